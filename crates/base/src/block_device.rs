@@ -61,16 +61,16 @@ pub trait IoChannel: ChannelWakeup + Send {
     /// a channel that has failed a flush for a loss, or has read from a controller that was connected
     /// after the loss, returns at least that count. Zero if the device does not count losses. Called
     /// after each poll: takes no lock.
-    fn losses(&self) -> u64 {
-        self.below().map_or(0, |below| below.losses())
+    fn write_losses(&self) -> u64 {
+        self.below().map_or(0, |below| below.write_losses())
     }
 
     /// Acknowledges the first `count` losses, as counted by [`losses`](Self::losses), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
-    fn ack_losses(&mut self, count: u64) {
+    fn ack_repaired_losses(&mut self, count: u64) {
         if let Some(below) = self.below_mut() {
-            below.ack_losses(count);
+            below.ack_repaired_losses(count);
         }
     }
 
@@ -83,8 +83,8 @@ pub trait IoChannel: ChannelWakeup + Send {
     ///
     /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
     /// acknowledged.
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.below_mut().map_or(Ok(()), |below| below.acknowledge_losses())
+    fn accept_losses(&mut self) -> Result<(), Error> {
+        self.below_mut().map_or(Ok(()), |below| below.accept_losses())
     }
 }
 
@@ -140,7 +140,7 @@ pub struct DoorbellStats {
 impl DoorbellStats {
     /// Sum of both.
     #[must_use]
-    pub fn sum(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self {
             submission: self.submission + other.submission,
             completion: self.completion + other.completion,
@@ -164,7 +164,7 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Reason why the device has failed for good, in one line; `None` while it may succeed.
-    fn failure(&self) -> Option<String> {
+    fn failure_reason(&self) -> Option<String> {
         None
     }
 
@@ -317,7 +317,7 @@ pub struct OperationSet(u16);
 
 impl OperationSet {
     /// Set of these operations.
-    pub const fn of(operations: &[Operation]) -> Self {
+    pub const fn from_operations(operations: &[Operation]) -> Self {
         let mut bits = 0;
         let mut index = 0;
         while index < operations.len() {
@@ -384,28 +384,30 @@ mod tests {
     use crate::Operation;
 
     #[test]
-    fn a_set_holds_what_was_put_in_and_nothing_else() {
-        let set = OperationSet::of(&[Operation::Read, Operation::Copy]);
+    fn operation_set_has_only_the_listed_operations() {
+        let set = OperationSet::from_operations(&[Operation::Read, Operation::Copy]);
         for operation in Operation::ALL {
             let expected = matches!(operation, Operation::Read | Operation::Copy);
             assert_eq!(set.has(operation), expected, "{operation:?}");
             assert_eq!(set.bits() >> operation as u16 & 1 == 1, expected);
             assert!(set.with(operation).has(operation));
         }
-        let less = set.without(OperationSet::of(&[Operation::Copy, Operation::Write]));
-        assert_eq!(less, OperationSet::of(&[Operation::Read]));
+        let less = set.without(OperationSet::from_operations(&[Operation::Copy, Operation::Write]));
+        assert_eq!(less, OperationSet::from_operations(&[Operation::Read]));
     }
 
     #[test]
-    fn two_sets_share_what_is_in_both() {
-        let left = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Copy]);
-        let right = OperationSet::of(&[Operation::Read, Operation::Copy, Operation::Flush]);
-        let common = OperationSet::of(&[Operation::Read, Operation::Copy]);
+    fn intersection_has_the_operations_of_both_sets() {
+        let left =
+            OperationSet::from_operations(&[Operation::Read, Operation::Write, Operation::Copy]);
+        let right =
+            OperationSet::from_operations(&[Operation::Read, Operation::Copy, Operation::Flush]);
+        let common = OperationSet::from_operations(&[Operation::Read, Operation::Copy]);
         assert_eq!(left.intersection(right), common);
     }
 
     #[test]
-    fn a_promise_is_as_good_as_the_weaker_of_two() {
+    fn durability_of_two_devices_is_the_weaker_one() {
         let promises =
             [Durability::NonPersistent, Durability::VolatileCache, Durability::Persistent];
         for (index, left) in promises.into_iter().enumerate() {

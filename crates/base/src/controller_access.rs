@@ -61,7 +61,7 @@ pub trait Dma: Memory + Clone {
     /// `like`. Returns `None` for other segments, and for those that need a longer lookup, such as
     /// in a region that was never mapped: then [`iova`](Self::iova) must be called.
     #[inline(always)]
-    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+    fn iova_translator(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
         let kind = move |segment: Segment| (segment.region, segment.len_bytes);
         move |segment| if kind(segment) == kind(like) { self.iova(segment) } else { None }
     }
@@ -140,7 +140,7 @@ pub trait SubmissionRing {
     /// until `make` returns `None`. Returns the number stored. Address lookups are done once; the
     /// entries must be between `first` and the end of the ring.
     #[inline(always)]
-    fn store_each<T>(
+    fn store_built_commands<T>(
         &mut self,
         first: u32,
         items: &[T],

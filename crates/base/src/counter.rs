@@ -41,7 +41,7 @@ mod tests {
     use crate::Span;
 
     #[test]
-    fn it_counts_from_where_it_was_set() {
+    fn counter_adds_to_the_value_that_was_set() {
         let count = Counter::from(Span { ns: 7 });
         count.add(5);
         assert_eq!(count.get(), 12);

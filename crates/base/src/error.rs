@@ -48,7 +48,7 @@ impl Error {
 
     /// Prefixes the line with the operation that was in progress.
     #[must_use]
-    pub fn during(self, what: impl fmt::Display) -> Self {
+    pub fn with_context(self, what: impl fmt::Display) -> Self {
         Self { text: format!("{what}: {}", self.text), ..self }
     }
 

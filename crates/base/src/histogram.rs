@@ -26,8 +26,9 @@ const SUB_BITS: u32 = 6;
 const SUB_COUNT: usize = 1 << SUB_BITS;
 const BUCKETS: usize = (40 - SUB_BITS as usize + 1) * SUB_COUNT;
 
-const _: () = assert!(index_of(VALUE_MAX) == BUCKETS - 1, "the last value is in the last bucket");
-const _: () = assert!(index_of(63) == 63 && index_of(64) == 64 && index_of(128) == 128);
+const _: () =
+    assert!(bucket_index(VALUE_MAX) == BUCKETS - 1, "the last value is in the last bucket");
+const _: () = assert!(bucket_index(63) == 63 && bucket_index(64) == 64 && bucket_index(128) == 128);
 
 impl Default for Histogram {
     fn default() -> Self {
@@ -51,7 +52,7 @@ impl Histogram {
     #[inline]
     pub fn record_many(&mut self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
-        self.counts[index_of(value)] += count;
+        self.counts[bucket_index(value)] += count;
         self.sum = self.sum.saturating_add(value.saturating_mul(count));
         self.max = self.max.max(value);
     }
@@ -95,7 +96,7 @@ impl Histogram {
         for (index, count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= rank {
-                return upper_edge(index).min(self.max);
+                return bucket_upper_bound(index).min(self.max);
             }
         }
         self.max
@@ -104,7 +105,7 @@ impl Histogram {
     /// Non-empty buckets: largest value, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        filled.map(|(index, count)| (upper_edge(index), *count))
+        filled.map(|(index, count)| (bucket_upper_bound(index), *count))
     }
 }
 
@@ -117,14 +118,14 @@ impl std::fmt::Debug for Histogram {
 /// Bucket of `value`, which is at most [`VALUE_MAX`].
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "below BUCKETS, asserted above")]
-const fn index_of(value: u64) -> usize {
+const fn bucket_index(value: u64) -> usize {
     let magnitude = 63 - (value | 1).leading_zeros();
     let shift = magnitude.saturating_sub(SUB_BITS);
     ((shift as usize) << SUB_BITS) + (value >> shift) as usize
 }
 
 /// Largest value in bucket `index`.
-const fn upper_edge(index: usize) -> u64 {
+const fn bucket_upper_bound(index: usize) -> u64 {
     if index < 2 * SUB_COUNT {
         return index as u64;
     }
@@ -135,22 +136,22 @@ const fn upper_edge(index: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUCKETS, Histogram, VALUE_MAX, index_of, upper_edge};
+    use super::{BUCKETS, Histogram, VALUE_MAX, bucket_index, bucket_upper_bound};
     use crate::Random;
 
     #[test]
-    fn every_bucket_ends_where_the_next_begins() {
+    fn histogram_buckets_are_contiguous() {
         for index in 0..BUCKETS {
-            let edge = upper_edge(index);
-            assert_eq!(index_of(edge), index, "edge {edge}");
+            let edge = bucket_upper_bound(index);
+            assert_eq!(bucket_index(edge), index, "edge {edge}");
             if edge < VALUE_MAX {
-                assert_eq!(index_of(edge + 1), index + 1, "after {edge}");
+                assert_eq!(bucket_index(edge + 1), index + 1, "after {edge}");
             }
         }
     }
 
     #[test]
-    fn percentiles_are_within_a_sixty_fourth_of_the_truth() {
+    fn percentile_error_is_below_one_sixty_fourth() {
         let mut random = Random::new(3);
         let mut values: Vec<u64> =
             (0..10_000).map(|_| random.next_u64() >> (24 + random.below(40))).collect();
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_the_same_as_having_counted_together() {
+    fn merged_histograms_equal_one_with_all_values() {
         let (mut left, mut right, mut both) =
             (Histogram::new(), Histogram::new(), Histogram::new());
         for value in 0..1_000 {
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_off_the_scale_is_counted_at_its_end() {
+    fn value_above_the_maximum_is_counted_in_the_last_bucket() {
         let mut histogram = Histogram::new();
         histogram.record(u64::MAX);
         assert_eq!(histogram.percentile(500_000), VALUE_MAX);

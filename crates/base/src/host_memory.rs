@@ -18,7 +18,7 @@ pub trait HostMemory {
     /// Range in which every piece of `len_bytes` is directly accessible without another lookup, if
     /// there is one. Valid for the rest of the iteration. An address outside of it needs
     /// [`resolve`](Self::resolve).
-    fn direct_window(&mut self, len_bytes: u32) -> Option<Window> {
+    fn direct_access_window(&mut self, len_bytes: u32) -> Option<DirectAccessWindow> {
         let _ = len_bytes;
         None
     }
@@ -58,7 +58,7 @@ pub trait HostMemory {
     }
 
     /// Copies out the data of a completed pending read. Called once, after a successful completion.
-    fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
+    fn copy_out_read_data(&mut self, ticket: AccessId, into: &mut [u8]) {
         let _ = (ticket, into);
     }
 }
@@ -66,7 +66,7 @@ pub trait HostMemory {
 /// Host memory that also holds the rings of queues.
 pub trait RingMemory: HostMemory {
     /// Resolved view of a ring.
-    type Entries: HostEntries;
+    type Entries: RingEntries;
 
     /// Resolves `len_bytes` at `iova` once, so that a ring needs no lookup per entry. `Ok(None)`
     /// means that the memory exists but is not shared: use [`read`](HostMemory::read) and
@@ -75,7 +75,7 @@ pub trait RingMemory: HostMemory {
 }
 
 /// Resolved view of a ring in host memory.
-pub trait HostEntries {
+pub trait RingEntries {
     /// Loads a 64-byte submission queue entry, once and whole.
     fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault>;
     /// Loads the [`SIMPLE_IO_WORDS`] of up to `count` submission queue entries from `first` on, and
@@ -83,7 +83,7 @@ pub trait HostEntries {
     /// complete entry for which it did not. No word is loaded twice. A fault stops it early, and is
     /// returned if the first entry is not accessible.
     #[inline(always)]
-    fn load_each(
+    fn load_commands(
         &self,
         first: u32,
         count: u32,
@@ -123,7 +123,7 @@ pub trait HostEntries {
     /// until `make` returns `None`. Returns the number of entries. There must be an entry for each
     /// item between `first` and the end of the ring.
     #[inline(always)]
-    fn store_each<T>(
+    fn store_built_completions<T>(
         &mut self,
         first: u32,
         items: &[T],
@@ -157,24 +157,24 @@ pub const SIMPLE_IO_WORDS: [usize; 4] = [0, 3, 5, 6];
 
 /// Range of host memory in which pieces of one length are directly accessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct DirectAccessWindow {
     /// Offset of the last piece from the first one.
     skip_max: u64,
     iova: u64,
     first: Segment,
 }
 
-impl Window {
+impl DirectAccessWindow {
     /// Pieces of `len_bytes` in `memory`, which begins at `iova`. `None` if not one fits.
     #[inline]
-    pub fn of(memory: Segment, iova: u64, len_bytes: u32) -> Option<Self> {
+    pub fn for_pieces(memory: Segment, iova: u64, len_bytes: u32) -> Option<Self> {
         let skip_max = u64::from(memory.len_bytes.checked_sub(len_bytes)?);
         Some(Self { skip_max, iova, first: Segment { len_bytes, ..memory } })
     }
 
     /// Piece at `iova`, if it is inside.
     #[inline(always)]
-    pub fn at(&self, iova: u64) -> Option<Segment> {
+    pub fn piece_at(&self, iova: u64) -> Option<Segment> {
         // An address below the first one wraps to an offset beyond any length.
         let skip = iova.wrapping_sub(self.iova);
         let Segment { region, offset, len_bytes } = self.first;

@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | [`Mmio`], [`Doorbell`] | host | registers of a controller |
 //! | [`Dma`], [`SubmissionRing`], [`CompletionRing`] | host | memory accessible by a controller |
-//! | [`HostMemory`], [`RingMemory`], [`HostEntries`] | controller | memory of its host, and rings in it |
+//! | [`HostMemory`], [`RingMemory`], [`RingEntries`] | controller | memory of its host, and rings in it |
 //! | [`Interrupts`] | controller | interrupt vectors of its host |
 //! | [`InterruptVector`] | host | vector to sleep on |
 //! | [`Wake`] | any | wakes the other side |
@@ -58,8 +58,8 @@ pub use error::Error;
 pub use error_category::ErrorCategory;
 pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Interrupts,
-    RingMemory, SIMPLE_IO_WORDS, Window,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, DirectAccessWindow, HostMemory,
+    Interrupts, RingEntries, RingMemory, SIMPLE_IO_WORDS,
 };
 pub use mailbox::{Mailbox, SharedWaker};
 pub use memory::{InvalidSegment, Memory, RegionId, Segment};

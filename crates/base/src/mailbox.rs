@@ -36,7 +36,7 @@ impl<T> Mailbox<T> {
 
     /// Sets the waker of the receiver, and wakes it if a message is pending already.
     pub fn set_waker(&self, waker: SharedWaker) {
-        *lock(&self.waker) = Some(Arc::clone(&waker));
+        *lock_ignoring_poison(&self.waker) = Some(Arc::clone(&waker));
         if self.is_pending() {
             waker.wake_device_thread();
         }
@@ -44,13 +44,13 @@ impl<T> Mailbox<T> {
 
     /// Changes the contents, and wakes the receiver.
     pub fn send(&self, change: impl FnOnce(&mut T)) {
-        let mut contents = self.lock();
+        let mut contents = self.lock_contents();
         change(&mut contents);
         // Pairs with the load in `is_pending`.
         self.is_pending.store(true, Ordering::Release);
         drop(contents);
         // Without a lock: the waker may run any code.
-        let waker = lock(&self.waker).clone();
+        let waker = lock_ignoring_poison(&self.waker).clone();
         if let Some(waker) = waker {
             waker.wake_device_thread();
         }
@@ -66,12 +66,12 @@ impl<T> Mailbox<T> {
 
     /// Passes the contents to `take` if a message is pending; otherwise it costs one load.
     #[inline]
-    pub fn receive<R>(&self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub fn receive<R>(&self, take_pending: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.is_pending().then(|| {
-            let mut contents = self.lock();
+            let mut contents = self.lock_contents();
             // Under the lock: this clears no flag of a message that `take` does not see.
             self.is_pending.store(false, Ordering::Relaxed);
-            take(&mut contents)
+            take_pending(&mut contents)
         })
     }
 
@@ -85,12 +85,12 @@ impl<T> Mailbox<T> {
     }
 
     /// The contents, for access that sends and receives nothing.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        lock(&self.contents)
+    pub fn lock_contents(&self) -> MutexGuard<'_, T> {
+        lock_ignoring_poison(&self.contents)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -102,7 +102,7 @@ impl<T: Default> Default for Mailbox<T> {
 
 impl<T: fmt::Debug> fmt::Debug for Mailbox<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let contents = self.lock();
+        let contents = self.lock_contents();
         out.debug_struct("Mailbox").field("contents", &*contents).finish_non_exhaustive()
     }
 }

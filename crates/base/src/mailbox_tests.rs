@@ -21,7 +21,7 @@ mod sync {
 }
 
 #[test]
-fn messages_accumulate_until_they_are_received() {
+fn messages_accumulate_until_received() {
     let mailbox = Mailbox::<Vec<u8>>::default();
     assert_eq!((mailbox.is_pending(), mailbox.take()), (false, None));
     mailbox.send(|list| list.push(1));
@@ -31,17 +31,17 @@ fn messages_accumulate_until_they_are_received() {
 }
 
 #[test]
-fn access_without_a_message_is_not_received() {
+fn locking_the_mailbox_sends_no_message() {
     let mailbox = Mailbox::new(0_u8);
-    *mailbox.lock() = 3;
+    *mailbox.lock_contents() = 3;
     assert_eq!(mailbox.take(), None);
     mailbox.send(|value| *value += 1);
     assert_eq!(mailbox.receive(|value| *value), Some(4));
-    assert_eq!(*mailbox.lock(), 4);
+    assert_eq!(*mailbox.lock_contents(), 4);
 }
 
 #[test]
-fn each_message_wakes_and_so_does_a_waker_set_late() {
+fn each_message_wakes_and_setting_a_waker_wakes_if_a_message_is_pending() {
     let mailbox = Mailbox::new(());
     let count = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&count);
@@ -62,7 +62,7 @@ fn each_message_wakes_and_so_does_a_waker_set_late() {
 }
 
 #[test]
-fn waker_may_use_the_mailbox() {
+fn waker_may_lock_the_mailbox() {
     let mailbox = Arc::new(Mailbox::<u32>::default());
     let (weak, received) = (Arc::downgrade(&mailbox), Arc::new(AtomicU32::new(0)));
     let sum = Arc::clone(&received);
@@ -76,12 +76,12 @@ fn waker_may_use_the_mailbox() {
 }
 
 /// Waker of a thread that announces its sleep, as the wakers of reactors do.
-struct Sleeper {
+struct SleepingReceiver {
     is_asleep: loom::sync::atomic::AtomicBool,
     wake_up: loom::sync::Notify,
 }
 
-impl Sleeper {
+impl SleepingReceiver {
     fn new() -> Self {
         let is_asleep = loom::sync::atomic::AtomicBool::new(false);
         Self { is_asleep, wake_up: loom::sync::Notify::new() }
@@ -98,7 +98,7 @@ impl Sleeper {
     }
 }
 
-impl Wake for Sleeper {
+impl Wake for SleepingReceiver {
     fn wake_device_thread(&self) {
         loom::sync::atomic::fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::Relaxed) {
@@ -108,9 +108,9 @@ impl Wake for Sleeper {
 }
 
 /// `senders` threads send one message each; the receiver sleeps until it has all of them.
-fn all_are_received(senders: u32, sets_waker_late: bool) {
+fn check_all_messages_are_received(senders: u32, sets_waker_late: bool) {
     let mailbox = Arc::new(mailbox::Mailbox::<Vec<u32>>::default());
-    let sleeper = Arc::new(Sleeper::new());
+    let sleeper = Arc::new(SleepingReceiver::new());
     if !sets_waker_late {
         mailbox.set_waker(Arc::clone(&sleeper) as mailbox::SharedWaker);
     }
@@ -134,7 +134,7 @@ fn all_are_received(senders: u32, sets_waker_late: bool) {
 
 /// What the sender stored before a message is visible to the receiver that finds it pending, before it
 /// takes the lock.
-fn earlier_stores_are_visible() {
+fn check_stores_before_send_are_visible() {
     let mailbox = Arc::new(mailbox::Mailbox::new(()));
     let stored = Arc::new(loom::sync::atomic::AtomicBool::new(false));
     let (sender, before) = (Arc::clone(&mailbox), Arc::clone(&stored));
@@ -149,10 +149,10 @@ fn earlier_stores_are_visible() {
 
 #[test]
 fn every_interleaving_delivers_every_message() {
-    loom::model(|| all_are_received(1, false));
-    loom::model(|| all_are_received(1, true));
+    loom::model(|| check_all_messages_are_received(1, false));
+    loom::model(|| check_all_messages_are_received(1, true));
     let mut two = loom::model::Builder::new();
     two.preemption_bound = Some(3);
-    two.check(|| all_are_received(2, false));
-    loom::model(earlier_stores_are_visible);
+    two.check(|| check_all_messages_are_received(2, false));
+    loom::model(check_stores_before_send_are_visible);
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::{RegionId, Segment};
 
     #[test]
-    fn a_slice_lies_inside_or_is_refused() {
+    fn slice_outside_of_its_segment_is_rejected() {
         let whole = Segment { region: RegionId(3), offset: 4096, len_bytes: 100 };
         assert_eq!(whole.slice(0, 100), Some(whole));
         assert_eq!(whole.slice(99, 1).map(|part| part.offset), Some(4195));

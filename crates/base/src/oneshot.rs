@@ -12,11 +12,11 @@ pub struct OneshotSender<T>(Arc<Oneshot<T>>);
 pub struct OneshotReceiver<T>(Arc<Oneshot<T>>);
 
 struct Oneshot<T> {
-    inner: Mutex<Inner<T>>,
+    inner: Mutex<SharedState<T>>,
     completed: Condvar,
 }
 
-struct Inner<T> {
+struct SharedState<T> {
     state: State<T>,
     waker: Option<Waker>,
 }
@@ -30,7 +30,7 @@ enum State<T> {
 
 /// Creates both ends.
 pub fn oneshot<T>() -> (OneshotSender<T>, OneshotReceiver<T>) {
-    let inner = Mutex::new(Inner { state: State::AwaitingValue, waker: None });
+    let inner = Mutex::new(SharedState { state: State::AwaitingValue, waker: None });
     let channel = Arc::new(Oneshot { inner, completed: Condvar::new() });
     (OneshotSender(Arc::clone(&channel)), OneshotReceiver(channel))
 }
@@ -64,7 +64,7 @@ impl<T> OneshotReceiver<T> {
     /// Takes the value without waiting. None if the sender was dropped without a value, or the value
     /// has been taken.
     pub fn try_take(&self) -> Poll<Option<T>> {
-        self.0.lock().take()
+        self.0.lock().take_value()
     }
 
     /// Blocks the calling OS thread until the channel is complete. None as for
@@ -72,7 +72,7 @@ impl<T> OneshotReceiver<T> {
     pub fn wait(&self) -> Option<T> {
         let mut inner = self.0.lock();
         loop {
-            if let Poll::Ready(value) = inner.take() {
+            if let Poll::Ready(value) = inner.take_value() {
                 return value;
             }
             inner = self.0.completed.wait(inner).unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,7 @@ impl<T> OneshotReceiver<T> {
 }
 
 impl<T> Oneshot<T> {
-    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+    fn lock(&self) -> MutexGuard<'_, SharedState<T>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,8 +101,8 @@ impl<T> Oneshot<T> {
     }
 }
 
-impl<T> Inner<T> {
-    fn take(&mut self) -> Poll<Option<T>> {
+impl<T> SharedState<T> {
+    fn take_value(&mut self) -> Poll<Option<T>> {
         match std::mem::replace(&mut self.state, State::Closed) {
             State::AwaitingValue => {
                 self.state = State::AwaitingValue;
@@ -120,7 +120,7 @@ impl<T> Future for OneshotReceiver<T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
         let mut inner = self.0.lock();
-        let polled = inner.take();
+        let polled = inner.take_value();
         let old = match polled {
             Poll::Ready(_) => inner.waker.take(),
             Poll::Pending => inner.waker.replace(context.waker().clone()),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_waker_is_woken_and_once() {
+    fn only_the_last_registered_waker_is_woken() {
         let (sender, receiver) = oneshot();
         let counters = [Arc::<WakeCounter>::default(), Arc::default()];
         let mut receiver = pin!(receiver);

@@ -17,7 +17,7 @@ impl Random {
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0xa076_1d64_78bd_642f);
         let wide = u128::from(self.state) * u128::from(self.state ^ 0xe703_7ed1_a0b4_28db);
-        low(wide) ^ high(wide)
+        low_64_bits(wide) ^ high_64_bits(wide)
     }
 
     /// Random number below `bound`, by a multiplication and a shift. Zero if `bound` is.
@@ -25,7 +25,7 @@ impl Random {
     /// The bias is below `bound / 2^64`, which is irrelevant for storage workloads.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        high(u128::from(self.next_u64()) * u128::from(bound))
+        high_64_bits(u128::from(self.next_u64()) * u128::from(bound))
     }
 
     /// True in `numerator` of `denominator` cases.
@@ -50,13 +50,13 @@ impl Random {
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
-const fn low(wide: u128) -> u64 {
+const fn low_64_bits(wide: u128) -> u64 {
     wide as u64
 }
 
 #[inline]
-const fn high(wide: u128) -> u64 {
-    low(wide >> 64)
+const fn high_64_bits(wide: u128) -> u64 {
+    low_64_bits(wide >> 64)
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::Random;
 
     #[test]
-    fn a_seed_repeats_its_stream_and_another_does_not() {
+    fn same_seed_gives_the_same_numbers() {
         let stream = |seed| {
             let mut random = Random::new(seed);
             [random.next_u64(), random.next_u64(), random.next_u64()]
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_below_a_bound_reach_all_of_it_evenly() {
+    fn bounded_numbers_are_uniform() {
         let mut random = Random::new(1);
         let mut counts = [0_u32; 10];
         for _ in 0..100_000 {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_number_is_never_one() {
+    fn next_f64_is_below_one() {
         let mut random = Random::new(2);
         assert!((0..10_000).map(|_| random.next_f64()).all(|unit| (0.0..1.0).contains(&unit)));
     }

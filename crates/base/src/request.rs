@@ -16,7 +16,7 @@ use core::fmt;
 #[repr(C)]
 pub struct Request {
     /// Opaque value returned in the completion.
-    pub token: u64,
+    pub random_token: u64,
     /// First block.
     pub lba: u64,
     /// Additional operand: the first source block of a copy, else zero.
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of p
 impl Request {
     /// Placeholder: a flush with token zero.
     pub const PLACEHOLDER: Self = Self {
-        token: 0,
+        random_token: 0,
         lba: 0,
         operand: 0,
         segment_first: 0,
@@ -330,7 +330,7 @@ impl CompletionBatch {
     ///
     /// If it returns more than the number of free entries.
     #[inline]
-    pub fn fill(&mut self, fill: impl FnOnce(&mut [IoCompletion]) -> usize) -> usize {
+    pub fn fill_with(&mut self, fill: impl FnOnce(&mut [IoCompletion]) -> usize) -> usize {
         let count = fill(&mut self.entries[self.count..]);
         assert!(count <= self.remaining(), "more completions than free slots");
         self.count += count;
@@ -354,7 +354,7 @@ impl CompletionBatch {
     /// `take` returns true: for a layer that has submitted requests of its own. `take` may modify
     /// the others. Returns the number removed.
     #[inline]
-    pub fn extract(
+    pub fn extract_if(
         &mut self,
         first: usize,
         mut take: impl FnMut(&mut IoCompletion) -> bool,
@@ -390,7 +390,7 @@ mod tests {
     use super::{CompletionBatch, IoCompletion, IoStatus, Operation, RequestFlags};
 
     #[test]
-    fn an_outcome_is_told_in_words_however_it_is_printed() {
+    fn io_status_is_printed_as_text() {
         for outcome in [IoStatus::WRITE_FAULT, IoStatus(0x4280)] {
             assert_eq!(format!("{outcome}"), "Write Fault (NVMe status 280h)");
             assert_eq!(format!("{outcome:?}"), "Write Fault (NVMe status 280h)");
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_bounded_and_come_out_oldest_first() {
+    fn completion_batch_is_bounded_and_in_order() {
         let mut answers = CompletionBatch::with_capacity(2);
         for token in [7, 8] {
             answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
@@ -410,20 +410,20 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_taken_out_leave_no_gap() {
+    fn extracted_completions_leave_no_gap() {
         let mut answers = CompletionBatch::with_capacity(6);
         for token in 0..6 {
             answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
-        assert_eq!(answers.extract(2, |answer| answer.token % 2 == 0), 2);
+        assert_eq!(answers.extract_if(2, |answer| answer.token % 2 == 0), 2);
         let left: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
         assert_eq!((left, answers.remaining()), (vec![0, 1, 3, 5], 2));
-        assert_eq!(answers.extract(4, |_| true), 0);
+        assert_eq!(answers.extract_if(4, |_| true), 0);
     }
 
     #[test]
     #[should_panic(expected = "room()")]
-    fn appending_past_the_room_is_our_own_mistake() {
+    fn appending_beyond_the_capacity_panics() {
         let one = IoCompletion { token: 0, status: IoStatus::SUCCESS, result: 0 };
         let mut answers = CompletionBatch::with_capacity(3);
         answers.append(&[one, one]);
@@ -434,11 +434,11 @@ mod tests {
     }
 
     #[test]
-    fn places_are_filled_in_their_order_and_counted() {
+    fn filled_entries_are_in_order_and_counted() {
         let answer = |token| IoCompletion { token, status: IoStatus::SUCCESS, result: 0 };
         let mut answers = CompletionBatch::with_capacity(3);
         answers.push(answer(1));
-        let written = answers.fill(|places| {
+        let written = answers.fill_with(|places| {
             assert_eq!(places.len(), 2);
             places[0] = answer(2);
             1
@@ -449,13 +449,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more completions than free slots")]
-    fn filling_more_places_than_there_are_is_our_own_mistake() {
-        CompletionBatch::with_capacity(1).fill(|places| places.len() + 1);
+    fn filling_beyond_the_capacity_panics() {
+        CompletionBatch::with_capacity(1).fill_with(|places| places.len() + 1);
     }
 
     #[test]
     #[should_panic(expected = "room()")]
-    fn pushing_past_the_room_is_our_own_mistake() {
+    fn pushing_beyond_the_capacity_panics() {
         CompletionBatch::with_capacity(0).push(IoCompletion {
             token: 0,
             status: IoStatus::SUCCESS,
@@ -464,14 +464,14 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_is_in_the_list_at_its_number() {
+    fn operation_list_is_indexed_by_operation_number() {
         for (index, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, index);
         }
     }
 
     #[test]
-    fn flags_combine_and_are_found_again() {
+    fn request_flags_are_a_bit_set() {
         let both = RequestFlags::FUA.union(RequestFlags::DEALLOCATE);
         assert!(both.has(RequestFlags::FUA) && both.has(RequestFlags::DEALLOCATE));
         assert!(!both.has(RequestFlags::LIMITED_RETRY));

@@ -99,12 +99,12 @@ pub trait Stream: Send {
     /// Releases per-thread resources, so that another thread may use it from now on. False if it
     /// cannot now, because many bytes are unconsumed, or never, because it [is bound to its
     /// thread](Self::is_thread_bound).
-    fn detach_thread(&mut self) -> bool {
+    fn detach_from_thread(&mut self) -> bool {
         !self.is_thread_bound()
     }
 
     /// Description of the peer, for messages.
-    fn peer(&self) -> String;
+    fn peer_description(&self) -> String;
 
     /// Local address on which the peer has reached it; `None` if the transport has none.
     fn local_address(&self) -> Option<SocketAddr> {

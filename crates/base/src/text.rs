@@ -4,19 +4,19 @@
 /// direction of text or have no width.
 #[must_use]
 pub fn escape(text: &str) -> String {
-    escaped(text, is_unsafe)
+    escape_where(text, is_terminal_control)
 }
 
 /// As [`escape`], but keeps line feeds.
 #[must_use]
 pub fn escape_lines(text: &str) -> String {
-    escaped(text, |character| character != '\n' && is_unsafe(character))
+    escape_where(text, |character| character != '\n' && is_terminal_control(character))
 }
 
 /// Whether a terminal acts on a character: control characters, and those without width or with an
 /// effect on direction (Unicode 16, general category Cf, and the line and paragraph separators).
 #[must_use]
-pub fn is_unsafe(character: char) -> bool {
+pub fn is_terminal_control(character: char) -> bool {
     character.is_control()
         || matches!(character,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -24,7 +24,7 @@ pub fn is_unsafe(character: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
+fn escape_where(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut plain = String::with_capacity(text.len());
     for character in text.chars() {
         match is_escaped(character) {
@@ -45,7 +45,7 @@ pub fn shell_word(word: &str) -> String {
 }
 
 /// Size in powers of two: `64 MiB`.
-pub fn show_size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     const UNITS: [(u32, &str); 5] =
         [(50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = UNITS.iter().find(|(shift, _)| bytes >> shift > 0);
@@ -62,7 +62,7 @@ mod tests {
     use super::{escape, escape_lines, shell_word};
 
     #[test]
-    fn characters_that_a_terminal_acts_on_are_escaped() {
+    fn terminal_control_characters_are_escaped() {
         assert_eq!(escape("a\u{1b}[2Jb\nc\u{9b}d"), "a\\u{1b}[2Jb\\u{a}c\\u{9b}d");
         assert_eq!(escape("x\u{202e}y\u{200b}z\u{7f}"), "x\\u{202e}y\\u{200b}z\\u{7f}");
         assert_eq!(escape("\u{2066}a\u{2069}\u{61c}"), "\\u{2066}a\\u{2069}\\u{61c}");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn word_is_quoted_where_a_shell_would_interpret_it() {
+    fn shell_word_is_quoted_if_necessary() {
         for word in ["perf", "-t", "/a/b.c", "tcp://[::1]:1/nqn.x:d/1", "emu:null?count=2", "=ls"] {
             let is_plain = !word.contains(['[', '?']) && word != "=ls";
             let expected = if is_plain { word.to_owned() } else { format!("'{word}'") };

@@ -78,7 +78,7 @@ mod tests {
     use super::{Instant, Span};
 
     #[test]
-    fn a_span_prints_in_its_largest_whole_unit() {
+    fn span_is_printed_in_its_largest_whole_unit() {
         assert_eq!(Span::from_ms(1_500).to_string(), "1500 ms");
         assert_eq!(Span::from_ms(3_000).to_string(), "3 s");
         assert_eq!(Span { ns: 7 }.to_string(), "7 ns");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn time_neither_overflows_nor_runs_backwards() {
+    fn time_arithmetic_saturates() {
         let end = Instant { ns: u64::MAX };
         assert_eq!(end.after(Span::from_ms(1)), end);
         assert_eq!(Instant { ns: 1 }.since(end), Span { ns: 0 });

@@ -39,7 +39,7 @@ impl Date {
     ///
     /// A year begins in March here, so that the leap day is its last and the lengths of the months
     /// before a month are a linear function of its number, rounded down.
-    const fn of(days: u64) -> Self {
+    const fn from_days_since_1970(days: u64) -> Self {
         let days = days + EPOCH_DAYS;
         let (era, day) = (days / ERA_DAYS, days % ERA_DAYS);
         // Whole leap days are subtracted: one in 4 years, none in 100, one in 400.
@@ -59,7 +59,7 @@ impl Date {
 impl fmt::Display for UtcTime {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, us) = (self.unix_us / 1_000_000, self.unix_us % 1_000_000);
-        let Date { year, month, day } = Date::of(seconds / DAY_S);
+        let Date { year, month, day } = Date::from_days_since_1970(seconds / DAY_S);
         let second = seconds % DAY_S;
         let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
         write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")?;
@@ -75,7 +75,7 @@ mod tests {
     use super::{Date, UtcTime};
 
     #[test]
-    fn known_times_have_their_text() {
+    fn known_times_are_printed_correctly() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00"),
             (68_169_599, "1972-02-28T23:59:59"),
@@ -96,10 +96,10 @@ mod tests {
 
     /// A day after the other through 400 years and more, by the rule of the calendar.
     #[test]
-    fn every_day_of_five_centuries_follows_the_one_before() {
+    fn days_of_five_centuries_are_consecutive() {
         let mut date = Date { year: 1970, month: 1, day: 1 };
         for day in 0..(500 * 366) {
-            assert_eq!(Date::of(day), date, "day {day}");
+            assert_eq!(Date::from_days_since_1970(day), date, "day {day}");
             let leap = date.year.is_multiple_of(4)
                 && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
             let length = match date.month {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_a_medium_has_a_text() {
+    fn any_timestamp_can_be_printed() {
         assert!(UtcTime::from_unix_secs(u64::MAX).to_string().starts_with("586524-"));
     }
 }

@@ -125,7 +125,7 @@ mod tests {
         atomic_write_blocks: 1,
         depth_max: 1,
         durability: Durability::Persistent,
-        operations: OperationSet::of(&[]),
+        operations: OperationSet::from_operations(&[]),
     };
 
     /// Implements only what every channel has to.
@@ -179,15 +179,15 @@ mod tests {
             self.0 += 10;
         }
 
-        fn losses(&self) -> u64 {
+        fn write_losses(&self) -> u64 {
             self.0
         }
 
-        fn ack_losses(&mut self, count: u64) {
+        fn ack_repaired_losses(&mut self, count: u64) {
             self.0 += count * 100;
         }
 
-        fn acknowledge_losses(&mut self) -> Result<(), Error> {
+        fn accept_losses(&mut self) -> Result<(), Error> {
             Err(Error::usage("its own"))
         }
     }
@@ -242,15 +242,15 @@ mod tests {
     /// Calls everything that a stacked channel forwards.
     fn assert_forwards(channel: &mut impl IoChannel) {
         assert_eq!(channel.doorbell_stats().submission, 4);
-        assert_eq!(channel.acknowledge_losses().unwrap_err().text, "its own");
+        assert_eq!(channel.accept_losses().unwrap_err().text, "its own");
         assert_eq!(channel.wake_at(), Instant { ns: 6 });
         assert!(matches!(channel.wake_source(), WakeSource::Deadline));
         assert!(channel.is_kernel_io());
         assert!(!channel.arm());
         channel.disarm();
         channel.flush();
-        channel.ack_losses(1);
-        assert_eq!(channel.losses(), 11_101);
+        channel.ack_repaired_losses(1);
+        assert_eq!(channel.write_losses(), 11_101);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
     fn stacked_channel_does_not_forward_fences() {
         let mut stacked = Stacked(Full::default());
         stacked.fence_writes();
-        assert_eq!(stacked.losses(), 0);
+        assert_eq!(stacked.write_losses(), 0);
     }
 
     #[test]
@@ -270,17 +270,17 @@ mod tests {
         let mut boxed: Box<dyn IoChannel> = Box::new(Full::default());
         assert_forwards(&mut boxed);
         boxed.fence_writes();
-        assert_eq!(boxed.losses(), 11_111);
+        assert_eq!(boxed.write_losses(), 11_111);
         let mut outer: Box<dyn IoChannel> = Box::new(boxed);
         outer.fence_writes();
-        assert_eq!(outer.losses(), 11_121);
+        assert_eq!(outer.write_losses(), 11_121);
         let mut answers = CompletionBatch::with_capacity(1);
         assert_eq!(outer.submit(Instant::NEVER, &[], &[]), 2);
         assert_eq!(outer.poll(Instant::NEVER, &mut answers), 3);
     }
 
     #[test]
-    fn channel_without_one_below_keeps_its_thread_awake() {
+    fn channel_without_wake_source_keeps_its_thread_awake() {
         let mut plain = Plain;
         plain.flush();
         plain.disarm();
@@ -288,9 +288,9 @@ mod tests {
         assert_eq!(plain.wake_at(), Instant::NEVER);
         assert!(matches!(plain.wake_source(), WakeSource::None));
         assert!(!plain.is_kernel_io());
-        plain.ack_losses(1);
-        assert!(plain.acknowledge_losses().is_ok());
-        assert_eq!(plain.losses(), 0);
+        plain.ack_repaired_losses(1);
+        assert!(plain.accept_losses().is_ok());
+        assert_eq!(plain.write_losses(), 0);
         assert_eq!(plain.doorbell_stats(), DoorbellStats::default());
     }
 }

@@ -12,11 +12,11 @@
 //! others become parents in a table. The table and the buffers are allocated at start.
 //! A parent completes once, after its last part, with the first error if there was one.
 
+mod adapted_device;
 mod bounce;
-mod device;
-mod lock;
-mod parent;
-mod rules;
+mod constraints;
+mod range_lock;
+mod split_request;
 mod subrequest;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -28,13 +28,13 @@ use tenmil_base::{
     Operation, Request, Segment,
 };
 
+pub use self::adapted_device::{AdaptedDevice, QuiesceRangeLock};
 pub use self::bounce::{BounceBuffers, BounceMemory};
-pub use self::device::{AdaptedDevice, QuiesceLock};
-pub use self::lock::RangeLock;
-use self::parent::{ChunkStep, ParentStage, SplitRequest};
-use self::rules::{AdaptPlan, DeviceConstraints, changes};
+use self::constraints::{AdaptationPlan, DeviceConstraints, changes_blocks};
+pub use self::range_lock::RangeLock;
+use self::split_request::{ChunkStep, SplitRequest, SplitStage};
 use crate::completion_queue::CompletionQueue;
-use crate::internal_token::internal_index;
+use crate::internal_token::index_of_internal_token;
 use tenmil_base::Error;
 
 /// Channel that accepts every valid request of up to 2^32 - 1 blocks, and submits what the channel below
@@ -76,7 +76,7 @@ pub struct AdaptedChannel<B, L = ()> {
 
 /// Requirements of the device below beyond its limits, and table sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdaptOptions {
+pub struct AdaptationOptions {
     /// Maximum number of adapted requests in flight.
     pub parents_max: u16,
     /// Maximum number of parts of one of them in flight.
@@ -84,16 +84,16 @@ pub struct AdaptOptions {
     /// Segments in the largest request, unless the device below accepts more.
     pub segments_max: u16,
     /// Alignment of every segment that reaches the device.
-    pub alignment: Alignment,
+    pub alignment: MemoryAlignment,
     /// How FUA is implemented.
     pub force: FuaMode,
     /// What happens to a deallocate that the device does not support.
-    pub deallocate: Deallocate,
+    pub deallocate: DeallocateEmulation,
 }
 
 /// Alignment of request memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
+pub struct MemoryAlignment {
     /// Offsets in a region are multiples of this power of two, at most a page.
     pub address_bytes: u32,
     /// Lengths are multiples of this power of two, at most a block.
@@ -112,7 +112,7 @@ pub enum FuaMode {
 
 /// What happens to a deallocate that the device does not support.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Deallocate {
+pub enum DeallocateEmulation {
     /// It is rejected.
     #[default]
     Refuse,
@@ -120,20 +120,20 @@ pub enum Deallocate {
     Ignore,
 }
 
-impl Default for AdaptOptions {
+impl Default for AdaptationOptions {
     fn default() -> Self {
         Self {
             parents_max: 64,
             children_max: 8,
             segments_max: 512,
-            alignment: Alignment::ANY,
+            alignment: MemoryAlignment::ANY,
             force: FuaMode::default(),
-            deallocate: Deallocate::default(),
+            deallocate: DeallocateEmulation::default(),
         }
     }
 }
 
-impl Alignment {
+impl MemoryAlignment {
     /// No requirement.
     pub const ANY: Self = Self { address_bytes: 1, len_bytes: 1 };
 
@@ -143,7 +143,7 @@ impl Alignment {
     }
 
     /// Whether this segment is aligned.
-    pub const fn suits(self, segment: Segment) -> bool {
+    pub const fn is_aligned(self, segment: Segment) -> bool {
         segment.offset.is_multiple_of(self.address_bytes as u64)
             && segment.len_bytes.is_multiple_of(self.len_bytes)
     }
@@ -163,18 +163,18 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         below: B,
         lock: L,
         mut buffers: BounceBuffers,
-        options: &AdaptOptions,
+        options: &AdaptationOptions,
     ) -> Result<Self, Error> {
         check_options(below.limits(), options, buffers.chunk_bytes())?;
         let chunk_blocks = buffers.chunk_bytes() / below.limits().block_size;
         let rules = DeviceConstraints::new(below.limits(), options, chunk_blocks);
-        let limits = rules.above(below.limits(), options);
+        let limits = rules.limits_above(below.limits(), options);
         let parents = usize::from(options.parents_max);
-        buffers.reserve(parents);
+        buffers.reserve_buffers(parents);
         Ok(Self {
             lock,
             children_max: options.children_max,
-            parents: (0..parents).map(|_| SplitRequest::idle(limits.segments_max)).collect(),
+            parents: (0..parents).map(|_| SplitRequest::empty(limits.segments_max)).collect(),
             free: (0..options.parents_max).rev().collect(),
             row: VecDeque::with_capacity(parents),
             buffers,
@@ -189,43 +189,48 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Accepts one request that does not fit. Returns false if the table is full.
-    fn adopt(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+    fn accept_split_request(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        segments: &[Segment],
+    ) -> bool {
         // A completion that waits to be polled has freed its entry, and still counts.
         if self.free.len() <= self.ready.len() {
             return false;
         }
-        let (plan, own) = match self.rules.plan(&self.limits, request, segments) {
+        let (plan, own) = match self.rules.plan_request(&self.limits, request, segments) {
             Ok(planned) => planned,
             Err(status) => {
-                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
+                self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
                 return true;
             }
         };
-        let is_exclusive = plan == AdaptPlan::CompareAndWrite;
+        let is_exclusive = plan == AdaptationPlan::CompareAndWrite;
         if is_exclusive && self.exclusive.is_some() {
             return false;
         }
         let Some(index) = self.free.pop() else { return false };
-        let syncs = self.rules.must_sync(request);
+        let syncs = self.rules.must_emulate_fua(request);
         self.parents[usize::from(index)].begin(request, own, plan, syncs);
         if is_exclusive {
             self.exclusive = Some(index);
         }
-        self.stand_in_row(index);
-        self.send(now);
+        self.queue_parent(index);
+        self.send_parts_below(now);
         true
     }
 
     /// The number of leading requests that may proceed beside a compare-and-write: none while it waits
     /// for the others to complete, and afterwards those that do not change its blocks.
-    fn beside_exclusive(&self, requests: &[Request]) -> usize {
+    fn allowed_beside_exclusive(&self, requests: &[Request]) -> usize {
         let Some(index) = self.exclusive else { return requests.len() };
         let SplitRequest { stage, request: held, .. } = &self.parents[usize::from(index)];
-        if *stage == ParentStage::Draining {
+        if *stage == SplitStage::Draining {
             return 0;
         }
         let touches = |request: &Request| {
-            changes(request.operation)
+            changes_blocks(request.operation)
                 && request.lba < held.lba + u64::from(held.blocks)
                 && held.lba < request.lba.saturating_add(u64::from(request.blocks))
         };
@@ -233,26 +238,26 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Consumes a completion from below if it belongs to a part.
-    fn take_completion(&mut self, completion: &IoCompletion) -> bool {
-        let Some(number) = internal_index(completion.token) else { return false };
-        let (index, is_chunk) = subrequest::read_number(number);
+    fn handle_part_completion(&mut self, completion: &IoCompletion) -> bool {
+        let Some(number) = index_of_internal_token(completion.token) else { return false };
+        let (index, is_chunk) = subrequest::decode_part_number(number);
         let Some(parent) = self.parents.get_mut(usize::from(index)) else { return false };
         assert!(parent.under_way > 0, "a backend completes every request once");
         parent.under_way -= 1;
         let is_flush =
-            matches!(parent.stage, ParentStage::SyncingBefore(_) | ParentStage::SyncingAfter(_));
+            matches!(parent.stage, SplitStage::SyncingBefore(_) | SplitStage::SyncingAfter(_));
         // A successful flush must not replace the result of the data.
         if parent.status.is_success() && !(is_flush && completion.status.is_success()) {
             (parent.status, parent.result) = (completion.status, completion.result);
         }
         if is_chunk {
-            self.chunk_ended(index);
+            self.handle_chunk_completion(index);
         }
-        self.stand_in_row(index);
+        self.queue_parent(index);
         true
     }
 
-    fn stand_in_row(&mut self, index: u16) {
+    fn queue_parent(&mut self, index: u16) {
         let parent = &mut self.parents[usize::from(index)];
         if !parent.is_queued {
             parent.is_queued = true;
@@ -261,10 +266,10 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Sends parts as the channel below accepts them. Returns whether any was sent.
-    fn send(&mut self, now: Instant) -> bool {
+    fn send_parts_below(&mut self, now: Instant) -> bool {
         let mut has_sent = false;
         while let Some(&index) = self.row.front() {
-            let (sent, is_full) = self.send_parts(now, index);
+            let (sent, is_full) = self.send_next_parts(now, index);
             has_sent |= sent;
             if is_full {
                 break;
@@ -277,13 +282,13 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Completes a parent and releases its resources.
-    fn end(&mut self, index: u16) {
+    fn complete_parent(&mut self, index: u16) {
         let parent = &mut self.parents[usize::from(index)];
-        let Request { token, lba, blocks, .. } = parent.request;
+        let Request { random_token: token, lba, blocks, .. } = parent.request;
         let (status, result) = (parent.status, parent.result);
-        let held_range = !matches!(parent.stage, ParentStage::Draining | ParentStage::Locking);
+        let held_range = !matches!(parent.stage, SplitStage::Draining | SplitStage::Locking);
         if parent.chunk.take().is_some_and(|chunk| chunk.step == ChunkStep::WaitsForBuffer) {
-            self.buffers.leave(index);
+            self.buffers.leave_wait_queue(index);
         }
         if self.exclusive == Some(index) {
             self.exclusive = None;
@@ -296,15 +301,15 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         self.ready.push(IoCompletion { token, status, result });
     }
 
-    fn parents_under_way(&self) -> usize {
+    fn parents_in_flight(&self) -> usize {
         self.parents.len() - self.free.len()
     }
 
     /// Whether a parent waits for something without a wake-up.
-    fn must_look_again(&self) -> bool {
+    fn must_poll_again(&self) -> bool {
         let locking = self
             .exclusive
-            .is_some_and(|index| self.parents[usize::from(index)].stage == ParentStage::Locking);
+            .is_some_and(|index| self.parents[usize::from(index)].stage == SplitStage::Locking);
         let nothing_below =
             self.passed == 0 && self.parents.iter().all(|parent| parent.under_way == 0);
         locking || (!self.row.is_empty() && nothing_below)
@@ -322,9 +327,9 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         while self.row.is_empty() && taken < requests.len() {
             let mut rest = &requests[taken..];
             if self.exclusive.is_some() {
-                rest = &rest[..self.beside_exclusive(rest)];
+                rest = &rest[..self.allowed_beside_exclusive(rest)];
             }
-            let passing = self.rules.passing(rest, segments);
+            let passing = self.rules.passing_count(rest, segments);
             if passing > 0 {
                 let count = self.below.submit(now, &rest[..passing], segments);
                 self.passed += count;
@@ -332,7 +337,10 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
                 if count < passing {
                     break;
                 }
-            } else if rest.first().is_some_and(|request| self.adopt(now, request, segments)) {
+            } else if rest
+                .first()
+                .is_some_and(|request| self.accept_split_request(now, request, segments))
+            {
                 taken += 1;
             } else {
                 break;
@@ -347,11 +355,11 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         let polled = self.below.poll(now, completions);
         // The device may have been resized.
         self.limits.block_count = self.below.limits().block_count;
-        if self.parents_under_way() == 0 && self.ready.is_empty() {
+        if self.parents_in_flight() == 0 && self.ready.is_empty() {
             self.passed -= polled;
             return polled;
         }
-        self.settle(now, completions, before, polled)
+        self.finish_poll(now, completions, before, polled)
     }
 }
 
@@ -369,7 +377,7 @@ impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
     }
 
     fn arm(&mut self) -> bool {
-        let must_look = self.must_look_again() && self.below.wake_at() == Instant::NEVER;
+        let must_look = self.must_poll_again() && self.below.wake_at() == Instant::NEVER;
         !self.ready.is_empty() || must_look || self.below.arm()
     }
 }
@@ -377,19 +385,19 @@ impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
 impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Second part of a poll: handles completions of parts and sends more.
     #[inline(never)]
-    fn settle(
+    fn finish_poll(
         &mut self,
         now: Instant,
         completions: &mut CompletionBatch,
         before: usize,
         polled: usize,
     ) -> usize {
-        self.passed -=
-            polled - completions.extract(before, |completion| self.take_completion(completion));
+        self.passed -= polled
+            - completions.extract_if(before, |completion| self.handle_part_completion(completion));
         if let Some(index) = self.exclusive {
-            self.stand_in_row(index);
+            self.queue_parent(index);
         }
-        if self.send(now) {
+        if self.send_parts_below(now) {
             self.below.flush();
         }
         self.ready.drain_into(completions);
@@ -397,8 +405,12 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 }
 
-fn check_options(below: &Limits, options: &AdaptOptions, chunk_bytes: u32) -> Result<(), Error> {
-    let Alignment { address_bytes, len_bytes } = options.alignment;
+fn check_options(
+    below: &Limits,
+    options: &AdaptationOptions,
+    chunk_bytes: u32,
+) -> Result<(), Error> {
+    let MemoryAlignment { address_bytes, len_bytes } = options.alignment;
     let block_size = below.block_size;
     let refuse = |text: String| Err(Error::new(ErrorCategory::Usage, format!("shape: {text}")));
     if options.parents_max == 0 || options.children_max == 0 {

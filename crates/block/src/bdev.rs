@@ -15,7 +15,7 @@
 mod claim;
 mod descriptor;
 mod event;
-mod shared;
+mod shared_state;
 #[cfg(test)]
 mod tests;
 mod uuid;
@@ -29,25 +29,25 @@ use tenmil_linux::Clock;
 
 pub use self::claim::{Claim, ClaimConflict, ClaimError, Holder};
 pub use self::descriptor::BdevDescriptor;
-pub use self::event::Event;
-pub(crate) use self::shared::{ChannelShared, ClaimGuard, Shared};
+pub use self::event::BdevEvent;
+pub(crate) use self::shared_state::{BdevShared, ChannelShared, ClaimGuard};
 pub use self::uuid::{Uuid, UuidParseError};
 use crate::io_stats::IoStats;
-use crate::map::{PER_CHANNEL, QueueMap};
 use crate::qos::QosLimiter;
+use crate::queue_map::{PER_CHANNEL, QueueMap};
 use crate::quiesce::{QuiesceTimeout, QuiescedRange};
-use crate::schedule::Scheduler;
+use crate::scheduler::Scheduler;
 use tenmil_base::Error;
 
 /// A named block device. Clones refer to the same device.
 #[derive(Clone, Debug)]
-pub struct Bdev(Arc<Shared>);
+pub struct Bdev(Arc<BdevShared>);
 
 /// Options of a new bdev.
 #[derive(Clone)]
 pub struct BdevOptions {
     /// Mode of its channels.
-    pub mode: Mode,
+    pub mode: ChannelMode,
     /// Map from channels to hardware contexts.
     pub map: QueueMap,
     /// Maximum number of open channels. With fewer contexts in the map, channels share them.
@@ -68,7 +68,7 @@ pub struct BdevOptions {
 
 /// Mode of the channels of a bdev.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum ChannelMode {
     /// Software queues over hardware contexts, as mapped.
     #[default]
     Mq,
@@ -88,7 +88,7 @@ impl BdevOptions {
     /// Mode `mq`, one context per channel, and a UUID derived from `seed`.
     pub fn new(clock: Clock, seed: u64) -> Self {
         Self {
-            mode: Mode::Mq,
+            mode: ChannelMode::Mq,
             map: QueueMap::default(),
             channels_max: u32::MAX,
             depth: u32::MAX,
@@ -102,9 +102,9 @@ impl BdevOptions {
 }
 
 /// All bdevs of this process.
-static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static DEVICES: Mutex<Vec<Weak<BdevShared>>> = Mutex::new(Vec::new());
 
-fn all_devices() -> MutexGuard<'static, Vec<Weak<Shared>>> {
+fn all_devices() -> MutexGuard<'static, Vec<Weak<BdevShared>>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -112,7 +112,7 @@ fn all_devices() -> MutexGuard<'static, Vec<Weak<Shared>>> {
 /// and notify their holders. For a caller that extended a device without knowing what is stacked on it.
 /// Returns how many have grown. Blocks.
 pub fn refresh_sizes() -> usize {
-    let devices: Vec<Arc<Shared>> = all_devices().iter().filter_map(Weak::upgrade).collect();
+    let devices: Vec<Arc<BdevShared>> = all_devices().iter().filter_map(Weak::upgrade).collect();
     devices.iter().filter(|device| device.notice_size()).count()
 }
 
@@ -134,15 +134,16 @@ impl Bdev {
         if options.depth == 0 || options.channels_max == 0 {
             return refuse("depth and channels are counted from 1, found 0".to_owned());
         }
-        let (contexts, most) = (options.map.contexts(options.channels_max), medium.channels_max());
+        let (contexts, most) =
+            (options.map.contexts_used(options.channels_max), medium.channels_max());
         let is_counted = options.map.default != PER_CHANNEL || options.channels_max != u32::MAX;
-        if options.mode == Mode::Mq && is_counted && contexts > u64::from(most) {
+        if options.mode == ChannelMode::Mq && is_counted && contexts > u64::from(most) {
             return refuse(format!(
                 "the queue map has {contexts} contexts, expected at most the {most} channels of its \
                  medium"
             ));
         }
-        let shared = Arc::new(Shared::new(name, medium, options));
+        let shared = Arc::new(BdevShared::new(name, medium, options));
         let mut all = all_devices();
         all.retain(|one| one.strong_count() > 0);
         all.push(Arc::downgrade(&shared));
@@ -160,12 +161,12 @@ impl Bdev {
     }
 
     /// The mode of its channels.
-    pub fn mode(&self) -> Mode {
+    pub fn channel_mode(&self) -> ChannelMode {
         self.0.options.mode
     }
 
     /// Current geometry and limits.
-    pub fn limits(&self) -> Limits {
+    pub fn current_limits(&self) -> Limits {
         self.0.limits()
     }
 
@@ -176,7 +177,7 @@ impl Bdev {
     ///
     /// If an existing claim conflicts with this one, or the device has been removed.
     pub fn open(&self, claim: Claim, holder: &str) -> Result<BdevDescriptor, ClaimError> {
-        let grant = Shared::claim(&self.0, claim, holder)?;
+        let grant = BdevShared::claim(&self.0, claim, holder)?;
         BdevDescriptor::new(grant).map_err(|error| ClaimError {
             device: self.0.name.clone(),
             holder: holder.to_owned(),
@@ -186,7 +187,7 @@ impl Bdev {
     }
 
     /// The holders of open descriptors.
-    pub fn holders(&self) -> Vec<Holder> {
+    pub fn list_holders(&self) -> Vec<Holder> {
         self.0.holders()
     }
 
@@ -199,12 +200,12 @@ impl Bdev {
     }
 
     /// The number of open channels to the device below; zero once a removal has reached every channel.
-    pub fn channels_open(&self) -> usize {
+    pub fn open_channel_count(&self) -> usize {
         self.0.channels_open()
     }
 
     /// Sets the new size of the device. Channels check requests against it from their next iteration on.
-    pub fn resized(&self, block_count: u64) {
+    pub fn handle_resize(&self, block_count: u64) {
         self.0.resize(block_count);
     }
 
@@ -216,12 +217,12 @@ impl Bdev {
     /// If the device cannot be resized, has been removed, or the range past the new end does not drain.
     /// The size is then unchanged.
     pub fn set_size(&self, block_count: u64) -> Result<(), Error> {
-        let done = Shared::set_size(&self.0, block_count);
+        let done = BdevShared::set_size(&self.0, block_count);
         done.map_err(|text| Error::new(ErrorCategory::Usage, text))
     }
 
     /// Sends an event to every holder.
-    pub fn notify_holders(&self, event: &Event) {
+    pub fn notify_holders(&self, event: &BdevEvent) {
         self.0.notify(event);
     }
 
@@ -236,8 +237,8 @@ impl Bdev {
     }
 
     /// Switches latency recording on or off, for open and future channels.
-    pub fn time_requests(&self, on: bool) {
-        self.0.time(on);
+    pub fn set_latency_recording(&self, on: bool) {
+        self.0.set_latency_recording(on);
     }
 
     /// Quiesces `blocks`: waits until no channel has a request in flight there, and holds new ones until
@@ -253,21 +254,21 @@ impl Bdev {
         at_most: Span,
     ) -> Result<QuiescedRange, QuiesceTimeout> {
         let hold = self.begin_quiesce(blocks, None);
-        hold.wait(at_most)?;
+        hold.wait_until_drained(at_most)?;
         Ok(hold)
     }
 
     /// Fenced blocks: closed to all channels because a client was lost with writes in flight there. See
     /// [`Backend::fence_writes`](tenmil_base::IoChannel::fence_writes).
-    pub fn fenced(&self) -> Vec<Range<u64>> {
-        self.0.fenced()
+    pub fn fenced_ranges(&self) -> Vec<Range<u64>> {
+        self.0.fenced_ranges()
     }
 
     /// Begins to quiesce `blocks` for all channels but `except`, and returns at once.
     /// [`QuiescedRange::is_quiesced`] returns whether the range has drained. Overlapping quiesces are
     /// granted in order.
     pub fn begin_quiesce(&self, blocks: Range<u64>, except: Option<ChannelId>) -> QuiescedRange {
-        Shared::hold(&self.0, blocks, except.map(|channel| channel.0))
+        BdevShared::quiesce_range(&self.0, blocks, except.map(|channel| channel.0))
     }
 }
 

@@ -9,10 +9,10 @@
 //! The slow path handles everything else: quiesced, resized or removed devices, operations other than
 //! read and write, and requests that must be rejected.
 
-mod fenced;
-mod losses;
+mod fence_wait;
+mod lost_writes;
 mod slow_path;
-mod tags;
+mod tag_table;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -27,20 +27,20 @@ use tenmil_base::{
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
-pub(crate) use self::losses::Losses;
-use self::tags::{BatchTraits, Tags};
-use crate::bdev::{ChannelId, ChannelShared, ClaimGuard, Mode};
+pub(crate) use self::lost_writes::LostWriteCounter;
+use self::tag_table::{BatchTraits, TagTable};
+use crate::bdev::{ChannelId, ChannelMode, ChannelShared, ClaimGuard};
 use crate::completion_queue::CompletionQueue;
-use crate::context::{ContextRef, SharedContext};
-use crate::fence::{Fence, Waiting};
-use crate::map::ContextType;
+use crate::context::{HardwareContextRef, SharedContext};
+use crate::queue_map::ContextType;
 use crate::quiesce::QuiesceEntry;
+use crate::write_fence::{FenceWaiter, WriteFence};
 
 /// The I/O channel of one thread to a bdev.
 pub struct Channel {
-    tags: Tags,
+    tags: TagTable,
     /// The default context, and those for reads and polled requests if they differ.
-    lanes: Vec<ContextRef>,
+    lanes: Vec<HardwareContextRef>,
     gate: FastPathCheck,
     /// Requests that are being submitted to a context.
     outgoing: Vec<Request>,
@@ -50,7 +50,7 @@ pub struct Channel {
     seen: u64,
     block_shift: u32,
     read_lane: u8,
-    poll_lane: u8,
+    poll_context: u8,
     /// Every request takes the slow path.
     is_slow: bool,
     /// Every completion is checked: `is_slow`, or flushes are in flight.
@@ -65,13 +65,13 @@ pub struct Channel {
     /// Completions of requests that were rejected or aborted.
     refused: CompletionQueue,
     holds: Vec<QuiesceEntry>,
-    fences: Vec<Fence>,
+    fences: Vec<WriteFence>,
     /// Id of the fence around this channel's writes, once its client has closed it.
     fence: Option<u64>,
     /// Requests that wait for a fence.
-    waiting: Vec<Waiting>,
+    waiting: Vec<FenceWaiter>,
     limits: Limits,
-    wake: ChannelWake,
+    wake: ChannelWakeSource,
 }
 
 /// Precomputed checks of a batch for the fast path.
@@ -86,7 +86,7 @@ struct FastPathCheck {
 }
 
 /// Wake source of the thread of a channel.
-enum ChannelWake {
+enum ChannelWakeSource {
     /// The waker of the device alone.
     Bell,
     /// An epoll descriptor over that waker and those of the contexts.
@@ -106,7 +106,7 @@ const _: () = assert!(
 const LBA_HIGH: u64 = 1 << 63;
 
 /// Operations that change blocks.
-pub(crate) const WRITING: OperationSet = OperationSet::of(&[
+pub(crate) const WRITING: OperationSet = OperationSet::from_operations(&[
     Operation::Write,
     Operation::Deallocate,
     Operation::WriteZeroes,
@@ -124,13 +124,13 @@ impl Channel {
         let tags = limits.depth_max;
         let support = limits.operations;
         let gate = FastPathCheck {
-            banned: banned(support),
+            banned: excluded_operations(support),
             block_count: 0,
             support,
             is_read_only: grant.claim.is_read_only(),
         };
         let mut channel = Self {
-            tags: Tags::new(tags),
+            tags: TagTable::new(tags),
             lanes: Vec::with_capacity(3),
             gate,
             outgoing: Vec::new(),
@@ -139,7 +139,7 @@ impl Channel {
             seen: 0,
             block_shift: limits.block_size.trailing_zeros(),
             read_lane: 0,
-            poll_lane: 0,
+            poll_context: 0,
             is_slow: true,
             is_careful: true,
             flushes: 0,
@@ -152,56 +152,56 @@ impl Channel {
             fence: None,
             waiting: Vec::new(),
             limits,
-            wake: ChannelWake::Bell,
+            wake: ChannelWakeSource::Bell,
         };
-        channel.open_lanes()?;
-        channel.wake = channel.join_descriptors()?;
+        channel.open_contexts()?;
+        channel.wake = channel.combine_wake_sources()?;
         channel.port.is_open.store(true, Ordering::Release);
         channel.handle_changes();
         Ok(channel)
     }
 
-    fn open_lanes(&mut self) -> Result<(), Error> {
+    fn open_contexts(&mut self) -> Result<(), Error> {
         let options = &self.grant.shared.options;
-        let (is_mq, map) = (options.mode != Mode::SingleQueue, options.map);
+        let (is_mq, map) = (options.mode != ChannelMode::SingleQueue, options.map);
         for of in [ContextType::Default, ContextType::Read, ContextType::Poll] {
             // Mode `single`: one context behind one lock.
-            let context = if is_mq { map.context(of, self.port.index) } else { Some(0) };
+            let context = if is_mq { map.context_of_channel(of, self.port.index) } else { Some(0) };
             let is_wanted = is_mq || of == ContextType::Default;
             let Some(context) = context.filter(|_| is_wanted) else { continue };
-            let is_owned = is_mq && map.is_owned(of, context, options.channels_max);
-            let lane = self.open_lane(of, context, is_owned)?;
+            let is_owned = is_mq && map.is_exclusive(of, context, options.channels_max);
+            let lane = self.open_context(of, context, is_owned)?;
             let index = u8::try_from(self.lanes.len()).unwrap_or(0);
             match of {
                 ContextType::Default => {}
                 ContextType::Read => self.read_lane = index,
-                ContextType::Poll => self.poll_lane = index,
+                ContextType::Poll => self.poll_context = index,
             }
             self.lanes.push(lane);
         }
         Ok(())
     }
 
-    fn open_lane(
+    fn open_context(
         &self,
         of: ContextType,
         context: u32,
         is_owned: bool,
-    ) -> Result<ContextRef, Error> {
+    ) -> Result<HardwareContextRef, Error> {
         let shared = &self.grant.shared;
         let is_polled = of == ContextType::Poll;
         if is_owned {
-            return Ok(ContextRef::owned(shared.open_channel()?, is_polled));
+            return Ok(HardwareContextRef::owned(shared.open_channel()?, is_polled));
         }
-        let context = shared.context(of, context);
+        let context = shared.shared_context(of, context);
         let member = SharedContext::join(context, &self.port, self.limits.depth_max, || {
             shared.open_channel()
         })?;
-        Ok(ContextRef::shared(member, is_polled))
+        Ok(HardwareContextRef::shared(member, is_polled))
     }
 
     /// Combines all wake sources of the thread in one epoll descriptor.
-    fn join_descriptors(&self) -> Result<ChannelWake, Error> {
+    fn combine_wake_sources(&self) -> Result<ChannelWakeSource, Error> {
         let refuse = |error: std::io::Error| format!("wait for a channel: {error}");
         let watch = PollSet::new().map_err(refuse).map_err(Error::environment)?;
         let readable = Interest { readable: true, writable: false };
@@ -209,11 +209,11 @@ impl Channel {
         let mut add = |descriptor: BorrowedFd<'_>| added.push(watch.add(descriptor, 0, readable));
         self.lanes.iter().for_each(|lane| lane.descriptors(&mut add));
         if added.is_empty() {
-            return Ok(ChannelWake::Bell);
+            return Ok(ChannelWakeSource::Bell);
         }
         added.extend(self.port.waker.descriptor(0).map(|waker| watch.add(waker, 0, readable)));
         added.into_iter().collect::<Result<(), _>>().map_err(refuse).map_err(Error::environment)?;
-        Ok(ChannelWake::Several(watch.into()))
+        Ok(ChannelWakeSource::Several(watch.into()))
     }
 
     /// The index of this channel on its device.
@@ -223,19 +223,21 @@ impl Channel {
 
     /// The context of the first request, and how many leading requests use the same.
     #[inline]
-    fn route(&self, requests: &[Request]) -> (usize, usize) {
+    fn route_requests(&self, requests: &[Request]) -> (usize, usize) {
         if self.lanes.len() <= 1 {
             return (0, requests.len());
         }
-        let Some(lane) = requests.first().map(|first| self.lane_of(first)) else { return (0, 0) };
-        let same = requests.iter().take_while(|request| self.lane_of(request) == lane);
+        let Some(lane) = requests.first().map(|first| self.context_index_of(first)) else {
+            return (0, 0);
+        };
+        let same = requests.iter().take_while(|request| self.context_index_of(request) == lane);
         (lane, same.count())
     }
 
     #[inline]
-    fn lane_of(&self, request: &Request) -> usize {
-        let lane = if request.flags.has(RequestFlags::POLLED) && self.poll_lane > 0 {
-            self.poll_lane
+    fn context_index_of(&self, request: &Request) -> usize {
+        let lane = if request.flags.has(RequestFlags::POLLED) && self.poll_context > 0 {
+            self.poll_context
         } else if request.operation as u8 == Operation::Read as u8 {
             self.read_lane
         } else {
@@ -246,7 +248,7 @@ impl Channel {
 
     /// The number of free tags, grown for `count` requests if permitted.
     #[inline]
-    pub(super) fn room_for(&mut self, count: usize) -> usize {
+    pub(super) fn free_tags_for(&mut self, count: usize) -> usize {
         if self.tags.room() < count + self.refused.len() && self.tags.may_grow() {
             self.tags.grow(count + self.refused.len());
         }
@@ -255,20 +257,20 @@ impl Channel {
 
     /// Whether a single request has a free tag and qualifies for the fast path.
     #[inline]
-    fn may_go_alone(&self, request: &Request) -> bool {
+    fn can_submit_single(&self, request: &Request) -> bool {
         !self.is_slow
             && self.tags.room() > self.refused.len()
-            && self.gate.lets_pass(BatchTraits::of(request))
+            && self.gate.allows(BatchTraits::from_requests(request))
     }
 
     /// Submits a single request without the setup of a batch.
     #[inline]
-    fn submit_alone(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
+    fn submit_single(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
         let mut sent = self.tags.assign_tag(now, request);
         let lane = match self.lanes.as_mut_slice() {
             [lane] => lane,
             _ => {
-                let lane = self.lane_of(request);
+                let lane = self.context_index_of(request);
                 &mut self.lanes[lane]
             }
         };
@@ -278,9 +280,9 @@ impl Channel {
         }
         let taken = lane.submit(now, std::slice::from_mut(&mut sent), segments);
         if taken == 0 {
-            self.settle();
+            self.publish_in_flight();
         } else {
-            self.tags.take_one();
+            self.tags.mark_one_in_use();
         }
         taken
     }
@@ -297,8 +299,8 @@ impl Channel {
         let mut taken = 0;
         while taken < requests.len() {
             let rest = &requests[taken..];
-            let room = self.room_for(rest.len());
-            let (lane, same) = self.route(&rest[..rest.len().min(room).min(BATCH_MAX)]);
+            let room = self.free_tags_for(rest.len());
+            let (lane, same) = self.route_requests(&rest[..rest.len().min(room).min(BATCH_MAX)]);
             if same == 0 {
                 break;
             }
@@ -307,13 +309,13 @@ impl Channel {
                 true => None,
                 false => self.submit_batch(now, lane, batch, segments),
             };
-            let count = fast.unwrap_or_else(|| self.submit_slowly(now, lane, batch, segments));
+            let count = fast.unwrap_or_else(|| self.submit_slow_path(now, lane, batch, segments));
             taken += count;
             if count < same {
                 break;
             }
         }
-        self.settle();
+        self.publish_in_flight();
         taken
     }
 
@@ -327,15 +329,15 @@ impl Channel {
         segments: &[Segment],
     ) -> Option<usize> {
         let traits = self.tags.assign_tags(now, requests, &mut self.outgoing);
-        if !self.gate.lets_pass(traits) {
+        if !self.gate.allows(traits) {
             return None;
         }
-        Some(self.send(now, lane, traits, segments))
+        Some(self.submit_to_context(now, lane, traits, segments))
     }
 
     /// Submits the prepared requests and returns how many were accepted.
     #[inline]
-    fn send(
+    fn submit_to_context(
         &mut self,
         now: Instant,
         lane: usize,
@@ -349,7 +351,7 @@ impl Channel {
         }
         let count = self.outgoing.len();
         let taken = self.lanes[lane].submit(now, &mut self.outgoing, segments);
-        self.tags.take(count, taken);
+        self.tags.mark_in_use(count, taken);
         taken
     }
 
@@ -372,20 +374,20 @@ impl Channel {
 
     /// Not inlined: a channel with one context does not pay for a loop.
     #[inline(never)]
-    fn poll_lanes(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+    fn poll_contexts(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, completions)).sum()
     }
 
     /// Not inlined, as [`poll_lanes`](Self::poll_lanes).
     #[inline(never)]
-    fn flush_lanes(&mut self) {
-        self.lanes.iter_mut().for_each(ContextRef::flush);
+    fn flush_contexts(&mut self) {
+        self.lanes.iter_mut().for_each(HardwareContextRef::flush);
     }
 
     /// Publishes the upper bound of requests in flight in this iteration. Returns whether the device has
     /// changed.
     #[inline]
-    fn announce(&self, more: usize) -> bool {
+    fn publish_in_flight_bound(&self, more: usize) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "both are depths")]
         let upper = (self.tags.in_flight() + more) as u32;
         self.port.in_flight.store(upper, Ordering::Relaxed);
@@ -397,7 +399,7 @@ impl Channel {
 
     /// Publishes the number of requests in flight.
     #[inline]
-    fn settle(&self) {
+    fn publish_in_flight(&self) {
         #[expect(clippy::cast_possible_truncation, reason = "a depth")]
         let count = self.tags.in_flight() as u32;
         self.port.in_flight.store(count, Ordering::Release);
@@ -410,11 +412,13 @@ impl IoChannel for Channel {
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        if self.announce(requests.len()) {
+        if self.publish_in_flight_bound(requests.len()) {
             self.handle_changes();
         }
         match requests {
-            [request] if self.may_go_alone(request) => self.submit_alone(now, request, segments),
+            [request] if self.can_submit_single(request) => {
+                self.submit_single(now, request, segments)
+            }
             _ => self.submit_batches(now, requests, segments),
         }
     }
@@ -423,7 +427,7 @@ impl IoChannel for Channel {
     fn flush(&mut self) {
         match self.lanes.as_mut_slice() {
             [lane] => lane.flush(),
-            _ => self.flush_lanes(),
+            _ => self.flush_contexts(),
         }
     }
 
@@ -432,19 +436,19 @@ impl IoChannel for Channel {
             self.handle_changes();
         }
         if self.is_careful {
-            return self.poll_carefully(now, completions);
+            return self.poll_checking_losses(now, completions);
         }
         let depth = self.tags.in_flight();
         let mut found = match self.lanes.len() {
             1 => self.poll_lane(0, now, completions),
-            _ => self.poll_lanes(now, completions),
+            _ => self.poll_contexts(now, completions),
         };
         if found > 0 {
-            self.port.meter.polled(depth as u64);
-            self.settle();
+            self.port.meter.count_poll(depth as u64);
+            self.publish_in_flight();
         }
         if !self.refused.is_empty() {
-            found += self.poll_slowly(now, completions);
+            found += self.poll_slow_path(now, completions);
         }
         found
     }
@@ -452,16 +456,16 @@ impl IoChannel for Channel {
     fn doorbell_stats(&self) -> DoorbellStats {
         self.lanes
             .iter()
-            .map(ContextRef::doorbells)
-            .fold(DoorbellStats::default(), DoorbellStats::sum)
+            .map(HardwareContextRef::doorbell_stats)
+            .fold(DoorbellStats::default(), DoorbellStats::plus)
     }
 
     fn fence_writes(&mut self) {
-        self.end_client();
+        self.fence_client_writes();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.lanes.iter_mut().try_for_each(ContextRef::acknowledge_losses)
+    fn accept_losses(&mut self) -> Result<(), Error> {
+        self.lanes.iter_mut().try_for_each(HardwareContextRef::acknowledge_losses)
     }
 }
 
@@ -470,15 +474,16 @@ impl ChannelWakeup for Channel {
         if !self.refused.is_empty() {
             return Instant::default();
         }
-        let lanes = self.lanes.iter().map(ContextRef::wake_at).min().unwrap_or(Instant::NEVER);
+        let lanes =
+            self.lanes.iter().map(HardwareContextRef::wake_at).min().unwrap_or(Instant::NEVER);
         let waits = self.waiting.iter().map(|waiting| waiting.until).min();
         lanes.min(waits.unwrap_or(Instant::NEVER))
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
         match &self.wake {
-            ChannelWake::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
-            ChannelWake::Bell => {
+            ChannelWakeSource::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
+            ChannelWakeSource::Bell => {
                 let waker = self.port.waker.descriptor(0);
                 waker.map_or(WakeSource::None, WakeSource::Descriptor)
             }
@@ -486,7 +491,7 @@ impl ChannelWakeup for Channel {
     }
 
     fn is_kernel_io(&self) -> bool {
-        self.lanes.iter().all(ContextRef::is_done_by_kernel)
+        self.lanes.iter().all(HardwareContextRef::is_kernel_io)
     }
 
     fn arm(&mut self) -> bool {
@@ -495,28 +500,28 @@ impl ChannelWakeup for Channel {
             self.handle_changes();
             return true;
         }
-        if !self.refused.is_empty() || self.is_deaf || self.may_go_on() {
+        if !self.refused.is_empty() || self.is_deaf || self.can_proceed() {
             return true;
         }
-        self.lanes.iter_mut().any(ContextRef::arm)
+        self.lanes.iter_mut().any(HardwareContextRef::arm)
     }
 
     fn disarm(&mut self) {
-        self.lanes.iter_mut().for_each(ContextRef::disarm);
+        self.lanes.iter_mut().for_each(HardwareContextRef::disarm);
     }
 }
 
 impl FastPathCheck {
     /// Whether every request of a batch qualifies for the fast path.
     #[inline]
-    fn lets_pass(&self, traits: BatchTraits) -> bool {
+    fn allows(&self, traits: BatchTraits) -> bool {
         traits.kinds & self.banned == 0 && traits.lbas < LBA_HIGH && traits.end <= self.block_count
     }
 }
 
 /// The fast path accepts supported reads and writes with any flags. A claim that permits writes also
 /// permits reads.
-fn banned(support: OperationSet) -> u16 {
+fn excluded_operations(support: OperationSet) -> u16 {
     let has = |operation| support.has(operation);
     match (has(Operation::Read), has(Operation::Write)) {
         (true, true) => 0xfe,
@@ -528,9 +533,9 @@ fn banned(support: OperationSet) -> u16 {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.lanes.clear();
-        self.settle();
+        self.publish_in_flight();
         // A fence around writes that have not completed remains after the channel is dropped.
-        self.grant.shared.leave(&self.port);
+        self.grant.shared.unregister_channel(&self.port);
     }
 }
 

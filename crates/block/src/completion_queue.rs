@@ -37,23 +37,26 @@ impl CompletionQueue {
 
     /// Number of free entries.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn free_count(&self) -> usize {
         self.depth - self.len()
     }
 
     /// Appends completions; the caller has checked [`room`](Self::room).
     #[inline]
     pub fn extend(&mut self, completions: impl ExactSizeIterator<Item = IoCompletion>) {
-        assert!(completions.len() <= self.room(), "more completions than requests outstanding");
+        assert!(
+            completions.len() <= self.free_count(),
+            "more completions than requests outstanding"
+        );
         if self.completions.len() + completions.len() > 2 * self.depth {
-            self.make_space();
+            self.move_to_front();
         }
         self.completions.extend(completions);
     }
 
     /// Moves waiting completions to the front.
     #[cold]
-    fn make_space(&mut self) {
+    fn move_to_front(&mut self) {
         self.completions.drain(..self.taken);
         self.taken = 0;
     }
@@ -61,9 +64,9 @@ impl CompletionQueue {
     /// Appends one completion.
     #[inline]
     pub fn push(&mut self, completion: IoCompletion) {
-        assert!(self.room() > 0, "more completions than requests outstanding");
+        assert!(self.free_count() > 0, "more completions than requests outstanding");
         if self.completions.len() == 2 * self.depth {
-            self.make_space();
+            self.move_to_front();
         }
         self.completions.push(completion);
     }
@@ -88,20 +91,20 @@ mod tests {
 
     use super::CompletionQueue;
 
-    fn completion(token: u64) -> IoCompletion {
+    fn sample_completion(token: u64) -> IoCompletion {
         IoCompletion { token, status: IoStatus::SUCCESS, result: 0 }
     }
 
     #[test]
-    fn answers_come_out_as_they_went_in_whatever_the_batches() {
+    fn completion_queue_is_fifo_for_any_batch_size() {
         for seed in 0..50 {
             let mut random = Random::new(seed);
             let mut ready = CompletionQueue::with_depth(7);
             let (mut put, mut got) = (0, 0);
             let mut draw = |bound: usize| usize::try_from(random.below(bound as u64)).unwrap();
             for _ in 0..500 {
-                let count = draw(ready.room() + 1);
-                ready.extend((0..count).map(|offset| completion(put + offset as u64)));
+                let count = draw(ready.free_count() + 1);
+                ready.extend((0..count).map(|offset| sample_completion(put + offset as u64)));
                 put += count as u64;
                 let mut completions = CompletionBatch::with_capacity(draw(9));
                 assert_eq!(ready.drain_into(&mut completions), completions.as_slice().len());
@@ -120,7 +123,8 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outstanding")]
-    fn one_more_than_the_depth_is_our_own_mistake() {
-        CompletionQueue::with_depth(1).extend([completion(0), completion(1)].into_iter());
+    fn pushing_beyond_the_depth_panics() {
+        CompletionQueue::with_depth(1)
+            .extend([sample_completion(0), sample_completion(1)].into_iter());
     }
 }

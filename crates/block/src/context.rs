@@ -6,10 +6,10 @@
 mod inbox;
 #[cfg(test)]
 mod model;
-mod shared;
+mod shared_context;
 #[cfg(test)]
 mod tests;
-mod waiters;
+mod wait_queue;
 
 use std::os::fd::BorrowedFd;
 
@@ -17,7 +17,7 @@ use tenmil_base::{
     CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Request, Segment, WakeSource,
 };
 
-pub(crate) use self::shared::{Member, SharedContext};
+pub(crate) use self::shared_context::{ContextMember, SharedContext};
 
 /// Synchronization types of a shared context and its inboxes. Both files are compiled twice: here with
 /// the real types; in `model`, which exists in tests only, with those of a model checker.
@@ -32,28 +32,28 @@ mod sync {
 }
 
 /// A channel's access to one context.
-pub(crate) struct ContextRef {
-    way: ContextAccess,
+pub(crate) struct HardwareContextRef {
+    way: HardwareContextAccess,
     /// Requests accepted and not completed.
     in_flight: u32,
     /// The submitter polls for completions and never sleeps for them.
     is_polled: bool,
 }
 
-enum ContextAccess {
+enum HardwareContextAccess {
     Owned(Box<dyn IoChannel>),
-    Shared(Box<Member>),
+    Shared(Box<ContextMember>),
     /// The device has been removed.
     Closed,
 }
 
-impl ContextRef {
+impl HardwareContextRef {
     pub(crate) fn owned(backend: Box<dyn IoChannel>, is_polled: bool) -> Self {
-        Self { way: ContextAccess::Owned(backend), in_flight: 0, is_polled }
+        Self { way: HardwareContextAccess::Owned(backend), in_flight: 0, is_polled }
     }
 
-    pub(crate) fn shared(member: Member, is_polled: bool) -> Self {
-        Self { way: ContextAccess::Shared(Box::new(member)), in_flight: 0, is_polled }
+    pub(crate) fn shared(member: ContextMember, is_polled: bool) -> Self {
+        Self { way: HardwareContextAccess::Shared(Box::new(member)), in_flight: 0, is_polled }
     }
 
     /// Submits a prefix of the requests, whose tokens are tags, and returns its length. A shared context
@@ -66,9 +66,9 @@ impl ContextRef {
         segments: &[Segment],
     ) -> usize {
         let taken = match &mut self.way {
-            ContextAccess::Owned(backend) => backend.submit(now, requests, segments),
-            ContextAccess::Shared(member) => member.submit(now, requests, segments),
-            ContextAccess::Closed => 0,
+            HardwareContextAccess::Owned(backend) => backend.submit(now, requests, segments),
+            HardwareContextAccess::Shared(member) => member.submit(now, requests, segments),
+            HardwareContextAccess::Closed => 0,
         };
         #[expect(clippy::cast_possible_truncation, reason = "no more than there are tags")]
         let count = taken as u32;
@@ -79,7 +79,7 @@ impl ContextRef {
     #[inline]
     pub(crate) fn flush(&mut self) {
         // A shared context is flushed at submission, under the lock.
-        if let ContextAccess::Owned(backend) = &mut self.way {
+        if let HardwareContextAccess::Owned(backend) = &mut self.way {
             backend.flush();
         }
     }
@@ -88,9 +88,9 @@ impl ContextRef {
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let count = match &mut self.way {
-            ContextAccess::Owned(backend) => backend.poll(now, completions),
-            ContextAccess::Shared(member) => member.poll(now, completions),
-            ContextAccess::Closed => 0,
+            HardwareContextAccess::Owned(backend) => backend.poll(now, completions),
+            HardwareContextAccess::Shared(member) => member.poll(now, completions),
+            HardwareContextAccess::Closed => 0,
         };
         #[expect(clippy::cast_possible_truncation, reason = "no more than there are tags")]
         let completed = count as u32;
@@ -98,37 +98,37 @@ impl ContextRef {
         count
     }
 
-    /// As [`IoChannel::acknowledge_losses`]. Not in a shared context: other members have flushes there.
+    /// As [`IoChannel::accept_losses`]. Not in a shared context: other members have flushes there.
     pub(crate) fn acknowledge_losses(&mut self) -> Result<(), Error> {
         match &mut self.way {
-            ContextAccess::Owned(backend) => backend.acknowledge_losses(),
-            ContextAccess::Shared(_) | ContextAccess::Closed => Ok(()),
+            HardwareContextAccess::Owned(backend) => backend.accept_losses(),
+            HardwareContextAccess::Shared(_) | HardwareContextAccess::Closed => Ok(()),
         }
     }
 
-    pub(crate) fn doorbells(&self) -> DoorbellStats {
+    pub(crate) fn doorbell_stats(&self) -> DoorbellStats {
         match &self.way {
-            ContextAccess::Owned(backend) => backend.doorbell_stats(),
-            ContextAccess::Shared(member) => member.doorbells(),
-            ContextAccess::Closed => DoorbellStats::default(),
+            HardwareContextAccess::Owned(backend) => backend.doorbell_stats(),
+            HardwareContextAccess::Shared(member) => member.doorbell_stats(),
+            HardwareContextAccess::Closed => DoorbellStats::default(),
         }
     }
 
     pub(crate) fn wake_at(&self) -> Instant {
         match &self.way {
-            ContextAccess::Owned(backend) => backend.wake_at(),
-            ContextAccess::Shared(member) => member.wake_at(),
-            ContextAccess::Closed => Instant::NEVER,
+            HardwareContextAccess::Owned(backend) => backend.wake_at(),
+            HardwareContextAccess::Shared(member) => member.wake_at(),
+            HardwareContextAccess::Closed => Instant::NEVER,
         }
     }
 
     /// Like [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io); false for polled contexts.
-    pub(crate) fn is_done_by_kernel(&self) -> bool {
+    pub(crate) fn is_kernel_io(&self) -> bool {
         match &self.way {
             _ if self.is_polled => false,
-            ContextAccess::Owned(backend) => backend.is_kernel_io(),
-            ContextAccess::Shared(member) => member.is_done_by_kernel(),
-            ContextAccess::Closed => false,
+            HardwareContextAccess::Owned(backend) => backend.is_kernel_io(),
+            HardwareContextAccess::Shared(member) => member.is_kernel_io(),
+            HardwareContextAccess::Closed => false,
         }
     }
 
@@ -139,18 +139,18 @@ impl ContextRef {
         }
         match &mut self.way {
             _ if self.is_polled => false,
-            ContextAccess::Owned(backend) => backend.arm(),
-            ContextAccess::Shared(member) => member.arm(),
-            ContextAccess::Closed => false,
+            HardwareContextAccess::Owned(backend) => backend.arm(),
+            HardwareContextAccess::Shared(member) => member.arm(),
+            HardwareContextAccess::Closed => false,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
         match &mut self.way {
             _ if self.is_polled => {}
-            ContextAccess::Owned(backend) => backend.disarm(),
-            ContextAccess::Shared(member) => member.disarm(),
-            ContextAccess::Closed => {}
+            HardwareContextAccess::Owned(backend) => backend.disarm(),
+            HardwareContextAccess::Shared(member) => member.disarm(),
+            HardwareContextAccess::Closed => {}
         }
     }
 
@@ -158,21 +158,21 @@ impl ContextRef {
     pub(crate) fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
         match &self.way {
             _ if self.is_polled => {}
-            ContextAccess::Owned(backend) => {
+            HardwareContextAccess::Owned(backend) => {
                 if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
                     each(descriptor);
                 }
             }
-            ContextAccess::Shared(member) => member.descriptors(each),
-            ContextAccess::Closed => {}
+            HardwareContextAccess::Shared(member) => member.descriptors(each),
+            HardwareContextAccess::Closed => {}
         }
     }
 
     /// Closes the access to the device; for a shared context, for all of its members. Completions that
     /// other members have put into the inbox are delivered before the rest is aborted.
     pub(crate) fn close(&mut self, completions: &mut CompletionBatch) -> usize {
-        match std::mem::replace(&mut self.way, ContextAccess::Closed) {
-            ContextAccess::Shared(mut member) => member.close(completions),
+        match std::mem::replace(&mut self.way, HardwareContextAccess::Closed) {
+            HardwareContextAccess::Shared(mut member) => member.close(completions),
             _ => 0,
         }
     }

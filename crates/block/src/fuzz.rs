@@ -1,8 +1,8 @@
 //! Fuzz entry points: parse arbitrary bytes as every input format of this crate (device URIs,
 //! quantities). They must never panic on any input.
 
-use crate::overwrite::{DeviceEdges, probe};
-use crate::quantity::{parse_count, parse_size, parse_time};
+use crate::overwrite::{DeviceEdges, probe_signatures};
+use crate::quantity_parser::{parse_count, parse_size, parse_time};
 use crate::uri;
 use crate::uri::Uri;
 
@@ -11,10 +11,10 @@ use crate::uri::Uri;
 /// # Panics
 ///
 /// If an invariant is violated: a bug in this crate, never in the input.
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz_uri(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match text.parse::<Uri>() {
-        Ok(uri) => check(&uri, 1),
+        Ok(uri) => check_uri_round_trip(&uri, 1),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
     let quantities = [parse_size(&text).err(), parse_count(&text).err(), parse_time(&text).err()];
@@ -26,7 +26,7 @@ pub fn fuzz(bytes: &[u8]) {
 /// # Panics
 ///
 /// If an invariant is violated: a bug in this crate, never in the input.
-pub fn fuzz_ends(bytes: &[u8]) {
+pub fn fuzz_device_edges(bytes: &[u8]) {
     let Some((between, bytes)) = bytes.split_first() else { return };
     let (head, tail) = bytes.split_at(bytes.len() / 2);
     let between = u64::MAX.checked_shr(u32::from(*between)).unwrap_or(0);
@@ -36,7 +36,7 @@ pub fn fuzz_ends(bytes: &[u8]) {
         DeviceEdges { head: bytes, tail: bytes, size_bytes },
     ];
     for ends in both {
-        for found in probe(&ends) {
+        for found in probe_signatures(&ends) {
             assert!(found.offset < size_bytes, "{found}");
             assert!(!found.to_string().chars().any(char::is_control), "{found:?}");
         }
@@ -44,30 +44,30 @@ pub fn fuzz_ends(bytes: &[u8]) {
 }
 
 /// Checks that the text form of a URI, and of each URI inside it, parses to the same URI.
-fn check(uri: &Uri, depth: usize) {
+fn check_uri_round_trip(uri: &Uri, depth: usize) {
     let written = uri.to_string();
     assert_eq!(written.parse().as_ref(), Ok(uri), "{written}");
     assert!(depth <= uri::STACK_DEPTH_MAX && uri.children().len() <= uri::CHILDREN_MAX);
-    uri.children().iter().for_each(|child| check(child, depth + 1));
+    uri.children().iter().for_each(|child| check_uri_round_trip(child, depth + 1));
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{fuzz, fuzz_ends};
+    use super::{fuzz_device_edges, fuzz_uri};
 
     #[test]
-    fn ends_of_any_length_are_looked_at() {
+    fn device_edges_of_any_length_are_probed() {
         for len in [0, 1, 2, 600, 1 << 14] {
             for between in [0, 20, 63, 64, 255] {
                 let mut bytes = vec![0x5a; len];
                 bytes.splice(0..0, [between]);
-                fuzz_ends(&bytes);
+                fuzz_device_edges(&bytes);
             }
         }
     }
 
     #[test]
-    fn inputs_that_come_far_are_read_and_written_back() {
+    fn seed_uris_round_trip() {
         for text in [
             "",
             "stripe:[file:/a%20b?size=1m],[delay:[ram:2m]?read=1us]?chunk=64k",
@@ -77,8 +77,8 @@ mod tests {
             "80us",
             "\u{0}\u{fffd}:",
         ] {
-            fuzz(text.as_bytes());
+            fuzz_uri(text.as_bytes());
         }
-        fuzz(&[0xff, b':', b'[']);
+        fuzz_uri(&[0xff, b':', b'[']);
     }
 }

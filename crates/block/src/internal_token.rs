@@ -17,7 +17,7 @@ pub(crate) const fn internal_token(number: u32) -> u64 {
 
 /// The index in an internal token; `None` for other tokens.
 #[inline]
-pub(crate) const fn internal_index(token: u64) -> Option<u32> {
+pub(crate) const fn index_of_internal_token(token: u64) -> Option<u32> {
     if token < OWN_FIRST {
         return None;
     }
@@ -27,14 +27,14 @@ pub(crate) const fn internal_index(token: u64) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{OWN_FIRST, internal_index, internal_token};
+    use super::{OWN_FIRST, index_of_internal_token, internal_token};
 
     #[test]
-    fn a_number_comes_back_out_of_its_token_and_out_of_no_other() {
+    fn internal_token_round_trips() {
         for number in [0, 1, 1 << 16, u32::MAX] {
-            assert_eq!(internal_index(internal_token(number)), Some(number));
+            assert_eq!(index_of_internal_token(internal_token(number)), Some(number));
         }
-        assert_eq!(internal_index(OWN_FIRST - 1), None);
-        assert_eq!(internal_index(0), None);
+        assert_eq!(index_of_internal_token(OWN_FIRST - 1), None);
+        assert_eq!(index_of_internal_token(0), None);
     }
 }

@@ -13,7 +13,7 @@ use tenmil_linux::Clock;
 /// Statistics of one channel, or of several combined.
 #[derive(Clone, Debug, Default)]
 pub struct IoStats {
-    operations: [OpStats; OPERATIONS],
+    operations: [OperationStats; OPERATIONS],
     /// Time spent waiting for the lock of the queue. Measured in mode `single` only.
     pub lock_wait: Span,
     /// Queue depth samples, one for each poll that found completions.
@@ -22,7 +22,7 @@ pub struct IoStats {
 
 /// Statistics of one operation.
 #[derive(Clone, Debug, Default)]
-pub struct OpStats {
+pub struct OperationStats {
     /// Requests that succeeded.
     pub count: u64,
     /// Bytes of those requests.
@@ -47,7 +47,7 @@ const OPERATIONS: usize = Operation::ALL.len();
 
 impl IoStats {
     /// The statistics of `operation`.
-    pub fn of(&self, operation: Operation) -> &OpStats {
+    pub fn operation_stats(&self, operation: Operation) -> &OperationStats {
         &self.operations[operation as usize]
     }
 
@@ -77,7 +77,7 @@ impl DepthSamples {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct IoCounters {
-    counters: [OpCounters; OPERATIONS],
+    counters: [OperationCounters; OPERATIONS],
     depth_samples: Counter,
     depth_sum: Counter,
     lock_wait_ticks: Counter,
@@ -86,7 +86,7 @@ pub(crate) struct IoCounters {
 }
 
 #[derive(Debug, Default)]
-struct OpCounters {
+struct OperationCounters {
     count: Counter,
     bytes: Counter,
     errors: Counter,
@@ -95,13 +95,13 @@ struct OpCounters {
 impl IoCounters {
     pub(crate) fn new(timing: bool) -> Self {
         let meter = Self::default();
-        meter.time(timing);
+        meter.set_latency_recording(timing);
         meter
     }
 
     /// Switches latency recording on or off; recorded values remain. The first activation allocates, on
     /// the calling thread.
-    pub(crate) fn time(&self, on: bool) {
+    pub(crate) fn set_latency_recording(&self, on: bool) {
         if on {
             self.latencies.get_or_init(Box::default);
         }
@@ -110,7 +110,7 @@ impl IoCounters {
 
     /// Counts a run of successful requests.
     #[inline]
-    pub(crate) fn succeeded(&self, operation: usize, count: u64, bytes: u64, took_ns: u64) {
+    pub(crate) fn count_success(&self, operation: usize, count: u64, bytes: u64, took_ns: u64) {
         let counter = &self.counters[operation];
         counter.count.add(count);
         counter.bytes.add(bytes);
@@ -122,19 +122,19 @@ impl IoCounters {
     }
 
     /// Counts a failed request.
-    pub(crate) fn failed(&self, operation: usize) {
+    pub(crate) fn count_failure(&self, operation: usize) {
         self.counters[operation].errors.add(1);
     }
 
     /// Counts a poll that found completions while `depth` requests were in flight.
     #[inline]
-    pub(crate) fn polled(&self, depth: u64) {
+    pub(crate) fn count_poll(&self, depth: u64) {
         self.depth_samples.add(1);
         self.depth_sum.add(depth);
     }
 
     /// Adds ticks spent waiting for a lock.
-    pub(crate) fn waited(&self, ticks: u64) {
+    pub(crate) fn add_lock_wait(&self, ticks: u64) {
         self.lock_wait_ticks.add(ticks);
     }
 
@@ -168,17 +168,17 @@ mod tests {
     use super::{IoCounters, IoStats};
 
     #[test]
-    fn channels_sum_to_what_one_would_have_counted() {
+    fn statistics_of_channels_add_up() {
         let clock = Clock::on_kernel_clock();
         let (left, right, both) =
             (IoCounters::new(true), IoCounters::new(true), IoCounters::new(true));
         for value in 0..500_u64 {
             let operation = usize::try_from(value).unwrap() % Operation::ALL.len();
             for meter in [if value % 3 == 0 { &left } else { &right }, &both] {
-                meter.succeeded(operation, value % 4, value * 512, value * value);
-                meter.polled(value);
-                meter.failed(operation);
-                meter.waited(value);
+                meter.count_success(operation, value % 4, value * 512, value * value);
+                meter.count_poll(value);
+                meter.count_failure(operation);
+                meter.add_lock_wait(value);
             }
         }
         let mut sum = IoStats::default();
@@ -186,7 +186,7 @@ mod tests {
         sum.merge(&right.read(&clock));
         let both = both.read(&clock);
         for operation in Operation::ALL {
-            let (one, other) = (sum.of(operation), both.of(operation));
+            let (one, other) = (sum.operation_stats(operation), both.operation_stats(operation));
             assert_eq!(
                 (one.count, one.bytes, one.errors),
                 (other.count, other.bytes, other.errors)
@@ -198,17 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_kept_while_they_are_asked_for() {
+    fn latencies_are_recorded_while_enabled() {
         let meter = IoCounters::new(false);
         let timed = |meter: &IoCounters| {
-            meter.succeeded(0, 2, 1024, 77);
-            meter.read(&Clock::on_kernel_clock()).of(Operation::Read).latency.count()
+            meter.count_success(0, 2, 1024, 77);
+            meter.read(&Clock::on_kernel_clock()).operation_stats(Operation::Read).latency.count()
         };
         assert_eq!(timed(&meter), 0);
-        meter.time(true);
+        meter.set_latency_recording(true);
         assert_eq!(timed(&meter), 2);
-        meter.time(false);
+        meter.set_latency_recording(false);
         assert_eq!(timed(&meter), 2, "nothing new, and what was there stays");
-        assert_eq!(meter.read(&Clock::on_kernel_clock()).of(Operation::Read).count, 6);
+        assert_eq!(meter.read(&Clock::on_kernel_clock()).operation_stats(Operation::Read).count, 6);
     }
 }

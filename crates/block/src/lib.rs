@@ -19,44 +19,48 @@ mod bdev;
 mod channel;
 mod completion_queue;
 mod context;
+pub mod device_identity;
 mod existing_data;
-mod fence;
 pub mod fuzz;
-pub mod identity;
 mod internal_token;
 mod io_stats;
-mod map;
 mod open;
 pub mod overwrite;
 mod qos;
-pub mod quantity;
+pub mod quantity_parser;
+mod queue_map;
 mod quiesce;
-mod schedule;
+mod scheduler;
 mod segment_cursor;
 pub mod uri;
+mod write_fence;
 
 pub use adapt::{
-    AdaptOptions, AdaptedChannel, AdaptedDevice, Alignment, BounceBuffers, BounceMemory,
-    Deallocate, FuaMode, QuiesceLock, RangeLock,
+    AdaptationOptions, AdaptedChannel, AdaptedDevice, BounceBuffers, BounceMemory,
+    DeallocateEmulation, FuaMode, MemoryAlignment, QuiesceRangeLock, RangeLock,
 };
 pub use bdev::{
-    Bdev, BdevDescriptor, BdevOptions, ChannelId, Claim, ClaimConflict, ClaimError, Event, Holder,
-    Mode, Uuid, UuidParseError, refresh_sizes,
+    Bdev, BdevDescriptor, BdevEvent, BdevOptions, ChannelId, ChannelMode, Claim, ClaimConflict,
+    ClaimError, Holder, Uuid, UuidParseError, refresh_sizes,
 };
 pub use channel::Channel;
 pub use completion_queue::CompletionQueue;
 pub use existing_data::ExistingData;
-pub use io_stats::{DepthSamples, IoStats, OpStats};
-pub use map::{PER_CHANNEL, QueueMap};
+pub use io_stats::{DepthSamples, IoStats, OperationStats};
 pub use open::{
-    BLOCK_DEFAULT, DeviceControl, DeviceType, Kind, OpenedDevice, Opener, block_count, join_kinds,
+    BLOCK_DEFAULT, DeviceControl, DeviceType, NamedDeviceType, OpenedDevice, Opener, block_count,
+    join_device_types,
 };
 pub use qos::{
     IoClass, MINIMUM_PERCENT, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit,
     RateLimitedChannel,
 };
+pub use queue_map::{PER_CHANNEL, QueueMap};
 pub use quiesce::{QuiesceTimeout, QuiescedRange};
-pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
+pub use scheduler::{
+    DeadlineOptions, DeadlineScheduler, MergeScheduler, Scheduler, StreamBatchOptions,
+    StreamBatchScheduler,
+};
 pub use segment_cursor::SegmentCursor;
 
 use tenmil_base::Error;

@@ -22,11 +22,11 @@ pub struct Opener<'a> {
     /// The seed of all randomness, unless a URI sets its own.
     pub seed: u64,
     /// The device types by URI scheme. Of several with one name, the first is used.
-    pub kinds: &'a [Kind<'a>],
+    pub kinds: &'a [NamedDeviceType<'a>],
 }
 
 /// A device type with its URI scheme.
-pub type Kind<'a> = (&'a str, &'a dyn DeviceType);
+pub type NamedDeviceType<'a> = (&'a str, &'a dyn DeviceType);
 
 /// A device type: opens the devices of one URI scheme.
 pub trait DeviceType: Sync {
@@ -82,7 +82,7 @@ impl DeviceControl {
     }
 
     /// Whether both are the same control.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.control, &other.control)
     }
 
@@ -103,10 +103,10 @@ impl fmt::Debug for DeviceControl {
 /// # Panics
 ///
 /// If it is not.
-pub const fn join_kinds<const N: usize>(
-    first: &[Kind<'static>],
-    second: &[Kind<'static>],
-) -> [Kind<'static>; N] {
+pub const fn join_device_types<const N: usize>(
+    first: &[NamedDeviceType<'static>],
+    second: &[NamedDeviceType<'static>],
+) -> [NamedDeviceType<'static>; N] {
     assert!(N == first.len() + second.len(), "N is the sum of the lengths");
     let mut all = [first[0]; N];
     let mut index = 0;
@@ -135,21 +135,21 @@ impl Opener<'_> {
                 }
             }
             let expected = names.join(", ");
-            let other = other_form(uri);
+            let other = suggest_other_form(uri);
             let text =
                 format!("no devices of kind `{scheme}`, expected one of {expected}; {other}");
-            return Err(uri.refuse(text).into());
+            return Err(uri.error(text).into());
         };
         let mut opened = kind.open(self, uri)?;
         if uri.children().is_empty() {
-            opened.identify_as(uri);
+            opened.add_identity(uri);
         }
         Ok(opened)
     }
 }
 
 /// What the text of a URI of an unknown kind may mean instead.
-fn other_form(uri: &Uri) -> String {
+fn suggest_other_form(uri: &Uri) -> String {
     let is_hexadecimal = uri.scheme().bytes().all(|byte| byte.is_ascii_hexdigit());
     match uri.scheme().len() {
         // DOMAIN:BUS:DEVICE.FUNCTION, or without the domain.
@@ -160,19 +160,26 @@ fn other_form(uri: &Uri) -> String {
 
 impl OpenedDevice {
     /// A newly created device without existing data.
-    pub fn fresh(medium: Arc<dyn BlockDevice>, description: impl Into<String>) -> Self {
+    pub fn without_existing_data(
+        medium: Arc<dyn BlockDevice>,
+        description: impl Into<String>,
+    ) -> Self {
         let (existing, handles, identities) = (Vec::new(), Vec::new(), Vec::new());
         Self { medium, description: description.into(), existing, handles, identities }
     }
 
     /// Replaces the block device by one stacked on it, and keeps the data, controls and identities below.
     #[must_use]
-    pub fn under(self, medium: Arc<dyn BlockDevice>, description: impl Into<String>) -> Self {
+    pub fn with_stacked_device(
+        self,
+        medium: Arc<dyn BlockDevice>,
+        description: impl Into<String>,
+    ) -> Self {
         Self { medium, description: description.into(), ..self }
     }
 
     /// Adds the unique name of this device, if it has one.
-    pub fn identify_as(&mut self, uri: &Uri) {
+    pub fn add_identity(&mut self, uri: &Uri) {
         if let Some(name) = self.medium.identity() {
             self.identities.push((uri.clone(), name));
         }
@@ -180,7 +187,7 @@ impl OpenedDevice {
 
     /// Adds a run-time control.
     #[must_use]
-    pub fn with(mut self, handle: DeviceControl) -> Self {
+    pub fn with_control(mut self, handle: DeviceControl) -> Self {
         self.handles.push(handle);
         self
     }
@@ -207,7 +214,7 @@ impl From<UriError> for Error {
 pub fn block_count(uri: &Uri, size_bytes: u64, block_size: u32) -> Result<u64, UriError> {
     let block = u64::from(block_size);
     if size_bytes == 0 || !size_bytes.is_multiple_of(block) {
-        return Err(uri.refuse(format!(
+        return Err(uri.error(format!(
             "size is {size_bytes} bytes, expected a multiple of the block of {block} bytes"
         )));
     }

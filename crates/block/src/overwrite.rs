@@ -7,7 +7,7 @@
 //!   --overwrite ─────────> allow ──> an error with all of that and the remedy
 //! ```
 
-mod edges;
+mod device_edges;
 mod probe;
 #[cfg(test)]
 mod tests;
@@ -19,8 +19,8 @@ use tenmil_linux::device_users::{DevicePath, DeviceUser, HardwareIdentity};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::storage_file::{contains_only_zeroes, read_first_and_last_bytes};
 
-pub use self::edges::{DeviceEdges, END_BYTES};
-pub use self::probe::{Signature, probe};
+pub use self::device_edges::{DeviceEdges, END_BYTES};
+pub use self::probe::{Signature, probe_signatures};
 use crate::ExistingData;
 
 /// Report on existing data on a device.
@@ -57,14 +57,14 @@ pub struct OverwriteDenied {
 ///
 /// If there is existing data and `overwrite` is not set, or if the device is in use, regardless of
 /// `overwrite`.
-pub fn allow(
+pub fn check_overwrite_allowed(
     doing: &str,
     existing: &[ExistingData],
     overwrite: bool,
     machine: &KernelFiles,
 ) -> Result<(), OverwriteDenied> {
     let mut findings: Vec<OverwriteReport> =
-        existing.iter().map(|one| OverwriteReport::of(one, machine)).collect();
+        existing.iter().map(|one| OverwriteReport::examine(one, machine)).collect();
     let listed = |of: &[&OverwriteReport]| {
         of.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
     };
@@ -100,7 +100,7 @@ pub fn allow(
 impl OverwriteReport {
     /// Examines existing data: reads both edges of the device and files of the kernel. Not for the I/O
     /// path.
-    pub fn of(existing: &ExistingData, machine: &KernelFiles) -> Self {
+    pub fn examine(existing: &ExistingData, machine: &KernelFiles) -> Self {
         let ExistingData { name, found, path } = existing.clone();
         let Some(path) = path else {
             let signatures = Err(Error::environment("it has no file to look at"));
@@ -115,7 +115,7 @@ impl OverwriteReport {
             .is_ok_and(|(head, tail, _)| head.iter().chain(tail).all(|byte| *byte == 0));
         let signatures = ends
             .map(|(head, tail, size_bytes)| {
-                probe(&DeviceEdges { head: &head, tail: &tail, size_bytes })
+                probe_signatures(&DeviceEdges { head: &head, tail: &tail, size_bytes })
             })
             .map_err(|error| Error::environment(format!("it cannot be read: {error}")));
         let (used_by, hardware) =

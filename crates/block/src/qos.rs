@@ -16,8 +16,8 @@
 //! again, at most [`RECHECK_INTERVAL`] ahead. That is also how soon a sleeping channel applies changed
 //! limits.
 
-mod bucket;
-mod channel;
+mod rate_limited_channel;
+mod token_bucket;
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{Instant, IoChannel, Span};
 
-use self::bucket::{Bucket, ticks_of};
-pub use self::channel::RateLimitedChannel;
+pub use self::rate_limited_channel::RateLimitedChannel;
+use self::token_bucket::{TokenBucket, instant_to_ticks};
 
 /// The rate limits of one device, shared by its channels. Clones refer to the same limits.
 #[derive(Clone, Debug)]
 pub struct QosLimiter {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBuckets>,
 }
 
 /// The limits of a device.
@@ -65,8 +65,8 @@ pub enum IoClass {
 }
 
 #[derive(Debug)]
-struct Shared {
-    buckets: [Bucket; BUCKETS],
+struct SharedBuckets {
+    buckets: [TokenBucket; BUCKETS],
     /// Number of changes of the limits; the only word that a channel loads while they are unchanged.
     changes: AtomicU64,
     /// Time of the last change.
@@ -84,26 +84,26 @@ const BUCKETS: usize = 6;
 impl QosLimiter {
     /// Creates the limits of a device.
     pub fn new(caps: QosLimits) -> Self {
-        let buckets = rates(&caps).map(Bucket::new);
+        let buckets = bucket_rates(&caps).map(TokenBucket::new);
         let (changes, changed_at) = (AtomicU64::new(1), AtomicU64::new(0));
-        Self { shared: Arc::new(Shared { buckets, changes, changed_at }) }
+        Self { shared: Arc::new(SharedBuckets { buckets, changes, changed_at }) }
     }
 
     /// Changes the limits: at once for awake channels, within [`RECHECK_INTERVAL`] for sleeping ones.
     /// Tokens reserved under the old limits count against the new ones. No request is lost or completed
     /// twice.
     pub fn set(&self, now: Instant, caps: QosLimits) {
-        for (bucket, rate) in self.shared.buckets.iter().zip(rates(&caps)) {
-            bucket.change(now, rate);
+        for (bucket, rate) in self.shared.buckets.iter().zip(bucket_rates(&caps)) {
+            bucket.set_rate(now, rate);
         }
-        self.shared.changed_at.store(ticks_of(now), Ordering::Relaxed);
+        self.shared.changed_at.store(instant_to_ticks(now), Ordering::Relaxed);
         // Pairs with the acquire in `RateLimitedChannel::submit`: a channel that sees the change sees the
         // rates.
         self.shared.changes.fetch_add(1, Ordering::Release);
     }
 
     /// The current limits.
-    pub fn caps(&self) -> QosLimits {
+    pub fn limits(&self) -> QosLimits {
         let rate = |first: usize| RateLimit {
             iops: NonZeroU64::new(self.shared.buckets[first].rate()),
             bytes: NonZeroU64::new(self.shared.buckets[first + 1].rate()),
@@ -112,13 +112,13 @@ impl QosLimiter {
     }
 
     /// Applies the limits to a channel.
-    pub fn over<B: IoChannel>(&self, below: B, class: IoClass) -> RateLimitedChannel<B> {
+    pub fn limit_channel<B: IoChannel>(&self, below: B, class: IoClass) -> RateLimitedChannel<B> {
         RateLimitedChannel::new(below, Arc::clone(&self.shared), class)
     }
 }
 
 /// The rates in bucket order; zero where unlimited.
-fn rates(caps: &QosLimits) -> [u64; BUCKETS] {
+fn bucket_rates(caps: &QosLimits) -> [u64; BUCKETS] {
     let QosLimits { total, reads, writes } = caps;
     [total.iops, total.bytes, reads.iops, reads.bytes, writes.iops, writes.bytes]
         .map(|rate| rate.map_or(0, NonZeroU64::get))

@@ -20,14 +20,14 @@ use tenmil_base::{Operation, Request, Span};
 use tenmil_linux::EventVectors;
 use tenmil_linux::named_thread::sleep;
 
-use crate::bdev::Shared;
+use crate::bdev::BdevShared;
 
 /// A quiesced range of blocks, until it is dropped. No channel but the exempted one accepts requests that
 /// overlap it; later requests of the same batch wait with them, which preserves the order. A flush
 /// overlaps every range.
 #[derive(Debug)]
 pub struct QuiescedRange {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<BdevShared>,
     pub(crate) held: QuiesceEntry,
     /// Value of `attention` when the range was entered.
     pub(crate) generation: u64,
@@ -74,7 +74,7 @@ impl QuiescedRange {
     ///
     /// Never blocks, so that a thread that also runs channels can call it between iterations.
     pub fn is_quiesced(&self) -> bool {
-        self.shared.is_still(&self.held, self.generation).is_ok()
+        self.shared.is_drained(&self.held, self.generation).is_ok()
     }
 
     /// The range.
@@ -84,13 +84,13 @@ impl QuiescedRange {
 
     /// Waits until the range has drained. Must not be called on a thread that runs channels: it would
     /// deadlock.
-    pub(crate) fn wait(&self, at_most: Span) -> Result<(), QuiesceTimeout> {
+    pub(crate) fn wait_until_drained(&self, at_most: Span) -> Result<(), QuiesceTimeout> {
         let clock = self.shared.options.clock;
         let began = clock.now();
         loop {
             // Armed before the check, so that a channel that drains after it wakes this thread.
             let is_heard = self.held.waker.unmask(0);
-            let Err(busy) = self.shared.is_still(&self.held, self.generation) else {
+            let Err(busy) = self.shared.is_drained(&self.held, self.generation) else {
                 return Ok(());
             };
             let waited = clock.now().since(began);
@@ -108,7 +108,7 @@ impl QuiescedRange {
 
 impl Drop for QuiescedRange {
     fn drop(&mut self) {
-        self.shared.release(self.held.id);
+        self.shared.release_quiesced(self.held.id);
     }
 }
 
@@ -117,7 +117,7 @@ impl RequestRanges {
     pub(crate) const EVERYTHING: Self = Self { first: 0, blocks: u64::MAX };
 
     /// The ranges that `request` accesses: its blocks and the source of a copy.
-    pub(crate) fn by(request: &Request) -> [Self; 2] {
+    pub(crate) fn of_request(request: &Request) -> [Self; 2] {
         let blocks = u64::from(request.blocks);
         let target = match request.operation {
             Operation::Flush => Self::EVERYTHING,

@@ -13,14 +13,14 @@ pub struct SegmentCursor<'a> {
 
 impl<'a> SegmentCursor<'a> {
     /// A cursor at the start of the list.
-    pub fn of(segments: &'a [Segment]) -> Self {
+    pub fn new(segments: &'a [Segment]) -> Self {
         Self { rest: segments, skip_bytes: 0 }
     }
 
     /// Takes at most `len_bytes` off the front, not beyond the end of a segment. `None` at the end of the
     /// list.
     #[inline]
-    pub fn take(&mut self, len_bytes: u64) -> Option<Segment> {
+    pub fn take_piece(&mut self, len_bytes: u64) -> Option<Segment> {
         loop {
             let (first, rest) = self.rest.split_first()?;
             let left = first.len_bytes - self.skip_bytes;
@@ -37,14 +37,14 @@ impl<'a> SegmentCursor<'a> {
 
     /// Takes `len_bytes` off the front, piece by piece: `each` gets a piece and its offset from the start
     /// of this call. Stops at the first error.
-    pub fn take_each<E>(
+    pub fn take_each_piece<E>(
         &mut self,
         len_bytes: u64,
         mut each: impl FnMut(Segment, u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut done = 0;
         while done < len_bytes {
-            let Some(piece) = self.take(len_bytes - done) else { break };
+            let Some(piece) = self.take_piece(len_bytes - done) else { break };
             each(piece, done)?;
             done += u64::from(piece.len_bytes);
         }
@@ -52,8 +52,8 @@ impl<'a> SegmentCursor<'a> {
     }
 
     /// Moves `len_bytes`, or the rest if shorter, to the end of `list`.
-    pub fn take_into(&mut self, len_bytes: u64, list: &mut Vec<Segment>) {
-        let Ok(()) = self.take_each(len_bytes, |piece, _| {
+    pub fn take_into_list(&mut self, len_bytes: u64, list: &mut Vec<Segment>) {
+        let Ok(()) = self.take_each_piece(len_bytes, |piece, _| {
             list.push(piece);
             Ok::<(), Infallible>(())
         });
@@ -67,7 +67,7 @@ mod tests {
     use super::SegmentCursor;
 
     #[test]
-    fn the_pieces_are_the_whole_whatever_the_steps() {
+    fn pieces_cover_the_segments_for_any_step() {
         let segment = |offset, len_bytes| Segment { region: RegionId(0), offset, len_bytes };
         let list = [segment(0, 5), segment(100, 0), segment(200, 3), segment(300, 4)];
         let bytes: Vec<u64> = list
@@ -75,7 +75,7 @@ mod tests {
             .flat_map(|part| (0..u64::from(part.len_bytes)).map(|byte| part.offset + byte))
             .collect();
         for step in 1..=13 {
-            let mut pieces = SegmentCursor::of(&list);
+            let mut pieces = SegmentCursor::new(&list);
             let mut seen = Vec::new();
             while seen.len() < bytes.len() {
                 let before = seen.len() as u64;
@@ -84,10 +84,10 @@ mod tests {
                     seen.extend((0..u64::from(piece.len_bytes)).map(|byte| piece.offset + byte));
                     Ok::<(), ()>(())
                 };
-                pieces.take_each(step, each).unwrap();
+                pieces.take_each_piece(step, each).unwrap();
             }
             assert_eq!(seen, bytes, "in steps of {step}");
-            assert_eq!(pieces.take(1), None);
+            assert_eq!(pieces.take_piece(1), None);
         }
     }
 }

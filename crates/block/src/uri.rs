@@ -19,17 +19,17 @@
 //!
 //! Wherever a URI is expected, a path may stand in its place: see [`short`].
 
-mod fields;
-mod renamed;
-mod short;
+mod options;
+mod renamed_options;
+mod short_form;
 
 use std::fmt;
 use std::str::FromStr;
 
 use tenmil_base::ErrorCategory;
 
-pub use self::fields::Fields;
-pub use self::short::{short_name, with_port};
+pub use self::options::UriOptions;
+pub use self::short_form::{shortest_unescaped, with_default_port};
 
 /// A parsed device URI with the URIs of the devices below.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,14 +67,14 @@ impl Uri {
     }
 
     /// A device of type `scheme` at `path` on `below`.
-    pub fn on(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
+    pub fn stacked(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
         let body = UriBody::Children(vec![below], path.into());
         Self { scheme: scheme.into(), body, pairs: Vec::new() }
     }
 
     /// Adds an option.
     #[must_use]
-    pub fn with(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+    pub fn with_option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.pairs.push((key.into(), value.into()));
         self
     }
@@ -82,12 +82,12 @@ impl Uri {
     /// The URI opened read-only: `file:` devices get the read-only option, except below devices that
     /// [write on their own](Self::writes_when_read_only).
     #[must_use]
-    pub fn to_read(mut self) -> Self {
+    pub fn read_only(mut self) -> Self {
         let is_written = self.writes_when_read_only();
         match &mut self.body {
             UriBody::Children(children, _) if !is_written => {
                 for child in children {
-                    *child = child.clone().to_read();
+                    *child = child.clone().read_only();
                 }
             }
             UriBody::Path(_) if self.scheme == "file" => {
@@ -102,18 +102,18 @@ impl Uri {
     /// The URI for probing, independent of the working directory: no file is created or resized, and each
     /// path is absolute.
     #[must_use]
-    pub fn probe_only(mut self) -> Self {
+    pub fn for_probing(mut self) -> Self {
         match &mut self.body {
             UriBody::Children(children, _) => {
                 for child in children {
-                    *child = child.clone().probe_only();
+                    *child = child.clone().for_probing();
                 }
             }
             UriBody::Path(_) => {
                 if self.scheme == "file" {
                     self.pairs.retain(|(key, _)| key != "size");
                 }
-                return self.from_root();
+                return self.with_absolute_paths();
             }
         }
         self
@@ -121,11 +121,11 @@ impl Uri {
 
     /// The URI independent of the working directory: each file path is absolute.
     #[must_use]
-    pub fn from_root(mut self) -> Self {
+    pub fn with_absolute_paths(mut self) -> Self {
         match &mut self.body {
             UriBody::Children(children, _) => {
                 for child in children {
-                    *child = child.clone().from_root();
+                    *child = child.clone().with_absolute_paths();
                 }
             }
             UriBody::Path(path) if self.scheme == "file" => {
@@ -143,7 +143,7 @@ impl Uri {
     /// # Errors
     ///
     /// The first error that `change` returns.
-    pub fn try_over<E>(
+    pub fn try_map_children<E>(
         mut self,
         mut change: impl FnMut(Self) -> Result<Self, E>,
     ) -> Result<Self, E> {
@@ -157,15 +157,15 @@ impl Uri {
 
     /// The same with the present names of parameters that were renamed since version 0.1.
     #[must_use]
-    pub fn with_new_keys(mut self) -> Self {
+    pub fn with_renamed_keys(mut self) -> Self {
         for (key, _) in &mut self.pairs {
-            if let Some(new) = renamed::new_key(&self.scheme, key) {
+            if let Some(new) = renamed_options::renamed_key(&self.scheme, key) {
                 new.clone_into(key);
             }
         }
         if let UriBody::Children(children, _) = &mut self.body {
             for child in children {
-                *child = child.clone().with_new_keys();
+                *child = child.clone().with_renamed_keys();
             }
         }
         self
@@ -197,8 +197,8 @@ impl Uri {
     }
 
     /// The options, to be consumed one by one.
-    pub fn fields(&self) -> Fields<'_> {
-        Fields::new(self, &self.pairs)
+    pub fn fields(&self) -> UriOptions<'_> {
+        UriOptions::new(self, &self.pairs)
     }
 
     /// The single child device.
@@ -206,10 +206,10 @@ impl Uri {
     /// # Errors
     ///
     /// If there is not exactly one.
-    pub fn only_child(&self) -> Result<&Uri, UriError> {
+    pub fn single_child(&self) -> Result<&Uri, UriError> {
         match self.children() {
             [only] => Ok(only),
-            others => Err(self.refuse(format!(
+            others => Err(self.error(format!(
                 "stands on {} devices, expected one in brackets: {}:[ram:1g]",
                 others.len(),
                 self.scheme
@@ -218,7 +218,7 @@ impl Uri {
     }
 
     /// Creates an error about this URI.
-    pub fn refuse(&self, problem: impl fmt::Display) -> UriError {
+    pub fn error(&self, problem: impl fmt::Display) -> UriError {
         UriError { uri: format!("{self:#}"), problem: problem.to_string() }
     }
 
@@ -227,7 +227,10 @@ impl Uri {
     /// # Errors
     ///
     /// If the text is malformed, or is the path of no file.
-    pub fn parse_with(text: &str, named: &dyn Fn(&str) -> Option<Self>) -> Result<Self, UriError> {
+    pub fn parse_with_names(
+        text: &str,
+        named: &dyn Fn(&str) -> Option<Self>,
+    ) -> Result<Self, UriError> {
         Self::parse(text, 1, named)
     }
 
@@ -241,9 +244,9 @@ impl Uri {
         if depth > STACK_DEPTH_MAX {
             return Err(too_deep());
         }
-        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_word(scheme))
+        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_identifier(scheme))
         else {
-            let (mut uri, query) = short::device_at(text, named).map_err(refuse)?;
+            let (mut uri, query) = short_form::find_device(text, named).map_err(refuse)?;
             if depth == STACK_DEPTH_MAX && !uri.children().is_empty() {
                 return Err(too_deep());
             }
@@ -251,18 +254,20 @@ impl Uri {
             return Ok(uri);
         };
         let (body, query) = if rest.starts_with('[') {
-            let (children, path, query) = cut_children(rest).map_err(refuse)?;
+            let (children, path, query) = split_children(rest).map_err(refuse)?;
             let children = children.into_iter().map(|child| Self::parse(child, depth + 1, named));
-            let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
+            let path =
+                percent_decode(path).ok_or_else(|| refuse(escape_error("the path", path)))?;
             (UriBody::Children(children.collect::<Result<_, _>>()?, path), query)
         } else {
             let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-            let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
+            let path =
+                percent_decode(path).ok_or_else(|| refuse(escape_error("the path", path)))?;
             (UriBody::Path(path), query)
         };
         let pairs = parse_pairs(query).map_err(refuse)?;
         let mut uri = Self { scheme: scheme.into(), body, pairs };
-        short::expand(&mut uri);
+        short_form::expand_short_form(&mut uri);
         Ok(uri)
     }
 }
@@ -272,17 +277,17 @@ impl FromStr for Uri {
 
     /// Parses a URI or a path, which may need a look at the file system.
     fn from_str(text: &str) -> Result<Self, UriError> {
-        Self::parse_with(text, &|_| None)
+        Self::parse_with_names(text, &|_| None)
     }
 }
 
 /// Whether the text is a valid scheme or key.
-fn is_word(text: &str) -> bool {
+fn is_identifier(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Splits `[a],[b]/path?query` into `a`, `b`, `path` and `query`.
-fn cut_children(mut rest: &str) -> Result<(Vec<&str>, &str, &str), String> {
+fn split_children(mut rest: &str) -> Result<(Vec<&str>, &str, &str), String> {
     let mut children = Vec::new();
     while let Some(inside) = rest.strip_prefix('[') {
         let mut open = 1_usize;
@@ -316,24 +321,24 @@ fn parse_pairs(query: &str) -> Result<Vec<(String, String)>, String> {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("`{part}` is not a parameter, expected KEY=VALUE"))?;
-        if !is_word(key) {
+        if !is_identifier(key) {
             return Err(format!("`{key}` is not a key, expected letters, digits and hyphens"));
         }
         if pairs.iter().any(|(earlier, _)| earlier == key) {
             return Err(format!("{key} is given twice, expected once"));
         }
-        let value = decode(value).ok_or_else(|| bad_escape(key, value))?;
+        let value = percent_decode(value).ok_or_else(|| escape_error(key, value))?;
         pairs.push((key.into(), value));
     }
     Ok(pairs)
 }
 
-fn bad_escape(what: &str, text: &str) -> String {
+fn escape_error(what: &str, text: &str) -> String {
     format!("{what} is `{text}`, expected two hexadecimal digits after a per cent sign")
 }
 
 /// Replaces `%` and two hexadecimal digits by the byte they encode.
-fn decode(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -348,7 +353,7 @@ fn decode(text: &str) -> Option<String> {
 }
 
 /// Writes `text` with an escape for each character of `special`.
-fn encode(out: &mut fmt::Formatter<'_>, text: &str, special: &str) -> fmt::Result {
+fn percent_encode(out: &mut fmt::Formatter<'_>, text: &str, special: &str) -> fmt::Result {
     text.chars().try_for_each(|letter| {
         if special.contains(letter) {
             write!(out, "%{:02x}", u32::from(letter))
@@ -363,12 +368,12 @@ impl fmt::Display for Uri {
     /// messages: the shortest text that parses to the same URI now.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_short = out.alternate();
-        if let Some(text) = is_short.then(|| short::short(self)).flatten() {
+        if let Some(text) = is_short.then(|| short_form::shorten(self)).flatten() {
             return out.write_str(&text);
         }
         write!(out, "{}:", self.scheme)?;
         match &self.body {
-            UriBody::Path(path) => encode(out, path, "%?[]")?,
+            UriBody::Path(path) => percent_encode(out, path, "%?[]")?,
             UriBody::Children(children, path) => {
                 for (index, child) in children.iter().enumerate() {
                     out.write_str(if index == 0 { "[" } else { ",[" })?;
@@ -377,13 +382,13 @@ impl fmt::Display for Uri {
                 }
                 if !path.is_empty() {
                     out.write_str("/")?;
-                    encode(out, path, "%?[]")?;
+                    percent_encode(out, path, "%?[]")?;
                 }
             }
         }
         for (index, (key, value)) in self.pairs.iter().enumerate() {
             write!(out, "{}{key}=", if index == 0 { '?' } else { '&' })?;
-            encode(out, value, "%&[]")?;
+            percent_encode(out, value, "%&[]")?;
         }
         Ok(())
     }
@@ -406,14 +411,14 @@ impl std::error::Error for UriError {}
 
 #[cfg(test)]
 mod tests {
-    use super::{Uri, decode};
+    use super::{Uri, percent_decode};
 
     fn parse(text: &str) -> Uri {
         text.parse().unwrap()
     }
 
     #[test]
-    fn files_are_named_from_the_root_however_deep_they_lie_and_nothing_else_is_changed() {
+    fn absolute_paths_apply_to_nested_files_only() {
         let here = std::env::current_dir().unwrap();
         let whole = |name: &str| here.join(name).display().to_string();
         let (a, b) = (whole("a"), whole("b"));
@@ -426,13 +431,13 @@ mod tests {
             ),
             ("ram:1g", "ram:1g".to_owned()),
         ] {
-            assert_eq!(parse(text).from_root().to_string(), expected);
+            assert_eq!(parse(text).with_absolute_paths().to_string(), expected);
         }
-        assert_eq!(parse("file:a?size=1g").probe_only().to_string(), format!("file:{a}"));
+        assert_eq!(parse("file:a?size=1g").for_probing().to_string(), format!("file:{a}"));
     }
 
     #[test]
-    fn a_name_is_read_and_written_back() {
+    fn uri_text_round_trips() {
         for text in [
             "null:",
             "ram:1g?block=4k",
@@ -449,14 +454,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_put_together_is_read_back_as_the_same() {
-        let uri = Uri::new("file", "/50%?[x]").with("size", "1g").with("note", "a&b=[c]");
+    fn built_uri_round_trips() {
+        let uri =
+            Uri::new("file", "/50%?[x]").with_option("size", "1g").with_option("note", "a&b=[c]");
         assert_eq!(uri.to_string(), "file:/50%25%3f%5bx%5d?size=1g&note=a%26b=%5bc%5d");
         assert_eq!(parse(&uri.to_string()), uri);
     }
 
     #[test]
-    fn a_name_to_read_says_so_wherever_there_is_a_file() {
+    fn read_only_uri_marks_every_file() {
         for (text, expected) in [
             ("ram:1g", "ram:1g"),
             ("file:/a?size=1m", "file:/a?size=1m&read-only=yes"),
@@ -468,29 +474,29 @@ mod tests {
             ("mirror:[file:/a],[file:/b]", "mirror:[file:/a],[file:/b]"),
             ("volume:[file:/a]/b", "volume:[file:/a]/b"),
         ] {
-            assert_eq!(parse(text).to_read(), parse(expected));
+            assert_eq!(parse(text).read_only(), parse(expected));
         }
     }
 
     #[test]
-    fn the_parts_are_where_they_belong() {
+    fn uri_parts_are_parsed() {
         let uri = parse("stripe:[file:/a?size=1m],[ram:2m]?chunk=64k");
         assert_eq!((uri.scheme(), uri.path(), uri.children().len()), ("stripe", "", 2));
         assert_eq!(uri.children()[0].path(), "/a");
-        assert_eq!(uri.children()[0].fields().text("size").as_deref(), Some("1m"));
+        assert_eq!(uri.children()[0].fields().text_value("size").as_deref(), Some("1m"));
         let mut fields = uri.fields();
-        assert_eq!(fields.text("chunk").as_deref(), Some("64k"));
+        assert_eq!(fields.text_value("chunk").as_deref(), Some("64k"));
         assert_eq!(parse("file:/a%20b").path(), "/a b");
         let on = parse("volume:[file:/a?size=1m]/d%20b?x=y");
         assert_eq!((on.path(), on.children().len()), ("d b", 1));
-        assert_eq!(on.fields().text("x").as_deref(), Some("y"));
-        let made = Uri::on("volume", parse("file:/a?size=1m"), "d b").with("x", "y");
+        assert_eq!(on.fields().text_value("x").as_deref(), Some("y"));
+        let made = Uri::stacked("volume", parse("file:/a?size=1m"), "d b").with_option("x", "y");
         assert_eq!(made, on);
         assert_eq!(parse("file:/[x]").path(), "/[x]", "only a leading bracket opens a device");
     }
 
     #[test]
-    fn a_mistake_is_named_with_what_would_be_accepted() {
+    fn invalid_uri_is_rejected_with_the_accepted_form() {
         let escape = "expected two hexadecimal digits after a per cent sign";
         for (text, problem) in [
             ("delay:[ram:1g", "a bracket is not closed, expected as many ] as ["),
@@ -507,13 +513,13 @@ mod tests {
             assert_eq!(error.to_string(), format!("{text}: {problem}"));
         }
         assert_eq!(
-            parse("delay:ram").only_child().unwrap_err().to_string(),
+            parse("delay:ram").single_child().unwrap_err().to_string(),
             "delay:ram: stands on 0 devices, expected one in brackets: delay:[ram:1g]"
         );
     }
 
     #[test]
-    fn neither_depth_nor_breadth_is_without_end() {
+    fn uri_depth_and_children_are_bounded() {
         let tower = |depths: usize| {
             let (open, close) = ("delay:[".repeat(depths - 1), "]".repeat(depths - 1));
             format!("{open}ram:1g{close}").parse::<Uri>()
@@ -528,11 +534,11 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_hold_what_the_grammar_uses() {
-        assert_eq!(decode("/a%26b%3dc%25"), Some("/a&b=c%".into()));
-        assert_eq!(decode("caf%c3%a9"), Some("café".into()));
+    fn path_may_contain_escaped_delimiters() {
+        assert_eq!(percent_decode("/a%26b%3dc%25"), Some("/a&b=c%".into()));
+        assert_eq!(percent_decode("caf%c3%a9"), Some("café".into()));
         for text in ["%", "%4", "%zz", "%ff"] {
-            assert_eq!(decode(text), None, "{text}");
+            assert_eq!(percent_decode(text), None, "{text}");
         }
     }
 }

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use tenmil_base::text::shell_word;
 use tenmil_base::{Error, ErrorCategory};
-use tenmil_block::{Kind, join_kinds};
+use tenmil_block::{NamedDeviceType, join_device_types};
 use tenmil_linux::storage_file::CreationPolicy;
 
 use crate::simulation::SimOptions;
@@ -146,7 +146,7 @@ impl CommandEngines {
 }
 
 /// Device types for commands that only look: volumes and mirrors get no owner by being opened.
-const LOOKING_KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil::KINDS.len() + 2 }>(
+const LOOKING_KINDS: &[NamedDeviceType<'static>] = &join_device_types::<{ tenmil::KINDS.len() + 2 }>(
     &[
         ("volume", &tenmil_drivers::pool::open_read_only),
         ("mirror", &tenmil_drivers::mirror::open_read_only),

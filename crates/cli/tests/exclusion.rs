@@ -69,7 +69,7 @@ impl PoolHost {
     }
 
     fn pool(&self, target: &PoolTarget) -> VolumeRef {
-        VolumeRef::on(&target.uri(self.name).parse::<Uri>().unwrap())
+        VolumeRef::pool_on(&target.uri(self.name).parse::<Uri>().unwrap())
     }
 
     fn volume(&self, target: &PoolTarget) -> String {
@@ -77,7 +77,7 @@ impl PoolHost {
     }
 
     fn take_over(&self, target: &PoolTarget) -> Result<Option<String>, String> {
-        pool::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
+        pool::take_over_pool(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
     }
 
     fn io(
@@ -222,7 +222,7 @@ fn pool_without_reservation_requires_force_for_takeover() {
     assert!(refused.contains("do not exclude") && refused.contains("not reserved"), "{refused}");
     assert_eq!(one.write(&mut *old, 0, 3), IoStatus::SUCCESS, "nothing has changed");
     let place = VolumeRef { force: true, ..two.pool(&target) };
-    assert!(pool::take_over(&two.opener(), &place).unwrap().is_some());
+    assert!(pool::take_over_pool(&two.opener(), &place).unwrap().is_some());
     // By force it is excluded, too, from then on.
     assert!(one.write(&mut *old, 0, 4).is_conflict());
 }
@@ -243,7 +243,7 @@ fn former_owner_cannot_write_to_a_mirror_taken_over_without_force() {
     let refused = two.open(&uri(&two)).err().unwrap();
     assert!(refused.contains("has it open for writing"), "{refused}");
     let mirror_of = |host: &PoolHost| uri(host).parse::<Uri>().unwrap();
-    let former = mirror::take_over(&two.opener(), &mirror_of(&two), false).unwrap();
+    let former = mirror::take_over_mirror(&two.opener(), &mirror_of(&two), false).unwrap();
     assert!(former.is_some());
     let taken = two.open(&uri(&two)).unwrap();
     let mut new = taken.medium.channel().unwrap();

@@ -184,7 +184,7 @@ impl ClusterHost {
                 std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut completions);
             let ended: Vec<IoCompletion> = completions.drain().collect();
-            self.record_legs(now, queue.losses(), shared);
+            self.record_legs(now, queue.write_losses(), shared);
             self.completions = completions;
             for completion in ended {
                 is_busy = true;
@@ -309,7 +309,7 @@ impl ClusterHost {
             self.stamp_blocks(segment, first, id);
         }
         let request = Request {
-            token: id,
+            random_token: id,
             lba: first,
             blocks: u32::try_from(blocks).unwrap_or(0),
             segment_count: u16::from(operation != Operation::Flush),

@@ -428,7 +428,7 @@ impl Stream for ConnectionEnd {
         self.stream_end().is_some_and(|end| end.arm(wants_bytes, wants_space))
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         format!("connection {}", self.number)
     }
 }

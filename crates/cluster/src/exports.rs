@@ -6,7 +6,7 @@ use tenmil_base::{BlockDevice, CompletionBatch, Durability, Error, Instant, IoCh
 use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::Mirror;
-use tenmil_drivers::mirror::{Leg, MirrorOptions};
+use tenmil_drivers::mirror::{MirrorLegDevice, MirrorOptions};
 use tenmil_linux::Clock;
 
 use crate::injected_bugs::InjectedBugs;
@@ -79,18 +79,18 @@ impl ExportOpener<'_> {
     /// Creates a mirror on empty disks.
     pub(crate) fn create_mirror(&mut self, disks: &[SimDisk], uuid: u128) -> Result<(), String> {
         let legs = self.mirror_legs(disks);
-        Mirror::format(self.regions, &legs, uuid, &mut stepping_clock(&mut self.now))
+        Mirror::format_legs(self.regions, &legs, uuid, &mut stepping_clock(&mut self.now))
             .map(|_| ())
             .map_err(|error| error.to_string())
     }
 
-    fn mirror_legs(&self, disks: &[SimDisk]) -> Vec<Leg> {
+    fn mirror_legs(&self, disks: &[SimDisk]) -> Vec<MirrorLegDevice> {
         let leg = |(index, disk): (usize, &SimDisk)| {
             let medium: Result<Arc<dyn BlockDevice>, Error> = match disk.is_absent() {
                 true => Err(Error::environment(format!("disk {index} is not there"))),
                 false => Ok(Arc::new(self.open_disk(disk))),
             };
-            Leg { name: format!("disk {index}"), medium }
+            MirrorLegDevice { name: format!("disk {index}"), medium }
         };
         disks.iter().enumerate().map(leg).collect()
     }

@@ -17,9 +17,9 @@ use tenmil_base::{
 };
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::Mirror;
-use tenmil_drivers::mirror::{Leg, MirrorOptions};
+use tenmil_drivers::mirror::{MirrorLegDevice, MirrorOptions};
 use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
-use tenmil_volume::Owner;
+use tenmil_volume::PoolOwner;
 use tenmil_volume::format::OwnerRecord;
 
 use crate::cluster_network::ClusterNetwork;
@@ -121,7 +121,7 @@ impl MirrorLegs {
         let record =
             OwnerRecord { pid: u32::try_from(number + 1).unwrap_or(1), ..OwnerRecord::NONE };
         // A host that starts again is the owner that it was.
-        let opener = Some(Owner { id: number as u128 + 1, record });
+        let opener = Some(PoolOwner { id: number as u128 + 1, record });
         let mut options = MirrorOptions::default();
         options.opener = opener;
         options.bugs.starts_without_legs = bugs.mirror_starts_from_stale_leg;
@@ -157,8 +157,8 @@ impl MirrorLegs {
             .and_then(|mirror| Ok((mirror.channel().map_err(|error| error.to_string())?, mirror)));
         match opened {
             Ok((queue, mirror)) => {
-                let text = format!("opens its mirror: {}", mirror.describe());
-                self.losses = queue.losses();
+                let text = format!("opens its mirror: {}", mirror.description());
+                self.losses = queue.write_losses();
                 (self.queue, self.mirror) = (Some(queue), Some(mirror));
                 text
             }
@@ -235,12 +235,12 @@ impl MirrorSetup {
             let medium = limits.ok_or("no path leads there").map(|limits| {
                 Arc::new(LegDevice { paths: Arc::clone(paths), limits }) as Arc<dyn BlockDevice>
             });
-            Leg {
+            MirrorLegDevice {
                 name: format!("leg {number}"),
                 medium: medium.map_err(tenmil_base::Error::environment),
             }
         };
-        let legs: Vec<Leg> = self.legs.iter().enumerate().map(leg).collect();
+        let legs: Vec<MirrorLegDevice> = self.legs.iter().enumerate().map(leg).collect();
         Mirror::open(&self.regions, &legs, &self.options, now).map_err(|error| error.to_string())
     }
 }
@@ -287,7 +287,7 @@ impl IoChannel for LegChannel {
             return 0;
         }
         let failed = |request: &Request| IoCompletion {
-            token: request.token,
+            token: request.random_token,
             status: IoStatus::PATH_ERROR,
             result: 0,
         };
@@ -313,13 +313,13 @@ impl IoChannel for LegChannel {
         completions.len() - before
     }
 
-    fn losses(&self) -> u64 {
-        self.queue.as_ref().map_or(0, IoChannel::losses)
+    fn write_losses(&self) -> u64 {
+        self.queue.as_ref().map_or(0, IoChannel::write_losses)
     }
 
-    fn ack_losses(&mut self, count: u64) {
+    fn ack_repaired_losses(&mut self, count: u64) {
         if let Some(queue) = &mut self.queue {
-            queue.ack_losses(count);
+            queue.ack_repaired_losses(count);
         }
     }
 }

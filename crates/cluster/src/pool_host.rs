@@ -20,7 +20,8 @@ use tenmil_base::{ChannelWakeup, CompletionBatch, Instant, IoChannel, Random, Sp
 use tenmil_sim::block_stamp::{BlockContent, BlockStamp};
 use tenmil_volume::format::{BLOCK_BYTES, OwnerRecord};
 use tenmil_volume::{
-    Claim, DeviceAction, Opening, Owner, Pool, PoolConfig, PoolError, PoolRequest, Step, VolumeOp,
+    ClaimCondition, CreateStep, DeviceAction, Pool, PoolConfig, PoolError, PoolOpening, PoolOwner,
+    PoolRequest, VolumeOp,
 };
 
 use crate::cluster_host::{HostGoal, HostsShared};
@@ -76,7 +77,7 @@ enum PoolStage {
     Idle,
     /// The pool is opened at this time.
     Pausing(Instant),
-    Opening(Box<Opening>),
+    Opening(Box<PoolOpening>),
     Open(Box<Pool>),
     /// Another host owns the pool, and this host knows.
     Fenced,
@@ -124,8 +125,8 @@ const PAUSE: Span = Span::from_ms(50);
 /// Creates a pool on an empty disk.
 pub(crate) fn format_pool(disk: &SimDisk, blocks: u64) -> Result<(), String> {
     let new = PoolConfig { name: "pool".into(), uuid: 0x9001, blocks };
-    for step in new.steps().map_err(|error| error.to_string())? {
-        if let Step::Write { at, bytes } = step {
+    for step in new.create_steps().map_err(|error| error.to_string())? {
+        if let CreateStep::Write { at, bytes } = step {
             disk.write_initial(at * SECTORS, &bytes[..]);
         }
     }
@@ -200,12 +201,12 @@ impl PoolHost {
     }
 
     fn begin_request(&mut self) {
-        let opening = Opening::new(self.volume_blocks(), CACHE_BYTES);
+        let opening = PoolOpening::new(self.volume_blocks(), CACHE_BYTES);
         self.openings += 1;
         let id = u128::from(self.openings) << 8 | (self.number as u128 + 1);
         let bugs = tenmil_volume::InjectedBugs { ignore_fence: self.bugs.pool_ignores_fence };
         let record = OwnerRecord { pid: u32::try_from(id).unwrap_or(1), ..OwnerRecord::NONE };
-        let opening = opening.to_write(Owner { id, record }).with_bugs(bugs);
+        let opening = opening.for_writing(PoolOwner { id, record }).with_bugs(bugs);
         self.me = id;
         self.stage = PoolStage::Opening(Box::new(opening));
     }
@@ -250,7 +251,7 @@ impl PoolHost {
         let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
         let mut completions = CompletionBatch::with_capacity(16);
         queue.poll(now, &mut completions);
-        self.notice_losses(queue.losses(), !completions.is_empty());
+        self.notice_losses(queue.write_losses(), !completions.is_empty());
         for response in completions.drain() {
             is_busy = true;
             self.handle_transfer_completion(now, response, shared)?;
@@ -564,17 +565,17 @@ impl PoolHost {
                 // The previous incarnation of this host has ended.
                 let before = store.owner().map(|owner| owner.id);
                 let is_mine = before.is_some_and(|id| id & 0xff == self.number as u128 + 1);
-                store.claim_as(match before {
-                    Some(id) if is_mine => Claim::Over(id),
-                    Some(_) if self.has_force => Claim::Force,
-                    _ => Claim::Free,
+                store.set_claim_condition(match before {
+                    Some(id) if is_mine => ClaimCondition::Over(id),
+                    Some(_) if self.has_force => ClaimCondition::Force,
+                    _ => ClaimCondition::Free,
                 });
                 let text = format!("opens the pool, owner {:?}", store.owner().map(|it| it.id));
                 self.record_event(now, &text, shared);
                 self.forget_unflushed(now, shared);
-                self.recovery.record_open(store.losses());
+                self.recovery.record_open(store.loss_count());
                 self.stage = PoolStage::Open(Box::new(store));
-            }
+}
             Err(error) => {
                 self.record_event(now, &format!("does not open the pool: {error}"), shared)
             }

@@ -7,7 +7,7 @@ use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::controller::{
     NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
 };
-use tenmil_nvme_controller::namespace::Identity;
+use tenmil_nvme_controller::namespace::NamespaceIdentity;
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, MemoryDirectory, Port, Service, ServiceLimits,
     SubsystemExportConfig, TargetConnection,
@@ -93,7 +93,7 @@ impl TargetProcess {
                 };
                 Ok::<_, String>(NamespaceConfig {
                     nsid: Some(nsid),
-                    identity: Identity { uuid, ..Identity::default() },
+                    identity: NamespaceIdentity { uuid, ..NamespaceIdentity::default() },
                     persistence: Persistence::Durable(state.reservation_store(&nqn, nsid, &known)),
                     ..NamespaceConfig::new(medium)
                 })

@@ -18,16 +18,16 @@ use tenmil_base::{
 };
 use tenmil_dma::{Region, RegionTable};
 
-use crate::cipher::{Direction, UNIT_BYTES, Xts};
-use crate::key::{Key, wipe};
+use crate::cipher::{CipherDirection, UNIT_BYTES, XtsCipher};
+use crate::key::{XtsKey, zeroize};
 
 /// I/O channel of an encrypted device.
 pub(crate) struct CryptChannel {
     inner: Box<dyn IoChannel>,
     limits: Limits,
     regions: RegionTable,
-    encrypt: Xts,
-    decrypt: Xts,
+    encrypt: XtsCipher,
+    decrypt: XtsCipher,
     /// Bounce buffers, one per slot, contiguous. Only used pages take memory.
     buffers: Region,
     slots: Box<[RequestSlot]>,
@@ -59,12 +59,12 @@ const SCRATCH_BYTES: usize = 8 * UNIT_BYTES;
 impl CryptChannel {
     pub(crate) fn new(
         inner: Box<dyn IoChannel>,
-        key: &Key,
+        key: &XtsKey,
         regions: RegionTable,
         limits: Limits,
     ) -> Result<Self, Error> {
         let cipher =
-            |way| Xts::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
+            |way| XtsCipher::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
         let depth = limits.depth_max;
         let idle = || RequestSlot {
             request: Request::PLACEHOLDER,
@@ -76,8 +76,8 @@ impl CryptChannel {
             .map_err(|error| format!("crypt: {error}"))
             .map_err(Error::environment)?;
         Ok(Self {
-            encrypt: cipher(Direction::Encrypt).map_err(Error::environment)?,
-            decrypt: cipher(Direction::Decrypt).map_err(Error::environment)?,
+            encrypt: cipher(CipherDirection::Encrypt).map_err(Error::environment)?,
+            decrypt: cipher(CipherDirection::Decrypt).map_err(Error::environment)?,
             buffers,
             slots: (0..depth).map(|_| idle()).collect(),
             free: (0..depth).rev().collect(),
@@ -93,17 +93,18 @@ impl CryptChannel {
     }
 
     /// Starts one request, for which a slot is free.
-    fn start(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
+    fn start_request(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
         if !self.limits.operations.has(request.operation) {
             return Err(IoStatus::INVALID_OPCODE);
         }
-        let own = if transfers_data(request) { self.check(request, segments)? } else { &[] };
+        let own =
+            if transfers_data(request) { self.check_segments(request, segments)? } else { &[] };
         let place = self.free.pop().ok_or(IoStatus::INTERNAL_ERROR)?;
         let RequestSlot { request: kept, segments } = &mut self.slots[place as usize];
         *kept = *request;
         segments.clear();
         segments.extend_from_slice(own);
-        let mut below = Request { token: place.into(), ..*request };
+        let mut below = Request { random_token: place.into(), ..*request };
         if transfers_data(request) {
             let len_bytes = request.blocks * self.limits.block_size;
             let offset = u64::from(place) * u64::from(BUFFER_BYTES);
@@ -111,7 +112,7 @@ impl CryptChannel {
             (below.segment_first, below.segment_count) = (place, 1);
             // Writes and compares are encrypted here, reads are decrypted at completion.
             if request.operation != Operation::Read
-                && let Err(status) = self.crypt(place, Direction::Encrypt)
+                && let Err(status) = self.crypt_slot_data(place, CipherDirection::Encrypt)
             {
                 self.free.push(place);
                 return Err(status);
@@ -122,7 +123,7 @@ impl CryptChannel {
     }
 
     /// Checks the segments of a data request, which must be as long as its blocks.
-    fn check<'a>(
+    fn check_segments<'a>(
         &self,
         request: &Request,
         segments: &'a [Segment],
@@ -143,7 +144,7 @@ impl CryptChannel {
     }
 
     /// Encrypts or decrypts the data of a slot between its buffer and its caller's memory.
-    fn crypt(&mut self, place: u32, direction: Direction) -> Result<(), IoStatus> {
+    fn crypt_slot_data(&mut self, place: u32, direction: CipherDirection) -> Result<(), IoStatus> {
         let RequestSlot { request, segments } = &self.slots[place as usize];
         let buffer = self.table[place as usize];
         let mut memory = SegmentCursor { segments, skip_bytes: 0 };
@@ -157,22 +158,22 @@ impl CryptChannel {
             let len_bytes = u32::try_from(scratch.len()).map_err(|_| IoStatus::INTERNAL_ERROR)?;
             let piece = buffer.slice(done, len_bytes).ok_or(IoStatus::INTERNAL_ERROR)?;
             let (cipher, regions) = match direction {
-                Direction::Encrypt => (&mut self.encrypt, &self.regions),
-                Direction::Decrypt => (&mut self.decrypt, &self.regions),
+                CipherDirection::Encrypt => (&mut self.encrypt, &self.regions),
+                CipherDirection::Decrypt => (&mut self.decrypt, &self.regions),
             };
             let moved = match direction {
-                Direction::Encrypt => memory.load(regions, scratch),
-                Direction::Decrypt => regions.load(piece, scratch).is_ok(),
+                CipherDirection::Encrypt => memory.load(regions, scratch),
+                CipherDirection::Decrypt => regions.load(piece, scratch).is_ok(),
             };
             if !moved {
                 return Err(IoStatus::DATA_TRANSFER_ERROR);
             }
-            if !cipher.apply(unit, scratch) {
+            if !cipher.apply_to_units(unit, scratch) {
                 return Err(IoStatus::INTERNAL_ERROR);
             }
             let moved = match direction {
-                Direction::Encrypt => regions.store(piece, scratch).is_ok(),
-                Direction::Decrypt => memory.store(regions, scratch),
+                CipherDirection::Encrypt => regions.store(piece, scratch).is_ok(),
+                CipherDirection::Decrypt => memory.store(regions, scratch),
             };
             if !moved {
                 return Err(IoStatus::DATA_TRANSFER_ERROR);
@@ -186,16 +187,18 @@ impl CryptChannel {
     /// Handles a completion of the underlying device.
     fn handle_completion(&mut self, completion: &IoCompletion) {
         let Ok(place) = u32::try_from(completion.token) else { return };
-        let Request { token, operation, blocks, .. } = self.slots[place as usize].request;
+        let Request { random_token: token, operation, blocks, .. } =
+            self.slots[place as usize].request;
         let mut status = completion.status;
         if status.is_success() && operation == Operation::Read && blocks > 0 {
-            status = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
+            status =
+                self.crypt_slot_data(place, CipherDirection::Decrypt).err().unwrap_or_default();
         }
         self.free.push(place);
         self.ready.push_back(IoCompletion { token, status, ..*completion });
     }
 
-    fn send(&mut self, now: Instant) {
+    fn submit_unsent(&mut self, now: Instant) {
         if !self.unsent.is_empty() {
             let taken = self.inner.submit(now, self.unsent.make_contiguous(), &self.table);
             self.unsent.drain(..taken);
@@ -217,11 +220,15 @@ impl IoChannel for CryptChannel {
         // A completion that waits to be polled has freed its slot but still counts.
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
-            if let Err(status) = self.start(request, segments) {
-                self.ready.push_back(IoCompletion { token: request.token, status, result: 0 });
+            if let Err(status) = self.start_request(request, segments) {
+                self.ready.push_back(IoCompletion {
+                    token: request.random_token,
+                    status,
+                    result: 0,
+                });
             }
         }
-        self.send(now);
+        self.submit_unsent(now);
         count
     }
 
@@ -231,7 +238,7 @@ impl IoChannel for CryptChannel {
         below.drain().for_each(|completion| self.handle_completion(&completion));
         self.completions = below;
         if !self.unsent.is_empty() {
-            self.send(now);
+            self.submit_unsent(now);
             self.inner.flush();
         }
         let count = completions.remaining().min(self.ready.len());
@@ -261,7 +268,7 @@ impl ChannelWakeup for CryptChannel {
 
 impl Drop for CryptChannel {
     fn drop(&mut self) {
-        wipe(&mut self.scratch[..]);
+        zeroize(&mut self.scratch[..]);
     }
 }
 
@@ -274,7 +281,7 @@ struct SegmentCursor<'a> {
 impl SegmentCursor<'_> {
     fn load(&mut self, regions: &RegionTable, mut into: &mut [u8]) -> bool {
         while !into.is_empty() {
-            let Some(piece) = self.take(into.len()) else { return false };
+            let Some(piece) = self.take_segment(into.len()) else { return false };
             let (part, rest) = into.split_at_mut(piece.len_bytes as usize);
             if regions.load(piece, part).is_err() {
                 return false;
@@ -286,7 +293,7 @@ impl SegmentCursor<'_> {
 
     fn store(&mut self, regions: &RegionTable, mut from: &[u8]) -> bool {
         while !from.is_empty() {
-            let Some(piece) = self.take(from.len()) else { return false };
+            let Some(piece) = self.take_segment(from.len()) else { return false };
             let (part, rest) = from.split_at(piece.len_bytes as usize);
             if regions.store(piece, part).is_err() {
                 return false;
@@ -297,7 +304,7 @@ impl SegmentCursor<'_> {
     }
 
     /// Takes up to `len` bytes from the front, within one segment.
-    fn take(&mut self, len: usize) -> Option<Segment> {
+    fn take_segment(&mut self, len: usize) -> Option<Segment> {
         loop {
             let (first, rest) = self.segments.split_first()?;
             let left = first.len_bytes - self.skip_bytes;

@@ -17,17 +17,17 @@ use aws_lc_sys::{
     EVP_aes_256_xts,
 };
 
-use crate::key::Key;
+use crate::key::XtsKey;
 
 /// Cipher in one direction, with its key.
-pub(crate) struct Xts {
+pub(crate) struct XtsCipher {
     context: NonNull<EVP_CIPHER_CTX>,
-    direction: Direction,
+    direction: CipherDirection,
 }
 
 /// Direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum CipherDirection {
     Decrypt = 0,
     Encrypt = 1,
 }
@@ -35,13 +35,13 @@ pub(crate) enum Direction {
 /// Length of a data unit in bytes.
 pub(crate) const UNIT_BYTES: usize = 512;
 
-// SAFETY: the context is memory of the library without thread affinity, and `Xts` is its only
+// SAFETY: the context is memory of the library without thread affinity, and `XtsCipher` is its only
 // owner.
-unsafe impl Send for Xts {}
+unsafe impl Send for XtsCipher {}
 
-impl Xts {
+impl XtsCipher {
     /// Creates a cipher with this key; `None` if the library is out of memory.
-    pub(crate) fn new(key: &Key, direction: Direction) -> Option<Self> {
+    pub(crate) fn new(key: &XtsKey, direction: CipherDirection) -> Option<Self> {
         // SAFETY: the call has no premises; a null result is handled.
         let context = NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?;
         let xts = Self { context, direction };
@@ -49,7 +49,7 @@ impl Xts {
         let cipher = unsafe { EVP_aes_256_xts() };
         let key = key.bytes().as_ptr();
         // SAFETY: the context is exclusively owned; AES-256-XTS reads 64 bytes of key, the length
-        // of a `Key`; null means no engine, and a tweak that is set later.
+        // of a `XtsKey`; null means no engine, and a tweak that is set later.
         let done = unsafe {
             EVP_CipherInit_ex(context.as_ptr(), cipher, null_mut(), key, null(), direction as i32)
         };
@@ -59,11 +59,13 @@ impl Xts {
     /// Encrypts or decrypts whole units in place; the first has number `unit`. False if the library
     /// fails, which does not happen for units of 512 bytes.
     #[must_use]
-    pub(crate) fn apply(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
-        (unit..).zip(bytes.chunks_exact_mut(UNIT_BYTES)).all(|(unit, bytes)| self.one(unit, bytes))
+    pub(crate) fn apply_to_units(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
+        (unit..)
+            .zip(bytes.chunks_exact_mut(UNIT_BYTES))
+            .all(|(unit, bytes)| self.apply_to_unit(unit, bytes))
     }
 
-    fn one(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
+    fn apply_to_unit(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
         let mut tweak = [0; 16];
         tweak[..8].copy_from_slice(&unit.to_le_bytes());
         let context = self.context.as_ptr();
@@ -85,7 +87,7 @@ impl Xts {
     }
 }
 
-impl Drop for Xts {
+impl Drop for XtsCipher {
     fn drop(&mut self) {
         // SAFETY: the context is exclusively owned and not used afterwards. The library overwrites
         // the key in it.

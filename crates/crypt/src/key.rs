@@ -8,9 +8,9 @@ use tenmil_base::Error;
 use tenmil_linux::key_file::read_key_file;
 
 /// Key for AES-256-XTS: one half for the data, one for the tweaks. Overwritten on drop.
-pub struct Key([u8; Key::BYTES]);
+pub struct XtsKey([u8; XtsKey::BYTES]);
 
-impl Key {
+impl XtsKey {
     /// Length of a key in bytes.
     pub const BYTES: usize = 64;
 
@@ -26,7 +26,7 @@ impl Key {
             read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(Error::environment)?;
         let key =
             Self::parse(&bytes).map_err(|problem| format!("read {}: {problem}", path.display()));
-        wipe(&mut bytes);
+        zeroize(&mut bytes);
         key.map_err(Error::environment)
     }
 
@@ -63,13 +63,13 @@ impl Key {
     }
 }
 
-impl Drop for Key {
+impl Drop for XtsKey {
     fn drop(&mut self) {
-        wipe(&mut self.0);
+        zeroize(&mut self.0);
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for XtsKey {
     /// Reveals nothing of the key.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Key")
@@ -77,27 +77,27 @@ impl fmt::Debug for Key {
 }
 
 /// Overwrites bytes in a way that is not optimized away.
-pub(crate) fn wipe(bytes: &mut [u8]) {
+pub(crate) fn zeroize(bytes: &mut [u8]) {
     bytes.fill(0);
     black_box(bytes);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Key;
+    use super::XtsKey;
 
     #[test]
-    fn a_key_is_read_from_bytes_or_from_digits() {
+    fn key_is_read_as_binary_or_hex() {
         let bytes: Vec<u8> = (0..64).collect();
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(Key::parse(&bytes).unwrap().bytes()[..], bytes[..]);
+        assert_eq!(XtsKey::parse(&bytes).unwrap().bytes()[..], bytes[..]);
         for text in [digits.clone(), digits.to_uppercase(), digits + "\n"] {
-            assert_eq!(Key::parse(text.as_bytes()).unwrap().bytes()[..], bytes[..]);
+            assert_eq!(XtsKey::parse(text.as_bytes()).unwrap().bytes()[..], bytes[..]);
         }
     }
 
     #[test]
-    fn what_is_no_key_is_refused_and_not_repeated() {
+    fn invalid_key_is_rejected_without_showing_it() {
         let twice = "ab".repeat(64);
         let odd = "xy".repeat(64);
         for (bytes, problem) in [
@@ -106,10 +106,10 @@ mod tests {
             (twice.as_bytes(), "both halves of the key are the same, expected different ones"),
             (odd.as_bytes(), "found other characters than digits, expected 64 bytes, or 128 hex"),
         ] {
-            let refused = Key::parse(bytes).unwrap_err();
+            let refused = XtsKey::parse(bytes).unwrap_err();
             assert!(refused.starts_with(problem), "{refused}");
         }
-        let key = Key::parse(&(0..64).collect::<Vec<u8>>()).unwrap();
+        let key = XtsKey::parse(&(0..64).collect::<Vec<u8>>()).unwrap();
         assert_eq!(format!("{key:?}"), "Key");
     }
 }

@@ -29,19 +29,19 @@ use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 
 use self::channel::{BUFFER_BYTES, CryptChannel, DEPTH_MAX, SEGMENTS_MAX};
-pub use self::key::Key;
+pub use self::key::XtsKey;
 
 /// Block device that is stored encrypted on another one.
-pub struct Crypt {
+pub struct CryptDevice {
     inner: Arc<dyn BlockDevice>,
-    key: Arc<Key>,
+    key: Arc<XtsKey>,
     regions: RegionTable,
     limits: Limits,
 }
 
 /// Supported operations. Zeroes would have to be written encrypted, and a copy would keep the
 /// tweaks of its source: these are emulated by reads and writes in a layer above.
-const SUPPORT: OperationSet = OperationSet::of(&[
+const SUPPORT: OperationSet = OperationSet::from_operations(&[
     Operation::Read,
     Operation::Write,
     Operation::Flush,
@@ -58,7 +58,7 @@ const SUPPORT: OperationSet = OperationSet::of(&[
 /// If the URI or the key file is invalid, or the underlying device cannot be opened.
 pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let mut fields = uri.fields();
-    if fields.text("key").is_some() {
+    if fields.text_value("key").is_some() {
         // The URI is not repeated in the message: it contains a key.
         return Err(Error::new(
             ErrorCategory::Usage,
@@ -66,20 +66,20 @@ pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
              the shell can read it; expected key-file=PATH",
         ));
     }
-    let path = fields.text("key-file");
-    fields.finish()?;
+    let path = fields.text_value("key-file");
+    fields.reject_unknown()?;
     let path = path.ok_or_else(|| {
-        uri.refuse(format!("the key is missing, expected crypt:[{}]?key-file=PATH", "ram:1g"))
+        uri.error(format!("the key is missing, expected crypt:[{}]?key-file=PATH", "ram:1g"))
     })?;
-    let below = opener.open(uri.only_child()?)?;
-    let key = Key::read(&PathBuf::from(path))
+    let below = opener.open(uri.single_child()?)?;
+    let key = XtsKey::read(&PathBuf::from(path))
         .map_err(|problem| Error::new(ErrorCategory::Usage, format!("crypt: {problem}")))?;
-    let crypt = Crypt::new(opener.regions, below.medium, key)?;
+    let crypt = CryptDevice::new(opener.regions, below.medium, key)?;
     let description = format!("AES-256-XTS over units of 512 bytes; over {}", below.description);
     Ok(OpenedDevice { medium: Arc::new(crypt), description, ..below })
 }
 
-impl Crypt {
+impl CryptDevice {
     /// Creates an encrypted device on `inner`. Requests name memory of `regions`, in which each
     /// channel allocates its bounce buffers.
     ///
@@ -89,7 +89,7 @@ impl Crypt {
     pub fn new(
         regions: &RegionTable,
         inner: Arc<dyn BlockDevice>,
-        key: Key,
+        key: XtsKey,
     ) -> Result<Self, Error> {
         let below = inner.limits();
         if below.metadata_size != 0 {
@@ -109,7 +109,7 @@ impl Crypt {
 }
 
 /// Zeroes of the underlying device do not decrypt to zeroes, so every extent is data.
-impl BlockDevice for Crypt {
+impl BlockDevice for CryptDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -126,7 +126,7 @@ impl BlockDevice for Crypt {
     }
 }
 
-impl std::fmt::Debug for Crypt {
+impl std::fmt::Debug for CryptDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Crypt").finish_non_exhaustive()
     }

@@ -15,10 +15,10 @@ use tenmil_block::{DeviceType, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-use crate::cipher::{Direction, Xts};
-use crate::{Crypt, Key};
+use crate::cipher::{CipherDirection, XtsCipher};
+use crate::{CryptDevice, XtsKey};
 
-fn bytes_of(digits: &str) -> Vec<u8> {
+fn bytes_from_hex(digits: &str) -> Vec<u8> {
     let digit = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
     (0..digits.len()).step_by(2).map(digit).collect()
 }
@@ -33,9 +33,9 @@ fn key_file(bytes: &[u8], mode: u32) -> (tempfile::TempDir, String) {
     (directory, path.display().to_string())
 }
 
-fn key(bytes: &[u8]) -> Key {
+fn key_from_bytes(bytes: &[u8]) -> XtsKey {
     let (_directory, path) = key_file(bytes, 0o600);
-    Key::read(path.as_ref()).unwrap()
+    XtsKey::read(path.as_ref()).unwrap()
 }
 
 /// The halves of the key of vectors 10 to 14 of IEEE 1619-2007, annex B.
@@ -43,42 +43,48 @@ const KEY: &str = "2718281828459045235360287471352662497757247093699959574966967
                    3141592653589793238462643383279502884197169399375105820974944592";
 
 #[test]
-fn the_vectors_of_the_standard_come_out() {
+fn ieee_1619_test_vectors() {
     // Vector 10: data unit ffh, whose plain text is 00h to ffh, twice.
     let plain: Vec<u8> = (0..512_u32).map(|byte| u8::try_from(byte % 256).unwrap()).collect();
-    let start = bytes_of("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b");
-    let end = bytes_of("c4f36ffda9fcea70b9c6e693e148c151");
+    let start = bytes_from_hex("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b");
+    let end = bytes_from_hex("c4f36ffda9fcea70b9c6e693e148c151");
     let mut bytes = plain.clone();
-    let key = key(&bytes_of(KEY));
-    assert!(Xts::new(&key, Direction::Encrypt).unwrap().apply(0xff, &mut bytes));
+    let key = key_from_bytes(&bytes_from_hex(KEY));
+    assert!(
+        XtsCipher::new(&key, CipherDirection::Encrypt).unwrap().apply_to_units(0xff, &mut bytes)
+    );
     assert_eq!(bytes[..32], start);
     assert_eq!(bytes[496..], end);
-    assert!(Xts::new(&key, Direction::Decrypt).unwrap().apply(0xff, &mut bytes));
+    assert!(
+        XtsCipher::new(&key, CipherDirection::Decrypt).unwrap().apply_to_units(0xff, &mut bytes)
+    );
     assert_eq!(bytes, plain);
     // Vector 11: data unit ffffh.
-    assert!(Xts::new(&key, Direction::Encrypt).unwrap().apply(0xffff, &mut bytes));
-    assert_eq!(bytes[..16], bytes_of("77a31251618a15e6b92d1d66dffe7b50"));
+    assert!(
+        XtsCipher::new(&key, CipherDirection::Encrypt).unwrap().apply_to_units(0xffff, &mut bytes)
+    );
+    assert_eq!(bytes[..16], bytes_from_hex("77a31251618a15e6b92d1d66dffe7b50"));
 }
 
 #[test]
-fn units_count_in_the_tweak_one_by_one() {
-    let key = key(&bytes_of(KEY));
-    let mut cipher = Xts::new(&key, Direction::Encrypt).unwrap();
+fn tweak_increments_per_unit() {
+    let key = key_from_bytes(&bytes_from_hex(KEY));
+    let mut cipher = XtsCipher::new(&key, CipherDirection::Encrypt).unwrap();
     let mut together = vec![7; 4 * 512];
-    assert!(cipher.apply(u64::from(u32::MAX) - 1, &mut together));
+    assert!(cipher.apply_to_units(u64::from(u32::MAX) - 1, &mut together));
     for (unit, part) in (u64::from(u32::MAX) - 1..).zip(together.chunks(512)) {
         let mut alone = vec![7; 512];
-        assert!(cipher.apply(unit, &mut alone));
+        assert!(cipher.apply_to_units(unit, &mut alone));
         assert_eq!(alone, part, "unit {unit}");
     }
 }
 
-struct Bench {
+struct CryptFixture {
     regions: RegionTable,
     memory: Segment,
 }
 
-impl Bench {
+impl CryptFixture {
     fn new() -> Self {
         let regions = RegionTable::new(32);
         let mapping =
@@ -95,7 +101,7 @@ impl Bench {
     }
 
     /// Executes a single request.
-    fn run(
+    fn run_request(
         &self,
         channel: &mut dyn IoChannel,
         operation: Operation,
@@ -104,7 +110,7 @@ impl Bench {
         segments: &[Segment],
     ) -> IoStatus {
         let request = Request {
-            token: 1 << 40,
+            random_token: 1 << 40,
             lba,
             operand: 0,
             segment_first: 0,
@@ -120,12 +126,12 @@ impl Bench {
         channel.flush();
         while channel.poll(now, &mut completions) == 0 {}
         let completion = completions.as_slice()[0];
-        assert_eq!(completion.token, request.token);
+        assert_eq!(completion.token, request.random_token);
         completion.status
     }
 
     /// Memory of `len` bytes, cut at random positions.
-    fn cut(&self, len: usize, random: &mut Random) -> Vec<Segment> {
+    fn random_segments(&self, len: usize, random: &mut Random) -> Vec<Segment> {
         let (mut at, mut left) = (u32::try_from(random.below(100)).unwrap(), len);
         let mut segments = Vec::new();
         while left > 0 {
@@ -139,7 +145,7 @@ impl Bench {
         segments
     }
 
-    fn put(&self, segments: &[Segment], mut bytes: &[u8]) {
+    fn write_segments(&self, segments: &[Segment], mut bytes: &[u8]) {
         for segment in segments {
             let (part, rest) = bytes.split_at(segment.len_bytes as usize);
             self.regions.store(*segment, part).unwrap();
@@ -147,7 +153,7 @@ impl Bench {
         }
     }
 
-    fn get(&self, segments: &[Segment]) -> Vec<u8> {
+    fn read_segments(&self, segments: &[Segment]) -> Vec<u8> {
         let load = |segment: &Segment| {
             let mut bytes = vec![0; segment.len_bytes as usize];
             self.regions.load(*segment, &mut bytes).unwrap();
@@ -158,10 +164,10 @@ impl Bench {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
+fn written_data_is_read_back_with_any_segmentation() {
     let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
     for block in [512_usize, 4096] {
-        let bench = Bench::new();
+        let bench = CryptFixture::new();
         let uri = format!("crypt:[ram:1m?block={block}]?key-file={path}");
         let medium = bench.open(&uri).unwrap().medium;
         let mut channels = [medium.channel().unwrap(), medium.channel().unwrap()];
@@ -173,82 +179,95 @@ fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
             let count = usize::try_from(random.below(4) + 1).unwrap();
             let (lba, many) = (first, u32::try_from(count).unwrap());
             let range = usize::try_from(first).unwrap()..usize::try_from(first).unwrap() + count;
-            let segments = bench.cut(count * block, &mut random);
+            let segments = bench.random_segments(count * block, &mut random);
             if random.chance(1, 2) {
                 let bytes: Vec<u8> =
                     (0..count * block).map(|_| random.next_u64().to_le_bytes()[0]).collect();
-                bench.put(&segments, &bytes);
-                let status = bench.run(channel, Operation::Write, lba, many, &segments);
+                bench.write_segments(&segments, &bytes);
+                let status = bench.run_request(channel, Operation::Write, lba, many, &segments);
                 assert_eq!(status, IoStatus::SUCCESS);
-                assert_eq!(bench.get(&segments), bytes, "the caller's data stays as it is");
+                assert_eq!(
+                    bench.read_segments(&segments),
+                    bytes,
+                    "the caller's data stays as it is"
+                );
                 for (place, bytes) in blocks[range].iter_mut().zip(bytes.chunks(block)) {
                     *place = Some(bytes.to_vec());
                 }
                 continue;
             }
-            let status = bench.run(channel, Operation::Read, lba, many, &segments);
+            let status = bench.run_request(channel, Operation::Read, lba, many, &segments);
             assert_eq!(status, IoStatus::SUCCESS);
-            let bytes = bench.get(&segments);
+            let bytes = bench.read_segments(&segments);
             for (place, bytes) in blocks[range].iter().zip(bytes.chunks(block)) {
                 assert!(place.as_ref().is_none_or(|expected| expected == bytes), "round {round}");
             }
-            let status = bench.run(channel, Operation::Compare, lba, many, &segments);
+            let status = bench.run_request(channel, Operation::Compare, lba, many, &segments);
             assert_eq!(status, IoStatus::SUCCESS, "what was read compares equal");
-            bench.put(&segments[..1], &vec![0x5a; segments[0].len_bytes as usize]);
-            let status = bench.run(channel, Operation::Compare, lba, many, &segments);
+            bench.write_segments(&segments[..1], &vec![0x5a; segments[0].len_bytes as usize]);
+            let status = bench.run_request(channel, Operation::Compare, lba, many, &segments);
             assert_eq!(status, IoStatus::COMPARE_FAILURE);
         }
     }
 }
 
 #[test]
-fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() {
-    let bench = Bench::new();
+fn device_holds_ciphertext_and_a_wrong_key_reads_garbage() {
+    let bench = CryptFixture::new();
     let raw = bench.open("ram:1m").unwrap().medium;
-    let with = |bytes: &[u8]| Crypt::new(&bench.regions, raw.clone(), key(bytes)).unwrap();
+    let with = |bytes: &[u8]| {
+        CryptDevice::new(&bench.regions, raw.clone(), key_from_bytes(bytes)).unwrap()
+    };
     let read = |medium: &dyn tenmil_base::BlockDevice, lba| {
         let segment = bench.memory.slice(0, 1024).unwrap();
         let mut channel = medium.channel().unwrap();
-        let status = bench.run(&mut *channel, Operation::Read, lba, 2, &[segment]);
+        let status = bench.run_request(&mut *channel, Operation::Read, lba, 2, &[segment]);
         assert_eq!(status, IoStatus::SUCCESS);
-        bench.get(&[segment])
+        bench.read_segments(&[segment])
     };
-    let good = with(&bytes_of(KEY));
+    let good = with(&bytes_from_hex(KEY));
     let segment = bench.memory.slice(0, 1024).unwrap();
-    bench.put(&[segment], &[0x11; 1024]);
+    bench.write_segments(&[segment], &[0x11; 1024]);
     let mut channel = tenmil_base::BlockDevice::channel(&good).unwrap();
-    assert_eq!(bench.run(&mut *channel, Operation::Write, 40, 2, &[segment]), IoStatus::SUCCESS);
+    assert_eq!(
+        bench.run_request(&mut *channel, Operation::Write, 40, 2, &[segment]),
+        IoStatus::SUCCESS
+    );
     let mut expected = vec![0x11; 1024];
-    let mut cipher = Xts::new(&key(&bytes_of(KEY)), Direction::Encrypt).unwrap();
-    assert!(cipher.apply(40, &mut expected));
+    let mut cipher =
+        XtsCipher::new(&key_from_bytes(&bytes_from_hex(KEY)), CipherDirection::Encrypt).unwrap();
+    assert!(cipher.apply_to_units(40, &mut expected));
     assert_eq!(read(&*raw, 40), expected);
     assert_eq!(read(&good, 40), [0x11; 1024]);
-    let mut other = bytes_of(KEY);
+    let mut other = bytes_from_hex(KEY);
     other[63] ^= 1;
     let garbage = read(&with(&other), 40);
     assert!(garbage != [0x11; 1024] && garbage != expected);
     // A deallocated block reads as something other than zeroes.
-    assert_eq!(bench.run(&mut *channel, Operation::Deallocate, 40, 2, &[]), IoStatus::SUCCESS);
+    assert_eq!(
+        bench.run_request(&mut *channel, Operation::Deallocate, 40, 2, &[]),
+        IoStatus::SUCCESS
+    );
     assert!(read(&good, 40) != [0; 1024]);
     let extent = tenmil_base::BlockDevice::block_status(&good, 40).unwrap();
     assert_eq!(extent.kind, tenmil_base::ExtentKind::Data);
     for missing in [Operation::WriteZeroes, Operation::Copy] {
         assert!(!tenmil_base::BlockDevice::limits(&good).operations.has(missing));
-        assert_eq!(bench.run(&mut *channel, missing, 0, 1, &[]), IoStatus::INVALID_OPCODE);
+        assert_eq!(bench.run_request(&mut *channel, missing, 0, 1, &[]), IoStatus::INVALID_OPCODE);
     }
 }
 
 #[test]
-fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
+fn full_channel_returns_unaccepted_requests_and_completes_each_once() {
     let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
-    let bench = Bench::new();
+    let bench = CryptFixture::new();
     let uri = format!("crypt:[model:[ram:1m]?device=p4800x]?key-file={path}");
     let mut channel = bench.open(&uri).unwrap().medium.channel().unwrap();
     let depth = channel.limits().depth_max as usize;
     let segment = bench.memory.slice(0, 512).unwrap();
     let requests: Vec<Request> = (0..depth as u64 + 9)
         .map(|token| Request {
-            token,
+            random_token: token,
             lba: token,
             operand: 0,
             segment_first: 0,
@@ -277,9 +296,9 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
 }
 
 #[test]
-fn requests_that_do_not_fit_are_refused() {
+fn requests_with_wrong_memory_length_are_rejected() {
     let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
-    let bench = Bench::new();
+    let bench = CryptFixture::new();
     let medium = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap().medium;
     let mut channel = medium.channel().unwrap();
     let segment = bench.memory.slice(0, 512).unwrap();
@@ -292,15 +311,15 @@ fn requests_that_do_not_fit_are_refused() {
             (0, 1, &[], IoStatus::INVALID_FIELD),
             (0, 1, &[stray], IoStatus::DATA_TRANSFER_ERROR),
         ] {
-            let status = bench.run(&mut *channel, operation, lba, blocks, segments);
+            let status = bench.run_request(&mut *channel, operation, lba, blocks, segments);
             assert_eq!(status, expected, "{operation:?} {lba} {blocks}");
         }
     }
 }
 
 #[test]
-fn a_key_is_never_in_a_name_and_never_in_a_file_that_others_may_read() {
-    let bench = Bench::new();
+fn key_is_not_in_the_uri_and_a_world_readable_key_file_is_rejected() {
+    let bench = CryptFixture::new();
     let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
     let (_other_directory, open) = key_file(KEY.as_bytes(), 0o644);
     for (uri, expected) in [

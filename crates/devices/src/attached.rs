@@ -21,7 +21,7 @@ use tenmil_base::{
     BarMapError, BarRange, Doorbell, Error, Instant, InterruptVector, Interrupts, IoCompletion,
     Mmio, RegionId, Segment, Span,
 };
-use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_block::uri::{Uri, UriError, UriOptions};
 use tenmil_block::{ExistingData, OpenedDevice};
 use tenmil_linux::{
     Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StepTimer, StopFlag,
@@ -205,13 +205,13 @@ const SOCKET: u64 = 1;
 
 impl AttachOptions {
     /// Parses the options of a URI.
-    pub fn of(fields: &mut Fields<'_>) -> Result<Self, UriError> {
+    pub fn of(fields: &mut UriOptions<'_>) -> Result<Self, UriError> {
         let small = |number: u64| u32::try_from(number).unwrap_or(1);
-        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
-        let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
-        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
-        let shadow_doorbells = fields.choice("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
-        let time_limit = fields.time("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
+        let namespace = fields.number_value("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
+        let depth = fields.number_value("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
+        let queues = fields.number_value("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        let shadow_doorbells = fields.choice_value("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
+        let time_limit = fields.time_value("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
         Ok(Self {
             namespace: small(namespace),
             depth: small(depth),
@@ -284,7 +284,7 @@ impl<B: ControllerBus> AttachedController<B> {
             found: format!("{bytes} bytes"),
             path: None,
         }];
-        Ok(OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(medium), what) })
+        Ok(OpenedDevice { existing, ..OpenedDevice::without_existing_data(Arc::new(medium), what) })
     }
 
     /// Creates a queue pair, with an interrupt vector if one is free.

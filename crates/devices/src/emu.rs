@@ -31,7 +31,7 @@ use tenmil_dma::{
     CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, Region, RegionTable,
 };
 use tenmil_linux::{Clock, EventVectors, Notifier};
-use tenmil_nvme_controller::transport::HostBar;
+use tenmil_nvme_controller::transport::HostBarHandle;
 use tenmil_nvme_host::{
     Controller, ControllerOptions, Event, NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes,
     RequestError, Rings, State,
@@ -88,7 +88,7 @@ pub struct EmuPlan<'a> {
 /// Host side of one emulated SSD.
 struct Ssd {
     name: String,
-    controller: Controller<HostBar<Notifier>, DevicePool>,
+    controller: Controller<HostBarHandle<Notifier>, DevicePool>,
     pool: DevicePool,
     /// Interrupt vectors of its queue pairs, if interrupts are enabled.
     vectors: EventVectors,
@@ -101,7 +101,7 @@ struct Ssd {
 }
 
 /// A doorbell register of an emulated SSD.
-type Register = <HostBar<Notifier> as Mmio>::Doorbell;
+type Register = <HostBarHandle<Notifier> as Mmio>::Doorbell;
 
 /// Queue pair of an emulated SSD as an I/O channel. The variants have different types, so that a
 /// plain doorbell pays no test for the model.
@@ -242,7 +242,10 @@ impl Emulated {
     }
 
     /// Controller of SSD `index`.
-    pub fn controller(&mut self, index: usize) -> &mut Controller<HostBar<Notifier>, DevicePool> {
+    pub fn controller(
+        &mut self,
+        index: usize,
+    ) -> &mut Controller<HostBarHandle<Notifier>, DevicePool> {
         &mut self.ssds[index].controller
     }
 

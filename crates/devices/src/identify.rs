@@ -9,7 +9,7 @@ mod logs;
 mod pages;
 pub mod show;
 
-use tenmil_wire::layout::Decoded;
+use tenmil_wire::layout::DecodedField;
 use tenmil_wire::{Command, Layout, Status};
 
 use crate::EmuSpec;
@@ -65,7 +65,7 @@ pub struct Section {
     /// Title for people.
     pub title: String,
     /// Fields in the order of the specification.
-    pub fields: Vec<Decoded>,
+    pub fields: Vec<DecodedField>,
 }
 
 /// Reads everything from `controller`.
@@ -101,7 +101,7 @@ impl Document {
         ))
     }
 
-    fn add(&mut self, path: &[&str], title: impl Into<String>, fields: Vec<Decoded>) {
+    fn add(&mut self, path: &[&str], title: impl Into<String>, fields: Vec<DecodedField>) {
         let path = path.iter().map(|part| (*part).to_owned()).collect();
         self.sections.push(Section { path, title: title.into(), fields });
     }
@@ -130,12 +130,12 @@ impl Document {
 }
 
 /// Decodes the fields of `T` in `bytes`.
-fn fields_of<T: Layout>(bytes: &[u8]) -> Vec<Decoded> {
+fn fields_of<T: Layout>(bytes: &[u8]) -> Vec<DecodedField> {
     T::parse(bytes).map(|structure| structure.decode()).unwrap_or_default()
 }
 
 /// Decodes the fields of a structure of one dword.
-fn fields_of_dword<T: Layout>(dword: u32) -> Vec<Decoded> {
+fn fields_of_dword<T: Layout>(dword: u32) -> Vec<DecodedField> {
     fields_of::<T>(&dword.to_le_bytes())
 }
 

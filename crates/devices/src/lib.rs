@@ -23,7 +23,7 @@ mod techniques;
 mod uri;
 pub mod vfio_user;
 
-use tenmil_block::{Kind, join_kinds};
+use tenmil_block::{NamedDeviceType, join_device_types};
 
 pub use attached::AttachOptions;
 pub use pcie::PcieName;
@@ -33,12 +33,11 @@ pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 pub use vfio_user::VfioUserName;
 
 /// The device types of this crate and of the drivers, by URI scheme.
-pub const KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil_drivers::KINDS.len() + NVME_KINDS.len() }>(
-    tenmil_drivers::KINDS,
-    NVME_KINDS,
-);
+pub const KINDS: &[NamedDeviceType<'static>] = &join_device_types::<
+    { tenmil_drivers::KINDS.len() + NVME_KINDS.len() },
+>(tenmil_drivers::KINDS, NVME_KINDS);
 
-const NVME_KINDS: &[Kind<'static>] = &[
+const NVME_KINDS: &[NamedDeviceType<'static>] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfioUserName::SCHEME, &vfio_user::Kind),

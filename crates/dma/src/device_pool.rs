@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tenmil_base::{Dma, DmaMapError, InvalidSegment, Memory, RegionId, Segment, Wake, Window};
+use tenmil_base::{
+    DirectAccessWindow, Dma, DmaMapError, InvalidSegment, Memory, RegionId, Segment, Wake,
+};
 
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
@@ -187,8 +189,10 @@ impl DevicePool {
 
     /// Window within which ranges of `len_bytes` of the pool can be resolved without a call.
     #[inline]
-    pub(crate) fn address_window(&self, len_bytes: u32) -> Option<Window> {
-        Window::of(self.memory, self.region_iova + self.memory.offset, len_bytes)
+    pub(crate) fn address_window(&self, len_bytes: u32) -> Option<DirectAccessWindow> {
+        DirectAccessWindow::for_pieces(
+            self.memory, self.region_iova + self.memory.offset, len_bytes,
+        )
     }
 
     /// Segment at `iova`, if the device may access all of it.
@@ -351,7 +355,7 @@ impl Dma for DevicePool {
     }
 
     #[inline(always)]
-    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+    fn iova_translator(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
         let Segment { region, len_bytes, .. } = like;
         let own = || (self.memory.offset, self.memory.len_bytes.into(), self.region_iova);
         let is_own = region == self.memory.region;
@@ -482,15 +486,19 @@ mod tests {
     fn mapped_region_has_iovas_until_unmapped() {
         let (pool, other) = test_pool_and_region();
         let part = other.slice(4096, 4096).unwrap();
-        let addresses = |pool: &DevicePool| (pool.iova(part), pool.iovas(part)(part));
+        let addresses = |pool: &DevicePool| (pool.iova(part), pool.iova_translator(part)(part));
         let at = (2 << 36) + 4096;
         assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
         pool.map(other.region).unwrap();
         assert_eq!(addresses(&pool), (Some(at), Some(at)));
         let first = other.slice(0, 4096).unwrap();
-        assert_eq!(pool.iovas(first)(part), Some(at), "one place of a region stands for all of it");
-        assert_eq!(pool.iovas(pool.memory)(part), None, "but for no other region");
-        assert_eq!(pool.iovas(other)(part), None, "nor for another length");
+        assert_eq!(
+            pool.iova_translator(first)(part),
+            Some(at),
+            "one place of a region stands for all of it"
+        );
+        assert_eq!(pool.iova_translator(pool.memory)(part), None, "but for no other region");
+        assert_eq!(pool.iova_translator(other)(part), None, "nor for another length");
         assert_eq!(pool.segment_at(at, 4096), Some(part));
         assert_eq!(pool.pool_segment_at(at, 4096), None, "rings lie in the pool");
         for (iova, len_bytes) in [(at, 4097), (at + 1, 4096), (at + 4096, 1), (3 << 36, 1), (0, 1)]
@@ -498,7 +506,7 @@ mod tests {
             assert_eq!(pool.segment_at(iova, len_bytes), None, "{iova:#x}");
         }
         let past = Segment { offset: 4097, ..part };
-        assert_eq!((pool.iova(past), pool.iovas(part)(past)), (None, None));
+        assert_eq!((pool.iova(past), pool.iova_translator(part)(past)), (None, None));
         pool.unmap(other.region);
         assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
     }
@@ -513,7 +521,7 @@ mod tests {
         let (kind, store) = (DeviceKind::Pcie, CommandStore::Plain);
         let pool = DevicePool::new_at_iova(regions, memory, kind, store, 0x7000);
         let own = pool.allocate(4096).unwrap();
-        assert_eq!((pool.iova(own), pool.iovas(own)(own)), (Some(0x7000), Some(0x7000)));
+        assert_eq!((pool.iova(own), pool.iova_translator(own)(own)), (Some(0x7000), Some(0x7000)));
         assert_eq!(pool.iova(other), None);
         assert!(pool.map(other.region).is_err() && pool.map_at(memory.region, 0).is_err());
         pool.map_at(other.region, 0x10_0000).unwrap();
@@ -539,7 +547,7 @@ mod tests {
         let own = pool.allocate(4096).unwrap();
         assert_eq!(pool.submission_ring(own, 8).command_store(), store);
         ring.store(1, &[u64::MAX; 8]);
-        assert_eq!(ring.store_each(2, &[1, 2], |word| Some([*word; 8])), 2);
+        assert_eq!(ring.store_built_commands(2, &[1, 2], |word| Some([*word; 8])), 2);
         ring.publish();
         let mut bytes = [0; 8 * 64];
         regions.load(place, &mut bytes).unwrap();
@@ -558,13 +566,13 @@ mod tests {
         let at = pool.iova(first.segment()).unwrap();
         assert!(pool.segment_at(at, 64).is_some());
         let place = first.segment();
-        assert_eq!(pool.iovas(place)(place), Some(at));
+        assert_eq!(pool.iova_translator(place)(place), Some(at));
         drop(first);
-        assert_eq!((pool.segment_at(at, 64), pool.iovas(place)(place)), (None, None));
+        assert_eq!((pool.segment_at(at, 64), pool.iova_translator(place)(place)), (None, None));
         let second = add();
         assert_eq!(pool.segment_at(at, 64), None, "the host has not named it yet");
         assert_eq!(
-            pool.iovas(second.segment())(second.segment()),
+            pool.iova_translator(second.segment())(second.segment()),
             None,
             "nor do many at once name it"
         );

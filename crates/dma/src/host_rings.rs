@@ -108,7 +108,7 @@ impl HostCompletionRing {
 }
 
 impl HostSubmissionRing {
-    /// [`store_each`](SubmissionRing::store_each) with the instruction `store`.
+    /// [`store_built_commands`](SubmissionRing::store_built_commands) with the instruction `store`.
     #[inline(always)]
     fn store_each_with<T>(
         &mut self,
@@ -177,7 +177,7 @@ impl SubmissionRing for HostSubmissionRing {
     }
 
     #[inline(always)]
-    fn store_each<T>(
+    fn store_built_commands<T>(
         &mut self,
         first: u32,
         items: &[T],
@@ -236,7 +236,7 @@ pub(crate) fn resolve_ring(regions: &RegionTable, memory: Segment, len_bytes: u6
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{CompletionRing, Dma, HostEntries, RingMemory, SubmissionRing};
+    use tenmil_base::{CompletionRing, Dma, RingEntries, RingMemory, SubmissionRing};
 
     use crate::{
         CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable,
@@ -281,7 +281,7 @@ mod tests {
                 for (count, end) in (0..=8 - first).flat_map(|n| (0..=n).map(move |end| (n, end))) {
                     (0..8).for_each(|index| ring.store(index, &[99; 8]));
                     let items: Vec<u32> = (0..count).collect();
-                    let stored = ring.store_each(first, &items, |item| {
+                    let stored = ring.store_built_commands(first, &items, |item| {
                         (*item < end).then_some([u64::from(*item); 8])
                     });
                     ring.publish();
@@ -339,7 +339,7 @@ mod tests {
     fn batch_past_the_ring_end_panics() {
         let pool = test_pool(CommandStore::Plain);
         let memory = pool.allocate(8 * 64).unwrap();
-        pool.submission_ring(memory, 8).store_each(7, &[(), ()], |()| Some([0; 8]));
+        pool.submission_ring(memory, 8).store_built_commands(7, &[(), ()], |()| Some([0; 8]));
     }
 
     #[test]

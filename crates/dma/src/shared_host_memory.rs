@@ -8,8 +8,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::{
-    AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries, HostMemory, Memory,
-    RingMemory, SIMPLE_IO_WORDS, Segment, Window,
+    AccessFault, AccessId, AccessProgress, CompletionEntry, DirectAccessWindow, HostMemory, Memory,
+    RingEntries, RingMemory, SIMPLE_IO_WORDS, Segment,
 };
 
 use crate::barrier::{prefetch_read, prefetch_write};
@@ -93,7 +93,7 @@ impl HostMemory for SharedHostMemory {
     }
 
     #[inline]
-    fn direct_window(&mut self, len_bytes: u32) -> Option<Window> {
+    fn direct_access_window(&mut self, len_bytes: u32) -> Option<DirectAccessWindow> {
         self.pool.address_window(len_bytes).filter(|_| !self.pool.is_access_revoked())
     }
 
@@ -182,7 +182,7 @@ impl SharedRingEntries {
     }
 }
 
-impl HostEntries for SharedRingEntries {
+impl RingEntries for SharedRingEntries {
     #[inline]
     fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault> {
         let first = self.word_address(index as usize * 8, 8)?;
@@ -197,7 +197,7 @@ impl HostEntries for SharedRingEntries {
     }
 
     #[inline(always)]
-    fn load_each(
+    fn load_commands(
         &self,
         first: u32,
         count: u32,
@@ -241,7 +241,7 @@ impl HostEntries for SharedRingEntries {
     }
 
     #[inline(always)]
-    fn store_each<T>(
+    fn store_built_completions<T>(
         &mut self,
         first: u32,
         items: &[T],
@@ -332,7 +332,7 @@ unsafe fn store_completion_words(first: NonNull<u64>, entry: CompletionEntry) {
 #[cfg(test)]
 mod tests {
     use tenmil_base::{
-        AccessId, Dma, HostEntries, HostMemory, Memory, RingMemory, SIMPLE_IO_WORDS,
+        AccessId, Dma, HostMemory, Memory, RingEntries, RingMemory, SIMPLE_IO_WORDS,
     };
 
     use crate::{
@@ -385,18 +385,18 @@ mod tests {
         let mut host = SharedHostMemory::new(&pool);
         let first = pool.iova(pool.allocate(1 << 16).unwrap()).unwrap();
         for len_bytes in [1, 512, 4096, 1 << 16] {
-            let window = host.direct_window(len_bytes).unwrap();
+            let window = host.direct_access_window(len_bytes).unwrap();
             let last = first + (1 << 16) - u64::from(len_bytes);
             for iova in [first, first + 8, last, last.wrapping_sub(1)] {
-                assert_eq!(window.at(iova), host.resolve(iova, len_bytes).ok().flatten());
+                assert_eq!(window.piece_at(iova), host.resolve(iova, len_bytes).ok().flatten());
             }
             for stray in [first - 1, last + 1, first << 1, 0, u64::MAX] {
-                assert_eq!(window.at(stray), None, "{len_bytes} at {stray:#x}");
+                assert_eq!(window.piece_at(stray), None, "{len_bytes} at {stray:#x}");
             }
         }
-        assert_eq!(host.direct_window((1 << 16) + 1), None, "not one fits");
+        assert_eq!(host.direct_access_window((1 << 16) + 1), None, "not one fits");
         assert!(pool.revoke_access());
-        assert_eq!(host.direct_window(512), None);
+        assert_eq!(host.direct_access_window(512), None);
     }
 
     /// Every first entry, every number of entries, and every entry that is rejected.
@@ -412,7 +412,7 @@ mod tests {
         for first in 0..=8_u32 {
             for (count, good) in (0..=8 - first).flat_map(|n| (0..=n).map(move |good| (n, good))) {
                 let mut taken = Vec::new();
-                let end = entries.load_each(first, count, |plain| {
+                let end = entries.load_commands(first, count, |plain| {
                     taken.push(plain);
                     taken.len() <= good as usize
                 });
@@ -423,7 +423,7 @@ mod tests {
                 }
             }
         }
-        assert!(entries.load_each(4, 5, |_| true).is_err(), "past the end");
+        assert!(entries.load_commands(4, 5, |_| true).is_err(), "past the end");
     }
 
     #[test]
@@ -435,7 +435,7 @@ mod tests {
                 let mut host = SharedHostMemory::new(&pool);
                 let mut entries = host.entries(iova, 8 * 16).unwrap().unwrap();
                 let items: Vec<u32> = (0..count).collect();
-                let made = entries.store_each(first, &items, |item| {
+                let made = entries.store_built_completions(first, &items, |item| {
                     (*item < good).then_some([u64::from(*item) + 1, u64::from(*item) << 32 | 7])
                 });
                 assert_eq!(made, (good as usize, Ok(())));
@@ -456,7 +456,7 @@ mod tests {
         let pool = test_pool();
         let iova = pool.iova(pool.allocate(4096).unwrap()).unwrap();
         let mut entries = SharedHostMemory::new(&pool).entries(iova, 64).unwrap().unwrap();
-        let (made, stored) = entries.store_each(3, &[(), ()], |()| Some([1, 1]));
+        let (made, stored) = entries.store_built_completions(3, &[(), ()], |()| Some([1, 1]));
         assert!(made == 0 && stored.is_err());
         assert_eq!(entries.load_command(0), Ok([0; 8]));
     }

@@ -13,7 +13,9 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Histogram, Instant, IoChannel, Limits, Operation, Random,
     Request, Segment, Span,
 };
-use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, QueueMap};
+use tenmil_block::{
+    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, QueueMap,
+};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
 use tenmil_linux::Clock;
@@ -29,10 +31,10 @@ const READS: u64 = 1_000_000;
 const BLOCK_COUNT: u64 = 1 << 31;
 
 /// A model whose largest command is smaller.
-struct Narrow(LatencyModel);
+struct NarrowModel(LatencyModel);
 
 /// One thread's channel and what it has in flight.
-struct Load {
+struct ChannelLoad {
     channel: Box<dyn IoChannel>,
     operation: Operation,
     blocks: u32,
@@ -45,7 +47,7 @@ struct Load {
 }
 
 fn main() {
-    let profile = ModelProfile::named("p4600").expect("a known model");
+    let profile = ModelProfile::find_by_name("p4600").expect("a known model");
     println!("{}", profile.describe());
     println!("{READERS} synchronous readers of 4 KiB, one writer of 1 MiB at depth {WRITER_DEPTH}");
     println!("contexts of {TAGS} tags, commands of at most 128 KiB; {READS} reads each\n");
@@ -54,12 +56,12 @@ fn main() {
         "reads, in microseconds", "p50", "p99", "p99.99", "max"
     );
     let apart = QueueMap { default: 1, read: 17, poll: 0 };
-    let alone = run(profile, apart, false);
-    show("alone", &alone);
-    let own = run(profile, apart, true);
-    show("beside the writer, contexts of their own", &own);
-    let shared = run(profile, QueueMap::of(1), true);
-    show("beside the writer, one shared context", &shared);
+    let alone = run_load(profile, apart, false);
+    print_result("alone", &alone);
+    let own = run_load(profile, apart, true);
+    print_result("beside the writer, contexts of their own", &own);
+    let shared = run_load(profile, QueueMap::with_default(1), true);
+    print_result("beside the writer, one shared context", &shared);
     let p = |of: &Histogram| micros(of.percentile(999_900));
     println!(
         "\np99.99 with contexts of their own: {:.1} times that alone (aim: at most 4)",
@@ -69,29 +71,30 @@ fn main() {
 }
 
 /// Latencies of the reads.
-fn run(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram {
+fn run_load(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram {
     let null = NullDevice::new(512, BLOCK_COUNT).expect("a null medium");
-    let medium = Narrow(LatencyModel::new(Arc::new(null), profile, 1));
+    let medium = NarrowModel(LatencyModel::new(Arc::new(null), profile, 1));
     let options =
         BdevOptions { map, channels_max: 17, depth: TAGS, ..BdevOptions::new(Clock::start(), 1) };
     let device = Bdev::new("model", Arc::new(medium), options).expect("a device");
     let open = device.open(Claim::WriteOnce, "bench").expect("nobody else holds it");
     let bounce = BounceMemory::new(&RegionTable::new(64), 4096, 1).expect("a buffer");
-    let open = AdaptedDevice::new(&device, open, bounce, AdaptOptions::default()).expect("it fits");
+    let open =
+        AdaptedDevice::new(&device, open, bounce, AdaptationOptions::default()).expect("it fits");
     let load = |index: usize| {
         let channel = open.channel().expect("a channel for each");
         match index {
-            0 => Load::new(channel, Operation::Write, WRITE_BLOCKS, WRITER_DEPTH, index),
-            _ => Load::new(channel, Operation::Read, READ_BLOCKS, 1, index),
+            0 => ChannelLoad::new(channel, Operation::Write, WRITE_BLOCKS, WRITER_DEPTH, index),
+            _ => ChannelLoad::new(channel, Operation::Read, READ_BLOCKS, 1, index),
         }
     };
-    let mut loads: Vec<Load> = (0..=READERS).map(load).collect();
+    let mut loads: Vec<ChannelLoad> = (0..=READERS).map(load).collect();
     let mut now = Instant::default();
     let mut done = 0;
     let first = usize::from(!writes);
-    loads[first..].iter_mut().for_each(|load| load.begin(now));
+    loads[first..].iter_mut().for_each(|load| load.submit_first(now));
     while done < READS {
-        loads[first..].iter_mut().for_each(|load| load.turn(now));
+        loads[first..].iter_mut().for_each(|load| load.poll_and_submit(now));
         done = loads[1..].iter().map(|load| load.latency.count()).sum();
         // Time of the next completion; a microsecond later while one is being delivered.
         let next = loads[first..].iter().map(|load| load.channel.wake_at());
@@ -103,7 +106,7 @@ fn run(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram
     all
 }
 
-fn show(what: &str, reads: &Histogram) {
+fn print_result(what: &str, reads: &Histogram) {
     let at = |per_million| micros(reads.percentile(per_million));
     let (p50, p99, p9999) = (at(500_000), at(990_000), at(999_900));
     println!("{what:<42} {p50:>9.1} {p99:>9.1} {p9999:>9.1} {:>9.1}", micros(reads.max()));
@@ -114,7 +117,7 @@ fn micros(ns: u64) -> f64 {
     ns as f64 / 1_000.0
 }
 
-impl Load {
+impl ChannelLoad {
     fn new(
         channel: Box<dyn IoChannel>,
         operation: Operation,
@@ -123,8 +126,13 @@ impl Load {
         seed: usize,
     ) -> Self {
         let segment_count = 1;
-        let request =
-            |token| Request { token, blocks, operation, segment_count, ..Request::PLACEHOLDER };
+        let request = |token| Request {
+            random_token: token,
+            blocks,
+            operation,
+            segment_count,
+            ..Request::PLACEHOLDER
+        };
         Self {
             channel,
             operation,
@@ -138,7 +146,7 @@ impl Load {
     }
 
     /// Sends what it has for the first time.
-    fn begin(&mut self, now: Instant) {
+    fn submit_first(&mut self, now: Instant) {
         for request in &mut self.waiting {
             request.lba = self.random.below(BLOCK_COUNT / 2048) * 2048;
         }
@@ -147,7 +155,7 @@ impl Load {
     }
 
     /// Takes what has ended, and sends as much again.
-    fn turn(&mut self, now: Instant) {
+    fn poll_and_submit(&mut self, now: Instant) {
         self.channel.poll(now, &mut self.completions);
         let Self { completions, waiting, sent, latency, random, .. } = self;
         for completion in completions.drain() {
@@ -157,7 +165,8 @@ impl Load {
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
             let (token, blocks, operation) = (completion.token, self.blocks, self.operation);
-            let request = Request { token, lba, blocks, operation, ..Request::PLACEHOLDER };
+            let request =
+                Request { random_token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);
@@ -171,7 +180,7 @@ impl Load {
     }
 }
 
-impl BlockDevice for Narrow {
+impl BlockDevice for NarrowModel {
     fn limits(&self) -> Limits {
         Limits { request_blocks_max: COMMAND_BLOCKS, ..self.0.limits() }
     }

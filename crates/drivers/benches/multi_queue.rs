@@ -13,23 +13,23 @@ use gungraun::{library_benchmark, library_benchmark_group, main};
 use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
 };
-use tenmil_block::{Bdev, BdevOptions, Claim, Mode, QueueMap};
+use tenmil_block::{Bdev, BdevOptions, ChannelMode, Claim, QueueMap};
 use tenmil_drivers::NullDevice;
 use tenmil_linux::Clock;
 
 /// A block device, and reads for it.
-struct Reads {
+struct ReadLoad {
     backend: Box<dyn IoChannel>,
     requests: Vec<Request>,
     completions: CompletionBatch,
     now: Instant,
 }
 
-impl Reads {
+impl ReadLoad {
     /// `count` reads of 4 KiB, none of them sent, on a warm device.
-    fn of(backend: Box<dyn IoChannel>, count: u64) -> Self {
+    fn with_requests(backend: Box<dyn IoChannel>, count: u64) -> Self {
         let read = |token| Request {
-            token,
+            random_token: token,
             lba: token * 8,
             operand: 0,
             segment_first: 0,
@@ -43,13 +43,13 @@ impl Reads {
         let (requests, completions) =
             ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
         let mut reads = Self { backend, requests, completions, now: Instant::default() };
-        (0..8).for_each(|_| reads.turn());
+        (0..8).for_each(|_| reads.run_iteration());
         reads
     }
 
     /// Submits all and collects the completions.
     #[inline(never)]
-    fn turn(&mut self) {
+    fn run_iteration(&mut self) {
         self.now.ns += 1_000;
         let taken = self.backend.submit(self.now, &self.requests, &[Segment::default()]);
         self.backend.flush();
@@ -60,43 +60,43 @@ impl Reads {
 }
 
 /// A null device as it is.
-fn bare(count: u64) -> Reads {
+fn null_device(count: u64) -> ReadLoad {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
-    Reads::of(medium.channel().expect("a channel"), count)
+    ReadLoad::with_requests(medium.channel().expect("a channel"), count)
 }
 
 /// A null device behind the multi-queue layer.
-fn layered(count: u64, mode: Mode, map: QueueMap) -> Reads {
+fn bdev_over_null(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
     let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     let options = BdevOptions { mode, map, channels_max: 2, ..options };
     let device = Bdev::new("null", Arc::new(medium), options).expect("a device");
     let descriptor = device.open(Claim::Exclusive, "bench").expect("nobody has it");
-    Reads::of(descriptor.channel().expect("a channel"), count)
+    ReadLoad::with_requests(descriptor.channel().expect("a channel"), count)
 }
 
-fn owned(count: u64) -> Reads {
-    layered(count, Mode::Mq, QueueMap::of(2))
+fn exclusive_context(count: u64) -> ReadLoad {
+    bdev_over_null(count, ChannelMode::Mq, QueueMap::with_default(2))
 }
 
-fn shared(count: u64) -> Reads {
-    layered(count, Mode::Mq, QueueMap::of(1))
+fn shared_context(count: u64) -> ReadLoad {
+    bdev_over_null(count, ChannelMode::Mq, QueueMap::with_default(1))
 }
 
-fn single(count: u64) -> Reads {
-    layered(count, Mode::SingleQueue, QueueMap::of(1))
+fn single_queue(count: u64) -> ReadLoad {
+    bdev_over_null(count, ChannelMode::SingleQueue, QueueMap::with_default(1))
 }
 
 // The multi-queue layer over a null device, and that alone: the difference is what the layer costs.
 #[library_benchmark]
-#[bench::null_1(args = (1,), setup = bare)]
-#[bench::null_128(args = (128,), setup = bare)]
-#[bench::owned_1(args = (1,), setup = owned)]
-#[bench::owned_128(args = (128,), setup = owned)]
-#[bench::shared_128(args = (128,), setup = shared)]
-#[bench::single_128(args = (128,), setup = single)]
-fn layer(mut reads: Reads) -> Reads {
-    reads.turn();
+#[bench::null_1(args = (1,), setup = null_device)]
+#[bench::null_128(args = (128,), setup = null_device)]
+#[bench::owned_1(args = (1,), setup = exclusive_context)]
+#[bench::owned_128(args = (128,), setup = exclusive_context)]
+#[bench::shared_128(args = (128,), setup = shared_context)]
+#[bench::single_128(args = (128,), setup = single_queue)]
+fn layer(mut reads: ReadLoad) -> ReadLoad {
+    reads.run_iteration();
     reads
 }
 

@@ -29,12 +29,12 @@ fn main() {
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
     let device: Uri =
         format!("file:{}/pool?size=2t", folder.path().display()).parse().expect("a name");
-    pool::create(&opener, &device, "bench", false).expect("room for a pool");
-    let place = VolumeRef::on(&device);
+    pool::create_pool(&opener, &device, "bench", false).expect("room for a pool");
+    let place = VolumeRef::pool_on(&device);
     let open = OpenPool::open(&opener, &place).expect("a pool");
     let (name, unit, uuid) = ("v".into(), 16, 1);
     let change = VolumeOp::Create { name, blocks: BLOCKS, unit, uuid, checksums: false };
-    open.change(change).expect("a volume");
+    open.change_volume(change).expect("a volume");
     let volume = opener.open(&place.with_name("v")).expect("a volume");
     let (is_over, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (ends, fails) = (Arc::clone(&is_over), Arc::clone(&failed));
@@ -49,7 +49,7 @@ fn main() {
         tenmil_linux::named_thread::sleep(Span::from_ms(100));
         let (volume, name) = ("v".into(), format!("s{number}"));
         let begun = clock.now();
-        open.change(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
+        open.change_volume(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
         clock.now().since(begun).ns
     };
     let mut times: Vec<u64> = (0..SNAPSHOTS).map(snapshot).collect();

@@ -9,15 +9,15 @@
 mod reads;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use reads::{Reads, bare, volume};
+use reads::{ReadLoad, ram_device, volume_on_ram};
 
 #[library_benchmark]
-#[bench::memory_1(args = (1,), setup = bare)]
-#[bench::memory_128(args = (128,), setup = bare)]
-#[bench::volume_1(args = (1,), setup = volume)]
-#[bench::volume_128(args = (128,), setup = volume)]
-fn volumes(mut reads: Reads) -> Reads {
-    reads.turn();
+#[bench::memory_1(args = (1,), setup = ram_device)]
+#[bench::memory_128(args = (128,), setup = ram_device)]
+#[bench::volume_1(args = (1,), setup = volume_on_ram)]
+#[bench::volume_128(args = (128,), setup = volume_on_ram)]
+fn volumes(mut reads: ReadLoad) -> ReadLoad {
+    reads.run_iteration();
     reads
 }
 

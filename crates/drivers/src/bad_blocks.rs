@@ -11,13 +11,13 @@ pub(crate) struct BadBlocks {
     /// First block and end of each range; ranges neither overlap nor touch.
     ranges: Mutex<BTreeMap<u64, u64>>,
     /// Whether there are any ranges. Stored under the lock.
-    is_used: AtomicBool,
+    has_bad_blocks: AtomicBool,
 }
 
 impl BadBlocks {
     /// Marks blocks uncorrectable.
     pub(crate) fn add(&self, first: u64, count: u64) {
-        let mut ranges = self.lock_ranges();
+        let mut ranges = self.lock_bad_ranges();
         let (mut start, mut end) = (first, first.saturating_add(count));
         // Merges all ranges that overlap or touch.
         while let Some((&from, &until)) = ranges.range(..=end).next_back()
@@ -29,7 +29,7 @@ impl BadBlocks {
         if start < end {
             ranges.insert(start, end);
         }
-        self.is_used.store(!ranges.is_empty(), Ordering::Release);
+        self.has_bad_blocks.store(!ranges.is_empty(), Ordering::Release);
     }
 
     /// Removes the marks of blocks.
@@ -37,7 +37,7 @@ impl BadBlocks {
         if count == 0 || !self.is_used() {
             return;
         }
-        let mut ranges = self.lock_ranges();
+        let mut ranges = self.lock_bad_ranges();
         let end = first.saturating_add(count);
         while let Some((&from, &until)) = ranges.range(..end).next_back()
             && until > first
@@ -50,22 +50,22 @@ impl BadBlocks {
                 ranges.insert(from, first);
             }
         }
-        self.is_used.store(!ranges.is_empty(), Ordering::Release);
+        self.has_bad_blocks.store(!ranges.is_empty(), Ordering::Release);
     }
 
     /// Whether any of these blocks is marked.
     #[inline]
-    pub(crate) fn any(&self, first: u64, count: u64) -> bool {
+    pub(crate) fn any_in(&self, first: u64, count: u64) -> bool {
         self.is_used() && {
-            let (is_lost, run) = self.run(first, count);
+            let (is_lost, run) = self.uniform_run(first, count);
             is_lost || run < count
         }
     }
 
     /// Whether `first` is marked, and the number of blocks from there on, at most `count`, in the same
     /// state.
-    pub(crate) fn run(&self, first: u64, count: u64) -> (bool, u64) {
-        let ranges = self.lock_ranges();
+    pub(crate) fn uniform_run(&self, first: u64, count: u64) -> (bool, u64) {
+        let ranges = self.lock_bad_ranges();
         if let Some((_, &until)) = ranges.range(..=first).next_back()
             && until > first
         {
@@ -78,10 +78,10 @@ impl BadBlocks {
     /// Acquire pairs with the release stores. If it is set, the lock orders the ranges.
     #[inline]
     fn is_used(&self) -> bool {
-        self.is_used.load(Ordering::Acquire)
+        self.has_bad_blocks.load(Ordering::Acquire)
     }
 
-    fn lock_ranges(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    fn lock_bad_ranges(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::BadBlocks;
 
     #[test]
-    fn it_is_what_an_array_of_marks_would_be() {
+    fn bad_blocks_equal_an_array_of_flags() {
         let mut random = Random::new(7);
         for _ in 0..200 {
             let (lost, mut marks) = (BadBlocks::default(), [false; 64]);
@@ -112,12 +112,12 @@ mod tests {
                     let left = &marks[block..];
                     let run = left.iter().take_while(|other| *other == mark).count() as u64;
                     let (at, count) = (block as u64, left.len() as u64);
-                    assert_eq!(lost.run(at, count), (*mark, run), "{marks:?} {block}");
-                    assert_eq!(lost.any(at, count), left.contains(&true), "{marks:?} {block}");
+                    assert_eq!(lost.uniform_run(at, count), (*mark, run), "{marks:?} {block}");
+                    assert_eq!(lost.any_in(at, count), left.contains(&true), "{marks:?} {block}");
                 }
             }
             lost.clear(0, u64::MAX);
-            assert!(!lost.is_used() && !lost.any(0, u64::MAX));
+            assert!(!lost.is_used() && !lost.any_in(0, u64::MAX));
         }
     }
 }

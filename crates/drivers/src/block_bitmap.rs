@@ -26,7 +26,7 @@ impl BlockBitmap {
         if count > 0 && !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Release);
         }
-        for (word, mask) in self.touched(first, count) {
+        for (word, mask) in self.words_of_range(first, count) {
             if word.load(Ordering::Relaxed) & mask != mask {
                 word.fetch_or(mask, Ordering::Release);
             }
@@ -38,7 +38,7 @@ impl BlockBitmap {
         if !self.used.load(Ordering::Acquire) {
             return;
         }
-        for (word, mask) in self.touched(first, count) {
+        for (word, mask) in self.words_of_range(first, count) {
             if word.load(Ordering::Relaxed) & mask != 0 {
                 word.fetch_and(!mask, Ordering::Release);
             }
@@ -47,16 +47,16 @@ impl BlockBitmap {
 
     /// Whether any of these bits is set.
     #[inline]
-    pub(crate) fn any(&self, first: u64, count: u64) -> bool {
+    pub(crate) fn any_set(&self, first: u64, count: u64) -> bool {
         self.used.load(Ordering::Acquire)
             && self
-                .touched(first, count)
+                .words_of_range(first, count)
                 .any(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
     /// Prefetches the word of `first`.
     #[inline]
-    pub(crate) fn look_ahead(&self, first: u64) {
+    pub(crate) fn prefetch(&self, first: u64) {
         if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
             tenmil_dma::prefetch_value(word);
         }
@@ -64,12 +64,12 @@ impl BlockBitmap {
 
     /// Whether the bit of `block` is set.
     pub(crate) fn has(&self, block: u64) -> bool {
-        self.any(block, 1)
+        self.any_set(block, 1)
     }
 
     /// The bit of `first`, and the number of blocks from there on, at most `count`, with the same bit.
     #[inline]
-    pub(crate) fn run(&self, first: u64, count: u64) -> (bool, u64) {
+    pub(crate) fn uniform_run(&self, first: u64, count: u64) -> (bool, u64) {
         if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
             // Fast path: usually all bits are equal and in one word. Pairs with the release in `set`.
             let bits = word.load(Ordering::Acquire) >> (first % 64);
@@ -80,13 +80,13 @@ impl BlockBitmap {
                 return (marked, count);
             }
         }
-        self.run_of_words(first, count)
+        self.uniform_run_by_words(first, count)
     }
 
-    fn run_of_words(&self, first: u64, count: u64) -> (bool, u64) {
+    fn uniform_run_by_words(&self, first: u64, count: u64) -> (bool, u64) {
         let marked = self.has(first);
         let mut length = 0;
-        for (word, mask) in self.touched(first, count) {
+        for (word, mask) in self.words_of_range(first, count) {
             // Pairs with the release in `set`.
             let bits = word.load(Ordering::Acquire);
             let unlike = mask & if marked { !bits } else { bits };
@@ -103,7 +103,7 @@ impl BlockBitmap {
 
     /// The words that contain the bits of a range, each with a mask of those bits.
     #[inline]
-    fn touched(&self, first: u64, count: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    fn words_of_range(&self, first: u64, count: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let end = first + count;
         let words = (first / 64)..end.div_ceil(64).max(first / 64);
         let words = if count == 0 { 0..0 } else { words };
@@ -123,7 +123,7 @@ mod tests {
     use super::BlockBitmap;
 
     #[test]
-    fn marks_are_what_a_plain_list_of_flags_would_be() {
+    fn block_bitmap_equals_an_array_of_flags() {
         const BLOCKS: usize = 200;
         let mut random = Random::new(5);
         let marks = BlockBitmap::new(BLOCKS as u64);
@@ -142,12 +142,16 @@ mod tests {
                     marks.clear(from, many);
                     range.fill(false);
                 }
-                2 => assert_eq!(marks.any(from, many), range.contains(&true), "round {round}"),
+                2 => assert_eq!(marks.any_set(from, many), range.contains(&true), "round {round}"),
                 _ if count > 0 => {
                     let alike = range.iter().take_while(|flag| **flag == range[0]).count();
-                    assert_eq!(marks.run(from, many), (range[0], alike as u64), "round {round}");
+                    assert_eq!(
+                        marks.uniform_run(from, many),
+                        (range[0], alike as u64),
+                        "round {round}"
+                    );
                 }
-                _ => assert!(!marks.any(from, 0)),
+                _ => assert!(!marks.any_set(from, 0)),
             }
         }
         assert!((0..BLOCKS).all(|block| marks.has(block as u64) == flags[block]));

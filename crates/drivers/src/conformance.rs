@@ -1,11 +1,11 @@
 //! Conformance tests of every device.
 
-mod array;
-mod ciphered;
-mod driver;
+mod array_comparison;
+mod crypt_kind;
 mod durability;
-mod power;
+mod power_loss_device;
 mod slow_device;
+mod tested_devices;
 
 use tenmil_base::{
     CompletionBatch, Durability, Instant, IoStatus, Operation, Random, RegionId, RequestFlags,
@@ -13,19 +13,19 @@ use tenmil_base::{
 };
 use tenmil_linux::Sleeper;
 
-use self::driver::{Driver, every_medium, media_that_keep_data};
-pub(crate) use self::power::PowerKind;
-pub(crate) use self::slow_device::Reluctant;
+pub(crate) use self::power_loss_device::PowerLossKind;
+pub(crate) use self::slow_device::SlowDevice;
+use self::tested_devices::{ChannelDriver, all_devices, data_devices};
 
 #[test]
-fn what_was_written_is_read_whatever_else_is_done() {
-    for subject in media_that_keep_data() {
+fn random_operations_match_the_expected_contents() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
-        let mut blocks = Shadow::new(64);
+        let mut blocks = ExpectedBlocks::new(64);
         let mut random = Random::new(1);
         for round in 0..400 {
-            let (first, count) = blocks.range(&mut random);
-            let (other, _) = blocks.range(&mut random);
+            let (first, count) = blocks.random_range(&mut random);
+            let (other, _) = blocks.random_range(&mut random);
             let source = other.min(64 - u64::from(count));
             match random.below(8) {
                 0..=2 => {
@@ -33,22 +33,22 @@ fn what_was_written_is_read_whatever_else_is_done() {
                     let flags =
                         if random.chance(1, 4) { RequestFlags::FUA } else { RequestFlags::NONE };
                     assert_eq!(driver.write(first, count, byte, flags), IoStatus::SUCCESS);
-                    blocks.fill(first, count, State::Holds(byte));
+                    blocks.fill(first, count, ExpectedState::Holds(byte));
                 }
-                3 if driver.has(Operation::WriteZeroes) => {
+                3 if driver.supports(Operation::WriteZeroes) => {
                     let flags = if random.chance(1, 2) {
                         RequestFlags::DEALLOCATE
                     } else {
                         RequestFlags::FUA
                     };
                     driver.expect(Operation::WriteZeroes, first, count, flags);
-                    blocks.fill(first, count, State::Holds(0));
+                    blocks.fill(first, count, ExpectedState::Holds(0));
                 }
-                4 if driver.has(Operation::Deallocate) => {
+                4 if driver.supports(Operation::Deallocate) => {
                     driver.expect(Operation::Deallocate, first, count, RequestFlags::NONE);
                     blocks.deallocate(first, count, subject.is_ciphered);
                 }
-                5 if driver.has(Operation::Copy) => {
+                5 if driver.supports(Operation::Copy) => {
                     let status = driver.copy(source, first, count);
                     blocks.copy(source, first, count, status);
                     if !status.is_success() {
@@ -57,12 +57,12 @@ fn what_was_written_is_read_whatever_else_is_done() {
                             driver.write(first, count, 9, RequestFlags::NONE),
                             IoStatus::SUCCESS
                         );
-                        blocks.fill(first, count, State::Holds(9));
+                        blocks.fill(first, count, ExpectedState::Holds(9));
                     }
                 }
-                6 if driver.has(Operation::WriteUncorrectable) => {
+                6 if driver.supports(Operation::WriteUncorrectable) => {
                     driver.expect(Operation::WriteUncorrectable, first, count, RequestFlags::NONE);
-                    blocks.fill(first, count, State::Lost);
+                    blocks.fill(first, count, ExpectedState::Lost);
                 }
                 _ => blocks.check(&mut driver, first, count, round),
             }
@@ -75,7 +75,7 @@ fn what_was_written_is_read_whatever_else_is_done() {
 
 /// Contents of a block, as far as they are determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ExpectedState {
     Holds(u8),
     /// Deallocated: zeroes, or still this byte.
     Free(u8),
@@ -84,51 +84,52 @@ enum State {
     Lost,
 }
 
-struct Shadow(Vec<State>);
+struct ExpectedBlocks(Vec<ExpectedState>);
 
-impl Shadow {
+impl ExpectedBlocks {
     fn new(count: usize) -> Self {
-        Self(vec![State::Holds(0); count])
+        Self(vec![ExpectedState::Holds(0); count])
     }
 
-    fn range(&self, random: &mut Random) -> (u64, u32) {
+    fn random_range(&self, random: &mut Random) -> (u64, u32) {
         let first = random.below(self.0.len() as u64);
         let most = (self.0.len() as u64 - first).min(32);
         (first, u32::try_from(random.below(most) + 1).unwrap())
     }
 
-    fn of(&mut self, first: u64, count: u32) -> &mut [State] {
+    fn slice_mut(&mut self, first: u64, count: u32) -> &mut [ExpectedState] {
         let first = usize::try_from(first).unwrap();
         &mut self.0[first..first + count as usize]
     }
 
-    fn fill(&mut self, first: u64, count: u32, state: State) {
-        self.of(first, count).fill(state);
+    fn fill(&mut self, first: u64, count: u32, state: ExpectedState) {
+        self.slice_mut(first, count).fill(state);
     }
 
     fn deallocate(&mut self, first: u64, count: u32, is_ciphered: bool) {
-        for state in self.of(first, count) {
-            if let State::Holds(byte) = *state {
-                *state = if is_ciphered { State::Scrambled } else { State::Free(byte) };
+        for state in self.slice_mut(first, count) {
+            if let ExpectedState::Holds(byte) = *state {
+                *state =
+                    if is_ciphered { ExpectedState::Scrambled } else { ExpectedState::Free(byte) };
             }
         }
     }
 
     fn copy(&mut self, source: u64, target: u64, count: u32, status: IoStatus) {
-        let from = self.of(source, count).to_vec();
-        if from.contains(&State::Lost) {
+        let from = self.slice_mut(source, count).to_vec();
+        if from.contains(&ExpectedState::Lost) {
             assert_eq!(status, IoStatus::UNRECOVERED_READ);
         } else {
             assert_eq!(status, IoStatus::SUCCESS);
-            self.of(target, count).copy_from_slice(&from);
+            self.slice_mut(target, count).copy_from_slice(&from);
         }
     }
 
-    fn check(&mut self, driver: &mut Driver, first: u64, count: u32, round: usize) {
-        let states = self.of(first, count).to_vec();
+    fn check(&mut self, driver: &mut ChannelDriver, first: u64, count: u32, round: usize) {
+        let states = self.slice_mut(first, count).to_vec();
         let (status, bytes) = driver.read(first, count, RequestFlags::NONE);
-        let verified = driver.run(Operation::Verify, first, count, RequestFlags::NONE);
-        if states.contains(&State::Lost) {
+        let verified = driver.run_request(Operation::Verify, first, count, RequestFlags::NONE);
+        if states.contains(&ExpectedState::Lost) {
             assert_eq!(
                 (status, verified),
                 (IoStatus::UNRECOVERED_READ, IoStatus::UNRECOVERED_READ)
@@ -138,10 +139,10 @@ impl Shadow {
         assert_eq!((status, verified), (IoStatus::SUCCESS, IoStatus::SUCCESS));
         for (state, block) in states.iter().zip(bytes.chunks(driver.block_size())) {
             let good = match state {
-                State::Holds(byte) => block.iter().all(|found| found == byte),
-                State::Free(byte) => block.iter().all(|found| found == byte || *found == 0),
-                State::Scrambled => true,
-                State::Lost => false,
+                ExpectedState::Holds(byte) => block.iter().all(|found| found == byte),
+                ExpectedState::Free(byte) => block.iter().all(|found| found == byte || *found == 0),
+                ExpectedState::Scrambled => true,
+                ExpectedState::Lost => false,
             };
             assert!(good, "{} round {round}: {state:?}, found {:?}", driver.name, &block[..8]);
         }
@@ -149,8 +150,8 @@ impl Shadow {
 }
 
 #[test]
-fn memory_may_be_cut_anywhere() {
-    for subject in media_that_keep_data() {
+fn segments_may_be_split_anywhere() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
         let mut random = Random::new(2);
         let size = driver.block_size();
@@ -158,20 +159,23 @@ fn memory_may_be_cut_anywhere() {
             let blocks = u32::try_from(random.below(8) + 1).unwrap();
             let bytes: Vec<u8> =
                 (0..blocks as usize * size).map(|_| random.next_u64().to_le_bytes()[0]).collect();
-            let (out, back) = (driver.cut(&bytes, &mut random), driver.cut(&bytes, &mut random));
-            driver.put(&out, &bytes);
+            let (out, back) = (
+                driver.random_segments(&bytes, &mut random),
+                driver.random_segments(&bytes, &mut random),
+            );
+            driver.write_segments(&out, &bytes);
             assert_eq!(driver.transfer(Operation::Write, 5, blocks, &out), IoStatus::SUCCESS);
-            driver.put(&back, &vec![0xee; bytes.len()]);
+            driver.write_segments(&back, &vec![0xee; bytes.len()]);
             assert_eq!(driver.transfer(Operation::Read, 5, blocks, &back), IoStatus::SUCCESS);
-            assert!(driver.get(&back) == bytes, "{}: {out:?} {back:?}", driver.name);
+            assert!(driver.read_segments(&back) == bytes, "{}: {out:?} {back:?}", driver.name);
             assert_eq!(driver.transfer(Operation::Compare, 5, blocks, &back), IoStatus::SUCCESS);
         }
     }
 }
 
 #[test]
-fn a_compare_finds_one_wrong_byte_wherever_it_is() {
-    for subject in media_that_keep_data() {
+fn compare_finds_any_single_wrong_byte() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
         let size = driver.block_size();
         let memory = driver.memory(4);
@@ -179,29 +183,32 @@ fn a_compare_finds_one_wrong_byte_wherever_it_is() {
         // Blocks 10 and 11 were never written and hold zeroes.
         let mut bytes = vec![3; 2 * size];
         bytes.resize(4 * size, 0);
-        driver.put(&[memory], &bytes);
+        driver.write_segments(&[memory], &bytes);
         assert_eq!(driver.transfer(Operation::Compare, 8, 4, &[memory]), IoStatus::SUCCESS);
         for wrong in [0, size - 1, 2 * size - 1, 2 * size, 4 * size - 1] {
             bytes[wrong] ^= 0x80;
-            driver.put(&[memory], &bytes);
+            driver.write_segments(&[memory], &bytes);
             let status = driver.transfer(Operation::Compare, 8, 4, &[memory]);
             assert_eq!(status, IoStatus::COMPARE_FAILURE, "{} at {wrong}", driver.name);
             bytes[wrong] ^= 0x80;
         }
-        assert!(driver.get(&[memory])[..size] == bytes[..size], "a compare transfers nothing here");
+        assert!(
+            driver.read_segments(&[memory])[..size] == bytes[..size],
+            "a compare transfers nothing here"
+        );
     }
 }
 
 #[test]
-fn a_compare_and_write_changes_all_or_nothing() {
-    for subject in media_that_keep_data() {
+fn compare_and_write_is_atomic() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
         let size = driver.block_size();
         let memory = driver.memory(4);
         assert_eq!(driver.write(8, 2, 3, RequestFlags::NONE), IoStatus::SUCCESS);
         let mut bytes = [vec![3; 2 * size], vec![4; 2 * size]].concat();
-        let run = |driver: &mut Driver, bytes: &[u8]| {
-            driver.put(&[memory], bytes);
+        let run = |driver: &mut ChannelDriver, bytes: &[u8]| {
+            driver.write_segments(&[memory], bytes);
             driver.transfer(Operation::CompareAndWrite, 8, 2, &[memory])
         };
         if !driver.limits().operations.has(Operation::CompareAndWrite) {
@@ -226,14 +233,14 @@ fn a_compare_and_write_changes_all_or_nothing() {
 }
 
 #[test]
-fn a_copy_onto_itself_is_read_before_it_is_overwritten() {
-    for subject in media_that_keep_data() {
+fn overlapping_copy_is_correct() {
+    for subject in data_devices() {
         let most = match subject.medium.limits().request_blocks_max {
             u32::MAX => 64,
             most => u64::from(most),
         };
         let mut driver = subject.driver();
-        if !driver.has(Operation::Copy) {
+        if !driver.supports(Operation::Copy) {
             assert_eq!(driver.copy(10, 13, 1), IoStatus::INVALID_OPCODE, "{}", driver.name);
             continue;
         }
@@ -258,8 +265,8 @@ fn a_copy_onto_itself_is_read_before_it_is_overwritten() {
 }
 
 #[test]
-fn blocks_that_do_not_exist_are_out_of_range() {
-    for subject in every_medium() {
+fn blocks_beyond_the_end_are_out_of_range() {
+    for subject in all_devices() {
         let mut driver = subject.driver();
         let end = driver.limits().block_count;
         let memory = driver.memory(2);
@@ -269,17 +276,17 @@ fn blocks_that_do_not_exist_are_out_of_range() {
                     matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
                 let status = match operation {
                     Operation::Flush => continue,
-                    _ if !driver.has(operation) => continue,
+                    _ if !driver.supports(operation) => continue,
                     _ if moves => {
                         let len_bytes = blocks * driver.limits().block_size;
                         let segment = memory.slice(0, len_bytes).unwrap();
                         driver.transfer(operation, lba, blocks, &[segment])
                     }
-                    _ => driver.run(operation, lba, blocks, RequestFlags::NONE),
+                    _ => driver.run_request(operation, lba, blocks, RequestFlags::NONE),
                 };
                 assert_eq!(status, IoStatus::LBA_OUT_OF_RANGE, "{} {operation:?}", driver.name);
             }
-            if driver.has(Operation::Copy) {
+            if driver.supports(Operation::Copy) {
                 assert_eq!(driver.copy(lba, 0, blocks), IoStatus::LBA_OUT_OF_RANGE);
             }
         }
@@ -289,8 +296,8 @@ fn blocks_that_do_not_exist_are_out_of_range() {
 }
 
 #[test]
-fn memory_that_does_not_fit_or_does_not_exist_is_refused() {
-    for subject in media_that_keep_data() {
+fn invalid_segments_are_rejected() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
         let size = driver.limits().block_size;
         let memory = driver.memory(2);
@@ -321,8 +328,8 @@ fn memory_that_does_not_fit_or_does_not_exist_is_refused() {
 }
 
 #[test]
-fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
-    for subject in every_medium() {
+fn full_channel_returns_unaccepted_requests() {
+    for subject in all_devices() {
         let mut driver = subject.driver();
         let depth = u64::from(driver.limits().depth_max);
         let memory = driver.memory(1);
@@ -330,7 +337,7 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
             .map(|token| {
                 let operation = if token % 3 == 0 { Operation::Flush } else { Operation::Read };
                 let mut request = driver.request(operation, token % 64, 1);
-                (request.token, request.segment_count) = (token, 1);
+                (request.random_token, request.segment_count) = (token, 1);
                 request
             })
             .collect();
@@ -342,7 +349,7 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
         let mut seen = vec![0; requests.len()];
         let mut left = &requests[taken..];
         while seen.iter().sum::<usize>() < requests.len() {
-            let completions = driver.turn(7);
+            let completions = driver.poll_once(7);
             for completion in &completions {
                 assert_eq!(completion.status, IoStatus::SUCCESS);
                 seen[usize::try_from(completion.token).unwrap()] += 1;
@@ -353,7 +360,7 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
             left = &left[taken..];
         }
         assert!(seen.iter().all(|count| *count == 1), "{}", driver.name);
-        assert!(driver.turn(7).is_empty());
+        assert!(driver.poll_once(7).is_empty());
         if !subject.is_busy {
             assert_eq!(driver.channel.wake_at(), Instant::NEVER, "nothing is left to wait for");
         }
@@ -361,9 +368,9 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
 }
 
 #[test]
-fn a_medium_is_done_by_the_kernel_if_all_that_it_stands_on_are_files() {
+fn is_kernel_io_if_all_leaf_devices_are_files() {
     let others = ["ram:", "null:", "model:", "delay:[", "fault:[", "made:[", "reluctant:"];
-    for subject in every_medium() {
+    for subject in all_devices() {
         let files_only = !others.iter().any(|other| subject.name.contains(other));
         let channel = subject.driver().channel;
         assert_eq!(channel.is_kernel_io(), files_only, "{}", subject.name);
@@ -371,8 +378,8 @@ fn a_medium_is_done_by_the_kernel_if_all_that_it_stands_on_are_files() {
 }
 
 #[test]
-fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
-    for subject in every_medium() {
+fn sleeping_thread_is_woken_for_every_completion() {
+    for subject in all_devices() {
         let mut driver = subject.driver();
         let memory = driver.memory(1);
         let mut sleeper = Sleeper::new().unwrap();
@@ -397,15 +404,15 @@ fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
 }
 
 #[test]
-fn no_more_is_answered_than_there_is_room_for() {
-    for subject in every_medium() {
+fn poll_returns_at_most_the_batch_capacity() {
+    for subject in all_devices() {
         let mut driver = subject.driver();
         let requests = [driver.request(Operation::Flush, 0, 0); 3];
         assert_eq!(driver.channel.submit(Instant::default(), &requests, &[]), 3);
         assert_eq!(driver.channel.poll(driver.now, &mut CompletionBatch::with_capacity(0)), 0);
         let mut count = 0;
         while count < 3 {
-            let completions = driver.turn(1);
+            let completions = driver.poll_once(1);
             assert!(completions.len() <= 1);
             count += completions.len();
         }
@@ -413,14 +420,14 @@ fn no_more_is_answered_than_there_is_room_for() {
 }
 
 #[test]
-fn channels_see_the_same_blocks() {
-    for subject in media_that_keep_data() {
+fn all_channels_see_the_same_blocks() {
+    for subject in data_devices() {
         let (mut left, mut right) = (subject.driver(), subject.driver());
         assert_eq!(left.write(3, 1, 0x77, RequestFlags::NONE), IoStatus::SUCCESS);
         let (status, bytes) = right.read(3, 1, RequestFlags::NONE);
         assert_eq!(status, IoStatus::SUCCESS);
         assert!(bytes.iter().all(|byte| *byte == 0x77));
-        if !right.has(Operation::WriteUncorrectable) {
+        if !right.supports(Operation::WriteUncorrectable) {
             continue;
         }
         right.expect(Operation::WriteUncorrectable, 3, 1, RequestFlags::NONE);
@@ -429,15 +436,16 @@ fn channels_see_the_same_blocks() {
 }
 
 #[test]
-fn lost_blocks_stay_lost_until_they_are_written() {
-    for subject in media_that_keep_data() {
+fn uncorrectable_blocks_stay_so_until_written() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
-        if !driver.has(Operation::WriteUncorrectable) {
-            let status = driver.run(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
+        if !driver.supports(Operation::WriteUncorrectable) {
+            let status =
+                driver.run_request(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
             assert_eq!(status, IoStatus::INVALID_OPCODE, "{}", driver.name);
             continue;
         }
-        for cure in 0..if driver.has(Operation::Copy) { 3 } else { 2 } {
+        for cure in 0..if driver.supports(Operation::Copy) { 3 } else { 2 } {
             driver.expect(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
             driver.expect(Operation::Deallocate, 20, 3, RequestFlags::NONE);
             let memory = driver.memory(1);
@@ -445,7 +453,7 @@ fn lost_blocks_stay_lost_until_they_are_written() {
                 let status = driver.transfer(operation, 21, 1, &[memory]);
                 assert_eq!(status, IoStatus::UNRECOVERED_READ, "{} {operation:?}", driver.name);
             }
-            if driver.has(Operation::Copy) {
+            if driver.supports(Operation::Copy) {
                 assert_eq!(driver.copy(21, 40, 1), IoStatus::UNRECOVERED_READ);
             }
             assert_eq!(
@@ -455,7 +463,7 @@ fn lost_blocks_stay_lost_until_they_are_written() {
             );
             match cure {
                 0 => assert_eq!(driver.write(21, 1, 1, RequestFlags::NONE), IoStatus::SUCCESS),
-                1 if driver.has(Operation::WriteZeroes) => {
+                1 if driver.supports(Operation::WriteZeroes) => {
                     driver.expect(Operation::WriteZeroes, 21, 1, RequestFlags::NONE);
                 }
                 1 => assert_eq!(driver.write(21, 1, 0, RequestFlags::FUA), IoStatus::SUCCESS),
@@ -468,8 +476,8 @@ fn lost_blocks_stay_lost_until_they_are_written() {
 }
 
 #[test]
-fn forced_and_flushed_requests_are_answered() {
-    for subject in every_medium() {
+fn fua_and_flush_requests_complete() {
+    for subject in all_devices() {
         let mut driver = subject.driver();
         assert_eq!(driver.write(0, 1, 5, RequestFlags::FUA), IoStatus::SUCCESS);
         driver.expect(Operation::Flush, 0, 0, RequestFlags::NONE);
@@ -480,7 +488,7 @@ fn forced_and_flushed_requests_are_answered() {
         for (operation, flags) in
             [(Operation::Deallocate, RequestFlags::FUA), (Operation::WriteZeroes, away)]
         {
-            if driver.has(operation) {
+            if driver.supports(operation) {
                 driver.expect(operation, 0, 1, flags);
             }
         }
@@ -491,8 +499,8 @@ fn forced_and_flushed_requests_are_answered() {
 }
 
 #[test]
-fn many_requests_under_way_at_once_do_not_disturb_each_other() {
-    for subject in media_that_keep_data() {
+fn concurrent_requests_do_not_interfere() {
+    for subject in data_devices() {
         let mut driver = subject.driver();
         let mut random = Random::new(4);
         let size = driver.limits().block_size;
@@ -511,9 +519,9 @@ fn many_requests_under_way_at_once_do_not_disturb_each_other() {
                 let operation = if write { Operation::Write } else { Operation::Read };
                 let stamp = stamps[at].wrapping_add(u8::from(write));
                 let fill = if write { stamp } else { !stamp };
-                driver.put(&[place(index)], &vec![fill; size as usize]);
+                driver.write_segments(&[place(index)], &vec![fill; size as usize]);
                 let mut request = driver.request(operation, u64::from(index), 1);
-                (request.token, request.segment_count) = (u64::from(index), 1);
+                (request.random_token, request.segment_count) = (u64::from(index), 1);
                 request.segment_first = index;
                 // A device that lacks buffers accepts none now.
                 if driver.channel.submit(driver.now, &[request], &segments) == 1 {
@@ -521,11 +529,11 @@ fn many_requests_under_way_at_once_do_not_disturb_each_other() {
                 }
             }
             if random.chance(1, 4) || busy.iter().all(Option::is_some) {
-                for completion in driver.turn(16) {
+                for completion in driver.poll_once(16) {
                     let index = u32::try_from(completion.token).unwrap();
                     assert_eq!(completion.status, IoStatus::SUCCESS);
                     assert!(busy[index as usize].take().is_some(), "answered once");
-                    let held = driver.get(&[place(index)]);
+                    let held = driver.read_segments(&[place(index)]);
                     let stamp = stamps[index as usize];
                     assert!(held.iter().all(|byte| *byte == stamp), "{} {index}", driver.name);
                     done += 1;

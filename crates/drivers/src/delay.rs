@@ -16,25 +16,25 @@ use tenmil_base::{
     Request, Span,
 };
 
-use super::delayed::{self, CompletionTiming, DelayedChannel};
+use super::delayed_channel::{self, CompletionTiming, DelayedChannel};
 use tenmil_base::Error;
-use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_block::uri::{Uri, UriError, UriOptions};
 use tenmil_block::{DeviceControl, OpenedDevice, Opener};
 
 /// Device that delays the completions of another one by times drawn from a seed.
 ///
 /// Reads, compares and verifies use the read delay, all other operations the write delay. The delay and
 /// the device below run concurrently, so a request takes the longer of the two.
-pub struct Delay {
+pub struct DelayDevice {
     inner: Arc<dyn BlockDevice>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedDelays>,
     /// Seeds a random stream for each channel.
     random: Mutex<Random>,
 }
 
-/// Delays of a [`Delay`].
+/// Delays of a [`DelayDevice`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delays {
+pub struct DelaySettings {
     /// Delay of reads.
     pub read: LatencySpec,
     /// Delay of writes and all other operations.
@@ -53,28 +53,28 @@ pub struct LatencySpec {
 /// Reads and changes the delays of an open device. Clones control the same device.
 #[derive(Clone, Debug)]
 pub struct DelayControl {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDelays>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    delays: Mutex<Delays>,
+struct SharedDelays {
+    delays: Mutex<DelaySettings>,
     /// Number of changes; the only word that a channel loads while the delays are unchanged.
     changes: AtomicU64,
 }
 
 struct DelayTiming {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDelays>,
     /// Value of `changes` that the curves are of.
     seen: u64,
-    read: Curve,
-    write: Curve,
+    read: DelayCurve,
+    write: DelayCurve,
     random: Random,
 }
 
 /// Four points of a curve; see the drawing above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Curve([(u64, u64); 4]);
+struct DelayCurve([(u64, u64); 4]);
 
 /// The unit of quantiles.
 const PARTS: u64 = 1_000_000;
@@ -83,53 +83,57 @@ const RATIO_MAX: u64 = 40;
 
 /// Opens `delay:[URI]?read=80us&read-p99=1ms&write=20us&write-p99=100us&seed=1`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let child = uri.only_child()?;
+    let child = uri.single_child()?;
     let mut fields = uri.fields();
-    let read = spread(&mut fields, "read", "read-p99")?;
-    let write = spread(&mut fields, "write", "write-p99")?;
-    let delays = Delays { read, write };
-    let seed = fields.seed()?.unwrap_or(opener.seed);
-    fields.finish()?;
-    delays.check().map_err(|problem| uri.refuse(problem))?;
+    let read = parse_latency_spec(&mut fields, "read", "read-p99")?;
+    let write = parse_latency_spec(&mut fields, "write", "write-p99")?;
+    let delays = DelaySettings { read, write };
+    let seed = fields.seed_value()?.unwrap_or(opener.seed);
+    fields.reject_unknown()?;
+    delays.check().map_err(|problem| uri.error(problem))?;
     let below = opener.open(child)?;
-    let delay = Delay::new(below.medium.clone(), delays, seed)?;
+    let delay = DelayDevice::new(below.medium.clone(), delays, seed)?;
     let description =
         format!("delay: reads {read}, writes {write} later; over {}", below.description);
-    let handle = DeviceControl::new(uri, delay.handle());
-    Ok(below.under(Arc::new(delay), description).with(handle))
+    let handle = DeviceControl::new(uri, delay.control());
+    Ok(below.with_stacked_device(Arc::new(delay), description).with_control(handle))
 }
 
-fn spread(
-    fields: &mut Fields<'_>,
+fn parse_latency_spec(
+    fields: &mut UriOptions<'_>,
     mean: &'static str,
     p99: &'static str,
 ) -> Result<LatencySpec, UriError> {
-    let mean = fields.time(mean)?.unwrap_or_default();
-    Ok(LatencySpec { mean, p99: fields.time(p99)? })
+    let mean = fields.time_value(mean)?.unwrap_or_default();
+    Ok(LatencySpec { mean, p99: fields.time_value(p99)? })
 }
 
-impl Delay {
+impl DelayDevice {
     /// A delay over `inner`, with its blocks, limits and durability.
     ///
     /// # Errors
     ///
     /// If no distribution has this mean and p99.
-    pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays, seed: u64) -> Result<Self, Error> {
+    pub fn new(
+        inner: Arc<dyn BlockDevice>,
+        delays: DelaySettings,
+        seed: u64,
+    ) -> Result<Self, Error> {
         let refuse = |problem| Error::new(ErrorCategory::Usage, format!("delay: {problem}"));
         delays.check().map_err(refuse)?;
-        let shared = Shared { delays: Mutex::new(delays), changes: AtomicU64::new(0) };
+        let shared = SharedDelays { delays: Mutex::new(delays), changes: AtomicU64::new(0) };
         Ok(Self { inner, shared: Arc::new(shared), random: Mutex::new(Random::new(seed)) })
     }
 
     /// Control for changing the delays at run time.
-    pub fn handle(&self) -> DelayControl {
+    pub fn control(&self) -> DelayControl {
         DelayControl { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl BlockDevice for Delay {
+impl BlockDevice for DelayDevice {
     fn limits(&self) -> Limits {
-        delayed::limits(&*self.inner)
+        delayed_channel::limits(&*self.inner)
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -160,7 +164,7 @@ impl PartialEq for DelayControl {
 
 impl DelayControl {
     /// The current delays.
-    pub fn delays(&self) -> Delays {
+    pub fn delays(&self) -> DelaySettings {
         *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,7 +173,7 @@ impl DelayControl {
     /// # Errors
     ///
     /// If no distribution has this mean and p99: then nothing is changed.
-    pub fn set(&self, delays: Delays) -> Result<(), Error> {
+    pub fn set_delays(&self, delays: DelaySettings) -> Result<(), Error> {
         let refuse = |problem| Error::new(ErrorCategory::Usage, format!("delay: {problem}"));
         delays.check().map_err(refuse)?;
         *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner) = delays;
@@ -180,7 +184,7 @@ impl DelayControl {
     }
 }
 
-impl Delays {
+impl DelaySettings {
     fn check(&self) -> Result<(), Error> {
         self.read.check("read")?;
         self.write.check("write")
@@ -210,38 +214,39 @@ impl std::fmt::Display for LatencySpec {
 }
 
 impl DelayTiming {
-    fn new(shared: Arc<Shared>, random: Random) -> Self {
-        let (read, write) = (Curve::default(), Curve::default());
+    fn new(shared: Arc<SharedDelays>, random: Random) -> Self {
+        let (read, write) = (DelayCurve::default(), DelayCurve::default());
         let mut timing = Self { shared, seen: 0, read, write, random };
-        timing.apply_current();
+        timing.apply_current_delays();
         timing
     }
 
     /// Applies the current delays.
-    fn apply_current(&mut self) {
+    fn apply_current_delays(&mut self) {
         self.seen = self.shared.changes.load(Ordering::Acquire);
         let delays = *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.read, self.write) = (Curve::of(delays.read), Curve::of(delays.write));
+        (self.read, self.write) =
+            (DelayCurve::from_spec(delays.read), DelayCurve::from_spec(delays.write));
     }
 }
 
 impl CompletionTiming for DelayTiming {
     fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant)) {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
-            self.apply_current();
+            self.apply_current_delays();
         }
         for request in requests {
             let curve = match request.operation {
                 Operation::Read | Operation::Compare | Operation::Verify => &self.read,
                 _ => &self.write,
             };
-            each(now.after(curve.at(self.random.below(PARTS))));
+            each(now.after(curve.delay_at_quantile(self.random.below(PARTS))));
         }
     }
 }
 
-impl Curve {
-    fn of(spread: LatencySpec) -> Self {
+impl DelayCurve {
+    fn from_spec(spread: LatencySpec) -> Self {
         let mean = spread.mean.ns;
         let Some(Span { ns: p99 }) = spread.p99.filter(|_| mean > 0) else {
             return Self([(0, mean), (PARTS, mean), (PARTS, mean), (PARTS, mean)]);
@@ -259,7 +264,7 @@ impl Curve {
     }
 
     /// The delay at quantile `part`, which is below [`PARTS`].
-    fn at(&self, part: u64) -> Span {
+    fn delay_at_quantile(&self, part: u64) -> Span {
         let above = self.0.iter().position(|(share, _)| *share > part).unwrap_or(1);
         let ((from, low), (to, high)) = (self.0[above - 1], self.0[above]);
         let rise = u128::from(high - low) * u128::from(part - from) / u128::from(to - from);
@@ -267,7 +272,7 @@ impl Curve {
     }
 }
 
-impl std::fmt::Debug for Delay {
+impl std::fmt::Debug for DelayDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Delay").field("shared", &self.shared).finish_non_exhaustive()
     }

@@ -1,6 +1,6 @@
 //! Fault injection: a device whose requests fail by rules.
 
-mod channel;
+mod fault_channel;
 mod rule;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use tenmil_base::{BlockDevice, BlockExtent, ErrorCategory, Interrupts, IoChannel
 use tenmil_dma::RegionTable;
 use tenmil_linux::EventVectors;
 
-use self::channel::FaultChannel;
+use self::fault_channel::FaultChannel;
 use self::rule::FaultRules;
-pub use self::rule::{FaultEffect, FaultTrigger, Rule};
+pub use self::rule::{FaultEffect, FaultRule, FaultTrigger};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{DeviceControl, OpenedDevice, Opener};
@@ -21,23 +21,23 @@ use tenmil_block::{DeviceControl, OpenedDevice, Opener};
 ///
 /// Without rules, requests pass unchanged. Counts and random draws are over all channels, in the order of
 /// submission.
-pub struct Fault {
+pub struct FaultDevice {
     inner: Arc<dyn BlockDevice>,
-    shared: Arc<Shared>,
+    shared: Arc<FaultShared>,
     limits: Limits,
 }
 
 /// Changes the rules of an open device and completes hanging requests. Clones control the same device.
 #[derive(Clone)]
 pub struct FaultControl {
-    shared: Arc<Shared>,
+    shared: Arc<FaultShared>,
 }
 
 /// State shared by the channels and controls of a device.
-struct Shared {
+struct FaultShared {
     regions: RegionTable,
     /// Locked only while there are rules.
-    rules: Mutex<FaultRules>,
+    lock_rules: Mutex<FaultRules>,
     /// Whether there are rules.
     is_armed: AtomicBool,
     seed: u64,
@@ -46,7 +46,7 @@ struct Shared {
     aborts: AtomicU64,
     hanging: AtomicU64,
     /// Wakers of sleeping channels, by number.
-    sleepers: Mutex<Vec<(u64, EventVectors)>>,
+    lock_wakers: Mutex<Vec<(u64, EventVectors)>>,
 }
 
 /// Maximum number of requests in flight.
@@ -57,23 +57,23 @@ const SEGMENTS_MORE: u16 = 2;
 
 /// Opens `fault:[URI]?rule=error:write@0-1023x3;hang:read/100&seed=1`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let child = uri.only_child()?;
+    let child = uri.single_child()?;
     let mut fields = uri.fields();
-    let rules = fields.text("rule").unwrap_or_default();
-    let seed = fields.seed()?.unwrap_or(opener.seed);
-    fields.finish()?;
+    let rules = fields.text_value("rule").unwrap_or_default();
+    let seed = fields.seed_value()?.unwrap_or(opener.seed);
+    fields.reject_unknown()?;
     let rules =
-        Rule::parse_all(&rules).map_err(|problem| uri.refuse(format!("rule: {problem}")))?;
+        FaultRule::parse_all(&rules).map_err(|problem| uri.error(format!("rule: {problem}")))?;
     let said: Vec<String> = rules.iter().map(ToString::to_string).collect();
     let said = if said.is_empty() { "none".into() } else { said.join(";") };
     let below = opener.open(child)?;
-    let fault = Fault::new(Arc::clone(&below.medium), opener.regions, rules, seed)?;
+    let fault = FaultDevice::new(Arc::clone(&below.medium), opener.regions, rules, seed)?;
     let description = format!("fault: {said}, on purpose; over {}", below.description);
-    let handle = DeviceControl::new(uri, fault.handle());
-    Ok(below.under(Arc::new(fault), description).with(handle))
+    let handle = DeviceControl::new(uri, fault.control());
+    Ok(below.with_stacked_device(Arc::new(fault), description).with_control(handle))
 }
 
-impl Fault {
+impl FaultDevice {
     /// A device over `inner`, with its blocks and durability where no rule applies. Requests refer to
     /// memory of `regions`, in which each channel registers a region.
     ///
@@ -83,7 +83,7 @@ impl Fault {
     pub fn new(
         inner: Arc<dyn BlockDevice>,
         regions: &RegionTable,
-        rules: Vec<Rule>,
+        rules: Vec<FaultRule>,
         seed: u64,
     ) -> Result<Self, Error> {
         let below = inner.limits();
@@ -101,26 +101,26 @@ impl Fault {
         let depth_max = below.depth_max.min(DEPTH_MAX);
         let segments_max = below.segments_max - SEGMENTS_MORE;
         let limits = Limits { depth_max, segments_max, ..below };
-        let shared = Shared {
+        let shared = FaultShared {
             regions: regions.clone(),
             is_armed: AtomicBool::new(!rules.is_empty()),
-            rules: Mutex::new(FaultRules::new(rules, seed)),
+            lock_rules: Mutex::new(FaultRules::new(rules, seed)),
             seed,
             releases: AtomicU64::new(0),
             aborts: AtomicU64::new(0),
             hanging: AtomicU64::new(0),
-            sleepers: Mutex::default(),
+            lock_wakers: Mutex::default(),
         };
         Ok(Self { inner, shared: Arc::new(shared), limits })
     }
 
     /// Control for changing the rules at run time.
-    pub fn handle(&self) -> FaultControl {
+    pub fn control(&self) -> FaultControl {
         FaultControl { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl BlockDevice for Fault {
+impl BlockDevice for FaultDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -149,18 +149,18 @@ impl PartialEq for FaultControl {
 
 impl FaultControl {
     /// The current rules and how often each was applied.
-    pub fn rules(&self) -> Vec<(Rule, u64)> {
-        self.shared.rules().as_list()
+    pub fn rules(&self) -> Vec<(FaultRule, u64)> {
+        self.shared.rules().list()
     }
 
     /// The number of hanging requests.
-    pub fn hanging(&self) -> u64 {
+    pub fn hanging_count(&self) -> u64 {
         self.shared.hanging.load(Ordering::Acquire)
     }
 
     /// Sets the rules of requests submitted from now on; their counters start at zero. Hanging requests
     /// keep hanging.
-    pub fn set(&self, rules: Vec<Rule>) {
+    pub fn set_rules(&self, rules: Vec<FaultRule>) {
         let is_armed = !rules.is_empty();
         let mut current = self.shared.rules();
         *current = FaultRules::new(rules, self.shared.seed);
@@ -168,29 +168,29 @@ impl FaultControl {
     }
 
     /// Removes all rules and completes hanging requests with the status of the device below.
-    pub fn clear(&self) {
-        self.set(Vec::new());
-        self.shared.release();
+    pub fn clear_rules(&self) {
+        self.set_rules(Vec::new());
+        self.shared.release_hanging();
     }
 
     /// Completes hanging requests as aborted. The rules remain.
-    pub fn abort(&self) {
+    pub fn abort_hanging(&self) {
         self.shared.aborts.fetch_add(1, Ordering::Release);
-        self.shared.release();
+        self.shared.release_hanging();
     }
 }
 
-impl Shared {
+impl FaultShared {
     fn rules(&self) -> MutexGuard<'_, FaultRules> {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock_rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sleepers(&self) -> MutexGuard<'_, Vec<(u64, EventVectors)>> {
-        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock_wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes all channels release hanging requests, and wakes sleeping ones.
-    fn release(&self) {
+    fn release_hanging(&self) {
         self.releases.fetch_add(1, Ordering::Release);
         for (_, sleeper) in &mut *self.sleepers() {
             sleeper.raise(0);
@@ -198,21 +198,21 @@ impl Shared {
     }
 
     /// Registers a channel for wake-ups and returns its number.
-    fn enlist(&self, sleeper: EventVectors) -> u64 {
+    fn register_waker(&self, sleeper: EventVectors) -> u64 {
         let mut sleepers = self.sleepers();
         let number = sleepers.last().map_or(0, |(last, _)| last + 1);
         sleepers.push((number, sleeper));
         number
     }
 
-    fn discharge(&self, number: u64) {
+    fn unregister_waker(&self, number: u64) {
         self.sleepers().retain(|(other, _)| *other != number);
     }
 }
 
-impl std::fmt::Debug for Fault {
+impl std::fmt::Debug for FaultDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Fault").field("rules", &self.handle().rules()).finish_non_exhaustive()
+        out.debug_struct("Fault").field("rules", &self.control().rules()).finish_non_exhaustive()
     }
 }
 

@@ -1,11 +1,11 @@
 //! File device: blocks in a file or a kernel block device; flushed data is persistent.
 
-mod channel;
 #[cfg(test)]
-pub(crate) mod failing;
-mod jobs;
+pub(crate) mod failing_file;
+mod file_channel;
+mod file_io;
+mod file_request;
 mod lost_write;
-mod request;
 #[cfg(test)]
 mod tests;
 
@@ -23,12 +23,12 @@ use tenmil_linux::storage_file::{
     BufferedReason, DirectIoAlignment, FileExtent, FileOptions, StorageFile,
 };
 
-use self::channel::FileChannel;
-pub(crate) use self::jobs::FileIo;
+use self::file_channel::FileChannel;
+pub(crate) use self::file_io::FileIo;
 use self::lost_write::LostWrites;
 pub use self::lost_write::{LostWrite, subscribe_lost_writes};
 use super::bad_blocks::BadBlocks;
-use super::validate::check_geometry;
+use super::request_validation::validate_geometry;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
 use tenmil_block::uri::Uri;
@@ -45,11 +45,11 @@ use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 ///
 /// Once a flush or a forced write has failed, completed writes may be lost: every flush and every forced
 /// request of every channel fails with a write fault from then on, until the owner of the channel has
-/// acknowledged the loss ([`IoChannel::acknowledge_losses`], [`IoChannel::ack_losses`]) or the file is opened
+/// acknowledged the loss ([`IoChannel::accept_losses`], [`IoChannel::ack_repaired_losses`]) or the file is opened
 /// anew. [`subscribe_lost_writes`] reports it.
 #[derive(Debug)]
 pub struct FileDevice {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     choice: EngineChoice,
     engine: String,
     /// Whether its channels use io_uring.
@@ -75,7 +75,7 @@ pub struct FileDeviceOptions {
 
 /// State shared by all channels.
 #[derive(Debug)]
-struct Shared {
+struct FileShared {
     file: Arc<StorageFile>,
     /// Alignment of direct I/O, or why the page cache is used.
     direct: Result<DirectIoAlignment, BufferedReason>,
@@ -95,7 +95,7 @@ struct Shared {
 /// Device handle and buffer memory of a channel.
 #[derive(Debug)]
 struct ChannelResources {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     memory: Region,
 }
 
@@ -118,21 +118,26 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         ("threads", EngineChoice::Threads),
     ];
     if uri.path().is_empty() {
-        return Err(uri.refuse("the file is missing, expected file:/path/to/it").into());
+        return Err(uri.error("the file is missing, expected file:/path/to/it").into());
     }
     let mut fields = uri.fields();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
-    let size_bytes = fields.size("size")?;
-    let direct = fields.choice("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);
-    let read_only = fields.choice("read-only", &[("yes", true), ("no", false)])?.unwrap_or(false);
-    let engine = fields.choice("engine", &engines)?.unwrap_or_default();
-    fields.finish()?;
+    let size_bytes = fields.size_value("size")?;
+    let direct = fields.choice_value("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);
+    let read_only =
+        fields.choice_value("read-only", &[("yes", true), ("no", false)])?.unwrap_or(false);
+    let engine = fields.choice_value("engine", &engines)?.unwrap_or_default();
+    fields.reject_unknown()?;
     size_bytes.map(|size| block_count(uri, size, block_size)).transpose()?;
     let path = PathBuf::from(uri.path());
     let options = FileDeviceOptions { path, size_bytes, block_size, direct, read_only, engine };
     let medium = FileDevice::open(opener.regions, &options)?;
-    let (description, existing) = (medium.describe(), medium.existing().into_iter().collect());
-    Ok(OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(medium), description) })
+    let (description, existing) =
+        (medium.description(), medium.existing_data().into_iter().collect());
+    Ok(OpenedDevice {
+        existing,
+        ..OpenedDevice::without_existing_data(Arc::new(medium), description)
+    })
 }
 
 impl FileDevice {
@@ -141,20 +146,20 @@ impl FileDevice {
     pub fn open(regions: &RegionTable, options: &FileDeviceOptions) -> Result<Self, Error> {
         let FileDeviceOptions { path, size_bytes, block_size, direct, read_only, engine } = options;
         let (block_size, direct, read_only, choice) = (*block_size, *direct, *read_only, *engine);
-        check_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
+        validate_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
         let (path, len_bytes) = (path.clone(), *size_bytes);
         let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct, read_only };
         let file = StorageFile::open(&options)
             .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
         let file = Arc::new(file);
-        let (engine, has_ring) = try_engine(&file, regions, choice)?;
+        let (engine, has_ring) = probe_engine(&file, regions, choice)?;
         let zeroes = memory(regions, CHUNK_BYTES)
             .map_err(|text| Error::new(ErrorCategory::Environment, format!("file: {text}")))?;
         let mut limits = limits(&file, block_size);
         if read_only {
             limits.operations = READING;
         }
-        let shared = Shared {
+        let shared = FileShared {
             uncorrectable: BadBlocks::default(),
             lost_writes: LostWrites::default(),
             block_count: AtomicU64::new(limits.block_count),
@@ -169,7 +174,7 @@ impl FileDevice {
 
     /// Opens the file with a given alignment, for tests.
     #[cfg(test)]
-    pub(crate) fn open_as(
+    pub(crate) fn open_with_alignment(
         regions: &RegionTable,
         options: &FileDeviceOptions,
         direct: Result<DirectIoAlignment, BufferedReason>,
@@ -182,16 +187,16 @@ impl FileDevice {
     }
 
     /// Creates a channel over a given engine.
-    pub(crate) fn channel_over<J: FileIo + 'static>(
+    pub(crate) fn open_channel_with_engine<J: FileIo + 'static>(
         &self,
         jobs: J,
     ) -> Result<Box<dyn IoChannel>, Error> {
-        Ok(Box::new(FileChannel::new(jobs, ChannelResources::take(&self.shared)?)))
+        Ok(Box::new(FileChannel::new(jobs, ChannelResources::allocate(&self.shared)?)))
     }
 
     /// Data that a write would destroy: the contents of the file before it was opened, unless read-only.
-    pub fn existing(&self) -> Option<ExistingData> {
-        let Shared { file, limits, .. } = &*self.shared;
+    pub fn existing_data(&self) -> Option<ExistingData> {
+        let FileShared { file, limits, .. } = &*self.shared;
         let found = format!("{} bytes", file.previous_len_bytes());
         let name = file.path().display().to_string();
         let can_be_lost = file.previous_len_bytes() > 0 && limits.operations != READING;
@@ -199,7 +204,7 @@ impl FileDevice {
     }
 
     /// One line: the file, the engine, and direct I/O or the reason against it.
-    pub fn describe(&self) -> String {
+    pub fn description(&self) -> String {
         let file = &self.shared.file;
         let way = match file.direct_io_alignment() {
             Ok(alignment) => format!("direct, aligned to {} bytes", alignment.offset_bytes),
@@ -215,28 +220,28 @@ impl BlockDevice for FileDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        let Shared { file, regions, .. } = &*self.shared;
+        let FileShared { file, regions, .. } = &*self.shared;
         let engine = FileEngine::new(Arc::clone(file), regions, CAPACITY, self.choice);
-        self.channel_over(engine.map_err(Error::environment)?)
+        self.open_channel_with_engine(engine.map_err(Error::environment)?)
     }
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
-        let Shared { file, limits, uncorrectable, .. } = &*self.shared;
+        let FileShared { file, limits, uncorrectable, .. } = &*self.shared;
         let left = self.shared.block_count().saturating_sub(lba);
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data });
         }
         let block_size = u64::from(limits.block_size);
-        let found = in_blocks(file.extent_at(lba * block_size), block_size);
+        let found = to_whole_blocks(file.extent_at(lba * block_size), block_size);
         let blocks = found.blocks.min(left).min(EXTENT_BLOCKS_MAX);
-        let (is_lost, run) = uncorrectable.run(lba, blocks);
+        let (is_lost, run) = uncorrectable.uniform_run(lba, blocks);
         // An uncorrectable block does not read as zeroes.
         let holds = if is_lost { ExtentKind::Data } else { found.kind };
         Ok(BlockExtent { blocks: run, kind: holds })
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {
-        let Shared { file, limits, .. } = &*self.shared;
+        let FileShared { file, limits, .. } = &*self.shared;
         let len_bytes = file.refresh_len().map_err(Error::environment)?;
         let found = len_bytes / u64::from(limits.block_size);
         self.shared.block_count.fetch_max(found, Ordering::Relaxed);
@@ -258,7 +263,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn resize(&self, block_count: u64) -> Result<(), Error> {
-        let Shared { file, limits, uncorrectable, .. } = &*self.shared;
+        let FileShared { file, limits, uncorrectable, .. } = &*self.shared;
         let refuse = |found: &str, expected: &str| {
             Err(format!("resize {}: {found}, expected {expected}", file.path().display()))
         };
@@ -289,7 +294,7 @@ impl BlockDevice for FileDevice {
     }
 }
 
-impl Shared {
+impl FileShared {
     fn limits(&self) -> Limits {
         Limits { block_count: self.block_count(), ..self.limits.clone() }
     }
@@ -302,7 +307,7 @@ impl Shared {
 }
 
 impl ChannelResources {
-    fn take(shared: &Arc<Shared>) -> Result<Self, Error> {
+    fn allocate(shared: &Arc<FileShared>) -> Result<Self, Error> {
         let memory = memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?;
         Ok(Self { shared: Arc::clone(shared), memory })
     }
@@ -315,7 +320,7 @@ impl ChannelResources {
 
 /// Determines the engine of the channels at open time, so that a missing one is reported early. Returns
 /// its name and whether it is io_uring.
-fn try_engine(
+fn probe_engine(
     file: &Arc<StorageFile>,
     regions: &RegionTable,
     choice: EngineChoice,
@@ -331,12 +336,16 @@ fn try_engine(
 }
 
 /// Operations on a read-only file.
-const READING: OperationSet =
-    OperationSet::of(&[Operation::Read, Operation::Compare, Operation::Verify, Operation::Flush]);
+const READING: OperationSet = OperationSet::from_operations(&[
+    Operation::Read,
+    Operation::Compare,
+    Operation::Verify,
+    Operation::Flush,
+]);
 
 /// Converts an extent to whole blocks: a hole covers the blocks inside it, data the blocks it overlaps. A
 /// block that is a hole only in part is data.
-fn in_blocks(found: FileExtent, block_size: u64) -> BlockExtent {
+fn to_whole_blocks(found: FileExtent, block_size: u64) -> BlockExtent {
     let whole = found.len_bytes / block_size;
     if found.is_hole && whole > 0 {
         return BlockExtent { blocks: whole, kind: ExtentKind::Hole };
@@ -355,8 +364,8 @@ fn limits(file: &StorageFile, block_size: u32) -> Limits {
         atomic_write_blocks: 1,
         depth_max: u32::from(DEPTH_MAX),
         durability: file.durability(),
-        operations: OperationSet::of(&Operation::ALL)
-            .without(OperationSet::of(&[Operation::CompareAndWrite])),
+        operations: OperationSet::from_operations(&Operation::ALL)
+            .without(OperationSet::from_operations(&[Operation::CompareAndWrite])),
     }
 }
 

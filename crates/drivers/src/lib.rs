@@ -6,10 +6,10 @@
 //! | [`RamDevice`] | moves bytes to and from memory | benchmarks that move data, tests |
 //! | [`FileDevice`] | goes to a file, with direct I/O where possible | persistent data |
 //! | [`LatencyModel`] | goes to another device with the latency of a named SSD model | latency under load |
-//! | [`Delay`] | goes to another device and completes later, by mean and p99 | added latency |
+//! | [`DelayDevice`] | goes to another device and completes later, by mean and p99 | added latency |
 //! | [`Fault`] | goes to another device and fails by rules | injected errors, hangs and corruption |
-//! | [`Split`] | goes to a partition of another device | several devices from one |
-//! | [`Stripe`] | is distributed over several devices, chunk by chunk | one device from several |
+//! | [`SplitDevice`] | goes to a partition of another device | several devices from one |
+//! | [`StripeDevice`] | is distributed over several devices, chunk by chunk | one device from several |
 //! | [`Mirror`] | writes go to all legs, reads to one | data that survives the loss of a device |
 //! | [`pool`] | is mapped; shared blocks are copied on write | thin volumes, snapshots, clones |
 //!
@@ -20,49 +20,49 @@
 
 mod bad_blocks;
 mod block_bitmap;
-mod combined_wake;
+mod combined_wake_source;
 mod delay;
-mod delayed;
-mod exclusion;
+mod delayed_channel;
 mod fault;
 mod file;
 pub mod fuzz;
+mod latency_model;
 pub mod mirror;
-mod model;
-mod multi_leg;
+mod model_profile;
+mod multi_leg_channel;
 mod null;
-mod owned;
+mod owner_identity;
 pub mod pool;
-mod profile;
 mod ram;
+mod request_validation;
 mod split;
 mod stripe;
-mod validate;
+mod write_exclusion;
 
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
 mod tests;
 
-use tenmil_block::Kind;
+use tenmil_block::NamedDeviceType;
 
-pub use delay::{Delay, DelayControl, Delays, LatencySpec};
-pub use fault::{Fault, FaultControl, FaultEffect, FaultTrigger, Rule};
+pub use delay::{DelayControl, DelayDevice, DelaySettings, LatencySpec};
+pub use fault::{FaultControl, FaultDevice, FaultEffect, FaultRule, FaultTrigger};
 pub use file::{FileDevice, FileDeviceOptions, LostWrite, subscribe_lost_writes};
+pub use latency_model::LatencyModel;
 pub use mirror::Mirror;
-pub use model::LatencyModel;
+pub use model_profile::{LatencyDistribution, MaximumRates, ModelProfile, PROFILES};
 pub use null::NullDevice;
-pub use profile::{Latency, ModelProfile, PROFILES, Rates};
 pub use ram::{RamDevice, open_ram_filled};
-pub use split::Split;
-pub use stripe::Stripe;
+pub use split::SplitDevice;
+pub use stripe::StripeDevice;
 
 /// The device types of this crate, by URI scheme.
-pub const KINDS: &[Kind<'static>] = &[
+pub const KINDS: &[NamedDeviceType<'static>] = &[
     ("null", &null::open),
     ("ram", &ram::open),
     ("file", &file::open),
-    ("model", &model::open),
+    ("model", &latency_model::open),
     ("delay", &delay::open),
     ("fault", &fault::open),
     ("split", &split::open),

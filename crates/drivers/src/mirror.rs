@@ -24,25 +24,25 @@
 //! Concurrent writes to the same block may leave the legs different, with one write on each. The
 //! submitter has to serialize such writes, as file systems do.
 
-mod assemble;
-mod channel;
-mod claim;
-mod commit;
+mod assembly;
 mod create;
 mod events;
-mod exclude;
-pub(crate) mod fence;
+mod leg_reservations;
 mod maintenance;
-mod members;
+mod maintenance_thread;
+mod membership;
+mod mirror_channel;
+mod mirror_request;
+mod mirror_shared;
+mod mirror_state;
 mod options;
-mod owner;
+pub(crate) mod ownership;
+mod ownership_claim;
 mod progress;
 mod read_only;
-mod request;
 mod resync;
-mod shared;
-mod state;
 mod status;
+mod superblock_commit;
 mod superblock_io;
 pub mod takeover;
 
@@ -54,63 +54,63 @@ use std::sync::Arc;
 use tenmil_base::{BlockDevice, Durability, Instant, IoChannel, Limits, Operation, OperationSet};
 use tenmil_dma::RegionTable;
 
-use self::assemble::assemble;
-use self::channel::MirrorChannel;
-use self::claim::Claim;
+use self::assembly::assemble;
 use self::create::check_leg;
-pub use self::create::create;
-pub use self::events::{MirrorCounters, MirrorEvent, MirrorNotice, subscribe_mirrors};
-use self::exclude::{Entry, Reserved, enter};
-pub use self::members::{Consent, add, remove, replace};
+pub use self::create::create_mirror;
+pub use self::events::{MirrorEvent, MirrorEventCounters, MirrorNotice, subscribe_mirrors};
+use self::leg_reservations::{LegReservations, OpenMode, assemble_and_reserve};
+use self::maintenance_thread::MaintenanceThread;
+pub use self::membership::{ConfirmReplace, add_leg, remove_leg, replace_leg};
+use self::mirror_channel::MirrorChannel;
+use self::mirror_shared::{MirrorShared, superblock_bytes};
+use self::mirror_state::MirrorState;
 pub use self::options::{InjectedBugs, MirrorOptions};
-use self::owner::Owner;
-pub use self::progress::{Health, LegProgress, LegState, MirrorMonitor, Progress};
+use self::ownership_claim::OwnershipClaim;
+pub use self::progress::{Health, LegProgress, LegState, MirrorMonitor, ResyncProgress};
 pub use self::read_only::open_read_only;
-use self::shared::{Shared, superblock_bytes};
-use self::state::MirrorState;
-use self::status::describe;
-pub use self::status::{MirrorReport, share_of, show};
+use self::status::describe_assembly;
+pub use self::status::{MirrorReport, percentage, read_status};
 use self::superblock_io::read_superblocks;
-pub use self::takeover::take_over;
-use crate::exclusion::Exclusion;
-use crate::owned;
+pub use self::takeover::take_over_mirror;
+use crate::owner_identity;
+use crate::write_exclusion::WriteExclusion;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
-use tenmil_block::uri::{Uri, short_name};
+use tenmil_block::uri::{Uri, shortest_unescaped};
 use tenmil_block::{DeviceControl, OpenedDevice, Opener};
 use tenmil_volume::mirror::MirrorGeometry;
 
 /// A device whose legs store the same blocks.
 pub struct Mirror {
-    shared: Arc<Shared>,
+    shared: Arc<MirrorShared>,
     description: String,
     /// Device name of each leg.
     names: Arc<[Option<String>]>,
     /// Maintenance thread, which works without I/O of clients. Present if the mirror was opened by its
     /// URI.
-    owner: Option<Arc<Owner>>,
+    owner: Option<Arc<MaintenanceThread>>,
 }
 
 /// A device that is, or is to become, a leg.
 #[derive(Clone)]
-pub struct Leg {
+pub struct MirrorLegDevice {
     /// URI.
     pub name: String,
     /// The device, or why it could not be opened.
     pub medium: Result<Arc<dyn BlockDevice>, Error>,
 }
 
-impl Leg {
+impl MirrorLegDevice {
     /// Name in messages: the short form of the URI.
-    fn shown(&self) -> String {
-        short_name(&self.name)
+    fn display_name(&self) -> String {
+        shortest_unescaped(&self.name)
     }
 }
 
 /// The open legs of a mirror, and their descriptions.
 #[derive(Default)]
-struct OpenLegs {
-    legs: Vec<Leg>,
+struct OpenedLegs {
+    legs: Vec<MirrorLegDevice>,
     existing: Vec<ExistingData>,
     handles: Vec<DeviceControl>,
     identities: Vec<(Uri, String)>,
@@ -133,42 +133,42 @@ const OPERATIONS: [Operation; 7] = [
 
 /// Opens `mirror:[URI],[URI]?resync=100m&degraded=no`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let options = parse(uri)?;
-    let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
+    let options = parse_options(uri)?;
+    let OpenedLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let refuse = |problem| Error::from(uri.refuse(problem));
+    let refuse = |problem| Error::from(uri.error(problem));
     let mut mirror = Mirror::open(opener.regions, &legs, &options, &mut now).map_err(refuse)?;
     let names = &mirror.names;
-    mirror.owner = Owner::start(&mirror.shared, uri.to_string(), names, opener.clock)
+    mirror.owner = MaintenanceThread::start(&mirror.shared, uri.to_string(), names, opener.clock)
         .map_err(refuse)?
         .map(Arc::new);
     let description = mirror.description.clone();
-    let handle = mirror.handle();
+    let handle = mirror.monitor();
     // The identity of the mirror does not depend on which legs are present.
     identities.extend(handle.progress().map(|progress| (uri.clone(), progress.uuid)));
     let handle = DeviceControl::new(uri, handle);
     let medium = Arc::new(mirror);
-    Ok(OpenedDevice { medium, description, existing, handles, identities }.with(handle))
+    Ok(OpenedDevice { medium, description, existing, handles, identities }.with_control(handle))
 }
 
-fn parse(uri: &Uri) -> Result<MirrorOptions, Error> {
+fn parse_options(uri: &Uri) -> Result<MirrorOptions, Error> {
     let mut fields = uri.fields();
     let default = MirrorOptions::default();
-    let resync = fields.size("resync")?.unwrap_or(default.resync);
-    let degraded = fields.choice("degraded", &[("yes", true), ("no", false)])?;
-    fields.finish()?;
+    let resync = fields.size_value("resync")?.unwrap_or(default.resync);
+    let degraded = fields.choice_value("degraded", &[("yes", true), ("no", false)])?;
+    fields.reject_unknown()?;
     if uri.children().is_empty() {
-        return Err(uri.refuse("the legs are missing, expected mirror:[URI],[URI]").into());
+        return Err(uri.error("the legs are missing, expected mirror:[URI],[URI]").into());
     }
     if resync == 0 {
-        return Err(uri.refuse("resync is 0 bytes per second, expected at least 1").into());
+        return Err(uri.error("resync is 0 bytes per second, expected at least 1").into());
     }
     Ok(MirrorOptions { resync, degraded: degraded.unwrap_or(false), ..default })
 }
 
 /// Opens every leg that can be opened.
-fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> OpenLegs {
-    let mut open = OpenLegs::default();
+fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> OpenedLegs {
+    let mut open = OpenedLegs::default();
     for uri in uris {
         let opened = opener.open(uri);
         let medium = opened.map(|opened| {
@@ -177,7 +177,7 @@ fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> OpenLegs {
             open.identities.extend(opened.identities);
             opened.medium
         });
-        open.legs.push(Leg { name: uri.to_string(), medium });
+        open.legs.push(MirrorLegDevice { name: uri.to_string(), medium });
     }
     open
 }
@@ -194,14 +194,16 @@ impl Mirror {
     /// mirror open.
     pub fn open(
         regions: &RegionTable,
-        legs: &[Leg],
+        legs: &[MirrorLegDevice],
         options: &MirrorOptions,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, Error> {
         // Order: check the owner, assemble, then write the claim. The mirror serves I/O only after the
         // claim is durable on all in-sync legs.
-        let opener = options.opener.map_or_else(owned::Opener::draw, owned::Opener::of);
-        let reserved = Reserved::new(Exclusion::new(opener.owner().id));
+        let opener = options
+            .opener
+            .map_or_else(owner_identity::OwnerId::new_random, owner_identity::OwnerId::register);
+        let reserved = LegReservations::new(WriteExclusion::new(opener.record().id));
         let exclusion = Arc::clone(&reserved.exclusion);
         let opened = Self::open_as(regions, legs, options, (opener, reserved), now);
         opened.inspect_err(|_| exclusion.release())
@@ -209,20 +211,21 @@ impl Mirror {
 
     fn open_as(
         regions: &RegionTable,
-        legs: &[Leg],
+        legs: &[MirrorLegDevice],
         options: &MirrorOptions,
-        (opener, reserved): (owned::Opener, Reserved),
+        (opener, reserved): (owner_identity::OwnerId, LegReservations),
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, Error> {
         let is_forced = options.force || options.bugs.ignores_fence;
-        let entry = (options.opener, if is_forced { Entry::Force } else { Entry::Open });
-        let (candidates, former) = enter((regions, legs), entry, &reserved.exclusion, now)?;
-        let mut assembly = assemble(&candidates, options.start())?;
+        let entry = (options.opener, if is_forced { OpenMode::Force } else { OpenMode::Open });
+        let (candidates, former) =
+            assemble_and_reserve((regions, legs), entry, &reserved.exclusion, now)?;
+        let mut assembly = assemble(&candidates, options.start_policy())?;
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
         there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.geometry))?;
-        let claim = Claim { regions, legs, is_forced: is_forced && former.is_some() };
-        claim.claim(&mut assembly, opener.owner(), now)?;
-        let description = describe(&assembly, &candidates);
+        let claim = OwnershipClaim { regions, legs, is_forced: is_forced && former.is_some() };
+        claim.claim_ownership(&mut assembly, opener.record(), now)?;
+        let description = describe_assembly(&assembly, &candidates);
         let media: Box<[Option<Arc<dyn BlockDevice>>]> = assembly.places
             [..usize::from(assembly.legs)]
             .iter()
@@ -240,7 +243,7 @@ impl Mirror {
         let losses = |place: &Option<usize>| place.map_or(0, |index| candidates[index].losses);
         let losses: Vec<_> = assembly.places[..media.len()].iter().map(losses).collect();
         let state = (meta, owner);
-        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, state, &losses);
+        let shared = MirrorShared::new(media, regions.clone(), limits, chunk_bytes, state, &losses);
         Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 
@@ -250,22 +253,22 @@ impl Mirror {
     ///
     /// If a leg is absent or too small.
     #[doc(hidden)]
-    pub fn format(
+    pub fn format_legs(
         regions: &RegionTable,
-        legs: &[Leg],
+        legs: &[MirrorLegDevice],
         uuid: u128,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<String, Error> {
-        create::format(regions, legs, uuid, now)
+        create::format_mirror(regions, legs, uuid, now)
     }
 
     /// One line: UUID of the mirror, and the state of its legs.
-    pub fn describe(&self) -> &str {
+    pub fn description(&self) -> &str {
         &self.description
     }
 
     /// Monitor of the progress, valid for as long as the mirror is open.
-    pub fn handle(&self) -> MirrorMonitor {
+    pub fn monitor(&self) -> MirrorMonitor {
         MirrorMonitor::new(&self.shared, Arc::clone(&self.names))
     }
 
@@ -296,7 +299,7 @@ impl BlockDevice for Mirror {
 
     fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, Error> {
         let masks = self.shared.masks();
-        let leg = self.shared.media.get(masks.source().trailing_zeros() as usize);
+        let leg = self.shared.media.get(masks.exclusive_read_leg().trailing_zeros() as usize);
         let leg = leg
             .and_then(Option::as_ref)
             .ok_or("no leg of the mirror is there")
@@ -334,7 +337,7 @@ fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], geometry: &MirrorGeometry) 
         atomic_write_blocks: least(|one| one.atomic_write_blocks),
         depth_max: least(|one| one.depth_max).min(DEPTH_MAX),
         durability: durability.unwrap_or(Durability::NonPersistent),
-        operations: OperationSet::of(&operations),
+        operations: OperationSet::from_operations(&operations),
     }
 }
 

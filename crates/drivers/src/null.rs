@@ -7,7 +7,7 @@ use tenmil_base::{
     IoCompletion, IoStatus, Limits, Operation, OperationSet, Request, Segment, WakeSource,
 };
 
-use super::validate::SEGMENTS_MAX;
+use super::request_validation::SEGMENTS_MAX;
 use tenmil_base::Error;
 use tenmil_block::CompletionQueue;
 use tenmil_block::uri::Uri;
@@ -41,14 +41,14 @@ const SIZE_DEFAULT: u64 = 1 << 40;
 pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     if !uri.path().is_empty() {
         let problem = format!("path is `{}`, expected none: null:?size=1t", uri.path());
-        return Err(uri.refuse(problem).into());
+        return Err(uri.error(problem).into());
     }
     let mut fields = uri.fields();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
-    let size_bytes = fields.size("size")?.unwrap_or(SIZE_DEFAULT);
-    fields.finish()?;
+    let size_bytes = fields.size_value("size")?.unwrap_or(SIZE_DEFAULT);
+    fields.reject_unknown()?;
     let null = NullDevice::new(block_size, block_count(uri, size_bytes, block_size)?)?;
-    Ok(OpenedDevice::fresh(Arc::new(null), "null: no data is transferred"))
+    Ok(OpenedDevice::without_existing_data(Arc::new(null), "null: no data is transferred"))
 }
 
 impl NullDevice {
@@ -58,7 +58,7 @@ impl NullDevice {
     ///
     /// If the block size is not a power of two from 512 to 65536, or `block_count` is zero.
     pub fn new(block_size: u32, block_count: u64) -> Result<Self, Error> {
-        super::validate::check_geometry("null", block_size, block_count)?;
+        super::request_validation::validate_geometry("null", block_size, block_count)?;
         Ok(Self {
             limits: Limits {
                 block_size,
@@ -70,7 +70,7 @@ impl NullDevice {
                 atomic_write_blocks: 1,
                 depth_max: DEPTH_MAX,
                 durability: Durability::NonPersistent,
-                operations: OperationSet::of(&Operation::ALL),
+                operations: OperationSet::from_operations(&Operation::ALL),
             },
         })
     }
@@ -100,11 +100,11 @@ impl NullChannel {
     #[inline(never)]
     fn submit_batch(&mut self, requests: &[Request]) -> usize {
         let waiting = usize::from(self.alone.is_some());
-        let count = requests.len().min(self.ready.room() - waiting);
+        let count = requests.len().min(self.ready.free_count() - waiting);
         let block_count = self.limits.block_count;
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
-            token: request.token,
-            status: status(request, block_count),
+            token: request.random_token,
+            status: null_status(request, block_count),
             result: 0,
         }));
         count
@@ -120,7 +120,8 @@ impl IoChannel for NullChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
             [request] if self.alone.is_none() && self.ready.is_empty() => {
-                self.alone = Some((request.token, status(request, self.limits.block_count)));
+                self.alone =
+                    Some((request.random_token, null_status(request, self.limits.block_count)));
                 1
             }
             _ => self.submit_batch(requests),
@@ -155,7 +156,7 @@ impl ChannelWakeup for NullChannel {
 }
 
 #[inline]
-fn status(request: &Request, block_count: u64) -> IoStatus {
+fn null_status(request: &Request, block_count: u64) -> IoStatus {
     // The operand is zero unless it is the first source block of a copy. So the larger of the two is
     // checked, without a branch on the operation.
     let first = request.lba.max(request.operand);
@@ -170,12 +171,12 @@ mod tests {
     use super::NullDevice;
 
     #[test]
-    fn answers_come_in_the_order_of_their_requests_alone_or_in_batches() {
+    fn null_device_completes_in_order() {
         let mut channel = NullDevice::new(512, 8).unwrap().channel().unwrap();
         let now = Instant::default();
         // LBAs of tokens from 4 on are past the end.
         let request = |token| Request {
-            token,
+            random_token: token,
             lba: token * 2,
             blocks: 1,
             operation: Operation::Read,

@@ -10,40 +10,40 @@
 //! once in a process, for all of its volumes. Every channel of a volume has its own channel to the pool's
 //! devices for its data, and a metadata thread performs the I/O of the pool itself.
 
-mod blocking_io;
-mod bounce;
+mod blocking_volume_io;
+mod bounce_memory;
 mod cached_reads;
 mod capacity_events;
-mod channel;
-mod check;
-mod create;
+mod create_pool;
 mod decouple;
-mod devices;
+mod device_key;
+mod device_reservations;
 mod extent_cache;
-mod grow;
-mod identity;
+mod grow_pool;
 mod inflate;
 mod metadata_thread;
 mod missing_device;
 mod page_io;
 mod parent_image;
 mod parented_channel;
-mod pins;
+mod pool_check;
+mod pool_devices;
+mod pool_registry;
+mod pool_shared;
 mod read_epochs;
 mod receive_stream;
-mod registry;
-mod rescue;
-mod reserved;
+mod rescue_volumes;
 mod scrub;
 mod send_stream;
-mod shared;
-mod spans;
-mod stops;
-mod surviving;
+mod spanned_device;
+mod stop_events;
+mod surviving_devices;
 #[cfg(test)]
 pub(crate) mod tests;
 mod throttle;
-mod transfers;
+mod transfer_table;
+mod volume_channel;
+mod volume_pins;
 mod volume_ref;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,39 +56,41 @@ use tenmil_base::{
 use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, NamedThread, Sleeper};
 use tenmil_volume::{
-    ActionResult, DeviceAction, Owner as Owning, PoolError, PoolRequest, PoolResponse, PoolUsage,
-    VolumeInfo,
+    ActionResult, DeviceAction, PoolError, PoolOwner as Owning, PoolRequest, PoolResponse,
+    PoolUsage, VolumeInfo,
 };
 
 pub use self::capacity_events::{CapacityEvent, subscribe_capacity};
-pub use self::check::PoolCheckResult;
-pub use self::create::{CreateResult, check, create, create_over, grow, take_over};
+pub use self::create_pool::{
+    CreateResult, check_closed_pool, create_on_devices, create_pool, open_and_grow, take_over_pool,
+};
 pub use self::decouple::DecoupleResult;
-pub use self::devices::DeviceInfo;
-pub use self::grow::GrowResult;
-pub use self::identity::{file_holder, identity};
+pub use self::device_key::{device_key, file_holder};
+pub use self::grow_pool::GrowResult;
 pub use self::inflate::InflateResult;
 pub use self::parent_image::ParentCheck;
+pub use self::pool_check::PoolCheckResult;
+pub use self::pool_devices::DeviceInfo;
+pub use self::pool_registry::open_pools;
 pub use self::receive_stream::INCOMPLETE;
-pub use self::registry::all_open;
-pub use self::rescue::{RescueReport, RescuedVolumeReport, rescue};
+pub use self::rescue_volumes::{RescueReport, RescuedVolumeReport, rescue_pool};
 pub use self::scrub::{DamageCause, DamagedRun, VolumeScrubReport};
 pub use self::send_stream::{ChangedRange, ProgressFn, TransferSummary};
-pub use self::stops::{PoolStopNotice, subscribe_stops};
+pub use self::stop_events::{PoolStopNotice, subscribe_stops};
 pub use self::volume_ref::VolumeRef;
 pub use tenmil_volume::{
-    CapacityState, CountedUsage, Finding, ParentInfo, Report, SpaceUsage, VolumeInfo as Info,
-    VolumeOp,
+    CapacityState, CheckFinding, CheckReport, CountedUsage, ParentInfo, SpaceUsage,
+    VolumeInfo as Info, VolumeOp,
 };
 
-use self::channel::VolumeChannel;
-use self::devices::PoolDevices;
+use self::device_reservations::PoolReservations;
 use self::metadata_thread::MetadataThread;
 use self::parent_image::ParentImage;
-use self::reserved::Reserved;
-use self::shared::{ClientInbox, ClientMessage, Shared, State};
-use crate::exclusion::Preempts;
-use crate::owned;
+use self::pool_devices::PoolDevices;
+use self::pool_shared::{ClientInbox, ClientMessage, PoolShared, PoolSharedState};
+use self::volume_channel::VolumeChannel;
+use crate::owner_identity;
+use crate::write_exclusion::PreemptedReservation;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
 use tenmil_block::uri::Uri;
@@ -97,7 +99,7 @@ use tenmil_block::{OpenedDevice, Opener};
 /// A pool that is open in this process. It is closed when the last reference is dropped; data written to
 /// its volumes is then flushed.
 pub struct OpenPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     /// Devices of the pool. The lock is held to open a channel to them, or to grow the pool.
     pool_devices: Mutex<PoolDevices>,
     regions: RegionTable,
@@ -112,13 +114,13 @@ pub struct OpenPool {
     identity: String,
     owner: Option<NamedThread<()>>,
     /// The owner id of this process, which is recorded in the pool.
-    owns: owned::Opener,
+    owns: owner_identity::OwnerId,
     /// Whether the devices refuse the writes of other hosts.
-    reserved: Arc<Reserved>,
+    reserved: Arc<PoolReservations>,
 }
 
 /// One volume of a pool.
-struct Volume {
+struct VolumeDevice {
     open: Arc<OpenPool>,
     info: VolumeInfo,
     /// The parent image that unmapped blocks are read from, if there is one and it could be opened.
@@ -144,10 +146,10 @@ struct PageGeometry {
 
 /// Performs the transfer of an action. Returns the checksums of its blocks where they are required, or
 /// the status.
-type TransferFn<'a> = dyn FnMut(&DeviceAction) -> Result<Copied, IoStatus> + 'a;
+type TransferFn<'a> = dyn FnMut(&DeviceAction) -> Result<TransferResult, IoStatus> + 'a;
 
 /// Result of a transfer.
-enum Copied {
+enum TransferResult {
     Data,
     /// The checksums of the blocks.
     Sums(Vec<u32>),
@@ -172,7 +174,7 @@ const TIME_LIMIT: Span = Span::from_secs(120);
 
 /// Opens `volume:[URI]/name?metadata-cache=32m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    open_identified(opener, (&VolumeRef::of(uri)?, uri), true)
+    open_identified(opener, (&VolumeRef::parse(uri)?, uri), true)
 }
 
 /// Opens the same to look at it: the pool gets no owner by that, and its devices are not written.
@@ -181,7 +183,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 ///
 /// As of any opening.
 pub fn open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    open_identified(opener, (&VolumeRef::of(uri)?, uri), false)
+    open_identified(opener, (&VolumeRef::parse(uri)?, uri), false)
 }
 
 fn open_identified(
@@ -189,11 +191,12 @@ fn open_identified(
     (place, uri): (&VolumeRef, &Uri),
     claims: bool,
 ) -> Result<OpenedDevice, Error> {
-    let name = place.volume(uri)?;
-    let mut opened = open_volume(opener, &registry::open(opener, place)?, (uri, name), claims)?;
+    let name = place.volume_name(uri)?;
+    let mut opened =
+        open_volume(opener, &pool_registry::open_pool(opener, place)?, (uri, name), claims)?;
     // A volume has an identity of its own, although it is stacked on other devices.
     if !uri.children().is_empty() {
-        opened.identify_as(uri);
+        opened.add_identity(uri);
     }
     Ok(opened)
 }
@@ -205,7 +208,7 @@ fn open_volume(
     (uri, name): (&Uri, &str),
     claims: bool,
 ) -> Result<OpenedDevice, Error> {
-    let info = open.find(name)?;
+    let info = open.find_volume(name)?;
     let parent = open.open_parent(opener, &info)?;
     let pool_devices = open.pool_devices();
     let below = pool_devices.description();
@@ -229,14 +232,14 @@ fn open_volume(
     let is_anything = info.mapped > 0 || parent.is_some();
     let existing =
         is_anything.then(|| ExistingData { name: format!("{uri:#}"), found, path: None });
-    let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
+    let medium = VolumeDevice::open(open, &info, parent).map_err(|problem| uri.error(problem))?;
     if medium.is_written && claims {
-        open.claim()?;
+        open.claim_ownership()?;
     } else if let Some(owner) = open.other_owner() {
         // Another owner could delete a snapshot, and its blocks would then be reused for other data.
-        return Err(open.refuse(&PoolError::Owned { by: Box::new(owner) }));
+        return Err(open.pool_error(&PoolError::Owned { by: Box::new(owner) }));
     }
-    let medium = medium.for_others();
+    let medium = medium.counted_as_user();
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
     Ok(OpenedDevice { medium: Arc::new(medium), description, existing, handles, identities })
 }
@@ -248,42 +251,43 @@ impl OpenPool {
     ///
     /// If the device cannot be opened, or contains no valid pool.
     pub fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Self>, Error> {
-        registry::open(opener, place)
+        pool_registry::open_pool(opener, place)
     }
 
     /// Opens the pool on an open device.
-    fn over(
+    fn open_on_device(
         opener: &Opener<'_>,
         place: &VolumeRef,
         below: OpenedDevice,
         closing_max: Span,
     ) -> Result<Self, Error> {
         let (regions, clock) = (opener.regions, opener.clock);
-        let mut pool_devices = PoolDevices::first(&place.store, below)?;
-        let owns = owned::Opener::draw();
-        let me = Some(owns.owner());
+        let mut pool_devices = PoolDevices::from_first(&place.store, below)?;
+        let owns = owner_identity::OwnerId::new_random();
+        let me = Some(owns.record());
         let (first, geometry) = (Arc::clone(&pool_devices.medium), pool_devices.geometry);
-        let mut opened = create::read_pool(opener, place, &*first, &geometry, me)?;
+        let mut opened = create_pool::read_pool(opener, place, &*first, &geometry, me)?;
         pool_devices.open_others(opener, place, &opened.store, false)?;
         let (device, name) = (place.store.to_string(), format!("{:#}", place.store));
-        let reserved = Reserved::new(&name, owns.owner().id, &pool_devices);
+        let reserved = PoolReservations::new(&name, owns.record().id, &pool_devices);
         let mut excluded = None;
         if place.takes_over {
             excluded = reserved.take_over(&opened.store, place.force)?;
             // Until then the former owner may have changed it.
             let devices = opened.store.devices().clone();
-            opened = create::read_pool(opener, place, &*first, &geometry, me)?;
-            reserved.expect_same(&devices, opened.store.devices())?;
+            opened = create_pool::read_pool(opener, place, &*first, &geometry, me)?;
+            reserved.check_no_new_devices(&devices, opened.store.devices())?;
         }
-        let claim = place.claim(&opened.store, excluded);
-        opened.store.claim_as(claim);
+        let claim = place.claim_condition(&opened.store, excluded);
+        opened.store.set_claim_condition(claim);
         let (reserved, geometry) = (Arc::new(reserved), pool_devices.geometry);
         let machine =
             |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
         let backend = pool_devices.medium.channel().map_err(machine)?;
-        let shared = Arc::new(Shared::new(opened.store, backend.losses(), sleeper.notifier()));
-        let inbox = shared.join(None, true).map_err(machine)?;
+        let shared =
+            Arc::new(PoolShared::new(opened.store, backend.write_losses(), sleeper.notifier()));
+        let inbox = shared.register_client(None, true).map_err(machine)?;
         let owner =
             MetadataThread::new(&name, Arc::clone(&shared), (inbox, backend), geometry, regions);
         let owner = owner.map_err(machine)?.with_reserved(&reserved);
@@ -291,7 +295,7 @@ impl OpenPool {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(Error::environment(format!("start a thread: {error}"))))?;
-        let (regions, identity) = (regions.clone(), identity(&place.store));
+        let (regions, identity) = (regions.clone(), device_key(&place.store));
         let (pool_devices, owner) = (Mutex::new(pool_devices), Some(owner));
         Ok(Self {
             shared,
@@ -314,31 +318,33 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is another owner, or I/O fails.
-    pub fn claim(&self) -> Result<(), Error> {
-        self.ask(PoolRequest::Claim).map(|_| ())
+    pub fn claim_ownership(&self) -> Result<(), Error> {
+        self.run_request(PoolRequest::Claim).map(|_| ())
     }
 
     /// Has the devices refuse the writes of other hosts, unless the claim is going to be refused anyway.
-    fn reserve(&self) -> Result<(), Error> {
+    fn reserve_devices(&self) -> Result<(), Error> {
         let owner = self.shared.lock().store.owner();
-        let is_gone = |owner: &Owning| owned::is_gone(owner);
-        match owner.filter(|owner| owner.id != self.owns.owner().id) {
-            Some(owner) if is_gone(&owner) => self.reserved.acquire(Preempts::Departed(owner.id)),
+        let is_gone = |owner: &Owning| owner_identity::has_owner_ended(owner);
+        match owner.filter(|owner| owner.id != self.owns.record().id) {
+            Some(owner) if is_gone(&owner) => {
+                self.reserved.acquire_reservations(PreemptedReservation::Departed(owner.id))
+            }
             Some(_) => Ok(()),
-            None => self.reserved.acquire(Preempts::Nothing),
+            None => self.reserved.acquire_reservations(PreemptedReservation::Nothing),
         }
     }
 
     /// Whether this process owns the pool already.
     fn is_owner(&self) -> bool {
         let owner = self.shared.lock().store.owner();
-        owner.is_some_and(|owner| owner.id == self.owns.owner().id)
+        owner.is_some_and(|owner| owner.id == self.owns.record().id)
     }
 
     /// The process of this machine that has the pool open for writing, if it is another one.
-    pub fn owner_here(&self) -> Option<u32> {
+    pub fn local_owner(&self) -> Option<u32> {
         let owner = self.other_owner()?;
-        let process = owned::process_of(&owner);
+        let process = owner_identity::process_identity(&owner);
         let this = tenmil_linux::process_stats::ProcessIdentity::of_this_process();
         (process.is_same_boot(&this) && process.pid != this.pid).then_some(process.pid)
     }
@@ -346,7 +352,8 @@ impl OpenPool {
     /// Another owner that has the pool open for writing and is not known to have ended.
     fn other_owner(&self) -> Option<Owning> {
         let owner = self.shared.lock().store.owner()?;
-        (owner.id != self.owns.owner().id && !owned::is_gone(&owner)).then_some(owner)
+        (owner.id != self.owns.record().id && !owner_identity::has_owner_ended(&owner))
+            .then_some(owner)
     }
 
     fn pool_devices(&self) -> MutexGuard<'_, PoolDevices> {
@@ -355,54 +362,54 @@ impl OpenPool {
 
     /// Registers a client that transfers data, and opens its channel to the devices. The client is
     /// notified of added devices.
-    fn way(
+    fn open_transfer_channel(
         &self,
         reads: Option<read_epochs::ReadEpoch>,
     ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), Error> {
         let pool_devices = self.pool_devices();
-        let inbox = self.shared.join(reads, true)?;
+        let inbox = self.shared.register_client(reads, true)?;
         let way = pool_devices.medium.channel();
         if way.is_err() {
-            self.shared.leave(&inbox, core::iter::empty());
+            self.shared.unregister_client(&inbox, core::iter::empty());
         }
         Ok((inbox, way?))
     }
 
     /// Sends a request without data transfer, and waits for the response.
-    fn ask(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
-        self.converse(ask, &mut |_| Err(IoStatus::ABORTED))
+    fn run_request(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
+        self.run_with_transfers(ask, &mut |_| Err(IoStatus::ABORTED))
     }
 
     /// Sends a request, performs its transfers by `carry`, and waits for the response.
-    fn converse(
+    fn run_with_transfers(
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
     ) -> Result<PoolResponse, Error> {
-        self.converse_if(ask, carry, |_| Ok(()))
+        self.run_with_transfers_if(ask, carry, |_| Ok(()))
     }
 
     /// The same, if `admit` permits it, evaluated under the lock at submission.
-    fn converse_if(
+    fn run_with_transfers_if(
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
-        admit: impl FnOnce(&State) -> Result<(), Error>,
+        admit: impl FnOnce(&PoolSharedState) -> Result<(), Error>,
     ) -> Result<PoolResponse, Error> {
         let machine =
             |problem| Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.name));
-        if reserved::changes(&ask) {
-            self.reserve()?;
+        if device_reservations::changes_pool(&ask) {
+            self.reserve_devices()?;
         }
-        let inbox = self.shared.join(None, false).map_err(machine)?;
+        let inbox = self.shared.register_client(None, false).map_err(machine)?;
         let mut state = self.shared.lock_to_notify();
         if let Err(refused) = admit(&state) {
             drop(state);
-            self.shared.leave(&inbox, core::iter::empty());
+            self.shared.unregister_client(&inbox, core::iter::empty());
             return Err(refused);
         }
         state.submit_request(&inbox, 0, ask);
-        self.shared.dispatch(&mut state);
+        self.shared.dispatch_actions(&mut state);
         drop(state);
         // The waker is armed before the inbox is read, so that a message in between ends the wait.
         let (mut messages, until) = (Default::default(), self.clock.now().after(TIME_LIMIT));
@@ -411,10 +418,10 @@ impl OpenPool {
             self.shared.lock().take_messages(&inbox, &mut messages);
             let note = messages.pop_front();
             if let Some(ClientMessage::Ended(_, completion)) = note {
-                break completion.map_err(|error| self.refuse(&error));
+                break completion.map_err(|error| self.pool_error(&error));
             }
             if let Some(ClientMessage::Do(action)) = note {
-                self.carried(&action, &carry(&action));
+                self.report_transfer(&action, &carry(&action));
                 continue;
             }
             if self.clock.now() > until {
@@ -427,26 +434,26 @@ impl OpenPool {
             // An error of the wait only makes the next check come sooner.
             let _ = inbox.waker.wait_for_signal(0, nap);
         };
-        self.shared.leave(&inbox, core::iter::empty());
+        self.shared.unregister_client(&inbox, core::iter::empty());
         completion
     }
 
     /// Reports the result of a transfer to the pool.
-    fn carried(&self, action: &DeviceAction, done: &Result<Copied, IoStatus>) {
-        let Some(io) = shared::transfer_of(action) else { return };
+    fn report_transfer(&self, action: &DeviceAction, done: &Result<TransferResult, IoStatus>) {
+        let Some(io) = pool_shared::transfer_id(action) else { return };
         let end = match done {
             Err(status) => ActionResult::Failed(*status),
-            Ok(Copied::Data) => ActionResult::Done,
-            Ok(Copied::Sums(sums)) => ActionResult::Sums(sums),
-            Ok(Copied::Contents(holds)) => ActionResult::Contents(holds),
+            Ok(TransferResult::Data) => ActionResult::Done,
+            Ok(TransferResult::Sums(sums)) => ActionResult::Sums(sums),
+            Ok(TransferResult::Contents(holds)) => ActionResult::Contents(holds),
         };
         let mut state = self.shared.lock_to_notify();
         state.store.complete(io, end);
-        self.shared.dispatch(&mut state);
+        self.shared.dispatch_actions(&mut state);
     }
 
-    fn refuse(&self, error: &PoolError) -> Error {
-        refusal(&self.name, error)
+    fn pool_error(&self, error: &PoolError) -> Error {
+        pool_error(&self.name, error)
     }
 
     /// The name of the pool.
@@ -465,15 +472,15 @@ impl OpenPool {
     }
 
     /// Why the pool rejects changes, if it has stopped and not recovered.
-    pub fn stopped_because(&self) -> Option<String> {
+    pub fn stop_reason(&self) -> Option<String> {
         let state = self.shared.lock();
-        let why = state.store.last_stop().filter(|_| state.store.is_stopped());
+        let why = state.store.last_stop_error().filter(|_| state.store.is_stopped());
         why.map(ToString::to_string)
     }
 
     /// Number of device failures after which completed but unflushed writes may have been lost.
-    pub fn losses(&self) -> u64 {
-        self.shared.lock().store.losses()
+    pub fn loss_count(&self) -> u64 {
+        self.shared.lock().store.loss_count()
     }
 
     /// The volume with this name.
@@ -481,10 +488,10 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or its metadata is damaged.
-    pub fn find(&self, name: &str) -> Result<VolumeInfo, Error> {
-        match self.ask(PoolRequest::Find(name.into()))? {
+    pub fn find_volume(&self, name: &str) -> Result<VolumeInfo, Error> {
+        match self.run_request(PoolRequest::Find(name.into()))? {
             PoolResponse::Volume(info) => Ok(info),
-            _ => Err(self.refuse(&PoolError::NoVolume(name.into()))),
+            _ => Err(self.pool_error(&PoolError::NoVolume(name.into()))),
         }
     }
 
@@ -493,8 +500,8 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the volume list is damaged.
-    pub fn list(&self) -> Result<Vec<VolumeInfo>, Error> {
-        match self.ask(PoolRequest::List)? {
+    pub fn list_volumes(&self) -> Result<Vec<VolumeInfo>, Error> {
+        match self.run_request(PoolRequest::List)? {
             PoolResponse::Volumes(volumes) => Ok(volumes),
             _ => Ok(Vec::new()),
         }
@@ -505,8 +512,8 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or its map is damaged.
-    pub fn account(&self, name: &str) -> Result<SpaceUsage, Error> {
-        match self.ask(PoolRequest::SpaceUsage(name.into()))? {
+    pub fn volume_usage(&self, name: &str) -> Result<SpaceUsage, Error> {
+        match self.run_request(PoolRequest::SpaceUsage(name.into()))? {
             PoolResponse::Account(account) => Ok(account),
             _ => Ok(SpaceUsage::default()),
         }
@@ -517,8 +524,8 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the pool does not respond.
-    pub fn usage(&self) -> Result<Option<PoolUsage>, Error> {
-        match self.ask(PoolRequest::Usage)? {
+    pub fn pool_usage(&self) -> Result<Option<PoolUsage>, Error> {
+        match self.run_request(PoolRequest::Usage)? {
             PoolResponse::Usage(usage) => Ok(Some(usage)),
             _ => Ok(None),
         }
@@ -529,15 +536,16 @@ impl OpenPool {
     /// # Errors
     ///
     /// Why the change was rejected. A change that would lose data of an open volume is rejected.
-    pub fn change(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
+    pub fn change_volume(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
         let at_stake = self.affected_volume(&change)?;
         if !self.is_owner() {
             // A change that is refused neither reserves the devices nor writes an owner to them.
-            self.ask(PoolRequest::MayChange(change.clone()))?;
+            self.run_request(PoolRequest::MayChange(change.clone()))?;
         }
-        let admit = |state: &State| self.admit(state, &change, at_stake.as_ref());
+        let admit =
+            |state: &PoolSharedState| self.check_change_allowed(state, &change, at_stake.as_ref());
         let asked = PoolRequest::Change(change.clone());
-        match self.converse_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {
+        match self.run_with_transfers_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {
             PoolResponse::Volume(info) => Ok(Some(info)),
             _ => Ok(None),
         }
@@ -550,7 +558,7 @@ impl OpenPool {
         let is_settled = || {
             let state = self.shared.lock();
             let is_used = !state.used.is_empty() || !state.written.is_empty();
-            state.store.is_idle() || (is_used && state.store.has_given_back())
+            state.store.is_idle() || (is_used && state.store.has_freed_all())
         };
         while !is_settled() {
             if self.clock.now() > until {
@@ -566,22 +574,22 @@ impl Drop for OpenPool {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             owner.stop_flag().set();
-            self.shared.ring();
+            self.shared.wake_metadata_thread();
             drop(owner);
         }
     }
 }
 
-impl Volume {
+impl VolumeDevice {
     fn open(
         open: &Arc<OpenPool>,
         info: &VolumeInfo,
         parent: Option<ParentImage>,
     ) -> Result<Self, Error> {
         let pool_devices = open.pool_devices();
-        let limits = limits(&pool_devices.medium.limits(), &pool_devices.geometry, info);
+        let limits = volume_limits(&pool_devices.medium.limits(), &pool_devices.geometry, info);
         drop(pool_devices);
-        let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
+        let limits = parent.iter().fold(limits, |limits, parent| parent.limit_volume(limits));
         let is_written = limits.operations.has(Operation::Write);
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
@@ -600,14 +608,14 @@ impl Volume {
     }
 
     /// Marks the volume as in use outside this module.
-    fn for_others(mut self) -> Self {
+    fn counted_as_user(mut self) -> Self {
         self.open.shared.lock().used.push(self.info.id);
         self.is_used = true;
         self
     }
 }
 
-impl Drop for Volume {
+impl Drop for VolumeDevice {
     fn drop(&mut self) {
         let mut state = self.open.shared.lock();
         state.volumes_open -= 1;
@@ -621,7 +629,7 @@ impl Drop for Volume {
     }
 }
 
-impl BlockDevice for Volume {
+impl BlockDevice for VolumeDevice {
     fn limits(&self) -> Limits {
         let block_count = self.block_count.load(Ordering::Relaxed);
         Limits { block_count, ..self.limits.clone() }
@@ -643,7 +651,7 @@ impl BlockDevice for Volume {
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {
-        let volumes = self.open.list().map_err(Error::environment)?;
+        let volumes = self.open.list_volumes().map_err(Error::environment)?;
         if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)
             && self.block_count.fetch_max(now.blocks, Ordering::Relaxed) < now.blocks
         {
@@ -659,7 +667,7 @@ impl BlockDevice for Volume {
     }
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
-        let asked = self.open.ask(PoolRequest::Extent { volume: self.info.id, block: lba });
+        let asked = self.open.run_request(PoolRequest::Extent { volume: self.info.id, block: lba });
         match asked.map_err(Error::environment)? {
             PoolResponse::Extent { blocks, is_parents: true, .. } => match &self.parent {
                 Some(parent) => parent.extent(lba, blocks),
@@ -675,10 +683,10 @@ impl BlockDevice for Volume {
 }
 
 impl PageGeometry {
-    fn of(uri: &Uri, limits: &Limits) -> Result<Self, Error> {
+    fn from_limits(uri: &Uri, limits: &Limits) -> Result<Self, Error> {
         let Limits { block_size, metadata_size, .. } = *limits;
         let request_bytes = limits.request_blocks_max.saturating_mul(block_size);
-        let refuse = |problem: Error| Err(Error::from(uri.refuse(problem)));
+        let refuse = |problem: Error| Err(Error::from(uri.error(problem)));
         if block_size > PAGE_BYTES || metadata_size != 0 {
             return refuse(Error::environment(format!(
                 "it has blocks of {block_size} and {metadata_size} bytes of metadata, expected \
@@ -701,8 +709,8 @@ impl PageGeometry {
 }
 
 /// The limits of a volume on devices with the limits `below`.
-fn limits(below: &Limits, geometry: &PageGeometry, info: &VolumeInfo) -> Limits {
-    let reading = OperationSet::of(&READING).intersection(below.operations);
+fn volume_limits(below: &Limits, geometry: &PageGeometry, info: &VolumeInfo) -> Limits {
+    let reading = OperationSet::from_operations(&READING).intersection(below.operations);
     let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
     let is_writable = below.operations.has(Operation::Write) && !info.is_read_only;
     let support = match is_writable {
@@ -710,7 +718,7 @@ fn limits(below: &Limits, geometry: &PageGeometry, info: &VolumeInfo) -> Limits 
         false => reading,
     };
     let (depth, pages) = match info.has_checksums {
-        true => (bounce::DEPTH_MAX, bounce::REQUEST_PAGES_MAX),
+        true => (bounce_memory::DEPTH_MAX, bounce_memory::REQUEST_PAGES_MAX),
         false => (DEPTH_MAX, REQUEST_PAGES_MAX),
     };
     Limits {
@@ -729,7 +737,7 @@ fn limits(below: &Limits, geometry: &PageGeometry, info: &VolumeInfo) -> Limits 
 }
 
 /// Converts an error of a pool on a device.
-fn refusal(name: &str, error: &PoolError) -> Error {
+fn pool_error(name: &str, error: &PoolError) -> Error {
     let refused = Error::new(error.category(), format!("{name}: {error}"));
     match error.hint() {
         Some(hint) => refused.with_hint(hint),

@@ -10,11 +10,11 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 
 use super::block_bitmap::BlockBitmap;
-use super::validate::{SEGMENTS_MAX, check, check_geometry};
+use super::request_validation::{SEGMENTS_MAX, validate_geometry, validate_request};
 use tenmil_base::Error;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
-use tenmil_block::quantity::parse_size;
+use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 
@@ -62,36 +62,36 @@ const AHEAD_BYTES: u32 = 1024;
 
 /// Opens `ram:1g?block=512`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    Ok(opened(named(opener, uri)?))
+    Ok(open_ram(ram_from_uri(opener, uri)?))
 }
 
-/// Opens the same with every block [written](RamDevice::filled). A device type for benchmarks.
+/// Opens the same with every block [written](RamDevice::new_filled). A device type for benchmarks.
 ///
 /// # Errors
 ///
 /// If the URI has an unknown option, or memory is exhausted.
 pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    Ok(opened(named(opener, uri)?.filled()))
+    Ok(open_ram(ram_from_uri(opener, uri)?.new_filled()))
 }
 
-fn opened(ram: RamDevice) -> OpenedDevice {
-    OpenedDevice::fresh(Arc::new(ram), "ram: volatile, lost when the process exits")
+fn open_ram(ram: RamDevice) -> OpenedDevice {
+    OpenedDevice::without_existing_data(Arc::new(ram), "ram: volatile, lost when the process exits")
 }
 
-fn named(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
+fn ram_from_uri(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
     let mut fields = uri.fields();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
-    let by_key = fields.size("size")?;
-    fields.finish()?;
+    let by_key = fields.size_value("size")?;
+    fields.reject_unknown()?;
     let by_path = match uri.path() {
         "" => None,
-        path => Some(parse_size(path).map_err(|problem| uri.refuse(problem))?),
+        path => Some(parse_size(path).map_err(|problem| uri.error(problem))?),
     };
     let size_bytes = match (by_path, by_key) {
         (Some(size), None) | (None, Some(size)) => size,
-        (None, None) => return Err(uri.refuse("the size is missing, expected ram:1g").into()),
+        (None, None) => return Err(uri.error("the size is missing, expected ram:1g").into()),
         (Some(_), Some(_)) => {
-            return Err(uri.refuse("the size is given twice, expected once: ram:1g").into());
+            return Err(uri.error("the size is given twice, expected once: ram:1g").into());
         }
     };
     RamDevice::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)
@@ -105,7 +105,7 @@ impl RamDevice {
     ///
     /// If the geometry is invalid, or memory or the region table is exhausted.
     pub fn new(regions: &RegionTable, block_size: u32, block_count: u64) -> Result<Self, Error> {
-        check_geometry("ram", block_size, block_count)?;
+        validate_geometry("ram", block_size, block_count)?;
         let len = block_count.checked_mul(u64::from(block_size));
         let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| {
             let text = format!("ram: size is {block_count} blocks, expected what can be addressed");
@@ -133,17 +133,20 @@ impl RamDevice {
             atomic_write_blocks: 1,
             depth_max: DEPTH_MAX,
             durability: Durability::NonPersistent,
-            operations: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::from_operations(&Operation::ALL),
         };
         Ok(Self { limits, store: Arc::new(store) })
     }
 
     /// Writes zeroes to every block, so that memory is allocated now and each read moves data.
     #[must_use]
-    pub fn filled(self) -> Self {
+    pub fn new_filled(self) -> Self {
         let store = &*self.store;
         for block in 0..self.limits.block_count {
-            store.regions.fill(store.block(block), 0).expect("the region is as long as its blocks");
+            store
+                .regions
+                .fill(store.block_segment(block), 0)
+                .expect("the region is as long as its blocks");
         }
         store.written.set(0, self.limits.block_count);
         self
@@ -168,9 +171,9 @@ impl BlockDevice for RamDevice {
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Hole });
         }
-        let (written, blocks) = self.store.written.run(lba, left);
+        let (written, blocks) = self.store.written.uniform_run(lba, left);
         // An uncorrectable block does not read as zeroes.
-        let (is_lost, blocks) = self.store.uncorrectable.run(lba, blocks);
+        let (is_lost, blocks) = self.store.uncorrectable.uniform_run(lba, blocks);
         Ok(BlockExtent {
             blocks,
             kind: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
@@ -184,15 +187,16 @@ impl IoChannel for RamChannel {
     }
 
     fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let count = requests.len().min(self.ready.room());
+        let count = requests.len().min(self.ready.free_count());
         let (limits, store) = (&self.limits, &self.store);
         self.ready.extend(requests[..count].iter().enumerate().map(|(index, request)| {
             if let Some(next) = requests.get(index + 1).filter(|_| store.is_large) {
-                store.look_ahead(next);
+                store.prefetch_read(next);
             }
-            let done = check(limits, request, segments).and_then(|own| store.run(request, own));
+            let done = validate_request(limits, request, segments)
+                .and_then(|own| store.execute(request, own));
             let status = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.token, status, result: 0 }
+            IoCompletion { token: request.random_token, status, result: 0 }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -221,11 +225,11 @@ impl ChannelWakeup for RamChannel {
 }
 
 impl RamStorage {
-    fn run(&self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
+    fn execute(&self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
         let (first, count) = (request.lba, u64::from(request.blocks));
         match request.operation {
             Operation::Read => self.read(first, count, segments),
-            Operation::Write => self.write(first, count, &mut SegmentCursor::of(segments)),
+            Operation::Write => self.write(first, count, &mut SegmentCursor::new(segments)),
             // The device is volatile, as its durability states; there is nothing to flush.
             Operation::Flush => Ok(()),
             Operation::Deallocate => {
@@ -237,12 +241,12 @@ impl RamStorage {
                 self.uncorrectable.clear(first, count);
                 Ok(())
             }
-            Operation::Compare => self.compare(first, count, &mut SegmentCursor::of(segments)),
+            Operation::Compare => self.compare(first, count, &mut SegmentCursor::new(segments)),
             Operation::WriteUncorrectable => {
                 self.uncorrectable.set(first, count);
                 Ok(())
             }
-            Operation::Verify => self.readable(first, count),
+            Operation::Verify => self.check_readable(first, count),
             Operation::Copy => self.copy(request.operand, first, count),
             Operation::CompareAndWrite => self.compare_and_write(first, count, segments),
         }
@@ -250,26 +254,30 @@ impl RamStorage {
 
     /// Prefetches the first bytes that `request` will read, and the bitmap word of its blocks.
     #[inline]
-    fn look_ahead(&self, request: &Request) {
-        self.written.look_ahead(request.lba);
+    fn prefetch_read(&self, request: &Request) {
+        self.written.prefetch(request.lba);
         if request.operation == Operation::Read {
             // A prefetch out of range has no effect; the request is rejected when it is executed.
             let offset = request.lba.wrapping_mul(self.block_size);
-            self.regions.prefetch_segment(self.at(offset, AHEAD_BYTES));
+            self.regions.prefetch_segment(self.segment_at(offset, AHEAD_BYTES));
         }
     }
 
-    fn readable(&self, first: u64, count: u64) -> Result<(), IoStatus> {
-        if self.uncorrectable.any(first, count) { Err(IoStatus::UNRECOVERED_READ) } else { Ok(()) }
+    fn check_readable(&self, first: u64, count: u64) -> Result<(), IoStatus> {
+        if self.uncorrectable.any_set(first, count) {
+            Err(IoStatus::UNRECOVERED_READ)
+        } else {
+            Ok(())
+        }
     }
 
     fn read(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), IoStatus> {
-        self.readable(first, count)?;
-        let mut pieces = SegmentCursor::of(segments);
-        self.each_run(first, count, |written, from, len_bytes| {
-            pieces.take_each(len_bytes, |piece, done| {
+        self.check_readable(first, count)?;
+        let mut pieces = SegmentCursor::new(segments);
+        self.for_each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each_piece(len_bytes, |piece, done| {
                 if written {
-                    self.regions.copy_segment(self.at(from + done, piece.len_bytes), piece)
+                    self.regions.copy_segment(self.segment_at(from + done, piece.len_bytes), piece)
                 } else {
                     self.regions.fill(piece, 0)
                 }
@@ -286,8 +294,8 @@ impl RamStorage {
     ) -> Result<(), IoStatus> {
         let from = first * self.block_size;
         pieces
-            .take_each(count * self.block_size, |piece, done| {
-                let place = self.at(from + done, piece.len_bytes);
+            .take_each_piece(count * self.block_size, |piece, done| {
+                let place = self.segment_at(from + done, piece.len_bytes);
                 if self.is_large {
                     self.regions.copy_nontemporal(piece, place)
                 } else {
@@ -307,7 +315,7 @@ impl RamStorage {
         count: u64,
         segments: &[Segment],
     ) -> Result<(), IoStatus> {
-        let mut pieces = SegmentCursor::of(segments);
+        let mut pieces = SegmentCursor::new(segments);
         self.compare(first, count, &mut pieces)?;
         self.write(first, count, &mut pieces)
     }
@@ -318,11 +326,11 @@ impl RamStorage {
         count: u64,
         pieces: &mut SegmentCursor<'_>,
     ) -> Result<(), IoStatus> {
-        self.readable(first, count)?;
-        self.each_run(first, count, |written, from, len_bytes| {
-            pieces.take_each(len_bytes, |piece, done| {
+        self.check_readable(first, count)?;
+        self.for_each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each_piece(len_bytes, |piece, done| {
                 let equal = if written {
-                    self.regions.segments_equal(self.at(from + done, piece.len_bytes), piece)
+                    self.regions.segments_equal(self.segment_at(from + done, piece.len_bytes), piece)
                 } else {
                     is_zero(&self.regions, piece)
                 };
@@ -337,12 +345,12 @@ impl RamStorage {
 
     /// Copies block by block, from the end that an overlap does not overwrite first.
     fn copy(&self, source: u64, target: u64, count: u64) -> Result<(), IoStatus> {
-        self.readable(source, count)?;
+        self.check_readable(source, count)?;
         for step in 0..count {
             let block = if source < target { count - 1 - step } else { step };
             let (from, to) = (source + block, target + block);
             if self.written.has(from) {
-                let (from, to) = (self.block(from), self.block(to));
+                let (from, to) = (self.block_segment(from), self.block_segment(to));
                 self.regions.copy_segment(from, to).map_err(|_| IoStatus::INTERNAL_ERROR)?;
                 self.written.set(target + block, 1);
             } else {
@@ -355,7 +363,7 @@ impl RamStorage {
 
     /// Calls `each` for runs of written or unwritten blocks: with which it is, the byte offset of the run
     /// and its length.
-    fn each_run<E>(
+    fn for_each_run<E>(
         &self,
         first: u64,
         count: u64,
@@ -363,21 +371,21 @@ impl RamStorage {
     ) -> Result<(), E> {
         let mut done = 0;
         while done < count {
-            let (written, run) = self.written.run(first + done, count - done);
+            let (written, run) = self.written.uniform_run(first + done, count - done);
             each(written, (first + done) * self.block_size, run * self.block_size)?;
             done += run;
         }
         Ok(())
     }
 
-    fn block(&self, block: u64) -> Segment {
+    fn block_segment(&self, block: u64) -> Segment {
         // A block is at most 64 KiB.
         let len_bytes = u32::try_from(self.block_size).unwrap_or(u32::MAX);
-        self.at(block * self.block_size, len_bytes)
+        self.segment_at(block * self.block_size, len_bytes)
     }
 
     /// A segment of the storage.
-    fn at(&self, offset: u64, len_bytes: u32) -> Segment {
+    fn segment_at(&self, offset: u64, len_bytes: u32) -> Segment {
         Segment { region: self.blocks.id(), offset, len_bytes }
     }
 }
@@ -385,8 +393,8 @@ impl RamStorage {
 /// Whether a segment contains only zeroes.
 fn is_zero(regions: &RegionTable, segment: Segment) -> Result<bool, InvalidSegment> {
     let mut bytes = [0; 512];
-    let mut pieces = SegmentCursor::of(std::slice::from_ref(&segment));
-    while let Some(piece) = pieces.take(bytes.len() as u64) {
+    let mut pieces = SegmentCursor::new(std::slice::from_ref(&segment));
+    while let Some(piece) = pieces.take_piece(bytes.len() as u64) {
         let bytes = &mut bytes[..piece.len_bytes as usize];
         regions.load(piece, bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {
@@ -408,22 +416,27 @@ mod tests {
     use super::RamDevice;
 
     #[test]
-    fn every_block_of_one_that_is_filled_lies_there() {
+    fn filled_ram_device_has_all_blocks_mapped() {
         let regions = RegionTable::new(2);
         let ram = RamDevice::new(&regions, 512, 1000).unwrap();
         assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, kind: ExtentKind::Hole }));
-        let ram = ram.filled();
+        let ram = ram.new_filled();
         assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, kind: ExtentKind::Data }));
     }
 
     /// Writes every block of its share repeatedly, with the round in every byte, and reads each back at
     /// once. Returns the number of mismatches.
-    fn hammer(ram: &RamDevice, regions: &RegionTable, memory: Segment, first: u64) -> usize {
+    fn write_and_check_repeatedly(
+        ram: &RamDevice,
+        regions: &RegionTable,
+        memory: Segment,
+        first: u64,
+    ) -> usize {
         let mut channel = ram.channel().unwrap();
         let mut completions = CompletionBatch::with_capacity(4);
         let (out, back) = (memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap());
         let request = |operation, lba, segment_first| Request {
-            token: 0,
+            random_token: 0,
             lba,
             operand: 0,
             blocks: 1,
@@ -455,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_on_two_threads_do_not_disturb_each_others_blocks() {
+    fn channels_on_two_threads_do_not_interfere() {
         let regions = RegionTable::new(3);
         let ram = RamDevice::new(&regions, 512, 128).unwrap();
         let threads = [0, 1].map(|first| {
@@ -463,20 +476,22 @@ mod tests {
                 .add_mapping(MemoryMapping::new(1024, MemoryBacking::Private).unwrap())
                 .unwrap();
             let (ram, regions) = (ram.clone(), regions.clone());
-            NamedThread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first))
+            NamedThread::spawn("hammer", None, move |_| {
+                write_and_check_repeatedly(&ram, &regions, memory, first)
+            })
                 .unwrap()
         });
         assert_eq!(threads.map(NamedThread::join), [0, 0]);
     }
 
     #[test]
-    fn what_was_never_written_is_a_hole() {
+    fn unwritten_ram_blocks_are_holes() {
         let regions = RegionTable::new(2);
         let ram = RamDevice::new(&regions, 512, 200).unwrap();
         let memory =
             regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let request = |operation, lba| Request {
-            token: 0,
+            random_token: 0,
             lba,
             operand: 0,
             segment_first: 0,
@@ -497,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_cache_is_read_back_in_the_same_batch_and_by_another_thread() {
+    fn non_temporal_writes_are_visible_in_the_same_batch() {
         let regions = RegionTable::new(4);
         let ram = RamDevice::new(&regions, 512, 96 << 11).unwrap();
         let memory = regions
@@ -507,7 +522,7 @@ mod tests {
         let bytes: Vec<u8> = (0..4096_u32).map(|byte| (byte % 249) as u8).collect();
         regions.store(out, &bytes).unwrap();
         let request = |operation, segment_first| Request {
-            token: 0,
+            random_token: 0,
             lba: 100_000,
             operand: 0,
             segment_first,
@@ -535,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_cannot_be_are_refused() {
+    fn invalid_ram_block_size_is_rejected() {
         let regions = RegionTable::new(1);
         for (block_size, block_count) in [(0, 1), (100, 1), (256, 1), (1 << 17, 1), (512, 0)] {
             let error = RamDevice::new(&regions, block_size, block_count).unwrap_err();

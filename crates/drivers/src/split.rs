@@ -7,7 +7,7 @@ use tenmil_base::{
     IoCompletion, IoStatus, Limits, Operation, Request, Segment,
 };
 
-use super::validate::check_blocks;
+use super::request_validation::validate_block_range;
 use tenmil_base::Error;
 use tenmil_block::CompletionQueue;
 use tenmil_block::uri::Uri;
@@ -17,7 +17,7 @@ use tenmil_block::{OpenedDevice, Opener};
 ///
 /// The parts of one device share its resources: the queue depth limit applies to each part separately,
 /// while the volatile cache and its flushes are common to all.
-pub struct Split {
+pub struct SplitDevice {
     inner: Arc<dyn BlockDevice>,
     first: u64,
     limits: Limits,
@@ -40,40 +40,40 @@ const BATCH: usize = 256;
 
 /// Opens `split:[URI]?part=0&parts=4` or `split:[URI]?offset=1m&size=4m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let child = uri.only_child()?;
+    let child = uri.single_child()?;
     let mut fields = uri.fields();
-    let parts = fields.number("parts", 1..=u64::from(u32::MAX))?;
-    let part = fields.number("part", 0..=parts.unwrap_or(1) - 1)?;
-    let (offset, size) = (fields.size("offset")?, fields.size("size")?);
-    fields.finish()?;
+    let parts = fields.number_value("parts", 1..=u64::from(u32::MAX))?;
+    let part = fields.number_value("part", 0..=parts.unwrap_or(1) - 1)?;
+    let (offset, size) = (fields.size_value("offset")?, fields.size_value("size")?);
+    fields.reject_unknown()?;
     let by_bytes = offset.is_some() || size.is_some();
     if by_bytes == parts.is_some() || part.is_some() != parts.is_some() {
         let problem = "which part is not clear, expected part=0&parts=4 or offset=1m&size=4m";
-        return Err(uri.refuse(problem).into());
+        return Err(uri.error(problem).into());
     }
     let below = opener.open(child)?;
     let limits = below.medium.limits();
     let (first, count) = match (part, parts) {
-        (Some(part), Some(parts)) => equal_part(&limits, part, parts),
-        _ => by_offset(uri, &limits, offset.unwrap_or(0), size)?,
+        (Some(part), Some(parts)) => equal_part_range(&limits, part, parts),
+        _ => offset_range(uri, &limits, offset.unwrap_or(0), size)?,
     };
-    let split = Split::new(Arc::clone(&below.medium), first, count)
+    let split = SplitDevice::new(Arc::clone(&below.medium), first, count)
         .map_err(|error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {error}")))?;
     let last = first + count - 1;
     let description = format!("split: blocks {first} to {last} of {}", below.description);
-    Ok(below.under(Arc::new(split), description))
+    Ok(below.with_stacked_device(Arc::new(split), description))
 }
 
 /// The blocks of one of several equal parts, aligned to the optimal boundary of the device if it has one.
 /// The remainder of an uneven division is in no part.
-fn equal_part(limits: &Limits, part: u64, parts: u64) -> (u64, u64) {
+fn equal_part_range(limits: &Limits, part: u64, parts: u64) -> (u64, u64) {
     let unit = u64::from(limits.optimal_boundary_blocks).max(1);
     let each = limits.block_count / parts;
     let each = if each >= unit { each - each % unit } else { each };
     (part * each, each)
 }
 
-fn by_offset(
+fn offset_range(
     uri: &Uri,
     limits: &Limits,
     offset: u64,
@@ -83,7 +83,7 @@ fn by_offset(
     let whole = |key: &str, bytes: u64| {
         let problem =
             || format!("{key} is {bytes} bytes, expected a multiple of the block of {block} bytes");
-        if bytes.is_multiple_of(block) { Ok(bytes / block) } else { Err(uri.refuse(problem())) }
+        if bytes.is_multiple_of(block) { Ok(bytes / block) } else { Err(uri.error(problem())) }
     };
     let first = whole("offset", offset)?;
     let count = match size {
@@ -93,7 +93,7 @@ fn by_offset(
     Ok((first, count))
 }
 
-impl Split {
+impl SplitDevice {
     /// The `count` blocks of `inner` from `first` on.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Split {
     }
 }
 
-impl BlockDevice for Split {
+impl BlockDevice for SplitDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -147,10 +147,10 @@ impl BlockDevice for Split {
 
 impl SplitChannel {
     /// Fills the batch with leading requests that are inside the range.
-    fn fill_batch(&mut self, requests: &[Request]) {
+    fn translate_batch(&mut self, requests: &[Request]) {
         let Self { limits, first, batch, .. } = self;
         let fitting = requests.iter().take(BATCH);
-        let fitting = fitting.take_while(|request| check_blocks(limits, request).is_ok());
+        let fitting = fitting.take_while(|request| validate_block_range(limits, request).is_ok());
         batch.clear();
         batch.extend(fitting.map(|request| {
             let is_flush = request.operation == Operation::Flush;
@@ -174,10 +174,10 @@ impl IoChannel for SplitChannel {
         let requests = &requests[..requests.len().min(room)];
         let mut done = 0;
         while let Some(next) = requests.get(done) {
-            self.fill_batch(&requests[done..]);
+            self.translate_batch(&requests[done..]);
             if self.batch.is_empty() {
                 let status = IoStatus::LBA_OUT_OF_RANGE;
-                self.ready.push(IoCompletion { token: next.token, status, result: 0 });
+                self.ready.push(IoCompletion { token: next.random_token, status, result: 0 });
                 done += 1;
                 continue;
             }
@@ -217,7 +217,7 @@ impl ChannelWakeup for SplitChannel {
     }
 }
 
-impl std::fmt::Debug for Split {
+impl std::fmt::Debug for SplitDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { first, limits, .. } = self;
         out.debug_struct("Split")
@@ -237,20 +237,20 @@ mod tests {
     };
     use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
-    use super::{Split, equal_part};
+    use super::{SplitDevice, equal_part_range};
     use crate::{NullDevice, RamDevice};
 
     #[test]
-    fn nothing_outside_a_part_can_be_reached_through_it() {
+    fn requests_outside_the_part_are_rejected() {
         let regions = RegionTable::new(2);
         let ram = Arc::new(RamDevice::new(&regions, 512, 64).unwrap());
         let memory = regions
             .add_mapping(MemoryMapping::new(32 << 10, MemoryBacking::Private).unwrap())
             .unwrap();
         regions.fill(memory, 7).unwrap();
-        let mut part = Split::new(ram.clone(), 16, 32).unwrap().channel().unwrap();
+        let mut part = SplitDevice::new(ram.clone(), 16, 32).unwrap().channel().unwrap();
         let request = |operation, lba, operand, blocks: u32| Request {
-            token: 5,
+            random_token: 5,
             lba,
             operand,
             segment_first: 0,
@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn refusals_count_as_outstanding_until_they_are_polled() {
+    fn rejected_requests_count_as_outstanding_until_polled() {
         let null = NullDevice::new(512, 64).unwrap();
         let depth = null.limits().depth_max as usize;
-        let mut part = Split::new(Arc::new(null), 0, 32).unwrap().channel().unwrap();
+        let mut part = SplitDevice::new(Arc::new(null), 0, 32).unwrap().channel().unwrap();
         let flags = RequestFlags::NONE;
         let request = Request {
-            token: 0,
+            random_token: 0,
             lba: 40,
             operand: 0,
             segment_first: 0,
@@ -317,20 +317,20 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_equal_and_end_at_boundaries_where_there_are_any() {
+    fn equal_parts_end_at_atomic_boundaries() {
         let limits = |block_count, optimal_boundary_blocks| Limits {
             block_count,
             optimal_boundary_blocks,
             ..NullDevice::new(512, 1).unwrap().limits()
         };
-        assert_eq!(equal_part(&limits(103, 0), 3, 4), (75, 25));
-        assert_eq!(equal_part(&limits(103, 8), 3, 4), (72, 24));
-        assert_eq!(equal_part(&limits(20, 8), 1, 4), (5, 5), "smaller than the boundary");
+        assert_eq!(equal_part_range(&limits(103, 0), 3, 4), (75, 25));
+        assert_eq!(equal_part_range(&limits(103, 8), 3, 4), (72, 24));
+        assert_eq!(equal_part_range(&limits(20, 8), 1, 4), (5, 5), "smaller than the boundary");
     }
 
     #[test]
-    fn an_extent_ends_with_the_part() {
-        let part = Split::new(Arc::new(NullDevice::new(512, 64).unwrap()), 8, 16).unwrap();
+    fn split_extent_ends_with_the_part() {
+        let part = SplitDevice::new(Arc::new(NullDevice::new(512, 64).unwrap()), 8, 16).unwrap();
         assert_eq!(part.block_status(4), Ok(BlockExtent { blocks: 12, kind: ExtentKind::Data }));
         assert_eq!(part.block_status(16), Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data }));
     }

@@ -9,7 +9,7 @@
 //! The chunks of a request on one leg are adjacent there, so a request of any length becomes at most one
 //! request for each leg. Its segments are split and data is not copied.
 
-mod layout;
+mod stripe_layout;
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use tenmil_base::{
     BlockDevice, BlockExtent, ErrorCategory, IoChannel, Limits, Operation, OperationSet,
 };
 
-pub(crate) use self::layout::Layout;
-use super::multi_leg::{MultiLegChannel, common_limits};
+pub(crate) use self::stripe_layout::StripeLayout;
+use super::multi_leg_channel::{MultiLegChannel, common_leg_limits};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
@@ -30,9 +30,9 @@ use tenmil_block::{OpenedDevice, Opener};
 /// legs.
 /// Copy is not supported, because source and target may be on different legs. Compare-and-write is not
 /// supported, because there is no lock across legs. The limits state both.
-pub struct Stripe {
+pub struct StripeDevice {
     legs: Vec<Arc<dyn BlockDevice>>,
-    layout: Layout,
+    layout: StripeLayout,
     limits: Limits,
 }
 
@@ -42,17 +42,17 @@ const CHUNK_DEFAULT: u64 = 64 << 10;
 /// Opens `stripe:[URI],[URI]?chunk=64k`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let mut fields = uri.fields();
-    let chunk_bytes = fields.size("chunk")?.unwrap_or(CHUNK_DEFAULT);
-    fields.finish()?;
+    let chunk_bytes = fields.size_value("chunk")?.unwrap_or(CHUNK_DEFAULT);
+    fields.reject_unknown()?;
     if uri.children().is_empty() {
         let problem = "stands on nothing, expected its legs: stripe:[ram:1g],[ram:1g]";
-        return Err(uri.refuse(problem).into());
+        return Err(uri.error(problem).into());
     }
     let legs = uri.children().iter().map(|child| opener.open(child));
     let legs = legs.collect::<Result<Vec<OpenedDevice>, _>>()?;
     let named = uri.children().iter().zip(&legs);
     let named = named.map(|(child, leg)| (format!("{child:#}"), Arc::clone(&leg.medium)));
-    let stripe = Stripe::new(named.collect(), chunk_bytes)?;
+    let stripe = StripeDevice::new(named.collect(), chunk_bytes)?;
     let below: Vec<&str> = legs.iter().map(|leg| leg.description.as_str()).collect();
     let description = format!(
         "stripe: {} legs by {chunk_bytes} bytes, {}; over {}",
@@ -60,7 +60,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         stripe.limits.durability.describe(),
         below.join("; and ")
     );
-    let mut opened = OpenedDevice::fresh(Arc::new(stripe), description);
+    let mut opened = OpenedDevice::without_existing_data(Arc::new(stripe), description);
     for leg in legs {
         opened.existing.extend(leg.existing);
         opened.handles.extend(leg.handles);
@@ -69,7 +69,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
     Ok(opened)
 }
 
-impl Stripe {
+impl StripeDevice {
     /// Creates a stripe over `legs`, each with its name in errors, with chunks of `chunk_bytes`.
     ///
     /// # Errors
@@ -80,14 +80,14 @@ impl Stripe {
         let with_limits: Vec<(&str, Limits)> =
             legs.iter().map(|(name, leg)| (name.as_str(), leg.limits())).collect();
         check_blocks_agree(&with_limits).map_err(refuse)?;
-        let layout = Layout::over(&with_limits, chunk_bytes).map_err(refuse)?;
-        let limits = joined_limits(&with_limits, &layout);
+        let layout = StripeLayout::from_legs(&with_limits, chunk_bytes).map_err(refuse)?;
+        let limits = stripe_limits(&with_limits, &layout);
         let legs = legs.into_iter().map(|(_, leg)| leg).collect();
         Ok(Self { legs, layout, limits })
     }
 }
 
-impl BlockDevice for Stripe {
+impl BlockDevice for StripeDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -135,8 +135,8 @@ fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), Error> {
     Ok(())
 }
 
-fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
-    let common = common_limits(legs.iter().map(|(_, leg)| leg));
+fn stripe_limits(legs: &[(&str, Limits)], layout: &StripeLayout) -> Limits {
+    let common = common_leg_limits(legs.iter().map(|(_, leg)| leg));
     let mut limits = common.unwrap_or_else(|| legs[0].1.clone());
     limits.block_count = layout.block_count();
     if legs.len() == 1 {
@@ -145,7 +145,7 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     // A write across legs is torn if only one of them has executed it.
     limits.atomic_write_blocks = limits.atomic_write_blocks.min(1);
     limits.optimal_boundary_blocks = layout.chunk_blocks();
-    let alone = OperationSet::of(&[Operation::Copy, Operation::CompareAndWrite]);
+    let alone = OperationSet::from_operations(&[Operation::Copy, Operation::CompareAndWrite]);
     limits.operations = limits.operations.without(alone);
     // Each further chunk of a request on a leg may split one more of its segments. At most half of the
     // leg's segments are reserved for that.
@@ -156,7 +156,7 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     limits
 }
 
-impl std::fmt::Debug for Stripe {
+impl std::fmt::Debug for StripeDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { layout, limits, .. } = self;
         let mut out = out.debug_struct("Stripe");

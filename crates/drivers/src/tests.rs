@@ -1,15 +1,15 @@
 //! Tests of the block layer over drivers.
 
 pub(crate) mod adapt;
-mod composed;
+mod all_layers;
 mod open;
 mod qos;
 pub(crate) mod schedule;
 mod threads;
 
-use tenmil_block::Kind;
+use tenmil_block::NamedDeviceType;
 
 /// The device types of this crate, and others before them.
-pub(crate) fn kinds_with<'a>(others: &[Kind<'a>]) -> Vec<Kind<'a>> {
+pub(crate) fn device_types_with<'a>(others: &[NamedDeviceType<'a>]) -> Vec<NamedDeviceType<'a>> {
     [others, crate::KINDS].concat()
 }

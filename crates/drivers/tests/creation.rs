@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, BlockExtent, Error, IoChannel, Limits, Operation, OperationSet};
 use tenmil_block::uri::Uri;
-use tenmil_block::{Kind, OpenedDevice, Opener};
+use tenmil_block::{NamedDeviceType, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::mirror;
 use tenmil_linux::Clock;
 use tenmil_linux::storage_file::{CreationPolicy, set_creation_policy, undo_created};
 
 /// A device that no mirror can have as a leg.
-struct Unfit {
+struct UnfitDevice {
     below: Arc<dyn BlockDevice>,
     limits: Limits,
     has_status: bool,
 }
 
-impl BlockDevice for Unfit {
+impl BlockDevice for UnfitDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -37,25 +37,29 @@ impl BlockDevice for Unfit {
 }
 
 /// Opens `unfit:NAME`, 8 MiB of memory that are unfit in the way of that name.
-fn unfit(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+fn open_unfit(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let below = opener.open(&"ram:8m".parse().unwrap())?.medium;
     let (mut limits, mut has_status) = (below.limits(), true);
     match uri.path() {
         "flush" => {
-            limits.operations = limits.operations.without(OperationSet::of(&[Operation::Flush]))
+            limits.operations =
+                limits.operations.without(OperationSet::from_operations(&[Operation::Flush]))
         }
         "metadata" => limits.metadata_size = 8,
         "status" => has_status = false,
         other => panic!("{other}"),
     }
-    Ok(OpenedDevice::fresh(Arc::new(Unfit { below, limits, has_status }), "an unfit device"))
+    Ok(OpenedDevice::without_existing_data(
+        Arc::new(UnfitDevice { below, limits, has_status }),
+        "an unfit device",
+    ))
 }
 
 #[test]
-fn mirror_with_an_unfit_leg_makes_and_grows_no_file() {
+fn mirror_with_an_invalid_leg_creates_and_grows_no_file() {
     set_creation_policy(CreationPolicy::Recorded);
-    let mut kinds: Vec<Kind<'_>> = tenmil_drivers::KINDS.to_vec();
-    kinds.push(("unfit", &unfit));
+    let mut kinds: Vec<NamedDeviceType<'_>> = tenmil_drivers::KINDS.to_vec();
+    kinds.push(("unfit", &open_unfit));
     let regions = RegionTable::new(200);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: &kinds };
     let directory = tempfile::tempdir().unwrap();
@@ -71,7 +75,7 @@ fn mirror_with_an_unfit_leg_makes_and_grows_no_file() {
         };
         let legs: Vec<Uri> =
             vec![file(&new), file(&short), format!("unfit:{way}").parse().unwrap()];
-        let refused = mirror::create(&opener, &legs, false).unwrap_err();
+        let refused = mirror::create_mirror(&opener, &legs, false).unwrap_err();
         assert!(refused.text.contains(why), "{way}: {refused}");
         undo_created();
         assert!(!new.exists(), "{way}");

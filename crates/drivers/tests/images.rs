@@ -12,10 +12,10 @@ use tenmil_base::{CompletionBatch, IoChannel, Memory, Operation, Request, Reques
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
-use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef, check};
+use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef, check_closed_pool};
 use tenmil_linux::Clock;
 
-fn unpack(directory: &Path, name: &str, runs: &[u8]) -> Uri {
+fn unpack_image(directory: &Path, name: &str, runs: &[u8]) -> Uri {
     let (mut bytes, mut rest) = (Vec::new(), runs);
     while let Some((head, after)) = rest.split_at_checked(6) {
         let zeroes = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize;
@@ -56,14 +56,14 @@ fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
             flags: RequestFlags::NONE,
             ..Request::PLACEHOLDER
         };
-        run(opener, &mut *channel, request, &[memory.segment()]);
+        run_request(opener, &mut *channel, request, &[memory.segment()]);
         opener.regions.load(memory.segment(), &mut bytes).unwrap();
         String::from_utf8(bytes).unwrap().trim_end_matches('\0').to_owned()
     };
     (0..blocks).map(&mut read).collect()
 }
 
-fn run(
+fn run_request(
     opener: &Opener<'_>,
     channel: &mut dyn IoChannel,
     request: Request,
@@ -83,7 +83,7 @@ fn run(
     assert!(completions.as_slice()[0].status.is_success(), "{completions:?}");
 }
 
-fn expected(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<String> {
+fn expected_contents(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<String> {
     let block = |block: usize| match block < written && !zeroes.contains(&block) {
         true => format!("{word} block {block}"),
         false => String::new(),
@@ -92,13 +92,13 @@ fn expected(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<
 }
 
 fn volume(device: &Uri, name: &str) -> Uri {
-    VolumeRef::on(device).with_name(name)
+    VolumeRef::pool_on(device).with_name(name)
 }
 
 /// It is what it was, before and after a change has been made to it.
-fn proves(opener: &Opener<'_>, place: &VolumeRef, volumes: &[(&str, Vec<String>)]) {
+fn check_image(opener: &Opener<'_>, place: &VolumeRef, volumes: &[(&str, Vec<String>)]) {
     for round in ["as it was made", "after a change", "after that was closed"] {
-        let checked = check(opener, place).unwrap();
+        let checked = check_closed_pool(opener, place).unwrap();
         assert!(checked.damaged.is_empty() && checked.report.findings.is_empty(), "{round}");
         for (name, blocks) in volumes {
             assert_eq!(&read(opener, &volume(&place.store, name)), blocks, "{name} {round}");
@@ -107,42 +107,42 @@ fn proves(opener: &Opener<'_>, place: &VolumeRef, volumes: &[(&str, Vec<String>)
         if round == "as it was made" {
             let (name, blocks) = ("more".into(), 4);
             let change = VolumeOp::Create { name, blocks, unit: 1, uuid: 7, checksums: false };
-            open.change(change).unwrap();
+            open.change_volume(change).unwrap();
         }
-        assert_eq!(open.list().unwrap().len(), volumes.len() + 1, "{round}");
+        assert_eq!(open.list_volumes().unwrap().len(), volumes.len() + 1, "{round}");
     }
 }
 
 #[test]
-fn a_pool_of_the_first_format_with_snapshots_a_clone_and_checksums_opens() {
+fn format_1_pool_with_snapshots_clone_and_checksums_opens() {
     let directory = tempfile::tempdir().unwrap();
-    let device = unpack(directory.path(), "one", include_bytes!("images/one.runs"));
-    let first = expected("first", 24, 24, &[5, 6, 7, 8]);
-    let second = expected("second", 24, 24, &[1]);
+    let device = unpack_image(directory.path(), "one", include_bytes!("images/one.runs"));
+    let first = expected_contents("first", 24, 24, &[5, 6, 7, 8]);
+    let second = expected_contents("second", 24, 24, &[1]);
     let volumes =
         [("plain", second.clone()), ("monday", first.clone()), ("trial", first), ("safe", second)];
-    with_opener(|opener| proves(opener, &VolumeRef::on(&device), &volumes));
+    with_opener(|opener| check_image(opener, &VolumeRef::pool_on(&device), &volumes));
 }
 
 #[test]
-fn a_pool_of_the_first_format_over_two_devices_opens() {
+fn format_1_pool_over_two_devices_opens() {
     let directory = tempfile::tempdir().unwrap();
-    let first = unpack(directory.path(), "two-a", include_bytes!("images/two-a.runs"));
-    let second = unpack(directory.path(), "two-b", include_bytes!("images/two-b.runs"));
+    let first = unpack_image(directory.path(), "two-a", include_bytes!("images/two-a.runs"));
+    let second = unpack_image(directory.path(), "two-b", include_bytes!("images/two-b.runs"));
     with_opener(|opener| {
         // Where the second one was is not where it is.
-        let place = VolumeRef { moved: vec![(1, second.clone())], ..VolumeRef::on(&first) };
+        let place = VolumeRef { moved: vec![(1, second.clone())], ..VolumeRef::pool_on(&first) };
         let open = OpenPool::open(opener, &place).unwrap();
         assert!(open.record_locations().unwrap());
         drop(open);
-        proves(opener, &place, &[("spread", expected("spread", 1024, 500, &[]))]);
+        check_image(opener, &place, &[("spread", expected_contents("spread", 1024, 500, &[]))]);
     });
 }
 
 #[test]
-fn a_pool_of_the_first_format_with_a_thick_volume_opens() {
+fn format_1_pool_with_a_thick_volume_opens() {
     let directory = tempfile::tempdir().unwrap();
-    let device = unpack(directory.path(), "thick", include_bytes!("images/thick.runs"));
-    let log = expected("thick", 16, 16, &[]);
-    with_opener(|opener| proves(opener, &VolumeRef::on(&device), &[("log", log)]));
+    let device = unpack_image(directory.path(), "thick", include_bytes!("images/thick.runs"));
+    let log = expected_contents("thick", 16, 16, &[]);
+    with_opener(|opener| check_image(opener, &VolumeRef::pool_on(&device), &[("log", log)]));
 }

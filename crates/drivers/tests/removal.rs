@@ -8,14 +8,14 @@ use std::sync::Arc;
 use tenmil_base::{
     BlockDevice, CompletionBatch, IoStatus, Operation, Request, Segment, Span, WakeSource,
 };
-use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Event, Opener, QueueMap};
+use tenmil_block::{Bdev, BdevDescriptor, BdevEvent, BdevOptions, Claim, Opener, QueueMap};
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::named_thread::NamedThread;
 use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::{Clock, Sleeper};
 
 /// Descriptors and threads of this process, and regions of memory.
-fn open_here(regions: &RegionTable) -> (usize, usize, usize) {
+fn open_device(regions: &RegionTable) -> (usize, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
     (descriptors, threads, regions.region_count())
@@ -30,7 +30,7 @@ const SETTLING_MAX: Span = Span::from_secs(5);
 
 fn read(token: u64) -> Request {
     Request {
-        token,
+        random_token: token,
         lba: token % 64,
         operand: 0,
         segment_first: 0,
@@ -82,7 +82,7 @@ fn reader(
 }
 
 #[test]
-fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
+fn removed_device_closes_its_resources_within_a_second() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(32);
     let memory =
@@ -91,14 +91,14 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
     let clock = Clock::on_kernel_clock();
     let kinds = [
         ("auto", QueueMap::default()),
-        ("auto", QueueMap::of(1)),
+        ("auto", QueueMap::with_default(1)),
         ("threads", QueueMap::default()),
-        ("threads", QueueMap::of(1)),
+        ("threads", QueueMap::with_default(1)),
     ];
     let mut resident = 0;
     for (round, (engine, map)) in (0..ROUNDS).flat_map(|round| kinds.map(|kind| (round, kind))) {
         // What the process has open from the first time on: a clock, a pool.
-        let before = open_here(&regions);
+        let before = open_device(&regions);
         let uri = format!("file:{}?size=64k&engine={engine}", directory.path().join("x").display());
         let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
@@ -110,22 +110,22 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
                 NamedThread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap()
             })
             .collect();
-        while device.statistics().of(Operation::Read).count < 5_000 {}
+        while device.statistics().operation_stats(Operation::Read).count < 5_000 {}
         device.remove();
         let began = clock.now();
-        while device.channels_open() > 0 {
+        while device.open_channel_count() > 0 {
             assert!(clock.now().since(began) < Span::from_secs(1), "{engine} {map:?}");
         }
         for ended in threads.into_iter().map(NamedThread::join) {
             let known = [IoStatus::SUCCESS, IoStatus::ABORTED_BY_HOST, IoStatus::NO_DEVICE];
             assert!(ended.iter().all(|status| known.contains(status)), "{ended:?}");
         }
-        assert_eq!(descriptor.next_event(), Some(Event::Removed));
+        assert_eq!(descriptor.next_event(), Some(BdevEvent::Removed));
         drop((descriptor, device));
         // The kernel lists a thread for a moment after it was waited for.
         let ended = clock.now();
-        while open_here(&regions) != before {
-            let (now, is_late) = (open_here(&regions), clock.now().since(ended) > SETTLING_MAX);
+        while open_device(&regions) != before {
+            let (now, is_late) = (open_device(&regions), clock.now().since(ended) > SETTLING_MAX);
             assert!(!is_late, "{engine} {map:?}: {now:?}, expected {before:?}");
         }
         let now = ProcessStats::read().resident_bytes.unwrap();

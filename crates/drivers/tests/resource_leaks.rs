@@ -10,7 +10,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Operation, Random, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_block::{Bdev, BdevOptions, Claim, Mode, OpenedDevice, Opener};
+use tenmil_block::{Bdev, BdevOptions, ChannelMode, Claim, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::process_stats::ProcessStats;
@@ -34,24 +34,24 @@ const SLACK_BYTES: u64 = 4 << 20;
 
 /// What a process has that devices take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Holdings {
+struct ProcessResources {
     descriptors: u64,
     threads: usize,
     regions: usize,
 }
 
-impl Holdings {
-    fn look(regions: &RegionTable) -> Self {
+impl ProcessResources {
+    fn current(regions: &RegionTable) -> Self {
         let descriptors = ProcessStats::read().descriptors.unwrap();
-        Self { descriptors, threads: threads(), regions: regions.region_count() }
+        Self { descriptors, threads: thread_count(), regions: regions.region_count() }
     }
 
     /// The same, once it is what is expected or a second is over: the kernel lists a thread for a
     /// moment after it has been joined.
-    fn settle(regions: &RegionTable, clock: Clock, expected: Self) -> Self {
+    fn wait_until_stable(regions: &RegionTable, clock: Clock, expected: Self) -> Self {
         let end = clock.now().after(Span::from_secs(1));
         loop {
-            let found = Self::look(regions);
+            let found = Self::current(regions);
             if found == expected || clock.now() > end {
                 return found;
             }
@@ -62,27 +62,31 @@ impl Holdings {
 
 /// The threads of this process, but for those that the kernel keeps for its rings: they stay for
 /// some seconds after the last one.
-fn threads() -> usize {
+fn thread_count() -> usize {
     let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = names.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| !name.starts_with("iou-")).count()
 }
 
 #[test]
-fn devices_that_come_and_go_leave_nothing_behind() {
+fn opening_and_closing_devices_leaks_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().display().to_string();
     let regions = RegionTable::new(24);
     let memory = regions.allocate_region(1 << 20).unwrap();
     let memory = memory.segment();
     let clock = Clock::start();
-    let before = Holdings::look(&regions);
+    let before = ProcessResources::current(&regions);
     for uri in STACKS {
         let uri = uri.replace("DISK", &format!("{path}/disk"));
         let mut resident = 0;
         for round in 0..ROUNDS {
-            come_and_go(&uri, &regions, clock, memory, round as u64);
-            assert_eq!(Holdings::settle(&regions, clock, before), before, "{uri}, round {round}");
+            open_and_close(&uri, &regions, clock, memory, round as u64);
+            assert_eq!(
+                ProcessResources::wait_until_stable(&regions, clock, before),
+                before,
+                "{uri}, round {round}"
+            );
             let now = ProcessStats::read().resident_bytes.unwrap();
             // The first rounds fill what the allocator keeps.
             if round < 5 {
@@ -94,13 +98,13 @@ fn devices_that_come_and_go_leave_nothing_behind() {
 }
 
 /// Opens a device, loads it, and takes it away in one of three ways while requests are under way.
-fn come_and_go(uri: &str, regions: &RegionTable, clock: Clock, memory: Segment, seed: u64) {
+fn open_and_close(uri: &str, regions: &RegionTable, clock: Clock, memory: Segment, seed: u64) {
     let opener = Opener { regions, clock, seed, kinds: tenmil_drivers::KINDS };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     match seed % 3 {
         0 => drop_channels(&opened, memory, seed),
-        1 => remove(&opened, clock, memory, Mode::Mq),
-        _ => remove(&opened, clock, memory, Mode::SingleQueue),
+        1 => remove_while_loaded(&opened, clock, memory, ChannelMode::Mq),
+        _ => remove_while_loaded(&opened, clock, memory, ChannelMode::SingleQueue),
     }
 }
 
@@ -110,25 +114,25 @@ fn drop_channels(opened: &OpenedDevice, memory: Segment, seed: u64) {
     let mut random = Random::new(seed);
     let mut channels: Vec<_> = (0..2).map(|_| opened.medium.channel().unwrap()).collect();
     for channel in &mut channels {
-        load(&mut **channel, memory, &mut random, 200);
+        run_load(&mut **channel, memory, &mut random, 200);
     }
     drop(channels);
     for handle in handles {
         if let Some(handle) = handle.get::<tenmil_drivers::FaultControl>() {
-            assert_eq!(handle.hanging(), 0, "what hung has gone with its channel");
+            assert_eq!(handle.hanging_count(), 0, "what hung has gone with its channel");
         }
     }
 }
 
 /// Removes a device under load: everything under way is answered soon, and nothing is after that.
-fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
+fn remove_while_loaded(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: ChannelMode) {
     let medium: Arc<dyn BlockDevice> = Arc::clone(&opened.medium);
     let options = BdevOptions { mode, ..BdevOptions::new(clock, 1) };
     let device = Bdev::new("disk", medium, options).unwrap();
     let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
     let mut random = Random::new(2);
     let mut channel = BlockDevice::channel(&descriptor).unwrap();
-    let mut owed = load(&mut *channel, memory, &mut random, 200);
+    let mut owed = run_load(&mut *channel, memory, &mut random, 200);
     device.remove();
     let removed = clock.now();
     let mut completions = CompletionBatch::with_capacity(64);
@@ -144,7 +148,7 @@ fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
             ];
             assert!(known.contains(&completion.status), "{completion:?}");
         }
-        if owed == 0 && device.channels_open() == 0 {
+        if owed == 0 && device.open_channel_count() == 0 {
             break;
         }
         assert!(
@@ -156,7 +160,12 @@ fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
 }
 
 /// Keeps a channel busy for some turns and leaves it so. Returns how many it owes.
-fn load(channel: &mut dyn IoChannel, memory: Segment, random: &mut Random, turns: u64) -> usize {
+fn run_load(
+    channel: &mut dyn IoChannel,
+    memory: Segment,
+    random: &mut Random,
+    turns: u64,
+) -> usize {
     let limits = channel.limits().clone();
     let mut completions = CompletionBatch::with_capacity(64);
     let (mut now, mut owed) = (Instant { ns: 1 }, 0);
@@ -165,7 +174,7 @@ fn load(channel: &mut dyn IoChannel, memory: Segment, random: &mut Random, turns
         let operation = operations[usize::try_from(random.below(3)).unwrap()];
         let blocks = if operation == Operation::Flush { 0 } else { 8 };
         let request = Request {
-            token: 1,
+            random_token: 1,
             lba: if blocks == 0 { 0 } else { random.below(limits.block_count - 8) },
             operand: 0,
             segment_first: 0,

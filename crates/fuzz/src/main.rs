@@ -25,21 +25,21 @@ use tenmil_linux::Clock;
 /// All fuzz targets.
 const TARGETS: [FuzzTarget; 16] = [
     FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz },
-    FuzzTarget { name: "controller", feed: tenmil_nvme_controller::controller::fuzz },
-    FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::front_end },
+    FuzzTarget { name: "controller", feed: tenmil_nvme_controller::controller::fuzz_admin_commands },
+    FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::run_memory_transport },
     FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_rpc_connection },
-    FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz },
-    FuzzTarget { name: "signatures", feed: tenmil_block::fuzz::fuzz_ends },
+    FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz_uri },
+    FuzzTarget { name: "signatures", feed: tenmil_block::fuzz::fuzz_device_edges },
     FuzzTarget { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz_nbd_connection },
     FuzzTarget { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
     FuzzTarget { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
     FuzzTarget { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz_nvme_tcp_target },
-    FuzzTarget { name: "volume", feed: tenmil_volume::fuzz::fuzz },
-    FuzzTarget { name: "volume_stream", feed: tenmil_volume::fuzz::stream },
-    FuzzTarget { name: "vfu_server", feed: tenmil_vfio_user::fuzz::server },
-    FuzzTarget { name: "vfu_client", feed: tenmil_vfio_user::fuzz::client },
-    FuzzTarget { name: "vhost_server", feed: tenmil_vhost_user::fuzz::server },
-    FuzzTarget { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::ring },
+    FuzzTarget { name: "volume", feed: tenmil_volume::fuzz::fuzz_decoders },
+    FuzzTarget { name: "volume_stream", feed: tenmil_volume::fuzz::fuzz_stream },
+    FuzzTarget { name: "vfu_server", feed: tenmil_vfio_user::fuzz::fuzz_server },
+    FuzzTarget { name: "vfu_client", feed: tenmil_vfio_user::fuzz::fuzz_client },
+    FuzzTarget { name: "vhost_server", feed: tenmil_vhost_user::fuzz::fuzz_server },
+    FuzzTarget { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::fuzz_ring },
 ];
 
 /// Run the fuzz targets on mutated inputs

@@ -13,36 +13,36 @@ use tenmil_base::{Memory, Segment};
 #[derive(Clone)]
 pub struct BouncePool {
     memory: Arc<dyn Memory>,
-    free: Arc<Mutex<Vec<Segment>>>,
-    count: usize,
+    free_buffer_count: Arc<Mutex<Vec<Segment>>>,
+    buffer_count: usize,
 }
 
 impl BouncePool {
     /// Creates a pool of these segments of `memory`. Each should hold at least one block; block devices
     /// access them like any other segment.
     pub fn new(memory: Arc<dyn Memory>, segments: Vec<Segment>) -> Self {
-        let count = segments.len();
-        Self { memory, free: Arc::new(Mutex::new(segments)), count }
+        let buffer_count = segments.len();
+        Self { memory, free_buffer_count: Arc::new(Mutex::new(segments)), buffer_count }
     }
 
     /// Allocates a buffer, if one is free.
-    pub(crate) fn take(&self) -> Option<Segment> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    pub(crate) fn allocate_buffer(&self) -> Option<Segment> {
+        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// Returns a buffer that is not accessed anymore.
-    pub(crate) fn release(&self, segment: Segment) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
+    pub(crate) fn release_buffer(&self, segment: Segment) {
+        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
     }
 
     /// Number of buffers, free or not.
     pub fn count(&self) -> usize {
-        self.count
+        self.buffer_count
     }
 
     /// Number of free buffers.
     pub fn free(&self) -> usize {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     pub(crate) fn memory(&self) -> &dyn Memory {
@@ -52,6 +52,6 @@ impl BouncePool {
 
 impl fmt::Debug for BouncePool {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "BouncePool {{ {} of {} free }}", self.free(), self.count)
+        write!(out, "BouncePool {{ {} of {} free }}", self.free(), self.buffer_count)
     }
 }

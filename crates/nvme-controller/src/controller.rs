@@ -22,30 +22,30 @@ use tenmil_wire::log::event::ReservationEvent;
 use tenmil_wire::log::self_test::SelfTestOutcome;
 
 use crate::executor::FusedArbiter;
-use crate::namespace::{Namespaces, Versioned};
+use crate::namespace::{NamespaceSnapshot, VersionedValue};
 use commands::CommandResult;
-use events::{Event, Events};
+use events::{AsyncEvent, AsyncEventQueue};
 use features::commands::Timestamp;
 use features::persistence::PendingFeatureSave;
-use features::{Key, Values, event_bit};
-use firmware::Download;
-use format::Format;
+use features::{FeatureKey, FeatureValues, event_bit};
+use firmware::FirmwareDownload;
+use format::FormatInProgress;
 use health::{Health, WARNING_READ_ONLY, WARNING_RELIABILITY, WARNING_SPARE, WARNING_TEMPERATURE};
 use interface::{
-    AdminCompletion, AdminOutcome, AdminResult, Arbitration, Coalescing, ControllerSignal,
-    ErrorReport, InvalidDoorbell, IoCounters, ReservationCompletion,
+    AdminCompletion, AdminOutcome, AdminResult, Arbitration, Coalescing, ErrorReport,
+    InvalidDoorbell, IoCounters, ReservationCompletion, TransportAction,
 };
 use keep_alive::KeepAlive;
-use log::error::Errors;
+use log::error::ErrorLog;
 use log::telemetry::Telemetry;
-use power::Power;
+use power::PowerManagement;
 use queues::GrantedQueues;
-use reservation::change_queue::ReplyTo;
-use reservation::preempted::PendingPreemption;
-pub(crate) use reservation::preempted::WriterTracker;
+use reservation::change_queue::ReservationReplyTarget;
+use reservation::preempt_abort::PendingPreemption;
+pub(crate) use reservation::preempt_abort::PreemptedWriterTracker;
 use reservation::{HostId, HostNqn, OriginLimit};
 use self_test::SelfTests;
-use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, State};
+use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, SubsystemState};
 
 mod commands;
 mod config;
@@ -73,37 +73,37 @@ pub use config::{
     ControllerConfig, ControllerInstance, NamespaceConfig, NamespacePool, Persistence,
     ReservationStore, SubsystemConfig, TransportModel,
 };
-pub use firmware::image as firmware_image;
-pub use fuzz::fuzz;
+pub use firmware::build_firmware_image as firmware_image;
+pub use fuzz::fuzz_admin_commands;
 pub use health::SensorReadings;
 pub use reservation::HostId as HostIdentity;
-pub use reservation::preempted::WriterGuard;
+pub use reservation::preempt_abort::PreemptedWriterGuard;
 pub use subsystem::{AnaState, HostInUse, PersistRequest, Subsystem, WakeFn};
 
 /// Admin controller: one host's view of an NVM subsystem.
 pub struct Controller {
     config: ControllerConfig,
     subsystem: Subsystem,
-    published: Arc<Versioned<Namespaces>>,
+    published: Arc<VersionedValue<NamespaceSnapshot>>,
     host: HostId,
     /// Host NQN, if the transport supplies one.
     nqn: Option<HostNqn>,
     /// Network origin of the host, set if hosts from there may use any host NQN.
     origin: Option<OriginLimit>,
-    values: Values,
+    values: FeatureValues,
     granted: GrantedQueues,
-    events: Events,
+    events: AsyncEventQueue,
     keep_alive: KeepAlive,
-    power: Power,
+    power: PowerManagement,
     timestamp: Timestamp,
     /// The host supports retry delays (feature 16h, ACRE).
     has_advanced_retry: bool,
     health: Health,
-    errors: Errors,
+    errors: ErrorLog,
     telemetry: Telemetry,
     self_tests: SelfTests,
-    download: Download,
-    format: Option<Format>,
+    download: FirmwareDownload,
+    format: Option<FormatInProgress>,
     /// Namespaces that have changed since the host last read the Changed Namespace List.
     changed: BTreeSet<u32>,
     /// Reservation notifications not yet read by the host, oldest first.
@@ -120,11 +120,11 @@ pub struct Controller {
     pending_saves: Vec<PendingFeatureSave>,
     /// Total number of such commands; numbers them.
     saves_total: u64,
-    signals: VecDeque<ControllerSignal>,
+    signals: VecDeque<TransportAction>,
     /// Preemptions by this host that wait for writes of others.
     pending_preemptions: Vec<PendingPreemption>,
     /// Preemptions of this host, which wait for its writes.
-    preempted_writers: Vec<WriterTracker>,
+    preempted_writers: Vec<PreemptedWriterTracker>,
 }
 
 impl Controller {
@@ -134,18 +134,18 @@ impl Controller {
             host: HostId::Anonymous(config.cntlid),
             nqn: None,
             origin: None,
-            values: Values::default(),
+            values: FeatureValues::default(),
             granted: GrantedQueues::new(config.io_queues_max),
-            events: Events::new(config.event_requests_max),
+            events: AsyncEventQueue::new(config.event_requests_max),
             keep_alive: KeepAlive::new(&config),
-            power: Power::new(now),
+            power: PowerManagement::new(now),
             timestamp: Timestamp::default(),
             has_advanced_retry: false,
             health: Health::new(now, config.temperature_kelvin),
-            errors: Errors::new(config.error_entries.into()),
+            errors: ErrorLog::new(config.error_entries.into()),
             telemetry: Telemetry::default(),
             self_tests: SelfTests::default(),
-            download: Download::new(config.firmware_bytes_max),
+            download: FirmwareDownload::new(config.firmware_bytes_max),
             format: None,
             changed: BTreeSet::new(),
             notices: VecDeque::new(),
@@ -171,12 +171,12 @@ impl Controller {
     #[inline]
     pub fn poll(&mut self, now: Instant) {
         if self.keep_alive.expired(now) {
-            self.signals.push_back(ControllerSignal::KeepAliveExpired);
+            self.signals.push_back(TransportAction::KeepAliveExpired);
         }
         self.power.poll(now);
         self.poll_format(now);
         self.poll_self_test(now);
-        self.read_updates(now);
+        self.poll_posted_updates(now);
         self.poll_preemptions(now);
     }
 
@@ -202,12 +202,12 @@ impl Controller {
     /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
     #[inline]
     pub fn next_event(&mut self) -> Option<u32> {
-        self.events.next()
+        self.events.next_reported_event()
     }
 
     /// Next action for the transport that is not a completion.
     #[inline]
-    pub fn next_signal(&mut self) -> Option<ControllerSignal> {
+    pub fn next_transport_action(&mut self) -> Option<TransportAction> {
         if self.signals.is_empty() { None } else { self.signals.pop_front() }
     }
 
@@ -224,19 +224,19 @@ impl Controller {
     pub fn invalid_doorbell(&mut self, now: Instant, doorbell: InvalidDoorbell) {
         let (event, status) = match doorbell {
             InvalidDoorbell::Register => {
-                (Event::INVALID_DOORBELL, Status::INVALID_QUEUE_IDENTIFIER)
+                (AsyncEvent::INVALID_DOORBELL, Status::INVALID_QUEUE_IDENTIFIER)
             }
-            InvalidDoorbell::Value => (Event::INVALID_DOORBELL_VALUE, Status::INVALID_FIELD),
+            InvalidDoorbell::Value => (AsyncEvent::INVALID_DOORBELL_VALUE, Status::INVALID_FIELD),
         };
         let no_command =
             ErrorReport { sqid: u16::MAX, cid: u16::MAX, opcode: 0, status, lba: 0, nsid: 0 };
         self.report_error(now, &no_command);
-        self.events.raise(event);
+        self.events.raise_event(event);
     }
 
     /// Adds I/O totals of the I/O queues to the SMART counters.
-    pub fn add_traffic(&mut self, traffic: &IoCounters) {
-        self.health.add(traffic);
+    pub fn add_io_counters(&mut self, traffic: &IoCounters) {
+        self.health.add_io_counters(traffic);
     }
 
     /// Records that I/O commands have arrived since the last call.
@@ -262,7 +262,7 @@ impl Controller {
 
     /// Sets the sensor readings and raises the enabled health events.
     pub fn set_sensor_readings(&mut self, now: Instant, sensors: SensorReadings) {
-        self.health.set(now, sensors);
+        self.health.set_sensor_readings(now, sensors);
         self.raise_health_events();
     }
 
@@ -286,7 +286,7 @@ impl Controller {
 
     /// Limits the registrants of hosts that may use any NQN: all hosts from `origin`, an address,
     /// together have at most `registrants_max` registrations in a namespace.
-    pub fn limit_registrants(&mut self, origin: &str, registrants_max: usize) {
+    pub fn limit_origin_registrants(&mut self, origin: &str, registrants_max: usize) {
         self.origin = Some(OriginLimit { name: origin.into(), count_max: registrants_max });
     }
 
@@ -347,17 +347,18 @@ impl Controller {
         } else {
             self.keep_alive = KeepAlive::new(&self.config);
         }
-        self.power = Power::new(now);
+        self.power = PowerManagement::new(now);
         // An unsupported power state cannot have been saved, so an error changes nothing.
-        let saved = self.values.current(Key { feature: Feature::PowerManagement, selector: 0 });
-        let _ = self.power.set(now, saved.to_le_bytes()[0] & 0x1f);
+        let saved =
+            self.values.current(FeatureKey { feature: Feature::PowerManagement, selector: 0 });
+        let _ = self.power.set_state(now, saved.to_le_bytes()[0] & 0x1f);
         self.has_advanced_retry = false;
         self.download.reset();
         if self.self_tests.is_ended_by_reset() {
-            self.self_tests.abort(SelfTestOutcome::AbortedByReset, self.health.hours(now));
+            self.self_tests.abort(SelfTestOutcome::AbortedByReset, self.health.power_on_hours(now));
         }
         if let Some(format) = &mut self.format {
-            format.detach_requester();
+            format.drop_requester();
         }
         self.changed.clear();
         self.notices.clear();
@@ -373,7 +374,7 @@ impl Controller {
     /// anymore.
     pub fn shutdown(&mut self) {
         self.is_in_use = false;
-        self.publish_in_use();
+        self.publish_power_loss_unsafe();
     }
 
     /// Configuration that the controller was opened with.
@@ -382,7 +383,7 @@ impl Controller {
     }
 
     /// I/O submission and completion queues granted to the host.
-    pub fn queues_granted(&self) -> (u16, u16) {
+    pub fn granted_queue_counts(&self) -> (u16, u16) {
         (self.granted.submission, self.granted.completion)
     }
 
@@ -407,7 +408,7 @@ impl Controller {
     }
 
     /// Namespaces visible to this controller's queues; replaced as a whole at every change.
-    pub fn namespaces(&self) -> &Versioned<Namespaces> {
+    pub fn namespaces(&self) -> &VersionedValue<NamespaceSnapshot> {
         &self.published
     }
 }
@@ -439,30 +440,37 @@ impl Controller {
     }
 
     /// Looks up a namespace that must be attached to this controller (Base 2.1 §3.2.1.5).
-    fn active<'a>(&self, state: &'a State, nsid: u32) -> Result<&'a NamespaceEntry, Status> {
-        if nsid == 0 || nsid > self.subsystem.info().nsid_max {
+    fn attached_namespace<'a>(
+        &self,
+        state: &'a SubsystemState,
+        nsid: u32,
+    ) -> Result<&'a NamespaceEntry, Status> {
+        if nsid == 0 || nsid > self.subsystem.constants().nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        state.attached(self.config.cntlid, nsid).ok_or(Status::INVALID_FIELD)
+        state.attached_namespace(self.config.cntlid, nsid).ok_or(Status::INVALID_FIELD)
     }
 
     /// Namespaces selected by an NSID: one, or every attached namespace for FFFFFFFFh.
-    fn targets(&self, state: &State, nsid: u32) -> Result<Vec<u32>, Status> {
+    fn select_namespaces(&self, state: &SubsystemState, nsid: u32) -> Result<Vec<u32>, Status> {
         if nsid == u32::MAX {
-            return Ok(state.all_attached(self.config.cntlid).map(|record| record.nsid).collect());
+            return Ok(state
+                .attached_namespaces(self.config.cntlid)
+                .map(|record| record.nsid)
+                .collect());
         }
-        self.active(state, nsid).map(|record| vec![record.nsid])
+        self.attached_namespace(state, nsid).map(|record| vec![record.nsid])
     }
 
     /// Records that a command has arrived: power loss without a prior shutdown is now an unsafe shutdown.
-    fn mark_in_use(&mut self) {
+    fn mark_power_loss_unsafe(&mut self) {
         if !self.is_in_use {
             self.is_in_use = true;
-            self.publish_in_use();
+            self.publish_power_loss_unsafe();
         }
     }
 
-    fn publish_in_use(&self) {
+    fn publish_power_loss_unsafe(&self) {
         if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
             entry.is_in_use = self.is_in_use;
         }
@@ -489,13 +497,13 @@ impl Controller {
     fn raise_health_events(&mut self) {
         let new = self.health.new_warnings(self.values.thresholds());
         for (warning, event) in [
-            (WARNING_SPARE, Event::SPARE),
-            (WARNING_TEMPERATURE, Event::TEMPERATURE),
-            (WARNING_RELIABILITY, Event::RELIABILITY),
-            (WARNING_READ_ONLY, Event::RELIABILITY),
+            (WARNING_SPARE, AsyncEvent::SPARE),
+            (WARNING_TEMPERATURE, AsyncEvent::TEMPERATURE),
+            (WARNING_RELIABILITY, AsyncEvent::RELIABILITY),
+            (WARNING_READ_ONLY, AsyncEvent::RELIABILITY),
         ] {
-            if new & warning != 0 && self.values.wants_event(warning.into()) {
-                self.events.raise(event);
+            if new & warning != 0 && self.values.is_event_enabled(warning.into()) {
+                self.events.raise_event(event);
             }
         }
     }
@@ -503,7 +511,8 @@ impl Controller {
     fn device_self_test(&mut self, now: Instant, command: &DeviceSelfTest) -> CommandResult {
         match command.stc {
             SelfTestCode::Abort => {
-                self.self_tests.abort(SelfTestOutcome::AbortedByCommand, self.health.hours(now));
+                self.self_tests
+                    .abort(SelfTestOutcome::AbortedByCommand, self.health.power_on_hours(now));
             }
             SelfTestCode::Short | SelfTestCode::Extended => {
                 if self.self_tests.is_running() {
@@ -515,7 +524,7 @@ impl Controller {
                     // The lock is held from the check for a format to the start of the test: no format
                     // begins between.
                     0 => Vec::new(),
-                    nsid => self.targets(&state, nsid)?,
+                    nsid => self.select_namespaces(&state, nsid)?,
                 };
                 let is_formatting = |nsid| {
                     state
@@ -526,7 +535,7 @@ impl Controller {
                 if nsids.iter().any(is_formatting) {
                     return Err(Status::FORMAT_IN_PROGRESS);
                 }
-                self.self_tests.start(command.stc, command.nsid, &nsids, &state);
+                self.self_tests.start_test(command.stc, command.nsid, &nsids, &state);
             }
             _ => return Err(Status::INVALID_FIELD),
         }
@@ -543,24 +552,24 @@ impl Controller {
     fn advance_self_test(&mut self, now: Instant) {
         let result = self.self_tests.poll(
             now,
-            self.health.hours(now),
+            self.health.power_on_hours(now),
             (&self.subsystem, self.config.cntlid),
         );
         if result.is_some_and(|result| result.outcome != SelfTestOutcome::Passed) {
-            self.events.raise(Event::DIAGNOSTIC_FAILURE);
+            self.events.raise_event(AsyncEvent::DIAGNOSTIC_FAILURE);
         }
     }
 
     /// Reads the updates posted by other controllers and turns them into events and signals.
     #[inline]
-    fn read_updates(&mut self, now: Instant) {
+    fn poll_posted_updates(&mut self, now: Instant) {
         let posted = self.subsystem.update_count();
         if posted != self.updates_seen {
-            self.apply_updates(now, posted);
+            self.apply_posted_updates(now, posted);
         }
     }
 
-    fn apply_updates(&mut self, now: Instant, posted: u64) {
+    fn apply_posted_updates(&mut self, now: Instant, posted: u64) {
         self.updates_seen = posted;
         // The lock is released before the updates are processed: that calls back into the subsystem.
         let updates = {
@@ -575,18 +584,20 @@ impl Controller {
         };
         self.raise_change_events(&updates);
         for (nsid, notice) in updates.notices {
-            self.queue_notification(nsid, notice);
+            self.queue_reservation_notification(nsid, notice);
         }
         for (nsid, preempted) in updates.aborts {
-            self.preempted_writers.push(preempted.writers());
-            self.signals.push_back(ControllerSignal::AbortNamespace { nsid, preempted });
+            self.preempted_writers.push(preempted.tracker());
+            self.signals.push_back(TransportAction::AbortNamespace { nsid, preempted });
         }
         self.signals
-            .extend(updates.persist_error.map(|why| ControllerSignal::PersistFailed { why }));
+            .extend(updates.persist_error.map(|why| TransportAction::PersistFailed { why }));
         for (reply, end) in updates.results {
             match reply {
-                ReplyTo::Queue(from) => self.end_reservation(now, from, end),
-                ReplyTo::Feature(number) => self.persisted(number, end.map(|_| ())),
+                ReservationReplyTarget::Queue(from) => self.end_reservation(now, from, end),
+                ReservationReplyTarget::Feature(number) => {
+                    self.handle_persist_result(number, end.map(|_| ()))
+                }
             }
         }
     }
@@ -594,23 +605,23 @@ impl Controller {
     fn raise_change_events(&mut self, updates: &PendingUpdates) {
         if !updates.changed.is_empty() {
             self.changed.extend(&updates.changed);
-            if self.values.wants_event(event_bit::NAMESPACE) {
-                self.events.raise(Event::NAMESPACE_CHANGED);
+            if self.values.is_event_enabled(event_bit::NAMESPACE) {
+                self.events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
             }
         }
-        if updates.is_ana_changed && self.values.wants_event(event_bit::ANA) {
-            self.events.raise(Event::ANA_CHANGED);
+        if updates.is_ana_changed && self.values.is_event_enabled(event_bit::ANA) {
+            self.events.raise_event(AsyncEvent::ANA_CHANGED);
         }
-        if updates.is_activating_firmware && self.values.wants_event(event_bit::FIRMWARE) {
-            self.events.raise(Event::FIRMWARE_ACTIVATION);
+        if updates.is_activating_firmware && self.values.is_event_enabled(event_bit::FIRMWARE) {
+            self.events.raise_event(AsyncEvent::FIRMWARE_ACTIVATION);
         }
     }
 
     /// Records a reservation notification for the log page, unless it is masked (Base 2.1 §5.1.25.1.29).
-    fn queue_notification(&mut self, nsid: u32, notice: ReservationEvent) {
+    fn queue_reservation_notification(&mut self, nsid: u32, notice: ReservationEvent) {
         let mask = self
             .values
-            .current(Key { feature: Feature::ReservationNotificationMask, selector: nsid });
+            .current(FeatureKey { feature: Feature::ReservationNotificationMask, selector: nsid });
         if mask & 1 << notice.code() != 0 {
             return;
         }
@@ -619,6 +630,6 @@ impl Controller {
         }
         self.notices.push_back((nsid, notice));
         self.notices_total += 1;
-        self.events.raise(Event::RESERVATION);
+        self.events.raise_event(AsyncEvent::RESERVATION);
     }
 }

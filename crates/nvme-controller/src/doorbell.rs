@@ -117,7 +117,7 @@ mod tests {
     use tenmil_base::Doorbell;
 
     #[test]
-    fn every_doorbell_is_its_own_and_one_too_many_is_rung_in_vain() {
+    fn each_doorbell_is_independent_and_a_nonexistent_one_is_ignored() {
         let page = DoorbellPage::new(2);
         for index in 0..6_u32 {
             SharedDoorbell::new(page.clone(), index as usize, ()).ring(index + 10);

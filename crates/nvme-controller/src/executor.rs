@@ -8,7 +8,7 @@
 //!   finished ◀─ complete ◀──────────────── poll ◀───────────┴──┘
 //! ```
 //!
-//! The owner begins commands under a [`Tag`] and takes finished ones: [`Queue`](crate::queue::Queue) from
+//! The owner begins commands under a [`CommandTag`] and takes finished ones: [`Queue`](crate::queue::Queue) from
 //! and into rings in memory, a connection from and into its stream. An executor is `Send`, owns an I/O
 //! channel to every block device, and reads an immutable snapshot of the namespaces, so it may run on any
 //! reactor. A call performs bounded work and never blocks.
@@ -28,36 +28,36 @@ use tenmil_wire::Status;
 use crate::bounce::BouncePool;
 use crate::controller::WakeFn;
 use crate::controller::interface::{AdminResult, ErrorReport, IoCounters};
-use crate::namespace::{Namespaces, VersionedReader};
+use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::queue::QueueEvent;
 use abort::PreemptedWrites;
 use command_context::ContextPool;
-use fused::{FirstHalf, FusedPair};
+use fused::{FirstFusedHalf, PendingFusedPair};
 pub use fused_arbiter::FusedArbiter;
 use fused_arbiter::FusedParticipant;
+use io_counters::TrafficCounters;
 use namespace_table::NamespaceTable;
-use traffic::TrafficCounters;
 
 mod abort;
 mod channel;
 mod command_context;
 mod decode;
-mod drive;
+mod fast_path;
 mod fused;
 mod fused_arbiter;
 mod idle;
+mod io_counters;
 mod job;
+mod job_driver;
 mod namespace_table;
-mod run;
 mod segment_memory;
-mod slot;
+mod slot_table;
 #[cfg(test)]
 mod tests;
-mod traffic;
 
-pub(crate) use run::low16;
+pub(crate) use fast_path::low_16_bits;
 pub use segment_memory::SegmentMemory;
-pub(crate) use slot::Slots;
+pub(crate) use slot_table::SlotTable;
 
 /// Executor of the commands of one queue.
 #[derive(Debug)]
@@ -67,9 +67,9 @@ pub struct Executor<H: HostMemory> {
     fused_participant: FusedParticipant,
     /// The volatile write cache is disabled (feature 06h): every write is FUA.
     is_write_through: Arc<AtomicBool>,
-    namespaces: VersionedReader<Namespaces>,
+    namespaces: VersionedValueReader<NamespaceSnapshot>,
     namespace_table: NamespaceTable,
-    slots: Slots,
+    slots: SlotTable,
     completions: CompletionBatch,
     finished: Vec<FinishedCommand>,
     page_bytes: u64,
@@ -80,8 +80,8 @@ pub struct Executor<H: HostMemory> {
     /// Contexts whose request was rejected because the block device was full, oldest first.
     capacity_waiters: VecDeque<u16>,
     /// First command of a fused pair of each stream, while the second one is awaited.
-    first_halves: Vec<Option<FirstHalf>>,
-    pair: Option<FusedPair>,
+    first_halves: Vec<Option<FirstFusedHalf>>,
+    pair: Option<PendingFusedPair>,
     /// Begun commands that do not execute yet: halves of fused pairs that wait.
     paused: usize,
     /// Namespace whose commands may not begin, between [`begin_exclusive`](Self::begin_exclusive) and
@@ -103,7 +103,7 @@ pub struct Executor<H: HostMemory> {
 
 /// Identity of a command, chosen by the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
+pub struct CommandTag {
     /// Stream that the command belongs to, counted from 0. The halves of a fused pair are consecutive
     /// commands of one stream.
     pub stream: u16,
@@ -128,7 +128,7 @@ pub enum CommandData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FinishedCommand {
     /// Its tag.
-    pub tag: Tag,
+    pub tag: CommandTag,
     /// Its status.
     pub status: Status,
     /// Dword 0 of its completion.
@@ -176,17 +176,17 @@ impl<H: HostMemory> Executor<H> {
         host: H,
         config: &ExecutorConfig,
         shared: ExecutorContext,
-        namespaces: VersionedReader<Namespaces>,
+        namespaces: VersionedValueReader<NamespaceSnapshot>,
     ) -> Self {
         let in_flight_max = config.in_flight_max.max(2);
         let contexts_max = config.contexts_max.clamp(2, in_flight_max);
         let mut executor = Self {
             host,
-            fused_participant: shared.fused_arbiter.join(),
+            fused_participant: shared.fused_arbiter.add_participant(),
             is_write_through: shared.is_write_through,
             namespaces,
             namespace_table: NamespaceTable::new(in_flight_max.into()),
-            slots: Slots::new(in_flight_max),
+            slots: SlotTable::new(in_flight_max),
             completions: CompletionBatch::with_capacity(0),
             finished: Vec::new(),
             page_bytes: 1 << config.page_shift,
@@ -208,20 +208,20 @@ impl<H: HostMemory> Executor<H> {
             write_flags: RequestFlags::NONE,
             is_stopping: false,
         };
-        executor.apply_snapshot();
+        executor.apply_namespace_snapshot();
         executor
     }
 
     /// Adds a stream of commands, and returns its number.
-    pub fn add_stream(&mut self) -> u16 {
+    pub fn add_command_stream(&mut self) -> u16 {
         // Nearly every queue has one; a growing `Vec` would start with capacity for four.
         self.first_halves.reserve_exact(1);
         self.first_halves.push(None);
-        low16(self.first_halves.len() as u64 - 1)
+        low_16_bits(self.first_halves.len() as u64 - 1)
     }
 
     /// Removes a stream that has no commands. The numbers of those after it decrease by one.
-    pub(crate) fn remove_stream(&mut self, stream: u16) {
+    pub(crate) fn remove_command_stream(&mut self, stream: u16) {
         self.first_halves.remove(stream.into());
         for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
             let slot = self.slots.get_mut(number);
@@ -239,7 +239,7 @@ impl<H: HostMemory> Executor<H> {
     #[inline(always)]
     pub fn begin_iteration(&mut self, now: Instant) -> bool {
         if self.namespaces.refresh() {
-            self.apply_snapshot();
+            self.apply_namespace_snapshot();
         }
         let is_idle = self.slots.taken() == 0;
         if is_idle {
@@ -250,7 +250,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Before commands are begun in an iteration.
     #[inline(always)]
-    pub fn open(&mut self) {
+    pub fn begin_batch(&mut self) {
         // An independent flag that orders no other memory access.
         let is_write_through = self.is_write_through.load(Ordering::Relaxed);
         self.write_flags = if is_write_through { RequestFlags::FUA } else { RequestFlags::NONE };
@@ -258,13 +258,13 @@ impl<H: HostMemory> Executor<H> {
 
     /// Records that commands were begun in an iteration that found none in flight.
     #[inline]
-    pub fn note_busy(&mut self, now: Instant) {
+    pub fn record_busy_start(&mut self, now: Instant) {
         self.traffic.set_busy(now);
     }
 
     /// Commands in flight.
     #[inline]
-    pub fn taken(&self) -> usize {
+    pub fn in_flight_count(&self) -> usize {
         self.slots.taken()
     }
 
@@ -276,13 +276,13 @@ impl<H: HostMemory> Executor<H> {
 
     /// Whether commands are in contexts, so that [`retry_waiting`](Self::retry_waiting) is due.
     #[inline]
-    pub fn has_contexts(&self) -> bool {
+    pub fn has_commands_in_contexts(&self) -> bool {
         !self.contexts.is_idle()
     }
 
     /// Whether a fused pair has begun. Until it has finished nothing else can begin.
     #[inline]
-    pub fn has_pair(&self) -> bool {
+    pub fn has_started_fused_pair(&self) -> bool {
         self.pair.is_some()
     }
 
@@ -299,7 +299,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Gives the memory of a list of finished commands back.
-    pub fn reuse(&mut self, mut finished: Vec<FinishedCommand>) {
+    pub fn recycle_finished_list(&mut self, mut finished: Vec<FinishedCommand>) {
         if self.finished.is_empty() {
             finished.clear();
             self.finished = finished;
@@ -325,24 +325,24 @@ impl<H: HostMemory> Executor<H> {
         {
             context.bytes.clear();
             context.bytes.extend_from_slice(bytes);
-            self.drive(now, index, job::JobEvent::ControllerCompleted(end.status, end.result));
+            self.drive_job(now, index, job::JobEvent::ControllerCompleted(end.status, end.result));
         }
     }
 
     /// Replaces an iteration if the caller knows that there is no command.
     #[inline]
-    pub fn skip_idle(&mut self, now: Instant) {
+    pub fn begin_idle_iteration(&mut self, now: Instant) {
         self.traffic.set_idle(now);
     }
 
     /// Whether commands have passed through since [`take_traffic`](Self::take_traffic).
-    pub fn has_traffic(&self) -> bool {
+    pub fn has_io_counters(&self) -> bool {
         self.traffic.has_any()
     }
 
     /// I/O totals since the last call.
-    pub fn take_traffic(&mut self, now: Instant) -> IoCounters {
-        self.traffic.take(now)
+    pub fn take_io_counters(&mut self, now: Instant) -> IoCounters {
+        self.traffic.take_counters(now)
     }
 
     /// Earliest deadline of the block devices that have requests in flight.
@@ -360,12 +360,12 @@ impl<H: HostMemory> Executor<H> {
     /// an acknowledgment.
     #[inline]
     pub fn wants_iteration(&self) -> bool {
-        self.has_events() || self.fused_participant.must_ack()
+        self.has_events() || self.fused_participant.must_acknowledge()
     }
 
     /// Opens I/O channels for a new namespace snapshot.
     #[cold]
-    fn apply_snapshot(&mut self) {
+    fn apply_namespace_snapshot(&mut self) {
         let namespaces = self.namespaces.get().clone();
         for error in self.namespace_table.update(&namespaces) {
             self.push_event(QueueEvent::OpenFailed(error));
@@ -374,8 +374,9 @@ impl<H: HostMemory> Executor<H> {
 
     /// Closes what is not used anymore, in an iteration without work.
     #[inline]
-    pub fn reap_retired(&mut self) {
-        self.namespace_table.reap_retired(|channel| self.contexts.use_channel(channel));
+    pub fn close_retired_channels(&mut self) {
+        self.namespace_table
+            .close_retired_if_idle(|channel| self.contexts.is_channel_in_use(channel));
     }
 
     /// Queues an event. Excess error events are dropped; the other kinds are bounded by their sources.
@@ -387,12 +388,12 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Finishes a command: frees its slot and queues its result, unless the executor is stopping.
-    fn complete(&mut self, index: u16, status: Status, result: u32) {
+    fn complete_command(&mut self, index: u16, status: Status, result: u32) {
         let slot = self.slots.release(index);
         if !status.is_success() && slot.opcode() == tenmil_wire::IoOpcode::Flush.code() {
-            self.namespace_table.flush_failed(slot.channel());
+            self.namespace_table.revoke_cache_instance(slot.channel());
         }
-        let tag = Tag { stream: slot.stream(), id: slot.id() };
+        let tag = CommandTag { stream: slot.stream(), id: slot.id() };
         let nsid = self.namespace_table.nsid_of(slot.channel());
         let (opcode, lba) = (slot.opcode(), slot.lba);
         self.finished.push(FinishedCommand { tag, status, result, opcode, nsid, lba });
@@ -401,7 +402,7 @@ impl<H: HostMemory> Executor<H> {
 
 impl FinishedCommand {
     /// Report of a failed command for the error log, with the identifiers that its host knows.
-    pub fn report(&self, sqid: u16, cid: u16) -> Option<ErrorReport> {
+    pub fn error_report(&self, sqid: u16, cid: u16) -> Option<ErrorReport> {
         let Self { status, opcode, nsid, lba, .. } = *self;
         let is_failed = !status.is_success();
         is_failed.then_some(ErrorReport { sqid, cid, opcode, status, lba, nsid })

@@ -15,25 +15,25 @@ use crate::BouncePool;
 use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use crate::transport::{MemoryTransport, MemoryTransportConfig};
 use block_device::FakeDevice;
-use host::{BOUNCE, FakeHost, HostBehavior, Ram, RecordedInterrupts};
+use fake_host::{BOUNCE, FakeHost, FakeRam, HostBehavior, RecordedInterrupts};
 
 pub(crate) mod block_device;
-pub(crate) mod host;
+pub(crate) mod fake_host;
 
 /// Runs a script against a controller.
 ///
 /// # Panics
 ///
 /// The controller panics, or a reset does not complete: a finding.
-pub fn front_end(script: &[u8]) {
+pub fn run_memory_transport(script: &[u8]) {
     let Some((&mode, script)) = script.split_first() else { return };
-    let Some(mut run) = FuzzRun::new(mode) else { return };
+    let Some(mut run) = MemoryTransportFuzz::new(mode) else { return };
     let mut script = Script(script);
     for _ in 0..STEPS_MAX {
         if script.0.is_empty() {
             break;
         }
-        run.step(&mut script);
+        run.run_script_step(&mut script);
     }
     run.reset_and_check();
 }
@@ -46,8 +46,8 @@ const HOST_BYTES: u32 = 0x2_0000;
 const ENTRIES: u16 = 8;
 const BUFFERS: usize = 2;
 
-struct FuzzRun {
-    ram: Arc<Ram>,
+struct MemoryTransportFuzz {
+    ram: Arc<FakeRam>,
     transport: MemoryTransport<FakeHost, RecordedInterrupts>,
     buffers: BouncePool,
     now: Instant,
@@ -77,16 +77,16 @@ impl Script<'_> {
     }
 }
 
-impl FuzzRun {
+impl MemoryTransportFuzz {
     fn new(mode: u8) -> Option<Self> {
         let behavior = HostBehavior {
             shares_rings: mode & 1 == 0,
             shares_data: mode & 2 == 0,
             completes_later: mode & 4 != 0,
         };
-        let ram = Ram::new(HOST_BYTES as usize, BUFFERS * 0x1000);
+        let ram = FakeRam::new(HOST_BYTES as usize, BUFFERS * 0x1000);
         let device = FakeDevice::new(&ram, 64);
-        let device = if mode & 8 == 0 { device } else { device.later(mode.into()) };
+        let device = if mode & 8 == 0 { device } else { device.with_random_delays(mode.into()) };
         let mut namespace = NamespaceConfig::new(Arc::new(device));
         namespace.nsid = Some(1);
         let subsystem = Subsystem::new(SubsystemConfig::new("FUZZ", vec![namespace])).ok()?;
@@ -119,10 +119,10 @@ impl FuzzRun {
         Some(Self { ram, transport, buffers, now, tails: [0; 4] })
     }
 
-    fn step(&mut self, script: &mut Script<'_>) {
+    fn run_script_step(&mut self, script: &mut Script<'_>) {
         match script.byte() % 10 {
             0 => self.enable(),
-            1 => self.create(u16::from(script.byte() % 3) + 1),
+            1 => self.create_queue(u16::from(script.byte() % 3) + 1),
             // A command with a chosen opcode and namespace, the rest arbitrary.
             2 => {
                 let [queue, opcode, flags, place] = script.take();
@@ -130,12 +130,12 @@ impl FuzzRun {
                 let data = 0x1_0000 + u64::from(place) * 0x40;
                 let command = command.with_opcode(opcode % 0x20).with_nsid(u32::from(flags & 3));
                 let command = if flags & 4 != 0 { command.with_prp(data, data) } else { command };
-                self.submit(usize::from(queue % 4), command);
+                self.submit_command(usize::from(queue % 4), command);
             }
             3 => {
                 let queue = usize::from(script.byte() % 4);
                 let command = Command(core::array::from_fn(|_| u64::from_le_bytes(script.take())));
-                self.submit(queue, command);
+                self.submit_command(queue, command);
             }
             4 => {
                 let (at, value) = (script.word() & 0x3fff, script.word());
@@ -146,16 +146,16 @@ impl FuzzRun {
             5 => {
                 let (index, value) = (u32::from(script.byte() % 12), script.word());
                 let value = if value & 1 == 0 { value % 20 } else { value };
-                self.transport.ring(self.now, index, value);
+                self.transport.write_doorbell(self.now, index, value);
             }
             6 => {
                 let (at, bytes) = (script.word() % HOST_BYTES, script.take::<16>());
-                self.fill(u64::from(at), &bytes);
+                self.write_host_memory(u64::from(at), &bytes);
             }
             // Frees completion entries.
             7 => {
                 let (index, head) = (u32::from(script.byte() % 4), u32::from(script.byte() % 8));
-                self.transport.ring(self.now, index * 2 + 1, head);
+                self.transport.write_doorbell(self.now, index * 2 + 1, head);
             }
             8 => self.poll(usize::from(script.byte() % 64)),
             _ => {
@@ -168,7 +168,7 @@ impl FuzzRun {
 
     fn enable(&mut self) {
         self.tails = [0; 4];
-        self.fill(0x1000, &[0; 0x1000]);
+        self.write_host_memory(0x1000, &[0; 0x1000]);
         let depth = u64::from(ENTRIES - 1);
         for (at, size, value) in [
             (0x24, 4, depth << 16 | depth),
@@ -181,30 +181,30 @@ impl FuzzRun {
         self.poll(3);
     }
 
-    fn create(&mut self, qid: u16) {
+    fn create_queue(&mut self, qid: u16) {
         let (qsize, ring) = (ENTRIES - 1, u64::from(qid) * 0x2000 + 0x2000);
         let completion =
             CreateIoCompletionQueue { qid, qsize, pc: true, ien: qid != 2, iv: qid % 3 };
         let submission =
             CreateIoSubmissionQueue { qid, qsize, pc: true, cqid: qid, ..Default::default() };
         self.tails[usize::from(qid)] = 0;
-        self.submit(0, completion.to_command().with_prp(ring, 0));
+        self.submit_command(0, completion.to_command().with_prp(ring, 0));
         self.poll(30);
-        self.submit(0, submission.to_command().with_prp(ring + 0x1000, 0));
+        self.submit_command(0, submission.to_command().with_prp(ring + 0x1000, 0));
         self.poll(30);
     }
 
-    fn submit(&mut self, queue: usize, command: Command) {
+    fn submit_command(&mut self, queue: usize, command: Command) {
         let ring = if queue == 0 { 0x1000 } else { queue as u64 * 0x2000 + 0x3000 };
         let tail = self.tails[queue];
-        self.fill(ring + u64::from(tail) * 64, &command.to_bytes());
+        self.write_host_memory(ring + u64::from(tail) * 64, &command.to_bytes());
         self.tails[queue] = (tail + 1) % ENTRIES;
         let index = u32::try_from(queue * 2).unwrap_or(u32::MAX);
-        self.transport.ring(self.now, index, self.tails[queue].into());
+        self.transport.write_doorbell(self.now, index, self.tails[queue].into());
     }
 
-    fn fill(&mut self, at: u64, bytes: &[u8]) {
-        let mut memory = self.ram.host();
+    fn write_host_memory(&mut self, at: u64, bytes: &[u8]) {
+        let mut memory = self.ram.host_bytes();
         let start = usize::try_from(at).unwrap_or(usize::MAX);
         if let Some(place) = memory.get_mut(start..start.saturating_add(bytes.len())) {
             place.copy_from_slice(bytes);
@@ -221,7 +221,7 @@ impl FuzzRun {
     fn reset_and_check(&mut self) {
         self.transport.write(self.now, 0x14, 4, 0);
         self.poll(1);
-        self.ram.close(true);
+        self.ram.forbid_new_access(true);
         for _ in 0..10_000 {
             if self.transport.read(0x1c, 4) & 1 == 0 {
                 break;
@@ -229,7 +229,7 @@ impl FuzzRun {
             self.poll(1);
         }
         assert_eq!(self.transport.read(0x1c, 4) & 3, 0, "it comes to rest");
-        self.ram.seal(true);
+        self.ram.forbid_all_access(true);
         self.poll(20);
         assert_eq!(self.ram.violations(), 0, "nothing touches the host after that");
         assert_eq!(self.buffers.free(), BUFFERS, "every buffer is back");
@@ -240,10 +240,10 @@ impl FuzzRun {
 mod tests {
     use tenmil_base::Random;
 
-    use super::front_end;
+    use super::run_memory_transport;
 
     #[test]
-    fn no_script_breaks_it() {
+    fn random_scripts_violate_no_transport_invariant() {
         let mut random = Random::new(0x5eed);
         for seed in 0..1_500 {
             let len = random.below(700);
@@ -251,13 +251,13 @@ mod tests {
             // Half of the scripts begin as a driver does.
             let mode = random.next_u64().to_le_bytes()[0];
             let opening: &[u8] = if seed % 2 == 0 { &[0, 1, 0, 1, 1] } else { &[] };
-            front_end(&[&[mode], opening, &script].concat());
+            run_memory_transport(&[&[mode], opening, &script].concat());
         }
     }
 
     #[test]
-    fn an_empty_script_is_a_script() {
-        front_end(&[]);
-        front_end(&[0]);
+    fn empty_script_is_accepted() {
+        run_memory_transport(&[]);
+        run_memory_transport(&[0]);
     }
 }

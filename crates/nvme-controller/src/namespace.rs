@@ -18,7 +18,7 @@ use tenmil_wire::cache::CacheInstance;
 
 /// Namespaces attached to one controller, by identifier.
 #[derive(Clone, Debug, Default)]
-pub struct Namespaces {
+pub struct NamespaceSnapshot {
     /// Entry `nsid - 1`.
     table: Vec<Option<Arc<Namespace>>>,
     nsid_max: u32,
@@ -27,7 +27,7 @@ pub struct Namespaces {
 /// One namespace as seen by one controller.
 #[derive(Clone)]
 pub struct Namespace {
-    /// Namespace identifier: 1 to [`Namespaces::nsid_max`].
+    /// Namespace identifier: 1 to [`NamespaceSnapshot::nsid_max`].
     pub nsid: u32,
     /// Logical block size in bytes, as a power of two. The block device may have smaller blocks.
     pub block_shift: u8,
@@ -42,7 +42,7 @@ pub struct Namespace {
     /// Reservation, relative to this controller's host.
     pub reservation: Option<Reservation>,
     /// Identifiers that are the same through every controller.
-    pub identity: Identity,
+    pub identity: NamespaceIdentity,
     /// Limits of the Copy command.
     pub copy: CopyLimits,
     /// Limits of the block device, cached to save a call.
@@ -64,7 +64,7 @@ pub struct RevocableCacheInstance {
 /// Namespace identifiers that are the same from every controller (NVM 1.1 §4.1.5.1, Base 2.1
 /// §5.1.13.2.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct NamespaceIdentity {
     /// IEEE extended unique identifier; zeroes mean none.
     pub eui64: [u8; 8],
     /// Namespace globally unique identifier; zeroes mean none.
@@ -115,20 +115,20 @@ pub enum ReservationKind {
 
 /// Value that one thread replaces as a whole and other threads read (RCU-like).
 #[derive(Debug)]
-pub struct Versioned<T> {
-    shared: Arc<VersionedState<T>>,
+pub struct VersionedValue<T> {
+    shared: Arc<VersionedValueState<T>>,
 }
 
-/// A reader's cached copy of a [`Versioned`] value.
+/// A reader's cached copy of a [`VersionedValue`] value.
 #[derive(Debug)]
-pub struct VersionedReader<T> {
-    shared: Arc<VersionedState<T>>,
+pub struct VersionedValueReader<T> {
+    shared: Arc<VersionedValueState<T>>,
     generation: u64,
     value: Arc<T>,
 }
 
 #[derive(Debug)]
-struct VersionedState<T> {
+struct VersionedValueState<T> {
     /// Number of replacements. Stored with release order after the value: a reader that loads this number
     /// and then locks finds that value or a newer one.
     generation: AtomicU64,
@@ -160,7 +160,7 @@ impl CopyLimits {
         Self { range_blocks_max: u16::MAX, blocks_max: 128 * u16::MAX as u32, ranges_max: 128 };
 }
 
-impl Namespaces {
+impl NamespaceSnapshot {
     /// Creates an empty snapshot; identifiers go up to `nsid_max` (NN).
     pub fn new(nsid_max: u32) -> Self {
         Self { table: Vec::new(), nsid_max }
@@ -179,7 +179,7 @@ impl Namespaces {
     pub fn insert(&mut self, namespace: Arc<Namespace>) {
         let nsid = namespace.nsid;
         assert!((1..=self.nsid_max).contains(&nsid), "namespace {nsid} of {}", self.nsid_max);
-        let index = index_of(nsid);
+        let index = namespace_table_index(nsid);
         if self.table.len() <= index {
             self.table.resize(index + 1, None);
         }
@@ -188,12 +188,12 @@ impl Namespaces {
 
     /// Removes a namespace and returns it.
     pub fn remove(&mut self, nsid: u32) -> Option<Arc<Namespace>> {
-        self.table.get_mut(index_of(nsid))?.take()
+        self.table.get_mut(namespace_table_index(nsid))?.take()
     }
 
     /// Namespace with this identifier, if attached.
     pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
-        self.table.get(index_of(nsid))?.as_ref()
+        self.table.get(namespace_table_index(nsid))?.as_ref()
     }
 
     /// All namespaces in ascending order of their identifiers.
@@ -273,10 +273,11 @@ impl ReservationKind {
     }
 }
 
-impl<T> Versioned<T> {
+impl<T> VersionedValue<T> {
     /// Creates it with an initial value.
     pub fn new(value: Arc<T>) -> Self {
-        let shared = VersionedState { generation: AtomicU64::new(0), value: Mutex::new(value) };
+        let shared =
+            VersionedValueState { generation: AtomicU64::new(0), value: Mutex::new(value) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -289,14 +290,14 @@ impl<T> Versioned<T> {
     }
 
     /// Creates a reader that has the current value.
-    pub fn reader(&self) -> VersionedReader<T> {
+    pub fn reader(&self) -> VersionedValueReader<T> {
         let value = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
         let generation = self.shared.generation.load(Ordering::Relaxed);
-        VersionedReader { shared: self.shared.clone(), generation, value: value.clone() }
+        VersionedValueReader { shared: self.shared.clone(), generation, value: value.clone() }
     }
 }
 
-impl<T> VersionedReader<T> {
+impl<T> VersionedValueReader<T> {
     /// Value as of the last refresh.
     #[inline]
     pub fn get(&self) -> &Arc<T> {
@@ -319,7 +320,7 @@ impl<T> VersionedReader<T> {
 }
 
 /// Table index of an NSID; 0 wraps to an index beyond every table.
-fn index_of(nsid: u32) -> usize {
+fn namespace_table_index(nsid: u32) -> usize {
     nsid.wrapping_sub(1) as usize
 }
 
@@ -327,11 +328,11 @@ fn index_of(nsid: u32) -> usize {
 mod tests {
     use std::sync::Arc;
 
-    use super::{Reservation, ReservationKind, Versioned};
+    use super::{Reservation, ReservationKind, VersionedValue};
 
     #[test]
-    fn a_reader_sees_a_new_value_once_and_keeps_the_old_one_until_it_looks() {
-        let published = Versioned::new(Arc::new(1));
+    fn reader_keeps_its_version_until_refreshed() {
+        let published = VersionedValue::new(Arc::new(1));
         let mut reader = published.reader();
         assert!(!reader.refresh(), "nothing is newer than the first");
         published.publish(Arc::new(2));
@@ -346,7 +347,7 @@ mod tests {
     /// The complete command behavior table of the reservations section: type by role, and the rejected
     /// commands.
     #[test]
-    fn a_reservation_refuses_exactly_what_its_type_says() {
+    fn reservation_rejects_reads_and_writes_as_its_type_requires() {
         let standings = [(true, true), (false, true), (false, false)];
         let table = [
             // holder, registrant, neither: (reads refused, writes refused)
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_names_the_type_that_has_it() {
+    fn reservation_kind_codes_round_trip() {
         for kind in ReservationKind::ALL {
             assert_eq!(ReservationKind::from_code(kind as u8), Some(kind));
         }

@@ -22,14 +22,14 @@ use crate::controller::WakeFn;
 use crate::controller::interface::{AdminResult, ErrorReport, InvalidDoorbell, IoCounters};
 use crate::doorbell::DoorbellPage;
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext};
-use crate::namespace::{Namespaces, VersionedReader};
+use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use ring::{CompletionQueue, SubmissionQueue};
-use shadow::Shadow;
+use shadow_doorbell::ShadowDoorbell;
 
 mod abort;
 mod fetch;
 pub(crate) mod ring;
-mod shadow;
+mod shadow_doorbell;
 #[cfg(test)]
 mod tests;
 
@@ -120,7 +120,7 @@ impl<H: RingMemory> Queue<H> {
         config: &QueueConfig,
         doorbells: Arc<DoorbellPage>,
         shared: ExecutorContext,
-        namespaces: VersionedReader<Namespaces>,
+        namespaces: VersionedValueReader<NamespaceSnapshot>,
     ) -> Result<Self, AccessFault> {
         let completion =
             CompletionQueue::open(&mut host, config.cqid, config.entries, config.address)?;
@@ -156,7 +156,7 @@ impl<H: RingMemory> Queue<H> {
         // four.
         self.submissions.reserve_exact(1);
         self.submissions.push(queue);
-        self.executor.add_stream();
+        self.executor.add_command_stream();
         Ok(())
     }
 
@@ -173,7 +173,8 @@ impl<H: RingMemory> Queue<H> {
         doorbell: u64,
         event_index: u64,
     ) -> Result<bool, AccessFault> {
-        let Some(shadow) = Shadow::open(&mut self.executor.host, doorbell, event_index)? else {
+        let Some(shadow) = ShadowDoorbell::open(&mut self.executor.host, doorbell, event_index)?
+        else {
             return Ok(false);
         };
         match sqid {
@@ -194,7 +195,7 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// Sets the maximum number of commands fetched from one submission queue at a time (feature 01h).
-    pub fn set_burst(&mut self, burst: u32) {
+    pub fn set_arbitration_burst(&mut self, burst: u32) {
         self.burst = burst.max(1);
     }
 
@@ -207,7 +208,7 @@ impl<H: RingMemory> Queue<H> {
     pub fn poll(&mut self, now: Instant) -> PollStats {
         let was_idle = self.executor.begin_iteration(now);
         let mut is_busy = false;
-        if self.executor.has_contexts() || self.ring_accesses > 0 {
+        if self.executor.has_commands_in_contexts() || self.ring_accesses > 0 {
             is_busy |= self.poll_host_access(now);
             self.executor.retry_waiting(now);
             self.post_finished();
@@ -216,21 +217,21 @@ impl<H: RingMemory> Queue<H> {
         for _ in 0..BURSTS {
             let count = self.fetch_burst(now);
             if count > 0 && was_idle {
-                self.executor.note_busy(now);
+                self.executor.record_busy_start(now);
             }
             taken += count;
-            if self.executor.taken() > 0 {
+            if self.executor.in_flight_count() > 0 {
                 self.executor.submit(now);
                 is_busy |= self.poll_executor(now);
             }
             self.post_finished();
             // A further burst is fetched only if all commands completed at once: the host can process
             // these completions meanwhile.
-            if count < self.burst || self.executor.taken() > 0 {
+            if count < self.burst || self.executor.in_flight_count() > 0 {
                 break;
             }
         }
-        let is_pending = self.executor.taken() > 0 || self.ring_accesses > 0;
+        let is_pending = self.executor.in_flight_count() > 0 || self.ring_accesses > 0;
         is_busy |= taken > 0 || self.posted > 0;
         // A stopped queue does not access host memory anymore.
         if !is_busy && !self.executor.is_stopping() {
@@ -258,8 +259,8 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// I/O totals since the last call.
-    pub fn take_traffic(&mut self, now: Instant) -> IoCounters {
-        self.executor.take_traffic(now)
+    pub fn take_io_counters(&mut self, now: Instant) -> IoCounters {
+        self.executor.take_io_counters(now)
     }
 
     /// Earliest deadline of the block devices that have requests in flight.
@@ -273,19 +274,19 @@ impl<H: RingMemory> Queue<H> {
         self.executor.has_events()
     }
 
-    /// Enables completion signals before the thread sleeps: see [`Executor::arm`].
-    pub fn arm(&mut self) -> bool {
-        self.executor.arm(self.held.is_some())
+    /// Enables completion signals before the thread sleeps: see [`Executor::arm_wakeup`].
+    pub fn arm_wakeup(&mut self) -> bool {
+        self.executor.arm_wakeup(self.held.is_some())
     }
 
     /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
-    pub fn lacks_wakeup(&mut self) -> bool {
-        self.executor.lacks_wakeup(self.held.is_some())
+    pub fn has_pending_without_wakeup(&mut self) -> bool {
+        self.executor.has_pending_without_wakeup(self.held.is_some())
     }
 
     /// Disables completion signals after the thread has woken.
-    pub fn disarm(&mut self) {
-        self.executor.disarm();
+    pub fn disarm_wakeup(&mut self) {
+        self.executor.disarm_wakeup();
     }
 
     /// See [`Executor::new_descriptors`].
@@ -320,7 +321,7 @@ impl<H: RingMemory> Queue<H> {
         }
         let queue = self.submissions.iter_mut().find(|queue| u32::from(queue.id) == sqid);
         if let Some(queue) = queue {
-            queue.fetched(&mut self.executor.host, ended);
+            queue.handle_entries_read(&mut self.executor.host, ended);
         }
     }
 
@@ -328,7 +329,7 @@ impl<H: RingMemory> Queue<H> {
     /// entries appeared meanwhile.
     #[inline]
     fn publish_event_indices(&mut self) -> bool {
-        self.executor.reap_retired();
+        self.executor.close_retired_channels();
         let mut has_new_work = false;
         for queue in &mut self.submissions {
             has_new_work |= queue.publish_event_index() && self.held.is_none();
@@ -336,7 +337,9 @@ impl<H: RingMemory> Queue<H> {
         // The head matters only to a queue that waits for free completion entries; it is then read, and
         // any entries it frees are worth another poll.
         let free_count = self.completion.free_count();
-        if self.completion.publish_event_index() && free_count as usize <= self.executor.taken() {
+        if self.completion.publish_event_index()
+            && free_count as usize <= self.executor.in_flight_count()
+        {
             if self.completion.read_doorbell(&self.doorbells).is_some() {
                 self.executor.push_event(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
             }

@@ -114,7 +114,7 @@ impl DataPointerWalk {
 
     /// Walk over data in one segment, of which a command moves `len_bytes`: all, if `is_exact`. The range is
     /// the whole segment.
-    pub(crate) fn of_segment(
+    pub(crate) fn over_segment(
         segment: Segment,
         len_bytes: u32,
         is_exact: bool,
@@ -129,21 +129,23 @@ impl DataPointerWalk {
     }
 
     /// Processes the requested part of the list.
-    pub(crate) fn feed(
+    pub(crate) fn supply_list(
         &mut self,
         list: &[u8],
         ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
         match &mut self.kind {
-            PointerKind::Prp(state) => state.feed(list, &mut self.left, ranges),
-            PointerKind::Sgl(state) => state.feed(list, &mut self.left, self.direction, ranges),
+            PointerKind::Prp(state) => state.supply_list(list, &mut self.left, ranges),
+            PointerKind::Sgl(state) => {
+                state.supply_segment(list, &mut self.left, self.direction, ranges)
+            }
         }
     }
 }
 
 impl HostRanges {
     /// Creates an empty list for at most `ranges_max` ranges. It keeps its capacity for reuse.
-    pub(crate) fn at_most(ranges_max: usize) -> Self {
+    pub(crate) fn with_max_ranges(ranges_max: usize) -> Self {
         Self { list: Vec::new(), ranges_max }
     }
 
@@ -173,7 +175,7 @@ impl HostRanges {
         self.append(HostRange { iova, len_bytes, is_bucket: false })
     }
 
-    fn push_bucket(&mut self, len_bytes: u32) -> Result<(), Status> {
+    fn push_bit_bucket(&mut self, len_bytes: u32) -> Result<(), Status> {
         self.append(HostRange { iova: 0, len_bytes, is_bucket: true })
     }
 
@@ -187,7 +189,7 @@ impl HostRanges {
 }
 
 /// The 64-bit words of a list.
-fn words(list: &[u8]) -> impl Iterator<Item = u64> + '_ {
+fn qwords(list: &[u8]) -> impl Iterator<Item = u64> + '_ {
     list.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
@@ -197,13 +199,13 @@ pub(crate) mod tests {
     use tenmil_wire::{Command, Status};
 
     /// Walks to the end over a host memory that begins at address zero.
-    pub(crate) fn walk(
+    pub(crate) fn walk_data_pointer(
         command: &Command,
         total_bytes: u32,
         direction: Direction,
         memory: &[u8],
     ) -> Result<Vec<HostRange>, Status> {
-        let mut ranges = HostRanges::at_most(300);
+        let mut ranges = HostRanges::with_max_ranges(300);
         let (mut walk, mut next) =
             DataPointerWalk::start(command, total_bytes, direction, 12, &mut ranges)?;
         for _ in 0..10_000 {
@@ -216,35 +218,35 @@ pub(crate) mod tests {
             let start = usize::try_from(iova).unwrap();
             let list =
                 memory.get(start..start + len_bytes as usize).ok_or(Status::DATA_TRANSFER_ERROR)?;
-            next = walk.feed(list, &mut ranges)?;
+            next = walk.supply_list(list, &mut ranges)?;
         }
         panic!("the walk does not end");
     }
 
-    pub(crate) fn range(iova: u64, len_bytes: u32) -> HostRange {
+    pub(crate) fn host_range(iova: u64, len_bytes: u32) -> HostRange {
         HostRange { iova, len_bytes, is_bucket: false }
     }
 
     #[test]
-    fn a_reserved_data_pointer_type_is_an_invalid_field() {
+    fn reserved_psdt_is_an_invalid_field() {
         for psdt in
             [tenmil_wire::DataPointer::SglAndMetadataSgl, tenmil_wire::DataPointer::Reserved]
         {
             let command = Command::new(2).with_psdt(psdt);
             assert_eq!(
-                walk(&command, 512, Direction::ToHost, &[]),
+                walk_data_pointer(&command, 512, Direction::ToHost, &[]),
                 Err(Status::INVALID_FIELD.with_dnr())
             );
         }
     }
 
     #[test]
-    fn pieces_that_touch_become_one_and_a_sum_that_wraps_is_refused() {
-        let mut ranges = HostRanges::at_most(2);
+    fn adjacent_ranges_are_merged_and_address_overflow_is_rejected() {
+        let mut ranges = HostRanges::with_max_ranges(2);
         ranges.push(0x1000, 0x1000).unwrap();
         ranges.push(0x2000, 0x10).unwrap();
         ranges.push(0x4000, 0x10).unwrap();
-        assert_eq!(ranges.as_slice(), [range(0x1000, 0x1010), range(0x4000, 0x10)]);
+        assert_eq!(ranges.as_slice(), [host_range(0x1000, 0x1010), host_range(0x4000, 0x10)]);
         assert_eq!(ranges.push(u64::MAX - 1, 4), Err(Status::DATA_TRANSFER_ERROR));
         assert_eq!(ranges.push(0, 4), Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr()));
     }

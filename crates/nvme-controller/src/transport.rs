@@ -11,9 +11,9 @@
 //!                                                 Controller
 //! ```
 //!
-//! A host in the same process holds a [`HostBar`] and shares its memory. A host whose accesses are
+//! A host in the same process holds a [`HostBarHandle`] and shares its memory. A host whose accesses are
 //! trapped is served through [`MemoryTransport::read`] and [`MemoryTransport::write`]. Both store into
-//! the same [`Bar`], and a store takes effect in the next [`poll`](MemoryTransport::poll), as on a real
+//! the same [`BarRegisters`], and a store takes effect in the next [`poll`](MemoryTransport::poll), as on a real
 //! device.
 //!
 //! After CC.EN is cleared, CSTS.RDY stays set until no operation in progress can access host memory
@@ -28,44 +28,44 @@ use tenmil_wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
 use crate::bounce::BouncePool;
 use crate::controller::Controller;
 use crate::controller::interface::{
-    CommandOrigin, ControllerSignal, InvalidDoorbell, ReservationCompletion,
+    CommandOrigin, InvalidDoorbell, ReservationCompletion, TransportAction,
 };
 use crate::doorbell::STRIDE;
 use crate::queue::{Queue, QueueEvent};
-use admin::AdminQueue;
-use bar::StoreTarget;
-pub use bar::{Bar, HostBar};
-use shutdown::Shutdown;
-use state::ControllerState;
-use vectors::Vectors;
+use admin_queue::AdminQueue;
+use bar_registers::BarStoreTarget;
+pub use bar_registers::{BarRegisters, HostBarHandle};
+use controller_state::ControllerState;
+use msix_vectors::InterruptVectors;
+use shutdown::ShutdownFlush;
 
-mod admin;
-mod bar;
+mod admin_queue;
+mod bar_registers;
 mod commands;
+mod controller_state;
 pub mod fabrics;
 mod idle;
+mod msix_vectors;
 mod queues;
 mod shutdown;
-mod state;
 #[cfg(test)]
 mod tests;
-mod vectors;
 
 /// Memory-based transport: a controller behind registers, rings and MSI-X.
 pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
-    bar: Arc<Bar>,
+    bar: Arc<BarRegisters>,
     controller: Controller,
     host: H,
-    vectors: Vectors<I>,
+    vectors: InterruptVectors<I>,
     buffers: BouncePool,
     config: MemoryTransportConfig,
     /// I/O queues, in the order of their creation.
-    queues: Vec<SignalledQueue<H>>,
+    queues: Vec<InterruptingQueue<H>>,
     admin: Option<AdminQueue<H>>,
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
     state: ControllerState,
-    shutdown: Option<Shutdown>,
+    shutdown: Option<ShutdownFlush>,
     /// Queues that the host has deleted and that are not drained yet, with the command to complete.
     deletions: Vec<QueueDeletion>,
     /// Shadow doorbells and event indices (Base 2.1 §5.2.5).
@@ -80,7 +80,7 @@ pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
     has_io: bool,
     is_paused: bool,
     /// Number of queue creations and deletions.
-    queue_changes: u32,
+    queue_change_count: u32,
     /// I/O completions since the last [`take_completed_count`](MemoryTransport::take_completed_count).
     completed_count: u64,
     /// Last error that no NVMe status reports.
@@ -88,7 +88,7 @@ pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
 }
 
 /// I/O queue and its interrupt vector.
-struct SignalledQueue<H: RingMemory> {
+struct InterruptingQueue<H: RingMemory> {
     queue: Queue<H>,
     vector: Option<u16>,
 }
@@ -170,17 +170,17 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 .nssrs(true)
                 .css_nvm(true)
                 .css_io(true)
-                .mpsmax(state::PAGE_SHIFT_MAX - state::PAGE_SHIFT_MIN)
+                .mpsmax(controller_state::PAGE_SHIFT_MAX - controller_state::PAGE_SHIFT_MIN)
                 .crwms(true)
         });
         let ready = ReadyTimeouts(0).with(|ready| ready.crwmt(to.into()));
-        let bar = Bar::new(capabilities.0, ready.0, queues, vectors);
+        let bar = BarRegisters::new(capabilities.0, ready.0, queues, vectors);
         if config.vectors_armed {
             bar.arm_vectors();
         }
         let mut transport = Self {
             changes_seen: bar.changes(),
-            vectors: Vectors::new(interrupts, vectors, controller.coalescing()),
+            vectors: InterruptVectors::new(interrupts, vectors, controller.coalescing()),
             is_write_through: Arc::default(),
             bar,
             controller,
@@ -199,7 +199,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             wants_housekeeping: false,
             has_io: false,
             is_paused: false,
-            queue_changes: 0,
+            queue_change_count: 0,
             completed_count: 0,
             last_error: None,
         };
@@ -208,7 +208,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Registers, shared with the host.
-    pub fn bar(&self) -> &Arc<Bar> {
+    pub fn bar(&self) -> &Arc<BarRegisters> {
         &self.bar
     }
 
@@ -230,9 +230,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Writes 4 or 8 bytes at `offset`. The write takes effect in the next poll.
     pub fn write(&mut self, now: Instant, offset: u32, size: u32, value: u64) {
         let is_missing = match self.bar.store(offset, size, value) {
-            StoreTarget::Register => false,
-            StoreTarget::NoDoorbell => true,
-            StoreTarget::Doorbell(index) => !self.has_doorbell(index),
+            BarStoreTarget::Register => false,
+            BarStoreTarget::NoDoorbell => true,
+            BarStoreTarget::Doorbell(index) => !self.has_doorbell(index),
         };
         if is_missing && self.state == ControllerState::Enabled {
             self.controller.invalid_doorbell(now, InvalidDoorbell::Register);
@@ -240,7 +240,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Writes doorbell `index`: twice the queue identifier, plus one for a completion queue.
-    pub fn ring(&mut self, now: Instant, index: u32, value: u32) {
+    pub fn write_doorbell(&mut self, now: Instant, index: u32, value: u32) {
         let at = index.checked_mul(4 << STRIDE).and_then(|distance| distance.checked_add(0x1000));
         if let Some(at) = at {
             self.write(now, at, 4, value.into());
@@ -258,7 +258,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Number of queue creations and deletions. A caller that keeps state per queue refreshes it when
     /// this number has changed.
     pub fn queue_changes(&self) -> u32 {
-        self.queue_changes
+        self.queue_change_count
     }
 
     /// Whether no command is executing and no host-memory access is in flight. The first half of a fused
@@ -284,7 +284,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let has_changed = changes != self.changes_seen;
         if has_changed {
             self.changes_seen = changes;
-            self.registers_changed(now);
+            self.handle_register_store(now);
         }
         // I/O queues first. The admin queue is polled when they are idle, and every ADMIN_TURNS polls
         // otherwise.
@@ -298,7 +298,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         if may_fetch && (!is_busy || has_changed || wants_admin) {
             is_busy |= self.poll_admin(now);
         }
-        if wants_housekeeping || (!is_busy && self.is_due(now)) {
+        if wants_housekeeping || (!is_busy && self.is_housekeeping_due(now)) {
             is_busy |= self.run_housekeeping(now);
         }
         is_busy |= self.vectors.poll(now, &self.bar);
@@ -308,11 +308,11 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let is_pending = is_pending
             || self.is_transitioning()
             || self.admin.as_ref().is_some_and(|admin| admin.is_pending());
-        self.wait(is_pending)
+        self.next_poll_time(is_pending)
     }
 
     #[inline]
-    fn is_due(&self, now: Instant) -> bool {
+    fn is_housekeeping_due(&self, now: Instant) -> bool {
         let is_time = now.since(self.housekeeping_at) >= HOUSEKEEPING_INTERVAL
             || now >= self.controller_wakes_at;
         is_time || self.wants_housekeeping || self.is_transitioning()
@@ -331,28 +331,27 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let mut is_busy = self.advance_state(now);
         // No other event ends the wait for the last access.
         self.wants_housekeeping = self.check_revocation(now);
-        while let Some(signal) = self.controller.next_signal() {
-            is_busy |= signal != ControllerSignal::CheckPreempted;
+        while let Some(signal) = self.controller.next_transport_action() {
+            is_busy |= signal != TransportAction::CheckPreempted;
             match signal {
-                ControllerSignal::KeepAliveExpired => {
-                    self.fail(now, "the host sent no command within its keep-alive timeout")
-                }
-                ControllerSignal::AbortNamespace { nsid, preempted } => {
+                TransportAction::KeepAliveExpired => self
+                    .fail_controller(now, "the host sent no command within its keep-alive timeout"),
+                TransportAction::AbortNamespace { nsid, preempted } => {
                     for signalled in &mut self.queues {
                         signalled.queue.abort_namespace(now, nsid, &preempted);
                     }
                 }
-                ControllerSignal::CheckPreempted => {
+                TransportAction::CheckPreempted => {
                     self.queues.iter_mut().for_each(|signalled| signalled.queue.check_preempted());
                 }
-                ControllerSignal::PersistFailed { why } => self.last_error = Some(why),
+                TransportAction::PersistFailed { why } => self.last_error = Some(why),
             }
         }
         while let Some(ReservationCompletion { from, end }) =
             self.controller.next_reservation_completion()
         {
             is_busy = true;
-            if let Some(signalled) = self.find(from.queue) {
+            if let Some(signalled) = self.find_completion_queue(from.queue) {
                 signalled.queue.complete_reservation(now, from.ticket, end, &[]);
             }
         }
@@ -405,11 +404,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             }
         }
         if let Some(fault) = broken {
-            self.fail(now, &format!("the memory of a ring at {:#x} is not accessible", fault.iova));
+            self.fail_controller(
+                now,
+                &format!("the memory of a ring at {:#x} is not accessible", fault.iova),
+            );
         }
     }
 
-    fn wait(&self, is_pending: bool) -> NextPoll {
+    fn next_poll_time(&self, is_pending: bool) -> NextPoll {
         let until = self.controller_wakes_at.min(self.vectors.wake_at());
         if !is_pending {
             return NextPoll::Idle(until);
@@ -425,13 +427,13 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
         let is_exempt = |vector| controller.is_coalescing_disabled(vector);
         self.vectors.configure(controller.coalescing(), is_exempt);
-        let burst = self.burst();
+        let burst = self.fetch_burst_max();
         for signalled in &mut self.queues {
-            signalled.queue.set_burst(burst);
+            signalled.queue.set_arbitration_burst(burst);
         }
     }
 
-    fn burst(&self) -> u32 {
+    fn fetch_burst_max(&self) -> u32 {
         let asked = self.controller.arbitration().burst.map_or(self.config.burst, u32::from);
         asked.min(self.config.burst)
     }

@@ -117,7 +117,7 @@ impl Stream for Tape {
         true
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         String::new()
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus};
 use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
-use tenmil_nvme_tcp::QueueFull;
+use tenmil_nvme_tcp::SendQueueFull;
 use tenmil_wire::{Command, Status};
 
 use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection};
@@ -54,7 +54,7 @@ impl AdminCommands {
         let (command, data) = queues.submitted.pop_front()?;
         match connection.submit(&command, data) {
             Ok(()) => Some(command),
-            Err((QueueFull, data)) => {
+            Err((SendQueueFull, data)) => {
                 queues.submitted.push_front((command, data));
                 None
             }

@@ -138,8 +138,8 @@ impl FabricsChannel {
             submitted += submitted_count;
             if submitted_count < run.len() {
                 for request in self.batch[submitted_count..].iter().rev() {
-                    self.flushes.remove(request.token);
-                    self.inflight.remove(request.token);
+                    self.flushes.remove(request.random_token);
+                    self.inflight.remove(request.random_token);
                 }
                 break;
             }
@@ -151,9 +151,9 @@ impl FabricsChannel {
     #[cold]
     fn begin_flushes(&mut self) {
         for request in self.batch.iter().filter(|it| it.operation == Operation::Flush) {
-            if self.flushes.begin(request.token) {
+            if self.flushes.begin(request.random_token) {
                 self.flushes.record_sent(
-                    request.token,
+                    request.random_token,
                     self.queue_pair.association(),
                     ONLY_PATH_SCOPE,
                 );
@@ -175,7 +175,7 @@ impl FabricsChannel {
                 (self.queue_pair.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
             let refuse = |request: &Request| IoCompletion {
-                token: request.token,
+                token: request.random_token,
                 status: outcome,
                 result: 0,
             };
@@ -228,7 +228,11 @@ impl FabricsChannel {
     /// Sends held requests again.
     fn send_retries(&mut self, now: Instant) {
         while let Some((request, segments)) = self.inflight.next_retry(self.inflight.in_flight()) {
-            self.flushes.record_sent(request.token, self.queue_pair.association(), ONLY_PATH_SCOPE);
+            self.flushes.record_sent(
+                request.random_token,
+                self.queue_pair.association(),
+                ONLY_PATH_SCOPE,
+            );
             if self.queue_pair.submit(now, &[request], segments) == 0 {
                 return;
             }
@@ -245,7 +249,7 @@ impl FabricsChannel {
         let loss = self
             .loss
             .unwrap_or(ConnectionLossInfo { at: now, failure: ConnectionFailure::NotBroken });
-        completions.extract(first, |completion| {
+        completions.extract_if(first, |completion| {
             if completion.status != IoStatus::ABORTED_BY_HOST {
                 inflight.clear_suspect(completion.token);
                 return match flushes.handle_completion(
@@ -343,11 +347,11 @@ impl IoChannel for FabricsChannel {
         self.queue_pair.doorbells()
     }
 
-    fn losses(&self) -> u64 {
+    fn write_losses(&self) -> u64 {
         self.flushes.losses()
     }
 
-    fn ack_losses(&mut self, submitted_count: u64) {
+    fn ack_repaired_losses(&mut self, submitted_count: u64) {
         self.flushes.acknowledge(submitted_count);
     }
 }

@@ -131,7 +131,7 @@ impl InflightRequests {
                 list.extend(segments.iter().skip(first).take(count));
             }
         }
-        Some(Request { token: index.into(), ..*request })
+        Some(Request { random_token: index.into(), ..*request })
     }
 
     /// Frees the slot of a request that has completed, or was not sent. Returns its original token.
@@ -141,7 +141,7 @@ impl InflightRequests {
         self.free.push(index);
         let slot = &mut self.slots[index as usize];
         slot.path = NO_PATH;
-        slot.request.token
+        slot.request.random_token
     }
 
     /// Whether no request is in flight.
@@ -228,7 +228,7 @@ impl InflightRequests {
             _ => &self.lists[index as usize],
         };
         let token = u64::from(index) | u64::from(*attempt) << ATTEMPT_SHIFT;
-        Some((Request { token, segment_first: 0, ..*request }, segments))
+        Some((Request { random_token: token, segment_first: 0, ..*request }, segments))
     }
 
     /// Records that the next retry was sent to `path`.

@@ -358,7 +358,9 @@ impl Multipath {
             path.access.is_none()
                 || matches!(pair, PathQueuePair::Created { .. } | PathQueuePair::Rejected)
         };
-        if !paths.iter().zip(&queue.pairs).all(is_resolved) || queue.inbox.lock().is_empty() {
+        if !paths.iter().zip(&queue.pairs).all(is_resolved)
+            || queue.inbox.lock_contents().is_empty()
+        {
             return None;
         }
         let channel = MultipathChannel::new(

@@ -73,7 +73,7 @@ impl Options {
     /// If one of the NQNs is invalid.
     pub fn check(&self) -> Result<(), InvalidName> {
         for (whose, name) in [("subsystem", &self.subsystem), ("host", &self.host)] {
-            nqn::check(name).map_err(|problem| InvalidName {
+            nqn::check_nqn(name).map_err(|problem| InvalidName {
                 whose,
                 name: name.clone(),
                 problem,

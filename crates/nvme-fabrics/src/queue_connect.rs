@@ -231,7 +231,7 @@ fn connected(queue: u16, completion: Completion) -> Result<u16, QueueConnectErro
 fn is_controller_missing(status: Status, result: u32) -> bool {
     let found = InvalidParameter(result);
     let is_controller = found.in_data() && found.ipo() == CNTLID_OFFSET;
-    status.is(Status::CONNECT_INVALID_PARAMETERS) && is_controller
+    status.same_code(Status::CONNECT_INVALID_PARAMETERS) && is_controller
 }
 
 /// Offset of the controller identifier in the Connect data.
@@ -249,12 +249,12 @@ fn rejection_reason(status: Status, result: u32) -> String {
         (Status::CONNECT_RESTART_DISCOVERY, "the subsystem has moved: discover it again"),
         (Status::CONNECT_INVALID_HOST, "this host may not connect to that subsystem"),
     ];
-    if status.is(Status::CONNECT_INVALID_PARAMETERS) {
+    if status.same_code(Status::CONNECT_INVALID_PARAMETERS) {
         let found = InvalidParameter(result);
         let (at, of) = (found.ipo(), if found.in_data() { "data" } else { "command" });
         return format!("byte {at} of its {of} is refused{}", field_meaning(at, found.in_data()));
     }
-    let known = known.iter().find(|(code, _)| status.is(*code));
+    let known = known.iter().find(|(code, _)| status.same_code(*code));
     known.map_or_else(|| status.to_string(), |(_, field_meaning)| (*field_meaning).to_owned())
 }
 

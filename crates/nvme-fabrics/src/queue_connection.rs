@@ -19,7 +19,7 @@ use tenmil_base::{Instant, RecvResult, Segment, SendSlice, Span, Stream, StreamE
 use tenmil_dma::DevicePool;
 use tenmil_nvme_tcp::{
     CloseReason, Connection, DataDirection, EventQueue, HostConfig, HostConnection, HostEvent,
-    QueueFull, SendPiece,
+    SendPiece, SendQueueFull,
 };
 use tenmil_wire::{Command, Completion, Status};
 
@@ -150,7 +150,9 @@ impl QueueConnection {
 
     /// Whether an outstanding command would do harm if it were executed late.
     pub(crate) fn may_execute_late(&self, is_admin: bool) -> bool {
-        self.protocol.outstanding().any(|tag| self.commands.entry(tag).has_side_effects(is_admin))
+        self.protocol
+            .outstanding_tags()
+            .any(|tag| self.commands.entry(tag).has_side_effects(is_admin))
     }
 
     /// Whether the stream may still read memory of outstanding commands.
@@ -161,7 +163,7 @@ impl QueueConnection {
 
     /// Whether no command has this tag.
     pub(crate) fn is_free(&self, tag: u16) -> bool {
-        self.protocol.is_free(tag)
+        self.protocol.is_tag_free(tag)
     }
 
     /// Discards unsent data, so that the peer receives none of it.
@@ -176,7 +178,7 @@ impl QueueConnection {
         command: &Command,
         data: DataDirection,
         segment: Segment,
-    ) -> Result<(), QueueFull> {
+    ) -> Result<(), SendQueueFull> {
         let cid = command.cid();
         self.commands.insert(cid & self.tag_mask, command.opcode(), segment);
         self.protocol.submit_as(cid, command, data, &self.commands)?;
@@ -194,7 +196,7 @@ impl QueueConnection {
         &mut self,
         command: &Command,
         data: CommandData,
-    ) -> Result<(), (QueueFull, CommandData)> {
+    ) -> Result<(), (SendQueueFull, CommandData)> {
         let tag = command.cid() & self.tag_mask;
         match data {
             CommandData::None => {
@@ -235,7 +237,7 @@ impl QueueConnection {
     pub(crate) fn send(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
         if self.protocol.has_more() {
             self.send_large(complete);
-        } else if !self.protocol.pieces().is_empty() && self.lost.is_none() {
+        } else if !self.protocol.send_pieces().is_empty() && self.lost.is_none() {
             // Commands and their in-capsule data.
             self.send_once(false, complete);
         }
@@ -251,7 +253,7 @@ impl QueueConnection {
             if has_more {
                 write_pacing::note_large_send();
             }
-            let has_nothing = self.protocol.pieces().is_empty() && !has_more;
+            let has_nothing = self.protocol.send_pieces().is_empty() && !has_more;
             if has_nothing || self.lost.is_some() || !self.send_once(budget.sends > 1, complete) {
                 return;
             }
@@ -264,7 +266,7 @@ impl QueueConnection {
         self.protocol.fill_send_queue(&self.commands);
         self.slices.clear();
         let mut has_memory = false;
-        for piece in self.protocol.pieces() {
+        for piece in self.protocol.send_pieces() {
             match *piece {
                 SendPiece::Headers { at, len_bytes } => {
                     self.slices.push(SendSlice::Headers { at, len_bytes });
@@ -279,7 +281,7 @@ impl QueueConnection {
             }
         }
         let has_more = follows && self.protocol.has_more();
-        match self.stream.send(self.protocol.headers(), &self.slices, has_more) {
+        match self.stream.send(self.protocol.header_bytes(), &self.slices, has_more) {
             Ok(count) => {
                 self.sent_bytes += count as u64;
                 if has_memory {
@@ -287,7 +289,7 @@ impl QueueConnection {
                 }
                 self.protocol.record_sent(count, &mut self.events);
                 self.handle_events(complete);
-                count > 0 && self.protocol.pieces().is_empty()
+                count > 0 && self.protocol.send_pieces().is_empty()
             }
             Err(error) => {
                 self.set_lost(ConnectionLoss::Broken(error));
@@ -337,7 +339,7 @@ impl QueueConnection {
                 return;
             }
             let waiting = self.stream.buffered().len();
-            let received = match self.protocol.direct_placement().filter(|_| waiting == 0) {
+            let received = match self.protocol.next_direct_placement().filter(|_| waiting == 0) {
                 Some(place) => self.receive_to(place, now, complete),
                 None => self.stream.receive_up_to(self.protocol.bytes_before_data(waiting)),
             };
@@ -360,7 +362,7 @@ impl QueueConnection {
     ) -> bool {
         let place = self
             .protocol
-            .direct_placement()
+            .next_direct_placement()
             .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
         let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { return false };
         match self.receive_to(place, now, complete) {
@@ -521,10 +523,10 @@ impl QueueConnection {
                 SendPiece::Headers { at, len_bytes } => Some(SendSlice::Headers { at, len_bytes }),
                 SendPiece::Payload { .. } => None,
             };
-            if self.protocol.pieces().len() == 1 {
-                self.slices.extend(self.protocol.pieces().iter().filter_map(headers));
+            if self.protocol.send_pieces().len() == 1 {
+                self.slices.extend(self.protocol.send_pieces().iter().filter_map(headers));
                 // The connection is lost in either case.
-                let _ = self.stream.send(self.protocol.headers(), &self.slices, false);
+                let _ = self.stream.send(self.protocol.header_bytes(), &self.slices, false);
             }
             self.stream.shutdown_write();
         }
@@ -537,7 +539,7 @@ impl QueueConnection {
 
     /// Like [`Stream::arm`]: true if there is work already.
     pub(crate) fn arm(&mut self) -> bool {
-        let wants_space = !self.protocol.pieces().is_empty();
+        let wants_space = !self.protocol.send_pieces().is_empty();
         // The budget of an iteration limits sends: the socket does not signal for the rest.
         let has_unsent = !wants_space && self.protocol.has_more();
         has_unsent

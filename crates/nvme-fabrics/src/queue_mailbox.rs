@@ -101,7 +101,7 @@ impl QueueMailbox {
 
     /// Controller thread: the report of the close, once the queue has closed, or is idle.
     pub(crate) fn take_closed(&self) -> Option<ClosedQueue> {
-        let mut mailbox = self.mailbox.lock();
+        let mut mailbox = self.mailbox.lock_contents();
         let is_idle = self.busy.load(Ordering::Acquire) == 0;
         let closed = mailbox.closed.take().or_else(|| is_idle.then(ClosedQueue::default))?;
         Some(mailbox.with_earlier_reports(closed))
@@ -109,7 +109,7 @@ impl QueueMailbox {
 
     /// Controller thread: the report of a loss, if any.
     pub(crate) fn take_loss(&self) -> Option<ClosedQueue> {
-        let mut mailbox = self.mailbox.lock();
+        let mut mailbox = self.mailbox.lock_contents();
         let closed = mailbox.closed.take_if(|closed| closed.lost.is_some())?;
         Some(mailbox.with_earlier_reports(closed))
     }
@@ -117,7 +117,7 @@ impl QueueMailbox {
     /// Controller thread: takes the connection that a dropped queue has left, which is to be
     /// [reported](Self::report) as closed once it is drained.
     pub(crate) fn take_undrained(&self) -> Option<(ZeroCopyDrain, ClosedQueue)> {
-        self.mailbox.lock().undrained.take()
+        self.mailbox.lock_contents().undrained.take()
     }
 
     /// Queue thread: whether there is a command.
@@ -149,7 +149,7 @@ impl QueueMailbox {
 
     /// Queue thread: reports that the connection is closed.
     pub(crate) fn report(&self, closed: ClosedQueue) {
-        let mut mailbox = self.mailbox.lock();
+        let mut mailbox = self.mailbox.lock_contents();
         mailbox.may_execute_late |= closed.may_execute_late;
         mailbox.closed = Some(closed);
         drop(mailbox);
@@ -160,7 +160,7 @@ impl QueueMailbox {
     /// Queue thread: on drop, leaves a connection that is not drained to the controller thread.
     pub(crate) fn close(&self, undrained: (ZeroCopyDrain, ClosedQueue)) {
         self.set_busy();
-        self.mailbox.lock().undrained = Some(undrained);
+        self.mailbox.lock_contents().undrained = Some(undrained);
         self.events.send(|()| {});
     }
 

@@ -94,8 +94,8 @@ impl Dma for RemoteDma {
     }
 
     #[inline(always)]
-    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
-        self.pool.iovas(like)
+    fn iova_translator(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        self.pool.iova_translator(like)
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -69,7 +69,7 @@ impl DataPointers for SegmentLists {
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<SegmentPointer> {
         // A segment that a device could reach exists; one of a kernel buffer has no prepared form.
-        let iova_of = self.dma.iovas(like);
+        let iova_of = self.dma.iova_translator(like);
         #[inline(always)]
         move |segment| iova_of(segment).map(|_| SegmentPointer::Contiguous(segment))
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus, SharedWaker};
 use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
-use tenmil_nvme_tcp::QueueFull;
+use tenmil_nvme_tcp::SendQueueFull;
 use tenmil_wire::{Command, DataPointer, Status};
 
 use crate::caches::Association;
@@ -134,7 +134,7 @@ impl TcpTransport {
             if attached.stall_detector.is_probing() {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
-            if let Err((QueueFull, data)) = attached.connection.submit(&command, data) {
+            if let Err((SendQueueFull, data)) = attached.connection.submit(&command, data) {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
         }
@@ -339,7 +339,7 @@ impl Transport for TcpTransport {
             let direction = direction_of(&command, segment.len_bytes);
             let submitted = match self.open() {
                 Some(attached) => attached.connection.submit_segment(&command, direction, segment),
-                None => Err(QueueFull),
+                None => Err(SendQueueFull),
             };
             if submitted.is_err() {
                 self.submit_later(command, CommandData::Segment(direction, segment));
@@ -369,7 +369,7 @@ impl Transport for TcpTransport {
                     lists.put(slot, attached.connection.take_replaced_list());
                 }
             }
-            Err((QueueFull, data)) => self.submit_later(command, data),
+            Err((SendQueueFull, data)) => self.submit_later(command, data),
         }
     }
 
@@ -456,8 +456,11 @@ pub(crate) fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u3
     let status = completion.status();
     // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause endless
     // retries.
-    let status =
-        if status.is(Status::ABORTED_BY_HOST) { Status::INTERNAL_PATH_ERROR } else { status };
+    let status = if status.same_code(Status::ABORTED_BY_HOST) {
+        Status::INTERNAL_PATH_ERROR
+    } else {
+        status
+    };
     (cid, IoStatus(status.0), completion.dw0())
 }
 

@@ -19,7 +19,7 @@ use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
     TargetConnection,
 };
-use tenmil_wire::log::event::{Event as Notice, NoticeEvent};
+use tenmil_wire::log::event::{AsyncEvent as Notice, NoticeEvent};
 
 use net::Net;
 

@@ -252,7 +252,7 @@ impl Host {
     /// Whether there is room for it.
     fn ask(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
         let request = Request {
-            token: cell,
+            random_token: cell,
             lba: self.first + cell * u64::from(CELL_BLOCKS),
             operand: 0,
             segment_first: 0,

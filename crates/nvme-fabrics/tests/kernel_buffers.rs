@@ -127,8 +127,8 @@ impl Stream for Counting {
         self.stream.arm(wants_bytes, wants_space)
     }
 
-    fn peer(&self) -> String {
-        self.stream.peer()
+    fn peer_description(&self) -> String {
+        self.stream.peer_description()
     }
 
     fn local_address(&self) -> Option<SocketAddr> {
@@ -185,7 +185,7 @@ impl Pair {
     /// Does the same with several requests at once, each `blocks` long and behind the one before.
     fn run(&mut self, operation: Operation, blocks: u32, segments: &[Segment]) {
         let request = |token: u32| Request {
-            token: token.into(),
+            random_token: token.into(),
             lba: u64::from(token * blocks),
             operand: 0,
             segment_first: token,

@@ -379,7 +379,7 @@ impl<D: Dma> DataPointers for ListPool<D> {
 
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Pointer> {
-        let iova_of = self.dma.iovas(like);
+        let iova_of = self.dma.iova_translator(like);
         #[inline(always)]
         move |segment| {
             let iova = iova_of(segment)?;

@@ -116,7 +116,7 @@ pub enum Event {
     /// notice of this kind.
     Notice {
         /// Content of the notice.
-        what: log::event::Event,
+        what: log::event::AsyncEvent,
         /// Identifier of its log page.
         log_page: u8,
     },

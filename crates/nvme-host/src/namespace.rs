@@ -173,7 +173,7 @@ impl Namespace {
             reservations: common.rescap(),
             ana_group: common.anagrpid(),
             names: NamespaceIds::collect(common, names),
-            cache_instance: CacheInstance::of(common),
+            cache_instance: CacheInstance::from_identify_namespace(common),
         })
     }
 

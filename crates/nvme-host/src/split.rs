@@ -45,7 +45,7 @@ pub(crate) struct UnsentPart<'a> {
 }
 
 const EMPTY: Request = Request {
-    token: 0,
+    random_token: 0,
     lba: 0,
     operand: 0,
     blocks: 0,
@@ -84,7 +84,7 @@ impl SplitTable {
 
     /// Adds a request of which all `children` are sent at once.
     pub(crate) fn begin_sent(&mut self, token: u64, children: u32) -> Option<usize> {
-        let parent = self.take(&Request { token, ..EMPTY }, &[])?;
+        let parent = self.take(&Request { random_token: token, ..EMPTY }, &[])?;
         self.parents[parent].children = children;
         Some(parent)
     }
@@ -144,7 +144,8 @@ impl SplitTable {
         if parent.children > 0 || self.unsent.contains(&index) {
             return None;
         }
-        let answer = IoCompletion { token: parent.request.token, status: parent.status, result: 0 };
+        let answer =
+            IoCompletion { token: parent.request.random_token, status: parent.status, result: 0 };
         self.free.push(index);
         Some(answer)
     }
@@ -178,7 +179,9 @@ fn badness(status: IoStatus) -> u8 {
     let status = Status(status.0);
     if status.is_success() {
         0
-    } else if status.is(Status::ABORTED_FAILED_FUSED) || status.is(Status::ABORTED_MISSING_FUSED) {
+    } else if status.same_code(Status::ABORTED_FAILED_FUSED)
+        || status.same_code(Status::ABORTED_MISSING_FUSED)
+    {
         1
     } else if status.is_path_error() {
         2
@@ -197,7 +200,7 @@ mod tests {
     use crate::queue_pair::SplitTracker;
 
     fn request(token: u64, blocks: u32) -> Request {
-        Request { token, blocks, operation: Operation::Read, ..EMPTY }
+        Request { random_token: token, blocks, operation: Operation::Read, ..EMPTY }
     }
 
     fn end(table: &mut SplitTable, parent: usize, status: IoStatus) -> Option<(u64, IoStatus)> {

@@ -13,7 +13,7 @@ use tenmil_base::Instant;
 use tenmil_nvme_tcp::{
     Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataDirection,
     DataTransfer, DigestMode, EventQueue, HostConfig, HostConnection, HostEvent, PayloadDigest,
-    QueueKind, SendPiece, SuccessPolicy,
+    QueueKind, SendPiece, SuccessFlagPolicy,
 };
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, IcReq, IcResp, PduFraming, crc32c};
@@ -113,7 +113,7 @@ impl HostIteration {
 
     fn send(&mut self) {
         self.end.fill_send_queue(&self.payloads);
-        let len = len_of(self.end.pieces());
+        let len = len_of(self.end.send_pieces());
         self.end.record_sent(len, &mut self.events);
     }
 
@@ -158,7 +158,8 @@ struct ControllerIteration {
 
 impl ControllerIteration {
     fn new(mode: CompletionMode, count: u16) -> Self {
-        let success = if mode.success { SuccessPolicy::Always } else { SuccessPolicy::Never };
+        let success =
+            if mode.success { SuccessFlagPolicy::Always } else { SuccessFlagPolicy::Never };
         let config = ControllerConfig { depth: count, success, ..ControllerConfig::default() };
         let mut iteration = Self {
             end: ControllerConnection::new(config, NOW),
@@ -189,7 +190,7 @@ impl ControllerIteration {
         let mut released = 0;
         loop {
             self.end.fill_send_queue(&self.payloads);
-            let len = len_of(self.end.pieces());
+            let len = len_of(self.end.send_pieces());
             if len == 0 {
                 return released;
             }

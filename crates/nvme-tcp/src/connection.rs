@@ -14,10 +14,10 @@ pub trait Connection {
     type Event: From<CloseReason>;
 
     /// State shared by both kinds of ends.
-    fn core(&self) -> &ConnectionCore;
+    fn connection_core(&self) -> &ConnectionCore;
 
     /// Shared state, mutable; for this crate only.
-    fn core_mut(&mut self) -> &mut ConnectionCore;
+    fn connection_core_mut(&mut self) -> &mut ConnectionCore;
 
     /// Parses received bytes, as far as PDUs are complete, tags are free and `events` has space.
     /// Returns how many bytes were consumed; the others must be passed again, followed by more.
@@ -47,28 +47,28 @@ pub trait Connection {
 
     /// Tags of outstanding commands. Their buffers belong to the owner again once the socket is
     /// closed; until then some may still complete through [`record_sent`](Self::record_sent).
-    fn outstanding(&self) -> impl Iterator<Item = u16> + '_;
+    fn outstanding_tags(&self) -> impl Iterator<Item = u16> + '_;
 
     /// Pieces to send, oldest first.
     #[inline]
     #[must_use]
-    fn pieces(&self) -> &[SendPiece] {
-        self.core().send_queue.pieces()
+    fn send_pieces(&self) -> &[SendPiece] {
+        self.connection_core().send_queue.pieces()
     }
 
     /// Header bytes that the pieces refer to.
     #[inline]
     #[must_use]
-    fn headers(&self) -> &[u8] {
-        self.core().send_queue.headers()
+    fn header_bytes(&self) -> &[u8] {
+        self.connection_core().send_queue.headers()
     }
 
     /// Range of a command's data that the next bytes of the stream can be received into directly.
     /// Valid when all received bytes have been consumed; completed with [`received_direct`](Self::received_direct).
     #[must_use]
-    fn direct_placement(&self) -> Option<DataPlacement> {
-        let core = self.core();
-        core.body.as_ref().filter(|_| core.is_open()).and_then(PduBody::direct)
+    fn next_direct_placement(&self) -> Option<DataPlacement> {
+        let core = self.connection_core();
+        core.body.as_ref().filter(|_| core.is_open()).and_then(PduBody::direct_placement)
     }
 
     /// Records that `count` bytes were received into the range of [`direct_placement`](Self::direct_placement).
@@ -77,48 +77,52 @@ pub trait Connection {
     ///
     /// If the range is shorter.
     fn received_direct(&mut self, now: Instant, count: u32, events: &mut EventQueue<Self::Event>) {
-        let body = self.core_mut().body.as_mut().expect("direct_placement() has returned a range");
-        body.advance(count);
+        let body = self
+            .connection_core_mut()
+            .body
+            .as_mut()
+            .expect("direct_placement() has returned a range");
+        body.record_direct_bytes(count);
         self.receive(now, &[], events);
-        let is_inside_pdu = self.core().body.is_some();
-        self.core_mut().update_pdu_timer(now, is_inside_pdu, true);
+        let is_inside_pdu = self.connection_core().body.is_some();
+        self.connection_core_mut().update_pdu_timer(now, is_inside_pdu, true);
     }
 
     /// Whether the connection has been negotiated and has not ended.
     #[must_use]
     fn is_open(&self) -> bool {
-        self.core().is_open()
+        self.connection_core().is_open()
     }
 
     /// Whether the socket can be closed: nothing more is received or sent.
     #[must_use]
     fn is_closed(&self) -> bool {
-        self.core().is_closed()
+        self.connection_core().is_closed()
     }
 
     /// Whether nothing more will be sent, so that the write side of the socket can be shut down.
     #[must_use]
     fn is_write_closed(&self) -> bool {
-        self.core().is_write_closed()
+        self.connection_core().is_write_closed()
     }
 
     /// Time at which [`handle_deadline`](Self::handle_deadline) must be called; [`Instant::NEVER`] for none.
     #[must_use]
     fn deadline(&self) -> Instant {
-        self.core().deadline()
+        self.connection_core().deadline()
     }
 
     /// Closes the connection if its deadline has passed.
     fn handle_deadline(&mut self, now: Instant, events: &mut EventQueue<Self::Event>) {
-        if let Some(reason) = self.core_mut().handle_deadline(now) {
+        if let Some(reason) = self.connection_core_mut().handle_deadline(now) {
             events.push_close(reason.into());
         }
     }
 
     /// Handles the end of the stream. `unconsumed` received bytes were not consumed.
     fn handle_eof(&mut self, unconsumed: usize, events: &mut EventQueue<Self::Event>) {
-        let is_inside_pdu = unconsumed > 0 || self.core().body.is_some();
-        if let Some(reason) = self.core_mut().handle_eof(is_inside_pdu) {
+        let is_inside_pdu = unconsumed > 0 || self.connection_core().body.is_some();
+        if let Some(reason) = self.connection_core_mut().handle_eof(is_inside_pdu) {
             events.push_close(reason.into());
         }
     }

@@ -13,7 +13,7 @@
 //! unsolicited, and their amount is bounded.
 
 mod data_transfer;
-mod deferred;
+mod deferred_responses;
 mod receive;
 mod send;
 mod slot;
@@ -29,10 +29,10 @@ use crate::connection::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
-use crate::receive::Receive;
+use crate::receive_loop::ReceivePdus;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, NoDigest, PayloadDigest};
-use deferred::DeferredResponses;
+use deferred_responses::DeferredResponses;
 use slot::{CommandSlot, TransferState};
 
 /// Controller side of a connection.
@@ -88,14 +88,14 @@ pub struct ControllerConfig {
     /// hosts accept only one PDU per command, so data are not split by default.
     pub c2h_bytes_max: u32,
     /// When a read completes without a response capsule.
-    pub success: SuccessPolicy,
+    pub success: SuccessFlagPolicy,
     /// Time limits for the host.
     pub timeouts: Timeouts,
 }
 
 /// When the SUCCESS flag replaces a response capsule (§3.3.2.1). It carries no SQHD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SuccessPolicy {
+pub enum SuccessFlagPolicy {
     /// Never.
     Never,
     /// If the host has disabled SQ flow control, and so does not need SQHD.
@@ -173,14 +173,14 @@ pub enum ControllerEvent {
         /// Tag.
         tag: u16,
     },
-    /// The connection has ended. Outstanding commands are returned by [`Connection::outstanding`].
+    /// The connection has ended. Outstanding commands are returned by [`Connection::outstanding_tags`].
     Ended(CloseReason),
 }
 
 /// Invalid call of the owner: a bug of the owner, which no input from a host may cause. Nothing
 /// has changed; the connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InvalidCall {
+pub enum OwnerCallError {
     /// The command does not exist or was already completed.
     NotOutstanding,
     /// The command has no data in this direction.
@@ -209,7 +209,7 @@ impl Default for ControllerConfig {
             r2t_bytes_max: u32::MAX,
             r2ts_max: 1,
             c2h_bytes_max: u32::MAX,
-            success: SuccessPolicy::WithoutFlowControl,
+            success: SuccessFlagPolicy::WithoutFlowControl,
             timeouts: Timeouts::default(),
         }
     }
@@ -217,7 +217,7 @@ impl Default for ControllerConfig {
 
 impl ControllerConfig {
     /// Clamps every value to its bounds.
-    const fn clamped(mut self) -> Self {
+    const fn clamp(mut self) -> Self {
         if self.depth == 0 {
             self.depth = 1;
         }
@@ -263,7 +263,7 @@ impl ControllerConfig {
     /// Upper bound of the memory of a controller side including itself, without data buffers.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
-        let clamped = self.clamped();
+        let clamped = self.clamp();
         // The send list has at most twice the capacity that it uses, the other lists no more.
         let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>() + size_of::<(u64, u16)>();
         size_of::<ControllerConnection>()
@@ -279,7 +279,7 @@ impl ControllerConfig {
         } else {
             ADMIN_IN_CAPSULE_BYTES
         };
-        self.clamped().depth as u64 * limit as u64
+        self.clamp().depth as u64 * limit as u64
     }
 }
 
@@ -303,14 +303,14 @@ impl ControllerConnection {
     /// Creates the controller side of an accepted stream.
     #[must_use]
     pub fn new(config: ControllerConfig, now: Instant) -> Self {
-        let config = config.clamped();
-        let out = SendQueue::growing(config.header_capacity(), config.pieces_max());
+        let config = config.clamp();
+        let out = SendQueue::with_growth(config.header_capacity(), config.pieces_max());
         Self {
             core: ConnectionCore::new(Role::Controller, config.timeouts, out, now),
             config,
             params: NegotiatedParams::default(),
             queue: QueueKind::None,
-            may_omit_response: config.success == SuccessPolicy::Always,
+            may_omit_response: config.success == SuccessFlagPolicy::Always,
             sqhd: 0,
             slots: Vec::new(),
             free_list: (0..config.depth).rev().collect(),
@@ -328,21 +328,21 @@ impl ControllerConnection {
     pub fn set_queue_kind(&mut self, queue: QueueKind) {
         self.queue = queue;
         self.may_omit_response = match self.config.success {
-            SuccessPolicy::Never => false,
-            SuccessPolicy::WithoutFlowControl => !queue.has_flow_control(),
-            SuccessPolicy::Always => true,
+            SuccessFlagPolicy::Never => false,
+            SuccessFlagPolicy::WithoutFlowControl => !queue.has_flow_control(),
+            SuccessFlagPolicy::Always => true,
         };
         self.sqhd = if queue.entries() > 1 { self.sqhd % queue.entries() } else { 0 };
     }
 
     /// Whether no further command is accepted until one is released.
     #[must_use]
-    pub fn is_full(&self) -> bool {
+    pub fn is_command_table_full(&self) -> bool {
         self.free_list.is_empty()
     }
 
     /// Whether every command waits for data from the host.
-    fn all_await_data(&self) -> bool {
+    fn do_all_commands_await_data(&self) -> bool {
         self.awaiting_data == self.config.depth
     }
 
@@ -352,7 +352,7 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If the command has fewer remaining, or was completed.
-    pub fn request_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), InvalidCall> {
+    pub fn request_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), OwnerCallError> {
         self.add_ready_bytes(tag, TransferState::FromHost, len_bytes)?;
         self.add_to_send_list(tag);
         Ok(())
@@ -363,7 +363,7 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If the host has no space for them, or the command was completed.
-    pub fn send_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), InvalidCall> {
+    pub fn send_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), OwnerCallError> {
         self.add_ready_bytes(tag, TransferState::ToHost, len_bytes)?;
         self.add_to_send_list(tag);
         Ok(())
@@ -383,7 +383,7 @@ impl ControllerConnection {
         tag: u16,
         len_bytes: u32,
         completion: Completion,
-    ) -> Result<(), InvalidCall> {
+    ) -> Result<(), OwnerCallError> {
         if len_bytes > 0 {
             if self.send_all_data(tag, len_bytes, completion) {
                 return Ok(());
@@ -423,7 +423,7 @@ impl ControllerConnection {
         while let Some(tag) = self.next_sent_command() {
             release(tag);
         }
-        self.clear_sent();
+        self.clear_sent_response_ends();
     }
 
     /// Frees the tag of the next command of which everything was sent, and returns it.
@@ -441,7 +441,7 @@ impl ControllerConnection {
 
     /// Empties the list of response ends if all of it was sent.
     #[inline]
-    fn clear_sent(&mut self) {
+    fn clear_sent_response_ends(&mut self) {
         if self.responses_sent == self.response_ends.len() {
             self.response_ends.clear();
             self.responses_sent = 0;
@@ -478,10 +478,10 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If its data are in transfer, or it was completed.
-    pub fn drop_command(&mut self, tag: u16) -> Result<(), InvalidCall> {
+    pub fn drop_command(&mut self, tag: u16) -> Result<(), OwnerCallError> {
         let slot = self.outstanding_slot(tag)?;
         if !slot.is_data_idle() {
-            return Err(InvalidCall::InTransfer);
+            return Err(OwnerCallError::InTransfer);
         }
         slot.state = TransferState::Free;
         self.free_list.push(tag);
@@ -490,9 +490,9 @@ impl ControllerConnection {
 
     /// Slot of a command that its owner has not completed.
     #[inline]
-    fn outstanding_slot(&mut self, tag: u16) -> Result<&mut CommandSlot, InvalidCall> {
+    fn outstanding_slot(&mut self, tag: u16) -> Result<&mut CommandSlot, OwnerCallError> {
         let slot = self.slots.get_mut(usize::from(tag));
-        slot.filter(|slot| slot.awaits_completion()).ok_or(InvalidCall::NotOutstanding)
+        slot.filter(|slot| slot.awaits_completion()).ok_or(OwnerCallError::NotOutstanding)
     }
 
     /// Adds the next `len_bytes` of a command's data in this direction to what may be transferred.
@@ -502,13 +502,13 @@ impl ControllerConnection {
         tag: u16,
         state: TransferState,
         len_bytes: u32,
-    ) -> Result<(), InvalidCall> {
+    ) -> Result<(), OwnerCallError> {
         let slot = self.outstanding_slot(tag)?;
         if slot.state != state {
-            return Err(InvalidCall::Direction);
+            return Err(OwnerCallError::Direction);
         }
         if len_bytes & 3 != 0 || len_bytes > slot.len_bytes - slot.ready {
-            return Err(InvalidCall::Length);
+            return Err(OwnerCallError::Length);
         }
         slot.ready += len_bytes;
         Ok(())
@@ -524,7 +524,7 @@ impl ControllerConnection {
     }
 }
 
-impl fmt::Display for InvalidCall {
+impl fmt::Display for OwnerCallError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::NotOutstanding => "the command is not outstanding, or is already completed",
@@ -541,12 +541,12 @@ impl Connection for ControllerConnection {
     type Event = ControllerEvent;
 
     #[inline]
-    fn core(&self) -> &ConnectionCore {
+    fn connection_core(&self) -> &ConnectionCore {
         &self.core
     }
 
     #[inline]
-    fn core_mut(&mut self) -> &mut ConnectionCore {
+    fn connection_core_mut(&mut self) -> &mut ConnectionCore {
         &mut self.core
     }
 
@@ -578,10 +578,10 @@ impl Connection for ControllerConnection {
         {
             events.push(ControllerEvent::Sent { tag });
         }
-        self.clear_sent();
+        self.clear_sent_response_ends();
     }
 
-    fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
+    fn outstanding_tags(&self) -> impl Iterator<Item = u16> + '_ {
         let outstanding =
             (0..).zip(&self.slots).filter(|(_, slot)| slot.state != TransferState::Free);
         outstanding.map(|(tag, _)| tag)

@@ -127,7 +127,7 @@ impl ConnectionCore {
     }
 
     /// Queues a TermReq for the PDU with this header.
-    pub(crate) fn reject(
+    pub(crate) fn reject_pdu(
         &mut self,
         now: Instant,
         violation: FatalError,
@@ -147,7 +147,7 @@ impl ConnectionCore {
 
     /// Handles a TermReq of the peer.
     pub(crate) fn handle_termination(&mut self, request: &TermReq) -> CloseReason {
-        self.close();
+        self.close_connection();
         if request.is_valid() {
             CloseReason::Terminated(request.fatal_error())
         } else {
@@ -159,11 +159,11 @@ impl ConnectionCore {
     pub(crate) fn handle_eof(&mut self, is_inside_pdu: bool) -> Option<CloseReason> {
         let reason = if is_inside_pdu { CloseReason::TruncatedPdu } else { CloseReason::Closed };
         let reason = self.accepts_pdus().then_some(reason);
-        self.close();
+        self.close_connection();
         reason
     }
 
-    fn close(&mut self) {
+    fn close_connection(&mut self) {
         self.phase = ConnectionPhase::Closed;
         self.stalled_since = None;
     }
@@ -207,7 +207,7 @@ impl ConnectionCore {
             ConnectionPhase::Open => Some(CloseReason::PduTimeout),
             ConnectionPhase::Terminating { .. } | ConnectionPhase::Closed => None,
         };
-        self.close();
+        self.close_connection();
         reason
     }
 
@@ -215,7 +215,7 @@ impl ConnectionCore {
     /// so that the header is copied with a known length: together with that of `header`, a read
     /// takes the host 508 instructions instead of 601.
     #[inline(always)]
-    pub(crate) fn push(&mut self, header: &[u8], data_at: usize) {
+    pub(crate) fn queue_pdu_header(&mut self, header: &[u8], data_at: usize) {
         let digest = self.outgoing.header_digest.then(|| tenmil_wire::tcp::crc32c(header));
         let len_with_digest = header.len() + usize::from(self.outgoing.header_digest_bytes());
         self.send_queue.push_header(header, digest, data_at.max(len_with_digest));
@@ -232,8 +232,8 @@ impl ConnectionCore {
         bytes: &'a [u8],
     ) -> Result<Option<PduHeader<'a>>, RejectedPdu<'a>> {
         let Some(common) = bytes.get(..tenmil_wire::tcp::COMMON_BYTES) else { return Ok(None) };
-        let kind =
-            tenmil_wire::tcp::check::pdu_type(self.role, bytes[0]).map_err(|why| (why, common))?;
+        let kind = tenmil_wire::tcp::check::received_pdu_type(self.role, bytes[0])
+            .map_err(|why| (why, common))?;
         let len = usize::from(kind.header_bytes());
         if !self.incoming.header_digest || !kind.has_digest() {
             return Ok(bytes.get(..len).map(|header| (kind, header, len)));

@@ -31,9 +31,9 @@ impl PayloadDigest for Zeros {
 }
 
 /// Script, consumed from the front.
-struct Script<'a>(&'a [u8]);
+struct FuzzScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl FuzzScript<'_> {
     fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -70,7 +70,7 @@ struct SessionParams {
 }
 
 impl SessionParams {
-    fn from_script(script: &mut Script<'_>) -> Self {
+    fn from_script(script: &mut FuzzScript<'_>) -> Self {
         let (mode, fragment_bytes) = (script.byte_or_zero(), script.byte_or_zero());
         Self {
             header_digest: mode & 1 != 0,
@@ -107,7 +107,7 @@ fn encode_pdu(framing: PduFraming, header: &[u8], len: u32) -> Vec<u8> {
 
 /// Modifies a header before its digest is computed, or the whole PDU afterwards.
 fn mutate_pdu(
-    script: &mut Script<'_>,
+    script: &mut FuzzScript<'_>,
     framing: PduFraming,
     mut header: Vec<u8>,
     len: u32,
@@ -130,7 +130,7 @@ fn mutate_pdu(
 }
 
 /// End under test and its owner, with a scripted peer.
-struct Peer<E: Connection, O> {
+struct ScriptedPeer<E: Connection, O> {
     end: E,
     owner: O,
     events: EventQueue<E::Event>,
@@ -144,19 +144,19 @@ struct Peer<E: Connection, O> {
 }
 
 /// Behavior and invariants of an owner.
-trait PeerOwner {
+trait EndpointOwner {
     type Event;
 
     fn handle_event(&mut self, event: Self::Event);
 
     /// Executes a step of the script: an action of the owner, or bytes from the peer.
-    fn step(&mut self, script: &mut Script<'_>, framing: PduFraming, step: u8) -> Vec<u8>;
+    fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8>;
 }
 
-impl<E, O> Peer<E, O>
+impl<E, O> ScriptedPeer<E, O>
 where
     E: Connection<Event: Copy>,
-    Self: PeerOwner<Event = E::Event>,
+    Self: EndpointOwner<Event = E::Event>,
 {
     fn new(end: E, owner: O, fragment_bytes: usize) -> Self {
         let (events, unconsumed) = (EventQueue::with_capacity(4), Vec::new());
@@ -172,7 +172,7 @@ where
     }
 
     /// Executes the script to its end.
-    fn run_script(&mut self, script: &mut Script<'_>, framing: PduFraming) {
+    fn run_script(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming) {
         for _ in 0..STEPS_MAX {
             let Some(step) = script.byte() else { break };
             self.now = self.now.after(Span::from_ms(1));
@@ -187,7 +187,7 @@ where
             self.receive();
         }
         self.end.fill_send_queue(&Zeros);
-        let len = len_of(self.end.pieces(), self.end.headers(), DEPTH);
+        let len = checked_pieces_len(self.end.send_pieces(), self.end.header_bytes(), DEPTH);
         self.end.record_sent(len, &mut self.events);
         self.handle_events();
         self.receive();
@@ -225,7 +225,7 @@ where
 }
 
 /// Total length of the pieces, after checking their bounds.
-fn len_of(pieces: &[SendPiece], headers: &[u8], tags: u16) -> usize {
+fn checked_pieces_len(pieces: &[SendPiece], headers: &[u8], tags: u16) -> usize {
     let len = |fragment_bytes: &SendPiece| match *fragment_bytes {
         SendPiece::Headers { at, len_bytes } => headers[at as usize..][..len_bytes as usize].len(),
         SendPiece::Payload { tag, offset, len_bytes } => {

@@ -23,7 +23,7 @@ use crate::connection::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
-use crate::receive::Receive;
+use crate::receive_loop::ReceivePdus;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, PayloadDigest};
 use slot::{CommandSlot, R2tRange, TransferState};
@@ -135,7 +135,7 @@ pub enum HostEvent {
 /// A command cannot be submitted now: all tags or the send queue are in use, or the connection is
 /// not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueFull;
+pub struct SendQueueFull;
 
 /// Longest header with digest and padding: data after a command are aligned to at most 128 bytes.
 const CAPSULE_BYTES: usize = 128;
@@ -168,7 +168,7 @@ impl Default for HostConfig {
 
 impl HostConfig {
     /// Clamps every value to its bounds.
-    const fn clamped(mut self) -> Self {
+    const fn clamp(mut self) -> Self {
         if self.depth == 0 {
             self.depth = 1;
         }
@@ -195,7 +195,7 @@ impl HostConfig {
     /// Upper bound of the memory of a host side including itself, without data buffers.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
-        let clamped = self.clamped();
+        let clamped = self.clamp();
         let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>();
         let r2ts = clamped.r2ts_max as usize * size_of::<R2tRange>();
         size_of::<HostConnection>()
@@ -208,7 +208,7 @@ impl HostConnection {
     /// Creates the host side of a new stream, with ICReq queued.
     #[must_use]
     pub fn new(config: HostConfig, now: Instant) -> Self {
-        let config = config.clamped();
+        let config = config.clamp();
         let (depth, r2ts_max) = (usize::from(config.depth), usize::from(config.r2ts_max));
         let out = SendQueue::new(config.header_capacity(), config.pieces_max());
         let is_requested = |digest| digest != DigestMode::Off;
@@ -219,7 +219,7 @@ impl HostConnection {
             u32::from(config.r2ts_max) - 1,
         );
         let mut core = ConnectionCore::new(Role::Host, config.timeouts, out, now);
-        core.push(request.as_bytes(), 0);
+        core.queue_pdu_header(request.as_bytes(), 0);
         Self {
             core,
             config,
@@ -253,7 +253,7 @@ impl HostConnection {
     }
 
     /// Number of bytes, at least one, that may be received after `unconsumed` bytes without
-    /// reaching data that could be [received directly](Connection::direct_placement). For owners whose data
+    /// reaching data that could be [received directly](Connection::next_direct_placement). For owners whose data
     /// have no address, so that storing them from a receive buffer should be avoided.
     #[must_use]
     pub fn bytes_before_data(&self, unconsumed: usize) -> usize {
@@ -278,12 +278,12 @@ impl Connection for HostConnection {
     type Event = HostEvent;
 
     #[inline]
-    fn core(&self) -> &ConnectionCore {
+    fn connection_core(&self) -> &ConnectionCore {
         &self.core
     }
 
     #[inline]
-    fn core_mut(&mut self) -> &mut ConnectionCore {
+    fn connection_core_mut(&mut self) -> &mut ConnectionCore {
         &mut self.core
     }
 
@@ -295,7 +295,7 @@ impl Connection for HostConnection {
     #[inline]
     fn fill_send_queue(&mut self, payloads: &impl PayloadDigest) {
         if !self.send_list.is_empty() {
-            self.fill_data(payloads);
+            self.queue_write_data(payloads);
         }
     }
 
@@ -308,11 +308,11 @@ impl Connection for HostConnection {
     fn record_sent(&mut self, count: usize, events: &mut EventQueue<HostEvent>) {
         self.core.send_queue.record_sent(count);
         if !self.completed_unsent.is_empty() {
-            self.complete_sent(events);
+            self.handle_sent_commands(events);
         }
     }
 
-    fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
+    fn outstanding_tags(&self) -> impl Iterator<Item = u16> + '_ {
         let is_outstanding = |tag: &u16| self.slots[usize::from(*tag)].state != TransferState::Free;
         (0..self.config.depth).filter(is_outstanding)
     }
@@ -321,7 +321,7 @@ impl Connection for HostConnection {
 impl HostEvent {
     /// Splits [`ReadCompleted`](Self::ReadCompleted) into `Data` and `Completed`; any other event is returned
     /// as it is.
-    pub fn split(self) -> impl Iterator<Item = Self> {
+    pub fn split_read_completed(self) -> impl Iterator<Item = Self> {
         let (first, second) = match self {
             Self::ReadCompleted { placement, cid, at } => {
                 let completion = Completion::new(cid, Status::SUCCESS);

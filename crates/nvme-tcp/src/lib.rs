@@ -12,7 +12,7 @@
 //! Its output is a list of [`SendPiece`]s: headers, which it stores, and payload, which is named by tag and
 //! offset and stored by the owner. Payload is therefore copied once if it was received into the
 //! same buffer as headers, and never if the socket receives it directly into the [`DataPlacement`] that
-//! [`Connection::direct_placement`] names.
+//! [`Connection::next_direct_placement`] names.
 //!
 //! Bytes that were not consumed are passed again, followed by more. Fragmentation of the stream
 //! changes nothing but the number of `Data` events.
@@ -45,19 +45,19 @@ mod events;
 pub mod fuzz;
 pub mod host;
 mod pdu_body;
-mod receive;
+mod receive_loop;
 mod send_queue;
 #[cfg(test)]
 mod tests;
 
 pub use connection::Connection;
 pub use controller::{
-    ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, InvalidCall, QueueKind,
-    SuccessPolicy,
+    ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, OwnerCallError,
+    QueueKind, SuccessFlagPolicy,
 };
 pub use endpoint::{CloseReason, ConnectionCore, Timeouts};
 pub use events::{EVENTS_PER_PDU, EventQueue};
-pub use host::{DataDirection, DigestMode, HostConfig, HostConnection, HostEvent, QueueFull};
+pub use host::{DataDirection, DigestMode, HostConfig, HostConnection, HostEvent, SendQueueFull};
 pub use pdu_body::DataPlacement;
 pub use send_queue::SendPiece;
 
@@ -99,12 +99,12 @@ pub struct NegotiatedParams {
 
 impl NegotiatedParams {
     /// Framing of PDUs to the host.
-    pub(crate) const fn to_host(self) -> tenmil_wire::tcp::PduFraming {
+    pub(crate) const fn framing_to_host(self) -> tenmil_wire::tcp::PduFraming {
         self.framing(self.hpda)
     }
 
     /// Framing of PDUs to the controller.
-    pub(crate) const fn to_controller(self) -> tenmil_wire::tcp::PduFraming {
+    pub(crate) const fn framing_to_controller(self) -> tenmil_wire::tcp::PduFraming {
         self.framing(self.cpda)
     }
 

@@ -39,7 +39,7 @@ pub struct DataPlacement {
 
 /// Progress of receiving a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BodyProgress {
+pub(crate) enum PduBodyProgress {
     /// More bytes are needed.
     Partial,
     /// Complete; `is_intact` is the result of the digest check.
@@ -54,7 +54,7 @@ impl PduBody {
         bytes: &[u8],
         at: &mut usize,
         deliver: impl FnOnce(DataPlacement, u32),
-    ) -> BodyProgress {
+    ) -> PduBodyProgress {
         let rest = bytes.len() - *at;
         let skipped = rest.min(self.padding.into());
         *at += skipped;
@@ -69,18 +69,18 @@ impl PduBody {
                 let (tag, offset) = (self.tag, self.offset);
                 deliver(DataPlacement { tag, offset, len_bytes: count }, data_at);
             }
-            self.advance(count);
+            self.record_direct_bytes(count);
             *at += count as usize;
         }
         if self.remaining > 0 || self.padding > 0 {
-            return BodyProgress::Partial;
+            return PduBodyProgress::Partial;
         }
         if !self.has_digest {
-            return BodyProgress::Complete { is_intact: true };
+            return PduBodyProgress::Complete { is_intact: true };
         }
-        let Some(found) = bytes[*at..].first_chunk::<4>() else { return BodyProgress::Partial };
+        let Some(found) = bytes[*at..].first_chunk::<4>() else { return PduBodyProgress::Partial };
         *at += 4;
-        BodyProgress::Complete { is_intact: u32::from_le_bytes(*found) == self.digest.value() }
+        PduBodyProgress::Complete { is_intact: u32::from_le_bytes(*found) == self.digest.value() }
     }
 
     /// Receives the body at `at`, if it is there as a whole and not empty. Returns the position of the data,
@@ -102,24 +102,24 @@ impl PduBody {
 
     /// Records that `count` bytes were stored in place.
     #[inline]
-    pub(crate) fn advance(&mut self, count: u32) {
+    pub(crate) fn record_direct_bytes(&mut self, count: u32) {
         self.offset += count;
         self.remaining -= count;
     }
 
     /// Range of the remaining data.
     #[inline]
-    pub(crate) const fn placement(&self) -> DataPlacement {
+    pub(crate) const fn remaining_placement(&self) -> DataPlacement {
         DataPlacement { tag: self.tag, offset: self.offset, len_bytes: self.remaining }
     }
 
     /// Remaining data, if they can be received directly into place: not with a digest, which is
     /// computed as the bytes pass through.
     #[inline]
-    pub(crate) fn direct(&self) -> Option<DataPlacement> {
+    pub(crate) fn direct_placement(&self) -> Option<DataPlacement> {
         let is_direct =
             self.is_needed && !self.has_digest && self.padding == 0 && self.remaining > 0;
-        is_direct.then_some(self.placement())
+        is_direct.then_some(self.remaining_placement())
     }
 
     /// Number of bytes in front of data that can be received [directly](Self::direct); zero if none

@@ -15,7 +15,7 @@ use tenmil_wire::tcp::TERM_REQ_BYTES_MAX;
 /// Piece of the stream, for a gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendPiece {
-    /// Range of [`headers`](crate::Connection::headers).
+    /// Range of [`headers`](crate::Connection::header_bytes).
     Headers {
         /// Offset.
         at: u32,
@@ -80,14 +80,14 @@ impl SendQueue {
     }
 
     /// Creates a queue that starts small and [grows](Self::grow) up to this size.
-    pub(crate) fn growing(capacity_max: usize, pieces_max: usize) -> Self {
+    pub(crate) fn with_growth(capacity_max: usize, pieces_max: usize) -> Self {
         Self { capacity_max, ..Self::new(CAPACITY_MIN.min(capacity_max), pieces_max) }
     }
 
     /// Grows the queue for `len` bytes of headers, if it may. Returns whether there is space.
     #[cold]
     pub(crate) fn grow(&mut self, len: usize) -> bool {
-        while self.capacity < self.capacity_max && self.find_space(len).is_none() {
+        while self.capacity < self.capacity_max && self.find_header_space(len).is_none() {
             self.double_capacity();
         }
         self.has_space(len)
@@ -141,13 +141,13 @@ impl SendQueue {
     /// Whether there is space for `len` bytes of headers in at most three pieces.
     #[inline]
     pub(crate) fn has_space(&self, len: usize) -> bool {
-        self.find_space(len).is_some()
+        self.find_header_space(len).is_some()
             && self.pieces.len() - self.first_unsent + 3 <= self.pieces_max
     }
 
     /// Offset at which `len` contiguous header bytes fit.
     #[inline]
-    fn find_space(&self, len: usize) -> Option<usize> {
+    fn find_header_space(&self, len: usize) -> Option<usize> {
         if self.write < self.read {
             return (self.read - self.write > len).then_some(self.write);
         }
@@ -164,7 +164,7 @@ impl SendQueue {
     /// If there is no space; check with [`has_space`](Self::has_space).
     #[inline(always)]
     pub(crate) fn push_header(&mut self, header: &[u8], digest: Option<u32>, padded_len: usize) {
-        let at = self.find_space(padded_len).expect("the caller has checked has_space()");
+        let at = self.find_header_space(padded_len).expect("the caller has checked has_space()");
         let space = &mut self.headers[at..at + padded_len];
         space[..header.len()].copy_from_slice(header);
         let mut end = header.len();
@@ -183,7 +183,7 @@ impl SendQueue {
     #[inline(always)]
     pub(crate) fn push_capsule(&mut self, command: &[u64; 8]) -> Option<()> {
         const BYTES: usize = 72;
-        let at = self.find_space(BYTES)?;
+        let at = self.find_header_space(BYTES)?;
         if self.pieces.len() - self.first_unsent == self.pieces_max {
             return None;
         }
@@ -209,14 +209,14 @@ impl SendQueue {
             *len_bytes += added;
             return;
         }
-        self.push(SendPiece::Headers { at: begin, len_bytes: added });
+        self.push_piece(SendPiece::Headers { at: begin, len_bytes: added });
     }
 
     /// Queues a reference to payload.
     #[inline]
     pub(crate) fn push_payload(&mut self, tag: u16, offset: u32, len_bytes: u32) {
         self.queued_bytes += u64::from(len_bytes);
-        self.push(SendPiece::Payload { tag, offset, len_bytes });
+        self.push_piece(SendPiece::Payload { tag, offset, len_bytes });
     }
 
     /// Queues the TermReq after everything else, in its reserved space.
@@ -224,11 +224,11 @@ impl SendQueue {
         let at = self.capacity;
         self.headers[at..at + bytes.len()].copy_from_slice(bytes);
         self.queued_bytes += bytes.len() as u64;
-        self.push(SendPiece::Headers { at: to_u32(at), len_bytes: to_u32(bytes.len()) });
+        self.push_piece(SendPiece::Headers { at: to_u32(at), len_bytes: to_u32(bytes.len()) });
     }
 
     #[inline]
-    fn push(&mut self, piece: SendPiece) {
+    fn push_piece(&mut self, piece: SendPiece) {
         if self.pieces.len() == self.pieces.capacity() {
             self.compact_or_grow_pieces();
         }
@@ -324,7 +324,7 @@ mod tests {
             for number in 0..200_u8 {
                 let len = usize::from(number % 7) + 1;
                 while !queue.has_space(len + 1) {
-                    send(&mut queue, step, &mut out);
+                    send_bytes(&mut queue, step, &mut out);
                 }
                 queue.push_header(&vec![number; len], None, len + 1);
                 expected.extend(vec![number; len]);
@@ -337,14 +337,14 @@ mod tests {
             queue.push_termination(&[0xee; 152]);
             expected.extend([0xee; 152]);
             while !queue.is_empty() {
-                send(&mut queue, step, &mut out);
+                send_bytes(&mut queue, step, &mut out);
             }
             assert!(out == expected, "{step} bytes at a time");
             assert_eq!(queue.sent_bytes(), queue.queued_bytes());
         }
     }
 
-    fn send(queue: &mut SendQueue, step: usize, out: &mut Vec<u8>) {
+    fn send_bytes(queue: &mut SendQueue, step: usize, out: &mut Vec<u8>) {
         let mut bytes = Vec::new();
         for piece in queue.pieces() {
             match *piece {
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn a_growing_queue_accepts_as_much_as_a_large_one() {
         let mut large = SendQueue::new(5000, 1000);
-        let mut growing = SendQueue::growing(5000, 1000);
+        let mut growing = SendQueue::with_growth(5000, 1000);
         assert_eq!(growing.headers().len(), super::CAPACITY_MIN + 152);
         while large.has_space(24) {
             assert!(growing.has_space(24) || growing.grow(24));
@@ -379,13 +379,13 @@ mod tests {
     fn a_growing_queue_sends_the_same_bytes_as_a_large_one() {
         for step in [1, 24, 100, 1000] {
             let mut large = SendQueue::new(5000, 1000);
-            let mut growing = SendQueue::growing(5000, 1000);
+            let mut growing = SendQueue::with_growth(5000, 1000);
             let [mut one, mut other] = [Vec::new(), Vec::new()];
             for number in 0..1000_u32 {
                 let has_space = growing.has_space(24) || growing.grow(24);
                 if !has_space || !large.has_space(24) || number % 60 == 59 {
-                    send(&mut large, step, &mut one);
-                    send(&mut growing, step, &mut other);
+                    send_bytes(&mut large, step, &mut one);
+                    send_bytes(&mut growing, step, &mut other);
                     continue;
                 }
                 for queue in [&mut large, &mut growing] {
@@ -393,8 +393,8 @@ mod tests {
                     queue.push_payload(1, number, 3);
                 }
             }
-            send(&mut large, usize::MAX, &mut one);
-            send(&mut growing, usize::MAX, &mut other);
+            send_bytes(&mut large, usize::MAX, &mut one);
+            send_bytes(&mut growing, usize::MAX, &mut other);
             assert!(one == other, "{step} bytes at a time");
             assert!(large.is_empty() && growing.is_empty());
         }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tenmil_base::Error;
-use tenmil_drivers::pool::{OpenPool, all_open};
+use tenmil_drivers::pool::{OpenPool, open_pools};
 use tenmil_linux::local_socket::LocalConnection;
 
 use crate::deferred_reply::ReplySender;
@@ -98,8 +98,7 @@ impl std::fmt::Debug for PoolCommands {
 /// Lists all open pools.
 pub(crate) fn list_pools(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let orders = pool_commands_of(call)?;
-    orders.reply_deferred(call, || {
-        all_open().iter().map(|open| to_rpc_error(pool_json(open))).collect()
+    orders.reply_deferred(call, || { open_pools().iter().map(|open| to_rpc_error(pool_json(open))).collect()
     })
 }
 
@@ -183,18 +182,17 @@ fn pool_argument(call: &CallContext<'_>) -> Option<String> {
 
 /// Finds a pool by device, name or UUID; without a name, the only open one.
 fn find_pool(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
-    let all = all_open();
+    let all = open_pools();
     let is_it = |open: &&Arc<OpenPool>| {
-        let is_named = |wanted| is_uri_of_device(open.device(), wanted) || open.name() == wanted;
+        let is_named = |wanted| is_uri_of_device(open.device_uri(), wanted) || open.name() == wanted;
         wanted.is_none_or(|wanted| is_named(wanted) || format!("{:032x}", open.uuid()) == wanted)
     };
     let mut found = all.iter().filter(is_it);
     if let (Some(open), None) = (found.next(), found.next()) {
         return Ok(Arc::clone(open));
     }
-    let names: Vec<&str> = all.iter().map(|open| open.device()).collect();
-    let expected =
-        if names.is_empty() { "one that is open".to_owned() } else { join_alternatives(&names) };
+    let names: Vec<&str> = all.iter().map(|open| open.device_uri()).collect();
+    let expected = if names.is_empty() { "one that is open".to_owned() } else { join_alternatives(&names) };
     let found = wanted.map_or_else(|| "no name".into(), quote_untrusted);
     let message = format!("pool: {found}, expected {expected}");
     Err(RpcError::usage(ErrorCode::NotFound, message).with_hint("see `tenmil get pools`"))

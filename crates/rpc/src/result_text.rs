@@ -123,7 +123,7 @@ fn format_cell(name: &str, value: &Value) -> String {
 
 /// Escapes characters that a terminal interprets.
 fn escape_control_character(character: char) -> Vec<char> {
-    if tenmil_base::text::is_unsafe(character) {
+    if tenmil_base::text::is_terminal_control(character) {
         character.escape_unicode().collect()
     } else {
         vec![character]

@@ -46,7 +46,7 @@ fn connect_host(path: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
-    let flags = ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES);
+    let flags = ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES);
     let mut data = Vec::new();
     InfoQuery::emit("", &[], &mut data);
     let header = OptionHeader { option: OptionCode::GO, len_bytes: 6 };
@@ -151,7 +151,7 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
                 NamedThread::spawn("client", None, move |_| submit_load(stream, clock)).unwrap()
             })
             .collect();
-        while house.device.statistics().of(Operation::Read).count < 2_000 {
+        while house.device.statistics().operation_stats(Operation::Read).count < 2_000 {
             tenmil_linux::named_thread::yield_cpu();
         }
         assert!(has_device_open(&disk));
@@ -167,10 +167,7 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
         let gone = [DisconnectReason::DeviceRemoved, DisconnectReason::DeviceRemoved];
         assert_eq!(disconnect_reasons(&house, 2), gone, "{engine}");
         // The resources of a connection are released shortly after its event.
-        while regions.region_count() > idle
-            || house.device.channels_open() > 0
-            || has_device_open(&disk)
-        {
+        while regions.region_count() > idle || house.device.open_channel_count() > 0 || has_device_open(&disk) {
             assert!(clock.now().since(removed) < Span::from_secs(20), "{engine}: something stays");
             tenmil_linux::named_thread::yield_cpu();
         }

@@ -119,7 +119,7 @@ impl PciFunctionModel for ControllerFunction {
     }
 
     fn write_doorbell(&mut self, now: Instant, index: u32, value: u32) {
-        self.front.ring(now, index, value);
+        self.front.write_doorbell(now, index, value);
         self.wait = NextPoll::Busy;
     }
 

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Instant,
-    InvalidSegment, Memory, RingMemory, Segment, Span,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Instant, InvalidSegment,
+    Memory, RingEntries, RingMemory, Segment, Span,
 };
 use tenmil_dma::SharedRingEntries;
 
@@ -150,7 +150,7 @@ impl HostMemory for DeviceMemory {
         Some(AccessCompletion { id: AccessId(number), result })
     }
 
-    fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
+    fn copy_out_read_data(&mut self, ticket: AccessId, into: &mut [u8]) {
         if let Some(bytes) = self.arrived.remove(&ticket.0) {
             into.copy_from_slice(&bytes);
         }
@@ -186,7 +186,7 @@ impl DeviceEntries {
     }
 }
 
-impl HostEntries for DeviceEntries {
+impl RingEntries for DeviceEntries {
     fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault> {
         self.check_entry(index, COMMAND_BYTES, false)?;
         let command = self.inner.load_command(index)?;
@@ -286,7 +286,7 @@ mod tests {
         jump_to(&bus);
         assert_eq!(device.poll().unwrap().id, AccessId(2));
         let mut bytes = [0; 4];
-        device.take_data(AccessId(2), &mut bytes);
+        device.copy_out_read_data(AccessId(2), &mut bytes);
         assert_eq!(&bytes, b"late");
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
-    AccessFault, Dma, HostEntries, Instant, Memory, Random, RingMemory, Segment, Span,
+    AccessFault, Dma, Instant, Memory, Random, RingEntries, RingMemory, Segment, Span,
 };
 use tenmil_dma::{
     CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable,

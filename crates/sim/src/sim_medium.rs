@@ -310,7 +310,7 @@ impl MediumState {
             self.cut_power();
             return None;
         }
-        Some(IoCompletion { token: request.token, status, result: 0 })
+        Some(IoCompletion { token: request.random_token, status, result: 0 })
     }
 
     fn execute_request(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {
@@ -496,7 +496,7 @@ fn limits_of(options: &MediumOptions) -> Limits {
         atomic_write_blocks: 1,
         depth_max: options.depth,
         durability: options.durability,
-        operations: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::from_operations(&Operation::ALL),
     }
 }
 

@@ -41,7 +41,7 @@ impl NumberedDisk {
             atomic_write_blocks: 1,
             depth_max: DEPTH,
             durability: Durability::Persistent,
-            operations: OperationSet::of(&[Operation::Read, Operation::Flush]),
+            operations: OperationSet::from_operations(&[Operation::Read, Operation::Flush]),
         };
         Self { regions, limits }
     }
@@ -96,7 +96,7 @@ impl IoChannel for NumberedDiskChannel {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
             let status = self.execute_request(request, segments);
-            self.ready.push(IoCompletion { token: request.token, status, result: 0 });
+            self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
         }
         taken
     }

@@ -31,7 +31,7 @@
 //!             atomic_write_blocks: 1,
 //!             depth_max: 64,
 //!             durability: Durability::NonPersistent,
-//!             operations: OperationSet::of(&[Operation::Flush]),
+//!             operations: OperationSet::from_operations(&[Operation::Flush]),
 //!         }
 //!     }
 //!

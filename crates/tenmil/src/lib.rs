@@ -46,7 +46,7 @@ mod open_devices;
 mod runtime;
 mod server;
 
-use tenmil_block::{Kind, join_kinds};
+use tenmil_block::{NamedDeviceType, join_device_types};
 
 pub use access::Access;
 pub use device::{Buffer, Device, IoError, IoErrorKind};
@@ -59,8 +59,9 @@ pub use tenmil_reactor::task::{JoinError, JoinHandle};
 
 /// All device types, by URI scheme, for the program `tenmil`.
 #[doc(hidden)]
-pub const KINDS: &[Kind<'static>] =
-    &join_kinds::<{ tenmil_devices::KINDS.len() + 1 }>(tenmil_devices::KINDS, &[("crypt", CRYPT)]);
+pub const KINDS: &[NamedDeviceType<'static>] = &join_device_types::<
+    { tenmil_devices::KINDS.len() + 1 },
+>(tenmil_devices::KINDS, &[("crypt", CRYPT)]);
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn tenmil_block::DeviceType = &tenmil_crypt::open;

@@ -17,8 +17,8 @@ use tenmil_base::{
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{
-    AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevOptions, BounceMemory, ClaimConflict,
-    ClaimError,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevOptions, BounceMemory,
+    ClaimConflict, ClaimError,
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
@@ -133,7 +133,7 @@ impl OpenDevices {
         let refuse = |why: Error| with_device_name("open", name, &why);
         let chunk_bytes = CHUNK_BYTES.max(descriptor.limits().block_size.next_power_of_two());
         let memory = BounceMemory::new(&self.regions, chunk_bytes, CHUNKS).map_err(refuse)?;
-        let (shared, options) = (Arc::clone(&descriptor), AdaptOptions::default());
+        let (shared, options) = (Arc::clone(&descriptor), AdaptationOptions::default());
         let adapted = AdaptedDevice::new(&open.device, shared, memory, options).map_err(refuse)?;
         let channel = adapted.channel().map_err(refuse)?;
         let regions = self.regions.clone();
@@ -154,7 +154,7 @@ impl OpenDevices {
             return Ok(open);
         }
         // Files are opened read-only if nothing else is needed: they may be write-protected.
-        let to_read = uri.clone().to_read();
+        let to_read = uri.clone().read_only();
         let is_read_only = access == Access::ReadOnly && to_read != *uri;
         let opener = tenmil_block::Opener {
             regions: &self.regions,

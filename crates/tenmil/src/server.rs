@@ -87,7 +87,7 @@ impl Server {
     /// Starts a server. Blocks.
     pub(crate) fn start(services: RuntimeServices, export: Export) -> Result<Self, Error> {
         let what = export.protocol_and_address();
-        let refuse = |why: Error| why.during(format!("serve {what}"));
+        let refuse = |why: Error| why.with_context(format!("serve {what}"));
         export.validate().map_err(refuse)?;
         let started = match &export.kind {
             ExportKind::NvmeTcp(subsystem) => {

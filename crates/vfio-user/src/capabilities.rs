@@ -3,12 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use crate::Violation;
-use crate::bytes::{Reader, Writer};
+use crate::body_codec::{BodyReader, BodyWriter};
 
 /// Limits of one end for a message (Protocol Specification, VFIO_USER_VERSION). Migration, twin
 /// sockets and multiple writes per message are never offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct VersionCapabilities {
     /// Largest number of file descriptors.
     pub files_max: u32,
     /// Largest data of a read or a write in bytes.
@@ -31,7 +31,7 @@ const FILES_CEILING: u64 = 253;
 /// Longest VERSION body that is parsed.
 pub(crate) const VERSION_BYTES_MAX: usize = 4096;
 
-impl Capabilities {
+impl VersionCapabilities {
     /// Capabilities of this end.
     pub const OURS: Self = Self { files_max: FILES_MAX, data_bytes_max: DATA_BYTES_MAX };
 
@@ -39,23 +39,23 @@ impl Capabilities {
     pub const DEFAULT: Self = Self { files_max: 1, data_bytes_max: 1 << 20 };
 
     /// Encodes the body of a VERSION message with version 0.`minor`.
-    pub(crate) fn body(self, minor: u16) -> Vec<u8> {
+    pub(crate) fn encode_version(self, minor: u16) -> Vec<u8> {
         let Self { files_max, data_bytes_max } = self;
         let limits = json!({ "max_msg_fds": files_max, "max_data_xfer_size": data_bytes_max });
         let text = json!({ "capabilities": limits }).to_string();
-        Writer::default().u16(MAJOR).u16(minor).slice(text.as_bytes()).slice(&[0]).done()
+        BodyWriter::default().u16(MAJOR).u16(minor).slice(text.as_bytes()).slice(&[0]).into_bytes()
     }
 
     /// Body of the client's proposal.
-    pub(crate) fn proposal(self) -> Vec<u8> {
-        self.body(MINOR)
+    pub(crate) fn encode_proposal(self) -> Vec<u8> {
+        self.encode_version(MINOR)
     }
 
     /// Parses the body of a VERSION message. Returns the common minor version and the peer's
     /// capabilities.
-    pub(crate) fn parse(body: &[u8]) -> Result<(u16, Self), Violation> {
+    pub(crate) fn parse_version(body: &[u8]) -> Result<(u16, Self), Violation> {
         let refuse = |why: &str| Violation::Capabilities { why: why.to_owned() };
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let (Some(major), Some(minor)) = (reader.u16(), reader.u16()) else {
             return Err(refuse("no version, expected a major and a minor one"));
         };
@@ -63,7 +63,7 @@ impl Capabilities {
             return Err(Violation::Version { found: major });
         }
         let minor = minor.min(MINOR);
-        let text = match reader.rest().split_last() {
+        let text = match reader.remaining().split_last() {
             None => return Ok((minor, Self::DEFAULT)),
             Some((0, text)) => text,
             Some(_) => return Err(refuse("the text ends without a zero byte")),
@@ -76,15 +76,20 @@ impl Capabilities {
             Some(Value::Object(limits)) => limits,
             Some(_) => return Err(refuse("`capabilities` is not an object")),
         };
-        let files_max = number(limits, "max_msg_fds", Self::DEFAULT.files_max, FILES_CEILING)?;
-        let data_bytes_max =
-            number(limits, "max_data_xfer_size", Self::DEFAULT.data_bytes_max, DATA_BYTES_CEILING)?;
+        let files_max =
+            capability_value(limits, "max_msg_fds", Self::DEFAULT.files_max, FILES_CEILING)?;
+        let data_bytes_max = capability_value(
+            limits,
+            "max_data_xfer_size",
+            Self::DEFAULT.data_bytes_max,
+            DATA_BYTES_CEILING,
+        )?;
         Ok((minor, Self { files_max, data_bytes_max }))
     }
 }
 
 /// Capability `name`: at least 1, clamped to `ceiling`.
-fn number(
+fn capability_value(
     limits: &Map<String, Value>,
     name: &str,
     absent: u32,
@@ -100,37 +105,40 @@ fn number(
 
 #[cfg(test)]
 mod tests {
-    use super::Capabilities;
+    use super::VersionCapabilities;
     use crate::Violation;
 
-    fn body(text: &str) -> Vec<u8> {
+    fn version_body(text: &str) -> Vec<u8> {
         [&[0, 0, 7, 0], text.as_bytes(), &[0]].concat()
     }
 
     #[test]
-    fn what_is_said_is_understood_and_the_lower_minor_is_spoken() {
-        let ours = Capabilities::OURS;
-        assert_eq!(Capabilities::parse(&ours.proposal()), Ok((1, ours)));
-        assert_eq!(Capabilities::parse(&ours.body(0)), Ok((0, ours)));
-        let silent = Ok((0, Capabilities::DEFAULT));
-        assert_eq!(Capabilities::parse(&[0, 0, 0, 0]), silent);
-        let spoken = Ok((1, Capabilities::DEFAULT));
+    fn capabilities_round_trip_and_the_lower_minor_version_is_used() {
+        let ours = VersionCapabilities::OURS;
+        assert_eq!(VersionCapabilities::parse_version(&ours.encode_proposal()), Ok((1, ours)));
+        assert_eq!(VersionCapabilities::parse_version(&ours.encode_version(0)), Ok((0, ours)));
+        let silent = Ok((0, VersionCapabilities::DEFAULT));
+        assert_eq!(VersionCapabilities::parse_version(&[0, 0, 0, 0]), silent);
+        let spoken = Ok((1, VersionCapabilities::DEFAULT));
         for text in ["{}", r#"{"capabilities":{}}"#, r#"{"capabilities":{"twin_socket":{}}}"#] {
-            assert_eq!(Capabilities::parse(&body(text)), spoken, "{text}");
+            assert_eq!(VersionCapabilities::parse_version(&version_body(text)), spoken, "{text}");
         }
     }
 
     #[test]
-    fn a_peer_that_can_take_anything_is_sent_only_so_much() {
+    fn peer_limits_are_clamped_to_own_maximum() {
         let text = r#"{"capabilities":{"max_msg_fds":1e3,"max_data_xfer_size":9}}"#;
-        assert!(Capabilities::parse(&body(text)).is_err(), "a fraction is no count");
+        assert!(
+            VersionCapabilities::parse_version(&version_body(text)).is_err(),
+            "a fraction is no count"
+        );
         let text = r#"{"capabilities":{"max_msg_fds":1000,"max_data_xfer_size":99999999999}}"#;
-        let (_, found) = Capabilities::parse(&body(text)).unwrap();
-        assert_eq!(found, Capabilities { files_max: 253, data_bytes_max: 64 << 20 });
+        let (_, found) = VersionCapabilities::parse_version(&version_body(text)).unwrap();
+        assert_eq!(found, VersionCapabilities { files_max: 253, data_bytes_max: 64 << 20 });
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_was_found() {
+    fn invalid_capabilities_are_rejected_with_the_found_value() {
         for text in [
             "[]",
             "{",
@@ -139,16 +147,16 @@ mod tests {
             r#"{"capabilities":{"max_data_xfer_size":-1}}"#,
             r#"{"capabilities":{"max_data_xfer_size":"1"}}"#,
         ] {
-            assert!(Capabilities::parse(&body(text)).is_err(), "{text}");
+            assert!(VersionCapabilities::parse_version(&version_body(text)).is_err(), "{text}");
         }
         assert_eq!(
-            Capabilities::parse(&[1, 0, 0, 0]).unwrap_err(),
+            VersionCapabilities::parse_version(&[1, 0, 0, 0]).unwrap_err(),
             Violation::Version { found: 1 }
         );
         for short in [&[0, 0, 0][..], &[0, 0, 0, 0, b'{', b'}']] {
-            assert!(Capabilities::parse(short).is_err(), "{short:?}");
+            assert!(VersionCapabilities::parse_version(short).is_err(), "{short:?}");
         }
-        let deep = body(&"[".repeat(4000));
-        assert!(Capabilities::parse(&deep).is_err());
+        let deep = version_body(&"[".repeat(4000));
+        assert!(VersionCapabilities::parse_version(&deep).is_err());
     }
 }

@@ -3,14 +3,14 @@
 //! Any number of requests may be outstanding; each has an id, which its [`ClientEvent`] repeats.
 //! Accesses of the server to client memory arrive as a [`DmaRequest`] between the replies.
 
-use crate::bytes::{Reader, Writer};
-use crate::header::{Header, Kind};
+use crate::body_codec::{BodyReader, BodyWriter};
+use crate::header::{Header, MessageKind};
 use crate::message_parser::{Message, MessageParser};
 use crate::region::INFO_BYTES;
 use crate::send_queue::SendQueue;
 use crate::server::DmaMap;
 use crate::violation::Errno;
-use crate::{Capabilities, Command, IrqInfo, IrqSet, Outgoing, RegionInfo, Violation};
+use crate::{Command, IrqInfo, IrqSet, Outgoing, RegionInfo, VersionCapabilities, Violation};
 
 /// Connection to a server.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Client<F> {
     pending: Vec<PendingRequest>,
     ids: u16,
     /// Capabilities of the server, once received.
-    limits: Option<Capabilities>,
+    capabilities: Option<VersionCapabilities>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub struct DmaRequest {
 #[derive(Debug)]
 pub enum ClientEvent<F> {
     /// The server accepted the version; its capabilities.
-    Version(Capabilities),
+    Version(VersionCapabilities),
     /// Request `id` succeeded, without result data.
     Done {
         /// Request id.
@@ -119,60 +119,65 @@ const REGION_REPLY_BYTES: u32 = 4096;
 impl<F> Client<F> {
     /// Creates a client with the VERSION proposal queued.
     pub fn new() -> Self {
-        let Capabilities { files_max, data_bytes_max } = Capabilities::OURS;
+        let VersionCapabilities { files_max, data_bytes_max } = VersionCapabilities::OURS;
         let mut client = Self {
             inbox: MessageParser::new(data_bytes_max, files_max),
             outbox: SendQueue::new(),
             pending: Vec::new(),
             ids: 0,
-            limits: None,
+            capabilities: None,
         };
-        client.send_request(Command::Version, 0, &Capabilities::OURS.proposal(), Vec::new());
+        client.send_request(
+            Command::Version,
+            0,
+            &VersionCapabilities::OURS.encode_proposal(),
+            Vec::new(),
+        );
         client
     }
 
     /// Capabilities of the server; `None` until received.
-    pub fn limits(&self) -> Option<Capabilities> {
-        self.limits
+    pub fn limits(&self) -> Option<VersionCapabilities> {
+        self.capabilities
     }
 
     /// Requests the properties of the device.
-    pub fn device(&mut self) -> u16 {
-        let body = Writer::default().u32(16).u32(0).u32(0).u32(0).done();
+    pub fn request_device_info(&mut self) -> u16 {
+        let body = BodyWriter::default().u32(16).u32(0).u32(0).u32(0).into_bytes();
         self.send_request(Command::DeviceGetInfo, 0, &body, Vec::new())
     }
 
     /// Requests the properties of region `index`.
-    pub fn region(&mut self, index: u32) -> u16 {
-        let body = Writer::default().u32(REGION_REPLY_BYTES).u32(0).u32(index).u32(0);
-        let body = body.u64(0).u64(0).done();
+    pub fn request_region_info(&mut self, index: u32) -> u16 {
+        let body = BodyWriter::default().u32(REGION_REPLY_BYTES).u32(0).u32(index).u32(0);
+        let body = body.u64(0).u64(0).into_bytes();
         self.send_request(Command::DeviceGetRegionInfo, index, &body, Vec::new())
     }
 
     /// Requests the properties of interrupts `index`.
-    pub fn irqs(&mut self, index: u32) -> u16 {
-        let body = Writer::default().u32(16).u32(0).u32(index).u32(0).done();
+    pub fn request_irq_info(&mut self, index: u32) -> u16 {
+        let body = BodyWriter::default().u32(16).u32(0).u32(index).u32(0).into_bytes();
         self.send_request(Command::DeviceGetIrqInfo, index, &body, Vec::new())
     }
 
     /// Maps memory for DMA, shared through `file` if given.
-    pub fn map(&mut self, map: DmaMap, file: Option<F>) -> u16 {
+    pub fn map_dma(&mut self, map: DmaMap, file: Option<F>) -> u16 {
         let DmaMap { iova, len_bytes, file_offset, is_readable, is_writable } = map;
         let flags = u32::from(is_readable) | u32::from(is_writable) << 1;
-        let body = Writer::default().u32(32).u32(flags);
-        let body = body.u64(file_offset).u64(iova).u64(len_bytes).done();
+        let body = BodyWriter::default().u32(32).u32(flags);
+        let body = body.u64(file_offset).u64(iova).u64(len_bytes).into_bytes();
         self.send_request(Command::DmaMap, 0, &body, file.into_iter().collect())
     }
 
     /// Unmaps memory: the device does not access it any more once the reply arrives.
-    pub fn unmap(&mut self, iova: u64, len_bytes: u64) -> u16 {
-        let body = Writer::default().u32(24).u32(0).u64(iova).u64(len_bytes).done();
+    pub fn unmap_dma(&mut self, iova: u64, len_bytes: u64) -> u16 {
+        let body = BodyWriter::default().u32(24).u32(0).u64(iova).u64(len_bytes).into_bytes();
         self.send_request(Command::DmaUnmap, 0, &body, Vec::new())
     }
 
     /// Configures, masks or triggers interrupts.
     pub fn set_irqs(&mut self, irqs: IrqSet<F>) -> u16 {
-        let body = irqs.body();
+        let body = irqs.encode();
         let files = match irqs.data {
             crate::IrqData::Files(files) => files,
             _ => Vec::new(),
@@ -182,26 +187,26 @@ impl<F> Client<F> {
 
     /// Reads from a region.
     pub fn read(&mut self, region: u32, offset: u64, len_bytes: u32) -> u16 {
-        let body = Writer::default().u64(offset).u32(region).u32(len_bytes).done();
+        let body = BodyWriter::default().u64(offset).u32(region).u32(len_bytes).into_bytes();
         self.send_request(Command::RegionRead, len_bytes, &body, Vec::new())
     }
 
     /// Writes to a region.
     pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> u16 {
-        let body = write_body(region, offset, data);
+        let body = region_write_body(region, offset, data);
         self.send_request(Command::RegionWrite, 0, &body, Vec::new())
     }
 
     /// Writes to a region without a reply.
     pub fn write_no_reply(&mut self, region: u32, offset: u64, data: &[u8]) {
         self.ids = self.ids.wrapping_add(1);
-        let kind = Kind::Command { wants_reply: false };
+        let kind = MessageKind::Command { wants_reply: false };
         let header = Header { id: self.ids, command: Command::RegionWrite, body_bytes: 0, kind };
-        self.outbox.push(header, &write_body(region, offset, data), Vec::new());
+        self.outbox.push(header, &region_write_body(region, offset, data), Vec::new());
     }
 
     /// Resets the device.
-    pub fn reset(&mut self) -> u16 {
+    pub fn request_reset(&mut self) -> u16 {
         self.send_request(Command::DeviceReset, 0, &[], Vec::new())
     }
 
@@ -209,51 +214,51 @@ impl<F> Client<F> {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
         self.pending.push(PendingRequest { id, command, about });
-        let kind = Kind::Command { wants_reply: true };
+        let kind = MessageKind::Command { wants_reply: true };
         self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, files);
         id
     }
 
     /// Replies to a DMA read.
-    pub fn data(&mut self, call: DmaRequest, data: &[u8]) {
+    pub fn reply_dma_read(&mut self, call: DmaRequest, data: &[u8]) {
         self.reply(call, Some(data));
     }
 
     /// Replies to a DMA write.
-    pub fn written(&mut self, call: DmaRequest) {
+    pub fn reply_dma_write(&mut self, call: DmaRequest) {
         self.reply(call, None);
     }
 
     fn reply(&mut self, call: DmaRequest, data: Option<&[u8]>) {
         let DmaRequest { id, command, iova, len_bytes, wants_reply } = call;
         if wants_reply {
-            let body = Writer::default().u64(iova);
+            let body = BodyWriter::default().u64(iova);
             // The count of a DMA_WRITE reply has four bytes, that of a DMA_READ reply eight.
             let body = match data {
-                Some(data) => body.u64(len_bytes.into()).slice(data).done(),
-                None => body.u32(len_bytes).done(),
+                Some(data) => body.u64(len_bytes.into()).slice(data).into_bytes(),
+                None => body.u32(len_bytes).into_bytes(),
             };
-            let kind = Kind::Reply { error: None };
+            let kind = MessageKind::Reply { error: None };
             self.outbox.push(Header { id, command, body_bytes: 0, kind }, &body, Vec::new());
         }
     }
 
     /// Rejects a DMA access.
-    pub fn refuse(&mut self, call: DmaRequest, error: Errno) {
+    pub fn reject_dma(&mut self, call: DmaRequest, error: Errno) {
         if call.wants_reply {
-            let kind = Kind::Reply { error: Some(error) };
+            let kind = MessageKind::Reply { error: Some(error) };
             let header = Header { id: call.id, command: call.command, body_bytes: 0, kind };
             self.outbox.push(header, &[], Vec::new());
         }
     }
 
     /// Next message to send.
-    pub fn outgoing(&self) -> Option<Outgoing<'_, F>> {
-        self.outbox.next()
+    pub fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
+        self.outbox.next_outgoing()
     }
 
     /// Records that `len_bytes` of it were sent; the descriptors are sent with the first byte.
-    pub fn sent(&mut self, len_bytes: usize) {
+    pub fn record_sent(&mut self, len_bytes: usize) {
         self.outbox.sent(len_bytes);
     }
 
@@ -273,10 +278,12 @@ impl<F> Client<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<ClientEvent<F>>, Violation> {
-        let Some(message) = self.inbox.take(bytes, files)? else { return Ok(None) };
+        let Some(message) = self.inbox.receive(bytes, files)? else { return Ok(None) };
         match message.header.kind {
-            Kind::Reply { error } => self.handle_reply(message, error).map(Some),
-            Kind::Command { wants_reply } => command(message, wants_reply).map(Some),
+            MessageKind::Reply { error } => self.handle_reply(message, error).map(Some),
+            MessageKind::Command { wants_reply } => {
+                parse_server_command(message, wants_reply).map(Some)
+            }
         }
     }
 
@@ -290,7 +297,7 @@ impl<F> Client<F> {
         let at = self.pending.iter().position(is_it);
         let PendingRequest { about, .. } =
             self.pending.swap_remove(at.ok_or(Violation::UnsolicitedReply { command, id })?);
-        if self.limits.is_none() && command != Command::Version {
+        if self.capabilities.is_none() && command != Command::Version {
             return Err(Violation::OutOfSequence {
                 found: command,
                 expected: "a reply to VERSION first",
@@ -304,11 +311,11 @@ impl<F> Client<F> {
             let found = files.len();
             return Err(Violation::Files { command, found, expected: "none" });
         }
-        let mut reader = Reader(&body);
+        let mut reader = BodyReader(&body);
         Ok(match command {
             Command::Version => {
-                let (_, limits) = Capabilities::parse(&body)?;
-                self.limits = Some(limits);
+                let (_, limits) = VersionCapabilities::parse_version(&body)?;
+                self.capabilities = Some(limits);
                 ClientEvent::Version(limits)
             }
             Command::DeviceGetInfo => {
@@ -344,16 +351,19 @@ impl<F> Default for Client<F> {
     }
 }
 
-fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
+fn region_write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
-    Writer::default().u64(offset).u32(region).u32(len_bytes).slice(data).done()
+    BodyWriter::default().u64(offset).u32(region).u32(len_bytes).slice(data).into_bytes()
 }
 
 /// Parses a command of the server.
-fn command<F>(message: Message<F>, wants_reply: bool) -> Result<ClientEvent<F>, Violation> {
+fn parse_server_command<F>(
+    message: Message<F>,
+    wants_reply: bool,
+) -> Result<ClientEvent<F>, Violation> {
     let Message { header: Header { id, command, .. }, body, .. } = message;
     let refuse = |expected| Violation::Body { command, found: body.len(), expected };
-    let mut reader = Reader(&body);
+    let mut reader = BodyReader(&body);
     let is_read = match command {
         Command::DmaRead => true,
         Command::DmaWrite => false,
@@ -367,7 +377,7 @@ fn command<F>(message: Message<F>, wants_reply: bool) -> Result<ClientEvent<F>, 
     let (Some(iova), Some(count)) = (reader.u64(), reader.u64()) else {
         return Err(refuse("16 bytes, and the data"));
     };
-    let expected_max = Capabilities::OURS.data_bytes_max;
+    let expected_max = VersionCapabilities::OURS.data_bytes_max;
     let len_bytes = u32::try_from(count).ok().filter(|len| *len <= expected_max);
     let len_bytes = len_bytes.ok_or(Violation::Field {
         command,
@@ -379,7 +389,7 @@ fn command<F>(message: Message<F>, wants_reply: bool) -> Result<ClientEvent<F>, 
     if is_read {
         return Ok(ClientEvent::DmaRead { call, iova, len_bytes });
     }
-    let data = reader.rest();
+    let data = reader.remaining();
     if data.len() != len_bytes as usize {
         return Err(refuse("as many data as it counts"));
     }

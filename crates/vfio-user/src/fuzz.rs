@@ -3,23 +3,23 @@
 //! The input is a script. Each step names a message and how to modify it, so that most of the
 //! generated input gets far.
 
-use crate::header::{Header, Kind};
+use crate::header::{Header, MessageKind};
 use crate::server::DeviceInfo;
 use crate::{
-    Capabilities, Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqInfo, RegionInfo, Request,
-    Server, SparseMmapArea, Violation,
+    Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqInfo, RegionInfo, Request, Server,
+    SparseMmapArea, VersionCapabilities, Violation,
 };
 
 /// Stand-in for a file descriptor.
-type File = u8;
+type FakeFile = u8;
 
 /// Largest number of steps.
 const STEPS_MAX: usize = 500;
 
 /// Script, consumed from the front.
-struct Script<'a>(&'a [u8]);
+struct FuzzScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl FuzzScript<'_> {
     fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -47,19 +47,20 @@ impl Script<'_> {
 }
 
 /// Device with a region of each kind.
-fn device() -> DeviceInfo<File> {
-    let plain = RegionInfo { size: 0x4000, is_readable: true, is_writable: true, ..shape() };
+fn sample_device() -> DeviceInfo<FakeFile> {
+    let plain =
+        RegionInfo { size: 0x4000, is_readable: true, is_writable: true, ..sample_region() };
     let sparse = RegionInfo {
         areas: vec![SparseMmapArea { offset: 0x1000, size: 0x1000 }],
         ..plain.clone()
     };
     DeviceInfo {
-        regions: vec![(sparse, Some(9)), (plain, None), (shape(), None)],
+        regions: vec![(sparse, Some(9)), (plain, None), (sample_region(), None)],
         irqs: vec![IrqInfo::default(), IrqInfo { count: 4, is_maskable: true, is_fixed: false }],
     }
 }
 
-fn shape() -> RegionInfo {
+fn sample_region() -> RegionInfo {
     RegionInfo::default()
 }
 
@@ -69,38 +70,41 @@ fn shape() -> RegionInfo {
 ///
 /// If an invariant is violated: a request that the device does not have, or bytes that are not
 /// consumed.
-pub fn server(bytes: &[u8]) {
-    let mut script = Script(bytes);
-    let mut server = Server::new(device());
+pub fn fuzz_server(bytes: &[u8]) {
+    let mut script = FuzzScript(bytes);
+    let mut server = Server::new(sample_device());
     let piece = usize::from(script.small()) + 1;
-    let first = message(Command::Version, 1, &Capabilities::OURS.proposal(), true);
-    if script.small() < 0xf0 && feed_server(&mut server, &first, 0, piece, &mut script).is_err() {
+    let first =
+        command_message(Command::Version, 1, &VersionCapabilities::OURS.encode_proposal(), true);
+    if script.small() < 0xf0
+        && pass_bytes_to_server(&mut server, &first, 0, piece, &mut script).is_err()
+    {
         panic!("a proposal that is right was refused");
     }
     for _ in 0..STEPS_MAX {
         let Some(step) = script.byte() else { break };
-        let (command, body) = command(&mut script, step);
+        let (command, body) = client_command(&mut script, step);
         let wants_reply = step & 0x40 == 0;
         let whole = match step & 0x30 {
-            0x30 => reply(&mut script),
-            _ => message(command, u16::from(step), &body, wants_reply),
+            0x30 => dma_reply(&mut script),
+            _ => command_message(command, u16::from(step), &body, wants_reply),
         };
-        let whole = bend(&mut script, whole);
+        let whole = mutate_message(&mut script, whole);
         let files = if step & 0x80 != 0 { script.small() % 20 } else { 0 };
-        if feed_server(&mut server, &whole, files, piece, &mut script).is_err() {
+        if pass_bytes_to_server(&mut server, &whole, files, piece, &mut script).is_err() {
             return;
         }
     }
 }
 
-fn feed_server(
-    server: &mut Server<File>,
+fn pass_bytes_to_server(
+    server: &mut Server<FakeFile>,
     mut bytes: &[u8],
     files: u8,
     piece: usize,
-    script: &mut Script<'_>,
+    script: &mut FuzzScript<'_>,
 ) -> Result<(), Violation> {
-    let mut files: Vec<File> = (0..files).collect();
+    let mut files: Vec<FakeFile> = (0..files).collect();
     while !bytes.is_empty() {
         let receive_len = server.receive_len();
         assert!(receive_len > 0, "everything is sent at once, so nothing waits");
@@ -108,19 +112,23 @@ fn feed_server(
         bytes = rest;
         server.receive(first, core::mem::take(&mut files))?;
         while let Some(request) = server.next_request()? {
-            serve(server, request, script);
+            serve_request(server, request, script);
         }
-        while let Some(outgoing) = server.outgoing() {
+        while let Some(outgoing) = server.next_outgoing() {
             let len = outgoing.bytes.len();
-            server.sent(len);
+            server.record_sent(len);
         }
     }
     Ok(())
 }
 
 /// Checks that a request is valid for the device, and answers it.
-fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<'_>) {
-    let device = device();
+fn serve_request(
+    server: &mut Server<FakeFile>,
+    request: Request<FakeFile>,
+    script: &mut FuzzScript<'_>,
+) {
+    let device = sample_device();
     let fits = |region: u32, offset: u64, len: usize| {
         let shape = &device.regions[region as usize].0;
         assert!(offset + len as u64 <= shape.size, "outside of the region");
@@ -129,23 +137,23 @@ fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<
         Request::Map { call, map, .. } => {
             assert!(map.len_bytes > 0 && map.iova.checked_add(map.len_bytes).is_some());
             server.dma_read(7, map.iova, script.half() & 0xfff);
-            server.done(call);
+            server.reply_success(call);
         }
-        Request::Unmap { call, .. } => server.refuse(call, Errno::NO_ENTRY),
+        Request::Unmap { call, .. } => server.reply_error(call, Errno::NO_ENTRY),
         Request::SetIrqs { call, irqs } => {
             assert!(irqs.start + irqs.count <= device.irqs[irqs.index as usize].count);
-            server.done(call);
+            server.reply_success(call);
         }
         Request::Read { call, region, offset, len_bytes } => {
             fits(region, offset, len_bytes as usize);
-            server.data(call, &vec![0; len_bytes as usize]);
+            server.reply_read(call, &vec![0; len_bytes as usize]);
         }
         Request::Write { call, region, offset, data } => {
             fits(region, offset, data.len());
             server.dma_write(8, offset, &data);
-            server.done(call);
+            server.reply_success(call);
         }
-        Request::Reset { call } => server.done(call),
+        Request::Reset { call } => server.reply_success(call),
         Request::DmaRead { token, data } => {
             assert_eq!(token, 7);
             assert!(data.map_or(0, |data| data.len()) < 0x1000, "more than was asked for");
@@ -159,65 +167,71 @@ fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<
 /// # Panics
 ///
 /// If an invariant is violated: a reply without a request, or an area outside its region.
-pub fn client(bytes: &[u8]) {
-    let mut script = Script(bytes);
-    let mut client: Client<File> = Client::new();
+pub fn fuzz_client(bytes: &[u8]) {
+    let mut script = FuzzScript(bytes);
+    let mut client: Client<FakeFile> = Client::new();
     let piece = usize::from(script.small()) + 1;
     let mut asked = vec![(1, Command::Version)];
     for _ in 0..STEPS_MAX {
         let Some(step) = script.byte() else { break };
         if step & 7 == 0 {
-            ask(&mut client, &mut script, &mut asked);
+            send_client_request(&mut client, &mut script, &mut asked);
             continue;
         }
         let whole = match (step & 7, asked.pop()) {
             (1, _) | (_, None) => {
                 let is_read = step & 8 == 0;
                 let command = if is_read { Command::DmaRead } else { Command::DmaWrite };
-                message(command, 3, &vec![0; usize::from(script.small())], true)
+                command_message(command, 3, &vec![0; usize::from(script.small())], true)
             }
             (_, Some((id, Command::Version))) => {
-                answer(Command::Version, id, &Capabilities::OURS.proposal())
+                reply_message(Command::Version, id, &VersionCapabilities::OURS.encode_proposal())
             }
             (_, Some((id, Command::DeviceGetRegionInfo))) => {
                 let shape = RegionInfo {
                     size: script.word(),
                     areas: vec![SparseMmapArea { offset: script.word(), size: script.word() }],
-                    ..shape()
+                    ..sample_region()
                 };
-                answer(Command::DeviceGetRegionInfo, id, &shape.body(1, 4096))
+                reply_message(Command::DeviceGetRegionInfo, id, &shape.encode(1, 4096))
             }
-            (_, Some((id, command))) => answer(command, id, &vec![0; usize::from(script.small())]),
+            (_, Some((id, command))) => {
+                reply_message(command, id, &vec![0; usize::from(script.small())])
+            }
         };
-        let whole = bend(&mut script, whole);
+        let whole = mutate_message(&mut script, whole);
         let files = if step & 0x80 != 0 { script.small() % 20 } else { 0 };
-        if feed_client(&mut client, &whole, files, piece).is_err() {
+        if pass_bytes_to_client(&mut client, &whole, files, piece).is_err() {
             return;
         }
     }
 }
 
-fn ask(client: &mut Client<File>, script: &mut Script<'_>, asked: &mut Vec<(u16, Command)>) {
+fn send_client_request(
+    client: &mut Client<FakeFile>,
+    script: &mut FuzzScript<'_>,
+    asked: &mut Vec<(u16, Command)>,
+) {
     asked.push(match script.small() % 5 {
-        0 => (client.device(), Command::DeviceGetInfo),
-        1 => (client.region(1), Command::DeviceGetRegionInfo),
-        2 => (client.irqs(1), Command::DeviceGetIrqInfo),
+        0 => (client.request_device_info(), Command::DeviceGetInfo),
+        1 => (client.request_region_info(1), Command::DeviceGetRegionInfo),
+        2 => (client.request_irq_info(1), Command::DeviceGetIrqInfo),
         3 => (client.read(0, 0, script.half() & 0xff), Command::RegionRead),
-        _ => (client.reset(), Command::DeviceReset),
+        _ => (client.request_reset(), Command::DeviceReset),
     });
-    while let Some(outgoing) = client.outgoing() {
+    while let Some(outgoing) = client.next_outgoing() {
         let len = outgoing.bytes.len();
-        client.sent(len);
+        client.record_sent(len);
     }
 }
 
-fn feed_client(
-    client: &mut Client<File>,
+fn pass_bytes_to_client(
+    client: &mut Client<FakeFile>,
     mut bytes: &[u8],
     files: u8,
     piece: usize,
 ) -> Result<(), Violation> {
-    let mut files: Vec<File> = (0..files).collect();
+    let mut files: Vec<FakeFile> = (0..files).collect();
     while !bytes.is_empty() {
         let (first, rest) = bytes.split_at(bytes.len().min(client.receive_len()).min(piece));
         bytes = rest;
@@ -227,14 +241,14 @@ fn feed_client(
                 assert!(shape.areas.iter().all(is_inside));
             }
             Some(ClientEvent::DmaRead { call, len_bytes, .. }) => {
-                client.data(call, &vec![0; len_bytes as usize]);
+                client.reply_dma_read(call, &vec![0; len_bytes as usize]);
             }
-            Some(ClientEvent::DmaWrite { call, .. }) => client.written(call),
+            Some(ClientEvent::DmaWrite { call, .. }) => client.reply_dma_write(call),
             _ => {}
         }
-        while let Some(outgoing) = client.outgoing() {
+        while let Some(outgoing) = client.next_outgoing() {
             let len = outgoing.bytes.len();
-            client.sent(len);
+            client.record_sent(len);
         }
     }
     Ok(())
@@ -268,24 +282,26 @@ pub fn client_seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn message(command: Command, id: u16, body: &[u8], wants_reply: bool) -> Vec<u8> {
-    Header { id, command, body_bytes: 0, kind: Kind::Command { wants_reply } }.message(body)
+fn command_message(command: Command, id: u16, body: &[u8], wants_reply: bool) -> Vec<u8> {
+    Header { id, command, body_bytes: 0, kind: MessageKind::Command { wants_reply } }
+        .encode_message(body)
 }
 
-fn answer(command: Command, id: u16, body: &[u8]) -> Vec<u8> {
-    Header { id, command, body_bytes: 0, kind: Kind::Reply { error: None } }.message(body)
+fn reply_message(command: Command, id: u16, body: &[u8]) -> Vec<u8> {
+    Header { id, command, body_bytes: 0, kind: MessageKind::Reply { error: None } }
+        .encode_message(body)
 }
 
 /// Reply to a DMA access, existing or not.
-fn reply(script: &mut Script<'_>) -> Vec<u8> {
+fn dma_reply(script: &mut FuzzScript<'_>) -> Vec<u8> {
     let command = if script.small() & 1 == 0 { Command::DmaRead } else { Command::DmaWrite };
     let id = script.small().into();
-    answer(command, id, &vec![0; usize::from(script.small())])
+    reply_message(command, id, &vec![0; usize::from(script.small())])
 }
 
 /// Command of a client.
-fn command(script: &mut Script<'_>, step: u8) -> (Command, Vec<u8>) {
-    let command = Command::of(u16::from(step & 0xf));
+fn client_command(script: &mut FuzzScript<'_>, step: u8) -> (Command, Vec<u8>) {
+    let command = Command::from_number(u16::from(step & 0xf));
     let halves = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let words = |values: &[u64]| -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
@@ -320,7 +336,7 @@ fn command(script: &mut Script<'_>, step: u8) -> (Command, Vec<u8>) {
 }
 
 /// Modifies a byte or truncates the message; usually does nothing.
-fn bend(script: &mut Script<'_>, mut whole: Vec<u8>) -> Vec<u8> {
+fn mutate_message(script: &mut FuzzScript<'_>, mut whole: Vec<u8>) -> Vec<u8> {
     let (how, at, value) = (script.small(), usize::from(script.small()), script.small());
     let place = at % whole.len();
     match how & 0xf0 {
@@ -337,17 +353,17 @@ mod tests {
     use tenmil_base::Random;
 
     #[test]
-    fn nothing_that_must_hold_is_broken_by_scripts_of_any_kind() {
+    fn random_scripts_violate_no_vfio_user_invariant() {
         let mut random = Random::new(0x7f_0001);
         for _ in 0..3_000 {
             let len = random.below(400);
             let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
-            super::server(&bytes);
-            super::client(&bytes);
+            super::fuzz_server(&bytes);
+            super::fuzz_client(&bytes);
             // Few bits: valid offsets, unmodified messages.
             let calm: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
-            super::server(&calm);
-            super::client(&calm);
+            super::fuzz_server(&calm);
+            super::fuzz_client(&calm);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Message header and commands.
 
 use crate::Violation;
-use crate::bytes::{Reader, Writer};
+use crate::body_codec::{BodyReader, BodyWriter};
 use crate::violation::Errno;
 
 /// Header of a message.
@@ -17,7 +17,7 @@ pub(crate) struct Header {
     pub(crate) id: u16,
     pub(crate) command: Command,
     pub(crate) body_bytes: u32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MessageKind,
 }
 
 /// Size of a header in bytes.
@@ -27,7 +27,7 @@ pub(crate) const HEADER_SIZE: u32 = 16;
 
 /// Whether a message is a command or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     Command { wants_reply: bool },
     Reply { error: Option<Errno> },
 }
@@ -61,7 +61,7 @@ pub enum Command {
 }
 
 impl Command {
-    pub(crate) const fn of(number: u16) -> Self {
+    pub(crate) const fn from_number(number: u16) -> Self {
         match number {
             1 => Self::Version,
             2 => Self::DmaMap,
@@ -106,9 +106,9 @@ impl Header {
         bytes: &[u8; HEADER_BYTES],
         body_bytes_max: u32,
     ) -> Result<Self, Violation> {
-        let mut reader = Reader(bytes);
+        let mut reader = BodyReader(bytes);
         let mut next16 = || reader.u16().unwrap_or(0);
-        let (id, command) = (next16(), Command::of(next16()));
+        let (id, command) = (next16(), Command::from_number(next16()));
         let mut next32 = || reader.u32().unwrap_or(0);
         let (size, flags, error) = (next32(), next32(), next32());
         let body_bytes = size
@@ -120,29 +120,29 @@ impl Header {
                 expected_max: body_bytes_max + HEADER_SIZE,
             })?;
         let kind = match flags & TYPE {
-            0 => Kind::Command { wants_reply: flags & NO_REPLY == 0 },
-            REPLY => Kind::Reply { error: (flags & ERROR != 0).then_some(Errno(error)) },
+            0 => MessageKind::Command { wants_reply: flags & NO_REPLY == 0 },
+            REPLY => MessageKind::Reply { error: (flags & ERROR != 0).then_some(Errno(error)) },
             _ => return Err(Violation::Type { command, found: flags }),
         };
         Ok(Self { id, command, body_bytes, kind })
     }
 
     /// Encodes a whole message.
-    pub(crate) fn message(self, body: &[u8]) -> Vec<u8> {
+    pub(crate) fn encode_message(self, body: &[u8]) -> Vec<u8> {
         let size = HEADER_BYTES + body.len();
         let (flags, error) = match self.kind {
-            Kind::Command { wants_reply: true } => (0, 0),
-            Kind::Command { wants_reply: false } => (NO_REPLY, 0),
-            Kind::Reply { error: None } => (REPLY, 0),
-            Kind::Reply { error: Some(error) } => (REPLY | ERROR, error.0),
+            MessageKind::Command { wants_reply: true } => (0, 0),
+            MessageKind::Command { wants_reply: false } => (NO_REPLY, 0),
+            MessageKind::Reply { error: None } => (REPLY, 0),
+            MessageKind::Reply { error: Some(error) } => (REPLY | ERROR, error.0),
         };
-        Writer(Vec::with_capacity(size))
+        BodyWriter(Vec::with_capacity(size))
             .u16(self.id)
             .u16(self.command.number())
             .u32(u32::try_from(size).unwrap_or(u32::MAX))
             .u32(flags)
             .u32(error)
             .slice(body)
-            .done()
+            .into_bytes()
     }
 }

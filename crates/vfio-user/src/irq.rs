@@ -1,6 +1,6 @@
 //! Interrupts of a device: properties, and requests of the client.
 
-use crate::bytes::{Reader, Writer};
+use crate::body_codec::{BodyReader, BodyWriter};
 use crate::{Command, Violation};
 
 /// Interrupts of one kind (Protocol Specification, VFIO_USER_DEVICE_GET_IRQ_INFO).
@@ -67,14 +67,14 @@ const DATA: u32 = 7;
 const SET_BYTES: usize = 20;
 
 impl IrqInfo {
-    pub(crate) fn body(&self, index: u32) -> Vec<u8> {
+    pub(crate) fn encode(&self, index: u32) -> Vec<u8> {
         let maskable = if self.is_maskable { MASKABLE } else { 0 };
         let flags = EVENTFD | maskable | if self.is_fixed { NORESIZE } else { 0 };
-        Writer::default().u32(16).u32(flags).u32(index).u32(self.count).done()
+        BodyWriter::default().u32(16).u32(flags).u32(index).u32(self.count).into_bytes()
     }
 
     pub(crate) fn parse(body: &[u8], index: u32) -> Option<Self> {
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let (_, flags) = (reader.u32()?, reader.u32()?);
         let (found, count) = (reader.u32()?, reader.u32()?);
         let (is_maskable, is_fixed) = (flags & MASKABLE != 0, flags & NORESIZE != 0);
@@ -83,7 +83,7 @@ impl IrqInfo {
 }
 
 impl<F> IrqSet<F> {
-    pub(crate) fn body(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let (flag, bytes) = match &self.data {
             IrqData::All => (DATA_NONE, Vec::new()),
             IrqData::Some(which) => (DATA_BOOL, which.iter().map(|is| u8::from(*is)).collect()),
@@ -95,13 +95,13 @@ impl<F> IrqSet<F> {
             IrqAction::Trigger => ACTION_TRIGGER,
         };
         let len = u32::try_from(SET_BYTES + bytes.len()).unwrap_or(u32::MAX);
-        let head = Writer::default().u32(len).u32(flag | action);
-        head.u32(self.index).u32(self.start).u32(self.count).slice(&bytes).done()
+        let head = BodyWriter::default().u32(len).u32(flag | action);
+        head.u32(self.index).u32(self.start).u32(self.count).slice(&bytes).into_bytes()
     }
 
     /// Parses a request for a device with `irqs`.
     pub(crate) fn parse(body: &[u8], files: Vec<F>, irqs: &[IrqInfo]) -> Result<Self, Violation> {
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let mut next = || {
             reader.u32().ok_or(Violation::Body {
                 command: Command::DeviceSetIrqs,
@@ -111,28 +111,33 @@ impl<F> IrqSet<F> {
         };
         let (_, flags, index, start, count) = (next()?, next()?, next()?, next()?, next()?);
         let shape = irqs.get(index as usize).filter(|shape| shape.count > 0 || count == 0);
-        let shape = shape.ok_or(field("index", index, "interrupts that the device has"))?;
+        let shape =
+            shape.ok_or(irq_field_violation("index", index, "interrupts that the device has"))?;
         if start.checked_add(count).is_none_or(|end| end > shape.count) {
-            return Err(field("start plus count", start, "interrupts that the device has"));
+            return Err(irq_field_violation(
+                "start plus count",
+                start,
+                "interrupts that the device has",
+            ));
         }
         let action = match flags & !DATA {
             ACTION_MASK => IrqAction::Mask,
             ACTION_UNMASK => IrqAction::Unmask,
             ACTION_TRIGGER => IrqAction::Trigger,
-            _ => return Err(field("flags", flags, "one action")),
+            _ => return Err(irq_field_violation("flags", flags, "one action")),
         };
         let found_files = files.len();
         let (data, len, files) = match flags & DATA {
             DATA_NONE => (IrqData::All, 0, 0),
             DATA_BOOL => {
-                let which = reader.rest().iter().map(|byte| *byte != 0).collect();
+                let which = reader.remaining().iter().map(|byte| *byte != 0).collect();
                 (IrqData::Some(which), count as usize, 0)
             }
             DATA_EVENTFD => {
                 let expected = if found_files == 0 { 0 } else { count as usize };
                 (IrqData::Files(files), 0, expected)
             }
-            _ => return Err(field("flags", flags, "one kind of data")),
+            _ => return Err(irq_field_violation("flags", flags, "one kind of data")),
         };
         if found_files != files {
             return Err(Violation::Files {
@@ -141,7 +146,7 @@ impl<F> IrqSet<F> {
                 expected: "one for each interrupt, or none",
             });
         }
-        if reader.rest().len() != len {
+        if reader.remaining().len() != len {
             return Err(Violation::Body {
                 command: Command::DeviceSetIrqs,
                 found: body.len(),
@@ -152,6 +157,6 @@ impl<F> IrqSet<F> {
     }
 }
 
-fn field(field: &'static str, found: u32, expected: &'static str) -> Violation {
+fn irq_field_violation(field: &'static str, found: u32, expected: &'static str) -> Violation {
     Violation::Field { command: Command::DeviceSetIrqs, field, found: found.into(), expected }
 }

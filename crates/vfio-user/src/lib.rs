@@ -24,10 +24,10 @@
 
 #![forbid(unsafe_code)]
 
-mod bytes;
+mod body_codec;
 mod capabilities;
 pub mod client;
-pub mod function;
+pub mod config_space;
 pub mod fuzz;
 mod header;
 mod irq;
@@ -39,7 +39,7 @@ pub mod server;
 mod tests;
 mod violation;
 
-pub use capabilities::Capabilities;
+pub use capabilities::VersionCapabilities;
 pub use client::{Client, ClientEvent};
 pub use header::{Command, HEADER_BYTES};
 pub use irq::{IrqAction, IrqData, IrqInfo, IrqSet};

@@ -27,7 +27,7 @@ pub(crate) struct MessageParser<F> {
 const FIELDS_BYTES: u32 = 64;
 
 impl<F> MessageParser<F> {
-    /// Creates a parser for messages with at most `data_bytes_max` of data and `files_max`
+    /// Creates a parser for messages with at most `data_bytes_max` of data and `message_files_max`
     /// descriptors.
     pub(crate) fn new(data_bytes_max: u32, files_max: u32) -> Self {
         Self {
@@ -50,13 +50,13 @@ impl<F> MessageParser<F> {
     }
 
     /// Whether a part of a message has arrived.
-    pub(crate) fn is_amid(&self) -> bool {
+    pub(crate) fn has_partial_message(&self) -> bool {
         self.taken > 0
     }
 
     /// Receives at most `receive_len` bytes and the descriptors that arrived with them. Returns a
     /// message if it is complete.
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,

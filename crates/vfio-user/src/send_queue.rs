@@ -17,7 +17,7 @@ pub struct Outgoing<'a, F> {
 pub(crate) struct SendQueue<F> {
     queue: VecDeque<QueuedMessage<F>>,
     /// Bytes of the first message that were sent.
-    sent: usize,
+    record_sent: usize,
     waiting_bytes: usize,
 }
 
@@ -34,11 +34,11 @@ const WAITING_MAX: usize = 1024;
 
 impl<F> SendQueue<F> {
     pub(crate) fn new() -> Self {
-        Self { queue: VecDeque::new(), sent: 0, waiting_bytes: 0 }
+        Self { queue: VecDeque::new(), record_sent: 0, waiting_bytes: 0 }
     }
 
     pub(crate) fn push(&mut self, header: Header, body: &[u8], files: Vec<F>) {
-        let bytes = header.message(body);
+        let bytes = header.encode_message(body);
         self.waiting_bytes += bytes.len();
         self.queue.push_back(QueuedMessage { bytes, files });
     }
@@ -48,19 +48,19 @@ impl<F> SendQueue<F> {
         self.waiting_bytes > WAITING_BYTES_MAX || self.queue.len() > WAITING_MAX
     }
 
-    pub(crate) fn next(&self) -> Option<Outgoing<'_, F>> {
+    pub(crate) fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
         let first = self.queue.front()?;
-        let files = if self.sent == 0 { &first.files[..] } else { &[] };
-        Some(Outgoing { bytes: &first.bytes[self.sent..], files })
+        let files = if self.record_sent == 0 { &first.files[..] } else { &[] };
+        Some(Outgoing { bytes: &first.bytes[self.record_sent..], files })
     }
 
     /// Records that `count` bytes of the next message were sent.
     pub(crate) fn sent(&mut self, count: usize) {
-        self.sent += count;
+        self.record_sent += count;
         self.waiting_bytes -= count;
-        if self.queue.front().is_some_and(|first| self.sent >= first.bytes.len()) {
+        if self.queue.front().is_some_and(|first| self.record_sent >= first.bytes.len()) {
             self.queue.pop_front();
-            self.sent = 0;
+            self.record_sent = 0;
         }
     }
 }

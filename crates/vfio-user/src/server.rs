@@ -11,14 +11,14 @@
 
 use std::collections::VecDeque;
 
-use crate::bytes::{Reader, Writer};
+use crate::body_codec::{BodyReader, BodyWriter};
 use crate::capabilities::VERSION_BYTES_MAX;
-use crate::header::{Header, Kind};
+use crate::header::{Header, MessageKind};
 use crate::message_parser::{Message, MessageParser};
 use crate::region::INFO_BYTES;
 use crate::send_queue::SendQueue;
 use crate::violation::Errno;
-use crate::{Capabilities, Command, IrqInfo, IrqSet, Outgoing, RegionInfo, Violation};
+use crate::{Command, IrqInfo, IrqSet, Outgoing, RegionInfo, VersionCapabilities, Violation};
 
 /// Description of a device.
 #[derive(Clone, Debug)]
@@ -35,15 +35,15 @@ pub struct Server<F> {
     device: DeviceInfo<F>,
     inbox: MessageParser<F>,
     outbox: SendQueue<F>,
-    awaits: Expected,
+    awaits: AwaitedMessage,
     /// Commands queued behind the one that is being executed.
     waiting: VecDeque<Message<F>>,
     /// Total size and number of descriptors of the queued commands.
     waiting_bytes: usize,
     waiting_files: usize,
     /// Capabilities of the client.
-    limits: Capabilities,
-    pending: Vec<PendingDma>,
+    client_capabilities: VersionCapabilities,
+    pending_dma_count: Vec<PendingDma>,
     ids: u16,
     /// Last rejected message.
     refused: Option<Violation>,
@@ -52,7 +52,7 @@ pub struct Server<F> {
 
 /// Next message that is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
+enum AwaitedMessage {
     Version,
     Commands,
     /// Answer of the owner to a command.
@@ -180,17 +180,17 @@ const PCI: u32 = 1 << 1;
 impl<F: Clone> Server<F> {
     /// Creates the server side of a new connection that presents `device`.
     pub fn new(device: DeviceInfo<F>) -> Self {
-        let Capabilities { files_max, data_bytes_max } = Capabilities::OURS;
+        let VersionCapabilities { files_max, data_bytes_max } = VersionCapabilities::OURS;
         Self {
             device,
             inbox: MessageParser::new(data_bytes_max, files_max),
             outbox: SendQueue::new(),
-            awaits: Expected::Version,
+            awaits: AwaitedMessage::Version,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             waiting_files: 0,
-            limits: Capabilities::DEFAULT,
-            pending: Vec::new(),
+            client_capabilities: VersionCapabilities::DEFAULT,
+            pending_dma_count: Vec::new(),
             ids: 0,
             refused: None,
             is_busy: false,
@@ -199,7 +199,7 @@ impl<F: Clone> Server<F> {
 
     /// Creates the server side of a connection to be rejected: VERSION is answered with
     /// [`Errno::BUSY`], and the connection ends with [`Violation::Busy`].
-    pub fn rejecting() -> Self {
+    pub fn new_rejecting() -> Self {
         let device = DeviceInfo { regions: Vec::new(), irqs: Vec::new() };
         Self { is_busy: true, ..Self::new(device) }
     }
@@ -210,8 +210,8 @@ impl<F: Clone> Server<F> {
     }
 
     /// Whether a part of a message has arrived, and the rest has not.
-    pub fn is_amid(&self) -> bool {
-        self.inbox.is_amid()
+    pub fn has_partial_message(&self) -> bool {
+        self.inbox.has_partial_message()
     }
 
     /// Receives at most [`receive_len`](Self::receive_len) bytes and the descriptors that arrived with them.
@@ -224,10 +224,10 @@ impl<F: Clone> Server<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<(), Violation> {
-        let Some(mut message) = self.inbox.take(bytes, files)? else { return Ok(()) };
+        let Some(mut message) = self.inbox.receive(bytes, files)? else { return Ok(()) };
         // One excess descriptor suffices to detect that there are too many; further ones are closed
         // at once.
-        message.files.truncate(files_max(&message) + 1);
+        message.files.truncate(message_files_max(&message) + 1);
         let too_many = |found: usize, expected_max: usize, what| match found > expected_max {
             true => Err(Violation::TooManyPending { expected_max, what }),
             false => Ok(found),
@@ -249,8 +249,8 @@ impl<F: Clone> Server<F> {
     pub fn next_request(&mut self) -> Result<Option<Request<F>>, Violation> {
         loop {
             let is_taken = |message: &Message<F>| match message.header.kind {
-                Kind::Reply { .. } => true,
-                Kind::Command { .. } => self.awaits != Expected::Reply,
+                MessageKind::Reply { .. } => true,
+                MessageKind::Command { .. } => self.awaits != AwaitedMessage::Reply,
             };
             let Some(at) = self.waiting.iter().position(is_taken) else { return Ok(None) };
             let Some(message) = self.waiting.remove(at) else { return Ok(None) };
@@ -258,80 +258,80 @@ impl<F: Clone> Server<F> {
             self.waiting_files -= message.files.len();
             let header = message.header;
             let taken = match header.kind {
-                Kind::Reply { error } => self.handle_reply(message, error).map(Some),
-                Kind::Command { .. } if self.awaits == Expected::Version => {
-                    self.version(message).map(|()| None)
+                MessageKind::Reply { error } => self.handle_reply(message, error).map(Some),
+                MessageKind::Command { .. } if self.awaits == AwaitedMessage::Version => {
+                    self.handle_version(message).map(|()| None)
                 }
-                Kind::Command { .. } => self.command(message),
+                MessageKind::Command { .. } => self.command(message),
             };
             match taken {
                 Ok(None) => {}
                 Ok(Some(request)) => return Ok(Some(request)),
-                Err(violation) => self.refuse_message(header, violation)?,
+                Err(violation) => self.reject_message(header, violation)?,
             }
         }
     }
 
     /// Removes and returns the last rejected message that did not end the connection.
-    pub fn take_refused(&mut self) -> Option<Violation> {
+    pub fn take_rejection(&mut self) -> Option<Violation> {
         self.refused.take()
     }
 
     /// Whether the version was negotiated.
     pub fn has_version(&self) -> bool {
-        self.awaits != Expected::Version
+        self.awaits != AwaitedMessage::Version
     }
 
     /// Capabilities of the client.
-    pub fn limits(&self) -> Capabilities {
-        self.limits
+    pub fn limits(&self) -> VersionCapabilities {
+        self.client_capabilities
     }
 
     /// Replies that a command succeeded.
-    pub fn done(&mut self, call: PendingReply) {
+    pub fn reply_success(&mut self, call: PendingReply) {
         self.reply(call, &[]);
     }
 
     /// Replies to a read with data of the requested length.
-    pub fn data(&mut self, call: PendingReply, data: &[u8]) {
+    pub fn reply_read(&mut self, call: PendingReply, data: &[u8]) {
         self.reply(call, data);
     }
 
     /// Replies that a command failed.
-    pub fn refuse(&mut self, call: PendingReply, error: Errno) {
-        self.awaits = Expected::Commands;
+    pub fn reply_error(&mut self, call: PendingReply, error: Errno) {
+        self.awaits = AwaitedMessage::Commands;
         if call.wants_reply {
             let (id, command) = (call.id, call.command);
-            let kind = Kind::Reply { error: Some(error) };
+            let kind = MessageKind::Reply { error: Some(error) };
             self.outbox.push(Header { id, command, body_bytes: 0, kind }, &[], Vec::new());
         }
     }
 
     fn reply(&mut self, call: PendingReply, data: &[u8]) {
-        self.awaits = Expected::Commands;
+        self.awaits = AwaitedMessage::Commands;
         if call.wants_reply {
             let body = [&call.echo, data].concat();
-            self.reply_with(call.id, call.command, &body, Vec::new());
+            self.queue_reply(call.id, call.command, &body, Vec::new());
         }
     }
 
     /// Requests `len_bytes` of client memory, at most the peer's [`limits`](Self::limits).
     /// [`Request::DmaRead`] returns the data.
     pub fn dma_read(&mut self, token: u32, iova: u64, len_bytes: u32) {
-        let body = Writer::default().u64(iova).u64(len_bytes.into()).done();
+        let body = BodyWriter::default().u64(iova).u64(len_bytes.into()).into_bytes();
         self.send_request(Command::DmaRead, token, iova, len_bytes, &body);
     }
 
     /// Writes to client memory. [`Request::DmaWritten`] returns the result.
     pub fn dma_write(&mut self, token: u32, iova: u64, data: &[u8]) {
         let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        let body = Writer::default().u64(iova).u64(len_bytes.into()).slice(data).done();
+        let body = BodyWriter::default().u64(iova).u64(len_bytes.into()).slice(data).into_bytes();
         self.send_request(Command::DmaWrite, token, iova, len_bytes, &body);
     }
 
     fn send_request(
         &mut self,
-        command: Command,
+        parse_command: Command,
         token: u32,
         iova: u64,
         len_bytes: u32,
@@ -339,43 +339,53 @@ impl<F: Clone> Server<F> {
     ) {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
-        self.pending.push(PendingDma { id, command, iova, len_bytes, token });
-        let kind = Kind::Command { wants_reply: true };
-        self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, Vec::new());
+        self.pending_dma_count.push(PendingDma {
+            id,
+            command: parse_command,
+            iova,
+            len_bytes,
+            token,
+        });
+        let kind = MessageKind::Command { wants_reply: true };
+        self.outbox.push(
+            Header { id, command: parse_command, body_bytes: 0, kind },
+            body,
+            Vec::new(),
+        );
     }
 
     /// Number of outstanding DMA requests.
     pub fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending_dma_count.len()
     }
 
     /// Next message to send.
-    pub fn outgoing(&self) -> Option<Outgoing<'_, F>> {
-        self.outbox.next()
+    pub fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
+        self.outbox.next_outgoing()
     }
 
     /// Records that `len_bytes` of it were sent; the descriptors are sent with the first byte.
-    pub fn sent(&mut self, len_bytes: usize) {
+    pub fn record_sent(&mut self, len_bytes: usize) {
         self.outbox.sent(len_bytes);
     }
 
-    fn reply_with(&mut self, id: u16, command: Command, body: &[u8], files: Vec<F>) {
-        let kind = Kind::Reply { error: None };
+    fn queue_reply(&mut self, id: u16, command: Command, body: &[u8], files: Vec<F>) {
+        let kind = MessageKind::Reply { error: None };
         self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, files);
     }
 
     /// Answers an invalid message with its errno, if the violation has one.
-    fn refuse_message(&mut self, header: Header, violation: Violation) -> Result<(), Violation> {
+    fn reject_message(&mut self, header: Header, violation: Violation) -> Result<(), Violation> {
         let Some(error) = violation.errno() else { return Err(violation) };
-        if header.kind == (Kind::Command { wants_reply: true }) {
-            let kind = Kind::Reply { error: Some(error) };
+        if header.kind == (MessageKind::Command { wants_reply: true }) {
+            let kind = MessageKind::Reply { error: Some(error) };
             self.outbox.push(Header { kind, ..header }, &[], Vec::new());
         }
         self.refused = Some(violation);
         Ok(())
     }
 
-    fn version(&mut self, message: Message<F>) -> Result<(), Violation> {
+    fn handle_version(&mut self, message: Message<F>) -> Result<(), Violation> {
         let Message { header: Header { id, command, body_bytes, .. }, body, files } = message;
         if command != Command::Version {
             return Err(Violation::OutOfSequence { found: command, expected: "VERSION first" });
@@ -387,14 +397,14 @@ impl<F: Clone> Server<F> {
         if !files.is_empty() {
             return Err(Violation::TooManyFiles { command, found: files.len(), expected_max: 0 });
         }
-        let (minor, limits) = Capabilities::parse(&body)?;
+        let (minor, limits) = VersionCapabilities::parse_version(&body)?;
         if self.is_busy {
-            let kind = Kind::Reply { error: Some(Errno::BUSY) };
+            let kind = MessageKind::Reply { error: Some(Errno::BUSY) };
             self.outbox.push(Header { id, command, body_bytes: 0, kind }, &[], Vec::new());
             return Err(Violation::Busy);
         }
-        (self.limits, self.awaits) = (limits, Expected::Commands);
-        self.reply_with(id, command, &Capabilities::OURS.body(minor), Vec::new());
+        (self.client_capabilities, self.awaits) = (limits, AwaitedMessage::Commands);
+        self.queue_reply(id, command, &VersionCapabilities::OURS.encode_version(minor), Vec::new());
         Ok(())
     }
 
@@ -420,41 +430,43 @@ impl<F: Clone> Server<F> {
                 });
             }
             Command::DeviceGetInfo => {
-                let body = self.info(&message.body)?;
-                self.reply_with(id, command, &body, Vec::new());
+                let body = self.encode_device_info(&message.body)?;
+                self.queue_reply(id, command, &body, Vec::new());
                 return Ok(None);
             }
             Command::DeviceGetRegionInfo => {
-                let (body, file) = self.region_info(&message.body)?;
-                self.reply_with(id, command, &body, file.into_iter().collect());
+                let (body, file) = self.encode_region_info(&message.body)?;
+                self.queue_reply(id, command, &body, file.into_iter().collect());
                 return Ok(None);
             }
             Command::DeviceGetIrqInfo => {
-                let body = self.irq_info(&message.body)?;
-                self.reply_with(id, command, &body, Vec::new());
+                let body = self.encode_irq_info(&message.body)?;
+                self.queue_reply(id, command, &body, Vec::new());
                 return Ok(None);
             }
-            Command::DmaMap => map(message)?,
-            Command::DmaUnmap => unmap(&message)?,
+            Command::DmaMap => parse_dma_map(message)?,
+            Command::DmaUnmap => parse_dma_unmap(&message)?,
             Command::DeviceSetIrqs => {
-                let call = PendingReply::of(&message, &[]);
+                let call = PendingReply::to_message(&message, &[]);
                 let irqs = IrqSet::parse(&message.body, message.files, &self.device.irqs)?;
                 Request::SetIrqs { call, irqs }
             }
-            Command::RegionRead | Command::RegionWrite => self.access(message)?,
-            Command::DeviceReset => Request::Reset { call: PendingReply::of(&message, &[]) },
+            Command::RegionRead | Command::RegionWrite => self.parse_region_access(message)?,
+            Command::DeviceReset => {
+                Request::Reset { call: PendingReply::to_message(&message, &[]) }
+            }
             Command::DeviceGetRegionIoFds
             | Command::DmaRead
             | Command::DmaWrite
             | Command::Other(_) => return Err(Violation::NotOffered { command }),
         };
-        self.awaits = Expected::Reply;
+        self.awaits = AwaitedMessage::Reply;
         Ok(Some(request))
     }
 
     /// Encodes the device properties. The reply is as long as the request, which has an additional
     /// field in some clients.
-    fn info(&self, body: &[u8]) -> Result<Vec<u8>, Violation> {
+    fn encode_device_info(&self, body: &[u8]) -> Result<Vec<u8>, Violation> {
         if !matches!(body.len(), 16 | 20) {
             return Err(Violation::Body {
                 command: Command::DeviceGetInfo,
@@ -463,19 +475,19 @@ impl<F: Clone> Server<F> {
             });
         }
         let len = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let mut reply = Writer::default()
+        let mut reply = BodyWriter::default()
             .u32(len(body.len()))
             .u32(RESET | PCI)
             .u32(len(self.device.regions.len()))
             .u32(len(self.device.irqs.len()))
-            .done();
+            .into_bytes();
         reply.resize(body.len(), 0);
         Ok(reply)
     }
 
-    fn region_info(&self, body: &[u8]) -> Result<(Vec<u8>, Option<F>), Violation> {
+    fn encode_region_info(&self, body: &[u8]) -> Result<(Vec<u8>, Option<F>), Violation> {
         let command = Command::DeviceGetRegionInfo;
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let (Some(room), Some(_), Some(index)) = (reader.u32(), reader.u32(), reader.u32()) else {
             return Err(Violation::Body { command, found: body.len(), expected: "32 bytes" });
         };
@@ -488,14 +500,14 @@ impl<F: Clone> Server<F> {
         let Some((shape, file)) = self.device.regions.get(index as usize) else {
             return field("index", index, "a region that the device has");
         };
-        let reply = shape.body(index, room as usize);
-        let is_whole = reply.len() == shape.reply_bytes();
+        let reply = shape.encode(index, room as usize);
+        let is_whole = reply.len() == shape.encoded_len();
         Ok((reply, file.clone().filter(|_| is_whole && !shape.areas.is_empty())))
     }
 
-    fn irq_info(&self, body: &[u8]) -> Result<Vec<u8>, Violation> {
+    fn encode_irq_info(&self, body: &[u8]) -> Result<Vec<u8>, Violation> {
         let command = Command::DeviceGetIrqInfo;
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let (Some(_), Some(_), Some(index)) = (reader.u32(), reader.u32(), reader.u32()) else {
             return Err(Violation::Body { command, found: body.len(), expected: "16 bytes" });
         };
@@ -505,13 +517,13 @@ impl<F: Clone> Server<F> {
             found: index.into(),
             expected: "interrupts that the device has",
         })?;
-        Ok(shape.body(index))
+        Ok(shape.encode(index))
     }
 
-    fn access(&self, message: Message<F>) -> Result<Request<F>, Violation> {
+    fn parse_region_access(&self, message: Message<F>) -> Result<Request<F>, Violation> {
         let (command, body) = (message.header.command, &message.body);
         let found = body.len();
-        let mut reader = Reader(body);
+        let mut reader = BodyReader(body);
         let (Some(offset), Some(region), Some(len_bytes)) =
             (reader.u64(), reader.u32(), reader.u32())
         else {
@@ -528,7 +540,7 @@ impl<F: Clone> Server<F> {
             region.into(),
             "a region that can be accessed so",
         ))?;
-        if len_bytes > Capabilities::OURS.data_bytes_max {
+        if len_bytes > VersionCapabilities::OURS.data_bytes_max {
             return Err(field("count", len_bytes.into(), "at most what was negotiated"));
         }
         let end = offset.checked_add(len_bytes.into());
@@ -536,10 +548,10 @@ impl<F: Clone> Server<F> {
             return Err(field("offset plus count", offset, "a place inside of the region"));
         }
         let expected_data = if command == Command::RegionRead { 0 } else { len_bytes as usize };
-        if reader.rest().len() != expected_data {
+        if reader.remaining().len() != expected_data {
             return Err(Violation::Body { command, found, expected: "as many data as it counts" });
         }
-        let call = PendingReply::of(&message, &body[..16]);
+        let call = PendingReply::to_message(&message, &body[..16]);
         if command == Command::RegionRead {
             return Ok(Request::Read { call, region, offset, len_bytes });
         }
@@ -556,11 +568,11 @@ impl<F: Clone> Server<F> {
     ) -> Result<Request<F>, Violation> {
         let Header { id, command, .. } = message.header;
         let is_it = |pending: &PendingDma| pending.id == id && pending.command == command;
-        let at = self.pending.iter().position(is_it);
+        let at = self.pending_dma_count.iter().position(is_it);
         let at = at.ok_or(Violation::UnsolicitedReply { command, id })?;
-        let PendingDma { iova, len_bytes, token, .. } = self.pending.swap_remove(at);
+        let PendingDma { iova, len_bytes, token, .. } = self.pending_dma_count.swap_remove(at);
         let refused = error.or_else(|| {
-            let mut reader = Reader(&message.body);
+            let mut reader = BodyReader(&message.body);
             let (address, count) = (reader.u64()?, reader.u32()?);
             (address != iova || count != len_bytes).then_some(Errno::INVALID)
         });
@@ -582,19 +594,19 @@ impl<F: Clone> Server<F> {
 }
 
 impl PendingReply {
-    fn of<F>(message: &Message<F>, echo: &[u8]) -> Self {
+    fn to_message<F>(message: &Message<F>, echo: &[u8]) -> Self {
         let Header { id, command, kind, .. } = message.header;
-        let wants_reply = kind == Kind::Command { wants_reply: true };
+        let wants_reply = kind == MessageKind::Command { wants_reply: true };
         Self { id, command, wants_reply, echo: echo.to_vec() }
     }
 }
 
 /// Parses DMA_MAP.
-fn map<F>(message: Message<F>) -> Result<Request<F>, Violation> {
+fn parse_dma_map<F>(message: Message<F>) -> Result<Request<F>, Violation> {
     let command = Command::DmaMap;
-    let call = PendingReply::of(&message, &[]);
+    let call = PendingReply::to_message(&message, &[]);
     let Message { body, files, .. } = message;
-    let mut reader = Reader(&body);
+    let mut reader = BodyReader(&body);
     let mut fields = || {
         let (_, flags, file_offset) = (reader.u32()?, reader.u32()?, reader.u64()?);
         Some((flags, file_offset, reader.u64()?, reader.u64()?))
@@ -618,9 +630,9 @@ fn map<F>(message: Message<F>) -> Result<Request<F>, Violation> {
 }
 
 /// Parses DMA_UNMAP; its reply repeats the request.
-fn unmap<F>(message: &Message<F>) -> Result<Request<F>, Violation> {
+fn parse_dma_unmap<F>(message: &Message<F>) -> Result<Request<F>, Violation> {
     let (command, body) = (Command::DmaUnmap, &message.body);
-    let mut reader = Reader(body);
+    let mut reader = BodyReader(body);
     let mut fields = || Some((reader.u32()?, reader.u32()?, reader.u64()?, reader.u64()?));
     let Some((_, flags, iova, len_bytes)) = fields().filter(|_| body.len() == 24) else {
         return Err(Violation::Body { command, found: body.len(), expected: "24 bytes" });
@@ -629,14 +641,14 @@ fn unmap<F>(message: &Message<F>) -> Result<Request<F>, Violation> {
         let (field, found) = ("flags", flags.into());
         return Err(Violation::Field { command, field, found, expected: "0" });
     }
-    Ok(Request::Unmap { call: PendingReply::of(message, body), iova, len_bytes })
+    Ok(Request::Unmap { call: PendingReply::to_message(message, body), iova, len_bytes })
 }
 
 /// Largest number of descriptors that a message may carry.
-fn files_max<F>(message: &Message<F>) -> usize {
+fn message_files_max<F>(message: &Message<F>) -> usize {
     match (message.header.kind, message.header.command) {
-        (Kind::Command { .. }, Command::DeviceSetIrqs) => usize::MAX - 1,
-        (Kind::Command { .. }, Command::DmaMap) => 1,
+        (MessageKind::Command { .. }, Command::DeviceSetIrqs) => usize::MAX - 1,
+        (MessageKind::Command { .. }, Command::DmaMap) => 1,
         _ => 0,
     }
 }

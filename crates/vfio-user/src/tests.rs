@@ -2,13 +2,13 @@
 
 use crate::server::{DeviceInfo, DmaMap};
 use crate::{
-    Capabilities, Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqAction, IrqData, IrqInfo,
-    IrqSet, RegionInfo, Request, Server, SparseMmapArea, Violation,
+    Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqAction, IrqData, IrqInfo, IrqSet,
+    RegionInfo, Request, Server, SparseMmapArea, VersionCapabilities, Violation,
 };
 
-type File = u32;
+type FakeFile = u32;
 
-fn device() -> DeviceInfo<File> {
+fn sample_device() -> DeviceInfo<FakeFile> {
     let plain =
         |size| RegionInfo { size, is_readable: true, is_writable: true, ..RegionInfo::default() };
     let areas = vec![
@@ -23,47 +23,47 @@ fn device() -> DeviceInfo<File> {
 
 /// Client, and a server whose regions contain the low byte of each offset, and which reads memory
 /// when it is written.
-struct Pair {
-    client: Client<File>,
-    server: Server<File>,
+struct ClientServerPair {
+    client: Client<FakeFile>,
+    server: Server<FakeFile>,
     /// Largest number of bytes moved at once.
     piece: usize,
     /// Requests of the server, as text.
     log: Vec<String>,
 }
 
-impl Pair {
+impl ClientServerPair {
     fn new(piece: usize) -> Self {
-        Self { client: Client::new(), server: Server::new(device()), piece, log: Vec::new() }
+        Self { client: Client::new(), server: Server::new(sample_device()), piece, log: Vec::new() }
     }
 
     /// Moves everything in both directions until nothing is left; returns the events of the client.
-    fn exchange(&mut self) -> Vec<ClientEvent<File>> {
+    fn exchange(&mut self) -> Vec<ClientEvent<FakeFile>> {
         let mut answers = Vec::new();
         loop {
             let mut has_moved = false;
-            while let Some(outgoing) = self.client.outgoing() {
+            while let Some(outgoing) = self.client.next_outgoing() {
                 let len = self.piece.min(outgoing.bytes.len()).min(self.server.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
-                self.client.sent(len);
+                self.client.record_sent(len);
                 self.server.receive(&bytes, files).unwrap();
                 while let Some(request) = self.server.next_request().unwrap() {
                     self.serve(request);
                 }
                 has_moved = true;
             }
-            while let Some(outgoing) = self.server.outgoing() {
+            while let Some(outgoing) = self.server.next_outgoing() {
                 let len = self.piece.min(outgoing.bytes.len()).min(self.client.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
-                self.server.sent(len);
+                self.server.record_sent(len);
                 match self.client.receive(&bytes, files).unwrap() {
                     Some(ClientEvent::DmaRead { call, iova, len_bytes }) => {
                         self.log.push(format!("client reads {iova:#x} {len_bytes}"));
-                        self.client.data(call, &vec![0xdd; len_bytes as usize]);
+                        self.client.reply_dma_read(call, &vec![0xdd; len_bytes as usize]);
                     }
                     Some(ClientEvent::DmaWrite { call, iova, data }) => {
                         self.log.push(format!("client writes {iova:#x} {data:?}"));
-                        self.client.written(call);
+                        self.client.reply_dma_write(call);
                     }
                     Some(answer) => answers.push(answer),
                     None => {}
@@ -76,7 +76,7 @@ impl Pair {
         }
     }
 
-    fn serve(&mut self, request: Request<File>) {
+    fn serve(&mut self, request: Request<FakeFile>) {
         self.log.push(match &request {
             Request::Map { map, file, .. } => format!("map {:#x} {file:?}", map.iova),
             Request::Unmap { iova, len_bytes, .. } => format!("unmap {iova:#x} {len_bytes:#x}"),
@@ -96,53 +96,53 @@ impl Pair {
             Request::Read { call, offset, len_bytes, .. } => {
                 let data: Vec<u8> =
                     (0..u64::from(len_bytes)).map(|at| (offset + at).to_le_bytes()[0]).collect();
-                server.data(call, &data);
+                server.reply_read(call, &data);
             }
             Request::Write { call, offset, .. } => {
                 server.dma_read(5, offset, 3);
                 server.dma_write(6, offset, &[1, 2]);
-                server.done(call);
+                server.reply_success(call);
             }
-            Request::Unmap { call, iova: 0, .. } => server.refuse(call, Errno::NO_ENTRY),
+            Request::Unmap { call, iova: 0, .. } => server.reply_error(call, Errno::NO_ENTRY),
             Request::Map { call, .. }
             | Request::Unmap { call, .. }
             | Request::SetIrqs { call, .. }
-            | Request::Reset { call } => server.done(call),
+            | Request::Reset { call } => server.reply_success(call),
             Request::DmaRead { .. } | Request::DmaWritten { .. } => {}
         }
     }
 }
 
-fn map(iova: u64) -> DmaMap {
+fn dma_map(iova: u64) -> DmaMap {
     DmaMap { iova, len_bytes: 0x2000, file_offset: 0, is_readable: true, is_writable: true }
 }
 
 /// A session with every kind of message, moved in fragments of `piece` bytes: the events of the
 /// client and the requests of the server.
-fn session(piece: usize) -> (Vec<String>, Vec<String>) {
-    let mut pair = Pair::new(piece);
+fn run_session(piece: usize) -> (Vec<String>, Vec<String>) {
+    let mut pair = ClientServerPair::new(piece);
     let client = &mut pair.client;
-    client.device();
-    client.region(0);
-    client.irqs(1);
-    client.map(map(0x10000), Some(5));
-    client.map(map(0x20000), None);
+    client.request_device_info();
+    client.request_region_info(0);
+    client.request_irq_info(1);
+    client.map_dma(dma_map(0x10000), Some(5));
+    client.map_dma(dma_map(0x20000), None);
     let (index, start, count) = (1, 2, 3);
     let data = IrqData::Files(vec![10, 11, 12]);
     client.set_irqs(IrqSet { index, start, count, action: IrqAction::Trigger, data });
     client.read(1, 0x10, 4);
     client.write(0, 0x1000, &[9, 8, 7, 6]);
     client.write_no_reply(0, 0x1008, &[5]);
-    client.unmap(0x20000, 0x2000);
-    client.unmap(0, 0x2000);
-    client.reset();
+    client.unmap_dma(0x20000, 0x2000);
+    client.unmap_dma(0, 0x2000);
+    client.request_reset();
     let answers = pair.exchange();
     (answers.iter().map(|answer| format!("{answer:?}")).collect(), pair.log)
 }
 
 #[test]
-fn a_session_says_what_was_meant() {
-    let (answers, log) = session(usize::MAX);
+fn vfio_user_session_delivers_every_message() {
+    let (answers, log) = run_session(usize::MAX);
     assert_eq!(
         log,
         [
@@ -185,23 +185,26 @@ fn a_session_says_what_was_meant() {
 /// The fragmentation does not affect the result, except for the order of messages that cross each
 /// other.
 #[test]
-fn a_session_says_the_same_however_it_is_cut() {
+fn session_is_independent_of_fragmentation() {
     let sorted = |(mut answers, mut log): (Vec<String>, Vec<String>)| {
         answers.sort();
         log.sort();
         (answers, log)
     };
-    let whole = sorted(session(usize::MAX));
+    let whole = sorted(run_session(usize::MAX));
     for piece in 1..80 {
-        assert_eq!(sorted(session(piece)), whole, "pieces of {piece}");
+        assert_eq!(sorted(run_session(piece)), whole, "pieces of {piece}");
     }
 }
 
 /// Server that has negotiated the version; returns its error reply to `bytes` with `files`, and the
 /// violation it reports.
-fn heard(bytes: &[u8], files: Vec<File>) -> Result<(Option<u32>, Option<Violation>), Violation> {
-    let mut server = Server::new(device());
-    let mut feed = |mut bytes: &[u8], mut files: Vec<File>| {
+fn server_reaction(
+    bytes: &[u8],
+    files: Vec<FakeFile>,
+) -> Result<(Option<u32>, Option<Violation>), Violation> {
+    let mut server = Server::new(sample_device());
+    let mut feed = |mut bytes: &[u8], mut files: Vec<FakeFile>| {
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
             server.receive(first, core::mem::take(&mut files))?;
@@ -210,31 +213,31 @@ fn heard(bytes: &[u8], files: Vec<File>) -> Result<(Option<u32>, Option<Violatio
         let request = server.next_request()?;
         assert!(request.is_none(), "{request:?}");
         let error = server
-            .outgoing()
+            .next_outgoing()
             .map(|outgoing| u32::from_le_bytes(outgoing.bytes[12..16].try_into().unwrap()));
-        while let Some(outgoing) = server.outgoing() {
+        while let Some(outgoing) = server.next_outgoing() {
             let len = outgoing.bytes.len();
-            server.sent(len);
+            server.record_sent(len);
         }
-        Ok((error, server.take_refused()))
+        Ok((error, server.take_rejection()))
     };
-    let proposal = message(1, 0, &Capabilities::OURS.proposal());
+    let proposal = raw_message(1, 0, &VersionCapabilities::OURS.encode_proposal());
     feed(&proposal, Vec::new()).unwrap();
     feed(bytes, files)
 }
 
-fn message(command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
+fn raw_message(command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
     let size = u32::try_from(HEADER_BYTES + body.len()).unwrap();
     let (command, size) = (command.to_le_bytes(), size.to_le_bytes());
     [&[1, 0], &command[..], &size, &flags.to_le_bytes(), &[0; 4], body].concat()
 }
 
 #[test]
-fn what_cannot_be_followed_ends_the_connection_and_says_why() {
+fn unparsable_message_ends_the_connection_with_its_violation() {
     let sized = |size: u32| {
-        let mut bytes = message(9, 0, &[]);
+        let mut bytes = raw_message(9, 0, &[]);
         bytes[4..8].copy_from_slice(&size.to_le_bytes());
-        heard(&bytes, Vec::new()).unwrap_err()
+        server_reaction(&bytes, Vec::new()).unwrap_err()
     };
     let expected_max = (1 << 20) + 64 + 16;
     for found in [0, 15, expected_max + 1, u32::MAX] {
@@ -243,46 +246,46 @@ fn what_cannot_be_followed_ends_the_connection_and_says_why() {
             Violation::Size { command: Command::RegionRead, found, expected_max }
         );
     }
-    let refused = |bytes: &[u8], files| heard(bytes, files).unwrap_err().to_string();
+    let refused = |bytes: &[u8], files| server_reaction(bytes, files).unwrap_err().to_string();
     assert_eq!(
-        refused(&message(9, 3, &[]), Vec::new()),
+        refused(&raw_message(9, 3, &[]), Vec::new()),
         "REGION_READ: flags 0x3, expected a command or a reply"
     );
     assert_eq!(
-        refused(&message(1, 0, &[0; 4]), Vec::new()),
+        refused(&raw_message(1, 0, &[0; 4]), Vec::new()),
         "VERSION: expected it once, and first"
     );
     assert_eq!(
-        refused(&message(11, 1, &[0; 16]), Vec::new()),
+        refused(&raw_message(11, 1, &[0; 16]), Vec::new()),
         "DMA_READ: a reply with number 1, expected one that was requested"
     );
     assert_eq!(
-        refused(&message(8, 0, &[0; 20]), (0..17).collect()),
+        refused(&raw_message(8, 0, &[0; 20]), (0..17).collect()),
         "DEVICE_SET_IRQS: 17 descriptors, expected at most 16"
     );
 }
 
 #[test]
-fn a_command_before_the_version_and_one_too_many_are_refused() {
-    let mut server = Server::new(device());
-    server.receive(&message(13, 0, &[]), Vec::new()).unwrap();
+fn commands_before_version_and_beyond_the_limit_are_rejected() {
+    let mut server = Server::new(sample_device());
+    server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap();
     assert_eq!(
         server.next_request().unwrap_err().to_string(),
         "DEVICE_RESET: expected VERSION first"
     );
-    let mut server = Server::new(device());
+    let mut server = Server::new(sample_device());
     for _ in 0..256 {
-        server.receive(&message(13, 0, &[]), Vec::new()).unwrap();
+        server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap();
     }
-    let crowd = server.receive(&message(13, 0, &[]), Vec::new()).unwrap_err();
+    let crowd = server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap_err();
     assert_eq!(crowd, Violation::TooManyPending { expected_max: 256, what: "commands" });
 }
 
 /// Number of such messages that a server queues behind an unanswered command, and the violation
 /// that the next one causes.
-fn kept(message: &[u8], files: usize) -> (usize, String) {
-    let mut server = Server::new(device());
-    let feed = |server: &mut Server<File>, mut bytes: &[u8], mut files: Vec<File>| {
+fn queued_messages_max(message: &[u8], files: usize) -> (usize, String) {
+    let mut server = Server::new(sample_device());
+    let feed = |server: &mut Server<FakeFile>, mut bytes: &[u8], mut files: Vec<FakeFile>| {
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
             server.receive(first, core::mem::take(&mut files))?;
@@ -290,10 +293,10 @@ fn kept(message: &[u8], files: usize) -> (usize, String) {
         }
         Ok::<_, Violation>(())
     };
-    let proposal = self::message(1, 0, &Capabilities::OURS.proposal());
+    let proposal = raw_message(1, 0, &VersionCapabilities::OURS.encode_proposal());
     feed(&mut server, &proposal, Vec::new()).unwrap();
     assert!(server.next_request().unwrap().is_none());
-    feed(&mut server, &self::message(13, 0, &[]), Vec::new()).unwrap();
+    feed(&mut server, &raw_message(13, 0, &[]), Vec::new()).unwrap();
     assert!(matches!(server.next_request(), Ok(Some(Request::Reset { .. }))));
     for count in 0.. {
         let files = (0..files).map(|file| u32::try_from(file).unwrap()).collect();
@@ -305,18 +308,18 @@ fn kept(message: &[u8], files: usize) -> (usize, String) {
 }
 
 #[test]
-fn what_waits_behind_a_command_is_bounded_in_bytes_and_descriptors() {
-    let write = message(10, 0, &vec![0; 1 << 20]);
+fn queued_messages_are_bounded_in_bytes_and_descriptors() {
+    let write = raw_message(10, 0, &vec![0; 1 << 20]);
     let bytes = "more bytes of commands at once than expected, which is at most 4194304";
-    assert_eq!(kept(&write, 0), (4, bytes.into()));
+    assert_eq!(queued_messages_max(&write, 0), (4, bytes.into()));
     let files = "more descriptors with commands at once than expected, which is at most 128";
-    assert_eq!(kept(&message(8, 0, &[0; 20]), 16), (8, files.into()));
+    assert_eq!(queued_messages_max(&raw_message(8, 0, &[0; 20]), 16), (8, files.into()));
     // A command that must not carry descriptors keeps at most one, for the report.
-    assert_eq!(kept(&message(10, 0, &[0; 16]), 16), (128, files.into()));
+    assert_eq!(queued_messages_max(&raw_message(10, 0, &[0; 16]), 16), (128, files.into()));
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_with_a_number_and_changes_nothing() {
+fn invalid_command_is_answered_with_an_errno() {
     let words = |values: &[u32]| -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     };
@@ -351,25 +354,25 @@ fn what_makes_no_sense_is_answered_with_a_number_and_changes_nothing() {
         (10, words(&[0, 0, 0, 4]), 0, 22),
         (10, words(&[0, 0, 0, 4, 0, 0]), 0, 22),
     ] {
-        let found = heard(&message(command, 0, &body), (0..files).collect()).unwrap();
+        let found = server_reaction(&raw_message(command, 0, &body), (0..files).collect()).unwrap();
         assert_eq!(found.0, Some(expected), "{command} {body:?}");
         assert!(found.1.is_some(), "{command} {body:?}");
     }
 }
 
 #[test]
-fn one_command_at_a_time_is_handed_out_and_replies_meanwhile() {
-    let mut pair = Pair::new(usize::MAX);
+fn one_command_at_a_time_is_returned_and_dma_replies_in_between() {
+    let mut pair = ClientServerPair::new(usize::MAX);
     pair.exchange();
     let server = &mut pair.server;
     server.dma_read(1, 0x1000, 4);
-    let (id, reset) = (1_u16, message(13, 0, &[]));
+    let (id, reset) = (1_u16, raw_message(13, 0, &[]));
     server.receive(&reset, Vec::new()).unwrap();
     server.receive(&reset, Vec::new()).unwrap();
     let Some(Request::Reset { call }) = server.next_request().unwrap() else { panic!() };
     assert!(server.next_request().unwrap().is_none());
     let body = [&0x1000_u64.to_le_bytes()[..], &4_u64.to_le_bytes(), &[1, 2, 3, 4]].concat();
-    let mut answer = message(11, 1, &body);
+    let mut answer = raw_message(11, 1, &body);
     answer[..2].copy_from_slice(&id.to_le_bytes());
     server.receive(&answer[..16], Vec::new()).unwrap();
     server.receive(&answer[16..], Vec::new()).unwrap();
@@ -377,25 +380,25 @@ fn one_command_at_a_time_is_handed_out_and_replies_meanwhile() {
         panic!()
     };
     assert_eq!((data, server.pending()), (vec![1, 2, 3, 4], 0));
-    server.done(call);
+    server.reply_success(call);
     assert!(matches!(server.next_request(), Ok(Some(Request::Reset { .. }))));
 }
 
 #[test]
-fn a_client_that_asks_with_little_room_is_told_how_much_it_takes() {
-    let shape = &device().regions[0].0;
-    let body = shape.body(0, 32);
+fn short_argsz_is_answered_with_the_required_size() {
+    let shape = &sample_device().regions[0].0;
+    let body = shape.encode(0, 32);
     assert_eq!((body.len(), u32::from_le_bytes(body[..4].try_into().unwrap())), (32, 80));
     let mut bare = RegionInfo::parse(&body, 0).unwrap();
     assert_eq!(bare.areas, [SparseMmapArea { offset: 0, size: 0x4000 }]);
     bare.areas = shape.areas.clone();
     assert_eq!(&bare, shape);
-    assert_eq!(&RegionInfo::parse(&shape.body(0, 80), 0).unwrap(), shape);
+    assert_eq!(&RegionInfo::parse(&shape.encode(0, 80), 0).unwrap(), shape);
 }
 
 #[test]
-fn a_list_of_capabilities_that_leads_nowhere_is_refused() {
-    let body = device().regions[0].0.body(0, 80);
+fn region_capability_list_out_of_bounds_is_rejected() {
+    let body = sample_device().regions[0].0.encode(0, 80);
     let bent = |at: usize, value: u32| {
         let mut bent = body.clone();
         bent[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -414,23 +417,23 @@ fn a_list_of_capabilities_that_leads_nowhere_is_refused() {
 }
 
 #[test]
-fn who_comes_while_another_has_the_device_is_told_so() {
-    let mut server: Server<File> = Server::rejecting();
-    let proposal = message(1, 0, &Capabilities::OURS.proposal());
+fn second_client_is_rejected_with_busy() {
+    let mut server: Server<FakeFile> = Server::new_rejecting();
+    let proposal = raw_message(1, 0, &VersionCapabilities::OURS.encode_proposal());
     server.receive(&proposal[..16], Vec::new()).unwrap();
     server.receive(&proposal[16..], Vec::new()).unwrap();
     assert_eq!(server.next_request().unwrap_err(), Violation::Busy);
-    let answer = server.outgoing().unwrap().bytes;
+    let answer = server.next_outgoing().unwrap().bytes;
     assert_eq!((answer.len(), answer[8], answer[12]), (16, 0x21, 16));
 }
 
 /// Nothing more is received from a peer that does not receive its replies.
 #[test]
-fn a_peer_that_takes_nothing_is_asked_for_nothing() {
-    let mut client: Client<File> = Client::new();
+fn peer_that_does_not_receive_gets_no_further_dma_requests() {
+    let mut client: Client<FakeFile> = Client::new();
     let read = |id: u16| {
         let body = [&0x1000_u64.to_le_bytes()[..], &(1_u64 << 20).to_le_bytes()].concat();
-        let mut bytes = message(11, 0, &body);
+        let mut bytes = raw_message(11, 0, &body);
         bytes[..2].copy_from_slice(&id.to_le_bytes());
         bytes
     };
@@ -443,22 +446,22 @@ fn a_peer_that_takes_nothing_is_asked_for_nothing() {
         else {
             panic!()
         };
-        client.data(call, &vec![0; len_bytes as usize]);
+        client.reply_dma_read(call, &vec![0; len_bytes as usize]);
         answered += 1;
         assert!(answered < 10, "4 MiB are enough");
     }
-    while let Some(outgoing) = client.outgoing() {
+    while let Some(outgoing) = client.next_outgoing() {
         let len = outgoing.bytes.len();
-        client.sent(len);
+        client.record_sent(len);
     }
     assert!(client.receive_len() > 0);
 }
 
 /// Clients of the reference library send it with the descriptor of the memory.
 #[test]
-fn an_unmap_that_brings_a_descriptor_is_one_and_its_place_can_be_mapped_again() {
-    let mut server = Server::<File>::new(device());
-    let mut feed = |message: &[u8], files: Vec<File>| {
+fn dma_unmap_with_a_descriptor_is_accepted_and_its_range_can_be_mapped_again() {
+    let mut server = Server::<FakeFile>::new(sample_device());
+    let mut feed = |message: &[u8], files: Vec<FakeFile>| {
         let (mut bytes, mut files) = (message, files);
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
@@ -466,14 +469,14 @@ fn an_unmap_that_brings_a_descriptor_is_one_and_its_place_can_be_mapped_again() 
             bytes = rest;
         }
         let request = server.next_request().unwrap();
-        assert_eq!(server.take_refused().map(|it| it.to_string()), None);
+        assert_eq!(server.take_rejection().map(|it| it.to_string()), None);
         match request {
             Some(Request::Map { call, map, file }) => {
-                server.done(call);
+                server.reply_success(call);
                 format!("map {:#x} {file:?}", map.iova)
             }
             Some(Request::Unmap { call, iova, .. }) => {
-                server.done(call);
+                server.reply_success(call);
                 format!("unmap {iova:#x}")
             }
             None => String::new(),
@@ -483,9 +486,12 @@ fn an_unmap_that_brings_a_descriptor_is_one_and_its_place_can_be_mapped_again() 
     let places = |values: &[u64]| -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     };
-    let map = message(2, 0, &places(&[32 | 3 << 32, 0, 0x1000, 0x2000]));
-    let unmap = message(3, 0, &places(&[24, 0x1000, 0x2000]));
-    assert_eq!(feed(&message(1, 0, &Capabilities::OURS.proposal()), Vec::new()), "");
+    let map = raw_message(2, 0, &places(&[32 | 3 << 32, 0, 0x1000, 0x2000]));
+    let unmap = raw_message(3, 0, &places(&[24, 0x1000, 0x2000]));
+    assert_eq!(
+        feed(&raw_message(1, 0, &VersionCapabilities::OURS.encode_proposal()), Vec::new()),
+        ""
+    );
     for files in [0, 1, 3] {
         assert_eq!(feed(&map, vec![7]), "map 0x1000 Some(7)");
         assert_eq!(feed(&unmap, vec![9; files]), "unmap 0x1000", "{files} descriptors");

@@ -21,7 +21,7 @@ pub const ID_BYTES: usize = 20;
 ///   48   max_write_zeroes_sectors : 4 | max_write_zeroes_seg : 4 | may_unmap : 1 | – : 3
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct BlkConfig {
     /// Capacity in sectors.
     pub sectors: u64,
     /// Largest segment of a request in bytes.
@@ -40,7 +40,7 @@ pub struct Config {
     pub zero_sectors_max: u32,
 }
 
-impl Config {
+impl BlkConfig {
     /// Encodes the configuration space.
     pub fn to_bytes(&self) -> [u8; CONFIG_BYTES] {
         let mut bytes = [0; CONFIG_BYTES];
@@ -64,7 +64,7 @@ impl Config {
 
 /// Request type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BlkRequestType {
     /// Read.
     Read,
     /// Write.
@@ -88,9 +88,9 @@ pub enum Kind {
 ///   | type | reserved | sector   |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct BlkRequestHeader {
     /// Request type.
-    pub kind: Kind,
+    pub kind: BlkRequestType,
     /// First sector.
     pub sector: u64,
 }
@@ -108,9 +108,9 @@ pub struct DiscardSegment {
 
 /// Status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status(pub u8);
+pub struct BlkStatus(pub u8);
 
-impl Status {
+impl BlkStatus {
     /// VIRTIO_BLK_S_OK.
     pub const OK: Self = Self(0);
     /// VIRTIO_BLK_S_IOERR.
@@ -125,24 +125,24 @@ impl DiscardSegment {
 
     /// Parses a segment.
     pub fn read(bytes: [u8; STRETCH_BYTES as usize]) -> Self {
-        let mut fields = crate::bytes::PayloadReader(&bytes);
+        let mut fields = crate::payload_reader::PayloadReader(&bytes);
         Self { sector: fields.u64(), sectors: fields.u32(), flags: fields.u32() }
     }
 }
 
-impl Header {
+impl BlkRequestHeader {
     /// Parses a header.
     #[inline]
     pub fn read(bytes: [u8; HEADER_BYTES as usize]) -> Self {
-        let mut fields = crate::bytes::PayloadReader(&bytes);
+        let mut fields = crate::payload_reader::PayloadReader(&bytes);
         let kind = match fields.u32() {
-            0 => Kind::Read,
-            1 => Kind::Write,
-            4 => Kind::Flush,
-            8 => Kind::GetId,
-            11 => Kind::Discard,
-            13 => Kind::WriteZeroes,
-            other => Kind::Other(other),
+            0 => BlkRequestType::Read,
+            1 => BlkRequestType::Write,
+            4 => BlkRequestType::Flush,
+            8 => BlkRequestType::GetId,
+            11 => BlkRequestType::Discard,
+            13 => BlkRequestType::WriteZeroes,
+            other => BlkRequestType::Other(other),
         };
         let _ = fields.u32();
         Self { kind, sector: fields.u64() }

@@ -11,21 +11,21 @@ use crate::blk::CONFIG_BYTES;
 use crate::inflight::InflightLog;
 use crate::message_types::{HEADER_BYTES, RULES};
 use crate::{
-    BackendConfig, Chain, GuestMemory, GuestRegion, InflightBuffer, Request, Ring, RingAddresses,
-    Server, Violation,
+    BackendConfig, DescriptorChain, GuestMemory, GuestRegion, InflightBuffer, Request, Server,
+    Violation, Vring, VringAddresses,
 };
 
 /// Stand-in for a file descriptor.
-type File = u8;
+type FakeFile = u8;
 
 /// Largest number of steps.
 const STEPS_MAX: usize = 500;
 const QUEUES: u16 = 3;
 
 /// Script, consumed from the front; zero at its end.
-struct Script<'a>(&'a [u8]);
+struct FuzzScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl FuzzScript<'_> {
     fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -54,8 +54,8 @@ impl Script<'_> {
 ///
 /// If an invariant is violated: a request that the disk does not have, two requests at once, or an
 /// invalid reply.
-pub fn server(bytes: &[u8]) {
-    let mut script = Script(bytes);
+pub fn fuzz_server(bytes: &[u8]) {
+    let mut script = FuzzScript(bytes);
     let config = vec![7; CONFIG_BYTES];
     let mut server =
         Server::new(BackendConfig { features: 1 << 32, queues: QUEUES, config, slots: 4 });
@@ -64,15 +64,15 @@ pub fn server(bytes: &[u8]) {
         if script.is_over() {
             return;
         }
-        let (message, files) = message(&mut script);
-        if feed(&mut server, &message, files, piece, &mut script).is_err() {
+        let (message, files) = encode_message(&mut script);
+        if pass_bytes_to_server(&mut server, &message, files, piece, &mut script).is_err() {
             return;
         }
     }
 }
 
 /// Builds an almost correct message.
-fn message(script: &mut Script<'_>) -> (Vec<u8>, Vec<File>) {
+fn encode_message(script: &mut FuzzScript<'_>) -> (Vec<u8>, Vec<FakeFile>) {
     let step = script.byte();
     let rule = &RULES[usize::from(step) % RULES.len()];
     let (least, most) = rule.payload_bytes;
@@ -91,7 +91,7 @@ fn message(script: &mut Script<'_>) -> (Vec<u8>, Vec<File>) {
     let flags = if how & 1 == 0 { 1 } else { 9 };
     let mut bytes = [rule.code.0, flags, len].map(u32::to_le_bytes).concat();
     bytes.extend(payload);
-    let (fewest, most) = rule.files;
+    let (fewest, most) = rule.with_files;
     let files = match how & 6 {
         6 => usize::from(how >> 3),
         2 => fewest,
@@ -104,12 +104,12 @@ fn message(script: &mut Script<'_>) -> (Vec<u8>, Vec<File>) {
     (bytes, (0..files).map(|_| 3).collect())
 }
 
-fn feed(
-    server: &mut Server<File>,
+fn pass_bytes_to_server(
+    server: &mut Server<FakeFile>,
     mut bytes: &[u8],
-    mut files: Vec<File>,
+    mut files: Vec<FakeFile>,
     piece: usize,
-    script: &mut Script<'_>,
+    script: &mut FuzzScript<'_>,
 ) -> Result<(), Violation> {
     while !bytes.is_empty() {
         let receive_len = server.receive_len();
@@ -119,63 +119,71 @@ fn feed(
         server.receive(first, core::mem::take(&mut files))?;
         while let Some(request) = server.next_request()? {
             assert_eq!(server.receive_len(), 0, "one at a time");
-            serve(server, request, script);
+            serve_request(server, request, script);
         }
-        while let Some((bytes, _)) = server.outgoing() {
+        while let Some((bytes, _)) = server.next_outgoing() {
             assert!(bytes.len() >= HEADER_BYTES && bytes[4] == 5, "an answer of version 1");
             let len = bytes.len();
-            server.sent(len);
+            server.record_sent(len);
         }
     }
     Ok(())
 }
 
 /// Checks that a request is valid, and answers it.
-fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<'_>) {
+fn serve_request(
+    server: &mut Server<FakeFile>,
+    request: Request<FakeFile>,
+    script: &mut FuzzScript<'_>,
+) {
     match request {
         Request::GetInflightFd { call, queues, size } => {
             assert!(queues > 0 && (1..=1024).contains(&size));
             let area = InflightBuffer { len_bytes: 4096, file_offset: 0, queues, size };
-            server.inflight(call, area, 1);
+            server.reply_inflight(call, area, 1);
         }
         Request::Stop { call, queue } => {
             assert!(queue < QUEUES);
-            server.stopped(call, script.byte().into());
+            server.reply_stopped(call, script.byte().into());
         }
         Request::Start { call, queue, start } => {
             assert!(queue < QUEUES && start.size.is_power_of_two() && start.size <= 1024);
-            answer(server, call, script);
+            reply_or_reject(server, call, script);
         }
         Request::SetCall { call, queue, .. } => {
             assert!(queue < QUEUES);
-            answer(server, call, script);
+            reply_or_reject(server, call, script);
         }
         Request::SetInflightFd { call, area, .. } => {
             assert!(area.file_offset.checked_add(area.len_bytes).is_some());
-            answer(server, call, script);
+            reply_or_reject(server, call, script);
         }
         Request::Memory { call, .. } | Request::SetBackChannel { call, .. } => {
-            answer(server, call, script);
+            reply_or_reject(server, call, script);
         }
     }
 }
 
-fn answer(server: &mut Server<File>, call: crate::PendingReply, script: &mut Script<'_>) {
+fn reply_or_reject(
+    server: &mut Server<FakeFile>,
+    call: crate::PendingReply,
+    script: &mut FuzzScript<'_>,
+) {
     if script.byte() & 7 == 7 {
-        let _ = server.refuse(call);
+        let _ = server.reply_error(call);
     } else {
-        server.done(call);
+        server.reply_success(call);
     }
 }
 
 /// Guest memory that the script describes.
 #[derive(Debug)]
-struct Scripted(Mutex<Vec<u8>>);
+struct ScriptedMemory(Mutex<Vec<u8>>);
 
 const MEMORY_BYTES: u64 = 0x4000;
 const SIZE: u16 = 16;
 
-impl Memory for &Scripted {
+impl Memory for &ScriptedMemory {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         let bytes = self.0.lock().map_err(|_| InvalidSegment(segment))?;
         let at = usize::try_from(segment.offset).map_err(|_| InvalidSegment(segment))?;
@@ -202,13 +210,13 @@ impl Memory for &Scripted {
 /// # Panics
 ///
 /// If a chain leaves memory or does not end.
-pub fn ring(bytes: &[u8]) {
+pub fn fuzz_ring(bytes: &[u8]) {
     let len = usize::try_from(MEMORY_BYTES).unwrap_or(0);
     let memory: Vec<u8> = bytes.iter().copied().cycle().take(len).collect();
     if memory.len() < len {
         return;
     }
-    let memory = Scripted(Mutex::new(memory));
+    let memory = ScriptedMemory(Mutex::new(memory));
     let half = MEMORY_BYTES / 2;
     let area = |index: u64| GuestRegion {
         guest: index * half,
@@ -218,27 +226,33 @@ pub fn ring(bytes: &[u8]) {
         offset: index * half,
     };
     let Some(space) = GuestMemory::new(vec![area(0), area(1)]) else { return };
-    let Ok(place) = RingAddresses::new(&space, SIZE, [0, 0x400, 0x800]) else { return };
+    let Ok(place) = VringAddresses::new(&space, SIZE, [0, 0x400, 0x800]) else { return };
     let has_event_index = bytes.first().is_some_and(|byte| byte & 1 != 0);
     let first = u16::try_from(bytes.len() & 0xffff).unwrap_or(0);
-    let Ok(mut ring) = Ring::new(&memory, place, first, has_event_index) else {
+    let Ok(mut ring) = Vring::new(&memory, place, first, has_event_index) else {
         return;
     };
     let record = Segment { region: RegionId(0), offset: 0xc00, len_bytes: 0x140 };
     if let Ok((mut record, heads)) = InflightLog::open(&memory, record, SIZE, ring.used()) {
         assert!(heads.len() <= usize::from(SIZE) && heads.iter().all(|head| *head < SIZE));
-        let _ = record.begin(3).and_then(|()| record.push(3)).and_then(|()| record.publish(4));
+        let _ = record
+            .mark_in_flight(3)
+            .and_then(|()| record.add_to_batch(3))
+            .and_then(|()| record.publish_batch(4));
     }
-    let mut chain = Chain::default();
+    let mut chain = DescriptorChain::default();
     for _ in 0..SIZE {
-        let Ok(Some(head)) = ring.take() else { break };
-        if ring.follow(head, &space, &mut chain).is_ok() {
+        let Ok(Some(head)) = ring.take_head() else { break };
+        if ring.resolve_chain(head, &space, &mut chain).is_ok() {
             let pieces = chain.readable.iter().chain(&chain.writable);
             let is_inside =
                 |piece: &Segment| piece.offset + u64::from(piece.len_bytes) <= MEMORY_BYTES;
             assert!(pieces.clone().all(is_inside), "a piece outside of memory");
         }
-        let _ = ring.push(head, 1).and_then(|()| ring.publish()).and_then(|()| ring.wants_call());
+        let _ = ring
+            .write_used(head, 1)
+            .and_then(|()| ring.publish_used_index())
+            .and_then(|()| ring.needs_interrupt());
     }
     let _ = ring.enable_kicks();
 }
@@ -298,23 +312,23 @@ mod tests {
     use tenmil_base::Random;
 
     #[test]
-    fn nothing_that_must_hold_is_broken_by_scripts_of_any_kind() {
+    fn random_scripts_violate_no_vhost_user_invariant() {
         let mut random = Random::new(0x7f_0002);
         for _ in 0..2_000 {
             let len = random.below(400);
             let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
-            super::server(&bytes);
-            super::ring(&bytes);
+            super::fuzz_server(&bytes);
+            super::fuzz_ring(&bytes);
             // Few bits: valid numbers, unmodified messages.
             let calm: Vec<u8> = bytes.iter().map(|byte| byte & 0x1f).collect();
-            super::server(&calm);
-            super::ring(&calm);
+            super::fuzz_server(&calm);
+            super::fuzz_ring(&calm);
         }
         for (_, seed) in super::server_seeds() {
-            super::server(&seed);
+            super::fuzz_server(&seed);
         }
         for (_, seed) in super::ring_seeds() {
-            super::ring(&seed);
+            super::fuzz_ring(&seed);
         }
     }
 }

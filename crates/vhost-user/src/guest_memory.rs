@@ -23,7 +23,7 @@ pub struct GuestRegion {
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     /// Regions by ascending guest address.
-    areas: Vec<GuestRegion>,
+    regions: Vec<GuestRegion>,
 }
 
 /// Address range that is not mapped.
@@ -47,12 +47,12 @@ impl GuestMemory {
         };
         let is_right = has_order(|area| area.user, &areas);
         areas.sort_unstable_by_key(|area| area.guest);
-        (is_right && has_order(|area| area.guest, &areas)).then_some(Self { areas })
+        (is_right && has_order(|area| area.guest, &areas)).then_some(Self { regions: areas })
     }
 
     /// Regions by ascending guest address.
     pub fn areas(&self) -> &[GuestRegion] {
-        &self.areas
+        &self.regions
     }
 
     /// Appends the segments of `len_bytes` at a guest address; several if the range crosses
@@ -62,7 +62,7 @@ impl GuestMemory {
     ///
     /// If a part is not mapped, or `into` would exceed `pieces_max`.
     #[inline]
-    pub fn resolve(
+    pub fn resolve_guest_address(
         &self,
         address: u64,
         len_bytes: u32,
@@ -72,8 +72,8 @@ impl GuestMemory {
         let outside = InvalidAddress { address, len_bytes: len_bytes.into() };
         let (mut at, mut left) = (address, len_bytes);
         while left > 0 {
-            let after = self.areas.partition_point(|area| area.guest <= at);
-            let area = after.checked_sub(1).and_then(|index| self.areas.get(index));
+            let after = self.regions.partition_point(|area| area.guest <= at);
+            let area = after.checked_sub(1).and_then(|index| self.regions.get(index));
             let area = area.ok_or(outside)?;
             let skip = at - area.guest;
             if skip >= area.len_bytes || into.len() >= pieces_max {
@@ -93,13 +93,17 @@ impl GuestMemory {
     /// # Errors
     ///
     /// If the range is not within one region.
-    pub fn at_user(&self, address: u64, len_bytes: u32) -> Result<Segment, InvalidAddress> {
+    pub fn resolve_user_address(
+        &self,
+        address: u64,
+        len_bytes: u32,
+    ) -> Result<Segment, InvalidAddress> {
         let outside = InvalidAddress { address, len_bytes: len_bytes.into() };
         let around = |area: &&GuestRegion| {
             let skip = address.wrapping_sub(area.user);
             skip < area.len_bytes && u64::from(len_bytes) <= area.len_bytes - skip
         };
-        let area = self.areas.iter().find(around).ok_or(outside)?;
+        let area = self.regions.iter().find(around).ok_or(outside)?;
         let offset = area.offset + (address - area.user);
         Ok(Segment { region: area.region, offset, len_bytes })
     }

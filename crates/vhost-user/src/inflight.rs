@@ -14,7 +14,7 @@
 
 use tenmil_base::{InvalidSegment, Memory, Segment};
 
-use crate::ring::RingError;
+use crate::ring::VringError;
 
 /// Inflight record of one queue.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl<M: Memory> InflightLog<M> {
     ) -> Result<(Self, Vec<u16>), InflightError> {
         let mut record = Self { memory, place, size, counter: 0, last: 0, used, batch: Vec::new() };
         record.batch.reserve_exact(usize::from(size));
-        let [version, entries] = halves(record.load(8)?);
+        let [version, entries] = low_and_high_u16(record.load(8)?);
         match (version, entries) {
             (0, 0) => {
                 record.store(8, u32::from(VERSION) | u32::from(size) << 16)?;
@@ -80,13 +80,13 @@ impl<M: Memory> InflightLog<M> {
             (VERSION, entries) => return Err(InflightError::Entries(entries)),
             (version, _) => return Err(InflightError::Version(version)),
         }
-        let [last, recorded] = halves(record.load(12)?);
+        let [last, recorded] = low_and_high_u16(record.load(12)?);
         record.last = last;
-        let mut heads = record.marked()?;
+        let mut heads = record.heads_in_flight()?;
         // A restarted driver has reset its index, and then there are no marks.
         if !heads.is_empty() {
-            record.finish_batch(used.wrapping_sub(recorded))?;
-            heads = record.marked()?;
+            record.complete_interrupted_batch(used.wrapping_sub(recorded))?;
+            heads = record.heads_in_flight()?;
         }
         record.store_batch()?;
         Ok((record, heads))
@@ -94,7 +94,7 @@ impl<M: Memory> InflightLog<M> {
 
     /// Unmarks the heads of the last batch that the driver can see already, because the predecessor
     /// stopped before it unmarked them.
-    fn finish_batch(&mut self, count: u16) -> Result<(), InflightError> {
+    fn complete_interrupted_batch(&mut self, count: u16) -> Result<(), InflightError> {
         if count > self.size {
             return Err(InflightError::List(count));
         }
@@ -103,18 +103,18 @@ impl<M: Memory> InflightLog<M> {
             if head >= self.size {
                 return Err(InflightError::List(head));
             }
-            self.store(entry(head), 0)?;
-            let [_, next] = halves(self.load(entry(head) + 4)?);
+            self.store(entry_offset(head), 0)?;
+            let [_, next] = low_and_high_u16(self.load(entry_offset(head) + 4)?);
             head = next;
         }
         Ok(())
     }
 
     /// Heads in flight, oldest first.
-    fn marked(&mut self) -> Result<Vec<u16>, InflightError> {
+    fn heads_in_flight(&mut self) -> Result<Vec<u16>, InflightError> {
         let mut found = Vec::new();
         for head in 0..self.size {
-            let at = entry(head);
+            let at = entry_offset(head);
             if self.load(at)? & 0xff == 0 {
                 continue;
             }
@@ -132,15 +132,15 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// If the memory was unmapped.
     #[inline]
-    pub fn begin(&mut self, head: u16) -> Result<(), RingError> {
-        let [low, high] = words(self.counter);
+    pub fn mark_in_flight(&mut self, head: u16) -> Result<(), VringError> {
+        let [low, high] = low_and_high_u32(self.counter);
         self.counter = self.counter.wrapping_add(1);
-        let at = entry(head);
+        let at = entry_offset(head);
         let marked = self
             .store(at + 8, low)
             .and_then(|()| self.store(at + 12, high))
             .and_then(|()| self.store(at, 1));
-        marked.map_err(|_| RingError::Unmapped)
+        marked.map_err(|_| VringError::Unmapped)
     }
 
     /// Adds a chain to the batch: its used entry was written but not published.
@@ -149,11 +149,11 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// If the memory was unmapped.
     #[inline]
-    pub fn push(&mut self, head: u16) -> Result<(), RingError> {
-        let linked = self.store(entry(head) + 4, u32::from(self.last) << 16);
+    pub fn add_to_batch(&mut self, head: u16) -> Result<(), VringError> {
+        let linked = self.store(entry_offset(head) + 4, u32::from(self.last) << 16);
         self.last = head;
         self.batch.push(head);
-        linked.and_then(|()| self.store_batch()).map_err(|_| RingError::Unmapped)
+        linked.and_then(|()| self.store_batch()).map_err(|_| VringError::Unmapped)
     }
 
     /// Unmarks the batch after its publication. `used` is the used index.
@@ -162,15 +162,15 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// If the memory was unmapped.
     #[inline]
-    pub fn publish(&mut self, used: u16) -> Result<(), RingError> {
+    pub fn publish_batch(&mut self, used: u16) -> Result<(), VringError> {
         let mut cleared = Ok(());
         for at in 0..self.batch.len() {
             let head = self.batch[at];
-            cleared = cleared.and_then(|()| self.store(entry(head), 0));
+            cleared = cleared.and_then(|()| self.store(entry_offset(head), 0));
         }
         self.batch.clear();
         self.used = used;
-        cleared.and_then(|()| self.store_batch()).map_err(|_| RingError::Unmapped)
+        cleared.and_then(|()| self.store_batch()).map_err(|_| VringError::Unmapped)
     }
 
     fn store_batch(&self) -> Result<(), InflightError> {
@@ -180,7 +180,7 @@ impl<M: Memory> InflightLog<M> {
     #[inline]
     fn load(&self, at: u32) -> Result<u32, InflightError> {
         let place = self.place.slice(at, 4).ok_or(InflightError::Unmapped)?;
-        self.memory.load_u32(place).map_err(unmapped)
+        self.memory.load_u32(place).map_err(unmapped_error)
     }
 
     /// Stores a word. Each store is a release, so a successor sees the stores in their order, up to
@@ -188,27 +188,27 @@ impl<M: Memory> InflightLog<M> {
     #[inline]
     fn store(&self, at: u32, value: u32) -> Result<(), InflightError> {
         let place = self.place.slice(at, 4).ok_or(InflightError::Unmapped)?;
-        self.memory.store_u32(place, value).map_err(unmapped)
+        self.memory.store_u32(place, value).map_err(unmapped_error)
     }
 }
 
 #[inline]
-fn entry(head: u16) -> u32 {
+fn entry_offset(head: u16) -> u32 {
     HEADER_BYTES + u32::from(head) * ENTRY_BYTES
 }
 
 #[inline]
-fn halves(word: u32) -> [u16; 2] {
+fn low_and_high_u16(word: u32) -> [u16; 2] {
     [word & 0xffff, word >> 16].map(|half| u16::try_from(half).unwrap_or(0))
 }
 
 #[inline]
-fn words(value: u64) -> [u32; 2] {
+fn low_and_high_u32(value: u64) -> [u32; 2] {
     [value & 0xffff_ffff, value >> 32].map(|half| u32::try_from(half).unwrap_or(0))
 }
 
 #[cold]
-fn unmapped(_: InvalidSegment) -> InflightError {
+fn unmapped_error(_: InvalidSegment) -> InflightError {
     InflightError::Unmapped
 }
 

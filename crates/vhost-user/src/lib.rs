@@ -14,7 +14,7 @@
 //! memory is any implementation of [`tenmil_base::Memory`].
 //!
 //! The input of front end and guest is validated. An invalid message is a [`Violation`], an invalid
-//! ring is [`RingError`]; each names what was found and what was expected.
+//! ring is [`VringError`]; each names what was found and what was expected.
 //!
 //! Section names refer to the vhost-user protocol published by QEMU (`docs/interop/vhost-user.rst`)
 //! and to the Virtual I/O Device specification 1.2 ("virtio"). All integers are little-endian: in
@@ -24,7 +24,6 @@
 #![forbid(unsafe_code)]
 
 pub mod blk;
-mod bytes;
 pub mod features;
 pub mod fuzz;
 mod guest_memory;
@@ -32,6 +31,7 @@ pub mod inflight;
 mod message_parser;
 mod message_types;
 mod payload;
+mod payload_reader;
 mod request;
 mod ring;
 mod server;
@@ -42,9 +42,9 @@ mod violation;
 pub use guest_memory::{GuestMemory, GuestRegion, InvalidAddress};
 pub use message_types::{HEADER_BYTES, MessageType};
 pub use request::{
-    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, PendingReply, ReplyDisposition,
-    Request, Start,
+    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, PendingReply, QueueStart,
+    ReplyDisposition, Request,
 };
-pub use ring::{Chain, QUEUE_SIZE_MAX, Ring, RingAddresses, RingError};
+pub use ring::{DescriptorChain, QUEUE_SIZE_MAX, Vring, VringAddresses, VringError};
 pub use server::{CONFIG_CHANGED, Server};
 pub use violation::Violation;

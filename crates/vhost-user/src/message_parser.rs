@@ -1,9 +1,9 @@
 //! Message assembly from received bytes and descriptors.
 
-use crate::bytes::PayloadReader;
 use crate::message_types::{
     HEADER_BYTES, MessageType, NEED_REPLY, PAYLOAD_BYTES_MAX, REPLY, VERSION, VERSION_BITS,
 };
+use crate::payload_reader::PayloadReader;
 use crate::violation::Violation;
 
 /// Complete message.
@@ -47,13 +47,13 @@ impl<F> MessageParser<F> {
     }
 
     /// Whether a message was received in part.
-    pub(crate) fn is_amid(&self) -> bool {
+    pub(crate) fn has_partial_message(&self) -> bool {
         !self.header.is_empty()
     }
 
     /// Receives at most `receive_len` bytes and the descriptors that arrived with them. Returns a
     /// message if it is complete.
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,

@@ -59,11 +59,11 @@ pub(crate) struct MessageRule {
     /// Smallest and largest payload in bytes.
     pub(crate) payload_bytes: (u32, u32),
     /// Smallest and largest number of descriptors.
-    pub(crate) files: (usize, usize),
+    pub(crate) with_files: (usize, usize),
     /// Whether the message has a reply of its own.
     pub(crate) is_question: bool,
     /// Protocol features that must be negotiated first.
-    pub(crate) needs: u64,
+    pub(crate) with_required_feature: u64,
 }
 
 /// Largest number of regions in SET_MEM_TABLE.
@@ -82,71 +82,78 @@ const TABLE_BYTES_MAX: u32 = 264;
 const _: () = assert!(TABLE_BYTES_MAX as usize == 8 + TABLE_MAX * AREA_BYTES);
 
 impl MessageRule {
-    const fn set(code: MessageType, name: &'static str, bytes: u32) -> Self {
+    const fn setter(code: MessageType, name: &'static str, bytes: u32) -> Self {
         let payload_bytes = (bytes, bytes);
-        Self { code, name, payload_bytes, files: (0, 0), is_question: false, needs: 0 }
+        Self {
+            code,
+            name,
+            payload_bytes,
+            with_files: (0, 0),
+            is_question: false,
+            with_required_feature: 0,
+        }
     }
 
-    const fn get(code: MessageType, name: &'static str, bytes: u32) -> Self {
-        Self { is_question: true, ..Self::set(code, name, bytes) }
+    const fn query(code: MessageType, name: &'static str, bytes: u32) -> Self {
+        Self { is_question: true, ..Self::setter(code, name, bytes) }
     }
 
     const fn files(self, least: usize, most: usize) -> Self {
-        Self { files: (least, most), ..self }
+        Self { with_files: (least, most), ..self }
     }
 
-    const fn up_to(self, bytes_max: u32) -> Self {
+    const fn with_payload_max(self, bytes_max: u32) -> Self {
         Self { payload_bytes: (self.payload_bytes.0, bytes_max), ..self }
     }
 
     const fn needs(self, needs: u64) -> Self {
-        Self { needs, ..self }
+        Self { with_required_feature: needs, ..self }
     }
 }
 
 /// Allowed forms of all supported messages.
 pub(crate) const RULES: [MessageRule; 24] = [
-    MessageRule::get(MessageType::GET_FEATURES, "GET_FEATURES", 0),
-    MessageRule::set(MessageType::SET_FEATURES, "SET_FEATURES", 8),
-    MessageRule::set(MessageType::SET_OWNER, "SET_OWNER", 0),
-    MessageRule::set(MessageType::RESET_OWNER, "RESET_OWNER", 0),
-    MessageRule::set(MessageType::SET_MEM_TABLE, "SET_MEM_TABLE", 8)
-        .up_to(TABLE_BYTES_MAX)
+    MessageRule::query(MessageType::GET_FEATURES, "GET_FEATURES", 0),
+    MessageRule::setter(MessageType::SET_FEATURES, "SET_FEATURES", 8),
+    MessageRule::setter(MessageType::SET_OWNER, "SET_OWNER", 0),
+    MessageRule::setter(MessageType::RESET_OWNER, "RESET_OWNER", 0),
+    MessageRule::setter(MessageType::SET_MEM_TABLE, "SET_MEM_TABLE", 8)
+        .with_payload_max(TABLE_BYTES_MAX)
         .files(0, TABLE_MAX),
-    MessageRule::set(MessageType::SET_VRING_NUM, "SET_VRING_NUM", 8),
-    MessageRule::set(MessageType::SET_VRING_ADDR, "SET_VRING_ADDR", 40),
-    MessageRule::set(MessageType::SET_VRING_BASE, "SET_VRING_BASE", 8),
-    MessageRule::get(MessageType::GET_VRING_BASE, "GET_VRING_BASE", 8),
-    MessageRule::set(MessageType::SET_VRING_KICK, "SET_VRING_KICK", 8).files(0, 1),
-    MessageRule::set(MessageType::SET_VRING_CALL, "SET_VRING_CALL", 8).files(0, 1),
-    MessageRule::set(MessageType::SET_VRING_ERR, "SET_VRING_ERR", 8).files(0, 1),
-    MessageRule::get(MessageType::GET_PROTOCOL_FEATURES, "GET_PROTOCOL_FEATURES", 0),
-    MessageRule::set(MessageType::SET_PROTOCOL_FEATURES, "SET_PROTOCOL_FEATURES", 8),
-    MessageRule::get(MessageType::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).needs(MQ),
-    MessageRule::set(MessageType::SET_VRING_ENABLE, "SET_VRING_ENABLE", 8),
-    MessageRule::set(MessageType::SET_BACKEND_REQ_FD, "SET_BACKEND_REQ_FD", 0)
+    MessageRule::setter(MessageType::SET_VRING_NUM, "SET_VRING_NUM", 8),
+    MessageRule::setter(MessageType::SET_VRING_ADDR, "SET_VRING_ADDR", 40),
+    MessageRule::setter(MessageType::SET_VRING_BASE, "SET_VRING_BASE", 8),
+    MessageRule::query(MessageType::GET_VRING_BASE, "GET_VRING_BASE", 8),
+    MessageRule::setter(MessageType::SET_VRING_KICK, "SET_VRING_KICK", 8).files(0, 1),
+    MessageRule::setter(MessageType::SET_VRING_CALL, "SET_VRING_CALL", 8).files(0, 1),
+    MessageRule::setter(MessageType::SET_VRING_ERR, "SET_VRING_ERR", 8).files(0, 1),
+    MessageRule::query(MessageType::GET_PROTOCOL_FEATURES, "GET_PROTOCOL_FEATURES", 0),
+    MessageRule::setter(MessageType::SET_PROTOCOL_FEATURES, "SET_PROTOCOL_FEATURES", 8),
+    MessageRule::query(MessageType::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).needs(MQ),
+    MessageRule::setter(MessageType::SET_VRING_ENABLE, "SET_VRING_ENABLE", 8),
+    MessageRule::setter(MessageType::SET_BACKEND_REQ_FD, "SET_BACKEND_REQ_FD", 0)
         .files(1, 1)
         .needs(BACKEND_REQ),
-    MessageRule::get(MessageType::GET_CONFIG, "GET_CONFIG", CONFIG_FIELDS)
-        .up_to(CONFIG_FIELDS + CONFIG_MAX)
+    MessageRule::query(MessageType::GET_CONFIG, "GET_CONFIG", CONFIG_FIELDS)
+        .with_payload_max(CONFIG_FIELDS + CONFIG_MAX)
         .needs(CONFIG),
-    MessageRule::set(MessageType::SET_CONFIG, "SET_CONFIG", CONFIG_FIELDS)
-        .up_to(CONFIG_FIELDS + CONFIG_MAX)
+    MessageRule::setter(MessageType::SET_CONFIG, "SET_CONFIG", CONFIG_FIELDS)
+        .with_payload_max(CONFIG_FIELDS + CONFIG_MAX)
         .needs(CONFIG),
     // The two counts at the end take 4 bytes; some compilers add 4 bytes of padding.
-    MessageRule::get(MessageType::GET_INFLIGHT_FD, "GET_INFLIGHT_FD", 20)
-        .up_to(24)
+    MessageRule::query(MessageType::GET_INFLIGHT_FD, "GET_INFLIGHT_FD", 20)
+        .with_payload_max(24)
         .needs(INFLIGHT_SHMFD),
-    MessageRule::set(MessageType::SET_INFLIGHT_FD, "SET_INFLIGHT_FD", 20)
-        .up_to(24)
+    MessageRule::setter(MessageType::SET_INFLIGHT_FD, "SET_INFLIGHT_FD", 20)
+        .with_payload_max(24)
         .files(1, 1)
         .needs(INFLIGHT_SHMFD),
-    MessageRule::get(MessageType::GET_MAX_MEM_SLOTS, "GET_MAX_MEM_SLOTS", 0)
+    MessageRule::query(MessageType::GET_MAX_MEM_SLOTS, "GET_MAX_MEM_SLOTS", 0)
         .needs(CONFIGURE_MEM_SLOTS),
-    MessageRule::set(MessageType::ADD_MEM_REG, "ADD_MEM_REG", 40)
+    MessageRule::setter(MessageType::ADD_MEM_REG, "ADD_MEM_REG", 40)
         .files(1, 1)
         .needs(CONFIGURE_MEM_SLOTS),
-    MessageRule::set(MessageType::REM_MEM_REG, "REM_MEM_REG", 40)
+    MessageRule::setter(MessageType::REM_MEM_REG, "REM_MEM_REG", 40)
         .files(0, 1)
         .needs(CONFIGURE_MEM_SLOTS),
 ];

@@ -32,9 +32,9 @@ pub enum Request<F> {
         /// Queue index.
         queue: u16,
         /// Parameters.
-        start: Start<F>,
+        start: QueueStart<F>,
     },
-    /// Stop a queue. Answered with [`stopped`](crate::Server::stopped) once the queue accesses
+    /// Stop a queue. Answered with [`stopped`](crate::Server::reply_stopped) once the queue accesses
     /// nothing.
     Stop {
         /// Handle for the reply.
@@ -59,7 +59,7 @@ pub enum Request<F> {
         /// Socket.
         file: F,
     },
-    /// Create an inflight buffer. Answered with [`inflight`](crate::Server::inflight).
+    /// Create an inflight buffer. Answered with [`inflight`](crate::Server::reply_inflight).
     GetInflightFd {
         /// Handle for the reply.
         call: PendingReply,
@@ -105,7 +105,7 @@ pub struct MemoryRegionDesc {
 
 /// Parameters of a queue to start.
 #[derive(Clone, Debug)]
-pub struct Start<F> {
+pub struct QueueStart<F> {
     /// Number of entries.
     pub size: u16,
     /// First available index to take.

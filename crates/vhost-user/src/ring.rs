@@ -18,7 +18,7 @@ use crate::guest_memory::{GuestMemory, InvalidAddress};
 
 /// Location of the three parts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingAddresses {
+pub struct VringAddresses {
     descriptors: Segment,
     available: Segment,
     used: Segment,
@@ -27,15 +27,15 @@ pub struct RingAddresses {
 
 /// Device side of a ring.
 #[derive(Debug)]
-pub struct Ring<M> {
+pub struct Vring<M> {
     memory: M,
-    place: RingAddresses,
+    place: VringAddresses,
     /// Next available index to take.
-    next: u16,
+    next_available_index: u16,
     /// Available index of the driver, as last seen.
     seen: u16,
     /// Next used index to write.
-    used: u16,
+    next_used_index: u16,
     /// Used index as published to the driver.
     published: u16,
     has_event_index: bool,
@@ -45,7 +45,7 @@ pub struct Ring<M> {
 
 /// Memory of a descriptor chain: device-readable segments first, then device-writable ones.
 #[derive(Debug, Default)]
-pub struct Chain {
+pub struct DescriptorChain {
     /// Device-readable segments.
     pub readable: Vec<Segment>,
     /// Device-writable segments.
@@ -58,7 +58,7 @@ pub struct Chain {
 
 /// Violation of the ring's rules by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RingError {
+pub enum VringError {
     /// The available index is further ahead than the ring is long.
     IndexJump {
         /// Available index.
@@ -137,7 +137,7 @@ struct Descriptor {
     next: u16,
 }
 
-impl RingAddresses {
+impl VringAddresses {
     /// Resolves a ring of `size` entries at these addresses of the front end's process.
     ///
     /// # Errors
@@ -150,9 +150,9 @@ impl RingAddresses {
     ) -> Result<Self, InvalidAddress> {
         let entries = u32::from(size);
         Ok(Self {
-            descriptors: space.at_user(descriptors, entries * DESCRIPTOR_BYTES)?,
-            available: space.at_user(available, 6 + 2 * entries)?,
-            used: space.at_user(used, 6 + 8 * entries)?,
+            descriptors: space.resolve_user_address(descriptors, entries * DESCRIPTOR_BYTES)?,
+            available: space.resolve_user_address(available, 6 + 2 * entries)?,
+            used: space.resolve_user_address(used, 6 + 8 * entries)?,
             size,
         })
     }
@@ -163,7 +163,7 @@ impl RingAddresses {
     }
 }
 
-impl<M: Memory> Ring<M> {
+impl<M: Memory> Vring<M> {
     /// Opens the ring at `place`, starting at available index `next`. Kicks are disabled until
     /// [`ask_for_kicks`](Self::enable_kicks).
     ///
@@ -172,18 +172,18 @@ impl<M: Memory> Ring<M> {
     /// If its memory cannot be accessed.
     pub fn new(
         memory: M,
-        place: RingAddresses,
+        place: VringAddresses,
         next: u16,
         has_event_index: bool,
-    ) -> Result<Self, RingError> {
-        let word = memory.load_u32(place.used).map_err(unmapped)?;
-        let used = high(word);
+    ) -> Result<Self, VringError> {
+        let word = memory.load_u32(place.used).map_err(unmapped_error)?;
+        let used = high_u16(word);
         let mut ring = Self {
             memory,
             place,
-            next,
+            next_available_index: next,
             seen: next,
-            used,
+            next_used_index: used,
             published: used,
             has_event_index,
             flags: 0,
@@ -194,12 +194,12 @@ impl<M: Memory> Ring<M> {
 
     /// Next used index to write.
     pub fn used(&self) -> u16 {
-        self.used
+        self.next_used_index
     }
 
     /// Next available index to take.
     pub fn next(&self) -> u16 {
-        self.next
+        self.next_available_index
     }
 
     /// Takes the next available chain. Returns its head.
@@ -208,26 +208,28 @@ impl<M: Memory> Ring<M> {
     ///
     /// If the available index or the head is invalid.
     #[inline]
-    pub fn take(&mut self) -> Result<Option<u16>, RingError> {
-        if self.seen == self.next && !self.load_available()? {
+    pub fn take_head(&mut self) -> Result<Option<u16>, VringError> {
+        if self.seen == self.next_available_index && !self.load_available()? {
             return Ok(None);
         }
         let size = self.place.size;
-        let at = 4 + 2 * u64::from(self.next & (size - 1));
-        let head = self.load_half(self.place.available, at)?;
+        let at = 4 + 2 * u64::from(self.next_available_index & (size - 1));
+        let head = self.load_u16(self.place.available, at)?;
         if head >= size {
-            return Err(RingError::Descriptor { found: head, size });
+            return Err(VringError::Descriptor { found: head, size });
         }
-        self.next = self.next.wrapping_add(1);
+        self.next_available_index = self.next_available_index.wrapping_add(1);
         Ok(Some(head))
     }
 
     /// Loads the available index. Returns whether there is something to take.
-    fn load_available(&mut self) -> Result<bool, RingError> {
-        let Self { next: taken, place: RingAddresses { size, available, .. }, .. } = *self;
-        let found = self.load_half(available, 2)?;
+    fn load_available(&mut self) -> Result<bool, VringError> {
+        let Self {
+            next_available_index: taken, place: VringAddresses { size, available, .. }, ..
+        } = *self;
+        let found = self.load_u16(available, 2)?;
         if found.wrapping_sub(taken) > size {
-            return Err(RingError::IndexJump { found, taken, size });
+            return Err(VringError::IndexJump { found, taken, size });
         }
         self.seen = found;
         Ok(found != taken)
@@ -239,97 +241,97 @@ impl<M: Memory> Ring<M> {
     ///
     /// If the chain is invalid or lies outside guest memory.
     #[inline]
-    pub fn follow(
+    pub fn resolve_chain(
         &self,
         head: u16,
         space: &GuestMemory,
-        chain: &mut Chain,
-    ) -> Result<(), RingError> {
+        chain: &mut DescriptorChain,
+    ) -> Result<(), VringError> {
         chain.clear();
-        let RingAddresses { descriptors, size, .. } = self.place;
+        let VringAddresses { descriptors, size, .. } = self.place;
         let mut index = head;
         for _ in 0..size {
             if index >= size {
-                return Err(RingError::Descriptor { found: index, size });
+                return Err(VringError::Descriptor { found: index, size });
             }
             let at = u32::from(index) * DESCRIPTOR_BYTES;
-            let descriptor = self.descriptor(piece(descriptors, at)?)?;
+            let descriptor = self.descriptor(skip_bytes(descriptors, at)?)?;
             if descriptor.flags & INDIRECT != 0 {
-                return self.follow_table(head, descriptor, space, chain);
+                return self.follow_indirect_table(head, descriptor, space, chain);
             }
-            chain.add(head, descriptor, space)?;
+            chain.add_descriptor(head, descriptor, space)?;
             if descriptor.flags & NEXT == 0 {
                 return Ok(());
             }
             index = descriptor.next;
         }
-        Err(RingError::Long { head, expected_max: size.into() })
+        Err(VringError::Long { head, expected_max: size.into() })
     }
 
     /// Follows an indirect table, which ends a chain.
-    fn follow_table(
+    fn follow_indirect_table(
         &self,
         head: u16,
         table: Descriptor,
         space: &GuestMemory,
-        chain: &mut Chain,
-    ) -> Result<(), RingError> {
+        chain: &mut DescriptorChain,
+    ) -> Result<(), VringError> {
         let found = table.len_bytes;
         let count = found / DESCRIPTOR_BYTES;
         let is_right = table.flags & NEXT == 0
             && found.is_multiple_of(DESCRIPTOR_BYTES)
             && (1..=u32::from(QUEUE_SIZE_MAX)).contains(&count);
         if !is_right {
-            return Err(RingError::Indirect { head, found });
+            return Err(VringError::Indirect { head, found });
         }
         let count = u16::try_from(count).unwrap_or(QUEUE_SIZE_MAX);
         let mut index = 0;
         for _ in 0..count {
             if index >= count {
-                return Err(RingError::Descriptor { found: index, size: count });
+                return Err(VringError::Descriptor { found: index, size: count });
             }
-            let descriptor = self.table_entry(table.address, index, space)?;
+            let descriptor = self.indirect_descriptor(table.address, index, space)?;
             if descriptor.flags & INDIRECT != 0 {
-                return Err(RingError::Indirect { head, found: descriptor.len_bytes });
+                return Err(VringError::Indirect { head, found: descriptor.len_bytes });
             }
-            chain.add(head, descriptor, space)?;
+            chain.add_descriptor(head, descriptor, space)?;
             if descriptor.flags & NEXT == 0 {
                 return Ok(());
             }
             index = descriptor.next;
         }
-        Err(RingError::Long { head, expected_max: count.into() })
+        Err(VringError::Long { head, expected_max: count.into() })
     }
 
-    fn table_entry(
+    fn indirect_descriptor(
         &self,
         table: u64,
         index: u16,
         space: &GuestMemory,
-    ) -> Result<Descriptor, RingError> {
+    ) -> Result<Descriptor, VringError> {
         let skip = u64::from(index) * u64::from(DESCRIPTOR_BYTES);
         let outside = InvalidAddress { address: table, len_bytes: DESCRIPTOR_BYTES.into() };
-        let address = table.checked_add(skip).ok_or(RingError::InvalidAddress(outside))?;
+        let address = table.checked_add(skip).ok_or(VringError::InvalidAddress(outside))?;
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
         let mut rest = &mut bytes[..];
         // The entry may cross two memory regions.
         let mut pieces = Vec::new();
         space
-            .resolve(address, DESCRIPTOR_BYTES, 2, &mut pieces)
-            .map_err(RingError::InvalidAddress)?;
+            .resolve_guest_address(address, DESCRIPTOR_BYTES, 2, &mut pieces)
+            .map_err(VringError::InvalidAddress)?;
         for piece in pieces {
             let (first, others) = rest.split_at_mut(piece.len_bytes as usize);
-            self.memory.load(piece, first).map_err(unmapped)?;
+            self.memory.load(piece, first).map_err(unmapped_error)?;
             rest = others;
         }
         Ok(Descriptor::read(&bytes))
     }
 
     #[inline]
-    fn descriptor(&self, at: Segment) -> Result<Descriptor, RingError> {
+    fn descriptor(&self, at: Segment) -> Result<Descriptor, VringError> {
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-        let at = at.slice(0, DESCRIPTOR_BYTES).ok_or(RingError::Unmapped)?;
-        self.memory.load(at, &mut bytes).map_err(unmapped)?;
+        let at = at.slice(0, DESCRIPTOR_BYTES).ok_or(VringError::Unmapped)?;
+        self.memory.load(at, &mut bytes).map_err(unmapped_error)?;
         Ok(Descriptor::read(&bytes))
     }
 
@@ -340,12 +342,12 @@ impl<M: Memory> Ring<M> {
     ///
     /// If the memory of the ring was unmapped.
     #[inline]
-    pub fn push(&mut self, head: u16, len_bytes: u32) -> Result<(), RingError> {
-        let at = 4 + 8 * u32::from(self.used & (self.place.size - 1));
+    pub fn write_used(&mut self, head: u16, len_bytes: u32) -> Result<(), VringError> {
+        let at = 4 + 8 * u32::from(self.next_used_index & (self.place.size - 1));
         let entry = u64::from(head) | u64::from(len_bytes) << 32;
-        let place = piece(self.place.used, at)?.slice(0, 8).ok_or(RingError::Unmapped)?;
-        self.memory.store(place, &entry.to_le_bytes()).map_err(unmapped)?;
-        self.used = self.used.wrapping_add(1);
+        let place = skip_bytes(self.place.used, at)?.slice(0, 8).ok_or(VringError::Unmapped)?;
+        self.memory.store(place, &entry.to_le_bytes()).map_err(unmapped_error)?;
+        self.next_used_index = self.next_used_index.wrapping_add(1);
         Ok(())
     }
 
@@ -355,7 +357,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// If the memory of the ring was unmapped.
     #[inline]
-    pub fn publish(&mut self) -> Result<(), RingError> {
+    pub fn publish_used_index(&mut self) -> Result<(), VringError> {
         self.store_used()
     }
 
@@ -365,8 +367,8 @@ impl<M: Memory> Ring<M> {
     ///
     /// If the memory of the ring was unmapped.
     #[inline]
-    pub fn wants_call(&mut self) -> Result<bool, RingError> {
-        let (old, new) = (self.published, self.used);
+    pub fn needs_interrupt(&mut self) -> Result<bool, VringError> {
+        let (old, new) = (self.published, self.next_used_index);
         if old == new {
             return Ok(false);
         }
@@ -375,11 +377,11 @@ impl<M: Memory> Ring<M> {
         // Pairs with the driver's, which stores its request and then loads the used index.
         fence(Ordering::SeqCst);
         if !self.has_event_index {
-            let flags = self.load_half(self.place.available, 0)?;
+            let flags = self.load_u16(self.place.available, 0)?;
             return Ok(flags & NO_INTERRUPT == 0);
         }
         let at = 4 + 2 * u64::from(self.place.size);
-        let event = self.load_half(self.place.available, at)?;
+        let event = self.load_u16(self.place.available, at)?;
         // Whether the event index lies among the new entries (virtio 2.7.10.1).
         Ok(new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old))
     }
@@ -389,11 +391,13 @@ impl<M: Memory> Ring<M> {
     /// # Errors
     ///
     /// If the memory of the ring was unmapped or the available index is invalid.
-    pub fn enable_kicks(&mut self) -> Result<bool, RingError> {
+    pub fn enable_kicks(&mut self) -> Result<bool, VringError> {
         if self.has_event_index {
             let at = 4 + 8 * u32::from(self.place.size);
-            let event = piece(self.place.used, at)?.slice(0, 2).ok_or(RingError::Unmapped)?;
-            self.memory.store(event, &self.next.to_le_bytes()).map_err(unmapped)?;
+            let event = skip_bytes(self.place.used, at)?.slice(0, 2).ok_or(VringError::Unmapped)?;
+            self.memory
+                .store(event, &self.next_available_index.to_le_bytes())
+                .map_err(unmapped_error)?;
         } else {
             self.flags = 0;
             self.store_used()?;
@@ -401,7 +405,7 @@ impl<M: Memory> Ring<M> {
         // Full fence between the store of this request and the load of the available index. Pairs
         // with the driver's, which stores the index and then loads the request.
         fence(Ordering::SeqCst);
-        Ok(self.seen != self.next || self.load_available()?)
+        Ok(self.seen != self.next_available_index || self.load_available()?)
     }
 
     /// Disables kicks, because the ring is polled. With event index nothing has to be stored: the
@@ -410,7 +414,7 @@ impl<M: Memory> Ring<M> {
     /// # Errors
     ///
     /// If the memory of the ring was unmapped.
-    pub fn disable_kicks(&mut self) -> Result<(), RingError> {
+    pub fn disable_kicks(&mut self) -> Result<(), VringError> {
         if self.has_event_index || self.flags == NO_NOTIFY {
             return Ok(());
         }
@@ -420,22 +424,22 @@ impl<M: Memory> Ring<M> {
 
     /// Stores flags and index of the used ring as one word; only the device writes them.
     #[inline]
-    fn store_used(&mut self) -> Result<(), RingError> {
-        let word = u32::from(self.flags) | u32::from(self.used) << 16;
-        self.memory.store_u32(self.place.used, word).map_err(unmapped)
+    fn store_used(&mut self) -> Result<(), VringError> {
+        let word = u32::from(self.flags) | u32::from(self.next_used_index) << 16;
+        self.memory.store_u32(self.place.used, word).map_err(unmapped_error)
     }
 
     /// Loads 16 bits at offset `at` of a part, through the aligned word that contains them.
     #[inline]
-    fn load_half(&self, part: Segment, at: u64) -> Result<u16, RingError> {
+    fn load_u16(&self, part: Segment, at: u64) -> Result<u16, VringError> {
         let offset = part.offset + at;
         let word = Segment { offset: offset & !3, len_bytes: 4, ..part };
-        let word = self.memory.load_u32(word).map_err(unmapped)?;
-        Ok(if offset & 2 == 0 { low(word) } else { high(word) })
+        let word = self.memory.load_u32(word).map_err(unmapped_error)?;
+        Ok(if offset & 2 == 0 { low_u16(word) } else { high_u16(word) })
     }
 }
 
-impl Chain {
+impl DescriptorChain {
     fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
@@ -443,24 +447,28 @@ impl Chain {
     }
 
     #[inline]
-    fn add(
+    fn add_descriptor(
         &mut self,
         head: u16,
         descriptor: Descriptor,
         space: &GuestMemory,
-    ) -> Result<(), RingError> {
+    ) -> Result<(), VringError> {
         let Descriptor { address, len_bytes, flags, .. } = descriptor;
-        let outside = RingError::InvalidAddress;
+        let outside = VringError::InvalidAddress;
         if flags & WRITE != 0 {
             self.writable_bytes += u64::from(len_bytes);
             let pieces = &mut self.writable;
-            return space.resolve(address, len_bytes, SEGMENTS_MAX, pieces).map_err(outside);
+            return space
+                .resolve_guest_address(address, len_bytes, SEGMENTS_MAX, pieces)
+                .map_err(outside);
         }
         if !self.writable.is_empty() {
-            return Err(RingError::Order { head });
+            return Err(VringError::Order { head });
         }
         self.readable_bytes += u64::from(len_bytes);
-        space.resolve(address, len_bytes, SEGMENTS_MAX, &mut self.readable).map_err(outside)
+        space
+            .resolve_guest_address(address, len_bytes, SEGMENTS_MAX, &mut self.readable)
+            .map_err(outside)
     }
 }
 
@@ -473,34 +481,34 @@ impl Descriptor {
         Self {
             address: half(0),
             len_bytes: u32::try_from(tail & 0xffff_ffff).unwrap_or(0),
-            flags: low(u32::try_from(tail >> 32).unwrap_or(0)),
-            next: high(u32::try_from(tail >> 32).unwrap_or(0)),
+            flags: low_u16(u32::try_from(tail >> 32).unwrap_or(0)),
+            next: high_u16(u32::try_from(tail >> 32).unwrap_or(0)),
         }
     }
 }
 
 #[inline]
-fn piece(part: Segment, skip: u32) -> Result<Segment, RingError> {
-    let left = part.len_bytes.checked_sub(skip).ok_or(RingError::Unmapped)?;
-    part.slice(skip, left).ok_or(RingError::Unmapped)
+fn skip_bytes(part: Segment, skip: u32) -> Result<Segment, VringError> {
+    let left = part.len_bytes.checked_sub(skip).ok_or(VringError::Unmapped)?;
+    part.slice(skip, left).ok_or(VringError::Unmapped)
 }
 
 #[inline]
-fn low(word: u32) -> u16 {
+fn low_u16(word: u32) -> u16 {
     u16::try_from(word & 0xffff).unwrap_or(0)
 }
 
 #[inline]
-fn high(word: u32) -> u16 {
+fn high_u16(word: u32) -> u16 {
     u16::try_from(word >> 16).unwrap_or(0)
 }
 
 #[cold]
-fn unmapped(_: InvalidSegment) -> RingError {
-    RingError::Unmapped
+fn unmapped_error(_: InvalidSegment) -> VringError {
+    VringError::Unmapped
 }
 
-impl fmt::Display for RingError {
+impl fmt::Display for VringError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::IndexJump { found, taken, size } => {
@@ -534,4 +542,4 @@ impl fmt::Display for RingError {
     }
 }
 
-impl core::error::Error for RingError {}
+impl core::error::Error for VringError {}

@@ -16,16 +16,20 @@
 
 use std::collections::VecDeque;
 
-use crate::bytes::PayloadReader;
 use crate::features::{device, protocol};
 use crate::message_parser::{Message, MessageParser};
 use crate::message_types::{
     AREA_BYTES, BACKEND_CONFIG_CHANGE_MSG, CONFIG_FIELDS, CONFIG_MAX, HEADER_BYTES, MessageType,
     REPLY, TABLE_MAX, VERSION,
 };
-use crate::payload::{area, check_files, check_inflight, inflight_question, memory_piece, refused};
+use crate::payload::{
+    check_files, check_inflight_buffer, field_violation, parse_get_inflight, parse_memory_change,
+    parse_memory_region,
+};
+use crate::payload_reader::PayloadReader;
 use crate::request::{
-    BackendConfig, InflightBuffer, MemoryChange, PendingReply, ReplyDisposition, Request, Start,
+    BackendConfig, InflightBuffer, MemoryChange, PendingReply, QueueStart, ReplyDisposition,
+    Request,
 };
 use crate::ring::QUEUE_SIZE_MAX;
 use crate::violation::Violation;
@@ -43,24 +47,24 @@ pub struct Server<F> {
     /// Negotiated device and protocol features.
     features: u64,
     protocol: u64,
-    queues: Vec<Queue<F>>,
+    queues: Vec<VringState<F>>,
     /// Last rejected message that did not end the connection.
     refused: Option<Violation>,
 }
 
 /// Queue configuration received from the front end.
 #[derive(Debug)]
-struct Queue<F> {
+struct VringState<F> {
     size: u16,
     base: u16,
     addresses: Option<[u64; 3]>,
-    kick: Option<Kick<F>>,
+    kick: Option<KickFile<F>>,
     is_enabled: bool,
     is_running: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Kick<F>(Option<F>);
+struct KickFile<F>(Option<F>);
 
 /// Queued message.
 #[derive(Debug)]
@@ -85,7 +89,7 @@ const NO_FILE: u64 = 1 << 8;
 impl<F: Clone> Server<F> {
     /// Creates a connection that offers `offer`.
     pub fn new(offer: BackendConfig) -> Self {
-        let queues = (0..offer.queues).map(|_| Queue::new()).collect();
+        let queues = (0..offer.queues).map(|_| VringState::new()).collect();
         Self {
             offer,
             inbox: MessageParser::new(),
@@ -108,8 +112,8 @@ impl<F: Clone> Server<F> {
     }
 
     /// Whether a message was received in part.
-    pub fn is_mid_message(&self) -> bool {
-        self.inbox.is_amid()
+    pub fn has_partial_message(&self) -> bool {
+        self.inbox.has_partial_message()
     }
 
     /// Receives at most [`receive_len`](Self::receive_len) bytes and the descriptors that arrived with them.
@@ -122,7 +126,7 @@ impl<F: Clone> Server<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<(), Violation> {
-        self.message = self.inbox.take(bytes, files)?;
+        self.message = self.inbox.receive(bytes, files)?;
         Ok(())
     }
 
@@ -135,14 +139,15 @@ impl<F: Clone> Server<F> {
     pub fn next_request(&mut self) -> Result<Option<Request<F>>, Violation> {
         let Some(message) = self.message.take() else { return Ok(None) };
         let (code, wants_reply) = (message.code, message.wants_reply);
-        match self.execute(message) {
+        match self.execute_message(message) {
             Ok(request) => {
                 self.is_awaiting_reply = request.is_some();
                 Ok(request)
             }
             Err(violation) => {
                 let is_question = code.rule().is_some_and(|rule| rule.is_question);
-                let is_told = wants_reply && !is_question && self.has(protocol::REPLY_ACK);
+                let is_told =
+                    wants_reply && !is_question && self.has_protocol_feature(protocol::REPLY_ACK);
                 if !is_told || !violation.leaves_stream_readable() {
                     return Err(violation);
                 }
@@ -154,12 +159,12 @@ impl<F: Clone> Server<F> {
     }
 
     /// Removes and returns the last rejected message that did not end the connection.
-    pub fn take_refused(&mut self) -> Option<Violation> {
+    pub fn take_rejection(&mut self) -> Option<Violation> {
         self.refused.take()
     }
 
     /// Replies that a message succeeded.
-    pub fn done(&mut self, call: PendingReply) {
+    pub fn reply_success(&mut self, call: PendingReply) {
         self.is_awaiting_reply = false;
         if call.wants_reply {
             self.acknowledge(call.code, true);
@@ -167,7 +172,7 @@ impl<F: Clone> Server<F> {
     }
 
     /// Replies that a message failed. Returns whether the front end was informed.
-    pub fn refuse(&mut self, call: PendingReply) -> ReplyDisposition {
+    pub fn reply_error(&mut self, call: PendingReply) -> ReplyDisposition {
         self.is_awaiting_reply = false;
         if call.code == MessageType::SET_VRING_KICK || call.code == MessageType::SET_VRING_ENABLE {
             self.queues[usize::from(call.queue)].is_running = false;
@@ -182,42 +187,42 @@ impl<F: Clone> Server<F> {
 
     /// Replies that a queue has stopped and accesses nothing any more. `next` is its next available
     /// index.
-    pub fn stopped(&mut self, call: PendingReply, next: u16) {
+    pub fn reply_stopped(&mut self, call: PendingReply, next: u16) {
         self.queues[usize::from(call.queue)].base = next;
         if call.code == MessageType::GET_VRING_BASE {
             self.is_awaiting_reply = false;
             self.reply_vring_base(call.queue);
         } else {
-            self.done(call);
+            self.reply_success(call);
         }
     }
 
     /// Replies with a new inflight buffer.
-    pub fn inflight(&mut self, call: PendingReply, area: InflightBuffer, file: F) {
+    pub fn reply_inflight(&mut self, call: PendingReply, area: InflightBuffer, file: F) {
         self.is_awaiting_reply = false;
         let mut payload = [area.len_bytes, area.file_offset].map(u64::to_le_bytes).concat();
         payload.extend([area.queues, area.size].map(u16::to_le_bytes).concat());
         // As long as the request, which some compilers pad.
         payload.resize(call.payload_bytes, 0);
-        self.reply(call.code, &payload, Some(file));
+        self.queue_reply(call.code, &payload, Some(file));
     }
 
     /// Replaces the configuration space. Returns whether the front end reads it by message, and so
     /// can be notified.
     pub fn set_config(&mut self, config: Vec<u8>) -> bool {
         self.offer.config = config;
-        self.has(protocol::CONFIG)
+        self.has_protocol_feature(protocol::CONFIG)
     }
 
     /// Next message to send, and the descriptor to send with its first byte.
-    pub fn outgoing(&self) -> Option<(&[u8], Option<&F>)> {
+    pub fn next_outgoing(&self) -> Option<(&[u8], Option<&F>)> {
         let first = self.outbox.front()?;
         let file = first.file.as_ref().filter(|_| self.sent_bytes == 0);
         Some((&first.bytes[self.sent_bytes..], file))
     }
 
     /// Records that `count` bytes of it were sent.
-    pub fn sent(&mut self, count: usize) {
+    pub fn record_sent(&mut self, count: usize) {
         self.sent_bytes += count;
         if self.outbox.front().is_some_and(|first| self.sent_bytes >= first.bytes.len()) {
             self.outbox.pop_front();
@@ -225,97 +230,115 @@ impl<F: Clone> Server<F> {
         }
     }
 
-    fn has(&self, feature: u64) -> bool {
+    fn has_protocol_feature(&self, feature: u64) -> bool {
         self.protocol & feature != 0
     }
 
-    fn reply(&mut self, code: MessageType, payload: &[u8], file: Option<F>) {
+    fn queue_reply(&mut self, code: MessageType, payload: &[u8], file: Option<F>) {
         let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let mut bytes = [code.0, VERSION | REPLY, size].map(u32::to_le_bytes).concat();
         bytes.extend_from_slice(payload);
         self.outbox.push_back(Outgoing { bytes, file });
     }
 
-    fn reply_word(&mut self, code: MessageType, word: u64) {
-        self.reply(code, &word.to_le_bytes(), None);
+    fn queue_u64_reply(&mut self, code: MessageType, word: u64) {
+        self.queue_reply(code, &word.to_le_bytes(), None);
     }
 
     /// Queues an acknowledgement; zero means success.
     fn acknowledge(&mut self, code: MessageType, is_done: bool) {
-        self.reply_word(code, u64::from(!is_done));
+        self.queue_u64_reply(code, u64::from(!is_done));
     }
 
     fn reply_vring_base(&mut self, queue: u16) {
         let base = self.queues[usize::from(queue)].base;
         let payload = [u32::from(queue), base.into()].map(u32::to_le_bytes).concat();
-        self.reply(MessageType::GET_VRING_BASE, &payload, None);
+        self.queue_reply(MessageType::GET_VRING_BASE, &payload, None);
     }
 
     /// Executes a message, or turns it into a request to the owner.
-    fn execute(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
+    fn execute_message(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
         let code = message.code;
         let rule = code.rule().ok_or(Violation::NotOffered { code })?;
-        if rule.needs != 0 && !self.has(rule.needs) {
+        if rule.with_required_feature != 0 && !self.has_protocol_feature(rule.with_required_feature)
+        {
             return Err(Violation::NotOffered { code });
         }
         check_files(rule, message.files.len())?;
-        let wants_ack = message.wants_reply && !rule.is_question && self.has(protocol::REPLY_ACK);
+        let wants_ack = message.wants_reply
+            && !rule.is_question
+            && self.has_protocol_feature(protocol::REPLY_ACK);
         let payload_bytes = message.payload.len();
         let call = PendingReply { code, wants_reply: wants_ack, queue: 0, payload_bytes };
         match code {
             MessageType::GET_FEATURES => {
                 let features = self.offer.features | device::PROTOCOL_FEATURES;
-                self.reply_word(code, features);
+                self.queue_u64_reply(code, features);
             }
-            MessageType::GET_PROTOCOL_FEATURES => self.reply_word(code, protocol::OURS),
-            MessageType::GET_QUEUE_NUM => self.reply_word(code, self.offer.queues.into()),
-            MessageType::GET_MAX_MEM_SLOTS => self.reply_word(code, self.offer.slots.into()),
+            MessageType::GET_PROTOCOL_FEATURES => self.queue_u64_reply(code, protocol::OURS),
+            MessageType::GET_QUEUE_NUM => self.queue_u64_reply(code, self.offer.queues.into()),
+            MessageType::GET_MAX_MEM_SLOTS => self.queue_u64_reply(code, self.offer.slots.into()),
             MessageType::GET_CONFIG => {
-                let payload = self.config(&message.payload)?;
-                self.reply(code, &payload, None);
+                let payload = self.read_config_space(&message.payload)?;
+                self.queue_reply(code, &payload, None);
             }
             MessageType::SET_BACKEND_REQ_FD => {
                 let file = message.files.into_iter().next();
                 return Ok(file.map(|file| Request::SetBackChannel { call, file }));
             }
-            MessageType::GET_INFLIGHT_FD => return inflight_question(call, &message).map(Some),
+            MessageType::GET_INFLIGHT_FD => return parse_get_inflight(call, &message).map(Some),
             MessageType::SET_INFLIGHT_FD => return self.set_inflight(call, message).map(Some),
-            MessageType::SET_MEM_TABLE => return self.memory_table(call, message).map(Some),
+            MessageType::SET_MEM_TABLE => return self.set_memory_table(call, message).map(Some),
             MessageType::ADD_MEM_REG | MessageType::REM_MEM_REG => {
-                return memory_piece(call, message).map(Some);
+                return parse_memory_change(call, message).map(Some);
             }
             MessageType::SET_VRING_KICK
             | MessageType::SET_VRING_CALL
             | MessageType::SET_VRING_ERR
             | MessageType::SET_VRING_ENABLE
-            | MessageType::GET_VRING_BASE => return self.queue_request(call, message),
+            | MessageType::GET_VRING_BASE => return self.execute_queue_message(call, message),
             _ => {
-                self.set(&message)?;
-                self.done(call);
+                self.execute_setter(&message)?;
+                self.reply_success(call);
             }
         }
         Ok(None)
     }
 
     /// Executes a message that only sets values.
-    fn set(&mut self, message: &Message<F>) -> Result<(), Violation> {
+    fn execute_setter(&mut self, message: &Message<F>) -> Result<(), Violation> {
         let code = message.code;
         let mut fields = PayloadReader(&message.payload);
         match code {
             MessageType::SET_FEATURES => {
                 let found = fields.u64();
                 if found & !(self.offer.features | device::PROTOCOL_FEATURES) != 0 {
-                    return Err(refused(code, "features", found, "no more than was offered"));
+                    return Err(field_violation(
+                        code,
+                        "features",
+                        found,
+                        "no more than was offered",
+                    ));
                 }
                 if found != self.features && self.queues.iter().any(|queue| queue.is_running) {
-                    return Err(refused(code, "features", found, "the same while queues run"));
+                    return Err(field_violation(
+                        code,
+                        "features",
+                        found,
+                        "the same while queues run",
+                    ));
                 }
                 self.features = found;
             }
             MessageType::SET_PROTOCOL_FEATURES => {
                 let found = fields.u64();
                 if found & !protocol::OURS != 0 {
-                    return Err(refused(code, "features", found, "no more than was offered"));
+                    return Err(field_violation(
+                        code,
+                        "features",
+                        found,
+                        "no more than was offered",
+                    ));
                 }
                 self.protocol = found;
             }
@@ -323,30 +346,38 @@ impl<F: Clone> Server<F> {
             MessageType::SET_OWNER | MessageType::RESET_OWNER => {}
             MessageType::SET_CONFIG => {
                 let found = fields.u32().into();
-                return Err(refused(code, "offset", found, "nothing: no field can be written"));
+                return Err(field_violation(
+                    code,
+                    "offset",
+                    found,
+                    "nothing: no field can be written",
+                ));
             }
             MessageType::SET_VRING_NUM => {
-                let (queue, found) = (self.idle_queue(code, fields.u32())?, fields.u32());
+                let (queue, found) = (self.stopped_queue_mut(code, fields.u32())?, fields.u32());
                 let is_right = found.is_power_of_two() && found <= QUEUE_SIZE_MAX.into();
-                let size = u16::try_from(found).ok().filter(|_| is_right).ok_or(refused(
-                    code,
-                    "num",
-                    found.into(),
-                    "a power of two up to 1024",
-                ))?;
+                let size = u16::try_from(found).ok().filter(|_| is_right).ok_or(
+                    field_violation(code, "num", found.into(), "a power of two up to 1024"),
+                )?;
                 queue.size = size;
             }
             MessageType::SET_VRING_BASE => {
-                let (queue, found) = (self.idle_queue(code, fields.u32())?, fields.u32());
+                let (queue, found) = (self.stopped_queue_mut(code, fields.u32())?, fields.u32());
                 let base = u16::try_from(found);
-                queue.base =
-                    base.map_err(|_| refused(code, "num", found.into(), "an index of 16 bits"))?;
+                queue.base = base.map_err(|_| {
+                    field_violation(code, "num", found.into(), "an index of 16 bits")
+                })?;
             }
             MessageType::SET_VRING_ADDR => {
-                let queue = self.idle_queue(code, fields.u32())?;
+                let queue = self.stopped_queue_mut(code, fields.u32())?;
                 let flags = fields.u32();
                 if flags != 0 {
-                    return Err(refused(code, "flags", flags.into(), "0: nothing is logged"));
+                    return Err(field_violation(
+                        code,
+                        "flags",
+                        flags.into(),
+                        "0: nothing is logged",
+                    ));
                 }
                 let (descriptors, used, available) = (fields.u64(), fields.u64(), fields.u64());
                 let places = [
@@ -356,7 +387,7 @@ impl<F: Clone> Server<F> {
                 ];
                 for (field, found, unit, expected) in places {
                     if found % unit != 0 {
-                        return Err(refused(code, field, found, expected));
+                        return Err(field_violation(code, field, found, expected));
                     }
                 }
                 queue.addresses = Some([descriptors, available, used]);
@@ -367,7 +398,7 @@ impl<F: Clone> Server<F> {
     }
 
     /// Executes a message that may start or stop a queue.
-    fn queue_request(
+    fn execute_queue_message(
         &mut self,
         call: PendingReply,
         message: Message<F>,
@@ -377,18 +408,18 @@ impl<F: Clone> Server<F> {
         let file = message.files.into_iter().next();
         if code == MessageType::SET_VRING_ENABLE {
             let (index, found) = (fields.u32(), fields.u32());
-            let queue = self.queue(code, index)?;
+            let queue = self.queue_mut(code, index)?;
             if found > 1 {
-                return Err(refused(code, "num", found.into(), "0 or 1"));
+                return Err(field_violation(code, "num", found.into(), "0 or 1"));
             }
             queue.is_enabled = found == 1;
-            return Ok(self.run_or_stop(call, index));
+            return Ok(self.start_or_stop_queue(call, index));
         }
         if code == MessageType::GET_VRING_BASE {
             let index = fields.u32();
-            let queue = self.queue(code, index)?;
+            let queue = self.queue_mut(code, index)?;
             queue.kick = None;
-            return Ok(match self.run_or_stop(call, index) {
+            return Ok(match self.start_or_stop_queue(call, index) {
                 None => {
                     self.reply_vring_base(u16::try_from(index).unwrap_or(0));
                     None
@@ -399,9 +430,9 @@ impl<F: Clone> Server<F> {
         let found = fields.u64();
         let (index, has_none) = (u32::try_from(found & 0xff).unwrap_or(0), found & NO_FILE != 0);
         if found & !(NO_FILE | 0xff) != 0 {
-            return Err(refused(code, "payload", found, "a queue, and bit 8"));
+            return Err(field_violation(code, "payload", found, "a queue, and bit 8"));
         }
-        let queue = self.queue(code, index)?;
+        let queue = self.queue_mut(code, index)?;
         if has_none == file.is_some() {
             let (found, least) = (usize::from(has_none), usize::from(!has_none));
             return Err(Violation::Files { code, found, expected: (least, least) });
@@ -412,15 +443,15 @@ impl<F: Clone> Server<F> {
                 Ok(Some(Request::SetCall { call: PendingReply { queue, ..call }, queue, file }))
             }
             MessageType::SET_VRING_KICK if queue.is_running => {
-                Err(refused(code, "payload", found, "a queue that does not run"))
+                Err(field_violation(code, "payload", found, "a queue that does not run"))
             }
             MessageType::SET_VRING_KICK => {
-                queue.kick = Some(Kick(file));
-                Ok(self.run_or_stop(call, index))
+                queue.kick = Some(KickFile(file));
+                Ok(self.start_or_stop_queue(call, index))
             }
             // Errors end the connection, so the error eventfd is not needed.
             _ => {
-                self.done(call);
+                self.reply_success(call);
                 Ok(None)
             }
         }
@@ -428,12 +459,12 @@ impl<F: Clone> Server<F> {
 
     /// Starts or stops a queue if its configuration requires it. Otherwise acknowledges the
     /// message, unless it has a reply of its own.
-    fn run_or_stop(&mut self, call: PendingReply, index: u32) -> Option<Request<F>> {
+    fn start_or_stop_queue(&mut self, call: PendingReply, index: u32) -> Option<Request<F>> {
         let number = u16::try_from(index).unwrap_or(0);
         let call = PendingReply { queue: number, ..call };
         let features = self.features;
         let queue = &mut self.queues[usize::from(number)];
-        let start = queue.start(features);
+        let start = queue.start_parameters(features);
         match (queue.is_running, start) {
             (false, Some(start)) => {
                 queue.is_running = true;
@@ -445,37 +476,45 @@ impl<F: Clone> Server<F> {
             }
             _ => {
                 if call.code != MessageType::GET_VRING_BASE {
-                    self.done(call);
+                    self.reply_success(call);
                 }
                 None
             }
         }
     }
 
-    fn queue(&mut self, code: MessageType, index: u32) -> Result<&mut Queue<F>, Violation> {
+    fn queue_mut(
+        &mut self,
+        code: MessageType,
+        index: u32,
+    ) -> Result<&mut VringState<F>, Violation> {
         let found = index.into();
         let queue = self.queues.get_mut(index as usize);
-        queue.ok_or_else(|| refused(code, "queue", found, "one of those that there are"))
+        queue.ok_or_else(|| field_violation(code, "queue", found, "one of those that there are"))
     }
 
-    fn idle_queue(&mut self, code: MessageType, index: u32) -> Result<&mut Queue<F>, Violation> {
-        let queue = self.queue(code, index)?;
+    fn stopped_queue_mut(
+        &mut self,
+        code: MessageType,
+        index: u32,
+    ) -> Result<&mut VringState<F>, Violation> {
+        let queue = self.queue_mut(code, index)?;
         if queue.is_running {
-            return Err(refused(code, "queue", index.into(), "one that does not run"));
+            return Err(field_violation(code, "queue", index.into(), "one that does not run"));
         }
         Ok(queue)
     }
 
-    fn config(&self, payload: &[u8]) -> Result<Vec<u8>, Violation> {
+    fn read_config_space(&self, payload: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut fields = PayloadReader(payload);
         let (offset, size, flags) = (fields.u32(), fields.u32(), fields.u32());
         let code = MessageType::GET_CONFIG;
         let fits = offset.checked_add(size).is_some_and(|end| end <= CONFIG_MAX);
         if !fits {
-            return Err(refused(code, "offset", offset.into(), "256 bytes of space"));
+            return Err(field_violation(code, "offset", offset.into(), "256 bytes of space"));
         }
         if payload.len() != (CONFIG_FIELDS + size) as usize {
-            return Err(refused(code, "size", size.into(), "as many bytes as follow"));
+            return Err(field_violation(code, "size", size.into(), "as many bytes as follow"));
         }
         let mut space = self.offer.config.clone();
         space.resize(CONFIG_MAX as usize, 0);
@@ -484,7 +523,7 @@ impl<F: Clone> Server<F> {
         Ok(reply)
     }
 
-    fn memory_table(
+    fn set_memory_table(
         &self,
         call: PendingReply,
         message: Message<F>,
@@ -495,15 +534,18 @@ impl<F: Clone> Server<F> {
         let len_bytes = message.payload.len();
         if count as usize > TABLE_MAX || len_bytes != 8 + count as usize * AREA_BYTES {
             let expected = "as many stretches as follow, 8 at most";
-            return Err(refused(code, "count", count.into(), expected));
+            return Err(field_violation(code, "count", count.into(), expected));
         }
         let found = message.files.len();
         if found != count as usize {
             let expected = (count as usize, count as usize);
             return Err(Violation::Files { code, found, expected });
         }
-        let areas: Result<Vec<_>, _> =
-            message.files.into_iter().map(|file| Ok((area(code, &mut fields)?, file))).collect();
+        let areas: Result<Vec<_>, _> = message
+            .files
+            .into_iter()
+            .map(|file| Ok((parse_memory_region(code, &mut fields)?, file)))
+            .collect();
         Ok(Request::Memory { call, change: MemoryChange::Replace(areas?) })
     }
 
@@ -516,13 +558,13 @@ impl<F: Clone> Server<F> {
         let mut fields = PayloadReader(&message.payload);
         let (len_bytes, file_offset) = (fields.u64(), fields.u64());
         let (queues, size) = (fields.u16(), fields.u16());
-        check_inflight(code, queues, size)?;
+        check_inflight_buffer(code, queues, size)?;
         if self.queues.iter().any(|queue| queue.is_running) {
-            return Err(refused(code, "queues", queues.into(), "none that runs"));
+            return Err(field_violation(code, "queues", queues.into(), "none that runs"));
         }
         let needed = u64::from(crate::inflight::stride_bytes(size)) * u64::from(queues);
         if len_bytes < needed || file_offset.checked_add(len_bytes).is_none() {
-            return Err(refused(code, "size", len_bytes, "room for what all queues have"));
+            return Err(field_violation(code, "size", len_bytes, "room for what all queues have"));
         }
         let area = InflightBuffer { len_bytes, file_offset, queues, size };
         match message.files.into_iter().next() {
@@ -532,17 +574,17 @@ impl<F: Clone> Server<F> {
     }
 }
 
-impl<F: Clone> Queue<F> {
+impl<F: Clone> VringState<F> {
     fn new() -> Self {
         Self { size: 0, base: 0, addresses: None, kick: None, is_enabled: false, is_running: false }
     }
 
     /// Parameters of the queue, if it is ready to run. Without protocol features, queues are always
     /// enabled.
-    fn start(&self, features: u64) -> Option<Start<F>> {
+    fn start_parameters(&self, features: u64) -> Option<QueueStart<F>> {
         let is_enabled = self.is_enabled || features & device::PROTOCOL_FEATURES == 0;
         let (addresses, kick) = (self.addresses?, self.kick.clone()?.0);
         let Self { size, base, .. } = *self;
-        (is_enabled && size > 0).then_some(Start { size, base, addresses, kick, features })
+        (is_enabled && size > 0).then_some(QueueStart { size, base, addresses, kick, features })
     }
 }

@@ -1,10 +1,10 @@
 //! Tests with a simulated front end and driver, which are not always well-behaved.
 
+mod inflight;
+mod invalid_messages;
+mod layouts;
 mod messages;
-mod record;
-mod refusals;
-mod rings;
-mod words;
+mod virtqueues;
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::{GuestMemory, GuestRegion};
 
 /// Guest memory: one region.
 #[derive(Clone, Debug)]
-struct Bytes {
+struct GuestBytes {
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -23,24 +23,24 @@ const GUEST: u64 = 0x1_0000;
 const USER: u64 = 0x7f00_0000_0000;
 const MEMORY_BYTES: u64 = 1 << 16;
 
-impl Bytes {
+impl GuestBytes {
     fn new() -> Self {
         let bytes = vec![0; usize::try_from(MEMORY_BYTES).unwrap()];
         Self { bytes: Arc::new(Mutex::new(bytes)) }
     }
 
-    fn put(&self, at: u64, bytes: &[u8]) {
+    fn write_bytes(&self, at: u64, bytes: &[u8]) {
         let at = usize::try_from(at).unwrap();
         self.bytes.lock().unwrap()[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+    fn read_bytes<const N: usize>(&self, at: u64) -> [u8; N] {
         let at = usize::try_from(at).unwrap();
         *self.bytes.lock().unwrap()[at..].first_chunk().unwrap()
     }
 }
 
-impl Memory for Bytes {
+impl Memory for GuestBytes {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         let from = usize::try_from(segment.offset).unwrap();
         let bytes = self.bytes.lock().unwrap();
@@ -63,7 +63,7 @@ impl Memory for Bytes {
 }
 
 /// The memory as two regions, adjacent for the guest and far apart here.
-fn space() -> GuestMemory {
+fn two_region_memory() -> GuestMemory {
     let half = MEMORY_BYTES / 2;
     let area = |index: u64| GuestRegion {
         guest: GUEST + index * half,

@@ -13,10 +13,10 @@
 
 #![expect(clippy::unwrap_used, reason = "it ends where something is wrong")]
 
-#[path = "../tests/rig/mod.rs"]
-mod rig;
+#[path = "../tests/fixture/mod.rs"]
+mod fixture;
 
-use rig::world::World;
+use fixture::pool_with_model::PoolWithModel;
 
 fn main() {
     let mut numbers = std::env::args().skip(1).map(|text| match text.parse::<u64>() {
@@ -26,12 +26,12 @@ fn main() {
     let seed = numbers.next().unwrap_or(1);
     let operations = numbers.next().unwrap_or(10_000);
     let blocks = numbers.next().unwrap_or(4096);
-    let mut world = World::new(blocks, seed);
+    let mut world = PoolWithModel::new(blocks, seed);
     (world.cut_every, world.grows_to) = (1, 3 * blocks);
     while world.operations < operations {
-        world.work();
+        world.run_random_operation();
     }
-    world.compare();
+    world.compare_contents();
     println!(
         "seed {seed}: {} operations, {} cuts of the power, {} blocks written, {} refused for want of \
          room, grown {} times to {} devices: nothing lost",

@@ -9,7 +9,7 @@
 
 use crate::error::PoolError;
 use crate::format::{Superblock, features};
-use crate::metadata::{Metadata, TxnStop};
+use crate::metadata::{Metadata, TransactionStop};
 
 /// Capacity state of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Superblock {
 
 impl Metadata {
     /// Sets the thresholds of the pool.
-    pub(crate) fn set_thresholds(&mut self, percent: [u8; 2]) -> Result<(), TxnStop> {
+    pub(crate) fn set_thresholds(&mut self, percent: [u8; 2]) -> Result<(), TransactionStop> {
         let [low, high] = percent;
         if low > 100 || high > 100 || (high > 0 && low > high) {
             return Err(PoolError::BadThresholds(percent).into());
@@ -71,7 +71,7 @@ impl Metadata {
 
 impl CapacityMonitor {
     /// Records a request rejected for lack of space.
-    pub(crate) fn note_refused(&mut self) {
+    pub(crate) fn note_out_of_space(&mut self) {
         self.has_refused = true;
     }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::{CapacityMonitor, CapacityState};
 
     /// Notices issued along a path of fill levels, one percent at a time.
-    fn told(
+    fn notices_along_fill_levels(
         level: &mut CapacityMonitor,
         way: impl Iterator<Item = u64>,
     ) -> Vec<(u64, CapacityState)> {
@@ -117,48 +117,67 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_told_once_until_it_was_clearly_below() {
+    fn capacity_threshold_is_reported_once_with_hysteresis() {
         let mut level = CapacityMonitor::default();
         let up = [(80, CapacityState::Above(80)), (95, CapacityState::Above(95))];
-        assert_eq!(told(&mut level, 0..=100), up);
-        assert_eq!(told(&mut level, (90..=100).rev()), []);
-        assert_eq!(told(&mut level, [89].into_iter()), [(89, CapacityState::Below(95))]);
-        assert_eq!(told(&mut level, 75..95), []);
-        assert_eq!(told(&mut level, [95, 90, 96].into_iter()), [(95, CapacityState::Above(95))]);
+        assert_eq!(notices_along_fill_levels(&mut level, 0..=100), up);
+        assert_eq!(notices_along_fill_levels(&mut level, (90..=100).rev()), []);
         assert_eq!(
-            told(&mut level, [3].into_iter()),
+            notices_along_fill_levels(&mut level, [89].into_iter()),
+            [(89, CapacityState::Below(95))]
+        );
+        assert_eq!(notices_along_fill_levels(&mut level, 75..95), []);
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [95, 90, 96].into_iter()),
+            [(95, CapacityState::Above(95))]
+        );
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [3].into_iter()),
             [(3, CapacityState::Below(80))],
             "the lowest one"
         );
         assert_eq!(
-            told(&mut level, [99].into_iter()),
+            notices_along_fill_levels(&mut level, [99].into_iter()),
             [(99, CapacityState::Above(95))],
             "the highest one"
         );
     }
 
     #[test]
-    fn a_refusal_is_told_once_until_there_is_room() {
+    fn out_of_space_is_reported_once_until_space_is_available() {
         let mut level = CapacityMonitor::default();
-        level.note_refused();
-        assert_eq!(told(&mut level, [96].into_iter()), [(96, CapacityState::Full)]);
-        level.note_refused();
-        assert_eq!(told(&mut level, [97].into_iter()), [(97, CapacityState::Above(95))]);
-        level.note_refused();
-        assert_eq!(told(&mut level, [95, 92].into_iter()), []);
-        assert_eq!(told(&mut level, [91].into_iter()), [], "there is room again");
-        level.note_refused();
-        assert_eq!(told(&mut level, [95].into_iter()), [(95, CapacityState::Full)]);
+        level.note_out_of_space();
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [96].into_iter()),
+            [(96, CapacityState::Full)]
+        );
+        level.note_out_of_space();
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [97].into_iter()),
+            [(97, CapacityState::Above(95))]
+        );
+        level.note_out_of_space();
+        assert_eq!(notices_along_fill_levels(&mut level, [95, 92].into_iter()), []);
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [91].into_iter()),
+            [],
+            "there is room again"
+        );
+        level.note_out_of_space();
+        assert_eq!(
+            notices_along_fill_levels(&mut level, [95].into_iter()),
+            [(95, CapacityState::Full)]
+        );
         // A fragmented pool may reject writes long before it is full.
         let mut level = CapacityMonitor::default();
         for expected in [vec![(60, CapacityState::Full)], vec![], vec![]] {
-            level.note_refused();
-            assert_eq!(told(&mut level, [60].into_iter()), expected);
+            level.note_out_of_space();
+            assert_eq!(notices_along_fill_levels(&mut level, [60].into_iter()), expected);
         }
     }
 
     #[test]
-    fn what_is_no_threshold_and_what_nothing_reaches_is_never_told() {
+    fn disabled_or_unreached_thresholds_are_not_reported() {
         for thresholds in [[0, 0], [0, 101], [200, 0]] {
             let mut level = CapacityMonitor::default();
             assert!((0..=100).all(|at| level.next(thresholds, at, 100).is_none()));

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use crate::format::{Block, Record, VolumeBody};
-use crate::metadata::{Metadata, TxnStop};
+use crate::metadata::{Metadata, TransactionStop};
 use crate::tree::ALL;
 
 /// Blocks whose checksums are in one record.
@@ -25,12 +25,12 @@ const GROUP: usize = 4;
 
 /// Stored checksum of a block: CRC-32C, with zero replaced by one.
 #[must_use]
-pub fn checksum(block: &Block) -> u32 {
+pub fn block_checksum(block: &Block) -> u32 {
     crc_fast::crc32_iscsi(block).max(1)
 }
 
 /// Checksums in a record.
-pub(crate) fn in_record(record: &Record) -> [u32; GROUP] {
+pub(crate) fn record_checksums(record: &Record) -> [u32; GROUP] {
     let mut sums = [0; GROUP];
     let words = [record.value, record.extra].map(u64::to_le_bytes);
     for (sum, bytes) in sums.iter_mut().zip(words.as_flattened().chunks_exact(4)) {
@@ -39,18 +39,23 @@ pub(crate) fn in_record(record: &Record) -> [u32; GROUP] {
     sums
 }
 
-fn record(key: u64, sums: [u32; GROUP]) -> Record {
+fn checksum_record(key: u64, sums: [u32; GROUP]) -> Record {
     let word = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
     Record { key, value: word(sums[0], sums[1]), extra: word(sums[2], sums[3]) }
 }
 
 /// Groups that contain blocks of a range.
-fn groups(range: &Range<u64>) -> Range<u64> {
+fn checksum_groups(range: &Range<u64>) -> Range<u64> {
     range.start / GROUP_BLOCKS..range.end.div_ceil(GROUP_BLOCKS)
 }
 
 /// Replaces the checksums of the group's blocks that are in a range.
-fn fill(group: u64, range: &Range<u64>, sums: &mut [u32; GROUP], of: impl Fn(u64) -> u32) {
+fn replace_in_group(
+    group: u64,
+    range: &Range<u64>,
+    sums: &mut [u32; GROUP],
+    of: impl Fn(u64) -> u32,
+) {
     for (block, sum) in (group * GROUP_BLOCKS..).zip(sums) {
         if range.contains(&block) {
             *sum = of(block);
@@ -60,19 +65,19 @@ fn fill(group: u64, range: &Range<u64>, sums: &mut [u32; GROUP], of: impl Fn(u64
 
 impl Metadata {
     /// Checksums of a range of blocks, one for each; zero for a block without one.
-    pub(crate) fn sums(
+    pub(crate) fn data_checksums(
         &mut self,
         body: &VolumeBody,
         range: &Range<u64>,
-    ) -> Result<Vec<u32>, TxnStop> {
-        let (tree, groups) = (body.sums_tree(), groups(range));
+    ) -> Result<Vec<u32>, TransactionStop> {
+        let (tree, groups) = (body.checksum_tree(), checksum_groups(range));
         let mut sums = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
         let mut key = groups.start;
         while let Some(leaf) = self.leaf(&tree, body.sums, key)? {
             let records = leaf.page.records();
             let from = records.partition_point(|record| record.key < key);
             for record in records[from..].iter().take_while(|record| record.key < groups.end) {
-                for (block, sum) in (record.key * GROUP_BLOCKS..).zip(in_record(record)) {
+                for (block, sum) in (record.key * GROUP_BLOCKS..).zip(record_checksums(record)) {
                     let index = block.checked_sub(range.start).map(usize::try_from);
                     if let Some(Ok(place)) = index
                         && let Some(place) = sums.get_mut(place)
@@ -90,43 +95,47 @@ impl Metadata {
     }
 
     /// Checksums of a group.
-    fn group(&mut self, body: &VolumeBody, group: u64) -> Result<[u32; GROUP], TxnStop> {
-        let line = self.next_run(&body.sums_tree(), body.sums, group)?;
-        Ok(line.filter(|line| line.key == group).map_or([0; GROUP], |line| in_record(&line)))
+    fn checksum_group(
+        &mut self,
+        body: &VolumeBody,
+        group: u64,
+    ) -> Result<[u32; GROUP], TransactionStop> {
+        let line = self.next_run(&body.checksum_tree(), body.sums, group)?;
+        Ok(line.filter(|line| line.key == group).map_or([0; GROUP], |line| record_checksums(&line)))
     }
 
     /// Stores the checksums of blocks from `block` on.
-    pub(crate) fn put_sums(
+    pub(crate) fn store_checksums(
         &mut self,
         body: &mut VolumeBody,
         block: u64,
         sums: &[u32],
-    ) -> Result<(), TxnStop> {
+    ) -> Result<(), TransactionStop> {
         let range = block..block + sums.len() as u64;
         let of = |at: u64| usize::try_from(at - block).map_or(0, |index| sums[index]);
         let mut lines = Vec::with_capacity(sums.len() / GROUP + 2);
-        for group in groups(&range) {
+        for group in checksum_groups(&range) {
             let first = group * GROUP_BLOCKS;
             let is_whole = range.start <= first && first + GROUP_BLOCKS <= range.end;
-            let mut own = if is_whole { [0; GROUP] } else { self.group(body, group)? };
-            fill(group, &range, &mut own, of);
-            lines.push(record(group, own));
+            let mut own = if is_whole { [0; GROUP] } else { self.checksum_group(body, group)? };
+            replace_in_group(group, &range, &mut own, of);
+            lines.push(checksum_record(group, own));
         }
-        let (tree, mut done) = (body.sums_tree(), 0);
+        let (tree, mut done) = (body.checksum_tree(), 0);
         while done < lines.len() {
-            done += self.put_lines(&tree, &mut body.sums, &lines[done..])?;
+            done += self.insert_records(&tree, &mut body.sums, &lines[done..])?;
         }
         Ok(())
     }
 
     /// End of the blocks whose checksums are in the same leaf as the first ones of a range; the end of
     /// the range if there are none.
-    pub(crate) fn sums_end(
+    pub(crate) fn checksum_leaf_end(
         &mut self,
         body: &VolumeBody,
         range: &Range<u64>,
-    ) -> Result<u64, TxnStop> {
-        let (tree, groups) = (body.sums_tree(), groups(range));
+    ) -> Result<u64, TransactionStop> {
+        let (tree, groups) = (body.checksum_tree(), checksum_groups(range));
         let first = self.next_run(&tree, body.sums, groups.start)?;
         let Some(first) = first.filter(|line| groups.contains(&line.key)) else {
             return Ok(range.end);
@@ -137,41 +146,44 @@ impl Metadata {
     }
 
     /// Removes the checksums of a range of blocks, which should be in one leaf.
-    pub(crate) fn forget_sums(
+    pub(crate) fn remove_checksums(
         &mut self,
         body: &mut VolumeBody,
         range: &Range<u64>,
-    ) -> Result<(), TxnStop> {
-        let tree = body.sums_tree();
+    ) -> Result<(), TransactionStop> {
+        let tree = body.checksum_tree();
         let whole = range.start.div_ceil(GROUP_BLOCKS)..range.end / GROUP_BLOCKS;
         let mut at = whole.start;
         while at < whole.end {
-            (at, _) = self.clear(&tree, &mut body.sums, &(at..whole.end), false)?;
+            (at, _) = self.clear_range(&tree, &mut body.sums, &(at..whole.end), false)?;
         }
-        let groups = groups(range);
+        let groups = checksum_groups(range);
         let edges = [groups.start, groups.end - 1];
         let count = if edges[0] == edges[1] { 1 } else { 2 };
         for group in edges.into_iter().take(count).filter(|group| !whole.contains(group)) {
-            let before = self.group(body, group)?;
+            let before = self.checksum_group(body, group)?;
             let mut sums = before;
-            fill(group, range, &mut sums, |_| 0);
+            replace_in_group(group, range, &mut sums, |_| 0);
             if sums == before {
                 continue;
             }
-            let line = Some(record(group, sums)).filter(|_| sums != [0; GROUP]);
-            self.splice(&tree, &mut body.sums, group..group + 1, line)?;
+            let line = Some(checksum_record(group, sums)).filter(|_| sums != [0; GROUP]);
+            self.replace_range(&tree, &mut body.sums, group..group + 1, line)?;
         }
         Ok(())
     }
 
     /// Removes a part of the checksums after a volume's truncation point. Returns whether all are
     /// removed.
-    pub(crate) fn cut_sums(&mut self, body: &mut VolumeBody) -> Result<bool, TxnStop> {
+    pub(crate) fn truncate_checksums(
+        &mut self,
+        body: &mut VolumeBody,
+    ) -> Result<bool, TransactionStop> {
         let behind = body.cut.div_ceil(GROUP_BLOCKS)..ALL.end;
-        let (end, _) = self.clear(&body.sums_tree(), &mut body.sums, &behind, false)?;
+        let (end, _) = self.clear_range(&body.checksum_tree(), &mut body.sums, &behind, false)?;
         if end == ALL.end && !body.cut.is_multiple_of(GROUP_BLOCKS) {
             let rest = body.cut..body.cut.next_multiple_of(GROUP_BLOCKS);
-            self.forget_sums(body, &rest)?;
+            self.remove_checksums(body, &rest)?;
         }
         Ok(end == ALL.end)
     }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::metadata::{Metadata, TxnStop};
+use crate::metadata::{Metadata, TransactionStop};
 use crate::space_map::{COUNT_BLOCKS, SPACE};
 use crate::tree::{ALL, child_bounds, child_index};
 
@@ -29,66 +29,70 @@ const RANGES_MAX: usize = 64;
 
 impl Metadata {
     /// Whether the remaining reserve is too low for a change to start.
-    pub(crate) fn is_low(&self, leaves: ReserveLevel) -> bool {
+    pub(crate) fn is_space_low(&self, leaves: ReserveLevel) -> bool {
         let kept = self.space.kept;
         match leaves {
-            ReserveLevel::Most => self.room() <= self.reserve() + kept / 4 * 3,
-            ReserveLevel::Half => self.room() <= self.reserve() + kept / 2,
-            ReserveLevel::Provisioned => self.room() <= kept / 4,
+            ReserveLevel::Most => self.metadata_space() <= self.reserve() + kept / 4 * 3,
+            ReserveLevel::Half => self.metadata_space() <= self.reserve() + kept / 2,
+            ReserveLevel::Provisioned => self.metadata_space() <= kept / 4,
             ReserveLevel::Nothing => false,
         }
     }
 
     /// Makes a change completely or not at all; not at all if there would be no space for its commit.
-    pub(crate) fn attempt_with_room<T>(
+    pub(crate) fn try_change_with_commit_space<T>(
         &mut self,
-        change: impl FnOnce(&mut Self) -> Result<T, TxnStop>,
-    ) -> Result<T, TxnStop> {
+        change: impl FnOnce(&mut Self) -> Result<T, TransactionStop>,
+    ) -> Result<T, TransactionStop> {
         self.try_update(|books| {
             let done = change(books)?;
-            if books.has_room_for_commit(COUNT_BLOCKS)? { Ok(done) } else { Err(TxnStop::Full) }
+            if books.has_room_for_commit(COUNT_BLOCKS)? {
+                Ok(done)
+            } else {
+                Err(TransactionStop::Full)
+            }
         })
     }
 
     /// Like [`attempt_with_room`](Self::attempt_with_room), for a change that frees one leaf at a time:
     /// if a whole leaf is too much, a part of it.
-    pub(crate) fn attempt_in_steps<T>(
+    pub(crate) fn try_step_with_commit_space<T>(
         &mut self,
-        change: impl Fn(&mut Self) -> Result<T, TxnStop>,
-    ) -> Result<T, TxnStop> {
-        let mut done = self.attempt_with_room(&change);
-        if matches!(done, Err(TxnStop::Full)) {
-            self.step_blocks = 8 * self.half();
-            done = self.attempt_with_room(&change);
+        change: impl Fn(&mut Self) -> Result<T, TransactionStop>,
+    ) -> Result<T, TransactionStop> {
+        let mut done = self.try_change_with_commit_space(&change);
+        if matches!(done, Err(TransactionStop::Full)) {
+            self.step_blocks = 8 * self.leaf_blocks_min();
+            done = self.try_change_with_commit_space(&change);
             self.step_blocks = u64::MAX;
         }
         done
     }
 
     /// Whether there is space for a commit of the changes, and for `more` blocks.
-    pub(crate) fn has_room_for_commit(&mut self, more: u64) -> Result<bool, TxnStop> {
-        let Some(room) = self.room().checked_sub(more) else { return Ok(false) };
-        if self.ways_max() <= room {
+    pub(crate) fn has_room_for_commit(&mut self, more: u64) -> Result<bool, TransactionStop> {
+        let Some(room) = self.metadata_space().checked_sub(more) else { return Ok(false) };
+        if self.commit_nodes_max() <= room {
             return Ok(true);
         }
         if self.space.deltas.len() > RANGES_MAX {
             return Ok(false);
         }
-        Ok(self.ways(room)? <= room)
+        Ok(self.commit_nodes(room)? <= room)
     }
 
     /// Upper bound of the nodes that a commit writes: a path for each range and for each leaf that it may
     /// touch, or the whole tree.
-    fn ways_max(&self) -> u64 {
-        let (ranges, half) = (self.space.deltas.len() as u64, self.half());
+    fn commit_nodes_max(&self) -> u64 {
+        let (ranges, half) = (self.space.deltas.len() as u64, self.leaf_blocks_min());
         let ways = ranges * (u64::from(self.space.height()) + 1);
         let leaves = self.space.deltas.blocks() / half * 2;
-        let room = self.superblock.room();
+        let room = self.superblock.data_area();
         (ways + leaves).min(((room.end - room.start) / half + 1) * 2)
     }
 
     /// Number of nodes that the commit will write, or any number above `enough`.
-    fn ways(&mut self, enough: u64) -> Result<u64, TxnStop> {
+    fn commit_nodes(&mut self, enough: u64) -> Result<u64, TransactionStop> {
         let ranges = self.space.deltas.len() as u64;
         let mut left: Vec<Range<u64>> = self.space.deltas.iter().map(|(range, _)| range).collect();
         // New nodes use blocks of the allocation pool, which thereby get counts.
@@ -97,24 +101,26 @@ impl Metadata {
         let splits = |nodes: u64, half: u64| nodes + (ranges + 2 * nodes) / half + 4;
         while let Some(range) = left.pop() {
             let mut at = range.start;
-            while at < range.end && splits(nodes.len() as u64, self.half()) <= enough {
-                let (end, moved) = self.follow(at, &mut nodes)?;
+            while at < range.end && splits(nodes.len() as u64, self.leaf_blocks_min()) <= enough {
+                let (end, moved) = self.add_path_nodes(at, &mut nodes)?;
                 for old in moved {
-                    left.extend([Some(old), pool.take_first()].into_iter().flatten().map(one));
+                    left.extend(
+                        [Some(old), pool.take_first()].into_iter().flatten().map(single_block),
+                    );
                 }
                 at = end;
             }
         }
-        Ok(splits(nodes.len() as u64, self.half()))
+        Ok(splits(nodes.len() as u64, self.leaf_blocks_min()))
     }
 
     /// Adds the nodes on the path to a count. Returns the end of the leaf, and the old addresses of the
     /// nodes that are new in the set and will move.
-    fn follow(
+    fn add_path_nodes(
         &mut self,
         block: u64,
         nodes: &mut BTreeSet<u64>,
-    ) -> Result<(u64, Vec<u64>), TxnStop> {
+    ) -> Result<(u64, Vec<u64>), TransactionStop> {
         let (mut pointer, mut bounds, mut level) = (self.superblock.space, ALL, None);
         let mut moved = Vec::new();
         while !pointer.is_none() {
@@ -138,11 +144,11 @@ impl Metadata {
 
     /// Minimum number of blocks covered by a space map leaf: no leaf is split that has fewer than twice
     /// as many records.
-    pub(crate) fn half(&self) -> u64 {
+    pub(crate) fn leaf_blocks_min(&self) -> u64 {
         (self.full as u64 / 2).max(1)
     }
 }
 
-const fn one(block: u64) -> Range<u64> {
+const fn single_block(block: u64) -> Range<u64> {
     block..block + 1
 }

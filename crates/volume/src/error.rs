@@ -4,9 +4,9 @@ use core::fmt;
 
 use tenmil_base::{ErrorCategory, IoStatus};
 
-use crate::devices::{DEVICES_MAX, Label, SPANS_MAX, TABLE_BYTES};
-use crate::fence::Owner;
-use crate::format::{Kind, VERSION};
+use crate::device_table::{DEVICES_MAX, DeviceLabel, SPANS_MAX, TABLE_BYTES};
+use crate::format::{BlockKind, VERSION};
+use crate::ownership::PoolOwner;
 use crate::volumes::VOLUMES_MAX;
 
 /// Damaged metadata block.
@@ -15,7 +15,7 @@ pub struct Corruption {
     /// Address in blocks of 4 KiB.
     pub address: u64,
     /// Expected kind, if known.
-    pub kind: Option<Kind>,
+    pub kind: Option<BlockKind>,
     /// Owning volume; zero if it belongs to the pool or is unknown.
     pub owner: u64,
     /// Kind of damage.
@@ -49,7 +49,7 @@ pub enum CorruptionKind {
     /// Its kind or level is not that of the reference to it.
     Kind {
         /// Kind found.
-        found: Kind,
+        found: BlockKind,
         /// Level found.
         level: u8,
     },
@@ -105,7 +105,7 @@ pub enum PoolError {
         blocks: u64,
     },
     /// The device is not the first one of its pool.
-    NotFirst(Box<Label>),
+    NotFirst(Box<DeviceLabel>),
     /// The device table does not fit in a superblock.
     TooManyDevices {
         /// Number of devices.
@@ -228,13 +228,13 @@ pub enum PoolError {
     /// Another owner has the pool open for writing, and may still run.
     Owned {
         /// Its owner record.
-        by: Box<Owner>,
+        by: Box<PoolOwner>,
     },
     /// Another process owns the pool by now, or has created another pool in its place: the pool is
     /// neither written nor read anymore.
     TakenOver {
         /// New owner, if known.
-        by: Option<Box<Owner>>,
+        by: Option<Box<PoolOwner>>,
     },
     /// Flushed data are missing on the device.
     WentBack {
@@ -249,7 +249,7 @@ pub enum PoolError {
 
 impl Corruption {
     /// Damage of a block without further information.
-    pub(crate) const fn at(address: u64, flaw: CorruptionKind) -> Self {
+    pub(crate) const fn at_address(address: u64, flaw: CorruptionKind) -> Self {
         Self { address, kind: None, owner: 0, flaw }
     }
 }
@@ -363,7 +363,7 @@ impl PoolError {
 
 impl fmt::Display for Corruption {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = self.kind.map_or("block of metadata", Kind::name);
+        let what = self.kind.map_or("block of metadata", BlockKind::name);
         write!(out, "{what} at block {}", self.address)?;
         if self.owner != 0 {
             write!(out, " (volume {})", self.owner)?;
@@ -418,7 +418,7 @@ impl fmt::Display for PoolError {
                 write!(out, "the device has {blocks} blocks of 4 KiB, expected 2^48 at most")
             }
             Self::NotFirst(label) => {
-                let Label { store, name, number, .. } = &**label;
+                let DeviceLabel { store, name, number, .. } = &**label;
                 write!(
                     out,
                     "open the pool: it is device {number} of pool `{name}` ({store:032x}), expected the \

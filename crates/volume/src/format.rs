@@ -15,10 +15,10 @@
 
 mod page;
 
-use crate::devices::DataArea;
+use crate::device_table::DataArea;
 use crate::error::CorruptionKind;
-use crate::layout::{Layout, layout};
-pub(crate) use page::reseal;
+use crate::on_disk_layout::{Layout, layout};
+pub(crate) use page::update_checksum;
 pub use page::{Page, PageBody, decode_owner, decode_superblock};
 
 layout! {
@@ -26,7 +26,7 @@ layout! {
     pub struct Header[64] {
         /// CRC-32C of everything that follows, to the end of the block.
         checksum: u32,
-        /// Kind of the block: a [`Kind`].
+        /// Kind of the block: a [`BlockKind`].
         kind: u8,
         /// Height of a node above its leaves; zero for other kinds.
         level: u8,
@@ -247,7 +247,7 @@ layout! {
     pub struct Record[24] {
         /// Key: the first of a run, if the tree has runs.
         key: u64,
-        /// Value: see [`Kind`].
+        /// Value: see [`BlockKind`].
         value: u64,
         /// Second value, or the length of the run.
         extra: u64,
@@ -296,7 +296,7 @@ pub mod features {
 
 /// Kind of a metadata block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum BlockKind {
     /// Superblock.
     Superblock,
     /// Node of the catalog: volume number to address and generation of the volume block.
@@ -360,7 +360,7 @@ const _: () = assert!(RECORDS_MAX / 4 > 1 << UNIT_SHIFT_MAX, "a leaf can be spli
 /// Bytes of one block.
 pub type Block = [u8; BLOCK_BYTES];
 
-impl Kind {
+impl BlockKind {
     /// All kinds, in the order of their codes.
     pub const ALL: [Self; 10] = [
         Self::Superblock,
@@ -419,7 +419,7 @@ impl Record {
     }
 
     /// Address of the first block of this map run.
-    pub const fn place(&self) -> u64 {
+    pub const fn first_address(&self) -> u64 {
         self.value & !(UNWRITTEN | HOLE)
     }
 
@@ -442,19 +442,19 @@ impl Record {
 impl Superblock {
     /// Addresses of the superblocks of a generation in a pool with `front` blocks on its first device
     /// before the first span.
-    pub const fn places(generation: u64, front: u64) -> [u64; 2] {
+    pub const fn superblock_addresses(generation: u64, front: u64) -> [u64; 2] {
         let slot = generation % SLOTS;
         [slot, front - SLOTS + slot]
     }
 
     /// Blocks on the first device before the first span.
-    pub const fn front(&self) -> u64 {
+    pub const fn first_device_blocks(&self) -> u64 {
         if self.first == 0 { self.blocks } else { self.first }
     }
 
     /// Blocks available for metadata and data.
-    pub const fn room(&self) -> DataArea {
-        let slots = self.front() - SLOTS..self.front();
+    pub const fn data_area(&self) -> DataArea {
+        let slots = self.first_device_blocks() - SLOTS..self.first_device_blocks();
         if self.first == 0 {
             return DataArea { start: SLOTS, end: slots.start, slots: 0..0 };
         }
@@ -491,23 +491,23 @@ impl Superblock {
 
 impl VolumeBody {
     /// Cluster size in blocks.
-    pub const fn unit(&self) -> u64 {
+    pub const fn cluster_blocks(&self) -> u64 {
         1 << self.unit_shift
     }
 
     /// Whether a flag is set.
-    pub const fn has(&self, flag: u32) -> bool {
+    pub const fn has_flag(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
     /// Checks a volume block whose checksum is right.
-    pub(crate) fn check(&self) -> Result<(), CorruptionKind> {
+    pub(crate) fn validate(&self) -> Result<(), CorruptionKind> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
         let known = self.flags & !flags::KNOWN == 0;
-        let summed = self.has(flags::CHECKSUMS) || self.sums.is_none();
+        let summed = self.has_flag(flags::CHECKSUMS) || self.sums.is_none();
         let never_thick = flags::READ_ONLY | flags::DOOMED | flags::CHECKSUMS;
-        let thick = !self.has(flags::THICK) || !self.has(never_thick);
-        let owing = self.owed <= if self.has(flags::THICK) { BLOCKS_MAX } else { 0 };
+        let thick = !self.has_flag(flags::THICK) || !self.has_flag(never_thick);
+        let owing = self.owed <= if self.has_flag(flags::THICK) { BLOCKS_MAX } else { 0 };
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
         let over = self.parent.is_none() == (self.reach == 0) && self.reach <= self.blocks;
         let is_right = sized && known && summed && thick && owing && numbered && over;
@@ -516,7 +516,7 @@ impl VolumeBody {
 }
 
 /// Encodes a name; `None` if it is empty, too long, or has control characters.
-pub fn padded<const N: usize>(name: &str) -> Option<[u8; N]> {
+pub fn encode_name<const N: usize>(name: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let fits = !name.is_empty() && name.len() <= N && !name.contains(char::is_control);
     bytes.get_mut(..name.len()).filter(|_| fits)?.copy_from_slice(name.as_bytes());
@@ -524,21 +524,21 @@ pub fn padded<const N: usize>(name: &str) -> Option<[u8; N]> {
 }
 
 /// Decodes a name; invalid UTF-8 is replaced.
-pub fn unpadded(bytes: &[u8]) -> String {
+pub fn decode_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 /// Key of a name in the names tree: FNV-1a, 64 bits.
-pub fn hash(name: &[u8]) -> u64 {
+pub fn hash_name(name: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     // At most one less than the maximum, because the end of a run must be representable, too.
     name.iter().fold(0xcbf2_9ce4_8422_2325, step).min(u64::MAX - 1)
 }
 
-impl Kind {
+impl BlockKind {
     /// Key after the last one covered by a leaf record; `None` if it is not representable.
-    pub(crate) fn end(self, record: &Record) -> Option<u64> {
+    pub(crate) fn end_key(self, record: &Record) -> Option<u64> {
         let len = if self.has_runs() { record.extra } else { 1 };
         record.key.checked_add(len).filter(|_| len > 0)
     }
@@ -549,7 +549,7 @@ impl Kind {
     }
 
     /// Whether the numbers in a leaf record are within the limits.
-    pub(crate) fn holds(self, record: &Record) -> bool {
+    pub(crate) fn is_within_limits(self, record: &Record) -> bool {
         let within =
             |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
         match self {
@@ -557,7 +557,11 @@ impl Kind {
             Self::Map if record.is_hole() => {
                 record.value == HOLE | record.key && within(record.key)
             }
-            Self::Map => record.place() >= SLOTS && within(record.key) && within(record.place()),
+            Self::Map => {
+                record.first_address() >= SLOTS
+                    && within(record.key)
+                    && within(record.first_address())
+            }
             _ => true,
         }
     }

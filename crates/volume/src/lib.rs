@@ -11,43 +11,43 @@
 
 #![forbid(unsafe_code)]
 
-mod cache;
 mod capacity;
-mod check;
 mod checksums;
 mod commit_cost;
-pub mod devices;
-mod diff;
-mod edit;
+mod consistency_check;
+pub mod device_table;
 mod error;
-mod fence;
 pub mod format;
 pub mod fuzz;
-mod layout;
 mod mapping;
 mod metadata;
 pub mod mirror;
+mod on_disk_layout;
 mod open;
+mod ownership;
+mod page_cache;
 mod page_map;
 mod parent;
 mod pool;
 mod ranges;
 pub mod rescue;
 mod space_map;
+mod space_usage;
 pub mod stream;
 mod thick;
 mod tree;
-mod usage;
+mod tree_edit;
+mod volume_diff;
 mod volumes;
 
 pub use capacity::{CapacityNotice, CapacityState, THRESHOLDS};
-pub use check::{Check, CountedUsage, Finding, Report};
-pub use checksums::checksum;
+pub use checksums::block_checksum;
+pub use consistency_check::{CheckFinding, CheckReport, ConsistencyCheck, CountedUsage};
 pub use error::{Corruption, CorruptionKind, PoolError};
-pub use fence::{Claim, InjectedBugs, Owner, Slots};
-pub use layout::Layout;
-pub use open::{Opened, Opening, PoolConfig, Step};
+pub use on_disk_layout::Layout;
+pub use open::{CreateStep, OpenedPool, PoolConfig, PoolOpening};
+pub use ownership::{ClaimCondition, InjectedBugs, PoolOwner, SuperblockSlots};
 pub use parent::ParentInfo;
 pub use pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
-pub use usage::SpaceUsage;
+pub use space_usage::SpaceUsage;
 pub use volumes::{VOLUMES_MAX, VolumeInfo, VolumeOp};

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::Cache;
-use crate::devices::Devices;
-use crate::edit::{FULL, Replacement, replace};
+use crate::device_table::DeviceTable;
 use crate::error::{Corruption, CorruptionKind, PoolError};
-use crate::format::{Kind, Page, PageBody, Pointer, Record, Superblock};
+use crate::format::{BlockKind, Page, PageBody, Pointer, Record, Superblock};
+use crate::page_cache::MetadataCache;
 use crate::page_map::PageMap;
 use crate::space_map::SpaceMap;
+use crate::tree_edit::{FULL, RecordReplacement, replace_records};
 
 /// Metadata in the open transaction.
 #[derive(Debug)]
@@ -25,12 +25,12 @@ pub(crate) struct Metadata {
     /// The next superblock.
     pub(crate) superblock: Superblock,
     /// The devices in the next superblock.
-    pub(crate) devices: Arc<Devices>,
+    pub(crate) devices: Arc<DeviceTable>,
     /// Pages created by this transaction.
     pub(crate) dirty: PageMap<Arc<Page>>,
     /// Pages of the transaction that is being committed.
     pub(crate) writing: PageMap<Arc<Page>>,
-    pub(crate) cache: Cache,
+    pub(crate) cache: MetadataCache,
     /// Pages found to be corrupt, until the tasks that waited for them have run.
     pub(crate) damaged: BTreeMap<u64, Corruption>,
     pub(crate) space: SpaceMap,
@@ -47,7 +47,7 @@ pub(crate) struct Metadata {
 
 /// Reason why a change was not made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TxnStop {
+pub(crate) enum TransactionStop {
     /// This block must be read first.
     NeedPage(u64),
     /// No free space; there may be some after a commit.
@@ -71,13 +71,13 @@ enum UndoRecord {
     Pool(u64),
 }
 
-impl From<PoolError> for TxnStop {
+impl From<PoolError> for TransactionStop {
     fn from(error: PoolError) -> Self {
         Self::Error(Box::new(error))
     }
 }
 
-impl From<Corruption> for TxnStop {
+impl From<Corruption> for TransactionStop {
     fn from(damage: Corruption) -> Self {
         PoolError::from(damage).into()
     }
@@ -88,7 +88,7 @@ impl Metadata {
         store: u128,
         generation: u64,
         superblock: Superblock,
-        devices: Arc<Devices>,
+        devices: Arc<DeviceTable>,
         budget_bytes: usize,
     ) -> Self {
         let space = SpaceMap::new(&superblock);
@@ -99,7 +99,7 @@ impl Metadata {
             devices,
             dirty: PageMap::default(),
             writing: PageMap::default(),
-            cache: Cache::new(budget_bytes),
+            cache: MetadataCache::new(budget_bytes),
             damaged: BTreeMap::new(),
             space,
             remapped: BTreeSet::new(),
@@ -111,7 +111,7 @@ impl Metadata {
     }
 
     /// Takes over from the metadata of an abandoned transaction what they know about the device.
-    pub(crate) fn inherit(&mut self, mut others: Self) {
+    pub(crate) fn inherit_device_state(&mut self, mut others: Self) {
         (self.full, self.step_blocks) = (others.full, others.step_blocks);
         others.cache.clear();
         std::mem::swap(&mut self.cache, &mut others.cache);
@@ -125,14 +125,14 @@ impl Metadata {
     /// Makes a change completely or not at all.
     pub(crate) fn try_update<T>(
         &mut self,
-        change: impl FnOnce(&mut Self) -> Result<T, TxnStop>,
-    ) -> Result<T, TxnStop> {
+        change: impl FnOnce(&mut Self) -> Result<T, TransactionStop>,
+    ) -> Result<T, TransactionStop> {
         let (superblock, fresh) = (self.superblock, self.space.fresh);
         let status = change(self);
         if status.is_err() {
             // The steps are undone in reverse order.
             while let Some(step) = self.undo.pop() {
-                self.take_back(step);
+                self.undo(step);
             }
             (self.superblock, self.space.fresh) = (superblock, fresh);
         }
@@ -140,7 +140,7 @@ impl Metadata {
         status
     }
 
-    fn take_back(&mut self, step: UndoRecord) {
+    fn undo(&mut self, step: UndoRecord) {
         match step {
             UndoRecord::Page(address, Some(page)) => {
                 self.dirty.insert(address, page);
@@ -155,28 +155,28 @@ impl Metadata {
                 records.splice(at..at + added, removed);
             }
             UndoRecord::Delta(range, delta, gaps) => {
-                self.space.deltas.take_back(range, delta, gaps)
+                self.space.deltas.subtract_all(range, delta, gaps)
             }
             UndoRecord::Pool(block) => self.space.pool.insert(block..block + 1),
         }
     }
 
     /// Returns the page of `pointer`, which must have this kind, and this level if one is given.
-    pub(crate) fn page(
+    pub(crate) fn load_page(
         &mut self,
         pointer: Pointer,
-        kind: Kind,
+        kind: BlockKind,
         level: Option<u8>,
-    ) -> Result<Arc<Page>, TxnStop> {
+    ) -> Result<Arc<Page>, TransactionStop> {
         let address = pointer.address;
         let damage = |flaw| Corruption { address, kind: Some(kind), owner: 0, flaw };
-        if !self.superblock.room().contains(&address) {
+        if !self.superblock.data_area().contains(&address) {
             return Err(damage(CorruptionKind::Bounds).into());
         }
         let known = self.dirty.get(&address).or_else(|| self.writing.get(&address)).cloned();
         let Some(page) = known.or_else(|| self.cache.get(address)) else {
             let found = self.damaged.get(&address).cloned();
-            return Err(found.map_or(TxnStop::NeedPage(address), |found| {
+            return Err(found.map_or(TransactionStop::NeedPage(address), |found| {
                 Corruption { kind: Some(kind), ..found }.into()
             }));
         };
@@ -195,7 +195,7 @@ impl Metadata {
     }
 
     /// The page at `address`, for changing. It must be one that this transaction created.
-    pub(crate) fn edit(&mut self, address: u64) -> Result<&mut Page, TxnStop> {
+    pub(crate) fn page_mut(&mut self, address: u64) -> Result<&mut Page, TransactionStop> {
         let damage = Corruption { address, kind: None, owner: 0, flaw: CorruptionKind::Bounds };
         let page = self.dirty.get_mut(&address).ok_or(damage)?;
         self.undo.push(UndoRecord::Page(address, Some(Arc::clone(page))));
@@ -207,43 +207,43 @@ impl Metadata {
     pub(crate) fn splice_leaf(
         &mut self,
         address: u64,
-        kind: Kind,
+        kind: BlockKind,
         range: &Range<u64>,
         line: Option<Record>,
-    ) -> Result<(Vec<Record>, Vec<Record>), TxnStop> {
+    ) -> Result<(Vec<Record>, Vec<Record>), TransactionStop> {
         let damage = |flaw| Corruption { address, kind: Some(kind), owner: 0, flaw };
         let page = self.dirty.get_mut(&address).ok_or(damage(CorruptionKind::Bounds))?;
         let records = Arc::make_mut(page).body.records_mut();
         let records = records.ok_or(damage(CorruptionKind::Contents))?;
-        let Replacement { at, removed, added } = replace(records, kind, range, line);
+        let RecordReplacement { at, removed, added } = replace_records(records, kind, range, line);
         let (count, restored) = (added.len(), removed.clone());
         self.undo.push(UndoRecord::Records { address, at, added: count, removed: restored });
         Ok((removed, added))
     }
 
     /// Allocates a block for a new page and returns the pointer to it.
-    pub(crate) fn put_new(
+    pub(crate) fn create_page(
         &mut self,
-        kind: Kind,
+        kind: BlockKind,
         owner: u64,
         body: PageBody,
-    ) -> Result<Pointer, TxnStop> {
+    ) -> Result<Pointer, TransactionStop> {
         let generation = self.generation;
-        let address = self.space.pool.take_first().ok_or(TxnStop::Full)?;
+        let address = self.space.pool.take_first().ok_or(TransactionStop::Full)?;
         self.undo.push(UndoRecord::Pool(address));
         self.space.fresh += 1;
-        self.add(address..address + 1, 1);
+        self.add_references(address..address + 1, 1);
         let page = Arc::new(Page { kind, generation, owner, body });
         let before = self.dirty.insert(address, page);
         self.undo.push(UndoRecord::Page(address, before));
         // The cached contents of an earlier use of the block must not be returned again.
-        self.cache.forget(address);
+        self.cache.remove(address);
         Ok(Pointer { address, generation })
     }
 
     /// Drops the only reference to a page.
     pub(crate) fn drop_page(&mut self, address: u64) {
-        self.add(address..address + 1, -1);
+        self.add_references(address..address + 1, -1);
         // If the change is undone, the block remains a page, and the entry becomes true later.
         self.space.dropped.insert(address);
         if let Some(page) = self.dirty.remove(&address) {
@@ -252,14 +252,14 @@ impl Metadata {
     }
 
     /// Adds to the reference counts of blocks.
-    pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
-        let gaps = self.space.deltas.accumulate(range.clone(), delta);
+    pub(crate) fn add_references(&mut self, range: Range<u64>, delta: i64) {
+        let gaps = self.space.deltas.add_all(range.clone(), delta);
         self.undo.push(UndoRecord::Delta(range, delta, gaps));
     }
 
     /// Handles the result of a requested read.
     pub(crate) fn handle_read(&mut self, address: u64, page: Result<Page, Corruption>) {
-        let inside = page.and_then(|page| match page.stays_in(&self.superblock.room()) {
+        let inside = page.and_then(|page| match page.is_within(&self.superblock.data_area()) {
             true => Ok(page),
             false => {
                 let (kind, owner, flaw) = (Some(page.kind), page.owner, CorruptionKind::Records);

@@ -4,9 +4,9 @@ mod ownership;
 mod region_bitmap;
 mod superblock;
 
-pub use ownership::Ownership;
+pub use ownership::MirrorOwnership;
 pub use region_bitmap::RegionBitmap;
 pub use superblock::{
-    COPIES_AT, CommonFields, LEGS_MAX, MirrorGeometry, NoSuperblock, SUPERBLOCK_BYTES, Superblock,
-    uuid_text,
+    COPIES_AT, LEGS_MAX, MirrorCommonFields, MirrorGeometry, MirrorSuperblock, NoSuperblock,
+    SUPERBLOCK_BYTES, uuid_text,
 };

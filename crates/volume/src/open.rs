@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tenmil_base::IoStatus;
 
-use crate::devices::{Devices, Label};
+use crate::device_table::{DeviceLabel, DeviceTable};
 use crate::error::{Corruption, CorruptionKind, PoolError};
-use crate::fence::{InjectedBugs, Owner};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, Kind, OwnerRecord, Page, PageBody, Pointer, SLOTS,
-    STORE_BLOCKS_MIN, Superblock, VERSION, decode_owner, decode_superblock, padded,
+    BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, BlockKind, OwnerRecord, Page, PageBody, Pointer,
+    SLOTS, STORE_BLOCKS_MIN, Superblock, VERSION, decode_owner, decode_superblock, encode_name,
 };
+use crate::ownership::{InjectedBugs, PoolOwner};
 use crate::pool::Pool;
 
 /// Properties of a new pool.
@@ -26,7 +26,7 @@ pub struct PoolConfig {
 
 /// One of the steps, in order, that create a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum CreateStep {
     /// Write these bytes.
     Write {
         /// First block.
@@ -40,7 +40,7 @@ pub enum Step {
 
 /// Pool being opened.
 #[derive(Debug)]
-pub struct Opening {
+pub struct PoolOpening {
     /// Number of blocks on the first device.
     blocks: u64,
     cache_bytes: usize,
@@ -50,9 +50,9 @@ pub struct Opening {
     newer: Option<(u32, u64)>,
     damaged: Vec<Corruption>,
     /// Label at the start of the device, if it is not the first device of a pool.
-    label: Option<Label>,
+    label: Option<DeviceLabel>,
     /// The writing owner.
-    me: Option<Owner>,
+    me: Option<PoolOwner>,
     /// Whether the device may be shorter than the pool.
     may_be_short: bool,
     bugs: InjectedBugs,
@@ -60,7 +60,7 @@ pub struct Opening {
 
 /// Open pool, and the corruption found in its superblocks.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedPool {
     /// The pool.
     pub store: Pool,
     /// Unreadable copies of the superblock. They are rewritten before the first change.
@@ -73,7 +73,7 @@ struct ValidSuperblock {
     store: u128,
     generation: u64,
     superblock: Superblock,
-    devices: Arc<Devices>,
+    devices: Arc<DeviceTable>,
     owner: OwnerRecord,
 }
 
@@ -83,8 +83,9 @@ impl PoolConfig {
     /// # Errors
     ///
     /// An invalid name, or a device that is too small or too large.
-    pub fn steps(&self) -> Result<Vec<Step>, PoolError> {
-        let name = padded(&self.name).filter(|_| !self.name.contains(tenmil_base::text::is_unsafe));
+    pub fn create_steps(&self) -> Result<Vec<CreateStep>, PoolError> {
+        let name = encode_name(&self.name)
+            .filter(|_| !self.name.contains(tenmil_base::text::is_terminal_control));
         let name = name.ok_or_else(|| PoolError::BadName(self.name.clone()))?;
         if self.blocks < STORE_BLOCKS_MIN {
             let needed = STORE_BLOCKS_MIN;
@@ -118,22 +119,22 @@ impl PoolConfig {
             owner: 0,
             reserved: [0; 8],
         };
-        let of = |generation| superblocks(self.uuid, generation, superblock);
+        let of = |generation| superblock_steps(self.uuid, generation, superblock);
         Ok((1..=SLOTS).flat_map(of).collect())
     }
 }
 
 /// Both copies of a superblock, and a flush.
-fn superblocks(uuid: u128, generation: u64, superblock: Superblock) -> Vec<Step> {
-    let devices = Arc::new(Devices::one(superblock.blocks));
+fn superblock_steps(uuid: u128, generation: u64, superblock: Superblock) -> Vec<CreateStep> {
+    let devices = Arc::new(DeviceTable::single(superblock.blocks));
     let body = PageBody::Superblock(superblock, devices, OwnerRecord::NONE);
-    let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
-    let places = Superblock::places(generation, superblock.blocks);
-    let writes = places.map(|at| Step::Write { at, bytes: page.encode(uuid, at) });
-    writes.into_iter().chain([Step::Flush]).collect()
+    let page = Page { kind: BlockKind::Superblock, generation, owner: 0, body };
+    let places = Superblock::superblock_addresses(generation, superblock.blocks);
+    let writes = places.map(|at| CreateStep::Write { at, bytes: page.encode(uuid, at) });
+    writes.into_iter().chain([CreateStep::Flush]).collect()
 }
 
-impl Opening {
+impl PoolOpening {
     /// Begins to open the pool on a first device with this number of 4 KiB blocks. Its metadata cache has
     /// `cache_bytes`, and at least 512 KiB.
     pub fn new(blocks: u64, cache_bytes: usize) -> Self {
@@ -147,17 +148,17 @@ impl Opening {
     }
 
     /// Same, with an owner that writes to the pool and claims it before the first change. [`Pool::owner`]
-    /// returns the current owner, and [`Pool::claim_as`] determines how the pool is taken over. Without
+    /// returns the current owner, and [`Pool::set_claim_condition`] determines how the pool is taken over. Without
     /// an owner, only an unowned pool accepts changes.
     #[must_use]
-    pub const fn to_write(mut self, me: Owner) -> Self {
+    pub const fn for_writing(mut self, me: PoolOwner) -> Self {
         self.me = Some(me);
         self
     }
 
     /// Same, for a rescue: the device may be shorter than the pool, and the rest is lost.
     #[must_use]
-    pub const fn to_rescue(mut self) -> Self {
+    pub const fn for_rescue(mut self) -> Self {
         self.may_be_short = true;
         self
     }
@@ -179,7 +180,7 @@ impl Opening {
     pub fn handle_read(&mut self, bytes: Result<&Block, IoStatus>) {
         let Some(at) = self.to_read.pop() else { return };
         if at == 0 {
-            self.label = bytes.ok().and_then(|bytes| Label::decode(bytes).ok());
+            self.label = bytes.ok().and_then(|bytes| DeviceLabel::decode(bytes).ok());
         }
         let owner = bytes.map_or(OwnerRecord::NONE, decode_owner);
         let decoded =
@@ -191,24 +192,24 @@ impl Opening {
             Ok((store, generation, superblock, devices)) => {
                 self.found
                     .push((at, ValidSuperblock { store, generation, superblock, devices, owner }));
-                self.look_at_the_old_end(&superblock);
+                self.check_previous_end(&superblock);
             }
             Err(flaw) => {
-                let kind = Some(Kind::Superblock);
+                let kind = Some(BlockKind::Superblock);
                 self.damaged.push(Corruption { address: at, kind, owner: 0, flaw });
             }
         }
     }
 
     /// If the device is longer than the pool's part of it, the last superblocks are not at its end.
-    fn look_at_the_old_end(&mut self, superblock: &Superblock) {
-        if superblock.front() >= self.blocks {
+    fn check_previous_end(&mut self, superblock: &Superblock) {
+        if superblock.first_device_blocks() >= self.blocks {
             return;
         }
         let device_end = self.blocks - SLOTS;
         self.damaged.retain(|damage| damage.address < device_end);
         self.to_read.retain(|at| *at < device_end);
-        for at in superblock.front() - SLOTS..superblock.front() {
+        for at in superblock.first_device_blocks() - SLOTS..superblock.first_device_blocks() {
             // Some of these blocks may have been read already, or be queued.
             let is_known = self.to_read.contains(&at)
                 || self.found.iter().any(|(found, _)| *found == at)
@@ -224,7 +225,7 @@ impl Opening {
     /// # Errors
     ///
     /// The reason why it cannot be opened.
-    pub fn finish(mut self) -> Result<Opened, PoolError> {
+    pub fn finish(mut self) -> Result<OpenedPool, PoolError> {
         // Superblocks from before the device was added to a pool belong to nothing.
         if let Some(label) = self.label {
             return Err(PoolError::NotFirst(Box::new(label)));
@@ -239,7 +240,7 @@ impl Opening {
         if let Some((_, other)) = self.found.iter().find(|(_, found)| found.store != store) {
             return Err(PoolError::MixedSuperblocks { first: store, second: other.store });
         }
-        let (blocks, needed) = (self.blocks, devices.needs(0));
+        let (blocks, needed) = (self.blocks, devices.device_blocks_min(0));
         if needed > blocks && !self.may_be_short {
             return Err(PoolError::DeviceTooSmall { blocks, needed });
         }
@@ -249,7 +250,7 @@ impl Opening {
         }
         let mut store = Pool::new(store, generation, superblock, devices, self.cache_bytes);
         store.open_as(owner, self.me, self.bugs);
-        Ok(Opened { store, damaged: self.damaged })
+        Ok(OpenedPool { store, damaged: self.damaged })
     }
 }
 

@@ -14,12 +14,12 @@
 
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
-    BLOCK_BYTES, BLOCKS_MAX, Kind, PageBody, ParentBody, Pointer, URI_BYTES_MAX, VolumeBody,
-    features, unpadded,
+    BLOCK_BYTES, BLOCKS_MAX, BlockKind, PageBody, ParentBody, Pointer, URI_BYTES_MAX, VolumeBody,
+    decode_name, features,
 };
 use crate::mapping::ReadSource;
-use crate::metadata::{Metadata, TxnStop};
-use crate::volumes::ChangeProgress;
+use crate::metadata::{Metadata, TransactionStop};
+use crate::volumes::CommandProgress;
 
 /// Description of a volume's parent, read where nothing is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,21 +55,21 @@ impl ParentBody {
 
     fn name(&self) -> Option<&str> {
         let bytes = self.uri.get(..usize::try_from(self.uri_bytes).ok()?)?;
-        str::from_utf8(bytes).ok().filter(|name| is_name(name))
+        str::from_utf8(bytes).ok().filter(|name| is_valid_uri(name))
     }
 }
 
 /// Whether a string is a valid name of a parent or of a device.
-pub(crate) fn is_name(uri: &str) -> bool {
+pub(crate) fn is_valid_uri(uri: &str) -> bool {
     !uri.is_empty() && uri.len() <= URI_BYTES_MAX && !uri.contains(char::is_control)
 }
 
 impl ParentInfo {
     /// Its on-disk form.
-    pub(crate) fn body(&self) -> Result<ParentBody, PoolError> {
+    pub(crate) fn to_body(&self) -> Result<ParentBody, PoolError> {
         let refused = || PoolError::BadParent { uri: self.uri.clone() };
         let mut uri = [0; URI_BYTES_MAX];
-        let room = uri.get_mut(..self.uri.len()).filter(|_| is_name(&self.uri));
+        let room = uri.get_mut(..self.uri.len()).filter(|_| is_valid_uri(&self.uri));
         room.ok_or_else(refused)?.copy_from_slice(self.uri.as_bytes());
         let Self { blocks, block_bytes, uuid, print, .. } = *self;
         let uri_bytes = u32::try_from(self.uri.len()).map_err(|_| refused())?;
@@ -78,7 +78,7 @@ impl ParentInfo {
         body.check().map(|()| body).map_err(|_| refused())
     }
 
-    pub(crate) fn of(body: &ParentBody) -> Self {
+    pub(crate) fn from_body(body: &ParentBody) -> Self {
         let ParentBody { blocks, block_bytes, uuid, print, .. } = *body;
         let uri = body.name().unwrap_or_default().to_owned();
         Self { uri, blocks, block_bytes, uuid, print }
@@ -87,39 +87,45 @@ impl ParentInfo {
 
 impl Metadata {
     /// Creates an empty volume over a parent.
-    pub(crate) fn create_over(
+    pub(crate) fn create_with_parent(
         &mut self,
         mut body: VolumeBody,
         parent: &ParentInfo,
-    ) -> Result<ChangeProgress, TxnStop> {
-        let page = PageBody::Parent(Box::new(parent.body()?));
+    ) -> Result<CommandProgress, TransactionStop> {
+        let page = PageBody::Parent(Box::new(parent.to_body()?));
         self.superblock.incompatible |= features::PARENTS;
-        body.parent = self.put_new(Kind::Parent, body.id, page)?;
+        body.parent = self.create_page(BlockKind::Parent, body.id, page)?;
         body.reach = body.blocks.min(parent.blocks);
-        self.insert(body)
+        self.insert_volume(body)
     }
 
     /// The parent of a volume, if it has one.
-    pub(crate) fn parent(&mut self, body: &VolumeBody) -> Result<Option<ParentInfo>, TxnStop> {
+    pub(crate) fn parent(
+        &mut self,
+        body: &VolumeBody,
+    ) -> Result<Option<ParentInfo>, TransactionStop> {
         if body.parent.is_none() {
             return Ok(None);
         }
-        match &self.page(body.parent, Kind::Parent, None)?.body {
-            PageBody::Parent(parent) => Ok(Some(ParentInfo::of(parent))),
-            _ => Err(damaged(body, CorruptionKind::Contents)),
+        match &self.load_page(body.parent, BlockKind::Parent, None)?.body {
+            PageBody::Parent(parent) => Ok(Some(ParentInfo::from_body(parent))),
+            _ => Err(corrupt_parent(body, CorruptionKind::Contents)),
         }
     }
 
     /// Drops a volume's reference to its parent.
-    pub(crate) fn leave_parent(&mut self, body: &VolumeBody) -> Result<(), TxnStop> {
+    pub(crate) fn drop_parent_reference(
+        &mut self,
+        body: &VolumeBody,
+    ) -> Result<(), TransactionStop> {
         let address = body.parent.address;
         if body.parent.is_none() {
             return Ok(());
         }
-        match self.count(address)? {
-            0 => return Err(damaged(body, CorruptionKind::Count)),
+        match self.refcount(address)? {
+            0 => return Err(corrupt_parent(body, CorruptionKind::Count)),
             1 => self.drop_page(address),
-            _ => self.add(address..address + 1, -1),
+            _ => self.add_references(address..address + 1, -1),
         }
         Ok(())
     }
@@ -130,7 +136,7 @@ impl Metadata {
         &mut self,
         body: &VolumeBody,
         blocks: u64,
-    ) -> Result<std::ops::Range<u64>, TxnStop> {
+    ) -> Result<std::ops::Range<u64>, TransactionStop> {
         let window = body.reach.saturating_sub(WINDOW_BLOCKS)..body.reach;
         let pieces = self.plan_read(body, window.clone())?;
         let Some(last) = pieces.iter().rfind(|piece| piece.from == ReadSource::Parent) else {
@@ -141,15 +147,15 @@ impl Metadata {
     }
 
     /// Shrinks the overlap with the parent to a block. Returns the overlap.
-    pub(crate) fn shrink_overlap(&mut self, id: u64, to: u64) -> Result<u64, TxnStop> {
+    pub(crate) fn shrink_overlap(&mut self, id: u64, to: u64) -> Result<u64, TransactionStop> {
         let mut body = self.expect_volume(id)?;
         if body.reach > to {
             body.reach = to;
             if to == 0 {
-                self.leave_parent(&body)?;
+                self.drop_parent_reference(&body)?;
                 body.parent = Pointer::NONE;
             }
-            self.put_volume(&body)?;
+            self.store_volume(&body)?;
         }
         Ok(body.reach)
     }
@@ -160,12 +166,12 @@ impl VolumeBody {
     pub(crate) fn expect_no_parent(&self) -> Result<(), PoolError> {
         match self.reach {
             0 => Ok(()),
-            _ => Err(PoolError::HasParent(unpadded(&self.name))),
+            _ => Err(PoolError::HasParent(decode_name(&self.name))),
         }
     }
 }
 
-fn damaged(body: &VolumeBody, flaw: CorruptionKind) -> TxnStop {
-    let (address, kind) = (body.parent.address, Some(Kind::Parent));
+fn corrupt_parent(body: &VolumeBody, flaw: CorruptionKind) -> TransactionStop {
+    let (address, kind) = (body.parent.address, Some(BlockKind::Parent));
     Corruption { address, kind, owner: body.id, flaw }.into()
 }

@@ -14,15 +14,15 @@
 //! it is durable.
 //!
 //! A frequent reader may cache [runs](Pool::mapped_run) of a map and read from the device directly, as
-//! long as the volume is not among the [`remapped`](Pool::next_remapped) ones. It reports the oldest such
+//! long as the volume is not among the [`remapped`](Pool::next_remapped_volume) ones. It reports the oldest such
 //! read to the pool, which reuses no block that the read may access.
 //!
 //! The driver of a pool executes [`next_action`](Pool::next_action) until it returns `None` before it
 //! takes [`next_response`](Pool::next_response): zeroes for a read are an action without a completion.
 
 mod commit;
-mod owned;
-mod recover;
+mod ownership;
+mod recovery;
 mod request;
 mod task;
 
@@ -33,25 +33,25 @@ use tenmil_base::IoStatus;
 
 use crate::capacity::{CapacityMonitor, CapacityNotice};
 use crate::commit_cost::ReserveLevel;
-use crate::devices::Devices;
-use crate::edit::FULL;
+use crate::device_table::DeviceTable;
 use crate::error::{Corruption, CorruptionKind, PoolError};
-use crate::fence::{Claim, InjectedBugs, Owner};
-use crate::format::{OwnerRecord, Page, SLOTS, Superblock, flags, unpadded};
+use crate::format::{OwnerRecord, Page, SLOTS, Superblock, decode_name, flags};
 use crate::mapping::PendingAllocations;
-use crate::metadata::{Metadata, TxnStop};
+use crate::metadata::{Metadata, TransactionStop};
+use crate::ownership::{ClaimCondition, InjectedBugs, PoolOwner};
 use crate::space_map::{CHANGE_BLOCKS, POOL_BLOCKS};
-use commit::{Commit, CommitSnapshot};
-use recover::Recovery;
+use crate::tree_edit::FULL;
+use commit::{CommitSnapshot, CommitState};
+use recovery::RecoveryState;
 pub use request::{ActionResult, DeviceAction, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
-use task::{RequestTask, WaitReason};
+use task::{RequestTask, TaskWaitReason};
 
 /// Open pool.
 #[derive(Debug)]
 pub struct Pool {
     books: Metadata,
     /// Contents of the last durable superblock.
-    durable: CommitSnapshot,
+    durable_superblock: CommitSnapshot,
     tasks: BTreeMap<u64, RequestTask>,
     ready: VecDeque<u64>,
     next_task: u64,
@@ -68,9 +68,9 @@ pub struct Pool {
     oldest_read: u64,
     /// Transactions with pinned metadata, one entry per reader.
     held: Vec<u64>,
-    ios: BTreeMap<u64, ActionKind>,
+    ios: BTreeMap<u64, IoPurpose>,
     next_io: u64,
-    commit: Commit,
+    commit: CommitState,
     wants_commit: bool,
     /// The superblock at the start of the last commit.
     frozen: Superblock,
@@ -84,7 +84,7 @@ pub struct Pool {
     /// tasks that wait for the recovery.
     losses: u64,
     last_stop: Option<PoolError>,
-    recovery: Recovery,
+    recovery: RecoveryState,
     paused: VecDeque<u64>,
     /// The device has lost completed writes since the durable state was read: a block may be older than
     /// the map that refers to it, and belong to another volume. No read is answered from it.
@@ -92,8 +92,8 @@ pub struct Pool {
     /// Recovered, but nothing has become durable since.
     is_unproven: bool,
     /// The writing owner here, and whether the pool may be taken over from another one.
-    me: Option<Owner>,
-    claim: Claim,
+    me: Option<PoolOwner>,
+    claim: ClaimCondition,
     bugs: InjectedBugs,
     level: CapacityMonitor,
     /// Whether the superblock that the pool was opened with is known to be durable.
@@ -104,7 +104,7 @@ pub struct Pool {
 
 /// Purpose of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ActionKind {
+enum IoPurpose {
     Page(u64),
     Data(u64),
     Flush(u64),
@@ -129,15 +129,15 @@ impl Pool {
         store: u128,
         generation: u64,
         superblock: Superblock,
-        devices: Arc<Devices>,
+        devices: Arc<DeviceTable>,
         cache_bytes: usize,
     ) -> Self {
         let owner = OwnerRecord::NONE;
-        let durable =
+        let durable_superblock =
             CommitSnapshot { generation, superblock, devices: Arc::clone(&devices), owner };
         Self {
             books: Metadata::new(store, generation, superblock, devices, cache_bytes),
-            durable,
+            durable_superblock,
             tasks: BTreeMap::new(),
             ready: VecDeque::new(),
             next_task: 0,
@@ -151,7 +151,7 @@ impl Pool {
             held: Vec::new(),
             ios: BTreeMap::new(),
             next_io: 0,
-            commit: Commit::Idle,
+            commit: CommitState::Idle,
             wants_commit: false,
             frozen: superblock,
             is_sweep_stuck: false,
@@ -159,12 +159,12 @@ impl Pool {
             stopped_by: None,
             losses: 0,
             last_stop: None,
-            recovery: Recovery::Idle,
+            recovery: RecoveryState::Idle,
             paused: VecDeque::new(),
             has_lost_writes: false,
             is_unproven: false,
             me: None,
-            claim: Claim::Free,
+            claim: ClaimCondition::Free,
             bugs: InjectedBugs::default(),
             level: CapacityMonitor::default(),
             is_anchored: false,
@@ -176,7 +176,7 @@ impl Pool {
     /// Splits tree nodes as soon as they have more than this number of records, at least 4, instead of
     /// when they are full. The trees of a small pool become as high as those of a large one, for tests.
     #[must_use]
-    pub fn with_fanout(mut self, records: usize) -> Self {
+    pub fn with_node_records_max(mut self, records: usize) -> Self {
         self.books.full = records.clamp(4, FULL);
         self.books.raise_reserve();
         self
@@ -189,26 +189,26 @@ impl Pool {
 
     /// Name of the pool.
     pub fn name(&self) -> String {
-        unpadded(&self.books.superblock.name)
+        decode_name(&self.books.superblock.name)
     }
 
     /// Generation of the last durable transaction.
     pub const fn generation(&self) -> u64 {
-        self.durable.generation
+        self.durable_superblock.generation
     }
 
     /// Number of blocks in the pool, including superblocks.
     pub const fn blocks(&self) -> u64 {
-        self.durable.superblock.blocks
+        self.durable_superblock.superblock.blocks
     }
 
     /// Devices of the pool, according to the last durable superblock.
-    pub fn devices(&self) -> &Devices {
-        &self.durable.devices
+    pub fn devices(&self) -> &DeviceTable {
+        &self.durable_superblock.devices
     }
 
     /// Devices of the pool once the open transaction is durable.
-    pub fn next_devices(&self) -> &Devices {
+    pub fn uncommitted_devices(&self) -> &DeviceTable {
         &self.books.devices
     }
 
@@ -219,12 +219,15 @@ impl Pool {
 
     /// Blocks with the copies of the last durable superblock.
     pub const fn superblocks(&self) -> [u64; 2] {
-        Superblock::places(self.durable.generation, self.durable.superblock.front())
+        Superblock::superblock_addresses(
+            self.durable_superblock.generation,
+            self.durable_superblock.superblock.first_device_blocks(),
+        )
     }
 
     /// UUID of the pool, and the last durable superblock.
     pub(crate) const fn durable(&self) -> (u128, Superblock) {
-        (self.books.store, self.durable.superblock)
+        (self.books.store, self.durable_superblock.superblock)
     }
 
     /// Generation of the open transaction.
@@ -239,11 +242,12 @@ impl Pool {
         if self.is_recovering() || self.is_taken_over() || self.has_lost_writes {
             return None;
         }
-        let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;
-        if body.has(flags::CHECKSUMS) {
+        let body =
+            self.books.find_volume(volume).ok().flatten().filter(|body| block < body.blocks)?;
+        if body.has_flag(flags::CHECKSUMS) {
             return None;
         }
-        let run = self.books.next_run(&body.tree(), body.map, block).ok().flatten()?;
+        let run = self.books.next_run(&body.map_tree(), body.map, block).ok().flatten()?;
         self.books.cache.evict();
         let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
         let is_there = run.key <= block && run.is_written();
@@ -252,14 +256,14 @@ impl Pool {
 
     /// A volume with mapped blocks that may have moved or been unmapped: cached runs of it are invalid.
     /// The caller must drain this before it delivers a completion.
-    pub fn next_remapped(&mut self) -> Option<u64> {
+    pub fn next_remapped_volume(&mut self) -> Option<u64> {
         self.books.remapped.pop_first()
     }
 
     /// Next notice about capacity. The caller polls it from time to time, preferably until it returns
     /// `None`: the pool does not check its fill level otherwise.
     pub fn next_notice(&mut self) -> Option<CapacityNotice> {
-        let PoolUsage { blocks, free, kept, provisioned, thresholds, .. } = self.usage();
+        let PoolUsage { blocks, free, kept, provisioned, thresholds, .. } = self.pool_usage_task();
         let kept = kept + provisioned;
         let room = blocks.saturating_sub(2 * SLOTS + kept);
         let taken = room.saturating_sub(free.saturating_sub(kept));
@@ -270,8 +274,8 @@ impl Pool {
     /// `u64::MAX` if there are no such reads.
     pub fn note_oldest_read(&mut self, transaction: u64) {
         if std::mem::replace(&mut self.oldest_read, transaction) < transaction {
-            self.release();
-            self.look_again();
+            self.release_freed_blocks();
+            self.reread_when_idle();
         }
     }
 
@@ -280,7 +284,8 @@ impl Pool {
     /// overwritten, whatever happens to this pool.
     #[must_use]
     pub fn pin_metadata(&mut self) -> Self {
-        let CommitSnapshot { generation, superblock, devices, .. } = self.durable.clone();
+        let CommitSnapshot { generation, superblock, devices, .. } =
+            self.durable_superblock.clone();
         self.held.push(generation);
         Self::new(self.books.store, generation, superblock, devices, 0)
     }
@@ -290,15 +295,17 @@ impl Pool {
         if let Some(place) = self.held.iter().position(|held| *held == generation) {
             self.held.swap_remove(place);
         }
-        self.release();
-        self.look_again();
+        self.release_freed_blocks();
+        self.reread_when_idle();
     }
 
     /// Whether free space is short because of pinned metadata: the reader should unpin them.
     pub fn pin_blocks_space(&self) -> bool {
         let space = &self.books.space;
-        let (held, free) =
-            (space.pinned_blocks(self.durable.generation), space.free(&self.books.superblock));
+        let (held, free) = (
+            space.pinned_blocks(self.durable_superblock.generation),
+            space.free(&self.books.superblock),
+        );
         held > 0 && free < space.kept + held + self.books.reserve()
     }
 
@@ -310,8 +317,8 @@ impl Pool {
 
     /// Whether no request, I/O or deferred free is pending.
     pub fn is_idle(&self) -> bool {
-        let is_still = matches!(self.commit, Commit::Idle) && !self.wants_commit;
-        !self.has_tasks() && self.ios.is_empty() && is_still && self.has_given_back()
+        let is_still = matches!(self.commit, CommitState::Idle) && !self.wants_commit;
+        !self.has_tasks() && self.ios.is_empty() && is_still && self.has_freed_all()
     }
 
     /// Whether a request is not completed yet.
@@ -320,7 +327,7 @@ impl Pool {
     }
 
     /// Whether all deferred frees are done, as far as possible at present.
-    pub fn has_given_back(&self) -> bool {
+    pub fn has_freed_all(&self) -> bool {
         self.stopped || self.is_sweep_stuck || self.books.superblock.work.is_none()
     }
 
@@ -335,7 +342,7 @@ impl Pool {
     /// The next action for the device, or `None` until the next submission or completion.
     pub fn next_action(&mut self) -> Option<DeviceAction> {
         if self.actions.is_empty() {
-            self.turn();
+            self.run_tasks();
         }
         self.actions.pop_front()
     }
@@ -348,63 +355,64 @@ impl Pool {
     /// Handles the result of an action. A result for an action that is not in flight is ignored.
     pub fn complete(&mut self, io: u64, end: ActionResult<'_>) {
         match self.ios.remove(&io) {
-            Some(ActionKind::Page(address)) => self.handle_page(address, end),
-            Some(ActionKind::Data(task) | ActionKind::Flush(task)) => {
+            Some(IoPurpose::Page(address)) => self.handle_page(address, end),
+            Some(IoPurpose::Data(task) | IoPurpose::Flush(task)) => {
                 self.handle_transfer(task, io, end)
             }
-            Some(ActionKind::Commit) => self.handle_commit(end),
-            Some(ActionKind::Recover) => self.handle_recovered(end),
+            Some(IoPurpose::Commit) => self.handle_commit(end),
+            Some(IoPurpose::Recover) => self.handle_recovered(end),
             None => {}
         }
-        self.turn();
+        self.run_tasks();
     }
 
     fn handle_page(&mut self, address: u64, end: ActionResult<'_>) {
         let page = match end {
             ActionResult::Read(bytes) => Page::decode(bytes, self.books.store, address),
             ActionResult::Failed(status) => {
-                Err(Corruption::at(address, CorruptionKind::ReadError(status)))
+                Err(Corruption::at_address(address, CorruptionKind::ReadError(status)))
             }
             ActionResult::Done
             | ActionResult::Sums(_)
             | ActionResult::Slots(_)
-            | ActionResult::Contents(_) => {
-                Err(Corruption::at(address, CorruptionKind::ReadError(IoStatus::INTERNAL_ERROR)))
-            }
+            | ActionResult::Contents(_) => Err(Corruption::at_address(
+                address,
+                CorruptionKind::ReadError(IoStatus::INTERNAL_ERROR),
+            )),
         };
         self.books.handle_read(address, page);
         // They run before anything else is read, so the page that they waited for is still cached.
         for task in self.on_page.remove(&address).unwrap_or_default() {
-            self.run(task);
+            self.run_task(task);
         }
-        self.turn();
+        self.run_tasks();
         self.books.damaged.remove(&address);
     }
 
     /// Makes all progress that is possible now.
-    fn turn(&mut self) {
+    fn run_tasks(&mut self) {
         loop {
-            self.apply();
+            self.apply_refcounts();
             while let Some(task) = self.ready.pop_front() {
-                self.run(task);
+                self.run_task(task);
             }
             // Deferred freeing may itself require a commit first.
-            if !self.begin_commit() && !self.sweep() && !self.begin_commit() {
-                return self.look_again();
+            if !self.begin_commit() && !self.free_deferred_step() && !self.begin_commit() {
+                return self.reread_when_idle();
             }
         }
     }
 
     /// Reads a page, unless a read of it is in flight.
-    fn ask_for(&mut self, address: u64) {
+    fn read_page(&mut self, address: u64) {
         if !self.on_page.contains_key(&address) {
-            let io = self.enter(ActionKind::Page(address));
+            let io = self.start_io(IoPurpose::Page(address));
             self.actions.push_back(DeviceAction::ReadPage { io, at: address });
             self.on_page.insert(address, Vec::new());
         }
     }
 
-    fn enter(&mut self, purpose: ActionKind) -> u64 {
+    fn start_io(&mut self, purpose: IoPurpose) -> u64 {
         let io = self.next_io;
         self.next_io += 1;
         self.ios.insert(io, purpose);
@@ -412,82 +420,82 @@ impl Pool {
     }
 
     /// Whether nothing has changed since the last commit began.
-    fn is_clean(&self) -> bool {
+    fn is_unchanged(&self) -> bool {
         let is_same = self.frozen == self.books.superblock;
         is_same && self.books.dirty.is_empty() && self.books.space.deltas.len() == 0
     }
 
     /// Registers a task as waiting.
-    fn wait(&mut self, task: u64, wait: WaitReason) {
+    fn add_waiter(&mut self, task: u64, wait: TaskWaitReason) {
         match wait {
-            WaitReason::Page(address) => {
-                self.ask_for(address);
+            TaskWaitReason::Page(address) => {
+                self.read_page(address);
                 self.on_page.entry(address).or_default().push(task);
             }
-            WaitReason::Commit(generation) => {
+            TaskWaitReason::Commit(generation) => {
                 let is_open = generation == self.books.generation;
                 self.wants_commit |= is_open && !self.commit.is_gathering();
                 self.on_commit.push((generation, task));
             }
-            WaitReason::Apply => self.on_apply.push(task),
-            WaitReason::Volume(id) => self.traffic.entry(id).or_default().waiting.push(task),
-            WaitReason::Transfers => {}
+            TaskWaitReason::Apply => self.on_apply.push(task),
+            TaskWaitReason::Volume(id) => self.traffic.entry(id).or_default().waiting.push(task),
+            TaskWaitReason::Transfers => {}
         }
     }
 
     /// Fails with the reason why a change must wait: a commit is being assembled, or is so far behind
     /// that memory would fill up.
-    fn may_change(&mut self) -> Result<(), WaitReason> {
-        let is_tight = !self.is_clean() && !self.has_space()?;
+    fn check_may_change(&mut self) -> Result<(), TaskWaitReason> {
+        let is_tight = !self.is_unchanged() && !self.has_space()?;
         match &self.commit {
-            Commit::Applying => Err(WaitReason::Apply),
-            Commit::Idle if is_tight || self.backlog() > BACKLOG => {
+            CommitState::Applying => Err(TaskWaitReason::Apply),
+            CommitState::Idle if is_tight || self.commit_backlog() > BACKLOG => {
                 self.wants_commit = true;
-                Err(WaitReason::Apply)
+                Err(TaskWaitReason::Apply)
             }
-            Commit::Idle => Ok(()),
-            _ if is_tight || self.backlog() > BACKLOG_MAX => {
-                Err(WaitReason::Commit(self.durable.generation + 1))
+            CommitState::Idle => Ok(()),
+            _ if is_tight || self.commit_backlog() > BACKLOG_MAX => {
+                Err(TaskWaitReason::Commit(self.durable_superblock.generation + 1))
             }
             _ => Ok(()),
         }
     }
 
     /// Whether space is left for one more change and the commit after it.
-    fn has_space(&mut self) -> Result<bool, WaitReason> {
+    fn has_space(&mut self) -> Result<bool, TaskWaitReason> {
         match self.books.has_room_for_commit(POOL_BLOCKS) {
-            Err(TxnStop::NeedPage(address)) => Err(WaitReason::Page(address)),
+            Err(TransactionStop::NeedPage(address)) => Err(TaskWaitReason::Page(address)),
             // The next access to the corrupt page reports the error.
             has_space => Ok(has_space.unwrap_or(true)),
         }
     }
 
     /// Number of pages and ranges that the next commit has to write.
-    fn backlog(&self) -> usize {
+    fn commit_backlog(&self) -> usize {
         self.books.dirty.len() + self.books.space.deltas.len()
     }
 
     /// Frees a part of the deferred frees. False if there are none, or it has to wait.
-    fn sweep(&mut self) -> bool {
+    fn free_deferred_step(&mut self) -> bool {
         let is_done = self.books.superblock.work.is_none();
         if self.stopped || self.is_sweep_stuck || is_done {
             return false;
         }
         if !self.is_anchored {
             // An instance that may not claim the pool leaves it unchanged.
-            if self.may_claim().is_ok() {
-                self.anchor();
+            if self.check_may_claim().is_ok() {
+                self.start_first_commit();
             }
             return false;
         }
-        if let Err(wait) = self.may_change() {
-            if let WaitReason::Page(address) = wait {
-                self.ask_for(address);
+        if let Err(wait) = self.check_may_change() {
+            if let TaskWaitReason::Page(address) = wait {
+                self.read_page(address);
             }
             return false;
         }
-        let swept = match self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Nothing) {
-            Ok(()) => self.books.attempt_in_steps(Metadata::free_deferred),
+        let swept = match self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Nothing) {
+            Ok(()) => self.books.try_step_with_commit_space(Metadata::free_deferred),
             Err(stop) => Err(stop),
         };
         match swept {
@@ -498,18 +506,18 @@ impl Pool {
                 self.books.cache.evict();
                 did
             }
-            Err(TxnStop::NeedPage(address)) => {
-                self.ask_for(address);
+            Err(TransactionStop::NeedPage(address)) => {
+                self.read_page(address);
                 false
             }
-            Err(TxnStop::Full | TxnStop::NeedSpace(_)) => {
-                self.is_sweep_stuck = self.is_clean();
+            Err(TransactionStop::Full | TransactionStop::NeedSpace(_)) => {
+                self.is_sweep_stuck = self.is_unchanged();
                 self.wants_commit |= !self.is_sweep_stuck;
                 false
             }
             // A check reports the corruption; no other deferred free is delayed by it.
-            Err(TxnStop::Error(_)) => {
-                self.is_sweep_stuck = !self.books.skip_work();
+            Err(TransactionStop::Error(_)) => {
+                self.is_sweep_stuck = !self.books.skip_corrupt_entry();
                 !self.is_sweep_stuck
             }
         }

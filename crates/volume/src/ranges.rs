@@ -13,7 +13,7 @@ pub(crate) struct RangeSet {
 
 /// Pending changes of reference counts: ranges that do not overlap, each with a delta, which may be zero.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CountDeltas {
+pub(crate) struct RefcountDeltas {
     ranges: BTreeMap<u64, (u64, i64)>,
     blocks: u64,
 }
@@ -59,15 +59,15 @@ impl RangeSet {
             }
             self.ranges.remove(&first);
             self.blocks -= last - first;
-            self.keep(range.end.max(first)..last);
+            self.insert_raw(range.end.max(first)..last);
             if first < range.start {
-                self.keep(first..range.start);
+                self.insert_raw(first..range.start);
                 break;
             }
         }
     }
 
-    fn keep(&mut self, range: Range<u64>) {
+    fn insert_raw(&mut self, range: Range<u64>) {
         if !range.is_empty() {
             self.ranges.insert(range.start, range.end);
             self.blocks += range.end - range.start;
@@ -75,7 +75,7 @@ impl RangeSet {
     }
 
     /// Number of blocks of a range that are in the set.
-    pub(crate) fn blocks_in(&self, range: &Range<u64>) -> u64 {
+    pub(crate) fn count_in(&self, range: &Range<u64>) -> u64 {
         let (mut at, mut blocks) = (range.start, 0);
         while at < range.end {
             match self.get(at) {
@@ -90,7 +90,7 @@ impl RangeSet {
     }
 
     /// Parts of a range that are in the set.
-    pub(crate) fn parts_in(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub(crate) fn intersection(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let Range { start, end } = *range;
         let first = self.ranges.range(..=start).next_back().map_or(start, |(&first, _)| first);
         let parts = self.ranges.range(first..end).map(move |(&a, &b)| a.max(start)..b.min(end));
@@ -120,29 +120,29 @@ impl RangeSet {
     }
 }
 
-impl CountDeltas {
+impl RefcountDeltas {
     /// Adds to every block of a range.
-    pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
-        drop(self.accumulate(range, delta));
+    pub(crate) fn add_delta(&mut self, range: Range<u64>, delta: i64) {
+        drop(self.add_all(range, delta));
     }
 
     /// Adds to every block of a range. Returns the subranges that had no entry before.
-    pub(crate) fn accumulate(&mut self, range: Range<u64>, delta: i64) -> Vec<Range<u64>> {
+    pub(crate) fn add_all(&mut self, range: Range<u64>, delta: i64) -> Vec<Range<u64>> {
         if range.is_empty() {
             return Vec::new();
         }
-        self.cut(range.start);
-        self.cut(range.end);
-        let (mut at, mut gaps) = (range.start, Vec::new());
+        self.split_at(range.start);
+        self.split_at(range.end);
+        let (mut delta_of, mut gaps) = (range.start, Vec::new());
         for (&start, (end, sum)) in self.ranges.range_mut(range.clone()) {
-            if start > at {
-                gaps.push(at..start);
+            if start > delta_of {
+                gaps.push(delta_of..start);
             }
             *sum += delta;
-            at = *end;
+            delta_of = *end;
         }
-        if at < range.end {
-            gaps.push(at..range.end);
+        if delta_of < range.end {
+            gaps.push(delta_of..range.end);
         }
         self.blocks += gaps.iter().map(|gap| gap.end - gap.start).sum::<u64>();
         self.ranges.extend(gaps.iter().map(|gap| (gap.start, (gap.end, delta))));
@@ -150,11 +150,11 @@ impl CountDeltas {
     }
 
     /// Undoes an addition, and removes the subranges that had no entry before it.
-    pub(crate) fn take_back(&mut self, range: Range<u64>, delta: i64, gaps: Vec<Range<u64>>) {
-        self.add(range, -delta);
+    pub(crate) fn subtract_all(&mut self, range: Range<u64>, delta: i64, gaps: Vec<Range<u64>>) {
+        self.add_delta(range, -delta);
         for gap in gaps {
-            self.cut(gap.start);
-            self.cut(gap.end);
+            self.split_at(gap.start);
+            self.split_at(gap.end);
             let inside: Vec<u64> =
                 self.ranges.range(gap.clone()).map(|(&start, _)| start).collect();
             for start in inside {
@@ -167,7 +167,7 @@ impl CountDeltas {
     /// Subtracts a `delta` that has been applied to the counts of a range. Only entries that are not zero
     /// remain.
     pub(crate) fn retain_positive(&mut self, range: Range<u64>, delta: i64) {
-        self.add(range.clone(), -delta);
+        self.add_delta(range.clone(), -delta);
         let settled = |(&start, &(_, left)): (&u64, &(u64, i64))| (left == 0).then_some(start);
         let settled: Vec<u64> = self.ranges.range(range).filter_map(settled).collect();
         for start in settled {
@@ -177,7 +177,7 @@ impl CountDeltas {
         }
     }
 
-    fn cut(&mut self, at: u64) {
+    fn split_at(&mut self, at: u64) {
         if let Some((_, (end, delta))) = self.ranges.range_mut(..at).next_back()
             && *end > at
         {
@@ -188,7 +188,7 @@ impl CountDeltas {
     }
 
     /// The first range and its delta.
-    pub(crate) fn first(&self) -> Option<(Range<u64>, i64)> {
+    pub(crate) fn first_range(&self) -> Option<(Range<u64>, i64)> {
         self.ranges.first_key_value().map(|(&start, &(end, delta))| (start..end, delta))
     }
 
@@ -228,11 +228,11 @@ impl CountDeltas {
 
 #[cfg(test)]
 mod tests {
-    use super::{CountDeltas, RangeLookup, RangeSet};
+    use super::{RangeLookup, RangeSet, RefcountDeltas};
     use tenmil_base::Random;
 
     #[test]
-    fn a_set_of_ranges_is_a_set_of_blocks() {
+    fn range_set_equals_a_set_of_blocks() {
         let mut random = Random::new(3);
         let (mut set, mut plain) = (RangeSet::default(), [false; 64]);
         for _ in 0..20_000 {
@@ -252,9 +252,9 @@ mod tests {
             let count = |plain: &[bool]| plain.iter().filter(|taken| **taken).count() as u64;
             assert_eq!(set.blocks(), count(&plain));
             let part = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
-            assert_eq!(set.blocks_in(&(start..end)), count(&plain[part]));
-            assert_eq!(set.blocks_in(&(0..64)), count(&plain));
-            let found: Vec<u64> = set.parts_in(&(start..end)).flatten().collect();
+            assert_eq!(set.count_in(&(start..end)), count(&plain[part]));
+            assert_eq!(set.count_in(&(0..64)), count(&plain));
+            let found: Vec<u64> = set.intersection(&(start..end)).flatten().collect();
             assert!(
                 found
                     .into_iter()
@@ -264,52 +264,52 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_was_never_added() {
+    fn subtracted_deltas_cancel_out() {
         let mut random = Random::new(5);
-        let mut deltas = CountDeltas::default();
+        let mut deltas = RefcountDeltas::default();
         for _ in 0..2_000 {
-            let before: Vec<bool> = (0..64).map(|at| is_in(&deltas, at)).collect();
+            let before: Vec<bool> = (0..64).map(|at| is_taken(&deltas, at)).collect();
             let mut steps = Vec::new();
             for _ in 0..4 {
                 let start = random.below(64);
                 let range = start..start + random.below(65 - start);
                 let delta = if random.chance(1, 2) { 1 } else { -1 };
-                let gaps = deltas.accumulate(range.clone(), delta);
+                let gaps = deltas.add_all(range.clone(), delta);
                 steps.push((range, delta, gaps));
             }
             while let Some((range, delta, gaps)) = steps.pop() {
-                deltas.take_back(range, delta, gaps);
+                deltas.subtract_all(range, delta, gaps);
             }
-            let after: Vec<bool> = (0..64).map(|at| is_in(&deltas, at)).collect();
+            let after: Vec<bool> = (0..64).map(|at| is_taken(&deltas, at)).collect();
             assert_eq!(after, before);
             assert_eq!(deltas.blocks(), after.iter().filter(|is_in| **is_in).count() as u64);
             let start = random.below(60);
-            deltas.add(start..start + random.below(4), 1);
-            if let Some((range, delta)) = deltas.first().filter(|_| random.chance(1, 2)) {
+            deltas.add_delta(start..start + random.below(4), 1);
+            if let Some((range, delta)) = deltas.first_range().filter(|_| random.chance(1, 2)) {
                 deltas.retain_positive(range, delta);
             }
         }
     }
 
-    fn is_in(deltas: &CountDeltas, at: u64) -> bool {
+    fn is_taken(deltas: &RefcountDeltas, at: u64) -> bool {
         matches!(deltas.get(at), RangeLookup::Taken(_))
     }
 
     #[test]
-    fn sums_are_those_of_every_block() {
+    fn accumulated_deltas_equal_per_block_sums() {
         let mut random = Random::new(4);
-        let (mut deltas, mut plain) = (CountDeltas::default(), [0_i64; 64]);
+        let (mut deltas, mut plain) = (RefcountDeltas::default(), [0_i64; 64]);
         for _ in 0..5_000 {
             let start = random.below(64);
             let end = start + random.below(65 - start);
             if random.chance(1, 8) {
-                let Some((range, delta)) = deltas.first() else { continue };
+                let Some((range, delta)) = deltas.first_range() else { continue };
                 range.clone().for_each(|at| plain[usize::try_from(at).unwrap()] -= delta);
                 deltas.retain_positive(range.clone(), delta);
-                assert_ne!(deltas.first().map(|(range, _)| range.start), Some(range.start));
+                assert_ne!(deltas.first_range().map(|(range, _)| range.start), Some(range.start));
             } else {
                 let delta = if random.chance(1, 2) { 1 } else { -1 };
-                deltas.add(start..end, delta);
+                deltas.add_delta(start..end, delta);
                 (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] += delta);
             }
             let blocks: u64 = deltas.iter().map(|(range, _)| range.end - range.start).sum();

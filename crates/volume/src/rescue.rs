@@ -9,31 +9,31 @@
 //!
 //! Names and counts are only read to distinguish volumes from remains of earlier transactions.
 
-mod walk;
+mod tree_walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use tenmil_base::IoStatus;
 
-pub use self::walk::{LostRange, TreeWalk};
-use crate::checksums::{GROUP_BLOCKS, in_record};
-use crate::devices::DataArea;
+pub use self::tree_walk::{LostRange, TreeWalk};
+use crate::checksums::{GROUP_BLOCKS, record_checksums};
+use crate::device_table::DataArea;
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
-    BLOCKS_MAX, Block, HOLE, Header, Kind, Page, PageBody, Pointer, Record, SLOTS, Superblock,
-    VolumeBody, flags, hash, unpadded,
+    BLOCKS_MAX, Block, BlockKind, HOLE, Header, Page, PageBody, Pointer, Record, SLOTS, Superblock,
+    VolumeBody, decode_name, flags, hash_name,
 };
-use crate::layout::Layout;
-use crate::open::Opening;
+use crate::on_disk_layout::Layout;
+use crate::open::PoolOpening;
 use crate::parent::ParentInfo;
 use crate::ranges::{RangeLookup, RangeSet};
-use crate::tree::Tree;
+use crate::tree::TreeDescriptor;
 use crate::volumes::{CATALOGUE, NAMES, VolumeInfo};
 
 /// Rescue in progress.
 #[derive(Debug)]
-pub struct Rescue {
+pub struct PoolRescue {
     /// Blocks that are available for reading.
     present: RangeSet,
     stage: RescueStage,
@@ -55,7 +55,7 @@ pub struct Rescue {
 /// The structure being read.
 #[derive(Debug)]
 enum RescueStage {
-    Superblocks(Box<Opening>),
+    Superblocks(Box<PoolOpening>),
     Catalogue(TreeWalk),
     Names(TreeWalk),
     Space(TreeWalk),
@@ -93,8 +93,8 @@ pub struct FoundVolume {
 
 impl FoundVolume {
     /// Walks its map: the keys of runs and lost ranges are blocks of the volume.
-    pub fn walk(&self) -> TreeWalk {
-        TreeWalk::new(self.store, &self.room, self.body.tree(), self.body.map)
+    pub fn walk_map(&self) -> TreeWalk {
+        TreeWalk::new(self.store, &self.room, self.body.map_tree(), self.body.map)
     }
 
     /// Block with the description of its parent, or `None` if it has no parent.
@@ -110,7 +110,7 @@ impl FoundVolume {
     pub fn parent(&self, bytes: Result<&Block, IoStatus>) -> Result<ParentInfo, Corruption> {
         let Pointer { address, generation } = self.body.parent;
         let damage = |flaw| {
-            let kind = Some(Kind::Parent);
+            let kind = Some(BlockKind::Parent);
             Corruption { address, kind, owner: self.body.id, flaw }
         };
         let page = bytes
@@ -124,14 +124,14 @@ impl FoundVolume {
                     expected: generation,
                 }))
             }
-            PageBody::Parent(parent) => Ok(ParentInfo::of(&parent)),
+            PageBody::Parent(parent) => Ok(ParentInfo::from_body(&parent)),
             _ => Err(damage(CorruptionKind::Kind { found: page.kind, level: page.level() })),
         }
     }
 
     /// Whether a clone of another volume can become this one: blocks that are unmapped here, and present
     /// in the parent, must not be mapped there. Both lists come from a [`TreeWalk`].
-    pub fn can_follow(&self, base: &Self, theirs: &[Record], own: &[Record]) -> bool {
+    pub fn can_be_clone_of(&self, base: &Self, theirs: &[Record], own: &[Record]) -> bool {
         let reach = self.body.reach;
         let has = |record: &&Record| record.key < reach;
         let covered = |record: &Record| {
@@ -149,23 +149,23 @@ impl FoundVolume {
         is_same && theirs.iter().filter(has).all(covered)
     }
 
-    /// Walks its checksums, for [`checksum_of`]: the keys of lost ranges are groups of four blocks.
+    /// Walks its checksums, for [`block_checksum_in`]: the keys of lost ranges are groups of four blocks.
     pub fn walk_checksums(&self) -> TreeWalk {
-        TreeWalk::new(self.store, &self.room, self.body.sums_tree(), self.body.sums)
+        TreeWalk::new(self.store, &self.room, self.body.checksum_tree(), self.body.sums)
     }
 }
 
 /// Checksum of a block of a volume, from the result of a [walk](FoundVolume::walk_checksums).
-pub fn checksum_of(records: &[Record], block: u64) -> Option<u32> {
+pub fn block_checksum_in(records: &[Record], block: u64) -> Option<u32> {
     let (group, index) = (block / GROUP_BLOCKS, usize::try_from(block % GROUP_BLOCKS));
     let at = records.binary_search_by_key(&group, |record| record.key).ok()?;
-    let sums = in_record(records.get(at)?);
+    let sums = record_checksums(records.get(at)?);
     sums.get(index.ok()?).copied().filter(|sum| *sum != 0)
 }
 
 /// Blocks of a volume whose place differs from those of another one, in ascending order: first block,
 /// number of blocks, and place, or `None` if they read as zeroes. Both lists come from a [`TreeWalk`].
-pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<FileExtent> {
+pub fn changed_extents(base: &[Record], records: &[Record], blocks: u64) -> Vec<FileExtent> {
     let (mut at, mut moved): (u64, Vec<FileExtent>) = (0, Vec::new());
     let place = |runs: &[Record], at: u64| match runs
         .get(runs.partition_point(|run| run.key + run.extra <= at))
@@ -198,14 +198,14 @@ pub struct FileExtent {
     pub at: Option<u64>,
 }
 
-impl Rescue {
+impl PoolRescue {
     /// Rescue from a device of this number of blocks, the first one of its pool.
     pub fn new(blocks: u64) -> Self {
         let mut present = RangeSet::default();
         present.insert(0..blocks);
         Self {
             present,
-            stage: RescueStage::Superblocks(Box::new(Opening::new(blocks, 0).to_rescue())),
+            stage: RescueStage::Superblocks(Box::new(PoolOpening::new(blocks, 0).for_rescue())),
             store: 0,
             superblock: None,
             generation: u64::MAX,
@@ -222,28 +222,28 @@ impl Rescue {
     /// Restricts the rescue to these blocks of the pool: some devices are missing, or the list of devices
     /// is destroyed.
     #[must_use]
-    pub fn over(mut self, present: impl Iterator<Item = Range<u64>>) -> Self {
+    pub fn restricted_to(mut self, present: impl Iterator<Item = Range<u64>>) -> Self {
         self.present = RangeSet::default();
         present.for_each(|range| self.present.insert(range));
         self
     }
 
     /// Blocks that may contain metadata and data, including those on missing devices.
-    fn whole_room(&self) -> DataArea {
+    fn whole_data_area(&self) -> DataArea {
         let room = DataArea { start: SLOTS, end: BLOCKS_MAX, slots: 0..0 };
-        self.superblock.map_or(room, |superblock| superblock.room())
+        self.superblock.map_or(room, |superblock| superblock.data_area())
     }
 
     /// Blocks that a scan reads.
-    fn room(&self) -> DataArea {
+    fn scanned_area(&self) -> DataArea {
         let end = self.present.iter().last().map_or(SLOTS, |range| range.end.max(SLOTS));
         let room = DataArea { start: SLOTS, end, slots: 0..0 };
-        self.superblock.map_or(room, |superblock| superblock.room())
+        self.superblock.map_or(room, |superblock| superblock.data_area())
     }
 
     /// First block at or after `at` that a scan reads.
     fn next_scanned(&self, mut at: u64) -> Option<u64> {
-        let room = self.room();
+        let room = self.scanned_area();
         while at < room.end {
             match self.present.get(at) {
                 RangeLookup::Taken(_) if room.contains(&at) => return Some(at),
@@ -281,8 +281,8 @@ impl Rescue {
     }
 
     /// Number of blocks scanned and in total, during a scan.
-    pub fn scanned(&self) -> Option<(u64, u64)> {
-        let room = self.room();
+    pub fn scan_progress(&self) -> Option<(u64, u64)> {
+        let room = self.scanned_area();
         match &self.stage {
             RescueStage::Scan(at) => Some((at - room.start, room.end - room.start)),
             _ => None,
@@ -296,12 +296,12 @@ impl Rescue {
             RescueStage::Catalogue(walk) | RescueStage::Names(walk) | RescueStage::Space(walk) => {
                 walk.handle_read(bytes);
             }
-            RescueStage::Volumes => self.take_volume(bytes),
+            RescueStage::Volumes => self.handle_volume_block(bytes),
             RescueStage::Scan(at) => {
                 let address = *at;
                 *at += 1;
                 if let Ok(bytes) = bytes {
-                    self.look_at(address, bytes);
+                    self.inspect_block(address, bytes);
                 }
             }
             RescueStage::Done => {}
@@ -312,7 +312,7 @@ impl Rescue {
     fn advance(&mut self) -> Result<(), PoolError> {
         let stage = std::mem::replace(&mut self.stage, RescueStage::Done);
         self.stage = match stage {
-            RescueStage::Superblocks(opening) => self.take_superblock(*opening)?,
+            RescueStage::Superblocks(opening) => self.handle_superblock(*opening)?,
             RescueStage::Catalogue(walk) => {
                 let (records, lost) = walk.finish();
                 self.to_read = records.iter().rev().map(|line| (line.key, line.child())).collect();
@@ -322,15 +322,15 @@ impl Rescue {
             }
             RescueStage::Volumes if self.untold.is_empty() => RescueStage::Done,
             RescueStage::Volumes => {
-                self.walk(NAMES).map_or(RescueStage::Scan(SLOTS), RescueStage::Names)
+                self.walk_tree(NAMES).map_or(RescueStage::Scan(SLOTS), RescueStage::Names)
             }
             RescueStage::Names(walk) => {
                 let (records, lost) = walk.finish();
                 let names = || records.iter().map(|line| (line.key, line.value)).collect();
                 self.names = lost.is_empty().then(names);
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
-                let space = Tree::of_store(Kind::SpaceMap);
-                self.walk(space).map_or(RescueStage::Scan(SLOTS), RescueStage::Space)
+                let space = TreeDescriptor::pool_tree(BlockKind::SpaceMap);
+                self.walk_tree(space).map_or(RescueStage::Scan(SLOTS), RescueStage::Space)
             }
             RescueStage::Space(walk) => {
                 let (records, lost) = walk.finish();
@@ -341,7 +341,7 @@ impl Rescue {
                 RescueStage::Scan(SLOTS)
             }
             RescueStage::Scan(_) => {
-                self.choose();
+                self.select_newest();
                 RescueStage::Done
             }
             RescueStage::Done => RescueStage::Done,
@@ -349,14 +349,14 @@ impl Rescue {
         Ok(())
     }
 
-    fn take_superblock(&mut self, opening: Opening) -> Result<RescueStage, PoolError> {
+    fn handle_superblock(&mut self, opening: PoolOpening) -> Result<RescueStage, PoolError> {
         match opening.finish() {
             Ok(opened) => {
                 let (store, superblock) = opened.store.durable();
                 (self.store, self.superblock) = (store, Some(superblock));
                 self.generation = opened.store.generation();
                 self.damaged.extend(opened.damaged);
-                let walk = self.walk(CATALOGUE);
+                let walk = self.walk_tree(CATALOGUE);
                 Ok(walk.map_or(RescueStage::Volumes, RescueStage::Catalogue))
             }
             Err(PoolError::NotAPool(damaged)) => {
@@ -369,20 +369,20 @@ impl Rescue {
     }
 
     /// Walk of a tree of the superblock.
-    fn walk(&self, tree: Tree) -> Option<TreeWalk> {
+    fn walk_tree(&self, tree: TreeDescriptor) -> Option<TreeWalk> {
         let superblock = self.superblock?;
         let root = match tree.kind {
-            Kind::Catalog => superblock.catalogue,
-            Kind::Names => superblock.names,
+            BlockKind::Catalog => superblock.catalogue,
+            BlockKind::Names => superblock.names,
             _ => superblock.space,
         };
-        Some(TreeWalk::new(self.store, &self.whole_room(), tree, root))
+        Some(TreeWalk::new(self.store, &self.whole_data_area(), tree, root))
     }
 
-    fn take_volume(&mut self, bytes: Result<&Block, IoStatus>) {
+    fn handle_volume_block(&mut self, bytes: Result<&Block, IoStatus>) {
         let Some((id, at)) = self.to_read.pop() else { return };
         let damage = |flaw| {
-            let kind = Some(Kind::Volume);
+            let kind = Some(BlockKind::Volume);
             Corruption { address: at.address, kind, owner: id, flaw }
         };
         let page = bytes
@@ -403,7 +403,7 @@ impl Rescue {
     }
 
     /// Handles a scanned block.
-    fn look_at(&mut self, address: u64, bytes: &Block) {
+    fn inspect_block(&mut self, address: u64, bytes: &Block) {
         let store = Header::decode(&bytes[..]).store;
         let is_ours = self.superblock.is_none() || store == self.store;
         let Some(Page { body: PageBody::Volume(body), generation, .. }) =
@@ -413,11 +413,11 @@ impl Rescue {
         };
         let is_untold = self.untold.iter().any(|numbers| numbers.contains(&body.id));
         let is_named = |names: &BTreeMap<u64, u64>| {
-            names.get(&hash(unpadded(&body.name).as_bytes())) == Some(&body.id)
+            names.get(&hash_name(decode_name(&body.name).as_bytes())) == Some(&body.id)
         };
         // A volume pending deletion has no name any more, but its block supersedes older ones of the same
         // volume.
-        let is_known = self.names.as_ref().is_none_or(is_named) || body.has(flags::DOOMED);
+        let is_known = self.names.as_ref().is_none_or(is_named) || body.has_flag(flags::DOOMED);
         let is_used = |counted: &RangeSet| matches!(counted.get(address), RangeLookup::Taken(_));
         let is_used = self.counted.as_ref().is_none_or(is_used);
         if is_untold && is_known && is_used && generation <= self.generation {
@@ -426,7 +426,7 @@ impl Rescue {
     }
 
     /// Selects the newest found block of each volume, of the pool with the most of them.
-    fn choose(&mut self) {
+    fn select_newest(&mut self) {
         if self.superblock.is_none() {
             let mut counts: BTreeMap<u128, u64> = BTreeMap::new();
             self.found.keys().for_each(|(store, ..)| *counts.entry(*store).or_default() += 1);
@@ -439,7 +439,7 @@ impl Rescue {
                 newest.insert(id, (generation, body));
             }
         }
-        newest.retain(|_, (_, body)| !body.has(flags::DOOMED));
+        newest.retain(|_, (_, body)| !body.has_flag(flags::DOOMED));
         // A reused name belongs to the volume that received it last.
         let mut by_name: BTreeMap<[u8; 128], (u64, VolumeBody)> = BTreeMap::new();
         for (generation, body) in newest.into_values() {
@@ -457,12 +457,15 @@ impl Rescue {
 
     /// The result, once everything has been read.
     pub fn finish(self) -> RescueResult {
-        let (store, room) = (self.store, self.whole_room());
+        let (store, room) = (self.store, self.whole_data_area());
         let found =
             |body: VolumeBody| FoundVolume { info: body.info(), body, store, room: room.clone() };
         RescueResult {
             store,
-            name: self.superblock.map(|superblock| unpadded(&superblock.name)).unwrap_or_default(),
+            name: self
+                .superblock
+                .map(|superblock| decode_name(&superblock.name))
+                .unwrap_or_default(),
             volumes: self.volumes.into_values().map(found).collect(),
             damaged: self.damaged,
             was_scanned: !self.untold.is_empty(),
@@ -472,10 +475,10 @@ impl Rescue {
 
 #[cfg(test)]
 mod tests {
-    use super::{FileExtent, Record, differences};
+    use super::{FileExtent, Record, changed_extents};
 
     #[test]
-    fn what_lies_elsewhere_is_told_block_by_block() {
+    fn changed_extents_are_found_block_by_block() {
         let run = |key, value, extra| Record { key, value, extra };
         let base = [run(2, 100, 4), run(10, 200, 5)];
         let now = [run(0, 50, 3), run(3, 101, 2), run(12, 202, 9)];
@@ -487,9 +490,9 @@ mod tests {
             of(10, 2, None),
             of(15, 1, Some(205)),
         ];
-        assert_eq!(differences(&base, &now, 16)[..4], expected[..4]);
-        assert_eq!(differences(&base, &now, 16).last(), expected.last());
-        assert_eq!(differences(&[], &base, 11), [of(2, 4, Some(100)), of(10, 1, Some(200))]);
-        assert_eq!(differences(&base, &base, 99), []);
+        assert_eq!(changed_extents(&base, &now, 16)[..4], expected[..4]);
+        assert_eq!(changed_extents(&base, &now, 16).last(), expected.last());
+        assert_eq!(changed_extents(&[], &base, 11), [of(2, 4, Some(100)), of(10, 1, Some(200))]);
+        assert_eq!(changed_extents(&base, &base, 99), []);
     }
 }

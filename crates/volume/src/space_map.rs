@@ -14,15 +14,15 @@ use std::ops::Range;
 
 use crate::commit_cost::ReserveLevel;
 use crate::error::{Corruption, CorruptionKind, PoolError};
-use crate::format::{Kind, Pointer, Record, SLOTS, Superblock, UNIT_SHIFT_MAX};
-use crate::metadata::{Metadata, TxnStop};
-use crate::ranges::{CountDeltas, RangeLookup, RangeSet};
-use crate::tree::Tree;
+use crate::format::{BlockKind, Pointer, Record, SLOTS, Superblock, UNIT_SHIFT_MAX};
+use crate::metadata::{Metadata, TransactionStop};
+use crate::ranges::{RangeLookup, RangeSet, RefcountDeltas};
+use crate::tree::TreeDescriptor;
 
 /// Space map.
 #[derive(Debug)]
 pub(crate) struct SpaceMap {
-    pub(crate) deltas: CountDeltas,
+    pub(crate) deltas: RefcountDeltas,
     pub(crate) pool: RangeSet,
     pub(crate) pending: RangeSet,
     /// Freed data blocks, which transfers may still access, by transaction.
@@ -43,7 +43,7 @@ pub(crate) struct SpaceMap {
     /// Allocated blocks that are not in the tree yet.
     pub(crate) fresh: u64,
     /// Level of the root of the tree, as far as known.
-    height: u8,
+    tree_height: u8,
     /// Search positions for a metadata block, and for a data cluster of each size.
     cursors: [AllocCursor; 2 + UNIT_SHIFT_MAX as usize],
     /// Reserve of blocks for commits and deletions.
@@ -79,23 +79,23 @@ const HEIGHT: u8 = 5;
 const KEPT_MAX: u64 = 16_384;
 
 /// Reserve for a pool with this number of blocks.
-fn kept_of(blocks: u64) -> u64 {
+fn reserve_blocks(blocks: u64) -> u64 {
     (blocks / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX)
 }
 
 /// Tree of reference counts.
-pub(crate) const SPACE: Tree = Tree::of_store(Kind::SpaceMap);
+pub(crate) const SPACE: TreeDescriptor = TreeDescriptor::pool_tree(BlockKind::SpaceMap);
 
 impl SpaceMap {
     pub(crate) fn new(superblock: &Superblock) -> Self {
-        let room = superblock.room();
+        let room = superblock.data_area();
         let total = room.end - room.start;
         // Metadata are allocated from the front, so that data clusters find contiguous space after them.
         let search = |at| AllocCursor { at, left: total };
         let mut spoilt = RangeSet::default();
         spoilt.insert(room.slots);
         Self {
-            deltas: CountDeltas::default(),
+            deltas: RefcountDeltas::default(),
             pool: RangeSet::default(),
             pending: RangeSet::default(),
             quarantine: BTreeMap::new(),
@@ -105,11 +105,11 @@ impl SpaceMap {
             spoilt,
             vacated: BTreeMap::new(),
             fresh: 0,
-            height: HEIGHT,
+            tree_height: HEIGHT,
             cursors: std::array::from_fn(|index| {
                 search(if index == 0 { room.start } else { room.start + total / 64 })
             }),
-            kept: kept_of(total),
+            kept: reserve_blocks(total),
         }
     }
 
@@ -121,17 +121,17 @@ impl SpaceMap {
     /// Adds space. The superblocks at the old end of the first device become available once this
     /// transaction is durable.
     pub(crate) fn grow(&mut self, generation: u64, end: u64, superblock: &Superblock) {
-        let room = superblock.room();
-        self.kept = self.kept.max(kept_of(room.end - room.start));
+        let room = superblock.data_area();
+        self.kept = self.kept.max(reserve_blocks(room.end - room.start));
         let freed = (end - SLOTS..end).filter(|block| room.contains(block));
         freed.for_each(|block| self.quarantine(generation, block..block + 1));
         self.spoilt.insert(room.slots);
-        self.look_again();
+        self.restart_searches();
     }
 
     /// Number of blocks that can be allocated at once.
     pub(crate) fn free(&self, superblock: &Superblock) -> u64 {
-        let room = superblock.room();
+        let room = superblock.data_area();
         let quarantined = self.quarantine.values().chain(self.freed_pages.values());
         let quarantined: u64 = quarantined.map(RangeSet::blocks).sum();
         let taken = superblock.used + self.fresh + self.pool.blocks() + self.pending.blocks();
@@ -158,15 +158,15 @@ impl SpaceMap {
         let before = self.quarantine.len() + self.freed_pages.len();
         self.quarantine.retain(|freed, _| *freed > past);
         self.freed_pages.retain(|freed, _| *freed > durable.min(held));
-        self.gather(durable);
+        self.merge_pinned_sets(durable);
         if self.quarantine.len() + self.freed_pages.len() < before {
-            self.look_again();
+            self.restart_searches();
         }
     }
 
     /// Merges the sets of metadata blocks that only a pin keeps, since a search for free space checks
     /// each set.
-    fn gather(&mut self, durable: u64) {
+    fn merge_pinned_sets(&mut self, durable: u64) {
         let mut kept = self.freed_pages.extract_if(..=durable, |_, _| true).map(|(_, set)| set);
         let Some(mut all) = kept.next() else { return };
         for mut other in kept {
@@ -184,9 +184,9 @@ impl SpaceMap {
     }
 
     /// Returns an allocated cluster that was not used.
-    pub(crate) fn give_back(&mut self, unit: Range<u64>) {
+    pub(crate) fn return_unused(&mut self, unit: Range<u64>) {
         self.pending.remove(unit);
-        self.look_again();
+        self.restart_searches();
     }
 
     /// Marks blocks as bad after a failed write.
@@ -203,12 +203,12 @@ impl SpaceMap {
     }
 
     /// Restarts the searches, since space may be available again.
-    fn look_again(&mut self) {
+    fn restart_searches(&mut self) {
         self.cursors.iter_mut().for_each(|search| search.left = u64::MAX);
     }
 
     pub(crate) const fn height(&self) -> u8 {
-        self.height
+        self.tree_height
     }
 
     /// Records that blocks lost a reference. Until that is durable, a power loss may restore the
@@ -218,12 +218,12 @@ impl SpaceMap {
     }
 
     /// Whether a block has lost a reference, and that is not durable.
-    pub(crate) fn is_lowered(&self, block: u64) -> bool {
+    pub(crate) fn has_undurable_decrement(&self, block: u64) -> bool {
         self.lowered.values().any(|set| matches!(set.get(block), RangeLookup::Taken(_)))
     }
 
     /// Whether that applies to any block.
-    pub(crate) fn has_lowered(&self) -> bool {
+    pub(crate) fn has_undurable_decrements(&self) -> bool {
         !self.lowered.is_empty()
     }
 
@@ -234,7 +234,7 @@ impl SpaceMap {
     }
 
     /// Whether that applies to a block.
-    pub(crate) fn is_vacated(&self, block: u64) -> bool {
+    pub(crate) fn is_unmap_undurable(&self, block: u64) -> bool {
         self.vacated.values().any(|set| matches!(set.get(block), RangeLookup::Taken(_)))
     }
 
@@ -245,7 +245,7 @@ impl SpaceMap {
     }
 
     /// State of a block according to the structures in memory only.
-    fn state_of(&self, at: u64) -> RangeLookup {
+    fn block_state(&self, at: u64) -> RangeLookup {
         let sets = [&self.pool, &self.pending, &self.spoilt];
         let freed = self.quarantine.values().chain(self.freed_pages.values());
         let sets = sets.into_iter().chain(freed);
@@ -260,12 +260,12 @@ impl SpaceMap {
 
 impl Metadata {
     /// Reference count of a block.
-    pub(crate) fn count(&mut self, block: u64) -> Result<u64, TxnStop> {
+    pub(crate) fn refcount(&mut self, block: u64) -> Result<u64, TransactionStop> {
         Ok(self.refcount_run(block)?.1)
     }
 
     /// End of the run that has the same reference count as a block, and that count.
-    pub(crate) fn refcount_run(&mut self, block: u64) -> Result<(u64, u64), TxnStop> {
+    pub(crate) fn refcount_run(&mut self, block: u64) -> Result<(u64, u64), TransactionStop> {
         let run = self.next_run(&SPACE, self.superblock.space, block)?;
         let (end, count) = match run {
             Some(run) if run.key <= block => (run.key + run.extra, run.value),
@@ -276,25 +276,29 @@ impl Metadata {
             RangeLookup::Taken(end) | RangeLookup::Free(end) => end,
         };
         let sum = count.checked_add_signed(self.space.deltas.at(block));
-        Ok((end.min(until), sum.ok_or_else(|| miscounted(block))?))
+        Ok((end.min(until), sum.ok_or_else(|| refcount_corruption(block))?))
     }
 
     /// Fills the metadata reserve as far as space is free. A change needs more of it than a step of a
     /// commit. `leaves` is the reserve level that must remain.
-    pub(crate) fn fill_pool(&mut self, needed: u64, leaves: ReserveLevel) -> Result<(), TxnStop> {
-        if self.is_low(leaves) {
-            return Err(TxnStop::Full);
+    pub(crate) fn fill_metadata_reserve(
+        &mut self,
+        needed: u64,
+        leaves: ReserveLevel,
+    ) -> Result<(), TransactionStop> {
+        if self.is_space_low(leaves) {
+            return Err(TransactionStop::Full);
         }
         let wanted = needed.max(POOL_BLOCKS);
         while self.space.pool.blocks() < wanted {
             let missing = wanted - self.space.pool.blocks();
             let is_enough = self.space.pool.blocks() >= needed;
             if self.space.free(&self.superblock) == 0 {
-                return if is_enough { Ok(()) } else { Err(TxnStop::Full) };
+                return if is_enough { Ok(()) } else { Err(TransactionStop::Full) };
             }
-            match self.find(AllocationKind::Metadata, 1, missing) {
+            match self.find_free_run(AllocationKind::Metadata, 1, missing) {
                 Ok(found) => self.space.pool.insert(found),
-                Err(TxnStop::Full) if is_enough => return Ok(()),
+                Err(TransactionStop::Full) if is_enough => return Ok(()),
                 Err(stop) => return Err(stop),
             }
         }
@@ -302,36 +306,36 @@ impl Metadata {
     }
 
     /// Number of blocks available for metadata before the next commit.
-    pub(crate) fn room(&self) -> u64 {
+    pub(crate) fn metadata_space(&self) -> u64 {
         self.space.free(&self.superblock) + self.space.pool.blocks()
     }
 
     /// Allocates clusters for data: at most `units` contiguous ones of `unit` blocks each, for a volume
     /// with `owed` reserved blocks that are not yet allocated.
-    pub(crate) fn take_units(
+    pub(crate) fn allocate_clusters(
         &mut self,
         unit: u64,
         units: u64,
         owed: u64,
-    ) -> Result<Range<u64>, TxnStop> {
-        let found = self.find_units(unit, units, owed)?;
+    ) -> Result<Range<u64>, TransactionStop> {
+        let found = self.find_free_clusters(unit, units, owed)?;
         self.space.pending.insert(found.clone());
         Ok(found)
     }
 
     /// Same, for a caller that references them at once.
-    pub(crate) fn find_units(
+    pub(crate) fn find_free_clusters(
         &mut self,
         unit: u64,
         units: u64,
         owed: u64,
-    ) -> Result<Range<u64>, TxnStop> {
+    ) -> Result<Range<u64>, TransactionStop> {
         let free = self.space.free(&self.superblock) + owed;
         let room = free.saturating_sub(self.space.kept + self.reserve());
         if room < unit {
-            return Err(TxnStop::Full);
+            return Err(TransactionStop::Full);
         }
-        self.find(AllocationKind::Data, unit, units.min(room / unit) * unit)
+        self.find_free_run(AllocationKind::Data, unit, units.min(room / unit) * unit)
     }
 
     /// Raises the reserve to the needs of high trees in a small pool.
@@ -341,20 +345,20 @@ impl Metadata {
     }
 
     /// Error for a caller that found no free space.
-    pub(crate) fn no_space(&self) -> PoolError {
+    pub(crate) fn no_space_error(&self) -> PoolError {
         let kept = self.space.kept + self.reserve();
         PoolError::NoSpace { free: self.space.free(&self.superblock), kept }
     }
 
     /// Finds a free run of whole clusters, of at most `blocks_max`. Stops where a page has to be read,
     /// and continues from there.
-    fn find(
+    fn find_free_run(
         &mut self,
         purpose: AllocationKind,
         unit: u64,
         blocks_max: u64,
-    ) -> Result<Range<u64>, TxnStop> {
-        let room = self.superblock.room();
+    ) -> Result<Range<u64>, TransactionStop> {
+        let room = self.superblock.data_area();
         let total = room.end - room.start;
         let cursor = match purpose {
             AllocationKind::Metadata => 0,
@@ -363,14 +367,14 @@ impl Metadata {
         loop {
             let AllocCursor { at, left } = self.space.cursors[cursor];
             if left == 0 {
-                return Err(TxnStop::Full);
+                return Err(TransactionStop::Full);
             }
             let left = left.min(total);
             if at >= room.end {
                 self.space.cursors[cursor] = AllocCursor { at: room.start, left };
                 continue;
             }
-            let gap = self.place(at)?;
+            let gap = self.allocation_state(at)?;
             let fits = match &gap {
                 RangeLookup::Taken(_) => 0,
                 RangeLookup::Free(end) => {
@@ -390,11 +394,11 @@ impl Metadata {
     }
 
     /// Whether a block of the data area can be allocated, and the extent of that state.
-    fn place(&mut self, at: u64) -> Result<RangeLookup, TxnStop> {
-        let RangeLookup::Free(next) = self.space.state_of(at) else {
-            return Ok(self.space.state_of(at));
+    fn allocation_state(&mut self, at: u64) -> Result<RangeLookup, TransactionStop> {
+        let RangeLookup::Free(next) = self.space.block_state(at) else {
+            return Ok(self.space.block_state(at));
         };
-        let end = next.min(self.superblock.room().end);
+        let end = next.min(self.superblock.data_area().end);
         Ok(match self.next_run(&SPACE, self.superblock.space, at)? {
             Some(run) if run.key <= at => RangeLookup::Taken(run.key + run.extra),
             Some(run) => RangeLookup::Free(end.min(run.key)),
@@ -404,8 +408,8 @@ impl Metadata {
 
     /// Applies the first delta to the tree, or as much of it as one leaf and one count allow. False if no
     /// delta is left.
-    pub(crate) fn apply_delta(&mut self) -> Result<bool, TxnStop> {
-        let Some((range, delta)) = self.space.deltas.first() else { return Ok(false) };
+    pub(crate) fn apply_refcount_delta(&mut self) -> Result<bool, TransactionStop> {
+        let Some((range, delta)) = self.space.deltas.first_range() else { return Ok(false) };
         let run = self.next_run(&SPACE, self.superblock.space, range.start)?;
         let (count, end) = match run {
             Some(run) if run.key <= range.start => (run.value, run.key + run.extra),
@@ -413,8 +417,9 @@ impl Metadata {
             None => (0, range.end),
         };
         let piece = range.start..end.min(range.end);
-        let sum = count.checked_add_signed(delta).ok_or_else(|| miscounted(piece.start))?;
-        let piece = if delta == 0 { piece } else { self.set_count(piece, sum)? };
+        let sum =
+            count.checked_add_signed(delta).ok_or_else(|| refcount_corruption(piece.start))?;
+        let piece = if delta == 0 { piece } else { self.set_refcount(piece, sum)? };
         let blocks = piece.end - piece.start;
         match (count, sum) {
             (0, 1..) => self.superblock.used += blocks,
@@ -430,20 +435,24 @@ impl Metadata {
     }
 
     /// Sets the count of a run, as far as one leaf extends. Returns the part that was set.
-    fn set_count(&mut self, piece: Range<u64>, count: u64) -> Result<Range<u64>, TxnStop> {
+    fn set_refcount(
+        &mut self,
+        piece: Range<u64>,
+        count: u64,
+    ) -> Result<Range<u64>, TransactionStop> {
         self.try_update(|books| {
             let mut root: Pointer = books.superblock.space;
             let line = Record { key: piece.start, value: count, extra: 0 };
             let line = (count > 0).then_some(line);
-            let (end, _) = books.splice(&SPACE, &mut root, piece.clone(), line)?;
+            let (end, _) = books.replace_range(&SPACE, &mut root, piece.clone(), line)?;
             books.superblock.space = root;
-            books.space.height = books.height(&SPACE, root)?;
+            books.space.tree_height = books.height(&SPACE, root)?;
             Ok(piece.start..end)
         })
     }
 }
 
-fn miscounted(address: u64) -> Corruption {
+fn refcount_corruption(address: u64) -> Corruption {
     Corruption { address, kind: None, owner: 0, flaw: CorruptionKind::Count }
 }
 
@@ -451,18 +460,18 @@ fn miscounted(address: u64) -> Corruption {
 mod tests {
     use super::SpaceMap;
     use crate::format::Superblock;
-    use crate::layout::Layout;
+    use crate::on_disk_layout::Layout;
     use crate::ranges::RangeLookup;
 
     #[test]
-    fn a_freed_page_waits_to_be_durable_and_freed_data_for_transfers_as_well() {
+    fn freed_page_awaits_commit_and_freed_data_awaits_transfers() {
         let empty = Superblock { blocks: 1024, ..Superblock::decode(&[0; Superblock::BYTES]) };
         let mut space = SpaceMap::new(&empty);
         let (page, data) = (100, 200);
         space.dropped.insert(page);
         space.quarantine(5, page..page + 1);
         space.quarantine(5, data..data + 16);
-        let is_kept = |space: &SpaceMap, at| matches!(space.state_of(at), RangeLookup::Taken(_));
+        let is_kept = |space: &SpaceMap, at| matches!(space.block_state(at), RangeLookup::Taken(_));
         let free = space.free(&empty);
         for (durable, past, expected) in
             [(4, 4, [true, true]), (4, 9, [true, false]), (5, 4, [false, false])]
@@ -478,10 +487,10 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_somebody_reads_are_kept_in_one_set_until_he_lets_go() {
+    fn pinned_pages_are_merged_into_one_set_until_unpinned() {
         let empty = Superblock { blocks: 1024, ..Superblock::decode(&[0; Superblock::BYTES]) };
         let mut space = SpaceMap::new(&empty);
-        let is_kept = |space: &SpaceMap, at| matches!(space.state_of(at), RangeLookup::Taken(_));
+        let is_kept = |space: &SpaceMap, at| matches!(space.block_state(at), RangeLookup::Taken(_));
         for generation in 5..=9 {
             let page = 100 + 2 * generation;
             space.dropped.insert(page);

@@ -5,18 +5,18 @@
 //!   | StreamHead | StreamRecord, data | StreamRecord | … | StreamRecord: the end |
 //! ```
 //!
-//! [`Sender`] creates the framing of the data. [`Receiver`] requests bytes in the sizes it needs and
+//! [`StreamEncoder`] creates the framing of the data. [`Receiver`] requests bytes in the sizes it needs and
 //! trusts none of them. It never needs more at once than the maximum size of a record.
 
 mod error;
-mod receive;
+mod parser;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 pub use self::error::{StreamError, StreamErrorKind};
-pub use self::receive::{Event, Receiver};
-use crate::format::{BLOCK_BYTES, unpadded};
-use crate::layout::{Layout, layout};
+pub use self::parser::{StreamEvent, StreamParser};
+use crate::format::{BLOCK_BYTES, decode_name};
+use crate::on_disk_layout::{Layout, layout};
 
 layout! {
     /// Head of a stream.
@@ -78,7 +78,7 @@ const CHECKSUMS: u32 = 1;
 
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     Data = 1,
     Hole = 2,
     End = 3,
@@ -105,25 +105,25 @@ pub struct StreamInfo {
 
 /// Encoder of a stream.
 #[derive(Debug)]
-pub struct Sender {
+pub struct StreamEncoder {
     records: u64,
     data_blocks: u64,
     sums: Digest,
 }
 
-impl Kind {
+impl RecordKind {
     fn from_code(code: u32) -> Option<Self> {
         [Self::Data, Self::Hole, Self::End].into_iter().find(|kind| *kind as u32 == code)
     }
 }
 
 impl StreamInfo {
-    fn of(head: &StreamHead) -> Self {
-        let base = (head.base != 0).then(|| (head.base, unpadded(&head.base_name)));
+    fn from_head(head: &StreamHead) -> Self {
+        let base = (head.base != 0).then(|| (head.base, decode_name(&head.base_name)));
         Self {
             store: head.store,
             uuid: head.uuid,
-            name: unpadded(&head.name),
+            name: decode_name(&head.name),
             blocks: head.blocks,
             unit: 1 << head.unit_shift.min(u64::BITS - 1),
             has_checksums: head.flags & CHECKSUMS != 0,
@@ -131,7 +131,7 @@ impl StreamInfo {
         }
     }
 
-    fn head(&self) -> StreamHead {
+    fn to_head(&self) -> StreamHead {
         let name = |name: &str| {
             let mut bytes = [0; 128];
             let len = name.len().min(bytes.len());
@@ -160,39 +160,39 @@ impl StreamInfo {
     }
 }
 
-impl Sender {
+impl StreamEncoder {
     /// Starts a stream. Returns the encoder and the bytes of the head.
-    pub fn begin(contents: &StreamInfo) -> (Self, Vec<u8>) {
+    pub fn head(contents: &StreamInfo) -> (Self, Vec<u8>) {
         let mut bytes = vec![0; StreamHead::BYTES];
-        contents.head().encode(&mut bytes);
-        let checksum = head_sum(&bytes);
+        contents.to_head().encode(&mut bytes);
+        let checksum = head_checksum(&bytes);
         bytes[..4].copy_from_slice(&checksum.to_le_bytes());
-        let mut sums = digest();
+        let mut sums = new_digest();
         sums.update(&checksum.to_le_bytes());
         (Self { records: 0, data_blocks: 0, sums }, bytes)
     }
 
     /// Record before these data, at most [`DATA_BLOCKS_MAX`] blocks that start at `block`.
-    pub fn data(&mut self, block: u64, data: &[u8]) -> [u8; StreamRecord::BYTES] {
+    pub fn data_record(&mut self, block: u64, data: &[u8]) -> [u8; StreamRecord::BYTES] {
         let blocks = (data.len() / BLOCK_BYTES) as u64;
         self.data_blocks += blocks;
-        self.record(Kind::Data, block, blocks, data)
+        self.encode_record(RecordKind::Data, block, blocks, data)
     }
 
     /// Record for blocks that read as zeroes.
-    pub fn hole(&mut self, block: u64, blocks: u64) -> [u8; StreamRecord::BYTES] {
-        self.record(Kind::Hole, block, blocks, &[])
+    pub fn hole_record(&mut self, block: u64, blocks: u64) -> [u8; StreamRecord::BYTES] {
+        self.encode_record(RecordKind::Hole, block, blocks, &[])
     }
 
     /// Record at the end of the stream.
-    pub fn end(mut self) -> [u8; StreamRecord::BYTES] {
+    pub fn end_record(mut self) -> [u8; StreamRecord::BYTES] {
         let sums = self.sums.finalize();
-        self.record(Kind::End, self.data_blocks, sums, &[])
+        self.encode_record(RecordKind::End, self.data_blocks, sums, &[])
     }
 
-    fn record(
+    fn encode_record(
         &mut self,
-        kind: Kind,
+        kind: RecordKind,
         block: u64,
         blocks: u64,
         data: &[u8],
@@ -201,7 +201,7 @@ impl Sender {
         let record = StreamRecord { checksum: 0, kind: kind as u32, sequence, block, blocks };
         let mut bytes = [0; StreamRecord::BYTES];
         record.encode(&mut bytes);
-        let checksum = record_sum(&bytes, data);
+        let checksum = record_checksum(&bytes, data);
         bytes[..4].copy_from_slice(&checksum.to_le_bytes());
         self.records += 1;
         self.sums.update(&checksum.to_le_bytes());
@@ -210,33 +210,33 @@ impl Sender {
 }
 
 /// Corrects the checksums of the head and of all records, as far as the records can be followed.
-pub(crate) fn reseal(stream: &mut [u8]) {
+pub(crate) fn fix_checksums(stream: &mut [u8]) {
     let Some((head, mut rest)) = stream.split_at_mut_checked(StreamHead::BYTES) else { return };
-    let sum = head_sum(head);
+    let sum = head_checksum(head);
     head[..4].copy_from_slice(&sum.to_le_bytes());
     while let Some((record, behind)) = rest.split_at_mut_checked(StreamRecord::BYTES) {
         let StreamRecord { kind, blocks, .. } = StreamRecord::decode(record);
-        let has_data = Kind::from_code(kind) == Some(Kind::Data);
+        let has_data = RecordKind::from_code(kind) == Some(RecordKind::Data);
         let blocks = if has_data { blocks.min(DATA_BLOCKS_MAX) } else { 0 };
         let len = usize::try_from(blocks).unwrap_or(0) * BLOCK_BYTES;
         let Some((data, behind)) = behind.split_at_mut_checked(len) else { return };
-        let sum = record_sum(record, data);
+        let sum = record_checksum(record, data);
         record[..4].copy_from_slice(&sum.to_le_bytes());
         rest = behind;
     }
 }
 
-fn digest() -> Digest {
+fn new_digest() -> Digest {
     Digest::new(CrcAlgorithm::Crc32Iscsi)
 }
 
-fn head_sum(bytes: &[u8]) -> u32 {
+fn head_checksum(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes.get(size_of::<u32>()..StreamHead::BYTES).unwrap_or_default())
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a checksum of 32 bits")]
-fn record_sum(record: &[u8], data: &[u8]) -> u32 {
-    let mut sum = digest();
+fn record_checksum(record: &[u8], data: &[u8]) -> u32 {
+    let mut sum = new_digest();
     sum.update(record.get(size_of::<u32>()..StreamRecord::BYTES).unwrap_or_default());
     sum.update(data);
     sum.finalize() as u32

@@ -16,11 +16,11 @@
 
 mod exclusive;
 
-use crate::edit::FULL;
 use crate::error::PoolError;
-use crate::format::{NUMBER_MAX, UNIT_SHIFT_MAX, VolumeBody, features, flags, unpadded};
-use crate::metadata::{Metadata, TxnStop};
-use crate::volumes::ChangeProgress;
+use crate::format::{NUMBER_MAX, UNIT_SHIFT_MAX, VolumeBody, decode_name, features, flags};
+use crate::metadata::{Metadata, TransactionStop};
+use crate::tree_edit::FULL;
+use crate::volumes::CommandProgress;
 pub(crate) use exclusive::{ClusterCopy, ExclusiveStep};
 
 /// Minimum number of children of a new node, or of records in a leaf of single blocks.
@@ -30,7 +30,7 @@ const LEAF_BLOCKS_MIN: u64 = HALF + 1 - (1 << UNIT_SHIFT_MAX);
 
 /// Maximum number of nodes of a tree with this number of blocks as keys, if each of its leaves covers at
 /// least this number.
-const fn nodes_max(blocks: u64, leaf_blocks: u64) -> u64 {
+const fn tree_nodes_max(blocks: u64, leaf_blocks: u64) -> u64 {
     let mut level = blocks / leaf_blocks + 1;
     let mut nodes = level;
     while level > 1 {
@@ -42,16 +42,16 @@ const fn nodes_max(blocks: u64, leaf_blocks: u64) -> u64 {
 
 impl VolumeBody {
     /// Number of its clusters.
-    pub(crate) const fn units(&self) -> u64 {
-        self.blocks.div_ceil(self.unit())
+    pub(crate) const fn cluster_count(&self) -> u64 {
+        self.blocks.div_ceil(self.cluster_blocks())
     }
 
     /// Number of blocks reserved for it: zero unless it is thick.
     pub(crate) const fn reservation(&self) -> u64 {
-        if !self.has(flags::THICK) {
+        if !self.has_flag(flags::THICK) {
             return 0;
         }
-        nodes_max(self.blocks, LEAF_BLOCKS_MIN) + self.owed
+        tree_nodes_max(self.blocks, LEAF_BLOCKS_MIN) + self.owed
     }
 }
 
@@ -65,7 +65,7 @@ impl Metadata {
     }
 
     const fn space_nodes_max(&self) -> u64 {
-        nodes_max(self.superblock.blocks, HALF)
+        tree_nodes_max(self.superblock.blocks, HALF)
     }
 
     /// Changes a volume's part of the reservation.
@@ -76,47 +76,55 @@ impl Metadata {
 
     /// Fails if less space is free than a volume's reservation grows from `before`; there may be enough
     /// after a commit.
-    pub(crate) fn expect_room(&self, before: u64, body: &VolumeBody) -> Result<(), TxnStop> {
+    pub(crate) fn check_reservation_space(
+        &self,
+        before: u64,
+        body: &VolumeBody,
+    ) -> Result<(), TransactionStop> {
         let wanted = body.reservation().saturating_sub(before);
         let taken = self.space.kept + self.superblock.provisioned + self.space_nodes_max();
         let free = self.space.free(&self.superblock).saturating_sub(taken);
         if wanted <= free {
             return Ok(());
         }
-        let name = unpadded(&body.name);
-        Err(TxnStop::NeedSpace(Box::new(PoolError::NoSpaceForThick { name, wanted, free })))
+        let name = decode_name(&body.name);
+        Err(TransactionStop::NeedSpace(Box::new(PoolError::NoSpaceForThick { name, wanted, free })))
     }
 
     /// Reserves space for all blocks of a volume, of which clusters with `missing` blocks are not
     /// allocated.
-    pub(crate) fn thicken(&mut self, name: &str, missing: u64) -> Result<ChangeProgress, TxnStop> {
+    pub(crate) fn thicken(
+        &mut self,
+        name: &str,
+        missing: u64,
+    ) -> Result<CommandProgress, TransactionStop> {
         let body = self.lookup(name)?;
-        if body.has(flags::READ_ONLY) {
+        if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(name.into()).into());
         }
-        if body.has(flags::CHECKSUMS) {
+        if body.has_flag(flags::CHECKSUMS) {
             return Err(PoolError::ThickChecksums(name.into()).into());
         }
         body.expect_no_parent()?;
         let thick = VolumeBody { flags: body.flags | flags::THICK, owed: missing, ..body };
-        self.expect_room(body.reservation(), &thick)?;
+        self.check_reservation_space(body.reservation(), &thick)?;
         self.superblock.incompatible |= features::UNWRITTEN;
-        self.put_volume(&thick)?;
-        Ok(ChangeProgress::Made(Some(thick.info())))
+        self.store_volume(&thick)?;
+        Ok(CommandProgress::Made(Some(thick.info())))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{HALF, LEAF_BLOCKS_MIN, nodes_max};
+    use super::{HALF, LEAF_BLOCKS_MIN, tree_nodes_max};
 
     #[test]
-    fn what_is_kept_for_maps_is_a_small_part_of_a_volume_of_any_size() {
+    fn map_reservation_is_a_small_part_of_any_volume_size() {
         assert_eq!((HALF, LEAF_BLOCKS_MIN), (82, 67), "as docs/user/pool-capacity.md says");
-        assert_eq!(nodes_max(1, LEAF_BLOCKS_MIN), 1);
-        assert_eq!(nodes_max(67, LEAF_BLOCKS_MIN), 3);
+        assert_eq!(tree_nodes_max(1, LEAF_BLOCKS_MIN), 1);
+        assert_eq!(tree_nodes_max(67, LEAF_BLOCKS_MIN), 3);
         for shift in 10..=48 {
-            let nodes = nodes_max(1 << shift, LEAF_BLOCKS_MIN);
+            let nodes = tree_nodes_max(1 << shift, LEAF_BLOCKS_MIN);
             assert!(nodes <= (1 << shift) / 65 + 4, "{nodes} of 2^{shift}");
         }
     }

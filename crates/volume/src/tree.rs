@@ -13,13 +13,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Corruption, CorruptionKind};
-use crate::format::{Kind, Page, Pointer, Record};
-use crate::metadata::{Metadata, TxnStop};
+use crate::format::{BlockKind, Page, Pointer, Record};
+use crate::metadata::{Metadata, TransactionStop};
 
 /// Properties of a tree.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tree {
-    pub(crate) kind: Kind,
+pub(crate) struct TreeDescriptor {
+    pub(crate) kind: BlockKind,
     /// Number of the volume that it belongs to; zero for a tree of the pool.
     pub(crate) owner: u64,
     /// Leaves are split at multiples of this.
@@ -30,7 +30,7 @@ pub(crate) struct Tree {
 
 /// A leaf, and the state of the path to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Leaf {
+pub(crate) struct LeafPath {
     pub(crate) page: Arc<Page>,
     /// Range of keys that it covers.
     pub(crate) bounds: Range<u64>,
@@ -41,25 +41,25 @@ pub(crate) struct Leaf {
 /// All keys.
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 
-impl Tree {
+impl TreeDescriptor {
     /// A tree that exists once per pool.
-    pub(crate) const fn of_store(kind: Kind) -> Self {
+    pub(crate) const fn pool_tree(kind: BlockKind) -> Self {
         Self { kind, owner: 0, unit: 1, keeps: false }
     }
 
     /// Blocks of the pool that a run of a map occupies: all blocks of every cluster it touches, and none
     /// if it is a hole.
-    pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
+    pub(crate) const fn occupied_clusters(&self, run: &Record) -> Range<u64> {
         if run.is_hole() {
             return 0..0;
         }
-        let start = run.place() / self.unit * self.unit;
-        start..(run.place() + run.extra).next_multiple_of(self.unit)
+        let start = run.first_address() / self.unit * self.unit;
+        start..(run.first_address() + run.extra).next_multiple_of(self.unit)
     }
 
     /// Whether nodes may belong to several trees.
-    pub(crate) const fn may_share(&self) -> bool {
-        matches!(self.kind, Kind::Map | Kind::Checksums)
+    pub(crate) const fn can_share_nodes(&self) -> bool {
+        matches!(self.kind, BlockKind::Map | BlockKind::Checksums)
     }
 }
 
@@ -67,21 +67,21 @@ impl Metadata {
     /// The leaf that covers a key; `None` if the tree is empty.
     pub(crate) fn leaf(
         &mut self,
-        tree: &Tree,
+        tree: &TreeDescriptor,
         root: Pointer,
         key: u64,
-    ) -> Result<Option<Leaf>, TxnStop> {
+    ) -> Result<Option<LeafPath>, TransactionStop> {
         self.leaf_and_sharing(tree, root, key, false)
     }
 
     /// Same, and whether it is shared. Without `wants_sharing`, that is always false.
     pub(crate) fn leaf_and_sharing(
         &mut self,
-        tree: &Tree,
+        tree: &TreeDescriptor,
         root: Pointer,
         key: u64,
         wants_sharing: bool,
-    ) -> Result<Option<Leaf>, TxnStop> {
+    ) -> Result<Option<LeafPath>, TransactionStop> {
         if root.is_none() {
             return Ok(None);
         }
@@ -90,10 +90,10 @@ impl Metadata {
             let page = self.node(tree, pointer, level, &bounds)?;
             if wants_sharing && !is_shared {
                 let at = pointer.address;
-                is_shared = self.count(at)? > 1 || self.space.is_lowered(at);
+                is_shared = self.refcount(at)? > 1 || self.space.has_undurable_decrement(at);
             }
             if page.level() == 0 {
-                return Ok(Some(Leaf { page, bounds, is_shared }));
+                return Ok(Some(LeafPath { page, bounds, is_shared }));
             }
             let index = child_index(page.records(), key);
             bounds = child_bounds(page.records(), index, &bounds);
@@ -105,15 +105,15 @@ impl Metadata {
     /// A node, whose keys must be within `bounds`.
     pub(crate) fn node(
         &mut self,
-        tree: &Tree,
+        tree: &TreeDescriptor,
         pointer: Pointer,
         level: Option<u8>,
         bounds: &Range<u64>,
-    ) -> Result<Arc<Page>, TxnStop> {
-        let page = self.page(pointer, tree.kind, level)?;
+    ) -> Result<Arc<Page>, TransactionStop> {
+        let page = self.load_page(pointer, tree.kind, level)?;
         let records = page.records();
         let end = |record: &Record| match page.level() {
-            0 => tree.kind.end(record).unwrap_or(u64::MAX),
+            0 => tree.kind.end_key(record).unwrap_or(u64::MAX),
             _ => record.key + 1,
         };
         let begins = records.first().is_none_or(|record| record.key >= bounds.start);
@@ -126,21 +126,25 @@ impl Metadata {
     }
 
     /// Level of a tree's root; zero if it is empty.
-    pub(crate) fn height(&mut self, tree: &Tree, root: Pointer) -> Result<u8, TxnStop> {
-        if root.is_none() { Ok(0) } else { Ok(self.page(root, tree.kind, None)?.level()) }
+    pub(crate) fn height(
+        &mut self,
+        tree: &TreeDescriptor,
+        root: Pointer,
+    ) -> Result<u8, TransactionStop> {
+        if root.is_none() { Ok(0) } else { Ok(self.load_page(root, tree.kind, None)?.level()) }
     }
 
     /// The first run that ends after `key`.
     pub(crate) fn next_run(
         &mut self,
-        tree: &Tree,
+        tree: &TreeDescriptor,
         root: Pointer,
         key: u64,
-    ) -> Result<Option<Record>, TxnStop> {
+    ) -> Result<Option<Record>, TransactionStop> {
         let mut at = key;
         while let Some(leaf) = self.leaf(tree, root, at)? {
             let records = leaf.page.records();
-            let ends = |record: &Record| tree.kind.end(record).is_some_and(|end| end <= key);
+            let ends = |record: &Record| tree.kind.end_key(record).is_some_and(|end| end <= key);
             if let Some(run) = records.get(records.partition_point(ends)) {
                 return Ok(Some(*run));
             }

@@ -7,12 +7,12 @@ mod deferred_free;
 
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
-    BLOCKS_MAX, Kind, PageBody, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, features, flags, hash,
-    padded, unpadded,
+    BLOCKS_MAX, BlockKind, PageBody, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, decode_name,
+    encode_name, features, flags, hash_name,
 };
-use crate::metadata::{Metadata, TxnStop};
+use crate::metadata::{Metadata, TransactionStop};
 use crate::parent::ParentInfo;
-use crate::tree::Tree;
+use crate::tree::TreeDescriptor;
 
 /// Operation on a whole volume. It is applied at once, and completed when it is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,45 +160,45 @@ pub struct VolumeInfo {
 }
 
 /// Progress of an operation.
-pub(crate) enum ChangeProgress {
+pub(crate) enum CommandProgress {
     /// Done, with the volume in its new state if it still exists.
     Made(Option<VolumeInfo>),
     /// Done in part: the caller must repeat it.
     Again,
 }
 
-pub(crate) const CATALOGUE: Tree = Tree::of_store(Kind::Catalog);
-pub(crate) const NAMES: Tree = Tree::of_store(Kind::Names);
-pub(crate) const WORK: Tree = Tree::of_store(Kind::DeferredFrees);
+pub(crate) const CATALOGUE: TreeDescriptor = TreeDescriptor::pool_tree(BlockKind::Catalog);
+pub(crate) const NAMES: TreeDescriptor = TreeDescriptor::pool_tree(BlockKind::Names);
+pub(crate) const WORK: TreeDescriptor = TreeDescriptor::pool_tree(BlockKind::DeferredFrees);
 
 /// Maximum number of volumes of a pool, including snapshots.
 pub const VOLUMES_MAX: u64 = 1 << 16;
 
 impl VolumeBody {
     /// Tree of its map.
-    pub(crate) const fn tree(&self) -> Tree {
-        let keeps = self.has(flags::CHECKSUMS);
-        Tree { kind: Kind::Map, owner: self.id, unit: self.unit(), keeps }
+    pub(crate) const fn map_tree(&self) -> TreeDescriptor {
+        let keeps = self.has_flag(flags::CHECKSUMS);
+        TreeDescriptor { kind: BlockKind::Map, owner: self.id, unit: self.cluster_blocks(), keeps }
     }
 
     /// Tree of its checksums.
-    pub(crate) const fn sums_tree(&self) -> Tree {
-        Tree { owner: self.id, ..Tree::of_store(Kind::Checksums) }
+    pub(crate) const fn checksum_tree(&self) -> TreeDescriptor {
+        TreeDescriptor { owner: self.id, ..TreeDescriptor::pool_tree(BlockKind::Checksums) }
     }
 
     pub(crate) fn info(&self) -> VolumeInfo {
         VolumeInfo {
             id: self.id,
-            name: unpadded(&self.name),
+            name: decode_name(&self.name),
             uuid: self.uuid,
             origin: self.origin,
-            is_read_only: self.has(flags::READ_ONLY),
+            is_read_only: self.has_flag(flags::READ_ONLY),
             blocks: self.blocks,
             mapped: self.mapped,
             spare: self.spare,
-            is_thick: self.has(flags::THICK),
-            unit: self.unit(),
-            has_checksums: self.has(flags::CHECKSUMS),
+            is_thick: self.has_flag(flags::THICK),
+            unit: self.cluster_blocks(),
+            has_checksums: self.has_flag(flags::CHECKSUMS),
             reach: self.reach,
         }
     }
@@ -206,7 +206,7 @@ impl VolumeBody {
 
 impl VolumeOp {
     /// The volume whose writes must have ended before the operation.
-    pub(crate) fn quiets(&self) -> Option<&str> {
+    pub(crate) fn quiesced_volume(&self) -> Option<&str> {
         match self {
             Self::Create { .. }
             | Self::CreateThick { .. }
@@ -225,44 +225,51 @@ impl VolumeOp {
 
 impl Metadata {
     /// The volume with a number, if it exists.
-    pub(crate) fn volume(&mut self, id: u64) -> Result<Option<VolumeBody>, TxnStop> {
+    pub(crate) fn find_volume(&mut self, id: u64) -> Result<Option<VolumeBody>, TransactionStop> {
         let root = self.superblock.catalogue;
         let line = self.next_run(&CATALOGUE, root, id)?.filter(|line| line.key == id);
-        line.map(|line| self.volume_at(id, line.child())).transpose()
+        line.map(|line| self.load_volume(id, line.child())).transpose()
     }
 
     /// The volume with a number, or an error.
-    pub(crate) fn expect_volume(&mut self, id: u64) -> Result<VolumeBody, TxnStop> {
+    pub(crate) fn expect_volume(&mut self, id: u64) -> Result<VolumeBody, TransactionStop> {
         let none = PoolError::NoVolume(format!("number {id}"));
-        Ok(self.volume(id)?.ok_or(none)?)
+        Ok(self.find_volume(id)?.ok_or(none)?)
     }
 
-    pub(crate) fn volume_at(&mut self, id: u64, at: Pointer) -> Result<VolumeBody, TxnStop> {
-        match self.page(at, Kind::Volume, None)?.body {
+    pub(crate) fn load_volume(
+        &mut self,
+        id: u64,
+        at: Pointer,
+    ) -> Result<VolumeBody, TransactionStop> {
+        match self.load_page(at, BlockKind::Volume, None)?.body {
             PageBody::Volume(body) if body.id == id => Ok(body),
             _ => {
-                let (address, kind) = (at.address, Some(Kind::Volume));
+                let (address, kind) = (at.address, Some(BlockKind::Volume));
                 Err(Corruption { address, kind, owner: id, flaw: CorruptionKind::Bounds }.into())
             }
         }
     }
 
     /// The volume with a name, or an error.
-    pub(crate) fn lookup(&mut self, name: &str) -> Result<VolumeBody, TxnStop> {
-        let found = self.find_name(name)?.filter(|body| unpadded(&body.name) == name);
+    pub(crate) fn lookup(&mut self, name: &str) -> Result<VolumeBody, TransactionStop> {
+        let found = self.find_name(name)?.filter(|body| decode_name(&body.name) == name);
         Ok(found.ok_or_else(|| PoolError::NoVolume(name.into()))?)
     }
 
     /// The volume whose name has the same hash.
-    fn find_name(&mut self, name: &str) -> Result<Option<VolumeBody>, TxnStop> {
-        let key = hash(name.as_bytes());
+    fn find_name(&mut self, name: &str) -> Result<Option<VolumeBody>, TransactionStop> {
+        let key = hash_name(name.as_bytes());
         let line = self.next_run(&NAMES, self.superblock.names, key)?;
         let Some(line) = line.filter(|line| line.key == key) else { return Ok(None) };
-        self.volume(line.value)
+        self.find_volume(line.value)
     }
 
     /// Executes an operation, or a part of it.
-    pub(crate) fn change(&mut self, change: &VolumeOp) -> Result<ChangeProgress, TxnStop> {
+    pub(crate) fn execute(
+        &mut self,
+        change: &VolumeOp,
+    ) -> Result<CommandProgress, TransactionStop> {
         match change {
             VolumeOp::Create { name, blocks, unit, uuid, checksums } => {
                 let flags = if *checksums { flags::CHECKSUMS } else { 0 };
@@ -274,20 +281,24 @@ impl Metadata {
             VolumeOp::CreateOver { name, blocks, unit, uuid, checksums, parent } => {
                 let flags = if *checksums { flags::CHECKSUMS } else { 0 };
                 let body = self.new_body(name, *blocks, *unit, *uuid, flags)?;
-                self.create_over(body, parent)
+                self.create_with_parent(body, parent)
             }
             VolumeOp::Delete { name, orphan } => self.delete(name, *orphan),
             VolumeOp::Rename { name, to } => self.rename(name, to),
             VolumeOp::Resize { name, blocks } => self.resize(name, *blocks),
             VolumeOp::Snapshot { volume, name, uuid } => {
-                self.branch(volume, name, *uuid, flags::READ_ONLY)
+                self.create_snapshot_or_clone(volume, name, *uuid, flags::READ_ONLY)
             }
-            VolumeOp::Clone { from, name, uuid } => self.branch(from, name, *uuid, 0),
-            VolumeOp::ConvertToSnapshot { name, to, uuid } => self.seal(name, to, *uuid),
+            VolumeOp::Clone { from, name, uuid } => {
+                self.create_snapshot_or_clone(from, name, *uuid, 0)
+            }
+            VolumeOp::ConvertToSnapshot { name, to, uuid } => {
+                self.convert_to_snapshot(name, to, *uuid)
+            }
             VolumeOp::Rollback { volume, snapshot } => self.revert(volume, snapshot),
             VolumeOp::Decouple { name } => self.decouple(name),
             VolumeOp::Thresholds { percent } => {
-                self.set_thresholds(*percent).map(|()| ChangeProgress::Made(None))
+                self.set_thresholds(*percent).map(|()| CommandProgress::Made(None))
             }
         }
     }
@@ -299,13 +310,13 @@ impl Metadata {
         unit: u64,
         uuid: u128,
         flags: u32,
-    ) -> Result<ChangeProgress, TxnStop> {
+    ) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.new_body(name, blocks, unit, uuid, flags)?;
-        if body.has(flags::THICK) {
-            body.owed = body.units() * body.unit();
-            self.expect_room(0, &body)?;
+        if body.has_flag(flags::THICK) {
+            body.owed = body.cluster_count() * body.cluster_blocks();
+            self.check_reservation_space(0, &body)?;
         }
-        self.insert(body)
+        self.insert_volume(body)
     }
 
     /// An empty volume that is not in the catalog yet.
@@ -316,9 +327,9 @@ impl Metadata {
         unit: u64,
         uuid: u128,
         flags: u32,
-    ) -> Result<VolumeBody, TxnStop> {
-        let padded = self.free_name(name)?;
-        check_size(name, blocks)?;
+    ) -> Result<VolumeBody, TransactionStop> {
+        let padded = self.check_name_free(name)?;
+        check_volume_size(name, blocks)?;
         let unit_shift = unit.trailing_zeros();
         if !unit.is_power_of_two() || unit_shift > UNIT_SHIFT_MAX {
             return Err(PoolError::BadUnit(unit).into());
@@ -327,7 +338,7 @@ impl Metadata {
         self.superblock.incompatible |= if has(flags::CHECKSUMS) { features::CHECKSUMS } else { 0 };
         self.superblock.incompatible |= if has(flags::THICK) { features::UNWRITTEN } else { 0 };
         Ok(VolumeBody {
-            id: self.take_number(),
+            id: self.allocate_volume_id(),
             origin: 0,
             flags,
             unit_shift,
@@ -349,20 +360,20 @@ impl Metadata {
     }
 
     /// Creates a snapshot or a clone.
-    fn branch(
+    fn create_snapshot_or_clone(
         &mut self,
         from: &str,
         name: &str,
         uuid: u128,
         flags: u32,
-    ) -> Result<ChangeProgress, TxnStop> {
+    ) -> Result<CommandProgress, TransactionStop> {
         let mut source = self.lookup(from)?;
-        let padded = self.free_name(name)?;
+        let padded = self.check_name_free(name)?;
         source.children += 1;
-        self.put_volume(&source)?;
+        self.store_volume(&source)?;
         self.share_roots(&source);
         let body = VolumeBody {
-            id: self.take_number(),
+            id: self.allocate_volume_id(),
             origin: source.id,
             flags: flags | (source.flags & flags::CHECKSUMS),
             children: 0,
@@ -375,160 +386,168 @@ impl Metadata {
         // The trees are shared, with blocks after the truncation point: this volume must free its part of
         // them, too.
         if body.cut != u64::MAX {
-            self.put_work(body.id, Pointer::NONE)?;
+            self.store_deferred_entry(body.id, Pointer::NONE)?;
         }
-        self.insert(body)
+        self.insert_volume(body)
     }
 
-    fn delete(&mut self, name: &str, orphan: bool) -> Result<ChangeProgress, TxnStop> {
+    fn delete(&mut self, name: &str, orphan: bool) -> Result<CommandProgress, TransactionStop> {
         let body = self.lookup(name)?;
-        if body.has(flags::READ_ONLY) && body.children > 0 && !orphan {
+        if body.has_flag(flags::READ_ONLY) && body.children > 0 && !orphan {
             return Err(
                 PoolError::HasChildren { name: name.into(), children: body.children }.into()
             );
         }
-        self.leave_origin(&body)?;
+        self.drop_origin_reference(&body)?;
         self.remapped.insert(body.id);
-        self.remove_line(&CATALOGUE, body.id)?;
-        self.remove_line(&NAMES, hash(name.as_bytes()))?;
+        self.remove_record(&CATALOGUE, body.id)?;
+        self.remove_record(&NAMES, hash_name(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
         self.change_reservation(body.reservation(), 0);
-        self.leave_parent(&body)?;
+        self.drop_parent_reference(&body)?;
         self.defer_free(body)?;
-        Ok(ChangeProgress::Made(None))
+        Ok(CommandProgress::Made(None))
     }
 
     /// Decrements the number of children of a volume's origin.
-    fn leave_origin(&mut self, body: &VolumeBody) -> Result<(), TxnStop> {
-        if let Some(mut origin) = self.volume(body.origin)? {
+    fn drop_origin_reference(&mut self, body: &VolumeBody) -> Result<(), TransactionStop> {
+        if let Some(mut origin) = self.find_volume(body.origin)? {
             origin.children = origin.children.saturating_sub(1);
-            self.put_volume(&origin)?;
+            self.store_volume(&origin)?;
         }
         Ok(())
     }
 
-    fn decouple(&mut self, name: &str) -> Result<ChangeProgress, TxnStop> {
+    fn decouple(&mut self, name: &str) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.lookup(name)?;
-        if body.has(flags::READ_ONLY) {
+        if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(name.into()).into());
         }
-        self.leave_origin(&body)?;
+        self.drop_origin_reference(&body)?;
         body.origin = 0;
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
-    fn rename(&mut self, name: &str, to: &str) -> Result<ChangeProgress, TxnStop> {
+    fn rename(&mut self, name: &str, to: &str) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.lookup(name)?;
-        body.name = self.free_name(to)?;
-        self.remove_line(&NAMES, hash(name.as_bytes()))?;
-        self.put_name(&body)?;
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        body.name = self.check_name_free(to)?;
+        self.remove_record(&NAMES, hash_name(name.as_bytes()))?;
+        self.store_name(&body)?;
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
-    fn seal(&mut self, name: &str, to: &str, uuid: u128) -> Result<ChangeProgress, TxnStop> {
+    fn convert_to_snapshot(
+        &mut self,
+        name: &str,
+        to: &str,
+        uuid: u128,
+    ) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.lookup(name)?;
-        body.name = self.free_name(to)?;
-        if body.has(flags::READ_ONLY) {
+        body.name = self.check_name_free(to)?;
+        if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(name.into()).into());
         }
         // A snapshot is not written again, so it needs no reservation.
         body.flags = (body.flags & !flags::THICK) | flags::READ_ONLY;
         (body.uuid, body.owed) = (uuid, 0);
-        self.remove_line(&NAMES, hash(name.as_bytes()))?;
-        self.put_name(&body)?;
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        self.remove_record(&NAMES, hash_name(name.as_bytes()))?;
+        self.store_name(&body)?;
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
-    fn resize(&mut self, name: &str, blocks: u64) -> Result<ChangeProgress, TxnStop> {
+    fn resize(&mut self, name: &str, blocks: u64) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.lookup(name)?;
-        check_size(name, blocks)?;
-        if body.has(flags::READ_ONLY) {
+        check_volume_size(name, blocks)?;
+        if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(name.into()).into());
         }
         // Blocks after an earlier truncation must be freed before the volume may cover them again: they
         // would reappear.
         if body.cut < blocks {
             self.free_truncated(&mut body)?;
-            return Ok(ChangeProgress::Again);
+            return Ok(CommandProgress::Again);
         }
         if blocks < body.blocks {
             self.remapped.insert(body.id);
             body.cut = blocks;
-            self.put_work(body.id, Pointer::NONE)?;
+            self.store_deferred_entry(body.id, Pointer::NONE)?;
         }
-        let (before, units) = (body.reservation(), body.units());
+        let (before, units) = (body.reservation(), body.cluster_count());
         body.blocks = blocks;
         body.reach = body.reach.min(blocks);
-        if body.has(flags::THICK) {
-            let more = body.units().saturating_sub(units);
-            let most = body.units() * body.unit();
-            body.owed = (body.owed + more * body.unit()).min(most);
-            self.expect_room(before, &body)?;
+        if body.has_flag(flags::THICK) {
+            let more = body.cluster_count().saturating_sub(units);
+            let most = body.cluster_count() * body.cluster_blocks();
+            body.owed = (body.owed + more * body.cluster_blocks()).min(most);
+            self.check_reservation_space(before, &body)?;
         }
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
-    fn revert(&mut self, volume: &str, snapshot: &str) -> Result<ChangeProgress, TxnStop> {
+    fn revert(&mut self, volume: &str, snapshot: &str) -> Result<CommandProgress, TransactionStop> {
         let mut body = self.lookup(volume)?;
         let source = self.lookup(snapshot)?;
-        if source.origin != body.id || !source.has(flags::READ_ONLY) {
+        if source.origin != body.id || !source.has_flag(flags::READ_ONLY) {
             let (snapshot, volume) = (snapshot.into(), volume.into());
             return Err(PoolError::NotOwnSnapshot { snapshot, volume }.into());
         }
-        if body.has(flags::READ_ONLY) {
+        if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(volume.into()).into());
         }
         self.remapped.insert(body.id);
         // The present trees move to a new volume number, under which they are freed in the background.
-        let (id, before) = (self.take_number(), body.reservation());
+        let (id, before) = (self.allocate_volume_id(), body.reservation());
         self.defer_free(VolumeBody { id, ..body })?;
         (body.map, body.sums) = (source.map, source.sums);
         self.share_roots(&source);
         (body.blocks, body.mapped, body.cut) = (source.blocks, source.mapped, source.cut);
         // All of it is shared with the snapshot now.
         (body.spare, body.owed) = (source.spare, 0);
-        self.leave_parent(&body)?;
+        self.drop_parent_reference(&body)?;
         (body.parent, body.reach) = (source.parent, source.reach);
-        self.expect_room(before, &body)?;
+        self.check_reservation_space(before, &body)?;
         if body.cut != u64::MAX {
-            self.put_work(body.id, Pointer::NONE)?;
+            self.store_deferred_entry(body.id, Pointer::NONE)?;
         }
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
     /// Adds a reference to the trees of a volume, and to its parent.
     fn share_roots(&mut self, body: &VolumeBody) {
         for root in [body.map, body.sums, body.parent].into_iter().filter(|root| !root.is_none()) {
-            self.add(root.address..root.address + 1, 1);
+            self.add_references(root.address..root.address + 1, 1);
         }
     }
 
     /// Enters a new volume under its number and its name.
-    pub(crate) fn insert(&mut self, body: VolumeBody) -> Result<ChangeProgress, TxnStop> {
+    pub(crate) fn insert_volume(
+        &mut self,
+        body: VolumeBody,
+    ) -> Result<CommandProgress, TransactionStop> {
         self.superblock.volumes += 1;
-        self.put_name(&body)?;
-        self.put_volume(&body)?;
-        Ok(ChangeProgress::Made(Some(body.info())))
+        self.store_name(&body)?;
+        self.store_volume(&body)?;
+        Ok(CommandProgress::Made(Some(body.info())))
     }
 
-    fn take_number(&mut self) -> u64 {
+    fn allocate_volume_id(&mut self) -> u64 {
         let id = self.superblock.next_volume;
         self.superblock.next_volume += 1;
         id
     }
 
     /// On-disk form of a name, if it is valid and free.
-    fn free_name<const N: usize>(&mut self, name: &str) -> Result<[u8; N], TxnStop> {
-        let padded = padded(name).ok_or_else(|| PoolError::BadName(name.into()))?;
+    fn check_name_free<const N: usize>(&mut self, name: &str) -> Result<[u8; N], TransactionStop> {
+        let padded = encode_name(name).ok_or_else(|| PoolError::BadName(name.into()))?;
         match self.find_name(name)? {
             Some(_) => Err(PoolError::NameExists(name.into()).into()),
             // Names of before may have them.
-            None if name.contains(tenmil_base::text::is_unsafe) => {
+            None if name.contains(tenmil_base::text::is_terminal_control) => {
                 Err(PoolError::BadName(name.into()).into())
             }
             None if self.superblock.volumes >= VOLUMES_MAX => Err(PoolError::TooManyVolumes.into()),
@@ -537,62 +556,62 @@ impl Metadata {
     }
 
     /// Rewrites a volume's block, and updates the catalog.
-    pub(crate) fn put_volume(&mut self, body: &VolumeBody) -> Result<(), TxnStop> {
+    pub(crate) fn store_volume(&mut self, body: &VolumeBody) -> Result<(), TransactionStop> {
         let root = self.superblock.catalogue;
         let line = self.next_run(&CATALOGUE, root, body.id)?.filter(|line| line.key == body.id);
         let before = match line {
-            Some(line) => self.volume_at(body.id, line.child())?.reservation(),
+            Some(line) => self.load_volume(body.id, line.child())?.reservation(),
             None => 0,
         };
         self.change_reservation(before, body.reservation());
         if let Some(line) = line {
             if line.child().generation == self.generation {
-                self.edit(line.value)?.body = PageBody::Volume(*body);
+                self.page_mut(line.value)?.body = PageBody::Volume(*body);
                 return Ok(());
             }
             self.drop_page(line.value);
         }
-        let at = self.put_new(Kind::Volume, body.id, PageBody::Volume(*body))?;
+        let at = self.create_page(BlockKind::Volume, body.id, PageBody::Volume(*body))?;
         let line = Record { key: body.id, value: at.address, extra: at.generation };
         let mut root = root;
-        self.splice(&CATALOGUE, &mut root, line.key..line.key + 1, Some(line))?;
+        self.replace_range(&CATALOGUE, &mut root, line.key..line.key + 1, Some(line))?;
         self.superblock.catalogue = root;
         Ok(())
     }
 
-    fn put_name(&mut self, body: &VolumeBody) -> Result<(), TxnStop> {
-        let key = hash(unpadded(&body.name).as_bytes());
+    fn store_name(&mut self, body: &VolumeBody) -> Result<(), TransactionStop> {
+        let key = hash_name(decode_name(&body.name).as_bytes());
         let mut root = self.superblock.names;
         let line = Record { key, value: body.id, extra: 1 };
-        self.splice(&NAMES, &mut root, key..key + 1, Some(line))?;
+        self.replace_range(&NAMES, &mut root, key..key + 1, Some(line))?;
         self.superblock.names = root;
         Ok(())
     }
 
-    fn remove_line(&mut self, tree: &Tree, key: u64) -> Result<(), TxnStop> {
+    fn remove_record(&mut self, tree: &TreeDescriptor, key: u64) -> Result<(), TransactionStop> {
         let superblock = &mut self.superblock;
         let mut root = match tree.kind {
-            Kind::Catalog => superblock.catalogue,
-            Kind::Names => superblock.names,
+            BlockKind::Catalog => superblock.catalogue,
+            BlockKind::Names => superblock.names,
             _ => superblock.work,
         };
         if let Some(line) = self.next_run(tree, root, key)?.filter(|line| line.key == key) {
             // The block of a volume is dropped with its record.
-            if tree.kind != Kind::Names && line.value != 0 {
+            if tree.kind != BlockKind::Names && line.value != 0 {
                 self.drop_page(line.value);
             }
-            self.splice(tree, &mut root, key..key + 1, None)?;
+            self.replace_range(tree, &mut root, key..key + 1, None)?;
         }
         match tree.kind {
-            Kind::Catalog => self.superblock.catalogue = root,
-            Kind::Names => self.superblock.names = root,
+            BlockKind::Catalog => self.superblock.catalogue = root,
+            BlockKind::Names => self.superblock.names = root,
             _ => self.superblock.work = root,
         }
         Ok(())
     }
 }
 
-fn check_size(name: &str, blocks: u64) -> Result<(), TxnStop> {
+fn check_volume_size(name: &str, blocks: u64) -> Result<(), TransactionStop> {
     if (1..=BLOCKS_MAX).contains(&blocks) {
         return Ok(());
     }

@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use rig::Rig;
-use rig::disk::stamped;
+use fixture::PoolFixture;
+use fixture::fake_disk::stamped_block;
 use tenmil_base::Random;
 use tenmil_volume::{PoolError, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 
@@ -17,8 +17,8 @@ const SIZE: u64 = 300;
 const VOLUMES: u64 = 4;
 
 /// Volumes with checksums that share some of their blocks, and their contents.
-struct Bench {
-    rig: Rig,
+struct ChecksumFixture {
+    rig: PoolFixture,
     random: Random,
     infos: Vec<VolumeInfo>,
     values: BTreeMap<(u64, u64), u64>,
@@ -29,17 +29,17 @@ fn create(name: &str, unit: u64, checksums: bool) -> VolumeOp {
     VolumeOp::Create { name: name.into(), blocks: SIZE, unit, uuid: 1, checksums }
 }
 
-fn change(rig: &mut Rig, change: VolumeOp) -> VolumeInfo {
-    match rig.ask(PoolRequest::Change(change)) {
+fn change(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
+    match rig.run_request(PoolRequest::Change(change)) {
         Ok(PoolResponse::Volume(info)) => info,
         other => panic!("{other:?}"),
     }
 }
 
-impl Bench {
+impl ChecksumFixture {
     fn new(unit: u64) -> Self {
-        let image = rig::new_store(BLOCKS);
-        let mut rig = Rig::plain(image, BLOCKS, Random::new(unit)).unwrap();
+        let image = fixture::new_pool_image(BLOCKS);
+        let mut rig = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(unit)).unwrap();
         let info = change(&mut rig, create("a", unit, true));
         assert!(info.has_checksums);
         let (values, random) = (BTreeMap::new(), Random::new(7 + unit));
@@ -67,17 +67,18 @@ impl Bench {
     fn write(&mut self, volume: u64, block: u64) {
         self.next_value += 1;
         let token = self.rig.submit_write(volume, block, 1, self.next_value);
-        self.rig.settle();
+        self.rig.run_until_idle();
         self.rig.responses.remove(&token).unwrap().unwrap();
         self.values.insert((volume, block), self.next_value);
     }
 
     /// Place of every block.
-    fn places(&mut self) -> BTreeMap<(u64, u64), u64> {
+    fn addresses(&mut self) -> BTreeMap<(u64, u64), u64> {
         let mut places = BTreeMap::new();
         for info in self.infos.clone() {
             for block in 0..info.blocks {
-                let extent = self.rig.ask(PoolRequest::Extent { volume: info.id, block }).unwrap();
+                let extent =
+                    self.rig.run_request(PoolRequest::Extent { volume: info.id, block }).unwrap();
                 let PoolResponse::Extent { at, .. } = extent else { panic!("{extent:?}") };
                 places.extend(at.map(|at| ((info.id, block), at)));
             }
@@ -110,8 +111,8 @@ impl Bench {
     }
 
     /// Corrupts an intact block. Returns the corrupt places, each with its expected contents.
-    fn damage(&mut self, hurt: &BTreeSet<u64>) -> Vec<u64> {
-        let places = self.places();
+    fn corrupt_block(&mut self, hurt: &BTreeSet<u64>) -> Vec<u64> {
+        let places = self.addresses();
         let whole: Vec<_> = places.into_iter().filter(|(_, at)| !hurt.contains(at)).collect();
         let pick =
             |random: &mut Random| whole[usize::try_from(random.below(whole.len() as u64)).unwrap()];
@@ -121,75 +122,75 @@ impl Bench {
                 let mut bytes = *self.rig.disk.read(at);
                 let bit = self.random.below(4096 * 8);
                 bytes[usize::try_from(bit / 8).unwrap()] ^= 1 << (bit % 8);
-                self.rig.disk.put(at, Arc::new(bytes));
+                self.rig.disk.replace_block(at, Arc::new(bytes));
                 vec![at]
             }
             1 => {
                 self.rig.loses_writes = true;
                 self.write(volume, block);
-                vec![self.place_of(volume, block)]
+                vec![self.address_of(volume, block)]
             }
             _ => {
                 // Overwrites a block of some volume, possibly the intended one.
                 let (_, victim) = pick(&mut self.random);
                 self.rig.astray = Some(victim);
                 self.write(volume, block);
-                vec![self.place_of(volume, block), victim]
+                vec![self.address_of(volume, block), victim]
             }
         }
     }
 
-    fn place_of(&mut self, volume: u64, block: u64) -> u64 {
-        let extent = self.rig.ask(PoolRequest::Extent { volume, block }).unwrap();
+    fn address_of(&mut self, volume: u64, block: u64) -> u64 {
+        let extent = self.rig.run_request(PoolRequest::Extent { volume, block }).unwrap();
         let PoolResponse::Extent { at: Some(at), .. } = extent else { panic!("{extent:?}") };
         at
     }
 
     /// Restores the expected contents.
-    fn mend(&mut self, places: &BTreeMap<(u64, u64), u64>, hurt: &BTreeSet<u64>) {
+    fn restore_contents(&mut self, places: &BTreeMap<(u64, u64), u64>, hurt: &BTreeSet<u64>) {
         for (key, at) in places.iter().filter(|(_, at)| hurt.contains(at)) {
-            self.rig.disk.put(*at, stamped(self.values[key]));
+            self.rig.disk.replace_block(*at, stamped_block(self.values[key]));
         }
     }
 }
 
 /// Corrupts this number of blocks, and verifies all of them after every few.
-fn run(damages: usize, unit: u64) {
-    let mut bench = Bench::new(unit);
+fn corrupt_and_verify(damages: usize, unit: u64) {
+    let mut bench = ChecksumFixture::new(unit);
     let mut done = 0;
     while done < damages {
         let mut hurt = BTreeSet::new();
         for _ in 0..50 {
-            let now = bench.damage(&hurt);
+            let now = bench.corrupt_block(&hurt);
             hurt.extend(now);
             done += 1;
         }
-        let places = bench.places();
+        let places = bench.addresses();
         let of_hurt = |(key, at): (&(u64, u64), &u64)| hurt.contains(at).then_some(*key);
         let expected: BTreeSet<_> = places.iter().filter_map(of_hurt).collect();
         assert_eq!(bench.scrub(&places), expected, "all of them, and no other");
-        bench.mend(&places, &hurt);
+        bench.restore_contents(&places, &hurt);
         assert_eq!(bench.scrub(&places), BTreeSet::new());
     }
-    let report = rig::check(&bench.rig.store, bench.rig.disk.image());
+    let report = fixture::check_pool(&bench.rig.store, bench.rig.disk.image());
     assert_eq!(report.findings, []);
 }
 
 #[test]
-fn flips_and_lost_and_misdirected_writes_are_all_noticed_and_nothing_else_is() {
-    [1, 16].into_iter().for_each(|unit| run(300, unit));
+fn bit_flips_lost_and_misdirected_writes_are_detected() {
+    [1, 16].into_iter().for_each(|unit| corrupt_and_verify(300, unit));
 }
 
 #[test]
 #[ignore = "10 000 of them: run it with --release"]
-fn ten_thousand_flips_and_lost_and_misdirected_writes_are_all_noticed() {
-    [1, 2, 4, 8, 16].into_iter().for_each(|unit| run(2_000, unit));
+fn ten_thousand_corruptions_are_detected() {
+    [1, 2, 4, 8, 16].into_iter().for_each(|unit| corrupt_and_verify(2_000, unit));
 }
 
 #[test]
-fn writes_of_the_same_blocks_at_once_leave_blocks_that_have_their_checksums() {
+fn concurrent_writes_of_the_same_blocks_have_valid_checksums() {
     for unit in [1, 4, 16] {
-        let mut bench = Bench::new(unit);
+        let mut bench = ChecksumFixture::new(unit);
         for _ in 0..300 {
             let mut tokens = Vec::new();
             for _ in 0..6 {
@@ -202,47 +203,49 @@ fn writes_of_the_same_blocks_at_once_leave_blocks_that_have_their_checksums() {
                 };
                 tokens.push(ask);
             }
-            bench.rig.settle();
+            bench.rig.run_until_idle();
             for token in tokens {
                 assert_eq!(bench.rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
             }
         }
-        let report = rig::check(&bench.rig.store, bench.rig.disk.image());
+        let report = fixture::check_pool(&bench.rig.store, bench.rig.disk.image());
         assert_eq!(report.findings, []);
     }
 }
 
 #[test]
-fn a_write_that_failed_and_comes_to_pass_later_does_no_harm() {
-    let mut bench = Bench::new(16);
+fn late_completed_failed_write_does_not_corrupt_checksums() {
+    let mut bench = ChecksumFixture::new(16);
     let volume = bench.infos[0].id;
     for block in 0..SIZE {
         bench.write(volume, block);
-        bench.rig.ask(PoolRequest::Flush).unwrap();
+        bench.rig.run_request(PoolRequest::Flush).unwrap();
         bench.rig.fails_writes = true;
         let token = bench.rig.submit_write(volume, block, 1, 77);
-        bench.rig.settle();
+        bench.rig.run_until_idle();
         let failed = bench.rig.responses.remove(&token).unwrap();
         assert!(matches!(failed, Err(PoolError::Device { .. })), "{failed:?}");
         let at = bench.rig.failed_at.take().unwrap();
         bench.write(volume, block);
-        bench.rig.ask(PoolRequest::Flush).unwrap();
+        bench.rig.run_request(PoolRequest::Flush).unwrap();
         bench.write(volume, block);
         // The late write reaches the device.
-        bench.rig.disk.put(at, stamped(77));
+        bench.rig.disk.replace_block(at, stamped_block(77));
         let expected = bench.values[&(volume, block)];
         assert_eq!(bench.rig.read(volume, block, 1), Ok(vec![[expected; 8]]), "block {block}");
     }
 }
 
 #[test]
-fn what_is_trimmed_cut_and_deleted_takes_its_checksums_along() {
-    let mut rig = Rig::plain(rig::new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
-    let used = |rig: &mut Rig| {
-        rig.ask(PoolRequest::Flush).unwrap();
-        rig.settle();
-        rig.ask(PoolRequest::Flush).unwrap();
-        let Ok(PoolResponse::Usage(usage)) = rig.ask(PoolRequest::Usage) else {
+fn trim_truncate_and_delete_remove_checksums() {
+    let mut rig =
+        PoolFixture::with_normal_trees(fixture::new_pool_image(BLOCKS), BLOCKS, Random::new(3))
+            .unwrap();
+    let used = |rig: &mut PoolFixture| {
+        rig.run_request(PoolRequest::Flush).unwrap();
+        rig.run_until_idle();
+        rig.run_request(PoolRequest::Flush).unwrap();
+        let Ok(PoolResponse::Usage(usage)) = rig.run_request(PoolRequest::Usage) else {
             panic!("no usage")
         };
         usage.used
@@ -253,16 +256,17 @@ fn what_is_trimmed_cut_and_deleted_takes_its_checksums_along() {
     let empty = used(&mut rig);
     for round in 0..3 {
         let token = rig.submit_write(info.id, 1, SIZE - 2, 5);
-        rig.settle();
+        rig.run_until_idle();
         rig.responses.remove(&token).unwrap().unwrap();
         assert!(used(&mut rig) >= empty + SIZE - 2 + 2, "blocks, a map and checksums");
         match round {
             0 => (0..SIZE).for_each(|block| {
                 let blocks = 1;
-                rig.ask(PoolRequest::Trim { volume: info.id, block, blocks }).unwrap();
+                rig.run_request(PoolRequest::Trim { volume: info.id, block, blocks }).unwrap();
             }),
             1 => drop(
-                rig.ask(PoolRequest::Trim { volume: info.id, block: 0, blocks: SIZE }).unwrap(),
+                rig.run_request(PoolRequest::Trim { volume: info.id, block: 0, blocks: SIZE })
+                    .unwrap(),
             ),
             _ => {
                 let name = || "v".to_owned();
@@ -273,9 +277,10 @@ fn what_is_trimmed_cut_and_deleted_takes_its_checksums_along() {
         assert_eq!(used(&mut rig), empty, "round {round}");
     }
     let token = rig.submit_write(info.id, 0, SIZE, 5);
-    rig.settle();
+    rig.run_until_idle();
     rig.responses.remove(&token).unwrap().unwrap();
-    rig.ask(PoolRequest::Change(VolumeOp::Delete { name: "v".into(), orphan: false })).unwrap();
+    rig.run_request(PoolRequest::Change(VolumeOp::Delete { name: "v".into(), orphan: false }))
+        .unwrap();
     assert_eq!(used(&mut rig), before);
     assert!(!keeper.has_checksums);
 }

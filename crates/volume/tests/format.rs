@@ -4,18 +4,18 @@
 
 use tenmil_volume::Layout;
 use tenmil_volume::format::{
-    DeviceRecord, Header, Kind, LabelBody, OwnerRecord, ParentBody, Pointer, Record, SpanRecord,
-    Superblock, VolumeBody,
+    BlockKind, DeviceRecord, Header, LabelBody, OwnerRecord, ParentBody, Pointer, Record,
+    SpanRecord, Superblock, VolumeBody,
 };
 use tenmil_volume::stream::{StreamHead, StreamRecord};
 
-fn text() -> String {
+fn format_document() -> String {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/developer/volume-format.md");
     std::fs::read_to_string(file).unwrap()
 }
 
 /// Offset, length and name of every field in the table of a structure.
-fn table(text: &str, heading: &str) -> Vec<(usize, usize, String)> {
+fn documented_fields(text: &str, heading: &str) -> Vec<(usize, usize, String)> {
     let section = text.split(heading).nth(1).unwrap_or_else(|| panic!("no section `{heading}`"));
     let rows = section.lines().skip(4).take_while(|line| line.starts_with('|'));
     let row = |line: &str| {
@@ -26,8 +26,8 @@ fn table(text: &str, heading: &str) -> Vec<(usize, usize, String)> {
     rows.map(row).collect()
 }
 
-fn compare<T: Layout>(text: &str) {
-    let found = table(text, &format!("### {}: {} bytes", T::NAME, T::BYTES));
+fn compare_layout<T: Layout>(text: &str) {
+    let found = documented_fields(text, &format!("### {}: {} bytes", T::NAME, T::BYTES));
     let mut at = 0;
     let mut expected = Vec::new();
     for (name, bytes) in T::FIELDS {
@@ -38,27 +38,27 @@ fn compare<T: Layout>(text: &str) {
 }
 
 #[test]
-fn every_structure_is_drawn_as_it_is() {
-    let text = text();
-    compare::<Header>(&text);
-    compare::<Pointer>(&text);
-    compare::<Superblock>(&text);
-    compare::<OwnerRecord>(&text);
-    compare::<DeviceRecord>(&text);
-    compare::<SpanRecord>(&text);
-    compare::<LabelBody>(&text);
-    compare::<Record>(&text);
-    compare::<VolumeBody>(&text);
-    compare::<ParentBody>(&text);
-    compare::<StreamHead>(&text);
-    compare::<StreamRecord>(&text);
+fn documented_structures_match_the_layouts() {
+    let text = format_document();
+    compare_layout::<Header>(&text);
+    compare_layout::<Pointer>(&text);
+    compare_layout::<Superblock>(&text);
+    compare_layout::<OwnerRecord>(&text);
+    compare_layout::<DeviceRecord>(&text);
+    compare_layout::<SpanRecord>(&text);
+    compare_layout::<LabelBody>(&text);
+    compare_layout::<Record>(&text);
+    compare_layout::<VolumeBody>(&text);
+    compare_layout::<ParentBody>(&text);
+    compare_layout::<StreamHead>(&text);
+    compare_layout::<StreamRecord>(&text);
 }
 
 #[test]
-fn every_kind_has_the_code_that_is_written_down() {
-    let text = text();
-    for kind in Kind::ALL {
+fn documented_block_kinds_match_the_codes() {
+    let text = format_document();
+    for kind in BlockKind::ALL {
         assert!(text.contains(&format!("\n| {} | {} |\n", kind.code(), kind.name())), "{kind:?}");
-        assert_eq!(Kind::from_code(kind.code()), Some(kind));
+        assert_eq!(BlockKind::from_code(kind.code()), Some(kind));
     }
 }

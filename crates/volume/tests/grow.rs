@@ -3,50 +3,50 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::compare::compare;
-use rig::disk::{Cut, Image};
-use rig::world::World;
-use rig::{Rig, check, open};
+use fixture::comparison::compare_with_model;
+use fixture::fake_disk::{DiskImage, PowerLoss};
+use fixture::pool_with_model::PoolWithModel;
+use fixture::{PoolFixture, check_pool, open};
 use tenmil_base::Random;
-use tenmil_volume::devices::{Devices, SecondaryDevice};
+use tenmil_volume::device_table::{DeviceTable, SecondaryDevice};
 use tenmil_volume::format::Superblock;
 use tenmil_volume::{DeviceAction, PoolError, PoolRequest, PoolResponse, VolumeOp};
 
 const BEFORE: u64 = 1000;
 
-fn world(seed: u64) -> World {
-    let mut world = World::new(BEFORE, seed);
+fn worked_pool(seed: u64) -> PoolWithModel {
+    let mut world = PoolWithModel::new(BEFORE, seed);
     while world.operations < 500 {
-        world.work();
+        world.run_random_operation();
     }
-    world.compare();
+    world.compare_contents();
     world
 }
 
-fn other(uuid: u128) -> SecondaryDevice {
+fn second_device(uuid: u128) -> SecondaryDevice {
     SecondaryDevice { uuid, uri: "ram:1m".into() }
 }
 
 /// The device grows to `front` blocks, and another one of `more` blocks is added unless that is zero.
-fn grown(front: u64, more: u64) -> Devices {
-    let mut devices = Devices::one(front);
+fn grown_devices(front: u64, more: u64) -> DeviceTable {
+    let mut devices = DeviceTable::single(front);
     if more > 0 {
-        devices.add(other(7), more + 1);
+        devices.add_device(second_device(7), more + 1);
     }
     devices
 }
 
 /// Grows the pool to these devices, and returns the possible contents after a power loss at each step.
-fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
-    rig.disk.runs = devices.runs().map(|(begin, run)| (begin, run.device)).collect();
+fn grow_pool(rig: &mut PoolFixture, devices: &DeviceTable, random: &mut Random) -> Vec<DiskImage> {
+    rig.disk.runs = devices.spans_with_start().map(|(begin, run)| (begin, run.device)).collect();
     let token = rig.submit(PoolRequest::Grow(devices.clone()));
     let mut cuts = Vec::new();
     loop {
         rig.begin();
-        for cut in [Cut::AsSeen, Cut::Nothing, Cut::Random, Cut::Random] {
-            cuts.push(rig.disk.cut(cut, random));
+        for cut in [PowerLoss::AsSeen, PowerLoss::Nothing, PowerLoss::Random, PowerLoss::Random] {
+            cuts.push(rig.disk.image_after_power_loss(cut, random));
         }
         if !rig.step() {
             break;
@@ -57,9 +57,9 @@ fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
 }
 
 /// Writes one block after the other until no space is left.
-fn fill(rig: &mut Rig) -> u64 {
+fn fill_until_full(rig: &mut PoolFixture) -> u64 {
     let (name, blocks) = ("new".into(), 3000);
-    rig.ask(PoolRequest::Change(VolumeOp::Create {
+    rig.run_request(PoolRequest::Change(VolumeOp::Create {
         name,
         blocks,
         unit: 1,
@@ -67,12 +67,13 @@ fn fill(rig: &mut Rig) -> u64 {
         checksums: false,
     }))
     .unwrap();
-    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+    let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Find("new".into())).unwrap()
+    else {
         panic!()
     };
     for block in 0..info.blocks {
         let token = rig.submit_write(info.id, block, 1, 99);
-        rig.settle();
+        rig.run_until_idle();
         if rig.responses.remove(&token).unwrap().is_err() {
             return block;
         }
@@ -81,35 +82,42 @@ fn fill(rig: &mut Rig) -> u64 {
 }
 
 #[test]
-fn a_store_that_grows_holds_what_it_held_and_is_cut_at_no_wrong_moment() {
+fn growing_keeps_contents_at_any_power_loss() {
     let ways = [(1001, 0), (1002, 0), (1003, 0), (1300, 0), (1000, 1), (1000, 300), (1001, 40)];
     for (seed, (front, more)) in (1..).zip(ways) {
-        let mut world = world(seed);
+        let mut world = worked_pool(seed);
         let mut random = Random::new(seed);
-        let devices = grown(front, more);
-        let cuts = grow(&mut world.rig, &devices, &mut random);
+        let devices = grown_devices(front, more);
+        let cuts = grow_pool(&mut world.rig, &devices, &mut random);
         assert!(cuts.len() > 20);
         let done = world.rig.disk.image().clone();
         let mut sizes = [0; 2];
         for (index, image) in cuts.into_iter().chain([done]).enumerate() {
-            let mut rig = Rig::new(image, front, random.fork()).unwrap();
+            let mut rig = PoolFixture::new(image, front, random.fork()).unwrap();
             let is_grown = *rig.store.devices() == devices;
-            assert!(is_grown || rig.store.devices() == &Devices::one(BEFORE));
+            assert!(is_grown || rig.store.devices() == &DeviceTable::single(BEFORE));
             sizes[usize::from(is_grown)] += 1;
-            let report = check(&rig.store, rig.disk.image());
+            let report = check_pool(&rig.store, rig.disk.image());
             assert_eq!(report.findings, [], "seed {seed}, cut {index}");
-            compare(&mut rig, &world.model).unwrap();
+            compare_with_model(&mut rig, &world.model).unwrap();
             // It accepts writes, also in its new space, and passes the check afterwards.
             if index % 7 == 0 {
-                fill(&mut rig);
-                rig.ask(PoolRequest::Change(VolumeOp::Delete { name: "new".into(), orphan: true }))
-                    .unwrap();
-                compare(&mut rig, &world.model).unwrap();
-                rig.ask(PoolRequest::Flush).unwrap();
+                fill_until_full(&mut rig);
+                rig.run_request(PoolRequest::Change(VolumeOp::Delete {
+                    name: "new".into(),
+                    orphan: true,
+                }))
+                .unwrap();
+                compare_with_model(&mut rig, &world.model).unwrap();
+                rig.run_request(PoolRequest::Flush).unwrap();
                 let image = rig.disk.image().clone();
                 let opened = open(&image, front).unwrap();
                 assert_eq!(opened.damaged, [], "seed {seed}, cut {index}");
-                assert_eq!(check(&opened.store, &image).findings, [], "seed {seed}, cut {index}");
+                assert_eq!(
+                    check_pool(&opened.store, &image).findings,
+                    [],
+                    "seed {seed}, cut {index}"
+                );
             }
         }
         assert!(sizes[0] > 5 && sizes[1] > 5, "seed {seed}: {sizes:?}");
@@ -117,45 +125,48 @@ fn a_store_that_grows_holds_what_it_held_and_is_cut_at_no_wrong_moment() {
 }
 
 #[test]
-fn a_full_store_has_room_as_soon_as_it_has_grown_and_the_old_end_is_used_last() {
+fn full_pool_has_space_after_growing() {
     for (front, more) in [(1400, 0), (1000, 400)] {
-        let mut rig = Rig::plain(rig::new_store(BEFORE), front, Random::new(1)).unwrap();
-        let before = fill(&mut rig);
+        let mut rig =
+            PoolFixture::with_normal_trees(fixture::new_pool_image(BEFORE), front, Random::new(1))
+                .unwrap();
+        let before = fill_until_full(&mut rig);
         assert!((700..1000).contains(&before), "{before}");
-        grow(&mut rig, &grown(front, more), &mut Random::new(2));
-        let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+        grow_pool(&mut rig, &grown_devices(front, more), &mut Random::new(2));
+        let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Find("new".into())).unwrap()
+        else {
             panic!()
         };
         let mut block = before;
         loop {
             let token = rig.submit_write(info.id, block, 1, 98);
-            rig.settle();
+            rig.run_until_idle();
             if rig.responses.remove(&token).unwrap().is_err() {
                 break;
             }
             block += 1;
         }
         assert!(block > before + 350, "{before} and then {block}");
-        rig.ask(PoolRequest::Flush).unwrap();
+        rig.run_request(PoolRequest::Flush).unwrap();
         // All four superblocks are valid, whatever is between them.
         let opened = open(rig.disk.image(), front).unwrap();
         assert_eq!(opened.damaged, []);
         assert_eq!(opened.store.blocks(), 1400);
-        let [one, other] = [0, 1].map(|slot| Superblock::places(slot, front));
+        let [one, other] = [0, 1].map(|slot| Superblock::superblock_addresses(slot, front));
         for at in [one, other].concat() {
             assert_eq!(rig.disk.read(at)[4], 1, "block {at} is a superblock");
         }
-        assert_eq!(check(&opened.store, rig.disk.image()).findings, []);
+        assert_eq!(check_pool(&opened.store, rig.disk.image()).findings, []);
     }
 }
 
 #[test]
-fn to_grow_twice_is_to_grow_and_writes_nothing() {
-    let mut world = world(3);
-    let devices = grown(1000, 500);
-    grow(&mut world.rig, &devices, &mut Random::new(4));
+fn repeated_grow_writes_nothing() {
+    let mut world = worked_pool(3);
+    let devices = grown_devices(1000, 500);
+    grow_pool(&mut world.rig, &devices, &mut Random::new(4));
     let (writes, generation) = (world.rig.disk.writes, world.rig.store.generation());
-    assert_eq!(world.rig.ask(PoolRequest::Grow(devices.clone())), Ok(PoolResponse::Done));
+    assert_eq!(world.rig.run_request(PoolRequest::Grow(devices.clone())), Ok(PoolResponse::Done));
     assert_eq!((world.rig.disk.writes, world.rig.store.generation()), (writes, generation));
     let mut again = open(world.rig.disk.image(), 1000).unwrap();
     assert_eq!((again.damaged, again.store.devices()), (Vec::new(), &devices));
@@ -164,13 +175,13 @@ fn to_grow_twice_is_to_grow_and_writes_nothing() {
 }
 
 #[test]
-fn a_store_with_other_devices_opens_when_any_superblock_is_destroyed() {
-    let mut world = world(6);
-    let devices = grown(1000, 500);
-    grow(&mut world.rig, &devices, &mut Random::new(4));
+fn multi_device_pool_opens_with_any_superblock_destroyed() {
+    let mut world = worked_pool(6);
+    let devices = grown_devices(1000, 500);
+    grow_pool(&mut world.rig, &devices, &mut Random::new(4));
     let image = world.rig.disk.image();
     let generation = world.rig.store.generation();
-    for pair in [[0, 1], [998, 999], Superblock::places(generation, 1000)] {
+    for pair in [[0, 1], [998, 999], Superblock::superblock_addresses(generation, 1000)] {
         let mut wrong = image.clone();
         wrong.extend(pair.map(|at| (at, [0xa5; 4096].into())));
         let opened = open(&wrong, 1000).unwrap();
@@ -180,26 +191,27 @@ fn a_store_with_other_devices_opens_when_any_superblock_is_destroyed() {
 }
 
 #[test]
-fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
-    let mut world = world(5);
-    grow(&mut world.rig, &grown(1000, 500), &mut Random::new(4));
-    let mut refused = |devices: Devices| world.rig.ask(PoolRequest::Grow(devices)).unwrap_err();
+fn device_table_that_moves_blocks_is_rejected() {
+    let mut world = worked_pool(5);
+    grow_pool(&mut world.rig, &grown_devices(1000, 500), &mut Random::new(4));
+    let mut refused =
+        |devices: DeviceTable| world.rig.run_request(PoolRequest::Grow(devices)).unwrap_err();
     let blocks = 1500;
     for (devices, found) in [
-        (Devices::one(1500), 1500),
-        (grown(1000, 499), 1499),
-        (grown(1001, 500), 1501),
-        (grown(999, 501), 1500),
+        (DeviceTable::single(1500), 1500),
+        (grown_devices(1000, 499), 1499),
+        (grown_devices(1001, 500), 1501),
+        (grown_devices(999, 501), 1500),
     ] {
         assert_eq!(refused(devices), PoolError::NotGrown { blocks, found });
     }
-    let mut foreign = grown(1000, 500);
+    let mut foreign = grown_devices(1000, 500);
     foreign.others[0].uuid = 8;
     assert_eq!(refused(foreign), PoolError::NotGrown { blocks, found: 1500 });
-    let mut beyond = grown(1000, 500);
-    beyond.add(other(9), 1 << 48);
+    let mut beyond = grown_devices(1000, 500);
+    beyond.add_device(second_device(9), 1 << 48);
     assert_eq!(refused(beyond), PoolError::DeviceTooLarge { blocks: (1 << 48) + 1499 });
-    let mut nameless = grown(1000, 500);
+    let mut nameless = grown_devices(1000, 500);
     nameless.others[0].uri = String::new();
     assert_eq!(refused(nameless), PoolError::BadDevice { uri: String::new() });
     let image = world.rig.disk.image();
@@ -208,14 +220,17 @@ fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
 }
 
 #[test]
-fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
-    let mut rig = Rig::plain(rig::new_store(BEFORE), 1400, Random::new(1)).unwrap();
-    let before = fill(&mut rig);
-    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+fn previous_superblock_location_is_not_allocated_while_in_use() {
+    let mut rig =
+        PoolFixture::with_normal_trees(fixture::new_pool_image(BEFORE), 1400, Random::new(1))
+            .unwrap();
+    let before = fill_until_full(&mut rig);
+    let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Find("new".into())).unwrap()
+    else {
         panic!()
     };
-    let grow = rig.submit(PoolRequest::Grow(Devices::one(1400)));
-    while rig.store.next_devices().first < 1400 {
+    let grow = rig.submit(PoolRequest::Grow(DeviceTable::single(1400)));
+    while rig.store.uncommitted_devices().first < 1400 {
         assert!(rig.step());
     }
     // All need space at once.
@@ -228,7 +243,7 @@ fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
             since = since.or(Some(rig.store.generation()));
         }
         let is_over = since.is_some_and(|since| rig.store.generation() > since);
-        for action in rig.under_way() {
+        for action in rig.in_flight() {
             if let DeviceAction::WriteData { at, blocks, .. } = action {
                 let meets = *at < BEFORE && BEFORE - 2 < at + blocks;
                 assert!(is_over || !meets, "{action:?}");

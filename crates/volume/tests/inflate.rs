@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::compare::account;
-use rig::{Rig, check, new_store};
+use fixture::comparison::volume_usage;
+use fixture::{PoolFixture, check_pool, new_pool_image};
 use tenmil_base::Random;
 use tenmil_volume::{
     DeviceAction, PoolError, PoolRequest, PoolResponse, PoolUsage, VolumeInfo, VolumeOp,
@@ -14,16 +14,17 @@ use tenmil_volume::{
 const BLOCKS: u64 = 4096;
 
 /// A volume of 64 blocks that contain 1, fully shared with a snapshot, to be made thick.
-fn shared() -> (Rig, VolumeInfo) {
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+fn shared_volume_fixture() -> (PoolFixture, VolumeInfo) {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(4)).unwrap();
     let create =
         VolumeOp::Create { name: "v".into(), blocks: 64, unit: 16, uuid: 1, checksums: false };
-    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Change(create)).unwrap() else {
+    let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Change(create)).unwrap() else {
         panic!()
     };
     write(&mut rig, info.id, 0, 64, 1);
-    rig.ask(snapshot("s")).unwrap();
-    rig.ask(PoolRequest::ReserveThick("v".into())).unwrap();
+    rig.run_request(snapshot("s")).unwrap();
+    rig.run_request(PoolRequest::ReserveThick("v".into())).unwrap();
     (rig, info)
 }
 
@@ -31,55 +32,55 @@ fn snapshot(name: &str) -> PoolRequest {
     PoolRequest::Change(VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 2 })
 }
 
-fn own(volume: u64, block: u64) -> PoolRequest {
+fn make_exclusive_request(volume: u64, block: u64) -> PoolRequest {
     PoolRequest::MakeExclusive { volume, block, blocks: 32 }
 }
 
-fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
+fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
-fn usage(rig: &mut Rig) -> PoolUsage {
-    rig.ask(PoolRequest::Flush).unwrap();
-    match rig.ask(PoolRequest::Usage).unwrap() {
+fn usage(rig: &mut PoolFixture) -> PoolUsage {
+    rig.run_request(PoolRequest::Flush).unwrap();
+    match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage,
         other => panic!("{other:?}"),
     }
 }
 
-fn expect_snapshot(rig: &mut Rig) {
-    let PoolResponse::Volume(kept) = rig.ask(PoolRequest::Find("s".into())).unwrap() else {
+fn expect_snapshot(rig: &mut PoolFixture) {
+    let PoolResponse::Volume(kept) = rig.run_request(PoolRequest::Find("s".into())).unwrap() else {
         panic!()
     };
     assert_eq!(rig.read(kept.id, 0, 64).unwrap(), [[1; 8]; 64], "the snapshot is what it was");
-    rig.ask(PoolRequest::Flush).unwrap();
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    rig.run_request(PoolRequest::Flush).unwrap();
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
 
 #[test]
-fn a_write_waits_for_what_is_being_copied_and_is_not_undone_by_it() {
+fn write_waits_for_a_cluster_copy_and_is_not_overwritten() {
     for stage in 0..2 {
-        let (mut rig, info) = shared();
+        let (mut rig, info) = shared_volume_fixture();
         rig.holds_data = true;
-        let copy = rig.submit(own(info.id, 0));
-        rig.settle();
+        let copy = rig.submit(make_exclusive_request(info.id, 0));
+        rig.run_until_idle();
         if stage == 1 {
             // It has been read, and is being written.
             rig.holds_data = false;
             assert!(rig.step());
             rig.holds_data = true;
-            rig.settle();
-            assert!(matches!(rig.under_way(), [DeviceAction::WriteData { .. }]));
+            rig.run_until_idle();
+            assert!(matches!(rig.in_flight(), [DeviceAction::WriteData { .. }]));
         }
         let writes = [3, 40].map(|block| rig.submit_write(info.id, block, 1, 2));
         let taken = rig.submit(snapshot("t"));
-        rig.settle();
+        rig.run_until_idle();
         assert!(rig.responses.is_empty(), "both wait, and so does a snapshot: {:?}", rig.responses);
-        assert_eq!(rig.under_way().len(), 1, "{:?}", rig.under_way());
+        assert_eq!(rig.in_flight().len(), 1, "{:?}", rig.in_flight());
         rig.holds_data = false;
-        rig.settle();
+        rig.run_until_idle();
         assert_eq!(rig.responses.remove(&copy), Some(Ok(PoolResponse::Owned(32))));
         for token in writes.into_iter().chain([taken]) {
             assert!(rig.responses.remove(&token).unwrap().is_ok());
@@ -92,74 +93,76 @@ fn a_write_waits_for_what_is_being_copied_and_is_not_undone_by_it() {
 }
 
 #[test]
-fn what_is_trimmed_while_it_is_copied_reads_as_zeroes_and_has_room() {
-    let (mut rig, info) = shared();
+fn trimmed_cluster_under_copy_reads_as_zeroes() {
+    let (mut rig, info) = shared_volume_fixture();
     rig.holds_data = true;
-    let copy = rig.submit(own(info.id, 0));
-    rig.settle();
+    let copy = rig.submit(make_exclusive_request(info.id, 0));
+    rig.run_until_idle();
     let trim = rig.submit(PoolRequest::Trim { volume: info.id, block: 10, blocks: 10 });
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!(rig.responses.remove(&trim), Some(Ok(PoolResponse::Done)), "it waits for nothing");
     rig.holds_data = false;
-    rig.settle();
+    rig.run_until_idle();
     assert!(rig.responses.remove(&copy).unwrap().is_ok());
     rig.inflate("v").unwrap();
     let expected: Vec<[u64; 8]> =
         (0..64).map(|block| [u64::from(!(10..20).contains(&block)); 8]).collect();
     assert_eq!(rig.read(info.id, 0, 64).unwrap(), expected);
-    let room = account(&mut rig, "v");
+    let room = volume_usage(&mut rig, "v");
     assert_eq!((room.used, room.shared, room.reserved, room.missing), (54, 0, 10, 0));
     expect_snapshot(&mut rig);
 }
 
 #[test]
-fn a_copy_that_is_not_written_changes_nothing_and_may_come_late() {
-    let (mut rig, info) = shared();
+fn failed_cluster_copy_changes_nothing() {
+    let (mut rig, info) = shared_volume_fixture();
     for fails_late in [false, true] {
         let before = usage(&mut rig).free;
         (rig.fails_writes, rig.fails_late) = (!fails_late, fails_late);
-        let error = rig.ask(own(info.id, 0)).unwrap_err();
+        let error = rig.run_request(make_exclusive_request(info.id, 0)).unwrap_err();
         assert!(matches!(error, PoolError::Device { what, .. } if what.contains("copies")));
-        assert_eq!(account(&mut rig, "v").shared, 64);
+        assert_eq!(volume_usage(&mut rig, "v").shared, 64);
         let (after, bad) = (usage(&mut rig).free, 32);
         assert_eq!(after, before - bad, "the blocks of the copy are not allocated again");
     }
     rig.inflate("v").unwrap();
     write(&mut rig, info.id, 0, 64, 5);
-    rig.land_late();
+    rig.complete_failed_writes_late();
     assert_eq!(rig.read(info.id, 0, 64).unwrap(), [[5; 8]; 64], "it meets nothing newer");
-    assert_eq!(account(&mut rig, "v").shared, 0);
+    assert_eq!(volume_usage(&mut rig, "v").shared, 0);
     expect_snapshot(&mut rig);
 }
 
 #[test]
-fn one_that_was_stopped_half_way_keeps_its_promise_and_goes_on() {
-    let (mut rig, info) = shared();
+fn interrupted_inflate_keeps_its_reservation_and_resumes() {
+    let (mut rig, info) = shared_volume_fixture();
     let owed = usage(&mut rig).provisioned;
-    assert_eq!(rig.ask(own(info.id, 0)), Ok(PoolResponse::Owned(32)));
+    assert_eq!(rig.run_request(make_exclusive_request(info.id, 0)), Ok(PoolResponse::Owned(32)));
     let half = usage(&mut rig).provisioned;
     assert_eq!(owed - half, 32, "two of four units have been given");
-    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    let mut again =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
     assert_eq!(usage(&mut again).provisioned, half);
-    let room = account(&mut again, "v");
+    let room = volume_usage(&mut again, "v");
     assert_eq!((room.used, room.shared, room.missing), (64, 32, 32));
     // Reserved space that is not yet allocated is unavailable to others.
     let create =
         VolumeOp::Create { name: "w".into(), blocks: 8192, unit: 16, uuid: 1, checksums: false };
-    let PoolResponse::Volume(other) = again.ask(PoolRequest::Change(create)).unwrap() else {
+    let PoolResponse::Volume(other) = again.run_request(PoolRequest::Change(create)).unwrap()
+    else {
         panic!()
     };
     let mut block = 0;
     loop {
         let token = again.submit_write(other.id, block, 16, 9);
-        again.settle();
+        again.run_until_idle();
         if again.responses.remove(&token).unwrap().is_err() {
             break;
         }
         block += 16;
     }
     again.inflate("v").unwrap();
-    assert_eq!(account(&mut again, "v").own(), 64);
+    assert_eq!(volume_usage(&mut again, "v").exclusive_blocks(), 64);
     let before = again.disk.writes;
     again.inflate("v").unwrap();
     assert_eq!(again.disk.writes, before, "it is so already");
@@ -167,18 +170,18 @@ fn one_that_was_stopped_half_way_keeps_its_promise_and_goes_on() {
 }
 
 #[test]
-fn what_is_copied_lies_elsewhere_and_whoever_kept_its_place_is_told() {
-    let (mut rig, info) = shared();
-    while rig.store.next_remapped().is_some() {}
+fn moved_clusters_invalidate_cached_runs() {
+    let (mut rig, info) = shared_volume_fixture();
+    while rig.store.next_remapped_volume().is_some() {}
     let before = rig.store.mapped_run(info.id, 3).unwrap();
-    rig.ask(own(info.id, 0)).unwrap();
-    assert_eq!(rig.store.next_remapped(), Some(info.id));
+    rig.run_request(make_exclusive_request(info.id, 0)).unwrap();
+    assert_eq!(rig.store.next_remapped_volume(), Some(info.id));
     let after = rig.store.mapped_run(info.id, 3).unwrap();
     assert_ne!(before.at + (3 - before.block), after.at + (3 - after.block));
-    rig.ask(PoolRequest::Trim { volume: info.id, block: 3, blocks: 1 }).unwrap();
-    assert_eq!(rig.store.next_remapped(), Some(info.id));
+    rig.run_request(PoolRequest::Trim { volume: info.id, block: 3, blocks: 1 }).unwrap();
+    assert_eq!(rig.store.next_remapped_volume(), Some(info.id));
     assert_eq!(rig.store.mapped_run(info.id, 3), None, "nobody reads what is spare");
     assert!(rig.store.mapped_run(info.id, 4).is_some());
     write(&mut rig, info.id, 3, 1, 6);
-    assert_eq!(rig.store.next_remapped(), None, "nobody kept where it was");
+    assert_eq!(rig.store.next_remapped_volume(), None, "nobody kept where it was");
 }

@@ -2,74 +2,75 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::compare::account;
-use rig::{Rig, check, new_store, open, owner, take_over};
+use fixture::comparison::volume_usage;
+use fixture::{PoolFixture, check_pool, new_pool_image, open, owner, take_over};
 use tenmil_base::Random;
 use tenmil_volume::{
-    Opening, PoolConfig, PoolError, PoolRequest, PoolResponse, SpaceUsage, VolumeInfo, VolumeOp,
+    PoolConfig, PoolError, PoolOpening, PoolRequest, PoolResponse, SpaceUsage, VolumeInfo, VolumeOp,
 };
 
 const TIB: u64 = 1 << 28;
 
-fn rig(blocks: u64) -> Rig {
-    Rig::new(new_store(blocks), blocks, Random::new(9)).unwrap()
+fn pool_fixture(blocks: u64) -> PoolFixture {
+    PoolFixture::new(new_pool_image(blocks), blocks, Random::new(9)).unwrap()
 }
 
-fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
+fn create(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
     let change =
         VolumeOp::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false };
-    match rig.ask(PoolRequest::Change(change)).unwrap() {
+    match rig.run_request(PoolRequest::Change(change)).unwrap() {
         PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
 
-fn snapshot(rig: &mut Rig, volume: &str, name: &str) -> Result<PoolResponse, PoolError> {
+fn snapshot(rig: &mut PoolFixture, volume: &str, name: &str) -> Result<PoolResponse, PoolError> {
     let (volume, name) = (volume.into(), name.into());
-    rig.ask(PoolRequest::Change(VolumeOp::Snapshot { volume, name, uuid: 2 }))
+    rig.run_request(PoolRequest::Change(VolumeOp::Snapshot { volume, name, uuid: 2 }))
 }
 
-fn clone(rig: &mut Rig, from: &str, name: &str) {
+fn clone(rig: &mut PoolFixture, from: &str, name: &str) {
     let change = VolumeOp::Clone { from: from.into(), name: name.into(), uuid: 3 };
-    rig.ask(PoolRequest::Change(change)).unwrap();
+    rig.run_request(PoolRequest::Change(change)).unwrap();
 }
 
-fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
+fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 /// Space usage of a volume that is not thick.
-fn room(used: u64, shared: u64, unique: u64, missing: u64) -> SpaceUsage {
+fn thin_usage(used: u64, shared: u64, unique: u64, missing: u64) -> SpaceUsage {
     SpaceUsage { used, shared, unique, reserved: 0, missing }
 }
 
-fn used(rig: &mut Rig) -> u64 {
-    rig.ask(PoolRequest::Flush).unwrap();
-    rig.settle();
-    rig.ask(PoolRequest::Flush).unwrap();
-    match rig.ask(PoolRequest::Usage).unwrap() {
+fn used_blocks(rig: &mut PoolFixture) -> u64 {
+    rig.run_request(PoolRequest::Flush).unwrap();
+    rig.run_until_idle();
+    rig.run_request(PoolRequest::Flush).unwrap();
+    match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage.used,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_store_with_a_thousand_volumes_opens_with_four_reads() {
-    let mut rig = rig(TIB);
+fn pool_with_a_thousand_volumes_opens_with_four_reads() {
+    let mut rig = pool_fixture(TIB);
     for number in 0..1000 {
         let info = create(&mut rig, &format!("volume {number}"), TIB);
         write(&mut rig, info.id, number * 1000, 3, number + 1);
     }
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let opened = open(rig.disk.image(), TIB).unwrap();
     assert_eq!(opened.damaged, []);
-    assert_eq!(check(&opened.store, rig.disk.image()).findings, []);
-    let mut again = Rig::new(rig.disk.image().clone(), TIB, Random::new(1)).unwrap();
-    let PoolResponse::Volume(info) = again.ask(PoolRequest::Find("volume 777".into())).unwrap()
+    assert_eq!(check_pool(&opened.store, rig.disk.image()).findings, []);
+    let mut again = PoolFixture::new(rig.disk.image().clone(), TIB, Random::new(1)).unwrap();
+    let PoolResponse::Volume(info) =
+        again.run_request(PoolRequest::Find("volume 777".into())).unwrap()
     else {
         panic!()
     };
@@ -79,100 +80,112 @@ fn a_store_with_a_thousand_volumes_opens_with_four_reads() {
 }
 
 #[test]
-fn a_sequential_volume_has_one_run_and_a_trim_gives_all_of_it_back() {
-    let mut rig = rig(1 << 16);
-    let empty = used(&mut rig);
+fn sequential_volume_has_one_run_and_trim_frees_it() {
+    let mut rig = pool_fixture(1 << 16);
+    let empty = used_blocks(&mut rig);
     let info = create(&mut rig, "v", 20_000);
     for block in (0..20_000).step_by(100) {
         write(&mut rig, info.id, block, 100, block + 1);
     }
-    let full = used(&mut rig);
+    let full = used_blocks(&mut rig);
     assert!(full - empty < 20_000 + 16, "{} blocks of metadata", full - empty - 20_000);
-    rig.ask(PoolRequest::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
-    let trimmed = used(&mut rig);
+    rig.run_request(PoolRequest::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
+    let trimmed = used_blocks(&mut rig);
     assert!(trimmed - empty < 8, "{trimmed} blocks are used after the trim, {empty} before all");
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
 
 #[test]
-fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
-    let mut rig = rig(1 << 14);
+fn write_after_a_snapshot_allocates_one_cluster() {
+    let mut rig = pool_fixture(1 << 14);
     let info = create(&mut rig, "v", 64);
     write(&mut rig, info.id, 0, 64, 1);
     snapshot(&mut rig, "v", "s").unwrap();
-    assert_eq!(account(&mut rig, "v"), room(64, 64, 1, 64));
+    assert_eq!(volume_usage(&mut rig, "v"), thin_usage(64, 64, 1, 64));
     let before = rig.disk.writes;
     write(&mut rig, info.id, 17, 1, 2);
     assert_eq!(rig.disk.writes - before, 1, "one block was written, and none was copied");
     write(&mut rig, info.id, 19, 1, 3);
     // Both are in one cluster, and the map has a leaf.
-    assert_eq!(account(&mut rig, "v"), room(64, 62, 1 + 1 + 16, 48));
-    assert_eq!(account(&mut rig, "s"), room(64, 64, 1 + 1, 64));
+    assert_eq!(volume_usage(&mut rig, "v"), thin_usage(64, 62, 1 + 1 + 16, 48));
+    assert_eq!(volume_usage(&mut rig, "s"), thin_usage(64, 64, 1 + 1, 64));
     let values: Vec<u64> = rig.read(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
     assert_eq!(values, [1, 2, 1, 3, 1]);
     let change = VolumeOp::Delete { name: "s".into(), orphan: false };
-    rig.ask(PoolRequest::Change(change)).unwrap();
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Change(change)).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     // All is exclusive again, and one cluster of the volume is in two clusters of the pool.
-    assert_eq!(account(&mut rig, "v"), room(64, 0, 1 + 1 + 80, 0));
+    assert_eq!(volume_usage(&mut rig, "v"), thin_usage(64, 0, 1 + 1 + 80, 0));
 }
 
 #[test]
-fn what_is_said_to_be_unique_is_what_deleting_gives_back() {
+fn unique_usage_equals_the_space_freed_by_delete() {
     for (checksums, unit) in [(false, 16), (true, 16), (false, 1), (true, 4)] {
-        let mut rig = Rig::plain(new_store(1 << 14), 1 << 14, Random::new(3)).unwrap();
+        let mut rig =
+            PoolFixture::with_normal_trees(new_pool_image(1 << 14), 1 << 14, Random::new(3))
+                .unwrap();
         let change = VolumeOp::Create { name: "v".into(), blocks: 4000, unit, uuid: 1, checksums };
-        let Ok(PoolResponse::Volume(v)) = rig.ask(PoolRequest::Change(change)) else { panic!() };
+        let Ok(PoolResponse::Volume(v)) = rig.run_request(PoolRequest::Change(change)) else {
+            panic!()
+        };
         for block in (0..1000).step_by(10) {
             write(&mut rig, v.id, block, 7, block + 1);
         }
         snapshot(&mut rig, "v", "s").unwrap();
         clone(&mut rig, "s", "c");
-        let Ok(PoolResponse::Volume(c)) = rig.ask(PoolRequest::Find("c".into())) else { panic!() };
+        let Ok(PoolResponse::Volume(c)) = rig.run_request(PoolRequest::Find("c".into())) else {
+            panic!()
+        };
         for block in (0..300).step_by(20) {
             write(&mut rig, v.id, block, 2, 9);
             write(&mut rig, c.id, block + 600, 3, 8);
         }
         for name in ["v", "c"] {
-            let before = used(&mut rig);
-            let unique = account(&mut rig, name).unique;
+            let before = used_blocks(&mut rig);
+            let unique = volume_usage(&mut rig, name).unique;
             let change = VolumeOp::Delete { name: name.into(), orphan: true };
-            rig.ask(PoolRequest::Change(change)).unwrap();
-            assert_eq!(used(&mut rig) + unique, before, "`{name}`, {checksums}, {unit}");
+            rig.run_request(PoolRequest::Change(change)).unwrap();
+            assert_eq!(used_blocks(&mut rig) + unique, before, "`{name}`, {checksums}, {unit}");
             assert!(unique > 30, "{unique}");
         }
     }
 }
 
 #[test]
-fn a_clone_of_a_large_volume_is_accounted_without_reading_its_map() {
+fn clone_usage_does_not_read_the_whole_map() {
     const BLOCKS: u64 = 1 << 15;
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     let fine =
         VolumeOp::Create { name: "v".into(), blocks: 8000, unit: 1, uuid: 1, checksums: false };
-    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
+    let PoolResponse::Volume(fine) = rig.run_request(PoolRequest::Change(fine)).unwrap() else {
+        panic!()
+    };
     for block in (0..8000).step_by(2) {
         write(&mut rig, fine.id, block, 1, 1);
     }
     clone(&mut rig, "v", "c");
-    let Ok(PoolResponse::Volume(c)) = rig.ask(PoolRequest::Find("c".into())) else { panic!() };
+    let Ok(PoolResponse::Volume(c)) = rig.run_request(PoolRequest::Find("c".into())) else {
+        panic!()
+    };
     write(&mut rig, c.id, 4000, 1, 2);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let image = rig.disk.image().clone();
-    let mut cold = Rig::plain(image, BLOCKS, Random::new(3)).unwrap();
-    let found = account(&mut cold, "c");
-    assert_eq!(found, room(4000, 3999, 1 + 2 + 1, 7999));
+    let mut cold = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(3)).unwrap();
+    let found = volume_usage(&mut cold, "c");
+    assert_eq!(found, thin_usage(4000, 3999, 1 + 2 + 1, 7999));
     assert!(cold.reads < 12, "{} blocks were read", cold.reads);
-    let report = check(&cold.store, cold.disk.image());
+    let report = check_pool(&cold.store, cold.disk.image());
     assert!(report.metadata > 40, "{report:?}");
-    assert_eq!(report.accounts[1].account, found);
+    assert_eq!(report.accounts[1].volume_usage, found);
 }
 
 #[test]
-fn random_writes_after_a_snapshot_write_little_more_than_themselves() {
+fn random_writes_after_a_snapshot_have_low_write_amplification() {
     const SIZE: u64 = 1 << 16;
     const WRITES: u64 = 4096;
-    let mut rig = Rig::plain(new_store(1 << 19), 1 << 19, Random::new(3)).unwrap();
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(1 << 19), 1 << 19, Random::new(3)).unwrap();
     let info = create(&mut rig, "v", SIZE);
     for block in (0..SIZE).step_by(256) {
         write(&mut rig, info.id, block, 256, 1);
@@ -183,7 +196,7 @@ fn random_writes_after_a_snapshot_write_little_more_than_themselves() {
     for number in 0..WRITES {
         write(&mut rig, info.id, random.below(SIZE), 1, 2);
         if number % 256 == 255 {
-            rig.ask(PoolRequest::Flush).unwrap();
+            rig.run_request(PoolRequest::Flush).unwrap();
         }
     }
     let written = rig.disk.writes - before;
@@ -192,15 +205,15 @@ fn random_writes_after_a_snapshot_write_little_more_than_themselves() {
 }
 
 #[test]
-fn a_snapshot_costs_the_same_whatever_the_size() {
+fn snapshot_cost_is_independent_of_size() {
     let mut costs = Vec::new();
     for blocks in [64, 1 << 20] {
-        let mut rig = rig(1 << 22);
+        let mut rig = pool_fixture(1 << 22);
         let info = create(&mut rig, "v", blocks);
         for block in (0..blocks).step_by(usize::try_from(blocks / 32).unwrap()) {
             write(&mut rig, info.id, block, 1, 5);
         }
-        rig.ask(PoolRequest::Flush).unwrap();
+        rig.run_request(PoolRequest::Flush).unwrap();
         let before = rig.disk.writes;
         snapshot(&mut rig, "v", "s").unwrap();
         costs.push(rig.disk.writes - before);
@@ -210,15 +223,16 @@ fn a_snapshot_costs_the_same_whatever_the_size() {
 }
 
 #[test]
-fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
-    let mut rig = rig(1 << 14);
+fn chain_of_64_snapshots_keeps_each_content() {
+    let mut rig = pool_fixture(1 << 14);
     let info = create(&mut rig, "v", 64);
     for number in 0..64 {
         write(&mut rig, info.id, number, 1, number + 1);
         snapshot(&mut rig, "v", &format!("s{number}")).unwrap();
     }
     for number in [0, 31, 63] {
-        let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find(format!("s{number}"))).unwrap()
+        let PoolResponse::Volume(info) =
+            rig.run_request(PoolRequest::Find(format!("s{number}"))).unwrap()
         else {
             panic!()
         };
@@ -229,11 +243,11 @@ fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
     }
     for number in 0..64 {
         let change = VolumeOp::Delete { name: format!("s{number}"), orphan: false };
-        rig.ask(PoolRequest::Change(change)).unwrap();
+        rig.run_request(PoolRequest::Change(change)).unwrap();
     }
-    used(&mut rig);
+    used_blocks(&mut rig);
     assert!(rig.store.is_idle());
-    let report = check(&rig.store, rig.disk.image());
+    let report = check_pool(&rig.store, rig.disk.image());
     assert_eq!((report.findings, report.volumes), (vec![], 1));
     // Each of its four clusters was written once after every snapshot except the first.
     assert!(report.used < 64 * 16 + 64, "{} blocks are used", report.used);
@@ -241,9 +255,9 @@ fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
 
 #[test]
 fn names_sizes_and_devices_beyond_the_limits_are_refused() {
-    let mut rig = rig(1024);
+    let mut rig = pool_fixture(1024);
     let info = create(&mut rig, "v", 10);
-    let mut refusal = |ask: PoolRequest| rig.ask(ask).unwrap_err().to_string();
+    let mut refusal = |ask: PoolRequest| rig.run_request(ask).unwrap_err().to_string();
     let create = |name: &str, blocks, unit| {
         PoolRequest::Change(VolumeOp::Create {
             name: name.into(),
@@ -269,48 +283,50 @@ fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     );
     let wrapping = PoolRequest::Write { volume: info.id, block: u64::MAX, blocks: 2 };
     assert!(refusal(wrapping).starts_with("volume `v`: 2 blocks from"));
-    let new = |blocks, name: &str| PoolConfig { name: name.into(), uuid: 1, blocks }.steps();
+    let new = |blocks, name: &str| PoolConfig { name: name.into(), uuid: 1, blocks }.create_steps();
     assert!(matches!(new(511, "s"), Err(PoolError::DeviceTooSmall { blocks: 511, needed: 512 })));
     assert!(matches!(new((1 << 48) + 1, "s"), Err(PoolError::DeviceTooLarge { .. })));
     assert!(matches!(new(512, ""), Err(PoolError::BadName(_))));
 }
 
 #[test]
-fn a_snapshot_is_not_written_to_and_not_deleted_under_its_clones() {
-    let mut rig = rig(2048);
+fn snapshot_is_read_only_and_not_deleted_while_it_has_clones() {
+    let mut rig = pool_fixture(2048);
     create(&mut rig, "v", 10);
     let PoolResponse::Volume(snap) = snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
     let write = PoolRequest::Write { volume: snap.id, block: 0, blocks: 1 };
-    assert_eq!(rig.ask(write), Err(PoolError::ReadOnly("s".into())));
+    assert_eq!(rig.run_request(write), Err(PoolError::ReadOnly("s".into())));
     let clone = VolumeOp::Clone { from: "s".into(), name: "c".into(), uuid: 3 };
-    rig.ask(PoolRequest::Change(clone)).unwrap();
+    rig.run_request(PoolRequest::Change(clone)).unwrap();
     let delete = |orphan| PoolRequest::Change(VolumeOp::Delete { name: "s".into(), orphan });
-    let error = rig.ask(delete(false)).unwrap_err();
+    let error = rig.run_request(delete(false)).unwrap_err();
     assert_eq!(error.to_string(), "delete `s`: 1 volumes were made from it");
     assert!(error.hint().unwrap().starts_with("delete those first"));
     let decouple = |name: &str| PoolRequest::Change(VolumeOp::Decouple { name: name.into() });
-    assert_eq!(rig.ask(decouple("s")), Err(PoolError::ReadOnly("s".into())));
+    assert_eq!(rig.run_request(decouple("s")), Err(PoolError::ReadOnly("s".into())));
     for _ in 0..2 {
-        let Ok(PoolResponse::Volume(alone)) = rig.ask(decouple("c")) else { panic!("refused") };
+        let Ok(PoolResponse::Volume(alone)) = rig.run_request(decouple("c")) else {
+            panic!("refused")
+        };
         assert_eq!((alone.name.as_str(), alone.origin), ("c", 0));
     }
-    rig.ask(delete(false)).unwrap();
-    assert_eq!(rig.ask(delete(true)), Err(PoolError::NoVolume("s".into())));
-    used(&mut rig);
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    rig.run_request(delete(false)).unwrap();
+    assert_eq!(rig.run_request(delete(true)), Err(PoolError::NoVolume("s".into())));
+    used_blocks(&mut rig);
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
 
 #[test]
-fn a_device_that_has_grown_or_shrunk_and_two_stores_on_one_are_told_apart() {
-    let image = new_store(1024);
+fn resized_device_and_stale_superblocks_are_detected() {
+    let image = new_pool_image(1024);
     assert_eq!(open(&image, 4096).unwrap().damaged, [], "the old end is looked at");
     assert!(matches!(
         open(&image, 1000),
         Err(PoolError::DeviceTooSmall { blocks: 1000, needed: 1024 })
     ));
     let mut two = image.clone();
-    for step in (PoolConfig { name: "x".into(), uuid: 99, blocks: 1024 }).steps().unwrap() {
-        if let tenmil_volume::Step::Write { at, bytes } = step
+    for step in (PoolConfig { name: "x".into(), uuid: 99, blocks: 1024 }).create_steps().unwrap() {
+        if let tenmil_volume::CreateStep::Write { at, bytes } = step
             && at > 2
         {
             two.insert(at, (*bytes).into());
@@ -320,16 +336,18 @@ fn a_device_that_has_grown_or_shrunk_and_two_stores_on_one_are_told_apart() {
 }
 
 #[test]
-fn a_run_is_cut_into_more_pieces_than_a_leaf_has_room_for() {
-    let mut rig = Rig::plain(new_store(1 << 14), 1 << 14, Random::new(3)).unwrap();
+fn run_split_into_more_pieces_than_a_leaf_holds() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(1 << 14), 1 << 14, Random::new(3)).unwrap();
     let info = create(&mut rig, "v", 1000);
     write(&mut rig, info.id, 0, 1000, 1);
     for block in (1..1000).step_by(2) {
-        rig.ask(PoolRequest::Trim { volume: info.id, block, blocks: 1 }).unwrap();
+        rig.run_request(PoolRequest::Trim { volume: info.id, block, blocks: 1 }).unwrap();
     }
-    rig.ask(PoolRequest::Flush).unwrap();
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
-    let mut again = Rig::plain(rig.disk.image().clone(), 1 << 14, Random::new(1)).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
+    let mut again =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), 1 << 14, Random::new(1)).unwrap();
     for (block, values) in (0..).zip(again.read(info.id, 0, 1000).unwrap()) {
         assert_eq!(values, [1 - block % 2; 8], "block {block}");
     }
@@ -337,39 +355,43 @@ fn a_run_is_cut_into_more_pieces_than_a_leaf_has_room_for() {
 
 #[test]
 fn a_write_of_no_blocks_changes_nothing() {
-    let mut rig = rig(1024);
+    let mut rig = pool_fixture(1024);
     let info = create(&mut rig, "v", 10);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let before = rig.disk.writes;
     for block in [0, 5, 10] {
         write(&mut rig, info.id, block, 0, 1);
     }
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(rig.disk.writes, before);
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
 
 #[test]
-fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
+fn free_space_search_reads_each_leaf_once() {
     const BLOCKS: u64 = 20_000;
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
-    rig.store = rig.store.with_fanout(4);
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_node_records_max(4);
     let fine =
         VolumeOp::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1, checksums: false };
-    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
+    let PoolResponse::Volume(fine) = rig.run_request(PoolRequest::Change(fine)).unwrap() else {
+        panic!()
+    };
     for block in (0..3000).step_by(500) {
         write(&mut rig, fine.id, block, 500, 1);
     }
     for block in (0..3000).step_by(2) {
-        rig.ask(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+        rig.run_request(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
     }
     let coarse = create(&mut rig, "coarse", 16);
-    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
+    let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
-    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
+    let mut again =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
     let token = again.submit_write(coarse.id, 0, 16, 1);
     let steps = (0..8000).take_while(|_| again.step()).count();
     assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
@@ -377,49 +399,57 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
 }
 
 #[test]
-fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
+fn write_planning_works_with_more_leaves_than_the_cache() {
     const BLOCKS: u64 = 1 << 14;
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
-    rig.store = rig.store.with_fanout(4);
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_node_records_max(4);
     let fine =
         VolumeOp::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: false };
-    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
+    let PoolResponse::Volume(fine) = rig.run_request(PoolRequest::Change(fine)).unwrap() else {
+        panic!()
+    };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
         write(&mut rig, fine.id, block, 1, 1);
     }
-    rig.ask(PoolRequest::Flush).unwrap();
-    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
+    rig.run_request(PoolRequest::Flush).unwrap();
+    let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
-    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
+    let mut again =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
     let token = again.submit_write(fine.id, 0, 1000, 2);
     let steps = (0..8000).take_while(|_| again.step()).count();
     assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
-    again.ask(PoolRequest::Flush).unwrap();
+    again.run_request(PoolRequest::Flush).unwrap();
     let most = again.store.memory_bytes();
     assert!(most <= 128 * 4096, "{most} bytes are still there");
 }
 
 #[test]
-fn the_room_of_a_volume_is_added_up_in_no_more_memory_than_the_cache_has() {
+fn usage_scan_stays_within_the_cache_budget() {
     const BLOCKS: u64 = 1 << 14;
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
-    rig.store = rig.store.with_fanout(4);
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_node_records_max(4);
     let fine =
         VolumeOp::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: true };
-    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
+    let PoolResponse::Volume(fine) = rig.run_request(PoolRequest::Change(fine)).unwrap() else {
+        panic!()
+    };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
         write(&mut rig, fine.id, block, 1, 1);
     }
-    rig.ask(PoolRequest::Flush).unwrap();
-    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
+    rig.run_request(PoolRequest::Flush).unwrap();
+    let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
-    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
+    let mut again =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
     let (token, mut most) = (again.submit(PoolRequest::SpaceUsage("fine".into())), 0);
     while again.step() {
         most = most.max(again.store.memory_bytes());

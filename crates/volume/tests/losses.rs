@@ -2,67 +2,68 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::world::World;
-use rig::{Rig, check, new_store, open};
+use fixture::pool_with_model::PoolWithModel;
+use fixture::{PoolFixture, check_pool, new_pool_image, open};
 use tenmil_base::Random;
 use tenmil_volume::{PoolError, PoolRequest, PoolResponse, VolumeOp};
 
 const BLOCKS: u64 = 2048;
 
 /// A pool with an empty volume, and its number.
-fn pool() -> (Rig, u64) {
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+fn pool() -> (PoolFixture, u64) {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(4)).unwrap();
     let (name, uuid) = ("v".into(), 1);
     let create = VolumeOp::Create { name, blocks: 64, unit: 16, uuid, checksums: false };
-    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Change(create)).unwrap() else {
+    let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Change(create)).unwrap() else {
         panic!("not created")
     };
     (rig, info.id)
 }
 
-fn write(rig: &mut Rig, volume: u64, block: u64, value: u64) {
+fn write(rig: &mut PoolFixture, volume: u64, block: u64, value: u64) {
     let token = rig.submit_write(volume, block, 16, value);
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 #[test]
-fn a_store_whose_device_loses_unflushed_writes_keeps_what_was_flushed_and_goes_on() {
+fn pool_continues_after_its_device_loses_unflushed_writes() {
     let mut losses = 0;
     for seed in 1..=8 {
-        let mut world = World::new(if seed % 2 == 0 { 3000 } else { 4096 }, seed);
+        let mut world = PoolWithModel::new(if seed % 2 == 0 { 3000 } else { 4096 }, seed);
         (world.loses_every, world.rig.recovers) = (40, true);
         world.changes = 10 + seed % 3 * 15;
         while world.operations < 1500 {
-            world.work();
+            world.run_random_operation();
         }
-        world.compare();
+        world.compare_contents();
         losses += world.losses;
     }
     assert!(losses > 300, "only {losses} losses");
 }
 
 #[test]
-fn no_block_is_read_after_a_commit_whose_flush_has_lost_writes() {
+fn no_read_starts_after_a_commit_flush_that_lost_writes() {
     for flushes in 0..3 {
         let (mut rig, volume) = pool();
         write(&mut rig, volume, 0, 1);
-        rig.ask(PoolRequest::Flush).unwrap();
+        rig.run_request(PoolRequest::Flush).unwrap();
         write(&mut rig, volume, 16, 2);
         // A commit flushes its pages, and then its superblock.
         rig.holds_flushes = true;
         let token = rig.submit(PoolRequest::Flush);
-        rig.settle();
+        rig.run_until_idle();
         for _ in 0..flushes {
             rig.holds_flushes = false;
             rig.step();
             rig.holds_flushes = true;
-            rig.settle();
+            rig.run_until_idle();
         }
         (rig.holds_flushes, rig.fails_flushes) = (false, true);
-        rig.settle();
+        rig.run_until_idle();
         match rig.responses.remove(&token).unwrap() {
             Err(PoolError::Device { .. }) => {
                 assert_eq!(rig.read(volume, 0, 1), Err(PoolError::ReadInterrupted));
@@ -73,46 +74,46 @@ fn no_block_is_read_after_a_commit_whose_flush_has_lost_writes() {
 }
 
 #[test]
-fn a_pool_whose_device_has_lost_a_flushed_commit_does_not_go_on_from_an_older_one() {
+fn pool_does_not_continue_from_an_older_commit() {
     let (mut rig, volume) = pool();
     write(&mut rig, volume, 0, 1);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let older = rig.disk.image().clone();
     write(&mut rig, volume, 16, 2);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     write(&mut rig, volume, 32, 3);
     rig.fails_flushes = true;
-    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
-    older.iter().for_each(|(at, block)| rig.disk.put(*at, block.clone()));
+    assert!(matches!(rig.run_request(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    older.iter().for_each(|(at, block)| rig.disk.replace_block(*at, block.clone()));
     assert!(rig.store.recover());
-    rig.settle();
-    let why = rig.store.stopped_by().cloned();
+    rig.run_until_idle();
+    let why = rig.store.stop_reason().cloned();
     assert!(matches!(why, Some(PoolError::WentBack { .. })), "{why:?}");
-    assert_eq!(rig.ask(PoolRequest::Flush).err(), why);
+    assert_eq!(rig.run_request(PoolRequest::Flush).err(), why);
 }
 
 #[test]
-fn page_write_that_failed_and_comes_late_meets_no_block_in_use() {
+fn late_completed_page_write_hits_no_block_in_use() {
     let later = [(16, 3), (32, 4), (48, 5)];
     for (failing, commits) in (0..3).flat_map(|failing| (1..=3).map(move |count| (failing, count)))
     {
         let (mut rig, volume) = pool();
         write(&mut rig, volume, 0, 1);
-        rig.ask(PoolRequest::Flush).unwrap();
+        rig.run_request(PoolRequest::Flush).unwrap();
         (rig.recovers, rig.fails_pages) = (true, Some(failing));
         write(&mut rig, volume, 16, 2);
-        let flush = rig.ask(PoolRequest::Flush);
+        let flush = rig.run_request(PoolRequest::Flush);
         assert!(matches!(flush, Err(PoolError::Device { .. })), "write {failing}: {flush:?}");
         for (block, value) in &later[..commits] {
             write(&mut rig, volume, *block, *value);
-            rig.ask(PoolRequest::Flush).unwrap();
+            rig.run_request(PoolRequest::Flush).unwrap();
         }
-        rig.land_late();
+        rig.complete_failed_writes_late();
         let image = rig.disk.image().clone();
         let again = open(&image, BLOCKS).unwrap();
-        let found = check(&again.store, &image).findings;
+        let found = check_pool(&again.store, &image).findings;
         assert_eq!(found, [], "write {failing}, {commits} commits");
-        let mut again = Rig::plain(image, BLOCKS, Random::new(1)).unwrap();
+        let mut again = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(1)).unwrap();
         for (block, value) in [(0, 1)].iter().chain(&later[..commits]) {
             let found = again.read(volume, *block, 16).unwrap();
             assert_eq!(found, [[*value; 8]; 16], "write {failing}, {commits} commits");
@@ -121,42 +122,42 @@ fn page_write_that_failed_and_comes_late_meets_no_block_in_use() {
 }
 
 #[test]
-fn durable_state_is_read_again_once_reads_by_cached_runs_have_ended() {
+fn durable_state_is_reread_after_cached_run_reads_end() {
     let (mut rig, volume) = pool();
     write(&mut rig, volume, 0, 1);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     // A client reads by a run that it has kept; the pool does not execute this read.
     rig.store.mapped_run(volume, 0).unwrap();
     rig.store.note_oldest_read(rig.store.transaction());
     write(&mut rig, volume, 16, 2);
     rig.fails_flushes = true;
-    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    assert!(matches!(rig.run_request(PoolRequest::Flush), Err(PoolError::Device { .. })));
     let before = rig.slot_reads;
     assert!(rig.store.recover());
-    rig.settle();
+    rig.run_until_idle();
     assert!(rig.store.is_recovering() && !rig.store.is_rereading());
     assert_eq!(rig.slot_reads, before, "the superblocks are not read during the read");
     rig.store.note_oldest_read(u64::MAX);
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!(rig.slot_reads, before + 1, "and are once it has ended");
     assert!(!rig.store.is_recovering() && !rig.store.is_stopped());
     assert_eq!(rig.read(volume, 0, 16).unwrap(), [[1; 8]; 16]);
 }
 
 #[test]
-fn durable_state_is_read_again_once_no_reader_pins_metadata() {
+fn durable_state_is_reread_once_metadata_is_unpinned() {
     let (mut rig, volume) = pool();
     write(&mut rig, volume, 0, 1);
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let pinned = rig.store.pin_metadata().generation();
     write(&mut rig, volume, 16, 2);
     rig.fails_flushes = true;
-    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    assert!(matches!(rig.run_request(PoolRequest::Flush), Err(PoolError::Device { .. })));
     let before = rig.slot_reads;
     assert!(rig.store.recover());
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!((rig.slot_reads, rig.store.is_recovering()), (before, true));
     rig.store.unpin_metadata(pinned);
-    rig.settle();
+    rig.run_until_idle();
     assert_eq!((rig.slot_reads, rig.store.is_stopped()), (before + 1, false));
 }

@@ -3,31 +3,31 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
 use std::sync::Arc;
 
-use rig::disk::{Image, Shared};
-use rig::world::World;
-use rig::{Rig, check, open};
+use fixture::fake_disk::{DiskImage, SharedBlock};
+use fixture::pool_with_model::PoolWithModel;
+use fixture::{PoolFixture, check_pool, open};
 use tenmil_base::Random;
 use tenmil_volume::format::{
-    Kind, OwnerRecord, Page, PageBody, Superblock, VolumeBody, decode_superblock, flags,
+    BlockKind, OwnerRecord, Page, PageBody, Superblock, VolumeBody, decode_superblock, flags,
 };
-use tenmil_volume::{CorruptionKind, Finding, PoolError, PoolRequest, PoolResponse};
+use tenmil_volume::{CheckFinding, CorruptionKind, PoolError, PoolRequest, PoolResponse};
 
 const BLOCKS: u64 = 4096;
 
 /// A pool with volumes, snapshots and clones, and all metadata blocks in use.
-fn world() -> (World, Vec<u64>) {
-    let mut world = World::new(BLOCKS, 18);
+fn pool_with_volumes() -> (PoolWithModel, Vec<u64>) {
+    let mut world = PoolWithModel::new(BLOCKS, 18);
     while world.operations < 1200 {
-        world.work();
+        world.run_random_operation();
     }
-    world.compare();
+    world.compare_contents();
     let image = world.rig.disk.image().clone();
     let opened = open(&image, BLOCKS).unwrap();
-    let mut walk = tenmil_volume::Check::of(&opened.store);
+    let mut walk = tenmil_volume::ConsistencyCheck::of_pool(&opened.store);
     let mut metadata = Vec::new();
     while let Some(at) = walk.next_read() {
         metadata.push(at);
@@ -37,7 +37,7 @@ fn world() -> (World, Vec<u64>) {
     (world, metadata)
 }
 
-fn destroyed(image: &Image, at: u64, how: impl Fn(&mut [u8; 4096])) -> Image {
+fn corrupt_image(image: &DiskImage, at: u64, how: impl Fn(&mut [u8; 4096])) -> DiskImage {
     let mut image = image.clone();
     let mut block = *image[&at];
     how(&mut block);
@@ -46,9 +46,9 @@ fn destroyed(image: &Image, at: u64, how: impl Fn(&mut [u8; 4096])) -> Image {
 }
 
 /// Reads everything; returns the result for each volume.
-fn read_all(image: &Image) -> Vec<Result<(), PoolError>> {
-    let mut rig = Rig::new(image.clone(), BLOCKS, Random::new(1)).unwrap();
-    match rig.ask(PoolRequest::List) {
+fn read_all(image: &DiskImage) -> Vec<Result<(), PoolError>> {
+    let mut rig = PoolFixture::new(image.clone(), BLOCKS, Random::new(1)).unwrap();
+    match rig.run_request(PoolRequest::List) {
         Ok(PoolResponse::Volumes(volumes)) => {
             volumes.iter().map(|info| rig.read(info.id, 0, info.blocks).map(drop)).collect()
         }
@@ -58,21 +58,21 @@ fn read_all(image: &Image) -> Vec<Result<(), PoolError>> {
 }
 
 #[test]
-fn any_block_of_metadata_that_is_destroyed_is_named() {
-    let (world, metadata) = world();
+fn any_corrupt_metadata_block_is_identified() {
+    let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
     let mut random = Random::new(5);
     for at in metadata {
         let bit = usize::try_from(random.below(4096 * 8)).unwrap();
-        let ways: [(&str, Image); 3] = [
-            ("zeroes", destroyed(image, at, |block| block.fill(0))),
-            ("a flipped bit", destroyed(image, at, |block| block[bit / 8] ^= 1 << (bit % 8))),
-            ("a torn sector", destroyed(image, at, |block| block[1024..1536].fill(0xa5))),
+        let ways: [(&str, DiskImage); 3] = [
+            ("zeroes", corrupt_image(image, at, |block| block.fill(0))),
+            ("a flipped bit", corrupt_image(image, at, |block| block[bit / 8] ^= 1 << (bit % 8))),
+            ("a torn sector", corrupt_image(image, at, |block| block[1024..1536].fill(0xa5))),
         ];
         for (how, image) in &ways {
             let store = open(image, BLOCKS).unwrap().store;
-            let report = check(&store, image);
-            let named = |finding: &Finding| matches!(finding, Finding::Damaged(damage) if damage.address == at);
+            let report = check_pool(&store, image);
+            let named = |finding: &CheckFinding| matches!(finding, CheckFinding::Damaged(damage) if damage.address == at);
             assert!(report.findings.iter().any(named), "{how} in {at}: {:?}", report.findings);
             for status in read_all(image).into_iter().filter_map(Result::err) {
                 let PoolError::Damaged(damage) = &status else { panic!("{status}") };
@@ -84,22 +84,22 @@ fn any_block_of_metadata_that_is_destroyed_is_named() {
 }
 
 #[test]
-fn a_node_of_one_volumes_map_that_is_destroyed_leaves_the_other_volumes() {
-    let (mut world, _) = world();
+fn corrupt_map_node_affects_only_its_volume() {
+    let (mut world, _) = pool_with_volumes();
     let names: Vec<String> = world.model.volumes.keys().cloned().collect();
-    let Ok(PoolResponse::Volumes(volumes)) = world.rig.ask(PoolRequest::List) else {
+    let Ok(PoolResponse::Volumes(volumes)) = world.rig.run_request(PoolRequest::List) else {
         panic!("no list")
     };
     let image = world.rig.disk.image().clone();
     assert_eq!(names.len(), volumes.len());
     let opened = open(&image, BLOCKS).unwrap();
-    let mut walk = tenmil_volume::Check::of(&opened.store);
+    let mut walk = tenmil_volume::ConsistencyCheck::of_pool(&opened.store);
     let mut hit = 0;
     while let Some(at) = walk.next_read() {
-        let damaged = destroyed(&image, at, |block| block.fill(0xff));
-        let block: Shared = Arc::clone(&image[&at]);
+        let damaged = corrupt_image(&image, at, |block| block.fill(0xff));
+        let block: SharedBlock = Arc::clone(&image[&at]);
         walk.handle_read(Ok(&block));
-        if block[4] != Kind::Map.code() {
+        if block[4] != BlockKind::Map.code() {
             continue;
         }
         let responses = read_all(&damaged);
@@ -110,8 +110,8 @@ fn a_node_of_one_volumes_map_that_is_destroyed_leaves_the_other_volumes() {
 }
 
 #[test]
-fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
-    let (world, metadata) = world();
+fn lost_and_misdirected_metadata_writes_are_detected() {
+    let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
     let store = open(image, BLOCKS).unwrap().store;
     let mut seen = 0;
@@ -120,7 +120,7 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
         let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
         let stale = Page { generation: page.generation - 1, ..page.clone() };
         let foreign = page.encode(store.uuid() + 1, at);
-        let ways: [(CorruptionKind, Shared); 3] = [
+        let ways: [(CorruptionKind, SharedBlock); 3] = [
             (
                 CorruptionKind::Generation {
                     found: page.generation - 1,
@@ -134,8 +134,10 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
         for (flaw, block) in ways {
             let mut wrong = image.clone();
             wrong.insert(at, block);
-            let report = check(&store, &wrong);
-            let [Finding::Damaged(damage)] = &report.findings[..] else { panic!("{report:?}") };
+            let report = check_pool(&store, &wrong);
+            let [CheckFinding::Damaged(damage)] = &report.findings[..] else {
+                panic!("{report:?}")
+            };
             assert_eq!((damage.address, &damage.flaw), (at, &flaw));
             for error in read_all(&wrong).into_iter().filter_map(Result::err) {
                 let PoolError::Damaged(damage) = &error else { panic!("{error}") };
@@ -148,21 +150,21 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
 }
 
 #[test]
-fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
-    let (mut world, _) = world();
+fn corrupt_superblock_copy_is_reported_and_rewritten() {
+    let (mut world, _) = pool_with_volumes();
     let generation = world.rig.store.generation();
-    for at in Superblock::places(generation, BLOCKS) {
-        let image = destroyed(world.rig.disk.image(), at, |block| block.fill(0));
+    for at in Superblock::superblock_addresses(generation, BLOCKS) {
+        let image = corrupt_image(world.rig.disk.image(), at, |block| block.fill(0));
         let opened = open(&image, BLOCKS).unwrap();
         assert_eq!(opened.store.generation(), generation, "the other copy has it");
         let named: Vec<u64> = opened.damaged.iter().map(|damage| damage.address).collect();
         assert_eq!(named, [at]);
 
-        let mut rig = Rig::new(image, BLOCKS, Random::new(2)).unwrap();
-        rig::compare::compare(&mut rig, &world.model).unwrap();
+        let mut rig = PoolFixture::new(image, BLOCKS, Random::new(2)).unwrap();
+        fixture::comparison::compare_with_model(&mut rig, &world.model).unwrap();
         for name in ["one more", "and another"] {
             let (name, uuid) = (name.into(), 1);
-            rig.ask(PoolRequest::Change(tenmil_volume::VolumeOp::Create {
+            rig.run_request(PoolRequest::Change(tenmil_volume::VolumeOp::Create {
                 name,
                 blocks: 1,
                 unit: 1,
@@ -173,14 +175,14 @@ fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
         }
         assert_eq!(open(rig.disk.image(), BLOCKS).unwrap().damaged, []);
     }
-    world.compare();
+    world.compare_contents();
 }
 
 #[test]
-fn a_store_without_any_superblock_names_all_four() {
-    let mut image = rig::new_store(BLOCKS);
+fn missing_superblocks_are_all_reported() {
+    let mut image = fixture::new_pool_image(BLOCKS);
     for at in [0, 1, BLOCKS - 2, BLOCKS - 1] {
-        image = destroyed(&image, at, |block| block[100] ^= 1);
+        image = corrupt_image(&image, at, |block| block[100] ^= 1);
     }
     let error = open(&image, BLOCKS).unwrap_err();
     let PoolError::NotAPool(damaged) = &error else { panic!("{error}") };
@@ -189,12 +191,12 @@ fn a_store_without_any_superblock_names_all_four() {
 }
 
 /// A pool whose superblock was changed, with valid checksums.
-fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> Image {
-    let mut image = rig::new_store(BLOCKS);
+fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> DiskImage {
+    let mut image = fixture::new_pool_image(BLOCKS);
     let (store, found, mut body, devices) = decode_superblock(&image[&0], 0).unwrap();
     change(&mut body);
     let (kind, generation, body) = (
-        Kind::Superblock,
+        BlockKind::Superblock,
         generation.unwrap_or(found),
         PageBody::Superblock(body, devices, OwnerRecord::NONE),
     );
@@ -204,7 +206,7 @@ fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) ->
 }
 
 #[test]
-fn a_store_that_somebody_newer_has_written_to_is_not_opened_whatever_its_numbers_are() {
+fn pool_with_unknown_features_is_not_opened() {
     let newer = |superblock: &mut Superblock| {
         (superblock.version, superblock.blocks, superblock.next_volume) = (2, 3, 0);
         superblock.block_shift = 9;
@@ -218,7 +220,7 @@ fn a_store_that_somebody_newer_has_written_to_is_not_opened_whatever_its_numbers
 }
 
 #[test]
-fn numbers_that_would_be_counted_up_to_the_limit_are_refused() {
+fn overflowing_superblock_counters_are_rejected() {
     for image in [
         with_superblock(None, |body| body.next_volume = 1 << 55),
         with_superblock(Some(1 << 55), |_| {}),
@@ -229,21 +231,22 @@ fn numbers_that_would_be_counted_up_to_the_limit_are_refused() {
 }
 
 #[test]
-fn a_map_that_leads_out_of_the_store_is_damage() {
-    let (world, metadata) = world();
+fn map_address_outside_the_pool_is_corruption() {
+    let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
     let store = open(image, BLOCKS).unwrap().store;
     let mut seen = 0;
     for at in metadata {
         let mut page = Page::decode(&image[&at], store.uuid(), at).unwrap();
-        let (Kind::Map, PageBody::Node { level: 0, records }) = (page.kind, &mut page.body) else {
+        let (BlockKind::Map, PageBody::Node { level: 0, records }) = (page.kind, &mut page.body)
+        else {
             continue;
         };
         let last = records.last_mut().unwrap();
         last.value = BLOCKS + last.value % 16;
         let mut wrong = image.clone();
         wrong.insert(at, page.encode(store.uuid(), at).into());
-        assert_ne!(check(&store, &wrong).findings, [], "block {at}");
+        assert_ne!(check_pool(&store, &wrong).findings, [], "block {at}");
         for error in read_all(&wrong).into_iter().filter_map(Result::err) {
             let PoolError::Damaged(damage) = &error else { panic!("{error}") };
             assert_eq!((damage.address, &damage.flaw), (at, &CorruptionKind::Records));
@@ -254,15 +257,15 @@ fn a_map_that_leads_out_of_the_store_is_damage() {
 }
 
 #[test]
-fn what_is_mapped_behind_the_end_and_a_forgotten_cut_are_found() {
-    let (world, metadata) = world();
+fn mappings_beyond_the_volume_end_are_found() {
+    let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
     let store = open(image, BLOCKS).unwrap().store;
     let mut found = [0; 2];
     for at in metadata {
         let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
         let PageBody::Volume(body) = page.body else { continue };
-        if body.mapped < 2 || body.cut != u64::MAX || body.has(flags::DOOMED) {
+        if body.mapped < 2 || body.cut != u64::MAX || body.has_flag(flags::DOOMED) {
             continue;
         }
         let wrongs = [
@@ -273,9 +276,8 @@ fn what_is_mapped_behind_the_end_and_a_forgotten_cut_are_found() {
             let page = Page { body: PageBody::Volume(body), ..page.clone() };
             let mut wrong = image.clone();
             wrong.insert(at, page.encode(store.uuid(), at).into());
-            let is_it =
-                |one: &Finding| matches!(one, Finding::Number { what, .. } if *what == said);
-            assert!(check(&store, &wrong).findings.iter().any(is_it), "block {at}: {said}");
+            let is_it = |one: &CheckFinding| matches!(one, CheckFinding::Number { what, .. } if *what == said);
+            assert!(check_pool(&store, &wrong).findings.iter().any(is_it), "block {at}: {said}");
             found[index] += 1;
         }
     }

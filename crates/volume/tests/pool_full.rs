@@ -2,43 +2,48 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::{Rig, check, new_store};
+use fixture::{PoolFixture, check_pool, new_pool_image};
 use tenmil_base::Random;
-use tenmil_volume::format::{Kind, Page};
+use tenmil_volume::format::{BlockKind, Page};
 use tenmil_volume::{CapacityState, PoolError, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 
-fn change(rig: &mut Rig, change: VolumeOp) -> VolumeInfo {
-    match rig.ask(PoolRequest::Change(change)).unwrap() {
+fn change(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
+    match rig.run_request(PoolRequest::Change(change)).unwrap() {
         PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
 
-fn create(rig: &mut Rig, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
+fn create(rig: &mut PoolFixture, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
     change(rig, VolumeOp::Create { name: name.into(), blocks, unit, uuid: 1, checksums: false })
 }
 
-fn clone(rig: &mut Rig, from: &str, name: &str) -> VolumeInfo {
+fn clone(rig: &mut PoolFixture, from: &str, name: &str) -> VolumeInfo {
     change(rig, VolumeOp::Clone { from: from.into(), name: name.into(), uuid: 3 })
 }
 
-fn delete(rig: &mut Rig, name: &str) {
+fn delete(rig: &mut PoolFixture, name: &str) {
     let change = VolumeOp::Delete { name: name.into(), orphan: true };
     let token = rig.submit(PoolRequest::Change(change));
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)), "`{name}`");
 }
 
-fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64) -> Result<PoolResponse, PoolError> {
+fn write(
+    rig: &mut PoolFixture,
+    volume: u64,
+    block: u64,
+    blocks: u64,
+) -> Result<PoolResponse, PoolError> {
     let token = rig.submit_write(volume, block, blocks, 1);
-    settle(rig);
+    run_until_idle(rig);
     rig.responses.remove(&token).unwrap()
 }
 
 /// Whether the request succeeded; otherwise there was no space.
-fn had_room(response: Result<PoolResponse, PoolError>) -> bool {
+fn had_space(response: Result<PoolResponse, PoolError>) -> bool {
     match response {
         Ok(_) => true,
         Err(PoolError::NoSpace { .. }) => false,
@@ -47,31 +52,32 @@ fn had_room(response: Result<PoolResponse, PoolError>) -> bool {
 }
 
 /// Runs until idle, which must be soon.
-fn settle(rig: &mut Rig) {
+fn run_until_idle(rig: &mut PoolFixture) {
     let steps = (0..20_000).take_while(|_| rig.step()).count();
     assert!(steps < 20_000, "there is no end to it");
 }
 
 /// Checks that freed blocks are available, and the pool is consistent.
-fn expect_order(rig: &mut Rig, volume: u64) {
-    rig.ask(PoolRequest::Flush).unwrap();
+fn check_space_is_freed(rig: &mut PoolFixture, volume: u64) {
+    rig.run_request(PoolRequest::Flush).unwrap();
     assert!(rig.store.is_idle());
-    rig.ask(PoolRequest::Flush).unwrap();
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    rig.run_request(PoolRequest::Flush).unwrap();
+    assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
     assert_eq!(write(rig, volume, 0, 16), Ok(PoolResponse::Done));
 }
 
 /// Notices about capacity.
-fn notices(rig: &mut Rig) -> Vec<CapacityState> {
+fn notices(rig: &mut PoolFixture) -> Vec<CapacityState> {
     std::iter::from_fn(|| rig.store.next_notice()).map(|notice| notice.fill).collect()
 }
 
 #[test]
-fn a_store_that_fills_says_so_before_it_is_full_and_once() {
-    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
+fn capacity_notice_is_issued_once_before_the_pool_is_full() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(4096), 4096, Random::new(4)).unwrap();
     let (one, mut told) = (create(&mut rig, "one", 8192, 16), Vec::new());
     let mut at = 0;
-    while had_room(write(&mut rig, one.id, at, 16)) {
+    while had_space(write(&mut rig, one.id, at, 16)) {
         at += 16;
         told.extend(notices(&mut rig).into_iter().map(|fill| (fill, at)));
     }
@@ -81,30 +87,32 @@ fn a_store_that_fills_says_so_before_it_is_full_and_once() {
     assert!(low * 100 / at >= 78 && low * 100 / at <= 81, "{low} of {at}");
     assert!(high * 100 / at >= 93 && high < at, "{high} of {at}");
     assert_eq!(notices(&mut rig), [CapacityState::Full]);
-    assert!(!had_room(write(&mut rig, one.id, at, 16)));
+    assert!(!had_space(write(&mut rig, one.id, at, 16)));
     assert_eq!(notices(&mut rig), []);
     for block in (0..at).step_by(16) {
         assert_eq!(rig.read(one.id, block, 16).unwrap(), [[1; 8]; 16], "nothing is lost");
     }
 
     let image = rig.disk.image().clone();
-    let mut again = Rig::plain(image, 4096, Random::new(4)).unwrap();
+    let mut again = PoolFixture::with_normal_trees(image, 4096, Random::new(4)).unwrap();
     assert_eq!(notices(&mut again), [CapacityState::Above(95)], "whoever opens it is told");
     let percent = [50, 0];
-    again.ask(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap();
+    again.run_request(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap();
     assert_eq!(notices(&mut again), [], "it is above the only one, as it was");
     delete(&mut again, "one");
-    again.ask(PoolRequest::Flush).unwrap();
+    again.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(notices(&mut again), [CapacityState::Below(50)]);
     for percent in [[101, 0], [90, 80], [0, 101]] {
-        let error = again.ask(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap_err();
+        let error =
+            again.run_request(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap_err();
         assert_eq!(error, PoolError::BadThresholds(percent));
     }
 }
 
 #[test]
-fn a_full_store_refuses_to_copy_for_a_trim_while_it_can_still_delete() {
-    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+fn full_pool_rejects_a_trim_that_copies_but_allows_delete() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(2048), 2048, Random::new(4)).unwrap();
     let one = create(&mut rig, "one", 700, 1);
     for block in (0..700).step_by(2) {
         write(&mut rig, one.id, block, 1).unwrap();
@@ -112,24 +120,26 @@ fn a_full_store_refuses_to_copy_for_a_trim_while_it_can_still_delete() {
     let clones: Vec<VolumeInfo> =
         (0..100).map(|number| clone(&mut rig, "one", &format!("clone {number}"))).collect();
     let filler = create(&mut rig, "filler", 4096, 16);
-    let written = (0..4096).step_by(16).filter(|at| had_room(write(&mut rig, filler.id, *at, 16)));
+    let written = (0..4096).step_by(16).filter(|at| had_space(write(&mut rig, filler.id, *at, 16)));
     assert!(written.count() < 150, "the pool is full");
     let mut refused = 0;
     let places = clones.iter().flat_map(|clone| [0, 300, 600].map(|block| (clone.id, block)));
     for (volume, block) in places {
-        refused += u64::from(!had_room(rig.ask(PoolRequest::Trim { volume, block, blocks: 1 })));
+        refused +=
+            u64::from(!had_space(rig.run_request(PoolRequest::Trim { volume, block, blocks: 1 })));
     }
     assert!((1..300).contains(&refused), "{refused} trims were refused");
     for clone in &clones {
         delete(&mut rig, &clone.name);
     }
-    expect_order(&mut rig, filler.id);
+    check_space_is_freed(&mut rig, filler.id);
 }
 
 #[test]
-fn a_volume_with_blocks_that_others_keep_here_and_there_is_deleted_with_little_room() {
-    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
-    rig.store = rig.store.with_fanout(16);
+fn partly_shared_volume_is_deleted_with_little_free_space() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(4096), 4096, Random::new(4)).unwrap();
+    rig.store = rig.store.with_node_records_max(16);
     let one = create(&mut rig, "one", 3000, 1);
     for block in (0..3000).step_by(100) {
         write(&mut rig, one.id, block, 100).unwrap();
@@ -137,38 +147,40 @@ fn a_volume_with_blocks_that_others_keep_here_and_there_is_deleted_with_little_r
     let two = clone(&mut rig, "one", "two");
     let filler = create(&mut rig, "filler", 4096, 1);
     let mut at = 0;
-    while had_room(write(&mut rig, filler.id, at, 1)) {
+    while had_space(write(&mut rig, filler.id, at, 1)) {
         at += 1;
     }
     let volume = two.id;
     let trims = (0..3000).step_by(2);
-    let done =
-        trims.filter(|at| had_room(rig.ask(PoolRequest::Trim { volume, block: *at, blocks: 1 })));
+    let done = trims.filter(|at| {
+        had_space(rig.run_request(PoolRequest::Trim { volume, block: *at, blocks: 1 }))
+    });
     let done = done.count();
     assert!((300..1500).contains(&done), "{done} trims had room");
     delete(&mut rig, "one");
-    expect_order(&mut rig, filler.id);
+    check_space_is_freed(&mut rig, filler.id);
 }
 
 #[test]
-fn a_store_in_pieces_is_searched_once_for_a_unit_that_it_does_not_have() {
+fn fragmented_pool_is_searched_once_for_a_missing_cluster() {
     const BLOCKS: u64 = 8192;
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(4)).unwrap();
     let fine = create(&mut rig, "fine", BLOCKS, 1);
     let mut at = 0;
-    while had_room(write(&mut rig, fine.id, at, 1)) {
+    while had_space(write(&mut rig, fine.id, at, 1)) {
         at += 1;
     }
     for block in (0..at).step_by(2) {
-        rig.ask(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+        rig.run_request(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
     }
     let coarse = create(&mut rig, "coarse", 1600, 16);
-    rig.ask(PoolRequest::Flush).unwrap();
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let image = rig.disk.image().clone();
-    let mut rig = Rig::plain(image, BLOCKS, Random::new(4)).unwrap();
+    let mut rig = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(4)).unwrap();
     let mut block = 0;
-    while had_room(write(&mut rig, coarse.id, block, 16)) {
+    while had_space(write(&mut rig, coarse.id, block, 16)) {
         block += 16;
     }
     let before = rig.reads;
@@ -181,23 +193,24 @@ fn a_store_in_pieces_is_searched_once_for_a_unit_that_it_does_not_have() {
 }
 
 #[test]
-fn a_deleted_volume_that_is_damaged_holds_up_no_other() {
-    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+fn corrupt_deleted_volume_does_not_block_other_frees() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(2048), 2048, Random::new(4)).unwrap();
     let volumes = ["one", "two", "three"].map(|name| create(&mut rig, name, 160, 16));
     for volume in &volumes {
         write(&mut rig, volume.id, 0, 160).unwrap();
     }
-    rig.ask(PoolRequest::Flush).unwrap();
+    rig.run_request(PoolRequest::Flush).unwrap();
     let mut image = rig.disk.image().clone();
     let uuid = rig.store.uuid();
     for (at, block) in &mut image {
         let page = Page::decode(block, uuid, *at);
-        if page.is_ok_and(|page| page.kind == Kind::Map && page.owner == volumes[0].id) {
-            *block = rig::disk::stamped(9);
+        if page.is_ok_and(|page| page.kind == BlockKind::Map && page.owner == volumes[0].id) {
+            *block = fixture::fake_disk::stamped_block(9);
         }
     }
-    let mut rig = Rig::plain(image, 2048, Random::new(4)).unwrap();
-    let free = |rig: &mut Rig| match rig.ask(PoolRequest::Usage).unwrap() {
+    let mut rig = PoolFixture::with_normal_trees(image, 2048, Random::new(4)).unwrap();
+    let free = |rig: &mut PoolFixture| match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage.free,
         other => panic!("{other:?}"),
     };
@@ -205,7 +218,7 @@ fn a_deleted_volume_that_is_damaged_holds_up_no_other() {
     delete(&mut rig, "one");
     delete(&mut rig, "two");
     for _ in 0..3 {
-        rig.ask(PoolRequest::Flush).unwrap();
+        rig.run_request(PoolRequest::Flush).unwrap();
     }
     assert!(rig.store.is_idle());
     let gained = free(&mut rig).saturating_sub(before);

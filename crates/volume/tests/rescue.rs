@@ -3,35 +3,35 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rig::disk::{Image, ZEROES, values};
-use rig::model::{Volume, parent_value};
-use rig::world::World;
-use rig::{Rig, check, new_store, open};
+use fixture::fake_disk::{DiskImage, ZEROES, sector_values};
+use fixture::model::{VolumeModel, parent_value};
+use fixture::pool_with_model::PoolWithModel;
+use fixture::{PoolFixture, check_pool, new_pool_image, open};
 use tenmil_base::Random;
-use tenmil_volume::format::{Kind, Page, PageBody, Superblock, decode_superblock};
-use tenmil_volume::rescue::{FoundVolume, LostRange, Rescue, RescueResult};
-use tenmil_volume::{Check, Finding, PoolRequest, VolumeOp};
+use tenmil_volume::format::{BlockKind, Page, PageBody, Superblock, decode_superblock};
+use tenmil_volume::rescue::{FoundVolume, LostRange, PoolRescue, RescueResult};
+use tenmil_volume::{CheckFinding, ConsistencyCheck, PoolRequest, VolumeOp};
 
 const BLOCKS: u64 = 4096;
 
-fn world(seed: u64) -> World {
-    let mut world = World::new(BLOCKS, seed);
+fn worked_pool(seed: u64) -> PoolWithModel {
+    let mut world = PoolWithModel::new(BLOCKS, seed);
     world.changes = 15;
     while world.operations < 1500 {
-        world.work();
+        world.run_random_operation();
     }
-    world.compare();
+    world.compare_contents();
     world
 }
 
 /// All metadata blocks in use.
-fn metadata(image: &Image) -> Vec<u64> {
+fn metadata_blocks(image: &DiskImage) -> Vec<u64> {
     let store = open(image, BLOCKS).unwrap().store;
-    let mut walk = Check::of(&store);
+    let mut walk = ConsistencyCheck::of_pool(&store);
     let mut metadata = Vec::new();
     while let Some(at) = walk.next_read() {
         metadata.push(at);
@@ -40,24 +40,24 @@ fn metadata(image: &Image) -> Vec<u64> {
     metadata
 }
 
-fn block(image: &Image, at: u64) -> &[u8; 4096] {
+fn image_block(image: &DiskImage, at: u64) -> &[u8; 4096] {
     image.get(&at).map_or(&ZEROES, |block| block)
 }
 
-fn rescue(image: &Image) -> RescueResult {
-    let mut rescue = Rescue::new(BLOCKS);
+fn rescue(image: &DiskImage) -> RescueResult {
+    let mut rescue = PoolRescue::new(BLOCKS);
     while let Some(at) = rescue.next_read().unwrap() {
-        rescue.handle_read(Ok(block(image, at)));
+        rescue.handle_read(Ok(image_block(image, at)));
     }
     rescue.finish()
 }
 
 /// Contents of a volume's blocks, the lost ranges, and the metadata blocks that describe them.
-fn read(image: &Image, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
-    let (mut walk, mut told) = (found.walk(), BTreeSet::new());
+fn read(image: &DiskImage, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
+    let (mut walk, mut told) = (found.walk_map(), BTreeSet::new());
     while let Some(at) = walk.next_read() {
         told.insert(at);
-        walk.handle_read(Ok(block(image, at)));
+        walk.handle_read(Ok(image_block(image, at)));
     }
     let (records, mut lost) = walk.finish();
     let mut cells = vec![[0; 8]; usize::try_from(found.info.blocks).unwrap()];
@@ -66,7 +66,7 @@ fn read(image: &Image, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, B
         for (index, cell) in (0..found.info.reach).zip(&mut cells) {
             *cell = [parent_value(index); 8];
         }
-        match found.parent(Ok(block(image, at))) {
+        match found.parent(Ok(image_block(image, at))) {
             Ok(parent) => assert_eq!(parent.uri, "ram:1m"),
             Err(damage) => lost.push(LostRange { keys: 0..found.info.reach, damage }),
         }
@@ -75,7 +75,11 @@ fn read(image: &Image, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, B
         for index in 0..run.extra {
             if let Some(cell) = cells.get_mut(usize::try_from(run.key + index).unwrap()) {
                 let is_hole = run.is_hole();
-                *cell = if is_hole { [0; 8] } else { values(block(image, run.value + index)) };
+                *cell = if is_hole {
+                    [0; 8]
+                } else {
+                    sector_values(image_block(image, run.value + index))
+                };
             }
         }
     }
@@ -83,7 +87,7 @@ fn read(image: &Image, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, B
 }
 
 /// Compares the rescued contents of a volume with the model, except for lost ranges.
-fn compare(cells: &[[u64; 8]], lost: &[LostRange], expected: &Volume, what: &str) {
+fn compare_rescued(cells: &[[u64; 8]], lost: &[LostRange], expected: &VolumeModel, what: &str) {
     assert_eq!(cells.len(), expected.cells.len(), "{what}");
     for (index, (found, cell)) in (0..).zip(cells.iter().zip(&expected.cells)) {
         if !lost.iter().any(|lost| lost.keys.contains(&index)) {
@@ -93,10 +97,10 @@ fn compare(cells: &[[u64; 8]], lost: &[LostRange], expected: &Volume, what: &str
 }
 
 #[test]
-fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_back() {
+fn any_metadata_block_may_be_destroyed_and_the_rest_is_rescued() {
     let (mut partly, mut scans) = (0, 0);
     for seed in [18, 31, 32] {
-        let world = world(seed);
+        let world = worked_pool(seed);
         let image = world.rig.disk.image();
         // The volumes that each block describes.
         let mut describes: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
@@ -107,15 +111,15 @@ fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_ba
         }
         let store = open(image, BLOCKS).unwrap().store;
         let generation = store.generation();
-        let superblocks = Superblock::places(generation, BLOCKS);
-        for at in metadata(image).into_iter().chain(superblocks) {
+        let superblocks = Superblock::superblock_addresses(generation, BLOCKS);
+        for at in metadata_blocks(image).into_iter().chain(superblocks) {
             for byte in [0, 0xa5] {
                 let mut wrong = image.clone();
                 let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
                 wrong.insert(at, [byte; 4096].into());
                 let opened = open(&wrong, BLOCKS).unwrap();
-                let found = check(&opened.store, &wrong).findings;
-                let is_named = |finding: &Finding| matches!(finding, Finding::Damaged(damage) if damage.address == at);
+                let found = check_pool(&opened.store, &wrong).findings;
+                let is_named = |finding: &CheckFinding| matches!(finding, CheckFinding::Damaged(damage) if damage.address == at);
                 let is_superblock = opened.damaged.iter().any(|damage| damage.address == at);
                 assert!(is_superblock || found.iter().any(is_named), "{at} is named");
 
@@ -130,14 +134,14 @@ fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_ba
                     let of = describes.get(&at).filter(|names| names.contains(name));
                     assert_eq!(lost.is_empty(), of.is_none(), "{what}");
                     assert!(lost.iter().all(|lost| lost.damage.address == at), "{what}");
-                    compare(&cells, &lost, &world.model.volumes[name], &what);
+                    compare_rescued(&cells, &lost, &world.model.volumes[name], &what);
                     partly += u64::from(!lost.is_empty());
                 }
                 // If a volume's block is destroyed, only that volume is missing.
                 let missing: Vec<String> = left.into_iter().cloned().collect();
                 match &page.body {
                     PageBody::Volume(body) => {
-                        let name = tenmil_volume::format::unpadded(&body.name);
+                        let name = tenmil_volume::format::decode_name(&body.name);
                         let is_gone = !world.model.volumes.contains_key(&name);
                         assert!(is_gone || missing == [name], "{missing:?}");
                     }
@@ -150,18 +154,18 @@ fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_ba
 }
 
 #[test]
-fn without_any_superblock_all_volumes_are_found_by_looking_at_every_block() {
+fn volumes_are_rescued_without_superblocks_by_a_full_scan() {
     for seed in [18, 33, 35, 36] {
-        let mut world = world(seed);
+        let mut world = worked_pool(seed);
         for name in world.model.volumes.keys().cloned().collect::<Vec<_>>() {
             // Deleted volumes must not reappear.
             if name.as_str() > "h" {
                 let change = VolumeOp::Delete { name: name.clone(), orphan: true };
-                world.model = world.model.after(&change).unwrap();
-                world.rig.ask(PoolRequest::Change(change)).unwrap();
+                world.model = world.model.after_operation(&change).unwrap();
+                world.rig.run_request(PoolRequest::Change(change)).unwrap();
             }
         }
-        world.compare();
+        world.compare_contents();
         let mut image = world.rig.disk.image().clone();
         for at in [0, 1, BLOCKS - 2, BLOCKS - 1] {
             image.insert(at, [0x5a; 4096].into());
@@ -176,42 +180,44 @@ fn without_any_superblock_all_volumes_are_found_by_looking_at_every_block() {
             let [found] = found[..] else { panic!("`{name}` is found {} times", found.len()) };
             let (cells, lost, _) = read(&image, found);
             assert_eq!(lost, []);
-            compare(&cells, &lost, expected, &format!("seed {seed}: `{name}`"));
+            compare_rescued(&cells, &lost, expected, &format!("seed {seed}: `{name}`"));
         }
     }
 }
 
 #[test]
-fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() {
-    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(1)).unwrap();
+fn pages_of_an_abandoned_transaction_are_not_rescued_as_a_volume() {
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(1)).unwrap();
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     for name in names {
         let create =
             VolumeOp::Create { name: name.into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
-        rig.ask(PoolRequest::Change(create)).unwrap();
+        rig.run_request(PoolRequest::Change(create)).unwrap();
     }
     let resize =
         |name: &str| PoolRequest::Change(VolumeOp::Resize { name: name.into(), blocks: 20 });
     rig.holds_flushes = true;
     let first = rig.submit(resize("a"));
-    rig.settle();
+    rig.run_until_idle();
     // While that is committed, the others accumulate; their pages are written, and nothing more.
     let tokens: Vec<u64> = names[1..].iter().map(|name| rig.submit(resize(name))).collect();
-    rig.settle();
+    rig.run_until_idle();
     rig.holds_flushes = false;
     while !rig.responses.contains_key(&first) {
         assert!(rig.step());
     }
     rig.fails_flushes = true;
-    rig.settle();
+    rig.run_until_idle();
     assert!(tokens.iter().all(|token| rig.responses[token].is_err()));
 
-    let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(2)).unwrap();
+    let mut rig =
+        PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(2)).unwrap();
     let create =
         VolumeOp::Create { name: "z".into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
-    rig.ask(PoolRequest::Change(create)).unwrap();
+    rig.run_request(PoolRequest::Change(create)).unwrap();
     let mut image = rig.disk.image().clone();
-    let at = Superblock::places(rig.store.generation(), BLOCKS)[0];
+    let at = Superblock::superblock_addresses(rig.store.generation(), BLOCKS)[0];
     let (_, _, superblock, _) = decode_superblock(&image[&at], at).unwrap();
     image.insert(superblock.catalogue.address, [0; 4096].into());
     let rescued = rescue(&image);
@@ -220,8 +226,8 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
 }
 
 #[test]
-fn a_store_that_is_whole_is_not_looked_through() {
-    let world = world(34);
+fn rescue_of_an_intact_pool_does_not_scan() {
+    let world = worked_pool(34);
     let image = world.rig.disk.image();
     let rescued = rescue(image);
     assert!(!rescued.was_scanned && rescued.damaged.is_empty());
@@ -229,6 +235,6 @@ fn a_store_that_is_whole_is_not_looked_through() {
     assert_eq!(names.len(), world.model.volumes.len());
     let store = open(image, BLOCKS).unwrap().store;
     assert_eq!((rescued.store, rescued.name), (store.uuid(), store.name()));
-    let root = image.values().filter(|block| block[4] == Kind::Volume.code());
+    let root = image.values().filter(|block| block[4] == BlockKind::Volume.code());
     assert!(root.count() >= names.len());
 }

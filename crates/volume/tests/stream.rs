@@ -2,22 +2,23 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod rig;
+mod fixture;
 
-use rig::compare::differences;
-use rig::disk::stamped;
-use rig::world::World;
-use rig::{Rig, new_store};
+use fixture::comparison::differences;
+use fixture::fake_disk::stamped_block;
+use fixture::pool_with_model::PoolWithModel;
+use fixture::{PoolFixture, new_pool_image};
 use tenmil_base::Random;
 use tenmil_volume::stream::{
-    DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamError, StreamErrorKind, StreamHead, StreamInfo,
+    DATA_BLOCKS_MAX, StreamEncoder, StreamError, StreamErrorKind, StreamEvent, StreamHead,
+    StreamInfo, StreamParser,
 };
 use tenmil_volume::{Layout, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 
 const BLOCKS: u64 = 8192;
 
 /// Sends a snapshot as a stream.
-fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
+fn send_difference(rig: &mut PoolFixture, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
     let contents = StreamInfo {
         store: rig.store.uuid(),
         uuid: info.uuid,
@@ -27,35 +28,35 @@ fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> 
         has_checksums: info.has_checksums,
         base: base.map(|base| (base.uuid, base.name.clone())),
     };
-    let (mut sender, mut stream) = Sender::begin(&contents);
+    let (mut sender, mut stream) = StreamEncoder::head(&contents);
     for (block, blocks, is_mapped) in differences(rig, base.map_or(0, |base| base.id), info.id) {
         if !is_mapped {
-            stream.extend(sender.hole(block, blocks));
+            stream.extend(sender.hole_record(block, blocks));
             continue;
         }
         let mut at = block;
         while at < block + blocks {
             let count = DATA_BLOCKS_MAX.min(block + blocks - at);
             let token = rig.submit(PoolRequest::Read { volume: info.id, block: at, blocks: count });
-            rig.settle();
+            rig.run_until_idle();
             rig.responses.remove(&token).unwrap().unwrap();
             let data: Vec<u8> =
                 rig.buffers.remove(&token).unwrap().iter().flat_map(|block| **block).collect();
-            stream.extend(sender.data(at, &data));
+            stream.extend(sender.data_record(at, &data));
             stream.extend(data);
             at += count;
         }
     }
-    stream.extend(sender.end());
+    stream.extend(sender.end_record());
     stream
 }
 
 /// Events of a receiver for a stream, with the data that it has returned.
-fn events(stream: &[u8]) -> Result<Vec<(Event, Vec<u8>)>, StreamError> {
-    let (mut receiver, mut rest, mut events) = (Receiver::new(), stream, Vec::new());
-    while receiver.wants() > 0 {
-        let Some((bytes, left)) = rest.split_at_checked(receiver.wants()) else {
-            return Err(receiver.cut());
+fn parse_events(stream: &[u8]) -> Result<Vec<(StreamEvent, Vec<u8>)>, StreamError> {
+    let (mut receiver, mut rest, mut events) = (StreamParser::new(), stream, Vec::new());
+    while receiver.bytes_needed() > 0 {
+        let Some((bytes, left)) = rest.split_at_checked(receiver.bytes_needed()) else {
+            return Err(receiver.truncated_error());
         };
         rest = left;
         events.push((receiver.handle(bytes)?, bytes.to_vec()));
@@ -64,63 +65,66 @@ fn events(stream: &[u8]) -> Result<Vec<(Event, Vec<u8>)>, StreamError> {
 }
 
 /// Receives into a pool: the base of the stream exists under the given name.
-fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
+fn receive_stream(rig: &mut PoolFixture, stream: &[u8], base: Option<&str>, name: &str) {
     let mut volume = 0;
-    for (event, bytes) in events(stream).unwrap() {
+    for (event, bytes) in parse_events(stream).unwrap() {
         match event {
-            Event::Begun(StreamInfo { blocks, unit, uuid, has_checksums: checksums, .. }) => {
+            StreamEvent::Begun(StreamInfo {
+                blocks, unit, uuid, has_checksums: checksums, ..
+            }) => {
                 let change = match base {
                     None => VolumeOp::Create { name: "part".into(), blocks, unit, uuid, checksums },
                     Some(base) => VolumeOp::Clone { from: base.into(), name: "part".into(), uuid },
                 };
-                rig.ask(PoolRequest::Change(change)).unwrap();
+                rig.run_request(PoolRequest::Change(change)).unwrap();
                 let resize = VolumeOp::Resize { name: "part".into(), blocks };
-                let Ok(PoolResponse::Volume(info)) = rig.ask(PoolRequest::Change(resize)) else {
+                let Ok(PoolResponse::Volume(info)) = rig.run_request(PoolRequest::Change(resize))
+                else {
                     panic!()
                 };
                 volume = info.id;
             }
-            Event::More => {}
-            Event::Data { block } => {
+            StreamEvent::More => {}
+            StreamEvent::Data { block } => {
                 let blocks = bytes.len() as u64 / 4096;
                 let token = rig.submit(PoolRequest::Write { volume, block, blocks });
                 let data = bytes.chunks_exact(4096);
                 let data = data.map(|block| <[u8; 4096]>::try_from(block).unwrap().into());
                 rig.buffers.insert(token, data.collect());
-                rig.settle();
+                rig.run_until_idle();
                 rig.responses.remove(&token).unwrap().unwrap();
             }
-            Event::Hole { block, blocks } => {
-                rig.ask(PoolRequest::Trim { volume, block, blocks }).unwrap();
+            StreamEvent::Hole { block, blocks } => {
+                rig.run_request(PoolRequest::Trim { volume, block, blocks }).unwrap();
             }
-            Event::Ended => {
+            StreamEvent::Ended => {
                 let change =
                     VolumeOp::ConvertToSnapshot { name: "part".into(), to: name.into(), uuid: 9 };
-                rig.ask(PoolRequest::Change(change)).unwrap();
+                rig.run_request(PoolRequest::Change(change)).unwrap();
             }
         }
     }
 }
 
-fn find(rig: &mut Rig, name: &str) -> VolumeInfo {
-    match rig.ask(PoolRequest::Find(name.into())).unwrap() {
+fn find_volume(rig: &mut PoolFixture, name: &str) -> VolumeInfo {
+    match rig.run_request(PoolRequest::Find(name.into())).unwrap() {
         PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
 
-fn bytes(rig: &mut Rig, info: &VolumeInfo) -> Vec<[u64; 8]> {
+fn sector_bytes(rig: &mut PoolFixture, info: &VolumeInfo) -> Vec<[u64; 8]> {
     rig.read(info.id, 0, info.blocks).unwrap()
 }
 
 /// A pool with a volume and two snapshots of it, with different sizes and contents.
-fn two_snapshots(seed: u64) -> Rig {
+fn two_snapshots(seed: u64) -> PoolFixture {
     let mut random = Random::new(seed);
-    let mut rig = Rig::new(new_store(BLOCKS), BLOCKS, random.fork()).unwrap();
+    let mut rig = PoolFixture::new(new_pool_image(BLOCKS), BLOCKS, random.fork()).unwrap();
     let unit = 1 << random.below(5);
     let create =
         VolumeOp::Create { name: "v".into(), blocks: 900, unit, uuid: 1, checksums: false };
-    rig.ask(PoolRequest::Change(create)).unwrap();
+    rig.run_request(PoolRequest::Change(create)).unwrap();
     for (round, name) in [(1, "one"), (2, "two")] {
         for _ in 0..30 {
             let block = random.below(850);
@@ -130,60 +134,66 @@ fn two_snapshots(seed: u64) -> Rig {
                 }
                 _ => rig.submit_write(1, block, 1 + random.below(30), round * 1000 + block),
             };
-            rig.settle();
+            rig.run_until_idle();
             rig.responses.remove(&token).unwrap().unwrap();
         }
         let snapshot = VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 7 };
-        rig.ask(PoolRequest::Change(snapshot)).unwrap();
+        rig.run_request(PoolRequest::Change(snapshot)).unwrap();
         let blocks = 880 + random.below(100);
-        rig.ask(PoolRequest::Change(VolumeOp::Resize { name: "v".into(), blocks })).unwrap();
+        rig.run_request(PoolRequest::Change(VolumeOp::Resize { name: "v".into(), blocks }))
+            .unwrap();
     }
     rig
 }
 
 #[test]
-fn a_snapshot_and_what_changed_until_the_next_one_arrive_as_they_were() {
+fn full_and_incremental_streams_reproduce_the_snapshots() {
     for seed in 1..=12 {
         let mut source = two_snapshots(seed);
-        let (one, two) = (find(&mut source, "one"), find(&mut source, "two"));
-        let whole = send(&mut source, None, &one);
-        let changed = send(&mut source, Some(&one), &two);
+        let (one, two) = (find_volume(&mut source, "one"), find_volume(&mut source, "two"));
+        let whole = send_difference(&mut source, None, &one);
+        let changed = send_difference(&mut source, Some(&one), &two);
 
         let random = Random::new(seed);
-        let mut target = Rig::new(new_store(BLOCKS), BLOCKS, random).unwrap();
-        receive(&mut target, &whole, None, "uno");
-        receive(&mut target, &changed, Some("uno"), "due");
+        let mut target = PoolFixture::new(new_pool_image(BLOCKS), BLOCKS, random).unwrap();
+        receive_stream(&mut target, &whole, None, "uno");
+        receive_stream(&mut target, &changed, Some("uno"), "due");
         for (sent, name) in [(&one, "uno"), (&two, "due")] {
-            let received = find(&mut target, name);
+            let received = find_volume(&mut target, name);
             assert!(received.is_read_only && received.uuid == 9);
             assert_eq!((received.blocks, received.mapped), (sent.blocks, sent.mapped), "{name}");
-            assert_eq!(bytes(&mut target, &received), bytes(&mut source, sent), "{name}");
+            assert_eq!(
+                sector_bytes(&mut target, &received),
+                sector_bytes(&mut source, sent),
+                "{name}"
+            );
         }
-        target.ask(PoolRequest::Flush).unwrap();
-        assert_eq!(rig::check(&target.store, target.disk.image()).findings, []);
+        target.run_request(PoolRequest::Flush).unwrap();
+        assert_eq!(fixture::check_pool(&target.store, target.disk.image()).findings, []);
     }
 }
 
 #[test]
-fn what_two_snapshots_share_is_neither_sent_nor_looked_at() {
+fn shared_subtrees_are_neither_sent_nor_read() {
     let mut random = Random::new(3);
-    let mut rig = Rig::plain(new_store(1 << 20), 1 << 20, random.fork()).unwrap();
+    let mut rig =
+        PoolFixture::with_normal_trees(new_pool_image(1 << 20), 1 << 20, random.fork()).unwrap();
     let create =
         VolumeOp::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1, checksums: false };
-    rig.ask(PoolRequest::Change(create)).unwrap();
+    rig.run_request(PoolRequest::Change(create)).unwrap();
     for piece in 0..6000 {
         rig.submit_write(1, piece * 2000 + random.below(1000), 1, 7);
-        rig.settle();
+        rig.run_until_idle();
     }
     let snapshot =
         |name: &str| VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
-    rig.ask(PoolRequest::Change(snapshot("one"))).unwrap();
+    rig.run_request(PoolRequest::Change(snapshot("one"))).unwrap();
     rig.submit_write(1, 5_000_000, 3, 8);
-    rig.settle();
-    rig.ask(PoolRequest::Change(snapshot("two"))).unwrap();
+    rig.run_until_idle();
+    rig.run_request(PoolRequest::Change(snapshot("two"))).unwrap();
     let image = rig.disk.image().clone();
-    let mut again = Rig::plain(image, 1 << 20, Random::new(4)).unwrap();
-    let (one, two) = (find(&mut again, "one"), find(&mut again, "two"));
+    let mut again = PoolFixture::with_normal_trees(image, 1 << 20, Random::new(4)).unwrap();
+    let (one, two) = (find_volume(&mut again, "one"), find_volume(&mut again, "two"));
     let before = again.reads;
     assert_eq!(differences(&mut again, one.id, two.id), [(5_000_000, 3, true)]);
     let read = again.reads - before;
@@ -191,24 +201,24 @@ fn what_two_snapshots_share_is_neither_sent_nor_looked_at() {
 }
 
 #[test]
-fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
+fn removed_leaf_is_part_of_the_difference() {
     for first in (0..60).step_by(2) {
         let random = Random::new(1);
-        let mut rig = Rig::plain(new_store(2048), 2048, random).unwrap();
-        rig.store = rig.store.with_fanout(4);
+        let mut rig = PoolFixture::with_normal_trees(new_pool_image(2048), 2048, random).unwrap();
+        rig.store = rig.store.with_node_records_max(4);
         let create =
             VolumeOp::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1, checksums: false };
-        rig.ask(PoolRequest::Change(create)).unwrap();
+        rig.run_request(PoolRequest::Change(create)).unwrap();
         for block in (0..120).step_by(2) {
             rig.submit_write(1, block, 1, 7);
-            rig.settle();
+            rig.run_until_idle();
         }
         let snapshot =
             |name: &str| VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
-        rig.ask(PoolRequest::Change(snapshot("one"))).unwrap();
-        rig.ask(PoolRequest::Trim { volume: 1, block: first, blocks: 40 }).unwrap();
-        rig.ask(PoolRequest::Change(snapshot("two"))).unwrap();
-        let (one, two) = (find(&mut rig, "one"), find(&mut rig, "two"));
+        rig.run_request(PoolRequest::Change(snapshot("one"))).unwrap();
+        rig.run_request(PoolRequest::Trim { volume: 1, block: first, blocks: 40 }).unwrap();
+        rig.run_request(PoolRequest::Change(snapshot("two"))).unwrap();
+        let (one, two) = (find_volume(&mut rig, "one"), find_volume(&mut rig, "two"));
         let holes: Vec<(u64, u64, bool)> =
             (first..first + 40).step_by(2).map(|block| (block, 1, false)).collect();
         assert_eq!(differences(&mut rig, one.id, two.id), holes);
@@ -218,7 +228,7 @@ fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
 }
 
 /// A short stream of data, a hole and data.
-fn short() -> Vec<u8> {
+fn truncated() -> Vec<u8> {
     let contents = StreamInfo {
         store: 1,
         uuid: 2,
@@ -228,54 +238,54 @@ fn short() -> Vec<u8> {
         has_checksums: false,
         base: Some((3, "b".into())),
     };
-    let (mut sender, mut stream) = Sender::begin(&contents);
-    let data: Vec<u8> = [5, 6].iter().flat_map(|value| *stamped(*value)).collect();
-    stream.extend(sender.data(3, &data));
+    let (mut sender, mut stream) = StreamEncoder::head(&contents);
+    let data: Vec<u8> = [5, 6].iter().flat_map(|value| *stamped_block(*value)).collect();
+    stream.extend(sender.data_record(3, &data));
     stream.extend(&data);
-    stream.extend(sender.hole(9, 20));
-    stream.extend(sender.data(30, &data[..4096]));
+    stream.extend(sender.hole_record(9, 20));
+    stream.extend(sender.data_record(30, &data[..4096]));
     stream.extend(&data[..4096]);
-    stream.extend(sender.end());
+    stream.extend(sender.end_record());
     stream
 }
 
 #[test]
-fn a_stream_that_is_cut_anywhere_has_not_ended() {
-    let stream = short();
-    assert_eq!(events(&stream).unwrap().last().unwrap().0, Event::Ended);
+fn truncated_stream_is_detected() {
+    let stream = truncated();
+    assert_eq!(parse_events(&stream).unwrap().last().unwrap().0, StreamEvent::Ended);
     for len in 0..stream.len() {
-        let error = events(&stream[..len]).unwrap_err();
+        let error = parse_events(&stream[..len]).unwrap_err();
         assert_eq!(error.wrong, StreamErrorKind::Truncated, "{len}: {error}");
         assert!(error.at <= len as u64);
     }
 }
 
 #[test]
-fn a_bit_that_is_flipped_anywhere_is_told() {
-    let stream = short();
+fn any_flipped_stream_bit_is_detected() {
+    let stream = truncated();
     for bit in 0..stream.len() * 8 {
         let mut wrong = stream.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
-        let error = events(&wrong).expect_err("it is told");
+        let error = parse_events(&wrong).expect_err("it is told");
         let is_cut = error.wrong == StreamErrorKind::Truncated;
         assert!(is_cut || error.at <= bit as u64 / 8, "bit {bit}: {error}");
     }
 }
 
 #[test]
-fn records_that_are_missing_doubled_or_out_of_order_are_told() {
-    let stream = short();
+fn missing_duplicate_or_reordered_records_are_detected() {
+    let stream = truncated();
     let places = [0, 384, 384 + 32 + 8192, 384 + 64 + 8192, stream.len() - 32, stream.len()];
     let parts: Vec<&[u8]> = places.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect();
     let of = |order: &[usize]| order.iter().map(|part| parts[*part]).collect::<Vec<_>>().concat();
-    assert!(events(&of(&[0, 1, 2, 3, 4])).is_ok());
+    assert!(parse_events(&of(&[0, 1, 2, 3, 4])).is_ok());
     for order in [&[0, 2, 3, 4][..], &[0, 1, 3, 4], &[0, 1, 2, 4], &[0, 1, 1], &[0, 2, 1], &[0, 4]]
     {
-        let error = events(&of(order)).unwrap_err();
+        let error = parse_events(&of(order)).unwrap_err();
         assert_eq!(error.wrong, StreamErrorKind::Order, "{order:?}: {error}");
     }
     // The records of one stream after the head of another.
-    let (_, other) = Sender::begin(&StreamInfo {
+    let (_, other) = StreamEncoder::head(&StreamInfo {
         store: 1,
         uuid: 77,
         name: "t".into(),
@@ -284,16 +294,16 @@ fn records_that_are_missing_doubled_or_out_of_order_are_told() {
         has_checksums: false,
         base: None,
     });
-    let error = events(&[&other, &stream[StreamHead::BYTES..]].concat()).unwrap_err();
+    let error = parse_events(&[&other, &stream[StreamHead::BYTES..]].concat()).unwrap_err();
     assert_eq!(error.wrong, StreamErrorKind::Order, "the end tells");
 }
 
 #[test]
-fn any_two_volumes_of_a_random_store_are_told_apart() {
-    let mut world = World::new(1 << 14, 21);
+fn difference_of_any_two_random_volumes_is_correct() {
+    let mut world = PoolWithModel::new(1 << 14, 21);
     world.changes = 30;
     while world.operations < 1500 {
-        world.work();
+        world.run_random_operation();
     }
-    world.compare();
+    world.compare_contents();
 }

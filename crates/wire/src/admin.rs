@@ -518,7 +518,7 @@ mod tests {
     use crate::typed::TypedCommand;
 
     #[test]
-    fn a_length_that_needs_both_halves_of_numd_is_split_over_two_dwords() {
+    fn numd_is_split_into_numdl_and_numdu() {
         let page = GetLogPage { rae: true, lpo: 0x1_0000_0002, ..GetLogPage::new(2, 512 << 20) };
         let command = page.to_command();
         assert_eq!((command.cdw10(), command.cdw11()), (0xffff_8002, 0x07ff));
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn identify_is_drawn_as_linux_sends_it() {
+    fn identify_has_the_dwords_that_linux_sends() {
         let identify = Identify { nsid: 1, cns: 0x05, csi: 2, cntid: 7, ..Identify::default() };
         let command = identify.to_command();
         assert_eq!(command.nsid(), 1);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_halves_of_a_format_index_are_one_number() {
+    fn lba_format_index_is_split_into_lower_and_upper_bits() {
         for format in 0..64 {
             assert_eq!(FormatNvm::default().with_format(format).format(), format);
         }

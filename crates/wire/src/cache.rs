@@ -26,7 +26,7 @@ const END: usize = 32;
 impl CacheInstance {
     /// Reads the instance from the page.
     #[must_use]
-    pub fn of(page: &IdentifyNamespace) -> Option<Self> {
+    pub fn from_identify_namespace(page: &IdentifyNamespace) -> Option<Self> {
         let vendor = page.vendor();
         let (signature, rest) = vendor.split_first_chunk::<16>()?;
         let (instance, _) = rest.split_first_chunk::<16>()?;
@@ -35,7 +35,7 @@ impl CacheInstance {
     }
 
     /// Writes the instance to the page.
-    pub fn put(self, page: &mut IdentifyNamespace) {
+    pub fn store_to_identify_namespace(self, page: &mut IdentifyNamespace) {
         let mut vendor = page.vendor();
         vendor[..16].copy_from_slice(&SIGNATURE);
         vendor[16..END].copy_from_slice(&self.0);
@@ -49,21 +49,25 @@ mod tests {
     use crate::identify::IdentifyNamespace;
 
     #[test]
-    fn an_instance_is_read_as_it_was_written_and_nothing_else_is_taken_for_one() {
+    fn cache_instance_round_trips_and_other_bytes_are_not_an_instance() {
         let mut page = IdentifyNamespace::zeroed();
-        assert_eq!(CacheInstance::of(&page), None);
+        assert_eq!(CacheInstance::from_identify_namespace(&page), None);
         let instance = CacheInstance(core::array::from_fn(|at| u8::try_from(at + 1).unwrap()));
-        instance.put(&mut page);
-        assert_eq!(CacheInstance::of(&page), Some(instance));
+        instance.store_to_identify_namespace(&mut page);
+        assert_eq!(CacheInstance::from_identify_namespace(&page), Some(instance));
         for at in 0..16 {
             let mut other = page.clone();
             let mut vendor = other.vendor();
             vendor[at] ^= 1;
             other.set().vendor(vendor);
-            assert_eq!(CacheInstance::of(&other), None, "byte {at} of the signature");
+            assert_eq!(
+                CacheInstance::from_identify_namespace(&other),
+                None,
+                "byte {at} of the signature"
+            );
         }
         let mut nothing = IdentifyNamespace::zeroed();
-        CacheInstance([0; 16]).put(&mut nothing);
-        assert_eq!(CacheInstance::of(&nothing), None);
+        CacheInstance([0; 16]).store_to_identify_namespace(&mut nothing);
+        assert_eq!(CacheInstance::from_identify_namespace(&nothing), None);
     }
 }

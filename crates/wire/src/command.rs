@@ -17,7 +17,7 @@
 
 use core::fmt;
 
-use crate::layout::{bits, mask};
+use crate::layout::{extract_bits, low_bits_mask};
 use crate::sgl::Descriptor;
 
 /// Submission queue entry.
@@ -103,7 +103,7 @@ impl Command {
     #[inline]
     #[must_use]
     pub const fn fuse(&self) -> Fuse {
-        match bits(self.0[0], 8, 2) {
+        match extract_bits(self.0[0], 8, 2) {
             0 => Fuse::Normal,
             1 => Fuse::First,
             2 => Fuse::Second,
@@ -115,7 +115,7 @@ impl Command {
     #[inline]
     #[must_use]
     pub const fn psdt(&self) -> DataPointer {
-        match bits(self.0[0], 14, 2) {
+        match extract_bits(self.0[0], 14, 2) {
             0 => DataPointer::Prp,
             1 => DataPointer::Sgl,
             2 => DataPointer::SglAndMetadataSgl,
@@ -135,21 +135,21 @@ impl Command {
     #[inline]
     #[must_use]
     pub const fn nsid(&self) -> u32 {
-        high(self.0[0])
+        high_dword(self.0[0])
     }
 
     /// CDW2.
     #[inline]
     #[must_use]
     pub const fn cdw2(&self) -> u32 {
-        low(self.0[1])
+        low_dword(self.0[1])
     }
 
     /// CDW3.
     #[inline]
     #[must_use]
     pub const fn cdw3(&self) -> u32 {
-        high(self.0[1])
+        high_dword(self.0[1])
     }
 
     /// MPTR: metadata pointer.
@@ -184,42 +184,42 @@ impl Command {
     #[inline]
     #[must_use]
     pub const fn cdw10(&self) -> u32 {
-        low(self.0[5])
+        low_dword(self.0[5])
     }
 
     /// CDW11.
     #[inline]
     #[must_use]
     pub const fn cdw11(&self) -> u32 {
-        high(self.0[5])
+        high_dword(self.0[5])
     }
 
     /// CDW12.
     #[inline]
     #[must_use]
     pub const fn cdw12(&self) -> u32 {
-        low(self.0[6])
+        low_dword(self.0[6])
     }
 
     /// CDW13.
     #[inline]
     #[must_use]
     pub const fn cdw13(&self) -> u32 {
-        high(self.0[6])
+        high_dword(self.0[6])
     }
 
     /// CDW14.
     #[inline]
     #[must_use]
     pub const fn cdw14(&self) -> u32 {
-        low(self.0[7])
+        low_dword(self.0[7])
     }
 
     /// CDW15.
     #[inline]
     #[must_use]
     pub const fn cdw15(&self) -> u32 {
-        high(self.0[7])
+        high_dword(self.0[7])
     }
 
     /// Sets the opcode.
@@ -348,20 +348,21 @@ impl Command {
         if shift + width as usize > 64 {
             value |= self.0[word + 1] << (64 - shift);
         }
-        value & mask(width)
+        value & low_bits_mask(width)
     }
 
     /// Replaces `width` bits (64 at most) from bit `at` of the 512.
     #[inline(always)]
     #[must_use]
     pub const fn with_bits(mut self, at: usize, width: u32, value: u64) -> Self {
-        debug_assert!(value & !mask(width) == 0, "the value is wider than its field");
+        debug_assert!(value & !low_bits_mask(width) == 0, "the value is wider than its field");
         let (word, shift) = (at / 64, at % 64);
-        let value = value & mask(width);
-        self.0[word] = (self.0[word] & !(mask(width) << shift)) | (value << shift);
+        let value = value & low_bits_mask(width);
+        self.0[word] = (self.0[word] & !(low_bits_mask(width) << shift)) | (value << shift);
         if shift + width as usize > 64 {
             let rest = 64 - shift;
-            self.0[word + 1] = (self.0[word + 1] & !(mask(width) >> rest)) | (value >> rest);
+            self.0[word + 1] =
+                (self.0[word + 1] & !(low_bits_mask(width) >> rest)) | (value >> rest);
         }
         self
     }
@@ -369,13 +370,13 @@ impl Command {
 
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the low half is wanted")]
-const fn low(word: u64) -> u32 {
+const fn low_dword(word: u64) -> u32 {
     word as u32
 }
 
 #[inline(always)]
-const fn high(word: u64) -> u32 {
-    low(word >> 32)
+const fn high_dword(word: u64) -> u32 {
+    low_dword(word >> 32)
 }
 
 impl fmt::Debug for Command {
@@ -395,7 +396,7 @@ mod tests {
     use crate::sgl::Descriptor;
 
     /// Byte `n` of the entry is `n`, so that a value reveals its offset.
-    fn numbered() -> Command {
+    fn command_with_numbered_bytes() -> Command {
         let mut bytes = [0; 64];
         for (at, byte) in (0..64).zip(&mut bytes) {
             *byte = at;
@@ -404,8 +405,8 @@ mod tests {
     }
 
     #[test]
-    fn every_field_lies_where_figure_91_and_92_draw_it() {
-        let command = numbered();
+    fn command_fields_are_at_the_offsets_of_figures_91_and_92() {
+        let command = command_with_numbered_bytes();
         assert_eq!(command.opcode(), 0x00);
         assert_eq!(command.cid(), 0x0302);
         assert_eq!(command.nsid(), 0x0706_0504);
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn every_builder_writes_its_own_bits_and_no_others() {
+    fn each_command_setter_changes_only_its_own_bits() {
         let full = Command([u64::MAX; 8]);
         let checks: [(Command, usize, usize); 16] = [
             (full.with_opcode(0), 0, 8),
@@ -456,7 +457,7 @@ mod tests {
     fn a_range_of_bits_may_cross_words() {
         for at in 0..=448 {
             for width in [1, 7, 31, 33, 63, 64] {
-                let ones = crate::layout::mask(width);
+                let ones = crate::layout::low_bits_mask(width);
                 let command = Command::default().with_bits(at, width, ones);
                 assert_eq!(command.bits(at, width), ones);
                 let set: u32 = command.0.iter().map(|word| word.count_ones()).sum();
@@ -470,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn the_codes_of_psdt_and_fuse_survive() {
+    fn psdt_and_fuse_codes_round_trip() {
         for psdt in [DataPointer::Prp, DataPointer::Sgl, DataPointer::SglAndMetadataSgl] {
             assert_eq!(Command::new(1).with_psdt(psdt).psdt(), psdt);
         }

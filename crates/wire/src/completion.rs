@@ -79,21 +79,21 @@ impl Completion {
     #[inline]
     #[must_use]
     pub const fn sqhd(&self) -> u16 {
-        low(self.0[2])
+        low_dword(self.0[2])
     }
 
     /// SQID: submission queue of the command.
     #[inline]
     #[must_use]
     pub const fn sqid(&self) -> u16 {
-        low(self.0[2] >> 16)
+        low_dword(self.0[2] >> 16)
     }
 
     /// CID: command identifier.
     #[inline]
     #[must_use]
     pub const fn cid(&self) -> u16 {
-        low(self.0[3])
+        low_dword(self.0[3])
     }
 
     /// P: the phase tag.
@@ -107,7 +107,7 @@ impl Completion {
     #[inline]
     #[must_use]
     pub const fn status(&self) -> Status {
-        Status(low(self.0[3] >> 17))
+        Status(low_dword(self.0[3] >> 17))
     }
 
     /// Sets DW0.
@@ -179,7 +179,7 @@ impl Completion {
 
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the low half is wanted")]
-const fn low(dword: u32) -> u16 {
+const fn low_dword(dword: u32) -> u16 {
     dword as u16
 }
 
@@ -202,7 +202,7 @@ mod tests {
     use crate::status::Status;
 
     #[test]
-    fn every_field_lies_where_the_specification_draws_it() {
+    fn completion_fields_are_at_the_offsets_of_the_specification() {
         let completion = Completion::from_bytes(&[
             0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d,
             0x0f, 0x0e,
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_every_field_survives_its_builder() {
+    fn every_bit_of_every_completion_field_round_trips() {
         for start in [Completion([0; 4]), Completion([u32::MAX; 4])] {
             let mut seen = [0_u32; 4];
             let mut check = |changed: Completion, back: bool| {

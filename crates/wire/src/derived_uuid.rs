@@ -24,7 +24,7 @@ mod tests {
     use super::derived_uuid;
 
     #[test]
-    fn the_uuid_stays_what_it_is_and_differs_for_each_namespace_and_subsystem() {
+    fn derived_uuid_is_stable_and_unique_per_namespace_and_subsystem() {
         let uuid = derived_uuid("nqn.2026-01.org.tenmil:disk", 1);
         assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (8, 2));
         assert_eq!(uuid, derived_uuid("nqn.2026-01.org.tenmil:disk", 1));

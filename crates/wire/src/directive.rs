@@ -108,7 +108,7 @@ mod tests {
     use super::{ReclaimUnitHandle, ReclaimUnitHandleStatusHeader, reclaim_unit_handles};
 
     #[test]
-    fn handles_are_no_more_than_counted_or_there() {
+    fn reclaim_unit_handles_are_limited_by_count_and_length() {
         let mut answer =
             ReclaimUnitHandleStatusHeader::zeroed().with(|it| it.nruhsd(2)).as_bytes().to_vec();
         for pid in [7, 8, 9] {

@@ -1,14 +1,14 @@
 //! Field types: integers, bytes, text, codes.
 //!
-//! An [`Element`] fills whole bytes; a [`Part`] is some bits of a word.
+//! A [`FieldType`] fills whole bytes; a [`BitFieldType`] is some bits of a word.
 
 use core::fmt;
 
-use crate::layout::Value;
+use crate::layout::FieldValue;
 
 /// Interpretation of a field's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     /// One bit.
     Flag,
     /// An unsigned number.
@@ -24,11 +24,11 @@ pub enum Kind {
 }
 
 /// Type that fills whole bytes of a structure.
-pub trait Element: Sized {
+pub trait FieldType: Sized {
     /// Length in bytes.
     const BYTES: usize;
     /// Interpretation.
-    const KIND: Kind;
+    const KIND: FieldKind;
 
     /// Loads it from the first [`Self::BYTES`] bytes, which must exist.
     fn load(bytes: &[u8]) -> Self;
@@ -37,7 +37,7 @@ pub trait Element: Sized {
     fn store(&self, bytes: &mut [u8]);
 
     /// Value for printing.
-    fn value(&self) -> Value;
+    fn value(&self) -> FieldValue;
 
     /// Loads it from the bytes at `at`, which must exist.
     #[inline(always)]
@@ -52,15 +52,15 @@ pub trait Element: Sized {
     }
 
     /// Value of the element in these bytes.
-    fn show(bytes: &[u8]) -> Value {
+    fn decode_value(bytes: &[u8]) -> FieldValue {
         Self::load(bytes).value()
     }
 }
 
 /// Type that fills some bits of a word.
-pub trait Part: Copy {
+pub trait BitFieldType: Copy {
     /// Interpretation.
-    const KIND: Kind;
+    const KIND: FieldKind;
 
     /// Decodes the low bits.
     fn from_bits(bits: u64) -> Self;
@@ -69,10 +69,10 @@ pub trait Part: Copy {
     fn to_bits(self) -> u64;
 
     /// Value for printing.
-    fn value(self) -> Value;
+    fn value(self) -> FieldValue;
 
     /// Value of the part in these bits.
-    fn show(bits: u64) -> Value {
+    fn decode_value(bits: u64) -> FieldValue {
         Self::from_bits(bits).value()
     }
 }
@@ -134,13 +134,13 @@ impl<const N: usize> fmt::Debug for Ascii<N> {
     }
 }
 
-impl<const N: usize> Element for Ascii<N> {
+impl<const N: usize> FieldType for Ascii<N> {
     const BYTES: usize = N;
-    const KIND: Kind = Kind::Text;
+    const KIND: FieldKind = FieldKind::Text;
 
     #[inline]
     fn load(bytes: &[u8]) -> Self {
-        Self(Element::load(bytes))
+        Self(FieldType::load(bytes))
     }
 
     #[inline]
@@ -148,14 +148,14 @@ impl<const N: usize> Element for Ascii<N> {
         self.0.store(bytes);
     }
 
-    fn value(&self) -> Value {
-        Value::Text(self.to_string())
+    fn value(&self) -> FieldValue {
+        FieldValue::Text(self.to_string())
     }
 }
 
-impl<const N: usize> Element for [u8; N] {
+impl<const N: usize> FieldType for [u8; N] {
     const BYTES: usize = N;
-    const KIND: Kind = Kind::Bytes;
+    const KIND: FieldKind = FieldKind::Bytes;
 
     #[inline]
     fn load(bytes: &[u8]) -> Self {
@@ -169,16 +169,16 @@ impl<const N: usize> Element for [u8; N] {
         bytes[..N].copy_from_slice(self);
     }
 
-    fn value(&self) -> Value {
-        Value::Bytes(self.to_vec())
+    fn value(&self) -> FieldValue {
+        FieldValue::Bytes(self.to_vec())
     }
 }
 
 macro_rules! numbers {
     ($($type:ty)*) => {$(
-        impl Element for $type {
+        impl FieldType for $type {
             const BYTES: usize = size_of::<$type>();
-            const KIND: Kind = Kind::Number;
+            const KIND: FieldKind = FieldKind::Number;
 
             #[inline]
             fn load(bytes: &[u8]) -> Self {
@@ -192,8 +192,8 @@ macro_rules! numbers {
                 bytes[..size_of::<$type>()].copy_from_slice(&self.to_le_bytes());
             }
 
-            fn value(&self) -> Value {
-                Value::Number(u128::from(*self))
+            fn value(&self) -> FieldValue {
+                FieldValue::Number(u128::from(*self))
             }
         }
     )*};
@@ -203,8 +203,8 @@ numbers! { u8 u16 u32 u64 u128 }
 
 macro_rules! parts {
     ($($type:ty)*) => {$(
-        impl Part for $type {
-            const KIND: Kind = Kind::Number;
+        impl BitFieldType for $type {
+            const KIND: FieldKind = FieldKind::Number;
 
             #[inline(always)]
             #[allow(clippy::cast_possible_truncation, reason = "a part's low bits are the part")]
@@ -217,8 +217,8 @@ macro_rules! parts {
                 u64::from(self)
             }
 
-            fn value(self) -> Value {
-                Value::Number(u128::from(self))
+            fn value(self) -> FieldValue {
+                FieldValue::Number(u128::from(self))
             }
         }
     )*};
@@ -226,8 +226,8 @@ macro_rules! parts {
 
 parts! { u8 u16 u32 u64 }
 
-impl Part for bool {
-    const KIND: Kind = Kind::Flag;
+impl BitFieldType for bool {
+    const KIND: FieldKind = FieldKind::Flag;
 
     #[inline(always)]
     fn from_bits(bits: u64) -> Self {
@@ -239,8 +239,8 @@ impl Part for bool {
         u64::from(self)
     }
 
-    fn value(self) -> Value {
-        Value::Flag(self)
+    fn value(self) -> FieldValue {
+        FieldValue::Flag(self)
     }
 }
 
@@ -299,14 +299,14 @@ macro_rules! code {
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$variant => $crate::layout::line(concat!($($meaning),+)),)+
+                    $(Self::$variant => $crate::layout::join_doc_lines(concat!($($meaning),+)),)+
                     Self::Reserved(_) => "reserved",
                 }
             }
         }
 
-        impl $crate::layout::Part for $name {
-            const KIND: $crate::layout::Kind = $crate::layout::Kind::Code;
+        impl $crate::layout::BitFieldType for $name {
+            const KIND: $crate::layout::FieldKind = $crate::layout::FieldKind::Code;
 
             #[inline]
             #[allow(clippy::cast_possible_truncation, reason = "codes are at most 8 bits wide")]
@@ -319,14 +319,14 @@ macro_rules! code {
                 u64::from(self.code())
             }
 
-            fn value(self) -> $crate::layout::Value {
-                $crate::layout::Value::Code(u64::from(self.code()), self.name())
+            fn value(self) -> $crate::layout::FieldValue {
+                $crate::layout::FieldValue::Code(u64::from(self.code()), self.name())
             }
         }
 
-        impl $crate::layout::Element for $name {
+        impl $crate::layout::FieldType for $name {
             const BYTES: usize = 1;
-            const KIND: $crate::layout::Kind = $crate::layout::Kind::Code;
+            const KIND: $crate::layout::FieldKind = $crate::layout::FieldKind::Code;
 
             #[inline]
             fn load(bytes: &[u8]) -> Self {
@@ -338,8 +338,8 @@ macro_rules! code {
                 bytes[0] = self.code();
             }
 
-            fn value(&self) -> $crate::layout::Value {
-                $crate::layout::Part::value(*self)
+            fn value(&self) -> $crate::layout::FieldValue {
+                $crate::layout::BitFieldType::value(*self)
             }
         }
     )*};
@@ -352,7 +352,7 @@ mod tests {
     use super::Ascii;
 
     #[test]
-    fn text_is_padded_cut_and_cleaned() {
+    fn ascii_text_is_padded_and_truncated_and_unprintable_bytes_replaced() {
         assert_eq!(&Ascii::<6>::new("abc").0, b"abc   ");
         assert_eq!(&Ascii::<2>::new("abc").0, b"ab");
         assert_eq!(&Ascii::<3>::new("aé\n").0, b"a??");
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn printing_drops_the_padding_and_hides_what_is_not_printable() {
+    fn ascii_display_trims_padding_and_hides_unprintable_bytes() {
         assert_eq!(Ascii(*b"ab\x07c \0 ").to_string(), "ab.c");
         assert_eq!(Ascii([0; 4]).to_string(), "");
     }

@@ -146,7 +146,7 @@ mod tests {
     use crate::typed::TypedCommand;
 
     #[test]
-    fn connect_lies_in_its_capsule_as_section_6_3_draws_it() {
+    fn connect_command_has_the_layout_of_section_6_3() {
         let connect = Connect {
             qid: 0x0203,
             sqsize: 0x007f,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_property_lies_where_its_section_draws_it() {
+    fn property_commands_have_the_layout_of_their_section() {
         let size = PropertySize::Eight;
         let set = PropertySet { size, ofst: 0x1c, value: 0x0102_0304_0506_0708 };
         let bytes = set.to_command().to_bytes();
@@ -179,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn the_names_in_the_data_of_connect_end_with_zeros() {
+    fn nqns_in_connect_data_are_zero_padded() {
         let data = ConnectData::zeroed().with(|data| {
             data.cntlid(super::CNTLID_DYNAMIC).subnqn(Ascii::nul_padded(nqn::DISCOVERY))
         });
         assert_eq!(data.as_bytes()[16..18], [0xff, 0xff]);
-        assert_eq!(nqn::read(&data.subnqn().0), Ok(nqn::DISCOVERY));
+        assert_eq!(nqn::parse_nqn_field(&data.subnqn().0), Ok(nqn::DISCOVERY));
         assert_eq!(data.as_bytes()[256..260], *b"nqn.");
     }
 }

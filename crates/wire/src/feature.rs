@@ -154,7 +154,7 @@ mod tests {
     use super::Feature;
 
     #[test]
-    fn a_host_identifier_is_as_long_as_exhid_says() {
+    fn host_identifier_length_depends_on_exhid() {
         assert_eq!(Feature::HostIdentifier.len_bytes(false), 8);
         assert_eq!(Feature::HostIdentifier.len_bytes(true), 16);
         assert_eq!(Feature::Arbitration.len_bytes(true), 0);

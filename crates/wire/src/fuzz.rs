@@ -10,16 +10,16 @@ use crate::feature::identity::HostMetadata;
 use crate::identify::list::EnduranceGroupList;
 use crate::identify::namespace::GuardFormat;
 use crate::identify::{
-    CommandSets, ControllerList, NamespaceIdentifier, NamespaceList, descriptors,
+    CommandSets, ControllerList, NamespaceIdentifier, NamespaceList, namespace_identifiers,
 };
-use crate::io::copy::{CopyFormat, sources};
-use crate::io::{Blocks, dataset, reservation};
+use crate::io::copy::{CopyFormat, parse_copy_sources};
+use crate::io::{LbaRange, dataset, reservation};
 use crate::layout::{Field, Layout, LayoutVisitor, TruncatedError, decode};
 use crate::log::event::EventResult;
 use crate::log::firmware::TelemetryHost;
 use crate::log::self_test::{SelfTestOutcome, SelfTestPage};
 use crate::log::{ana, discovery, error, lba, persistent_events};
-use crate::protection::Format;
+use crate::protection::ProtectionInfoFormat;
 use crate::sgl::Descriptor;
 use crate::status::Status;
 use crate::typed::{CommandVisitor, TypedCommand};
@@ -31,39 +31,43 @@ use crate::{directive, nbd, nqn, prp, tcp};
 ///
 /// If an invariant is violated, which is a bug of this crate.
 pub fn fuzz(bytes: &[u8]) {
-    crate::visit_layouts(&mut Bytes(bytes));
+    crate::visit_layouts(&mut StructureVisitor(bytes));
     if let Some(bytes) = bytes.first_chunk::<64>() {
         let command = Command::from_bytes(bytes);
         assert_eq!(&command.to_bytes(), bytes);
-        crate::visit_commands(&mut One(command));
-        words(&command);
+        crate::visit_commands(&mut CommandFuzzVisitor(command));
+        check_command_dwords(&command);
     }
-    lists(bytes);
-    codes(bytes);
-    protection(bytes);
-    pointers(bytes);
-    network_block_device(bytes);
-    fabrics(bytes);
+    fuzz_lists(bytes);
+    fuzz_codes(bytes);
+    fuzz_protection_information(bytes);
+    fuzz_prps(bytes);
+    fuzz_nbd(bytes);
+    fuzz_fabrics(bytes);
 }
 
-struct Bytes<'a>(&'a [u8]);
+struct StructureVisitor<'a>(&'a [u8]);
 
-impl LayoutVisitor for Bytes<'_> {
+impl LayoutVisitor for StructureVisitor<'_> {
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
-        structure(T::NAME, T::BYTES, T::fields(), self.0, |bytes| Ok(T::parse(bytes)?.bytes()));
+        check_structure(T::NAME, T::BYTES, T::fields(), self.0, |bytes| {
+            Ok(T::parse(bytes)?.bytes())
+        });
     }
 }
 
-struct One(Command);
+struct CommandFuzzVisitor(Command);
 
-impl CommandVisitor for One {
+impl CommandVisitor for CommandFuzzVisitor {
     fn visit<T: TypedCommand>(&mut self) {
         let command = T::with_opcode_of(self.0);
-        typed(T::NAME, T::fields(), command, |command| Ok(T::parse(&command)?.to_command()));
+        check_typed_command(T::NAME, T::fields(), command, |command| {
+            Ok(T::parse(&command)?.to_command())
+        });
     }
 }
 
-fn structure(
+fn check_structure(
     name: &str,
     length: usize,
     fields: &[Field],
@@ -78,7 +82,7 @@ fn structure(
     assert_eq!(decode(&again, fields).len(), fields.len(), "{name} is shown");
 }
 
-fn typed(
+fn check_typed_command(
     name: &str,
     fields: &[Field],
     command: Command,
@@ -92,12 +96,12 @@ fn typed(
 
 /// Parses names, discovery pages, and the first bytes as each NVMe/TCP PDU type. The last byte
 /// selects the PDU framing.
-fn fabrics(bytes: &[u8]) {
-    if let Some(Ok(name)) = bytes.first_chunk().map(nqn::read) {
-        assert_eq!(nqn::check(name), Ok(()));
+fn fuzz_fabrics(bytes: &[u8]) {
+    if let Some(Ok(name)) = bytes.first_chunk().map(nqn::parse_nqn_field) {
+        assert_eq!(nqn::check_nqn(name), Ok(()));
     }
-    assert!(discovery::entries(bytes).count() <= bytes.len() / 1024);
-    assert!(discovery::entries(bytes).all(|entry| entry.port() != Some(0)));
+    assert!(discovery::discovery_entries(bytes).count() <= bytes.len() / 1024);
+    assert!(discovery::discovery_entries(bytes).all(|entry| entry.tcp_port() != Some(0)));
     let how = bytes.last().copied().unwrap_or(0);
     let (header_digest, data_digest) = (how & 0x80 != 0, how & 0x40 != 0);
     let framing = tcp::PduFraming { header_digest, data_digest, alignment: how & 0x1f };
@@ -124,15 +128,15 @@ fn fabrics(bytes: &[u8]) {
     }
 }
 
-fn words(command: &Command) {
+fn check_command_dwords(command: &Command) {
     let again = Command::new(command.opcode())
         .with_fuse(command.fuse())
         .with_cid(command.cid())
         .with_nsid(command.nsid());
     assert_eq!(again.nsid(), command.nsid());
-    let blocks = Blocks::of(command);
+    let blocks = LbaRange::from_command(command);
     assert!((1..=65_536).contains(&blocks.count));
-    assert!(blocks.end().is_none_or(|end| end > blocks.slba));
+    assert!(blocks.end_lba().is_none_or(|end| end > blocks.slba));
 
     let described = command.sgl1();
     let meaning = described.decode();
@@ -150,18 +154,25 @@ fn words(command: &Command) {
     assert_eq!(EventResult::new(event.event(), event.lid()), event);
 }
 
-fn lists(bytes: &[u8]) {
+fn fuzz_lists(bytes: &[u8]) {
     let length = bytes.len();
-    assert!(ana::groups(bytes).map(|(_, nsids)| nsids.count()).sum::<usize>() <= length / 4);
-    assert!(error::entries(bytes).count() <= length / 64);
-    assert!(persistent_events::events(bytes).map(|(_, body)| body.len()).sum::<usize>() <= length);
-    assert!(lba::descriptors(bytes).count() <= length / 16);
-    assert_eq!(dataset::ranges(bytes).count(), length / 16);
-    for range in dataset::ranges(bytes) {
+    assert!(
+        ana::parse_ana_groups(bytes).map(|(_, nsids)| nsids.count()).sum::<usize>() <= length / 4
+    );
+    assert!(error::error_entries(bytes).count() <= length / 64);
+    assert!(
+        persistent_events::parse_persistent_events(bytes)
+            .map(|(_, body)| body.len())
+            .sum::<usize>()
+            <= length
+    );
+    assert!(lba::lba_status_descriptors(bytes).count() <= length / 16);
+    assert_eq!(dataset::parse_dataset_ranges(bytes).count(), length / 16);
+    for range in dataset::parse_dataset_ranges(bytes) {
         assert!(range.end().is_none_or(|end| end >= range.slba()));
     }
-    assert!(reservation::registrants(bytes).count() <= length / 24);
-    assert!(reservation::registrants_extended(bytes).count() <= length / 64);
+    assert!(reservation::report_registrants(bytes).count() <= length / 24);
+    assert!(reservation::report_registrants_extended(bytes).count() <= length / 64);
     assert!(directive::reclaim_unit_handles(bytes).count() <= length / 32);
     if let Ok(list) = NamespaceList::parse(bytes) {
         assert_eq!(NamespaceList::new(list.iter()).iter().count(), list.iter().count());
@@ -185,35 +196,37 @@ fn lists(bytes: &[u8]) {
     if let Ok(page) = TelemetryHost::parse(bytes) {
         assert!((1..=4).all(|area| page.len_bytes(area) % 512 == 0 && page.len_bytes(area) > 0));
     }
-    let named: Vec<NamespaceIdentifier> = descriptors(bytes).collect();
+    let named: Vec<NamespaceIdentifier> = namespace_identifiers(bytes).collect();
     let mut emitted = Vec::new();
     named.iter().for_each(|identifier| identifier.emit(&mut emitted));
-    assert!(descriptors(&emitted).eq(named) && emitted.len() <= length);
+    assert!(namespace_identifiers(&emitted).eq(named) && emitted.len() <= length);
 }
 
-fn codes(bytes: &[u8]) {
+fn fuzz_codes(bytes: &[u8]) {
     for &format in CopyFormat::ALL {
-        let read: Vec<_> = sources(format, bytes).collect();
+        let read: Vec<_> = parse_copy_sources(format, bytes).collect();
         let mut emitted = Vec::new();
         read.iter().for_each(|source| source.emit(format, &mut emitted));
-        assert!(sources(format, &emitted).eq(read), "{format:?} is read again");
+        assert!(parse_copy_sources(format, &emitted).eq(read), "{format:?} is read again");
     }
 }
 
-fn protection(bytes: &[u8]) {
+fn fuzz_protection_information(bytes: &[u8]) {
     let [kind, storage_tag_bits, tuple @ ..] = bytes else { return };
-    let Some(format) = Format::new(GuardFormat::from_code(kind % 5), *storage_tag_bits) else {
+    let Some(format) =
+        ProtectionInfoFormat::new(GuardFormat::from_code(kind % 5), *storage_tag_bits)
+    else {
         return;
     };
     if let Some(parsed) = format.parse(tuple) {
         let mut emitted = vec![0; format.tuple_bytes()];
         format.emit(&parsed, &mut emitted);
         assert_eq!(emitted, tuple[..emitted.len()]);
-        assert_eq!(format.join(format.split(parsed.tags)), parsed.tags);
+        assert_eq!(format.join_tags(format.split_tags(parsed.tags)), parsed.tags);
     }
 }
 
-fn network_block_device(bytes: &[u8]) {
+fn fuzz_nbd(bytes: &[u8]) {
     if let Some(header) = bytes.first_chunk()
         && let Ok(parsed) = nbd::RequestHeader::parse(header)
     {
@@ -239,23 +252,23 @@ fn network_block_device(bytes: &[u8]) {
     let Some((kind, payload)) = bytes.split_first_chunk::<2>() else { return };
     emitted.clear();
     let kind = nbd::ChunkCode(u16::from_be_bytes(*kind));
-    if let Ok(parsed) = nbd::reply::Payload::parse(kind, payload) {
+    if let Ok(parsed) = nbd::reply::ChunkPayload::parse(kind, payload) {
         parsed.emit(&mut emitted);
         assert_eq!((parsed.kind(), &emitted[..]), (kind, payload));
     }
 }
 
-fn pointers(bytes: &[u8]) {
+fn fuzz_prps(bytes: &[u8]) {
     let Some((head, _)) = bytes.split_first_chunk::<8>() else { return };
     let page_bytes = 4096_usize << (head[0] & 0xf);
     let offset = usize::from(u16::from_le_bytes([head[1], head[2]])) % page_bytes;
     let length = usize::from(u16::from_le_bytes([head[3], head[4]])) << (head[5] & 0xf);
-    let pages = prp::pages(offset, length, page_bytes);
+    let pages = prp::page_count(offset, length, page_bytes);
     assert!(pages * page_bytes >= length && pages <= length / page_bytes + 2);
-    if let prp::Prp2::List { entries } = prp::prp2(offset, length, page_bytes) {
-        let capacity = prp::list_capacity(0, page_bytes);
+    if let prp::Prp2Use::List { entries } = prp::prp2_use(offset, length, page_bytes) {
+        let capacity = prp::list_entry_capacity(0, page_bytes);
         assert_eq!(entries + 1, pages);
-        assert!(prp::list_pages(entries, page_bytes) * capacity >= entries);
+        assert!(prp::list_page_count(entries, page_bytes) * capacity >= entries);
     }
 }
 
@@ -280,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_must_hold_is_broken_by_bytes_of_any_kind() {
+    fn random_bytes_violate_no_wire_invariant() {
         let mut seed = Seed(0x7e41_0000_0000_0001);
         for length in [0, 1, 7, 8, 15, 16, 63, 64, 65, 511, 512, 4095, 4096, 4608] {
             fuzz(&vec![0; length]);

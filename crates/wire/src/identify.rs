@@ -13,7 +13,7 @@ pub mod power;
 pub mod resource;
 
 pub use controller::IdentifyController;
-pub use descriptor::{NamespaceIdentifier, descriptors};
+pub use descriptor::{NamespaceIdentifier, namespace_identifiers};
 pub use limits::IdentifyControllerNvm;
 pub use list::{CommandSetVector, CommandSets, ControllerList, NamespaceList};
 pub use namespace::{

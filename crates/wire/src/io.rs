@@ -1,6 +1,6 @@
 //! I/O commands of the NVM command set (NVM 1.1 §3.3, Base 2.1 §7).
 //!
-//! Commands that transfer blocks share fields: see [`Blocks`] for the common ones, and
+//! Commands that transfer blocks share fields: see [`LbaRange`] for the common ones, and
 //! [`crate::protection::Tags`] for the logical block tags that are spread over CDW2, CDW3 and
 //! CDW14.
 
@@ -268,7 +268,7 @@ layout! {
 
 /// Common fields of all commands that act on a range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct LbaRange {
     /// The namespace.
     pub nsid: u32,
     /// The first block.
@@ -277,18 +277,18 @@ pub struct Blocks {
     pub count: u32,
 }
 
-impl Blocks {
+impl LbaRange {
     /// Reads the range of any command that acts on one.
     #[inline]
     #[must_use]
-    pub const fn of(command: &crate::Command) -> Self {
+    pub const fn from_command(command: &crate::Command) -> Self {
         Self { nsid: command.nsid(), slba: command.0[5], count: (command.cdw12() & 0xffff) + 1 }
     }
 
     /// The block after the last one. `None` on overflow.
     #[inline]
     #[must_use]
-    pub const fn end(&self) -> Option<u64> {
+    pub const fn end_lba(&self) -> Option<u64> {
         self.slba.checked_add(self.count as u64)
     }
 
@@ -306,12 +306,12 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
-    use super::{Blocks, Hints, ProtectionInformation, Read, Write, WriteZeroes};
+    use super::{Hints, LbaRange, ProtectionInformation, Read, Write, WriteZeroes};
     use crate::opcode::IoOpcode;
     use crate::typed::TypedCommand;
 
     #[test]
-    fn the_flags_of_a_write_are_where_every_driver_puts_them() {
+    fn write_flags_are_at_the_bits_of_the_specification() {
         let write = Write {
             nsid: 1,
             slba: 0x1_2345_6789,
@@ -329,19 +329,19 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_and_the_long_way_give_the_same_read() {
+    fn lba_range_and_typed_command_encode_the_same_read() {
         for count in [1, 8, 65_536] {
-            let blocks = Blocks { nsid: 3, slba: u64::MAX - 5, count };
+            let blocks = LbaRange { nsid: 3, slba: u64::MAX - 5, count };
             let nlb = u16::try_from(count - 1).unwrap();
             let read = Read { nsid: 3, slba: u64::MAX - 5, nlb, ..Read::default() };
             assert_eq!(blocks.to_command(IoOpcode::Read), read.to_command());
-            assert_eq!(Blocks::of(&read.to_command()), blocks);
+            assert_eq!(LbaRange::from_command(&read.to_command()), blocks);
         }
     }
 
     #[test]
-    fn a_range_that_ends_behind_the_last_number_has_no_end() {
-        assert_eq!(Blocks { nsid: 1, slba: u64::MAX - 1, count: 1 }.end(), Some(u64::MAX));
-        assert_eq!(Blocks { nsid: 1, slba: u64::MAX, count: 1 }.end(), None);
+    fn lba_range_beyond_the_last_lba_has_no_end() {
+        assert_eq!(LbaRange { nsid: 1, slba: u64::MAX - 1, count: 1 }.end_lba(), Some(u64::MAX));
+        assert_eq!(LbaRange { nsid: 1, slba: u64::MAX, count: 1 }.end_lba(), None);
     }
 }

@@ -26,7 +26,7 @@
 //! is one register or dword, with offsets in bits. Both implement [`Layout`], so one function
 //! prints every structure and one test visits every bit of every field.
 //!
-//! Setters are methods of [`Set`], which `set()` returns and `with()` passes to its closure.
+//! Setters are methods of [`FieldSetters`], which `set()` returns and `with()` passes to its closure.
 
 use core::fmt;
 
@@ -34,7 +34,7 @@ mod declare;
 
 pub(crate) use declare::layout;
 
-pub use crate::element::{Ascii, Element, Kind, Part};
+pub use crate::element::{Ascii, BitFieldType, FieldKind, FieldType};
 
 /// Structure whose fields are declared with `layout!`.
 pub trait Layout: Clone + Sized + 'static {
@@ -46,7 +46,7 @@ pub trait Layout: Clone + Sized + 'static {
     fn fields() -> &'static [Field];
     /// Accessors of the fields, in the same order.
     #[cfg(test)]
-    const ACCESSORS: &'static [Accessor<Self>];
+    const ACCESSORS: &'static [FieldAccessor<Self>];
 
     /// Parses the structure from the first [`Self::BYTES`] bytes.
     fn parse(bytes: &[u8]) -> Result<Self, TruncatedError>;
@@ -55,7 +55,7 @@ pub trait Layout: Clone + Sized + 'static {
     fn bytes(&self) -> Vec<u8>;
 
     /// All fields with their values, for printing.
-    fn decode(&self) -> Vec<Decoded> {
+    fn decode(&self) -> Vec<DecodedField> {
         decode(&self.bytes(), Self::fields())
     }
 }
@@ -82,44 +82,44 @@ pub struct Field {
     /// Whether the field is an array, even one of a single element.
     pub repeated: bool,
     /// Interpretation of its bits.
-    pub kind: Kind,
+    pub kind: FieldKind,
     /// Decodes its bits for printing.
-    pub show: Show,
+    pub show: FieldDecoder,
     /// Named parts of a word.
     pub parts: &'static [Field],
 }
 
 /// Decoder of a field's bits.
 #[derive(Clone, Copy, Debug)]
-pub enum Show {
+pub enum FieldDecoder {
     /// For whole bytes.
-    Bytes(fn(&[u8]) -> Value),
+    Bytes(fn(&[u8]) -> FieldValue),
     /// For some bits of a word, 64 at most.
-    Bits(fn(u64) -> Value),
+    Bits(fn(u64) -> FieldValue),
 }
 
 /// Getter and setter of a field, as called by tests.
 #[cfg(test)]
 #[derive(Debug)]
-pub struct Accessor<T: 'static> {
+pub struct FieldAccessor<T: 'static> {
     /// Reads the raw bits of element `index` through the public getter.
     pub raw: fn(&T, usize, &mut [u8]),
     /// Writes raw bits to element `index` through the public setter.
     pub put: fn(&mut T, usize, &[u8]),
     /// Accessors of the named parts of a word.
-    pub parts: &'static [Accessor<T>],
+    pub parts: &'static [FieldAccessor<T>],
 }
 
 /// Chained setters of a structure.
 #[derive(Debug)]
-pub struct Set<'a, T>(
+pub struct FieldSetters<'a, T>(
     /// The structure being written.
     pub &'a mut T,
 );
 
 /// Decoded value of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum FieldValue {
     /// One bit.
     Flag(bool),
     /// An unsigned number.
@@ -131,22 +131,22 @@ pub enum Value {
     /// Uninterpreted bytes.
     Bytes(Vec<u8>),
     /// Another structure.
-    Structure(Vec<Decoded>),
+    Structure(Vec<DecodedField>),
     /// An array.
-    List(Vec<Value>),
+    List(Vec<FieldValue>),
 }
 
 /// Decoded field of a structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decoded {
+pub struct DecodedField {
     /// Name of the field.
     pub name: &'static str,
     /// Meaning of the field.
     pub description: &'static str,
     /// Value of the field.
-    pub value: Value,
+    pub value: FieldValue,
     /// Parts of a word, if it has any.
-    pub parts: Vec<Decoded>,
+    pub parts: Vec<DecodedField>,
 }
 
 /// Buffer shorter than the structure.
@@ -180,7 +180,7 @@ impl fmt::Display for TruncatedError {
 
 impl core::error::Error for TruncatedError {}
 
-impl Value {
+impl FieldValue {
     /// Whether every bit is zero, so that a printer may omit it.
     pub fn is_zero(&self) -> bool {
         match self {
@@ -195,7 +195,7 @@ impl Value {
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for FieldValue {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(flag) => write!(out, "{}", u8::from(*flag)),
@@ -205,19 +205,19 @@ impl fmt::Display for Value {
             Self::Bytes(bytes) => bytes.iter().try_for_each(|byte| write!(out, "{byte:02x}")),
             Self::Structure(fields) => {
                 let shown = fields.iter().filter(|field| !field.value.is_zero());
-                write_joined(out, "{", shown.map(|field| (Some(field.name), &field.value)), "}")
+                write_list(out, "{", shown.map(|field| (Some(field.name), &field.value)), "}")
             }
             Self::List(values) => {
-                write_joined(out, "[", values.iter().map(|value| (None, value)), "]")
+                write_list(out, "[", values.iter().map(|value| (None, value)), "]")
             }
         }
     }
 }
 
-fn write_joined<'a>(
+fn write_list<'a>(
     out: &mut fmt::Formatter<'_>,
     open: &str,
-    items: impl Iterator<Item = (Option<&'a str>, &'a Value)>,
+    items: impl Iterator<Item = (Option<&'a str>, &'a FieldValue)>,
     close: &str,
 ) -> fmt::Result {
     out.write_str(open)?;
@@ -233,8 +233,8 @@ fn write_joined<'a>(
 
 /// Decodes every field of `fields` in `bytes`.
 #[must_use]
-pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<Decoded> {
-    let whole = |field: &Field| Decoded {
+pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<DecodedField> {
+    let whole = |field: &Field| DecodedField {
         name: field.name,
         description: field.description,
         value: field.value(bytes),
@@ -244,19 +244,21 @@ pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<Decoded> {
 }
 
 impl Field {
-    fn value(&self, bytes: &[u8]) -> Value {
+    fn value(&self, bytes: &[u8]) -> FieldValue {
         if self.repeated {
-            Value::List((0..self.count).map(|index| self.element(bytes, index)).collect())
+            FieldValue::List(
+                (0..self.count).map(|index| self.decode_element(bytes, index)).collect(),
+            )
         } else {
-            self.element(bytes, 0)
+            self.decode_element(bytes, 0)
         }
     }
 
-    pub(crate) fn element(&self, bytes: &[u8], index: usize) -> Value {
+    pub(crate) fn decode_element(&self, bytes: &[u8], index: usize) -> FieldValue {
         let at = self.bit + index * self.width;
         match self.show {
-            Show::Bytes(show) => show(&bytes[at / 8..(at + self.width) / 8]),
-            Show::Bits(show) => show(
+            FieldDecoder::Bytes(show) => show(&bytes[at / 8..(at + self.width) / 8]),
+            FieldDecoder::Bits(show) => show(
                 (at..at + self.width)
                     .rev()
                     .fold(0, |word, bit| word << 1 | u64::from(bytes[bit / 8] >> (bit % 8) & 1)),
@@ -266,7 +268,7 @@ impl Field {
 }
 
 /// Formats the fields that are not zero, which keeps a 4 KiB page readable in a failed assertion.
-pub fn debug<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub fn debug_nonzero_fields<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut shown = out.debug_struct(T::NAME);
     for field in structure.decode().iter().filter(|field| !field.value.is_zero()) {
         shown.field(field.name, &format_args!("{}", field.value));
@@ -277,49 +279,49 @@ pub fn debug<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Res
 /// Extracts `width` bits of `word` from bit `low` on.
 #[inline(always)]
 #[must_use]
-pub const fn bits(word: u64, low: u32, width: u32) -> u64 {
-    (word >> low) & mask(width)
+pub const fn extract_bits(word: u64, low: u32, width: u32) -> u64 {
+    (word >> low) & low_bits_mask(width)
 }
 
 /// Replaces `width` bits of `word` from bit `low` on by `value`.
 #[inline(always)]
 #[must_use]
 pub const fn with_bits(word: u64, low: u32, width: u32, value: u64) -> u64 {
-    debug_assert!(value & !mask(width) == 0, "the value is wider than its field");
-    (word & !(mask(width) << low)) | ((value & mask(width)) << low)
+    debug_assert!(value & !low_bits_mask(width) == 0, "the value is wider than its field");
+    (word & !(low_bits_mask(width) << low)) | ((value & low_bits_mask(width)) << low)
 }
 
 /// Word with the lowest `width` bits set.
 #[inline(always)]
 #[must_use]
-pub const fn mask(width: u32) -> u64 {
+pub const fn low_bits_mask(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
 /// Extracts the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
-pub(crate) fn part<W: Part, P: Part>(word: W, ends: &[u32]) -> P {
-    P::from_bits(bits(word.to_bits(), ends[0], width_of(ends)))
+pub(crate) fn extract_part<W: BitFieldType, P: BitFieldType>(word: W, ends: &[u32]) -> P {
+    P::from_bits(extract_bits(word.to_bits(), ends[0], bit_range_width(ends)))
 }
 
 /// Replaces the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
-pub(crate) fn with_part<W: Part, P: Part>(word: W, ends: &[u32], value: P) -> W {
-    W::from_bits(with_bits(word.to_bits(), ends[0], width_of(ends), value.to_bits()))
+pub(crate) fn with_part<W: BitFieldType, P: BitFieldType>(word: W, ends: &[u32], value: P) -> W {
+    W::from_bits(with_bits(word.to_bits(), ends[0], bit_range_width(ends), value.to_bits()))
 }
 
 /// Number of bits from the first to the last of `ends`, inclusive.
 #[doc(hidden)]
 #[inline(always)]
 #[must_use]
-pub const fn width_of(ends: &[u32]) -> u32 {
+pub const fn bit_range_width(ends: &[u32]) -> u32 {
     ends[ends.len() - 1] - ends[0] + 1
 }
 
 /// Joins a field's doc comment to one line.
 #[doc(hidden)]
 #[must_use]
-pub const fn line(text: &'static str) -> &'static str {
+pub const fn join_doc_lines(text: &'static str) -> &'static str {
     text.trim_ascii()
 }
 
@@ -327,7 +329,7 @@ pub const fn line(text: &'static str) -> &'static str {
 mod tests {
     #![allow(unreachable_pub, dead_code, reason = "the macro serves public modules")]
 
-    use super::{Layout, Value, layout};
+    use super::{FieldValue, Layout, layout};
 
     layout! {
         /// A made-up page.
@@ -347,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declaration_becomes_accessors() {
+    fn layout_macro_generates_accessors() {
         let page = Page::zeroed().with(|page| page.size(7).ready(true).level(5).samples(2, 9));
         assert_eq!(page.as_bytes(), &[7, 0, 0b1011, 0, 0, 0, 9, 0]);
         assert_eq!((page.size(), page.ready(), page.level()), (7, true, 5));
@@ -356,18 +358,18 @@ mod tests {
     }
 
     #[test]
-    fn a_declaration_becomes_a_table() {
+    fn layout_macro_generates_the_field_table() {
         let page = Page::zeroed().with(|page| page.size(7).level(2));
         let decoded = page.decode();
         assert_eq!((decoded[0].name, decoded[0].description), ("size", "A number of two bytes."));
-        assert_eq!(decoded[0].value, Value::Number(7));
-        assert_eq!(decoded[1].parts[1].value, Value::Number(2));
+        assert_eq!(decoded[0].value, FieldValue::Number(7));
+        assert_eq!(decoded[1].parts[1].value, FieldValue::Number(2));
         assert_eq!(decoded[2].value.to_string(), "[0x0, 0x0, 0x0, 0x0]");
         assert_eq!(format!("{page:?}"), "Page { size: 0x7, flags: 0x4 }");
     }
 
     #[test]
-    fn too_few_bytes_are_refused_and_counted() {
+    fn truncated_structure_is_rejected_with_both_lengths() {
         let short = Page::parse(&[0; 7]).unwrap_err();
         assert_eq!(short.to_string(), "parse Page: 7 bytes, expected at least 8");
         assert!(Page::parse(&[0; 9]).is_ok());

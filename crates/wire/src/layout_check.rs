@@ -8,7 +8,7 @@ use crate::identify::{IdentifyController, IdentifyNamespace};
 use crate::layout::Layout;
 use crate::log::health::HealthInformation;
 
-fn assert_adds_up<T: Layout>(widths: &str) {
+fn assert_field_widths<T: Layout>(widths: &str) {
     let mut at = 0;
     let mut fields = T::fields().iter();
     let words: Vec<_> = widths.split_whitespace().collect();
@@ -25,8 +25,8 @@ fn assert_adds_up<T: Layout>(widths: &str) {
 }
 
 #[test]
-fn identify_controller_adds_up() {
-    assert_adds_up::<IdentifyController>(
+fn identify_controller_field_widths_match() {
+    assert_field_widths::<IdentifyController>(
         "vid 2 ssvid 2 sn 20 mn 40 fr 8 rab 1 ieee 3 cmic 1 mdts 1 cntlid 2 ver 4 rtd3r 4 rtd3e 4
          oaes 4 ctratt 4 rrls 2 bpcap 1 _ 1 nssl 4 _ 2 plsi 1 cntrltype 1 fguid 16 crdt1 2 crdt2 2
          crdt3 2 crcap 1 ciu 1 cirn 8 _ 96 _ 13 nvmsr 1 vwci 1 mec 1
@@ -43,8 +43,8 @@ fn identify_controller_adds_up() {
 }
 
 #[test]
-fn identify_namespace_adds_up() {
-    assert_adds_up::<IdentifyNamespace>(
+fn identify_namespace_field_widths_match() {
+    assert_field_widths::<IdentifyNamespace>(
         "nsze 8 ncap 8 nuse 8 nsfeat 1 nlbaf 1 flbas 1 mc 1 dpc 1 dps 1 nmic 1 rescap 1 fpi 1
          dlfeat 1 nawun 2 nawupf 2 nacwu 2 nabsn 2 nabo 2 nabspf 2 noiob 2 nvmcap 16 npwg 2 npwa 2
          npdg 2 npda 2 nows 2 mssrl 2 mcl 4 msrc 1 kpios 1 nulbaf 1 _ 1 kpiodaag 4 _ 4 anagrpid 4
@@ -53,8 +53,8 @@ fn identify_namespace_adds_up() {
 }
 
 #[test]
-fn the_health_page_adds_up() {
-    assert_adds_up::<HealthInformation>(
+fn health_log_field_widths_match() {
+    assert_field_widths::<HealthInformation>(
         "critical_warning 1 composite_temperature 2 available_spare 1 available_spare_threshold 1
          percentage_used 1 endurance_group_warnings 1 _ 25 data_units_read 16 data_units_written 16
          host_read_commands 16 host_write_commands 16 controller_busy_minutes 16 power_cycles 16

@@ -54,7 +54,7 @@ mod round_trip;
 pub use command::{Command, DataPointer, Fuse};
 pub use completion::Completion;
 pub use layout::{Layout, TruncatedError};
-pub use opcode::{AdminOpcode, FabricsType, IoOpcode, Transfer};
+pub use opcode::{AdminOpcode, FabricsType, IoOpcode, TransferDirection};
 pub use status::Status;
 pub use typed::TypedCommand;
 

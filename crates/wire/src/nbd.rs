@@ -23,7 +23,9 @@ pub use handshake::{
     ClientFlags, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReply, OptionReplyCode,
     ServerGreeting, TransmissionFlags,
 };
-pub use reply::{ChunkCode, ChunkFlags, ChunkHeader, ErrorCode, Extent, ExtentFlags, SimpleReply};
+pub use reply::{
+    ChunkCode, ChunkFlags, ChunkHeader, ErrorCode, ExtentFlags, SimpleReply, StatusExtent,
+};
 pub use request::{Command, CommandFlags, RequestHeader};
 
 /// Maximum length of a string ("Conventions").
@@ -67,9 +69,9 @@ impl core::error::Error for ParseError {}
 
 /// Reads numbers and strings from the front of a byte slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct ByteReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], ParseError> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(ParseError::Length)?;
         self.0 = rest;
@@ -125,12 +127,12 @@ impl<'a> Reader<'a> {
 }
 
 /// Writes consecutive numbers into an array that they fill.
-pub(crate) struct Writer<const N: usize> {
+pub(crate) struct ByteWriter<const N: usize> {
     bytes: [u8; N],
     done: usize,
 }
 
-impl<const N: usize> Writer<N> {
+impl<const N: usize> ByteWriter<N> {
     pub(crate) const fn new() -> Self {
         Self { bytes: [0; N], done: 0 }
     }

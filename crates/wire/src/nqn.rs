@@ -54,39 +54,40 @@ impl fmt::Display for NqnError {
 impl core::error::Error for NqnError {}
 
 /// Parses the name in a field of a structure.
-pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
+pub fn parse_nqn_field(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
     let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Length(FIELD_BYTES))?;
     let (name, rest) = field.split_at(end);
     if rest.iter().any(|&byte| byte != 0) {
         return Err(NqnError::Padding);
     }
     let name = core::str::from_utf8(name).map_err(|_| NqnError::NotUtf8)?;
-    check(name).map(|()| name)
+    check_nqn(name).map(|()| name)
 }
 
 /// Parses a host name in a field of a structure. Host names only distinguish hosts, so any text is
 /// accepted, and bytes after its end are ignored.
-pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
+pub fn parse_host_nqn_field(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
     let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Length(FIELD_BYTES))?;
     let name = core::str::from_utf8(&field[..end]).map_err(|_| NqnError::NotUtf8)?;
-    check_host(name).map(|()| name)
+    check_host_nqn(name).map(|()| name)
 }
 
 /// Rejects a host name that could be confused with another one in a line or a list: with spaces,
 /// control characters, or characters that have no width or change the text direction. The
 /// specification requires UTF-8 (Base 2.1 §4.7) and forbids none of these.
-pub fn check_host(name: &str) -> Result<(), NqnError> {
+pub fn check_host_nqn(name: &str) -> Result<(), NqnError> {
     if name.is_empty() || name.len() > LEN_MAX {
         return Err(NqnError::Length(name.len()));
     }
-    let is_foreign =
-        |letter: &char| letter.is_whitespace() || letter.is_control() || is_format(*letter);
+    let is_foreign = |letter: &char| {
+        letter.is_whitespace() || letter.is_control() || is_format_character(*letter)
+    };
     name.chars().find(is_foreign).map_or(Ok(()), |foreign| Err(NqnError::Character(foreign)))
 }
 
 /// Whether a character has no width or changes the text direction (Unicode 16, general category
 /// Cf).
-fn is_format(letter: char) -> bool {
+fn is_format_character(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
@@ -94,8 +95,8 @@ fn is_format(letter: char) -> bool {
 }
 
 /// Validates a name of a host or subsystem.
-pub fn check(name: &str) -> Result<(), NqnError> {
-    check_host(name)?;
+pub fn check_nqn(name: &str) -> Result<(), NqnError> {
+    check_host_nqn(name)?;
     if !has_date_and_domain(name) {
         return Err(NqnError::Form);
     }
@@ -126,16 +127,18 @@ fn is_uuid(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, NqnError, check, read, read_host};
+    use super::{
+        DISCOVERY, FIELD_BYTES, LEN_MAX, NqnError, check_nqn, parse_host_nqn_field, parse_nqn_field,
+    };
 
-    fn field(name: &[u8]) -> [u8; FIELD_BYTES] {
+    fn nqn_field(name: &[u8]) -> [u8; FIELD_BYTES] {
         let mut field = [0; FIELD_BYTES];
         field[..name.len()].copy_from_slice(name);
         field
     }
 
     #[test]
-    fn names_of_each_kind_are_taken() {
+    fn each_nqn_format_is_accepted() {
         let longest = format!("nqn.2014-08.org.example:{}", "x".repeat(LEN_MAX - 24));
         for name in [
             DISCOVERY,
@@ -144,13 +147,13 @@ mod tests {
             "nqn.2019-01.a:",
             &longest,
         ] {
-            assert_eq!(check(name), Ok(()), "{name}");
-            assert_eq!(read(&field(name.as_bytes())), Ok(name));
+            assert_eq!(check_nqn(name), Ok(()), "{name}");
+            assert_eq!(parse_nqn_field(&nqn_field(name.as_bytes())), Ok(name));
         }
     }
 
     #[test]
-    fn what_is_no_name_is_refused_for_its_first_fault() {
+    fn invalid_nqn_is_rejected_with_its_first_error() {
         let too_long = format!("nqn.2014-08.org.example:{}", "x".repeat(LEN_MAX - 23));
         for (name, why) in [
             ("", NqnError::Length(0)),
@@ -171,52 +174,59 @@ mod tests {
                 NqnError::Uuid,
             ),
         ] {
-            assert_eq!(check(name), Err(why), "{name}");
+            assert_eq!(check_nqn(name), Err(why), "{name}");
             assert!(!why.to_string().is_empty());
         }
     }
 
     #[test]
-    fn a_field_has_a_zero_behind_the_name_and_nothing_else() {
-        assert_eq!(read(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
-        assert_eq!(read(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
-        let mut late = field(DISCOVERY.as_bytes());
+    fn nqn_field_is_zero_terminated_and_zero_padded() {
+        assert_eq!(parse_nqn_field(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
+        assert_eq!(parse_nqn_field(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
+        let mut late = nqn_field(DISCOVERY.as_bytes());
         late[FIELD_BYTES - 1] = 1;
-        assert_eq!(read(&late), Err(NqnError::Padding));
-        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(NqnError::NotUtf8));
+        assert_eq!(parse_nqn_field(&late), Err(NqnError::Padding));
+        assert_eq!(parse_nqn_field(&nqn_field(b"nqn.2014-08.org.a:\xff")), Err(NqnError::NotUtf8));
     }
 
     /// `evil\u{202e}tsoh` is shown as `evilhost`.
     #[test]
-    fn names_hold_no_characters_that_change_how_others_are_shown() {
+    fn nqn_with_control_or_format_characters_is_rejected() {
         for letter in
             ['\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{ad}', '\u{e0041}', '\u{85}']
         {
             let (name, host) = (format!("nqn.2014-08.org.a:b{letter}c"), format!("b{letter}c"));
-            assert_eq!(check(&name), Err(NqnError::Character(letter)), "{letter:?}");
-            assert_eq!(read_host(&field(host.as_bytes())), Err(NqnError::Character(letter)));
+            assert_eq!(check_nqn(&name), Err(NqnError::Character(letter)), "{letter:?}");
+            assert_eq!(
+                parse_host_nqn_field(&nqn_field(host.as_bytes())),
+                Err(NqnError::Character(letter))
+            );
             let shown = NqnError::Character(letter).to_string();
             assert!(!shown.contains(letter), "{shown}");
         }
-        assert_eq!(check("nqn.2014-08.org.example:größe-一"), Ok(()));
+        assert_eq!(check_nqn("nqn.2014-08.org.example:größe-一"), Ok(()));
     }
 
     #[test]
-    fn a_host_may_call_itself_anything_that_is_text() {
+    fn host_nqn_may_be_any_text() {
         let longest = "x".repeat(LEN_MAX);
         for name in
             ["hostnqn", "iqn.1994-05.com.redhat:1", "nqn.2014-08.org.nvmexpress:uuid:me", &longest]
         {
-            let mut field = field(name.as_bytes());
-            assert_eq!(read_host(&field), Ok(name));
+            let mut field = nqn_field(name.as_bytes());
+            assert_eq!(parse_host_nqn_field(&field), Ok(name));
             field[FIELD_BYTES - 1] = b'?';
-            assert_eq!(read_host(&field), Ok(name), "what lies behind it is not looked at");
+            assert_eq!(
+                parse_host_nqn_field(&field),
+                Ok(name),
+                "what lies behind it is not looked at"
+            );
         }
-        assert_eq!(read_host(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
-        assert_eq!(read_host(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
-        let too_long = field(&[b'x'; LEN_MAX + 1]);
-        assert_eq!(read_host(&too_long), Err(NqnError::Length(LEN_MAX + 1)));
-        assert_eq!(read_host(&field(b"host\n")), Err(NqnError::Character('\n')));
-        assert_eq!(read_host(&field(b"h\xff")), Err(NqnError::NotUtf8));
+        assert_eq!(parse_host_nqn_field(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
+        assert_eq!(parse_host_nqn_field(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
+        let too_long = nqn_field(&[b'x'; LEN_MAX + 1]);
+        assert_eq!(parse_host_nqn_field(&too_long), Err(NqnError::Length(LEN_MAX + 1)));
+        assert_eq!(parse_host_nqn_field(&nqn_field(b"host\n")), Err(NqnError::Character('\n')));
+        assert_eq!(parse_host_nqn_field(&nqn_field(b"h\xff")), Err(NqnError::NotUtf8));
     }
 }

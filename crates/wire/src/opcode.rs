@@ -5,7 +5,7 @@
 
 /// Direction of a command's data transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transfer {
+pub enum TransferDirection {
     /// 00b: no data.
     None,
     /// 01b: from host to controller.
@@ -16,11 +16,11 @@ pub enum Transfer {
     Bidirectional,
 }
 
-impl Transfer {
+impl TransferDirection {
     /// Direction encoded in an opcode.
     #[inline]
     #[must_use]
-    pub const fn of(opcode: u8) -> Self {
+    pub const fn from_opcode(opcode: u8) -> Self {
         match opcode & 3 {
             0 => Self::None,
             1 => Self::HostToController,
@@ -80,8 +80,8 @@ macro_rules! opcodes {
             /// Direction of its data transfer.
             #[inline]
             #[must_use]
-            pub const fn transfer(self) -> Transfer {
-                Transfer::of(self as u8)
+            pub const fn transfer(self) -> TransferDirection {
+                TransferDirection::from_opcode(self as u8)
             }
         }
 
@@ -184,10 +184,10 @@ opcodes! {
 
 #[cfg(test)]
 mod tests {
-    use super::{AdminOpcode, FabricsType, IoOpcode, Transfer};
+    use super::{AdminOpcode, FabricsType, IoOpcode, TransferDirection};
 
     #[test]
-    fn a_code_gives_the_opcode_that_has_it_and_no_other() {
+    fn opcode_values_round_trip() {
         for code in 0..=u8::MAX {
             assert!(AdminOpcode::from_u8(code).is_none_or(|opcode| opcode.code() == code));
             assert!(IoOpcode::from_u8(code).is_none_or(|opcode| opcode.code() == code));
@@ -205,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn the_low_bits_say_which_way_data_goes() {
-        assert_eq!(IoOpcode::Flush.transfer(), Transfer::None);
-        assert_eq!(IoOpcode::Write.transfer(), Transfer::HostToController);
-        assert_eq!(IoOpcode::Read.transfer(), Transfer::ControllerToHost);
-        assert_eq!(AdminOpcode::Identify.transfer(), Transfer::ControllerToHost);
-        assert_eq!(AdminOpcode::SetFeatures.transfer(), Transfer::HostToController);
-        assert_eq!(AdminOpcode::FabricsCommands.transfer(), Transfer::Bidirectional);
-        assert_eq!(FabricsType::Connect.transfer(), Transfer::HostToController);
+    fn low_opcode_bits_are_the_transfer_direction() {
+        assert_eq!(IoOpcode::Flush.transfer(), TransferDirection::None);
+        assert_eq!(IoOpcode::Write.transfer(), TransferDirection::HostToController);
+        assert_eq!(IoOpcode::Read.transfer(), TransferDirection::ControllerToHost);
+        assert_eq!(AdminOpcode::Identify.transfer(), TransferDirection::ControllerToHost);
+        assert_eq!(AdminOpcode::SetFeatures.transfer(), TransferDirection::HostToController);
+        assert_eq!(AdminOpcode::FabricsCommands.transfer(), TransferDirection::Bidirectional);
+        assert_eq!(FabricsType::Connect.transfer(), TransferDirection::HostToController);
     }
 }

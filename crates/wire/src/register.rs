@@ -455,7 +455,7 @@ mod tests {
     };
 
     #[test]
-    fn what_bring_up_writes_has_the_bits_that_every_controller_expects() {
+    fn cc_and_aqa_of_bring_up_have_the_expected_bits() {
         let configuration = Configuration::zeroed()
             .with(|cc| cc.en(true).css(CommandSetSelected::All).iosqes(6).iocqes(4));
         assert_eq!(configuration.0, 0x0046_0061);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_of_the_emulated_controller_of_qemu_are_read() {
+    fn cap_register_of_qemu_is_decoded() {
         let cap = Capabilities(0x0040_0020_0f01_07ff);
         assert_eq!((cap.mqes(), cap.entries_max(), cap.cqr()), (0x7ff, 2048, true));
         assert_eq!((cap.to(), cap.ready_timeout_ms()), (15, 7500));
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_a_memory_buffer_grows_by_sixteen_per_unit() {
+    fn cmb_size_unit_is_a_power_of_sixteen() {
         let size = MemoryBufferSize::zeroed().with(|size| size.szu(2).sz(3));
         assert_eq!((size.unit_bytes(), size.len_bytes()), (Some(1 << 20), Some(3 << 20)));
         let absurd = MemoryBufferSize::zeroed().with(|size| size.szu(15).sz(1));

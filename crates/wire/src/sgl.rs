@@ -8,7 +8,7 @@
 
 use core::fmt;
 
-use crate::layout::{bits, mask};
+use crate::layout::{extract_bits, low_bits_mask};
 
 /// SGL descriptor: 16 bytes as two words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -157,7 +157,7 @@ impl Descriptor {
     pub const fn keyed(address: u64, len_bytes: u32, key: u32, invalidate_key: bool) -> Self {
         let subtype = if invalidate_key { Self::INVALIDATE_KEY } else { Self::ADDRESS };
         let base = Self::new(address, 0, Self::KEYED_DATA_BLOCK, subtype);
-        Self([address, base.0[1] | (key as u64) << 24 | (len_bytes as u64 & mask(24))])
+        Self([address, base.0[1] | (key as u64) << 24 | (len_bytes as u64 & low_bits_mask(24))])
     }
 
     /// `len_bytes` transferred by the transport itself.
@@ -238,8 +238,8 @@ impl Descriptor {
             (Self::KEYED_DATA_BLOCK, Self::ADDRESS | Self::INVALIDATE_KEY) => {
                 DescriptorKind::KeyedDataBlock {
                     address: self.0[0],
-                    len_bytes: bits(self.0[1], 0, 24) as u32,
-                    key: bits(self.0[1], 24, 32) as u32,
+                    len_bytes: extract_bits(self.0[1], 0, 24) as u32,
+                    key: extract_bits(self.0[1], 24, 32) as u32,
                     invalidate_key: subtype == Self::INVALIDATE_KEY,
                 }
             }
@@ -255,7 +255,7 @@ impl DescriptorKind {
     /// Encodes the descriptor; reserved bits are clear.
     #[must_use]
     pub const fn to_descriptor(self) -> Descriptor {
-        const fn at(place: DataLocation, len_bytes: u32, kind: u8) -> Descriptor {
+        const fn descriptor_at(place: DataLocation, len_bytes: u32, kind: u8) -> Descriptor {
             match place {
                 DataLocation::Address(address) => {
                     Descriptor::new(address, len_bytes, kind, Descriptor::ADDRESS)
@@ -267,14 +267,14 @@ impl DescriptorKind {
         }
         match self {
             Self::DataBlock { location: place, len_bytes } => {
-                at(place, len_bytes, Descriptor::DATA_BLOCK)
+                descriptor_at(place, len_bytes, Descriptor::DATA_BLOCK)
             }
             Self::BitBucket { len_bytes } => Descriptor::bit_bucket(len_bytes),
             Self::Segment { location: place, len_bytes } => {
-                at(place, len_bytes, Descriptor::SEGMENT)
+                descriptor_at(place, len_bytes, Descriptor::SEGMENT)
             }
             Self::LastSegment { location: place, len_bytes } => {
-                at(place, len_bytes, Descriptor::LAST_SEGMENT)
+                descriptor_at(place, len_bytes, Descriptor::LAST_SEGMENT)
             }
             Self::KeyedDataBlock { address, len_bytes, key, invalidate_key } => {
                 Descriptor::keyed(address, len_bytes, key, invalidate_key)
@@ -296,7 +296,7 @@ mod tests {
     use super::{DataLocation, Descriptor, DescriptorKind};
 
     #[test]
-    fn a_data_block_lies_in_memory_as_figure_123_draws_it() {
+    fn data_block_descriptor_has_the_layout_of_figure_123() {
         let bytes = Descriptor::data_block(0x0807_0605_0403_0201, 0x0c0b_0a09).to_bytes();
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 0, 0x00]);
         assert_eq!(Descriptor::last_segment(0, 0).to_bytes()[15], 0x30);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keyed_data_block_has_three_bytes_of_length_and_four_of_key() {
+    fn keyed_data_block_has_a_24_bit_length_and_a_32_bit_key() {
         let bytes = Descriptor::keyed(0, 0x03_0201, 0x0706_0504, true).to_bytes();
         assert_eq!(bytes[8..], [1, 2, 3, 4, 5, 6, 7, 0x4f]);
         assert_eq!(
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_and_sub_type_survives_and_every_bit_of_its_fields() {
+    fn sgl_descriptors_round_trip() {
         for identifier in 0..=u8::MAX {
             let (kind, subtype) = (identifier >> 4, identifier & 0xf);
             for bit in 0..120 {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_is_not_taken_for_an_address() {
+    fn offset_and_address_subtypes_are_distinct() {
         assert_eq!(
             Descriptor::in_capsule(4096, 512).decode(),
             DescriptorKind::DataBlock { location: DataLocation::Offset(4096), len_bytes: 512 }

@@ -12,7 +12,7 @@ use core::fmt;
 
 mod table;
 
-pub use table::{Entry, TABLE};
+pub use table::{StatusEntry, TABLE};
 
 /// Status of a command: the 15-bit status field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -104,14 +104,14 @@ impl Status {
     /// Without CRD, M and DNR, for comparison with the constants.
     #[inline]
     #[must_use]
-    pub const fn code(self) -> Self {
+    pub const fn sct_and_sc(self) -> Self {
         Self(self.0 & Self::CODE)
     }
 
     /// Whether status code and type are those of `other`; ignores CRD, M and DNR.
     #[inline]
     #[must_use]
-    pub const fn is(self, other: Self) -> bool {
+    pub const fn same_code(self, other: Self) -> bool {
         (self.0 ^ other.0) & Self::CODE == 0
     }
 
@@ -163,22 +163,22 @@ impl Status {
     ///
     /// Where fabrics commands share a code with the NVM command set, this is the NVM entry.
     #[must_use]
-    pub fn entry(self) -> Option<&'static Entry> {
-        TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.code())
+    pub fn table_entry(self) -> Option<&'static StatusEntry> {
+        TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.sct_and_sc())
     }
 
     /// Table entry for a status of a fabrics command.
     #[must_use]
-    pub fn fabrics_entry(self) -> Option<&'static Entry> {
-        let code = self.code();
+    pub fn fabrics_table_entry(self) -> Option<&'static StatusEntry> {
+        let code = self.sct_and_sc();
         let fabrics = TABLE.iter().find(|entry| entry.is_fabrics && entry.status == code);
-        fabrics.or_else(|| self.entry())
+        fabrics.or_else(|| self.table_entry())
     }
 
     /// Name in the specification.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match (self.entry(), self.code_type(), self.sc()) {
+        match (self.table_entry(), self.code_type(), self.sc()) {
             (Some(entry), _, _) => entry.name,
             (None, StatusCodeType::VendorSpecific, _) | (None, _, 0xc0..) => "Vendor Specific",
             (None, _, _) => "Reserved",
@@ -210,14 +210,14 @@ mod tests {
     use super::{Status, TABLE};
 
     #[test]
-    fn the_fields_of_every_status_put_together_give_it_back() {
+    fn status_fields_round_trip() {
         for bits in 0..1 << 15 {
             let status = Status(bits);
             let mut again = Status::new(status.sct(), status.sc()).with_crd(status.crd());
             again = if status.more() { again.with_more() } else { again };
             again = if status.dnr() { again.with_dnr() } else { again };
             assert_eq!(again, status);
-            assert!(status.is(status.code()));
+            assert!(status.same_code(status.sct_and_sc()));
         }
         assert_eq!((Status(0x7ff).sct(), Status(0x7ff).sc()), (7, 0xff));
         assert_eq!(
@@ -227,23 +227,23 @@ mod tests {
     }
 
     #[test]
-    fn no_code_is_in_the_tables_twice() {
+    fn status_tables_have_no_duplicate_code() {
         for (index, entry) in TABLE.iter().enumerate() {
-            let same = |other: &&super::Entry| {
+            let same = |other: &&super::StatusEntry| {
                 other.status == entry.status && other.is_fabrics == entry.is_fabrics
             };
             assert_eq!(TABLE[..index].iter().find(same), None, "{}", entry.name);
-            assert_eq!(entry.status, entry.status.code());
+            assert_eq!(entry.status, entry.status.sct_and_sc());
         }
     }
 
     #[test]
-    fn every_entry_is_found_by_its_code_and_explains_itself() {
+    fn every_status_entry_is_found_and_has_a_description() {
         for entry in TABLE {
             let found = if entry.is_fabrics {
-                entry.status.fabrics_entry()
+                entry.status.fabrics_table_entry()
             } else {
-                entry.status.with_dnr().with_more().with_crd(2).entry()
+                entry.status.with_dnr().with_more().with_crd(2).table_entry()
             };
             assert_eq!(found, Some(entry));
             assert!(entry.section.contains('§') && entry.meaning.ends_with('.'), "{}", entry.name);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn it_prints_its_name_and_its_numbers() {
+    fn status_is_printed_with_name_and_codes() {
         assert_eq!(
             Status::INVALID_FIELD.with_dnr().to_string(),
             "Invalid Field in Command (SCT 0x0, SC 0x02, do not retry)"
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_without_dnr_is_worth_another_try() {
+    fn only_a_failure_without_dnr_is_retryable() {
         assert!(Status::COMMAND_INTERRUPTED.is_retryable());
         assert!(!Status::COMMAND_INTERRUPTED.with_dnr().is_retryable());
         assert!(!Status::SUCCESS.is_retryable());

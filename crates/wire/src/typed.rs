@@ -19,8 +19,8 @@ use core::fmt;
 
 use crate::command::Command;
 #[cfg(test)]
-use crate::layout::Accessor;
-use crate::layout::{Decoded, Field, decode};
+use crate::layout::FieldAccessor;
+use crate::layout::{DecodedField, Field, decode};
 use crate::opcode::FabricsType;
 use crate::status::Status;
 
@@ -36,7 +36,7 @@ pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
     fn fields() -> &'static [Field];
     /// Accessors for tests, in the same order.
     #[cfg(test)]
-    const ACCESSORS: &'static [Accessor<Self>];
+    const ACCESSORS: &'static [FieldAccessor<Self>];
 
     /// Encodes the command, without command identifier and data pointer.
     fn to_command(&self) -> Command;
@@ -64,7 +64,7 @@ pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
     }
 
     /// All fields with their values, for printing.
-    fn decode(&self) -> Vec<Decoded> {
+    fn decode(&self) -> Vec<DecodedField> {
         decode(&self.to_command().to_bytes(), Self::fields())
     }
 }
@@ -111,7 +111,7 @@ macro_rules! commands {
             impl Default for $name {
                 #[inline]
                 fn default() -> Self {
-                    Self { $( $field: $crate::layout::Part::from_bits(0), )* }
+                    Self { $( $field: $crate::layout::BitFieldType::from_bits(0), )* }
                 }
             }
 
@@ -124,28 +124,28 @@ macro_rules! commands {
                     static FIELDS: &[$crate::layout::Field] = &[$(
                     $crate::layout::Field {
                         name: stringify!($field),
-                        description: $crate::layout::line(concat!($($meaning),+)),
+                        description: $crate::layout::join_doc_lines(concat!($($meaning),+)),
                         bit: $crate::typed::bit_of($dword, $low),
-                        width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
+                        width: $crate::layout::bit_range_width(&[$low $(, $high)?]) as usize,
                         count: 1,
                         repeated: false,
-                        kind: <$type as $crate::layout::Part>::KIND,
-                        show: $crate::layout::Show::Bits(<$type as $crate::layout::Part>::show),
+                        kind: <$type as $crate::layout::BitFieldType>::KIND,
+                        show: $crate::layout::FieldDecoder::Bits(<$type as $crate::layout::BitFieldType>::decode_value),
                         parts: &[],
                     },
                 )*];
                     FIELDS
                 }
                 #[cfg(test)]
-                const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
-                    $crate::layout::Accessor {
+                const ACCESSORS: &'static [$crate::layout::FieldAccessor<Self>] = &[$(
+                    $crate::layout::FieldAccessor {
                         raw: |it, _, raw| {
-                            let bits = $crate::layout::Part::to_bits(it.$field);
-                            $crate::layout::Element::store(&bits, raw);
+                            let bits = $crate::layout::BitFieldType::to_bits(it.$field);
+                            $crate::layout::FieldType::store(&bits, raw);
                         },
                         put: |it, _, raw| {
-                            it.$field = $crate::layout::Part::from_bits(
-                                <u64 as $crate::layout::Element>::load(raw),
+                            it.$field = $crate::layout::BitFieldType::from_bits(
+                                <u64 as $crate::layout::FieldType>::load(raw),
                             );
                         },
                         parts: &[],
@@ -157,8 +157,8 @@ macro_rules! commands {
                     <Self as $crate::typed::TypedCommand>::with_opcode_of($crate::command::Command::new(0))
                         $(.with_bits(
                             $crate::typed::bit_of($dword, $low),
-                            const { $crate::layout::width_of(&[$low $(, $high)?]) },
-                            $crate::layout::Part::to_bits(self.$field),
+                            const { $crate::layout::bit_range_width(&[$low $(, $high)?]) },
+                            $crate::layout::BitFieldType::to_bits(self.$field),
                         ))*
                 }
 
@@ -168,9 +168,9 @@ macro_rules! commands {
                         return Err($crate::status::Status::INVALID_OPCODE);
                     }
                     Ok(Self {
-                        $( $field: $crate::layout::Part::from_bits(command.bits(
+                        $( $field: $crate::layout::BitFieldType::from_bits(command.bits(
                             $crate::typed::bit_of($dword, $low),
-                            const { $crate::layout::width_of(&[$low $(, $high)?]) },
+                            const { $crate::layout::bit_range_width(&[$low $(, $high)?]) },
                         )), )*
                     })
                 }

@@ -16,8 +16,8 @@ pub mod queue;
 mod tests;
 
 pub use control::{ControlCommand, ControlOp, DeviceInfo, DeviceState, Features};
-pub use parameters::{Attributes, Discard, Parameters};
-pub use queue::{Descriptor, IoFlags, IoOp, QueueCommand, QueueOp};
+pub use parameters::{Discard, DiskAttributes, Parameters};
+pub use queue::{IoDescriptor, IoFlags, IoOp, QueueCommand, QueueOp};
 
 /// Unit of disk sizes and offsets, independent of the block size (`SECTOR_SIZE`).
 pub const SECTOR_BYTES: u32 = 512;
@@ -26,7 +26,7 @@ pub const DEPTH_MAX: u16 = 4096;
 
 /// Code of an `ioctl` of type `u` (`asm-generic/ioctl.h`): direction, argument size, type, number.
 /// Both kinds of commands use such codes (`UBLK_F_CMD_IOCTL_ENCODE`).
-const fn code(direction: u32, size: u16, number: u8) -> u32 {
+const fn ioctl_code(direction: u32, size: u16, number: u8) -> u32 {
     direction << 30 | (size as u32 & 0x3fff) << 16 | (b'u' as u32) << 8 | number as u32
 }
 
@@ -34,12 +34,12 @@ const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
 
 /// Copies `from` to offset `at`.
-fn put(into: &mut [u8], at: usize, from: &[u8]) {
+fn put_bytes(into: &mut [u8], at: usize, from: &[u8]) {
     into[at..at + from.len()].copy_from_slice(from);
 }
 
 /// Returns the `N` bytes at `at`.
-fn take<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
+fn bytes_at<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&from[at..at + N]);
     bytes

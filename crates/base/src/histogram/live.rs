@@ -1,6 +1,6 @@
 //! Histogram with one writer thread and many reader threads.
 
-use super::{BUCKETS, Histogram, VALUE_MAX, index_of};
+use super::{BUCKETS, Histogram, VALUE_MAX, bucket_index};
 use crate::Counter;
 
 /// [`Histogram`] with one writer, which needs plain loads and stores only, and any number of
@@ -30,7 +30,7 @@ impl LiveHistogram {
     #[inline]
     pub fn record_many(&self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
-        self.counts[index_of(value)].add(count);
+        self.counts[bucket_index(value)].add(count);
         self.sum.add(value.wrapping_mul(count));
         if value > self.max.get() {
             self.max.set(value);
@@ -56,7 +56,7 @@ mod tests {
     use crate::{Histogram, Random};
 
     #[test]
-    fn a_snapshot_is_what_was_counted() {
+    fn snapshot_has_all_recorded_values() {
         let live = LiveHistogram::new();
         let mut plain = Histogram::new();
         let mut random = Random::new(9);

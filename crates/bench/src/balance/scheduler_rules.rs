@@ -22,21 +22,21 @@ pub fn parse_scheduler_rules(text: &str) -> Result<Options, String> {
         ("core", &mut rules.core_limit),
         ("busy", &mut rules.core_busy),
     ] {
-        let given = fields.number(key, 0..=100).map_err(|error| error.to_string())?;
+        let given = fields.number_value(key, 0..=100).map_err(|error| error.to_string())?;
         *setting = given.and_then(|given| u8::try_from(given).ok()).unwrap_or(*setting);
     }
     for (key, setting) in
         [("period", &mut rules.period), ("migration-interval", &mut rules.migration_interval)]
     {
-        *setting = fields.time(key).map_err(|error| error.to_string())?.unwrap_or(*setting);
+        *setting = fields.time_value(key).map_err(|error| error.to_string())?.unwrap_or(*setting);
     }
-    if let Some(cores) = fields.text("scheduling-core") {
+    if let Some(cores) = fields.text_value("scheduling-core") {
         rules.scheduling_core = Some(parse_core(&cores)?);
     }
-    if let Some(cores) = fields.text("isolated") {
+    if let Some(cores) = fields.text_value("isolated") {
         rules.isolated = CpuList::parse(&cores).map_err(|error| format!("isolated: {error}"))?;
     }
-    fields.finish().map_err(|error| unknown(&error))?;
+    fields.reject_unknown().map_err(|error| unknown(&error))?;
     check_consistency(&rules)?;
     Ok(rules)
 }

@@ -7,7 +7,7 @@ use tenmil_base::Span;
 use tenmil_linux::CpuList;
 use tenmil_reactor::{PollMode, schedule};
 
-use tenmil_block::quantity::{parse_count, parse_size};
+use tenmil_block::quantity_parser::{parse_count, parse_size};
 use tenmil_devices::{EmuMedium, EmuSpec, Uri};
 
 pub use block_layer_options::{BlockLayer, BlockLayerOptions, parse_queue_map, queue_map_text};

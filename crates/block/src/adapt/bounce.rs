@@ -17,11 +17,11 @@ use tenmil_base::Error;
 /// ```
 #[derive(Clone, Debug)]
 pub struct BounceMemory {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBounceMemory>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedBounceMemory {
     regions: RegionTable,
     zeroes: Region,
     chunk_bytes: u32,
@@ -31,7 +31,7 @@ struct Shared {
 /// The bounce buffers of one channel, and the parents that wait for one.
 #[derive(Debug)]
 pub struct BounceBuffers {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBounceMemory>,
     memory: Region,
     free: Vec<u16>,
     waiting: VecDeque<u16>,
@@ -56,8 +56,8 @@ impl BounceMemory {
             );
             return Err(caller(text));
         }
-        let zeroes = add(regions, chunk_bytes)?;
-        let shared = Shared { regions: regions.clone(), zeroes, chunk_bytes, buffers };
+        let zeroes = allocate_region(regions, chunk_bytes)?;
+        let shared = SharedBounceMemory { regions: regions.clone(), zeroes, chunk_bytes, buffers };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -72,8 +72,8 @@ impl BounceMemory {
     ///
     /// If memory is exhausted.
     pub fn channel(&self) -> Result<BounceBuffers, Error> {
-        let Shared { regions, chunk_bytes, buffers, .. } = &*self.shared;
-        let memory = add(regions, chunk_bytes * u32::from(*buffers))?;
+        let SharedBounceMemory { regions, chunk_bytes, buffers, .. } = &*self.shared;
+        let memory = allocate_region(regions, chunk_bytes * u32::from(*buffers))?;
         Ok(BounceBuffers {
             shared: Arc::clone(&self.shared),
             memory,
@@ -83,7 +83,7 @@ impl BounceMemory {
     }
 }
 
-fn add(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
+fn allocate_region(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
     regions.allocate_region(len_bytes as usize).map_err(|error| {
         Error::new(
             ErrorCategory::Environment,
@@ -94,7 +94,7 @@ fn add(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
 
 impl BounceBuffers {
     /// Reserves the wait queue, so that nothing is allocated later.
-    pub(super) fn reserve(&mut self, waiters_max: usize) {
+    pub(super) fn reserve_buffers(&mut self, waiters_max: usize) {
         self.waiting.reserve(waiters_max);
     }
 
@@ -104,18 +104,18 @@ impl BounceBuffers {
     }
 
     /// Memory that contains zeroes.
-    pub(super) fn zeroes(&self) -> Segment {
+    pub(super) fn zero_segment(&self) -> Segment {
         Segment { len_bytes: self.shared.chunk_bytes, ..self.shared.zeroes.segment() }
     }
 
     /// The first `len_bytes` of a buffer.
-    pub(super) fn part(&self, buffer: u16, len_bytes: u32) -> Segment {
+    pub(super) fn buffer_segment(&self, buffer: u16, len_bytes: u32) -> Segment {
         let offset = u64::from(buffer) * u64::from(self.shared.chunk_bytes);
         Segment { region: self.memory.id(), offset, len_bytes }
     }
 
     /// Takes a free buffer. If there is none or others wait already, appends `who` to the wait queue.
-    pub(super) fn take(&mut self, who: u16) -> Option<u16> {
+    pub(super) fn take_buffer_or_wait(&mut self, who: u16) -> Option<u16> {
         let buffer = if self.waiting.is_empty() { self.free.pop() } else { None };
         if buffer.is_none() {
             self.waiting.push_back(who);
@@ -124,7 +124,7 @@ impl BounceBuffers {
     }
 
     /// Frees a buffer. The parent that has waited longest gets it at once and is returned.
-    pub(super) fn release(&mut self, buffer: u16) -> Option<u16> {
+    pub(super) fn release_buffer(&mut self, buffer: u16) -> Option<u16> {
         let next = self.waiting.pop_front();
         if next.is_none() {
             self.free.push(buffer);
@@ -133,7 +133,7 @@ impl BounceBuffers {
     }
 
     /// Removes `who` from the wait queue.
-    pub(super) fn leave(&mut self, who: u16) {
+    pub(super) fn leave_wait_queue(&mut self, who: u16) {
         self.waiting.retain(|waiter| *waiter != who);
     }
 
@@ -144,7 +144,9 @@ impl BounceBuffers {
         skip_bytes: u64,
         to: Segment,
     ) -> Result<(), IoStatus> {
-        self.each(from, skip_bytes, to, |memory, own| self.shared.regions.copy_segment(memory, own))
+        self.for_each_slice(from, skip_bytes, to, |memory, own| {
+            self.shared.regions.copy_segment(memory, own)
+        })
     }
 
     /// Copies from a buffer to a request's memory, at offset `skip_bytes`.
@@ -154,36 +156,38 @@ impl BounceBuffers {
         to: &[Segment],
         skip_bytes: u64,
     ) -> Result<(), IoStatus> {
-        self.each(to, skip_bytes, from, |memory, own| self.shared.regions.copy_segment(own, memory))
+        self.for_each_slice(to, skip_bytes, from, |memory, own| {
+            self.shared.regions.copy_segment(own, memory)
+        })
     }
 
     /// Whether a buffer equals a request's memory at offset `skip_bytes`.
-    pub(super) fn compare(
+    pub(super) fn compare_with_memory(
         &self,
         own: Segment,
         with: &[Segment],
         skip_bytes: u64,
     ) -> Result<(), IoStatus> {
         let mut equal = true;
-        self.each(with, skip_bytes, own, |memory, own| {
+        self.for_each_slice(with, skip_bytes, own, |memory, own| {
             equal = equal && self.shared.regions.segments_equal(memory, own)?;
             Ok(())
         })?;
         if equal { Ok(()) } else { Err(IoStatus::COMPARE_FAILURE) }
     }
 
-    fn each(
+    fn for_each_slice(
         &self,
         segments: &[Segment],
         skip_bytes: u64,
         own: Segment,
         mut step: impl FnMut(Segment, Segment) -> Result<(), tenmil_base::InvalidSegment>,
     ) -> Result<(), IoStatus> {
-        let mut pieces = SegmentCursor::of(segments);
+        let mut pieces = SegmentCursor::new(segments);
         let skipped: Result<(), tenmil_base::InvalidSegment> =
-            pieces.take_each(skip_bytes, |_, _| Ok(()));
+            pieces.take_each_piece(skip_bytes, |_, _| Ok(()));
         let moved = skipped.and_then(|()| {
-            pieces.take_each(own.len_bytes.into(), |piece, done| {
+            pieces.take_each_piece(own.len_bytes.into(), |piece, done| {
                 let at = Segment { offset: own.offset + done, len_bytes: piece.len_bytes, ..own };
                 step(piece, at)
             })

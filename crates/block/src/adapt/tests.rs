@@ -1,4 +1,4 @@
 //! Adaptation to a device with narrow limits.
 
-mod order;
-pub(crate) mod scripted;
+mod requests;
+pub(crate) mod scripted_channel;

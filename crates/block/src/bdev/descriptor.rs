@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, BlockExtent, Error, HoleReporting, IoChannel, Limits};
 
-use super::event::EventQueue;
-use super::{Claim, ClaimGuard, Event, Mode, Shared};
+use super::event::BdevEventQueue;
+use super::{BdevEvent, BdevShared, ChannelMode, Claim, ClaimGuard};
 use crate::channel::{Channel, WRITING};
 use crate::qos::IoClass;
 
@@ -15,7 +15,7 @@ use crate::qos::IoClass;
 #[derive(Debug)]
 pub struct BdevDescriptor {
     grant: Arc<ClaimGuard>,
-    events: Arc<EventQueue>,
+    events: Arc<BdevEventQueue>,
     class: IoClass,
 }
 
@@ -31,15 +31,15 @@ impl BdevDescriptor {
     /// # Errors
     ///
     /// If the process has no more file descriptors.
-    pub fn share(&self) -> Result<Self, Error> {
+    pub fn share_claim(&self) -> Result<Self, Error> {
         let shared = Self::new(Arc::clone(&self.grant));
         let shared = shared.map_err(|why| Error::environment(why.to_string()))?;
-        Ok(shared.with_class(self.class))
+        Ok(shared.with_io_class(self.class))
     }
 
     /// Sets the I/O class of its channels, which the rate limits of the device distinguish.
     #[must_use]
-    pub const fn with_class(mut self, class: IoClass) -> Self {
+    pub const fn with_io_class(mut self, class: IoClass) -> Self {
         self.class = class;
         self
     }
@@ -50,7 +50,7 @@ impl BdevDescriptor {
     }
 
     /// Removes the oldest pending event.
-    pub fn next_event(&self) -> Option<Event> {
+    pub fn next_event(&self) -> Option<BdevEvent> {
         self.events.next()
     }
 
@@ -71,14 +71,14 @@ impl BdevDescriptor {
     }
 
     /// Whether its channels are those of the device below.
-    fn is_bypass(&self) -> bool {
-        self.grant.shared.options.mode == Mode::Bypass && !self.grant.claim.is_read_only()
+    fn bypasses_bdev(&self) -> bool {
+        self.grant.shared.options.mode == ChannelMode::Bypass && !self.grant.claim.is_read_only()
     }
 
     /// Applies the rate limits of the device, if any, to a channel.
-    pub(crate) fn limited(&self, channel: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
+    pub(crate) fn with_rate_limits(&self, channel: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
         match &self.grant.shared.options.limiter {
-            Some(limiter) => Box::new(limiter.over(channel, self.class)),
+            Some(limiter) => Box::new(limiter.limit_channel(channel, self.class)),
             None => channel,
         }
     }
@@ -97,14 +97,14 @@ impl BlockDevice for BdevDescriptor {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let shared = &self.grant.shared;
-        if self.is_bypass() {
+        if self.bypasses_bdev() {
             let medium = shared
                 .medium()
                 .ok_or_else(|| shared.removed_error())
                 .map_err(Error::environment)?;
             return medium.channel();
         }
-        Ok(self.limited(Box::new(self.open_channel()?)))
+        Ok(self.with_rate_limits(Box::new(self.open_channel()?)))
     }
 
     fn channels_max(&self) -> u32 {
@@ -112,16 +112,16 @@ impl BlockDevice for BdevDescriptor {
         let options = &shared.options;
         let of_medium = shared.medium().map_or(0, |medium| medium.channels_max());
         match options.mode {
-            Mode::Bypass => of_medium,
-            Mode::SingleQueue => options.channels_max,
+            ChannelMode::Bypass => of_medium,
+            ChannelMode::SingleQueue => options.channels_max,
             // Shared contexts were counted when the bdev was created.
-            Mode::Mq if options.map.default < options.channels_max => options.channels_max,
-            Mode::Mq => options.channels_max.min(of_medium),
+            ChannelMode::Mq if options.map.default < options.channels_max => options.channels_max,
+            ChannelMode::Mq => options.channels_max.min(of_medium),
         }
     }
 
-    fn failure(&self) -> Option<String> {
-        self.grant.shared.medium().and_then(|medium| medium.failure())
+    fn failure_reason(&self) -> Option<String> {
+        self.grant.shared.medium().and_then(|medium| medium.failure_reason())
     }
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
@@ -150,7 +150,7 @@ impl BlockDevice for BdevDescriptor {
 
     fn is_resizable(&self) -> bool {
         let shared = &self.grant.shared;
-        shared.options.mode != Mode::Bypass
+        shared.options.mode != ChannelMode::Bypass
             && !self.grant.claim.is_read_only()
             && shared.medium().is_some_and(|medium| medium.is_resizable())
     }
@@ -165,6 +165,6 @@ impl BlockDevice for BdevDescriptor {
                 shared.name
             )));
         }
-        Shared::set_size(shared, block_count)
+        BdevShared::set_size(shared, block_count)
     }
 }

@@ -10,7 +10,7 @@ use tenmil_linux::EventVectors;
 
 /// An event of a bdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum BdevEvent {
     /// The device has been resized.
     Resized {
         /// New size in blocks.
@@ -36,28 +36,28 @@ pub enum Event {
 }
 
 /// Bounded event queue of one descriptor. An overflow is reported as an event.
-pub(super) struct EventQueue {
+pub(super) struct BdevEventQueue {
     waiting: Mutex<EventBacklog>,
     waker: EventVectors,
 }
 
 #[derive(Debug, Default)]
 struct EventBacklog {
-    events: VecDeque<Event>,
+    events: VecDeque<BdevEvent>,
     lost: u64,
 }
 
 /// Maximum number of queued events. An overflow is counted separately.
 const WAITING_MAX: usize = 64;
 
-impl EventQueue {
+impl BdevEventQueue {
     pub(super) fn new() -> io::Result<Self> {
         let waiting = EventBacklog { events: VecDeque::with_capacity(WAITING_MAX), lost: 0 };
         Ok(Self { waiting: Mutex::new(waiting), waker: EventVectors::new(1)? })
     }
 
     /// Appends an event; a full queue drops the oldest.
-    pub(super) fn push(&self, event: Event) {
+    pub(super) fn push(&self, event: BdevEvent) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.events.len() == WAITING_MAX {
             waiting.events.pop_front();
@@ -68,11 +68,14 @@ impl EventQueue {
     }
 
     /// Removes the oldest event. After the last one, the descriptor is not readable until the next event.
-    pub(super) fn next(&self) -> Option<Event> {
+    pub(super) fn next(&self) -> Option<BdevEvent> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = std::mem::take(&mut waiting.lost);
-        let event =
-            if lost > 0 { Some(Event::Overflowed { lost }) } else { waiting.events.pop_front() };
+        let event = if lost > 0 {
+            Some(BdevEvent::Overflowed { lost })
+        } else {
+            waiting.events.pop_front()
+        };
         if waiting.events.is_empty() {
             // `push` holds the same lock, so the barrier inside `unmask` is not needed here.
             self.waker.unmask(0);
@@ -85,7 +88,7 @@ impl EventQueue {
     }
 }
 
-impl fmt::Debug for EventQueue {
+impl fmt::Debug for BdevEventQueue {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("EventQueue").finish_non_exhaustive()
     }
@@ -95,18 +98,18 @@ impl fmt::Debug for EventQueue {
 mod tests {
     use tenmil_base::Span;
 
-    use super::{Event, EventQueue, WAITING_MAX};
+    use super::{BdevEvent, BdevEventQueue, WAITING_MAX};
 
-    fn resized(block_count: usize) -> Event {
-        Event::Resized { block_count: block_count as u64 }
+    fn resized(block_count: usize) -> BdevEvent {
+        BdevEvent::Resized { block_count: block_count as u64 }
     }
 
     #[test]
-    fn events_come_in_their_order_and_none_is_lost_silently() {
-        let queue = EventQueue::new().unwrap();
+    fn bdev_events_are_in_order_and_losses_are_reported() {
+        let queue = BdevEventQueue::new().unwrap();
         assert_eq!(queue.next(), None);
         (0..WAITING_MAX + 3).for_each(|index| queue.push(resized(index)));
-        assert_eq!(queue.next(), Some(Event::Overflowed { lost: 3 }));
+        assert_eq!(queue.next(), Some(BdevEvent::Overflowed { lost: 3 }));
         for index in 3..WAITING_MAX + 3 {
             assert_eq!(queue.next(), Some(resized(index)));
         }
@@ -114,8 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_ready_until_the_last_event_is_taken() {
-        let queue = EventQueue::new().unwrap();
+    fn event_descriptor_is_readable_until_the_queue_is_empty() {
+        let queue = BdevEventQueue::new().unwrap();
         let is_ready = || {
             let watch = tenmil_linux::poll_set::PollSet::new().unwrap();
             let readable = tenmil_linux::poll_set::Interest { readable: true, writable: false };
@@ -126,12 +129,12 @@ mod tests {
         };
         for _ in 0..2 {
             assert!(!is_ready());
-            queue.push(Event::MediumChanged);
-            queue.push(Event::Removed);
+            queue.push(BdevEvent::MediumChanged);
+            queue.push(BdevEvent::Removed);
             assert!(is_ready());
-            assert_eq!(queue.next(), Some(Event::MediumChanged));
+            assert_eq!(queue.next(), Some(BdevEvent::MediumChanged));
             assert!(is_ready(), "one is left");
-            assert_eq!(queue.next(), Some(Event::Removed));
+            assert_eq!(queue.next(), Some(BdevEvent::Removed));
         }
         assert!(!is_ready());
     }

@@ -1,6 +1,6 @@
 //! Claims, events, quiesced ranges and removal.
 
-mod composed;
+mod qos;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,32 +12,32 @@ use tenmil_base::{
 use tenmil_linux::Clock;
 use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
-use super::{Bdev, BdevOptions, Claim, Event, Mode};
-use crate::channel::tests::late::{BLOCKS, Late, Log, REFUSED, request};
-use crate::channel::tests::{device, is_woken};
+use super::{Bdev, BdevEvent, BdevOptions, ChannelMode, Claim};
+use crate::channel::tests::late_device::{BLOCKS, LateDevice, LateLog, REFUSED, request};
+use crate::channel::tests::{late_device, wait_until_woken};
 use crate::{PER_CHANNEL, QueueMap};
 
 const CLAIMS: [Claim; 3] = [Claim::ReadShared, Claim::WriteOnce, Claim::Exclusive];
 
 #[test]
-fn claims_go_with_each_other_as_the_table_says() {
+fn claim_compatibility_matches_the_table() {
     let table = [[true, true, false], [true, false, false], [false, false, false]];
     for (row, requested) in table.iter().zip(CLAIMS) {
         for (granted, held) in row.iter().zip(CLAIMS) {
-            let (device, _) = device(4, |_| {});
+            let (device, _) = late_device(4, |_| {});
             let first = device.open(held, "first").unwrap();
             let second = device.open(requested, "second");
             assert_eq!(second.is_ok(), *granted, "{requested} beside {held}");
             drop((first, second));
-            assert!(device.holders().is_empty());
+            assert!(device.list_holders().is_empty());
             device.open(Claim::Exclusive, "third").unwrap();
         }
     }
 }
 
 #[test]
-fn a_refusal_names_the_device_who_asked_for_what_and_who_has_it() {
-    let (device, _) = device(4, |_| {});
+fn claim_error_names_device_requester_and_holder() {
+    let (device, _) = late_device(4, |_| {});
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     let writer = device.open(Claim::WriteOnce, "serve").unwrap();
     let refused = device.open(Claim::Exclusive, "mirror").unwrap_err();
@@ -59,8 +59,8 @@ fn a_refusal_names_the_device_who_asked_for_what_and_who_has_it() {
 }
 
 #[test]
-fn a_claim_lasts_as_long_as_a_channel() {
-    let (device, _) = device(4, |_| {});
+fn claim_is_held_while_a_channel_is_open() {
+    let (device, _) = late_device(4, |_| {});
     let channel = device.open(Claim::WriteOnce, "first").unwrap().channel().unwrap();
     assert!(device.open(Claim::WriteOnce, "second").is_err());
     drop(channel);
@@ -68,17 +68,17 @@ fn a_claim_lasts_as_long_as_a_channel() {
 }
 
 #[test]
-fn every_holder_hears_what_happens() {
-    let (device, _) = device(4, |_| {});
+fn every_holder_receives_events() {
+    let (device, _) = late_device(4, |_| {});
     let holders = ["one", "other"].map(|name| device.open(Claim::ReadShared, name).unwrap());
-    device.resized(77);
-    device.notify_holders(&Event::MediumError { lba: 5, blocks: 2 });
+    device.handle_resize(77);
+    device.notify_holders(&BdevEvent::MediumError { lba: 5, blocks: 2 });
     device.remove();
     device.remove();
     for holder in &holders {
-        assert_eq!(holder.next_event(), Some(Event::Resized { block_count: 77 }));
-        assert_eq!(holder.next_event(), Some(Event::MediumError { lba: 5, blocks: 2 }));
-        assert_eq!(holder.next_event(), Some(Event::Removed));
+        assert_eq!(holder.next_event(), Some(BdevEvent::Resized { block_count: 77 }));
+        assert_eq!(holder.next_event(), Some(BdevEvent::MediumError { lba: 5, blocks: 2 }));
+        assert_eq!(holder.next_event(), Some(BdevEvent::Removed));
         assert_eq!(holder.next_event(), None);
         assert_eq!(holder.limits().block_count, 77);
     }
@@ -86,27 +86,27 @@ fn every_holder_hears_what_happens() {
 
 #[test]
 fn each_descriptor_of_a_claim_has_every_event() {
-    let (device, _) = device(4, |_| {});
+    let (device, _) = late_device(4, |_| {});
     let first = device.open(Claim::Exclusive, "library").unwrap();
-    let second = first.share().unwrap();
-    device.resized(77);
+    let second = first.share_claim().unwrap();
+    device.handle_resize(77);
     for descriptor in [&first, &second] {
-        assert_eq!(descriptor.next_event(), Some(Event::Resized { block_count: 77 }));
+        assert_eq!(descriptor.next_event(), Some(BdevEvent::Resized { block_count: 77 }));
         assert_eq!(descriptor.next_event(), None);
     }
     drop(first);
-    assert_eq!(device.holders().len(), 1, "the other one has the claim");
+    assert_eq!(device.list_holders().len(), 1, "the other one has the claim");
     device.remove();
-    assert_eq!(second.next_event(), Some(Event::Removed));
-    let late = second.share().unwrap();
-    assert_eq!(late.next_event(), Some(Event::Removed), "it was removed before");
+    assert_eq!(second.next_event(), Some(BdevEvent::Removed));
+    let late = second.share_claim().unwrap();
+    assert_eq!(late.next_event(), Some(BdevEvent::Removed), "it was removed before");
     drop((second, late));
-    assert!(device.holders().is_empty());
+    assert!(device.list_holders().is_empty());
 }
 
 #[test]
-fn a_map_that_the_medium_cannot_have_is_refused() {
-    struct Few(Late);
+fn invalid_queue_map_is_rejected() {
+    struct Few(LateDevice);
     impl BlockDevice for Few {
         fn limits(&self) -> tenmil_base::Limits {
             self.0.limits()
@@ -121,19 +121,23 @@ fn a_map_that_the_medium_cannot_have_is_refused() {
     let make = |map, channels_max| {
         let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         let options = BdevOptions { map, channels_max, ..options };
-        Bdev::new("few0", Arc::new(Few(Late::with_depth(1))), options)
+        Bdev::new("few0", Arc::new(Few(LateDevice::with_depth(1))), options)
     };
-    let (two, three) =
-        (QueueMap { read: 1, ..QueueMap::of(2) }, QueueMap { read: 2, ..QueueMap::of(2) });
-    assert!(make(two, 8).is_ok() && make(QueueMap::of(PER_CHANNEL), 3).is_ok());
+    let (two, three) = (
+        QueueMap { read: 1, ..QueueMap::with_default(2) },
+        QueueMap { read: 2, ..QueueMap::with_default(2) },
+    );
+    assert!(make(two, 8).is_ok() && make(QueueMap::with_default(PER_CHANNEL), 3).is_ok());
     let refused = make(three, 8).unwrap_err().to_string();
     assert_eq!(
         refused,
         "few0: the queue map has 4 contexts, expected at most the 3 channels of its medium"
     );
-    assert!(make(QueueMap::of(PER_CHANNEL), 4).is_err());
-    assert!(make(QueueMap::of(0), 4).unwrap_err().to_string().contains("0 default contexts"));
-    let shared = make(QueueMap::of(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
+    assert!(make(QueueMap::with_default(PER_CHANNEL), 4).is_err());
+    assert!(
+        make(QueueMap::with_default(0), 4).unwrap_err().to_string().contains("0 default contexts")
+    );
+    let shared = make(QueueMap::with_default(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
     let channels: Vec<_> = (0..8).map(|_| shared.channel().unwrap()).collect();
     assert!(shared.channel().is_err_and(|text| text.text.contains("8 channels are open")));
     assert_eq!(shared.channels_max(), 8);
@@ -141,8 +145,8 @@ fn a_map_that_the_medium_cannot_have_is_refused() {
 }
 
 #[test]
-fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
-    let (device, log) = device(8, |_| {});
+fn quiesced_range_waits_and_other_io_continues() {
+    let (device, log) = late_device(8, |_| {});
     let descriptor = device.open(Claim::Exclusive, "test").unwrap();
     let mut channel = descriptor.channel().unwrap();
     let mut idle = descriptor.channel().unwrap();
@@ -181,8 +185,8 @@ fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
 }
 
 #[test]
-fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
-    let (device, log) = device(8, |_| {});
+fn shrinking_waits_for_requests_beyond_the_new_end() {
+    let (device, log) = late_device(8, |_| {});
     let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
     let mut channel = descriptor.channel().unwrap();
     let (now, mut completions) = (Instant::default(), CompletionBatch::with_capacity(8));
@@ -211,7 +215,7 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let said = device.set_size(REFUSED).unwrap_err().to_string();
     assert_eq!(said, "late0: it does not want to");
-    assert_eq!(device.limits().block_count, 500, "it is as long as it was");
+    assert_eq!(device.current_limits().block_count, 500, "it is as long as it was");
     device.set_size(BLOCKS * 2).unwrap();
     assert_eq!(descriptor.limits().block_count, BLOCKS * 2);
     let (sizes, in_flight): (Vec<u64>, Vec<usize>) =
@@ -221,8 +225,8 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
 }
 
 #[test]
-fn who_may_not_write_or_is_in_the_way_changes_no_size() {
-    let (device, log) = device(8, |_| {});
+fn resize_requires_write_access_and_no_conflicting_claim() {
+    let (device, log) = late_device(8, |_| {});
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     assert!(!reader.is_resizable());
     let said = reader.resize(10).unwrap_err();
@@ -233,15 +237,15 @@ fn who_may_not_write_or_is_in_the_way_changes_no_size() {
     assert_eq!(channel.submit(Instant::default(), &[last], &[]), 1);
     let said = device.set_size(10).unwrap_err().to_string();
     assert!(said.contains("blocks 10 to 1000") && said.contains("serve"), "{said}");
-    assert_eq!(device.limits().block_count, BLOCKS);
+    assert_eq!(device.current_limits().block_count, BLOCKS);
     assert!(log.sizes.lock().unwrap().is_empty(), "the medium was not asked");
-    let (bypassed, _) = self::device(8, |options| options.mode = Mode::Bypass);
+    let (bypassed, _) = late_device(8, |options| options.mode = ChannelMode::Bypass);
     assert!(bypassed.set_size(10).unwrap_err().to_string().contains("its mode is bypass"));
 }
 
 #[test]
-fn the_channel_that_holds_goes_on_and_holds_are_granted_in_their_order() {
-    let (device, _) = device(8, |_| {});
+fn quiescing_channel_continues_and_quiesces_are_granted_in_order() {
+    let (device, _) = late_device(8, |_| {});
     let descriptor = device.open(Claim::Exclusive, "test").unwrap();
     let mut mine = descriptor.open_channel().unwrap();
     let mut other = descriptor.open_channel().unwrap();
@@ -261,9 +265,9 @@ fn the_channel_that_holds_goes_on_and_holds_are_granted_in_their_order() {
 }
 
 /// Runs two threads that write to the whole device until `until` returns, for each map and mode.
-fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) {
+fn run_under_load(options: &[(QueueMap, ChannelMode)], mut until: impl FnMut(&Bdev, &LateLog)) {
     for (map, mode) in options {
-        let (device, log) = device(16, |options| {
+        let (device, log) = late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (*map, *mode, 2);
         });
         let descriptor = Arc::new(device.open(Claim::Exclusive, "load").unwrap());
@@ -291,7 +295,7 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
             })
             .collect();
         // Both threads are writing.
-        while device.statistics().of(Operation::Write).count < 500 {
+        while device.statistics().operation_stats(Operation::Write).count < 500 {
             yield_cpu();
         }
         until(&device, &log);
@@ -302,13 +306,13 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
 }
 
 #[test]
-fn under_load_nothing_is_where_it_is_quiesced() {
+fn no_request_is_in_a_quiesced_range_under_load() {
     let shapes = [
-        (QueueMap::of(PER_CHANNEL), Mode::Mq),
-        (QueueMap::of(1), Mode::Mq),
-        (QueueMap::of(1), Mode::SingleQueue),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::SingleQueue),
     ];
-    under_load(&shapes, |device, log| {
+    run_under_load(&shapes, |device, log| {
         for round in 0..300 {
             let range = if round % 3 == 0 { 0..BLOCKS } else { 100..700 };
             let hold = device.quiesce(range.clone(), Span::from_secs(20)).unwrap();
@@ -323,14 +327,14 @@ fn under_load_nothing_is_where_it_is_quiesced() {
 }
 
 #[test]
-fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
+fn channel_of_a_removed_device_completes_all_requests() {
     for (map, mode) in [
-        (QueueMap::of(PER_CHANNEL), Mode::Mq),
-        (QueueMap::of(1), Mode::Mq),
-        (QueueMap { default: 1, read: 2, poll: 0 }, Mode::Mq),
-        (QueueMap::of(1), Mode::SingleQueue),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap { default: 1, read: 2, poll: 0 }, ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::SingleQueue),
     ] {
-        let (device, log) = device(16, |options| {
+        let (device, log) = late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (map, mode, 2);
         });
         let descriptor = device.open(Claim::Exclusive, "test").unwrap();
@@ -349,13 +353,13 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
         for channel in &mut channels {
             assert_eq!(channel.submit(now, &requests, &[]), 6);
         }
-        assert_eq!(device.channels_open(), 2);
+        assert_eq!(device.open_channel_count(), 2);
         for channel in &mut channels {
-            assert!(!channel.arm() && !is_woken(&**channel));
+            assert!(!channel.arm() && !wait_until_woken(&**channel));
         }
         device.remove();
         for channel in &mut channels {
-            assert!(is_woken(&**channel));
+            assert!(wait_until_woken(&**channel));
             assert!(channel.arm(), "there is something to look at");
             channel.disarm();
             let mut completions = CompletionBatch::with_capacity(9);
@@ -373,21 +377,23 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
             assert_eq!(channel.wake_at(), Instant::NEVER);
             assert!(!channel.arm(), "nothing will come any more");
         }
-        assert_eq!((device.channels_open(), log.open.load(Ordering::SeqCst)), (0, 0));
+        assert_eq!((device.open_channel_count(), log.open.load(Ordering::SeqCst)), (0, 0));
         assert!(descriptor.channel().is_err() && descriptor.block_status(0).is_err());
-        assert_eq!(device.statistics().of(Operation::Read).errors, 8);
-        assert_eq!(device.statistics().of(Operation::Write).errors, 6);
+        assert_eq!(device.statistics().operation_stats(Operation::Read).errors, 8);
+        assert_eq!(device.statistics().operation_stats(Operation::Write).errors, 6);
     }
 }
 
 #[test]
-fn removal_under_load_reaches_every_thread_within_a_second() {
-    let shapes = [(QueueMap::of(PER_CHANNEL), Mode::Mq), (QueueMap::of(1), Mode::Mq)];
-    under_load(&shapes, |device, log| {
+fn device_removal_reaches_every_thread_within_a_second() {
+    let shapes = [
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq), (QueueMap::with_default(1), ChannelMode::Mq),
+    ];
+    run_under_load(&shapes, |device, log| {
         let clock = Clock::on_kernel_clock();
         device.remove();
         let began = clock.now();
-        while device.channels_open() > 0 || log.open.load(Ordering::SeqCst) > 0 {
+        while device.open_channel_count() > 0 || log.open.load(Ordering::SeqCst) > 0 {
             assert!(clock.now().since(began) < Span::from_secs(1));
         }
     });

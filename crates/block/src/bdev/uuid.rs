@@ -78,7 +78,7 @@ mod tests {
     use super::Uuid;
 
     #[test]
-    fn a_uuid_is_read_as_it_is_written() {
+    fn uuid_display_and_parse_round_trip() {
         let uuid = Uuid::from_seed(7);
         let text = uuid.to_string();
         assert_eq!(text.parse(), Ok(uuid));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_is_refused_with_an_example() {
+    fn invalid_uuid_is_rejected_with_an_example() {
         let good = Uuid::from_seed(1).to_string();
         for bad in ["", &good[1..], &good.replace('-', ""), &format!("{}g", &good[..35])] {
             let error = bad.parse::<Uuid>().unwrap_err().to_string();

@@ -27,21 +27,21 @@ impl Channel {
     pub(super) fn handle_changes(&mut self) {
         // The waker is armed before the state is read: a later change raises it.
         self.is_deaf = !self.port.waker.unmask(0);
-        let view = self.grant.shared.view();
+        let view = self.grant.shared.change_view();
         self.seen = view.generation;
         self.limits.block_count = view.block_count;
         self.gate.block_count = view.block_count;
         self.holds = view.holds;
         self.fences = view.fences;
         if view.is_removed && !self.is_removed {
-            self.give_up();
+            self.fail_all_in_flight();
         }
-        self.set_slow();
-        self.notify_if_quiet();
+        self.update_slow_path();
+        self.notify_if_drained();
     }
 
     /// Determines whether requests and completions need individual checks.
-    pub(super) fn set_slow(&mut self) {
+    pub(super) fn update_slow_path(&mut self) {
         self.is_slow = self.is_removed
             || !self.holds.is_empty()
             || !self.fences.is_empty()
@@ -51,7 +51,7 @@ impl Channel {
 
     /// The device has been removed. The channels below are closed first, so that no memory is accessed
     /// any more; then requests in flight are completed.
-    fn give_up(&mut self) {
+    fn fail_all_in_flight(&mut self) {
         self.is_removed = true;
         let count = self.tags.in_flight();
         let mut put_by = CompletionBatch::with_capacity(count);
@@ -59,28 +59,28 @@ impl Channel {
             let start = put_by.as_slice().len();
             self.lanes[lane].close(&mut put_by);
             let given = put_by.tail_mut(start);
-            self.judge_flushes(given);
+            self.fail_flushes_after_loss(given);
             // The current time is not known here, and these latencies are not of interest.
             self.tags.release_tags(Instant::default(), given, self.block_shift, &self.port.meter);
         }
         self.refused.extend(put_by.as_slice().iter().copied());
         self.flushes = 0;
-        for (completion, operation) in self.tags.abandon(IoStatus::ABORTED_BY_HOST) {
-            self.port.meter.failed(operation);
+        for (completion, operation) in self.tags.abandon_all(IoStatus::ABORTED_BY_HOST) {
+            self.port.meter.count_failure(operation);
             self.refused.push(completion);
         }
         self.port.is_open.store(false, Ordering::Release);
-        self.settle();
-        self.give_up_waiting(IoStatus::NO_DEVICE);
+        self.publish_in_flight();
+        self.expire_waiting(IoStatus::NO_DEVICE);
     }
 
     /// Notifies the quiescing threads if nothing of this channel is in flight in their ranges.
-    fn notify_if_quiet(&mut self) {
+    fn notify_if_drained(&mut self) {
         let mine = self.port.index;
         let others = self.holds.iter().filter(|held| held.except != Some(mine));
-        let is_quiet = others
-            .clone()
-            .all(|held| self.tags.touched().all(|touched| !touched.overlaps(&held.blocks)));
+        let is_quiet = others.clone().all(|held| {
+            self.tags.ranges_in_flight().all(|touched| !touched.overlaps(&held.blocks))
+        });
         if is_quiet && self.port.quiet.load(Ordering::Relaxed) < self.seen {
             // Pairs with the load of the quiescing thread: the requests in its range have ended before
             // this.
@@ -92,7 +92,7 @@ impl Channel {
     /// Submits consecutive permitted requests together. Each other request is completed or queued
     /// individually, or ends the batch.
     #[cold]
-    pub(super) fn submit_slowly(
+    pub(super) fn submit_slow_path(
         &mut self,
         now: Instant,
         lane: usize,
@@ -101,12 +101,12 @@ impl Channel {
     ) -> usize {
         let mut done = 0;
         while done < requests.len() {
-            let room = self.room_for(requests.len() - done).saturating_sub(self.waiting.len());
+            let room = self.free_tags_for(requests.len() - done).saturating_sub(self.waiting.len());
             let rest = &requests[done..][..room.min(requests.len() - done)];
-            let verdicts = rest.iter().map(|request| self.verdict(request));
+            let verdicts = rest.iter().map(|request| self.admit_decision(request));
             let good = verdicts.take_while(|verdict| *verdict == AdmitDecision::Submit).count();
             if good > 0 {
-                let taken = self.submit_looked_at(now, lane, &rest[..good], segments);
+                let taken = self.submit_checked(now, lane, &rest[..good], segments);
                 done += taken;
                 if taken < good {
                     break;
@@ -114,8 +114,8 @@ impl Channel {
                 continue;
             }
             let Some(first) = rest.first() else { break };
-            match self.verdict(first) {
-                AdmitDecision::Complete(status) => self.refuse(first, status),
+            match self.admit_decision(first) {
+                AdmitDecision::Complete(status) => self.reject_request(first, status),
                 AdmitDecision::Wait => self.wait_for_fence(now, first, segments),
                 AdmitDecision::Submit | AdmitDecision::Hold => break,
             }
@@ -124,32 +124,32 @@ impl Channel {
         done
     }
 
-    pub(super) fn submit_looked_at(
+    pub(super) fn submit_checked(
         &mut self,
         now: Instant,
         lane: usize,
         requests: &[Request],
         segments: &[Segment],
     ) -> usize {
-        if requests.iter().any(|request| self.touches_a_hold(request)) {
+        if requests.iter().any(|request| self.overlaps_quiesced(request)) {
             // Permitted because of an older range. For the other ranges, the channel has not drained any
             // more.
             self.port.quiet.store(0, Ordering::Release);
         }
         let traits = self.tags.assign_tags(now, requests, &mut self.outgoing);
-        self.mark_flushes();
-        let taken = self.send(now, lane, traits, segments);
-        self.await_flushes(&requests[..taken]);
+        self.record_known_losses();
+        let taken = self.submit_to_context(now, lane, traits, segments);
+        self.count_accepted_flushes(&requests[..taken]);
         taken
     }
 
-    fn touches_a_hold(&self, request: &Request) -> bool {
-        let touched = RequestRanges::by(request);
+    fn overlaps_quiesced(&self, request: &Request) -> bool {
+        let touched = RequestRanges::of_request(request);
         let mut others = self.holds.iter().filter(|held| held.except != Some(self.port.index));
         others.any(|held| touched.iter().any(|part| part.overlaps(&held.blocks)))
     }
 
-    pub(super) fn verdict(&self, request: &Request) -> AdmitDecision {
+    pub(super) fn admit_decision(&self, request: &Request) -> AdmitDecision {
         let Request { lba, operand, operation, .. } = *request;
         let blocks = u64::from(request.blocks);
         let fits =
@@ -170,7 +170,7 @@ impl Channel {
         } else if QuiesceEntry::blocks_request(
             &self.holds,
             self.port.index,
-            RequestRanges::by(request),
+            RequestRanges::of_request(request),
         ) {
             AdmitDecision::Hold
         } else if self.is_fenced(request) {
@@ -180,21 +180,25 @@ impl Channel {
         }
     }
 
-    pub(super) fn refuse(&mut self, request: &Request, status: IoStatus) {
-        self.port.meter.failed(request.operation as usize);
-        self.refused.push(IoCompletion { token: request.token, status, result: 0 });
+    pub(super) fn reject_request(&mut self, request: &Request, status: IoStatus) {
+        self.port.meter.count_failure(request.operation as usize);
+        self.refused.push(IoCompletion { token: request.random_token, status, result: 0 });
     }
 
     /// Delivers pending completions, submits waiting requests, and reports whether ranges have drained.
     /// Returns the number of completions delivered.
     #[cold]
-    pub(super) fn poll_slowly(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
-        self.move_fence();
+    pub(super) fn poll_slow_path(
+        &mut self,
+        now: Instant,
+        completions: &mut CompletionBatch,
+    ) -> usize {
+        self.update_own_fence();
         if !self.waiting.is_empty() {
-            self.go_on(now);
+            self.submit_waiting(now);
         }
         let given = self.refused.drain_into(completions);
-        self.notify_if_quiet();
+        self.notify_if_drained();
         given
     }
 }

@@ -1,7 +1,7 @@
 //! Guarantees of channels, over a device that completes late and out of order.
 
 mod fences;
-pub(crate) mod late;
+pub(crate) mod late_device;
 mod losses;
 
 use std::collections::BTreeMap;
@@ -15,20 +15,25 @@ use tenmil_base::{
 use tenmil_linux::Clock;
 use tenmil_linux::poll_set::{Interest, PollSet};
 
-use self::late::{BLOCKS, Late, Log, request, result_of};
-use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, IoStats, Mode, PER_CHANNEL, QueueMap};
+use self::late_device::{BLOCKS, LateDevice, LateLog, expected_result, request};
+use crate::{
+    Bdev, BdevDescriptor, BdevOptions, ChannelMode, Claim, IoStats, PER_CHANNEL, QueueMap,
+};
 
 /// A device over a [`Late`] medium, and the log of the medium.
-pub(crate) fn device(depth: u32, change: impl FnOnce(&mut BdevOptions)) -> (Bdev, Arc<Log>) {
-    let medium = Late::with_depth(depth);
+pub(crate) fn late_device(
+    depth: u32,
+    change: impl FnOnce(&mut BdevOptions),
+) -> (Bdev, Arc<LateLog>) {
+    let medium = LateDevice::with_depth(depth);
     let log = Arc::clone(&medium.log);
     let mut options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     change(&mut options);
     (Bdev::new("late0", Arc::new(medium), options).unwrap(), log)
 }
 
-fn mapped(depth: u32, map: QueueMap, channels_max: u32) -> (Bdev, Arc<Log>) {
-    device(depth, |options| (options.map, options.channels_max) = (map, channels_max))
+fn bdev_with_map(depth: u32, map: QueueMap, channels_max: u32) -> (Bdev, Arc<LateLog>) {
+    late_device(depth, |options| (options.map, options.channels_max) = (map, channels_max))
 }
 
 fn open(device: &Bdev) -> BdevDescriptor {
@@ -36,21 +41,22 @@ fn open(device: &Bdev) -> BdevDescriptor {
 }
 
 /// A channel and its requests in flight.
-struct User {
+struct TestClient {
     channel: Box<dyn IoChannel>,
     waiting: BTreeMap<u64, Request>,
     completed: u64,
 }
 
-impl User {
-    fn of(descriptor: &BdevDescriptor) -> Self {
+impl TestClient {
+    fn on_channel(descriptor: &BdevDescriptor) -> Self {
         let channel = descriptor.channel().unwrap();
         Self { channel, waiting: BTreeMap::new(), completed: 0 }
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
         let taken = self.channel.submit(now, requests, &[]);
-        self.waiting.extend(requests[..taken].iter().map(|request| (request.token, *request)));
+        self.waiting
+            .extend(requests[..taken].iter().map(|request| (request.random_token, *request)));
         taken
     }
 
@@ -66,7 +72,7 @@ impl User {
                 request.expect("an answer is to a request of this channel, and the only one");
             let is_good = request.lba % 10 != 9;
             assert_eq!(completion.status.is_success(), is_good);
-            assert_eq!(completion.result, result_of(&request));
+            assert_eq!(completion.result, expected_result(&request));
             self.completed += 1;
         }
         completions
@@ -74,23 +80,24 @@ impl User {
 }
 
 #[test]
-fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
+fn every_request_completes_once_on_its_own_channel() {
     let maps = [
-        (QueueMap::of(PER_CHANNEL), Mode::Mq),
-        (QueueMap::of(1), Mode::Mq),
-        (QueueMap::of(2), Mode::Mq),
-        (QueueMap { default: 2, read: 1, poll: 3 }, Mode::Mq),
-        (QueueMap { default: 1, read: 5, poll: 1 }, Mode::Mq),
-        (QueueMap::of(1), Mode::SingleQueue),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default(2), ChannelMode::Mq),
+        (QueueMap { default: 2, read: 1, poll: 3 }, ChannelMode::Mq),
+        (QueueMap { default: 1, read: 5, poll: 1 }, ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::SingleQueue),
     ];
     for (seed, (map, mode)) in (0..60).zip(maps.iter().cycle()) {
         let mut random = Random::new(seed);
         let depth = u32::try_from(random.below(9) + 1).unwrap();
-        let (device, log) = device(depth, |options| {
+        let (device, log) = late_device(depth, |options| {
             (options.map, options.mode, options.channels_max) = (*map, *mode, 5);
         });
         let descriptor = open(&device);
-        let mut users: Vec<User> = (0..5).map(|_| User::of(&descriptor)).collect();
+        let mut users: Vec<TestClient> =
+            (0..5).map(|_| TestClient::on_channel(&descriptor)).collect();
         let mut token = 0;
         for turn in 0..400 {
             let now = Instant { ns: turn * 1_000 };
@@ -98,7 +105,7 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
             if random.chance(1, 60) {
                 // A channel is dropped with its requests in flight, and another one replaces it.
                 users.remove(index);
-                users.insert(index, User::of(&descriptor));
+                users.insert(index, TestClient::on_channel(&descriptor));
             }
             let user = &mut users[index];
             let requests: Vec<Request> = (0..random.below(6))
@@ -126,10 +133,10 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
 }
 
 #[test]
-fn with_one_tag_for_all_every_channel_has_its_turn() {
-    let (device, _) = mapped(1, QueueMap::of(1), 3);
+fn channels_share_a_single_tag_fairly() {
+    let (device, _) = bdev_with_map(1, QueueMap::with_default(1), 3);
     let descriptor = open(&device);
-    let mut users: Vec<User> = (0..3).map(|_| User::of(&descriptor)).collect();
+    let mut users: Vec<TestClient> = (0..3).map(|_| TestClient::on_channel(&descriptor)).collect();
     for turn in 0..600 {
         let now = Instant { ns: turn };
         // Each channel always has more requests than the depth, and the first one submits most often.
@@ -147,10 +154,11 @@ fn with_one_tag_for_all_every_channel_has_its_turn() {
 }
 
 #[test]
-fn one_who_waits_for_room_and_goes_away_does_not_hold_the_others_up() {
-    let (device, _) = mapped(1, QueueMap::of(1), 2);
+fn closed_waiting_channel_does_not_block_others() {
+    let (device, _) = bdev_with_map(1, QueueMap::with_default(1), 2);
     let descriptor = open(&device);
-    let (mut stays, mut goes) = (User::of(&descriptor), User::of(&descriptor));
+    let (mut stays, mut goes) =
+        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
     let start = Instant::default();
     assert_eq!(stays.submit(start, &[request(Operation::Read, 1, 1)]), 1);
     assert_eq!(goes.submit(start, &[request(Operation::Read, 2, 2)]), 0);
@@ -163,7 +171,7 @@ fn one_who_waits_for_room_and_goes_away_does_not_hold_the_others_up() {
 }
 
 /// Whether a thread that sleeps on this channel would wake.
-pub(crate) fn is_woken(channel: &dyn IoChannel) -> bool {
+pub(crate) fn wait_until_woken(channel: &dyn IoChannel) -> bool {
     let WakeSource::Descriptor(descriptor) = channel.wake_source() else { return false };
     let watch = PollSet::new().unwrap();
     watch.add(descriptor, 0, Interest { readable: true, writable: false }).unwrap();
@@ -173,47 +181,53 @@ pub(crate) fn is_woken(channel: &dyn IoChannel) -> bool {
 }
 
 #[test]
-fn whoever_polls_the_answer_of_one_who_sleeps_wakes_him() {
-    let (device, log) = mapped(8, QueueMap::of(1), 2);
+fn completion_polled_by_another_channel_wakes_its_sleeping_owner() {
+    let (device, log) = bdev_with_map(8, QueueMap::with_default(1), 2);
     let descriptor = open(&device);
-    let (mut sleeps, mut polls) = (User::of(&descriptor), User::of(&descriptor));
+    let (mut sleeps, mut polls) =
+        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
     let now = Instant::default();
     for token in 0..20 {
         log.is_stuck.store(true, Ordering::SeqCst);
         assert_eq!(sleeps.submit(now, &[request(Operation::Read, token, 1)]), 1);
-        assert!(!sleeps.channel.arm() && !is_woken(&*sleeps.channel));
+        assert!(!sleeps.channel.arm() && !wait_until_woken(&*sleeps.channel));
         log.is_stuck.store(false, Ordering::SeqCst);
         while !log.in_flight.lock().unwrap().is_empty() {
             assert!(polls.poll(now, 4).is_empty(), "it is not his");
         }
-        assert!(is_woken(&*sleeps.channel));
+        assert!(wait_until_woken(&*sleeps.channel));
         sleeps.channel.disarm();
         assert_eq!(sleeps.poll(now, 4).len(), 1);
     }
 }
 
 #[test]
-fn one_who_sleeps_for_want_of_room_is_woken_when_there_is_some() {
-    let (device, log) = mapped(1, QueueMap::of(1), 2);
+fn channel_sleeping_for_a_free_tag_is_woken() {
+    let (device, log) = bdev_with_map(1, QueueMap::with_default(1), 2);
     let descriptor = open(&device);
-    let (mut has, mut wants) = (User::of(&descriptor), User::of(&descriptor));
+    let (mut has, mut wants) =
+        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
     let now = Instant::default();
     log.is_stuck.store(true, Ordering::SeqCst);
     assert_eq!(has.submit(now, &[request(Operation::Read, 1, 1)]), 1);
     assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 0);
-    assert!(!wants.channel.arm() && !is_woken(&*wants.channel));
+    assert!(!wants.channel.arm() && !wait_until_woken(&*wants.channel));
     log.is_stuck.store(false, Ordering::SeqCst);
     while has.poll(now, 1).is_empty() {}
-    assert!(is_woken(&*wants.channel));
+    assert!(wait_until_woken(&*wants.channel));
     wants.channel.disarm();
     assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 1);
 }
 
 #[test]
-fn one_who_sleeps_behind_another_who_does_not_come_is_woken_too() {
-    let (device, log) = mapped(1, QueueMap::of(1), 3);
+fn channel_queued_behind_an_inactive_one_is_woken() {
+    let (device, log) = bdev_with_map(1, QueueMap::with_default(1), 3);
     let descriptor = open(&device);
-    let mut users = [User::of(&descriptor), User::of(&descriptor), User::of(&descriptor)];
+    let mut users = [
+        TestClient::on_channel(&descriptor),
+        TestClient::on_channel(&descriptor),
+        TestClient::on_channel(&descriptor),
+    ];
     let [has, goes, sleeps] = &mut users;
     let now = Instant::default();
     log.is_stuck.store(true, Ordering::SeqCst);
@@ -223,19 +237,19 @@ fn one_who_sleeps_behind_another_who_does_not_come_is_woken_too() {
     assert!(!sleeps.channel.arm());
     log.is_stuck.store(false, Ordering::SeqCst);
     while has.poll(now, 1).is_empty() {}
-    assert!(!is_woken(&*sleeps.channel), "the room is for another");
+    assert!(!wait_until_woken(&*sleeps.channel), "the room is for another");
     let later = now.after(Span::from_ms(100));
     assert_eq!(has.submit(later, &[request(Operation::Read, 4, 4)]), 0);
-    assert!(is_woken(&*sleeps.channel), "now it is for this one");
+    assert!(wait_until_woken(&*sleeps.channel), "now it is for this one");
     sleeps.channel.disarm();
     assert_eq!(sleeps.submit(later, &[request(Operation::Read, 3, 3)]), 1);
 }
 
 #[test]
-fn each_type_of_request_goes_to_the_context_of_its_type() {
-    let (device, log) = mapped(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
+fn requests_use_the_context_of_their_type() {
+    let (device, log) = bdev_with_map(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
     let descriptor = open(&device);
-    let mut user = User::of(&descriptor);
+    let mut user = TestClient::on_channel(&descriptor);
     let polled = Request {
         flags: RequestFlags::POLLED.union(RequestFlags::FUA),
         ..request(Operation::Write, 3, 3)
@@ -265,9 +279,9 @@ fn each_type_of_request_goes_to_the_context_of_its_type() {
 }
 
 #[test]
-fn who_may_only_read_is_refused_all_that_changes_blocks() {
-    for mode in [Mode::Mq, Mode::SingleQueue, Mode::Bypass] {
-        let (device, log) = device(8, |options| options.mode = mode);
+fn read_only_claim_rejects_writes() {
+    for mode in [ChannelMode::Mq, ChannelMode::SingleQueue, ChannelMode::Bypass] {
+        let (device, log) = late_device(8, |options| options.mode = mode);
         let reader = device.open(Claim::ReadShared, "reader").unwrap();
         let mut channel = reader.channel().unwrap();
         for operation in Operation::ALL {
@@ -290,8 +304,8 @@ fn who_may_only_read_is_refused_all_that_changes_blocks() {
 }
 
 #[test]
-fn what_is_past_the_end_or_not_supported_never_goes_down() {
-    let (device, log) = device(8, |_| {});
+fn out_of_range_and_unsupported_requests_are_not_submitted() {
+    let (device, log) = late_device(8, |_| {});
     let descriptor = open(&device);
     log.is_stuck.store(true, Ordering::SeqCst);
     let mut channel = descriptor.channel().unwrap();
@@ -312,21 +326,21 @@ fn what_is_past_the_end_or_not_supported_never_goes_down() {
     for (completion, request) in completions.drain().zip(&bad) {
         assert_eq!(
             (completion.token, completion.status),
-            (request.token, IoStatus::LBA_OUT_OF_RANGE)
+            (request.random_token, IoStatus::LBA_OUT_OF_RANGE)
         );
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
-    device.resized(BLOCKS - 1);
-    let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
+    device.handle_resize(BLOCKS - 1);
+    let taken = channel.submit(Instant::default(), &[Request { random_token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
     assert_eq!(channel.poll(Instant::default(), &mut completions), 1);
     assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
-fn what_may_go_down_goes_together_and_in_its_order_whatever_it_is() {
-    let (device, log) = mapped(32, QueueMap::of(PER_CHANNEL), 1);
-    let mut user = User::of(&open(&device));
+fn mixed_batch_is_submitted_together_in_order() {
+    let (device, log) = bdev_with_map(32, QueueMap::with_default(PER_CHANNEL), 1);
+    let mut user = TestClient::on_channel(&open(&device));
     let operations = [Operation::Write, Operation::Flush, Operation::Deallocate, Operation::Copy];
     let mut requests: Vec<Request> =
         (0..).zip(operations).map(|(token, of)| request(of, token, token)).collect();
@@ -340,9 +354,9 @@ fn what_may_go_down_goes_together_and_in_its_order_whatever_it_is() {
 }
 
 #[test]
-fn what_is_behind_one_that_waits_for_a_hold_waits_with_it() {
-    let (device, log) = mapped(32, QueueMap::of(PER_CHANNEL), 1);
-    let mut user = User::of(&open(&device));
+fn requests_behind_a_quiesced_one_wait() {
+    let (device, log) = bdev_with_map(32, QueueMap::with_default(PER_CHANNEL), 1);
+    let mut user = TestClient::on_channel(&open(&device));
     let hold = device.begin_quiesce(10..11, None);
     let requests = [1, 2, 10, 3].map(|lba| request(Operation::Deallocate, lba, lba));
     assert_eq!(user.submit(Instant::default(), &requests), 2);
@@ -352,9 +366,9 @@ fn what_is_behind_one_that_waits_for_a_hold_waits_with_it() {
 }
 
 #[test]
-fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
-    let (device, log) = mapped(2, QueueMap { default: 1, read: 1, poll: 1 }, 1);
-    let mut user = User::of(&open(&device));
+fn single_request_is_handled_like_a_batch() {
+    let (device, log) = bdev_with_map(2, QueueMap { default: 1, read: 1, poll: 1 }, 1);
+    let mut user = TestClient::on_channel(&open(&device));
     let now = Instant { ns: 5 };
     let polled = Request { flags: RequestFlags::POLLED, ..request(Operation::Read, 1, 1) };
     assert_eq!(user.submit(now, &[polled]), 1);
@@ -374,21 +388,28 @@ fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
     assert_eq!(user.channel.poll(now, &mut completions), 1);
     assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let counted = device.statistics();
-    let reads = counted.of(Operation::Read);
+    let reads = counted.operation_stats(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.errors), (1, 512, 1));
     assert_eq!(reads.latency.max(), 100);
-    assert_eq!(counted.of(Operation::Write).errors, 1, "its medium refuses every tenth block");
+    assert_eq!(
+        counted.operation_stats(Operation::Write).errors,
+        1,
+        "its medium refuses every tenth block"
+    );
 }
 
 #[test]
-fn counts_are_exact_whoever_has_closed() {
-    for (map, channels_max) in [(QueueMap::of(PER_CHANNEL), 4), (QueueMap::of(1), 4)] {
-        let (device, _) = mapped(64, map, channels_max);
+fn statistics_include_closed_channels() {
+    for (map, channels_max) in
+        [(QueueMap::with_default(PER_CHANNEL), 4), (QueueMap::with_default(1), 4)]
+    {
+        let (device, _) = bdev_with_map(64, map, channels_max);
         let descriptor = open(&device);
         let mut random = Random::new(7);
         let mut expected: BTreeMap<Operation, (u64, u64, u64)> = BTreeMap::new();
         for round in 0..12 {
-            let mut users: Vec<User> = (0..4).map(|_| User::of(&descriptor)).collect();
+            let mut users: Vec<TestClient> =
+                (0..4).map(|_| TestClient::on_channel(&descriptor)).collect();
             for turn in 0..40 {
                 let now = Instant { ns: 1 + turn * 1_000 };
                 let user = &mut users[usize::try_from(random.below(4)).unwrap()];
@@ -419,21 +440,23 @@ fn counts_are_exact_whoever_has_closed() {
                 users.iter_mut().for_each(|user| drop(user.poll(Instant { ns: 50_000 }, 16)));
             }
             let counted = device.statistics();
-            check(&counted, &expected, round);
+            check_channels(&counted, &expected, round);
             let mut sum = IoStats::default();
             device.channel_statistics().iter().for_each(|(_, _, of)| sum.merge(of));
             assert!(
-                sum.of(Operation::Read).count < counted.of(Operation::Read).count || round == 0
+                sum.operation_stats(Operation::Read).count
+                    < counted.operation_stats(Operation::Read).count
+                    || round == 0
             );
         }
-        check(&device.statistics(), &expected, 99);
+        check_channels(&device.statistics(), &expected, 99);
         assert!(device.statistics().depth.mean() >= 1.0);
     }
 }
 
-fn check(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
+fn check_channels(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
     for (operation, of) in expected {
-        let done = counted.of(*operation);
+        let done = counted.operation_stats(*operation);
         assert_eq!((done.count, done.bytes, done.errors), *of, "{operation:?} in round {round}");
         assert_eq!(done.latency.count(), done.count);
         assert!(done.latency.max() >= 500 && done.latency.max() < 50_000);
@@ -441,22 +464,22 @@ fn check(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u64)>, rou
 }
 
 #[test]
-fn latencies_are_from_batch_to_batch() {
-    let (device, log) = device(8, |options| options.timing = false);
+fn latencies_are_measured_per_batch() {
+    let (device, log) = late_device(8, |options| options.timing = false);
     let descriptor = open(&device);
-    let mut user = User::of(&descriptor);
-    let one = |user: &mut User, at: u64| {
+    let mut user = TestClient::on_channel(&descriptor);
+    let one = |user: &mut TestClient, at: u64| {
         log.is_stuck.store(true, Ordering::SeqCst);
         user.submit(Instant { ns: at }, &[request(Operation::Read, at, 1)]);
         user.poll(Instant { ns: at + 10 }, 1);
         log.is_stuck.store(false, Ordering::SeqCst);
         while user.poll(Instant { ns: at + 77 }, 1).is_empty() {}
-        device.statistics().of(Operation::Read).latency.clone()
+        device.statistics().operation_stats(Operation::Read).latency.clone()
     };
     assert_eq!(one(&mut user, 1_000).count(), 0, "nobody asked");
-    device.time_requests(true);
+    device.set_latency_recording(true);
     let latency = one(&mut user, 2_000);
     assert_eq!((latency.count(), latency.max()), (1, 77));
-    device.time_requests(false);
+    device.set_latency_recording(false);
     assert_eq!(one(&mut user, 3_000).count(), 1);
 }

@@ -15,15 +15,15 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Completions of one channel that others have polled.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct CompletionInbox {
     batches: Box<[SharedBatch]>,
-    head: Head,
+    head: InboxHead,
 }
 
 /// In a cache line of its own: the channel loads it in every iteration.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Head(AtomicU64);
+struct InboxHead(AtomicU64);
 
 #[derive(Debug, Default)]
 struct SharedBatch {
@@ -32,27 +32,27 @@ struct SharedBatch {
     result: AtomicU32,
 }
 
-impl Inbox {
+impl CompletionInbox {
     /// An inbox for a channel with `tags` tags.
     pub(super) fn new(tags: u32) -> Self {
         let count = tags.next_power_of_two();
         Self {
             batches: (0..count).map(|_| SharedBatch::default()).collect(),
-            head: Head::default(),
+            head: InboxHead::default(),
         }
     }
 
     /// Appends a completion. The caller holds the lock of the context.
     #[inline]
-    pub(super) fn put(&self, completion: IoCompletion) {
+    pub(super) fn push_completions(&self, completion: IoCompletion) {
         let head = self.head.0.load(Ordering::Relaxed);
-        let batch = self.batch(head);
+        let batch_at = self.batch(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
-        batch
+        batch_at
             .first
             .store(completion.token | u64::from(completion.status.0) << 32, Ordering::Relaxed);
-        batch.result.store(completion.result, Ordering::Relaxed);
+        batch_at.result.store(completion.result, Ordering::Relaxed);
         // Release pairs with the acquire in `take`: a reader that sees the head sees the entries below
         // it.
         self.head.0.store(head + 1, Ordering::Release);
@@ -66,7 +66,11 @@ impl Inbox {
 
     /// Takes completions, oldest first, and returns their number.
     #[inline]
-    pub(super) fn take(&self, tail: &mut u64, completions: &mut CompletionBatch) -> usize {
+    pub(super) fn take_completions(
+        &self,
+        tail: &mut u64,
+        completions: &mut CompletionBatch,
+    ) -> usize {
         let head = self.head.0.load(Ordering::Acquire);
         let mut count = 0;
         while *tail != head && completions.remaining() > 0 {

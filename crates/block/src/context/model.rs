@@ -7,9 +7,9 @@
 
 #[path = "inbox.rs"]
 mod inbox;
-#[path = "shared.rs"]
+#[path = "shared_context.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the models need a part of it")]
-mod shared;
+mod shared_context;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -21,10 +21,10 @@ use tenmil_base::{
     Operation, OperationSet, Request, Segment,
 };
 
-use self::shared::{Member, SharedContext};
+use self::shared_context::{ContextMember, SharedContext};
 use self::sync::{ChannelShared, Clock, EventVectors, FENCES};
-use super::waiters;
-use crate::bdev::Mode;
+use super::wait_queue;
+use crate::bdev::ChannelMode;
 
 /// The types of `context::sync` from the model checker.
 mod sync {
@@ -202,7 +202,7 @@ mod sync {
     pub(crate) struct ModelMeter;
 
     impl ModelMeter {
-        pub(crate) fn waited(&self, ticks: u64) -> Span {
+        pub(crate) fn add_lock_wait(&self, ticks: u64) -> Span {
             Span { ns: ticks }
         }
     }
@@ -216,7 +216,7 @@ struct ImmediateChannel {
 }
 
 impl ImmediateChannel {
-    fn of_depth(depth_max: u32) -> Box<dyn IoChannel> {
+    fn with_depth(depth_max: u32) -> Box<dyn IoChannel> {
         let limits = Limits {
             block_size: 512,
             metadata_size: 0,
@@ -227,7 +227,7 @@ impl ImmediateChannel {
             atomic_write_blocks: 1,
             depth_max,
             durability: Durability::NonPersistent,
-            operations: OperationSet::of(&[Operation::Flush]),
+            operations: OperationSet::from_operations(&[Operation::Flush]),
         };
         Box::new(Self { limits, completions: VecDeque::new() })
     }
@@ -242,7 +242,7 @@ impl IoChannel for ImmediateChannel {
         let room = self.limits.depth_max as usize - self.completions.len();
         let count = room.min(requests.len());
         let completion = |request: &Request| IoCompletion {
-            token: request.token,
+            token: request.random_token,
             status: IoStatus::SUCCESS,
             result: u32::try_from(request.lba).unwrap(),
         };
@@ -267,7 +267,7 @@ const NOW: Instant = Instant { ns: 1 };
 
 /// A thread: submits `count` requests with tag 0 one after another, and sleeps in between. After an
 /// error, the member is not dropped, because that would call the checker.
-fn turn(member: Member, waker: &EventVectors, of: u64, count: u64) {
+fn run_member(member: ContextMember, waker: &EventVectors, of: u64, count: u64) {
     let mut member = ManuallyDrop::new(member);
     let mut completions = CompletionBatch::with_capacity(1);
     for number in 0..count {
@@ -299,39 +299,39 @@ fn as_result(lba: u64) -> u32 {
 }
 
 /// Two members of one context over a device of this depth, each on its thread.
-fn two_members(depth: u32, count: u64) {
-    let context = Arc::new(SharedContext::new(Mode::Mq, Clock));
+fn context_with_two_members(depth: u32, count: u64) {
+    let context = Arc::new(SharedContext::new(ChannelMode::Mq, Clock));
     let join = || {
-        let open = || Ok(ImmediateChannel::of_depth(depth));
+        let open = || Ok(ImmediateChannel::with_depth(depth));
         let port = Arc::new(ChannelShared::default());
         let member = SharedContext::join(Arc::clone(&context), &port, 2, open).unwrap();
         (member, EventVectors::take_made())
     };
     let ((one, mine), (two, theirs)) = (join(), join());
-    let other = thread::spawn(move || turn(two, &theirs, 100, count));
-    turn(one, &mine, 200, count);
+    let other = thread::spawn(move || run_member(two, &theirs, 100, count));
+    run_member(one, &mine, 200, count);
     other.join().unwrap();
 }
 
-fn check(model: impl Fn() + Send + Sync + 'static) {
+fn check_interleavings(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
 #[test]
-fn each_gets_the_answers_that_the_other_took_away_and_sleeps_through_none() {
-    check(|| two_members(2, 2));
+fn members_receive_completions_polled_by_the_other_and_miss_no_wakeup() {
+    check_interleavings(|| context_with_two_members(2, 2));
 }
 
 #[test]
-fn with_room_for_one_whoever_waits_for_it_is_woken() {
-    check(|| two_members(1, 1));
+fn member_waiting_for_the_single_entry_is_woken() {
+    check_interleavings(|| context_with_two_members(1, 1));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_barrier_the_checker_finds_a_sleep_that_nothing_ends() {
+fn missing_barrier_is_detected_as_a_lost_wakeup() {
     FENCES.set(false);
-    check(|| two_members(2, 1));
+    check_interleavings(|| context_with_two_members(2, 1));
 }

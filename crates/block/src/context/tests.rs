@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tenmil_base::{CompletionBatch, IoCompletion, IoStatus};
 use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
-use super::inbox::Inbox;
+use super::inbox::CompletionInbox;
 
-fn completion(number: u64) -> IoCompletion {
+fn sample_completion(number: u64) -> IoCompletion {
     let status = IoStatus(u16::try_from(number % 0x4000).unwrap());
     IoCompletion { token: number % 8, status, result: u32::try_from(number).unwrap() }
 }
 
 #[test]
-fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
+fn inbox_delivers_completions_between_threads_in_order() {
     const COUNT: u64 = 100_000;
-    let inbox = Arc::new(Inbox::new(5));
+    let inbox = Arc::new(CompletionInbox::new(5));
     let taken = Arc::new(AtomicU64::new(0));
     let (theirs, read) = (Arc::clone(&inbox), Arc::clone(&taken));
     let writer = NamedThread::spawn("writer", None, move |_: &_| {
@@ -25,17 +25,17 @@ fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
             while number - read.load(Ordering::Acquire) >= 8 {
                 yield_cpu();
             }
-            theirs.put(completion(number));
+            theirs.push_completions(sample_completion(number));
         }
     });
     let (mut tail, mut completions) = (0, CompletionBatch::with_capacity(3));
     while tail < COUNT {
         let before = tail;
-        if inbox.take(&mut tail, &mut completions) == 0 {
+        if inbox.take_completions(&mut tail, &mut completions) == 0 {
             yield_cpu();
         }
         for (number, found) in (before..).zip(completions.drain()) {
-            assert_eq!(found, completion(number));
+            assert_eq!(found, sample_completion(number));
         }
         taken.store(tail, Ordering::Release);
     }

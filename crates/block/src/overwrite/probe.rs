@@ -4,12 +4,12 @@
 //! specifications and libblkid.
 
 mod filesystem;
-mod partition;
-mod stack;
+mod partition_table;
+mod stacked_storage;
 
 use std::fmt;
 
-use super::edges::DeviceEdges;
+use super::device_edges::DeviceEdges;
 
 /// A signature found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub struct Signature {
     /// Position of the magic number, in bytes from the start of the device.
     pub offset: u64,
     /// Label.
-    pub label: Option<String>,
+    pub with_label: Option<String>,
     /// UUID, or the equivalent of the format.
-    pub uuid: Option<String>,
+    pub with_uuid: Option<String>,
     /// Contents: partitions.
     pub parts: Vec<String>,
 }
@@ -29,7 +29,11 @@ pub struct Signature {
 /// Detects one format.
 type ProbeFn = fn(&DeviceEdges<'_>, &mut Vec<Signature>);
 
-const PROBES: [ProbeFn; 3] = [partition::probe, stack::probe, filesystem::probe];
+const PROBES: [ProbeFn; 3] = [
+    partition_table::probe_partition_tables,
+    stacked_storage::probe_stacked_storage,
+    filesystem::probe_filesystems,
+];
 
 const MEMBERS: [&str; 8] = [
     "LVM2 physical volume",
@@ -43,7 +47,7 @@ const MEMBERS: [&str; 8] = [
 ];
 
 /// All signatures found at the edges of a device, in order of offset.
-pub fn probe(ends: &DeviceEdges<'_>) -> Vec<Signature> {
+pub fn probe_signatures(ends: &DeviceEdges<'_>) -> Vec<Signature> {
     let mut found = Vec::new();
     PROBES.iter().for_each(|probe| probe(ends, &mut found));
     found.sort_by_key(|signature| signature.offset);
@@ -52,21 +56,21 @@ pub fn probe(ends: &DeviceEdges<'_>) -> Vec<Signature> {
 
 impl Signature {
     const fn new(kind: &'static str, offset: u64) -> Self {
-        Self { kind, offset, label: None, uuid: None, parts: Vec::new() }
+        Self { kind, offset, with_label: None, with_uuid: None, parts: Vec::new() }
     }
 
     /// Whether it marks one member of a multi-device format that the kernel or its tools assemble
     /// automatically.
-    pub fn is_member(&self) -> bool {
+    pub fn is_array_member(&self) -> bool {
         MEMBERS.contains(&self.kind)
     }
 
     fn label(self, label: Option<String>) -> Self {
-        Self { label, ..self }
+        Self { with_label: label, ..self }
     }
 
     fn uuid(self, uuid: Option<String>) -> Self {
-        Self { uuid, ..self }
+        Self { with_uuid: uuid, ..self }
     }
 }
 
@@ -74,10 +78,10 @@ impl Signature {
 impl fmt::Display for Signature {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.kind)?;
-        if let Some(label) = &self.label {
+        if let Some(label) = &self.with_label {
             write!(out, " \"{label}\"")?;
         }
-        if let Some(uuid) = &self.uuid {
+        if let Some(uuid) = &self.with_uuid {
             write!(out, " {uuid}")?;
         }
         write!(out, " at byte {}", self.offset)?;

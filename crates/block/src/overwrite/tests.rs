@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::{OverwriteReport, allow};
+use super::{OverwriteReport, check_overwrite_allowed};
 use crate::ExistingData;
 
 /// A disk of 1 MiB with an ext4 file system, and a machine without anything else.
-fn world() -> (tempfile::TempDir, PathBuf, KernelFiles) {
+fn device_with_kernel_files() -> (tempfile::TempDir, PathBuf, KernelFiles) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("disk");
     let mut bytes = vec![0; 1 << 20];
@@ -21,21 +21,22 @@ fn world() -> (tempfile::TempDir, PathBuf, KernelFiles) {
     (root, path, machine)
 }
 
-fn existing(path: &Path) -> ExistingData {
+fn existing_data(path: &Path) -> ExistingData {
     let name = path.display().to_string();
     ExistingData { name, found: "1048576 bytes".into(), path: Some(path.into()) }
 }
 
-fn put(root: &Path, file: &str, text: &str) {
+fn write_at(root: &Path, file: &str, text: &str) {
     let file = root.join(file);
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(file, text).unwrap();
 }
 
 #[test]
-fn a_refusal_names_what_would_be_lost_and_the_remedy() {
-    let (_root, path, machine) = world();
-    let refused = allow("-w write", &[existing(&path)], false, &machine).unwrap_err();
+fn overwrite_error_names_the_data_and_the_option() {
+    let (_root, path, machine) = device_with_kernel_files();
+    let refused =
+        check_overwrite_allowed("-w write", &[existing_data(&path)], false, &machine).unwrap_err();
     assert_eq!(
         refused.text,
         format!(
@@ -46,16 +47,20 @@ fn a_refusal_names_what_would_be_lost_and_the_remedy() {
         )
     );
     assert!(refused.remedy.contains("--overwrite"));
-    assert_eq!(allow("-w write", &[existing(&path)], true, &machine), Ok(()));
-    assert_eq!(allow("-w write", &[], false, &machine), Ok(()));
+    assert_eq!(
+        check_overwrite_allowed("-w write", &[existing_data(&path)], true, &machine),
+        Ok(())
+    );
+    assert_eq!(check_overwrite_allowed("-w write", &[], false, &machine), Ok(()));
 }
 
 #[test]
-fn what_is_in_use_is_refused_whatever_is_said() {
-    let (root, path, machine) = world();
-    put(root.path(), "sys/block/loop0/loop/backing_file", &path.display().to_string());
+fn device_in_use_is_never_overwritten() {
+    let (root, path, machine) = device_with_kernel_files();
+    write_at(root.path(), "sys/block/loop0/loop/backing_file", &path.display().to_string());
     for overwrite in [false, true] {
-        let refused = allow("copy", &[existing(&path)], overwrite, &machine).unwrap_err();
+        let refused = check_overwrite_allowed("copy", &[existing_data(&path)], overwrite, &machine)
+            .unwrap_err();
         assert!(refused.text.contains("loop0 stands on "), "{refused}");
         assert!(refused.text.ends_with("expected it not in use"), "{refused}");
         assert!(!refused.remedy.contains("add --overwrite"), "{}", refused.remedy);
@@ -63,21 +68,22 @@ fn what_is_in_use_is_refused_whatever_is_said() {
 }
 
 #[test]
-fn what_is_not_known_is_said_as_it_is() {
-    let (root, _, machine) = world();
+fn unknown_data_is_reported_as_unknown() {
+    let (root, _, machine) = device_with_kernel_files();
     let of = |bytes: &[u8]| {
         let path = root.path().join("other");
         std::fs::write(&path, bytes).unwrap();
-        OverwriteReport::of(&existing(&path), &machine).to_string()
+        OverwriteReport::examine(&existing_data(&path), &machine).to_string()
     };
     assert!(of(&[0; 5000]).ends_with("(1048576 bytes; nothing but zeroes at both ends)"));
     assert!(of(&[7; 5000]).ends_with("(1048576 bytes; data of no kind that is known)"));
     let mut end = vec![0; 3 << 20];
     *end.last_mut().unwrap() = 1;
     assert!(of(&end).ends_with("data of no kind that is known)"), "the last byte counts");
-    let gone = OverwriteReport::of(&existing(&root.path().join("gone")), &machine).to_string();
+    let gone =
+        OverwriteReport::examine(&existing_data(&root.path().join("gone")), &machine).to_string();
     assert!(gone.contains("; it cannot be read: "), "{gone}");
-    let elsewhere = ExistingData { path: None, ..existing(Path::new("ssd 0")) };
-    let said = OverwriteReport::of(&elsewhere, &machine).to_string();
+    let elsewhere = ExistingData { path: None, ..existing_data(Path::new("ssd 0")) };
+    let said = OverwriteReport::examine(&elsewhere, &machine).to_string();
     assert_eq!(said, "ssd 0 (1048576 bytes; it has no file to look at)");
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use tenmil_base::{Error, Span};
-use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
+use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe_signatures};
 use tenmil_block::uri::Uri;
 use tenmil_linux::StepTiming;
 use tenmil_linux::kernel_files::KernelFiles;
@@ -121,12 +121,11 @@ fn total_time(took: &[StepTiming]) -> Span {
 
 /// Signatures found on the disk or partition at `path`.
 fn disk_signatures(path: &Path) -> Result<Vec<DiskSignature>, String> {
-    let (head, tail, size_bytes) =
-        read_first_and_last_bytes(path, END_BYTES).map_err(|error| error_text(&error))?;
-    let found = probe(&DeviceEdges { head: &head, tail: &tail, size_bytes });
+    let (head, tail, size_bytes) = read_first_and_last_bytes(path, END_BYTES).map_err(|error| error_text(&error))?;
+    let found = probe_signatures(&DeviceEdges { head: &head, tail: &tail, size_bytes });
     let mark = |one: &tenmil_block::overwrite::Signature| DiskSignature {
         text: one.to_string(),
-        is_member: one.is_member(),
+        is_member: one.is_array_member(),
     };
     Ok(found.iter().map(mark).collect())
 }

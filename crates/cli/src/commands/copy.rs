@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::{ArgAction, Args};
 use tenmil_base::{BlockDevice, Error, ErrorCategory};
-use tenmil_block::quantity::parse_size;
+use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_block::{
     Bdev, BdevOptions, Claim, IoClass, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
@@ -144,7 +144,7 @@ impl PreparedCopy {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS };
-        let source = open_device(&opener, &arguments.source.clone().to_read())?;
+        let source = open_device(&opener, &arguments.source.clone().read_only())?;
         check_source_sizes(&arguments.source)?;
         let source_limits = source.medium.limits();
         let size = source_limits.block_count * u64::from(source_limits.block_size);
@@ -394,7 +394,7 @@ fn claim_device(
         .open(claim, "copy")
         .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
     let class = if limit.is_some() { IoClass::Background } else { IoClass::Foreground };
-    Ok(Arc::new(descriptor.with_class(class)))
+    Ok(Arc::new(descriptor.with_io_class(class)))
 }
 
 fn parse_uri(text: &str) -> Result<Uri, String> {

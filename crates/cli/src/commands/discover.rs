@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, Span};
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
 
 use super::write_stdout;
@@ -66,7 +66,7 @@ pub(super) fn run_discover(
 
 /// The tenmil URI of a log entry, if its transport is supported.
 fn uri_of(entry: &DiscoveryEntry) -> Option<String> {
-    let port = entry.port().filter(|_| entry.trtype() == TransportType::Tcp)?;
+    let port = entry.tcp_port().filter(|_| entry.trtype() == TransportType::Tcp)?;
     let address = entry.traddr().to_string();
     let address = if address.contains(':') { format!("[{address}]") } else { address };
     match entry.subtype() {

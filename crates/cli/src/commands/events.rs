@@ -10,7 +10,7 @@ use tenmil_linux::Clock;
 
 use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, command_error, connect_to_process};
 use super::write_stdout;
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 
 /// Print the events of a running tenmil process, one per line, until it exits or Ctrl-C.
 #[derive(Debug, Args)]
@@ -67,7 +67,7 @@ fn event_line(event: &Value, json: bool) -> String {
     let text = |name: &str| {
         let text = event[name].as_str().unwrap_or("-");
         text.chars()
-            .map(|c| if tenmil_base::text::is_unsafe(c) { ' ' } else { c })
+            .map(|c| if tenmil_base::text::is_terminal_control(c) { ' ' } else { c })
             .collect::<String>()
     };
     format!("{}  {:<10}  {}\n", text("time"), text("kind"), text("text"))

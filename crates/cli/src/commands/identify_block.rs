@@ -12,7 +12,7 @@ use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
 
 use super::LOOKING_KINDS;
-use tenmil_base::text::show_size;
+use tenmil_base::text::format_size;
 
 /// Properties of a block device.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub(super) fn identify_block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error>
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: LOOKING_KINDS };
     let OpenedDevice { medium, description, existing, .. } = open_shared(&opener, uri)?;
     let machine = KernelFiles::live_system();
-    let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
+    let existing = existing.iter().map(|one| OverwriteReport::examine(one, &machine).to_string());
     let extents = ExtentTotals::from_device(&*medium)
         .map_err(|found| Error::environment(format!("{uri:#}: look for data: {found}")))?;
     Ok(BlockDeviceInfo {
@@ -69,7 +69,7 @@ pub(super) fn identify_block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error>
 /// Opens the device read-write, or read-only if it is in use.
 fn open_shared(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).or_else(|refused| {
-        let looked_at = opener.open(&uri.clone().to_read());
+        let looked_at = opener.open(&uri.clone().read_only());
         looked_at.map_err(|_| refused.clone()).map(|mut opened| {
             opened.description += &format!(", for reading only: {refused}");
             opened
@@ -126,7 +126,7 @@ impl BlockDeviceInfo {
         let size = self.size_bytes();
         let mut rows = vec![
             ("description", self.description.clone()),
-            ("size", format!("{size} bytes ({}), {block_count} blocks", show_size(size))),
+            ("size", format!("{size} bytes ({}), {block_count} blocks", format_size(size))),
             ("block", format!("{block_size} bytes")),
             ("metadata", format!("{} bytes for each block", self.limits.metadata_size)),
             ("durability", self.limits.durability.describe().into()),
@@ -185,9 +185,9 @@ impl ExtentTotals {
         let kinds = [(self.data, "data"), (self.zeroes, "zeroes"), (self.holes, "holes")];
         let kinds = kinds.iter().filter(|(bytes, _)| *bytes > 0);
         let mut parts: Vec<String> =
-            kinds.map(|(bytes, kind)| format!("{} of {kind}", show_size(*bytes))).collect();
+            kinds.map(|(bytes, kind)| format!("{} of {kind}", format_size(*bytes))).collect();
         if self.rest > 0 {
-            parts.push(format!("{} not examined", show_size(self.rest)));
+            parts.push(format!("{} not examined", format_size(self.rest)));
         }
         let plural = if self.count == 1 { "" } else { "s" };
         format!("{}, in {} extent{plural}", parts.join(", "), self.count)

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use tenmil_base::{Error, Span};
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
 
 use super::write_stdout;

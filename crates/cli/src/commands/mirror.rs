@@ -158,26 +158,26 @@ pub(super) fn run_mirror(
     let mut code = ExitCode::SUCCESS;
     let text = match &arguments.command {
         MirrorCommand::Create(create) => {
-            mirror::create(&opener, &create.legs, create.overwrite)?
+            mirror::create_mirror(&opener, &create.legs, create.overwrite)?
                 + "\n"
                 + &mirror_uri(&create.legs)
         }
         MirrorCommand::Show(show) => {
-            let report = mirror::show(&opener, &show.uri)?;
+            let report = mirror::read_status(&opener, &show.uri)?;
             code = exit_code(&report);
             if show.json { mirror_json(&report) } else { mirror_text(&report) }
         }
-        MirrorCommand::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
+        MirrorCommand::Add(add) => mirror::add_leg(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
         MirrorCommand::Replace(it) => {
             let mut ask = |question: &str| require_consent(it.yes, question);
-            mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
+            mirror::replace_leg(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
         }
         MirrorCommand::Remove(it) => {
             let mut ask = |question: &str| require_consent(it.yes, question);
-            mirror::remove(&opener, &it.uri, &it.old, &mut ask)? + "\n"
+            mirror::remove_leg(&opener, &it.uri, &it.old, &mut ask)? + "\n"
         }
         MirrorCommand::Takeover(TakeoverArguments { uri, force }) => {
-            match mirror::take_over(&opener, uri, *force)? {
+            match mirror::take_over_mirror(&opener, uri, *force)? {
                 Some(former) => format!("{uri:#} is taken over from {former}\n"),
                 None => format!("{uri:#} has no owner: nothing was changed\n"),
             }
@@ -245,7 +245,7 @@ fn mirror_text(report: &MirrorReport) -> String {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
                 let (dirty, regions) = (leg.dirty.count(), leg.geometry.regions());
-                let share = mirror::share_of(dirty, regions);
+                let share = mirror::percentage(dirty, regions);
                 let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");
             }
         }
@@ -270,10 +270,12 @@ fn leg_numbers(mask: u8) -> String {
 
 fn mirror_json(report: &MirrorReport) -> String {
     let leg =
-        |(name, found): &(String, Result<tenmil_volume::mirror::Superblock, Error>)| match found {
+        |(name, found): &(String, Result<tenmil_volume::mirror::MirrorSuperblock, Error>)| {
+        match found {
             Err(problem) => json!({ "uri": name, "problem": problem.text }),
             Ok(leg) => leg_json(name, leg),
-        };
+        }
+    };
     let legs: Vec<Value> = report.legs.iter().map(leg).collect();
     let document = match &report.verdict {
         Ok(description) => json!({
@@ -287,7 +289,7 @@ fn mirror_json(report: &MirrorReport) -> String {
     format!("{document:#}\n")
 }
 
-fn leg_json(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
+fn leg_json(name: &str, leg: &tenmil_volume::mirror::MirrorSuperblock) -> Value {
     let in_sync: Vec<u8> = (0..leg.legs).filter(|one| leg.in_sync & (1 << one) != 0).collect();
     json!({
         "uri": name,

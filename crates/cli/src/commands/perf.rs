@@ -26,7 +26,7 @@ use tenmil_bench::perf::perf_options::{
 use tenmil_bench::perf::perf_result::PerfResult;
 use tenmil_bench::perf::progress::{ProgressLine, RunPhase, RunProgress};
 use tenmil_bench::perf::report::{html_report, json_report, text_report};
-use tenmil_block::quantity::{parse_count, parse_size, parse_time};
+use tenmil_block::quantity_parser::{parse_count, parse_size, parse_time};
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_devices::Uri;
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tenmil_block::uri::Uri;
-use tenmil_block::{Kind, Opener};
+use tenmil_block::{NamedDeviceType, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::pool::{self, CreateResult, PAGE_BYTES, VolumeRef};
 use tenmil_linux::{Clock, random_seed};
@@ -170,11 +170,11 @@ fn create_pool(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, 
     let [device, others @ ..] = &devices[..] else {
         return Err(Error::usage("pool create: no device is named, expected one".to_owned()));
     };
-    let made = pool::create_over(opener, (device, others), name, *overwrite)?;
+    let made = pool::create_on_devices(opener, (device, others), name, *overwrite)?;
     let CreateResult { blocks, was_there } = made;
     let on = devices.iter().map(|device| format!("{device:#}")).collect::<Vec<_>>().join(", ");
     let size = blocks * u64::from(PAGE_BYTES);
-    let volume = shell_word(&format!("{:#}", VolumeRef::on(device).with_name("NAME")));
+    let volume = shell_word(&format!("{:#}", VolumeRef::pool_on(device).with_name("NAME")));
     let next = format!("make a volume as in: tenmil volume create {volume} --size 1g\n");
     Ok(match (*json, was_there) {
         (true, _) => {
@@ -200,7 +200,7 @@ pub(super) fn with_opener<T>(
 
 /// Calls `body` with an opener of these kinds of devices.
 pub(super) fn with_device_kinds<T>(
-    kinds: &[Kind<'_>],
+    kinds: &[NamedDeviceType<'_>],
     body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
@@ -409,9 +409,15 @@ mod tests {
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         run_pool_command(&["create", &device]).unwrap();
         with_opener(|opener| {
-            let open = OpenPool::open(opener, &VolumeRef::on(&device.parse().unwrap()))?;
+            let open = OpenPool::open(opener, &VolumeRef::pool_on(&device.parse().unwrap()))?;
             let (name, blocks) = ("v".into(), 1024);
-            open.change(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: true })?;
+            open.change_volume(VolumeOp::Create {
+                name,
+                blocks,
+                unit: 16,
+                uuid: 1,
+                checksums: true,
+            })?;
             Ok(())
         })
         .unwrap();

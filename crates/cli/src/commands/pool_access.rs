@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
-use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
+use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, device_key, file_holder};
 use tenmil_linux::process_stats::command_line;
 use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobData, JobSpec, PoolCommand};
 use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
@@ -72,7 +72,7 @@ impl<'a> PoolAccess<'a> {
                 let open = open.map_err(|error| pool_open_error(&error, place, &silent))?;
                 // Device identities may differ although the device is the same; the owner recorded in
                 // the pool's superblock decides.
-                match open.owner_here().and_then(|pid| connect_to_owner(opener, pid, open.uuid())) {
+                match open.local_owner().and_then(|pid| connect_to_owner(opener, pid, open.uuid())) {
                     Some(there) => Ok(Self::Remote(there)),
                     None => Ok(Self::Here { open, opener }),
                 }
@@ -174,8 +174,9 @@ impl<'a> PoolAccess<'a> {
     ) -> Result<Vec<ChangedRange>, Error> {
         match self {
             Self::Here { open, .. } => {
-                let (from, to, mut changed) = (open.find(from)?, open.find(to)?, Vec::new());
-                open.differences(Some(&from), &to, &mut |range| {
+                let (from, to, mut changed) =
+                    (open.find_volume(from)?, open.find_volume(to)?, Vec::new());
+                open.for_each_difference(Some(&from), &to, &mut |range| {
                     changed.push(range);
                     Ok(())
                 })?;
@@ -333,8 +334,11 @@ fn process_text(pid: u32) -> String {
     match command_line(pid) {
         Some(words) => {
             let words = words.join(" ");
-            let shown: String =
-                words.chars().filter(|c| !tenmil_base::text::is_unsafe(*c)).take(80).collect();
+            let shown: String = words
+                .chars()
+                .filter(|c| !tenmil_base::text::is_terminal_control(*c))
+                .take(80)
+                .collect();
             format!("process {pid} ({shown})")
         }
         None => format!("process {pid}"),
@@ -350,7 +354,7 @@ fn find_owner_process<'a>(
 ) -> Option<RemotePool<'a>> {
     // Without a runtime directory no process listens.
     let directory = runtime_directory().ok()?;
-    let wanted = identity(&place.store);
+    let wanted = device_key(&place.store);
     for pid in directory.listening_processes().ok()? {
         if pid == std::process::id() {
             continue;

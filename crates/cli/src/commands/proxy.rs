@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
-use tenmil_block::quantity::{parse_size, parse_time};
+use tenmil_block::quantity_parser::{parse_size, parse_time};
 use tenmil_linux::Clock;
 use tenmil_rpc::MethodState;
 use tenmil_sim::sim_network::{LinkFault, LinkFaults, LinkOptions};

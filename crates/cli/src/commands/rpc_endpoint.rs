@@ -186,7 +186,7 @@ fn processes_text(running: &[u32]) -> String {
             let words: String = words
                 .join(" ")
                 .chars()
-                .filter(|c| !tenmil_base::text::is_unsafe(*c))
+                .filter(|c| !tenmil_base::text::is_terminal_control(*c))
                 .take(60)
                 .collect();
             format!("{pid} ({words})")

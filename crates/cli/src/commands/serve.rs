@@ -373,7 +373,7 @@ fn run_nbd(
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
     let uri = uri.clone();
-    let requested = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
+    let requested = if arguments.read_only { uri.clone().read_only() } else { uri.clone() };
     let opened = opener.open(&requested).map_err(|error| Error {
         category: error.category(),
         text: format!("open {error}"),

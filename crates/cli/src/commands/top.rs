@@ -12,7 +12,7 @@ use super::rpc_endpoint::{
 };
 use super::write_stdout;
 use tenmil_bench::balance::restore_frequencies;
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
 
 /// Show the reactors, threads and pollers of a running tenmil process, live.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use tenmil_block::Opener;
-use tenmil_block::quantity::parse_size;
+use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{CommandResult, JobKind, JobSpec, PoolCommand};
@@ -258,8 +258,8 @@ type CommandOutput = Result<Option<String>, Error>;
 
 /// Access to the pool of a volume, in this or another process, and the volume's name.
 fn open_pool_of<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(PoolAccess<'a>, String), Error> {
-    let place = VolumeRef::of(uri)?;
-    let name = place.volume(uri)?.to_owned();
+    let place = VolumeRef::parse(uri)?;
+    let name = place.volume_name(uri)?.to_owned();
     Ok((PoolAccess::open_or_connect(opener, &place)?, name))
 }
 
@@ -367,7 +367,7 @@ mod tests {
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         with_opener(|opener| {
-            tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", false)
+            tenmil_drivers::pool::create_pool(opener, &device.parse().unwrap(), "pool", false)
         })
         .unwrap();
         (directory, device)
@@ -420,7 +420,7 @@ mod tests {
             let before = run_volume_command(&["list", &device, "--json"]).unwrap();
             let generation = || {
                 with_opener(|opener| {
-                    let place = VolumeRef::of(&db.parse().unwrap())?;
+                    let place = VolumeRef::parse(&db.parse().unwrap())?;
                     Ok(OpenPool::open(opener, &place)?.generation())
                 })
             };

@@ -492,8 +492,8 @@ fn removed_device_ends_the_copy_and_frees_all_buffers() {
     assert!(ending.to_string().ends_with("the device has been removed"), "{ending}");
     assert!(tally.until < 1 << 20 && !tally.is_flushed);
     drop(copy);
-    assert_eq!((source.holders(), target.holders()), (Vec::new(), Vec::new()));
-    assert_eq!((source.channels_open(), target.channels_open()), (0, 0));
+    assert_eq!((source.list_holders(), target.list_holders()), (Vec::new(), Vec::new()));
+    assert_eq!((source.open_channel_count(), target.open_channel_count()), (0, 0));
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl ProxiedConnection {
     }
 
     pub(super) fn from(&self) -> String {
-        self.near.stream.peer()
+        self.near.stream.peer_description()
     }
 
     pub(super) fn is_closed(&self) -> bool {

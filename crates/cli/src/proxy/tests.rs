@@ -172,7 +172,7 @@ fn black_hole_drops_data_of_one_connection_only() {
             (near.buffered() == b"back" && !far.buffered().is_empty()).then_some(())
         });
         assert_eq!(far.buffered(), b"abc");
-        ports.insert(near.peer());
+        ports.insert(near.peer_description());
     }
     assert_eq!(ports.len(), 1, "both went through the proxy");
 }

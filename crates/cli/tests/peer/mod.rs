@@ -26,7 +26,9 @@ use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
-use tenmil_vfio_user::function::{CONFIGURATION_BYTES, ConfigChange, Function, FunctionConfig};
+use tenmil_vfio_user::config_space::{
+    CONFIGURATION_BYTES, ConfigSpace, ConfigSpaceChange, ConfigSpaceConfig,
+};
 use tenmil_vfio_user::{irq_index, region_index};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion};
 
@@ -74,7 +76,7 @@ struct VfioUserPeer {
     maps: DmaMaps,
     regions: RegionTable,
     vectors: EventFdVectors,
-    function: Function,
+    function: ConfigSpace,
     bar_bytes: u32,
 }
 
@@ -184,7 +186,7 @@ impl VfioUserPeer {
         let options = MemoryTransportConfig::default();
         let front = MemoryTransport::new(controller, guest, vectors.clone(), buffers, options);
         let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
-        let function = Function::new(FunctionConfig {
+        let function = ConfigSpace::new(ConfigSpaceConfig {
             vendor: 0xfff0,
             device: 1,
             bar_bytes,
@@ -262,11 +264,11 @@ impl ServerBackend for VfioUserPeer {
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> io::Result<()> {
         if region == region_index::CONFIGURATION {
             match self.function.write(offset, data) {
-                ConfigChange::Nothing => {}
-                ConfigChange::Vectors { is_enabled, is_masked } => {
+                ConfigSpaceChange::Nothing => {}
+                ConfigSpaceChange::Vectors { is_enabled, is_masked } => {
                     Self::lock(&self.locked).front.bar().set_vectors(is_enabled, is_masked);
                 }
-                ConfigChange::Reset => self.reset_controller(),
+                ConfigSpaceChange::Reset => self.reset_controller(),
             }
             return Ok(());
         }

@@ -38,12 +38,10 @@ impl LossRecovery {
 impl PoolHost {
     /// Has a pool recover that its device has stopped. True if that has begun.
     pub(super) fn recover_if_stopped(
-        &mut self,
-        now: Instant,
-        shared: &mut HostsShared<'_>,
+        &mut self, now: Instant, shared: &mut HostsShared<'_>,
     ) -> bool {
         let PoolStage::Open(store) = &mut self.stage else { return false };
-        let (losses, is_stopped) = (store.losses(), store.is_stopped());
+        let (losses, is_stopped) = (store.loss_count(), store.is_stopped());
         let is_due = is_stopped
             && !store.is_recovering()
             && self.recovery.next_at.is_none_or(|next_at| next_at <= now);
@@ -51,7 +49,7 @@ impl PoolHost {
             self.recovery.next_at = Some(now.after(AGAIN));
             store.recover()
         };
-        let why = store.last_stop().map(ToString::to_string).unwrap_or_default();
+        let why = store.last_stop_error().map(ToString::to_string).unwrap_or_default();
         if losses != self.recovery.losses {
             self.recovery.losses = losses;
             self.record_event(now, &format!("the pool has stopped: {why}"), shared);
@@ -81,8 +79,8 @@ impl PoolHost {
         if let PoolStage::Open(store) = &self.stage
             && store.is_rereading()
         {
-            self.recovery.recovered = queue.losses();
-            queue.ack_losses(self.recovery.recovered);
+            self.recovery.recovered = queue.write_losses();
+            queue.ack_repaired_losses(self.recovery.recovered);
         }
     }
 
@@ -98,7 +96,7 @@ impl PoolHost {
     /// A flush completes. Whether it fails, or has to because writes were lost that no flush has failed for.
     pub(super) fn is_loss_reported(&mut self, is_success: bool) -> bool {
         let PoolStage::Open(store) = &self.stage else { return !is_success };
-        let reported = std::mem::replace(&mut self.recovery.reported, store.losses());
+        let reported = std::mem::replace(&mut self.recovery.reported, store.loss_count());
         !is_success || reported != self.recovery.reported
     }
 }

@@ -9,15 +9,15 @@ use std::process::Command;
 use aws_lc_sys::{EVP_sha256, PKCS5_PBKDF2_HMAC, SHA256};
 use tenmil_base::{IoChannel, IoStatus, Operation};
 
-use super::{Bench, key, key_file};
-use crate::cipher::{Direction, Xts};
+use super::{CryptFixture, key_file, key_from_bytes};
+use crate::cipher::{CipherDirection, XtsCipher};
 
 const PASSPHRASE: &str = "a passphrase";
 
 /// LUKS1 header, as specified; all numbers are big-endian.
-struct Header<'a>(&'a [u8]);
+struct Luks1Header<'a>(&'a [u8]);
 
-impl Header<'_> {
+impl Luks1Header<'_> {
     fn word(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.0[at..at + 4].try_into().unwrap())
     }
@@ -35,20 +35,24 @@ impl Header<'_> {
         let slot = 208;
         assert_eq!(self.word(slot), 0x00ac_71f3, "the slot is in use");
         let salt = &self.0[slot + 8..slot + 40];
-        let slot_key = derive(PASSPHRASE.as_bytes(), salt, self.word(slot + 4), 64);
+        let slot_key = pbkdf2_hmac_sha256(PASSPHRASE.as_bytes(), salt, self.word(slot + 4), 64);
         let at = self.word(slot + 40) as usize * 512;
         let stripes = self.word(slot + 44) as usize;
         let mut split = self.0[at..at + 64 * stripes].to_vec();
-        assert!(Xts::new(&key(&slot_key), Direction::Decrypt).unwrap().apply(0, &mut split));
-        let found = merge(&split);
-        let digest = derive(&found, &self.0[132..164], self.word(164), 20);
+        assert!(
+            XtsCipher::new(&key_from_bytes(&slot_key), CipherDirection::Decrypt)
+                .unwrap()
+                .apply_to_units(0, &mut split)
+        );
+        let found = merge_anti_forensic_stripes(&split);
+        let digest = pbkdf2_hmac_sha256(&found, &self.0[132..164], self.word(164), 20);
         assert_eq!(digest, self.0[112..132], "it is the key that the header was made with");
         found
     }
 }
 
 /// PBKDF2 with HMAC-SHA-256.
-fn derive(secret: &[u8], salt: &[u8], iterations: u32, len: usize) -> Vec<u8> {
+fn pbkdf2_hmac_sha256(secret: &[u8], salt: &[u8], iterations: u32, len: usize) -> Vec<u8> {
     let mut key = vec![0; len];
     // SAFETY: the call has no premises; the result is static.
     let digest = unsafe { EVP_sha256() };
@@ -63,7 +67,7 @@ fn derive(secret: &[u8], salt: &[u8], iterations: u32, len: usize) -> Vec<u8> {
     key
 }
 
-fn hash(bytes: &[u8]) -> [u8; 32] {
+fn sha256(bytes: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     // SAFETY: the slice has the given length, and SHA-256 writes 32 bytes.
     let done = unsafe { SHA256(bytes.as_ptr(), bytes.len(), digest.as_mut_ptr()) };
@@ -72,7 +76,7 @@ fn hash(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// Reverses the anti-forensic split: a key is spread over many stripes, all of which are needed.
-fn merge(split: &[u8]) -> Vec<u8> {
+fn merge_anti_forensic_stripes(split: &[u8]) -> Vec<u8> {
     let mut merged = vec![0; 64];
     let last = split.len() / 64 - 1;
     for (index, stripe) in split.chunks(64).enumerate() {
@@ -80,7 +84,7 @@ fn merge(split: &[u8]) -> Vec<u8> {
         if index < last {
             merged = (0_u32..)
                 .zip(merged.chunks(32))
-                .flat_map(|(number, part)| hash(&[&number.to_be_bytes(), part].concat()))
+                .flat_map(|(number, part)| sha256(&[&number.to_be_bytes(), part].concat()))
                 .collect();
         }
     }
@@ -89,7 +93,7 @@ fn merge(split: &[u8]) -> Vec<u8> {
 
 /// Runs a tool. `qemu-img` benchmarks the machine to choose its iteration count and fails if the
 /// clock of a busy machine did not advance; then it is run again.
-fn run(tool: &str, arguments: &[&str]) {
+fn run_tool(tool: &str, arguments: &[&str]) {
     for time_limit in (0..20).rev() {
         let output = Command::new(tool).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
@@ -103,12 +107,12 @@ fn run(tool: &str, arguments: &[&str]) {
 }
 
 /// Runs `qemu-io` commands on the device inside an image.
-fn with_image(path: &Path, commands: &[&str]) {
+fn run_qemu_io(path: &Path, commands: &[&str]) {
     let secret = format!("secret,id=s0,data={PASSPHRASE}");
     let image = format!("driver=luks,key-secret=s0,file.filename={}", path.display());
     let mut arguments = vec!["--object", &secret, "--image-opts", &image];
     commands.iter().for_each(|command| arguments.extend(["-c", command]));
-    run("qemu-io", &arguments);
+    run_tool("qemu-io", &arguments);
 }
 
 fn has_tools() -> bool {
@@ -122,7 +126,7 @@ fn has_tools() -> bool {
 }
 
 #[test]
-fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
+fn luks_image_of_qemu_is_read_and_written() {
     if !has_tools() {
         return;
     }
@@ -132,16 +136,19 @@ fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
     let options = "key-secret=s0,cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64,\
                    hash-alg=sha256,iter-time=10";
     let name = path.display().to_string();
-    run("qemu-img", &["create", "--object", &secret, "-f", "luks", "-o", options, &name, "1M"]);
-    with_image(&path, &["write -P 0x5a 0 64k", "write -P 0xa7 700k 1536"]);
+    run_tool(
+        "qemu-img",
+        &["create", "--object", &secret, "-f", "luks", "-o", options, &name, "1M"],
+    );
+    run_qemu_io(&path, &["write -P 0x5a 0 64k", "write -P 0xa7 700k 1536"]);
 
     #[expect(clippy::disallowed_methods, reason = "a test may")]
     let image = std::fs::read(&path).unwrap();
-    let header = Header(&image);
+    let header = Luks1Header(&image);
     let (_directory, key) = key_file(&header.key(), 0o600);
     let payload = header.payload_bytes();
     let below = format!("split:[file:{name}?engine=threads]?offset={payload}");
-    let bench = Bench::new();
+    let bench = CryptFixture::new();
     let medium = bench.open(&format!("crypt:[{below}]?key-file={key}")).unwrap().medium;
     assert_eq!(medium.limits().block_count, 2048, "the payload and nothing else");
     let mut channel = medium.channel().unwrap();
@@ -149,11 +156,16 @@ fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
         let segment = bench.memory.slice(0, blocks * 512).unwrap();
         let expected = vec![byte; segment.len_bytes as usize];
         let fill = if operation == Operation::Write { byte } else { !byte };
-        bench.put(&[segment], &vec![fill; expected.len()]);
-        let status =
-            bench.run(&mut *channel as &mut dyn IoChannel, operation, lba, blocks, &[segment]);
+        bench.write_segments(&[segment], &vec![fill; expected.len()]);
+        let status = bench.run_request(
+            &mut *channel as &mut dyn IoChannel,
+            operation,
+            lba,
+            blocks,
+            &[segment],
+        );
         assert_eq!(status, IoStatus::SUCCESS);
-        assert!(bench.get(&[segment]) == expected, "{operation:?} at {lba}");
+        assert!(bench.read_segments(&[segment]) == expected, "{operation:?} at {lba}");
     };
     transfer(Operation::Read, 0, 128, 0x5a);
     transfer(Operation::Read, 1400, 3, 0xa7);
@@ -162,5 +174,5 @@ fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
     drop(channel);
     drop(medium);
     let reads = ["read -P 0x5a 0 65024", "read -P 0x33 65024 2560", "read -P 0x44 1048064 512"];
-    with_image(&path, &reads);
+    run_qemu_io(&path, &reads);
 }

@@ -124,7 +124,7 @@ impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
         self.attached.identity()
     }
 
-    fn failure(&self) -> Option<String> {
+    fn failure_reason(&self) -> Option<String> {
         self.attached.lost()
     }
 }

@@ -147,8 +147,8 @@ impl<B: ControllerBus> Dma for MappedDma<B> {
     }
 
     #[inline(always)]
-    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
-        self.pool.iovas(like)
+    fn iova_translator(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        self.pool.iova_translator(like)
     }
 
     fn device_memory(&self, part: BarRange) -> Result<Segment, BarMapError> {

@@ -11,7 +11,7 @@ use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::transport::{
-    HostBar, MemoryTransport, MemoryTransportConfig, NextPoll,
+    HostBarHandle, MemoryTransport, MemoryTransportConfig, NextPoll,
 };
 
 use crate::EmuSpec;
@@ -79,8 +79,8 @@ impl<I: Interrupts> EmulatedSsd<I> {
     }
 
     /// Host view of the registers; doorbell writes wake the device thread through `device`.
-    pub fn host_bar<W>(&self, device: W) -> HostBar<W> {
-        HostBar::new(Arc::clone(self.front.bar()), device)
+    pub fn host_bar<W>(&self, device: W) -> HostBarHandle<W> {
+        HostBarHandle::new(Arc::clone(self.front.bar()), device)
     }
 
     /// Performs a bounded amount of work.
@@ -92,12 +92,12 @@ impl<I: Interrupts> EmulatedSsd<I> {
     /// Announces that the thread will sleep and checks for work once more. Returns the time until
     /// which it may sleep, or none if there is work.
     pub(super) fn arm(&mut self, now: Instant) -> Option<Instant> {
-        self.front.arm(now)
+        self.front.arm_wakeup(now)
     }
 
     /// Ends the announcement of [`arm`](Self::arm) after the thread has woken up.
     pub(super) fn disarm(&mut self) {
-        self.front.disarm();
+        self.front.disarm_wakeup();
     }
 
     /// Passes each new descriptor that must wake the thread to `each`, once.

@@ -27,14 +27,17 @@ impl tenmil_block::DeviceType for Kind {
         let spec = EmuSpec::of(uri)?;
         if spec.count != 1 {
             let problem = format!("count is {}, expected 1: one device is one SSD", spec.count);
-            return Err(uri.refuse(problem).into());
+            return Err(uri.error(problem).into());
         }
         let medium = start(opener, &spec, self.fills)
             .map_err(|refused| Error::new(refused.category, refused.text))?;
         let existing = medium.existing();
         Ok(OpenedDevice {
             existing,
-            ..OpenedDevice::fresh(Arc::new(medium), "an emulated SSD behind its driver")
+            ..OpenedDevice::without_existing_data(
+                Arc::new(medium),
+                "an emulated SSD behind its driver",
+            )
         })
     }
 }

@@ -28,16 +28,18 @@ pub(super) fn open(
     let block_count = size_bytes / u64::from(block_size);
     let ram = || {
         let ram = RamDevice::new(regions, block_size, block_count);
-        ram.map(|ram| if plan.fills { ram.filled() } else { ram }).map_err(refuse)
+        ram.map(|ram| if plan.fills { ram.new_filled() } else { ram }).map_err(refuse)
     };
-    let made = |medium: Arc<dyn BlockDevice>| OpenedDevice::fresh(medium, spec.medium.to_string());
+    let made = |medium: Arc<dyn BlockDevice>| {
+        OpenedDevice::without_existing_data(medium, spec.medium.to_string())
+    };
     Ok(match &spec.medium {
         EmuMedium::Null => {
             made(Arc::new(NullDevice::new(block_size, block_count).map_err(refuse)?))
         }
         EmuMedium::Ram => made(Arc::new(ram()?)),
         EmuMedium::Model { name } => {
-            let profile = ModelProfile::named(name)
+            let profile = ModelProfile::find_by_name(name)
                 .ok_or_else(|| Error::usage(format!("{spec}: there is no model `{name}`")))?;
             let seed = plan.seed.wrapping_add(u64::from(number));
             made(Arc::new(LatencyModel::new(Arc::new(ram()?), profile, seed)))
@@ -52,9 +54,12 @@ pub(super) fn open(
                 engine: tenmil_linux::file_engine::EngineChoice::Best,
             };
             let file = FileDevice::open(regions, &options).map_err(refuse)?;
-            let existing = file.existing().into_iter().collect();
-            let description = file.describe();
-            OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(file), description) }
+            let existing = file.existing_data().into_iter().collect();
+            let description = file.description();
+            OpenedDevice {
+                existing,
+                ..OpenedDevice::without_existing_data(Arc::new(file), description)
+            }
         }
     })
 }

@@ -19,7 +19,7 @@ use tenmil_wire::feature::queue::{
     Arbitration, AsynchronousEventConfiguration, CommandSetProfile, HostBehaviorSupport,
     InterruptCoalescing, InterruptVectorConfiguration, KeepAliveTimer, NumberOfQueues,
 };
-use tenmil_wire::layout::Decoded;
+use tenmil_wire::layout::DecodedField;
 
 use super::{AdminResult, Controller, Document, fields_of, fields_of_dword};
 use tenmil_base::Error;
@@ -29,7 +29,7 @@ struct Setting {
     feature: Feature,
     path: &'static str,
     scope: Scope,
-    decode: fn(&AdminResult) -> Vec<Decoded>,
+    decode: fn(&AdminResult) -> Vec<DecodedField>,
 }
 
 /// Scope of a feature (Base 2.1 §5.1.25, figure 403).
@@ -99,7 +99,7 @@ const SETTINGS: [Setting; 26] = [
 const fn of(
     feature: Feature,
     path: &'static str,
-    decode: fn(&AdminResult) -> Vec<Decoded>,
+    decode: fn(&AdminResult) -> Vec<DecodedField>,
 ) -> Setting {
     Setting { feature, path, scope: Scope::Controller, decode }
 }
@@ -107,7 +107,7 @@ const fn of(
 const fn of_namespace(
     feature: Feature,
     path: &'static str,
-    decode: fn(&AdminResult) -> Vec<Decoded>,
+    decode: fn(&AdminResult) -> Vec<DecodedField>,
 ) -> Setting {
     Setting { feature, path, scope: Scope::Namespace, decode }
 }
@@ -144,15 +144,15 @@ pub(super) fn read(
     Ok(())
 }
 
-fn dword<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+fn dword<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
     fields_of_dword::<T>(result.result)
 }
 
-fn page<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+fn page<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
     fields_of::<T>(&result.bytes)
 }
 
-fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
     let mut fields = dword::<T>(result);
     fields.extend(page::<U>(result));
     fields

@@ -5,13 +5,13 @@ use tenmil_wire::TypedCommand;
 use tenmil_wire::admin::GetLogPage;
 use tenmil_wire::identify::NSID_ALL;
 use tenmil_wire::identify::list::NamespaceList;
-use tenmil_wire::layout::{Decoded, Value};
+use tenmil_wire::layout::{DecodedField, FieldValue};
 use tenmil_wire::log::LogPage;
-use tenmil_wire::log::ana::{AnaHeader, groups};
+use tenmil_wire::log::ana::{AnaHeader, parse_ana_groups};
 use tenmil_wire::log::effects::{
     CommandsEffects, FeaturesEffects, LogPageEffects, ManagementEffects, SupportedLogPages,
 };
-use tenmil_wire::log::error::entries;
+use tenmil_wire::log::error;
 use tenmil_wire::log::event::ReservationNotification;
 use tenmil_wire::log::firmware::{FirmwareSlots, TelemetryController, TelemetryHost};
 use tenmil_wire::log::health::HealthInformation;
@@ -26,7 +26,7 @@ struct Page {
     page: LogPage,
     path: &'static str,
     len_bytes: u32,
-    decode: fn(&[u8]) -> Vec<Decoded>,
+    decode: fn(&[u8]) -> Vec<DecodedField>,
 }
 
 /// Size of the Error Information log that is read: one page of entries.
@@ -103,7 +103,7 @@ fn read_rest_of_groups(
 ) -> Result<(), Error> {
     let told = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
     for piece in 1..ANA_PIECES {
-        if groups(bytes).count() >= told {
+        if parse_ana_groups(bytes).count() >= told {
             break;
         }
         let lpo = piece * u64::from(ANA_BYTES);
@@ -120,10 +120,10 @@ fn has(pages: &SupportedLogPages, lid: u8) -> bool {
 }
 
 /// Entries of the Error Information log, without unused ones.
-fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
-    let entries = entries(bytes).map(|entry| Value::Structure(entry.decode()));
-    let value = Value::List(entries.collect());
-    vec![Decoded {
+fn error_entries(bytes: &[u8]) -> Vec<DecodedField> {
+    let entries = error::error_entries(bytes).map(|entry| FieldValue::Structure(entry.decode()));
+    let value = FieldValue::List(entries.collect());
+    vec![DecodedField {
         name: "entry",
         description: "Error entries, newest first.",
         value,
@@ -131,16 +131,21 @@ fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
     }]
 }
 
-fn ana_groups(bytes: &[u8]) -> Vec<Decoded> {
+fn ana_groups(bytes: &[u8]) -> Vec<DecodedField> {
     let mut fields = fields_of::<AnaHeader>(bytes);
-    let groups = groups(bytes).map(|(group, namespaces)| {
-        let nsids = namespaces.map(|nsid| Value::Number(nsid.into())).collect();
+    let groups = parse_ana_groups(bytes).map(|(group, namespaces)| {
+        let nsids = namespaces.map(|nsid| FieldValue::Number(nsid.into())).collect();
         let mut fields = group.decode();
-        let value = Value::List(nsids);
-        fields.push(Decoded { name: "nsid", description: "Its namespaces.", value, parts: vec![] });
-        Value::Structure(fields)
+        let value = FieldValue::List(nsids);
+        fields.push(DecodedField {
+            name: "nsid",
+            description: "Its namespaces.",
+            value,
+            parts: vec![],
+        });
+        FieldValue::Structure(fields)
     });
-    let value = Value::List(groups.collect());
-    fields.push(Decoded { name: "group", description: "Groups.", value, parts: vec![] });
+    let value = FieldValue::List(groups.collect());
+    fields.push(DecodedField { name: "group", description: "Groups.", value, parts: vec![] });
     fields
 }

@@ -1,14 +1,14 @@
 //! Registers and Identify data structures.
 
 use tenmil_wire::admin::Identify;
-use tenmil_wire::identify::descriptor::{NamespaceIdentifier, descriptors};
+use tenmil_wire::identify::descriptor::{NamespaceIdentifier, namespace_identifiers};
 use tenmil_wire::identify::list::{CommandSets, ControllerList, NamespaceList};
 use tenmil_wire::identify::namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm,
 };
 use tenmil_wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
 use tenmil_wire::identify::{IdentifyController, IdentifyControllerNvm};
-use tenmil_wire::layout::{Decoded, Value};
+use tenmil_wire::layout::{DecodedField, FieldValue};
 use tenmil_wire::register::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, MemoryBufferLocation,
     MemoryBufferSize, ReadyTimeouts, Version, offset,
@@ -124,8 +124,8 @@ impl IdentifyReader<'_> {
         }
         has_more |= namespaces.len() > NAMESPACES_MAX;
         namespaces.truncate(NAMESPACES_MAX);
-        let values = namespaces.iter().map(|nsid| Value::Number((*nsid).into())).collect();
-        let nsid = field("nsid", "Namespace Identifiers.", Value::List(values));
+        let values = namespaces.iter().map(|nsid| FieldValue::Number((*nsid).into())).collect();
+        let nsid = field("nsid", "Namespace Identifiers.", FieldValue::List(values));
         let title = match has_more {
             true => format!("{}, the first {NAMESPACES_MAX}", title(Cns::ActiveNamespaces, 0)),
             false => title(Cns::ActiveNamespaces, 0),
@@ -142,7 +142,7 @@ impl IdentifyReader<'_> {
         let independent = Cns::IndependentNamespace;
         self.page::<IdentifyNamespaceIndependent>(&path("independent"), independent, nsid)?;
         if let Some(bytes) = self.bytes(Cns::Descriptors, nsid)? {
-            let fields = descriptors(&bytes).map(descriptor).collect();
+            let fields = namespace_identifiers(&bytes).map(descriptor).collect();
             self.document.add(&path("descriptors"), title(Cns::Descriptors, nsid), fields);
         }
         let attached = Cns::NamespaceControllers;
@@ -150,25 +150,27 @@ impl IdentifyReader<'_> {
     }
 }
 
-fn descriptor(identifier: NamespaceIdentifier) -> Decoded {
+fn descriptor(identifier: NamespaceIdentifier) -> DecodedField {
     match identifier {
         NamespaceIdentifier::Eui64(bytes) => {
-            field("eui64", "IEEE Extended Unique Identifier.", Value::Bytes(bytes.to_vec()))
+            field("eui64", "IEEE Extended Unique Identifier.", FieldValue::Bytes(bytes.to_vec()))
         }
-        NamespaceIdentifier::Nguid(bytes) => {
-            field("nguid", "Namespace Globally Unique Identifier.", Value::Bytes(bytes.to_vec()))
-        }
+        NamespaceIdentifier::Nguid(bytes) => field(
+            "nguid",
+            "Namespace Globally Unique Identifier.",
+            FieldValue::Bytes(bytes.to_vec()),
+        ),
         NamespaceIdentifier::Uuid(bytes) => {
-            field("uuid", "Namespace UUID.", Value::Bytes(bytes.to_vec()))
+            field("uuid", "Namespace UUID.", FieldValue::Bytes(bytes.to_vec()))
         }
         NamespaceIdentifier::Csi(set) => {
-            field("csi", "Command Set Identifier.", Value::Code(set.code().into(), set.name()))
+            field("csi", "Command Set Identifier.", FieldValue::Code(set.code().into(), set.name()))
         }
     }
 }
 
-fn field(name: &'static str, meaning: &'static str, value: Value) -> Decoded {
-    Decoded { name, description: meaning, value, parts: Vec::new() }
+fn field(name: &'static str, meaning: &'static str, value: FieldValue) -> DecodedField {
+    DecodedField { name, description: meaning, value, parts: Vec::new() }
 }
 
 fn title(cns: Cns, nsid: u32) -> String {

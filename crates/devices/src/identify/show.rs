@@ -3,7 +3,7 @@
 use core::fmt::Write;
 
 use serde_json::{Map, Value as Json, json};
-use tenmil_wire::layout::{Decoded, Value};
+use tenmil_wire::layout::{DecodedField, FieldValue};
 
 use super::{Document, Section};
 
@@ -35,12 +35,12 @@ pub fn text(document: &Document, all: bool) -> String {
     out
 }
 
-fn write_field(out: &mut String, field: &Decoded, all: bool, left_out: &mut u32) {
+fn write_field(out: &mut String, field: &DecodedField, all: bool, left_out: &mut u32) {
     if field.value.is_zero() && !all {
         *left_out += 1;
         return;
     }
-    if let Value::List(values) = &field.value {
+    if let FieldValue::List(values) = &field.value {
         write_list(out, field, values, all);
         return;
     }
@@ -53,9 +53,9 @@ fn write_field(out: &mut String, field: &Decoded, all: bool, left_out: &mut u32)
 }
 
 /// Writes a list: numbers on one line, structures on one line each, without zero entries.
-fn write_list(out: &mut String, field: &Decoded, values: &[Value], all: bool) {
+fn write_list(out: &mut String, field: &DecodedField, values: &[FieldValue], all: bool) {
     let values = without_end(values);
-    if values.iter().all(|value| matches!(value, Value::Number(_))) {
+    if values.iter().all(|value| matches!(value, FieldValue::Number(_))) {
         let shown: Vec<String> = values.iter().map(show).collect();
         write_line(out, 2, field.name, &shown.join(" "), field.description);
         return;
@@ -75,32 +75,32 @@ fn write_line(out: &mut String, indent: usize, name: &str, value: &str, meaning:
     let _ = writeln!(out, "{}", line.trim_end());
 }
 
-fn show(value: &Value) -> String {
+fn show(value: &FieldValue) -> String {
     match value {
-        Value::Flag(true) => "yes".into(),
-        Value::Flag(false) => "no".into(),
-        Value::Number(number @ 0..=9) => number.to_string(),
-        Value::Number(number) => format!("{number} ({number:#x})"),
-        Value::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
-        Value::Text(text) => {
+        FieldValue::Flag(true) => "yes".into(),
+        FieldValue::Flag(false) => "no".into(),
+        FieldValue::Number(number @ 0..=9) => number.to_string(),
+        FieldValue::Number(number) => format!("{number} ({number:#x})"),
+        FieldValue::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
+        FieldValue::Text(text) => {
             format!("\"{}\"", tenmil_base::text::escape(&text.escape_debug().to_string()))
         }
-        Value::Bytes(_) => value.to_string(),
-        Value::Structure(fields) => {
+        FieldValue::Bytes(_) => value.to_string(),
+        FieldValue::Structure(fields) => {
             let fields = fields.iter().filter(|field| !field.value.is_zero());
             let shown: Vec<String> = fields.map(show_short).collect();
             shown.join(", ")
         }
-        Value::List(values) => {
+        FieldValue::List(values) => {
             let shown: Vec<String> = without_end(values).iter().map(show).collect();
             format!("[{}]", shown.join(", "))
         }
     }
 }
 
-fn show_short(field: &Decoded) -> String {
+fn show_short(field: &DecodedField) -> String {
     match &field.value {
-        Value::Flag(_) => field.name.into(),
+        FieldValue::Flag(_) => field.name.into(),
         value => format!("{} {}", field.name, show(value)),
     }
 }
@@ -130,7 +130,7 @@ fn insert(root: &mut Map<String, Json>, section: &Section) {
     object.insert(last.clone(), fields_json(&section.fields));
 }
 
-fn fields_json(fields: &[Decoded]) -> Json {
+fn fields_json(fields: &[DecodedField]) -> Json {
     let mut object = Map::new();
     for field in fields {
         object.insert(field.name.into(), value_json(&field.value));
@@ -142,26 +142,26 @@ fn fields_json(fields: &[Decoded]) -> Json {
     Json::Object(object)
 }
 
-fn value_json(value: &Value) -> Json {
+fn value_json(value: &FieldValue) -> Json {
     match value {
-        Value::Flag(flag) => json!(flag),
+        FieldValue::Flag(flag) => json!(flag),
         // Most JSON readers round integers wider than 64 bits, so those are strings.
-        Value::Number(number) => match u64::try_from(*number) {
+        FieldValue::Number(number) => match u64::try_from(*number) {
             Ok(number) => json!(number),
             Err(_) => json!(number.to_string()),
         },
-        Value::Code(code, name) => {
+        FieldValue::Code(code, name) => {
             json!({ "code": code, "name": name.trim_end_matches('.') })
         }
-        Value::Text(text) => json!(text),
-        Value::Bytes(_) => json!(value.to_string()),
-        Value::Structure(fields) => fields_json(fields),
-        Value::List(values) => without_end(values).iter().map(value_json).collect(),
+        FieldValue::Text(text) => json!(text),
+        FieldValue::Bytes(_) => json!(value.to_string()),
+        FieldValue::Structure(fields) => fields_json(fields),
+        FieldValue::List(values) => without_end(values).iter().map(value_json).collect(),
     }
 }
 
 /// `values` up to the last nonzero one.
-fn without_end(values: &[Value]) -> &[Value] {
+fn without_end(values: &[FieldValue]) -> &[FieldValue] {
     let end = values.iter().rposition(|value| !value.is_zero()).map_or(0, |last| last + 1);
     &values[..end]
 }

@@ -3,8 +3,10 @@
 use tenmil_wire::identify::controller::IdentifyController;
 use tenmil_wire::identify::list::NamespaceList;
 use tenmil_wire::identify::namespace::IdentifyNamespace;
-use tenmil_wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
-use tenmil_wire::layout::{Ascii, Value};
+use tenmil_wire::identify::{
+    Cns, descriptor::NamespaceIdentifier, descriptor::build_descriptor_list,
+};
+use tenmil_wire::layout::{Ascii, FieldValue};
 use tenmil_wire::log::LogPage;
 use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
 use tenmil_wire::log::effects::{LogPageEffects, SupportedLogPages};
@@ -49,7 +51,7 @@ impl Scripted {
                 Some(IdentifyNamespace::zeroed().with(|page| page.nsze(1 << 33)).bytes())
             }
             Cns::Descriptors => {
-                Some(descriptor_list(&[NamespaceIdentifier::Eui64([9; 8])]).to_vec())
+                Some(build_descriptor_list(&[NamespaceIdentifier::Eui64([9; 8])]).to_vec())
             }
             _ => None,
         }
@@ -279,13 +281,13 @@ fn groups_beyond_one_piece_are_read() {
         let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).bytes();
         for grpid in 1..=u32::from(count) {
             let group = AnaGroup::zeroed().with(|group| group.grpid(grpid));
-            ana::emit(group, &[2 * grpid, 2 * grpid + 1], &mut page);
+            ana::append_ana_group(group, &[2 * grpid, 2 * grpid + 1], &mut page);
         }
         let document = interrogate(&mut Grouped(Scripted::default(), page)).unwrap();
         let section = document.sections.iter().find(|section| section.path == ["logs", "ana"]);
         let fields = &section.unwrap().fields;
         let groups = fields.iter().find(|field| field.name == "group").unwrap();
-        let Value::List(groups) = &groups.value else { panic!("{groups:?}") };
+        let FieldValue::List(groups) = &groups.value else { panic!("{groups:?}") };
         assert_eq!(groups.len(), usize::from(count));
     }
 }

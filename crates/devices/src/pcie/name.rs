@@ -48,22 +48,25 @@ impl PcieName {
                  `tenmil list` shows which there are",
                 uri.path()
             );
-            return Err(uri.refuse(problem));
+            return Err(uri.error(problem));
         };
         let mut fields = uri.fields();
-        let queues_in_cmb = fields.choice("cmb", &USES)?.unwrap_or(false);
-        let by = fields.choice("vfio", &VFIO_INTERFACES)?.flatten();
-        let isolation = match (fields.choice("unsafe-no-iommu", &UNSAFE)?.unwrap_or(false), by) {
+        let queues_in_cmb = fields.choice_value("cmb", &USES)?.unwrap_or(false);
+        let by = fields.choice_value("vfio", &VFIO_INTERFACES)?.flatten();
+        let isolation = match (
+            fields.choice_value("unsafe-no-iommu", &UNSAFE)?.unwrap_or(false),
+            by,
+        ) {
             (false, by) => IommuMode::Iommu { by },
             (true, Some(VfioInterface::Iommufd)) => {
                 let problem = "vfio=iommufd with unsafe-no-iommu=yes: iommufd has no such functions, \
                                expected one of the two";
-                return Err(uri.refuse(problem.to_owned()));
+                return Err(uri.error(problem.to_owned()));
             }
             (true, _) => IommuMode::None,
         };
         let wanted = AttachOptions { queues_in_cmb, ..AttachOptions::of(&mut fields)? };
-        fields.finish()?;
+        fields.reject_unknown()?;
         Ok(Self { address, wanted, isolation })
     }
 }

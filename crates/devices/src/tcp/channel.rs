@@ -76,7 +76,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     /// See [`BlockDevice::identity`].
     fn identity(&self) -> Option<String>;
 
-    /// See [`BlockDevice::failure`].
+    /// See [`BlockDevice::failure_reason`].
     fn failure(&self) -> Option<String>;
 
     /// The namespace, if it takes reservations that exclude other hosts from writing.
@@ -156,7 +156,7 @@ impl<Q: QueueSource> BlockDevice for RemoteDevice<Q> {
         self.behind.identity()
     }
 
-    fn failure(&self) -> Option<String> {
+    fn failure_reason(&self) -> Option<String> {
         self.behind.failure()
     }
 
@@ -226,7 +226,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
             Some(sleep) => Q::with_wait_handle(queue, sleep),
             None => queue,
         };
-        queue.ack_losses(opening.acknowledged);
+        queue.ack_repaired_losses(opening.acknowledged);
         self.queue = Queue::Open(queue);
         Ok(true)
     }
@@ -275,16 +275,16 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
         }
     }
 
-    fn losses(&self) -> u64 {
+    fn write_losses(&self) -> u64 {
         match &self.queue {
-            Queue::Open(queue) => queue.losses(),
+            Queue::Open(queue) => queue.write_losses(),
             Queue::Opening(_) => 0,
         }
     }
 
-    fn ack_losses(&mut self, count: u64) {
+    fn ack_repaired_losses(&mut self, count: u64) {
         match &mut self.queue {
-            Queue::Open(queue) => queue.ack_losses(count),
+            Queue::Open(queue) => queue.ack_repaired_losses(count),
             Queue::Opening(opening) => opening.acknowledged = opening.acknowledged.max(count),
         }
     }

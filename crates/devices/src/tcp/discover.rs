@@ -3,11 +3,11 @@
 mod watch;
 
 use tenmil_wire::admin::GetLogPage;
-use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, entries};
+use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, discovery_entries};
 use tenmil_wire::{Layout, TypedCommand, nqn};
 pub use watch::{DiscoveryChange, DiscoveryWatch};
 
-use tenmil_block::uri::{Uri, with_port};
+use tenmil_block::uri::{Uri, with_default_port};
 
 use super::name::TcpName;
 use super::remote_admin::RemoteAdmin;
@@ -46,7 +46,7 @@ pub fn service(text: &str) -> Result<TcpName, Error> {
         return Err(refuse("no address"));
     }
     let addresses: Vec<String> =
-        address.split(',').map(|address| with_port(address, PORT)).collect();
+        address.split(',').map(|address| with_default_port(address, PORT)).collect();
     let address = addresses.join(",");
     let mark = if query.is_empty() { "" } else { "?" };
     let uri: Uri = format!("tcp://{address}/{}{mark}{query}", nqn::DISCOVERY).parse()?;
@@ -88,7 +88,7 @@ fn read(service: &mut RemoteAdmin) -> Result<DiscoveryLog, Error> {
         let mut page =
             DiscoveryHeader::zeroed().with(|header| header.numrec(here)).as_bytes().to_vec();
         page.extend(get(service, 1024 * (at + 1), len_bytes)?);
-        found.extend(entries(&page));
+        found.extend(discovery_entries(&page));
     }
     Ok(DiscoveryLog { generation: first.genctr(), entries: found })
 }

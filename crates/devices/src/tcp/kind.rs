@@ -42,6 +42,6 @@ impl tenmil_block::DeviceType for Kind {
             0 => "an SSD behind a network, over NVMe/TCP".to_owned(),
             others => format!("an SSD behind a network, over {} paths of NVMe/TCP", others + 1),
         };
-        Ok(OpenedDevice { existing, ..OpenedDevice::fresh(medium, what) })
+        Ok(OpenedDevice { existing, ..OpenedDevice::without_existing_data(medium, what) })
     }
 }

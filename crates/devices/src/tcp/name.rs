@@ -72,59 +72,59 @@ impl TcpName {
         let rest = uri.path().strip_prefix("//").unwrap_or("");
         let (address, subsystem) = rest.split_once('/').unwrap_or((rest, ""));
         if address.is_empty() || subsystem.is_empty() {
-            return Err(uri.refuse(format!("no subsystem at `{}`, {expected}", uri.path())));
+            return Err(uri.error(format!("no subsystem at `{}`, {expected}", uri.path())));
         }
         let mut name = Self::at(address, subsystem);
         let mut addresses = address.split(',').map(str::to_owned);
         name.address = addresses.next().unwrap_or_default();
         name.others = addresses.collect();
-        check_paths(&name).map_err(|problem| uri.refuse(problem))?;
+        check_paths(&name).map_err(|problem| uri.error(problem))?;
         let mut fields = uri.fields();
         let small = |number: Option<u64>| number.and_then(|number| u32::try_from(number).ok());
-        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?;
+        let namespace = fields.number_value("ns", 1..=u64::from(u32::MAX - 1))?;
         name.namespace = small(namespace).unwrap_or(1);
-        let depth = fields.number("depth", 1..=DEPTH_MAX)?.or(Some(DEPTH));
+        let depth = fields.number_value("depth", 1..=DEPTH_MAX)?.or(Some(DEPTH));
         name.depth = small(depth).unwrap_or(1);
-        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        let queues = fields.number_value("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
         name.queues = u16::try_from(queues).unwrap_or(1);
-        name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
-        name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
-        let io_policy = fields.choice("iopolicy", &IoPolicy::NAMES)?;
-        let cache = fields.choice("write-cache", &CacheScope::NAMES)?;
+        name.maps.read = fields.choice_value("read-queue", &YES_OR_NO)?.unwrap_or(false);
+        name.maps.poll = fields.choice_value("poll-queue", &YES_OR_NO)?.unwrap_or(false);
+        let io_policy = fields.choice_value("iopolicy", &IoPolicy::NAMES)?;
+        let cache = fields.choice_value("write-cache", &CacheScope::NAMES)?;
         for (key, is_given) in [("iopolicy", io_policy.is_some()), ("write-cache", cache.is_some())]
         {
             if is_given && name.others.is_empty() {
                 let expected = "expected tcp://HOST:PORT,HOST:PORT/NQN";
-                return Err(uri.refuse(format!("{key} is for several paths, {expected}")));
+                return Err(uri.error(format!("{key} is for several paths, {expected}")));
             }
         }
         name.io_policy = io_policy.unwrap_or_default();
         name.cache = cache.unwrap_or_default();
         let options = &mut name.options;
-        if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
+        if let Some(digest) = fields.choice_value("hdgst", &DIGESTS)? {
             options.header_digest = digest;
         }
-        if let Some(digest) = fields.choice("ddgst", &DIGESTS)? {
+        if let Some(digest) = fields.choice_value("ddgst", &DIGESTS)? {
             options.data_digest = digest;
         }
-        if let Some(direct) = fields.choice("inline-send", &YES_OR_NO)? {
+        if let Some(direct) = fields.choice_value("inline-send", &YES_OR_NO)? {
             options.direct = direct;
         }
-        if let Some(host) = fields.text("hostnqn") {
+        if let Some(host) = fields.text_value("hostnqn") {
             // A host identifier belongs to one host NQN (Base 2.1 §5.1.25.1.28).
             options.host_id = host_id_of(&host);
             options.host = host;
         }
         let policy = &mut options.policy;
         for (key, span) in times(policy) {
-            if let Some(time) = fields.time(key)? {
+            if let Some(time) = fields.time_value(key)? {
                 *span = time;
             }
         }
-        check(policy).map_err(|problem| uri.refuse(problem))?;
+        check(policy).map_err(|problem| uri.error(problem))?;
         name.sockets = sockets::of(uri, &mut fields)?;
-        fields.finish()?;
-        name.options.check().map_err(|problem| uri.refuse(problem.to_string()))?;
+        fields.reject_unknown()?;
+        name.options.check().map_err(|problem| uri.error(problem.to_string()))?;
         Ok(name)
     }
 
@@ -317,7 +317,7 @@ pub fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
             let uri: Uri = text.parse()?;
             if uri.scheme() != TcpName::SCHEME {
                 let problem = "only a device behind a network has a policy, expected tcp://…";
-                return Err(uri.refuse(problem).into());
+                return Err(uri.error(problem).into());
             }
             TcpName::of(&uri)?.options.policy
         }

@@ -73,7 +73,8 @@ impl<T> Opening<T> {
         let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
         let count = requests.len().min(room);
         let status = IoStatus::PATH_ERROR;
-        let failed = |request: &Request| IoCompletion { token: request.token, status, result: 0 };
+        let failed =
+            |request: &Request| IoCompletion { token: request.random_token, status, result: 0 };
         self.failed.extend(requests[..count].iter().map(failed));
         count
     }

@@ -89,8 +89,8 @@ impl BlockDevice for QueueMappedDevice {
         self.below.identity()
     }
 
-    fn failure(&self) -> Option<String> {
-        self.below.failure()
+    fn failure_reason(&self) -> Option<String> {
+        self.below.failure_reason()
     }
 
     fn reservations(&self) -> Option<&dyn Reservations> {
@@ -172,15 +172,17 @@ impl IoChannel for MappedChannel {
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {
-        self.all().map(IoChannel::doorbell_stats).fold(DoorbellStats::default(), DoorbellStats::sum)
+        self.all()
+            .map(IoChannel::doorbell_stats)
+            .fold(DoorbellStats::default(), DoorbellStats::plus)
     }
 
-    fn losses(&self) -> u64 {
-        self.rest.losses()
+    fn write_losses(&self) -> u64 {
+        self.rest.write_losses()
     }
 
-    fn ack_losses(&mut self, count: u64) {
-        self.each().for_each(|backend| backend.ack_losses(count));
+    fn ack_repaired_losses(&mut self, count: u64) {
+        self.each().for_each(|backend| backend.ack_repaired_losses(count));
     }
 }
 
@@ -254,7 +256,7 @@ mod tests {
 
         fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
             let count = requests.len().min(self.room - self.tokens.len());
-            self.tokens.extend(requests[..count].iter().map(|request| request.token));
+            self.tokens.extend(requests[..count].iter().map(|request| request.random_token));
             count
         }
 
@@ -272,7 +274,7 @@ mod tests {
     impl ChannelWakeup for One {}
 
     fn request(token: u64, operation: Operation, flags: RequestFlags) -> Request {
-        Request { token, operation, flags, ..Request::PLACEHOLDER }
+        Request { random_token: token, operation, flags, ..Request::PLACEHOLDER }
     }
 
     fn limits() -> Limits {

@@ -9,7 +9,7 @@ use tenmil_wire::TypedCommand as _;
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
     ReservationAcquire, ReservationRegister, ReservationReport, ReservationStatusExtended,
-    ReservationType, registrants_extended,
+    ReservationType, report_registrants_extended,
 };
 
 use super::attached::Attached;
@@ -139,7 +139,8 @@ impl<'a> Exchange<'a> {
             .map_err(Error::environment)?;
         let header = ReservationStatusExtended::parse(&bytes);
         let rtype = header.map_or(ReservationType::None, |header| header.rtype());
-        let mut holders: Vec<_> = registrants_extended(&bytes).filter(|row| row.holds()).collect();
+        let mut holders: Vec<_> =
+            report_registrants_extended(&bytes).filter(|row| row.holds()).collect();
         // Of a reservation that all registrants hold, this host's comes first.
         holders.sort_by_key(|row| row.hostid() != host_id);
         let Some(holder) = holders.first().filter(|_| rtype != ReservationType::None) else {
@@ -149,7 +150,7 @@ impl<'a> Exchange<'a> {
                     "{}: {what}: found a reservation and no holder among the first {} registrants, \
                      expected one",
                     self.namespace.name,
-                    registrants_extended(&bytes).count()
+                    report_registrants_extended(&bytes).count()
                 ))),
             };
         };

@@ -2,8 +2,8 @@
 //! be measured.
 
 use tenmil_base::Error;
-use tenmil_block::quantity::parse_size;
-use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_block::quantity_parser::parse_size;
+use tenmil_block::uri::{Uri, UriError, UriOptions};
 use tenmil_linux::socket::SocketOptions;
 
 use super::name::YES_OR_NO;
@@ -13,21 +13,21 @@ use super::name::YES_OR_NO;
 /// # Errors
 ///
 /// If a value is invalid.
-pub fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError> {
+pub fn of(uri: &Uri, fields: &mut UriOptions<'_>) -> Result<SocketOptions, UriError> {
     let mut options = SocketOptions::default();
-    if let Some(gathers) = fields.choice("batch-send", &YES_OR_NO)? {
+    if let Some(gathers) = fields.choice_value("batch-send", &YES_OR_NO)? {
         options.batch_send = gathers;
     }
-    if let Some(says_more) = fields.choice("msg-more", &YES_OR_NO)? {
+    if let Some(says_more) = fields.choice_value("msg-more", &YES_OR_NO)? {
         options.msg_more = says_more;
     }
-    if let Some(text) = fields.text("zero-copy") {
-        options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.refuse(problem))?;
+    if let Some(text) = fields.text_value("zero-copy") {
+        options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.error(problem))?;
     }
-    if let Some(busy) = fields.time("busy-poll")? {
+    if let Some(busy) = fields.time_value("busy-poll")? {
         options.busy_poll = Some(busy);
     }
-    options.congestion = fields.text("congestion-control");
+    options.congestion = fields.text_value("congestion-control");
     Ok(options)
 }
 

@@ -11,7 +11,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use tenmil_block::quantity::{parse_count, parse_size};
+use tenmil_block::quantity_parser::{parse_count, parse_size};
 use tenmil_block::uri::{Uri, UriError};
 
 use tenmil_base::Error;
@@ -98,13 +98,13 @@ impl EmuSpec {
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         let mut spec = Self::new(medium_of(uri)?);
         let mut fields = uri.fields();
-        let mut take = |key: &'static str| fields.text(key).map(|text| (key, text));
+        let mut take = |key: &'static str| fields.text_value(key).map(|text| (key, text));
         let values =
             ["count", "size", "block", "queue-size", "queues", "doorbell-cost"].map(&mut take);
-        fields.finish()?;
+        fields.reject_unknown()?;
         for (key, value) in values.into_iter().flatten() {
             let refuse =
-                |expected: String| uri.refuse(format!("{key} is `{value}`, expected {expected}"));
+                |expected: String| uri.error(format!("{key} is `{value}`, expected {expected}"));
             spec.set(key, &value).map_err(refuse)?;
         }
         spec.check(uri)?;
@@ -170,10 +170,10 @@ impl EmuSpec {
     fn check(&self, uri: &Uri) -> Result<(), UriError> {
         if matches!(self.medium, EmuMedium::File { .. }) && self.count > 1 {
             let count = self.count;
-            return Err(uri.refuse(format!("count is {count}, expected 1: one file is one SSD")));
+            return Err(uri.error(format!("count is {count}, expected 1: one file is one SSD")));
         }
         if !self.size_bytes.is_multiple_of(u64::from(self.block_size)) {
-            return Err(uri.refuse(format!(
+            return Err(uri.error(format!(
                 "size is {} bytes, expected a multiple of the block of {} bytes",
                 self.size_bytes, self.block_size
             )));
@@ -190,7 +190,7 @@ impl FromStr for EmuSpec {
         if uri.scheme() != Self::SCHEME {
             let scheme = uri.scheme();
             let text = format!("no emulated SSDs of kind `{scheme}`, expected {KINDS}");
-            return Err(uri.refuse(text).into());
+            return Err(uri.error(text).into());
         }
         Ok(Self::of(&uri)?)
     }
@@ -201,16 +201,16 @@ fn medium_of(uri: &Uri) -> Result<EmuMedium, UriError> {
     match medium.split_once(':').unwrap_or((medium, "")) {
         ("null", "") => Ok(EmuMedium::Null),
         ("ram", "") => Ok(EmuMedium::Ram),
-        ("file", "") => Err(uri.refuse("the file is missing, expected emu:file:PATH")),
+        ("file", "") => Err(uri.error("the file is missing, expected emu:file:PATH")),
         ("file", path) => Ok(EmuMedium::File { path: path.into() }),
         ("model", name) if MODELS.iter().any(|(known, _)| *known == name) => {
             Ok(EmuMedium::Model { name: name.into() })
         }
         ("model", name) => {
             let names = MODELS.map(|(known, _)| known).join(" or ");
-            Err(uri.refuse(format!("no model `{name}`, expected {names}")))
+            Err(uri.error(format!("no model `{name}`, expected {names}")))
         }
-        _ => Err(uri.refuse(format!("no medium `{medium}`, expected {KINDS}"))),
+        _ => Err(uri.error(format!("no medium `{medium}`, expected {KINDS}"))),
     }
 }
 
@@ -228,7 +228,7 @@ impl fmt::Display for EmuSpec {
             ("doorbell-cost", u64::from(self.doorbell_ns), 0),
         ];
         for (key, value, _) in parameters.into_iter().filter(|(_, value, usual)| value != usual) {
-            uri = uri.with(
+            uri = uri.with_option(
                 key,
                 match key {
                     "size" | "block" => short_size(value),

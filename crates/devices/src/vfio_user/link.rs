@@ -21,8 +21,8 @@ use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_vfio_user::server::DmaMap;
 use tenmil_vfio_user::{
-    Capabilities, Client, ClientEvent, Errno, IrqAction, IrqData, IrqSet, RegionInfo,
-    SparseMmapArea, irq_index, region_index,
+    Client, ClientEvent, Errno, IrqAction, IrqData, IrqSet, RegionInfo, SparseMmapArea,
+    VersionCapabilities, irq_index, region_index,
 };
 
 use super::name::VfioUserName;
@@ -228,7 +228,7 @@ impl ConnectionHandle {
         let file = wire.regions.descriptor(region).map(Arc::new);
         let (is_readable, is_writable) = (true, true);
         let map = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
-        let id = wire.client.map(map, file);
+        let id = wire.client.map_dma(map, file);
         // Recorded before the reply: the server may have mapped the region already.
         wire.shown.push(shown);
         drop(wire);
@@ -252,7 +252,7 @@ impl ConnectionHandle {
             drop(wire);
             return if self.has_ended() { Ok(()) } else { Err(Error::environment(why)) };
         }
-        let id = wire.client.unmap(shown.iova, shown.len_bytes);
+        let id = wire.client.unmap_dma(shown.iova, shown.len_bytes);
         drop(wire);
         let done = self.done(id);
         if done.is_err() && !self.has_ended() {
@@ -330,7 +330,7 @@ impl ConnectionHandle {
             }
             other => return Err(Error::environment(refused(other))),
         }
-        self.lock().client.device();
+        self.lock().client.request_device_info();
         let wants =
             |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Device { .. }) || ends(reply);
         let ClientEvent::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
@@ -341,13 +341,13 @@ impl ConnectionHandle {
                 "{count} regions and {irqs} interrupts, expected a PCI device"
             )));
         }
-        self.lock().client.region(region_index::BAR0);
+        self.lock().client.request_region_info(region_index::BAR0);
         let wants =
             |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Region { .. }) || ends(reply);
         let ClientEvent::Region { shape: bar, file, .. } = self.wait(wants)? else {
             return Err(Error::environment("it does not describe BAR 0".to_owned()));
         };
-        self.lock().client.irqs(irq_index::MSIX);
+        self.lock().client.request_irq_info(irq_index::MSIX);
         let wants =
             |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Irqs { .. }) || ends(reply);
         let ClientEvent::Irqs { shape: msix, .. } = self.wait(wants)? else {
@@ -355,7 +355,7 @@ impl ConnectionHandle {
         };
         // A previous client may have left the controller enabled.
         if can_reset {
-            let id = self.lock().client.reset();
+            let id = self.lock().client.request_reset();
             self.done(id)?;
         }
         drop(exchange);
@@ -420,7 +420,7 @@ impl ConnectionState {
             if wanted == 0 {
                 return Ok(());
             }
-            let (mut files, most) = (Vec::new(), Capabilities::OURS.files_max as usize);
+            let (mut files, most) = (Vec::new(), VersionCapabilities::OURS.files_max as usize);
             let buffer = &mut self.buffer[..wanted];
             match shared.connection.receive_files(buffer, &mut files, most) {
                 Ok(RecvResult::WouldBlock) => return Ok(()),
@@ -467,7 +467,7 @@ impl ConnectionState {
     }
 
     fn send(&mut self, shared: &ConnectionShared) -> ReplyResult<()> {
-        while let Some(outgoing) = self.client.outgoing() {
+        while let Some(outgoing) = self.client.next_outgoing() {
             if let Some(why) = &self.lost {
                 return Err(Error::environment(why.clone()));
             }
@@ -475,7 +475,7 @@ impl ConnectionState {
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
             match shared.connection.send_files(outgoing.bytes, &files) {
                 Ok(0) => break,
-                Ok(sent) => self.client.sent(sent),
+                Ok(sent) => self.client.record_sent(sent),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
                     self.lose(shared, "the server process has ended");
                 }
@@ -483,7 +483,7 @@ impl ConnectionState {
             }
         }
         if self.lost.is_none() {
-            let writable = self.client.outgoing().is_some();
+            let writable = self.client.next_outgoing().is_some();
             let readable = self.client.receive_len() > 0;
             self.wait_for(shared, Interest { readable, writable });
         }
@@ -509,16 +509,16 @@ impl ConnectionState {
                 let mut data = vec![0; len_bytes as usize];
                 let segment = self.segment(iova, len_bytes);
                 match segment.and_then(|segment| self.regions.load(segment, &mut data).ok()) {
-                    Some(()) => self.client.data(call, &data),
-                    None => self.client.refuse(call, Errno::FAULT),
+                    Some(()) => self.client.reply_dma_read(call, &data),
+                    None => self.client.reject_dma(call, Errno::FAULT),
                 }
             }
             ClientEvent::DmaWrite { call, iova, data } => {
                 let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
                 let segment = self.segment(iova, len_bytes);
                 match segment.and_then(|segment| self.regions.store(segment, &data).ok()) {
-                    Some(()) => self.client.written(call),
-                    None => self.client.refuse(call, Errno::FAULT),
+                    Some(()) => self.client.reply_dma_write(call),
+                    None => self.client.reject_dma(call, Errno::FAULT),
                 }
             }
             other => {

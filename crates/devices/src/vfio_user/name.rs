@@ -32,11 +32,11 @@ impl VfioUserName {
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         if uri.path().is_empty() {
             let problem = "no socket, expected vfio-user:PATH, such as vfio-user:/run/disk.sock";
-            return Err(uri.refuse(problem));
+            return Err(uri.error(problem));
         }
         let mut fields = uri.fields();
         let wanted = AttachOptions::of(&mut fields)?;
-        fields.finish()?;
+        fields.reject_unknown()?;
         Ok(Self { path: uri.path().into(), wanted })
     }
 

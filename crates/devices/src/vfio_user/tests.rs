@@ -56,17 +56,17 @@ impl Peer {
     }
 
     fn send(&mut self) {
-        while let Some(outgoing) = self.server.outgoing() {
+        while let Some(outgoing) = self.server.next_outgoing() {
             assert!(self.connection.wait_to_send(TIME_LIMIT).unwrap());
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
             let sent = self.connection.send_files(outgoing.bytes, &files).unwrap();
-            self.server.sent(sent);
+            self.server.record_sent(sent);
         }
     }
 
     fn done(&mut self, call: PendingReply) {
-        self.server.done(call);
+        self.server.reply_success(call);
         self.send();
     }
 
@@ -87,7 +87,7 @@ impl Peer {
                         data[9..12].copy_from_slice(&[2, 8, 1]);
                         data[4..6].copy_from_slice(&COMMAND.to_le_bytes());
                     }
-                    self.server.data(call, &data);
+                    self.server.reply_read(call, &data);
                     self.send();
                 }
                 Request::Map { call, .. }
@@ -220,7 +220,7 @@ fn a_region_that_was_never_shown_is_hidden_while_somebody_waits() {
     let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
     let region = regions.allocate_shared(4096).unwrap();
     assert_eq!(link.hide(region.id()), Ok(()));
-    peer.server.data(call, &[7; 4]);
+    peer.server.reply_read(call, &[7; 4]);
     peer.send();
     assert_eq!(asker.join(), Ok(vec![7; 4]));
 }
@@ -233,7 +233,7 @@ fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
     let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
     link.post(region_index::BAR0, DOORBELL, &[1; 4]);
     assert!(peer.connection.wait_to_receive(Span::default()).unwrap());
-    peer.server.data(call, &[7; 4]);
+    peer.server.reply_read(call, &[7; 4]);
     peer.send();
     assert_eq!(asker.join(), Ok(vec![7; 4]));
 }
@@ -254,7 +254,7 @@ fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
             match request {
                 Request::Write { call, .. } => peer.done(call),
                 Request::Read { call, .. } => {
-                    peer.server.data(call, &[7; 4]);
+                    peer.server.reply_read(call, &[7; 4]);
                     peer.send();
                     return peer;
                 }

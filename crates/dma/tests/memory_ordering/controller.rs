@@ -17,18 +17,18 @@ mod barrier;
 #[allow(dead_code, reason = "this is the half that stores")]
 #[allow(clippy::duplicate_mod, reason = "that is the point of it")]
 pub(super) mod order;
-#[path = "../../../nvme-controller/src/queue/shadow.rs"]
+#[path = "../../../nvme-controller/src/queue/shadow_doorbell.rs"]
 #[allow(dead_code, reason = "a model needs a part of it")]
-mod shadow;
+mod shadow_doorbell;
 
-use tenmil_base::HostEntries;
+use tenmil_base::RingEntries;
 
 /// Shadow doorbell as read by the controller.
-pub(super) struct PolledDoorbell<E>(shadow::Shadow<E>);
+pub(super) struct PolledDoorbell<E>(shadow_doorbell::ShadowDoorbell<E>);
 
-impl<E: HostEntries> PolledDoorbell<E> {
+impl<E: RingEntries> PolledDoorbell<E> {
     pub(super) fn new(doorbell: E, event_index: E) -> Self {
-        Self(shadow::Shadow::new(doorbell, event_index))
+        Self(shadow_doorbell::ShadowDoorbell::new(doorbell, event_index))
     }
 
     pub(super) fn load_tail(&self) -> u32 {

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use tenmil_base::{
-    AccessFault, CompletionEntry, Doorbell, HostEntries, InvalidSegment, Memory, RegionId, Segment,
+    AccessFault, CompletionEntry, Doorbell, InvalidSegment, Memory, RegionId, RingEntries, Segment,
 };
 
 use controller::sync::AtomicU32;
@@ -165,7 +165,7 @@ impl Doorbell for SharedWords {
 }
 
 /// Same operations as `SharedRingEntries`.
-impl HostEntries for AtomicWord {
+impl RingEntries for AtomicWord {
     fn load_command(&self, _: u32) -> Result<[u64; 8], AccessFault> {
         Err(AccessFault { iova: 0, len_bytes: 0 })
     }

@@ -14,7 +14,7 @@ use tenmil_drivers::pool::{self, OpenPool, VolumeOp, VolumeRef};
 use tenmil_linux::Clock;
 
 /// A block device, and reads for it.
-pub(crate) struct Reads {
+pub(crate) struct ReadLoad {
     backend: Box<dyn IoChannel>,
     requests: Vec<Request>,
     memory: Region,
@@ -26,23 +26,23 @@ pub(crate) struct Reads {
 const BLOCKS: u64 = 8192;
 const VOLUME_BLOCKS: u64 = 4096;
 
-impl Reads {
-    fn of(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
+impl ReadLoad {
+    fn with_requests(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
         let memory = regions.allocate_region(4096).expect("memory");
         // Far from each other, as random reads are.
-        let read = |token: u64| request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
-        (0..VOLUME_BLOCKS).for_each(|lba| write(&mut *backend, memory.segment(), lba));
+        let read = |token: u64| read_request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
+        (0..VOLUME_BLOCKS).for_each(|lba| write_all_blocks(&mut *backend, memory.segment(), lba));
         let room = usize::try_from(count).unwrap_or(0);
         let (requests, completions) =
             ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
         let mut reads = Self { backend, requests, memory, completions, now: Instant::default() };
-        (0..8).for_each(|_| reads.turn());
+        (0..8).for_each(|_| reads.run_iteration());
         reads
     }
 
     /// Submits all and collects the completions.
     #[inline(never)]
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn run_iteration(&mut self) {
         self.now.ns += 1_000;
         let segment = Segment { len_bytes: 4096, ..self.memory.segment() };
         let taken = self.backend.submit(self.now, &self.requests, &[segment]);
@@ -53,15 +53,23 @@ impl Reads {
     }
 }
 
-fn request(operation: Operation, token: u64, lba: u64) -> Request {
+fn read_request(operation: Operation, token: u64, lba: u64) -> Request {
     let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
-    Request { token, lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER }
+    Request {
+        random_token: token,
+        lba,
+        blocks,
+        segment_count,
+        operation,
+        flags,
+        ..Request::PLACEHOLDER
+    }
 }
 
 /// Writes one block.
-fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
+fn write_all_blocks(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     let memory = Segment { len_bytes: 4096, ..memory };
-    let request = request(Operation::Write, 0, lba);
+    let request = read_request(Operation::Write, 0, lba);
     let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
     backend.flush();
@@ -71,23 +79,23 @@ fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     assert!(completions.as_slice()[0].status.is_success());
 }
 
-fn ram(regions: &RegionTable) -> Arc<dyn BlockDevice> {
+fn ram_with_block(regions: &RegionTable) -> Arc<dyn BlockDevice> {
     Arc::new(RamDevice::new(regions, 4096, BLOCKS).expect("memory"))
 }
 
 /// Memory as it is.
-pub(crate) fn bare(count: u64) -> Reads {
+pub(crate) fn ram_device(count: u64) -> ReadLoad {
     let regions = RegionTable::new(64);
-    let medium = ram(&regions);
-    Reads::of(&regions, medium.channel().expect("a channel"), count)
+    let medium = ram_with_block(&regions);
+    ReadLoad::with_requests(&regions, medium.channel().expect("a channel"), count)
 }
 
 /// A thick volume of a store in memory, all of it written.
-pub(crate) fn volume(count: u64) -> Reads {
+pub(crate) fn volume_on_ram(count: u64) -> ReadLoad {
     let regions = RegionTable::new(64);
-    let medium = ram(&regions);
+    let medium = ram_with_block(&regions);
     let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
-        Ok(OpenedDevice::fresh(Arc::clone(&medium), "the same memory"))
+        Ok(OpenedDevice::without_existing_data(Arc::clone(&medium), "the same memory"))
     };
     let clock = Clock::on_kernel_clock();
     let opener = Opener {
@@ -98,8 +106,8 @@ pub(crate) fn volume(count: u64) -> Reads {
             .concat(),
     };
     let device: Uri = "same:".parse().expect("a name");
-    pool::create(&opener, &device, "bench", false).expect("room for a pool");
-    let place = VolumeRef::on(&device);
+    pool::create_pool(&opener, &device, "bench", false).expect("room for a pool");
+    let place = VolumeRef::pool_on(&device);
     let open = OpenPool::open(&opener, &place).expect("a pool");
     let change = VolumeOp::Create {
         name: "v".into(),
@@ -108,8 +116,8 @@ pub(crate) fn volume(count: u64) -> Reads {
         uuid: 1,
         checksums: false,
     };
-    open.change(change).expect("a volume");
+    open.change_volume(change).expect("a volume");
     open.inflate(&opener, "v", None, &mut |_| true).expect("room for a thick volume");
     let opened = opener.open(&place.with_name("v")).expect("a volume");
-    Reads::of(&regions, opened.medium.channel().expect("a channel"), count)
+    ReadLoad::with_requests(&regions, opened.medium.channel().expect("a channel"), count)
 }

@@ -10,16 +10,16 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 
-use super::ciphered::CryptKind;
-use super::power::PowerKind;
-use super::slow_device::ReluctantKind;
-use crate::mirror::tests::MadeKind;
-use crate::pool::tests::StoredKind;
+use super::crypt_kind::CryptKind;
+use super::power_loss_device::PowerLossKind;
+use super::slow_device::SlowDeviceKind;
+use crate::mirror::tests::CreatedMirrorKind;
+use crate::pool::tests::PoolVolumeKind;
 use tenmil_block::{OpenedDevice, Opener};
 
 /// Versions written to a block. A version is a number that fills the block; zero means zeroes.
 #[derive(Clone, Debug)]
-struct Block {
+struct BlockVersions {
     /// Oldest first.
     versions: Vec<u64>,
     /// Oldest version that may be found after a power failure.
@@ -30,25 +30,25 @@ struct Block {
 }
 
 /// A device, its load, and what it has guaranteed.
-struct Load<'a> {
+struct PowerLossTest<'a> {
     uri: &'a str,
     seed: u64,
     /// The open device; `None` while it is reopened.
     opened: Option<OpenedDevice>,
-    power: &'a PowerKind,
+    power: &'a PowerLossKind,
     crypt: CryptKind,
     /// Clock of background threads.
     clock: Clock,
     regions: RegionTable,
     memory: Region,
     random: Random,
-    blocks: Vec<Block>,
+    blocks: Vec<BlockVersions>,
     /// Submitted requests, by token: first block, number of blocks, and what had completed by then.
-    under_way: Vec<Option<Pending>>,
+    under_way: Vec<Option<PendingRequest>>,
     next_version: u64,
 }
 
-struct Pending {
+struct PendingRequest {
     request: Request,
     /// For a flush: the version of each block that it has to keep.
     keeps: Vec<usize>,
@@ -113,15 +113,15 @@ const DEVICES: [(&str, Durability); 31] = [
 /// A mirror whose legs are files.
 const MIRROR_OF_FILES: &str = "made:[power:file?size=1152k],[power:file?size=1152k&zeroes=no]";
 
-impl<'a> Load<'a> {
-    fn new(uri: &'a str, power: &'a PowerKind, seed: u64) -> Self {
+impl<'a> PowerLossTest<'a> {
+    fn new(uri: &'a str, power: &'a PowerLossKind, seed: u64) -> Self {
         let regions = RegionTable::new(400);
         let (crypt, clock) = (CryptKind::new(), Clock::start());
         let opened = open(uri, power, &crypt, (&regions, clock), seed);
-        crypt.keep();
+        crypt.keep_contents();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
         let memory = regions.allocate_region(DEPTH * (BLOCKS_MAX * BLOCK_MAX) as usize).unwrap();
-        let block = Block::new(0);
+        let block = BlockVersions::new(0);
         Self {
             uri,
             seed,
@@ -140,62 +140,62 @@ impl<'a> Load<'a> {
 
     /// Loads the device, cuts the power, and checks what is left. Returns what should have survived and
     /// has not.
-    fn live(&mut self, steps: u64) -> Vec<String> {
+    fn run_until_power_loss(&mut self, steps: u64) -> Vec<String> {
         self.load(steps);
-        self.look()
+        self.reopen_and_check()
     }
 
     /// Loads the device and cuts the power.
     fn load(&mut self, steps: u64) {
-        let mut channel = self.medium().channel().unwrap();
-        let mut now = self.after(Instant { ns: 1 });
+        let mut channel = self.device().channel().unwrap();
+        let mut now = self.next_iteration_time(Instant { ns: 1 });
         for _ in 0..steps {
-            if self.power.is_out() {
+            if self.power.has_power_failed() {
                 break;
             }
-            self.submit(&mut *channel, now);
-            now = self.turn(&mut *channel, now);
+            self.submit_random(&mut *channel, now);
+            now = self.poll_once(&mut *channel, now);
             if self.uri.contains("stored:") {
                 // A background thread works for it.
                 tenmil_linux::named_thread::yield_cpu();
             }
         }
-        self.power.cut();
+        self.power.lose_power();
         self.under_way.iter_mut().for_each(|place| *place = None);
     }
 
     /// Reopens the device and checks all blocks.
-    fn look(&mut self) -> Vec<String> {
+    fn reopen_and_check(&mut self) -> Vec<String> {
         self.opened = None;
-        self.power.restore();
+        self.power.restore_power();
         let world = (&self.regions, self.clock);
         let opened = open(self.uri, self.power, &self.crypt, world, self.seed);
         self.opened = Some(opened);
-        let mut channel = self.medium().channel().unwrap();
-        (0..self.blocks.len()).filter_map(|block| self.survey(&mut *channel, block)).collect()
+        let mut channel = self.device().channel().unwrap();
+        (0..self.blocks.len()).filter_map(|block| self.check_block(&mut *channel, block)).collect()
     }
 
     /// The time of the next iteration. A device with a background thread uses the clock of that thread: a
     /// mirror below compares the two.
-    fn after(&self, now: Instant) -> Instant {
+    fn next_iteration_time(&self, now: Instant) -> Instant {
         match self.uri.contains("stored:") {
             true => self.clock.now(),
             false => Instant { ns: now.ns + 1_000 },
         }
     }
 
-    fn medium(&self) -> &dyn BlockDevice {
+    fn device(&self) -> &dyn BlockDevice {
         &*self.opened.as_ref().unwrap().medium
     }
 
-    fn place(&self, token: usize, blocks: u32) -> Segment {
+    fn token_segment(&self, token: usize, blocks: u32) -> Segment {
         let skip = u32::try_from(token).unwrap() * BLOCKS_MAX * BLOCK_MAX;
-        let block_size = self.medium().limits().block_size;
+        let block_size = self.device().limits().block_size;
         self.memory.segment().slice(skip, blocks * block_size).unwrap()
     }
 
     /// Submits one request if a slot is free and none of its blocks is being written.
-    fn submit(&mut self, channel: &mut dyn IoChannel, now: Instant) {
+    fn submit_random(&mut self, channel: &mut dyn IoChannel, now: Instant) {
         let Some(token) = self.under_way.iter().position(Option::is_none) else { return };
         let count = u32::try_from(self.random.below(BLOCKS_MAX.into())).unwrap() + 1;
         let first = self.random.below(self.blocks.len() as u64 - u64::from(count) + 1);
@@ -212,14 +212,14 @@ impl<'a> Load<'a> {
             return;
         }
         let flags = if drawn > 7 || drawn == 2 { RequestFlags::FUA } else { RequestFlags::NONE };
-        let memory = self.place(token, count);
+        let memory = self.token_segment(token, count);
         let version = if operation == Operation::Write { self.next_version } else { 0 };
-        self.fill(memory, version);
+        self.fill_segment(memory, version);
         let request = match is_flush {
             true => request(operation, 0, 0),
             false => Request { flags, ..request(operation, first, count) },
         };
-        let request = Request { token: token as u64, ..request };
+        let request = Request { random_token: token as u64, ..request };
         let keeps = self.blocks.iter().map(|block| block.completed).collect();
         if channel.submit(now, &[request], &[memory]) == 0 {
             return;
@@ -231,15 +231,15 @@ impl<'a> Load<'a> {
             }
             self.next_version += 1;
         }
-        self.under_way[token] = Some(Pending { request, keeps });
+        self.under_way[token] = Some(PendingRequest { request, keeps });
     }
 
-    fn fill(&self, memory: Segment, version: u64) {
+    fn fill_segment(&self, memory: Segment, version: u64) {
         let bytes = version.to_le_bytes().repeat(memory.len_bytes as usize / 8);
         self.regions.store(memory, &bytes).unwrap();
     }
 
-    fn turn(&mut self, channel: &mut dyn IoChannel, now: Instant) -> Instant {
+    fn poll_once(&mut self, channel: &mut dyn IoChannel, now: Instant) -> Instant {
         let mut completions = CompletionBatch::with_capacity(DEPTH);
         channel.flush();
         channel.poll(now, &mut completions);
@@ -247,15 +247,15 @@ impl<'a> Load<'a> {
             assert!(completion.status.is_success(), "{completion:?}");
             let token = usize::try_from(completion.token).unwrap();
             let pending = self.under_way[token].take().expect("answered once");
-            self.note(&pending);
+            self.record_completion(&pending);
         }
-        self.after(now)
+        self.next_iteration_time(now)
     }
 
     /// Records what a completion guarantees.
-    fn note(&mut self, pending: &Pending) {
+    fn record_completion(&mut self, pending: &PendingRequest) {
         let Request { operation, lba, blocks, flags, .. } = pending.request;
-        let is_stable = self.medium().limits().durability == Durability::Persistent;
+        let is_stable = self.device().limits().durability == Durability::Persistent;
         if operation == Operation::Flush {
             for (block, keep) in self.blocks.iter_mut().zip(&pending.keeps) {
                 block.kept = block.kept.max(*keep);
@@ -273,9 +273,9 @@ impl<'a> Load<'a> {
     }
 
     /// Reads a block and returns what is wrong with it. The contents found are the new state.
-    fn survey(&mut self, channel: &mut dyn IoChannel, number: usize) -> Option<String> {
-        let memory = self.place(0, 1);
-        self.run(channel, Operation::Read, number, memory);
+    fn check_block(&mut self, channel: &mut dyn IoChannel, number: usize) -> Option<String> {
+        let memory = self.token_segment(0, 1);
+        self.run_request(channel, Operation::Read, number, memory);
         let mut bytes = vec![0; memory.len_bytes as usize];
         self.regions.load(memory, &mut bytes).unwrap();
         let block = &self.blocks[number];
@@ -284,14 +284,14 @@ impl<'a> Load<'a> {
         let good = found.iter().all(|version| block.versions[block.kept..].contains(version));
         let said = format!("block {number} holds {found:?}, expected of {block:?}");
         // A torn block is written whole, so that the next life starts with one version.
-        self.fill(memory, found[0]);
-        self.run(channel, Operation::Write, number, memory);
-        self.blocks[number] = Block::new(found[0]);
+        self.fill_segment(memory, found[0]);
+        self.run_request(channel, Operation::Write, number, memory);
+        self.blocks[number] = BlockVersions::new(found[0]);
         (!good).then_some(said)
     }
 
     /// Executes one request on a block, alone and with FUA.
-    fn run(
+    fn run_request(
         &self,
         channel: &mut dyn IoChannel,
         operation: Operation,
@@ -299,18 +299,18 @@ impl<'a> Load<'a> {
         memory: Segment,
     ) {
         let request = Request { flags: RequestFlags::FUA, ..request(operation, block as u64, 1) };
-        let mut now = self.after(Instant { ns: 1 });
+        let mut now = self.next_iteration_time(Instant { ns: 1 });
         while channel.submit(now, &[request], &[memory]) == 0 {}
         let mut completions = CompletionBatch::with_capacity(1);
         while channel.poll(now, &mut completions) == 0 {
             channel.flush();
-            now = self.after(now);
+            now = self.next_iteration_time(now);
         }
         assert!(completions.as_slice()[0].status.is_success());
     }
 }
 
-impl Block {
+impl BlockVersions {
     fn new(version: u64) -> Self {
         Self { versions: vec![version], kept: 0, completed: 0, is_busy: false }
     }
@@ -319,26 +319,26 @@ impl Block {
 /// Opens a device, or reopens it after a power failure.
 fn open(
     uri: &str,
-    power: &PowerKind,
+    power: &PowerLossKind,
     crypt: &CryptKind,
     (regions, clock): (&RegionTable, Clock),
     seed: u64,
 ) -> OpenedDevice {
     let more: [(&str, &dyn tenmil_block::DeviceType); 5] = [
         ("power", power),
-        ("reluctant", &ReluctantKind),
-        ("made", &MadeKind),
+        ("reluctant", &SlowDeviceKind),
+        ("made", &CreatedMirrorKind),
         ("crypt", crypt),
-        ("stored", &StoredKind { closing_max: Span::default() }),
+        ("stored", &PoolVolumeKind { closing_max: Span::default() }),
     ];
-    let opener = Opener { regions, clock, seed, kinds: &crate::tests::kinds_with(&more) };
+    let opener = Opener { regions, clock, seed, kinds: &crate::tests::device_types_with(&more) };
     opener.open(&uri.parse().unwrap()).unwrap()
 }
 
 fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
     let moves = matches!(operation, Operation::Read | Operation::Write);
     Request {
-        token: 0,
+        random_token: 0,
         lba,
         operand: 0,
         segment_first: 0,
@@ -351,19 +351,19 @@ fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
 }
 
 /// Several lives of a device, each ended by a power failure. Returns what was lost.
-fn lives(uri: &str, seed: u64) -> Vec<String> {
-    let power = PowerKind::default();
-    let mut load = Load::new(uri, &power, seed);
+fn run_power_cycles(uri: &str, seed: u64) -> Vec<String> {
+    let power = PowerLossKind::default();
+    let mut load = PowerLossTest::new(uri, &power, seed);
     let mut lost = Vec::new();
     for _ in 0..5 {
         let steps = load.random.below(250) + 1;
-        lost.extend(load.live(steps));
+        lost.extend(load.run_until_power_loss(steps));
     }
     lost
 }
 
 #[test]
-fn what_was_promised_survives_every_cut() {
+fn guaranteed_data_survives_random_power_loss() {
     for (uri, _) in DEVICES {
         // Pools are large, and each has a thread.
         let seeds = match uri {
@@ -372,7 +372,7 @@ fn what_was_promised_survives_every_cut() {
             _ => 20,
         };
         for seed in 0..seeds {
-            let lost = lives(uri, seed);
+            let lost = run_power_cycles(uri, seed);
             assert!(lost.is_empty(), "{uri} seed {seed}: {lost:#?}");
         }
     }
@@ -380,21 +380,21 @@ fn what_was_promised_survives_every_cut() {
 
 /// One life that ends when this many jobs have been executed below, and at the latest after a few steps.
 /// Returns what was lost, and the number of executed jobs.
-fn life_of(uri: &str, seed: u64, jobs: u64) -> (Vec<String>, u64) {
-    let power = PowerKind::default();
-    let mut load = Load::new(uri, &power, seed);
-    power.cut_after(jobs);
+fn run_power_cycle(uri: &str, seed: u64, jobs: u64) -> (Vec<String>, u64) {
+    let power = PowerLossKind::default();
+    let mut load = PowerLossTest::new(uri, &power, seed);
+    power.lose_power_after(jobs);
     load.load(40);
-    let done = power.done_of(jobs);
-    (load.look(), done)
+    let done = power.operations_done(jobs);
+    (load.reopen_and_check(), done)
 }
 
 #[test]
-fn what_was_promised_survives_a_cut_after_every_single_job() {
+fn guaranteed_data_survives_power_loss_after_every_operation() {
     for uri in ["power:file", "power:file?direct=no&zeroes=no&holes=no", MIRROR_OF_FILES] {
         for seed in 0..3 {
             for jobs in 1.. {
-                let (lost, done) = life_of(uri, seed, jobs);
+                let (lost, done) = run_power_cycle(uri, seed, jobs);
                 assert!(lost.is_empty(), "{uri} seed {seed}, cut after {jobs}: {lost:#?}");
                 if done < jobs {
                     assert!(jobs > 30, "{uri} seed {seed}: {jobs} jobs");
@@ -406,16 +406,16 @@ fn what_was_promised_survives_a_cut_after_every_single_job() {
 }
 
 #[test]
-fn a_volatile_cache_is_reported_when_it_is_one() {
+fn volatile_cache_is_reported() {
     for (uri, durability) in DEVICES {
-        let power = PowerKind::default();
-        let load = Load::new(uri, &power, 1);
-        assert_eq!(load.medium().limits().durability, durability, "{uri}");
+        let power = PowerLossKind::default();
+        let load = PowerLossTest::new(uri, &power, 1);
+        assert_eq!(load.device().limits().durability, durability, "{uri}");
     }
 }
 
 #[test]
-fn a_device_that_breaks_its_promise_is_found_out() {
+fn device_that_violates_its_durability_is_detected() {
     for uri in [
         "power:forgetful",
         "stripe:[power:cached],[delay:[power:forgetful]]?chunk=1k",
@@ -423,7 +423,7 @@ fn a_device_that_breaks_its_promise_is_found_out() {
         "power:file?forces=no",
         "crypt:[power:file?forces=no]",
     ] {
-        let found = (0..20).filter(|seed| !lives(uri, *seed).is_empty()).count();
+        let found = (0..20).filter(|seed| !run_power_cycles(uri, *seed).is_empty()).count();
         assert!(found > 15, "{uri}: {found} of 20 seeds");
     }
 }

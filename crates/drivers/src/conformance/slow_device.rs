@@ -11,42 +11,42 @@ use tenmil_base::Error;
 use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
 
 /// Accepts between none and three requests of each batch, and often completes them late.
-pub(crate) struct Reluctant {
+pub(crate) struct SlowDevice {
     inner: Arc<dyn BlockDevice>,
     random: Mutex<Random>,
 }
 
-struct ReluctantChannel {
+struct SlowDeviceChannel {
     inner: Box<dyn IoChannel>,
     random: Random,
 }
 
 /// Opens `reluctant:[URI]`.
-pub(super) struct ReluctantKind;
+pub(super) struct SlowDeviceKind;
 
-impl Reluctant {
+impl SlowDevice {
     pub(crate) fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
         Self { inner, random: Mutex::new(Random::new(seed)) }
     }
 }
 
-impl DeviceType for ReluctantKind {
+impl DeviceType for SlowDeviceKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let below = opener.open(uri.only_child()?)?;
-        let medium = Reluctant::new(below.medium.clone(), opener.seed);
+        let below = opener.open(uri.single_child()?)?;
+        let medium = SlowDevice::new(below.medium.clone(), opener.seed);
         let description = format!("reluctant: over {}", below.description);
-        Ok(below.under(Arc::new(medium), description))
+        Ok(below.with_stacked_device(Arc::new(medium), description))
     }
 }
 
-impl BlockDevice for Reluctant {
+impl BlockDevice for SlowDevice {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let random = self.random.lock().unwrap().fork();
-        Ok(Box::new(ReluctantChannel { inner: self.inner.channel()?, random }))
+        Ok(Box::new(SlowDeviceChannel { inner: self.inner.channel()?, random }))
     }
 
     fn channels_max(&self) -> u32 {
@@ -58,7 +58,7 @@ impl BlockDevice for Reluctant {
     }
 }
 
-impl IoChannel for ReluctantChannel {
+impl IoChannel for SlowDeviceChannel {
     fn limits(&self) -> &Limits {
         self.inner.limits()
     }
@@ -75,7 +75,7 @@ impl IoChannel for ReluctantChannel {
     }
 }
 
-impl ChannelWakeup for ReluctantChannel {
+impl ChannelWakeup for SlowDeviceChannel {
     fn below(&self) -> Option<&dyn IoChannel> {
         Some(&self.inner)
     }

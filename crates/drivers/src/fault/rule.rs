@@ -24,7 +24,7 @@ use tenmil_base::{IoStatus, Operation, Random, Request};
 
 /// A fault rule: the effect and the requests that it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct FaultRule {
     /// The injected fault.
     pub effect: FaultEffect,
     /// Operations that it applies to.
@@ -70,7 +70,7 @@ pub enum FaultTrigger {
 /// Fault rules with their counters.
 #[derive(Clone, Debug)]
 pub(super) struct FaultRules {
-    rules: Vec<(Rule, RuleCounters)>,
+    rules: Vec<(FaultRule, RuleCounters)>,
     seed: u64,
 }
 
@@ -110,7 +110,7 @@ impl FaultEffect {
     }
 
     /// Whether the effect is possible for this operation.
-    fn is_for(self, operation: Operation) -> bool {
+    fn applies_to(self, operation: Operation) -> bool {
         match self {
             Self::Error(_) | Self::Hang | Self::Drop => true,
             Self::Corrupt => matches!(operation, Operation::Read | Operation::Write),
@@ -120,13 +120,13 @@ impl FaultEffect {
     }
 
     fn operations(self) -> Vec<Operation> {
-        Operation::ALL.into_iter().filter(|operation| self.is_for(*operation)).collect()
+        Operation::ALL.into_iter().filter(|operation| self.applies_to(*operation)).collect()
     }
 }
 
-impl Rule {
+impl FaultRule {
     /// A rule with this effect on every operation it is possible for.
-    pub fn always(effect: FaultEffect) -> Self {
+    pub fn unconditional(effect: FaultEffect) -> Self {
         let (blocks, skip, when, times) = (None, 0, FaultTrigger::Every(1), u64::MAX);
         Self { effect, operations: effect.operations(), blocks, skip, when, times }
     }
@@ -140,7 +140,7 @@ impl Rule {
         text.split(';').filter(|rule| !rule.is_empty()).map(str::parse).collect()
     }
 
-    fn is_about(&self, request: &Request) -> bool {
+    fn matches(&self, request: &Request) -> bool {
         let touches = |first: u64, (from, to): (u64, u64)| {
             let end = first.saturating_add(u64::from(request.blocks));
             first <= to && end > from
@@ -156,19 +156,19 @@ impl Rule {
 }
 
 impl FaultRules {
-    pub(super) fn new(rules: Vec<Rule>, seed: u64) -> Self {
+    pub(super) fn new(rules: Vec<FaultRule>, seed: u64) -> Self {
         let rules = rules.into_iter().map(|rule| (rule, RuleCounters::default())).collect();
         Self { rules, seed }
     }
 
-    pub(super) fn as_list(&self) -> Vec<(Rule, u64)> {
+    pub(super) fn list(&self) -> Vec<(FaultRule, u64)> {
         self.rules.iter().map(|(rule, record)| (rule.clone(), record.struck)).collect()
     }
 
     /// The rule that applies to a request, if any. Nothing is counted before [`taken`](Self::taken).
     pub(super) fn match_request(&self, request: &Request) -> Option<RuleMatch> {
         self.rules.iter().enumerate().find_map(|(index, (rule, record))| {
-            if !rule.is_about(request) || record.struck >= rule.times || record.seen < rule.skip {
+            if !rule.matches(request) || record.struck >= rule.times || record.seen < rule.skip {
                 return None;
             }
             // One random stream per request and rule, so that a repeated query has the same result.
@@ -182,10 +182,10 @@ impl FaultRules {
     }
 
     /// Counts an accepted request and the rule applied to it.
-    pub(super) fn taken(&mut self, request: &Request, strike: Option<&RuleMatch>) {
+    pub(super) fn count_accepted(&mut self, request: &Request, strike: Option<&RuleMatch>) {
         let last = strike.map_or(usize::MAX, |strike| strike.rule);
         for (index, (rule, record)) in self.rules.iter_mut().enumerate() {
-            if index <= last && rule.is_about(request) {
+            if index <= last && rule.matches(request) {
                 record.seen += 1;
                 record.struck += u64::from(index == last);
             }
@@ -193,7 +193,7 @@ impl FaultRules {
     }
 }
 
-impl FromStr for Rule {
+impl FromStr for FaultRule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -207,30 +207,32 @@ impl FromStr for Rule {
             .ok_or_else(|| format!("`{effect}` is not an effect, expected one of {}", names()))?;
         let end = rest.find(['@', '+', '/', '~', 'x']).unwrap_or(rest.len());
         let (operations, mut rest) = rest.split_at(end);
-        let mut rule =
-            Self { operations: parse_operations(effect, operations)?, ..Self::always(effect) };
-        if let Some(first) = cut_number(&mut rest, '@')? {
-            let last = cut_number(&mut rest, '-')?.unwrap_or(first);
+        let mut rule = Self {
+            operations: parse_operations(effect, operations)?,
+            ..Self::unconditional(effect)
+        };
+        if let Some(first) = take_number(&mut rest, '@')? {
+            let last = take_number(&mut rest, '-')?.unwrap_or(first);
             if last < first {
                 return Err(format!("blocks {first}-{last} in `{text}`, expected the lower first"));
             }
             rule.blocks = Some((first, last));
         }
-        rule.skip = cut_number(&mut rest, '+')?.unwrap_or(0);
-        if let Some(every) = cut_number(&mut rest, '/')? {
+        rule.skip = take_number(&mut rest, '+')?.unwrap_or(0);
+        if let Some(every) = take_number(&mut rest, '/')? {
             rule.when = FaultTrigger::Every(every);
-        } else if let Some(chance) = cut_number(&mut rest, '~')? {
+        } else if let Some(chance) = take_number(&mut rest, '~')? {
             rule.when = FaultTrigger::Chance(chance);
         }
         if matches!(rule.when, FaultTrigger::Every(0) | FaultTrigger::Chance(0)) {
             return Err(format!("one in 0 in `{text}`, expected at least one in 1"));
         }
-        rule.times = cut_number(&mut rest, 'x')?.unwrap_or(u64::MAX);
-        if rest.is_empty() { Ok(rule) } else { Err(bad_rest(text, rest)) }
+        rule.times = take_number(&mut rest, 'x')?.unwrap_or(u64::MAX);
+        if rest.is_empty() { Ok(rule) } else { Err(rest_error(text, rest)) }
     }
 }
 
-fn bad_rest(text: &str, rest: &str) -> String {
+fn rest_error(text: &str, rest: &str) -> String {
     format!(
         "`{rest}` in `{text}` is not understood, expected @FIRST-LAST, +SKIP, /EVERY or ~CHANCE, \
          xTIMES in this order"
@@ -258,7 +260,7 @@ fn parse_operations(effect: FaultEffect, text: &str) -> Result<Vec<Operation>, S
 }
 
 /// Parses a mark and the number after it off the front, if the mark is there.
-fn cut_number(rest: &mut &str, mark: char) -> Result<Option<u64>, String> {
+fn take_number(rest: &mut &str, mark: char) -> Result<Option<u64>, String> {
     let Some(after) = rest.strip_prefix(mark) else { return Ok(None) };
     let end = after.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(after.len());
     let (digits, left) = after.split_at(end);
@@ -269,7 +271,7 @@ fn cut_number(rest: &mut &str, mark: char) -> Result<Option<u64>, String> {
     Ok(Some(number))
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for FaultRule {
     /// Writes a text that parses to the same rule.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { effect, operations, blocks, skip, when, times } = self;
@@ -301,12 +303,12 @@ impl fmt::Display for Rule {
 mod tests {
     use tenmil_base::{Operation, Request, RequestFlags};
 
-    use super::{FaultEffect, FaultRules, Rule};
+    use super::{FaultEffect, FaultRule, FaultRules};
 
     fn request(operation: Operation, lba: u64) -> Request {
         let blocks = if operation == Operation::Flush { 0 } else { 4 };
         Request {
-            token: 0,
+            random_token: 0,
             lba,
             operand: 0,
             segment_first: 0,
@@ -319,19 +321,19 @@ mod tests {
     }
 
     /// Which of `count` reads the rule applies to.
-    fn struck(rule: &str, count: usize) -> Vec<usize> {
-        let mut rules = FaultRules::new(Rule::parse_all(rule).unwrap(), 5);
+    fn struck_requests(rule: &str, count: usize) -> Vec<usize> {
+        let mut rules = FaultRules::new(FaultRule::parse_all(rule).unwrap(), 5);
         let request = request(Operation::Read, 0);
         let one = |_: &usize| {
             let strike = rules.match_request(&request);
-            rules.taken(&request, strike.as_ref());
+            rules.count_accepted(&request, strike.as_ref());
             strike.is_some()
         };
         (0..count).filter(one).collect()
     }
 
     #[test]
-    fn a_rule_is_read_and_written_back() {
+    fn fault_rule_text_round_trips() {
         for text in [
             "error:write@0-1023x3",
             "hang:any+100",
@@ -343,16 +345,16 @@ mod tests {
             "error-path:any",
             "error-full:write,copy",
         ] {
-            assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<FaultRule>().unwrap().to_string(), text);
         }
-        let two = Rule::parse_all("error:read;;hang:any;").unwrap();
+        let two = FaultRule::parse_all("error:read;;hang:any;").unwrap();
         assert_eq!(two.len(), 2);
-        assert_eq!(two[1], Rule::always(FaultEffect::Hang));
-        assert_eq!("tear:any".parse::<Rule>().unwrap().to_string(), "tear:write");
+        assert_eq!(two[1], FaultRule::unconditional(FaultEffect::Hang));
+        assert_eq!("tear:any".parse::<FaultRule>().unwrap().to_string(), "tear:write");
     }
 
     #[test]
-    fn a_mistake_is_named_with_what_would_be_accepted() {
+    fn invalid_fault_rule_is_rejected_with_the_accepted_form() {
         for (text, problem) in [
             ("error", "`error` is not a rule, expected one such as error:write"),
             ("fail:read", "`fail` is not an effect, expected one of error, error-path, "),
@@ -367,27 +369,27 @@ mod tests {
             ("error:readx3/2", "`/2` in `error:readx3/2` is not understood, expected @FIRST-LAST"),
             ("error:readx99999999999999999999", "`99999999999999999999` follows `x`"),
         ] {
-            let refused = text.parse::<Rule>().unwrap_err();
+            let refused = text.parse::<FaultRule>().unwrap_err();
             assert!(refused.starts_with(problem), "{text}: {refused}");
         }
     }
 
     #[test]
-    fn counts_are_of_the_requests_that_a_rule_is_about() {
-        assert_eq!(struck("error:readx3", 9), [0, 1, 2]);
-        assert_eq!(struck("error:read/3", 9), [2, 5, 8]);
-        assert_eq!(struck("error:read+7", 9), [7, 8]);
-        assert_eq!(struck("error:read+2/3x2", 20), [4, 7]);
-        assert_eq!(struck("error:write", 9), []);
-        assert_eq!(struck("error:readx2;hang:readx2", 9), [0, 1, 2, 3]);
-        let by_chance = struck("error:read~10", 10_000);
+    fn rule_counters_count_matching_requests_only() {
+        assert_eq!(struck_requests("error:readx3", 9), [0, 1, 2]);
+        assert_eq!(struck_requests("error:read/3", 9), [2, 5, 8]);
+        assert_eq!(struck_requests("error:read+7", 9), [7, 8]);
+        assert_eq!(struck_requests("error:read+2/3x2", 20), [4, 7]);
+        assert_eq!(struck_requests("error:write", 9), []);
+        assert_eq!(struck_requests("error:readx2;hang:readx2", 9), [0, 1, 2, 3]);
+        let by_chance = struck_requests("error:read~10", 10_000);
         assert!((850..1_150).contains(&by_chance.len()), "{}", by_chance.len());
-        assert_eq!(by_chance, struck("error:read~10", 10_000), "by the seed");
+        assert_eq!(by_chance, struck_requests("error:read~10", 10_000), "by the seed");
     }
 
     #[test]
-    fn blocks_are_touched_by_overlap() {
-        let rules = FaultRules::new(Rule::parse_all("error:any@10-11").unwrap(), 5);
+    fn rule_matches_overlapping_blocks() {
+        let rules = FaultRules::new(FaultRule::parse_all("error:any@10-11").unwrap(), 5);
         let strikes = |operation, lba| rules.match_request(&request(operation, lba)).is_some();
         for lba in 0..20 {
             assert_eq!(strikes(Operation::Write, lba), (7..=11).contains(&lba), "{lba}");
@@ -398,15 +400,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_taken_is_not_counted() {
-        let mut rules = FaultRules::new(Rule::parse_all("error:readx1").unwrap(), 5);
+    fn unaccepted_requests_are_not_counted() {
+        let mut rules = FaultRules::new(FaultRule::parse_all("error:readx1").unwrap(), 5);
         let read = request(Operation::Read, 0);
         for _ in 0..3 {
             assert!(rules.match_request(&read).is_some());
         }
         let strike = rules.match_request(&read);
-        rules.taken(&read, strike.as_ref());
+        rules.count_accepted(&read, strike.as_ref());
         assert!(rules.match_request(&read).is_none());
-        assert_eq!(rules.as_list()[0].1, 1);
+        assert_eq!(rules.list()[0].1, 1);
     }
 }

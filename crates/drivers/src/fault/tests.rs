@@ -9,13 +9,13 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Sleeper;
 
-use super::{Fault, FaultControl, Rule};
-use crate::{Delay, Delays, LatencySpec, NullDevice, RamDevice};
+use super::{FaultControl, FaultDevice, FaultRule};
+use crate::{DelayDevice, DelaySettings, LatencySpec, NullDevice, RamDevice};
 
 /// A channel with faults over memory of 64 blocks, and a channel without them.
-struct Bench {
+struct FaultFixture {
     regions: RegionTable,
-    memory: Region,
+    slot_memory: Region,
     handle: FaultControl,
     channel: Box<dyn IoChannel>,
     behind: Box<dyn IoChannel>,
@@ -23,19 +23,20 @@ struct Bench {
 
 const BLOCK: u32 = 512;
 
-impl Bench {
+impl FaultFixture {
     fn new(rules: &str, seed: u64) -> Self {
         let regions = RegionTable::new(4);
-        let memory = regions.allocate_region(64 << 10).unwrap();
+        let slot_memory = regions.allocate_region(64 << 10).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
         let behind = ram.channel().unwrap();
-        let fault = Fault::new(ram, &regions, Rule::parse_all(rules).unwrap(), seed).unwrap();
-        let (handle, channel) = (fault.handle(), fault.channel().unwrap());
-        Self { regions, memory, handle, channel, behind }
+        let fault =
+            FaultDevice::new(ram, &regions, FaultRule::parse_all(rules).unwrap(), seed).unwrap();
+        let (handle, channel) = (fault.control(), fault.channel().unwrap());
+        Self { regions, slot_memory, handle, channel, behind }
     }
 
     fn memory(&self, blocks: u32) -> Segment {
-        self.memory.segment().slice(0, blocks * BLOCK).unwrap()
+        self.slot_memory.segment().slice(0, blocks * BLOCK).unwrap()
     }
 
     /// Submits a request whose memory is filled with one byte.
@@ -56,26 +57,26 @@ impl Bench {
         completions.drain().map(|completion| (completion.token, completion.status)).collect()
     }
 
-    fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
+    fn run_request(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
         assert_eq!(self.submit(operation, 7, lba, blocks), 1);
         let [(7, status)] = self.poll()[..] else { panic!("one answer") };
         status
     }
 
     /// Writes `byte` to 64 blocks, without faults.
-    fn fill_behind(&mut self, byte: u8) {
+    fn write_below(&mut self, byte: u8) {
         let all = self.memory(64);
         self.regions.fill(all, byte).unwrap();
-        self.run_behind(Operation::Write);
+        self.run_below(Operation::Write);
     }
 
     /// Contents of 64 blocks, without faults.
-    fn read_behind(&mut self) -> Vec<u8> {
-        self.run_behind(Operation::Read);
-        self.bytes(64)
+    fn read_below(&mut self) -> Vec<u8> {
+        self.run_below(Operation::Read);
+        self.memory_bytes(64)
     }
 
-    fn run_behind(&mut self, operation: Operation) {
+    fn run_below(&mut self, operation: Operation) {
         let all = self.memory(64);
         let request = Request { segment_count: 1, ..request(operation, 1, 0, 64) };
         assert_eq!(self.behind.submit(Instant::default(), &[request], &[all]), 1);
@@ -84,20 +85,20 @@ impl Bench {
         assert_eq!(completions.as_slice()[0].status, IoStatus::SUCCESS);
     }
 
-    fn bytes(&self, blocks: u32) -> Vec<u8> {
+    fn memory_bytes(&self, blocks: u32) -> Vec<u8> {
         let mut bytes = vec![0; (blocks * BLOCK) as usize];
         self.regions.load(self.memory(blocks), &mut bytes).unwrap();
         bytes
     }
 
-    fn fill(&self, byte: u8) {
+    fn fill_memory(&self, byte: u8) {
         self.regions.fill(self.memory(64), byte).unwrap();
     }
 }
 
 fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        token,
+        random_token: token,
         lba,
         operand: 0,
         segment_first: 0,
@@ -110,54 +111,54 @@ fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
 }
 
 /// Number of bits that differ from `byte`.
-fn wrong_bits(bytes: &[u8], byte: u8) -> u32 {
+fn count_wrong_bits(bytes: &[u8], byte: u8) -> u32 {
     bytes.iter().map(|found| (found ^ byte).count_ones()).sum()
 }
 
 #[test]
-fn an_error_is_answered_and_nothing_is_carried_out() {
-    let mut bench = Bench::new("error:write@8-9;error-path:flush;error:read@9x1", 1);
-    bench.fill_behind(3);
-    bench.fill(5);
-    assert_eq!(bench.run(Operation::Write, 4, 8), IoStatus::WRITE_FAULT);
-    assert_eq!(bench.run(Operation::Flush, 0, 0), IoStatus::PATH_ERROR);
-    assert_eq!(bench.run(Operation::Read, 2, 8), IoStatus::UNRECOVERED_READ);
-    assert_eq!(bench.run(Operation::Read, 2, 8), IoStatus::SUCCESS, "once");
-    assert_eq!(wrong_bits(&bench.read_behind(), 3), 0);
-    bench.fill(5);
-    assert_eq!(bench.run(Operation::Write, 10, 8), IoStatus::SUCCESS, "beside the range");
+fn injected_error_executes_nothing() {
+    let mut bench = FaultFixture::new("error:write@8-9;error-path:flush;error:read@9x1", 1);
+    bench.write_below(3);
+    bench.fill_memory(5);
+    assert_eq!(bench.run_request(Operation::Write, 4, 8), IoStatus::WRITE_FAULT);
+    assert_eq!(bench.run_request(Operation::Flush, 0, 0), IoStatus::PATH_ERROR);
+    assert_eq!(bench.run_request(Operation::Read, 2, 8), IoStatus::UNRECOVERED_READ);
+    assert_eq!(bench.run_request(Operation::Read, 2, 8), IoStatus::SUCCESS, "once");
+    assert_eq!(count_wrong_bits(&bench.read_below(), 3), 0);
+    bench.fill_memory(5);
+    assert_eq!(bench.run_request(Operation::Write, 10, 8), IoStatus::SUCCESS, "beside the range");
     let struck: Vec<u64> = bench.handle.rules().iter().map(|(_, struck)| *struck).collect();
     assert_eq!(struck, [1, 1, 1]);
 }
 
 #[test]
-fn what_hangs_is_carried_out_and_answered_when_it_is_let_go() {
-    let mut bench = Bench::new("hang:writex2", 1);
-    bench.fill(5);
+fn hanging_request_executes_when_released() {
+    let mut bench = FaultFixture::new("hang:writex2", 1);
+    bench.fill_memory(5);
     for token in 0..3 {
         assert_eq!(bench.submit(Operation::Write, token, token * 8, 8), 1);
     }
     assert_eq!(bench.poll(), [(2, IoStatus::SUCCESS)]);
     assert_eq!(bench.poll(), []);
-    assert_eq!(bench.handle.hanging(), 2);
-    assert_eq!(wrong_bits(&bench.read_behind()[..24 * 512], 5), 0, "all of it is written");
-    bench.handle.set(Vec::new());
+    assert_eq!(bench.handle.hanging_count(), 2);
+    assert_eq!(count_wrong_bits(&bench.read_below()[..24 * 512], 5), 0, "all of it is written");
+    bench.handle.set_rules(Vec::new());
     assert_eq!(bench.poll(), [], "other rules change nothing for what hangs");
-    bench.handle.clear();
+    bench.handle.clear_rules();
     assert_eq!(bench.channel.wake_at(), Instant::default());
     assert_eq!(bench.poll(), [(0, IoStatus::SUCCESS), (1, IoStatus::SUCCESS)]);
-    assert_eq!(bench.handle.hanging(), 0);
+    assert_eq!(bench.handle.hanging_count(), 0);
     assert_eq!(bench.handle.rules(), []);
 }
 
 #[test]
-fn what_hangs_can_be_aborted_once_nothing_touches_its_memory() {
-    let mut bench = Bench::new("hang:any", 1);
+fn hanging_request_can_be_aborted() {
+    let mut bench = FaultFixture::new("hang:any", 1);
     assert_eq!(bench.submit(Operation::Read, 1, 0, 8), 1);
     assert_eq!(bench.poll(), []);
     assert_eq!(bench.submit(Operation::Read, 2, 0, 8), 1);
     // The second one has not completed below yet.
-    bench.handle.abort();
+    bench.handle.abort_hanging();
     let mut ended = bench.poll();
     ended.extend(bench.poll());
     assert_eq!(ended, [(1, IoStatus::ABORTED), (2, IoStatus::ABORTED)]);
@@ -165,75 +166,83 @@ fn what_hangs_can_be_aborted_once_nothing_touches_its_memory() {
     assert_eq!(bench.poll(), [], "the rules stay");
     let handle = bench.handle.clone();
     drop(bench);
-    assert_eq!(handle.hanging(), 0);
-    handle.clear();
+    assert_eq!(handle.hanging_count(), 0);
+    handle.clear_rules();
 }
 
 #[test]
-fn what_is_aborted_while_it_is_below_ends_when_it_has_come_up() {
+fn request_aborted_below_ends_at_its_completion() {
     let null = Arc::new(NullDevice::new(512, 64).unwrap());
     let write = LatencySpec { mean: Span::from_us(5), p99: None };
-    let delay = Delay::new(null, Delays { write, ..Delays::default() }, 1).unwrap();
-    let rules = Rule::parse_all("hang:flush").unwrap();
-    let fault = Fault::new(Arc::new(delay), &RegionTable::new(1), rules, 1).unwrap();
+    let delay =
+        DelayDevice::new(null, DelaySettings { write, ..DelaySettings::default() }, 1).unwrap();
+    let rules = FaultRule::parse_all("hang:flush").unwrap();
+    let fault = FaultDevice::new(Arc::new(delay), &RegionTable::new(1), rules, 1).unwrap();
     let mut channel = fault.channel().unwrap();
     let now = Instant { ns: 1_000 };
     let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(channel.submit(now, &[request(Operation::Flush, 1, 0, 0)], &[]), 1);
-    fault.handle().abort();
+    fault.control().abort_hanging();
     assert_eq!(channel.poll(now, &mut completions), 0, "it is still below");
     assert_eq!(channel.poll(now.after(write.mean), &mut completions), 1);
     assert_eq!(completions.as_slice()[0].status, IoStatus::ABORTED);
 }
 
 #[test]
-fn what_is_dropped_is_never_answered_and_its_place_is_lost() {
-    let mut bench = Bench::new("drop:readx3", 1);
+fn dropped_request_never_completes_and_occupies_its_slot() {
+    let mut bench = FaultFixture::new("drop:readx3", 1);
     let depth = bench.channel.limits().depth_max as usize;
     for token in 0..4 {
         assert_eq!(bench.submit(Operation::Read, token, 0, 8), 1);
     }
     assert_eq!(bench.poll(), [(3, IoStatus::SUCCESS)]);
-    bench.handle.clear();
-    bench.handle.abort();
+    bench.handle.clear_rules();
+    bench.handle.abort_hanging();
     assert_eq!(bench.poll(), []);
     let many = vec![request(Operation::Verify, 9, 0, 1); depth];
     assert_eq!(bench.channel.submit(Instant::default(), &many, &[]), depth - 3);
 }
 
 #[test]
-fn a_corrupted_read_has_one_to_three_wrong_bits_and_succeeds() {
+fn corrupted_read_succeeds_with_one_to_three_wrong_bits() {
     let mut counts = [0; 4];
     for seed in 0..60 {
-        let mut bench = Bench::new("corrupt:read", seed);
-        bench.fill_behind(0x5a);
-        bench.fill(0xff);
-        assert_eq!(bench.run(Operation::Read, 8, 8), IoStatus::SUCCESS);
-        let wrong = wrong_bits(&bench.bytes(8), 0x5a);
+        let mut bench = FaultFixture::new("corrupt:read", seed);
+        bench.write_below(0x5a);
+        bench.fill_memory(0xff);
+        assert_eq!(bench.run_request(Operation::Read, 8, 8), IoStatus::SUCCESS);
+        let wrong = count_wrong_bits(&bench.memory_bytes(8), 0x5a);
         counts[wrong as usize] += 1;
-        assert_eq!(wrong_bits(&bench.read_behind(), 0x5a), 0, "what is stored is right");
+        assert_eq!(count_wrong_bits(&bench.read_below(), 0x5a), 0, "what is stored is right");
     }
     assert!(counts[0] == 0 && counts[1..].iter().all(|count| *count > 5), "{counts:?}");
 }
 
 #[test]
-fn a_corrupted_write_stores_wrong_bits_and_leaves_its_memory_alone() {
+fn corrupted_write_stores_wrong_bits_only_on_the_device() {
     for seed in 0..60 {
-        let mut bench = Bench::new("corrupt:write", seed);
-        bench.fill_behind(1);
-        bench.fill(0x5a);
-        assert_eq!(bench.run(Operation::Write, 8, 8), IoStatus::SUCCESS);
-        assert_eq!(wrong_bits(&bench.bytes(64), 0x5a), 0, "the memory is the caller's");
-        let stored = bench.read_behind();
-        let wrong = wrong_bits(&stored[8 * 512..16 * 512], 0x5a);
+        let mut bench = FaultFixture::new("corrupt:write", seed);
+        bench.write_below(1);
+        bench.fill_memory(0x5a);
+        assert_eq!(bench.run_request(Operation::Write, 8, 8), IoStatus::SUCCESS);
+        assert_eq!(
+            count_wrong_bits(&bench.memory_bytes(64), 0x5a),
+            0,
+            "the memory is the caller's"
+        );
+        let stored = bench.read_below();
+        let wrong = count_wrong_bits(&stored[8 * 512..16 * 512], 0x5a);
         assert!((1..=3).contains(&wrong), "{wrong}");
-        assert_eq!(wrong_bits(&stored[..8 * 512], 1) + wrong_bits(&stored[16 * 512..], 1), 0);
+        assert_eq!(
+            count_wrong_bits(&stored[..8 * 512], 1) + count_wrong_bits(&stored[16 * 512..], 1),
+            0
+        );
     }
 }
 
 #[test]
-fn corrupted_writes_that_have_no_block_left_wait_their_turn() {
-    let mut bench = Bench::new("corrupt:write", 1);
+fn corrupted_writes_wait_for_a_free_bounce_block() {
+    let mut bench = FaultFixture::new("corrupt:write", 1);
     for round in 0..3 {
         let taken: usize = (0..10).map(|token| bench.submit(Operation::Write, token, 0, 8)).sum();
         assert_eq!(taken, 8, "round {round}");
@@ -244,47 +253,47 @@ fn corrupted_writes_that_have_no_block_left_wait_their_turn() {
 }
 
 #[test]
-fn a_torn_write_stores_its_first_blocks_and_fails() {
+fn torn_write_stores_its_first_blocks_and_fails() {
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..60 {
-        let mut bench = Bench::new("tear:write", seed);
-        bench.fill_behind(1);
-        bench.fill(2);
-        assert_eq!(bench.run(Operation::Write, 8, 8), IoStatus::WRITE_FAULT);
-        let stored = bench.read_behind();
+        let mut bench = FaultFixture::new("tear:write", seed);
+        bench.write_below(1);
+        bench.fill_memory(2);
+        assert_eq!(bench.run_request(Operation::Write, 8, 8), IoStatus::WRITE_FAULT);
+        let stored = bench.read_below();
         let torn = stored[8 * 512..].iter().take_while(|byte| **byte == 2).count();
         assert!(torn.is_multiple_of(512) && torn < 8 * 512);
-        assert_eq!(wrong_bits(&stored[8 * 512 + torn..], 1), 0);
-        assert_eq!(wrong_bits(&stored[..8 * 512], 1), 0);
+        assert_eq!(count_wrong_bits(&stored[8 * 512 + torn..], 1), 0);
+        assert_eq!(count_wrong_bits(&stored[..8 * 512], 1), 0);
         lengths.insert(torn);
     }
     assert_eq!(lengths.len(), 8, "every length there is");
 }
 
 #[test]
-fn a_short_request_does_less_than_it_says() {
+fn short_request_executes_partially_and_succeeds() {
     for seed in 0..30 {
-        let mut bench = Bench::new("short:any", seed);
-        bench.fill_behind(1);
-        bench.fill(2);
-        assert_eq!(bench.run(Operation::Read, 8, 8), IoStatus::SUCCESS);
-        let bytes = bench.bytes(8);
+        let mut bench = FaultFixture::new("short:any", seed);
+        bench.write_below(1);
+        bench.fill_memory(2);
+        assert_eq!(bench.run_request(Operation::Read, 8, 8), IoStatus::SUCCESS);
+        let bytes = bench.memory_bytes(8);
         let read = bytes.iter().take_while(|byte| **byte == 1).count();
-        assert!(read < 8 * 512 && wrong_bits(&bytes[read..], 2) == 0);
-        assert_eq!(bench.run(Operation::WriteZeroes, 8, 8), IoStatus::SUCCESS);
-        let stored = bench.read_behind();
+        assert!(read < 8 * 512 && count_wrong_bits(&bytes[read..], 2) == 0);
+        assert_eq!(bench.run_request(Operation::WriteZeroes, 8, 8), IoStatus::SUCCESS);
+        let stored = bench.read_below();
         let zeroed = stored[8 * 512..].iter().take_while(|byte| **byte == 0).count();
-        assert!(zeroed < 8 * 512 && wrong_bits(&stored[8 * 512 + zeroed..], 1) == 0);
+        assert!(zeroed < 8 * 512 && count_wrong_bits(&stored[8 * 512 + zeroed..], 1) == 0);
     }
 }
 
 #[test]
-fn rules_count_over_all_channels_and_by_the_seed() {
+fn rules_count_across_channels_and_follow_the_seed() {
     let run = |seed| {
         let regions = RegionTable::new(4);
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
-        let rules = Rule::parse_all("error:verify~4x10").unwrap();
-        let fault = Fault::new(ram, &regions, rules, seed).unwrap();
+        let rules = FaultRule::parse_all("error:verify~4x10").unwrap();
+        let fault = FaultDevice::new(ram, &regions, rules, seed).unwrap();
         let mut channels = [fault.channel().unwrap(), fault.channel().unwrap()];
         let mut statuses = Vec::new();
         for round in 0..200 {
@@ -303,8 +312,8 @@ fn rules_count_over_all_channels_and_by_the_seed() {
 }
 
 #[test]
-fn one_who_sleeps_is_woken_when_what_hangs_is_let_go() {
-    let mut bench = Bench::new("hang:any", 1);
+fn releasing_hanging_requests_wakes_sleeping_channels() {
+    let mut bench = FaultFixture::new("hang:any", 1);
     let mut sleeper = Sleeper::new().unwrap();
     let WakeSource::Descriptor(descriptor) = bench.channel.wake_source() else {
         panic!("somebody has to be able to wake us")
@@ -316,7 +325,7 @@ fn one_who_sleeps_is_woken_when_what_hangs_is_let_go() {
         assert!(!bench.channel.arm(), "nothing to do");
         let handle = bench.handle.clone();
         let letting_go =
-            tenmil_linux::NamedThread::spawn("let go", None, move |_| handle.abort()).unwrap();
+            tenmil_linux::NamedThread::spawn("let go", None, move |_| handle.abort_hanging()).unwrap();
         let mut ready = Vec::new();
         while ready.is_empty() {
             sleeper.sleep_until_ready(Span::from_secs(10), &mut ready);
@@ -326,16 +335,16 @@ fn one_who_sleeps_is_woken_when_what_hangs_is_let_go() {
         assert_eq!(bench.poll(), [(round, IoStatus::ABORTED)]);
     }
     assert!(!bench.channel.arm());
-    bench.handle.abort();
+    bench.handle.abort_hanging();
     assert!(bench.channel.arm(), "it was ordered after we announced that we sleep");
     bench.channel.disarm();
 }
 
 #[test]
-fn a_channel_that_is_closed_takes_its_memory_and_its_wake_up_along() {
+fn closed_channel_releases_its_memory_and_waker() {
     let regions = RegionTable::new(2);
     let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
-    let fault = Fault::new(ram, &regions, Vec::new(), 1).unwrap();
+    let fault = FaultDevice::new(ram, &regions, Vec::new(), 1).unwrap();
     for _ in 0..10 {
         let channel = fault.channel().unwrap();
         assert_eq!(fault.shared.sleepers().len(), 1);

@@ -26,7 +26,7 @@ pub struct LostWrite {
 #[derive(Debug, Default)]
 pub(super) struct LostWrites {
     noted: AtomicU64,
-    acknowledged: AtomicU64,
+    acknowledged_count: AtomicU64,
     /// Whether subscribers were notified of a loss that no successful flush has followed yet.
     is_reported: AtomicBool,
 }
@@ -45,24 +45,24 @@ impl LostWrites {
     /// How many there are. A number by itself: the kernel reports a loss to each channel, so no
     /// channel depends on another's store being seen in time.
     #[inline]
-    pub(super) fn count(&self) -> u64 {
+    pub(super) fn loss_count(&self) -> u64 {
         self.noted.load(Ordering::Relaxed)
     }
 
     /// How many of them some owner has acknowledged: a channel that is opened now fails no flush for these.
     pub(super) fn acknowledged(&self) -> u64 {
-        self.acknowledged.load(Ordering::Relaxed)
+        self.acknowledged_count.load(Ordering::Relaxed)
     }
 
     /// An owner has acknowledged the first `count` losses.
-    pub(super) fn acknowledge(&self, count: u64) {
-        self.acknowledged.fetch_max(count, Ordering::Relaxed);
+    pub(super) fn acknowledge_up_to(&self, count: u64) {
+        self.acknowledged_count.fetch_max(count, Ordering::Relaxed);
     }
 
     /// A flush has succeeded, and nothing is lost that its owner has not acknowledged: the next loss is
     /// reported again.
     #[inline]
-    pub(super) fn flushed(&self) {
+    pub(super) fn note_successful_flush(&self) {
         if self.is_reported.load(Ordering::Relaxed) {
             self.is_reported.store(false, Ordering::Relaxed);
         }
@@ -70,7 +70,7 @@ impl LostWrites {
 
     /// Notes a loss, and reports it unless the one before was not followed by a successful flush.
     #[cold]
-    pub(super) fn note(&self, path: &Path, errno: Errno) {
+    pub(super) fn note_loss(&self, path: &Path, errno: Errno) {
         self.noted.fetch_add(1, Ordering::Relaxed);
         if self.is_reported.swap(true, Ordering::Relaxed) {
             return;
@@ -101,7 +101,7 @@ impl fmt::Display for LostWrite {
 }
 
 /// Why what was lost cannot be read again, and what to do.
-pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
+pub(super) fn page_cache_explanation(path: &dyn fmt::Display, why: BufferedReason) -> String {
     let fix = match why {
         BufferedReason::Requested => "open it without direct=no".into(),
         BufferedReason::UnitTooSmall(needed) => format!("open it with block={needed}"),
@@ -118,7 +118,7 @@ pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
 
 /// Whether a direct forced write that failed may have reported that earlier writes were lost. Not if the
 /// kernel refuses it before it begins, nor if it finds the file system full: that is about its own blocks.
-pub(super) fn is_loss(errno: Errno) -> bool {
+pub(super) fn is_write_loss(errno: Errno) -> bool {
     !matches!(
         errno,
         Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT
@@ -136,8 +136,8 @@ mod tests {
     use super::{LostWrites, subscribe_lost_writes};
 
     #[test]
-    fn loss_is_reported_once_until_a_flush_has_succeeded() {
-        let path = Path::new("a file of loss_is_reported_once_until_a_flush_has_succeeded");
+    fn lost_write_is_reported_once_until_a_flush_succeeds() {
+        let path = Path::new("a file of lost_write_is_reported_once_until_a_flush_succeeds");
         let receivers = [(); 2].map(|()| {
             let (sender, told) = channel();
             subscribe_lost_writes(move |lost| {
@@ -154,19 +154,19 @@ mod tests {
             one
         };
         let losses = LostWrites::default();
-        losses.note(path, Errno::IO);
+        losses.note_loss(path, Errno::IO);
         assert_eq!(next(), Errno::IO.to_string());
-        (0..100).for_each(|_| losses.note(path, Errno::NOSPC));
-        losses.flushed();
-        losses.note(path, Errno::DQUOT);
+        (0..100).for_each(|_| losses.note_loss(path, Errno::NOSPC));
+        losses.note_successful_flush();
+        losses.note_loss(path, Errno::DQUOT);
         assert_eq!(next(), Errno::DQUOT.to_string());
     }
 
     #[test]
-    fn later_acknowledgment_of_fewer_losses_takes_none_back() {
+    fn acknowledging_fewer_losses_later_has_no_effect() {
         let losses = LostWrites::default();
-        losses.acknowledge(2);
-        losses.acknowledge(1);
+        losses.acknowledge_up_to(2);
+        losses.acknowledge_up_to(1);
         assert_eq!(losses.acknowledged(), 2);
     }
 }

@@ -13,18 +13,18 @@ use tenmil_linux::storage_file::{
     BufferedReason, DirectIoAlignment, FileExtent, FileOptions, StorageFile,
 };
 
-use super::channel::goes_directly;
-use super::{FileDevice, FileDeviceOptions, in_blocks};
+use super::file_channel::is_aligned_for_direct_io;
+use super::{FileDevice, FileDeviceOptions, to_whole_blocks};
 
 const BLOCK: u32 = 4096;
 
-fn options(path: &Path, size_bytes: Option<u64>) -> FileDeviceOptions {
+fn file_options(path: &Path, size_bytes: Option<u64>) -> FileDeviceOptions {
     let (path, engine) = (path.into(), EngineChoice::Best);
     let (direct, read_only) = (true, false);
     FileDeviceOptions { path, size_bytes, block_size: BLOCK, direct, read_only, engine }
 }
 
-fn run(
+fn run_request(
     channel: &mut dyn IoChannel,
     operation: Operation,
     blocks: u32,
@@ -32,7 +32,7 @@ fn run(
 ) -> IoStatus {
     let moves = matches!(operation, Operation::Read | Operation::Write);
     let request = Request {
-        token: 1,
+        random_token: 1,
         lba: 16,
         operand: 0,
         blocks,
@@ -52,7 +52,7 @@ fn run(
 }
 
 #[test]
-fn what_was_flushed_is_there_when_the_file_is_opened_again() {
+fn flushed_data_is_present_after_reopen() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
@@ -61,12 +61,12 @@ fn what_was_flushed_is_there_when_the_file_is_opened_again() {
     for (size_bytes, operation, fill) in
         [(Some(1 << 20), Operation::Write, 0x5a), (None, Operation::Read, 0)]
     {
-        let medium = FileDevice::open(&regions, &options(&path, size_bytes)).unwrap();
+        let medium = FileDevice::open(&regions, &file_options(&path, size_bytes)).unwrap();
         assert_eq!(medium.limits().block_count, 256);
         let mut channel = medium.channel().unwrap();
         regions.fill(memory, fill).unwrap();
-        assert_eq!(run(&mut *channel, operation, 16, memory), IoStatus::SUCCESS);
-        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+        assert_eq!(run_request(&mut *channel, operation, 16, memory), IoStatus::SUCCESS);
+        assert_eq!(run_request(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
     }
     let mut bytes = vec![0; 1 << 16];
     regions.load(memory, &mut bytes).unwrap();
@@ -74,51 +74,52 @@ fn what_was_flushed_is_there_when_the_file_is_opened_again() {
 }
 
 #[test]
-fn holes_are_told_as_far_as_they_go() {
+fn holes_are_reported_with_their_extent() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory =
-        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
-    let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let medium = FileDevice::open(&regions, &file_options(&path, Some(1 << 20))).unwrap();
     let extent = |blocks, holds| Ok(BlockExtent { blocks, kind: holds });
     assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
     let mut channel = medium.channel().unwrap();
-    assert_eq!(run(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
-    assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
     assert_eq!(medium.block_status(3), extent(13, ExtentKind::Hole));
     assert_eq!(medium.block_status(17), extent(15, ExtentKind::Data));
     assert_eq!(medium.block_status(32), extent(224, ExtentKind::Hole));
     assert_eq!(medium.block_status(256), extent(0, ExtentKind::Data), "past the end");
-    assert_eq!(run(&mut *channel, Operation::Deallocate, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Deallocate, 16, memory), IoStatus::SUCCESS);
     assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
-    let lost = run(&mut *channel, Operation::WriteUncorrectable, 2, memory);
+    let lost = run_request(&mut *channel, Operation::WriteUncorrectable, 2, memory);
     assert_eq!(lost, IoStatus::SUCCESS);
     assert_eq!(medium.block_status(0), extent(16, ExtentKind::Hole));
     assert_eq!(medium.block_status(16), extent(2, ExtentKind::Data), "it cannot be read as zeroes");
 }
 
 #[test]
-fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
+fn regrown_file_reads_zeroes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory =
-        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
-    let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let medium = FileDevice::open(&regions, &file_options(&path, Some(1 << 20))).unwrap();
     let mut channel = medium.channel().unwrap();
     regions.fill(memory, 0x5a).unwrap();
-    assert_eq!(run(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
-    assert_eq!(run(&mut *channel, Operation::WriteUncorrectable, 4, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(
+        run_request(&mut *channel, Operation::WriteUncorrectable, 4, memory),
+        IoStatus::SUCCESS
+    );
     medium.resize(20).unwrap();
     assert_eq!(medium.limits().block_count, 20);
-    let past = run(&mut *channel, Operation::Read, 16, memory);
+    let past = run_request(&mut *channel, Operation::Read, 16, memory);
     assert_eq!(past, IoStatus::LBA_OUT_OF_RANGE, "blocks 16 to 32");
     assert_eq!(channel.limits().block_count, 20);
     medium.resize(16).unwrap();
     medium.resize(512).unwrap();
     assert_eq!(medium.block_status(511), Ok(BlockExtent { blocks: 1, kind: ExtentKind::Hole }));
-    assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
     let mut bytes = vec![1; 1 << 16];
     regions.load(memory, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0), "what was lost is lost, marks too");
@@ -131,12 +132,12 @@ fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
 }
 
 #[test]
-fn what_is_lent_goes_to_a_ring_and_only_there() {
+fn registered_memory_is_used_by_the_ring_only() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
     let alignment = DirectIoAlignment { memory_bytes: 512, offset_bytes: 4096 };
-    let mut options = options(&directory.path().join("blocks"), Some(1 << 20));
-    let medium = FileDevice::open_as(&regions, &options, Ok(alignment)).unwrap();
+    let mut options = file_options(&directory.path().join("blocks"), Some(1 << 20));
+    let medium = FileDevice::open_with_alignment(&regions, &options, Ok(alignment)).unwrap();
     match medium.has_ring {
         true => assert_eq!(medium.supports_kernel_buffers(), Ok(512)),
         false => println!("skipped: io_uring is not allowed here"),
@@ -144,7 +145,7 @@ fn what_is_lent_goes_to_a_ring_and_only_there() {
     let descriptor = tempfile::tempfile().unwrap().into();
     let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
     let leased = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
-    let goes = |segment| goes_directly(&medium.shared, &[segment]);
+    let goes = |segment| is_aligned_for_direct_io(&medium.shared, &[segment]);
     assert!(goes(leased.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
     assert!(!goes(leased.slice(0, 512).unwrap()), "half a block");
     assert!(!goes(leased.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
@@ -159,7 +160,7 @@ fn what_is_lent_goes_to_a_ring_and_only_there() {
 }
 
 #[test]
-fn a_block_that_is_partly_a_hole_is_data() {
+fn partially_hole_block_is_data() {
     for (len_bytes, is_hole, blocks, holds) in [
         (4096, true, 1, ExtentKind::Hole),
         (4095, true, 1, ExtentKind::Data),
@@ -168,55 +169,53 @@ fn a_block_that_is_partly_a_hole_is_data() {
         (8192, false, 2, ExtentKind::Data),
         (8193, false, 3, ExtentKind::Data),
     ] {
-        let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
+        let found = to_whole_blocks(FileExtent { len_bytes, is_hole }, 4096);
         assert_eq!(found, BlockExtent { blocks, kind: holds }, "{len_bytes} {is_hole}");
     }
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test makes the file that is read")]
-fn what_is_only_read_refuses_to_be_changed() {
+fn read_only_file_rejects_writes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     std::fs::write(&path, [7; 1 << 17]).unwrap();
     let regions = RegionTable::new(8);
-    let memory =
-        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
-    let to_read = FileDeviceOptions { read_only: true, ..options(&path, None) };
+    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let to_read = FileDeviceOptions { read_only: true, ..file_options(&path, None) };
     let medium = FileDevice::open(&regions, &to_read).unwrap();
     let mut channel = medium.channel().unwrap();
-    assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
     for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
-        let status = run(&mut *channel, operation, 16, memory);
+        let status = run_request(&mut *channel, operation, 16, memory);
         assert_eq!(status, IoStatus::INVALID_OPCODE, "{operation:?}");
     }
-    assert!(medium.existing().is_none(), "nothing can be lost");
+    assert!(medium.existing_data().is_none(), "nothing can be lost");
 }
 
 #[test]
-fn deallocated_blocks_give_their_room_back() {
+fn deallocate_frees_file_space() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
-    let memory =
-        regions.add_mapping(MemoryMapping::new(1 << 18, MemoryBacking::Private).unwrap()).unwrap();
-    let options = options(&directory.path().join("blocks"), Some(1 << 20));
+    let memory = regions.add_mapping(MemoryMapping::new(1 << 18, MemoryBacking::Private).unwrap()).unwrap();
+    let options = file_options(&directory.path().join("blocks"), Some(1 << 20));
     let medium = FileDevice::open(&regions, &options).unwrap();
     let mut channel = medium.channel().unwrap();
     let room = || medium.shared.file.allocated_bytes();
-    assert_eq!(run(&mut *channel, Operation::Write, 64, memory), IoStatus::SUCCESS);
-    assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Write, 64, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
     let full = room();
     assert!(full >= 1 << 18);
-    assert_eq!(run(&mut *channel, Operation::Deallocate, 64, memory), IoStatus::SUCCESS);
+    assert_eq!(run_request(&mut *channel, Operation::Deallocate, 64, memory), IoStatus::SUCCESS);
     assert!(room() + (1 << 18) <= full, "{full} {}", room());
 }
 
 #[test]
-fn a_closed_channels_memory_serves_the_next_one() {
+fn channel_memory_is_reused_by_the_next_channel() {
     let directory = tempfile::tempdir().unwrap();
     // One region for the zeroes, two for two channels at a time.
     let regions = RegionTable::new(3);
-    let options = options(&directory.path().join("blocks"), Some(1 << 20));
+    let options = file_options(&directory.path().join("blocks"), Some(1 << 20));
     let medium = FileDevice::open(&regions, &options).unwrap();
     for _ in 0..5 {
         let two = [medium.channel(), medium.channel()];
@@ -227,24 +226,24 @@ fn a_closed_channels_memory_serves_the_next_one() {
 }
 
 #[test]
-fn a_medium_says_how_it_moves_its_data() {
+fn description_names_the_engine() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let mut options = options(&path, Some(1 << 20));
+    let mut options = file_options(&path, Some(1 << 20));
     (options.direct, options.engine) = (false, EngineChoice::Threads);
-    let said = FileDevice::open(&regions, &options).unwrap().describe();
+    let said = FileDevice::open(&regions, &options).unwrap().description();
     let expected = "by threads, through the page cache, as requested";
     assert_eq!(said, format!("file {} {expected}", path.display()));
 }
 
 #[test]
-fn a_medium_is_as_durable_as_its_file() {
+fn durability_follows_the_file() {
     let regions = RegionTable::new(8);
     let directories = [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")];
     for directory in directories.into_iter().flatten() {
         let path = directory.path().join("blocks");
-        let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let medium = FileDevice::open(&regions, &file_options(&path, Some(1 << 20))).unwrap();
         let durability = medium.limits().durability;
         drop(medium);
         let (len_bytes, unit_bytes, direct, read_only) = (None, BLOCK, true, false);
@@ -254,10 +253,10 @@ fn a_medium_is_as_durable_as_its_file() {
 }
 
 #[test]
-fn a_file_that_cannot_be_a_medium_is_refused() {
+fn unusable_file_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
-    let missing = options(&directory.path().join("missing"), None);
+    let missing = file_options(&directory.path().join("missing"), None);
     let error = FileDevice::open(&regions, &missing).unwrap_err();
     assert_eq!(error.category(), ErrorCategory::Usage);
     assert!(error.to_string().starts_with("file: open "), "{error}");
@@ -271,10 +270,10 @@ fn a_file_that_cannot_be_a_medium_is_refused() {
 
 /// A kernel that completes each job on command, with the given result.
 #[derive(Clone, Debug, Default)]
-struct Kernel(Arc<Mutex<Jobs>>);
+struct FakeKernel(Arc<Mutex<FakeKernelJobs>>);
 
 #[derive(Debug, Default)]
-struct Jobs {
+struct FakeKernelJobs {
     /// Tokens of the syncs, and of all other jobs, in flight.
     syncs: VecDeque<u64>,
     others: VecDeque<u64>,
@@ -283,8 +282,8 @@ struct Jobs {
     stable: u32,
 }
 
-impl Kernel {
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+impl FakeKernel {
+    fn jobs(&self) -> MutexGuard<'_, FakeKernelJobs> {
         self.0.lock().unwrap()
     }
 
@@ -301,7 +300,7 @@ impl Kernel {
     }
 }
 
-impl super::FileIo for Kernel {
+impl super::FileIo for FakeKernel {
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         let mut jobs = self.jobs();
         match job {
@@ -337,13 +336,13 @@ impl super::FileIo for Kernel {
 }
 
 /// A file with channels over a simulated kernel.
-struct Bench {
+struct FileFixture {
     medium: FileDevice,
     memory: Segment,
     _directory: tempfile::TempDir,
 }
 
-impl Bench {
+impl FileFixture {
     fn new() -> Self {
         Self::of(Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }))
     }
@@ -355,14 +354,14 @@ impl Bench {
             .add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap())
             .unwrap();
         let path = directory.path().join("blocks");
-        let options = options(&path, Some(1 << 20));
-        let medium = FileDevice::open_as(&regions, &options, direct).unwrap();
+        let options = file_options(&path, Some(1 << 20));
+        let medium = FileDevice::open_with_alignment(&regions, &options, direct).unwrap();
         Self { medium, memory, _directory: directory }
     }
 
-    fn channel(&self) -> (Box<dyn IoChannel>, Kernel) {
-        let kernel = Kernel::default();
-        (self.medium.channel_over(kernel.clone()).unwrap(), kernel)
+    fn channel(&self) -> (Box<dyn IoChannel>, FakeKernel) {
+        let kernel = FakeKernel::default();
+        (self.medium.open_channel_with_engine(kernel.clone()).unwrap(), kernel)
     }
 
     fn submit(
@@ -374,7 +373,7 @@ impl Bench {
     ) {
         let moves = matches!(operation, Operation::Read | Operation::Write);
         let request = Request {
-            token,
+            random_token: token,
             lba: 0,
             operand: 0,
             blocks: if operation == Operation::Flush { 0 } else { 1 },
@@ -396,8 +395,8 @@ fn completions(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
 }
 
 #[test]
-fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() {
-    let bench = Bench::new();
+fn lost_write_fails_flushes_of_every_channel_until_acknowledged() {
+    let bench = FileFixture::new();
     let (sender, told) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
     super::subscribe_lost_writes(move |new_events| {
@@ -444,11 +443,11 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
 }
 
 #[test]
-fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other() {
-    let bench = Bench::of(Ok(DirectIoAlignment { memory_bytes: 512, offset_bytes: 512 }));
+fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
+    let bench = FileFixture::of(Ok(DirectIoAlignment { memory_bytes: 512, offset_bytes: 512 }));
     let (mut owner, kernel) = bench.channel();
     let (mut other, kernel_other) = bench.channel();
-    let flush = |channel: &mut dyn IoChannel, kernel: &Kernel, result| {
+    let flush = |channel: &mut dyn IoChannel, kernel: &FakeKernel, result| {
         bench.submit(channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(result);
         completions(channel)[0].1
@@ -463,8 +462,8 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
         // Two syncs under way and waiting were asked for before the owner acknowledges.
         bench.submit(&mut *owner, 2, Operation::Flush, RequestFlags::NONE);
         bench.submit(&mut *owner, 3, Operation::Flush, RequestFlags::NONE);
-        assert_eq!(owner.losses(), round);
-        owner.acknowledge_losses().unwrap();
+        assert_eq!(owner.write_losses(), round);
+        owner.accept_losses().unwrap();
         kernel.end_sync(Ok(()));
         assert_eq!(completions(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
         kernel.end_sync(Ok(()));
@@ -473,9 +472,9 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
         for _ in 0..2 {
             assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
         }
-        other.ack_losses(round - 1);
+        other.ack_repaired_losses(round - 1);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
-        other.ack_losses(round);
+        other.ack_repaired_losses(round);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::SUCCESS);
         let (mut late, kernel_late) = bench.channel();
         assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
@@ -486,26 +485,26 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
 }
 
 #[test]
-fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
+fn loss_is_not_acknowledged_with_buffered_io() {
     for (why, fix) in [
         (BufferedReason::Requested, "fix: open it without direct=no"),
         (BufferedReason::UnitTooSmall(4096), "fix: open it with block=4096"),
         (BufferedReason::NotSupported(Errno::INVAL), "/proc/sys/vm/drop_caches"),
     ] {
-        let bench = Bench::of(Err(why));
+        let bench = FileFixture::of(Err(why));
         let (mut channel, kernel) = bench.channel();
         for result in [Err(Errno::IO), Ok(())] {
             bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(result);
             assert_eq!(completions(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
-            let said = channel.acknowledge_losses().unwrap_err();
+            let said = channel.accept_losses().unwrap_err();
             assert!(
                 said.text.contains("read through the page cache") && said.text.contains(fix),
                 "{said}"
             );
         }
         // Who has written it again needs no read.
-        channel.ack_losses(1);
+        channel.ack_repaired_losses(1);
         bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(Ok(()));
         assert_eq!(completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
@@ -513,13 +512,13 @@ fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
 }
 
 #[test]
-fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
+fn failed_fua_write_may_report_earlier_losses() {
     for (errno, status, after) in [
         (Errno::IO, IoStatus::WRITE_FAULT, IoStatus::WRITE_FAULT),
         (Errno::FBIG, IoStatus::CAPACITY_EXCEEDED, IoStatus::SUCCESS),
         (Errno::INVAL, IoStatus::INTERNAL_ERROR, IoStatus::SUCCESS),
     ] {
-        let bench = Bench::new();
+        let bench = FileFixture::new();
         let (mut channel, kernel) = bench.channel();
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             bench.submit(&mut *channel, 1, Operation::Write, flags);
@@ -531,16 +530,16 @@ fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
             assert_eq!(completions(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
         }
     }
-    assert!(!super::lost_write::is_loss(Errno::NOSPC), "that is about its own blocks");
+    assert!(!super::lost_write::is_write_loss(Errno::NOSPC), "that is about its own blocks");
 }
 
 #[test]
-fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_reports() {
+fn every_buffered_fua_write_fails_after_a_loss() {
     for (direct, is_cached) in [
         (Err(BufferedReason::Requested), true),
         (Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }), false),
     ] {
-        let bench = Bench::of(direct);
+        let bench = FileFixture::of(direct);
         let mut channels = [(); 3].map(|()| bench.channel());
         let mut is_reported = false;
         for (channel, kernel) in &mut channels {
@@ -569,8 +568,8 @@ fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_report
 }
 
 #[test]
-fn flushes_of_a_channel_go_one_after_the_other_and_share_the_next() {
-    let bench = Bench::new();
+fn flushes_of_a_channel_are_serialized_and_share_the_next_sync() {
+    let bench = FileFixture::new();
     let (mut channel, kernel) = bench.channel();
     for token in 1..=4 {
         bench.submit(&mut *channel, token, Operation::Flush, RequestFlags::NONE);

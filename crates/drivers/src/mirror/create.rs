@@ -6,18 +6,18 @@ use tenmil_base::{BlockDevice, ErrorCategory, ExtentKind, Instant, Operation};
 use tenmil_dma::RegionTable;
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::assemble::LegProbe;
-use super::fence::admit;
-use super::shared::superblock_bytes;
-use super::{Leg, OpenLegs, open_legs, superblock_io};
+use super::assembly::LegProbe;
+use super::mirror_shared::superblock_bytes;
+use super::ownership::check_owner;
+use super::{MirrorLegDevice, OpenedLegs, open_legs, superblock_io};
 use tenmil_base::Error;
 use tenmil_block::Opener;
-use tenmil_block::identity::DeviceIdentity;
+use tenmil_block::device_identity::DeviceIdentity;
 use tenmil_block::overwrite;
 use tenmil_block::uri::Uri;
-use tenmil_volume::mirror::Ownership;
+use tenmil_volume::mirror::MirrorOwnership;
 use tenmil_volume::mirror::RegionBitmap;
-use tenmil_volume::mirror::{CommonFields, LEGS_MAX, MirrorGeometry, uuid_text};
+use tenmil_volume::mirror::{LEGS_MAX, MirrorCommonFields, MirrorGeometry, uuid_text};
 
 /// Creates a mirror over the given devices, in that order.
 ///
@@ -25,7 +25,7 @@ use tenmil_volume::mirror::{CommonFields, LEGS_MAX, MirrorGeometry, uuid_text};
 ///
 /// If a device cannot be opened or is too small, their block sizes differ, or there is existing data on
 /// one of them and `overwrite` is not set.
-pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, Error> {
+pub fn create_mirror(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, Error> {
     let refuse = |text: Error| Error::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
     if !(2..=LEGS_MAX).contains(&uris.len()) {
         let count = uris.len();
@@ -33,32 +33,36 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
             "{count} legs are given, expected 2 to {LEGS_MAX}"
         ))));
     }
-    are_different_names(uris, &[]).map_err(refuse)?;
-    let OpenLegs { legs, existing, identities, .. } = open_legs(opener, uris);
-    are_different_names(uris, &identities).map_err(refuse)?;
+    check_uris_differ(uris, &[]).map_err(refuse)?;
+    let OpenedLegs { legs, existing, identities, .. } = open_legs(opener, uris);
+    check_uris_differ(uris, &identities).map_err(refuse)?;
     if let Some(error) = legs.iter().find_map(|leg| leg.medium.as_ref().err()) {
         return Err(refuse(error.clone()));
     }
-    overwrite::allow("mirror create", &existing, overwrite, &KernelFiles::live_system())?;
+    overwrite::check_overwrite_allowed(
+        "mirror create", &existing, overwrite, &KernelFiles::live_system(),
+    )?;
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
     // A mirror that is to be overwritten may still be open elsewhere.
     let found = superblock_io::read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
-    admit(&found, None, false).map_err(refuse)?;
-    format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
+    check_owner(&found, None, false).map_err(refuse)?;
+    format_mirror(opener.regions, &legs, uuid, &mut now).map_err(refuse)
 }
 
 /// Writes initial superblocks to every leg, all in sync.
-pub(super) fn format(
+pub(super) fn format_mirror(
     regions: &RegionTable,
-    legs: &[Leg],
+    legs: &[MirrorLegDevice],
     uuid: u128,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<String, Error> {
     let media: Vec<(String, &Arc<dyn BlockDevice>)> = legs
         .iter()
-        .map(|leg| leg.medium.as_ref().map(|medium| (leg.shown(), medium)).map_err(Clone::clone))
+        .map(|leg| {
+            leg.medium.as_ref().map(|medium| (leg.display_name(), medium)).map_err(Clone::clone)
+        })
         .collect::<Result<_, _>>()?;
     let (first_name, first) = &media[0];
     let block_size = first.limits().block_size;
@@ -70,7 +74,7 @@ pub(super) fn format(
         )));
     }
     let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
-    let geometry = MirrorGeometry::over(block_size, blocks)
+    let geometry = MirrorGeometry::for_legs(block_size, blocks)
         .ok_or_else(|| {
             format!(
                 "the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB"
@@ -80,10 +84,10 @@ pub(super) fn format(
     legs.iter().try_for_each(|leg| check_leg(leg, &geometry))?;
     let count =
         u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
-    let dirty = different(&media, &geometry)?;
+    let dirty = regions_not_known_zero(&media, &geometry)?;
     tenmil_linux::storage_file::commit_created().map_err(Error::environment)?;
-    let room = superblock_io::room(regions)?;
-    let common = CommonFields {
+    let room = superblock_io::superblock_memory(regions)?;
+    let common = MirrorCommonFields {
         uuid,
         generation: 1,
         legs: count,
@@ -92,19 +96,19 @@ pub(super) fn format(
         gone: 0,
         fresh: 0,
         known: [1; LEGS_MAX],
-        owner: Ownership::NONE,
+        owner: MirrorOwnership::NONE,
         dirty: &dirty,
     };
     for (leg, (name, medium)) in (0..).zip(&media) {
         let mut raw = superblock_io::SuperblockIo::open(regions, &room, &***medium)?;
         // Both copies, so that nothing older remains.
         for sequence in [1, 2] {
-            raw.write(&common.on(leg, sequence), now)
+            raw.write(&common.superblock_of_leg(leg, sequence), now)
                 .map_err(|problem| format!("{name}: {problem}"))
                 .map_err(Error::environment)?;
         }
     }
-    are_different(regions, legs, now)?;
+    check_devices_differ(regions, legs, now)?;
     let size = geometry.block_count * u64::from(block_size);
     let (uuid, copied) = (uuid_text(uuid), dirty.count());
     let regions = geometry.regions();
@@ -112,7 +116,7 @@ pub(super) fn format(
 }
 
 /// Rejects URIs of which two lead to the same blocks. `identities` are those of open devices.
-fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), Error> {
+fn check_uris_differ(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), Error> {
     let device = |uri| DeviceIdentity::with_names(uri, identities);
     let devices: Vec<DeviceIdentity> = uris.iter().map(device).collect();
     for (twice, uri) in uris.iter().enumerate() {
@@ -130,9 +134,9 @@ fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(),
 }
 
 /// Rejects devices that turn out to be the same: a superblock written to one of them is found on another.
-fn are_different(
+fn check_devices_differ(
     regions: &RegionTable,
-    legs: &[Leg],
+    legs: &[MirrorLegDevice],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(), Error> {
     for (index, candidate) in
@@ -142,8 +146,9 @@ fn are_different(
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}
             LegProbe::Leg(found) => {
                 let name = &candidate.name;
-                let other =
-                    legs.get(usize::from(found.leg)).map_or("another leg".to_owned(), Leg::shown);
+                let other = legs
+                    .get(usize::from(found.leg))
+                    .map_or("another leg".to_owned(), MirrorLegDevice::display_name);
                 return Err(Error::environment(format!(
                     "{name} and {other} are one device, expected different ones"
                 )));
@@ -163,7 +168,7 @@ fn are_different(
 }
 
 /// Regions that are not known to read as zeroes on all legs.
-fn different(
+fn regions_not_known_zero(
     media: &[(String, &Arc<dyn BlockDevice>)],
     geometry: &MirrorGeometry,
 ) -> Result<RegionBitmap, Error> {
@@ -186,10 +191,10 @@ fn different(
 }
 
 /// Rejects a leg that does not fit this geometry.
-pub(super) fn check_leg(leg: &Leg, geometry: &MirrorGeometry) -> Result<(), Error> {
+pub(super) fn check_leg(leg: &MirrorLegDevice, geometry: &MirrorGeometry) -> Result<(), Error> {
     let Ok(medium) = &leg.medium else { return Ok(()) };
     let limits = medium.limits();
-    let name = leg.shown();
+    let name = leg.display_name();
     if limits.block_size != geometry.block_size || limits.metadata_size != 0 {
         return Err(Error::environment(format!(
             "{name} has blocks of {} and {} bytes of metadata, expected {} and none",

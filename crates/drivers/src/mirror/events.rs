@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 
 /// An event with its mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +49,13 @@ pub enum MirrorEvent {
     /// Another process owns the mirror now; it is no longer used here.
     TakenOver {
         /// The new owner, if known.
-        by: Option<tenmil_volume::Owner>,
+        by: Option<tenmil_volume::PoolOwner>,
     },
 }
 
 /// Event counters since a mirror was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MirrorCounters {
+pub struct MirrorEventCounters {
     /// Legs that failed and became stale.
     pub legs_lost: u64,
     /// Stale legs that responded again.
@@ -68,9 +68,9 @@ pub struct MirrorCounters {
 
 /// Events that have not been emitted yet, and the counters.
 #[derive(Debug, Default)]
-pub(super) struct Unannounced {
+pub(super) struct PendingEvents {
     events: VecDeque<MirrorEvent>,
-    pub(super) counters: MirrorCounters,
+    pub(super) counters: MirrorEventCounters,
 }
 
 type Subscriber = Box<dyn Fn(&MirrorNotice) + Send>;
@@ -89,9 +89,9 @@ pub fn subscribe_mirrors(subscriber: impl Fn(&MirrorNotice) + Send + 'static) {
     HAS_SUBSCRIBER.store(true, Ordering::Relaxed);
 }
 
-impl Unannounced {
-    pub(super) fn push(&mut self, event: MirrorEvent) {
-        let MirrorCounters { legs_lost, legs_returned, legs_resynchronized, writes_lost } =
+impl PendingEvents {
+    pub(super) fn push_event(&mut self, event: MirrorEvent) {
+        let MirrorEventCounters { legs_lost, legs_returned, legs_resynchronized, writes_lost } =
             &mut self.counters;
         match event {
             MirrorEvent::Degraded { .. } | MirrorEvent::TakenOver { .. } => {}
@@ -129,7 +129,7 @@ impl MirrorEvent {
 }
 
 impl MirrorNotice {
-    pub(super) fn announce(&self) {
+    pub(super) fn emit(&self) {
         let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|subscriber| subscriber(self));
     }
@@ -138,9 +138,9 @@ impl MirrorNotice {
 impl fmt::Display for MirrorNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, event, leg_device, legs_in_sync, legs } = self;
-        write!(out, "{}: ", short_name(device))?;
+        write!(out, "{}: ", shortest_unescaped(device))?;
         if let Some(leg) = event.leg() {
-            let leg_device = leg_device.as_deref().map_or("absent".into(), short_name);
+            let leg_device = leg_device.as_deref().map_or("absent".into(), shortest_unescaped);
             write!(out, "leg {leg} ({leg_device}) ")?;
         }
         match event {
@@ -163,10 +163,10 @@ impl fmt::Display for MirrorNotice {
 
 #[cfg(test)]
 mod tests {
-    use super::{MirrorCounters, MirrorEvent, MirrorNotice, Unannounced, WAITING_MAX};
+    use super::{MirrorEvent, MirrorEventCounters, MirrorNotice, PendingEvents, WAITING_MAX};
 
     #[test]
-    fn an_event_names_the_leg_its_device_and_the_health_of_the_mirror() {
+    fn mirror_event_names_leg_device_and_health() {
         let text = |event, legs_in_sync| {
             let (device, leg_device) = ("mirror:[ram:1m],[ram:1m]".into(), Some("ram:1m".into()));
             MirrorNotice { device, event, leg_device, legs_in_sync, legs: 2 }.to_string()
@@ -181,16 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn events_that_nobody_takes_are_counted_and_bounded() {
-        let mut waiting = Unannounced::default();
-        (0..WAITING_MAX + 9).for_each(|_| waiting.push(MirrorEvent::LegLost { leg: 0 }));
-        waiting.push(MirrorEvent::LegInSync { leg: 0 });
+    fn unread_mirror_events_are_bounded_and_counted() {
+        let mut waiting = PendingEvents::default();
+        (0..WAITING_MAX + 9).for_each(|_| waiting.push_event(MirrorEvent::LegLost { leg: 0 }));
+        waiting.push_event(MirrorEvent::LegInSync { leg: 0 });
         assert_eq!(waiting.events.len(), WAITING_MAX);
         assert_eq!(waiting.events.back(), Some(&MirrorEvent::LegInSync { leg: 0 }));
-        let counters = MirrorCounters {
+        let counters = MirrorEventCounters {
             legs_lost: WAITING_MAX as u64 + 9,
             legs_resynchronized: 1,
-            ..MirrorCounters::default()
+            ..MirrorEventCounters::default()
         };
         assert_eq!(waiting.counters, counters);
     }

@@ -13,10 +13,10 @@
 use tenmil_base::{Instant, Span};
 
 use super::events::MirrorEvent;
-use super::resync::{RegionResync, lowest};
-use super::shared::Shared;
-use super::state::{InjectedBug, MirrorState};
-use tenmil_volume::mirror::{NoSuperblock, Superblock};
+use super::mirror_shared::MirrorShared;
+use super::mirror_state::{InjectedBug, MirrorState};
+use super::resync::{RegionResync, lowest_leg};
+use tenmil_volume::mirror::{MirrorSuperblock, NoSuperblock};
 
 /// Delays and rate of background work.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub(super) struct ResyncPolicy {
 
 /// When tasks are due.
 #[derive(Debug)]
-pub(super) struct MaintenanceTimes {
+pub(super) struct MaintenanceSchedule {
     pub(super) policy: ResyncPolicy,
     clear_at: Instant,
     pub(super) probe_at: Instant,
@@ -106,7 +106,7 @@ pub(super) enum ResyncStep {
 /// Poll interval for conditions that other threads satisfy shortly.
 const POLL_INTERVAL: Span = Span::from_us(50);
 
-impl MaintenanceTimes {
+impl MaintenanceSchedule {
     pub(super) const fn new(policy: ResyncPolicy) -> Self {
         let now = Instant { ns: 0 };
         Self { policy, clear_at: Instant::NEVER, probe_at: now, copy_at: now, load: 0 }
@@ -115,14 +115,18 @@ impl MaintenanceTimes {
 
 impl MirrorState {
     /// The task to perform now; otherwise sets when to call again.
-    pub(super) fn next_task(&mut self, shared: &Shared, now: Instant) -> Option<MaintenanceTask> {
+    pub(super) fn next_task(
+        &mut self,
+        shared: &MirrorShared,
+        now: Instant,
+    ) -> Option<MaintenanceTask> {
         if self.fence.is_lost() {
             self.phase = MaintenancePhase::Rest;
             shared.set_maintenance_due(Instant::NEVER);
             return None;
         }
         loop {
-            match self.step(shared, now) {
+            match self.step_maintenance(shared, now) {
                 ResyncStep::Again => {}
                 ResyncStep::At(at) => {
                     shared.set_maintenance_due(at);
@@ -136,20 +140,24 @@ impl MirrorState {
         }
     }
 
-    fn step(&mut self, shared: &Shared, now: Instant) -> ResyncStep {
+    fn step_maintenance(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
         match self.phase {
-            MaintenancePhase::Rest => self.rest(shared, now),
-            MaintenancePhase::Quiet { until, epoch } => self.quiet(shared, until, epoch, now),
-            MaintenancePhase::Joined { leg, version } => self.joined(shared, leg, version, now),
-            MaintenancePhase::Entered { epoch } => self.entered(epoch, now),
-            MaintenancePhase::Drained { epoch } => self.drained(epoch, now),
-            MaintenancePhase::Locked => self.locked(now),
+            MaintenancePhase::Rest => self.step_idle(shared, now),
+            MaintenancePhase::Quiet { until, epoch } => self.step_quiet(shared, until, epoch, now),
+            MaintenancePhase::Joined { leg, version } => {
+                self.step_joined(shared, leg, version, now)
+            }
+            MaintenancePhase::Entered { epoch } => self.step_entered(epoch, now),
+            MaintenancePhase::Drained { epoch } => self.handle_drained(epoch, now),
+            MaintenancePhase::Locked => self.handle_locked(now),
             MaintenancePhase::Paced if now < self.times.copy_at => {
                 ResyncStep::At(self.times.copy_at)
             }
-            MaintenancePhase::Paced => self.go(MaintenancePhase::Locked),
-            MaintenancePhase::Promoted if self.promoting == 0 => self.go(MaintenancePhase::Rest),
-            MaintenancePhase::Promoted => self.wait(now),
+            MaintenancePhase::Paced => self.enter_phase(MaintenancePhase::Locked),
+            MaintenancePhase::Promoted if self.promoting == 0 => {
+                self.enter_phase(MaintenancePhase::Rest)
+            }
+            MaintenancePhase::Promoted => self.wait_step(now),
             MaintenancePhase::FlushedToClear
             | MaintenancePhase::Probed { .. }
             | MaintenancePhase::Read { .. }
@@ -159,13 +167,13 @@ impl MirrorState {
         }
     }
 
-    pub(super) fn go(&mut self, phase: MaintenancePhase) -> ResyncStep {
+    pub(super) fn enter_phase(&mut self, phase: MaintenancePhase) -> ResyncStep {
         self.phase = phase;
         ResyncStep::Again
     }
 
     /// Pause of the resync after so many bytes.
-    pub(super) fn pace(&mut self, bytes: u64) -> Span {
+    pub(super) fn resync_pause(&mut self, bytes: u64) -> Span {
         let load = self.members.iter().fold(0, |sum: u64, one| sum.wrapping_add(one.load.count()));
         let is_busy = std::mem::replace(&mut self.times.load, load) != load;
         let share = if is_busy { BUSY_SHARE } else { 1 };
@@ -175,14 +183,14 @@ impl MirrorState {
     }
 
     /// Waits for a commit, or for writes to end.
-    pub(super) fn wait(&mut self, now: Instant) -> ResyncStep {
+    pub(super) fn wait_step(&mut self, now: Instant) -> ResyncStep {
         if std::mem::take(&mut self.stalled) {
             return ResyncStep::At(now.after(self.times.policy.probe_every));
         }
         ResyncStep::At(now.after(POLL_INTERVAL))
     }
 
-    fn rest(&mut self, shared: &Shared, now: Instant) -> ResyncStep {
+    fn step_idle(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
         let pairs = self.in_sync.count_ones() > 1;
         // Priority: repairs of unreadable blocks, resync, promotion, probes, clearing of the dirty
         // bitmap.
@@ -207,7 +215,7 @@ impl MirrorState {
         if stale != 0 && now >= self.times.probe_at {
             // One leg per interval.
             self.times.probe_at = now.after(self.times.policy.probe_every);
-            let leg = lowest(stale);
+            let leg = lowest_leg(stale);
             self.phase = MaintenancePhase::Probed { leg };
             return ResyncStep::Do(MaintenanceTask::Probe { leg });
         }
@@ -218,7 +226,7 @@ impl MirrorState {
             self.times.clear_at = now.after(self.times.policy.clear_after);
         }
         if now >= self.times.clear_at {
-            return self.begin_quiet(shared, now);
+            return self.begin_bitmap_clear(shared, now);
         }
         let probe_at = if stale != 0 { self.times.probe_at } else { Instant::NEVER };
         let copy_at = if todo.is_some() { self.times.copy_at } else { Instant::NEVER };
@@ -227,59 +235,71 @@ impl MirrorState {
 
     /// Closes every dirty region. A write opens its region again; regions that are still closed after
     /// `clear_after` have not been written.
-    fn begin_quiet(&mut self, shared: &Shared, now: Instant) -> ResyncStep {
+    fn begin_bitmap_clear(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
         self.quiet = self.durable.clone();
         self.quiet.iter().for_each(|region| shared.closed.set(region, 1));
         let until = now.after(self.times.policy.clear_after);
-        self.go(MaintenancePhase::Quiet { until, epoch: shared.advance() })
+        self.enter_phase(MaintenancePhase::Quiet { until, epoch: shared.advance() })
     }
 
-    fn quiet(&mut self, shared: &Shared, until: Instant, epoch: u64, now: Instant) -> ResyncStep {
+    fn step_quiet(
+        &mut self,
+        shared: &MirrorShared,
+        until: Instant,
+        epoch: u64,
+        now: Instant,
+    ) -> ResyncStep {
         let other_work = !self.todo.is_empty() || !self.repairs.is_empty();
         if !self.is_whole() || other_work || self.quiet.is_empty() {
             self.quiet.clear_all();
             self.times.clear_at = now.max(until);
-            return self.go(MaintenancePhase::Rest);
+            return self.enter_phase(MaintenancePhase::Rest);
         }
         if now < until {
             return ResyncStep::At(until);
         }
-        if !self.is_past(epoch) {
-            return self.wait(now);
+        if !self.is_epoch_past(epoch) {
+            return self.wait_step(now);
         }
         // The regions are durable on all legs only after this flush; clearing before it could lose a
         // write.
-        if self.has(InjectedBug::ClearsBeforeFlushing) {
-            return self.flushed_to_clear(shared, 0);
+        if self.has_bug(InjectedBug::ClearsBeforeFlushing) {
+            return self.handle_clear_flush(shared, 0);
         }
         self.phase = MaintenancePhase::FlushedToClear;
         ResyncStep::Do(MaintenanceTask::Flush { legs: self.in_sync })
     }
 
-    fn joined(&mut self, shared: &Shared, leg: u8, version: u64, now: Instant) -> ResyncStep {
+    fn step_joined(
+        &mut self,
+        shared: &MirrorShared,
+        leg: u8,
+        version: u64,
+        now: Instant,
+    ) -> ResyncStep {
         if self.joining & leg == 0 || self.stalled {
             self.joining = 0;
-            return self.go(MaintenancePhase::Rest);
+            return self.enter_phase(MaintenancePhase::Rest);
         }
         if self.settled < version {
-            return self.wait(now);
+            return self.wait_step(now);
         }
         self.joining = 0;
         self.returning |= leg;
         let number = leg.trailing_zeros().try_into().unwrap_or(0);
-        self.events.push(MirrorEvent::LegReturned { leg: number });
+        self.events.push_event(MirrorEvent::LegReturned { leg: number });
         shared.publish(self);
-        shared.add_return();
-        self.go(MaintenancePhase::Entered { epoch: shared.advance() })
+        shared.count_leg_return();
+        self.enter_phase(MaintenancePhase::Entered { epoch: shared.advance() })
     }
 
-    fn entered(&mut self, epoch: u64, now: Instant) -> ResyncStep {
+    fn step_entered(&mut self, epoch: u64, now: Instant) -> ResyncStep {
         if self.returning != 0 {
-            if !self.is_past(epoch) {
-                return self.wait(now);
+            if !self.is_epoch_past(epoch) {
+                return self.wait_step(now);
             }
-            if self.has(InjectedBug::PromotesBeforeCopying) {
-                return self.go(MaintenancePhase::Rest);
+            if self.has_bug(InjectedBug::PromotesBeforeCopying) {
+                return self.enter_phase(MaintenancePhase::Rest);
             }
             if self.returning & self.fresh != 0 {
                 self.todo.fill();
@@ -288,28 +308,28 @@ impl MirrorState {
                 self.todo.add(&dirty);
             }
         }
-        self.go(MaintenancePhase::Rest)
+        self.enter_phase(MaintenancePhase::Rest)
     }
 
     /// Ends a task, which failed on the legs of `failed`. Returns the next one if it is due at once.
-    pub(super) fn end_task(
+    pub(super) fn handle_task_end(
         &mut self,
-        shared: &Shared,
+        shared: &MirrorShared,
         now: Instant,
         failed: u8,
     ) -> Option<MaintenanceTask> {
         let next = match self.phase {
-            MaintenancePhase::FlushedToClear => self.flushed_to_clear(shared, failed),
-            MaintenancePhase::FlushedToPromote => self.flushed_to_promote(shared, failed),
+            MaintenancePhase::FlushedToClear => self.handle_clear_flush(shared, failed),
+            MaintenancePhase::FlushedToPromote => self.handle_promote_flush(shared, failed),
             MaintenancePhase::Read { leg, tried } if failed != 0 => {
-                self.not_read(shared, tried | leg)
+                self.handle_chunk_unreadable(shared, tried | leg)
             }
-            MaintenancePhase::Read { leg, tried } => self.read(shared, leg, tried),
+            MaintenancePhase::Read { leg, tried } => self.handle_chunk_read(shared, leg, tried),
             MaintenancePhase::FlushedToCopy { leg, tried } => {
-                self.flushed_to_copy(shared, leg, tried, failed)
+                self.handle_source_flushed(shared, leg, tried, failed)
             }
-            MaintenancePhase::Written => self.written(shared, now, failed),
-            _ => self.go(MaintenancePhase::Rest),
+            MaintenancePhase::Written => self.handle_chunk_written(shared, now, failed),
+            _ => self.enter_phase(MaintenancePhase::Rest),
         };
         match next {
             ResyncStep::Do(task) => Some(task),
@@ -317,7 +337,7 @@ impl MirrorState {
         }
     }
 
-    fn flushed_to_clear(&mut self, shared: &Shared, failed: u8) -> ResyncStep {
+    fn handle_clear_flush(&mut self, shared: &MirrorShared, failed: u8) -> ResyncStep {
         let failed = if self.bugs.ignores_failed_flush { 0 } else { failed };
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
@@ -329,34 +349,34 @@ impl MirrorState {
             self.request_commit();
         }
         self.times.clear_at = Instant::NEVER;
-        self.go(MaintenancePhase::Rest)
+        self.enter_phase(MaintenancePhase::Rest)
     }
 
-    fn flushed_to_promote(&mut self, shared: &Shared, failed: u8) -> ResyncStep {
+    fn handle_promote_flush(&mut self, shared: &MirrorShared, failed: u8) -> ResyncStep {
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
         }
         if self.returning == 0 || !self.todo.is_empty() {
-            return self.go(MaintenancePhase::Rest);
+            return self.enter_phase(MaintenancePhase::Rest);
         }
         self.promoting = self.returning;
         self.request_commit();
-        self.go(MaintenancePhase::Promoted)
+        self.enter_phase(MaintenancePhase::Promoted)
     }
 
     /// Ends a probe with the superblock found on the leg.
-    pub(super) fn end_probe(
+    pub(super) fn handle_probe_end(
         &mut self,
-        shared: &Shared,
+        shared: &MirrorShared,
         now: Instant,
-        found: Option<Result<Superblock, NoSuperblock>>,
+        found: Option<Result<MirrorSuperblock, NoSuperblock>>,
     ) -> Option<MaintenanceTask> {
         if let MaintenancePhase::Probed { leg } = self.phase {
             self.phase = MaintenancePhase::Rest;
             match found {
                 // It does not respond yet.
                 None => {}
-                Some(Ok(superblock)) if self.is_ours(leg, &superblock) => {
+                Some(Ok(superblock)) if self.is_same_leg(leg, &superblock) => {
                     let index = leg.trailing_zeros() as usize;
                     self.sequences[index].good = superblock.sequence;
                     self.fence.first[index] = superblock.sequence + 1;
@@ -376,11 +396,11 @@ impl MirrorState {
 
     /// Whether a returned leg is what it was, or older. A leg that was written without the others records
     /// that one of them is stale, which none of them knows.
-    fn is_ours(&self, leg: u8, found: &Superblock) -> bool {
+    fn is_same_leg(&self, leg: u8, found: &MirrorSuperblock) -> bool {
         let is_event = found.generation > self.known[usize::from(found.leg)];
         let was_apart = is_event && found.is_sound() && self.in_sync & !found.in_sync != 0;
         !was_apart
-            && self.may_rejoin(found)
+            && self.can_leg_rejoin(found)
             && found.uuid == self.uuid
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
             && found.geometry == self.geometry
@@ -389,10 +409,10 @@ impl MirrorState {
     }
 
     /// The channel that performed the task is closed.
-    pub(super) fn abandon_task(&mut self, shared: &Shared) {
+    pub(super) fn abandon_task(&mut self, shared: &MirrorShared) {
         self.quiet.clear_all();
         self.times.clear_at = Instant::NEVER;
-        self.repairs.extend(self.copying.as_ref().and_then(RegionResync::repair));
+        self.repairs.extend(self.copying.as_ref().and_then(RegionResync::remaining_repair));
         self.stop_copy(shared);
         shared.set_maintenance_due(Instant::default());
     }

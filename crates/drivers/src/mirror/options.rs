@@ -2,7 +2,7 @@
 
 use tenmil_base::Span;
 
-use super::assemble::Start;
+use super::assembly::DegradedStartPolicy;
 use super::maintenance::ResyncPolicy;
 
 /// Options for opening a mirror. By default all legs that may be in sync must be present.
@@ -15,7 +15,7 @@ pub struct MirrorOptions {
     /// Take the mirror over from an owner that has it open for writing.
     pub force: bool,
     /// The owner to record; `None` is this process.
-    pub opener: Option<tenmil_volume::Owner>,
+    pub opener: Option<tenmil_volume::PoolOwner>,
     /// Bugs that simulations inject.
     #[doc(hidden)]
     pub bugs: InjectedBugs,
@@ -56,19 +56,19 @@ impl Default for MirrorOptions {
 }
 
 impl MirrorOptions {
-    pub(super) fn start(&self) -> Start {
+    pub(super) fn start_policy(&self) -> DegradedStartPolicy {
         let starts = self.degraded || self.bugs.starts_without_legs;
-        if starts { Start::Degraded } else { Start::Complete }
+        if starts { DegradedStartPolicy::Degraded } else { DegradedStartPolicy::Complete }
     }
 
-    pub(super) fn policy(&self) -> ResyncPolicy {
+    pub(super) fn resync_policy(&self) -> ResyncPolicy {
         let Self { resync: copy_rate, clear_after, probe_every, .. } = *self;
         ResyncPolicy { clear_after, probe_every, copy_rate }
     }
 
     /// Default options with the delays and rate of a policy.
     #[cfg(test)]
-    pub(super) fn paced(policy: ResyncPolicy) -> Self {
+    pub(super) fn with_resync_policy(policy: ResyncPolicy) -> Self {
         let ResyncPolicy { clear_after, probe_every, copy_rate: resync } = policy;
         Self { resync, clear_after, probe_every, ..Self::default() }
     }

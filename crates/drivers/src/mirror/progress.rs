@@ -3,21 +3,21 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::events::MirrorCounters;
-use super::shared::Shared;
+use super::events::MirrorEventCounters;
+use super::mirror_shared::MirrorShared;
 use tenmil_volume::mirror::uuid_text;
 
 /// Monitor of an open mirror; does not keep it open. Clones refer to the same mirror.
 #[derive(Clone)]
 pub struct MirrorMonitor {
-    shared: Weak<Shared>,
+    shared: Weak<MirrorShared>,
     /// Device name of each leg, by leg number.
     names: Arc<[Option<String>]>,
 }
 
 /// State of a mirror at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct ResyncProgress {
     /// UUID of the mirror.
     pub uuid: String,
     /// Number of membership and state changes.
@@ -27,7 +27,7 @@ pub struct Progress {
     /// Health of the mirror.
     pub health: Health,
     /// Event counters since it was opened.
-    pub counters: MirrorCounters,
+    pub counters: MirrorEventCounters,
     /// Bytes in a region.
     pub region_bytes: u64,
     /// Number of regions.
@@ -85,12 +85,12 @@ impl PartialEq for MirrorMonitor {
 }
 
 impl MirrorMonitor {
-    pub(super) fn new(shared: &Arc<Shared>, names: Arc<[Option<String>]>) -> Self {
+    pub(super) fn new(shared: &Arc<MirrorShared>, names: Arc<[Option<String>]>) -> Self {
         Self { shared: Arc::downgrade(shared), names }
     }
 
     /// The current progress; `None` once the mirror is closed.
-    pub fn progress(&self) -> Option<Progress> {
+    pub fn progress(&self) -> Option<ResyncProgress> {
         let shared = self.shared.upgrade()?;
         let meta = shared.lock();
         let legs = (0..meta.legs).filter(|leg| meta.gone & 1 << leg == 0).map(|number| {
@@ -110,7 +110,7 @@ impl MirrorMonitor {
         let block_size = u64::from(meta.geometry.block_size);
         let all = u8::MAX >> (8 - meta.legs) & !meta.gone;
         let health = Health::of(all, meta.in_sync, meta.returning | meta.joining);
-        Some(Progress {
+        Some(ResyncProgress {
             uuid: uuid_text(meta.uuid),
             generation: meta.generation,
             legs: legs.collect(),

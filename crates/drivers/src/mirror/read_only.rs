@@ -7,22 +7,28 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 use tenmil_volume::mirror::uuid_text;
 
-use super::assemble::{AssembledMirror, assemble};
-use super::commit::legs_of;
-use super::fence::admit;
-use super::status::describe;
-use super::{Leg, OpenLegs, check_leg, limits_of, open_legs, parse, read_superblocks};
-use crate::split::Split;
+use super::assembly::{MirrorAssembly, assemble};
+use super::ownership::check_owner;
+use super::status::describe_assembly;
+use super::superblock_commit::leg_numbers_in;
+use super::{
+    MirrorLegDevice, OpenedLegs, check_leg, limits_of, open_legs, parse_options, read_superblocks,
+};
+use crate::split::SplitDevice;
 
 /// The blocks of one leg in sync, to be read.
 struct ReadOnlyMirror {
-    blocks: Split,
+    blocks: SplitDevice,
     limits: Limits,
 }
 
 /// Operations that change nothing.
-const READING: OperationSet =
-    OperationSet::of(&[Operation::Read, Operation::Compare, Operation::Verify, Operation::Flush]);
+const READING: OperationSet = OperationSet::from_operations(&[
+    Operation::Read,
+    Operation::Compare,
+    Operation::Verify,
+    Operation::Flush,
+]);
 
 /// Opens `mirror:[URI],[URI]?degraded=no` to look at it. It can be read, from one leg.
 ///
@@ -30,31 +36,32 @@ const READING: OperationSet =
 ///
 /// As of any opening: these legs are not one mirror, one may be newer, or the mirror has an owner.
 pub fn open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let options = parse(uri)?;
-    let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
-    let refuse = |problem: Error| Error::from(uri.refuse(problem));
+    let options = parse_options(uri)?;
+    let OpenedLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
+    let refuse = |problem: Error| Error::from(uri.error(problem));
     let mut now = || opener.clock.now();
     let candidates = read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
-    admit(&candidates, None, false).map_err(refuse)?;
-    let assembly = assemble(&candidates, options.start()).map_err(refuse)?;
+    check_owner(&candidates, None, false).map_err(refuse)?;
+    let assembly = assemble(&candidates, options.start_policy()).map_err(refuse)?;
     let medium = ReadOnlyMirror::new(&legs, &assembly).map_err(refuse)?;
-    let description = describe(&assembly, &candidates) + ", for reading only";
+    let description = describe_assembly(&assembly, &candidates) + ", for reading only";
     identities.push((uri.clone(), uuid_text(assembly.uuid)));
     Ok(OpenedDevice { medium: Arc::new(medium), description, existing, handles, identities })
 }
 
 impl ReadOnlyMirror {
-    fn new(legs: &[Leg], assembly: &AssembledMirror) -> Result<Self, Error> {
+    fn new(legs: &[MirrorLegDevice], assembly: &MirrorAssembly) -> Result<Self, Error> {
         let geometry = &assembly.geometry;
         let there = assembly.places.iter().map(|place| place.map(|index| &legs[index]));
-        let there: Vec<Option<&Leg>> = there.collect();
+        let there: Vec<Option<&MirrorLegDevice>> = there.collect();
         there.iter().flatten().try_for_each(|leg| check_leg(leg, geometry))?;
-        let medium = |leg: Option<&Leg>| leg.and_then(|leg| leg.medium.as_ref().ok().cloned());
+        let medium =
+            |leg: Option<&MirrorLegDevice>| leg.and_then(|leg| leg.medium.as_ref().ok().cloned());
         let media: Vec<_> = there.iter().map(|leg| medium(*leg)).collect();
-        let mut sound = legs_of(assembly.in_sync & assembly.present());
+        let mut sound = leg_numbers_in(assembly.in_sync & assembly.present_mask());
         let source = sound.find_map(|leg| media[usize::from(leg)].clone());
         let source = source.ok_or_else(|| Error::environment("no leg of the mirror is there"))?;
-        let blocks = Split::new(source, geometry.first, geometry.block_count);
+        let blocks = SplitDevice::new(source, geometry.first, geometry.block_count);
         let blocks = blocks?;
         let limits = limits_of(&media, geometry);
         let operations = READING.intersection(limits.operations);

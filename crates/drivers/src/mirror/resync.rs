@@ -3,15 +3,15 @@
 use tenmil_base::Instant;
 
 use super::maintenance::{MaintenancePhase, MaintenanceTask, ResyncStep};
-use super::shared::Shared;
-use super::state::{InjectedBug, MirrorState};
+use super::mirror_shared::MirrorShared;
+use super::mirror_state::{InjectedBug, MirrorState};
 
 /// A region being copied.
 #[derive(Debug)]
 pub(super) struct RegionResync {
     pub(super) region: u64,
     /// The next block and the end.
-    next: u64,
+    next_chunk: u64,
     end: u64,
     /// The chunk whose writes are held.
     pub(super) locked: Option<(u64, u32)>,
@@ -26,18 +26,23 @@ pub(super) struct RegionResync {
 impl RegionResync {
     /// The next block.
     pub(super) fn next(&self) -> u64 {
-        self.next
+        self.next_chunk
     }
 
     /// The rest of a repair.
-    pub(super) fn repair(&self) -> Option<(u64, u32)> {
-        let left = u32::try_from(self.end - self.next).ok()?;
-        (!self.whole).then_some((self.next, left))
+    pub(super) fn remaining_repair(&self) -> Option<(u64, u32)> {
+        let left = u32::try_from(self.end - self.next_chunk).ok()?;
+        (!self.whole).then_some((self.next_chunk, left))
     }
 }
 
 impl MirrorState {
-    pub(super) fn begin_repair(&mut self, shared: &Shared, lba: u64, blocks: u32) -> ResyncStep {
+    pub(super) fn begin_repair(
+        &mut self,
+        shared: &MirrorShared,
+        lba: u64,
+        blocks: u32,
+    ) -> ResyncStep {
         let region = self.geometry.region_of(lba);
         let (first, count) = self.geometry.blocks_of(region);
         // A repair that crosses the end of the region continues as another one.
@@ -52,47 +57,57 @@ impl MirrorState {
 
     pub(super) fn begin_copy(
         &mut self,
-        shared: &Shared,
+        shared: &MirrorShared,
         region: u64,
         next: u64,
         end: u64,
         whole: bool,
     ) -> ResyncStep {
         let (locked, single_until, again) = (None, 0, false);
-        self.copying = Some(RegionResync { region, next, end, locked, single_until, whole, again });
+        self.copying = Some(RegionResync {
+            region,
+            next_chunk: next,
+            end,
+            locked,
+            single_until,
+            whole,
+            again,
+        });
         shared.closed.set(region, 1);
-        if self.writes_sound_legs() {
-            self.mark(region);
+        if self.does_copy_write_in_sync_legs() {
+            self.request_dirty(region);
         }
-        self.go(MaintenancePhase::Drained { epoch: shared.advance() })
+        self.enter_phase(MaintenancePhase::Drained { epoch: shared.advance() })
     }
 
     /// Whether the copy writes to in-sync legs: then the region is marked dirty first.
-    fn writes_sound_legs(&self) -> bool {
+    fn does_copy_write_in_sync_legs(&self) -> bool {
         self.copying.as_ref().is_some_and(|one| !one.whole || self.unequal.has(one.region))
     }
 
-    pub(super) fn drained(&mut self, epoch: u64, now: Instant) -> ResyncStep {
+    pub(super) fn handle_drained(&mut self, epoch: u64, now: Instant) -> ResyncStep {
         let Some(region) = self.copying.as_ref().map(|one| one.region) else {
-            return self.go(MaintenancePhase::Rest);
+            return self.enter_phase(MaintenancePhase::Rest);
         };
-        let is_marked = self.durable.has(region) || !self.writes_sound_legs();
-        if !is_marked || !self.is_past(epoch) {
-            return self.wait(now);
+        let is_marked = self.durable.has(region) || !self.does_copy_write_in_sync_legs();
+        if !is_marked || !self.is_epoch_past(epoch) {
+            return self.wait_step(now);
         }
-        self.go(MaintenancePhase::Locked)
+        self.enter_phase(MaintenancePhase::Locked)
     }
 
-    pub(super) fn locked(&mut self, now: Instant) -> ResyncStep {
+    pub(super) fn handle_locked(&mut self, now: Instant) -> ResyncStep {
         let chunk_blocks = self.chunk_blocks;
-        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
-        let (lba, left) = (copying.next, copying.end - copying.next);
+        let Some(copying) = &mut self.copying else {
+            return self.enter_phase(MaintenancePhase::Rest);
+        };
+        let (lba, left) = (copying.next_chunk, copying.end - copying.next_chunk);
         let most = if lba < copying.single_until { 1 } else { u64::from(chunk_blocks) };
         let blocks = u32::try_from(left.min(most)).unwrap_or(1);
         // First new writes are held, then those in flight must end.
         copying.locked = Some((lba, blocks));
         if self.is_being_written((lba, u64::from(blocks))) {
-            return self.wait(now);
+            return self.wait_step(now);
         }
         self.read_chunk(0)
     }
@@ -100,26 +115,31 @@ impl MirrorState {
     /// Reads the chunk from a leg that has not failed to read it.
     fn read_chunk(&mut self, tried: u8) -> ResyncStep {
         let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
-            return self.go(MaintenancePhase::Rest);
+            return self.enter_phase(MaintenancePhase::Rest);
         };
-        let leg = lowest(self.in_sync & !tried);
+        let leg = lowest_leg(self.in_sync & !tried);
         self.phase = MaintenancePhase::Read { leg, tried };
         ResyncStep::Do(MaintenanceTask::Read { leg, lba, blocks })
     }
 
     /// The chunk was read. If in-sync legs are to be written, the source is flushed first: if it has lost
     /// completed writes, the data read may be older than that of the others, and the flush reports it.
-    pub(super) fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> ResyncStep {
-        if self.writes_sound_legs() && !self.has(InjectedBug::CopiesBeforeFlushing) {
+    pub(super) fn handle_chunk_read(
+        &mut self,
+        shared: &MirrorShared,
+        leg: u8,
+        tried: u8,
+    ) -> ResyncStep {
+        if self.does_copy_write_in_sync_legs() && !self.has_bug(InjectedBug::CopiesBeforeFlushing) {
             self.phase = MaintenancePhase::FlushedToCopy { leg, tried };
             return ResyncStep::Do(MaintenanceTask::Flush { legs: leg });
         }
         self.write_chunk(shared, leg, tried)
     }
 
-    pub(super) fn flushed_to_copy(
+    pub(super) fn handle_source_flushed(
         &mut self,
-        shared: &Shared,
+        shared: &MirrorShared,
         leg: u8,
         tried: u8,
         failed: u8,
@@ -133,11 +153,13 @@ impl MirrorState {
         self.stop_copy(shared)
     }
 
-    fn write_chunk(&mut self, shared: &Shared, leg: u8, tried: u8) -> ResyncStep {
-        let Some(copying) = &self.copying else { return self.go(MaintenancePhase::Rest) };
-        let Some((lba, blocks)) = copying.locked else { return self.go(MaintenancePhase::Rest) };
+    fn write_chunk(&mut self, shared: &MirrorShared, leg: u8, tried: u8) -> ResyncStep {
+        let Some(copying) = &self.copying else { return self.enter_phase(MaintenancePhase::Rest) };
+        let Some((lba, blocks)) = copying.locked else {
+            return self.enter_phase(MaintenancePhase::Rest);
+        };
         let (region, tried) = (copying.region, tried & self.in_sync);
-        let others = if self.writes_sound_legs() {
+        let others = if self.does_copy_write_in_sync_legs() {
             self.in_sync
         } else if self.durable.has(region) {
             tried
@@ -158,7 +180,11 @@ impl MirrorState {
     }
 
     /// No leg of `tried` could read the chunk.
-    pub(super) fn not_read(&mut self, shared: &Shared, tried: u8) -> ResyncStep {
+    pub(super) fn handle_chunk_unreadable(
+        &mut self,
+        shared: &MirrorShared,
+        tried: u8,
+    ) -> ResyncStep {
         // Where legs differ, blocks that the first leg could read must not come from another one: a
         // client may have read them before.
         let is_one_by_one = self.copying.as_ref().is_some_and(|one| {
@@ -168,12 +194,14 @@ impl MirrorState {
             return self.read_chunk(tried);
         }
         let returning = self.returning;
-        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
+        let Some(copying) = &mut self.copying else {
+            return self.enter_phase(MaintenancePhase::Rest);
+        };
         match copying.locked.take() {
             Some((lba, blocks)) if blocks > 1 => {
                 copying.single_until = lba + u64::from(blocks);
                 shared.wake_all();
-                self.go(MaintenancePhase::Locked)
+                self.enter_phase(MaintenancePhase::Locked)
             }
             _ if returning != 0 => {
                 // Blocks that no leg can read cannot be copied, so the returning leg cannot be in sync.
@@ -186,7 +214,12 @@ impl MirrorState {
         }
     }
 
-    pub(super) fn written(&mut self, shared: &Shared, now: Instant, failed: u8) -> ResyncStep {
+    pub(super) fn handle_chunk_written(
+        &mut self,
+        shared: &MirrorShared,
+        now: Instant,
+        failed: u8,
+    ) -> ResyncStep {
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
         }
@@ -194,16 +227,18 @@ impl MirrorState {
             return self.stop_copy(shared);
         };
         let bytes = u64::from(blocks) * u64::from(self.geometry.block_size);
-        self.times.copy_at = now.after(self.pace(bytes));
+        self.times.copy_at = now.after(self.resync_pause(bytes));
         self.advance_copy(shared, lba + u64::from(blocks))
     }
 
-    fn advance_copy(&mut self, shared: &Shared, next: u64) -> ResyncStep {
+    fn advance_copy(&mut self, shared: &MirrorShared, next: u64) -> ResyncStep {
         shared.wake_all();
-        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
-        (copying.locked, copying.next) = (None, next);
+        let Some(copying) = &mut self.copying else {
+            return self.enter_phase(MaintenancePhase::Rest);
+        };
+        (copying.locked, copying.next_chunk) = (None, next);
         if next < copying.end {
-            return self.go(MaintenancePhase::Paced);
+            return self.enter_phase(MaintenancePhase::Paced);
         }
         let (region, is_done) = (copying.region, copying.whole && !copying.again);
         if is_done {
@@ -214,15 +249,15 @@ impl MirrorState {
         self.stop_copy(shared)
     }
 
-    pub(super) fn stop_copy(&mut self, shared: &Shared) -> ResyncStep {
+    pub(super) fn stop_copy(&mut self, shared: &MirrorShared) -> ResyncStep {
         self.copying = None;
         shared.publish(self);
         shared.wake_all();
-        self.go(MaintenancePhase::Rest)
+        self.enter_phase(MaintenancePhase::Rest)
     }
 }
 
 /// Isolates the lowest leg of a mask.
-pub(super) const fn lowest(legs: u8) -> u8 {
+pub(super) const fn lowest_leg(legs: u8) -> u8 {
     legs & legs.wrapping_neg()
 }

@@ -4,19 +4,19 @@ use std::fmt::Write as _;
 
 use tenmil_base::ErrorCategory;
 
-use super::assemble::{AssembledMirror, LegCandidate, LegProbe, assemble};
+use super::assembly::{LegCandidate, LegProbe, MirrorAssembly, assemble};
 use super::progress::Health;
-use super::{open_legs, parse, read_superblocks};
+use super::{open_legs, parse_options, read_superblocks};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
-use tenmil_volume::mirror::{NoSuperblock, Superblock, uuid_text};
+use tenmil_volume::mirror::{MirrorSuperblock, NoSuperblock, uuid_text};
 
 /// Output of `tenmil mirror show`.
 #[derive(Clone, Debug)]
 pub struct MirrorReport {
     /// For each given leg: its name, and its superblock or why it has none.
-    pub legs: Vec<(String, Result<Superblock, Error>)>,
+    pub legs: Vec<(String, Result<MirrorSuperblock, Error>)>,
     /// How the mirror would open: a description, or why it would not.
     pub verdict: Result<String, Error>,
     /// Health of the mirror, if it would open.
@@ -28,21 +28,21 @@ pub struct MirrorReport {
 /// # Errors
 ///
 /// If the URI is not that of a mirror.
-pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
+pub fn read_status(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
     if uri.scheme() != "mirror" {
-        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
+        return Err(uri.error("not a mirror, expected mirror:[URI],[URI]").into());
     }
-    let options = parse(uri)?;
+    let options = parse_options(uri)?;
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let candidates = read_superblocks(opener.regions, &legs, &mut now)
         .map_err(|problem| Error::new(ErrorCategory::Environment, problem))?;
-    let assembly = assemble(&candidates, options.start());
+    let assembly = assemble(&candidates, options.start_policy());
     let health = assembly
         .as_ref()
         .ok()
         .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
-    let verdict = assembly.map(|assembly| describe(&assembly, &candidates));
+    let verdict = assembly.map(|assembly| describe_assembly(&assembly, &candidates));
     let said = legs.into_iter().zip(candidates).map(|(leg, LegCandidate { found, .. })| {
         let found = match found {
             LegProbe::Leg(superblock) => Ok(*superblock),
@@ -56,9 +56,8 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
 }
 
 /// One line on an assembled mirror.
-pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) -> String {
-    let AssembledMirror { uuid, legs, gone, in_sync, fresh, places, dirty, geometry, .. } =
-        assembly;
+pub(super) fn describe_assembly(assembly: &MirrorAssembly, candidates: &[LegCandidate]) -> String {
+    let MirrorAssembly { uuid, legs, gone, in_sync, fresh, places, dirty, geometry, .. } = assembly;
     let (uuid, sound) = (uuid_text(*uuid), in_sync.count_ones());
     let members = u32::from(*legs) - gone.count_ones();
     let mut text = format!("mirror {uuid}: {sound} of {members} legs in sync");
@@ -82,18 +81,18 @@ pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) 
             let _ = write!(text, "; {name} cannot be had: {why}");
         }
     }
-    let is_fresh = assembly.present() & fresh != 0;
+    let is_fresh = assembly.present_mask() & fresh != 0;
     let count = if is_fresh { geometry.regions() } else { dirty.count() };
-    if (sound > 1 || assembly.present() & !in_sync != 0) && count > 0 {
+    if (sound > 1 || assembly.present_mask() & !in_sync != 0) && count > 0 {
         let source = in_sync.trailing_zeros();
-        let share = share_of(count, geometry.regions());
+        let share = percentage(count, geometry.regions());
         let _ = write!(text, "; {count} regions ({share}) are copied, from leg {source}");
     }
     text
 }
 
 /// Formats a share as a percentage.
-pub fn share_of(count: u64, whole: u64) -> String {
+pub fn percentage(count: u64, whole: u64) -> String {
     let permille = u128::from(count) * 1_000 / u128::from(whole.max(1));
     format!("{}.{} %", permille / 10, permille % 10)
 }

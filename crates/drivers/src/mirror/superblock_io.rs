@@ -8,14 +8,14 @@ use tenmil_base::{
 };
 use tenmil_dma::{Region, RegionTable};
 
-use super::Leg;
-use super::assemble::{LegCandidate, LegProbe};
-use super::shared::{memory, superblock_bytes};
-use tenmil_volume::mirror::{COPIES_AT, SUPERBLOCK_BYTES, Superblock};
+use super::MirrorLegDevice;
+use super::assembly::{LegCandidate, LegProbe};
+use super::mirror_shared::{allocate_memory, superblock_bytes};
+use tenmil_volume::mirror::{COPIES_AT, MirrorSuperblock, SUPERBLOCK_BYTES};
 
 /// Memory for the superblock of any leg.
-pub(super) fn room(regions: &RegionTable) -> Result<Region, Error> {
-    memory(regions, 64 << 10)
+pub(super) fn superblock_memory(regions: &RegionTable) -> Result<Region, Error> {
+    allocate_memory(regions, 64 << 10)
 }
 
 /// An I/O channel to a leg, and memory for one superblock.
@@ -62,7 +62,7 @@ impl<'a> SuperblockIo<'a> {
         if problems.len() == copies.len() {
             return LegProbe::Missing(problems.swap_remove(0).to_string());
         }
-        match Superblock::newer([&copies[0], &copies[1]]) {
+        match MirrorSuperblock::newest_of_copies([&copies[0], &copies[1]]) {
             Ok(superblock) => LegProbe::Leg(Box::new(superblock)),
             Err(none) => LegProbe::Foreign(none),
         }
@@ -71,7 +71,7 @@ impl<'a> SuperblockIo<'a> {
     /// Writes one copy durably (FUA).
     pub(super) fn write(
         &mut self,
-        superblock: &Superblock,
+        superblock: &MirrorSuperblock,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
         let head = self.memory.slice(0, 4096).unwrap_or_default();
@@ -80,7 +80,7 @@ impl<'a> SuperblockIo<'a> {
             .and_then(|()| self.regions.store(head, &superblock.encode()))
             .map_err(|_| "its superblock is out of reach".to_owned())
             .map_err(Error::environment)?;
-        self.run(Operation::Write, COPIES_AT[superblock.copy()], now)
+        self.run(Operation::Write, COPIES_AT[superblock.copy_index()], now)
     }
 
     /// Erases both copies.
@@ -100,7 +100,7 @@ impl<'a> SuperblockIo<'a> {
     ) -> Result<(), Error> {
         let limits = self.backend.limits();
         let request = Request {
-            token: 0,
+            random_token: 0,
             lba: at / u64::from(limits.block_size),
             operand: 0,
             segment_first: 0,
@@ -144,10 +144,10 @@ impl<'a> SuperblockIo<'a> {
 /// Reads the superblock of each leg.
 pub(super) fn read_superblocks(
     regions: &RegionTable,
-    legs: &[Leg],
+    legs: &[MirrorLegDevice],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<Vec<LegCandidate>, Error> {
-    let room = room(regions)?;
+    let room = superblock_memory(regions)?;
     let candidates = legs.iter().map(|leg| {
         let opened =
             leg.medium.clone().and_then(|medium| SuperblockIo::open(regions, &room, &*medium));
@@ -155,11 +155,11 @@ pub(super) fn read_superblocks(
             Err(why) => (LegProbe::Missing(why.to_string()), 0),
             Ok(mut raw) => {
                 // Counted first: what is lost while the superblock is read is lost by the open mirror.
-                let losses = raw.backend.losses();
+                let losses = raw.backend.write_losses();
                 (raw.read(now), losses)
             }
         };
-        LegCandidate { name: leg.shown(), found, losses }
+        LegCandidate { name: leg.display_name(), found, losses }
     });
     Ok(candidates.collect())
 }

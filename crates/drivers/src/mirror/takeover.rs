@@ -2,16 +2,16 @@
 
 use tenmil_base::ErrorCategory;
 
-use super::assemble::assemble;
-use super::claim::Claim;
-use super::exclude::{Entry, enter};
-use super::{open_legs, parse};
-use crate::exclusion::Exclusion;
-use crate::owned::{self, is_gone};
+use super::assembly::assemble;
+use super::leg_reservations::{OpenMode, assemble_and_reserve};
+use super::ownership_claim::OwnershipClaim;
+use super::{open_legs, parse_options};
+use crate::owner_identity::{self, has_owner_ended};
+use crate::write_exclusion::WriteExclusion;
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
-use tenmil_volume::mirror::Ownership;
+use tenmil_volume::mirror::MirrorOwnership;
 
 /// Clears the owner of a mirror durably, so that any process may open it: only if the owner is known to
 /// have exited or is excluded from writing by the devices, unless `force` is set. Returns the former owner.
@@ -19,21 +19,26 @@ use tenmil_volume::mirror::Ownership;
 /// # Errors
 ///
 /// If the owner may still be running, or the mirror cannot be assembled or written.
-pub fn take_over(opener: &Opener<'_>, uri: &Uri, force: bool) -> Result<Option<String>, Error> {
+pub fn take_over_mirror(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    force: bool,
+) -> Result<Option<String>, Error> {
     if uri.scheme() != "mirror" {
-        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
+        return Err(uri.error("not a mirror, expected mirror:[URI],[URI]").into());
     }
-    let options = parse(uri)?;
+    let options = parse_options(uri)?;
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let refuse =
         |problem: Error| Error::new(ErrorCategory::Environment, format!("{uri:#}: {problem}"));
-    let me = owned::Opener::draw();
-    let exclusion = Exclusion::new(me.owner().id);
-    let entry = if force { Entry::Force } else { Entry::TakeOver };
-    let entered = enter((opener.regions, &legs), (None, entry), &exclusion, &mut now);
+    let me = owner_identity::OwnerId::new_random();
+    let exclusion = WriteExclusion::new(me.record().id);
+    let entry = if force { OpenMode::Force } else { OpenMode::TakeOver };
+    let entered =
+        assemble_and_reserve((opener.regions, &legs), (None, entry), &exclusion, &mut now);
     let (candidates, former) = entered.map_err(refuse)?;
-    let assembled = assemble(&candidates, options.start()).map_err(refuse);
+    let assembled = assemble(&candidates, options.start_policy()).map_err(refuse);
     let Some(former) = former else {
         exclusion.release();
         // Devices that do not make up a mirror do not show whether it has an owner.
@@ -41,11 +46,14 @@ pub fn take_over(opener: &Opener<'_>, uri: &Uri, force: bool) -> Result<Option<S
     };
     let mut assembly = assembled?;
     // Also an owner that the devices exclude may have sent superblocks that arrive late.
-    let claim =
-        Claim { regions: opener.regions, legs: &legs, is_forced: force || !is_gone(&former) };
-    claim.claim(&mut assembly, me.owner(), &mut now).map_err(refuse)?;
-    assembly.owner = Ownership { epoch: assembly.owner.epoch, ..Ownership::NONE };
-    claim.record(&mut assembly, &mut now).map_err(refuse)?;
+    let claim = OwnershipClaim {
+        regions: opener.regions,
+        legs: &legs,
+        is_forced: force || !has_owner_ended(&former),
+    };
+    claim.claim_ownership(&mut assembly, me.record(), &mut now).map_err(refuse)?;
+    assembly.owner = MirrorOwnership { epoch: assembly.owner.epoch, ..MirrorOwnership::NONE };
+    claim.write_superblocks(&mut assembly, &mut now).map_err(refuse)?;
     exclusion.release();
     Ok(Some(former.to_string()))
 }

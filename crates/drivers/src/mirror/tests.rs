@@ -1,24 +1,24 @@
 //! A mirror in simulated time, with failing and returning legs and power failures.
 
-mod apart;
-mod claims;
-pub(crate) mod disk;
-mod exclusion;
-mod fence;
+mod block_model;
+mod claim_power_loss;
 mod images;
-mod losses;
-mod made;
-mod members;
-mod oracle;
-mod owner;
-mod refusals;
-mod threads;
-mod world;
+mod lost_writes;
+mod maintenance_thread;
+mod membership;
+mod mirror_kind;
+mod open_and_create;
+mod ownership;
+mod reservations;
+mod returned_legs;
+pub(crate) mod simulated_disk;
+mod simulation;
+mod two_threads;
 
-pub(crate) use self::made::MadeKind;
+pub(crate) use self::mirror_kind::CreatedMirrorKind;
 use super::InjectedBugs;
-use super::state::InjectedBug;
-use world::{read_around_a_bad_block, run, run_with};
+use super::mirror_state::InjectedBug;
+use simulation::{read_around_a_bad_block, run_simulation, run_with_options};
 
 /// Number of seeds in each run; the nightly run tries ten thousand.
 const SEEDS: u64 = 200;
@@ -41,29 +41,29 @@ const FOUND: [(u64, usize); 11] = [
 ];
 
 /// This number of seeds. One mirror in four has three legs, the others two.
-fn all(seeds: u64) -> impl Iterator<Item = (u64, usize)> {
+fn run_all_seeds(seeds: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..seeds).map(|seed| (seed, if seed % 4 == 3 { 3 } else { 2 }))
 }
 
 #[test]
-fn no_write_is_lost_or_comes_back_whatever_fails() {
-    for (seed, legs) in all(SEEDS).chain(FOUND) {
-        run(seed, legs, None)
+fn no_completed_write_is_lost_under_faults() {
+    for (seed, legs) in run_all_seeds(SEEDS).chain(FOUND) {
+        run_simulation(seed, legs, None)
             .unwrap_or_else(|problem| panic!("seed {seed}, {legs} legs: {problem}"));
     }
 }
 
 #[test]
 #[ignore = "ten thousand seeds: for the nightly run"]
-fn no_write_is_lost_or_comes_back_in_ten_thousand_runs() {
-    for (seed, legs) in all(10_000) {
-        run(seed, legs, None)
+fn no_completed_write_is_lost_in_10000_runs() {
+    for (seed, legs) in run_all_seeds(10_000) {
+        run_simulation(seed, legs, None)
             .unwrap_or_else(|problem| panic!("seed {seed}, {legs} legs: {problem}"));
     }
 }
 
 #[test]
-fn planted_bugs_are_found() {
+fn injected_bugs_are_detected() {
     for bug in [
         InjectedBug::CompletesBeforeRecording,
         InjectedBug::WritesBeforeMarking,
@@ -71,26 +71,26 @@ fn planted_bugs_are_found() {
         InjectedBug::ReadsReturningLegs,
         InjectedBug::PromotesBeforeCopying,
     ] {
-        let found = (0..SEEDS_OF_BUGS).find_map(|seed| run(seed, 2, Some(bug)).err());
+        let found = (0..SEEDS_OF_BUGS).find_map(|seed| run_simulation(seed, 2, Some(bug)).err());
         let found = found.unwrap_or_else(|| panic!("{bug:?} went unnoticed"));
         println!("{bug:?}: {found}");
     }
 }
 
 #[test]
-fn a_leg_that_lost_completed_writes_and_stays_in_sync_is_found() {
+fn leg_that_lost_writes_and_stays_in_sync_is_detected() {
     let bugs = InjectedBugs { ignores_failed_flush: true, ..InjectedBugs::default() };
-    let found = (0..SEEDS_OF_BUGS).find_map(|seed| run_with(seed, 2, None, bugs).err());
+    let found = (0..SEEDS_OF_BUGS).find_map(|seed| run_with_options(seed, 2, None, bugs).err());
     println!("{}", found.expect("it went unnoticed"));
 }
 
 #[test]
-fn a_bad_block_does_not_bring_back_older_versions_of_its_neighbours() {
+fn bad_block_repair_keeps_the_neighbors_current() {
     assert_eq!(read_around_a_bad_block(), Ok(()));
 }
 
 #[test]
-fn a_seed_repeats_its_run() {
-    assert_eq!(run(5, 3, None), run(5, 3, None));
-    assert_ne!(run(5, 3, None), run(6, 3, None));
+fn same_seed_repeats_the_run() {
+    assert_eq!(run_simulation(5, 3, None), run_simulation(5, 3, None));
+    assert_ne!(run_simulation(5, 3, None), run_simulation(6, 3, None));
 }

@@ -44,7 +44,7 @@ impl CachedReads {
     ) -> Self {
         let depth = limits.depth_max as usize;
         Self {
-            extents: ExtentCache::of(limits.block_count),
+            extents: ExtentCache::new(limits.block_count),
             seen: epoch.load(Ordering::Acquire),
             epoch,
             readers,
@@ -56,37 +56,37 @@ impl CachedReads {
     }
 
     /// Number of reads in flight.
-    pub(super) fn under_way(&self) -> usize {
-        self.readers.under_way()
+    pub(super) fn in_flight(&self) -> usize {
+        self.readers.reads_in_flight()
     }
 
     /// The device location of a read, as of `seen`.
     #[inline]
-    pub(super) fn find(&self, request: &Request) -> Option<u64> {
+    pub(super) fn find_run(&self, request: &Request) -> Option<u64> {
         if request.operation != Operation::Read
             || !(1..=self.request_blocks_max).contains(&request.blocks)
         {
             return None;
         }
-        self.extents.find(request.lba, request.blocks.into())
+        self.extents.find_run(request.lba, request.blocks.into())
     }
 
     /// Caches a run. The caller holds the pool lock, which keeps it valid for the call.
-    pub(super) fn keep(&mut self, block: u64, run: VolumeRun) {
+    pub(super) fn cache_run(&mut self, block: u64, run: VolumeRun) {
         let epoch = self.epoch.load(Ordering::Acquire);
         if epoch != self.seen {
             self.extents.clear();
             self.seen = epoch;
         }
-        self.extents.keep(block, run);
+        self.extents.cache_run(block, run);
     }
 
     /// Adds a read at location `at` to the batch.
     #[inline]
-    pub(super) fn add(&mut self, slot: u32, request: &Request, at: u64) {
-        self.tokens[slot as usize] = request.token;
+    pub(super) fn add_read(&mut self, slot: u32, request: &Request, at: u64) {
+        self.tokens[slot as usize] = request.random_token;
         self.batch.push(Request {
-            token: KNOWN | u64::from(slot),
+            random_token: KNOWN | u64::from(slot),
             lba: at * u64::from(self.per_block),
             blocks: request.blocks * self.per_block,
             flags: request.flags.without(RequestFlags::HOLES),
@@ -98,31 +98,36 @@ impl CachedReads {
     /// are still valid; they then stay valid until the reads have ended. Otherwise removes them from the
     /// batch and frees their slots.
     #[inline(always)]
-    pub(super) fn begin(&mut self, first: usize, transaction: u64, free: &mut Vec<u32>) -> bool {
+    pub(super) fn begin_reads(
+        &mut self,
+        first: usize,
+        transaction: u64,
+        free: &mut Vec<u32>,
+    ) -> bool {
         let count = self.batch.len() - first;
-        let bucket = self.readers.begin(transaction, count);
+        let bucket = self.readers.begin_read(transaction, count);
         // After the read epoch is published, so that what is valid now stays valid until it is released.
         if self.epoch.load(Ordering::Acquire) != self.seen {
-            self.readers.end(bucket, count);
-            free.extend(self.batch.drain(first..).map(|read| slot_of(read.token)));
+            self.readers.end_read(bucket, count);
+            free.extend(self.batch.drain(first..).map(|read| token_slot(read.random_token)));
             self.extents.clear();
             return false;
         }
         let bucket = (bucket as u64) << BUCKET_SHIFT;
-        self.batch[first..].iter_mut().for_each(|read| read.token |= bucket);
+        self.batch[first..].iter_mut().for_each(|read| read.random_token |= bucket);
         true
     }
 
     /// Ends a read before it was submitted to the device. Returns the client's token.
-    pub(super) fn give_up(&mut self, token: u64) -> u64 {
-        self.readers.end(bucket_of(token), 1);
-        self.tokens[slot_of(token) as usize]
+    pub(super) fn abandon_read(&mut self, token: u64) -> u64 {
+        self.readers.end_read(token_bucket(token), 1);
+        self.tokens[token_slot(token) as usize]
     }
 
     /// Fails the reads among completions of a device that has lost writes: the client repeats them, and
     /// their locations are looked up anew after the recovery.
     #[cold]
-    pub(super) fn interrupt(completions: &mut [IoCompletion]) {
+    pub(super) fn fail_after_loss(completions: &mut [IoCompletion]) {
         let reads = completions.iter_mut().filter(|completion| completion.token & KNOWN != 0);
         for read in reads.filter(|read| read.status.is_success()) {
             read.status = IoStatus::INTERRUPTED;
@@ -132,7 +137,7 @@ impl CachedReads {
     /// Ends the reads among completions of the device, and frees their slots. Their completions get the
     /// client's tokens; all others are removed from `completions` and passed to `other`.
     #[inline]
-    pub(super) fn end(
+    pub(super) fn end_reads(
         &mut self,
         completions: &mut CompletionBatch,
         first: usize,
@@ -140,30 +145,30 @@ impl CachedReads {
         mut other: impl FnMut(u64, IoStatus),
     ) {
         let mut ended = [0; 2];
-        completions.extract(first, |completion| {
+        completions.extract_if(first, |completion| {
             if completion.token & KNOWN == 0 {
                 other(completion.token, completion.status);
                 return true;
             }
-            let slot = slot_of(completion.token);
-            ended[bucket_of(completion.token)] += 1;
+            let slot = token_slot(completion.token);
+            ended[token_bucket(completion.token)] += 1;
             completion.token = self.tokens[slot as usize];
             free.push(slot);
             false
         });
         for (bucket, count) in ended.into_iter().enumerate().filter(|(_, count)| *count > 0) {
-            self.readers.end(bucket, count);
+            self.readers.end_read(bucket, count);
         }
     }
 }
 
 /// The slot in a token.
 #[expect(clippy::cast_possible_truncation, reason = "the low half is the place")]
-pub(super) const fn slot_of(token: u64) -> u32 {
+pub(super) const fn token_slot(token: u64) -> u32 {
     token as u32
 }
 
 /// The read-epoch bucket in the token of a cached read.
-const fn bucket_of(token: u64) -> usize {
+const fn token_bucket(token: u64) -> usize {
     (token >> BUCKET_SHIFT & 1) as usize
 }

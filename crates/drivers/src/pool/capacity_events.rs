@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tenmil_volume::{CapacityNotice, CapacityState};
 
 use super::PAGE_BYTES;
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 
 /// A capacity event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl CapacityEvent {
 impl fmt::Display for CapacityEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, store, fill, used_bytes, capacity_bytes } = self;
-        write!(out, "pool `{store}` on {}: ", short_name(device))?;
+        write!(out, "pool `{store}` on {}: ", shortest_unescaped(device))?;
         match fill {
             CapacityState::Above(percent) => write!(out, "{percent} % of its capacity are used: ")?,
             CapacityState::Below(percent) => {
@@ -79,7 +79,7 @@ mod tests {
     use super::CapacityEvent;
 
     #[test]
-    fn what_is_told_says_which_store_and_how_much() {
+    fn capacity_event_names_the_pool_and_its_usage() {
         let text = |fill| {
             let notice = CapacityNotice { fill, taken: 2, room: 4 };
             CapacityEvent::new("ram:1g", "pool".into(), &notice).to_string()

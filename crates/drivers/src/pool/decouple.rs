@@ -8,13 +8,15 @@
 use std::sync::Arc;
 
 use tenmil_base::{ErrorCategory, IoStatus};
-use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo, VolumeOp, checksum};
+use tenmil_volume::{
+    DeviceAction, PoolRequest, PoolResponse, VolumeInfo, VolumeOp, block_checksum,
+};
 
-use super::page_io::{BlockingPageIo, StorePages};
+use super::page_io::{BlockingPageIo, PoolPages};
 use super::parent_image::ParentImage;
 use super::send_stream::ProgressFn;
-use super::throttle::Throttle;
-use super::{Copied, OpenPool, PAGE_BYTES};
+use super::throttle::RateThrottle;
+use super::{OpenPool, PAGE_BYTES, TransferResult};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 
@@ -32,7 +34,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// Copies from the parent to the devices of the pool.
 struct ParentCopier<'a> {
-    store: StorePages<'a>,
+    store: PoolPages<'a>,
     parent: BlockingPageIo<'a>,
     pages: Vec<u8>,
     /// Bytes copied.
@@ -56,8 +58,8 @@ impl OpenPool {
         watch: &mut ProgressFn<'_>,
     ) -> Result<DecoupleResult, Error> {
         let blocks = self.copy_parent(opener, name, rate, watch)?;
-        let decoupled = self.change(VolumeOp::Decouple { name: name.into() })?;
-        let info = decoupled.map_or_else(|| self.find(name), Ok)?;
+        let decoupled = self.change_volume(VolumeOp::Decouple { name: name.into() })?;
+        let info = decoupled.map_or_else(|| self.find_volume(name), Ok)?;
         Ok(DecoupleResult { info, blocks })
     }
 
@@ -69,9 +71,9 @@ impl OpenPool {
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
     ) -> Result<u64, Error> {
-        let info = self.find(name)?;
+        let info = self.find_volume(name)?;
         if info.is_read_only {
-            return Err(self.refuse(&tenmil_volume::PoolError::ReadOnly(name.into())));
+            return Err(self.pool_error(&tenmil_volume::PoolError::ReadOnly(name.into())));
         }
         let Some(parent) = self.open_parent(opener, &info)? else { return Ok(0) };
         let machine = |problem: Error| {
@@ -82,21 +84,21 @@ impl OpenPool {
         };
         let mut mover = ParentCopier::new(self, &parent).map_err(machine)?;
         let (volume, page, mut left) = (info.id, u64::from(PAGE_BYTES), info.reach);
-        let pace = Throttle { rate, clock: self.clock };
+        let pace = RateThrottle { rate, clock: self.clock };
         while left > 0 {
             let (began, before) = (self.clock.now(), mover.copied);
             let fill = PoolRequest::CopyFromParent { volume, blocks: COPY_BLOCKS.into() };
-            match self.converse(fill, &mut |action| mover.carry(action))? {
+            match self.run_with_transfers(fill, &mut |action| mover.transfer_blocks(action))? {
                 PoolResponse::Filled(to) if to < left => left = to,
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = ((info.reach - left) * page, info.reach * page);
             let continues = &mut || watch(progress);
-            if !(continues() && pace.rest(mover.copied - before, began, continues)) {
+            if !(continues() && pace.sleep_to_rate(mover.copied - before, began, continues)) {
                 return Err(machine(Error::environment("interrupted; repeat it to resume")));
             }
         }
-        self.ask(PoolRequest::Flush)?;
+        self.run_request(PoolRequest::Flush)?;
         Ok(info.reach)
     }
 }
@@ -104,8 +106,8 @@ impl OpenPool {
 impl<'a> ParentCopier<'a> {
     fn new(open: &'a OpenPool, parent: &'a ParentImage) -> Result<Self, Error> {
         let (regions, clock) = (&open.regions, &open.clock);
-        let store = StorePages::open(open, COPY_BLOCKS)?;
-        let parent = BlockingPageIo::wide(
+        let store = PoolPages::open(open, COPY_BLOCKS)?;
+        let parent = BlockingPageIo::open_wide(
             regions,
             clock,
             &*parent.opened.medium,
@@ -117,7 +119,7 @@ impl<'a> ParentCopier<'a> {
     }
 
     /// Transfers blocks from the parent, or to the device.
-    fn carry(&mut self, action: &DeviceAction) -> Result<Copied, IoStatus> {
+    fn transfer_blocks(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
         let (is_read, offset, at, blocks, is_summed) = match *action {
             DeviceAction::ReadParent { offset, block, blocks, .. } => {
                 (true, offset, block, blocks, false)
@@ -131,7 +133,7 @@ impl<'a> ParentCopier<'a> {
         let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
         let range = index(offset).saturating_mul(page)..index(offset + blocks).saturating_mul(page);
         let pages = self.pages.get_mut(range).ok_or(IoStatus::INTERNAL_ERROR)?;
-        let raw = if is_read { &mut self.parent } else { self.store.up_to(at + blocks)? };
+        let raw = if is_read { &mut self.parent } else { self.store.channel_up_to(at + blocks)? };
         let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {
@@ -142,9 +144,9 @@ impl<'a> ParentCopier<'a> {
         self.copied += if is_read { 0 } else { pages.len() as u64 };
         let pages = pages.as_chunks::<4096>().0.iter();
         Ok(match (is_read, is_summed) {
-            (true, _) => Copied::Contents(pages.map(|page| page != &[0; 4096]).collect()),
-            (false, true) => Copied::Sums(pages.map(checksum).collect()),
-            (false, false) => Copied::Data,
+            (true, _) => TransferResult::Contents(pages.map(|page| page != &[0; 4096]).collect()),
+            (false, true) => TransferResult::Sums(pages.map(block_checksum).collect()),
+            (false, false) => TransferResult::Data,
         })
     }
 }

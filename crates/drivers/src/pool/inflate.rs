@@ -9,10 +9,10 @@ use std::sync::Arc;
 use tenmil_base::{ErrorCategory, IoStatus};
 use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo};
 
-use super::page_io::StorePages;
+use super::page_io::PoolPages;
 use super::send_stream::ProgressFn;
-use super::throttle::Throttle;
-use super::{Copied, OpenPool, PAGE_BYTES};
+use super::throttle::RateThrottle;
+use super::{OpenPool, PAGE_BYTES, TransferResult};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 
@@ -30,7 +30,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// Copies shared clusters.
 struct ClusterCopier<'a> {
-    store: StorePages<'a>,
+    store: PoolPages<'a>,
     pages: Vec<u8>,
     /// Bytes copied.
     copied: u64,
@@ -52,12 +52,14 @@ impl OpenPool {
         watch: &mut ProgressFn<'_>,
     ) -> Result<InflateResult, Error> {
         self.copy_parent(opener, name, rate, watch)?;
-        let before = self.account(name)?;
-        let was_thick = self.find(name)?.is_thick;
-        let PoolResponse::Volume(info) = self.ask(PoolRequest::ReserveThick(name.into()))? else {
-            return Err(self.refuse(&tenmil_volume::PoolError::NoVolume(name.into())));
+        let before = self.volume_usage(name)?;
+        let was_thick = self.find_volume(name)?.is_thick;
+        let PoolResponse::Volume(info) =
+            self.run_request(PoolRequest::ReserveThick(name.into()))?
+        else {
+            return Err(self.pool_error(&tenmil_volume::PoolError::NoVolume(name.into())));
         };
-        if was_thick && before.own() == info.blocks {
+        if was_thick && before.exclusive_blocks() == info.blocks {
             return Ok(InflateResult { info, was_there: true });
         }
         let machine = |problem: Error| {
@@ -66,36 +68,36 @@ impl OpenPool {
                 format!("{}: inflate `{name}`: {problem}", self.name),
             )
         };
-        let store = StorePages::open(self, COPY_BLOCKS).map_err(machine)?;
+        let store = PoolPages::open(self, COPY_BLOCKS).map_err(machine)?;
         let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
         let mut mover = ClusterCopier { store, pages, copied: 0 };
-        let pace = Throttle { rate, clock: self.clock };
+        let pace = RateThrottle { rate, clock: self.clock };
         let (volume, page) = (info.id, u64::from(PAGE_BYTES));
         let mut block = 0;
         while block < info.blocks {
             let (began, before) = (self.clock.now(), mover.copied);
             let own = PoolRequest::MakeExclusive { volume, block, blocks: COPY_BLOCKS.into() };
-            match self.converse(own, &mut |action| mover.carry(action))? {
+            match self.run_with_transfers(own, &mut |action| mover.transfer_blocks(action))? {
                 PoolResponse::Owned(to) if to > block => block = to,
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = (block.min(info.blocks) * page, info.blocks * page);
             let continues = &mut || watch(progress);
-            if !(continues() && pace.rest(mover.copied - before, began, continues)) {
+            if !(continues() && pace.sleep_to_rate(mover.copied - before, began, continues)) {
                 return Err(machine(Error::environment("interrupted; repeat it to resume")));
             }
         }
         // Writes of clients may have allocated clusters meanwhile, for which nothing needs to be reserved
         // any more.
-        self.ask(PoolRequest::ReserveThick(name.into()))?;
-        self.ask(PoolRequest::Flush)?;
-        Ok(InflateResult { info: self.find(name)?, was_there: false })
+        self.run_request(PoolRequest::ReserveThick(name.into()))?;
+        self.run_request(PoolRequest::Flush)?;
+        Ok(InflateResult { info: self.find_volume(name)?, was_there: false })
     }
 }
 
 impl ClusterCopier<'_> {
     /// Transfers blocks from the device, or to it.
-    fn carry(&mut self, action: &DeviceAction) -> Result<Copied, IoStatus> {
+    fn transfer_blocks(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
         let page = PAGE_BYTES as usize;
         let (is_read, offset, at, blocks) = match *action {
             DeviceAction::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
@@ -107,7 +109,7 @@ impl ClusterCopier<'_> {
         else {
             return Err(IoStatus::INTERNAL_ERROR);
         };
-        let raw = self.store.up_to(at + blocks)?;
+        let raw = self.store.channel_up_to(at + blocks)?;
         let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {
@@ -116,6 +118,6 @@ impl ClusterCopier<'_> {
             }
         }
         self.copied += if is_read { 0 } else { pages.len() as u64 };
-        Ok(Copied::Data)
+        Ok(TransferResult::Data)
     }
 }

@@ -12,22 +12,22 @@ use tenmil_linux::{Clock, Sleeper};
 use tenmil_volume::{ActionResult, DeviceAction, PoolRequest};
 
 use super::capacity_events::{self, CapacityEvent};
+use super::device_reservations::PoolReservations;
 use super::missing_device::MissingDevice;
-use super::reserved::Reserved;
-use super::shared::{ClientInbox, ClientMessage, Shared};
-use super::stops::PoolStopNotice;
+use super::pool_shared::{ClientInbox, ClientMessage, PoolShared};
+use super::stop_events::PoolStopNotice;
 use super::{PAGE_BYTES, PageGeometry};
 
 /// The metadata thread of an open pool.
 pub(super) struct MetadataThread {
     /// The device of the pool.
     device: String,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PoolShared>,
     inbox: Arc<ClientInbox>,
     backend: Box<dyn IoChannel>,
     geometry: PageGeometry,
     regions: RegionTable,
-    memory: Region,
+    entry_memory: Region,
     jobs: Box<[PendingIo]>,
     /// Free entries for one page, and for many.
     small: Vec<u32>,
@@ -47,7 +47,7 @@ pub(super) struct MetadataThread {
     /// Time of the next recovery attempt, while the pool is stopped.
     recovers_at: Instant,
     /// What is released once the superblocks name no owner.
-    reserved: Option<Arc<Reserved>>,
+    reserved: Option<Arc<PoolReservations>>,
 }
 
 /// I/O of an entry.
@@ -101,7 +101,7 @@ const RECOVER_AFTER: Span = Span::from_secs(2);
 impl MetadataThread {
     pub(super) fn new(
         device: &str,
-        shared: Arc<Shared>,
+        shared: Arc<PoolShared>,
         (inbox, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
         geometry: PageGeometry,
         regions: &RegionTable,
@@ -116,7 +116,7 @@ impl MetadataThread {
             backend,
             geometry,
             regions: regions.clone(),
-            memory: memory.map_err(Error::environment)?,
+            entry_memory: memory.map_err(Error::environment)?,
             jobs: vec![PendingIo::NONE; places].into(),
             small: (0..SMALL).rev().collect(),
             large: (SMALL..SMALL + LARGE).rev().collect(),
@@ -134,7 +134,7 @@ impl MetadataThread {
     }
 
     /// With what is released once the superblocks name no owner.
-    pub(super) fn with_reserved(self, reserved: &Arc<Reserved>) -> Self {
+    pub(super) fn with_reserved(self, reserved: &Arc<PoolReservations>) -> Self {
         Self { reserved: Some(Arc::clone(reserved)), ..self }
     }
 
@@ -152,7 +152,7 @@ impl MetadataThread {
             let _ = sleeper.sources().add_source(descriptor, 0);
         }
         while !stop.is_stopped() {
-            if !self.step(clock.now()) {
+            if !self.run_iteration(clock.now()) {
                 self.sleep(stop, clock, sleeper);
             }
             if std::mem::take(&mut self.has_more)
@@ -166,10 +166,10 @@ impl MetadataThread {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock_to_notify();
         state.submit_request(&self.inbox, 0, PoolRequest::Release);
-        shared.dispatch(&mut state);
+        shared.dispatch_actions(&mut state);
         drop(state);
         while self.messages.is_empty() && clock.now() < until {
-            self.step(clock.now());
+            self.run_iteration(clock.now());
         }
         let is_released = matches!(self.messages.front(), Some(ClientMessage::Ended(_, Ok(_))));
         if let Some(reserved) = self.reserved.take_if(|_| is_released) {
@@ -178,20 +178,20 @@ impl MetadataThread {
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
             let _ = sleeper.sources().remove_source(descriptor);
         }
-        shared.leave(&self.inbox, core::iter::empty());
+        shared.unregister_client(&self.inbox, core::iter::empty());
     }
 
     /// One iteration. Returns false if there was nothing to do.
-    fn step(&mut self, now: Instant) -> bool {
+    fn run_iteration(&mut self, now: Instant) -> bool {
         if let Some(new_events) = self.poll_mailbox() {
             new_events.emit();
         }
-        self.recover(now);
-        self.try_again(now);
-        self.reach_further();
+        self.start_recovery(now);
+        self.retry_failed_io(now);
+        self.add_device_channels();
         let mut did = false;
         while let Some(action) = self.waiting.pop_front() {
-            if !self.begin(&action) {
+            if !self.start_action(&action) {
                 self.waiting.push_front(action);
                 break;
             }
@@ -216,11 +216,11 @@ impl MetadataThread {
     /// second, and not on the I/O path.
     fn poll_mailbox(&mut self) -> Option<CapacityEvent> {
         let mut state = self.shared.lock();
-        state.take_pages(&mut self.waiting);
+        state.take_page_actions(&mut self.waiting);
         state.take_messages(&self.inbox, &mut self.messages);
-        let (stops, stopped) = (state.store.losses(), state.store.is_stopped());
+        let (stops, stopped) = (state.store.loss_count(), state.store.is_stopped());
         let is_event = stops > self.reported_stops || (self.is_stop_reported && !stopped);
-        if let Some(why) = state.store.last_stop().filter(|_| is_event) {
+        if let Some(why) = state.store.last_stop_error().filter(|_| is_event) {
             let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
@@ -238,7 +238,7 @@ impl MetadataThread {
     }
 
     /// While the pool is stopped, retries the recovery at intervals, and reports ended reads to the pool.
-    fn recover(&mut self, now: Instant) {
+    fn start_recovery(&mut self, now: Instant) {
         if !self.is_stop_reported {
             self.recovers_at = now.after(RECOVER_AFTER);
             return;
@@ -249,11 +249,11 @@ impl MetadataThread {
             self.recovers_at = now.after(RECOVER_AFTER);
             state.store.recover();
         }
-        shared.dispatch(&mut state);
+        shared.dispatch_actions(&mut state);
     }
 
     /// Repeats I/O that failed with a transport error.
-    fn try_again(&mut self, now: Instant) {
+    fn retry_failed_io(&mut self, now: Instant) {
         for place in 0..SMALL + LARGE {
             let job = &mut self.jobs[place as usize];
             if job.again_at.is_none_or(|at| at > now) {
@@ -262,17 +262,17 @@ impl MetadataThread {
             (job.again_at, job.status, job.tries) = (None, IoStatus::SUCCESS, job.tries + 1);
             let (operation, at, len) = job.work;
             if operation == Operation::Flush {
-                self.push(place, operation, 0, Segment::default());
+                self.queue_request(place, operation, 0, Segment::default());
             } else {
                 let memory = self.memory(place).slice(0, len).unwrap_or_default();
-                self.push_parts(place, operation, at, memory);
+                self.queue_parts(place, operation, at, memory);
             }
         }
     }
 
     /// Adds channels to new devices. Other messages are the response to the last flush, and stay in the
     /// queue.
-    fn reach_further(&mut self) {
+    fn add_device_channels(&mut self) {
         for note in std::mem::take(&mut self.messages) {
             let ClientMessage::More(more) = note else {
                 self.messages.push_back(note);
@@ -282,7 +282,7 @@ impl MetadataThread {
             let below = std::mem::replace(&mut self.backend, none);
             let owed: usize = self.jobs.iter().map(|job| job.left as usize).sum();
             self.geometry.request_pages = self.geometry.request_pages.min(more.request_pages);
-            self.backend = more.behind(below, owed - self.queue.len());
+            self.backend = more.append_to(below, owed - self.queue.len());
             self.has_more = true;
         }
     }
@@ -298,7 +298,7 @@ impl MetadataThread {
         // once.
         sleeper.announce_sleep();
         let stuck = self.waiting.len();
-        self.shared.lock().take_pages(&mut self.waiting);
+        self.shared.lock().take_page_actions(&mut self.waiting);
         let has_work = self.waiting.len() > stuck || !self.queue.is_empty() || stop.is_stopped();
         let busy_below = !is_silent && self.backend.arm();
         if has_work || busy_below {
@@ -318,9 +318,9 @@ impl MetadataThread {
     }
 
     /// Starts an action. Returns false if there is no free entry.
-    fn begin(&mut self, action: &DeviceAction) -> bool {
+    fn start_action(&mut self, action: &DeviceAction) -> bool {
         let (io, at, bytes, operation) = match action {
-            DeviceAction::ReadSlots { io } => return self.begin_slots(*io),
+            DeviceAction::ReadSlots { io } => return self.start_slot_read(*io),
             DeviceAction::ReadPage { io, at } => (*io, *at, &[][..], Operation::Read),
             DeviceAction::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
             DeviceAction::Flush { io } => (*io, 0, &[][..], Operation::Flush),
@@ -338,53 +338,53 @@ impl MetadataThread {
         let work = (operation, at, len);
         self.jobs[place as usize] = PendingIo { io, reads, work, ..PendingIo::NONE };
         if operation == Operation::Flush {
-            self.push(place, operation, 0, Segment::default());
+            self.queue_request(place, operation, 0, Segment::default());
         } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
             let job = &mut self.jobs[place as usize];
             job.status = IoStatus::DATA_TRANSFER_ERROR;
-            self.finish(place, None);
+            self.finish_io(place, None);
         } else {
-            self.push_parts(place, operation, at, memory);
+            self.queue_parts(place, operation, at, memory);
         }
         true
     }
 
     /// Starts to read the superblocks at the start.
-    fn begin_slots(&mut self, io: u64) -> bool {
+    fn start_slot_read(&mut self, io: u64) -> bool {
         let Some(place) = self.large.pop() else { return false };
         let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
         let work = (Operation::Read, 0, SLOTS_BYTES);
         self.jobs[place as usize] = PendingIo { io, reads: true, work, ..PendingIo::NONE };
         match self.shared.acknowledge_losses(&mut *self.backend) {
-            Ok(()) => self.push_parts(place, Operation::Read, 0, memory),
+            Ok(()) => self.queue_parts(place, Operation::Read, 0, memory),
             Err(why) => {
                 self.jobs[place as usize].status = IoStatus::WRITE_FAULT;
-                self.finish(place, Some(why));
+                self.finish_io(place, Some(why));
             }
         }
         true
     }
 
     /// Splits a transfer by the request limit of the device.
-    fn push_parts(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+    fn queue_parts(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
         let step = self.geometry.request_pages.min(LARGE_PAGES) * PAGE_BYTES;
         let mut done = 0;
         while done < memory.len_bytes {
             let len = step.min(memory.len_bytes - done);
             let part = memory.slice(done, len).unwrap_or_default();
-            self.push(place, operation, at + u64::from(done / PAGE_BYTES), part);
+            self.queue_request(place, operation, at + u64::from(done / PAGE_BYTES), part);
             done += len;
         }
     }
 
-    fn push(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+    fn queue_request(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
         let job = &mut self.jobs[place as usize];
         let segment_first = place * LARGE_PAGES + job.left;
         job.left += 1;
         self.table[segment_first as usize] = memory;
         let moves = operation != Operation::Flush;
         self.queue.push_back(Request {
-            token: place.into(),
+            random_token: place.into(),
             lba: at * self.geometry.blocks_in_page,
             operand: 0,
             segment_first,
@@ -403,7 +403,7 @@ impl MetadataThread {
             Some(large) => (SMALL + large * LARGE_PAGES, LARGE_PAGES),
         };
         let (at, len_bytes) = (first * PAGE_BYTES, pages * PAGE_BYTES);
-        self.memory.segment().slice(at, len_bytes).unwrap_or_default()
+        self.entry_memory.segment().slice(at, len_bytes).unwrap_or_default()
     }
 
     /// Handles completions of the device. Returns false if none has ended.
@@ -416,19 +416,19 @@ impl MetadataThread {
             if !completion.status.is_success() {
                 job.status = completion.status;
             }
-            if job.left == 0 && may_be_repeated(job) {
+            if job.left == 0 && is_retryable_path_error(job) {
                 job.again_at = Some(now.after(TRY_AGAIN_AFTER));
             } else if job.left == 0 {
                 ended.push(place);
             }
         }
-        ended.iter().for_each(|place| self.finish(*place, None));
+        ended.iter().for_each(|place| self.finish_io(*place, None));
         !ended.is_empty()
     }
 
     /// Reports the result of an action to the pool, and frees its entry. `unread` is why the durable state
     /// cannot be read again.
-    fn finish(&mut self, place: u32, unread: Option<String>) {
+    fn finish_io(&mut self, place: u32, unread: Option<String>) {
         let PendingIo { io, reads, status, .. } = self.jobs[place as usize];
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
         // Single pages are read into entries for one page; other reads are of superblocks.
@@ -454,15 +454,15 @@ impl MetadataThread {
         let mut state = self.shared.lock_to_notify();
         state.store.complete(io, end);
         if let Some(why) = unread {
-            state.store.refuse_recovery(why.to_string());
+            state.store.reject_recovery(why.to_string());
         }
-        self.shared.dispatch(&mut state);
+        self.shared.dispatch_actions(&mut state);
     }
 }
 
 /// Whether the error is one of the path to the device, which may be temporary and implies no data loss:
 /// any path status, and for a flush every status but Write Fault, which reports lost writes.
-fn may_be_repeated(job: &PendingIo) -> bool {
+fn is_retryable_path_error(job: &PendingIo) -> bool {
     let status = job.status.0 & 0x7ff;
     let is_path =
         status >> 8 == 3 || [IoStatus::INTERRUPTED.0, IoStatus::ABORTED.0].contains(&status);

@@ -10,7 +10,7 @@ use tenmil_block::CompletionQueue;
 /// A missing device, with the limits of another one.
 pub(super) struct MissingDevice(pub(super) Limits);
 
-struct AbsentChannel {
+struct MissingDeviceChannel {
     limits: Limits,
     ready: CompletionQueue,
 }
@@ -22,19 +22,19 @@ impl BlockDevice for MissingDevice {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (limits, ready) = (self.0.clone(), CompletionQueue::with_depth(self.0.depth_max));
-        Ok(Box::new(AbsentChannel { limits, ready }))
+        Ok(Box::new(MissingDeviceChannel { limits, ready }))
     }
 }
 
-impl IoChannel for AbsentChannel {
+impl IoChannel for MissingDeviceChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
-        let count = requests.len().min(self.ready.room());
+        let count = requests.len().min(self.ready.free_count());
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
-            token: request.token,
+            token: request.random_token,
             status: IoStatus::UNRECOVERED_READ,
             result: 0,
         }));
@@ -46,7 +46,7 @@ impl IoChannel for AbsentChannel {
     }
 }
 
-impl ChannelWakeup for AbsentChannel {
+impl ChannelWakeup for MissingDeviceChannel {
     fn wake_at(&self) -> Instant {
         if !self.ready.is_empty() { Instant::default() } else { Instant::NEVER }
     }

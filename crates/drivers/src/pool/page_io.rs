@@ -26,29 +26,29 @@ pub(super) struct BlockingPageIo<'a> {
 }
 
 /// The same for an open pool, which may grow meanwhile.
-pub(super) struct StorePages<'a> {
+pub(super) struct PoolPages<'a> {
     open: &'a OpenPool,
     raw: BlockingPageIo<'a>,
     /// End of the pool when the channel was opened.
     end: u64,
 }
 
-impl<'a> StorePages<'a> {
+impl<'a> PoolPages<'a> {
     pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, Error> {
         let pool_devices = open.pool_devices();
-        let raw = BlockingPageIo::wide(
+        let raw = BlockingPageIo::open_wide(
             &open.regions,
             &open.clock,
             &*pool_devices.medium,
             &pool_devices.geometry,
             pages,
         )?;
-        let end = open.shared.lock().store.next_devices().blocks();
+        let end = open.shared.lock().store.uncommitted_devices().blocks();
         Ok(Self { open, raw, end })
     }
 
     /// A channel that reaches up to block `end`.
-    pub(super) fn up_to(&mut self, end: u64) -> Result<&mut BlockingPageIo<'a>, IoStatus> {
+    pub(super) fn channel_up_to(&mut self, end: u64) -> Result<&mut BlockingPageIo<'a>, IoStatus> {
         if end > self.end {
             let again = Self::open(self.open, self.raw.pages);
             *self = again.map_err(|_| IoStatus::INTERNAL_ERROR)?;
@@ -67,11 +67,11 @@ impl<'a> BlockingPageIo<'a> {
         medium: &dyn BlockDevice,
         geometry: &PageGeometry,
     ) -> Result<Self, Error> {
-        Self::wide(regions, clock, medium, geometry, 1)
+        Self::open_wide(regions, clock, medium, geometry, 1)
     }
 
     /// Opens a channel for up to `pages` pages per transfer, within the limit of the device.
-    pub(super) fn wide(
+    pub(super) fn open_wide(
         regions: &'a RegionTable,
         clock: &Clock,
         medium: &dyn BlockDevice,
@@ -96,7 +96,7 @@ impl<'a> BlockingPageIo<'a> {
     pub(super) fn read_run(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), IoStatus> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let segment = self.memory.segment().slice(0, len).ok_or(IoStatus::DATA_TRANSFER_ERROR)?;
-        self.run(Operation::Read, at, segment)?;
+        self.run_request(Operation::Read, at, segment)?;
         self.regions.load(segment, bytes).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
     }
 
@@ -110,7 +110,7 @@ impl<'a> BlockingPageIo<'a> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let segment = self.memory.segment().slice(0, len).ok_or(IoStatus::DATA_TRANSFER_ERROR)?;
         self.regions.store(segment, bytes).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)?;
-        self.run(Operation::Write, at, segment)
+        self.run_request(Operation::Write, at, segment)
     }
 
     /// Writes a page.
@@ -120,10 +120,15 @@ impl<'a> BlockingPageIo<'a> {
 
     /// Flushes.
     pub(super) fn flush(&mut self) -> Result<(), IoStatus> {
-        self.run(Operation::Flush, 0, Segment::default())
+        self.run_request(Operation::Flush, 0, Segment::default())
     }
 
-    fn run(&mut self, operation: Operation, at: u64, segment: Segment) -> Result<(), IoStatus> {
+    fn run_request(
+        &mut self,
+        operation: Operation,
+        at: u64,
+        segment: Segment,
+    ) -> Result<(), IoStatus> {
         if self.is_overdue {
             return Err(IoStatus::ABORTED);
         }

@@ -15,7 +15,7 @@ use super::page_io::BlockingPageIo;
 use super::{OpenPool, PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
 use tenmil_base::text::shell_word;
-use tenmil_block::uri::{Uri, short_name};
+use tenmil_block::uri::{Uri, shortest_unescaped};
 use tenmil_block::{OpenedDevice, Opener};
 
 /// An open parent.
@@ -64,7 +64,7 @@ impl OpenPool {
     ///
     /// If the record is damaged.
     pub fn parent(&self, info: &VolumeInfo) -> Result<Option<ParentInfo>, Error> {
-        match self.ask(PoolRequest::Parent { volume: info.id })? {
+        match self.run_request(PoolRequest::Parent { volume: info.id })? {
             PoolResponse::Parent(parent) => Ok(parent),
             _ => Ok(None),
         }
@@ -84,7 +84,7 @@ impl OpenPool {
             );
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        let outside = ParentImage::open(opener, self.as_child(), uri)?;
+        let outside = ParentImage::open(opener, self.pool_with_parents(), uri)?;
         let limits = outside.opened.medium.limits();
         let bytes = limits.block_count * u64::from(limits.block_size);
         let page = u64::from(PAGE_BYTES);
@@ -94,7 +94,7 @@ impl OpenPool {
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         let blocks = bytes / page;
-        let print = outside.print(opener, blocks)?;
+        let print = outside.content_fingerprint(opener, blocks)?;
         let (uuid, block_bytes) = (outside.uuid, limits.block_size);
         Ok(ParentInfo { uri: name, blocks, block_bytes, uuid, print })
     }
@@ -106,9 +106,9 @@ impl OpenPool {
         info: &VolumeInfo,
     ) -> Result<Option<ParentImage>, Error> {
         let Some(parent) = self.parent(info)? else { return Ok(None) };
-        let known = ParentImage::known(opener, self.as_child(), &parent);
+        let known = ParentImage::open_recorded(opener, self.pool_with_parents(), &parent);
         known.map(Some).map_err(|error| {
-            let (volume, uri) = (&info.name, short_name(&parent.uri));
+            let (volume, uri) = (&info.name, shortest_unescaped(&parent.uri));
             let text = format!("{}: volume `{volume}`: its parent {uri}: {error}", self.name);
             Error::new(error.category(), text).with_hint(
                 "Bring back what was there; without it, what was written to the volume is all that there \
@@ -118,7 +118,7 @@ impl OpenPool {
         })
     }
 
-    fn as_child(&self) -> PoolWithParents<'_> {
+    fn pool_with_parents(&self) -> PoolWithParents<'_> {
         PoolWithParents { device: &self.device, uuid: self.uuid() }
     }
 }
@@ -132,16 +132,16 @@ impl ParentImage {
             return Err(Error::new(ErrorCategory::Usage, text));
         }
         DEPTHS.set(depths + 1);
-        let opened = refuse_own(opener, child, uri)
-            .and_then(|uuid| Ok((uuid, opener.open(&uri.clone().to_read())?)));
+        let opened = reject_own_pool(opener, child, uri)
+            .and_then(|uuid| Ok((uuid, opener.open(&uri.clone().read_only())?)));
         DEPTHS.set(depths);
         let (uuid, opened) = opened?;
-        let geometry = PageGeometry::of(uri, &opened.medium.limits())?;
+        let geometry = PageGeometry::from_limits(uri, &opened.medium.limits())?;
         Ok(Self { uri: uri.clone(), opened, geometry, uuid })
     }
 
     /// Opens the recorded image, and verifies it.
-    pub(super) fn known(
+    pub(super) fn open_recorded(
         opener: &Opener<'_>,
         child: PoolWithParents<'_>,
         parent: &ParentInfo,
@@ -169,7 +169,7 @@ impl ParentImage {
             let problem = format!("it is another snapshot: {found:032x}, expected {expected:032x}");
             return Err(other(Error::environment(problem)));
         }
-        let found = outside.print(opener, parent.blocks)?;
+        let found = outside.content_fingerprint(opener, parent.blocks)?;
         if found != parent.print {
             let expected = parent.print;
             let problem = format!(
@@ -182,7 +182,7 @@ impl ParentImage {
     }
 
     /// Checksums of pages at both ends (low half), and of pages spread over the image (high half).
-    fn print(&self, opener: &Opener<'_>, pages: u64) -> Result<u64, Error> {
+    fn content_fingerprint(&self, opener: &Opener<'_>, pages: u64) -> Result<u64, Error> {
         let last = pages.saturating_sub(END_PAGES).max(END_PAGES.min(pages));
         let ends: Vec<u64> = (0..END_PAGES.min(pages)).chain(last..pages).collect();
         let spread: Vec<u64> =
@@ -208,18 +208,18 @@ impl ParentImage {
                 let problem = format!("read block {at} of 4 KiB: {status}, expected success");
                 Error::new(ErrorCategory::Remote, format!("{}: {problem}", self.uri))
             })?;
-            place.copy_from_slice(&tenmil_volume::checksum(&page).to_le_bytes());
+            place.copy_from_slice(&tenmil_volume::block_checksum(&page).to_le_bytes());
         }
-        Ok(tenmil_volume::checksum(&all))
+        Ok(tenmil_volume::block_checksum(&all))
     }
 
     /// The limits of a volume with this parent.
-    pub(super) fn limit(&self, own: Limits) -> Limits {
+    pub(super) fn limit_volume(&self, own: Limits) -> Limits {
         let theirs = self.opened.medium.limits();
         let mut support = own.operations;
         for operation in [Operation::Compare, Operation::Verify] {
             if !theirs.operations.has(operation) {
-                support = support.without(tenmil_base::OperationSet::of(&[operation]));
+                support = support.without(tenmil_base::OperationSet::from_operations(&[operation]));
             }
         }
         Limits {
@@ -245,7 +245,11 @@ impl ParentImage {
 }
 
 /// Rejects an image on the pool itself, and a writable volume. Returns the UUID of the snapshot, or zero.
-fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<u128, Error> {
+fn reject_own_pool(
+    opener: &Opener<'_>,
+    child: PoolWithParents<'_>,
+    uri: &Uri,
+) -> Result<u128, Error> {
     let refuse = |problem: &str, hint: String| {
         Err(Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}")).with_hint(hint))
     };
@@ -255,14 +259,14 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
     }
     for below in uri.children() {
         if uri.scheme() != VolumeRef::SCHEME {
-            refuse_own(opener, child, below)?;
+            reject_own_pool(opener, child, below)?;
         }
     }
     if uri.scheme() != VolumeRef::SCHEME {
         return Ok(0);
     }
-    let place = VolumeRef::of(uri)?;
-    let name = place.volume(uri)?;
+    let place = VolumeRef::parse(uri)?;
+    let name = place.volume_name(uri)?;
     let is_named = place.store.to_string() == child.device;
     let word = || shell_word(&format!("{uri:#}"));
     let hint =
@@ -274,7 +278,7 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
     if open.uuid() == child.uuid {
         return refuse("it is a volume of the same pool", hint());
     }
-    let info = open.find(name)?;
+    let info = open.find_volume(name)?;
     if !info.is_read_only {
         let hint = format!(
             "Make a snapshot of it, and name that: `tenmil volume snapshot {} NAME`.",
@@ -286,7 +290,7 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
 }
 
 /// Checks the parents of volumes, each once.
-pub(super) fn check_all(
+pub(super) fn check_parents(
     opener: &Opener<'_>,
     child: PoolWithParents<'_>,
     found: impl Iterator<Item = (String, ParentInfo)>,
@@ -296,7 +300,7 @@ pub(super) fn check_all(
         match all.iter_mut().find(|one| one.parent == parent) {
             Some(one) => one.volumes.push(volume),
             None => {
-                let known = ParentImage::known(opener, child, &parent);
+                let known = ParentImage::open_recorded(opener, child, &parent);
                 let problem = known.err().map(|error| error.to_string());
                 all.push(ParentCheck { parent, volumes: vec![volume], problem });
             }

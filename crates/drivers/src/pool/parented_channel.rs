@@ -17,7 +17,7 @@ use tenmil_volume::format::BLOCKS_MAX;
 
 use super::PageGeometry;
 use super::parent_image::ParentImage;
-use crate::combined_wake::CombinedWake;
+use crate::combined_wake_source::CombinedWakeSource;
 use tenmil_block::CompletionQueue;
 
 /// A channel to the devices of a pool, followed by one to a parent.
@@ -29,7 +29,7 @@ pub(super) struct ParentedChannel {
     end: u64,
     /// Blocks in a page of the pool, and of the parent.
     per_page: (u64, u64),
-    wake: CombinedWake,
+    wake: CombinedWakeSource,
     /// Requests to the parent, in its own blocks.
     batch: Vec<Request>,
     /// Completions of requests to an unavailable parent.
@@ -49,7 +49,7 @@ impl ParentedChannel {
     ) -> Result<Self, Error> {
         let channel = parent.map(|parent| parent.opened.medium.channel()).transpose()?;
         let sources = [Some(store.wake_source()), channel.as_ref().map(|one| one.wake_source())];
-        let wake = CombinedWake::of(sources.into_iter().flatten())?;
+        let wake = CombinedWakeSource::from_sources(sources.into_iter().flatten())?;
         let per_page =
             (geometry.blocks_in_page, parent.map_or(1, |parent| parent.geometry.blocks_in_page));
         Ok(Self {
@@ -64,11 +64,16 @@ impl ParentedChannel {
     }
 
     /// Submits requests to the parent. Returns the number accepted.
-    fn submit_above(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+    fn submit_to_volume(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
         let Some(parent) = &mut self.parent else {
-            let count = requests.len().min(self.ready.room());
+            let count = requests.len().min(self.ready.free_count());
             let refused = requests[..count].iter().map(|request| IoCompletion {
-                token: request.token,
+                token: request.random_token,
                 status: IoStatus::UNRECOVERED_READ,
                 result: 0,
             });
@@ -99,7 +104,7 @@ impl IoChannel for ParentedChannel {
             let like = requests[done..].iter().take_while(|one| is_above(one) == kind).count();
             let like = &requests[done..done + like];
             let taken = match kind {
-                true => self.submit_above(now, like, segments),
+                true => self.submit_to_volume(now, like, segments),
                 false => self.store.submit(now, like, segments),
             };
             done += taken;
@@ -123,16 +128,16 @@ impl IoChannel for ParentedChannel {
     }
 
     /// Of the pool's devices. The parent is only read.
-    fn losses(&self) -> u64 {
-        self.store.losses()
+    fn write_losses(&self) -> u64 {
+        self.store.write_losses()
     }
 
-    fn ack_losses(&mut self, count: u64) {
-        self.store.ack_losses(count);
+    fn ack_repaired_losses(&mut self, count: u64) {
+        self.store.ack_repaired_losses(count);
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.store.acknowledge_losses()
+    fn accept_losses(&mut self) -> Result<(), Error> {
+        self.store.accept_losses()
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {

@@ -36,13 +36,13 @@ pub(super) struct ReadEpochs {
 const IDLE: u64 = u64::MAX;
 
 impl ReadEpoch {
-    fn idle() -> Self {
+    fn new() -> Self {
         Self(Arc::new(AtomicU64::new(IDLE)))
     }
 
     /// The transaction of the oldest read. The caller has passed a fence since it invalidated the runs
     /// whose blocks it wants to reuse.
-    pub(super) fn oldest(&self) -> u64 {
+    pub(super) fn oldest_read(&self) -> u64 {
         // Pairs with the releases below: the effects of the reads are complete.
         self.0.load(Ordering::Acquire)
     }
@@ -50,17 +50,17 @@ impl ReadEpoch {
 
 impl ReadEpochs {
     pub(super) fn new() -> Self {
-        Self { epoch: ReadEpoch::idle(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
+        Self { epoch: ReadEpoch::new(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
     }
 
-    pub(super) fn register(&self) -> ReadEpoch {
+    pub(super) fn register_channel(&self) -> ReadEpoch {
         self.epoch.clone()
     }
 
     /// Counts reads that begin in this transaction or a later one. Returns the bucket for
     /// [`end`](Self::end). Only validity checks after this call apply to them.
     #[inline]
-    pub(super) fn begin(&mut self, transaction: u64, count: usize) -> usize {
+    pub(super) fn begin_read(&mut self, transaction: u64, count: usize) -> usize {
         if self.since == IDLE {
             self.since = transaction;
             self.epoch.0.store(transaction, Ordering::Relaxed);
@@ -76,13 +76,13 @@ impl ReadEpochs {
     }
 
     /// Number of reads in flight.
-    pub(super) fn under_way(&self) -> usize {
+    pub(super) fn reads_in_flight(&self) -> usize {
         self.counts.iter().sum()
     }
 
     /// Counts the end of reads.
     #[inline]
-    pub(super) fn end(&mut self, bucket: usize, count: usize) {
+    pub(super) fn end_read(&mut self, bucket: usize, count: usize) {
         self.counts[bucket] -= count;
         if self.counts[self.old] == 0 {
             self.old ^= 1;
@@ -101,35 +101,35 @@ mod tests {
     use super::{IDLE, ReadEpochs};
 
     #[test]
-    fn the_epoch_is_never_younger_than_the_oldest_read_and_moves_on_when_it_ends() {
+    fn read_epoch_is_that_of_the_oldest_read() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
             let mut readers = ReadEpochs::new();
-            let epoch = readers.register();
+            let epoch = readers.register_channel();
             let mut under_way: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
             let mut transaction = 1;
             for number in 0..300 {
                 transaction += random.below(2);
                 if random.chance(1, 2) {
-                    under_way.insert(number, (transaction, readers.begin(transaction, 1)));
+                    under_way.insert(number, (transaction, readers.begin_read(transaction, 1)));
                 } else if let Some(chosen) = under_way.keys().next().copied() {
                     let others = random.below(under_way.len() as u64 + 1);
                     let other = under_way.keys().nth(usize::try_from(others).unwrap()).copied();
                     let (_, bucket) = under_way.remove(&other.unwrap_or(chosen)).unwrap();
-                    readers.end(bucket, 1);
+                    readers.end_read(bucket, 1);
                 }
                 let oldest = under_way.values().map(|(began, _)| *began).min().unwrap_or(IDLE);
-                assert!(epoch.oldest() <= oldest, "seed {seed}");
-                assert_eq!(under_way.is_empty(), epoch.oldest() == IDLE, "seed {seed}");
+                assert!(epoch.oldest_read() <= oldest, "seed {seed}");
+                assert_eq!(under_way.is_empty(), epoch.oldest_read() == IDLE, "seed {seed}");
             }
             // However many reads begin, those of the observed epoch do end.
-            let then = epoch.oldest();
+            let then = epoch.oldest_read();
             for (began, bucket) in std::mem::take(&mut under_way).into_values() {
-                let later = readers.begin(transaction + 1 + began, 1);
-                readers.end(bucket, 1);
+                let later = readers.begin_read(transaction + 1 + began, 1);
+                readers.end_read(bucket, 1);
                 under_way.insert(began, (began, later));
             }
-            assert!(under_way.is_empty() || epoch.oldest() > then, "seed {seed}");
+            assert!(under_way.is_empty() || epoch.oldest_read() > then, "seed {seed}");
         }
     }
 }

@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 
 use tenmil_base::{ErrorCategory, Span};
-use tenmil_volume::stream::{Event, Receiver, StreamError, StreamInfo};
+use tenmil_volume::stream::{StreamError, StreamEvent, StreamInfo, StreamParser};
 use tenmil_volume::{VolumeInfo, VolumeOp};
 
-use super::blocking_io::BlockingVolumeIo;
+use super::blocking_volume_io::BlockingVolumeIo;
 use super::scrub::STREAM_WAIT_MAX;
 use super::send_stream::{ProgressFn, TransferSummary};
 use super::{OpenPool, PAGE_BYTES};
@@ -29,12 +29,12 @@ const GIVING_BACK_MAX: Span = Span::from_secs(30);
 /// An incoming stream.
 struct StreamReader<'a> {
     input: &'a mut dyn Read,
-    receiver: Receiver,
+    receiver: StreamParser,
     bytes: Vec<u8>,
 }
 
 /// Name of a volume while it is received; its UUID replaces a name that is too long for the suffix.
-pub(super) fn incomplete(name: &str, uuid: u128) -> String {
+pub(super) fn incomplete_name(name: &str, uuid: u128) -> String {
     match name.len() + INCOMPLETE.len() {
         ..=NAME_BYTES_MAX => format!("{name}{INCOMPLETE}"),
         _ => format!("{uuid:032x}{INCOMPLETE}"),
@@ -43,12 +43,12 @@ pub(super) fn incomplete(name: &str, uuid: u128) -> String {
 
 impl StreamReader<'_> {
     /// The next event. Its bytes are in `bytes`.
-    fn next(&mut self) -> Result<Event, StreamReadError> {
-        self.bytes.resize(self.receiver.wants(), 0);
+    fn next_event(&mut self) -> Result<StreamEvent, StreamReadError> {
+        self.bytes.resize(self.receiver.bytes_needed(), 0);
         match self.input.read_exact(&mut self.bytes) {
             Ok(()) => Ok(self.receiver.handle(&self.bytes)?),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err(self.receiver.cut().into())
+                Err(self.receiver.truncated_error().into())
             }
             Err(error) => Err(StreamReadError::Input(error)),
         }
@@ -88,35 +88,36 @@ impl OpenPool {
     /// If the stream is invalid or incomplete, its base is not in the pool, the name is in use, or the
     /// pool is full. The pool is then unchanged. If the cleanup failed, or the process was killed, a
     /// volume `name.incomplete` remains.
-    pub fn receive(
+    pub fn receive_stream(
         self: &Arc<Self>,
         name: &str,
         input: &mut dyn Read,
         watch: &mut ProgressFn<'_>,
     ) -> Result<TransferSummary, Error> {
-        let mut source = StreamReader { input, receiver: Receiver::new(), bytes: Vec::new() };
-        let refuse = |broken| self.broken_stream(name, broken);
-        let Event::Begun(contents) = source.next().map_err(refuse)? else {
-            return Err(refuse(source.receiver.cut().into()));
+        let mut source = StreamReader { input, receiver: StreamParser::new(), bytes: Vec::new() };
+        let refuse = |broken| self.stream_error(name, broken);
+        let StreamEvent::Begun(contents) = source.next_event().map_err(refuse)? else {
+            return Err(refuse(source.receiver.truncated_error().into()));
         };
-        let part = incomplete(name, contents.uuid);
-        let arrival = self.arrive(name, &part)?;
-        let volumes = self.list()?;
+        let part = incomplete_name(name, contents.uuid);
+        let arrival = self.begin_receive(name, &part)?;
+        let volumes = self.list_volumes()?;
         if let Some(there) = volumes.iter().find(|one| one.name == name) {
-            return self.compare(there, &contents, &mut source);
+            return self.compare_existing(there, &contents, &mut source);
         }
-        let base = self.base_of(&volumes, &contents)?;
-        self.clear_away(&volumes, &part, &contents)?;
+        let base = self.incremental_base(&volumes, &contents)?;
+        self.delete_incomplete(&volumes, &part, &contents)?;
         let StreamInfo { blocks, unit, uuid, has_checksums: checksums, .. } = contents;
         let made = match &base {
             None => VolumeOp::Create { name: part.clone(), blocks, unit, uuid, checksums },
             Some(base) => VolumeOp::Clone { from: base.name.clone(), name: part.clone(), uuid },
         };
-        self.change(made)?;
-        let filled = self.fill((name, &part), base.as_ref(), &contents, &mut source, watch);
+        self.change_volume(made)?;
+        let filled =
+            self.receive_into_volume((name, &part), base.as_ref(), &contents, &mut source, watch);
         let filled = filled.inspect_err(|_| {
             // The cause of the failure matters more than the leftovers.
-            let _ = self.change(VolumeOp::Delete { name: part.clone(), orphan: false });
+            let _ = self.change_volume(VolumeOp::Delete { name: part.clone(), orphan: false });
         });
         // The next receive does not wait for the space to be freed.
         drop(arrival);
@@ -128,7 +129,7 @@ impl OpenPool {
 
     /// Writes the stream to the volume `part`, and converts it to the snapshot. Concurrent changes by
     /// other clients are detected.
-    fn fill(
+    fn receive_into_volume(
         self: &Arc<Self>,
         (name, part): (&str, &str),
         base: Option<&VolumeInfo>,
@@ -145,39 +146,39 @@ impl OpenPool {
             );
             Error::new(ErrorCategory::Usage, text).with_hint("Send it again.".to_owned())
         };
-        let there = self.find(part)?;
+        let there = self.find_volume(part)?;
         if let Some(base) = base.filter(|base| base.id != there.origin) {
             return Err(other(&base.name));
         }
         if there.blocks != blocks {
-            self.change(VolumeOp::Resize { name: part.to_owned(), blocks })?;
+            self.change_volume(VolumeOp::Resize { name: part.to_owned(), blocks })?;
         }
-        let carrier = BlockingVolumeIo::open(self, &self.find(part)?, None)?;
-        let written = self.write_all(name, carrier, source, blocks, watch)?;
-        if self.find(part)?.id != there.id {
+        let carrier = BlockingVolumeIo::open(self, &self.find_volume(part)?, None)?;
+        let written = self.write_stream_data(name, carrier, source, blocks, watch)?;
+        if self.find_volume(part)?.id != there.id {
             return Err(other(part));
         }
-        let sealed = self.change(VolumeOp::ConvertToSnapshot {
+        let sealed = self.change_volume(VolumeOp::ConvertToSnapshot {
             name: part.to_owned(),
             to: name.into(),
             uuid,
         })?;
-        Ok((sealed.map_or_else(|| self.find(name), Ok)?, written))
+        Ok((sealed.map_or_else(|| self.find_volume(name), Ok)?, written))
     }
 
     /// Starts a receive, unless another one of the same name is in progress.
-    fn arrive(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, Error> {
+    fn begin_receive(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, Error> {
         let until = self.clock.now().after(CLEARING_MAX);
-        while !self.shared.lock().begin_to_arrive(part) {
+        while !self.shared.lock().register_receive(part) {
             if self.clock.now() > until {
-                return Err(self.arrives_already(name));
+                return Err(self.already_receiving_error(name));
             }
             tenmil_linux::named_thread::sleep(CLEARING_LOOK);
         }
         Ok(ReceiveGuard { open: self, part: part.to_owned() })
     }
 
-    fn arrives_already(&self, name: &str) -> Error {
+    fn already_receiving_error(&self, name: &str) -> Error {
         let text = format!(
             "{}: receive `{name}`: it is being received already, expected once at a time",
             self.name
@@ -187,7 +188,7 @@ impl OpenPool {
     }
 
     /// Writes the stream until its end. Returns the number of blocks of data and of holes.
-    fn write_all(
+    fn write_stream_data(
         &self,
         name: &str,
         mut carrier: BlockingVolumeIo,
@@ -198,29 +199,29 @@ impl OpenPool {
         let page = u64::from(PAGE_BYTES);
         let (mut data_blocks, mut hole_blocks) = (0, 0);
         loop {
-            let at = match source.next().map_err(|broken| self.broken_stream(name, broken))? {
-                Event::Data { block } => {
-                    self.write_politely(&mut carrier, block, &source.bytes)?;
+            let at = match source.next_event().map_err(|broken| self.stream_error(name, broken))? {
+                StreamEvent::Data { block } => {
+                    self.write_with_low_priority(&mut carrier, block, &source.bytes)?;
                     let count = source.bytes.len() as u64 / page;
                     data_blocks += count;
                     block + count
                 }
-                Event::Hole { block, blocks } => {
+                StreamEvent::Hole { block, blocks } => {
                     carrier.trim(block, blocks)?;
                     hole_blocks += blocks;
                     block + blocks
                 }
-                Event::Ended => return Ok((data_blocks, hole_blocks)),
-                Event::Begun(_) | Event::More => continue,
+                StreamEvent::Ended => return Ok((data_blocks, hole_blocks)),
+                StreamEvent::Begun(_) | StreamEvent::More => continue,
             };
             if !watch((at * page, blocks * page)) {
-                return Err(self.interrupted());
+                return Err(self.interrupted_error());
             }
         }
     }
 
     /// Writes blocks with priority for foreground I/O.
-    fn write_politely(
+    fn write_with_low_priority(
         &self,
         carrier: &mut BlockingVolumeIo,
         block: u64,
@@ -239,7 +240,7 @@ impl OpenPool {
     }
 
     /// A volume of this name exists already.
-    fn compare(
+    fn compare_existing(
         &self,
         there: &VolumeInfo,
         contents: &StreamInfo,
@@ -254,8 +255,9 @@ impl OpenPool {
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         loop {
-            let event = source.next().map_err(|broken| self.broken_stream(&there.name, broken))?;
-            if event == Event::Ended {
+            let event =
+                source.next_event().map_err(|broken| self.stream_error(&there.name, broken))?;
+            if event == StreamEvent::Ended {
                 let info = there.clone();
                 let (base, data_blocks, hole_blocks) = (None, 0, 0);
                 return Ok(TransferSummary {
@@ -270,7 +272,7 @@ impl OpenPool {
     }
 
     /// The snapshot that an incremental stream is based on.
-    fn base_of(
+    fn incremental_base(
         &self,
         volumes: &[VolumeInfo],
         contents: &StreamInfo,
@@ -302,7 +304,7 @@ impl OpenPool {
     }
 
     /// Deletes the leftovers of an earlier receive of the same snapshot.
-    fn clear_away(
+    fn delete_incomplete(
         &self,
         volumes: &[VolumeInfo],
         part: &str,
@@ -318,12 +320,12 @@ impl OpenPool {
                 format!("Delete `{part}` if it is not needed, or receive under another name.");
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
-        self.change(VolumeOp::Delete { name: part.into(), orphan: false })?;
+        self.change_volume(VolumeOp::Delete { name: part.into(), orphan: false })?;
         self.wait_for_reclaim(GIVING_BACK_MAX);
         Ok(())
     }
 
-    fn broken_stream(&self, name: &str, broken: StreamReadError) -> Error {
+    fn stream_error(&self, name: &str, broken: StreamReadError) -> Error {
         let from = format!("{}: receive `{name}`", self.name);
         match broken {
             StreamReadError::Stream(error) => {

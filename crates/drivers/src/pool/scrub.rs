@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tenmil_base::{IoStatus, Span};
 use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 
-use super::blocking_io::BlockingVolumeIo;
-use super::page_io::StorePages;
+use super::blocking_volume_io::BlockingVolumeIo;
+use super::page_io::PoolPages;
 use super::send_stream::ProgressFn;
-use super::throttle::Throttle;
+use super::throttle::RateThrottle;
 use super::{OpenPool, PAGE_BYTES};
 use tenmil_base::Error;
 
@@ -64,11 +64,11 @@ pub(super) const STREAM_WAIT_MAX: Span = Span::from_ms(4);
 const POLITE_REST: Span = Span::from_us(500);
 
 /// A scrub in progress.
-struct Scrub<'a, 'b> {
+struct ScrubJob<'a, 'b> {
     open: &'a Arc<OpenPool>,
     infos: Vec<VolumeInfo>,
     watch: &'a mut ProgressFn<'b>,
-    pace: Throttle,
+    pace: RateThrottle,
     done: u64,
     total: u64,
 }
@@ -94,14 +94,14 @@ impl OpenPool {
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
     ) -> Result<Vec<VolumeScrubReport>, Error> {
-        let infos = self.list()?;
-        let pace = Throttle { rate, clock: self.clock };
-        let mut scrub = Scrub { open: self, infos, watch, pace, done: 0, total: 0 };
+        let infos = self.list_volumes()?;
+        let pace = RateThrottle { rate, clock: self.clock };
+        let mut scrub = ScrubJob { open: self, infos, watch, pace, done: 0, total: 0 };
         let infos = scrub.infos.clone();
         for info in &infos {
-            scrub.total += scrub.blocks_of(info);
+            scrub.total += scrub.block_count(info);
         }
-        infos.iter().filter_map(|info| scrub.volume(info).transpose()).collect()
+        infos.iter().filter_map(|info| scrub.scrub_volume(info).transpose()).collect()
     }
 
     /// Waits while there is foreground I/O, at most `wait_max`. Returns how many blocks may be
@@ -118,12 +118,12 @@ impl OpenPool {
     }
 }
 
-impl Scrub<'_, '_> {
+impl ScrubJob<'_, '_> {
     /// Number of own blocks of a volume, as far as the maps are readable.
-    fn blocks_of(&self, info: &VolumeInfo) -> u64 {
+    fn block_count(&self, info: &VolumeInfo) -> u64 {
         let mut blocks = 0;
         // Damage is reported when it is read.
-        let _ = self.open.differences(self.base_of(info), info, &mut |piece| {
+        let _ = self.open.for_each_difference(self.origin_of(info), info, &mut |piece| {
             blocks += if piece.is_mapped { piece.blocks } else { 0 };
             Ok(())
         });
@@ -131,31 +131,31 @@ impl Scrub<'_, '_> {
     }
 
     /// The origin of a volume, if it exists.
-    fn base_of(&self, info: &VolumeInfo) -> Option<&VolumeInfo> {
+    fn origin_of(&self, info: &VolumeInfo) -> Option<&VolumeInfo> {
         self.infos.iter().find(|one| one.id == info.origin)
     }
 
     /// Reads a volume. `None` if it has been deleted meanwhile.
-    fn volume(&mut self, info: &VolumeInfo) -> Result<Option<VolumeScrubReport>, Error> {
+    fn scrub_volume(&mut self, info: &VolumeInfo) -> Result<Option<VolumeScrubReport>, Error> {
         let mut seen =
             VolumeScrubReport { info: info.clone(), blocks: 0, bad_blocks: 0, bad: Vec::new() };
         let mut from = 0;
         loop {
-            let base = self.base_of(info).cloned();
-            let ScanResult::Lost(block) = self.go_through(base.as_ref(), from, &mut seen)? else {
+            let base = self.origin_of(info).cloned();
+            let ScanResult::Lost(block) = self.scrub_from(base.as_ref(), from, &mut seen)? else {
                 return Ok(Some(seen));
             };
-            self.infos = self.open.list()?;
+            self.infos = self.open.list_volumes()?;
             let Some(now) = self.infos.iter().find(|one| one.id == info.id).cloned() else {
                 return Ok(None);
             };
             let is_changed = now.origin != seen.info.origin
-                || self.base_of(&now).map(|base| base.id) != base.map(|base| base.id);
+                || self.origin_of(&now).map(|base| base.id) != base.map(|base| base.id);
             seen.info = now;
             if !is_changed {
                 let blocks = info.blocks - block.min(info.blocks);
                 let (at, cause) = (0, DamageCause::Metadata);
-                seen.note(DamagedRun { block, blocks, at, cause, shared_with: Vec::new() });
+                seen.add_damage(DamagedRun { block, blocks, at, cause, shared_with: Vec::new() });
                 return Ok(Some(seen));
             }
             // Its origin, which was compared with, has been deleted: continue with the new one.
@@ -164,7 +164,7 @@ impl Scrub<'_, '_> {
     }
 
     /// Reads the blocks that a volume has and its base has not, from a block on.
-    fn go_through(
+    fn scrub_from(
         &mut self,
         base: Option<&VolumeInfo>,
         from: u64,
@@ -174,12 +174,12 @@ impl Scrub<'_, '_> {
         let read_only = VolumeInfo { is_read_only: true, ..seen.info.clone() };
         let mut carrier = BlockingVolumeIo::open(self.open, &read_only, None)?;
         let (open, mut end, mut halt) = (Arc::clone(self.open), from, None);
-        let whole = open.differences(base, &read_only, &mut |piece| {
+        let whole = open.for_each_difference(base, &read_only, &mut |piece| {
             // Growth since the start is not scrubbed.
             let last = (piece.block + piece.blocks).min(read_only.blocks);
             let first = piece.block.max(from).min(last);
             if piece.is_mapped
-                && let Err(error) = self.read(&mut carrier, first..last, seen)
+                && let Err(error) = self.read_and_verify(&mut carrier, first..last, seen)
             {
                 halt = Some(error.clone());
                 return Err(error);
@@ -195,7 +195,7 @@ impl Scrub<'_, '_> {
     }
 
     /// Reads some blocks of a volume.
-    fn read(
+    fn read_and_verify(
         &mut self,
         carrier: &mut BlockingVolumeIo,
         blocks: Range<u64>,
@@ -216,8 +216,9 @@ impl Scrub<'_, '_> {
             // Volumes may grow while they are read.
             let progress = (self.done * page, self.total.max(self.done) * page);
             let continues = &mut || (self.watch)(progress);
-            if !(continues() && self.pace.rest(u64::from(count) * page, began, continues)) {
-                return Err(self.open.interrupted());
+            if !(continues() && self.pace.sleep_to_rate(u64::from(count) * page, began, continues))
+            {
+                return Err(self.open.interrupted_error());
             }
         }
         Ok(())
@@ -235,42 +236,43 @@ impl Scrub<'_, '_> {
             if carrier.verify(block, 1).is_ok() {
                 continue;
             }
-            let place = self.place(info, block);
+            let place = self.pool_block(info, block);
             // It may have been trimmed, or the volume deleted or shrunk, meanwhile.
-            if place == Ok(None) || (place.is_err() && !self.has(info, block)?) {
+            if place == Ok(None) || (place.is_err() && !self.has_block(info, block)?) {
                 continue;
             }
             let (at, cause) = match place {
-                Ok(Some(at)) => (at, self.cause(at)),
+                Ok(Some(at)) => (at, self.damage_cause(at)),
                 _ => (0, DamageCause::Metadata),
             };
             let others = self.infos.iter().filter(|other| other.id != info.id);
-            let has_it = |other: &&VolumeInfo| at > 0 && self.place(other, block) == Ok(Some(at));
+            let has_it =
+                |other: &&VolumeInfo| at > 0 && self.pool_block(other, block) == Ok(Some(at));
             let shared_with: Vec<String> =
                 others.filter(has_it).map(|other| other.name.clone()).collect();
-            seen.note(DamagedRun { block, blocks: 1, at, cause, shared_with });
+            seen.add_damage(DamagedRun { block, blocks: 1, at, cause, shared_with });
         }
         Ok(())
     }
 
     /// Whether a volume exists and has a block.
-    fn has(&self, info: &VolumeInfo, block: u64) -> Result<bool, Error> {
-        let volumes = self.open.list()?;
+    fn has_block(&self, info: &VolumeInfo, block: u64) -> Result<bool, Error> {
+        let volumes = self.open.list_volumes()?;
         Ok(volumes.iter().any(|one| one.id == info.id && block < one.blocks))
     }
 
     /// The pool block of a volume block; `Err` if it is unknown.
-    fn place(&self, info: &VolumeInfo, block: u64) -> Result<Option<u64>, ()> {
-        match self.open.ask(PoolRequest::Extent { volume: info.id, block }) {
+    fn pool_block(&self, info: &VolumeInfo, block: u64) -> Result<Option<u64>, ()> {
+        match self.open.run_request(PoolRequest::Extent { volume: info.id, block }) {
             Ok(PoolResponse::Extent { at, .. }) => Ok(at),
             _ => Err(()),
         }
     }
 
     /// Cause of damage of a pool block that failed verification.
-    fn cause(&self, at: u64) -> DamageCause {
-        let pages = StorePages::open(self.open, 1).map_err(|_| IoStatus::INTERNAL_ERROR);
-        match pages.and_then(|mut pages| pages.up_to(at)?.read(at, &mut [0; 4096])) {
+    fn damage_cause(&self, at: u64) -> DamageCause {
+        let pages = PoolPages::open(self.open, 1).map_err(|_| IoStatus::INTERNAL_ERROR);
+        match pages.and_then(|mut pages| pages.channel_up_to(at)?.read(at, &mut [0; 4096])) {
             Ok(()) => DamageCause::Checksum,
             Err(_) => DamageCause::Unread,
         }
@@ -279,7 +281,7 @@ impl Scrub<'_, '_> {
 
 impl VolumeScrubReport {
     /// Records damaged blocks; extends the last run if they continue it.
-    fn note(&mut self, bad: DamagedRun) {
+    fn add_damage(&mut self, bad: DamagedRun) {
         self.bad_blocks += bad.blocks;
         let has_space = self.bad.len() < BAD_MAX;
         let last = self.bad.last_mut().filter(|last| {

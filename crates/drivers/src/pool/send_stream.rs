@@ -4,10 +4,10 @@ use std::io::Write;
 use std::sync::Arc;
 
 use tenmil_base::ErrorCategory;
-use tenmil_volume::stream::{DATA_BLOCKS_MAX, Sender, StreamInfo};
+use tenmil_volume::stream::{DATA_BLOCKS_MAX, StreamEncoder, StreamInfo};
 use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 
-use super::blocking_io::BlockingVolumeIo;
+use super::blocking_volume_io::BlockingVolumeIo;
 use super::scrub::STREAM_WAIT_MAX;
 use super::{OpenPool, PAGE_BYTES};
 use tenmil_base::Error;
@@ -34,7 +34,7 @@ impl ChangedRange {
     }
 
     /// Whether `next` continues this range with the same state.
-    const fn goes_on_in(&self, next: &Self) -> bool {
+    const fn is_continued_by(&self, next: &Self) -> bool {
         let is_alike = self.is_mapped == next.is_mapped && self.is_parents == next.is_parents;
         self.block + self.blocks == next.block && is_alike
     }
@@ -65,13 +65,13 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, a map is damaged, or `each` fails.
-    pub fn differences(
+    pub fn for_each_difference(
         &self,
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
         each: &mut dyn FnMut(ChangedRange) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.differ_from(base, info, 0, &mut |changed| each(changed).map(|()| true))
+        self.for_each_difference_from(base, info, 0, &mut |changed| each(changed).map(|()| true))
     }
 
     /// The first `most` ranges from a block on, and where to continue if there may be more.
@@ -79,7 +79,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or a map is damaged.
-    pub fn differences_from(
+    pub fn differing_range(
         &self,
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
@@ -87,7 +87,7 @@ impl OpenPool {
         most: usize,
     ) -> Result<(Vec<ChangedRange>, Option<u64>), Error> {
         let mut found = Vec::new();
-        self.differ_from(base, info, from, &mut |changed| {
+        self.for_each_difference_from(base, info, from, &mut |changed| {
             found.push(changed);
             Ok(found.len() < most)
         })?;
@@ -97,7 +97,7 @@ impl OpenPool {
     }
 
     /// Calls `each` with the ranges that differ from a block on, until it returns false.
-    fn differ_from(
+    fn for_each_difference_from(
         &self,
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
@@ -107,7 +107,8 @@ impl OpenPool {
         let (volume, base) = (info.id, base.map_or(0, |base| base.id));
         let (mut at, mut last): (u64, Option<ChangedRange>) = (from, None);
         loop {
-            let completion = self.ask(PoolRequest::Difference { volume, base, block: at })?;
+            let completion =
+                self.run_request(PoolRequest::Difference { volume, base, block: at })?;
             let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = completion else {
                 break;
             };
@@ -117,7 +118,7 @@ impl OpenPool {
             }
             at = block + blocks;
             match &mut last {
-                Some(last) if last.goes_on_in(&changed) => {
+                Some(last) if last.is_continued_by(&changed) => {
                     last.blocks += blocks;
                 }
                 _ => {
@@ -138,7 +139,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If one is not a snapshot, blocks cannot be read, `out` fails, or `watch` returns false.
-    pub fn send(
+    pub fn send_stream(
         self: &Arc<Self>,
         opener: &Opener<'_>,
         base: Option<&str>,
@@ -146,17 +147,17 @@ impl OpenPool {
         out: &mut dyn Write,
         watch: &mut ProgressFn<'_>,
     ) -> Result<TransferSummary, Error> {
-        let info = self.snapshot(name)?;
-        let base = base.map(|base| self.snapshot(base)).transpose()?;
+        let info = self.find_snapshot(name)?;
+        let base = base.map(|base| self.find_snapshot(base)).transpose()?;
         // Other clients stay active, and must not delete these.
-        let _held = self.hold(&info)?;
-        let _held_base = base.as_ref().map(|base| self.hold(base)).transpose()?;
+        let _held = self.pin_volume(&info)?;
+        let _held_base = base.as_ref().map(|base| self.pin_volume(base)).transpose()?;
         let mut total = 0;
-        self.differences(base.as_ref(), &info, &mut |changed| {
+        self.for_each_difference(base.as_ref(), &info, &mut |changed| {
             total += if changed.has_data() { changed.blocks } else { 0 };
             Ok(())
         })?;
-        let (sender, head) = Sender::begin(&StreamInfo {
+        let (sender, head) = StreamEncoder::head(&StreamInfo {
             store: self.uuid(),
             uuid: info.uuid,
             name: info.name.clone(),
@@ -170,18 +171,18 @@ impl OpenPool {
         let buffer = vec![0; (room * PAGE_BYTES) as usize];
         let mut way = StreamInProgress { sender, carrier, buffer, out, watch, done: 0, total };
         let mut hole_blocks = 0;
-        way.put(&head).map_err(|error| self.broken(&error))?;
-        self.differences(base.as_ref(), &info, &mut |changed| {
+        way.write_bytes(&head).map_err(|error| self.write_error(&error))?;
+        self.for_each_difference(base.as_ref(), &info, &mut |changed| {
             if changed.has_data() {
                 return self.send_data(&mut way, changed);
             }
             hole_blocks += changed.blocks;
-            let record = way.sender.hole(changed.block, changed.blocks);
-            way.put(&record).map_err(|error| self.broken(&error))
+            let record = way.sender.hole_record(changed.block, changed.blocks);
+            way.write_bytes(&record).map_err(|error| self.write_error(&error))
         })?;
-        let end = way.sender.end();
+        let end = way.sender.end_record();
         let ended = way.out.write_all(&end).and_then(|()| way.out.flush());
-        ended.map_err(|error| self.broken(&error))?;
+        ended.map_err(|error| self.write_error(&error))?;
         Ok(TransferSummary { info, base, data_blocks: total, hole_blocks, was_there: false })
     }
 
@@ -197,22 +198,22 @@ impl OpenPool {
             let len = (way.buffer.len() as u64).min((end - at).min(polite) * page);
             let (blocks, len) = (len / page, usize::try_from(len).unwrap_or(0));
             way.carrier.read(at, &mut way.buffer[..len])?;
-            let record = way.sender.data(at, &way.buffer[..len]);
+            let record = way.sender.data_record(at, &way.buffer[..len]);
             let put = way.out.write_all(&record);
             put.and_then(|()| way.out.write_all(&way.buffer[..len]))
-                .map_err(|error| self.broken(&error))?;
+                .map_err(|error| self.write_error(&error))?;
             at += blocks;
             way.done += blocks;
             if !(way.watch)((way.done * page, way.total * page)) {
-                return Err(self.interrupted());
+                return Err(self.interrupted_error());
             }
         }
         Ok(())
     }
 
     /// The snapshot with this name; a writable volume is rejected.
-    pub(super) fn snapshot(&self, name: &str) -> Result<VolumeInfo, Error> {
-        let info = self.find(name)?;
+    pub(super) fn find_snapshot(&self, name: &str) -> Result<VolumeInfo, Error> {
+        let info = self.find_volume(name)?;
         if info.is_read_only {
             return Ok(info);
         }
@@ -224,18 +225,18 @@ impl OpenPool {
         Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }
 
-    pub(super) fn interrupted(&self) -> Error {
+    pub(super) fn interrupted_error(&self) -> Error {
         Error::new(ErrorCategory::Environment, format!("{}: the stream was interrupted", self.name))
     }
 
-    fn broken(&self, error: &std::io::Error) -> Error {
+    fn write_error(&self, error: &std::io::Error) -> Error {
         Error::new(ErrorCategory::Environment, format!("{}: write the stream: {error}", self.name))
     }
 }
 
 /// State of a send in progress.
 struct StreamInProgress<'a> {
-    sender: Sender,
+    sender: StreamEncoder,
     carrier: BlockingVolumeIo,
     buffer: Vec<u8>,
     out: &'a mut dyn Write,
@@ -245,7 +246,7 @@ struct StreamInProgress<'a> {
 }
 
 impl StreamInProgress<'_> {
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    fn write_bytes(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.out.write_all(bytes)
     }
 }

@@ -1,18 +1,18 @@
 //! Volumes on devices that are opened, closed and removed.
 
+mod cached_reads;
 mod checks;
+mod checksums;
 mod devices;
-mod growing;
-mod known;
+mod grow_rejected;
 mod losses;
 mod lost_writes;
-mod made;
-mod outside;
-mod shorter;
-mod sizes;
-mod spellings;
+mod parented_volumes;
+mod pool_identity;
+mod pool_volume_kind;
+mod resize_notification;
+mod shrunken_device;
 mod streams;
-mod sums;
 mod thick;
 
 use std::sync::Arc;
@@ -24,15 +24,16 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::{Clock, NamedThread};
 
-pub(crate) use self::made::StoredKind;
+pub(crate) use self::pool_volume_kind::PoolVolumeKind;
 use super::{
-    CapacityState, CreateResult, OpenPool, VolumeOp, VolumeRef, check, create, subscribe_capacity,
+    CapacityState, CreateResult, OpenPool, VolumeOp, VolumeRef, check_closed_pool, create_pool,
+    subscribe_capacity,
 };
 use tenmil_base::Error;
 use tenmil_block::{OpenedDevice, Opener};
 
 /// A file with a pool, and memory for requests.
-struct Bench {
+struct PoolFixture {
     directory: tempfile::TempDir,
     regions: RegionTable,
     memory: Region,
@@ -40,7 +41,7 @@ struct Bench {
 }
 
 /// A channel, and the parts of its requests.
-struct Hand {
+struct VolumeClient {
     backend: Box<dyn IoChannel>,
     regions: RegionTable,
     memory: Segment,
@@ -49,14 +50,14 @@ struct Hand {
 
 const PAGE: u32 = 4096;
 
-impl Bench {
+impl PoolFixture {
     fn new(size: &str) -> Self {
         let regions = RegionTable::new(400);
         let memory = regions.allocate_region(16 << 20).unwrap();
         let (directory, clock) = (tempfile::tempdir().unwrap(), Clock::start());
         let bench = Self { directory, regions, memory, clock };
         let device = format!("{}&size={size}", bench.device()).parse().unwrap();
-        create(&bench.opener(), &device, "tests", false).unwrap();
+        create_pool(&bench.opener(), &device, "tests", false).unwrap();
         bench
     }
 
@@ -68,39 +69,39 @@ impl Bench {
         Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: crate::KINDS }
     }
 
-    fn store(&self) -> Arc<OpenPool> {
-        let place = VolumeRef::on(&self.device().parse().unwrap());
+    fn open_pool(&self) -> Arc<OpenPool> {
+        let place = VolumeRef::pool_on(&self.device().parse().unwrap());
         OpenPool::open(&self.opener(), &place).unwrap()
     }
 
-    fn create(&self, name: &str, blocks: u64) {
+    fn create_volume(&self, name: &str, blocks: u64) {
         let name = name.into();
-        self.store()
-            .change(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
+        self.open_pool()
+            .change_volume(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
             .unwrap();
     }
 
-    fn open(&self, name: &str) -> Result<OpenedDevice, Error> {
+    fn open_volume(&self, name: &str) -> Result<OpenedDevice, Error> {
         let uri = format!("volume:[{}]/{name}", self.device());
         self.opener().open(&uri.parse().unwrap())
     }
 
     /// A channel with its own memory.
-    fn hand(&self, medium: &dyn BlockDevice, number: u32) -> Hand {
+    fn volume_client(&self, medium: &dyn BlockDevice, number: u32) -> VolumeClient {
         let memory = self.memory.segment().slice(number << 20, 1 << 20).unwrap();
         let (regions, clock) = (self.regions.clone(), self.clock);
-        Hand { backend: medium.channel().unwrap(), regions, memory, clock }
+        VolumeClient { backend: medium.channel().unwrap(), regions, memory, clock }
     }
 
     fn is_clean(&self) -> bool {
-        let place = VolumeRef::on(&self.device().parse().unwrap());
-        let checked = check(&self.opener(), &place).unwrap();
+        let place = VolumeRef::pool_on(&self.device().parse().unwrap());
+        let checked = check_closed_pool(&self.opener(), &place).unwrap();
         checked.damaged.is_empty() && checked.report.findings.is_empty()
     }
 }
 
-impl Hand {
-    fn begin(&mut self, operation: Operation, lba: u64, blocks: u32) {
+impl VolumeClient {
+    fn submit(&mut self, operation: Operation, lba: u64, blocks: u32) {
         let moves = matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
         let request = Request {
             lba,
@@ -115,13 +116,13 @@ impl Hand {
         assert_eq!(self.backend.submit(self.clock.now(), &[request], &[memory]), 1);
     }
 
-    fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
-        self.begin(operation, lba, blocks);
-        self.end()
+    fn run_request(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
+        self.submit(operation, lba, blocks);
+        self.wait()
     }
 
     /// The outcome of the request that was started.
-    fn end(&mut self) -> IoStatus {
+    fn wait(&mut self) -> IoStatus {
         let mut completions = CompletionBatch::with_capacity(1);
         let until = self.clock.now().after(Span::from_secs(60));
         loop {
@@ -137,13 +138,13 @@ impl Hand {
 
     fn write(&mut self, lba: u64, blocks: u32, byte: u8) {
         self.regions.fill(self.memory, byte).unwrap();
-        assert_eq!(self.run(Operation::Write, lba, blocks), IoStatus::SUCCESS);
+        assert_eq!(self.run_request(Operation::Write, lba, blocks), IoStatus::SUCCESS);
     }
 
     /// The first byte of each block.
     fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
         self.regions.fill(self.memory, 0xee).unwrap();
-        assert_eq!(self.run(Operation::Read, lba, blocks), IoStatus::SUCCESS);
+        assert_eq!(self.run_request(Operation::Read, lba, blocks), IoStatus::SUCCESS);
         let mut bytes = vec![0; (blocks * PAGE) as usize];
         self.regions.load(self.memory.slice(0, blocks * PAGE).unwrap(), &mut bytes).unwrap();
         bytes.chunks(PAGE as usize).map(|block| block[0]).collect()
@@ -151,30 +152,30 @@ impl Hand {
 }
 
 #[test]
-fn a_store_is_open_once_and_each_volume_is_written_by_one() {
-    let bench = Bench::new("8m");
-    bench.create("a", 64);
-    bench.create("b", 64);
-    let (first, second) = (bench.open("a").unwrap(), bench.open("b").unwrap());
-    let twice = bench.open("a").unwrap_err().to_string();
+fn pool_is_opened_once_and_each_volume_has_one_writer() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 64);
+    bench.create_volume("b", 64);
+    let (first, second) = (bench.open_volume("a").unwrap(), bench.open_volume("b").unwrap());
+    let twice = bench.open_volume("a").unwrap_err().to_string();
     assert!(twice.contains("already open for writing in this process"), "{twice}");
-    bench.hand(&*first.medium, 0).write(0, 1, 1);
-    bench.hand(&*second.medium, 0).write(0, 1, 2);
-    assert_eq!(bench.hand(&*first.medium, 0).read(0, 2), [1, 0]);
-    assert_eq!(bench.hand(&*second.medium, 0).read(0, 1), [2]);
+    bench.volume_client(&*first.medium, 0).write(0, 1, 1);
+    bench.volume_client(&*second.medium, 0).write(0, 1, 2);
+    assert_eq!(bench.volume_client(&*first.medium, 0).read(0, 2), [1, 0]);
+    assert_eq!(bench.volume_client(&*second.medium, 0).read(0, 1), [2]);
     drop(first);
-    let again = bench.open("a").unwrap();
-    assert_eq!(bench.hand(&*again.medium, 0).read(0, 1), [1]);
+    let again = bench.open_volume("a").unwrap();
+    assert_eq!(bench.volume_client(&*again.medium, 0).read(0, 1), [1]);
     assert!(again.existing[0].to_string().contains("4096 of 262144 bytes written"));
 }
 
 #[test]
-fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
-    let bench = Bench::new("64m");
-    bench.create("outer", 8192);
+fn pools_can_be_nested_and_concurrent_opens_share_one() {
+    let bench = PoolFixture::new("64m");
+    bench.create_volume("outer", 8192);
     let outer = format!("volume:[{}]/outer", bench.device());
-    create(&bench.opener(), &outer.parse().unwrap(), "inner", true).unwrap();
-    let place = VolumeRef::on(&outer.parse().unwrap());
+    create_pool(&bench.opener(), &outer.parse().unwrap(), "inner", true).unwrap();
+    let place = VolumeRef::pool_on(&outer.parse().unwrap());
     let opened: Vec<NamedThread<Arc<OpenPool>>> = (0..4)
         .map(|_| {
             let (regions, clock, place) = (bench.regions.clone(), bench.clock, place.clone());
@@ -189,13 +190,13 @@ fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
     assert!(opened.iter().all(|one| Arc::ptr_eq(one, &opened[0])));
     let change =
         VolumeOp::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1, checksums: false };
-    opened[0].change(change).unwrap();
+    opened[0].change_volume(change).unwrap();
     drop(opened);
     let uri = place.with_name("v");
-    bench.hand(&*bench.opener().open(&uri).unwrap().medium, 0).write(7, 1, 3);
+    bench.volume_client(&*bench.opener().open(&uri).unwrap().medium, 0).write(7, 1, 3);
     let again = bench.opener().open(&uri).unwrap();
-    assert_eq!(bench.hand(&*again.medium, 0).read(6, 2), [0, 3]);
-    let unknown = VolumeRef::on(&"volume:[tape:]/x".parse().unwrap());
+    assert_eq!(bench.volume_client(&*again.medium, 0).read(6, 2), [0, 3]);
+    let unknown = VolumeRef::pool_on(&"volume:[tape:]/x".parse().unwrap());
     for _ in 0..2 {
         let error = OpenPool::open(&bench.opener(), &unknown).unwrap_err();
         assert!(error.to_string().contains("no devices of kind `tape`"), "{error}");
@@ -203,17 +204,17 @@ fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
 }
 
 #[test]
-fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
-    let bench = Bench::new("8m");
-    bench.create("a", 4096);
+fn capacity_events_reach_subscribers() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 4096);
     let (sender, told) = std::sync::mpsc::channel();
     let device = bench.device();
     subscribe_capacity(move |new_events| {
         // After the test, the receiver is gone.
         let _ = if new_events.device == device { sender.send(new_events.clone()) } else { Ok(()) };
     });
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     let next = || told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     // Of 2048 blocks, 128 are reserved.
     let mut at = 0;
@@ -229,15 +230,15 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
             "{new_events}"
         );
     }
-    while hand.run(Operation::Write, at, 16) == IoStatus::SUCCESS {
+    while hand.run_request(Operation::Write, at, 16) == IoStatus::SUCCESS {
         at += 16;
     }
-    assert_eq!(hand.run(Operation::Write, at, 16), IoStatus::CAPACITY_EXCEEDED);
+    assert_eq!(hand.run_request(Operation::Write, at, 16), IoStatus::CAPACITY_EXCEEDED);
     assert_eq!(next().fill, CapacityState::Full);
     drop((hand, opened));
     let delete = VolumeOp::Delete { name: "a".into(), orphan: false };
-    let store = bench.store();
-    store.change(delete).unwrap();
+    let store = bench.open_pool();
+    store.change_volume(delete).unwrap();
     assert!(store.wait_for_reclaim(Span::from_secs(60)));
     let relieved =
         std::iter::from_fn(|| Some(next().fill)).find(|fill| *fill == CapacityState::Below(80));
@@ -245,63 +246,67 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
 }
 
 #[test]
-fn what_somebody_has_open_is_neither_deleted_nor_shortened_nor_taken_back() {
-    let bench = Bench::new("8m");
-    bench.create("a", 64);
-    let store = bench.store();
+fn open_volume_is_not_deleted_shrunk_or_rolled_back() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 64);
+    let store = bench.open_pool();
     let snapshot =
         |name: &str| VolumeOp::Snapshot { volume: "a".into(), name: name.into(), uuid: 1 };
-    store.change(snapshot("s")).unwrap();
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+    store.change_volume(snapshot("s")).unwrap();
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(60, 4, 7);
     let delete = |name: &str| VolumeOp::Delete { name: name.into(), orphan: false };
     let revert = VolumeOp::Rollback { volume: "a".into(), snapshot: "s".into() };
     let resize = |blocks| VolumeOp::Resize { name: "a".into(), blocks };
     for change in [delete("a"), revert.clone(), resize(63)] {
-        let refused = store.change(change.clone()).unwrap_err();
+        let refused = store.change_volume(change.clone()).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("it is open in process"), "{change:?}: {text}");
         assert!(refused.hint().is_some_and(|hint| hint.contains("repeat the command")));
     }
     // A snapshot that is not open has no owner.
-    let parent = bench.open("s").unwrap();
-    assert!(store.change(delete("s")).unwrap_err().to_string().contains("delete `s`"));
-    store.change(snapshot("t")).unwrap();
-    store.change(delete("t")).unwrap();
-    store.change(VolumeOp::Rename { name: "a".into(), to: "b".into() }).unwrap();
-    store.change(VolumeOp::Resize { name: "b".into(), blocks: 128 }).unwrap();
+    let parent = bench.open_volume("s").unwrap();
+    assert!(store.change_volume(delete("s")).unwrap_err().to_string().contains("delete `s`"));
+    store.change_volume(snapshot("t")).unwrap();
+    store.change_volume(delete("t")).unwrap();
+    store.change_volume(VolumeOp::Rename { name: "a".into(), to: "b".into() }).unwrap();
+    store.change_volume(VolumeOp::Resize { name: "b".into(), blocks: 128 }).unwrap();
     assert_eq!(hand.read(59, 5), [0, 7, 7, 7, 7], "he goes on");
-    assert_eq!(hand.run(Operation::Read, 64, 1), IoStatus::LBA_OUT_OF_RANGE, "to his old end");
+    assert_eq!(
+        hand.run_request(Operation::Read, 64, 1),
+        IoStatus::LBA_OUT_OF_RANGE,
+        "to his old end"
+    );
     drop((hand, opened, parent));
-    let again = bench.open("b").unwrap();
-    assert_eq!(bench.hand(&*again.medium, 0).read(63, 2), [7, 0]);
+    let again = bench.open_volume("b").unwrap();
+    assert_eq!(bench.volume_client(&*again.medium, 0).read(63, 2), [7, 0]);
     drop(again);
     let revert = VolumeOp::Rollback { volume: "b".into(), snapshot: "s".into() };
-    assert_eq!(store.change(revert).unwrap().unwrap().blocks, 64);
-    store.change(delete("b")).unwrap();
-    store.change(delete("s")).unwrap();
+    assert_eq!(store.change_volume(revert).unwrap().unwrap().blocks, 64);
+    store.change_volume(delete("b")).unwrap();
+    store.change_volume(delete("s")).unwrap();
     drop(store);
     assert!(bench.is_clean());
 }
 
 #[test]
-fn a_store_is_settled_when_all_is_given_back_although_others_go_on() {
-    let bench = Bench::new("64m");
-    bench.create("a", 4096);
-    bench.create("b", 4096);
-    let opened = bench.open("a").unwrap();
-    let filled = bench.open("b").unwrap();
-    (0..64).for_each(|at| bench.hand(&*filled.medium, 1).write(at * 16, 16, 1));
+fn wait_for_reclaim_ends_despite_other_io() {
+    let bench = PoolFixture::new("64m");
+    bench.create_volume("a", 4096);
+    bench.create_volume("b", 4096);
+    let opened = bench.open_volume("a").unwrap();
+    let filled = bench.open_volume("b").unwrap();
+    (0..64).for_each(|at| bench.volume_client(&*filled.medium, 1).write(at * 16, 16, 1));
     drop(filled);
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     // The request is in flight until its completion is polled.
-    hand.begin(Operation::Write, 7, 1);
-    let store = bench.store();
-    store.change(VolumeOp::Delete { name: "b".into(), orphan: false }).unwrap();
+    hand.submit(Operation::Write, 7, 1);
+    let store = bench.open_pool();
+    store.change_volume(VolumeOp::Delete { name: "b".into(), orphan: false }).unwrap();
     assert!(store.wait_for_reclaim(Span::from_secs(30)));
     assert!(!store.shared.lock().store.is_idle(), "what is under way is not waited for");
-    assert_eq!(hand.end(), IoStatus::SUCCESS);
+    assert_eq!(hand.wait(), IoStatus::SUCCESS);
     drop((hand, opened));
     assert!(store.wait_for_reclaim(Span::from_secs(30)));
     assert!(store.shared.lock().store.is_idle());
@@ -310,65 +315,68 @@ fn a_store_is_settled_when_all_is_given_back_although_others_go_on() {
 }
 
 #[test]
-fn a_store_that_is_there_is_not_made_again() {
-    let bench = Bench::new("8m");
-    bench.create("a", 64);
+fn existing_pool_is_not_recreated() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 64);
     let device = bench.device().parse().unwrap();
-    let again = create(&bench.opener(), &device, "tests", false).unwrap();
+    let again = create_pool(&bench.opener(), &device, "tests", false).unwrap();
     assert_eq!(again, CreateResult { blocks: 2048, was_there: true });
-    assert!(bench.store().find("a").is_ok());
-    let error = create(&bench.opener(), &device, "other", false).unwrap_err().to_string();
+    assert!(bench.open_pool().find_volume("a").is_ok());
+    let error = create_pool(&bench.opener(), &device, "other", false).unwrap_err().to_string();
     assert!(error.contains("would destroy"), "{error}");
     let pool = bench.directory.path().join("pool");
     let file = std::fs::OpenOptions::new().write(true).open(pool).unwrap();
     file.set_len(12 << 20).unwrap();
-    let error = create(&bench.opener(), &device, "tests", false).unwrap_err().to_string();
+    let error = create_pool(&bench.opener(), &device, "tests", false).unwrap_err().to_string();
     assert!(error.contains("would destroy"), "it is not as large as its device: {error}");
-    let anew = create(&bench.opener(), &device, "tests", true).unwrap();
+    let anew = create_pool(&bench.opener(), &device, "tests", true).unwrap();
     assert_eq!(anew, CreateResult { blocks: 3072, was_there: false });
-    assert!(bench.store().find("a").is_err());
+    assert!(bench.open_pool().find_volume("a").is_err());
 }
 
 #[test]
-fn what_was_written_is_there_when_a_store_was_closed_without_a_flush() {
-    let bench = Bench::new("8m");
-    bench.create("a", 64);
-    bench.hand(&*bench.open("a").unwrap().medium, 0).write(3, 2, 7);
-    assert_eq!(bench.hand(&*bench.open("a").unwrap().medium, 0).read(2, 4), [0, 7, 7, 0]);
+fn closing_a_pool_flushes_written_data() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 64);
+    bench.volume_client(&*bench.open_volume("a").unwrap().medium, 0).write(3, 2, 7);
+    assert_eq!(
+        bench.volume_client(&*bench.open_volume("a").unwrap().medium, 0).read(2, 4),
+        [0, 7, 7, 0]
+    );
     assert!(bench.is_clean());
 }
 
 #[test]
-fn a_store_that_was_only_read_is_not_written_to() {
-    let bench = Bench::new("8m");
-    bench.create("a", 64);
+fn pool_opened_for_reading_is_not_written() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 64);
     bench.snapshot("a", "s");
-    let generation = bench.store().generation();
-    let opened = bench.open("s").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let generation = bench.open_pool().generation();
+    let opened = bench.open_volume("s").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     assert_eq!(hand.read(0, 1), [0]);
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     drop((hand, opened));
-    assert_eq!(bench.store().generation(), generation);
+    assert_eq!(bench.open_pool().generation(), generation);
 }
 
 #[test]
-fn a_channel_that_goes_in_the_middle_of_its_requests_holds_nobody_up() {
-    let bench = Bench::new("64m");
-    bench.create("a", 4096);
-    let opened = bench.open("a").unwrap();
-    let mut stays = bench.hand(&*opened.medium, 0);
+fn channel_closed_with_requests_in_flight_blocks_nobody() {
+    let bench = PoolFixture::new("64m");
+    bench.create_volume("a", 4096);
+    let opened = bench.open_volume("a").unwrap();
+    let mut stays = bench.volume_client(&*opened.medium, 0);
     for round in 0..20 {
-        let mut goes = bench.hand(&*opened.medium, 1);
+        let mut goes = bench.volume_client(&*opened.medium, 1);
         for step in 0..8 {
-            goes.begin(Operation::Write, (round * 8 + step) * 16, 16);
+            goes.submit(Operation::Write, (round * 8 + step) * 16, 16);
         }
-        goes.begin(Operation::Flush, 0, 0);
+        goes.submit(Operation::Flush, 0, 0);
         drop(goes);
         stays.write(4000, 3, 5);
         let name = format!("s{round}");
         let change = VolumeOp::Snapshot { volume: "a".into(), name, uuid: 1 };
-        bench.store().change(change).unwrap();
+        bench.open_pool().change_volume(change).unwrap();
         assert_eq!(stays.read(3999, 5), [0, 5, 5, 5, 0]);
     }
     drop((stays, opened));
@@ -376,14 +384,14 @@ fn a_channel_that_goes_in_the_middle_of_its_requests_holds_nobody_up() {
 }
 
 #[test]
-fn snapshots_that_are_made_while_threads_write_hold_one_moment_of_each() {
-    let bench = Bench::new("64m");
-    bench.create("a", 256);
-    let opened = bench.open("a").unwrap();
+fn snapshots_under_load_are_consistent() {
+    let bench = PoolFixture::new("64m");
+    bench.create_volume("a", 256);
+    let opened = bench.open_volume("a").unwrap();
     // Each thread writes its blocks in order, and then again with the next number: in a snapshot, no
     // block is newer than the one before it.
     let write = |number: u32| {
-        let mut hand = bench.hand(&*opened.medium, number);
+        let mut hand = bench.volume_client(&*opened.medium, number);
         let body = move |_: &tenmil_linux::StopFlag| {
             for version in 1..=12 {
                 (0..32).for_each(|block| hand.write(u64::from(number) * 64 + block, 1, version));
@@ -392,34 +400,34 @@ fn snapshots_that_are_made_while_threads_write_hold_one_moment_of_each() {
         NamedThread::spawn("writer", None, body).unwrap()
     };
     let writers: Vec<NamedThread<()>> = (0..3).map(write).collect();
-    let store = bench.store();
+    let store = bench.open_pool();
     for round in 0..12 {
         let (volume, name) = ("a".into(), format!("s{round}"));
-        store.change(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
+        store.change_volume(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
     }
     writers.into_iter().for_each(NamedThread::join);
     for round in 0..12 {
-        let snapshot = bench.open(&format!("s{round}")).unwrap();
-        let mut hand = bench.hand(&*snapshot.medium, 4);
+        let snapshot = bench.open_volume(&format!("s{round}")).unwrap();
+        let mut hand = bench.volume_client(&*snapshot.medium, 4);
         for number in 0..3 {
             let found = hand.read(number * 64, 32);
             assert!(found.is_sorted_by(|left, right| left >= right), "{found:?}");
             assert!(found[0] - found[31] <= 1, "{found:?}");
         }
-        let refused = hand.run(Operation::Write, 0, 1);
+        let refused = hand.run_request(Operation::Write, 0, 1);
         assert_eq!(refused, IoStatus::INVALID_OPCODE);
     }
-    assert_eq!(bench.hand(&*opened.medium, 4).read(64, 32), [12; 32]);
+    assert_eq!(bench.volume_client(&*opened.medium, 4).read(64, 32), [12; 32]);
     drop((store, opened));
     assert!(bench.is_clean());
 }
 
 #[test]
-fn holes_are_told_and_trimmed_room_comes_back() {
-    let bench = Bench::new("8m");
-    bench.create("a", 1 << 20);
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+fn holes_are_reported_and_trim_frees_space() {
+    let bench = PoolFixture::new("8m");
+    bench.create_volume("a", 1 << 20);
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     (0..4).for_each(|part| hand.write(100 + part * 50, 50, 1));
     // Equal blocks may be in several runs.
     let extent = |lba: u64| {
@@ -436,21 +444,21 @@ fn holes_are_told_and_trimmed_room_comes_back() {
     assert_eq!(extent(0), (100, false));
     assert_eq!(extent(150), (150, true));
     assert_eq!(extent(300), ((1 << 20) - 300, false));
-    assert_eq!(hand.run(Operation::Deallocate, 0, 1 << 20), IoStatus::SUCCESS);
+    assert_eq!(hand.run_request(Operation::Deallocate, 0, 1 << 20), IoStatus::SUCCESS);
     assert_eq!(extent(0), (1 << 20, false));
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
-    assert_eq!(bench.store().find("a").unwrap().mapped, 0);
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(bench.open_pool().find_volume("a").unwrap().mapped, 0);
 }
 
 #[test]
-fn a_full_store_says_so_and_loses_nothing() {
-    let bench = Bench::new("4m");
-    bench.create("a", 4096);
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+fn full_pool_reports_no_space_and_loses_nothing() {
+    let bench = PoolFixture::new("4m");
+    bench.create_volume("a", 4096);
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     let mut written = 0;
     let full = loop {
-        match hand.run(Operation::Write, written, 16) {
+        match hand.run_request(Operation::Write, written, 16) {
             IoStatus::SUCCESS => written += 16,
             status => break status,
         }

@@ -1,10 +1,10 @@
 //! Reference to a volume: the device of its pool, and its name.
 
-use tenmil_volume::devices::SecondaryDevice;
-use tenmil_volume::{Claim, InjectedBugs, Pool};
+use tenmil_volume::device_table::SecondaryDevice;
+use tenmil_volume::{ClaimCondition, InjectedBugs, Pool};
 
 use super::{CACHE_DEFAULT, PAGE_BYTES};
-use crate::owned::is_gone;
+use crate::owner_identity::has_owner_ended;
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 
@@ -31,12 +31,12 @@ pub struct VolumeRef {
 impl VolumeRef {
     /// How the pool may be claimed: if it has no owner, from an owner that is gone or whom the devices exclude,
     /// or by force.
-    pub(super) fn claim(&self, store: &Pool, excluded: Option<u128>) -> Claim {
+    pub(super) fn claim_condition(&self, store: &Pool, excluded: Option<u128>) -> ClaimCondition {
         match store.owner() {
-            Some(_) if self.force => Claim::Force,
-            Some(owner) if excluded == Some(owner.id) => Claim::Force,
-            Some(owner) if is_gone(&owner) => Claim::Over(owner.id),
-            _ => Claim::Free,
+            Some(_) if self.force => ClaimCondition::Force,
+            Some(owner) if excluded == Some(owner.id) => ClaimCondition::Force,
+            Some(owner) if has_owner_ended(&owner) => ClaimCondition::Over(owner.id),
+            _ => ClaimCondition::Free,
         }
     }
 
@@ -49,24 +49,24 @@ impl VolumeRef {
     /// # Errors
     ///
     /// If there is an unknown option, or the cache size is invalid.
-    pub fn of(uri: &Uri) -> Result<Self, Error> {
+    pub fn parse(uri: &Uri) -> Result<Self, Error> {
         if uri.scheme() != Self::SCHEME {
-            return Ok(Self::on(uri));
+            return Ok(Self::pool_on(uri));
         }
-        let store = uri.only_child()?.clone();
+        let store = uri.single_child()?.clone();
         let mut fields = uri.fields();
         let name = fields.behind().to_owned();
-        let cache = fields.size("metadata-cache")?.unwrap_or(CACHE_DEFAULT);
-        fields.finish()?;
+        let cache = fields.size_value("metadata-cache")?.unwrap_or(CACHE_DEFAULT);
+        fields.reject_unknown()?;
         if cache < u64::from(PAGE_BYTES) {
-            return Err(uri.refuse(format!("cache is {cache} bytes, expected 4k at least")).into());
+            return Err(uri.error(format!("cache is {cache} bytes, expected 4k at least")).into());
         }
         let cache_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
-        Ok(Self { name, cache_bytes, ..Self::on(&store) })
+        Ok(Self { name, cache_bytes, ..Self::pool_on(&store) })
     }
 
     /// The pool on a device.
-    pub fn on(device: &Uri) -> Self {
+    pub fn pool_on(device: &Uri) -> Self {
         let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
         let (store, name, moved) = (device.clone(), String::new(), Vec::new());
         let (force, takes_over, bugs) = (false, false, InjectedBugs::default());
@@ -74,10 +74,10 @@ impl VolumeRef {
     }
 
     /// The URI of a device other than the first.
-    pub(super) fn device(&self, number: u32, other: &SecondaryDevice) -> Result<Uri, Error> {
+    pub(super) fn device_uri(&self, number: u32, other: &SecondaryDevice) -> Result<Uri, Error> {
         let moved = self.moved.iter().find(|(moved, _)| *moved == number);
         Ok(match moved {
-            Some((_, uri)) => uri.clone().probe_only(),
+            Some((_, uri)) => uri.clone().for_probing(),
             None => other.uri.parse()?,
         })
     }
@@ -87,16 +87,16 @@ impl VolumeRef {
     /// # Errors
     ///
     /// If it is missing.
-    pub fn volume(&self, uri: &Uri) -> Result<&str, Error> {
+    pub fn volume_name(&self, uri: &Uri) -> Result<&str, Error> {
         if self.name.is_empty() {
             let problem = "the volume is missing, expected POOL/NAME such as /var/tmp/pool/db, or volume:[URI]/NAME";
-            return Err(uri.refuse(problem).into());
+            return Err(uri.error(problem).into());
         }
         Ok(&self.name)
     }
 
     /// The URI of another volume of the same pool.
     pub fn with_name(&self, name: &str) -> Uri {
-        Uri::on(Self::SCHEME, self.store.clone(), name)
+        Uri::stacked(Self::SCHEME, self.store.clone(), name)
     }
 }

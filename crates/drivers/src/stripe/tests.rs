@@ -8,21 +8,21 @@ use tenmil_base::{
 };
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
-use super::Stripe;
-use crate::conformance::Reluctant;
+use super::StripeDevice;
+use crate::conformance::SlowDevice;
 use crate::{NullDevice, RamDevice};
 
-fn legs(media: Vec<Arc<dyn BlockDevice>>) -> Vec<(String, Arc<dyn BlockDevice>)> {
+fn named_legs(media: Vec<Arc<dyn BlockDevice>>) -> Vec<(String, Arc<dyn BlockDevice>)> {
     media.into_iter().zip(0..).map(|(medium, n)| (format!("leg{n}"), medium)).collect()
 }
 
-fn null(block_size: u32, blocks: u64) -> Arc<dyn BlockDevice> {
+fn null_leg(block_size: u32, blocks: u64) -> Arc<dyn BlockDevice> {
     Arc::new(NullDevice::new(block_size, blocks).unwrap())
 }
 
 fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        token,
+        random_token: token,
         lba,
         operand: 0,
         segment_first: 0,
@@ -35,10 +35,11 @@ fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
 }
 
 #[test]
-fn limits_are_what_the_weakest_leg_can_do() {
+fn stripe_limits_are_those_of_the_weakest_leg() {
     let regions = RegionTable::new(2);
     let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 4096, 100).unwrap());
-    let stripe = Stripe::new(legs(vec![null(4096, 1 << 20), ram]), 64 << 10).unwrap();
+    let stripe =
+        StripeDevice::new(named_legs(vec![null_leg(4096, 1 << 20), ram]), 64 << 10).unwrap();
     let limits = stripe.limits();
     assert_eq!((limits.block_count, limits.block_size), (2 * 96, 4096));
     assert_eq!(limits.optimal_boundary_blocks, 16);
@@ -47,49 +48,56 @@ fn limits_are_what_the_weakest_leg_can_do() {
     // 256 blocks that begin in the middle of a chunk are on 17 chunks, 9 of them on one leg.
     assert_eq!((limits.request_blocks_max, limits.segments_max), (256, 257 - 8));
     assert_eq!(stripe.channels_max(), u32::MAX);
-    let fine = Stripe::new(legs(vec![null(512, 1 << 20), null(512, 1 << 20)]), 512).unwrap();
+    let fine =
+        StripeDevice::new(named_legs(vec![null_leg(512, 1 << 20), null_leg(512, 1 << 20)]), 512)
+            .unwrap();
     // 255 blocks of one chunk each: at most 128 of them on one leg.
     let limits = fine.limits();
     assert_eq!((limits.request_blocks_max, limits.segments_max), (255, 257 - 127));
-    let alone = Stripe::new(legs(vec![null(4096, 64)]), 64 << 10).unwrap().limits();
+    let alone = StripeDevice::new(named_legs(vec![null_leg(4096, 64)]), 64 << 10).unwrap().limits();
     assert!(alone.operations.has(Operation::Copy));
     let mut expected = NullDevice::new(4096, 64).unwrap().limits();
     expected.operations =
-        expected.operations.without(OperationSet::of(&[Operation::CompareAndWrite]));
+        expected.operations.without(OperationSet::from_operations(&[Operation::CompareAndWrite]));
     assert_eq!(alone, expected);
 }
 
 #[test]
-fn legs_that_do_not_fit_together_are_refused_by_name() {
-    let refused = |media, chunk| Stripe::new(legs(media), chunk).unwrap_err().to_string();
+fn incompatible_stripe_legs_are_rejected_by_name() {
+    let refused =
+        |media, chunk| StripeDevice::new(named_legs(media), chunk).unwrap_err().to_string();
     assert_eq!(
-        refused(vec![null(512, 64), null(4096, 64)], 65_536),
+        refused(vec![null_leg(512, 64), null_leg(4096, 64)], 65_536),
         "stripe: leg1 has blocks of 4096 bytes and leg0 of 512, expected the same on all legs"
     );
     assert_eq!(
-        refused(vec![null(512, 128), null(512, 64)], 65_536),
+        refused(vec![null_leg(512, 128), null_leg(512, 64)], 65_536),
         "stripe: leg1 has 64 blocks, expected at least a chunk of 128"
     );
     assert!(refused(Vec::new(), 4096).contains("stands on nothing"));
 }
 
 #[test]
-fn each_leg_gets_its_chunks_and_no_others() {
+fn each_stripe_leg_receives_only_its_chunks() {
     let regions = RegionTable::new(4);
     let rams = [(); 3].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
     let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
-    let stripe = Stripe::new(legs(media), 1024).unwrap();
-    let memory =
-        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
+    let stripe = StripeDevice::new(named_legs(media), 1024).unwrap();
+    let memory = regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let block = |number: u32| memory.slice(number * 512, 512).unwrap();
     (0..24).for_each(|n| regions.fill(block(n), u8::try_from(n + 1).unwrap()).unwrap());
     let mut channel = stripe.channel().unwrap();
     let all = memory.slice(0, 24 * 512).unwrap();
-    run(&mut *channel, request(Operation::Write, 1, 1, 24), all, IoStatus::SUCCESS);
+    run_request(&mut *channel, request(Operation::Write, 1, 1, 24), all, IoStatus::SUCCESS);
     for (leg, ram) in rams.iter().enumerate() {
         let mut channel = ram.channel().unwrap();
         for row in 0..16_u64 {
-            run(&mut *channel, request(Operation::Read, 1, row, 1), block(100), IoStatus::SUCCESS);
+            run_request(
+                &mut *channel,
+                request(Operation::Read, 1, row, 1),
+                block(100),
+                IoStatus::SUCCESS,
+            );
             let mut bytes = [0; 512];
             regions.load(block(100), &mut bytes).unwrap();
             // Two blocks to a chunk, three legs.
@@ -100,44 +108,59 @@ fn each_leg_gets_its_chunks_and_no_others() {
     }
 }
 
-fn run(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected: IoStatus) {
+fn run_request(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected: IoStatus) {
     let mut completions = CompletionBatch::with_capacity(2);
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
     channel.flush();
     while channel.poll(Instant::default(), &mut completions) == 0 {}
     let statuses: Vec<_> =
         completions.drain().map(|completion| (completion.token, completion.status)).collect();
-    assert_eq!(statuses, [(request.token, expected)]);
+    assert_eq!(statuses, [(request.random_token, expected)]);
 }
 
 #[test]
-fn an_error_on_one_leg_is_the_answer() {
+fn stripe_leg_error_fails_the_request() {
     let regions = RegionTable::new(3);
     let rams = [(); 2].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
     let memory =
         regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
-    let mut channel = Stripe::new(legs(media), 1024).unwrap().channel().unwrap();
+    let mut channel = StripeDevice::new(named_legs(media), 1024).unwrap().channel().unwrap();
     let mut leg = rams[1].channel().unwrap();
-    run(&mut *leg, request(Operation::WriteUncorrectable, 1, 2, 1), memory, IoStatus::SUCCESS);
+    run_request(
+        &mut *leg,
+        request(Operation::WriteUncorrectable, 1, 2, 1),
+        memory,
+        IoStatus::SUCCESS,
+    );
     let two = memory.slice(0, 1024).unwrap();
     let eight = memory.slice(0, 4096).unwrap();
-    run(&mut *channel, request(Operation::Read, 2, 4, 2), two, IoStatus::SUCCESS);
-    run(&mut *channel, request(Operation::Read, 3, 6, 2), two, IoStatus::UNRECOVERED_READ);
-    run(&mut *channel, request(Operation::Read, 4, 0, 8), eight, IoStatus::UNRECOVERED_READ);
+    run_request(&mut *channel, request(Operation::Read, 2, 4, 2), two, IoStatus::SUCCESS);
+    run_request(&mut *channel, request(Operation::Read, 3, 6, 2), two, IoStatus::UNRECOVERED_READ);
+    run_request(
+        &mut *channel,
+        request(Operation::Read, 4, 0, 8),
+        eight,
+        IoStatus::UNRECOVERED_READ,
+    );
     regions.fill(eight, 1).unwrap();
-    run(&mut *channel, request(Operation::Compare, 5, 8, 8), eight, IoStatus::COMPARE_FAILURE);
+    run_request(
+        &mut *channel,
+        request(Operation::Compare, 5, 8, 8),
+        eight,
+        IoStatus::COMPARE_FAILURE,
+    );
 }
 
 #[test]
-fn what_a_leg_does_not_take_now_it_gets_later() {
+fn requests_that_a_leg_does_not_accept_are_retried() {
     let regions = RegionTable::new(3);
     let ram = || -> Arc<dyn BlockDevice> { Arc::new(RamDevice::new(&regions, 512, 256).unwrap()) };
-    let reluctant: Arc<dyn BlockDevice> = Arc::new(Reluctant::new(ram(), 9));
-    let memory =
-        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
+    let reluctant: Arc<dyn BlockDevice> = Arc::new(SlowDevice::new(ram(), 9));
+    let memory = regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let eight = memory.slice(0, 4096).unwrap();
-    let mut channel = Stripe::new(legs(vec![ram(), reluctant]), 512).unwrap().channel().unwrap();
+    let mut channel =
+        StripeDevice::new(named_legs(vec![ram(), reluctant]), 512).unwrap().channel().unwrap();
     let operations = [Operation::Write, Operation::Read, Operation::Flush, Operation::Verify];
     let requests: Vec<Request> = (0..2_000)
         .zip(operations.into_iter().cycle())
@@ -158,8 +181,9 @@ fn what_a_leg_does_not_take_now_it_gets_later() {
 }
 
 #[test]
-fn an_extent_ends_with_its_chunk() {
-    let stripe = Stripe::new(legs(vec![null(512, 64), null(512, 64)]), 4096).unwrap();
+fn stripe_extent_ends_with_its_chunk() {
+    let stripe =
+        StripeDevice::new(named_legs(vec![null_leg(512, 64), null_leg(512, 64)]), 4096).unwrap();
     let data = |blocks| Ok(BlockExtent { blocks, kind: ExtentKind::Data });
     assert_eq!(stripe.block_status(3), data(5));
     assert_eq!(stripe.block_status(8), data(8));

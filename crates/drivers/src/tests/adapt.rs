@@ -1,5 +1,5 @@
 //! Adaptation to a device with narrow limits.
 
-mod device;
-pub(crate) mod harsh;
-mod random;
+mod compare_and_write;
+mod random_requests;
+pub(crate) mod strict_device;

@@ -19,7 +19,7 @@ fn open(uri: &str) -> Result<OpenedDevice, Error> {
 }
 
 #[test]
-fn what_was_named_is_opened() {
+fn every_device_type_is_opened_by_uri() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let file = format!("file:{}?size=1m&block=4k&engine=threads", path.display());
@@ -58,7 +58,7 @@ fn what_was_named_is_opened() {
 }
 
 #[test]
-fn a_mistake_is_named_with_what_would_be_accepted() {
+fn invalid_device_uri_is_rejected_with_the_accepted_form() {
     for (uri, problem) in [
         ("tape:0", "no devices of kind `tape`, expected one of null:, ram:, "),
         ("null:x", "path is `x`, expected none: null:?size=1t"),
@@ -94,7 +94,7 @@ fn a_mistake_is_named_with_what_would_be_accepted() {
 }
 
 #[test]
-fn what_lies_below_is_known_above() {
+fn stacked_device_reports_existing_data_below() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let file = format!("file:{}?size=1m&engine=threads", path.display());
@@ -107,7 +107,7 @@ fn what_lies_below_is_known_above() {
 }
 
 #[test]
-fn a_medium_that_cannot_be_opened_says_whose_move_it_is() {
+fn open_error_has_its_category() {
     let missing = open("file:/no/such/directory/file?size=1m").unwrap_err();
     assert_eq!(missing.category(), ErrorCategory::Usage);
     assert!(missing.to_string().contains("open /no/such/directory/file: "), "{missing}");

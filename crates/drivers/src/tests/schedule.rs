@@ -16,11 +16,11 @@ struct Scheduled {
 
 impl DeviceType for ScheduledKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let opened = opener.open(uri.only_child()?)?;
+        let opened = opener.open(uri.single_child()?)?;
         let scheduler = uri.scheme().parse()?;
         let description = format!("{scheduler}: over {}", opened.description);
         let medium = Scheduled { below: opened.medium.clone(), scheduler };
-        Ok(opened.under(Arc::new(medium), description))
+        Ok(opened.with_stacked_device(Arc::new(medium), description))
     }
 }
 
@@ -30,6 +30,6 @@ impl BlockDevice for Scheduled {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        Ok(self.scheduler.over(self.below.channel()?))
+        Ok(self.scheduler.wrap_channel(self.below.channel()?))
     }
 }

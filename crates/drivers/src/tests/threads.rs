@@ -11,11 +11,11 @@ use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::named_thread::NamedThread;
 use tenmil_linux::{Clock, Sleeper};
 
-use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, Opener, QueueMap};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, ChannelMode, Claim, Opener, QueueMap};
 
 /// One thread: keeps `depth` reads in flight, sleeps whenever it may, and returns the number of
 /// completions.
-struct Reader {
+struct SleepingReader {
     channel: Box<dyn IoChannel>,
     segment: Segment,
     sleeper: Sleeper,
@@ -24,7 +24,7 @@ struct Reader {
 
 const ROUNDS: u64 = 1_500;
 
-impl Reader {
+impl SleepingReader {
     fn new(descriptor: &BdevDescriptor, segment: Segment, clock: Clock) -> Self {
         let channel = descriptor.channel().unwrap();
         let sleeper = Sleeper::new().unwrap();
@@ -73,7 +73,7 @@ impl Reader {
     }
 }
 
-fn device(
+fn shared_context_device(
     file: &Path,
     regions: &RegionTable,
     engine: &str,
@@ -89,40 +89,41 @@ fn device(
 }
 
 #[test]
-fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_room() {
+fn threads_sharing_a_context_are_woken_for_completions_and_space() {
     let directory = tempfile::tempdir().unwrap();
     for (engine, mode, threads, depth, tags) in [
-        ("threads", Mode::Mq, 2, 4, 64),
-        ("threads", Mode::Mq, 3, 1, 1),
-        ("auto", Mode::Mq, 3, 2, 2),
-        ("auto", Mode::Mq, 2, 8, 3),
-        ("threads", Mode::SingleQueue, 2, 2, 1),
+        ("threads", ChannelMode::Mq, 2, 4, 64),
+        ("threads", ChannelMode::Mq, 3, 1, 1),
+        ("auto", ChannelMode::Mq, 3, 2, 2),
+        ("auto", ChannelMode::Mq, 2, 8, 3),
+        ("threads", ChannelMode::SingleQueue, 2, 2, 1),
     ] {
         let regions = RegionTable::new(8);
         let memory =
             regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let segment = memory.slice(0, 512).unwrap();
-        let device = device(&directory.path().join("disk"), &regions, engine, |options| {
-            (options.map, options.channels_max) = (QueueMap::of(1), threads);
-            (options.mode, options.depth) = (mode, tags);
-        });
+        let device =
+            shared_context_device(&directory.path().join("disk"), &regions, engine, |options| {
+                (options.map, options.channels_max) = (QueueMap::with_default(1), threads);
+                (options.mode, options.depth) = (mode, tags);
+            });
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let running: Vec<_> = (0..threads)
             .map(|_| {
-                let mut reader = Reader::new(&descriptor, segment, Clock::on_kernel_clock());
+                let mut reader = SleepingReader::new(&descriptor, segment, Clock::on_kernel_clock());
                 NamedThread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
             })
             .collect();
         let completed: u64 = running.into_iter().map(NamedThread::join).sum();
         assert_eq!(completed, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
-        assert_eq!(device.statistics().of(Operation::Read).count, completed);
-        assert_eq!(device.channels_open(), 0);
+        assert_eq!(device.statistics().operation_stats(Operation::Read).count, completed);
+        assert_eq!(device.open_channel_count(), 0);
     }
 }
 
 pub(super) fn request(operation: Operation, token: u64, lba: u64) -> Request {
     Request {
-        token,
+        random_token: token,
         lba,
         operand: 0,
         segment_first: 0,

@@ -379,11 +379,11 @@ impl Stream for EpollStream {
         self.is_fully_armed
     }
 
-    fn detach_thread(&mut self) -> bool {
+    fn detach_from_thread(&mut self) -> bool {
         self.buffer.release_if_small()
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         self.peer.clone()
     }
 

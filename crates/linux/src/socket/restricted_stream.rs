@@ -115,12 +115,12 @@ impl Stream for RestrictedStream {
         self.stream.is_thread_bound()
     }
 
-    fn detach_thread(&mut self) -> bool {
-        self.stream.detach_thread()
+    fn detach_from_thread(&mut self) -> bool {
+        self.stream.detach_from_thread()
     }
 
-    fn peer(&self) -> String {
-        self.stream.peer()
+    fn peer_description(&self) -> String {
+        self.stream.peer_description()
     }
 
     fn local_address(&self) -> Option<SocketAddr> {

@@ -10,8 +10,10 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use tenmil_base::Segment;
 use tenmil_dma::RegionTable;
-use tenmil_wire::ublk::queue::{data_at, table_at, table_bytes};
-use tenmil_wire::ublk::{Descriptor, QueueCommand, QueueOp};
+use tenmil_wire::ublk::queue::{
+    descriptor_table_bytes, descriptor_table_offset, request_data_offset,
+};
+use tenmil_wire::ublk::{IoDescriptor, QueueCommand, QueueOp};
 
 use super::errno_of;
 use super::ublk_device::UblkDevice;
@@ -131,8 +133,8 @@ impl UblkQueue {
 
     /// Descriptor of the request with this tag. Valid between its fetch and its commit.
     #[inline]
-    pub fn descriptor(&self, tag: u16) -> Descriptor {
-        Descriptor::from_bytes(&self.table.load_descriptor(tag))
+    pub fn descriptor(&self, tag: u16) -> IoDescriptor {
+        IoDescriptor::from_bytes(&self.table.load_descriptor(tag))
     }
 
     /// Copies the data of a write request into memory, from its first byte on.
@@ -142,7 +144,7 @@ impl UblkQueue {
     /// The error of the system call: `IO` if the request is shorter.
     #[inline]
     pub fn copy_from_request(&mut self, tag: u16, into: Segment) -> Result<(), Errno> {
-        self.device.read_request_data(&self.regions, data_at(self.number, tag, 0), into)
+        self.device.read_request_data(&self.regions, request_data_offset(self.number, tag, 0), into)
     }
 
     /// Copies memory to the data of a read request, from its first byte on.
@@ -152,7 +154,7 @@ impl UblkQueue {
     /// The error of the system call: `IO` if the request is shorter.
     #[inline]
     pub fn copy_to_request(&mut self, tag: u16, from: Segment) -> Result<(), Errno> {
-        self.device.write_request_data(&self.regions, from, data_at(self.number, tag, 0))
+        self.device.write_request_data(&self.regions, from, request_data_offset(self.number, tag, 0))
     }
 
     /// Submits everything and polls once more. True if a command has completed, or could not be
@@ -200,7 +202,7 @@ struct DescriptorTable {
 }
 
 /// Size of a descriptor in words.
-const WORDS: usize = Descriptor::BYTES / 8;
+const WORDS: usize = IoDescriptor::BYTES / 8;
 
 // SAFETY: a mapping is valid on every thread, and is only read.
 unsafe impl Send for DescriptorTable {}
@@ -208,9 +210,9 @@ unsafe impl Send for DescriptorTable {}
 impl DescriptorTable {
     fn map_table(device: &UblkDevice, queue: u16, depth: u16) -> Result<Self, Errno> {
         let page_bytes = rustix::param::page_size();
-        let len_bytes = table_bytes(depth, page_bytes);
+        let len_bytes = descriptor_table_bytes(depth, page_bytes);
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE);
-        let (file, at) = (device.as_fd(), table_at(queue, page_bytes));
+        let (file, at) = (device.as_fd(), descriptor_table_offset(queue, page_bytes));
         // SAFETY: a new mapping at an address chosen by the kernel; it replaces none of ours.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len_bytes, protection, flags, file, at)
@@ -220,9 +222,9 @@ impl DescriptorTable {
     }
 
     #[inline]
-    fn load_descriptor(&self, tag: u16) -> [u8; Descriptor::BYTES] {
+    fn load_descriptor(&self, tag: u16) -> [u8; IoDescriptor::BYTES] {
         assert!(tag < self.depth, "a tag below {}", self.depth);
-        let mut bytes = [0; Descriptor::BYTES];
+        let mut bytes = [0; IoDescriptor::BYTES];
         for (index, into) in bytes.chunks_exact_mut(8).enumerate() {
             let at = self.base.as_ptr().wrapping_add(usize::from(tag) * WORDS + index);
             // SAFETY: `tag` is below the depth, so the word is inside the mapping, which lives as
@@ -250,19 +252,19 @@ mod tests {
     use std::sync::Arc;
 
     use tenmil_dma::RegionTable;
-    use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+    use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
     use super::{FetchedTag, UblkDevice, UblkQueue, UblkQueueRing};
     use crate::kernel_files::KernelFiles;
 
     /// A regular file with tables of two queues, in place of the device.
-    fn test_queue(root: &tempfile::TempDir, asked: &[(u16, Descriptor)]) -> Option<UblkQueue> {
+    fn test_queue(root: &tempfile::TempDir, asked: &[(u16, IoDescriptor)]) -> Option<UblkQueue> {
         let page_bytes = rustix::param::page_size();
-        let at = usize::try_from(super::table_at(1, page_bytes)).unwrap();
+        let at = usize::try_from(super::descriptor_table_offset(1, page_bytes)).unwrap();
         let mut bytes = vec![0; at + page_bytes];
         for (tag, descriptor) in asked {
-            let at = at + usize::from(*tag) * Descriptor::BYTES;
-            bytes[at..at + Descriptor::BYTES].copy_from_slice(&descriptor.to_bytes());
+            let at = at + usize::from(*tag) * IoDescriptor::BYTES;
+            bytes[at..at + IoDescriptor::BYTES].copy_from_slice(&descriptor.to_bytes());
         }
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublkc0"), bytes).unwrap();
@@ -275,7 +277,7 @@ mod tests {
     #[test]
     fn descriptor_is_read_from_the_table_of_its_queue() {
         let root = tempfile::tempdir().unwrap();
-        let of = |first_sector| Descriptor {
+        let of = |first_sector| IoDescriptor {
             op: IoOp::Discard,
             flags: IoFlags::FUA,
             sectors: 9,

@@ -13,7 +13,7 @@ use tenmil_wire::{AdminOpcode, Command, Fuse, Status, TypedCommand};
 
 use super::Controller;
 use super::config::TransportModel;
-use super::interface::{AdminData, AdminOutcome, AdminResult};
+use super::interface::{AdminDataTransfer, AdminOutcome, AdminResult};
 
 /// Bytes of Identify structures, and of lists sent by hosts.
 pub(super) const PAGE_BYTES: u32 = 4096;
@@ -23,7 +23,7 @@ pub(super) type CommandResult = Result<AdminOutcome, Status>;
 
 impl Controller {
     /// Data length and direction of `command`, or the status that rejects it before any data moves.
-    pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
+    pub fn command_data_length(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
         self.command_data(command).map_err(with_dnr)
     }
 
@@ -31,11 +31,11 @@ impl Controller {
     /// [`data`](Self::data), or receives the data for the host, with exactly that length, if the command
     /// succeeds.
     pub fn execute(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminOutcome {
-        self.mark_in_use();
+        self.mark_power_loss_unsafe();
         self.keep_alive.note_activity();
         match self.execute_command(now, command, data) {
             Ok(step) => step,
-            Err(status) => AdminOutcome::Done(AdminResult::refused(with_dnr(status))),
+            Err(status) => AdminOutcome::Done(AdminResult::failure(with_dnr(status))),
         }
     }
 
@@ -61,7 +61,7 @@ impl Controller {
                 self.config.transport == TransportModel::Memory { doorbell_buffers: true }
             }
             AdminOpcode::NamespaceManagement | AdminOpcode::NamespaceAttachment => {
-                !self.subsystem.info().pool_block_sizes.is_empty()
+                !self.subsystem.constants().pool_block_sizes.is_empty()
             }
             AdminOpcode::FormatNvm => self.can_format(),
             AdminOpcode::CrossControllerReset => self.config.instance.is_some(),
@@ -70,36 +70,44 @@ impl Controller {
     }
 
     /// Decodes the opcode, if it is supported and not part of a fused pair.
-    fn opcode(&self, command: &Command) -> Result<AdminOpcode, Status> {
+    fn supported_opcode(&self, command: &Command) -> Result<AdminOpcode, Status> {
         let opcode = AdminOpcode::from_u8(command.opcode());
         let opcode =
             opcode.filter(|&opcode| self.supports(opcode)).ok_or(Status::INVALID_OPCODE)?;
         if command.fuse() == Fuse::Normal { Ok(opcode) } else { Err(Status::INVALID_FIELD) }
     }
 
-    fn command_data(&self, command: &Command) -> Result<AdminData, Status> {
-        match self.opcode(command)? {
-            AdminOpcode::Identify => Ok(AdminData::ToHost(PAGE_BYTES)),
-            AdminOpcode::GetLogPage => {
-                self.transfer(GetLogPage::parse(command)?.len_bytes()).map(AdminData::ToHost)
-            }
+    fn command_data(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
+        match self.supported_opcode(command)? {
+            AdminOpcode::Identify => Ok(AdminDataTransfer::ToHost(PAGE_BYTES)),
+            AdminOpcode::GetLogPage => self
+                .check_transfer_length(GetLogPage::parse(command)?.len_bytes())
+                .map(AdminDataTransfer::ToHost),
             AdminOpcode::FirmwareImageDownload => {
                 let download = FirmwareImageDownload::parse(command)?;
-                self.transfer(download.len_bytes()).map(AdminData::FromHost)
+                self.check_transfer_length(download.len_bytes()).map(AdminDataTransfer::FromHost)
             }
             AdminOpcode::GetFeatures => {
                 let len_bytes = self.get_features_bytes(&GetFeatures::parse(command)?)?;
-                Ok(if len_bytes == 0 { AdminData::None } else { AdminData::ToHost(len_bytes) })
+                Ok(if len_bytes == 0 {
+                    AdminDataTransfer::None
+                } else {
+                    AdminDataTransfer::ToHost(len_bytes)
+                })
             }
             AdminOpcode::SetFeatures => {
                 let len_bytes = self.set_features_bytes(&SetFeatures::parse(command)?)?;
-                Ok(if len_bytes == 0 { AdminData::None } else { AdminData::FromHost(len_bytes) })
+                Ok(if len_bytes == 0 {
+                    AdminDataTransfer::None
+                } else {
+                    AdminDataTransfer::FromHost(len_bytes)
+                })
             }
             AdminOpcode::NamespaceManagement => {
                 self.management_data(&NamespaceManagement::parse(command)?)
             }
-            AdminOpcode::NamespaceAttachment => Ok(AdminData::FromHost(PAGE_BYTES)),
-            _ => Ok(AdminData::None),
+            AdminOpcode::NamespaceAttachment => Ok(AdminDataTransfer::FromHost(PAGE_BYTES)),
+            _ => Ok(AdminDataTransfer::None),
         }
     }
 
@@ -109,8 +117,8 @@ impl Controller {
         command: &Command,
         data: &mut Vec<u8>,
     ) -> CommandResult {
-        let opcode = self.opcode(command)?;
-        if let AdminData::FromHost(len_bytes) = self.command_data(command)?
+        let opcode = self.supported_opcode(command)?;
+        if let AdminDataTransfer::FromHost(len_bytes) = self.command_data(command)?
             && data.len() != len_bytes as usize
         {
             return Err(Status::INTERNAL_ERROR);
@@ -124,7 +132,7 @@ impl Controller {
             }
             AdminOpcode::Abort => self.abort(&Abort::parse(command)?),
             AdminOpcode::CrossControllerReset => {
-                self.cross_reset(CrossControllerReset::parse(command)?)
+                self.cross_controller_reset(CrossControllerReset::parse(command)?)
             }
             AdminOpcode::AsynchronousEventRequest => {
                 self.events.request().map(|()| AdminOutcome::AsyncEvent)
@@ -138,7 +146,7 @@ impl Controller {
             AdminOpcode::DeleteIoCompletionQueue => self.delete_completion_queue(command),
             AdminOpcode::DeleteIoSubmissionQueue => self.delete_submission_queue(command),
             AdminOpcode::DoorbellBufferConfig => {
-                doorbell_buffers(&DoorbellBufferConfig::parse(command)?)
+                doorbell_buffer_addresses(&DoorbellBufferConfig::parse(command)?)
             }
             AdminOpcode::FirmwareImageDownload => {
                 self.firmware_download(&FirmwareImageDownload::parse(command)?, data)
@@ -161,7 +169,7 @@ impl Controller {
     }
 
     /// Checks that a length fits into one transfer.
-    pub(super) fn transfer(&self, len_bytes: u64) -> Result<u32, Status> {
+    pub(super) fn check_transfer_length(&self, len_bytes: u64) -> Result<u32, Status> {
         let fits = |&len_bytes: &u32| len_bytes <= self.config.transfer_bytes_max;
         u32::try_from(len_bytes).ok().filter(fits).ok_or(Status::INVALID_FIELD)
     }
@@ -175,7 +183,7 @@ impl Controller {
     }
 
     /// A controller cannot reset itself by this command (Base 2.3 §5.4.3).
-    fn cross_reset(&self, reset: CrossControllerReset) -> CommandResult {
+    fn cross_controller_reset(&self, reset: CrossControllerReset) -> CommandResult {
         if reset.icid == self.config.cntlid {
             return Err(Status::INVALID_FIELD);
         }
@@ -187,7 +195,7 @@ impl Controller {
         download: &FirmwareImageDownload,
         data: &[u8],
     ) -> CommandResult {
-        self.download.put(download.offset_bytes(), data)?;
+        self.download.write_part(download.offset_bytes(), data)?;
         Ok(AdminOutcome::Done(AdminResult::OK))
     }
 
@@ -195,7 +203,7 @@ impl Controller {
         if commit.bpid {
             return Err(Status::INVALID_FIELD);
         }
-        let revision = self.download.take()?;
+        let revision = self.download.finish_image()?;
         let mut state = self.subsystem.lock();
         if state.firmware.commit(commit.ca, commit.fs, revision)? {
             state.post_activation();
@@ -206,7 +214,7 @@ impl Controller {
 }
 
 /// Checks that both buffers are page-aligned (Base 2.1 §5.2.5).
-fn doorbell_buffers(config: &DoorbellBufferConfig) -> CommandResult {
+fn doorbell_buffer_addresses(config: &DoorbellBufferConfig) -> CommandResult {
     let (shadow, event_index) = (config.shadow_doorbells, config.event_indexes);
     for address in [shadow, event_index] {
         if address == 0 || !address.is_multiple_of(u64::from(PAGE_BYTES)) {
@@ -229,7 +237,7 @@ pub(super) fn with_dnr(status: Status) -> Status {
         Status::ANA_INACCESSIBLE,
         Status::ANA_TRANSITION,
     ];
-    if transient.iter().any(|&status_code| status_code.is(status)) {
+    if transient.iter().any(|&status_code| status_code.same_code(status)) {
         status
     } else {
         status.with_dnr()

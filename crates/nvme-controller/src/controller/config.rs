@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenmil_base::{BlockDevice, Error, Span};
 
 use super::subsystem::PersistRequest;
-use crate::namespace::{Identity, RevocableCacheInstance};
+use crate::namespace::{NamespaceIdentity, RevocableCacheInstance};
 
 /// Subsystem configuration: everything that its controllers share.
 pub struct SubsystemConfig {
@@ -39,7 +39,7 @@ pub struct NamespaceConfig {
     pub block_size: Option<u32>,
     /// Namespace identifiers. If all are zero, a UUID is derived from the subsystem's NQN and the NSID,
     /// so that it is the same after a restart.
-    pub identity: Identity,
+    pub identity: NamespaceIdentity,
     /// Whether several controllers may attach the namespace.
     pub is_shared: bool,
     /// Whether controllers attach it initially; a private one is attached to the first controller only.
@@ -176,7 +176,7 @@ impl NamespaceConfig {
             nsid: None,
             device,
             block_size: None,
-            identity: Identity::default(),
+            identity: NamespaceIdentity::default(),
             is_shared: true,
             is_attached: true,
             ana_group: 1,
@@ -231,7 +231,7 @@ impl Default for ControllerConfig {
 
 impl ControllerConfig {
     /// Checks all ranges. The error is one line that names the first violation.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn validate(&self) -> Result<(), Error> {
         let within = |what: &str, value: u64, low: u64, high: u64| {
             let fits = (low..=high).contains(&value);
             fits.then_some(()).ok_or_else(|| {

@@ -16,27 +16,27 @@ use tenmil_wire::log::event::{
 
 /// Event state machine of one controller.
 #[derive(Debug)]
-pub(super) struct Events {
+pub(super) struct AsyncEventQueue {
     /// Maximum outstanding requests.
     requests_max: u16,
     /// Outstanding requests.
     requests: u16,
     /// Events not yet reported, oldest first; each event once.
-    pending: VecDeque<Event>,
+    pending: VecDeque<AsyncEvent>,
     /// Events reported and not acknowledged: at most one per type.
-    reported: Vec<Event>,
+    reported: Vec<AsyncEvent>,
 }
 
 /// Asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct AsyncEvent {
     kind: EventType,
     information: u8,
     /// Log page with the details, whose reading acknowledges the event.
     log_page: LogPage,
 }
 
-impl Event {
+impl AsyncEvent {
     /// A doorbell that does not exist was written.
     pub(super) const INVALID_DOORBELL: Self = Self::error(ErrorEvent::InvalidDoorbell);
     /// An invalid value was written to a doorbell.
@@ -78,14 +78,14 @@ impl Event {
     }
 
     /// Dword 0 of the completion (Base 2.1 §5.1.2.1).
-    fn dword(self) -> u32 {
+    fn completion_dword0(self) -> u32 {
         let Self { kind, information, log_page } = self;
         let result = EventResult::zeroed();
         result.with(|result| result.aet(kind).aei(information).lid(log_page.code())).0
     }
 }
 
-impl Events {
+impl AsyncEventQueue {
     pub(super) const fn new(requests_max: u16) -> Self {
         Self { requests_max, requests: 0, pending: VecDeque::new(), reported: Vec::new() }
     }
@@ -105,7 +105,7 @@ impl Events {
     }
 
     /// Raises an event that the host has enabled.
-    pub(super) fn raise(&mut self, event: Event) {
+    pub(super) fn raise_event(&mut self, event: AsyncEvent) {
         if !self.pending.contains(&event) {
             self.pending.push_back(event);
         }
@@ -113,18 +113,19 @@ impl Events {
 
     /// Result for the oldest outstanding request, if there is one and an event is pending.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<u32> {
+    pub(super) fn next_reported_event(&mut self) -> Option<u32> {
         if self.requests == 0 || self.pending.is_empty() { None } else { self.report_next() }
     }
 
     fn report_next(&mut self) -> Option<u32> {
         // At most one event of a type is reported until its log page is read (Base 2.1 §5.1.2).
-        let is_masked = |event: &Event| self.reported.iter().any(|told| told.kind == event.kind);
+        let is_masked =
+            |event: &AsyncEvent| self.reported.iter().any(|told| told.kind == event.kind);
         let at = self.pending.iter().position(|event| !is_masked(event))?;
         let event = self.pending.remove(at)?;
         self.requests -= 1;
         self.reported.push(event);
-        Some(event.dword())
+        Some(event.completion_dword0())
     }
 
     /// Acknowledges the events of a log page that the host has read without Retain Asynchronous Event,
@@ -145,23 +146,23 @@ mod tests {
     use tenmil_wire::Status;
     use tenmil_wire::log::LogPage;
 
-    use super::{Event, Events};
+    use super::{AsyncEvent, AsyncEventQueue};
 
-    const ALL: [Event; 10] = [
-        Event::INVALID_DOORBELL,
-        Event::INVALID_DOORBELL_VALUE,
-        Event::DIAGNOSTIC_FAILURE,
-        Event::RELIABILITY,
-        Event::TEMPERATURE,
-        Event::SPARE,
-        Event::NAMESPACE_CHANGED,
-        Event::FIRMWARE_ACTIVATION,
-        Event::ANA_CHANGED,
-        Event::RESERVATION,
+    const ALL: [AsyncEvent; 10] = [
+        AsyncEvent::INVALID_DOORBELL,
+        AsyncEvent::INVALID_DOORBELL_VALUE,
+        AsyncEvent::DIAGNOSTIC_FAILURE,
+        AsyncEvent::RELIABILITY,
+        AsyncEvent::TEMPERATURE,
+        AsyncEvent::SPARE,
+        AsyncEvent::NAMESPACE_CHANGED,
+        AsyncEvent::FIRMWARE_ACTIVATION,
+        AsyncEvent::ANA_CHANGED,
+        AsyncEvent::RESERVATION,
     ];
 
-    fn with_requests(count: u16) -> Events {
-        let mut events = Events::new(count);
+    fn event_queue_with_requests(count: u16) -> AsyncEventQueue {
+        let mut events = AsyncEventQueue::new(count);
         for _ in 0..count {
             events.request().unwrap();
         }
@@ -169,79 +170,87 @@ mod tests {
     }
 
     #[test]
-    fn requests_beyond_the_limit_are_refused_until_one_is_answered_or_aborted() {
-        let mut events = with_requests(2);
+    fn aer_limit_applies_until_a_request_completes_or_is_aborted() {
+        let mut events = event_queue_with_requests(2);
         assert_eq!(events.request(), Err(Status::AER_LIMIT_EXCEEDED));
         events.request_aborted();
         assert_eq!(events.request(), Ok(()));
-        events.raise(Event::SPARE);
-        assert!(events.next().is_some());
+        events.raise_event(AsyncEvent::SPARE);
+        assert!(events.next_reported_event().is_some());
         assert_eq!(events.request(), Ok(()));
     }
 
     #[test]
-    fn an_event_waits_for_a_request() {
-        let mut events = Events::new(1);
-        events.raise(Event::NAMESPACE_CHANGED);
-        assert_eq!(events.next(), None);
+    fn async_event_waits_for_a_request() {
+        let mut events = AsyncEventQueue::new(1);
+        events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
+        assert_eq!(events.next_reported_event(), None);
         events.request().unwrap();
-        assert_eq!(events.next(), Some(0x0004_0002));
+        assert_eq!(events.next_reported_event(), Some(0x0004_0002));
     }
 
     #[test]
-    fn each_event_has_its_dword() {
+    fn async_event_types_have_their_dword0() {
         let expected = [
             0x1_0000, 0x1_0100, 0x1_0200, 0x2_0001, 0x2_0101, 0x2_0201, 0x4_0002, 0x3_0102,
             0xc_0302, 0x80_0006,
         ];
-        assert_eq!(ALL.map(Event::dword), expected);
+        assert_eq!(ALL.map(AsyncEvent::completion_dword0), expected);
     }
 
     #[test]
-    fn a_type_that_was_told_is_masked_until_its_page_is_read() {
+    fn reported_event_type_is_masked_until_its_log_page_is_read() {
         for told in ALL {
             for next in ALL.into_iter().filter(|&next| next != told) {
-                let mut events = with_requests(4);
-                events.raise(told);
-                assert_eq!(events.next(), Some(told.dword()));
-                events.raise(next);
+                let mut events = event_queue_with_requests(4);
+                events.raise_event(told);
+                assert_eq!(events.next_reported_event(), Some(told.completion_dword0()));
+                events.raise_event(next);
                 let masked = told.kind == next.kind;
-                assert_eq!(events.next().is_none(), masked, "{told:?}, then {next:?}");
+                assert_eq!(
+                    events.next_reported_event().is_none(),
+                    masked,
+                    "{told:?}, then {next:?}"
+                );
                 events.acknowledge(told.log_page);
                 let lost = masked && told.log_page == next.log_page;
-                assert_eq!(events.next().is_some(), masked && !lost, "{told:?}, then {next:?}");
+                assert_eq!(
+                    events.next_reported_event().is_some(),
+                    masked && !lost,
+                    "{told:?}, then {next:?}"
+                );
             }
         }
     }
 
     #[test]
-    fn reading_a_page_first_leaves_nothing_to_tell() {
-        let mut events = with_requests(1);
-        events.raise(Event::NAMESPACE_CHANGED);
+    fn reading_the_log_page_first_clears_the_event() {
+        let mut events = event_queue_with_requests(1);
+        events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
         events.acknowledge(LogPage::ChangedNamespaces);
-        assert_eq!(events.next(), None);
+        assert_eq!(events.next_reported_event(), None);
     }
 
     #[test]
-    fn the_same_event_is_told_once() {
-        let mut events = with_requests(4);
-        events.raise(Event::SPARE);
-        events.raise(Event::SPARE);
-        assert!(events.next().is_some());
+    fn pending_duplicate_event_is_reported_once() {
+        let mut events = event_queue_with_requests(4);
+        events.raise_event(AsyncEvent::SPARE);
+        events.raise_event(AsyncEvent::SPARE);
+        assert!(events.next_reported_event().is_some());
         events.acknowledge(LogPage::Health);
-        assert_eq!(events.next(), None);
+        assert_eq!(events.next_reported_event(), None);
     }
 
     #[test]
-    fn a_reset_forgets_requests_events_and_masks() {
-        let mut events = with_requests(2);
-        events.raise(Event::SPARE);
-        events.next();
-        events.raise(Event::NAMESPACE_CHANGED);
+    fn reset_clears_requests_events_and_masks() {
+        let mut events = event_queue_with_requests(2);
+        events.raise_event(AsyncEvent::SPARE);
+        events.next_reported_event();
+        events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
         events.reset();
         events.request().unwrap();
-        assert_eq!(events.next(), None);
-        events.raise(Event::SPARE);
-        assert_eq!(events.next(), Some(Event::SPARE.dword()));
+        assert_eq!(events.next_reported_event(), None);
+        events.raise_event(AsyncEvent::SPARE);
+        assert_eq!(events.next_reported_event(), Some(AsyncEvent::SPARE.completion_dword0()));
     }
 }

@@ -51,7 +51,7 @@ pub(super) struct FeatureSupport {
     pub(super) reservations: bool,
 }
 
-const fn attributes(feature: Feature) -> FeatureAttributes {
+const fn default_attributes(feature: Feature) -> FeatureAttributes {
     FeatureAttributes {
         feature,
         is_saveable: false,
@@ -61,7 +61,7 @@ const fn attributes(feature: Feature) -> FeatureAttributes {
 }
 
 const fn saveable(feature: Feature) -> FeatureAttributes {
-    FeatureAttributes { is_saveable: true, ..attributes(feature) }
+    FeatureAttributes { is_saveable: true, ..default_attributes(feature) }
 }
 
 /// All known features, by identifier.
@@ -74,7 +74,7 @@ pub(super) const FEATURES: [FeatureAttributes; 19] = [
         requirement: FeatureRequirement::VolatileCache,
         ..saveable(Feature::VolatileWriteCache)
     },
-    attributes(Feature::NumberOfQueues),
+    default_attributes(Feature::NumberOfQueues),
     FeatureAttributes {
         requirement: FeatureRequirement::MemoryTransport,
         ..saveable(Feature::InterruptCoalescing)
@@ -85,23 +85,26 @@ pub(super) const FEATURES: [FeatureAttributes; 19] = [
     },
     saveable(Feature::WriteAtomicity),
     saveable(Feature::AsynchronousEventConfiguration),
-    attributes(Feature::AutonomousPowerStateTransition),
-    attributes(Feature::Timestamp),
-    attributes(Feature::KeepAliveTimer),
-    attributes(Feature::HostBehaviorSupport),
+    default_attributes(Feature::AutonomousPowerStateTransition),
+    default_attributes(Feature::Timestamp),
+    default_attributes(Feature::KeepAliveTimer),
+    default_attributes(Feature::HostBehaviorSupport),
     saveable(Feature::SoftwareProgressMarker),
-    attributes(Feature::HostIdentifier),
+    default_attributes(Feature::HostIdentifier),
     FeatureAttributes {
         is_per_namespace: true,
         requirement: FeatureRequirement::Reservations,
-        ..attributes(Feature::ReservationNotificationMask)
+        ..default_attributes(Feature::ReservationNotificationMask)
     },
     FeatureAttributes {
         is_per_namespace: true,
         requirement: FeatureRequirement::Reservations,
-        ..attributes(Feature::ReservationPersistence)
+        ..default_attributes(Feature::ReservationPersistence)
     },
-    FeatureAttributes { is_per_namespace: true, ..attributes(Feature::NamespaceWriteProtection) },
+    FeatureAttributes {
+        is_per_namespace: true,
+        ..default_attributes(Feature::NamespaceWriteProtection)
+    },
 ];
 
 /// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5).
@@ -122,19 +125,19 @@ pub(super) mod event_bit {
 
 /// Values of the features that are a single dword.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Values {
-    table: BTreeMap<Key, Value>,
+pub(super) struct FeatureValues {
+    table: BTreeMap<FeatureKey, FeatureValue>,
 }
 
 /// Feature, and a selector for its value: a namespace, a vector, a sensor; 0 if there is only one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct FeatureKey {
     pub(super) feature: Feature,
     pub(super) selector: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Value {
+struct FeatureValue {
     current: Option<u32>,
     saved: Option<u32>,
 }
@@ -162,20 +165,20 @@ pub(super) fn find_feature(
     is_supported.then_some(attributes)
 }
 
-impl Values {
+impl FeatureValues {
     /// Current value.
-    pub(super) fn current(&self, key: Key) -> u32 {
+    pub(super) fn current(&self, key: FeatureKey) -> u32 {
         let value = self.table.get(&key).copied().unwrap_or_default();
-        value.current.or(value.saved).unwrap_or(default_of(key))
+        value.current.or(value.saved).unwrap_or(default_value(key))
     }
 
     /// Saved value, which the next reset restores.
-    pub(super) fn saved(&self, key: Key) -> u32 {
-        self.table.get(&key).and_then(|value| value.saved).unwrap_or(default_of(key))
+    pub(super) fn saved(&self, key: FeatureKey) -> u32 {
+        self.table.get(&key).and_then(|value| value.saved).unwrap_or(default_value(key))
     }
 
     /// Sets the current value, and the saved value if `save`.
-    pub(super) fn set(&mut self, key: Key, dword: u32, save: bool) {
+    pub(super) fn set_value(&mut self, key: FeatureKey, dword: u32, save: bool) {
         let value = self.table.entry(key).or_default();
         value.current = Some(dword);
         if save {
@@ -194,32 +197,34 @@ impl Values {
     /// Removes the values of a deleted namespace.
     pub(super) fn forget_namespace(&mut self, nsid: u32) {
         for feature in [Feature::ErrorRecovery, Feature::ReservationNotificationMask] {
-            self.table.remove(&Key { feature, selector: nsid });
+            self.table.remove(&FeatureKey { feature, selector: nsid });
         }
     }
 
     /// Whether the volatile write cache is enabled (Base 2.1 §5.1.25.1.4).
     pub(super) fn write_cache_enabled(&self) -> bool {
-        self.current(Key { feature: Feature::VolatileWriteCache, selector: 0 }) & 1 != 0
+        self.current(FeatureKey { feature: Feature::VolatileWriteCache, selector: 0 }) & 1 != 0
     }
 
     /// Whether the host has enabled the events of this bit.
-    pub(super) fn wants_event(&self, bit: u32) -> bool {
-        self.current(Key { feature: Feature::AsynchronousEventConfiguration, selector: 0 }) & bit
+    pub(super) fn is_event_enabled(&self, bit: u32) -> bool {
+        self.current(FeatureKey { feature: Feature::AsynchronousEventConfiguration, selector: 0 })
+            & bit
             != 0
     }
 
     /// Interrupt coalescing.
     pub(super) fn coalescing(&self) -> Coalescing {
-        let [threshold, time, ..] =
-            self.current(Key { feature: Feature::InterruptCoalescing, selector: 0 }).to_le_bytes();
+        let [threshold, time, ..] = self
+            .current(FeatureKey { feature: Feature::InterruptCoalescing, selector: 0 })
+            .to_le_bytes();
         let time = Span::from_us(100 * u64::from(time));
         Coalescing { time, threshold: u16::from(threshold) + 1 }
     }
 
     /// Whether coalescing is disabled for a vector (Base 2.1 §5.1.25.2.3).
     pub(super) fn is_coalescing_disabled(&self, vector: u16) -> bool {
-        self.current(Key {
+        self.current(FeatureKey {
             feature: Feature::InterruptVectorConfiguration,
             selector: vector.into(),
         }) & 1 << 16
@@ -229,7 +234,7 @@ impl Values {
     /// Arbitration of the submission queues.
     pub(super) fn arbitration(&self) -> Arbitration {
         let [burst, low, device, high] =
-            self.current(Key { feature: Feature::Arbitration, selector: 0 }).to_le_bytes();
+            self.current(FeatureKey { feature: Feature::Arbitration, selector: 0 }).to_le_bytes();
         let burst = burst & 7;
         Arbitration {
             burst: (burst != 7).then_some(1 << burst),
@@ -242,7 +247,8 @@ impl Values {
     /// Temperature thresholds.
     pub(super) fn thresholds(&self) -> Thresholds {
         let kelvin = |of| {
-            let dword = self.current(Key { feature: Feature::TemperatureThreshold, selector: of });
+            let dword =
+                self.current(FeatureKey { feature: Feature::TemperatureThreshold, selector: of });
             u16::try_from(dword & 0xffff).unwrap_or(0)
         };
         Thresholds { over_kelvin: kelvin(OVER), under_kelvin: kelvin(UNDER) }
@@ -250,7 +256,7 @@ impl Values {
 }
 
 /// Default value.
-pub(super) fn default_of(key: Key) -> u32 {
+pub(super) fn default_value(key: FeatureKey) -> u32 {
     match key.feature {
         // No limit to a burst, every weight 1.
         Feature::Arbitration => 7,
@@ -262,7 +268,7 @@ pub(super) fn default_of(key: Key) -> u32 {
 }
 
 /// Checks dword 11 of Set Features for a feature.
-pub(super) fn check(
+pub(super) fn check_value(
     feature: Feature,
     dword: u32,
     config: &ControllerConfig,
@@ -285,7 +291,7 @@ pub(super) fn check(
             0x1_ffff
         }
         Feature::AsynchronousEventConfiguration => {
-            event_bit::WARNINGS | event_bit::TELEMETRY | notices(ana)
+            event_bit::WARNINGS | event_bit::TELEMETRY | supported_notices(ana)
         }
         Feature::HostIdentifier => 1,
         Feature::SoftwareProgressMarker => 0xff,
@@ -299,6 +305,6 @@ pub(super) fn check(
 }
 
 /// Supported notices, as in OAES of Identify Controller.
-pub(super) const fn notices(ana: bool) -> u32 {
+pub(super) const fn supported_notices(ana: bool) -> u32 {
     event_bit::NAMESPACE | event_bit::FIRMWARE | if ana { event_bit::ANA } else { 0 }
 }

@@ -13,7 +13,7 @@ use tenmil_wire::admin::CommitAction;
 
 /// Firmware slots of a subsystem.
 #[derive(Clone, Debug)]
-pub(super) struct Slots {
+pub(super) struct FirmwareSlots {
     /// Revision in each slot; the first slot is read-only.
     revisions: [Option<[u8; 8]>; SLOTS as usize],
     /// Active slot: 1 to [`SLOTS`].
@@ -24,7 +24,7 @@ pub(super) struct Slots {
 
 /// Firmware image download in progress.
 #[derive(Clone, Debug)]
-pub(super) struct Download {
+pub(super) struct FirmwareDownload {
     bytes_max: u32,
     image: Vec<u8>,
     /// Received parts: first byte and end, in ascending order.
@@ -43,14 +43,14 @@ const PARTS_MAX: usize = 4096;
 const MAGIC: &[u8; 8] = b"TENMILFW";
 
 /// Builds an image that changes the reported revision to `revision`, cut or padded to eight characters.
-pub fn image(revision: &str) -> Vec<u8> {
+pub fn build_firmware_image(revision: &str) -> Vec<u8> {
     let mut image = MAGIC.to_vec();
     image.extend(revision.bytes().chain(core::iter::repeat(b' ')).take(8));
     image.resize(GRANULARITY_BYTES as usize, 0);
     image
 }
 
-impl Slots {
+impl FirmwareSlots {
     pub(super) fn new(revision: &str) -> Self {
         let mut bytes = [b' '; 8];
         for (byte, event) in bytes.iter_mut().zip(revision.bytes()) {
@@ -129,13 +129,13 @@ impl Slots {
     }
 }
 
-impl Download {
+impl FirmwareDownload {
     pub(super) const fn new(bytes_max: u32) -> Self {
         Self { bytes_max, image: Vec::new(), parts: Vec::new() }
     }
 
     /// Checks offset and length of a part of the image.
-    pub(super) fn check(&self, offset: u64, len_bytes: u32) -> Result<(), Status> {
+    pub(super) fn check_part(&self, offset: u64, len_bytes: u32) -> Result<(), Status> {
         let aligned = len_bytes.is_multiple_of(GRANULARITY_BYTES)
             && offset.is_multiple_of(u64::from(GRANULARITY_BYTES));
         if !aligned || offset + u64::from(len_bytes) > u64::from(self.bytes_max) {
@@ -145,9 +145,9 @@ impl Download {
     }
 
     /// Stores a part of the image.
-    pub(super) fn put(&mut self, offset: u64, part: &[u8]) -> Result<(), Status> {
+    pub(super) fn write_part(&mut self, offset: u64, part: &[u8]) -> Result<(), Status> {
         let len_bytes = u32::try_from(part.len()).map_err(|_| Status::INVALID_FIELD)?;
-        self.check(offset, len_bytes)?;
+        self.check_part(offset, len_bytes)?;
         let first = u32::try_from(offset).map_err(|_| Status::INVALID_FIELD)?;
         let end = first + len_bytes;
         if self.parts.iter().any(|&(other, other_end)| first < other_end && other < end) {
@@ -167,7 +167,7 @@ impl Download {
 
     /// Finishes the download and returns the image's revision; `Ok(None)` if nothing was downloaded. The
     /// next part starts a new download.
-    pub(super) fn take(&mut self) -> Result<Option<[u8; 8]>, Status> {
+    pub(super) fn finish_image(&mut self) -> Result<Option<[u8; 8]>, Status> {
         let download = core::mem::replace(self, Self::new(self.bytes_max));
         if download.parts.is_empty() {
             return Ok(None);
@@ -202,22 +202,22 @@ mod tests {
     use tenmil_wire::Status;
     use tenmil_wire::admin::CommitAction as Action;
 
-    use super::{Download, Slots, image};
+    use super::{FirmwareDownload, FirmwareSlots, build_firmware_image};
 
     const NEW: Option<[u8; 8]> = Some(*b"2.0     ");
 
-    fn slots() -> Slots {
-        Slots::new("1.0")
+    fn sample_slots() -> FirmwareSlots {
+        FirmwareSlots::new("1.0")
     }
 
     #[test]
-    fn an_image_runs_at_once_or_after_a_reset_or_not_at_all() {
+    fn commit_action_decides_when_firmware_is_activated() {
         for (action, before, after) in [
             (Action::Replace, b"1.0     ", b"1.0     "),
             (Action::ReplaceAndActivate, b"1.0     ", b"2.0     "),
             (Action::ActivateNow, b"2.0     ", b"2.0     "),
         ] {
-            let mut slots = slots();
+            let mut slots = sample_slots();
             assert_eq!(slots.commit(action, 2, NEW), Ok(before == b"2.0     "), "{action:?}");
             assert_eq!(&slots.running(), before);
             slots.activate();
@@ -227,8 +227,8 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_slot_can_be_activated_later_and_back() {
-        let mut slots = slots();
+    fn firmware_slot_can_be_activated_later() {
+        let mut slots = sample_slots();
         slots.commit(Action::Replace, 3, NEW).unwrap();
         slots.commit(Action::Activate, 3, None).unwrap();
         assert_eq!(slots.active(), (1, 3));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_not_there_or_read_only_or_empty_is_refused() {
+    fn commit_to_invalid_read_only_or_empty_slot_is_rejected() {
         let slot = Err(Status::INVALID_FIRMWARE_SLOT);
         let image = Err(Status::INVALID_FIRMWARE_IMAGE);
         for (action, number, revision, expected) in [
@@ -257,13 +257,17 @@ mod tests {
             (Action::ActivateBootPartition, 2, NEW, Err(Status::INVALID_FIELD)),
             (Action::Reserved(4), 2, NEW, Err(Status::INVALID_FIELD)),
         ] {
-            assert_eq!(slots().commit(action, number, revision), expected, "{action:?} {number}");
+            assert_eq!(
+                sample_slots().commit(action, number, revision),
+                expected,
+                "{action:?} {number}"
+            );
         }
     }
 
     #[test]
-    fn the_controller_chooses_a_slot_that_does_not_run() {
-        let mut slots = slots();
+    fn slot_zero_selects_an_inactive_slot() {
+        let mut slots = sample_slots();
         slots.commit(Action::ActivateNow, 0, NEW).unwrap();
         assert_eq!(slots.active(), (2, 0));
         slots.commit(Action::Replace, 0, Some(*b"3.0     ")).unwrap();
@@ -273,41 +277,45 @@ mod tests {
     }
 
     #[test]
-    fn an_image_may_arrive_in_any_order_but_not_twice_or_with_holes() {
-        let mut whole = image("2.0");
+    fn firmware_parts_may_be_out_of_order_but_not_overlap_or_leave_gaps() {
+        let mut whole = build_firmware_image("2.0");
         whole.resize(3 * 4096, 7);
-        let mut download = Download::new(1 << 20);
+        let mut download = FirmwareDownload::new(1 << 20);
         for part in [2_u16, 0, 1] {
             let bytes = &whole[usize::from(part) * 4096..][..4096];
-            download.put(u64::from(part) * 4096, bytes).unwrap();
+            download.write_part(u64::from(part) * 4096, bytes).unwrap();
         }
-        assert_eq!(download.put(4096, &[0; 4096]), Err(Status::OVERLAPPING_RANGE));
-        assert_eq!(download.take(), Ok(NEW));
-        assert_eq!(download.take(), Ok(None), "it was taken");
+        assert_eq!(download.write_part(4096, &[0; 4096]), Err(Status::OVERLAPPING_RANGE));
+        assert_eq!(download.finish_image(), Ok(NEW));
+        assert_eq!(download.finish_image(), Ok(None), "it was taken");
 
-        download.put(0, &whole[..4096]).unwrap();
-        download.put(8192, &whole[8192..]).unwrap();
-        assert_eq!(download.take(), Err(Status::INVALID_FIRMWARE_IMAGE), "a hole");
+        download.write_part(0, &whole[..4096]).unwrap();
+        download.write_part(8192, &whole[8192..]).unwrap();
+        assert_eq!(download.finish_image(), Err(Status::INVALID_FIRMWARE_IMAGE), "a hole");
     }
 
     #[test]
-    fn a_piece_off_the_granularity_or_past_the_limit_is_refused() {
-        let mut download = Download::new(8192);
+    fn misaligned_or_oversized_firmware_part_is_rejected() {
+        let mut download = FirmwareDownload::new(8192);
         for (offset, len) in [(1, 4096), (4, 4096), (0, 4095), (4096, 8192), (8192, 4096)] {
-            assert_eq!(download.put(offset, &vec![0; len]), Err(Status::INVALID_FIELD));
+            assert_eq!(download.write_part(offset, &vec![0; len]), Err(Status::INVALID_FIELD));
         }
-        assert_eq!(download.check(u64::from(u32::MAX) * 4, 4096), Err(Status::INVALID_FIELD));
+        assert_eq!(download.check_part(u64::from(u32::MAX) * 4, 4096), Err(Status::INVALID_FIELD));
     }
 
     #[test]
-    fn an_image_of_anything_else_is_not_one() {
+    fn invalid_firmware_image_is_rejected() {
         for spoil in [0, 7, 8, 15] {
-            let mut download = Download::new(1 << 20);
-            let mut bytes = image("2.0");
+            let mut download = FirmwareDownload::new(1 << 20);
+            let mut bytes = build_firmware_image("2.0");
             bytes[spoil] = 0x07;
-            download.put(0, &bytes).unwrap();
-            assert_eq!(download.take(), Err(Status::INVALID_FIRMWARE_IMAGE), "byte {spoil}");
+            download.write_part(0, &bytes).unwrap();
+            assert_eq!(
+                download.finish_image(),
+                Err(Status::INVALID_FIRMWARE_IMAGE),
+                "byte {spoil}"
+            );
         }
-        assert_eq!(image("123456789")[..16], *b"TENMILFW12345678");
+        assert_eq!(build_firmware_image("123456789")[..16], *b"TENMILFW12345678");
     }
 }

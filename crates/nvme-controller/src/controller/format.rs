@@ -13,10 +13,10 @@ use super::Controller;
 use super::commands::{CommandResult, with_dnr};
 use super::full_scan::FullScan;
 use super::interface::{AdminCompletion, AdminOutcome, AdminResult};
-use super::subsystem::{NamespaceEntry, State, Subsystem, format_sizes, shift_of};
+use super::subsystem::{NamespaceEntry, Subsystem, SubsystemState, block_size_shift, format_sizes};
 
 /// Format in progress.
-pub(super) struct Format {
+pub(super) struct FormatInProgress {
     /// Command to complete; `None` after a controller reset.
     cid: Option<u16>,
     /// Remaining namespaces, each with its new block size.
@@ -47,23 +47,24 @@ impl Controller {
         }
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
-        let nsids = self.targets(&state, format.nsid)?;
+        let nsids = self.select_namespaces(&state, format.nsid)?;
         let mut remaining = Vec::new();
         for &nsid in &nsids {
-            let record = self.active(&state, nsid)?;
+            let record = self.attached_namespace(&state, nsid)?;
             self.check_writable(&state, record)?;
-            remaining.push((nsid, block_size(record, format)?));
+            remaining.push((nsid, requested_block_size(record, format)?));
         }
         for nsid in nsids {
             if let Some(record) = state.records.get_mut(&nsid) {
                 record.is_formatting = true;
             }
             if self.self_tests.includes_namespace(nsid) {
-                self.self_tests.abort(SelfTestOutcome::AbortedByFormat, self.health.hours(now));
+                self.self_tests
+                    .abort(SelfTestOutcome::AbortedByFormat, self.health.power_on_hours(now));
             }
         }
         subsystem.publish_and_notify(state);
-        self.format = Some(Format { cid: Some(cid), remaining, scan: None });
+        self.format = Some(FormatInProgress { cid: Some(cid), remaining, scan: None });
         Ok(AdminOutcome::Deferred)
     }
 
@@ -86,28 +87,30 @@ impl Controller {
     /// Checks that an admin command of this controller's host may change the blocks of a namespace.
     pub(super) fn check_writable(
         &self,
-        state: &State,
+        state: &SubsystemState,
         record: &NamespaceEntry,
     ) -> Result<(), Status> {
-        self.check_changeable(state, record)?;
+        self.check_may_change_namespace(state, record)?;
         if record.is_protected() { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
     }
 
     /// Checks that an admin command of this controller's host may change a namespace (Base 2.1 §8.1.22,
     /// command behavior table).
-    pub(super) fn check_changeable(
+    pub(super) fn check_may_change_namespace(
         &self,
-        state: &State,
+        state: &SubsystemState,
         record: &NamespaceEntry,
     ) -> Result<(), Status> {
         if record.is_formatting {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         let entry = state.controllers.get(&self.config.cntlid);
-        if let Some(refusal) = entry.and_then(|entry| entry.ana(record.ana_group).refusal()) {
+        if let Some(refusal) =
+            entry.and_then(|entry| entry.ana(record.ana_group).rejection_status())
+        {
             return Err(refusal);
         }
-        let seen = record.reservations.relative_to(self.host);
+        let seen = record.reservations.as_seen_by(self.host);
         if seen.is_some_and(|reservation| reservation.rejects_writes()) {
             return Err(Status::RESERVATION_CONFLICT);
         }
@@ -115,46 +118,46 @@ impl Controller {
     }
 }
 
-impl Format {
+impl FormatInProgress {
     fn poll(&mut self, now: Instant, subsystem: &Subsystem) -> Option<AdminResult> {
         let Some((nsid, block_size, scan)) = &mut self.scan else {
             let Some((nsid, block_size)) = self.remaining.pop() else {
                 return Some(AdminResult::OK);
             };
-            match open(subsystem, nsid) {
+            match start_erase(subsystem, nsid) {
                 Ok(scan) => self.scan = Some((nsid, block_size, scan)),
-                Err(status) => return Some(self.fail(subsystem, nsid, status)),
+                Err(status) => return Some(self.fail_namespace(subsystem, nsid, status)),
             }
             return None;
         };
         let (nsid, block_size) = (*nsid, *block_size);
         match scan.poll(now)? {
-            Ok(()) => finish(subsystem, nsid, Some(block_size)),
+            Ok(()) => finish_namespace_format(subsystem, nsid, Some(block_size)),
             Err(failure) => {
                 let status = Status(failure.status.0);
-                return Some(self.fail(subsystem, nsid, status));
+                return Some(self.fail_namespace(subsystem, nsid, status));
             }
         }
         self.scan = None;
         self.remaining.is_empty().then_some(AdminResult::OK)
     }
 
-    fn fail(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
-        finish(subsystem, nsid, None);
+    fn fail_namespace(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
+        finish_namespace_format(subsystem, nsid, None);
         self.release_remaining(subsystem);
-        AdminResult::refused(with_dnr(status))
+        AdminResult::failure(with_dnr(status))
     }
 
     /// Makes the remaining namespaces available again, unchanged.
     pub(super) fn release_remaining(&mut self, subsystem: &Subsystem) {
         let current = self.scan.take().map(|(nsid, _, _)| nsid);
         for nsid in self.remaining.drain(..).map(|(nsid, _)| nsid).chain(current) {
-            finish(subsystem, nsid, None);
+            finish_namespace_format(subsystem, nsid, None);
         }
     }
 
     /// Handles a controller reset: the format continues without a command to complete.
-    pub(super) const fn detach_requester(&mut self) {
+    pub(super) const fn drop_requester(&mut self) {
         self.cid = None;
     }
 
@@ -164,7 +167,7 @@ impl Format {
     }
 }
 
-fn open(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
+fn start_erase(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
     let device = {
         let state = subsystem.lock();
         state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?.device.clone()
@@ -173,12 +176,12 @@ fn open(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
 }
 
 /// Ends the format of one namespace; on success with a new block size.
-fn finish(subsystem: &Subsystem, nsid: u32, block_size: Option<u32>) {
+fn finish_namespace_format(subsystem: &Subsystem, nsid: u32, block_size: Option<u32>) {
     let mut state = subsystem.lock();
     if let Some(record) = state.records.get_mut(&nsid) {
         record.is_formatting = false;
         if let Some(block_size) = block_size {
-            record.block_shift = shift_of(block_size);
+            record.block_shift = block_size_shift(block_size);
         }
     }
     state.notify_changed(nsid);
@@ -186,7 +189,7 @@ fn finish(subsystem: &Subsystem, nsid: u32, block_size: Option<u32>) {
 }
 
 /// Block size of the requested format.
-fn block_size(record: &NamespaceEntry, format: &FormatNvm) -> Result<u32, Status> {
+fn requested_block_size(record: &NamespaceEntry, format: &FormatNvm) -> Result<u32, Status> {
     let sizes = format_sizes(&record.limits);
     let size = sizes.get(usize::from(format.format())).copied();
     if format.pi != 0 || format.mset {

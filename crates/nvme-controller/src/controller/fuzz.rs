@@ -10,7 +10,7 @@ use tenmil_base::{
 };
 use tenmil_wire::Command;
 
-use super::interface::{AdminData, AdminOutcome, CommandOrigin, InvalidDoorbell};
+use super::interface::{AdminDataTransfer, AdminOutcome, CommandOrigin, InvalidDoorbell};
 use super::{
     AnaState, Controller, ControllerConfig, HostIdentity, NamespaceConfig, NamespacePool,
     Subsystem, SubsystemConfig,
@@ -32,7 +32,7 @@ struct Pool;
 /// # Panics
 ///
 /// The controller has violated its interface: a finding.
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz_admin_commands(bytes: &[u8]) {
     let Some((subsystem, mut controllers)) = create_controllers() else { return };
     let mut now = Instant { ns: 0 };
     let mut rest = bytes;
@@ -52,24 +52,31 @@ pub fn fuzz(bytes: &[u8]) {
             6 => {
                 subsystem.remove_namespace(command.nsid() & 7);
             }
-            7..=15 => reserve(&mut controllers[index], now, &command, following),
-            _ => execute(&mut controllers[index], now, &command, following),
+            7..=15 => run_reservation_command(&mut controllers[index], now, &command, following),
+            _ => execute_admin_command(&mut controllers[index], now, &command, following),
         }
         for controller in &mut controllers {
             controller.poll(now);
             while controller.next_deferred_completion().is_some() {}
             while controller.next_event().is_some() {}
-            while controller.next_signal().is_some() {}
+            while controller.next_transport_action().is_some() {}
         }
     }
 }
 
-fn execute(controller: &mut Controller, now: Instant, command: &Command, following: &[u8]) {
-    let Ok(admin_data) = controller.data(command) else { return };
+fn execute_admin_command(
+    controller: &mut Controller,
+    now: Instant,
+    command: &Command,
+    following: &[u8],
+) {
+    let Ok(admin_data) = controller.command_data_length(command) else { return };
     let mut data = host_data(admin_data, following);
     let step = controller.execute(now, command, &mut data);
     match (step, admin_data) {
-        (AdminOutcome::Done(end), AdminData::ToHost(len_bytes)) if end.status.is_success() => {
+        (AdminOutcome::Done(end), AdminDataTransfer::ToHost(len_bytes))
+            if end.status.is_success() =>
+        {
             assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
         }
         (AdminOutcome::Abort { .. }, _) => controller.abort_ended(),
@@ -78,12 +85,17 @@ fn execute(controller: &mut Controller, now: Instant, command: &Command, followi
     }
 }
 
-fn reserve(controller: &mut Controller, now: Instant, command: &Command, following: &[u8]) {
+fn run_reservation_command(
+    controller: &mut Controller,
+    now: Instant,
+    command: &Command,
+    following: &[u8],
+) {
     let Ok(admin_data) = controller.reservation_data(command) else { return };
     let mut data = host_data(admin_data, following);
     let from = CommandOrigin { queue: 1, ticket: 0 };
     let Some(end) = controller.reservation(now, from, command, &mut data) else { return };
-    if let AdminData::ToHost(len_bytes) = admin_data
+    if let AdminDataTransfer::ToHost(len_bytes) = admin_data
         && end.status.is_success()
     {
         assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
@@ -91,8 +103,8 @@ fn reserve(controller: &mut Controller, now: Instant, command: &Command, followi
 }
 
 /// Data from the host: the following bytes, padded with zeroes.
-fn host_data(admin_data: AdminData, following: &[u8]) -> Vec<u8> {
-    let AdminData::FromHost(len_bytes) = admin_data else { return Vec::new() };
+fn host_data(admin_data: AdminDataTransfer, following: &[u8]) -> Vec<u8> {
+    let AdminDataTransfer::FromHost(len_bytes) = admin_data else { return Vec::new() };
     let mut data: Vec<u8> = following.iter().copied().take(len_bytes as usize).collect();
     data.resize(len_bytes as usize, 0);
     data
@@ -125,7 +137,7 @@ fn limits(block_size: u32, block_count: u64) -> Limits {
         atomic_write_blocks: 1,
         depth_max: 8,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::from_operations(&Operation::ALL),
     }
 }
 
@@ -146,7 +158,7 @@ impl IoChannel for Channel {
 
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         let free_count = (self.limits.depth_max as usize).saturating_sub(self.waiting.len());
-        self.waiting.extend(requests.iter().take(free_count).map(|request| request.token));
+        self.waiting.extend(requests.iter().take(free_count).map(|request| request.random_token));
         requests.len().min(free_count)
     }
 

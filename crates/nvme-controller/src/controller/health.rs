@@ -96,14 +96,14 @@ impl Health {
     }
 
     /// Sets the sensor readings.
-    pub(super) fn set(&mut self, now: Instant, sensors: SensorReadings) {
+    pub(super) fn set_sensor_readings(&mut self, now: Instant, sensors: SensorReadings) {
         self.sensors = sensors;
-        self.warning.hold(now, sensors.temperature_kelvin >= WARNING_KELVIN);
-        self.critical.hold(now, sensors.temperature_kelvin >= CRITICAL_KELVIN);
+        self.warning.set_condition(now, sensors.temperature_kelvin >= WARNING_KELVIN);
+        self.critical.set_condition(now, sensors.temperature_kelvin >= CRITICAL_KELVIN);
     }
 
     /// Adds I/O totals of queues.
-    pub(super) const fn add(&mut self, more: &IoCounters) {
+    pub(super) const fn add_io_counters(&mut self, more: &IoCounters) {
         let sum = &mut self.traffic;
         sum.read_bytes = sum.read_bytes.saturating_add(more.read_bytes);
         sum.written_bytes = sum.written_bytes.saturating_add(more.written_bytes);
@@ -130,14 +130,14 @@ impl Health {
     }
 
     /// Whole hours since power-on.
-    pub(super) fn hours(&self, now: Instant) -> u64 {
+    pub(super) fn power_on_hours(&self, now: Instant) -> u64 {
         now.since(self.powered_at).ns / Span::from_secs(3600).ns
     }
 }
 
 impl AccumulatedTime {
     /// Sets whether the condition holds from now on.
-    fn hold(&mut self, now: Instant, holds: bool) {
+    fn set_condition(&mut self, now: Instant, holds: bool) {
         if let Some(since) = self.since.take() {
             self.total.ns = self.total.ns.saturating_add(now.since(since).ns);
         }
@@ -153,7 +153,7 @@ impl AccumulatedTime {
 }
 
 /// Converts bytes to data units: thousands of 512 bytes, rounded up (Base 2.1 §5.1.12.1.3).
-pub(super) const fn data_units(bytes: u64) -> u64 {
+pub(super) const fn bytes_to_data_units(bytes: u64) -> u64 {
     bytes.div_ceil(512_000)
 }
 
@@ -161,14 +161,14 @@ pub(super) const fn data_units(bytes: u64) -> u64 {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::{Health, Thresholds, data_units};
+    use super::{Health, Thresholds, bytes_to_data_units};
     use crate::controller::interface::IoCounters;
 
     const AT_0: Instant = Instant { ns: 0 };
     const THRESHOLDS: Thresholds = Thresholds { over_kelvin: 343, under_kelvin: 0 };
 
     #[test]
-    fn each_condition_has_its_warning_bit_and_is_new_once() {
+    fn critical_warning_bits_are_reported_as_new_once() {
         let mut health = Health::new(AT_0, 310);
         assert_eq!(health.new_warnings(THRESHOLDS), 0);
         let well = health.sensors;
@@ -178,16 +178,16 @@ mod tests {
             (0x04, super::SensorReadings { is_unreliable: true, ..well }),
             (0x08, super::SensorReadings { is_read_only: true, ..well }),
         ] {
-            health.set(AT_0, sensors);
+            health.set_sensor_readings(AT_0, sensors);
             assert_eq!(health.new_warnings(THRESHOLDS), bit);
             assert_eq!(health.new_warnings(THRESHOLDS), 0, "said once");
-            health.set(AT_0, well);
+            health.set_sensor_readings(AT_0, well);
             assert_eq!(health.new_warnings(THRESHOLDS), 0);
         }
     }
 
     #[test]
-    fn thresholds_are_reached_from_both_sides() {
+    fn over_and_under_temperature_thresholds_warn() {
         let health = Health::new(AT_0, 310);
         for (over_kelvin, under_kelvin, warned) in
             [(311, 309, 0), (310, 309, 2), (311, 310, 2), (310, 310, 2)]
@@ -197,21 +197,21 @@ mod tests {
     }
 
     #[test]
-    fn time_adds_up_only_while_it_is_hot() {
+    fn temperature_time_accumulates_only_above_the_threshold() {
         let mut health = Health::new(AT_0, 310);
         let minute = |count: u64| AT_0.after(Span::from_secs(60 * count));
         let hot = super::SensorReadings { temperature_kelvin: 343, ..health.sensors };
         let well = health.sensors;
-        health.set(minute(1), hot);
+        health.set_sensor_readings(minute(1), hot);
         assert_eq!(health.warning.minutes(minute(3)), 2);
-        health.set(minute(4), well);
+        health.set_sensor_readings(minute(4), well);
         assert_eq!(health.warning.minutes(minute(90)), 3);
         assert_eq!(health.critical.minutes(minute(90)), 0);
-        assert_eq!((health.hours(minute(59)), health.hours(minute(60))), (0, 1));
+        assert_eq!((health.power_on_hours(minute(59)), health.power_on_hours(minute(60))), (0, 1));
     }
 
     #[test]
-    fn traffic_adds_up_and_units_round_up() {
+    fn io_counters_accumulate_and_data_units_round_up() {
         let mut health = Health::new(AT_0, 310);
         let one = IoCounters {
             read_bytes: 512_000,
@@ -220,13 +220,13 @@ mod tests {
             write_commands: 3,
             busy: Span::from_ms(4),
         };
-        health.add(&one);
-        health.add(&one);
-        assert_eq!(data_units(health.traffic.read_bytes), 2);
-        assert_eq!(data_units(health.traffic.written_bytes), 1);
+        health.add_io_counters(&one);
+        health.add_io_counters(&one);
+        assert_eq!(bytes_to_data_units(health.traffic.read_bytes), 2);
+        assert_eq!(bytes_to_data_units(health.traffic.written_bytes), 1);
         assert_eq!((health.traffic.read_commands, health.traffic.write_commands), (4, 6));
         assert_eq!(health.traffic.busy, Span::from_ms(8));
-        assert_eq!(data_units(0), 0);
-        assert_eq!(data_units(512_001), 2);
+        assert_eq!(bytes_to_data_units(0), 0);
+        assert_eq!(bytes_to_data_units(512_001), 2);
     }
 }

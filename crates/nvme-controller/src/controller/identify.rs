@@ -2,7 +2,7 @@
 
 use tenmil_wire::Status;
 use tenmil_wire::admin::Identify;
-use tenmil_wire::identify::descriptor::descriptor_list;
+use tenmil_wire::identify::descriptor::build_descriptor_list;
 use tenmil_wire::identify::{
     Cns, CommandSet, CommandSetVector, CommandSets, ControllerList, IdentifyControllerNvm,
     IdentifyNamespaceIndependent, IdentifyNamespaceNvm, NSID_ALL, NamespaceIdentifier,
@@ -13,7 +13,7 @@ use tenmil_wire::register::Version;
 use super::Controller;
 use super::commands::{CommandResult, PAGE_BYTES};
 use super::interface::{AdminOutcome, AdminResult};
-use super::subsystem::{NamespaceEntry, State};
+use super::subsystem::{NamespaceEntry, SubsystemState};
 
 mod controller;
 mod namespace;
@@ -21,13 +21,17 @@ mod namespace;
 impl Controller {
     pub(super) fn identify(&self, identify: &Identify, data: &mut Vec<u8>) -> CommandResult {
         data.clear();
-        self.structure(identify, data)?;
+        self.append_identify_structure(identify, data)?;
         data.resize(PAGE_BYTES as usize, 0);
         Ok(AdminOutcome::Done(AdminResult::OK))
     }
 
     /// Appends the structure of CNS to `page`. The rest of the page is zeroes.
-    fn structure(&self, identify: &Identify, page: &mut Vec<u8>) -> Result<(), Status> {
+    fn append_identify_structure(
+        &self,
+        identify: &Identify,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
         let nsid = identify.nsid;
         match Cns::from_code(identify.cns) {
             Cns::Namespace => self.identify_namespace(nsid, true, page),
@@ -37,32 +41,34 @@ impl Controller {
                 Ok(())
             }
             Cns::CommandSetController => {
-                nvm_only(identify)?;
-                page.extend(nvm_controller().as_bytes());
+                check_nvm_command_set(identify)?;
+                page.extend(identify_controller_nvm().as_bytes());
                 Ok(())
             }
             Cns::ActiveNamespaces => self.namespace_list(nsid, true, page),
             Cns::AllocatedNamespaces => self.namespace_list(nsid, false, page),
             Cns::CommandSetActiveNamespaces => {
-                nvm_only(identify)?;
+                check_nvm_command_set(identify)?;
                 self.namespace_list(nsid, true, page)
             }
             Cns::CommandSetAllocatedNamespaces => {
-                nvm_only(identify)?;
+                check_nvm_command_set(identify)?;
                 self.namespace_list(nsid, false, page)
             }
-            Cns::Descriptors => self.descriptors(nsid, page),
+            Cns::Descriptors => self.append_namespace_descriptors(nsid, page),
             Cns::CommandSetNamespace => {
-                nvm_only(identify)?;
+                check_nvm_command_set(identify)?;
                 self.nvm_namespace(nsid, true, page)
             }
             Cns::CommandSetAllocatedNamespace => {
-                nvm_only(identify)?;
+                check_nvm_command_set(identify)?;
                 self.nvm_namespace(nsid, false, page)
             }
             Cns::IndependentNamespace => self.independent_namespace(nsid, true, page),
             Cns::IndependentAllocatedNamespace => self.independent_namespace(nsid, false, page),
-            Cns::NamespaceControllers => self.controllers_of(nsid, identify.cntid, page),
+            Cns::NamespaceControllers => {
+                self.append_attached_controllers(nsid, identify.cntid, page)
+            }
             Cns::SubsystemControllers => {
                 let state = self.subsystem.lock();
                 let cntlids = state.controllers.range(identify.cntid..).map(|(&cntlid, _)| cntlid);
@@ -76,17 +82,17 @@ impl Controller {
 
     /// Looks up the namespace of an Identify command. Returns `Ok(None)` for a valid identifier without a
     /// namespace, for which the structure is zeroes.
-    fn found<'a>(
+    fn identified_namespace<'a>(
         &self,
-        state: &'a State,
+        state: &'a SubsystemState,
         nsid: u32,
         must_be_attached: bool,
     ) -> Result<Option<&'a NamespaceEntry>, Status> {
-        if nsid == 0 || nsid > self.subsystem.info().nsid_max {
+        if nsid == 0 || nsid > self.subsystem.constants().nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         let cntlid = self.config.cntlid;
-        let found = state.visible(cntlid, nsid);
+        let found = state.visible_namespace(cntlid, nsid);
         Ok(found.filter(|record| !must_be_attached || record.visibility.is_attached_to(cntlid)))
     }
 
@@ -104,14 +110,14 @@ impl Controller {
         let is_listed = |record: &&NamespaceEntry| {
             !must_be_attached || record.visibility.is_attached_to(cntlid)
         };
-        let listed = state.all_visible(cntlid).filter(is_listed).map(|record| record.nsid);
+        let listed = state.visible_namespaces(cntlid).filter(is_listed).map(|record| record.nsid);
         page.extend(NamespaceList::new(listed.filter(|nsid| *nsid > after)).as_bytes());
         Ok(())
     }
 
-    fn descriptors(&self, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
+    fn append_namespace_descriptors(&self, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
         let state = self.subsystem.lock();
-        let identity = self.active(&state, nsid)?.identity;
+        let identity = self.attached_namespace(&state, nsid)?.identity;
         let mut names = Vec::new();
         if identity.eui64 != [0; 8] {
             names.push(NamespaceIdentifier::Eui64(identity.eui64));
@@ -123,7 +129,7 @@ impl Controller {
             names.push(NamespaceIdentifier::Uuid(identity.uuid));
         }
         names.push(NamespaceIdentifier::Csi(CommandSet::Nvm));
-        page.extend(descriptor_list(&names));
+        page.extend(build_descriptor_list(&names));
         Ok(())
     }
 
@@ -137,7 +143,7 @@ impl Controller {
     ) -> Result<(), Status> {
         let state = self.subsystem.lock();
         if nsid != NSID_ALL || !self.manages_namespaces() {
-            self.found(&state, nsid, must_be_attached)?;
+            self.identified_namespace(&state, nsid, must_be_attached)?;
         }
         page.extend(IdentifyNamespaceNvm::zeroed().as_bytes());
         Ok(())
@@ -150,7 +156,7 @@ impl Controller {
         page: &mut Vec<u8>,
     ) -> Result<(), Status> {
         let state = self.subsystem.lock();
-        let found = self.found(&state, nsid, must_be_attached)?;
+        let found = self.identified_namespace(&state, nsid, must_be_attached)?;
         let structure = found.map_or_else(IdentifyNamespaceIndependent::zeroed, |record| {
             self.independent_structure(record)
         });
@@ -158,9 +164,14 @@ impl Controller {
         Ok(())
     }
 
-    fn controllers_of(&self, nsid: u32, from: u16, page: &mut Vec<u8>) -> Result<(), Status> {
+    fn append_attached_controllers(
+        &self,
+        nsid: u32,
+        from: u16,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
         let state = self.subsystem.lock();
-        let found = self.found(&state, nsid, false)?;
+        let found = self.identified_namespace(&state, nsid, false)?;
         let cntlids = found.into_iter().flat_map(|record| record.visibility.attached_from(from));
         page.extend(ControllerList::new(cntlids).as_bytes());
         Ok(())
@@ -178,7 +189,7 @@ impl Controller {
     }
 }
 
-fn nvm_only(identify: &Identify) -> Result<(), Status> {
+fn check_nvm_command_set(identify: &Identify) -> Result<(), Status> {
     match CommandSet::from_code(identify.csi) {
         CommandSet::Nvm => Ok(()),
         _ => Err(Status::INVALID_FIELD),
@@ -186,7 +197,7 @@ fn nvm_only(identify: &Identify) -> Result<(), Status> {
 }
 
 /// NVM command set controller structure: no limits besides MDTS; version 1.1 of the command set.
-fn nvm_controller() -> IdentifyControllerNvm {
+fn identify_controller_nvm() -> IdentifyControllerNvm {
     IdentifyControllerNvm::zeroed()
         .with(|structure| structure.ver(Version::zeroed().with(|ver| ver.major(1).minor(1))))
 }

@@ -22,11 +22,11 @@ use tenmil_base::Span;
 use tenmil_wire::Status;
 use tenmil_wire::admin::CrossControllerReset;
 
-use crate::controller::WriterGuard;
+use crate::controller::PreemptedWriterGuard;
 
 /// Data length and direction of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdminData {
+pub enum AdminDataTransfer {
     /// No data: the data pointer is ignored.
     None,
     /// Bytes to read from the host before the command executes.
@@ -97,12 +97,12 @@ impl AdminResult {
     pub const OK: Self = Self { status: Status::SUCCESS, result: 0 };
 
     /// Success with this dword 0.
-    pub const fn with(result: u32) -> Self {
+    pub const fn success_with(result: u32) -> Self {
         Self { status: Status::SUCCESS, result }
     }
 
     /// Failure with this status.
-    pub const fn refused(status: Status) -> Self {
+    pub const fn failure(status: Status) -> Self {
         Self { status, result: 0 }
     }
 }
@@ -182,7 +182,7 @@ pub enum Priority {
 
 /// Action for the transport that is not the result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ControllerSignal {
+pub enum TransportAction {
     /// The host was silent for its keep-alive timeout. A memory-based transport sets CSTS.CFS; a fabrics
     /// transport ends the association (Base 2.1 §3.9).
     KeepAliveExpired,
@@ -192,7 +192,7 @@ pub enum ControllerSignal {
         /// Namespace identifier.
         nsid: u32,
         /// To be given to every I/O queue: the preemption completes when their writes have completed.
-        preempted: WriterGuard,
+        preempted: PreemptedWriterGuard,
     },
     /// Every I/O queue is to check whether the writes that preemptions wait for have completed:
     /// [`Queue::check_preempted`](crate::queue::Queue::check_preempted).

@@ -123,112 +123,112 @@ mod tests {
 
     use super::{ControllerConfig, KeepAlive};
 
-    const fn at_ms(ms: u64) -> Instant {
+    const fn instant_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
-    fn timer(timeout_ms: u32) -> KeepAlive {
+    fn keep_alive_timer(timeout_ms: u32) -> KeepAlive {
         let mut timer = KeepAlive::new(&ControllerConfig::default());
-        timer.set(at_ms(0), timeout_ms).unwrap();
+        timer.set(instant_ms(0), timeout_ms).unwrap();
         timer
     }
 
     #[test]
-    fn silence_is_noticed_once_and_at_the_end_of_an_interval() {
-        let mut timer = timer(1000);
-        assert!(!timer.expired(at_ms(999)));
-        assert!(timer.expired(at_ms(1000)));
-        assert!(!timer.expired(at_ms(5000)));
+    fn keep_alive_timeout_is_reported_once_at_the_end_of_an_interval() {
+        let mut timer = keep_alive_timer(1000);
+        assert!(!timer.expired(instant_ms(999)));
+        assert!(timer.expired(instant_ms(1000)));
+        assert!(!timer.expired(instant_ms(5000)));
     }
 
     #[test]
-    fn a_command_keeps_its_host_to_the_end_of_the_interval_after_its_own() {
+    fn command_extends_keep_alive_to_the_end_of_the_next_interval() {
         for fetched_at in [1, 500, 999] {
-            let mut timer = timer(1000);
-            assert!(!timer.expired(at_ms(fetched_at)));
+            let mut timer = keep_alive_timer(1000);
+            assert!(!timer.expired(instant_ms(fetched_at)));
             timer.note_activity();
-            assert!(!timer.expired(at_ms(1000)), "something has come");
-            assert_eq!(timer.wake_at(), at_ms(2000));
-            assert!(!timer.expired(at_ms(1999)));
-            assert!(timer.expired(at_ms(2000)), "nothing has come since {fetched_at} ms");
+            assert!(!timer.expired(instant_ms(1000)), "something has come");
+            assert_eq!(timer.wake_at(), instant_ms(2000));
+            assert!(!timer.expired(instant_ms(1999)));
+            assert!(timer.expired(instant_ms(2000)), "nothing has come since {fetched_at} ms");
         }
     }
 
     /// Behavior of Linux 5.13 to 6.4: it checks every half timeout whether a command has completed, and
     /// sends Keep Alive if not.
     #[test]
-    fn a_host_that_leaves_out_keep_alive_for_an_io_is_not_missed() {
-        let mut timer = timer(1000);
+    fn io_replaces_a_keep_alive_command() {
+        let mut timer = keep_alive_timer(1000);
         timer.note_activity();
-        timer.restart(at_ms(0));
+        timer.restart(instant_ms(0));
         // The completion of that command is seen at 500, so nothing is sent before 1000.
-        assert!(!timer.expired(at_ms(1000)));
-        timer.restart(at_ms(1000));
-        assert!(!timer.expired(at_ms(1999)));
-        assert!(timer.expired(at_ms(2000)));
+        assert!(!timer.expired(instant_ms(1000)));
+        timer.restart(instant_ms(1000));
+        assert!(!timer.expired(instant_ms(1999)));
+        assert!(timer.expired(instant_ms(2000)));
     }
 
     #[test]
-    fn keep_alive_begins_an_interval_anew() {
-        let mut timer = timer(1000);
-        assert!(!timer.expired(at_ms(900)));
-        timer.restart(at_ms(900));
-        assert!(!timer.expired(at_ms(1899)));
-        assert!(timer.expired(at_ms(1900)));
+    fn keep_alive_command_restarts_the_interval() {
+        let mut timer = keep_alive_timer(1000);
+        assert!(!timer.expired(instant_ms(900)));
+        timer.restart(instant_ms(900));
+        assert!(!timer.expired(instant_ms(1899)));
+        assert!(timer.expired(instant_ms(1900)));
     }
 
     #[test]
-    fn a_timer_that_is_suspended_has_its_time_out_when_it_is_restarted() {
-        let mut timer = timer(1000);
+    fn suspended_keep_alive_timer_has_its_full_timeout_after_restart() {
+        let mut timer = keep_alive_timer(1000);
         timer.note_activity();
         timer.suspend();
         assert_eq!((timer.wake_at(), timer.timeout_ms()), (Instant::NEVER, 1000));
-        assert!(!timer.expired(at_ms(9000)));
-        timer.restart(at_ms(9000));
-        assert!(!timer.expired(at_ms(9999)));
-        assert!(timer.expired(at_ms(10_000)), "what was heard before is forgotten");
+        assert!(!timer.expired(instant_ms(9000)));
+        timer.restart(instant_ms(9000));
+        assert!(!timer.expired(instant_ms(9999)));
+        assert!(timer.expired(instant_ms(10_000)), "what was heard before is forgotten");
     }
 
     #[test]
-    fn a_time_out_is_rounded_up_to_the_step() {
+    fn keep_alive_timeout_is_rounded_up_to_the_granularity() {
         for (requested, got) in [(0, 0), (1, 100), (100, 100), (101, 200), (120_000, 120_000)] {
-            assert_eq!(timer(requested).timeout_ms(), got);
+            assert_eq!(keep_alive_timer(requested).timeout_ms(), got);
         }
-        assert_eq!(timer(0).wake_at(), Instant::NEVER, "zero is off");
+        assert_eq!(keep_alive_timer(0).wake_at(), Instant::NEVER, "zero is off");
     }
 
     #[test]
-    fn a_time_out_that_cannot_be_rounded_up_is_refused_and_changes_nothing() {
-        let mut timer = timer(500);
-        assert_eq!(timer.set(at_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+    fn keep_alive_timeout_that_overflows_is_rejected() {
+        let mut timer = keep_alive_timer(500);
+        assert_eq!(timer.set(instant_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
         assert_eq!(timer.timeout_ms(), 500);
     }
 
     #[test]
-    fn a_time_out_above_the_longest_is_refused_and_changes_nothing() {
+    fn keep_alive_timeout_above_the_maximum_is_rejected() {
         let keep_alive_max = Span::from_secs(600);
         let config = ControllerConfig { keep_alive_max, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(at_ms(0), 600_000).unwrap();
-        assert_eq!(timer.set(at_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
-        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, at_ms(600_000)));
+        timer.set(instant_ms(0), 600_000).unwrap();
+        assert_eq!(timer.set(instant_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, instant_ms(600_000)));
     }
 
     #[test]
-    fn a_host_without_a_time_out_is_missed_after_the_longest_silence() {
+    fn zero_keep_alive_timeout_uses_the_maximum() {
         let idle_host_timeout = Some(Span::from_secs(600));
         let config = ControllerConfig { idle_host_timeout, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(at_ms(0), 0).unwrap();
+        timer.set(instant_ms(0), 0).unwrap();
         timer.note_activity();
-        assert!(!timer.expired(at_ms(600_000)), "something has come");
+        assert!(!timer.expired(instant_ms(600_000)), "something has come");
         assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
-        assert!(!timer.expired(at_ms(1_199_999)));
-        assert!(timer.expired(at_ms(1_200_000)));
+        assert!(!timer.expired(instant_ms(1_199_999)));
+        assert!(timer.expired(instant_ms(1_200_000)));
     }
 
     #[test]
-    fn the_granularity_is_told_in_tenths_of_a_second() {
+    fn keep_alive_granularity_is_in_100_ms_units() {
         let keep_alive_granularity = Span::from_secs(1);
         let config = ControllerConfig { keep_alive_granularity, ..ControllerConfig::default() };
         assert_eq!(KeepAlive::new(&config).granularity(), 10);

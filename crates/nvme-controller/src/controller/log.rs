@@ -30,9 +30,9 @@ impl Controller {
         if !self.has_log_page(page) {
             return Err(Status::INVALID_LOG_PAGE);
         }
-        check_scope(get.nsid)?;
-        let len_bytes = self.transfer(get.len_bytes())? as usize;
-        let granularity = offset_granularity(page);
+        check_log_scope(get.nsid)?;
+        let len_bytes = self.check_transfer_length(get.len_bytes())? as usize;
+        let granularity = log_offset_granularity(page);
         // No page has an index, so OT must be cleared.
         if get.ot || !get.lpo.is_multiple_of(granularity) {
             return Err(Status::INVALID_FIELD);
@@ -44,7 +44,7 @@ impl Controller {
         data.extend(rest.iter().take(len_bytes));
         data.resize(len_bytes, 0);
         if !get.rae {
-            self.acknowledge(page);
+            self.clear_reported_event(page);
         }
         Ok(AdminOutcome::Done(AdminResult::OK))
     }
@@ -62,8 +62,8 @@ impl Controller {
             | LogPage::TelemetryHost
             | LogPage::TelemetryController
             | LogPage::FeatureEffects => true,
-            LogPage::Ana => self.subsystem.info().ana_groups > 0,
-            LogPage::ReservationNotification => self.subsystem.info().reservations,
+            LogPage::Ana => self.subsystem.constants().ana_groups > 0,
+            LogPage::ReservationNotification => self.subsystem.constants().reservations,
             _ => false,
         }
     }
@@ -77,35 +77,35 @@ impl Controller {
     ) -> Result<Vec<u8>, Status> {
         match page {
             LogPage::SupportedLogPages => Ok(self.supported_log_pages()),
-            LogPage::ErrorInformation => Ok(self.error_page()),
-            LogPage::Health => Ok(self.health_page(now)),
-            LogPage::FirmwareSlot => Ok(self.firmware_page()),
-            LogPage::ChangedNamespaces => Ok(self.changed_page()),
+            LogPage::ErrorInformation => Ok(self.error_log_page()),
+            LogPage::Health => Ok(self.health_log_page(now)),
+            LogPage::FirmwareSlot => Ok(self.firmware_slot_log_page()),
+            LogPage::ChangedNamespaces => Ok(self.changed_namespace_list_page()),
             LogPage::CommandEffects if get.csi == 0 => Ok(self.command_effects()),
             LogPage::CommandEffects => Err(Status::INVALID_FIELD),
             LogPage::SelfTest => Ok(self.self_test_page()),
             LogPage::TelemetryHost => self.telemetry_page(now, get.lsp & 1 != 0, get.lpo),
             LogPage::TelemetryController => Ok(self.controller_telemetry_page()),
-            LogPage::Ana => Ok(self.ana_page(get.lsp & 1 != 0)),
+            LogPage::Ana => Ok(self.ana_log_page(get.lsp & 1 != 0)),
             LogPage::FeatureEffects => Ok(self.feature_effects()),
-            LogPage::ReservationNotification => Ok(self.notification_page()),
+            LogPage::ReservationNotification => Ok(self.reservation_notification_page()),
             _ => Err(Status::INVALID_LOG_PAGE),
         }
     }
 
     /// Handles a page read without Retain Asynchronous Event.
-    fn acknowledge(&mut self, page: LogPage) {
+    fn clear_reported_event(&mut self, page: LogPage) {
         self.events.acknowledge(page);
         match page {
             LogPage::ChangedNamespaces => self.changed.clear(),
-            LogPage::ReservationNotification => self.notification_read(),
+            LogPage::ReservationNotification => self.pop_reservation_notification(),
             _ => {}
         }
     }
 }
 
 /// Checks the NSID: all pages have controller scope (LPA.SMART per namespace is cleared).
-fn check_scope(nsid: u32) -> Result<(), Status> {
+fn check_log_scope(nsid: u32) -> Result<(), Status> {
     match nsid {
         0 | u32::MAX => Ok(()),
         _ => Err(Status::INVALID_FIELD),
@@ -113,7 +113,7 @@ fn check_scope(nsid: u32) -> Result<(), Status> {
 }
 
 /// Granularity of the offset: a dword, or a telemetry block (Base 2.1 §5.1.12.1.8).
-fn offset_granularity(page: LogPage) -> u64 {
+fn log_offset_granularity(page: LogPage) -> u64 {
     match page {
         LogPage::TelemetryHost | LogPage::TelemetryController => telemetry::BLOCK_BYTES as u64,
         _ => 4,

@@ -7,9 +7,9 @@ use tenmil_wire::admin::{
 
 use super::Controller;
 use super::commands::{CommandResult, PAGE_BYTES};
-use super::interface::{AdminData, AdminOutcome, AdminResult};
-use super::subsystem::{NamespaceEntry, State};
-use crate::namespace::Identity;
+use super::interface::{AdminDataTransfer, AdminOutcome, AdminResult};
+use super::subsystem::{NamespaceEntry, SubsystemState};
+use crate::namespace::NamespaceIdentity;
 
 /// Maximum identifiers in a controller list (Base 2.1 §4.4.1).
 const CONTROLLERS_MAX: usize = 2047;
@@ -31,10 +31,10 @@ impl Controller {
     pub(super) fn management_data(
         &self,
         management: &NamespaceManagement,
-    ) -> Result<AdminData, Status> {
+    ) -> Result<AdminDataTransfer, Status> {
         match management.sel {
-            ManagementSelect::Create => Ok(AdminData::FromHost(PAGE_BYTES)),
-            ManagementSelect::Delete => Ok(AdminData::None),
+            ManagementSelect::Create => Ok(AdminDataTransfer::FromHost(PAGE_BYTES)),
+            ManagementSelect::Delete => Ok(AdminDataTransfer::None),
             ManagementSelect::Reserved(_) => Err(Status::INVALID_FIELD),
         }
     }
@@ -59,23 +59,23 @@ impl Controller {
         if management.csi != 0 {
             return Err(Status::COMMAND_SET_NOT_SUPPORTED);
         }
-        let request = self.parse_create(data)?;
+        let request = self.parse_create_request(data)?;
         let mut state = self.subsystem.lock();
         let nsid = state.free_nsid().ok_or(Status::NAMESPACE_IDENTIFIER_UNAVAILABLE)?;
-        let identity = self.subsystem.identity_of(nsid, Identity::default());
-        state.create(nsid, request.block_size, request.block_count, |record| {
+        let identity = self.subsystem.namespace_identity(nsid, NamespaceIdentity::default());
+        state.create_namespace(nsid, request.block_size, request.block_count, |record| {
             record.identity = identity;
             record.is_shared = request.is_shared;
             record.ana_group = request.ana_group;
         })?;
         self.subsystem.publish_and_notify(state);
-        Ok(AdminOutcome::Done(AdminResult::with(nsid)))
+        Ok(AdminOutcome::Done(AdminResult::success_with(nsid)))
     }
 
     /// Decodes and checks the create data.
-    fn parse_create(&self, data: &[u8]) -> Result<CreateRequest, Status> {
-        let field = |at: usize| u64_at(data, at);
-        let info = self.subsystem.info();
+    fn parse_create_request(&self, data: &[u8]) -> Result<CreateRequest, Status> {
+        let field = |at: usize| u64_at_offset(data, at);
+        let info = self.subsystem.constants();
         let [flbas, dps, nmic] = [26, 29, 30].map(|at| data.get(at).copied().unwrap_or(0));
         let sizes = &info.pool_block_sizes;
         let index = usize::from(flbas & 0xf | (flbas & 0x60) >> 1);
@@ -108,16 +108,16 @@ impl Controller {
         let mut state = subsystem.lock();
         let cntlid = self.config.cntlid;
         let nsids: Vec<u32> = match nsid {
-            u32::MAX => state.all_visible(cntlid).map(|record| record.nsid).collect(),
+            u32::MAX => state.visible_namespaces(cntlid).map(|record| record.nsid).collect(),
             nsid => vec![nsid],
         };
         for nsid in &nsids {
-            let record = state.visible(cntlid, *nsid);
+            let record = state.visible_namespace(cntlid, *nsid);
             let record = record.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
             self.check_writable(&state, record)?;
         }
         for nsid in nsids {
-            state.delete(nsid);
+            state.delete_namespace(nsid);
         }
         subsystem.publish_and_notify(state);
         Ok(AdminOutcome::Done(AdminResult::OK))
@@ -131,20 +131,20 @@ impl Controller {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsid = attachment.nsid;
-        let record = state.visible(self.config.cntlid, nsid);
+        let record = state.visible_namespace(self.config.cntlid, nsid);
         let record = record.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
         let cntlids = controller_list(data, &state)?;
         match attachment.sel {
             AttachmentSelect::Attach => {
                 check_attach(record, &cntlids)?;
-                state.attach(nsid, &cntlids);
+                state.attach_namespace(nsid, &cntlids);
             }
             AttachmentSelect::Detach => {
                 if cntlids.iter().any(|cntlid| !record.visibility.is_attached_to(*cntlid)) {
                     return Err(Status::NAMESPACE_NOT_ATTACHED);
                 }
-                self.check_changeable(&state, record)?;
-                state.detach(nsid, &cntlids);
+                self.check_may_change_namespace(&state, record)?;
+                state.detach_namespace(nsid, &cntlids);
             }
             AttachmentSelect::Reserved(_) => return Err(Status::INVALID_FIELD),
         }
@@ -169,7 +169,7 @@ fn check_attach(record: &NamespaceEntry, cntlids: &[u16]) -> Result<(), Status> 
 
 /// Decodes a controller list: identifiers in ascending order, all of existing controllers (Base 2.1
 /// §4.4.1).
-fn controller_list(data: &[u8], state: &State) -> Result<Vec<u16>, Status> {
+fn controller_list(data: &[u8], state: &SubsystemState) -> Result<Vec<u16>, Status> {
     let mut words = data.as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word));
     let count = usize::from(words.next().unwrap_or(0));
     if !(1..=CONTROLLERS_MAX).contains(&count) {
@@ -182,7 +182,7 @@ fn controller_list(data: &[u8], state: &State) -> Result<Vec<u16>, Status> {
 }
 
 /// Eight little-endian bytes; bytes past the end are zeroes.
-fn u64_at(data: &[u8], at: usize) -> u64 {
+fn u64_at_offset(data: &[u8], at: usize) -> u64 {
     let mut bytes = [0; 8];
     for (byte, found) in bytes.iter_mut().zip(data.iter().skip(at)) {
         *byte = *found;

@@ -8,20 +8,20 @@ use tenmil_wire::Status;
 
 /// Power state of one controller.
 #[derive(Clone, Debug)]
-pub(super) struct Power {
+pub(super) struct PowerManagement {
     state: u8,
     /// Operational state to which it returns for I/O.
     operational: u8,
     /// Whether autonomous transitions are enabled (feature 0Ch).
     pub(super) is_autonomous: bool,
     /// Transition of each state.
-    transitions: [Transition; STATES.len()],
+    transitions: [IdleTransition; STATES.len()],
     idle_since: Instant,
 }
 
 /// Autonomous transition after an idle time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Transition {
+struct IdleTransition {
     /// Idle time; zero means never.
     after: Span,
     to: u8,
@@ -29,28 +29,28 @@ struct Transition {
 
 /// Properties of a power state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct PowerStateInfo {
     /// Whether I/O commands are processed in it.
     pub(super) is_operational: bool,
 }
 
 /// Supported power states (NPSS is one less).
-pub(super) const STATES: [State; 3] = [
-    State { is_operational: true },
-    State { is_operational: true },
-    State { is_operational: false },
+pub(super) const STATES: [PowerStateInfo; 3] = [
+    PowerStateInfo { is_operational: true },
+    PowerStateInfo { is_operational: true },
+    PowerStateInfo { is_operational: false },
 ];
 
 /// Bytes of the table of feature 0Ch (Base 2.1 §5.1.25.1.6).
 pub(super) const TABLE_BYTES: usize = 256;
 
-impl Power {
+impl PowerManagement {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             state: 0,
             operational: 0,
             is_autonomous: false,
-            transitions: [Transition::default(); STATES.len()],
+            transitions: [IdleTransition::default(); STATES.len()],
             idle_since: now,
         }
     }
@@ -61,9 +61,9 @@ impl Power {
     }
 
     /// Enters a state requested by the host.
-    pub(super) fn set(&mut self, now: Instant, state: u8) -> Result<(), Status> {
+    pub(super) fn set_state(&mut self, now: Instant, state: u8) -> Result<(), Status> {
         let found = STATES.get(usize::from(state)).ok_or(Status::INVALID_FIELD)?;
-        self.enter(now, state, found.is_operational);
+        self.enter_state(now, state, found.is_operational);
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Power {
         if self.wake_at() != Instant::NEVER && now >= self.wake_at() {
             let to = self.transitions[usize::from(self.state)].to;
             let is_operational = STATES[usize::from(to)].is_operational;
-            self.enter(now, to, is_operational);
+            self.enter_state(now, to, is_operational);
         }
     }
 
@@ -96,8 +96,8 @@ impl Power {
 
     /// Sets the transition table (Base 2.1 §5.1.25.1.6, Figure 396). A transition to a state that does
     /// not exist, or that is operational, is rejected.
-    pub(super) fn set_table(&mut self, table: &[u8]) -> Result<(), Status> {
-        let mut transitions = [Transition::default(); STATES.len()];
+    pub(super) fn set_transition_table(&mut self, table: &[u8]) -> Result<(), Status> {
+        let mut transitions = [IdleTransition::default(); STATES.len()];
         for (transition, entry) in transitions.iter_mut().zip(table.as_chunks::<8>().0) {
             let word = u64::from_le_bytes(*entry);
             let after = Span::from_ms(word >> 8 & 0x00ff_ffff);
@@ -106,14 +106,14 @@ impl Power {
             if after.ns > 0 && target.is_operational {
                 return Err(Status::INVALID_FIELD);
             }
-            *transition = Transition { after, to };
+            *transition = IdleTransition { after, to };
         }
         self.transitions = transitions;
         Ok(())
     }
 
     /// Transition table.
-    pub(super) fn table(&self) -> [u8; TABLE_BYTES] {
+    pub(super) fn transition_table(&self) -> [u8; TABLE_BYTES] {
         let mut table = [0; TABLE_BYTES];
         for (transition, entry) in self.transitions.iter().zip(table.as_chunks_mut::<8>().0) {
             let word = u64::from(transition.to) << 3 | (transition.after.ns / 1_000_000) << 8;
@@ -122,7 +122,7 @@ impl Power {
         table
     }
 
-    fn enter(&mut self, now: Instant, state: u8, is_operational: bool) {
+    fn enter_state(&mut self, now: Instant, state: u8, is_operational: bool) {
         self.state = state;
         self.idle_since = now;
         if is_operational {
@@ -136,11 +136,11 @@ mod tests {
     use tenmil_base::{Instant, Span};
     use tenmil_wire::Status;
 
-    use super::{Power, TABLE_BYTES};
+    use super::{PowerManagement, TABLE_BYTES};
 
     const AT_0: Instant = Instant { ns: 0 };
 
-    fn table(entries: &[(u64, u64)]) -> [u8; TABLE_BYTES] {
+    fn transition_table(entries: &[(u64, u64)]) -> [u8; TABLE_BYTES] {
         let mut table = [0; TABLE_BYTES];
         for (&(to, after_ms), entry) in entries.iter().zip(table.as_chunks_mut::<8>().0) {
             *entry = (to << 3 | after_ms << 8).to_le_bytes();
@@ -149,11 +149,11 @@ mod tests {
     }
 
     #[test]
-    fn it_rests_when_idle_and_returns_to_where_it_worked() {
-        let mut power = Power::new(AT_0);
-        power.set_table(&table(&[(0, 0), (2, 50)])).unwrap();
+    fn idle_controller_enters_a_non_operational_state_and_returns_on_activity() {
+        let mut power = PowerManagement::new(AT_0);
+        power.set_transition_table(&transition_table(&[(0, 0), (2, 50)])).unwrap();
         power.is_autonomous = true;
-        power.set(AT_0, 1).unwrap();
+        power.set_state(AT_0, 1).unwrap();
         let at = |ms| AT_0.after(Span::from_ms(ms));
         power.poll(at(49));
         assert_eq!(power.state(), 1);
@@ -166,30 +166,32 @@ mod tests {
     }
 
     #[test]
-    fn without_being_told_to_it_never_rests() {
-        let mut power = Power::new(AT_0);
-        power.set_table(&table(&[(2, 50)])).unwrap();
+    fn autonomous_transitions_are_disabled_by_default() {
+        let mut power = PowerManagement::new(AT_0);
+        power.set_transition_table(&transition_table(&[(2, 50)])).unwrap();
         power.poll(Instant::NEVER);
         assert_eq!((power.state(), power.wake_at()), (0, Instant::NEVER));
     }
 
     #[test]
-    fn a_state_that_is_not_there_is_refused() {
-        let mut power = Power::new(AT_0);
+    fn invalid_power_state_is_rejected() {
+        let mut power = PowerManagement::new(AT_0);
         for state in 0..=31 {
-            assert_eq!(power.set(AT_0, state).is_ok(), state < 3);
+            assert_eq!(power.set_state(AT_0, state).is_ok(), state < 3);
         }
     }
 
     #[test]
-    fn a_table_comes_back_as_it_was_set_and_a_bad_one_changes_nothing() {
-        let mut power = Power::new(AT_0);
-        let good = table(&[(2, 1), (2, 0x00ff_ffff), (0, 0)]);
-        power.set_table(&good).unwrap();
-        assert_eq!(power.table(), good);
-        for bad in [table(&[(3, 1)]), table(&[(1, 1)]), table(&[(31, 0)])] {
-            assert_eq!(power.set_table(&bad), Err(Status::INVALID_FIELD));
-            assert_eq!(power.table(), good);
+    fn transition_table_round_trips_and_an_invalid_one_is_rejected() {
+        let mut power = PowerManagement::new(AT_0);
+        let good = transition_table(&[(2, 1), (2, 0x00ff_ffff), (0, 0)]);
+        power.set_transition_table(&good).unwrap();
+        assert_eq!(power.transition_table(), good);
+        for bad in
+            [transition_table(&[(3, 1)]), transition_table(&[(1, 1)]), transition_table(&[(31, 0)])]
+        {
+            assert_eq!(power.set_transition_table(&bad), Err(Status::INVALID_FIELD));
+            assert_eq!(power.transition_table(), good);
         }
     }
 }

@@ -36,11 +36,11 @@ impl GrantedQueues {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
         [self.submission, self.completion] = requested.map(|count| (count + 1).min(count_max));
-        Ok(self.dword())
+        Ok(self.completion_dword0())
     }
 
     /// Granted counts, both 0's based.
-    pub(super) fn dword(&self) -> u32 {
+    pub(super) fn completion_dword0(&self) -> u32 {
         u32::from(self.submission - 1) | u32::from(self.completion - 1) << 16
     }
 }
@@ -48,9 +48,9 @@ impl GrantedQueues {
 impl Controller {
     pub(super) fn create_completion_queue(&self, command: &Command) -> CommandResult {
         let create = CreateIoCompletionQueue::parse(command)?;
-        check_range(create.qid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_queue_id(create.qid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
         let entries = self.queue_entries(create.qsize)?;
-        let address = contiguous(create.pc, command.prp1())?;
+        let address = check_queue_address(create.pc, command.prp1())?;
         if create.ien && create.iv >= self.config.vectors {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
@@ -64,15 +64,15 @@ impl Controller {
 
     pub(super) fn create_submission_queue(&self, command: &Command) -> CommandResult {
         let create = CreateIoSubmissionQueue::parse(command)?;
-        check_range(create.qid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_queue_id(create.qid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
         let invalid_completion = if create.cqid == 0 || create.cqid > self.config.io_queues_max {
             Status::INVALID_QUEUE_IDENTIFIER
         } else {
             Status::COMPLETION_QUEUE_INVALID
         };
-        check_range(create.cqid, self.granted.completion, invalid_completion)?;
+        check_queue_id(create.cqid, self.granted.completion, invalid_completion)?;
         let entries = self.queue_entries(create.qsize)?;
-        let address = contiguous(create.pc, command.prp1())?;
+        let address = check_queue_address(create.pc, command.prp1())?;
         if create.nvmsetid != 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -93,13 +93,13 @@ impl Controller {
 
     pub(super) fn delete_submission_queue(&self, command: &Command) -> CommandResult {
         let sqid = DeleteIoSubmissionQueue::parse(command)?.qid;
-        check_range(sqid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_queue_id(sqid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
         Ok(AdminOutcome::DeleteSubmissionQueue { sqid })
     }
 
     pub(super) fn delete_completion_queue(&self, command: &Command) -> CommandResult {
         let cqid = DeleteIoCompletionQueue::parse(command)?.qid;
-        check_range(cqid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_queue_id(cqid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
         Ok(AdminOutcome::DeleteCompletionQueue { cqid })
     }
 
@@ -114,12 +114,12 @@ impl Controller {
     }
 }
 
-fn check_range(qid: u16, count_max: u16, status: Status) -> Result<(), Status> {
+fn check_queue_id(qid: u16, count_max: u16, status: Status) -> Result<(), Status> {
     if (1..=count_max).contains(&qid) { Ok(()) } else { Err(status) }
 }
 
 /// Checks that a queue is contiguous (CAP.CQR) and page-aligned.
-fn contiguous(pc: bool, prp1: u64) -> Result<u64, Status> {
+fn check_queue_address(pc: bool, prp1: u64) -> Result<u64, Status> {
     if !pc {
         return Err(Status::INVALID_FIELD);
     }

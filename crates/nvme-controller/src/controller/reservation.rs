@@ -1,7 +1,7 @@
 //! Reservations: registrants of a namespace and the reservation held by one of them (Base 2.1 §8.1.22).
 //!
 //! State machine of one namespace. It handles hosts and keys, and is independent of commands and
-//! controllers; the consequences for other hosts are returned as [`ReservationEffects`].
+//! controllers; the consequences for other hosts are returned as [`ReservationChangeEffects`].
 //!
 //! ```text
 //!                      holder          another registrant    other hosts
@@ -26,8 +26,8 @@ use crate::namespace::{Reservation, ReservationKind};
 
 pub(super) mod change_queue;
 pub(super) mod commands;
-pub(super) mod preempted;
-mod record;
+mod persistent_record;
+pub(super) mod preempt_abort;
 #[cfg(test)]
 mod tests;
 
@@ -35,9 +35,9 @@ mod tests;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reservations {
     registrants: BTreeMap<HostId, Registrant>,
-    held: Option<ActiveReservation>,
+    active: Option<ActiveReservation>,
     generation: u32,
-    persists: bool,
+    persists_through_power_loss: bool,
 }
 
 /// Host identifier, as used for reservations (Base 2.1 §5.1.25.1.28).
@@ -83,7 +83,7 @@ pub(super) struct ActiveReservation {
 
 /// Consequences of a change for other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ReservationEffects {
+pub(super) struct ReservationChangeEffects {
     /// Notifications, with the hosts that get them.
     pub(super) notices: Vec<(HostId, ReservationEvent)>,
     /// Hosts whose outstanding commands are aborted.
@@ -114,8 +114,8 @@ impl fmt::Display for HostId {
 
 impl Reservations {
     /// Reservation relative to `host`, for the check of its commands.
-    pub(super) fn relative_to(&self, host: HostId) -> Option<Reservation> {
-        let ActiveReservation { kind, .. } = self.held?;
+    pub(super) fn as_seen_by(&self, host: HostId) -> Option<Reservation> {
+        let ActiveReservation { kind, .. } = self.active?;
         let is_registrant = self.registrants.contains_key(&host);
         Some(Reservation { kind, is_holder: self.is_holder(host), is_registrant })
     }
@@ -127,20 +127,20 @@ impl Reservations {
         host: HostId,
         nqn: Option<&HostNqn>,
         key: u64,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         if key == 0 {
             return Err(Status::INVALID_FIELD);
         }
         match self.registrants.get(&host) {
             Some(registered) if registered.key != key => return Err(Status::RESERVATION_CONFLICT),
             Some(_) => {}
-            None if !self.has_capacity_for(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
+            None if !self.can_register(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
             None => {
                 self.registrants.insert(host, Registrant { key, nqn: nqn.cloned(), origin: None });
             }
         }
         self.increment_generation();
-        Ok(ReservationEffects::default())
+        Ok(ReservationChangeEffects::default())
     }
 
     /// Unregisters `host`, and releases a reservation that only it holds (Base 2.1 §8.1.22.4). `current`
@@ -149,14 +149,14 @@ impl Reservations {
         &mut self,
         host: HostId,
         current: Option<u64>,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, current)?;
-        let mut effects = ReservationEffects::default();
-        let held_before = self.held;
-        self.remove(host);
-        if self.held.is_none()
+        let mut effects = ReservationChangeEffects::default();
+        let held_before = self.active;
+        self.remove_registration(host);
+        if self.active.is_none()
             && let Some(held) = held_before
-            && admits_registrants(held.kind)
+            && registrants_have_access(held.kind)
         {
             self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
         }
@@ -170,7 +170,7 @@ impl Reservations {
         host: HostId,
         current: Option<u64>,
         key: u64,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         if key == 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -179,7 +179,7 @@ impl Reservations {
             registrant.key = key;
         }
         self.increment_generation();
-        Ok(ReservationEffects::default())
+        Ok(ReservationChangeEffects::default())
     }
 
     /// Acquires the reservation if there is none. Acquiring it again as its holder changes nothing (Base
@@ -189,14 +189,14 @@ impl Reservations {
         host: HostId,
         current: u64,
         kind: ReservationKind,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, Some(current))?;
-        match self.held {
+        match self.active {
             Some(held) if self.is_holder(host) && held.kind == kind => {}
             Some(_) => return Err(Status::RESERVATION_CONFLICT),
-            None => self.take(host, kind),
+            None => self.set_holder(host, kind),
         }
-        Ok(ReservationEffects::default())
+        Ok(ReservationChangeEffects::default())
     }
 
     /// Unregisters the hosts with `victim_key`, and acquires the reservation if its holder has that key
@@ -208,21 +208,23 @@ impl Reservations {
         victim_key: u64,
         kind: ReservationKind,
         abort: bool,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, Some(current))?;
-        let before = self.held;
-        let (victims, acquires) = self.victims(host, victim_key)?;
+        let before = self.active;
+        let (victims, acquires) = self.preemption_victims(host, victim_key)?;
         for &victim in &victims {
-            self.remove(victim);
+            self.remove_registration(victim);
         }
-        let mut effects = ReservationEffects::default();
+        let mut effects = ReservationChangeEffects::default();
         // Registrants are notified of a release if they lose access that the old type gave them.
         if acquires {
-            self.take(host, kind);
-            if before.is_some_and(|held| held.kind != kind && admits_registrants(held.kind)) {
+            self.set_holder(host, kind);
+            if before.is_some_and(|held| held.kind != kind && registrants_have_access(held.kind)) {
                 self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
             }
-        } else if self.held.is_none() && before.is_some_and(|held| admits_registrants(held.kind)) {
+        } else if self.active.is_none()
+            && before.is_some_and(|held| registrants_have_access(held.kind))
+        {
             self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
         }
         let others = victims.iter().copied().filter(|&victim| victim != host);
@@ -241,15 +243,15 @@ impl Reservations {
         host: HostId,
         current: u64,
         kind: ReservationKind,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut effects = ReservationEffects::default();
-        if let Some(held) = self.held.filter(|_| self.is_holder(host)) {
+        let mut effects = ReservationChangeEffects::default();
+        if let Some(held) = self.active.filter(|_| self.is_holder(host)) {
             if held.kind != kind {
                 return Err(Status::INVALID_FIELD);
             }
-            self.held = None;
-            if admits_registrants(kind) {
+            self.active = None;
+            if registrants_have_access(kind) {
                 self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
             }
         }
@@ -261,29 +263,29 @@ impl Reservations {
         &mut self,
         host: HostId,
         current: u64,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut effects = ReservationEffects::default();
+        let mut effects = ReservationChangeEffects::default();
         self.notify_registrants(host, ReservationEvent::ReservationPreempted, &mut effects);
         self.registrants.clear();
-        self.held = None;
+        self.active = None;
         self.increment_generation();
         Ok(effects)
     }
 
     /// Whether the state persists through power loss (PTPL).
     pub(super) const fn persists(&self) -> bool {
-        self.persists
+        self.persists_through_power_loss
     }
 
     /// Sets whether the state persists through power loss.
-    pub(super) const fn set_persists(&mut self, persists: bool) {
-        self.persists = persists;
+    pub(super) const fn set_persists_through_power_loss(&mut self, persists: bool) {
+        self.persists_through_power_loss = persists;
     }
 
     /// Handles a power cycle: drops the state unless it persists (Base 2.1 §8.1.22.1).
     pub(super) fn power_cycle(&mut self) {
-        if !self.persists {
+        if !self.persists_through_power_loss {
             *self = Self::default();
         }
     }
@@ -292,7 +294,7 @@ impl Reservations {
     /// §5.1.25.1.28).
     pub(super) fn remove_host(&mut self, host: HostId) {
         if self.registrants.contains_key(&host) {
-            self.remove(host);
+            self.remove_registration(host);
         }
     }
 
@@ -303,12 +305,12 @@ impl Reservations {
 
     /// The reservation, if there is one.
     pub(super) const fn held(&self) -> Option<ActiveReservation> {
-        self.held
+        self.active
     }
 
     /// Whether `host` is a holder, alone or with all registrants.
     pub(super) fn is_holder(&self, host: HostId) -> bool {
-        self.held.is_some_and(|held| match held.holder {
+        self.active.is_some_and(|held| match held.holder {
             Some(holder) => holder == host,
             None => self.registrants.contains_key(&host),
         })
@@ -348,19 +350,23 @@ impl Reservations {
         }
     }
 
-    fn has_capacity_for(&self, nqn: Option<&HostNqn>) -> bool {
+    fn can_register(&self, nqn: Option<&HostNqn>) -> bool {
         let same = self.registrants.values().filter(|it| it.nqn.as_ref() == nqn).count();
         let count_max = if nqn.is_some() { REGISTRANTS_PER_NQN_MAX } else { REGISTRANTS_MAX };
         self.registrants.len() < REGISTRANTS_MAX && same < count_max
     }
 
     /// Hosts that a preemption unregisters, and whether the reservation changes its holder.
-    fn victims(&self, host: HostId, victim_key: u64) -> Result<(Vec<HostId>, bool), Status> {
+    fn preemption_victims(
+        &self,
+        host: HostId,
+        victim_key: u64,
+    ) -> Result<(Vec<HostId>, bool), Status> {
         let under_key = |except: Option<HostId>| -> Vec<HostId> {
             let matching = self.registrants().filter(|&(_, key)| key == victim_key);
             matching.map(|(victim, _)| victim).filter(|&victim| Some(victim) != except).collect()
         };
-        let holder_key = match self.held {
+        let holder_key = match self.active {
             Some(ActiveReservation { holder: None, .. }) if victim_key == 0 => {
                 let all = self.registrants().map(|(victim, _)| victim);
                 return Ok((all.filter(|&victim| victim != host).collect(), true));
@@ -391,20 +397,20 @@ impl Reservations {
         }
     }
 
-    fn take(&mut self, host: HostId, kind: ReservationKind) {
+    fn set_holder(&mut self, host: HostId, kind: ReservationKind) {
         let holder = if is_held_by_all(kind) { None } else { Some(host) };
-        self.held = Some(ActiveReservation { kind, holder });
+        self.active = Some(ActiveReservation { kind, holder });
     }
 
     /// Removes a registration, and the reservation if no holder is left.
-    fn remove(&mut self, host: HostId) {
+    fn remove_registration(&mut self, host: HostId) {
         self.registrants.remove(&host);
-        let orphaned = self.held.is_some_and(|held| match held.holder {
+        let orphaned = self.active.is_some_and(|held| match held.holder {
             Some(holder) => holder == host,
             None => self.registrants.is_empty(),
         });
         if orphaned {
-            self.held = None;
+            self.active = None;
         }
     }
 
@@ -412,7 +418,7 @@ impl Reservations {
         &self,
         except: HostId,
         notice: ReservationEvent,
-        effects: &mut ReservationEffects,
+        effects: &mut ReservationChangeEffects,
     ) {
         let others = self.registrants.keys().filter(|&&host| host != except);
         effects.notices.extend(others.map(|&host| (host, notice)));
@@ -433,6 +439,6 @@ const fn is_held_by_all(kind: ReservationKind) -> bool {
 }
 
 /// Whether registrants other than the holder have access.
-const fn admits_registrants(kind: ReservationKind) -> bool {
+const fn registrants_have_access(kind: ReservationKind) -> bool {
     !matches!(kind, ReservationKind::WriteExclusive | ReservationKind::ExclusiveAccess)
 }

@@ -12,7 +12,7 @@ use tenmil_wire::admin::SelfTestCode;
 use tenmil_wire::log::self_test::SelfTestOutcome;
 
 use super::full_scan::{FullScan, ScanFailure};
-use super::subsystem::{NamespaceEntry, State, Subsystem};
+use super::subsystem::{NamespaceEntry, Subsystem, SubsystemState};
 
 /// Self-tests of one controller.
 #[derive(Default)]
@@ -62,10 +62,16 @@ const SHORT_BLOCKS: u64 = 256;
 
 impl SelfTests {
     /// Starts a test of `nsids`.
-    pub(super) fn start(&mut self, code: SelfTestCode, nsid: u32, nsids: &[u32], state: &State) {
+    pub(super) fn start_test(
+        &mut self,
+        code: SelfTestCode,
+        nsid: u32,
+        nsids: &[u32],
+        state: &SubsystemState,
+    ) {
         let records = nsids.iter().filter_map(|nsid| state.records.get(nsid));
         let segments: VecDeque<TestSegment> =
-            records.flat_map(|record| segments(code, record)).collect();
+            records.flat_map(|record| test_segments(code, record)).collect();
         let blocks_total = segments.iter().map(|segment| segment.end - segment.first).sum();
         self.running = Some(RunningTest { code, nsid, segments, scan: None, blocks_total });
     }
@@ -142,7 +148,7 @@ impl RunningTest {
             let Some(segment) = self.segments.pop_front() else {
                 return Some((SelfTestOutcome::Passed, None));
             };
-            match open(&segment, reader) {
+            match start_segment_scan(&segment, reader) {
                 Some(Ok(scan)) => self.scan = Some((segment.nsid, scan)),
                 Some(Err(status)) => {
                     let failure = ScanFailure { status: IoStatus(status.0), lba: segment.first };
@@ -171,7 +177,7 @@ impl RunningTest {
 }
 
 /// Segments of a namespace that a test of this kind reads.
-fn segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
+fn test_segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
     let (nsid, count) = (record.nsid, record.limits.block_count);
     if code == SelfTestCode::Extended || count <= 2 * SHORT_BLOCKS {
         return vec![TestSegment { nsid, first: 0, end: count }];
@@ -183,13 +189,13 @@ fn segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
 }
 
 /// Opens the block device of a segment; `None` if the namespace is no longer attached to the controller.
-fn open(
+fn start_segment_scan(
     segment: &TestSegment,
     (subsystem, cntlid): (&Subsystem, u16),
 ) -> Option<Result<FullScan, Status>> {
     let (device, support) = {
         let state = subsystem.lock();
-        let record = state.attached(cntlid, segment.nsid)?;
+        let record = state.attached_namespace(cntlid, segment.nsid)?;
         (record.device.clone(), record.limits.operations)
     };
     let (operation, end) = if support.has(Operation::Verify) {

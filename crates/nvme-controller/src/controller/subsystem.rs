@@ -23,39 +23,40 @@ use super::Controller;
 use super::config::{
     ControllerConfig, NamespaceConfig, NamespacePool, Persistence, SubsystemConfig,
 };
-use super::firmware::Slots;
+use super::firmware::FirmwareSlots;
 use super::reservation::change_queue::ChangeQueue;
-use super::reservation::preempted::WriterGuard;
+use super::reservation::preempt_abort::PreemptedWriterGuard;
 use super::reservation::{HostId, Reservations};
 use crate::executor::FusedArbiter;
 use crate::namespace::{
-    CopyLimits, Identity, Namespace, Namespaces, RevocableCacheInstance, Versioned,
+    CopyLimits, Namespace, NamespaceIdentity, NamespaceSnapshot, RevocableCacheInstance,
+    VersionedValue,
 };
 
-mod binding;
-mod changes;
 mod controller_entry;
+mod host_binding;
+mod reservation_changes;
 mod visibility;
 
-pub use binding::HostInUse;
-pub use changes::PersistRequest;
 pub use controller_entry::{AnaState, WakeFn};
 pub(super) use controller_entry::{ControllerEntry, NOTICES_MAX, PendingUpdates};
+pub use host_binding::HostInUse;
+pub use reservation_changes::PersistRequest;
 pub(super) use visibility::Visibility;
 
 /// Handle to a subsystem; cheap to clone.
 #[derive(Clone)]
 pub struct Subsystem {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSubsystem>,
 }
 
-struct Shared {
+struct SharedSubsystem {
     info: SubsystemInfo,
     /// Number of updates posted. Stored with release order under the lock, so that a controller that
     /// loads the number finds the updates.
     updates_posted: AtomicU64,
     fused_arbiter: Arc<FusedArbiter>,
-    state: Mutex<State>,
+    state: Mutex<SubsystemState>,
 }
 
 /// Constant subsystem data.
@@ -71,17 +72,17 @@ pub(super) struct SubsystemInfo {
 }
 
 /// Variable subsystem data, under the lock.
-pub(super) struct State {
+pub(super) struct SubsystemState {
     pub(super) records: BTreeMap<u32, NamespaceEntry>,
     pub(super) controllers: BTreeMap<u16, ControllerEntry>,
     pub(super) pool: Option<Box<dyn NamespacePool>>,
-    pub(super) firmware: Slots,
+    pub(super) firmware: FirmwareSlots,
     /// Number of power cycles.
     pub(super) power_cycles: u64,
     /// Number of power losses while a host was active.
     pub(super) unsafe_shutdowns: u64,
     nsid_max: u32,
-    update_count: u64,
+    posted_update_count: u64,
     /// Number of reservation changes ever started.
     changes: u64,
 }
@@ -93,13 +94,13 @@ pub(super) struct NamespaceEntry {
     pub(super) limits: Limits,
     /// Logical block size in bytes, as a power of two.
     pub(super) block_shift: u8,
-    pub(super) identity: Identity,
+    pub(super) identity: NamespaceIdentity,
     pub(super) is_shared: bool,
     /// Whether it is attached to controllers created later.
     attaches_by_default: bool,
     pub(super) visibility: Visibility,
     pub(super) ana_group: u32,
-    pub(super) protection: Protection,
+    pub(super) protection: WriteProtection,
     pub(super) reservations: Reservations,
     pub(super) persistence: Persistence,
     pub(super) cache: Option<Arc<RevocableCacheInstance>>,
@@ -112,7 +113,7 @@ pub(super) struct NamespaceEntry {
 /// Namespace Write Protection State (Base 2.1 §8.1.16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Protection {
+pub(super) enum WriteProtection {
     /// Writable.
     #[default]
     None = 0,
@@ -127,10 +128,10 @@ pub(super) enum Protection {
 impl Subsystem {
     /// Creates a subsystem. The error is one line with the value found and the value expected.
     pub fn new(config: SubsystemConfig) -> Result<Self, Error> {
-        check_text("nqn", &config.nqn, 223)?;
-        check_text("serial", &config.serial, 20)?;
-        check_text("model", &config.model, 40)?;
-        check_text("firmware", &config.firmware, 8)?;
+        check_ascii_field("nqn", &config.nqn, 223)?;
+        check_ascii_field("serial", &config.serial, 20)?;
+        check_ascii_field("model", &config.model, 40)?;
+        check_ascii_field("firmware", &config.firmware, 8)?;
         if !(1..=1 << 16).contains(&config.nsid_max) {
             let found = config.nsid_max;
             return Err(Error::environment(format!(
@@ -149,19 +150,20 @@ impl Subsystem {
                 .as_ref()
                 .map_or_else(Vec::new, |pool| pool.block_sizes().to_vec()),
         };
-        let state = State {
+        let state = SubsystemState {
             records: BTreeMap::new(),
             controllers: BTreeMap::new(),
             pool: config.pool,
-            firmware: Slots::new(&config.firmware),
+            firmware: FirmwareSlots::new(&config.firmware),
             power_cycles: 1,
             unsafe_shutdowns: 0,
             nsid_max: config.nsid_max,
-            update_count: 0,
+            posted_update_count: 0,
             changes: 0,
         };
         let (updates_posted, fused_arbiter) = (AtomicU64::new(0), Arc::default());
-        let shared = Shared { info, updates_posted, fused_arbiter, state: Mutex::new(state) };
+        let shared =
+            SharedSubsystem { info, updates_posted, fused_arbiter, state: Mutex::new(state) };
         let subsystem = Self { shared: Arc::new(shared) };
         for namespace in config.namespaces {
             subsystem.add_namespace(namespace)?;
@@ -180,7 +182,7 @@ impl Subsystem {
         now: Instant,
         config: ControllerConfig,
     ) -> Result<Controller, Error> {
-        config.check()?;
+        config.validate()?;
         Controller::open(self.clone(), now, config)
     }
 
@@ -213,7 +215,7 @@ impl Subsystem {
         let limits = config.device.limits();
         let block_size = config.block_size.unwrap_or(limits.block_size);
         let mut record = NamespaceEntry::new(nsid, config.device, limits, block_size);
-        record.identity = self.identity_of(nsid, config.identity);
+        record.identity = self.namespace_identity(nsid, config.identity);
         record.is_shared = config.is_shared;
         record.attaches_by_default = config.is_attached;
         record.reservations = load_reservations(&config.persistence)?;
@@ -221,7 +223,7 @@ impl Subsystem {
         record.cache = config.cache;
         record.ana_group = config.ana_group.max(1);
         if config.is_read_only {
-            record.protection = Protection::Permanent;
+            record.protection = WriteProtection::Permanent;
         }
         state.check_registrants(&record)?;
         for &cntlid in state.controllers.keys().filter(|cntlid| !is_visible(**cntlid)) {
@@ -233,7 +235,7 @@ impl Subsystem {
             let count_max = if config.is_shared { usize::MAX } else { 1 };
             let cntlids = state.controllers.keys().copied().filter(|cntlid| is_visible(*cntlid));
             let cntlids: Vec<u16> = cntlids.take(count_max).collect();
-            state.attach(nsid, &cntlids);
+            state.attach_namespace(nsid, &cntlids);
         }
         self.publish_and_notify(state);
         Ok(nsid)
@@ -257,7 +259,7 @@ impl Subsystem {
                 "add namespace: block size is {block_size}, expected {expected}"
             )));
         }
-        let groups = self.info().ana_groups;
+        let groups = self.constants().ana_groups;
         if groups > 0 && !(1..=groups).contains(&config.ana_group) {
             let group = config.ana_group;
             return Err(Error::environment(format!(
@@ -265,7 +267,7 @@ impl Subsystem {
             )));
         }
         load_reservations(&config.persistence)?;
-        let max = self.info().nsid_max;
+        let max = self.constants().nsid_max;
         match config.nsid {
             Some(nsid) if !(1..=max).contains(&nsid) => Err(Error::environment(format!(
                 "add namespace: identifier is {nsid}, expected 1 to {max}"
@@ -277,7 +279,7 @@ impl Subsystem {
     /// Removes a namespace; its controllers are notified.
     pub fn remove_namespace(&self, nsid: u32) -> bool {
         let mut state = self.lock();
-        let removed = state.delete(nsid);
+        let removed = state.delete_namespace(nsid);
         self.publish_and_notify(state);
         removed
     }
@@ -307,7 +309,7 @@ impl Subsystem {
         if let Some(record) = state.records.get_mut(&nsid) {
             let limits = record.device.limits();
             if limits != record.limits {
-                record.block_shift = record.block_shift.max(shift_of(limits.block_size));
+                record.block_shift = record.block_shift.max(block_size_shift(limits.block_size));
                 record.limits = limits;
                 state.notify_changed(nsid);
             }
@@ -320,7 +322,7 @@ impl Subsystem {
         let mut state = self.lock();
         if let Some(entry) = state.controllers.get_mut(&cntlid) {
             entry.set_ana(group, ana);
-            state.update_count += 1;
+            state.posted_update_count += 1;
         }
         self.publish_and_notify(state);
     }
@@ -335,8 +337,8 @@ impl Subsystem {
         for record in state.records.values_mut() {
             record.reservations.power_cycle();
             record.change_queue.apply_to_pending(Reservations::power_cycle);
-            if record.protection == Protection::UntilPowerCycle {
-                record.protection = Protection::None;
+            if record.protection == WriteProtection::UntilPowerCycle {
+                record.protection = WriteProtection::None;
             }
         }
         state.firmware.activate();
@@ -344,20 +346,20 @@ impl Subsystem {
     }
 
     /// Constant subsystem data.
-    pub(super) fn info(&self) -> &SubsystemInfo {
+    pub(super) fn constants(&self) -> &SubsystemInfo {
         &self.shared.info
     }
 
     /// Takes the lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SubsystemState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes changes, releases the lock, and wakes the controllers with new updates.
-    pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, State>) {
+    pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, SubsystemState>) {
         state.publish();
         // Under the lock; pairs with the acquire load in `update_count`.
-        self.shared.updates_posted.store(state.update_count, Ordering::Release);
+        self.shared.updates_posted.store(state.posted_update_count, Ordering::Release);
         let wakers: Vec<WakeFn> =
             state.controllers.values().filter_map(ControllerEntry::waker).collect();
         drop(state);
@@ -371,23 +373,27 @@ impl Subsystem {
 
     /// Returns `given`, or a UUID derived from the names of subsystem and namespace (version 8 of RFC
     /// 9562).
-    pub(super) fn identity_of(&self, nsid: u32, given: Identity) -> Identity {
-        if given != Identity::default() {
+    pub(super) fn namespace_identity(
+        &self,
+        nsid: u32,
+        given: NamespaceIdentity,
+    ) -> NamespaceIdentity {
+        if given != NamespaceIdentity::default() {
             return given;
         }
-        let uuid = derived_uuid(&self.info().nqn, nsid);
-        Identity { uuid, ..given }
+        let uuid = derived_uuid(&self.constants().nqn, nsid);
+        NamespaceIdentity { uuid, ..given }
     }
 }
 
-impl State {
+impl SubsystemState {
     /// Lowest free identifier.
     pub(super) fn free_nsid(&self) -> Option<u32> {
         (1..=self.nsid_max).find(|nsid| !self.records.contains_key(nsid))
     }
 
     /// Creates a namespace in the pool, not attached to any controller.
-    pub(super) fn create(
+    pub(super) fn create_namespace(
         &mut self,
         nsid: u32,
         block_size: u32,
@@ -409,7 +415,7 @@ impl State {
     }
 
     /// Deletes a namespace and notifies the controllers that had attached it.
-    pub(super) fn delete(&mut self, nsid: u32) -> bool {
+    pub(super) fn delete_namespace(&mut self, nsid: u32) -> bool {
         self.notify_changed(nsid);
         let removed = self.records.remove(&nsid);
         let is_removed = removed.is_some();
@@ -420,7 +426,7 @@ impl State {
     }
 
     /// Attaches a namespace to these controllers and notifies them.
-    pub(super) fn attach(&mut self, nsid: u32, cntlids: &[u16]) {
+    pub(super) fn attach_namespace(&mut self, nsid: u32, cntlids: &[u16]) {
         if let Some(record) = self.records.get_mut(&nsid) {
             cntlids.iter().for_each(|cntlid| record.visibility.attach(*cntlid));
         }
@@ -437,7 +443,7 @@ impl State {
             false => {}
         }
         if is_shown && is_change {
-            self.attach(nsid, &[cntlid]);
+            self.attach_namespace(nsid, &[cntlid]);
         }
         if !is_shown && let Some(record) = self.records.get_mut(&nsid) {
             record.visibility.hide(cntlid);
@@ -445,7 +451,7 @@ impl State {
     }
 
     /// Detaches a namespace from these controllers and notifies them.
-    pub(super) fn detach(&mut self, nsid: u32, cntlids: &[u16]) {
+    pub(super) fn detach_namespace(&mut self, nsid: u32, cntlids: &[u16]) {
         self.notify_changed(nsid);
         if let Some(record) = self.records.get_mut(&nsid) {
             cntlids.iter().for_each(|cntlid| record.visibility.detach(*cntlid));
@@ -460,7 +466,7 @@ impl State {
                 entry.updates.changed.insert(nsid);
             }
         }
-        self.update_count += 1;
+        self.posted_update_count += 1;
     }
 
     /// Posts an upcoming firmware activation to all controllers.
@@ -468,7 +474,7 @@ impl State {
         for entry in self.controllers.values_mut() {
             entry.updates.is_activating_firmware = true;
         }
-        self.update_count += 1;
+        self.posted_update_count += 1;
     }
 
     /// Posts a reservation notification for `nsid` to the controllers of a host.
@@ -480,15 +486,20 @@ impl State {
                 entry.updates.push_notice(nsid, notice);
             }
         }
-        self.update_count += 1;
+        self.posted_update_count += 1;
     }
 
     /// Posts an abort of the outstanding commands of `nsid` to the controllers of a host.
-    pub(super) fn request_abort(&mut self, nsid: u32, host: HostId, preempted: &WriterGuard) {
+    pub(super) fn request_abort(
+        &mut self,
+        nsid: u32,
+        host: HostId,
+        preempted: &PreemptedWriterGuard,
+    ) {
         for entry in self.controllers.values_mut().filter(|entry| entry.host == host) {
             entry.updates.aborts.push((nsid, preempted.clone()));
         }
-        self.update_count += 1;
+        self.posted_update_count += 1;
     }
 
     /// Free space of the pool.
@@ -521,7 +532,7 @@ impl State {
     /// Builds the namespace snapshot of every controller, and publishes those that have changed.
     fn publish(&mut self) {
         for (&cntlid, entry) in &mut self.controllers {
-            let mut namespaces = Namespaces::new(self.nsid_max);
+            let mut namespaces = NamespaceSnapshot::new(self.nsid_max);
             let records = self.records.values();
             for record in records.filter(|record| record.visibility.is_attached_to(cntlid)) {
                 namespaces.insert(Arc::new(record.snapshot_for(entry)));
@@ -533,14 +544,18 @@ impl State {
 
 impl Subsystem {
     /// Adds a controller.
-    pub(super) fn add_controller(&self, cntlid: u16) -> Result<Arc<Versioned<Namespaces>>, Error> {
+    pub(super) fn add_controller(
+        &self,
+        cntlid: u16,
+    ) -> Result<Arc<VersionedValue<NamespaceSnapshot>>, Error> {
         let mut state = self.lock();
         if state.controllers.contains_key(&cntlid) {
             return Err(Error::environment(format!(
                 "open controller: identifier {cntlid} is in use"
             )));
         }
-        let published = Arc::new(Versioned::new(Arc::new(Namespaces::new(state.nsid_max))));
+        let published =
+            Arc::new(VersionedValue::new(Arc::new(NamespaceSnapshot::new(state.nsid_max))));
         state.add_controller(cntlid, ControllerEntry::new(cntlid, published.clone()));
         self.publish_and_notify(state);
         Ok(published)
@@ -565,13 +580,13 @@ impl NamespaceEntry {
             nsid,
             device,
             limits,
-            block_shift: shift_of(block_size),
-            identity: Identity::default(),
+            block_shift: block_size_shift(block_size),
+            identity: NamespaceIdentity::default(),
             is_shared: false,
             attaches_by_default: false,
             visibility: Visibility::default(),
             ana_group: 1,
-            protection: Protection::None,
+            protection: WriteProtection::None,
             reservations: Reservations::default(),
             persistence: Persistence::default(),
             cache: None,
@@ -583,7 +598,8 @@ impl NamespaceEntry {
 
     /// Number of logical blocks (NSZE).
     pub(super) fn block_count(&self) -> u64 {
-        self.limits.block_count >> self.block_shift.saturating_sub(shift_of(self.limits.block_size))
+        self.limits.block_count
+            >> self.block_shift.saturating_sub(block_size_shift(self.limits.block_size))
     }
 
     /// Capacity of the block device in bytes.
@@ -593,7 +609,7 @@ impl NamespaceEntry {
 
     /// Whether it is write protected.
     pub(super) fn is_protected(&self) -> bool {
-        self.protection != Protection::None
+        self.protection != WriteProtection::None
     }
 
     /// Namespace as seen by a controller's queues.
@@ -605,8 +621,8 @@ impl NamespaceEntry {
             metadata_size: self.limits.metadata_size,
             block_count: self.block_count(),
             is_write_protected: self.is_protected(),
-            unavailable: formatting.or_else(|| entry.ana(self.ana_group).refusal()),
-            reservation: self.reservations.relative_to(entry.host),
+            unavailable: formatting.or_else(|| entry.ana(self.ana_group).rejection_status()),
+            reservation: self.reservations.as_seen_by(entry.host),
             identity: self.identity,
             copy: CopyLimits::DEFAULT,
             limits: self.limits.clone(),
@@ -616,7 +632,7 @@ impl NamespaceEntry {
     }
 }
 
-impl Protection {
+impl WriteProtection {
     /// State with this code.
     pub(super) fn from_code(code: u32) -> Option<Self> {
         [Self::None, Self::Protected, Self::UntilPowerCycle, Self::Permanent]
@@ -644,11 +660,11 @@ pub(super) fn format_sizes(limits: &Limits) -> Vec<u32> {
 }
 
 /// Block size as a power of two.
-pub(super) fn shift_of(block_size: u32) -> u8 {
+pub(super) fn block_size_shift(block_size: u32) -> u8 {
     u8::try_from(block_size.trailing_zeros()).unwrap_or(0)
 }
 
-fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
+fn check_ascii_field(what: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
     if text.is_empty()
         || text.len() > bytes_max
         || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte))

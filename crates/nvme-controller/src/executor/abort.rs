@@ -8,22 +8,22 @@ use tenmil_wire::{IoOpcode, Status};
 
 use super::channel;
 use super::command_context::WaitReason;
-use super::slot::{Slot, State};
-use super::{Executor, Tag};
-use crate::controller::WriterGuard;
+use super::slot_table::{Slot, State};
+use super::{CommandTag, Executor};
+use crate::controller::PreemptedWriterGuard;
 
 /// Writes of a namespace that were outstanding when its reservation was preempted.
 #[derive(Debug)]
 pub(super) struct PreemptedWrites {
     /// The preemption waits while this is there.
-    _guard: WriterGuard,
+    _guard: PreemptedWriterGuard,
     commands: Vec<(u16, Slot)>,
 }
 
 impl<H: HostMemory> Executor<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
     /// aborted. A command that a block device already executes, or that has not begun, is not affected.
-    pub fn abort(&mut self, now: Instant, tag: Tag) -> bool {
+    pub fn abort(&mut self, now: Instant, tag: CommandTag) -> bool {
         let is_match = |slot: &Slot| (slot.stream(), slot.id()) == (tag.stream, tag.id);
         let found = self.slots.iter().find(|(_, slot)| is_match(slot)).map(|(number, _)| number);
         found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
@@ -32,7 +32,7 @@ impl<H: HostMemory> Executor<H> {
     /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
     /// §8.1.22.7). `preempted` is held until the outstanding writes have completed:
     /// see [`check_preempted`](Self::check_preempted).
-    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &WriterGuard) {
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &PreemptedWriterGuard) {
         let numbers: Vec<u16> = self
             .slots
             .iter()
@@ -43,7 +43,7 @@ impl<H: HostMemory> Executor<H> {
             self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
         }
         let is_writing = |slot: &Slot| {
-            writes(slot.opcode()) && self.namespace_table.nsid_of(slot.channel()) == nsid
+            is_write_opcode(slot.opcode()) && self.namespace_table.nsid_of(slot.channel()) == nsid
         };
         let writing = self.slots.iter().filter(|(_, slot)| is_writing(slot));
         let commands: Vec<_> = writing.map(|(number, slot)| (number, *slot)).collect();
@@ -54,7 +54,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Checks which writes that were outstanding at a preemption have completed, and releases the guards of
     /// preemptions without such writes.
-    pub fn check_preempted(&mut self) {
+    pub fn poll_preempted_writes(&mut self) {
         let slots = &self.slots;
         self.preempted.retain_mut(|writes| {
             let is_outstanding = |(number, old): &(u16, Slot)| {
@@ -89,7 +89,7 @@ impl<H: HostMemory> Executor<H> {
                 if self.slots.get(token).is_some_and(|slot| slot.state() == State::Fast)
                     && let Ok(number) = u16::try_from(token)
                 {
-                    self.complete(number, Status::ABORTED_SQ_DELETION, 0);
+                    self.complete_command(number, Status::ABORTED_SQ_DELETION, 0);
                 }
             }
         }
@@ -126,7 +126,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive.
-    pub(crate) fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_idle_except_fused_halves(&self) -> bool {
         self.slots.taken() == self.first_halves.iter().flatten().count()
     }
 
@@ -143,7 +143,7 @@ impl<H: HostMemory> Executor<H> {
             State::Free | State::Fast => false,
             State::AwaitingSecond => {
                 self.release_first_half(slot.stream());
-                self.complete(number, status, 0);
+                self.complete_command(number, status, 0);
                 true
             }
             State::Slow => {
@@ -158,10 +158,10 @@ impl<H: HostMemory> Executor<H> {
                 // The second half of a running pair is completed with the first half, in `handle_pair_completion`.
                 let is_second =
                     context.wait == WaitReason::Pair && waiting_pair != Some(slot.context);
-                if !context.is_referenced() && !is_second {
+                if !context.has_pending_completions() && !is_second {
                     self.buffer_waiters.retain(|waiting| *waiting != slot.context);
                     self.capacity_waiters.retain(|waiting| *waiting != slot.context);
-                    self.finish(now, slot.context, status, 0);
+                    self.finish_job(now, slot.context, status, 0);
                 }
                 true
             }
@@ -170,7 +170,7 @@ impl<H: HostMemory> Executor<H> {
 }
 
 /// Whether a command of this opcode changes blocks.
-fn writes(opcode: u8) -> bool {
+fn is_write_opcode(opcode: u8) -> bool {
     matches!(
         IoOpcode::from_u8(opcode),
         Some(

@@ -40,7 +40,7 @@ pub(super) struct Channel {
 }
 
 /// State of a loop that batches alike requests, with the changing values in registers.
-pub(super) struct BatchBuilder<'a> {
+pub(super) struct RequestBatchBuilder<'a> {
     places: Zip<IterMut<'a, Request>, IterMut<'a, Segment>>,
     /// Index of the next entry.
     at: u32,
@@ -75,7 +75,7 @@ impl Channel {
     }
 
     /// Whether this channel belongs to `device`.
-    pub(super) fn is_for(&self, device: &Arc<dyn BlockDevice>) -> bool {
+    pub(super) fn belongs_to(&self, device: &Arc<dyn BlockDevice>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
@@ -96,21 +96,21 @@ impl Channel {
 
     /// Batches a request with at most one segment. The slot table is not larger than the capacity given
     /// when the channel was opened, so there is always space.
-    pub(super) fn batch_one(&mut self, request: Request, segment: Segment) {
-        let mut batch = self.batch_many(request);
-        batch.put(request.token, request.lba, segment);
+    pub(super) fn batch_request(&mut self, request: Request, segment: Segment) {
+        let mut batch = self.start_batch(request);
+        batch.add_request(request.random_token, request.lba, segment);
         batch.finish(1);
     }
 
     /// Starts a loop that batches requests equal to this one except for token, first block and memory.
     #[inline(always)]
-    pub(super) fn batch_many(&mut self, template: Request) -> BatchBuilder<'_> {
+    pub(super) fn start_batch(&mut self, template: Request) -> RequestBatchBuilder<'_> {
         if self.requests.is_empty() {
             self.allocate_batch();
         }
         let Self { requests, segments, batched, .. } = self;
         let places = requests[*batched..].iter_mut().zip(segments[*batched..].iter_mut());
-        BatchBuilder { places, at: index(*batched), batched, template }
+        RequestBatchBuilder { places, at: index_u32(*batched), batched, template }
     }
 
     #[cold]
@@ -152,7 +152,7 @@ impl Channel {
         if self.outstanding > 0 {
             let before = completions.as_slice().len();
             self.backend.poll(now, completions);
-            let count = index(completions.as_slice().len() - before);
+            let count = index_u32(completions.as_slice().len() - before);
             self.outstanding = self.outstanding.saturating_sub(count);
         }
     }
@@ -160,7 +160,7 @@ impl Channel {
     /// Removes the batched requests that were not submitted and returns their tokens.
     pub(super) fn take_unsubmitted(&mut self) -> Vec<u64> {
         let count = core::mem::take(&mut self.batched);
-        self.requests[..count].iter().map(|request| request.token).collect()
+        self.requests[..count].iter().map(|request| request.random_token).collect()
     }
 
     /// Blocks all access to the blocks with writes in flight until these complete.
@@ -178,7 +178,7 @@ impl Channel {
     /// Enables completion signals before the thread sleeps. Returns true if it must stay awake: a
     /// completion is available or would not be signalled, or requests are batched that no completion will
     /// make space for.
-    pub(super) fn arm(&mut self) -> bool {
+    pub(super) fn arm_wakeup(&mut self) -> bool {
         if self.outstanding == 0 {
             return self.batched > 0;
         }
@@ -190,12 +190,12 @@ impl Channel {
     }
 
     /// Whether a completion is pending that would not be signalled.
-    pub(super) fn lacks_wakeup(&self) -> bool {
+    pub(super) fn has_pending_without_wakeup(&self) -> bool {
         self.outstanding > 0 && !self.is_armed
     }
 
     /// Disables completion signals after the thread has woken.
-    pub(super) fn disarm(&mut self) {
+    pub(super) fn disarm_wakeup(&mut self) {
         if core::mem::take(&mut self.is_armed) {
             self.backend.disarm();
         }
@@ -212,17 +212,17 @@ impl Channel {
 
     #[inline]
     fn record_submitted(&mut self, taken: usize) {
-        self.outstanding += index(taken);
+        self.outstanding += index_u32(taken);
         self.wants_flush |= taken > 0;
         if taken < self.batched {
-            self.compact(taken);
+            self.remove_submitted(taken);
         }
         self.batched -= taken;
     }
 
     /// Moves the requests that were not submitted to the front.
     #[cold]
-    fn compact(&mut self, taken: usize) {
+    fn remove_submitted(&mut self, taken: usize) {
         self.requests.copy_within(taken..self.batched, 0);
         self.segments.copy_within(taken..self.batched, 0);
         for (place, request) in (0..).zip(&mut self.requests[..self.batched - taken]) {
@@ -231,14 +231,14 @@ impl Channel {
     }
 }
 
-impl BatchBuilder<'_> {
+impl RequestBatchBuilder<'_> {
     /// Batches one request.
     #[inline(always)]
-    pub(super) fn put(&mut self, token: u64, lba: u64, segment: Segment) {
+    pub(super) fn add_request(&mut self, token: u64, lba: u64, segment: Segment) {
         let place = self.places.next();
         let (request, place) =
             place.expect("the batch has an entry for every command of the slot table");
-        *request = Request { token, lba, segment_first: self.at, ..self.template };
+        *request = Request { random_token: token, lba, segment_first: self.at, ..self.template };
         *place = segment;
         self.at += 1;
     }
@@ -263,6 +263,6 @@ impl core::fmt::Debug for Channel {
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "bounded by the table of commands")]
-fn index(len: usize) -> u32 {
+fn index_u32(len: usize) -> u32 {
     len as u32
 }

@@ -8,7 +8,7 @@ use tenmil_base::{Request, Segment};
 use tenmil_wire::{Command, Status};
 
 use super::CommandData;
-use super::job::Job;
+use super::job::CommandJob;
 use crate::transfer::{DataPointerWalk, Direction, HostCopy, HostRanges};
 
 /// Contexts of one queue.
@@ -29,7 +29,7 @@ pub(super) struct CommandContext {
     pub(super) channel: u16,
     pub(super) command: Command,
     pub(super) data: CommandData,
-    pub(super) job: Job,
+    pub(super) job: CommandJob,
     pub(super) wait: WaitReason,
     pub(super) walk: DataPointerWalk,
     pub(super) direction: Direction,
@@ -100,19 +100,19 @@ impl ContextPool {
     }
 
     /// Whether a command with a context uses this channel.
-    pub(super) fn use_channel(&self, channel: u16) -> bool {
+    pub(super) fn is_channel_in_use(&self, channel: u16) -> bool {
         self.contexts
             .iter()
-            .any(|context| !matches!(context.job, Job::Idle) && context.channel == channel)
+            .any(|context| !matches!(context.job, CommandJob::Idle) && context.channel == channel)
     }
 
     /// Allocates a context for the command in `slot`.
-    pub(super) fn take(
+    pub(super) fn allocate(
         &mut self,
         slot: u16,
         channel: u16,
         (command, data): (Command, CommandData),
-        job: Job,
+        job: CommandJob,
     ) -> Option<u16> {
         let index = self.free.pop().or_else(|| self.grow())?;
         let context = &mut self.contexts[usize::from(index)];
@@ -142,7 +142,7 @@ impl ContextPool {
         if context.buffer.is_some() || context.host_copy.is_open() {
             return;
         }
-        context.job = Job::Idle;
+        context.job = CommandJob::Idle;
         context.wait = WaitReason::Nothing;
         self.free.push(index);
     }
@@ -155,7 +155,7 @@ impl ContextPool {
     pub(super) fn find(&mut self, index: u32) -> Option<(u16, &mut CommandContext)> {
         let index = u16::try_from(index).ok()?;
         let context = self.contexts.get_mut(usize::from(index))?;
-        (!matches!(context.job, Job::Idle)).then_some((index, context))
+        (!matches!(context.job, CommandJob::Idle)).then_some((index, context))
     }
 }
 
@@ -166,11 +166,11 @@ impl CommandContext {
             channel: 0,
             command: Command::default(),
             data: CommandData::Pointers,
-            job: Job::Idle,
+            job: CommandJob::Idle,
             wait: WaitReason::Nothing,
             walk: DataPointerWalk::idle(),
             direction: Direction::FromHost,
-            ranges: HostRanges::at_most(ranges_max),
+            ranges: HostRanges::with_max_ranges(ranges_max),
             host_copy: HostCopy::new(),
             segments: Vec::new(),
             part: Vec::new(),
@@ -182,14 +182,14 @@ impl CommandContext {
     }
 
     /// Length of a result of `len_bytes` with the zeroes that follow it to the end of the host's buffer.
-    pub(super) fn pad_result(&mut self, len_bytes: u32) -> u32 {
+    pub(super) fn padded_result_len(&mut self, len_bytes: u32) -> u32 {
         let CommandData::Segment(segment) = self.data else { return len_bytes };
         self.bytes.resize(segment.len_bytes as usize, 0);
         segment.len_bytes
     }
 
     /// Whether a host access or a request may still complete for it.
-    pub(super) fn is_referenced(&self) -> bool {
+    pub(super) fn has_pending_completions(&self) -> bool {
         matches!(self.wait, WaitReason::List { .. } | WaitReason::Host(_) | WaitReason::Backend)
     }
 
@@ -219,18 +219,18 @@ mod tests {
     use tenmil_base::{RegionId, Segment};
     use tenmil_wire::{Command, IoOpcode};
 
-    use super::super::job::{FlushAll, Job};
+    use super::super::job::{CommandJob, FlushAllJob};
     use super::{CommandContext, CommandData, ContextPool};
 
     #[test]
-    fn there_are_as_many_areas_as_were_ever_wanted_at_once_and_no_more_than_there_may_be() {
+    fn context_pool_grows_on_demand_up_to_its_limit() {
         let mut contexts = ContextPool::new(2, 4096);
         let take = |contexts: &mut ContextPool| {
-            contexts.take(
+            contexts.allocate(
                 0,
                 0,
                 (Command::new(IoOpcode::Flush.code()), CommandData::Pointers),
-                Job::FlushAll(FlushAll::default()),
+                CommandJob::FlushAll(FlushAllJob::default()),
             )
         };
         assert_eq!(take(&mut contexts), Some(0));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_some_segments_is_cut_at_both_ends() {
+    fn selected_segments_are_cut_at_both_ends() {
         let segment = |offset, len_bytes| Segment { region: RegionId(1), offset, len_bytes };
         let mut context = CommandContext::new(8);
         context.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);

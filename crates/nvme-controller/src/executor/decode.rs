@@ -6,31 +6,31 @@
 use tenmil_base::{Durability, HostMemory, Instant, Operation, Request, RequestFlags};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
+use super::fast_path::{NO_SEGMENT, fua_and_lr_flags};
 use super::job::{
-    CommandExtent, Copy, DeallocateJob, EmulatedZeroesVerify, FlushAll, Job, JobEvent,
-    ReservationJob, Transfer,
+    CommandExtent, CommandJob, CopyJob, DeallocateJob, EmulatedZeroesVerifyJob, FlushAllJob,
+    JobEvent, ReservationJob, TransferJob,
 };
 use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
-use super::run::{NO_SEGMENT, flags};
-use super::slot::{Slot, State};
-use super::{CommandData, Executor, Tag};
+use super::slot_table::{Slot, State};
+use super::{CommandData, CommandTag, Executor};
 use crate::namespace::CopyLimits;
 use crate::transfer::ACCESS_BYTES_MAX;
 
 /// Kind of execution of a command.
 #[derive(Debug)]
-pub(super) enum Dispatch {
+pub(super) enum ExecutionPlan {
     /// Completes at once.
     Done,
     /// One request without data to this channel.
     Single(u16, Request),
     /// A job on this channel.
-    Job(u16, Job),
+    Job(u16, CommandJob),
 }
 
 /// Access class for the reservation checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+enum AccessKind {
     Read,
     Write,
 }
@@ -51,7 +51,13 @@ impl<H: HostMemory> Executor<H> {
     /// Begins a command. There must be [`free_count`](Self::free_count). Returns false if it cannot begin now: then
     /// the owner begins it again later, and nothing before it.
     #[cold]
-    pub fn begin(&mut self, now: Instant, tag: Tag, command: Command, data: CommandData) -> bool {
+    pub fn begin_command(
+        &mut self,
+        now: Instant,
+        tag: CommandTag,
+        command: Command,
+        data: CommandData,
+    ) -> bool {
         if self.blocked_nsid == Some(command.nsid()) {
             return false;
         }
@@ -59,7 +65,7 @@ impl<H: HostMemory> Executor<H> {
         let has_first = self.first_half(tag.stream).is_some();
         if has_first || command.fuse() != Fuse::Normal {
             if command.fuse() == Fuse::Reserved && !has_first {
-                self.refuse(tag, &command, Status::INVALID_FIELD.with_dnr());
+                self.reject_command(tag, &command, Status::INVALID_FIELD.with_dnr());
                 return true;
             }
             return self.begin_fused(now, tag, (command, data));
@@ -67,31 +73,31 @@ impl<H: HostMemory> Executor<H> {
         let plan = match self.plan_command(&command) {
             Ok(plan) => plan,
             Err(status) => {
-                let status = self.protected(&command).unwrap_or(status);
-                self.refuse(tag, &command, status);
+                let status = self.write_protection_status(&command).unwrap_or(status);
+                self.reject_command(tag, &command, status);
                 return true;
             }
         };
         // Completing it with an error would be visible to the host, so it waits for a context.
-        if matches!(plan, Dispatch::Job(..)) && self.contexts.free_count() == 0 {
+        if matches!(plan, ExecutionPlan::Job(..)) && self.contexts.free_count() == 0 {
             return false;
         }
         match plan {
-            Dispatch::Done => self.refuse(tag, &command, Status::SUCCESS),
-            Dispatch::Single(channel, mut request) => {
+            ExecutionPlan::Done => self.reject_command(tag, &command, Status::SUCCESS),
+            ExecutionPlan::Single(channel, mut request) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Fast)
                     && let Some(channel_to) = self.namespace_table.channel(channel)
                 {
-                    request.token = slot.into();
-                    channel_to.batch_one(request, NO_SEGMENT);
+                    request.random_token = slot.into();
+                    channel_to.batch_request(request, NO_SEGMENT);
                     self.slots.get_mut(slot).set_channel(channel);
                 }
             }
-            Dispatch::Job(..) => {
+            ExecutionPlan::Job(..) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Slow)
                     && let Some(context) = self.take_context(slot, (command, data), plan)
                 {
-                    self.drive(now, context, JobEvent::Begin);
+                    self.drive_job(now, context, JobEvent::Begin);
                 }
             }
         }
@@ -100,7 +106,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Namespace Write Protected status for a write. A read-only block device supports no writes, but the
     /// protection is the status to report, not an invalid opcode.
-    fn protected(&self, command: &Command) -> Option<Status> {
+    fn write_protection_status(&self, command: &Command) -> Option<Status> {
         let opcode = IoOpcode::from_u8(command.opcode())?;
         let writes = matches!(
             opcode,
@@ -110,24 +116,31 @@ impl<H: HostMemory> Executor<H> {
                 | IoOpcode::DatasetManagement
                 | IoOpcode::Copy
         );
-        let entry = self.namespace_table.entry(command.nsid()).filter(|_| writes)?;
+        let entry = self.namespace_table.fast_path_entry(command.nsid()).filter(|_| writes)?;
         let is_protected = entry.rights & WRITE_PROTECTED != 0;
         is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     }
 
     /// Completes a command that has not started.
-    pub(crate) fn refuse(&mut self, tag: Tag, command: &Command, status: Status) {
+    pub(crate) fn reject_command(&mut self, tag: CommandTag, command: &Command, status: Status) {
         if let Some(slot) = self.take_slot(tag, command, State::Slow) {
-            self.complete(slot, status, 0);
+            self.complete_command(slot, status, 0);
         }
     }
 
     /// Allocates a slot for a command.
-    pub(super) fn take_slot(&mut self, tag: Tag, command: &Command, state: State) -> Option<u16> {
-        let channel =
-            self.namespace_table.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
+    pub(super) fn take_slot(
+        &mut self,
+        tag: CommandTag,
+        command: &Command,
+        state: State,
+    ) -> Option<u16> {
+        let channel = self
+            .namespace_table
+            .fast_path_entry(command.nsid())
+            .map_or(u16::MAX, |entry| entry.channel);
         let (lba, opcode) = (command.0[5], command.opcode());
-        self.slots.take(Slot::new(lba, tag.id, channel, tag.stream, opcode).with_state(state))
+        self.slots.allocate(Slot::new(lba, tag.id, channel, tag.stream, opcode).with_state(state))
     }
 
     /// Allocates a context for the command in `slot`.
@@ -135,10 +148,10 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         slot: u16,
         (command, data): (Command, CommandData),
-        plan: Dispatch,
+        plan: ExecutionPlan,
     ) -> Option<u16> {
-        let Dispatch::Job(channel, job) = plan else { return None };
-        let context = self.contexts.take(slot, channel, (command, data), job)?;
+        let ExecutionPlan::Job(channel, job) = plan else { return None };
+        let context = self.contexts.allocate(slot, channel, (command, data), job)?;
         if self.scratch.is_empty() {
             self.scratch = vec![0; ACCESS_BYTES_MAX].into();
         }
@@ -150,48 +163,52 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Checks `command` and selects its execution, or returns the status that rejects it.
-    pub(super) fn plan_command(&mut self, command: &Command) -> Result<Dispatch, Status> {
+    pub(super) fn plan_command(&mut self, command: &Command) -> Result<ExecutionPlan, Status> {
         let Some(opcode) = IoOpcode::from_u8(command.opcode()) else {
             return Err(Status::INVALID_OPCODE.with_dnr());
         };
         match opcode {
             IoOpcode::Flush if command.nsid() == ALL_NAMESPACES => {
-                Ok(Dispatch::Job(u16::MAX, Job::FlushAll(FlushAll::default())))
+                Ok(ExecutionPlan::Job(u16::MAX, CommandJob::FlushAll(FlushAllJob::default())))
             }
             IoOpcode::Flush => self.plan_flush(command),
             IoOpcode::Read => self.plan_transfer(command, Operation::Read),
             IoOpcode::Write => self.plan_transfer(command, Operation::Write),
             IoOpcode::Compare => self.plan_transfer(command, Operation::Compare),
-            IoOpcode::WriteZeroes => self.plan_blocks(command, Operation::WriteZeroes),
+            IoOpcode::WriteZeroes => self.plan_range_command(command, Operation::WriteZeroes),
             IoOpcode::WriteUncorrectable => {
-                self.plan_blocks(command, Operation::WriteUncorrectable)
+                self.plan_range_command(command, Operation::WriteUncorrectable)
             }
-            IoOpcode::Verify => self.plan_blocks(command, Operation::Verify),
-            IoOpcode::DatasetManagement => self.plan_ranges(command),
+            IoOpcode::Verify => self.plan_range_command(command, Operation::Verify),
+            IoOpcode::DatasetManagement => self.plan_deallocate(command),
             IoOpcode::Copy => self.plan_copy(command),
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
             | IoOpcode::ReservationRelease => {
-                let entry = self.namespace_table.find(command.nsid())?;
+                let entry = self.namespace_table.checked_entry(command.nsid())?;
                 let job = ReservationJob::new(opcode, command, self.transfer_bytes_max);
                 let job = job.ok_or(Status::INVALID_FIELD.with_dnr())?;
-                Ok(Dispatch::Job(entry.channel, Job::Reservation(job)))
+                Ok(ExecutionPlan::Job(entry.channel, CommandJob::Reservation(job)))
             }
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         }
     }
 
-    fn plan_flush(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.namespace_table.find(command.nsid())?;
+    fn plan_flush(&mut self, command: &Command) -> Result<ExecutionPlan, Status> {
+        let entry = self.namespace_table.checked_entry(command.nsid())?;
         if entry.rights & WRITE_CONFLICT != 0 {
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
-        match self.supports(entry, Operation::Flush) {
-            true => Ok(single(entry.channel, Operation::Flush, RequestFlags::NONE, (0, 0))),
+        match self.supports_operation(entry, Operation::Flush) {
+            true => {
+                Ok(plan_single_request(entry.channel, Operation::Flush, RequestFlags::NONE, (0, 0)))
+            }
             // Without a volatile cache, Flush succeeds without doing anything. It also does for volatile
             // media.
-            false if self.durability(entry) != Durability::VolatileCache => Ok(Dispatch::Done),
+            false if self.namespace_durability(entry) != Durability::VolatileCache => {
+                Ok(ExecutionPlan::Done)
+            }
             false => Err(Status::INVALID_OPCODE.with_dnr()),
         }
     }
@@ -201,81 +218,87 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         command: &Command,
         operation: Operation,
-    ) -> Result<Dispatch, Status> {
-        let entry = self.namespace_table.find(command.nsid())?;
+    ) -> Result<ExecutionPlan, Status> {
+        let entry = self.namespace_table.checked_entry(command.nsid())?;
         let compares_in_controller =
-            operation == Operation::Compare && !self.supports(entry, Operation::Compare);
+            operation == Operation::Compare && !self.supports_operation(entry, Operation::Compare);
         let asked = if compares_in_controller { Operation::Read } else { operation };
-        if !self.supports(entry, asked) {
+        if !self.supports_operation(entry, asked) {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
-        check_fields(command, operation)?;
-        let access = if operation == Operation::Write { Access::Write } else { Access::Read };
-        check_rights(entry, access)?;
-        let (lba, blocks) = check_range(entry, command)?;
+        check_command_fields(command, operation)?;
+        let access =
+            if operation == Operation::Write { AccessKind::Write } else { AccessKind::Read };
+        check_access_rights(entry, access)?;
+        let (lba, blocks) = check_lba_range(entry, command)?;
         let len_bytes = u64::from(blocks) << entry.block_shift;
         if len_bytes > self.transfer_bytes_max.into() {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        self.traffic.count(if access == Access::Write { 1 } else { 2 }, len_bytes);
-        let flags = flags(command.cdw12()).union(self.forced(access));
-        let extent = self.extent(entry, lba, blocks);
+        self.traffic.count_command(if access == AccessKind::Write { 1 } else { 2 }, len_bytes);
+        let flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
+        let extent = self.to_device_extent(entry, lba, blocks);
         let segments_max = self.limits(entry).map_or(0, |limits| limits.segments_max.into());
         let transfer =
-            Transfer::new(operation, flags, extent, segments_max, compares_in_controller);
-        Ok(Dispatch::Job(entry.channel, Job::Transfer(transfer)))
+            TransferJob::new(operation, flags, extent, segments_max, compares_in_controller);
+        Ok(ExecutionPlan::Job(entry.channel, CommandJob::Transfer(transfer)))
     }
 
     /// Checks Write Zeroes, Write Uncorrectable and Verify: commands with a range and no data.
-    fn plan_blocks(&mut self, command: &Command, operation: Operation) -> Result<Dispatch, Status> {
-        let entry = self.namespace_table.find(command.nsid())?;
+    fn plan_range_command(
+        &mut self,
+        command: &Command,
+        operation: Operation,
+    ) -> Result<ExecutionPlan, Status> {
+        let entry = self.namespace_table.checked_entry(command.nsid())?;
         let substitute = match operation {
             Operation::WriteZeroes => Some(Operation::Write),
             Operation::Verify => Some(Operation::Read),
             _ => None,
         };
-        let substitute = substitute.filter(|operation| self.supports(entry, *operation));
-        let is_native = self.supports(entry, operation);
+        let substitute = substitute.filter(|operation| self.supports_operation(entry, *operation));
+        let is_native = self.supports_operation(entry, operation);
         if !is_native && substitute.is_none() {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
-        check_fields(command, operation)?;
-        let access = if operation == Operation::Verify { Access::Read } else { Access::Write };
-        check_rights(entry, access)?;
-        let (lba, blocks) = check_range(entry, command)?;
-        let mut flags = flags(command.cdw12()).union(self.forced(access));
+        check_command_fields(command, operation)?;
+        let access =
+            if operation == Operation::Verify { AccessKind::Read } else { AccessKind::Write };
+        check_access_rights(entry, access)?;
+        let (lba, blocks) = check_lba_range(entry, command)?;
+        let mut flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
         if operation == Operation::WriteZeroes && command.cdw12() & DEAC != 0 {
             flags = flags.union(RequestFlags::DEALLOCATE);
         }
         if operation == Operation::Verify {
             self.traffic.add_read_bytes(u64::from(blocks) << entry.block_shift);
         }
-        let extent = self.extent(entry, lba, blocks);
+        let extent = self.to_device_extent(entry, lba, blocks);
         Ok(match substitute {
-            Some(substitute) if !is_native => Dispatch::Job(
+            Some(substitute) if !is_native => ExecutionPlan::Job(
                 entry.channel,
-                Job::Emulated(EmulatedZeroesVerify::new(substitute, flags, extent)),
+                CommandJob::Emulated(EmulatedZeroesVerifyJob::new(substitute, flags, extent)),
             ),
-            _ => single(entry.channel, operation, flags, (extent.lba, extent.blocks)),
+            _ => plan_single_request(entry.channel, operation, flags, (extent.lba, extent.blocks)),
         })
     }
 
-    fn plan_ranges(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.namespace_table.find(command.nsid())?;
-        check_rights(entry, Access::Write)?;
+    fn plan_deallocate(&mut self, command: &Command) -> Result<ExecutionPlan, Status> {
+        let entry = self.namespace_table.checked_entry(command.nsid())?;
+        check_access_rights(entry, AccessKind::Write)?;
         // NR is 0's based.
         let count = (command.cdw10() & 0xff) + 1;
-        let deallocates =
-            command.cdw11() & DEALLOCATE != 0 && self.supports(entry, Operation::Deallocate);
+        let deallocates = command.cdw11() & DEALLOCATE != 0
+            && self.supports_operation(entry, Operation::Deallocate);
         let ranges = DeallocateJob::new(count, deallocates, entry.block_count, entry.device_shift);
-        Ok(Dispatch::Job(entry.channel, Job::Ranges(ranges)))
+        Ok(ExecutionPlan::Job(entry.channel, CommandJob::Ranges(ranges)))
     }
 
-    fn plan_copy(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.namespace_table.find(command.nsid())?;
-        let device_copies = self.supports(entry, Operation::Copy);
-        let copies_in_controller =
-            self.supports(entry, Operation::Read) && self.supports(entry, Operation::Write);
+    fn plan_copy(&mut self, command: &Command) -> Result<ExecutionPlan, Status> {
+        let entry = self.namespace_table.checked_entry(command.nsid())?;
+        let device_copies = self.supports_operation(entry, Operation::Copy);
+        let copies_in_controller = self.supports_operation(entry, Operation::Read)
+            && self.supports_operation(entry, Operation::Write);
         if !device_copies && !copies_in_controller {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
@@ -288,29 +311,29 @@ impl<H: HostMemory> Executor<H> {
         if command.cdw12() & (1 << 15) != 0 {
             return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
         }
-        check_fields(command, Operation::Copy)?;
-        check_rights(entry, Access::Read)?;
-        check_rights(entry, Access::Write)?;
-        let limits = self.copy_limits(command.nsid());
-        if count > u32::from(limits.ranges_max) {
+        check_command_fields(command, Operation::Copy)?;
+        check_access_rights(entry, AccessKind::Read)?;
+        check_access_rights(entry, AccessKind::Write)?;
+        let device_limits = self.copy_limits(command.nsid());
+        if count > u32::from(device_limits.ranges_max) {
             return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
         }
-        let copy = Copy::new(
-            self.extent(entry, command.0[5], 0),
+        let copy = CopyJob::new(
+            self.to_device_extent(entry, command.0[5], 0),
             (count, *range_bytes),
             (entry.block_count, entry.device_shift),
-            limits,
-            flags(command.cdw12()).union(self.forced(Access::Write)),
+            device_limits,
+            fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(AccessKind::Write)),
             device_copies,
         );
-        Ok(Dispatch::Job(entry.channel, Job::Copy(copy)))
+        Ok(ExecutionPlan::Job(entry.channel, CommandJob::Copy(copy)))
     }
 
-    fn supports(&self, entry: FastPathNamespace, operation: Operation) -> bool {
+    fn supports_operation(&self, entry: FastPathNamespace, operation: Operation) -> bool {
         self.limits(entry).is_some_and(|limits| limits.operations.has(operation))
     }
 
-    fn durability(&self, entry: FastPathNamespace) -> Durability {
+    fn namespace_durability(&self, entry: FastPathNamespace) -> Durability {
         self.limits(entry).map_or(Durability::VolatileCache, |limits| limits.durability)
     }
 
@@ -322,12 +345,12 @@ impl<H: HostMemory> Executor<H> {
         self.namespaces.get().get(nsid).map_or(CopyLimits::DEFAULT, |namespace| namespace.copy)
     }
 
-    fn forced(&self, access: Access) -> RequestFlags {
-        if access == Access::Write { self.write_flags } else { RequestFlags::NONE }
+    fn write_request_flags(&self, access: AccessKind) -> RequestFlags {
+        if access == AccessKind::Write { self.write_flags } else { RequestFlags::NONE }
     }
 
     /// Converts a block range of the namespace to blocks of the block device.
-    fn extent(&self, entry: FastPathNamespace, lba: u64, blocks: u32) -> CommandExtent {
+    fn to_device_extent(&self, entry: FastPathNamespace, lba: u64, blocks: u32) -> CommandExtent {
         CommandExtent {
             lba: lba << entry.device_shift,
             blocks: blocks << entry.device_shift,
@@ -338,14 +361,14 @@ impl<H: HostMemory> Executor<H> {
 }
 
 /// A plan with one request; the token is set when a slot is allocated.
-fn single(
+fn plan_single_request(
     channel: u16,
     operation: Operation,
     flags: RequestFlags,
     (lba, blocks): (u64, u32),
-) -> Dispatch {
+) -> ExecutionPlan {
     let request = Request {
-        token: 0,
+        random_token: 0,
         lba,
         operand: 0,
         blocks,
@@ -355,11 +378,11 @@ fn single(
         operation,
         flags,
     };
-    Dispatch::Single(channel, request)
+    ExecutionPlan::Single(channel, request)
 }
 
 /// Rejects dword 12 fields for unsupported features: protection information and directives.
-fn check_fields(command: &Command, operation: Operation) -> Result<(), Status> {
+fn check_command_fields(command: &Command, operation: Operation) -> Result<(), Status> {
     if command.cdw12() & PRACT != 0 && operation != Operation::WriteUncorrectable {
         return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
     }
@@ -373,9 +396,9 @@ fn check_fields(command: &Command, operation: Operation) -> Result<(), Status> {
     Ok(())
 }
 
-fn check_rights(entry: FastPathNamespace, access: Access) -> Result<(), Status> {
-    let conflict = if access == Access::Read { READ_CONFLICT } else { WRITE_CONFLICT };
-    if access == Access::Write && entry.rights & WRITE_PROTECTED != 0 {
+fn check_access_rights(entry: FastPathNamespace, access: AccessKind) -> Result<(), Status> {
+    let conflict = if access == AccessKind::Read { READ_CONFLICT } else { WRITE_CONFLICT };
+    if access == AccessKind::Write && entry.rights & WRITE_PROTECTED != 0 {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     }
     if entry.rights & conflict != 0 {
@@ -385,7 +408,7 @@ fn check_rights(entry: FastPathNamespace, access: Access) -> Result<(), Status> 
 }
 
 /// Checks and decodes SLBA and NLB; NLB is 0's based.
-fn check_range(entry: FastPathNamespace, command: &Command) -> Result<(u64, u32), Status> {
+fn check_lba_range(entry: FastPathNamespace, command: &Command) -> Result<(u64, u32), Status> {
     let (lba, blocks) = (command.0[5], (command.cdw12() & 0xffff) + 1);
     let end = lba.checked_add(blocks.into());
     if end.is_none_or(|end| end > entry.block_count) {

@@ -8,15 +8,15 @@ use tenmil_base::{HostMemory, Instant, Span};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
 use super::command_context::WaitReason;
-use super::decode::Dispatch;
+use super::decode::ExecutionPlan;
 use super::fused_arbiter::ExclusiveState;
 use super::job::JobEvent;
-use super::slot::State;
-use super::{CommandData, Executor, Tag};
+use super::slot_table::State;
+use super::{CommandData, CommandTag, Executor};
 
 /// First and second fused command.
 #[derive(Debug)]
-pub(super) struct FusedPair {
+pub(super) struct PendingFusedPair {
     first: u16,
     second: u16,
     nsid: u32,
@@ -27,7 +27,7 @@ pub(super) struct FusedPair {
 
 /// First command of a pair whose second is awaited, with its slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FirstHalf {
+pub(super) struct FirstFusedHalf {
     slot: u16,
     command: Command,
     data: CommandData,
@@ -42,7 +42,7 @@ impl<H: HostMemory> Executor<H> {
     pub(super) fn begin_fused(
         &mut self,
         now: Instant,
-        tag: Tag,
+        tag: CommandTag,
         (command, data): (Command, CommandData),
     ) -> bool {
         let first = self.first_half(tag.stream);
@@ -51,19 +51,19 @@ impl<H: HostMemory> Executor<H> {
                 if let Some(slot) = self.take_slot(tag, &command, State::AwaitingSecond)
                     && let Some(first) = self.first_halves.get_mut(usize::from(tag.stream))
                 {
-                    *first = Some(FirstHalf { slot, command, data });
+                    *first = Some(FirstFusedHalf { slot, command, data });
                     self.paused += 1;
                 }
                 true
             }
             (Some(first), Fuse::Second) => self.begin_pair(now, tag, first, (command, data)),
-            (Some(FirstHalf { slot, .. }), _) => {
+            (Some(FirstFusedHalf { slot, .. }), _) => {
                 self.release_first_half(tag.stream);
-                self.complete(slot, Status::ABORTED_MISSING_FUSED, 0);
-                self.begin(now, tag, command, data)
+                self.complete_command(slot, Status::ABORTED_MISSING_FUSED, 0);
+                self.begin_command(now, tag, command, data)
             }
             (None, _) => {
-                self.refuse(tag, &command, Status::ABORTED_MISSING_FUSED);
+                self.reject_command(tag, &command, Status::ABORTED_MISSING_FUSED);
                 true
             }
         }
@@ -81,18 +81,20 @@ impl<H: HostMemory> Executor<H> {
     pub(super) fn try_start_pair(&mut self, now: Instant) {
         let Some(pair) = self.pair.as_mut().filter(|pair| !pair.is_running) else { return };
         let first = pair.first;
-        if self.slots.taken() == self.paused && self.fused_participant.try_acquire(pair.nsid) {
+        if self.slots.taken() == self.paused
+            && self.fused_participant.try_acquire_exclusivity(pair.nsid)
+        {
             pair.is_running = true;
             // Both halves run now. First halves in other streams stay paused.
             self.paused -= 2;
-            self.drive(now, first, JobEvent::Begin);
+            self.drive_job(now, first, JobEvent::Begin);
         } else if now >= pair.deadline {
-            self.finish(now, first, Status::COMMAND_INTERRUPTED, 0);
+            self.finish_job(now, first, Status::COMMAND_INTERRUPTED, 0);
         }
     }
 
     /// First command of a fused pair of this stream that awaits its second.
-    pub(super) fn first_half(&self, stream: u16) -> Option<FirstHalf> {
+    pub(super) fn first_half(&self, stream: u16) -> Option<FirstFusedHalf> {
         self.first_halves.get(usize::from(stream)).copied().flatten()
     }
 
@@ -100,14 +102,14 @@ impl<H: HostMemory> Executor<H> {
     /// [`begin_exclusive`](Self::begin_exclusive) and [`end_exclusive`](Self::end_exclusive).
     #[inline]
     pub fn is_exclusive(&self) -> bool {
-        self.fused_participant.is_held()
+        self.fused_participant.is_exclusivity_held()
     }
 
     /// Before commands begin while a queue holds exclusivity: bars those of its namespace. A request
     /// detected only now bars nothing yet, so that all queues make progress between two pairs.
     #[cold]
     pub fn begin_exclusive(&mut self) {
-        (self.quiesce_nsid, self.blocked_nsid) = match self.fused_participant.check() {
+        (self.quiesce_nsid, self.blocked_nsid) = match self.fused_participant.exclusive_state() {
             ExclusiveState::Free => (None, None),
             ExclusiveState::Requested(nsid) => (Some(nsid), None),
             ExclusiveState::Held(nsid) => (Some(nsid), Some(nsid)),
@@ -120,7 +122,7 @@ impl<H: HostMemory> Executor<H> {
     pub fn end_exclusive(&mut self) {
         self.blocked_nsid = None;
         if self.quiesce_nsid.take().is_some_and(|nsid| self.is_quiesced_in(nsid)) {
-            self.fused_participant.ack_quiesced();
+            self.fused_participant.acknowledge_quiesced();
         }
     }
 
@@ -138,18 +140,18 @@ impl<H: HostMemory> Executor<H> {
 
     /// Handles the end of the command in context `index`, which may be half of the pair.
     pub(super) fn handle_pair_completion(&mut self, now: Instant, index: u16, status: Status) {
-        let Some(FusedPair { first, second, is_running, .. }) = self.pair else { return };
+        let Some(PendingFusedPair { first, second, is_running, .. }) = self.pair else { return };
         if index == first {
             if !is_running {
                 self.paused -= 2;
             }
             match status.is_success() {
-                true => self.drive(now, second, JobEvent::Begin),
-                false => self.finish(now, second, Status::ABORTED_FAILED_FUSED, 0),
+                true => self.drive_job(now, second, JobEvent::Begin),
+                false => self.finish_job(now, second, Status::ABORTED_FAILED_FUSED, 0),
             }
         } else if index == second {
             self.pair = None;
-            self.fused_participant.release();
+            self.fused_participant.release_exclusivity();
         }
     }
 
@@ -161,8 +163,8 @@ impl<H: HostMemory> Executor<H> {
     fn begin_pair(
         &mut self,
         now: Instant,
-        tag: Tag,
-        FirstHalf { slot, command: first, data: first_data }: FirstHalf,
+        tag: CommandTag,
+        FirstFusedHalf { slot, command: first, data: first_data }: FirstFusedHalf,
         (second, second_data): (Command, CommandData),
     ) -> bool {
         if self.pair.is_some() || self.contexts.free_count() < 2 {
@@ -174,8 +176,8 @@ impl<H: HostMemory> Executor<H> {
         let Some(second_slot) = self.take_slot(tag, &second, State::Slow) else { return true };
         match plans {
             Err((status, second_status)) => {
-                self.complete(slot, status, 0);
-                self.complete(second_slot, second_status, 0);
+                self.complete_command(slot, status, 0);
+                self.complete_command(second_slot, second_status, 0);
             }
             Ok([first_plan, second_plan]) => {
                 let contexts = [
@@ -186,7 +188,7 @@ impl<H: HostMemory> Executor<H> {
                     self.contexts.get(first).wait = WaitReason::Pair;
                     self.contexts.get(second).wait = WaitReason::Pair;
                     self.pair =
-                        Some(FusedPair { first, second, nsid, deadline, is_running: false });
+                        Some(PendingFusedPair { first, second, nsid, deadline, is_running: false });
                     self.paused += 2;
                     self.try_start_pair(now);
                 }
@@ -200,7 +202,7 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         first: &Command,
         second: &Command,
-    ) -> Result<[Dispatch; 2], (Status, Status)> {
+    ) -> Result<[ExecutionPlan; 2], (Status, Status)> {
         let opcodes = (IoOpcode::from_u8(first.opcode()), IoOpcode::from_u8(second.opcode()));
         let is_known = opcodes == (Some(IoOpcode::Compare), Some(IoOpcode::Write));
         // "The LBA range shall be the same": NSID, SLBA and NLB.

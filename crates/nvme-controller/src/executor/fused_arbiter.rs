@@ -77,7 +77,7 @@ pub(super) enum ExclusiveState {
 
 impl FusedArbiter {
     /// Adds a participant for a new queue: from now on its acknowledgment is required.
-    pub(super) fn join(self: &Arc<Self>) -> FusedParticipant {
+    pub(super) fn add_participant(self: &Arc<Self>) -> FusedParticipant {
         let mut state = self.lock();
         state.last_number += 1;
         let number = state.last_number;
@@ -99,7 +99,7 @@ impl FusedArbiter {
     /// Starts a round for the first queue in line. Returns the wakers of all participants, which the
     /// caller invokes after unlocking.
     #[must_use]
-    fn next_round(&self, state: &mut ArbiterState) -> Vec<WakeFn> {
+    fn start_next_round(&self, state: &mut ArbiterState) -> Vec<WakeFn> {
         if state.waiters.is_empty() {
             self.round.store(0, Ordering::Release);
             return Vec::new();
@@ -117,13 +117,13 @@ impl FusedArbiter {
 impl FusedParticipant {
     /// Whether any queue holds exclusivity, including this one.
     #[inline]
-    pub(super) fn is_held(&self) -> bool {
+    pub(super) fn is_exclusivity_held(&self) -> bool {
         self.arbiter.round.load(Ordering::Acquire) != 0
     }
 
     /// Whether another queue waits for the acknowledgment of this one.
     #[inline]
-    pub(super) fn must_ack(&self) -> bool {
+    pub(super) fn must_acknowledge(&self) -> bool {
         !self.is_acknowledged && self.arbiter.round.load(Ordering::Relaxed) == self.seen_round
     }
 
@@ -137,7 +137,7 @@ impl FusedParticipant {
 
     /// Checks the state of the arbiter.
     #[cold]
-    pub(super) fn check(&mut self) -> ExclusiveState {
+    pub(super) fn exclusive_state(&mut self) -> ExclusiveState {
         let round = self.arbiter.round.load(Ordering::Acquire);
         if round == self.seen_round {
             return self
@@ -156,7 +156,7 @@ impl FusedParticipant {
 
     /// Acknowledges the round: no command of this queue executes in the namespace, and none will before
     /// the round ends. Wakes the holder.
-    pub(super) fn ack_quiesced(&mut self) {
+    pub(super) fn acknowledge_quiesced(&mut self) {
         if core::mem::replace(&mut self.is_acknowledged, true) {
             return;
         }
@@ -174,13 +174,13 @@ impl FusedParticipant {
 
     /// Requests exclusivity for a namespace, or checks whether the request is granted and acknowledged by
     /// all queues. Requests are served in order.
-    pub(super) fn try_acquire(&self, nsid: u32) -> bool {
+    pub(super) fn try_acquire_exclusivity(&self, nsid: u32) -> bool {
         let mut state = self.arbiter.lock();
         let mut wakers = Vec::new();
         if !state.waiters.iter().any(|(number, _)| *number == self.number) {
             state.waiters.push_back((self.number, nsid));
             if state.waiters.len() == 1 {
-                wakers = self.arbiter.next_round(&mut state);
+                wakers = self.arbiter.start_next_round(&mut state);
             }
         }
         let round = self.arbiter.round.load(Ordering::Relaxed);
@@ -195,11 +195,12 @@ impl FusedParticipant {
     }
 
     /// Releases exclusivity, or withdraws the request.
-    pub(super) fn release(&self) {
+    pub(super) fn release_exclusivity(&self) {
         let mut state = self.arbiter.lock();
         let was_holder = state.waiters.front().is_some_and(|(number, _)| *number == self.number);
         state.waiters.retain(|(number, _)| *number != self.number);
-        let wakers = if was_holder { self.arbiter.next_round(&mut state) } else { Vec::new() };
+        let wakers =
+            if was_holder { self.arbiter.start_next_round(&mut state) } else { Vec::new() };
         drop(state);
         wakers.iter().for_each(|waker| waker());
     }
@@ -208,7 +209,7 @@ impl FusedParticipant {
 impl Drop for FusedParticipant {
     /// Removes the participant: its acknowledgment is no longer required.
     fn drop(&mut self) {
-        self.release();
+        self.release_exclusivity();
         self.arbiter.lock().queues.remove(&self.number);
     }
 }
@@ -229,91 +230,99 @@ mod tests {
     use super::{ExclusiveState, FusedArbiter};
 
     #[test]
-    fn the_floor_is_given_when_all_others_are_quiet_and_not_before() {
+    fn exclusivity_is_granted_once_all_other_queues_are_quiesced() {
         let arbiter = Arc::<FusedArbiter>::default();
-        let [first, mut second, third] = [0; 3].map(|_| arbiter.join());
-        assert!(!second.is_held() && second.check() == ExclusiveState::Free);
-        assert!(!first.try_acquire(7), "two others run");
+        let [first, mut second, third] = [0; 3].map(|_| arbiter.add_participant());
+        assert!(!second.is_exclusivity_held() && second.exclusive_state() == ExclusiveState::Free);
+        assert!(!first.try_acquire_exclusivity(7), "two others run");
         assert_eq!(
-            (second.check(), second.check()),
+            (second.exclusive_state(), second.exclusive_state()),
             (ExclusiveState::Requested(7), ExclusiveState::Held(7))
         );
-        second.ack_quiesced();
-        assert!(!first.try_acquire(7));
+        second.acknowledge_quiesced();
+        assert!(!first.try_acquire_exclusivity(7));
         drop(third);
-        assert!(first.try_acquire(7));
-        first.release();
-        assert!(!second.is_held() && second.check() == ExclusiveState::Free);
-        assert!(!first.try_acquire(7), "an old word does not count for a new round");
-        assert_eq!(second.check(), ExclusiveState::Requested(7));
-        assert!(second.must_ack());
-        second.ack_quiesced();
-        assert!(first.try_acquire(7) && !second.must_ack());
-        first.release();
-        assert!(!first.try_acquire(7));
-        assert_eq!(second.check(), ExclusiveState::Requested(7));
+        assert!(first.try_acquire_exclusivity(7));
+        first.release_exclusivity();
+        assert!(!second.is_exclusivity_held() && second.exclusive_state() == ExclusiveState::Free);
+        assert!(!first.try_acquire_exclusivity(7), "an old word does not count for a new round");
+        assert_eq!(second.exclusive_state(), ExclusiveState::Requested(7));
+        assert!(second.must_acknowledge());
+        second.acknowledge_quiesced();
+        assert!(first.try_acquire_exclusivity(7) && !second.must_acknowledge());
+        first.release_exclusivity();
+        assert!(!first.try_acquire_exclusivity(7));
+        assert_eq!(second.exclusive_state(), ExclusiveState::Requested(7));
         drop(first);
-        assert!(!second.must_ack(), "no queue waits");
-        assert!(!second.is_held(), "a queue that is gone has nothing");
+        assert!(!second.must_acknowledge(), "no queue waits");
+        assert!(!second.is_exclusivity_held(), "a queue that is gone has nothing");
     }
 
     #[test]
-    fn whoever_was_first_in_line_is_first() {
+    fn exclusivity_is_granted_in_request_order() {
         let arbiter = Arc::<FusedArbiter>::default();
-        let [mut first, mut second, mut third] = [0; 3].map(|_| arbiter.join());
-        assert!(!first.try_acquire(1) && !second.try_acquire(2) && !third.try_acquire(3));
-        second.check();
-        second.ack_quiesced();
-        third.check();
-        third.ack_quiesced();
-        assert!(!second.try_acquire(2) && first.try_acquire(1));
-        assert_eq!(first.check(), ExclusiveState::Free, "a queue does not wait for its own round");
-        second.release();
-        assert!(first.try_acquire(1), "who leaves the line disturbs nobody");
-        first.release();
-        assert!(!first.try_acquire(1), "behind the third");
+        let [mut first, mut second, mut third] = [0; 3].map(|_| arbiter.add_participant());
+        assert!(
+            !first.try_acquire_exclusivity(1)
+                && !second.try_acquire_exclusivity(2)
+                && !third.try_acquire_exclusivity(3)
+        );
+        second.exclusive_state();
+        second.acknowledge_quiesced();
+        third.exclusive_state();
+        third.acknowledge_quiesced();
+        assert!(!second.try_acquire_exclusivity(2) && first.try_acquire_exclusivity(1));
         assert_eq!(
-            (first.check(), second.check()),
+            first.exclusive_state(),
+            ExclusiveState::Free,
+            "a queue does not wait for its own round"
+        );
+        second.release_exclusivity();
+        assert!(first.try_acquire_exclusivity(1), "who leaves the line disturbs nobody");
+        first.release_exclusivity();
+        assert!(!first.try_acquire_exclusivity(1), "behind the third");
+        assert_eq!(
+            (first.exclusive_state(), second.exclusive_state()),
             (ExclusiveState::Requested(3), ExclusiveState::Requested(3))
         );
-        first.ack_quiesced();
-        second.ack_quiesced();
-        assert!(third.try_acquire(3));
+        first.acknowledge_quiesced();
+        second.acknowledge_quiesced();
+        assert!(third.try_acquire_exclusivity(3));
     }
 
     #[test]
-    fn a_queue_that_comes_while_the_floor_is_taken_is_in_nobodys_way() {
+    fn queue_added_during_exclusivity_does_not_block_it() {
         let arbiter = Arc::<FusedArbiter>::default();
-        let first = arbiter.join();
-        assert!(first.try_acquire(7));
-        let mut second = arbiter.join();
-        assert!(first.try_acquire(7));
-        assert_eq!(second.check(), ExclusiveState::Held(7), "and takes nothing there");
-        first.release();
-        assert!(!first.try_acquire(7), "from now on it is waited for");
-        assert_eq!(second.check(), ExclusiveState::Requested(7));
+        let first = arbiter.add_participant();
+        assert!(first.try_acquire_exclusivity(7));
+        let mut second = arbiter.add_participant();
+        assert!(first.try_acquire_exclusivity(7));
+        assert_eq!(second.exclusive_state(), ExclusiveState::Held(7), "and takes nothing there");
+        first.release_exclusivity();
+        assert!(!first.try_acquire_exclusivity(7), "from now on it is waited for");
+        assert_eq!(second.exclusive_state(), ExclusiveState::Requested(7));
     }
 
     #[test]
-    fn every_round_is_rung_and_every_word_that_is_waited_for() {
+    fn each_round_and_each_awaited_acknowledgment_wakes_the_queues() {
         let arbiter = Arc::<FusedArbiter>::default();
-        let [mut first, second] = [0; 2].map(|_| arbiter.join());
+        let [mut first, second] = [0; 2].map(|_| arbiter.add_participant());
         let rung = Arc::new(AtomicU32::new(0));
         let waker = Arc::clone(&rung);
         second.set_waker(Arc::new(move || {
             waker.fetch_add(1, Ordering::Relaxed);
         }));
-        assert!(!first.try_acquire(1) && !first.try_acquire(1));
+        assert!(!first.try_acquire_exclusivity(1) && !first.try_acquire_exclusivity(1));
         assert_eq!(rung.load(Ordering::Relaxed), 1, "once for a round");
-        assert!(!second.try_acquire(1));
-        first.release();
+        assert!(!second.try_acquire_exclusivity(1));
+        first.release_exclusivity();
         assert_eq!(rung.load(Ordering::Relaxed), 2);
-        first.check();
-        first.ack_quiesced();
-        first.ack_quiesced();
+        first.exclusive_state();
+        first.acknowledge_quiesced();
+        first.acknowledge_quiesced();
         assert_eq!(rung.load(Ordering::Relaxed), 3, "once");
         drop(second);
-        assert!(first.try_acquire(1));
+        assert!(first.try_acquire_exclusivity(1));
         assert_eq!(rung.load(Ordering::Relaxed), 3, "nobody is left to hear it");
     }
 }

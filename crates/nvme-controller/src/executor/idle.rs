@@ -18,30 +18,30 @@ impl<H: HostMemory> Executor<H> {
     /// Enables completion signals before the thread sleeps. Returns true if the thread must stay awake.
     /// The caller then polls once more, and checks [`lacks_wakeup`](Self::lacks_wakeup) if that poll found
     /// nothing. `is_held` is whether the owner has a command that could not begin.
-    pub fn arm(&mut self, is_held: bool) -> bool {
+    pub fn arm_wakeup(&mut self, is_held: bool) -> bool {
         let has_stuck_work = !self.capacity_waiters.is_empty()
             && self.namespace_table.channels().all(|channel| channel.is_idle());
         if has_stuck_work || self.waits_for_exclusivity(is_held) {
             return true;
         }
-        self.namespace_table.channels().any(Channel::arm)
+        self.namespace_table.channels().any(Channel::arm_wakeup)
     }
 
     /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
-    pub fn lacks_wakeup(&mut self, is_held: bool) -> bool {
+    pub fn has_pending_without_wakeup(&mut self, is_held: bool) -> bool {
         self.waits_for_exclusivity(is_held)
-            || self.namespace_table.channels().any(|channel| channel.lacks_wakeup())
+            || self.namespace_table.channels().any(|channel| channel.has_pending_without_wakeup())
     }
 
     /// Whether a command waits for exclusivity or its release, or an acknowledgment is due.
     fn waits_for_exclusivity(&self, is_held: bool) -> bool {
-        let is_held = is_held && self.fused_participant.is_held();
-        self.waiting_pair().is_some() || is_held || self.fused_participant.must_ack()
+        let is_held = is_held && self.fused_participant.is_exclusivity_held();
+        self.waiting_pair().is_some() || is_held || self.fused_participant.must_acknowledge()
     }
 
     /// Disables completion signals after the thread has woken.
-    pub fn disarm(&mut self) {
-        self.namespace_table.channels().for_each(Channel::disarm);
+    pub fn disarm_wakeup(&mut self) {
+        self.namespace_table.channels().for_each(Channel::disarm_wakeup);
     }
 
     /// Passes the descriptors of block devices opened since the last call to `each`. A descriptor becomes

@@ -15,34 +15,34 @@ use tenmil_wire::{Command, Status};
 use crate::transfer::Direction;
 
 mod copy;
-mod fill;
+mod deallocate;
 mod flush;
-mod ranges;
 mod reservation;
 mod transfer;
+mod write_zeroes_verify;
 
-pub(in crate::executor) use copy::{Copy, RANGE_BYTES};
-pub(in crate::executor) use fill::EmulatedZeroesVerify;
-pub(in crate::executor) use flush::FlushAll;
-pub(in crate::executor) use ranges::DeallocateJob;
+pub(in crate::executor) use copy::{CopyJob, RANGE_BYTES};
+pub(in crate::executor) use deallocate::DeallocateJob;
+pub(in crate::executor) use flush::FlushAllJob;
 pub(in crate::executor) use reservation::ReservationJob;
-pub(in crate::executor) use transfer::Transfer;
+pub(in crate::executor) use transfer::TransferJob;
+pub(in crate::executor) use write_zeroes_verify::EmulatedZeroesVerifyJob;
 
 /// Job of a command context.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum CommandJob {
     /// None.
     Idle,
     /// Read, Write or Compare.
-    Transfer(Transfer),
+    Transfer(TransferJob),
     /// Dataset Management.
     Ranges(DeallocateJob),
     /// Copy.
-    Copy(Copy),
+    Copy(CopyJob),
     /// Write Zeroes or Verify, emulated for a block device without it.
-    Emulated(EmulatedZeroesVerify),
+    Emulated(EmulatedZeroesVerifyJob),
     /// Flush of every namespace.
-    FlushAll(FlushAll),
+    FlushAll(FlushAllJob),
     /// Reservation command.
     Reservation(ReservationJob),
 }
@@ -131,7 +131,7 @@ pub(super) struct CommandExtent {
     pub(super) blocks_max: u32,
 }
 
-impl Job {
+impl CommandJob {
     /// Next step after `event`. `bytes` is the fetched parameter data, or the report from the controller.
     pub(super) fn next(&mut self, event: JobEvent, command: &Command, bytes: &[u8]) -> JobStep {
         match self {
@@ -147,7 +147,7 @@ impl Job {
 }
 
 impl JobStep {
-    const fn refused(status: Status) -> Self {
+    const fn rejected(status: Status) -> Self {
         Self::End(status, 0)
     }
 
@@ -157,17 +157,17 @@ impl JobStep {
     /// block device cannot cause it.
     fn unexpected_event() -> Self {
         debug_assert!(false, "an event that does not match the last step");
-        Self::refused(Status::INTERNAL_ERROR)
+        Self::rejected(Status::INTERNAL_ERROR)
     }
 }
 
 impl CommandExtent {
     /// Blocks of the next request when `left` blocks remain and pass through a buffer of this length.
-    fn part(&self, left: u32, buffer_len_bytes: u32) -> u32 {
+    fn next_part_blocks(&self, left: u32, buffer_len_bytes: u32) -> u32 {
         left.min(self.blocks_max).min(buffer_len_bytes >> self.shift)
     }
 
-    fn bytes(&self, blocks: u32) -> u32 {
+    fn len_bytes(&self, blocks: u32) -> u32 {
         blocks << self.shift
     }
 }

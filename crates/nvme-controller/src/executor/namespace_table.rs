@@ -4,7 +4,7 @@ use tenmil_base::{Error, Instant, Limits, Operation};
 use tenmil_wire::Status;
 
 use super::channel::Channel;
-use crate::namespace::{Namespace, Namespaces};
+use crate::namespace::{Namespace, NamespaceSnapshot};
 
 /// Namespaces of one snapshot, with a channel to each.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl NamespaceTable {
 
     /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
     /// Returns the errors as text.
-    pub(super) fn update(&mut self, namespaces: &Namespaces) -> Vec<String> {
+    pub(super) fn update(&mut self, namespaces: &NamespaceSnapshot) -> Vec<String> {
         let mut errors = Vec::new();
         self.nsid_max = namespaces.nsid_max();
         self.entries.clear();
@@ -76,24 +76,24 @@ impl NamespaceTable {
             channel.is_retired = true;
         }
         for namespace in namespaces.iter() {
-            let channel = match self.channel_to(namespace) {
+            let channel = match self.open_channel_to(namespace) {
                 Ok(channel) => channel,
                 Err(error) => {
                     errors.push(format!("namespace {}: {error}", namespace.nsid));
                     NO_CHANNEL
                 }
             };
-            self.entries[namespace.nsid as usize] = entry(namespace, channel);
+            self.entries[namespace.nsid as usize] = fast_path_namespace(namespace, channel);
         }
         self.has_retired = self.channels.iter().flatten().any(|channel| channel.is_retired);
         errors
     }
 
-    fn channel_to(&mut self, namespace: &Namespace) -> Result<u16, Error> {
+    fn open_channel_to(&mut self, namespace: &Namespace) -> Result<u16, Error> {
         let (nsid, device) = (namespace.nsid, &namespace.device);
         let known = self.channels.iter_mut().position(|slot| {
             slot.as_mut().is_some_and(|channel| {
-                let is_match = channel.nsid == nsid && channel.is_for(device);
+                let is_match = channel.nsid == nsid && channel.belongs_to(device);
                 channel.is_retired &= !is_match;
                 if is_match {
                     channel.cache.clone_from(&namespace.cache);
@@ -122,7 +122,7 @@ impl NamespaceTable {
 
     /// Closes the retired channels that are idle and not used by a command in progress.
     #[inline]
-    pub(super) fn reap_retired(&mut self, is_used: impl Fn(u16) -> bool) {
+    pub(super) fn close_retired_if_idle(&mut self, is_used: impl Fn(u16) -> bool) {
         if self.has_retired {
             self.close_retired(is_used);
         }
@@ -150,11 +150,11 @@ impl NamespaceTable {
     }
 
     /// Entry of an NSID, or the status that rejects the NSID (Base 2.1 §4.2.3.1, §3.2.1.2).
-    pub(super) fn find(&self, nsid: u32) -> Result<FastPathNamespace, Status> {
+    pub(super) fn checked_entry(&self, nsid: u32) -> Result<FastPathNamespace, Status> {
         if nsid == 0 || nsid > self.nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
         }
-        let Some(entry) = self.entry(nsid).filter(|entry| entry.block_shift != 0) else {
+        let Some(entry) = self.fast_path_entry(nsid).filter(|entry| entry.block_shift != 0) else {
             return Err(Status::INVALID_FIELD.with_dnr());
         };
         match entry.unavailable {
@@ -165,7 +165,7 @@ impl NamespaceTable {
     }
 
     #[inline]
-    pub(super) fn entry(&self, nsid: u32) -> Option<&FastPathNamespace> {
+    pub(super) fn fast_path_entry(&self, nsid: u32) -> Option<&FastPathNamespace> {
         self.entries.get(nsid as usize)
     }
 
@@ -200,7 +200,7 @@ impl NamespaceTable {
 
     /// Records that a flush failed: revokes the cache instance of the channel's namespace.
     #[cold]
-    pub(super) fn flush_failed(&self, index: u16) {
+    pub(super) fn revoke_cache_instance(&self, index: u16) {
         let channel = self.channels.get(usize::from(index)).and_then(Option::as_ref);
         if let Some(cache) = channel.and_then(|channel| channel.cache.as_ref()) {
             cache.revoke();
@@ -214,7 +214,7 @@ impl NamespaceTable {
     }
 }
 
-fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
+fn fast_path_namespace(namespace: &Namespace, channel: u16) -> FastPathNamespace {
     let device_shift = namespace.device_shift();
     let limits = &namespace.limits;
     let mut rights = 0;
@@ -223,7 +223,7 @@ fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
         rights |= if reservation.rejects_writes() { WRITE_CONFLICT } else { 0 };
     }
     rights |= if namespace.is_write_protected { WRITE_PROTECTED } else { 0 };
-    let unavailable = refusal(namespace);
+    let unavailable = rejection_status(namespace);
     let is_open = unavailable.is_none() && channel != NO_CHANNEL;
     if is_open && rights & READ_CONFLICT == 0 && limits.operations.has(Operation::Read) {
         rights |= FAST_READ;
@@ -245,7 +245,7 @@ fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
 
 /// Status that rejects every command. This controller does not move metadata, so a format with metadata
 /// is rejected.
-fn refusal(namespace: &Namespace) -> Option<Status> {
+fn rejection_status(namespace: &Namespace) -> Option<Status> {
     let has_metadata = namespace.metadata_size != 0 || namespace.limits.metadata_size != 0;
     let is_too_small = 1_u64.checked_shl(namespace.block_shift.into())
         < Some(u64::from(namespace.limits.block_size));

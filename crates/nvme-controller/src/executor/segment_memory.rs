@@ -19,7 +19,7 @@ impl SegmentMemory {
     }
 
     /// Segment of `len_bytes` at an offset of the region, if it lies inside.
-    fn part(&self, offset: u64, len_bytes: usize) -> Result<Segment, AccessFault> {
+    fn segment_at(&self, offset: u64, len_bytes: usize) -> Result<Segment, AccessFault> {
         let fault = AccessFault { iova: offset, len_bytes: len_bytes as u64 };
         let len = u32::try_from(len_bytes).map_err(|_| fault)?;
         let skip = offset.checked_sub(self.whole.offset).and_then(|skip| u32::try_from(skip).ok());
@@ -29,7 +29,7 @@ impl SegmentMemory {
 
 impl HostMemory for SegmentMemory {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
-        self.part(iova, len_bytes as usize).map(Some)
+        self.segment_at(iova, len_bytes as usize).map(Some)
     }
 
     fn read(
@@ -39,7 +39,7 @@ impl HostMemory for SegmentMemory {
         into: &mut [u8],
     ) -> Result<AccessProgress, AccessFault> {
         let fault = AccessFault { iova, len_bytes: into.len() as u64 };
-        let loaded = self.memory.load(self.part(iova, into.len())?, into);
+        let loaded = self.memory.load(self.segment_at(iova, into.len())?, into);
         loaded.map(|()| AccessProgress::Done).map_err(|_| fault)
     }
 
@@ -50,7 +50,7 @@ impl HostMemory for SegmentMemory {
         from: &[u8],
     ) -> Result<AccessProgress, AccessFault> {
         let fault = AccessFault { iova, len_bytes: from.len() as u64 };
-        let stored = self.memory.store(self.part(iova, from.len())?, from);
+        let stored = self.memory.store(self.segment_at(iova, from.len())?, from);
         stored.map(|()| AccessProgress::Done).map_err(|_| fault)
     }
 }
@@ -64,13 +64,13 @@ impl fmt::Debug for SegmentMemory {
 #[cfg(test)]
 mod tests {
     use super::SegmentMemory;
-    use crate::fuzz::host::{BOUNCE, Ram};
+    use crate::fuzz::fake_host::{BOUNCE, FakeRam};
     use tenmil_base::{AccessId, HostMemory, Segment};
 
     #[test]
-    fn what_lies_outside_of_the_segment_is_not_accessible() {
+    fn memory_outside_of_the_segment_is_not_accessible() {
         let whole = Segment { region: BOUNCE, offset: 0x100, len_bytes: 0x200 };
-        let mut memory = SegmentMemory::new(Ram::new(0x1000, 0x1000), whole);
+        let mut memory = SegmentMemory::new(FakeRam::new(0x1000, 0x1000), whole);
         let inside = Segment { offset: 0x2ff, len_bytes: 1, ..whole };
         assert_eq!(memory.resolve(0x100, 0x200), Ok(Some(whole)));
         assert_eq!(memory.resolve(0x2ff, 1), Ok(Some(inside)));

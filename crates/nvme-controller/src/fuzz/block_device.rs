@@ -12,13 +12,13 @@ use tenmil_base::{
     WakeSource,
 };
 
-use super::host::Ram;
+use super::fake_host::FakeRam;
 
 /// Block device in memory.
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
-    ram: Arc<Ram>,
-    blocks: Arc<Mutex<Blocks>>,
+    ram: Arc<FakeRam>,
+    blocks: Arc<Mutex<FakeDeviceContents>>,
     limits: Limits,
     completes_later: bool,
     seeds: Mutex<Random>,
@@ -26,7 +26,7 @@ pub(crate) struct FakeDevice {
 
 /// Contents and history of the device.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
+pub(crate) struct FakeDeviceContents {
     pub(crate) bytes: Vec<u8>,
     pub(crate) uncorrectable: BTreeSet<u64>,
     /// All completed requests, in order.
@@ -42,9 +42,9 @@ pub(crate) struct Blocks {
 }
 
 #[derive(Debug)]
-struct FakeBackend {
-    ram: Arc<Ram>,
-    blocks: Arc<Mutex<Blocks>>,
+struct FakeChannel {
+    ram: Arc<FakeRam>,
+    blocks: Arc<Mutex<FakeDeviceContents>>,
     limits: Limits,
     random: Option<Random>,
     pending: Vec<(Request, Vec<Segment>)>,
@@ -53,7 +53,7 @@ struct FakeBackend {
 
 impl FakeDevice {
     /// A device with 512-byte blocks and every operation that completes requests at once.
-    pub(crate) fn new(ram: &Arc<Ram>, block_count: u64) -> Self {
+    pub(crate) fn new(ram: &Arc<FakeRam>, block_count: u64) -> Self {
         let limits = Limits {
             block_size: 512,
             metadata_size: 0,
@@ -64,13 +64,16 @@ impl FakeDevice {
             atomic_write_blocks: 8,
             depth_max: 64,
             durability: Durability::VolatileCache,
-            operations: OperationSet::of(&Operation::ALL)
-                .without(OperationSet::of(&[Operation::CompareAndWrite])),
+            operations: OperationSet::from_operations(&Operation::ALL)
+                .without(OperationSet::from_operations(&[Operation::CompareAndWrite])),
         };
         let bytes = vec![0; usize::try_from(block_count * 512).unwrap_or(0)];
         Self {
             ram: ram.clone(),
-            blocks: Arc::new(Mutex::new(Blocks { bytes, ..Blocks::default() })),
+            blocks: Arc::new(Mutex::new(FakeDeviceContents {
+                bytes,
+                ..FakeDeviceContents::default()
+            })),
             limits,
             completes_later: false,
             seeds: Mutex::new(Random::new(0)),
@@ -78,7 +81,7 @@ impl FakeDevice {
     }
 
     /// Makes requests complete many polls later and out of order.
-    pub(crate) fn later(mut self, seed: u64) -> Self {
+    pub(crate) fn with_random_delays(mut self, seed: u64) -> Self {
         self.completes_later = true;
         self.seeds = Mutex::new(Random::new(seed));
         self
@@ -86,7 +89,7 @@ impl FakeDevice {
 
     /// Changes the limits.
     #[cfg(test)]
-    pub(crate) fn limited(mut self, change: impl FnOnce(&mut Limits)) -> Self {
+    pub(crate) fn with_limits(mut self, change: impl FnOnce(&mut Limits)) -> Self {
         change(&mut self.limits);
         self
     }
@@ -99,7 +102,7 @@ impl FakeDevice {
 
     /// Contents of the device.
     #[cfg(test)]
-    pub(crate) fn blocks(&self) -> MutexGuard<'_, Blocks> {
+    pub(crate) fn blocks(&self) -> MutexGuard<'_, FakeDeviceContents> {
         lock(&self.blocks)
     }
 }
@@ -111,7 +114,7 @@ impl BlockDevice for FakeDevice {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let random = self.completes_later.then(|| lock(&self.seeds).fork());
-        Ok(Box::new(FakeBackend {
+        Ok(Box::new(FakeChannel {
             ram: self.ram.clone(),
             blocks: self.blocks.clone(),
             limits: self.limits.clone(),
@@ -122,7 +125,7 @@ impl BlockDevice for FakeDevice {
     }
 }
 
-impl IoChannel for FakeBackend {
+impl IoChannel for FakeChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -157,14 +160,14 @@ impl IoChannel for FakeBackend {
             }
             let (request, segments) = self.pending.remove(at);
             let status = self.execute(&request, &segments);
-            completions.push(IoCompletion { token: request.token, status, result: 0 });
+            completions.push(IoCompletion { token: request.random_token, status, result: 0 });
             count += 1;
         }
         count
     }
 }
 
-impl ChannelWakeup for FakeBackend {
+impl ChannelWakeup for FakeChannel {
     fn wake_source(&self) -> WakeSource<'_> {
         if lock(&self.blocks).signals {
             WakeSource::Descriptor(self.descriptor.as_fd())
@@ -184,7 +187,7 @@ impl ChannelWakeup for FakeBackend {
     }
 }
 
-impl FakeBackend {
+impl FakeChannel {
     fn execute(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let mut blocks = lock(&self.blocks);
         blocks.log.push(*request);
@@ -215,25 +218,25 @@ impl FakeBackend {
             }
             Operation::Verify => IoStatus::SUCCESS,
             Operation::Read => {
-                self.each(request, segments, &mut blocks.bytes, |memory, part, here| {
+                self.for_each_segment(request, segments, &mut blocks.bytes, |memory, part, here| {
                     memory.store(part, here).map(|()| true)
                 })
             }
             Operation::Compare => {
-                self.each(request, segments, &mut blocks.bytes, |memory, part, here| {
+                self.for_each_segment(request, segments, &mut blocks.bytes, |memory, part, here| {
                     let mut there = vec![0; here.len()];
                     memory.load(part, &mut there).map(|()| there == here)
                 })
             }
             Operation::Write => {
                 blocks.uncorrectable.retain(|block| !range.contains(block));
-                self.each(request, segments, &mut blocks.bytes, |memory, part, here| {
+                self.for_each_segment(request, segments, &mut blocks.bytes, |memory, part, here| {
                     memory.load(part, here).map(|()| true)
                 })
             }
             Operation::WriteZeroes | Operation::Deallocate => {
                 blocks.uncorrectable.retain(|block| !range.contains(block));
-                blocks.bytes[span(&range)].fill(0);
+                blocks.bytes[byte_range(&range)].fill(0);
                 IoStatus::SUCCESS
             }
             Operation::WriteUncorrectable => {
@@ -242,20 +245,20 @@ impl FakeBackend {
             }
             Operation::Copy => {
                 let source = request.operand..request.operand + u64::from(request.blocks);
-                let bytes = blocks.bytes[span(&source)].to_vec();
-                blocks.bytes[span(&range)].copy_from_slice(&bytes);
+                let bytes = blocks.bytes[byte_range(&source)].to_vec();
+                blocks.bytes[byte_range(&range)].copy_from_slice(&bytes);
                 IoStatus::SUCCESS
             }
         }
     }
 
     /// Runs `f` on each segment and the corresponding bytes of the device.
-    fn each(
+    fn for_each_segment(
         &self,
         request: &Request,
         segments: &[Segment],
         bytes: &mut [u8],
-        f: impl Fn(&Ram, Segment, &mut [u8]) -> Result<bool, tenmil_base::InvalidSegment>,
+        f: impl Fn(&FakeRam, Segment, &mut [u8]) -> Result<bool, tenmil_base::InvalidSegment>,
     ) -> IoStatus {
         let mut at = usize::try_from(request.lba * 512).unwrap_or(0);
         for segment in segments {
@@ -271,7 +274,7 @@ impl FakeBackend {
     }
 }
 
-fn span(range: &core::ops::Range<u64>) -> core::ops::Range<usize> {
+fn byte_range(range: &core::ops::Range<u64>) -> core::ops::Range<usize> {
     let byte = |block: u64| usize::try_from(block * 512).unwrap_or(usize::MAX);
     byte(range.start)..byte(range.end)
 }

@@ -4,8 +4,8 @@ use tenmil_base::{Instant, RingMemory};
 use tenmil_wire::Status;
 
 use super::Queue;
-use crate::controller::WriterGuard;
-use crate::executor::{Tag, low16};
+use crate::controller::PreemptedWriterGuard;
+use crate::executor::{CommandTag, low_16_bits};
 
 impl<H: RingMemory> Queue<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
@@ -15,7 +15,7 @@ impl<H: RingMemory> Queue<H> {
         let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
             return false;
         };
-        let tag = Tag { stream: low16(index as u64), id: cid };
+        let tag = CommandTag { stream: low_16_bits(index as u64), id: cid };
         let is_aborted = match self.held {
             // The held command has no slot yet: it completes as soon as a completion entry is free.
             Some((held_index, command)) if held_index == index && command.cid() == cid => {
@@ -23,7 +23,7 @@ impl<H: RingMemory> Queue<H> {
                 if has_room {
                     self.held = None;
                     self.submissions[index].in_flight += 1;
-                    self.executor.refuse(tag, &command, Status::ABORT_REQUESTED);
+                    self.executor.reject_command(tag, &command, Status::ABORT_REQUESTED);
                 }
                 has_room
             }
@@ -35,14 +35,14 @@ impl<H: RingMemory> Queue<H> {
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted: see
     /// [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
-    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &WriterGuard) {
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &PreemptedWriterGuard) {
         self.executor.abort_namespace(now, nsid, preempted);
         self.post_finished();
     }
 
-    /// See [`Executor::check_preempted`](crate::executor::Executor::check_preempted).
+    /// See [`Executor::poll_preempted_writes`](crate::executor::Executor::poll_preempted_writes).
     pub fn check_preempted(&mut self) {
-        self.executor.check_preempted();
+        self.executor.poll_preempted_writes();
     }
 
     /// Stops fetching from a submission queue; commands already fetched are completed.
@@ -52,7 +52,7 @@ impl<H: RingMemory> Queue<H> {
         };
         self.submissions[index].is_closing = true;
         self.held.take_if(|(held_index, _)| *held_index == index);
-        self.executor.cancel_stream(now, low16(index as u64));
+        self.executor.cancel_stream(now, low_16_bits(index as u64));
         self.post_finished();
     }
 
@@ -67,7 +67,7 @@ impl<H: RingMemory> Queue<H> {
             return false;
         }
         self.submissions.remove(index);
-        self.executor.remove_stream(low16(index as u64));
+        self.executor.remove_command_stream(low_16_bits(index as u64));
         if let Some((held_index, _)) = &mut self.held {
             *held_index -= usize::from(*held_index > index);
         }
@@ -90,13 +90,13 @@ impl<H: RingMemory> Queue<H> {
     /// Whether no request and no host access is in flight. A stopped queue may then be dropped, and its
     /// memory belongs to the host again.
     pub fn is_drained(&self) -> bool {
-        self.executor.taken() == 0 && self.ring_accesses == 0
+        self.executor.in_flight_count() == 0 && self.ring_accesses == 0
     }
 
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive. Stays true, once it is true, as long as the queue is paused.
     pub fn is_at_rest(&self) -> bool {
-        self.executor.is_at_rest() && self.ring_accesses == 0
+        self.executor.is_idle_except_fused_halves() && self.ring_accesses == 0
     }
 
     /// Commands being executed. Halves of fused pairs that wait do not count.

@@ -8,7 +8,7 @@ use tenmil_wire::{Command, Status};
 use super::ring::{CompletionQueue, SubmissionQueue};
 use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
 use crate::controller::interface::InvalidDoorbell;
-use crate::executor::{CommandData, FinishedCommand, Slots, Tag, low16};
+use crate::executor::{CommandData, CommandTag, FinishedCommand, SlotTable, low_16_bits};
 
 impl<H: RingMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
@@ -16,39 +16,41 @@ impl<H: RingMemory> Queue<H> {
     pub(super) fn fetch_burst(&mut self, now: Instant) -> u32 {
         let is_stopped = self.executor.is_stopping() || self.is_paused;
         if self.executor.is_exclusive() {
-            self.fetch_unblocked(now, is_stopped)
+            self.fetch_during_exclusivity(now, is_stopped)
         } else if is_stopped {
             0
         } else {
-            self.fetch(now)
+            self.fetch_commands(now)
         }
     }
 
     /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
     #[cold]
-    fn fetch_unblocked(&mut self, now: Instant, is_stopped: bool) -> u32 {
+    fn fetch_during_exclusivity(&mut self, now: Instant, is_stopped: bool) -> u32 {
         self.executor.begin_exclusive();
-        let taken = if is_stopped { 0 } else { self.fetch(now) };
+        let taken = if is_stopped { 0 } else { self.fetch_commands(now) };
         self.executor.end_exclusive();
         taken
     }
 
     /// Fetches commands from every submission queue in turn. Returns their number.
     #[inline(always)]
-    fn fetch(&mut self, now: Instant) -> u32 {
-        self.executor.open();
+    fn fetch_commands(&mut self, now: Instant) -> u32 {
+        self.executor.begin_batch();
         let mut taken = 0;
         for index in 0..self.submissions.len() {
-            if self.held.is_some() && !self.resume(now) || self.executor.has_pair() {
+            if self.held.is_some() && !self.retry_held_command(now)
+                || self.executor.has_started_fused_pair()
+            {
                 break;
             }
-            taken += self.fetch_from(now, index);
+            taken += self.fetch_from_submission_queue(now, index);
         }
         taken
     }
 
     #[inline(always)]
-    fn fetch_from(&mut self, now: Instant, index: usize) -> u32 {
+    fn fetch_from_submission_queue(&mut self, now: Instant, index: usize) -> u32 {
         let queue = &mut self.submissions[index];
         let (waiting, invalid) = queue.read_doorbell(&self.doorbells);
         let is_open = waiting > 0 && !queue.is_closing;
@@ -61,8 +63,8 @@ impl<H: RingMemory> Queue<H> {
         let mut left = self.fetch_budget(waiting.min(self.burst));
         let granted = left;
         while left > 0 {
-            let Some(command) = self.next_slow(index, &mut left) else { break };
-            if !self.start(now, index, command) {
+            let Some(command) = self.next_slow_path_command(index, &mut left) else { break };
+            if !self.start_command(now, index, command) {
                 break;
             }
         }
@@ -72,9 +74,9 @@ impl<H: RingMemory> Queue<H> {
     /// Begins a fetched command, or holds it. Returns false if it is held; nothing more may be fetched
     /// then.
     #[cold]
-    fn start(&mut self, now: Instant, index: usize, command: Command) -> bool {
-        let tag = Tag { stream: low16(index as u64), id: command.cid() };
-        let is_begun = self.executor.begin(now, tag, command, CommandData::Pointers);
+    fn start_command(&mut self, now: Instant, index: usize, command: Command) -> bool {
+        let tag = CommandTag { stream: low_16_bits(index as u64), id: command.cid() };
+        let is_begun = self.executor.begin_command(now, tag, command, CommandData::Pointers);
         if is_begun {
             self.submissions[index].in_flight += 1;
         } else {
@@ -85,22 +87,22 @@ impl<H: RingMemory> Queue<H> {
 
     /// Retries the held command. Returns true if none is held anymore.
     #[cold]
-    fn resume(&mut self, now: Instant) -> bool {
+    fn retry_held_command(&mut self, now: Instant) -> bool {
         let Some((index, command)) = self.held.take() else { return true };
         if self.submissions[index].is_closing {
             return true;
         }
-        if self.executor.has_pair() || self.fetch_budget(1) == 0 {
+        if self.executor.has_started_fused_pair() || self.fetch_budget(1) == 0 {
             self.held = Some((index, command));
             return false;
         }
-        self.start(now, index, command)
+        self.start_command(now, index, command)
     }
 
     /// Number of the `wanted` commands that may be fetched: each needs a slot and a completion entry.
     #[inline]
     pub(super) fn fetch_budget(&mut self, wanted: u32) -> u32 {
-        let (taken, free_count) = (self.executor.taken(), self.executor.free_count());
+        let (taken, free_count) = (self.executor.in_flight_count(), self.executor.free_count());
         let mut free_entries = self.completion.free_count() as usize - taken;
         if free_entries < wanted as usize {
             if self.completion.read_doorbell(&self.doorbells).is_some() {
@@ -113,12 +115,12 @@ impl<H: RingMemory> Queue<H> {
 
     /// Starts commands until one is not supported by the fast path, and returns that one. Returns `None`
     /// when `left` or the ring is exhausted.
-    fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+    fn next_slow_path_command(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let queue = &mut self.submissions[index];
-        if !queue.is_shared() || !self.executor.may_run() {
-            return self.next_single(index, left);
+        if !queue.is_shared() || !self.executor.can_begin_run() {
+            return self.fetch_slow_path_command(index, left);
         }
-        let first = queue.take();
+        let first = queue.take_shared_entry();
         *left -= 1;
         let mut words = self.check_ring_access(first)?;
         loop {
@@ -133,8 +135,9 @@ impl<H: RingMemory> Queue<H> {
     #[inline(never)]
     fn begin_run(&mut self, index: usize, left: &mut u32, words: [u64; 8]) -> RunStop {
         let Self { executor, submissions, .. } = self;
-        let begun = executor.begin_run(low16(index as u64), &words, |run| {
-            submissions[index].take_run(*left, |simple_words| run.begin(simple_words))
+        let begun = executor.begin_run(low_16_bits(index as u64), &words, |run| {
+            submissions[index]
+                .take_shared_run(*left, |simple_words| run.begin_command(simple_words))
         });
         let Some((count, taken)) = begun else { return RunStop::NotBegun };
         submissions[index].in_flight += count;
@@ -152,14 +155,14 @@ impl<H: RingMemory> Queue<H> {
 
     /// Fetches one command without the fast path.
     #[cold]
-    fn next_single(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+    fn fetch_slow_path_command(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let queue = &mut self.submissions[index];
         let taken = if queue.is_shared() {
-            queue.take().map(Some)
+            queue.take_shared_entry().map(Some)
         } else {
             let ticket = AccessId(TICKET_FETCH | u32::from(queue.id));
             let was_open = queue.is_fetching();
-            let taken = queue.take_remote(&mut self.executor.host, ticket);
+            let taken = queue.take_remote_entry(&mut self.executor.host, ticket);
             self.ring_accesses += u32::from(queue.is_fetching() && !was_open);
             taken
         };
@@ -181,7 +184,12 @@ impl<H: RingMemory> Queue<H> {
         let Self { executor, submissions, completion, .. } = self;
         let (mut posted, mut fault) = (0, None);
         let has_completions = executor.poll(now, |slots, io_completions| {
-            let count = end_run(submissions, completion, (slots, io_completions), &mut fault);
+            let count = post_fast_path_completions(
+                submissions,
+                completion,
+                (slots, io_completions),
+                &mut fault,
+            );
             posted += count;
             count
         });
@@ -205,18 +213,18 @@ impl<H: RingMemory> Queue<H> {
     fn post_all_finished(&mut self) {
         let finished = self.executor.take_finished();
         for command in &finished {
-            if let Some(entry) = self.retire(command) {
+            if let Some(entry) = self.completion_entry(command) {
                 let ticket = AccessId(TICKET_POST);
                 let handle_store_result =
-                    self.completion.store(&mut self.executor.host, ticket, entry);
+                    self.completion.store_completion(&mut self.executor.host, ticket, entry);
                 self.handle_store_result(handle_store_result);
             }
         }
-        self.executor.reuse(finished);
+        self.executor.recycle_finished_list(finished);
     }
 
     /// Completion entry of a finished command, or `None` if the queue is stopping.
-    fn retire(&mut self, command: &FinishedCommand) -> Option<CompletionEntry> {
+    fn completion_entry(&mut self, command: &FinishedCommand) -> Option<CompletionEntry> {
         let FinishedCommand { tag, status, result, .. } = *command;
         let queue = &mut self.submissions[usize::from(tag.stream)];
         queue.in_flight -= 1;
@@ -224,10 +232,10 @@ impl<H: RingMemory> Queue<H> {
             return None;
         }
         let (head, sqid) = (queue.head(), queue.id);
-        if let Some(report) = command.report(sqid, tag.id) {
+        if let Some(report) = command.error_report(sqid, tag.id) {
             self.executor.push_event(QueueEvent::Error(report));
         }
-        Some([result.into(), second_word(head, sqid, tag.id, status)])
+        Some([result.into(), second_completion_qword(head, sqid, tag.id, status)])
     }
 
     /// Handles the result of storing a completion entry.
@@ -247,10 +255,10 @@ impl<H: RingMemory> Queue<H> {
 /// Posts successful fast-path commands, up to the first completion that is anything else. Returns their
 /// number; `fault` is set if the ring is not accessible.
 #[inline(never)]
-fn end_run<E: tenmil_base::HostEntries>(
+fn post_fast_path_completions<E: tenmil_base::RingEntries>(
     submissions: &mut [SubmissionQueue<E>],
     completion: &mut CompletionQueue<E>,
-    (slots, io_completions): (&mut Slots, &[IoCompletion]),
+    (slots, io_completions): (&mut SlotTable, &[IoCompletion]),
     fault: &mut Option<AccessFault>,
 ) -> u32 {
     let [queue] = submissions else { return 0 };
@@ -259,15 +267,16 @@ fn end_run<E: tenmil_base::HostEntries>(
     }
     completion.prefetch(u32::try_from(io_completions.len()).unwrap_or(u32::MAX));
     // Every entry has the same SQHD and SQID; only identifier and result differ.
-    let same = second_word(queue.head(), queue.id, 0, Status::SUCCESS);
-    let mut releasing = slots.release_many();
-    let (count, handle_store_result) = completion.post(io_completions, |io_completion| {
-        if !io_completion.status.is_success() {
-            return None;
-        }
-        let cid = releasing.release(io_completion.token)?;
-        Some([io_completion.result.into(), same | u64::from(cid) << 32])
-    });
+    let same = second_completion_qword(queue.head(), queue.id, 0, Status::SUCCESS);
+    let mut releasing = slots.release_cursor();
+    let (count, handle_store_result) =
+        completion.post_completions(io_completions, |io_completion| {
+            if !io_completion.status.is_success() {
+                return None;
+            }
+            let cid = releasing.release(io_completion.token)?;
+            Some([io_completion.result.into(), same | u64::from(cid) << 32])
+        });
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     releasing.finish(count);
     queue.in_flight -= count;
@@ -278,7 +287,7 @@ fn end_run<E: tenmil_base::HostEntries>(
 }
 
 /// Second qword of a completion entry without its phase.
-fn second_word(head: u32, sqid: u16, cid: u16, status: Status) -> u64 {
+fn second_completion_qword(head: u32, sqid: u16, cid: u16, status: Status) -> u64 {
     let low = u64::from(head & 0xffff) | u64::from(sqid) << 16;
     low | u64::from(cid) << 32 | u64::from(status.0) << 49
 }

@@ -4,11 +4,11 @@
 //! through host accesses, and are available when the access completes.
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, CompletionEntry, RingEntries,
     RingMemory, entry_to_dwords,
 };
 
-use super::shadow::Shadow;
+use super::shadow_doorbell::ShadowDoorbell;
 use crate::doorbell::DoorbellPage;
 
 /// Controller side of a submission queue.
@@ -20,7 +20,7 @@ pub(crate) struct SubmissionQueue<E> {
     head: u32,
     /// Last valid tail written by the host.
     tail: u32,
-    ring: Ring<E>,
+    ring: RingAccess<E>,
     doorbell: DoorbellSource<E>,
     /// Deleted by the host: nothing more is fetched.
     pub(crate) is_closing: bool,
@@ -38,20 +38,20 @@ pub(crate) struct CompletionQueue<E> {
     phase: bool,
     /// Last valid head written by the host, updated only when needed.
     head: u32,
-    ring: Ring<E>,
+    ring: RingAccess<E>,
     doorbell: DoorbellSource<E>,
 }
 
 /// Memory of a ring.
 #[derive(Debug)]
-enum Ring<E> {
+enum RingAccess<E> {
     Shared(E),
-    Fetched { iova: u64, fetched: Box<Fetched> },
+    Fetched { iova: u64, fetched: Box<FetchedEntries> },
 }
 
 /// Entries of a remote submission queue that were read and not yet consumed.
 #[derive(Debug)]
-struct Fetched {
+struct FetchedEntries {
     bytes: [u8; FETCH_ENTRIES * COMMAND_BYTES],
     at: usize,
     count: usize,
@@ -61,14 +61,14 @@ struct Fetched {
 /// Source of a doorbell value: register or shadow doorbell.
 #[derive(Debug)]
 struct DoorbellSource<E> {
-    shadow: Option<Shadow<E>>,
+    shadow: Option<ShadowDoorbell<E>>,
     /// Invalid value that has been reported.
     reported: Option<u32>,
 }
 
 /// The doorbell has an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InvalidValue;
+pub(crate) struct InvalidDoorbellValue;
 
 const COMMAND_BYTES: usize = 64;
 /// Position of the phase tag in the second qword of an entry.
@@ -78,19 +78,19 @@ const FETCH_ENTRIES: usize = 8;
 /// Prefetch distance in entries.
 const PREFETCH_DISTANCE: u32 = 8;
 
-impl<E: HostEntries> SubmissionQueue<E> {
+impl<E: RingEntries> SubmissionQueue<E> {
     pub(crate) fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
         iova: u64,
     ) -> Result<Self, AccessFault> {
-        let ring = Ring::open(host, iova, u64::from(size) * COMMAND_BYTES as u64)?;
+        let ring = RingAccess::open(host, iova, u64::from(size) * COMMAND_BYTES as u64)?;
         let doorbell = DoorbellSource { shadow: None, reported: None };
         Ok(Self { id, size, head: 0, tail: 0, ring, doorbell, is_closing: false, in_flight: 0 })
     }
 
-    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
+    pub(crate) fn set_shadow(&mut self, shadow: ShadowDoorbell<E>) {
         self.doorbell.shadow = Some(shadow);
     }
 
@@ -105,7 +105,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
     pub(crate) fn read_doorbell(
         &mut self,
         doorbells: &DoorbellPage,
-    ) -> (u32, Option<InvalidValue>) {
+    ) -> (u32, Option<InvalidDoorbellValue>) {
         let value = match &self.doorbell.shadow {
             None => doorbells.tail(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.tail),
@@ -119,7 +119,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
         } else {
             self.doorbell.report(value)
         };
-        (distance(self.head, self.tail, self.size), invalid)
+        (ring_distance(self.head, self.tail, self.size), invalid)
     }
 
     /// Whether [`read_doorbell`](Self::read_doorbell) would find nothing. Always false with a shadow
@@ -136,35 +136,35 @@ impl<E: HostEntries> SubmissionQueue<E> {
     /// Whether entries are accessed in place.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.ring, Ring::Shared(_))
+        matches!(self.ring, RingAccess::Shared(_))
     }
 
     /// Takes the next entry of a shared ring.
     #[inline]
-    pub(crate) fn take(&mut self) -> Result<[u64; 8], AccessFault> {
-        let Ring::Shared(entries) = &self.ring else {
+    pub(crate) fn take_shared_entry(&mut self) -> Result<[u64; 8], AccessFault> {
+        let RingAccess::Shared(entries) = &self.ring else {
             return Err(AccessFault { iova: 0, len_bytes: 0 });
         };
         let words = entries.load_command(self.head)?;
         let ahead = self.head + PREFETCH_DISTANCE;
         entries.prefetch_command(if ahead < self.size { ahead } else { 0 });
-        self.head = next(self.head, self.size);
+        self.head = next_index(self.head, self.size);
         Ok(words)
     }
 
     /// Takes at most `count` entries of a shared ring, as long as `begin` accepts the words of a simple
     /// command. Returns the number accepted, and the entry that was not.
     #[inline(always)]
-    pub(crate) fn take_run(
+    pub(crate) fn take_shared_run(
         &mut self,
         count: u32,
         mut begin: impl FnMut([u64; 4]) -> bool,
     ) -> (u32, Result<Option<[u64; 8]>, AccessFault>) {
-        let Ring::Shared(entries) = &self.ring else { return (0, Ok(None)) };
+        let RingAccess::Shared(entries) = &self.ring else { return (0, Ok(None)) };
         let (mut head, mut accepted, mut end) = (self.head, 0, Ok(None));
         while accepted < count && matches!(end, Ok(None)) {
             let part = (count - accepted).min(self.size - head);
-            let (taken, refused) = match entries.load_each(head, part, &mut begin) {
+            let (taken, refused) = match entries.load_commands(head, part, &mut begin) {
                 Ok((taken, refused)) => (taken, Ok(refused)),
                 Err(fault) => (0, Err(fault)),
             };
@@ -179,13 +179,13 @@ impl<E: HostEntries> SubmissionQueue<E> {
 
     /// Takes the next entry of a remote ring if it is available; otherwise starts to read pending
     /// entries.
-    pub(crate) fn take_remote<H: RingMemory>(
+    pub(crate) fn take_remote_entry<H: RingMemory>(
         &mut self,
         host: &mut H,
         ticket: AccessId,
     ) -> Result<Option<[u64; 8]>, AccessFault> {
-        let waiting = distance(self.head, self.tail, self.size);
-        let Ring::Fetched { iova, fetched } = &mut self.ring else { return Ok(None) };
+        let waiting = ring_distance(self.head, self.tail, self.size);
+        let RingAccess::Fetched { iova, fetched } = &mut self.ring else { return Ok(None) };
         if fetched.at == fetched.count {
             if fetched.is_pending {
                 return Ok(None);
@@ -211,24 +211,28 @@ impl<E: HostEntries> SubmissionQueue<E> {
             *word = u64::from_le_bytes(*chunk);
         }
         fetched.at += 1;
-        self.head = next(self.head, self.size);
+        self.head = next_index(self.head, self.size);
         Ok(Some(words))
     }
 
     /// Whether a read of entries is in flight.
     pub(crate) fn is_fetching(&self) -> bool {
-        matches!(&self.ring, Ring::Fetched { fetched, .. } if fetched.is_pending)
+        matches!(&self.ring, RingAccess::Fetched { fetched, .. } if fetched.is_pending)
     }
 
     /// Handles the completion of a read of entries.
-    pub(crate) fn fetched<H: RingMemory>(&mut self, host: &mut H, ended: AccessCompletion) {
-        if let Ring::Fetched { fetched, .. } = &mut self.ring
+    pub(crate) fn handle_entries_read<H: RingMemory>(
+        &mut self,
+        host: &mut H,
+        ended: AccessCompletion,
+    ) {
+        if let RingAccess::Fetched { fetched, .. } = &mut self.ring
             && fetched.is_pending
         {
             fetched.is_pending = false;
             if ended.result.is_ok() {
                 let len_bytes = fetched.count * COMMAND_BYTES;
-                host.take_data(ended.id, &mut fetched.bytes[..len_bytes]);
+                host.copy_out_read_data(ended.id, &mut fetched.bytes[..len_bytes]);
                 fetched.at = 0;
             }
         }
@@ -242,36 +246,40 @@ impl<E: HostEntries> SubmissionQueue<E> {
     }
 }
 
-impl<E: HostEntries> CompletionQueue<E> {
+impl<E: RingEntries> CompletionQueue<E> {
     pub(crate) fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
         iova: u64,
     ) -> Result<Self, AccessFault> {
-        let ring = Ring::open(host, iova, u64::from(size) * 16)?;
+        let ring = RingAccess::open(host, iova, u64::from(size) * 16)?;
         let doorbell = DoorbellSource { shadow: None, reported: None };
         Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell })
     }
 
-    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
+    pub(crate) fn set_shadow(&mut self, shadow: ShadowDoorbell<E>) {
         self.doorbell.shadow = Some(shadow);
     }
 
     /// Number of free entries, as of the last read of the head doorbell.
     #[inline]
     pub(crate) fn free_count(&self) -> u32 {
-        self.size - 1 - distance(self.head, self.tail, self.size)
+        self.size - 1 - ring_distance(self.head, self.tail, self.size)
     }
 
     /// Reads the head doorbell. A head beyond the filled entries is invalid.
-    pub(crate) fn read_doorbell(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
+    pub(crate) fn read_doorbell(
+        &mut self,
+        doorbells: &DoorbellPage,
+    ) -> Option<InvalidDoorbellValue> {
         let value = match &self.doorbell.shadow {
             None => doorbells.head(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.head),
         };
         if value < self.size
-            && distance(self.head, value, self.size) <= distance(self.head, self.tail, self.size)
+            && ring_distance(self.head, value, self.size)
+                <= ring_distance(self.head, self.tail, self.size)
         {
             self.head = value;
             return None;
@@ -282,7 +290,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Fills the next entry; the caller has checked that one is free. With [`AccessProgress::Pending`]
     /// the entry is stored when the access `ticket` completes.
     #[inline]
-    pub(crate) fn store<H: RingMemory>(
+    pub(crate) fn store_completion<H: RingMemory>(
         &mut self,
         host: &mut H,
         ticket: AccessId,
@@ -290,16 +298,16 @@ impl<E: HostEntries> CompletionQueue<E> {
     ) -> Result<AccessProgress, AccessFault> {
         entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
         let progress = match &mut self.ring {
-            Ring::Shared(entries) => {
+            RingAccess::Shared(entries) => {
                 entries.store_completion(self.tail, entry)?;
                 AccessProgress::Done
             }
-            Ring::Fetched { iova, .. } => {
+            RingAccess::Fetched { iova, .. } => {
                 let to = *iova + u64::from(self.tail) * 16;
                 host.write(ticket, to, &tenmil_wire::Completion(entry_to_dwords(entry)).to_bytes())?
             }
         };
-        self.tail = next(self.tail, self.size);
+        self.tail = next_index(self.tail, self.size);
         self.phase ^= self.tail == 0;
         Ok(progress)
     }
@@ -307,18 +315,18 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Fills entries of a shared ring with the results of `make` for `items`, until it returns `None`.
     /// The caller has checked that enough are free. Returns the number filled.
     #[inline(always)]
-    pub(crate) fn post<T>(
+    pub(crate) fn post_completions<T>(
         &mut self,
         items: &[T],
         mut make: impl FnMut(&T) -> Option<CompletionEntry>,
     ) -> (usize, Result<(), AccessFault>) {
-        let Ring::Shared(entries) = &mut self.ring else { return (0, Ok(())) };
+        let RingAccess::Shared(entries) = &mut self.ring else { return (0, Ok(())) };
         let (mut done, mut end) = (0, Ok(()));
         while done < items.len() && end.is_ok() {
             let part = &items[done..];
             let part = &part[..part.len().min((self.size - self.tail) as usize)];
             let phase = u64::from(self.phase) << PHASE_SHIFT;
-            let (made, stored) = entries.store_each(self.tail, part, |item| {
+            let (made, stored) = entries.store_built_completions(self.tail, part, |item| {
                 make(item).map(|[first, second]| [first, second | phase])
             });
             self.tail += u32::try_from(made).unwrap_or(u32::MAX);
@@ -337,13 +345,13 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Whether entries are accessed in place.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.ring, Ring::Shared(_))
+        matches!(self.ring, RingAccess::Shared(_))
     }
 
     /// Prefetches the next `count` entries for writing.
     #[inline]
     pub(crate) fn prefetch(&self, count: u32) {
-        if let Ring::Shared(entries) = &self.ring {
+        if let RingAccess::Shared(entries) = &self.ring {
             // Four entries per cache line.
             let mut index = self.tail;
             for _ in 0..count.div_ceil(4).min(4) {
@@ -359,7 +367,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     }
 }
 
-impl<E: HostEntries> Ring<E> {
+impl<E: RingEntries> RingAccess<E> {
     fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         iova: u64,
@@ -372,14 +380,14 @@ impl<E: HostEntries> Ring<E> {
             Some(entries) => Self::Shared(entries),
             None => {
                 let bytes = [0; FETCH_ENTRIES * COMMAND_BYTES];
-                let fetched = Fetched { bytes, at: 0, count: 0, is_pending: false };
+                let fetched = FetchedEntries { bytes, at: 0, count: 0, is_pending: false };
                 Self::Fetched { iova, fetched: Box::new(fetched) }
             }
         })
     }
 }
 
-impl<E: HostEntries> DoorbellSource<E> {
+impl<E: RingEntries> DoorbellSource<E> {
     /// Publishes the event index. Returns true if the doorbell has changed since, unless to a value
     /// already reported as invalid.
     fn publish_event_index(&mut self, seen: u32) -> bool {
@@ -391,35 +399,35 @@ impl<E: HostEntries> DoorbellSource<E> {
 impl<E> DoorbellSource<E> {
     /// Reports an invalid value once, not at every poll.
     #[cold]
-    fn report(&mut self, value: u32) -> Option<InvalidValue> {
-        (self.reported.replace(value) != Some(value)).then_some(InvalidValue)
+    fn report(&mut self, value: u32) -> Option<InvalidDoorbellValue> {
+        (self.reported.replace(value) != Some(value)).then_some(InvalidDoorbellValue)
     }
 }
 
 /// Number of entries from `from` to `to` around the ring.
 #[inline]
-fn distance(from: u32, to: u32, size: u32) -> u32 {
+fn ring_distance(from: u32, to: u32, size: u32) -> u32 {
     if to >= from { to - from } else { to + size - from }
 }
 
 #[inline]
-fn next(index: u32, size: u32) -> u32 {
+fn next_index(index: u32, size: u32) -> u32 {
     let next = index + 1;
     if next == size { 0 } else { next }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{distance, next};
+    use super::{next_index, ring_distance};
 
     #[test]
-    fn distances_go_forward_around_the_ring() {
+    fn ring_distance_wraps_around() {
         for size in 2..6 {
             for from in 0..size {
                 let mut at = from;
                 for steps in 0..size {
-                    assert_eq!(distance(from, at, size), steps);
-                    at = next(at, size);
+                    assert_eq!(ring_distance(from, at, size), steps);
+                    at = next_index(at, size);
                 }
                 assert_eq!(at, from);
             }

@@ -1,8 +1,8 @@
 //! A queue between a fake host and a fake block device, in simulated time.
 
-mod effects;
-mod endings;
+mod abort_and_deletion;
+mod fixture;
 mod fused;
-mod refusals;
-mod rig;
+mod io_commands;
+mod rejected_commands;
 mod rings;

@@ -93,7 +93,7 @@ impl HostCopy {
     }
 
     /// Starts accesses until the window is full. `scratch` is [`ACCESS_BYTES_MAX`] long.
-    pub(crate) fn run<H: HostMemory>(
+    pub(crate) fn start_accesses<H: HostMemory>(
         &mut self,
         host: &mut H,
         tickets: u32,
@@ -119,7 +119,7 @@ impl HostCopy {
                 let ticket = AccessId(tickets | index);
                 let progress = match direction {
                     Direction::FromHost => host.read(ticket, iova, bytes).ok(),
-                    Direction::ToHost if target.get(access.at, bytes) => {
+                    Direction::ToHost if target.read_bytes(access.at, bytes) => {
                         host.write(ticket, iova, bytes).ok()
                     }
                     Direction::ToHost => None,
@@ -130,13 +130,13 @@ impl HostCopy {
                         self.in_flight_mask |= 1 << index;
                     }
                     Some(AccessProgress::Done) if direction == Direction::FromHost => {
-                        self.has_failed |= !target.put(access.at, bytes);
+                        self.has_failed |= !target.write_bytes(access.at, bytes);
                     }
                     Some(AccessProgress::Done) => {}
                     None => self.has_failed = true,
                 }
             }
-            self.step(access.len_bytes, range.len_bytes);
+            self.advance(access.len_bytes, range.len_bytes);
         }
         match (self.in_flight_mask, self.has_failed) {
             (0, true) => CopyState::Failed,
@@ -146,7 +146,7 @@ impl HostCopy {
     }
 
     /// Handles the completion of an access.
-    pub(crate) fn end<H: HostMemory>(
+    pub(crate) fn handle_access_completion<H: HostMemory>(
         &mut self,
         host: &mut H,
         ended: AccessCompletion,
@@ -163,15 +163,15 @@ impl HostCopy {
         match (ended.result, direction) {
             (Ok(()), Direction::FromHost) => {
                 let bytes = &mut scratch[..access.len_bytes as usize];
-                host.take_data(ended.id, bytes);
-                self.has_failed |= !target.put(access.at, bytes);
+                host.copy_out_read_data(ended.id, bytes);
+                self.has_failed |= !target.write_bytes(access.at, bytes);
             }
             (Ok(()), Direction::ToHost) => {}
             (Err(_), _) => self.has_failed = true,
         }
     }
 
-    fn step(&mut self, len_bytes: u32, range_len_bytes: u32) {
+    fn advance(&mut self, len_bytes: u32, range_len_bytes: u32) {
         self.left -= len_bytes;
         self.at += len_bytes;
         self.range_offset += len_bytes;
@@ -187,7 +187,7 @@ const _: () = assert!(WINDOW_BITS as usize == WINDOW && ACCESS_U32 as usize == A
 
 impl LocalBuffer<'_> {
     /// Stores bytes from the host. Returns false if the range is outside the buffer.
-    fn put(&mut self, at: u32, bytes: &[u8]) -> bool {
+    fn write_bytes(&mut self, at: u32, bytes: &[u8]) -> bool {
         match self {
             Self::Bytes(place) => {
                 let place = place.get_mut(at as usize..at as usize + bytes.len());
@@ -196,12 +196,11 @@ impl LocalBuffer<'_> {
                     true
                 })
             }
-            Self::Buffer(memory, segment) => {
-                part(*segment, at, bytes).is_some_and(|part| memory.store(part, bytes).is_ok())
-            }
+            Self::Buffer(memory, segment) => segment_part(*segment, at, bytes)
+                .is_some_and(|part| memory.store(part, bytes).is_ok()),
             Self::Expected { memory, segment, differs } => {
-                let Some(part) = part(*segment, at, bytes) else { return false };
-                **differs |= match equals(*memory, part, bytes) {
+                let Some(part) = segment_part(*segment, at, bytes) else { return false };
+                **differs |= match is_equal(*memory, part, bytes) {
                     Some(is_equal) => !is_equal,
                     None => return false,
                 };
@@ -211,7 +210,7 @@ impl LocalBuffer<'_> {
     }
 
     /// Loads bytes for the host. Returns false if the range is outside the buffer.
-    fn get(&self, at: u32, bytes: &mut [u8]) -> bool {
+    fn read_bytes(&self, at: u32, bytes: &mut [u8]) -> bool {
         match self {
             Self::Bytes(place) => {
                 let place = place.get(at as usize..at as usize + bytes.len());
@@ -221,18 +220,19 @@ impl LocalBuffer<'_> {
                 })
             }
             Self::Buffer(memory, segment) | Self::Expected { memory, segment, .. } => {
-                part(*segment, at, bytes).is_some_and(|part| memory.load(part, bytes).is_ok())
+                segment_part(*segment, at, bytes)
+                    .is_some_and(|part| memory.load(part, bytes).is_ok())
             }
         }
     }
 }
 
-fn part(segment: Segment, at: u32, bytes: &[u8]) -> Option<Segment> {
+fn segment_part(segment: Segment, at: u32, bytes: &[u8]) -> Option<Segment> {
     segment.slice(at, u32::try_from(bytes.len()).ok()?)
 }
 
 /// Compares a part of a buffer with `bytes` in small chunks, which avoids a second scratch buffer.
-fn equals(memory: &dyn Memory, part: Segment, bytes: &[u8]) -> Option<bool> {
+fn is_equal(memory: &dyn Memory, part: Segment, bytes: &[u8]) -> Option<bool> {
     let mut here = [0; 256];
     for (index, chunk) in bytes.chunks(here.len()).enumerate() {
         let at = u32::try_from(index * here.len()).ok()?;

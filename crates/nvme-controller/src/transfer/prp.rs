@@ -8,7 +8,7 @@
 
 use tenmil_wire::{Command, Status};
 
-use super::{HostRanges, LIST_BYTES_MAX, WalkStep, words};
+use super::{HostRanges, LIST_BYTES_MAX, WalkStep, qwords};
 
 /// Position in a PRP list.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl PrpCursor {
         if prp1 & 3 != 0 {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr());
         }
-        let first = (list.page_bytes - list.offset(prp1)).min(*left);
+        let first = (list.page_bytes - list.page_offset(prp1)).min(*left);
         if first > 0 {
             ranges.push(prp1, first)?;
         }
@@ -44,7 +44,7 @@ impl PrpCursor {
             return Ok((list, WalkStep::Done));
         }
         if *left <= list.page_bytes {
-            list.place(prp2, left, ranges)?;
+            list.append_page(prp2, left, ranges)?;
             return Ok((list, WalkStep::Done));
         }
         // PRP2 points to a list; its entries are qwords.
@@ -56,23 +56,23 @@ impl PrpCursor {
         Ok((list, next))
     }
 
-    pub(super) fn feed(
+    pub(super) fn supply_list(
         &mut self,
         list: &[u8],
         left: &mut u32,
         ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
-        for entry in words(list) {
-            let is_last_of_page = self.offset(self.iova) == self.page_bytes - ENTRY_BYTES;
+        for entry in qwords(list) {
+            let is_last_of_page = self.page_offset(self.iova) == self.page_bytes - ENTRY_BYTES;
             if is_last_of_page && *left > self.page_bytes {
                 // A list continues at the start of a page.
-                if self.offset(entry) != 0 {
+                if self.page_offset(entry) != 0 {
                     return Err(Status::PRP_OFFSET_INVALID.with_dnr());
                 }
                 self.iova = entry;
                 return Ok(self.next(*left));
             }
-            self.place(entry, left, ranges)?;
+            self.append_page(entry, left, ranges)?;
             if *left == 0 {
                 return Ok(WalkStep::Done);
             }
@@ -83,8 +83,13 @@ impl PrpCursor {
     }
 
     /// Appends a data page: every entry but the first has offset zero.
-    fn place(&self, entry: u64, left: &mut u32, ranges: &mut HostRanges) -> Result<(), Status> {
-        if self.offset(entry) != 0 {
+    fn append_page(
+        &self,
+        entry: u64,
+        left: &mut u32,
+        ranges: &mut HostRanges,
+    ) -> Result<(), Status> {
+        if self.page_offset(entry) != 0 {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr());
         }
         let len_bytes = self.page_bytes.min(*left);
@@ -93,13 +98,13 @@ impl PrpCursor {
     }
 
     fn next(&self, left: u32) -> WalkStep {
-        let to_page_end = self.page_bytes - self.offset(self.iova);
+        let to_page_end = self.page_bytes - self.page_offset(self.iova);
         let wanted = left.div_ceil(self.page_bytes).saturating_mul(ENTRY_BYTES);
         let len_max = u32::try_from(LIST_BYTES_MAX).unwrap_or(u32::MAX);
         WalkStep::List { iova: self.iova, len_bytes: to_page_end.min(wanted).min(len_max) }
     }
 
-    fn offset(&self, iova: u64) -> u32 {
+    fn page_offset(&self, iova: u64) -> u32 {
         let mask = u64::from(self.page_bytes) - 1;
         u32::try_from(iova & mask).unwrap_or(0)
     }
@@ -107,87 +112,94 @@ impl PrpCursor {
 
 #[cfg(test)]
 mod tests {
-    use crate::transfer::tests::{range, walk};
+    use crate::transfer::tests::{host_range, walk_data_pointer};
     use crate::transfer::{Direction, HostRange};
     use tenmil_wire::{Command, Status};
 
     const PAGE: u32 = 4096;
     const INVALID: Result<Vec<HostRange>, Status> = Err(Status::PRP_OFFSET_INVALID.with_dnr());
 
-    fn prp(prp1: u64, prp2: u64, len: u32, memory: &[u8]) -> Result<Vec<HostRange>, Status> {
-        walk(&Command::new(2).with_prp(prp1, prp2), len, Direction::ToHost, memory)
+    fn walk_prps(prp1: u64, prp2: u64, len: u32, memory: &[u8]) -> Result<Vec<HostRange>, Status> {
+        walk_data_pointer(&Command::new(2).with_prp(prp1, prp2), len, Direction::ToHost, memory)
     }
 
-    fn put(memory: &mut [u8], at: usize, entries: &[u64]) {
+    fn put_entries(memory: &mut [u8], at: usize, entries: &[u64]) {
         for (index, entry) in entries.iter().enumerate() {
             memory[at + index * 8..][..8].copy_from_slice(&entry.to_le_bytes());
         }
     }
 
     #[test]
-    fn one_entry_reaches_to_the_end_of_its_page() {
+    fn first_prp_extends_to_the_end_of_its_page() {
         assert_eq!(
-            prp(0x5004, 7, 4092, &[]),
-            Ok(vec![range(0x5004, 4092)]),
+            walk_prps(0x5004, 7, 4092, &[]),
+            Ok(vec![host_range(0x5004, 4092)]),
             "PRP2 is not looked at"
         );
-        assert_eq!(prp(0x5000, 0, 0, &[]), Ok(vec![]));
+        assert_eq!(walk_prps(0x5000, 0, 0, &[]), Ok(vec![]));
         for misaligned in [1, 2, 3] {
-            assert_eq!(prp(0x5000 + misaligned, 0, 512, &[]), INVALID);
+            assert_eq!(walk_prps(0x5000 + misaligned, 0, 512, &[]), INVALID);
         }
     }
 
     #[test]
-    fn a_second_entry_is_a_whole_page() {
-        let expected = vec![range(0x5200, 0xe00), range(0x9000, 0x200)];
-        assert_eq!(prp(0x5200, 0x9000, PAGE, &[]), Ok(expected));
-        assert_eq!(prp(0x5000, 0x6000, 2 * PAGE, &[]), Ok(vec![range(0x5000, 2 * PAGE)]));
-        assert_eq!(prp(0x5200, 0x9008, PAGE, &[]), INVALID);
+    fn second_prp_is_a_whole_page() {
+        let expected = vec![host_range(0x5200, 0xe00), host_range(0x9000, 0x200)];
+        assert_eq!(walk_prps(0x5200, 0x9000, PAGE, &[]), Ok(expected));
+        assert_eq!(
+            walk_prps(0x5000, 0x6000, 2 * PAGE, &[]),
+            Ok(vec![host_range(0x5000, 2 * PAGE)])
+        );
+        assert_eq!(walk_prps(0x5200, 0x9008, PAGE, &[]), INVALID);
     }
 
     #[test]
-    fn a_list_may_begin_anywhere_in_a_page_and_goes_on_in_another() {
+    fn prp_list_may_begin_within_a_page_and_continue_in_another() {
         // The list begins two entries before the end of a page: one page of data, one link.
         let mut memory = vec![0; 0x3000];
-        put(&mut memory, 0xff0, &[0x10_0000, 0x2000]);
-        put(&mut memory, 0x2000, &[0x30_0000, 0x40_0000]);
+        put_entries(&mut memory, 0xff0, &[0x10_0000, 0x2000]);
+        put_entries(&mut memory, 0x2000, &[0x30_0000, 0x40_0000]);
         let expected = vec![
-            range(0x5000, PAGE),
-            range(0x10_0000, PAGE),
-            range(0x30_0000, PAGE),
-            range(0x40_0000, 100),
+            host_range(0x5000, PAGE),
+            host_range(0x10_0000, PAGE),
+            host_range(0x30_0000, PAGE),
+            host_range(0x40_0000, 100),
         ];
-        assert_eq!(prp(0x5000, 0xff0, 3 * PAGE + 100, &memory), Ok(expected));
+        assert_eq!(walk_prps(0x5000, 0xff0, 3 * PAGE + 100, &memory), Ok(expected));
     }
 
     #[test]
-    fn the_last_entry_of_a_page_is_data_if_nothing_follows_it() {
+    fn last_prp_list_entry_is_data_if_the_transfer_ends_there() {
         let mut memory = vec![0; 0x1000];
-        put(&mut memory, 0xff0, &[0x10_0000, 0x20_0000]);
-        let expected = vec![range(0x5000, PAGE), range(0x10_0000, PAGE), range(0x20_0000, PAGE)];
-        assert_eq!(prp(0x5000, 0xff0, 3 * PAGE, &memory), Ok(expected));
+        put_entries(&mut memory, 0xff0, &[0x10_0000, 0x20_0000]);
+        let expected = vec![
+            host_range(0x5000, PAGE),
+            host_range(0x10_0000, PAGE),
+            host_range(0x20_0000, PAGE),
+        ];
+        assert_eq!(walk_prps(0x5000, 0xff0, 3 * PAGE, &memory), Ok(expected));
     }
 
     #[test]
-    fn a_long_list_is_read_in_parts_and_merged() {
+    fn long_prp_list_is_read_in_parts_and_merged() {
         let entries: Vec<u64> = (0..256).map(|index| 0x10_0000 + index * 4096).collect();
         let mut memory = vec![0; 0x1000];
-        put(&mut memory, 0x100, &entries);
-        let expected = vec![range(0x5000, PAGE), range(0x10_0000, 256 * PAGE)];
-        assert_eq!(prp(0x5000, 0x100, 257 * PAGE, &memory), Ok(expected));
+        put_entries(&mut memory, 0x100, &entries);
+        let expected = vec![host_range(0x5000, PAGE), host_range(0x10_0000, 256 * PAGE)];
+        assert_eq!(walk_prps(0x5000, 0x100, 257 * PAGE, &memory), Ok(expected));
     }
 
     #[test]
-    fn wrong_offsets_in_lists_are_refused() {
+    fn invalid_prp_list_offsets_are_rejected() {
         let mut memory = vec![0; 0x3000];
-        assert_eq!(prp(0x5000, 0x104, 3 * PAGE, &memory), INVALID, "a list of qwords");
-        put(&mut memory, 0x100, &[0x10_0000, 0x20_0010]);
-        assert_eq!(prp(0x5000, 0x100, 3 * PAGE, &memory), INVALID, "an entry with an offset");
-        put(&mut memory, 0xff8, &[0x2008]);
-        assert_eq!(prp(0x5000, 0xff8, 4 * PAGE, &memory), INVALID, "a link with an offset");
+        assert_eq!(walk_prps(0x5000, 0x104, 3 * PAGE, &memory), INVALID, "a list of qwords");
+        put_entries(&mut memory, 0x100, &[0x10_0000, 0x20_0010]);
+        assert_eq!(walk_prps(0x5000, 0x100, 3 * PAGE, &memory), INVALID, "an entry with an offset");
+        put_entries(&mut memory, 0xff8, &[0x2008]);
+        assert_eq!(walk_prps(0x5000, 0xff8, 4 * PAGE, &memory), INVALID, "a link with an offset");
         let absent = Err(Status::DATA_TRANSFER_ERROR);
-        assert_eq!(prp(0x5000, 0x8000_0000, 3 * PAGE, &memory), absent, "a list nowhere");
-        put(&mut memory, 0x100, &[u64::MAX - 4095, 0]);
-        assert_eq!(prp(0x5000, 0x100, 3 * PAGE, &memory), absent, "data past the end of all");
+        assert_eq!(walk_prps(0x5000, 0x8000_0000, 3 * PAGE, &memory), absent, "a list nowhere");
+        put_entries(&mut memory, 0x100, &[u64::MAX - 4095, 0]);
+        assert_eq!(walk_prps(0x5000, 0x100, 3 * PAGE, &memory), absent, "data past the end of all");
     }
 }

@@ -12,7 +12,7 @@
 use tenmil_wire::Status;
 use tenmil_wire::sgl::{DataLocation, Descriptor, DescriptorKind};
 
-use super::{Direction, HostRanges, LIST_BYTES_MAX, WalkStep, words};
+use super::{Direction, HostRanges, LIST_BYTES_MAX, WalkStep, qwords};
 
 /// Position in an SGL.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl SglCursor {
             return Err(WRONG_TYPE);
         }
         segment.is_last = false;
-        let is_link = segment.take(first, true, left, direction, ranges)?;
+        let is_link = segment.take_descriptor(first, true, left, direction, ranges)?;
         match (is_link, *left) {
             (true, _) => {
                 let next = segment.next();
@@ -67,21 +67,22 @@ impl SglCursor {
         }
     }
 
-    pub(super) fn feed(
+    pub(super) fn supply_segment(
         &mut self,
         list: &[u8],
         left: &mut u32,
         direction: Direction,
         ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
-        let mut words = words(list);
+        let mut words = qwords(list);
         while let (Some(low), Some(high)) = (words.next(), words.next()) {
             self.descriptors_left = self.descriptors_left.checked_sub(1).ok_or(WRONG_COUNT)?;
             self.left_bytes = self.left_bytes.saturating_sub(DESCRIPTOR_BYTES);
             self.iova = self.iova.wrapping_add(u64::from(DESCRIPTOR_BYTES));
             let is_end = self.left_bytes == 0;
             let is_last_segment = self.is_last;
-            let is_link = self.take(Descriptor([low, high]), is_end, left, direction, ranges)?;
+            let is_link =
+                self.take_descriptor(Descriptor([low, high]), is_end, left, direction, ranges)?;
             match (is_link, is_end) {
                 (true, _) => return Ok(self.next()),
                 (false, _) if *left == 0 => return Ok(WalkStep::Done),
@@ -94,7 +95,7 @@ impl SglCursor {
     }
 
     /// Processes one descriptor. Returns true if it links to another segment.
-    fn take(
+    fn take_descriptor(
         &mut self,
         descriptor: Descriptor,
         is_end: bool,
@@ -116,22 +117,22 @@ impl SglCursor {
                 let len_bytes =
                     if direction == Direction::ToHost { len_bytes.min(*left) } else { 0 };
                 if len_bytes > 0 {
-                    ranges.push_bucket(len_bytes)?;
+                    ranges.push_bit_bucket(len_bytes)?;
                     *left -= len_bytes;
                 }
                 Ok(false)
             }
             DescriptorKind::Segment { location: DataLocation::Address(iova), len_bytes } => {
-                self.link(iova, len_bytes, false, is_end).map(|()| true)
+                self.link_segment(iova, len_bytes, false, is_end).map(|()| true)
             }
             DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
-                self.link(iova, len_bytes, true, is_end).map(|()| true)
+                self.link_segment(iova, len_bytes, true, is_end).map(|()| true)
             }
             _ => Err(WRONG_TYPE),
         }
     }
 
-    fn link(
+    fn link_segment(
         &mut self,
         iova: u64,
         len_bytes: u32,
@@ -160,28 +161,28 @@ impl SglCursor {
 #[cfg(test)]
 mod tests {
     use super::{DESCRIPTORS_MAX, WRONG_COUNT, WRONG_LENGTH, WRONG_SEGMENT, WRONG_TYPE};
-    use crate::transfer::tests::{range, walk};
+    use crate::transfer::tests::{host_range, walk_data_pointer};
     use crate::transfer::{Direction, HostRange};
     use tenmil_wire::sgl::Descriptor;
     use tenmil_wire::{Command, DataPointer, Status};
 
-    fn sgl(
+    fn walk_sgl(
         first: Descriptor,
         len: u32,
         direction: Direction,
         memory: &[u8],
     ) -> Result<Vec<HostRange>, Status> {
         let command = Command::new(2).with_psdt(DataPointer::Sgl).with_sgl1(first);
-        walk(&command, len, direction, memory)
+        walk_data_pointer(&command, len, direction, memory)
     }
 
-    fn memory_with(at: usize, descriptors: &[Descriptor]) -> Vec<u8> {
+    fn memory_with_descriptors(at: usize, descriptors: &[Descriptor]) -> Vec<u8> {
         let mut memory = vec![0; 0x10000];
-        put(&mut memory, at, descriptors);
+        put_descriptors(&mut memory, at, descriptors);
         memory
     }
 
-    fn put(memory: &mut [u8], at: usize, descriptors: &[Descriptor]) {
+    fn put_descriptors(memory: &mut [u8], at: usize, descriptors: &[Descriptor]) {
         for (index, descriptor) in descriptors.iter().enumerate() {
             memory[at + index * 16..][..16].copy_from_slice(&descriptor.to_bytes());
         }
@@ -191,52 +192,60 @@ mod tests {
     const WRITE: Direction = Direction::FromHost;
 
     #[test]
-    fn one_block_is_enough_and_may_be_longer_than_the_transfer() {
+    fn single_data_block_may_be_longer_than_the_transfer() {
         assert_eq!(
-            sgl(Descriptor::data_block(0x1001, 512), 512, READ, &[]),
-            Ok(vec![range(0x1001, 512)])
+            walk_sgl(Descriptor::data_block(0x1001, 512), 512, READ, &[]),
+            Ok(vec![host_range(0x1001, 512)])
         );
         assert_eq!(
-            sgl(Descriptor::data_block(0x1000, 900), 512, READ, &[]),
-            Ok(vec![range(0x1000, 512)])
+            walk_sgl(Descriptor::data_block(0x1000, 900), 512, READ, &[]),
+            Ok(vec![host_range(0x1000, 512)])
         );
-        assert_eq!(sgl(Descriptor::data_block(0x1000, 511), 512, READ, &[]), Err(WRONG_LENGTH));
+        assert_eq!(
+            walk_sgl(Descriptor::data_block(0x1000, 511), 512, READ, &[]),
+            Err(WRONG_LENGTH)
+        );
     }
 
     #[test]
-    fn segments_are_followed_to_the_last() {
+    fn sgl_segments_are_followed_to_the_last_segment() {
         let block = Descriptor::data_block;
-        let mut memory = memory_with(0x100, &[block(0x5000, 8), Descriptor::segment(0x200, 32)]);
-        put(&mut memory, 0x200, &[block(0x6000, 0), Descriptor::last_segment(0x300, 32)]);
-        put(&mut memory, 0x300, &[block(0x7000, 8), block(0x7008, 16)]);
-        let walked = sgl(Descriptor::segment(0x100, 32), 32, READ, &memory);
-        assert_eq!(walked, Ok(vec![range(0x5000, 8), range(0x7000, 24)]));
-        let walked = sgl(Descriptor::segment(0x100, 32), 33, READ, &memory);
+        let mut memory =
+            memory_with_descriptors(0x100, &[block(0x5000, 8), Descriptor::segment(0x200, 32)]);
+        put_descriptors(
+            &mut memory,
+            0x200,
+            &[block(0x6000, 0), Descriptor::last_segment(0x300, 32)],
+        );
+        put_descriptors(&mut memory, 0x300, &[block(0x7000, 8), block(0x7008, 16)]);
+        let walked = walk_sgl(Descriptor::segment(0x100, 32), 32, READ, &memory);
+        assert_eq!(walked, Ok(vec![host_range(0x5000, 8), host_range(0x7000, 24)]));
+        let walked = walk_sgl(Descriptor::segment(0x100, 32), 33, READ, &memory);
         assert_eq!(walked, Err(WRONG_LENGTH), "the list is a byte too short");
     }
 
     #[test]
-    fn a_bit_bucket_takes_bytes_of_a_read_and_none_of_a_write() {
+    fn bit_bucket_consumes_read_bytes_only() {
         let list = [
             Descriptor::data_block(0x5000, 8),
             Descriptor::bit_bucket(8),
             Descriptor::data_block(0x6000, 8),
         ];
-        let memory = memory_with(0x100, &list);
+        let memory = memory_with_descriptors(0x100, &list);
         let first = Descriptor::last_segment(0x100, 48);
         let bucket = HostRange { iova: 0, len_bytes: 8, is_bucket: true };
-        let walked = sgl(first, 24, READ, &memory);
-        assert_eq!(walked, Ok(vec![range(0x5000, 8), bucket, range(0x6000, 8)]));
-        let walked = sgl(first, 16, WRITE, &memory);
-        assert_eq!(walked, Ok(vec![range(0x5000, 8), range(0x6000, 8)]));
-        assert_eq!(sgl(Descriptor::bit_bucket(8), 8, READ, &[]), Err(WRONG_TYPE));
+        let walked = walk_sgl(first, 24, READ, &memory);
+        assert_eq!(walked, Ok(vec![host_range(0x5000, 8), bucket, host_range(0x6000, 8)]));
+        let walked = walk_sgl(first, 16, WRITE, &memory);
+        assert_eq!(walked, Ok(vec![host_range(0x5000, 8), host_range(0x6000, 8)]));
+        assert_eq!(walk_sgl(Descriptor::bit_bucket(8), 8, READ, &[]), Err(WRONG_TYPE));
     }
 
     #[test]
-    fn every_malformation_has_its_status() {
+    fn every_malformed_sgl_has_its_status() {
         let block = Descriptor::data_block(0x5000, 8);
         let wrong = |first: Descriptor, list: &[Descriptor]| {
-            sgl(first, 64, READ, &memory_with(0x100, list)).unwrap_err()
+            walk_sgl(first, 64, READ, &memory_with_descriptors(0x100, list)).unwrap_err()
         };
         let segment = Descriptor::segment;
         let last = Descriptor::last_segment;
@@ -263,12 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_end_is_refused() {
-        let memory = memory_with(0x100, &[Descriptor::segment(0x100, 16)]);
-        assert_eq!(sgl(Descriptor::segment(0x100, 16), 64, READ, &memory), Err(WRONG_COUNT));
+    fn endless_sgl_is_rejected() {
+        let memory = memory_with_descriptors(0x100, &[Descriptor::segment(0x100, 16)]);
+        assert_eq!(walk_sgl(Descriptor::segment(0x100, 16), 64, READ, &memory), Err(WRONG_COUNT));
         let empty = vec![Descriptor::data_block(0x5000, 0); DESCRIPTORS_MAX as usize + 1];
-        let memory = memory_with(0x100, &empty);
+        let memory = memory_with_descriptors(0x100, &empty);
         let len = u32::try_from(empty.len() * 16).unwrap();
-        assert_eq!(sgl(Descriptor::last_segment(0x100, len), 64, READ, &memory), Err(WRONG_COUNT));
+        assert_eq!(
+            walk_sgl(Descriptor::last_segment(0x100, len), 64, READ, &memory),
+            Err(WRONG_COUNT)
+        );
     }
 }

@@ -4,7 +4,7 @@
 use tenmil_base::{Instant, Interrupts, RingMemory};
 use tenmil_wire::{AdminOpcode, Command, Status};
 
-use super::admin::AdminRequest;
+use super::admin_queue::AdminQueueRequest;
 use super::{MemoryTransport, QueueDeletion};
 use crate::controller::interface::{AdminOutcome, AdminResult};
 
@@ -27,7 +27,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             let Some(admin) = &mut self.admin else { return is_busy };
             let Some(request) = admin.next_request(self.bar.doorbells()) else { break };
             is_busy = true;
-            self.handle_requests(now, Some(request));
+            self.handle_admin_requests(now, Some(request));
         }
         is_busy |= self.signal_admin();
         is_busy
@@ -37,7 +37,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     pub(super) fn poll_deferred_admin(&mut self, now: Instant) -> bool {
         let mut is_busy = false;
         while let Some(done) = self.controller.next_deferred_completion() {
-            self.end(now, done.cid, done.end);
+            self.complete_deferred_admin(now, done.cid, done.end);
             is_busy = true;
         }
         while self.admin.as_ref().is_some_and(|admin| admin.has_event_requests()) {
@@ -45,36 +45,38 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             let Some(cid) = self.admin.as_mut().and_then(|admin| admin.take_event_request()) else {
                 break;
             };
-            self.end(now, cid, AdminResult::with(result));
+            self.complete_deferred_admin(now, cid, AdminResult::success_with(result));
             is_busy = true;
         }
         is_busy |= self.finish_deletions(now);
         if self.admin.as_ref().is_some_and(|admin| admin.fault().is_some()) {
-            self.fail(now, "the memory of the admin queue is not accessible");
+            self.fail_controller(now, "the memory of the admin queue is not accessible");
         }
         is_busy
     }
 
     /// Completes a deferred command.
-    pub(super) fn end(&mut self, now: Instant, cid: u16, end: AdminResult) {
-        let request = self.admin.as_mut().and_then(|admin| admin.complete(cid, end));
-        self.handle_requests(now, request);
+    pub(super) fn complete_deferred_admin(&mut self, now: Instant, cid: u16, end: AdminResult) {
+        let request = self.admin.as_mut().and_then(|admin| admin.complete_deferred(cid, end));
+        self.handle_admin_requests(now, request);
     }
 
     /// Handles a request of the admin queue, and the requests that follow from it.
-    fn handle_requests(&mut self, now: Instant, mut request: Option<AdminRequest>) {
+    fn handle_admin_requests(&mut self, now: Instant, mut request: Option<AdminQueueRequest>) {
         while let Some(next) = request {
             request = match next {
-                AdminRequest::Data(command) => {
-                    let data = self.controller.data(&command);
-                    self.admin.as_mut().and_then(|admin| admin.begin(data))
+                AdminQueueRequest::Data(command) => {
+                    let data = self.controller.command_data_length(&command);
+                    self.admin.as_mut().and_then(|admin| admin.handle_data_answer(data))
                 }
-                AdminRequest::Execution(command, bytes) => self.execute(now, command, bytes),
-                AdminRequest::Report(report) => {
+                AdminQueueRequest::Execution(command, bytes) => {
+                    self.execute_admin(now, command, bytes)
+                }
+                AdminQueueRequest::Report(report) => {
                     self.controller.report_error(now, &report);
                     None
                 }
-                AdminRequest::InvalidDoorbell(kind) => {
+                AdminQueueRequest::InvalidDoorbell(kind) => {
                     self.controller.invalid_doorbell(now, kind);
                     None
                 }
@@ -84,23 +86,23 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Signals vector 0 for admin completions, without coalescing.
     fn signal_admin(&mut self) -> bool {
-        let posted = self.admin.as_mut().map_or(0, |admin| admin.take_posted());
+        let posted = self.admin.as_mut().map_or(0, |admin| admin.take_posted_count());
         if posted > 0 {
-            self.vectors.signal(&self.bar, 0);
+            self.vectors.signal_vector(&self.bar, 0);
         }
         posted > 0
     }
 
-    fn execute(
+    fn execute_admin(
         &mut self,
         now: Instant,
         command: Command,
         mut bytes: Vec<u8>,
-    ) -> Option<AdminRequest> {
+    ) -> Option<AdminQueueRequest> {
         let opcode = AdminOpcode::from_u8(command.opcode());
         // The health log has to include all I/O so far.
         if opcode == Some(AdminOpcode::GetLogPage) {
-            self.report_traffic(now);
+            self.report_io_counters(now);
         }
         let step = self.controller.execute(now, &command, &mut bytes);
         if opcode == Some(AdminOpcode::SetFeatures) {
@@ -110,18 +112,18 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let end = match step {
             AdminOutcome::Done(end) => end,
             AdminOutcome::CreateCompletionQueue(create) => {
-                end_of(self.create_completion_queue(create))
+                to_admin_result(self.create_completion_queue(create))
             }
             AdminOutcome::CreateSubmissionQueue(create) => {
-                end_of(self.create_submission_queue(create))
+                to_admin_result(self.create_submission_queue(create))
             }
             AdminOutcome::DoorbellBuffers { shadow, event_index } => {
-                end_of(self.set_doorbell_buffers(shadow, event_index))
+                to_admin_result(self.set_doorbell_buffers(shadow, event_index))
             }
             AdminOutcome::Abort { sqid, cid } => {
                 let is_aborted = self.abort(now, sqid, cid);
                 self.controller.abort_ended();
-                AdminResult::with(u32::from(!is_aborted))
+                AdminResult::success_with(u32::from(!is_aborted))
             }
             AdminOutcome::DeleteSubmissionQueue { sqid } => {
                 match self.close_submission_queue(now, sqid) {
@@ -133,18 +135,20 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                             sqid,
                         }));
                     }
-                    Err(status) => AdminResult::refused(status),
+                    Err(status) => AdminResult::failure(status),
                 }
             }
-            AdminOutcome::DeleteCompletionQueue { cqid } => match self.may_delete(cqid) {
-                Ok(()) => {
-                    return self.defer_command(Some(QueueDeletion::Completion {
-                        cid: command.cid(),
-                        cqid,
-                    }));
+            AdminOutcome::DeleteCompletionQueue { cqid } => {
+                match self.check_delete_completion_queue(cqid) {
+                    Ok(()) => {
+                        return self.defer_command(Some(QueueDeletion::Completion {
+                            cid: command.cid(),
+                            cqid,
+                        }));
+                    }
+                    Err(status) => AdminResult::failure(status),
                 }
-                Err(status) => AdminResult::refused(status),
-            },
+            }
             AdminOutcome::AsyncEvent => {
                 if let Some(admin) = &mut self.admin {
                     admin.hold_event_request(command.cid());
@@ -153,14 +157,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             }
             AdminOutcome::Deferred => return self.defer_command(None),
             // Cross-controller reset exists only over fabrics.
-            AdminOutcome::Reset(_) => AdminResult::refused(Status::INVALID_OPCODE.with_dnr()),
+            AdminOutcome::Reset(_) => AdminResult::failure(Status::INVALID_OPCODE.with_dnr()),
         };
-        self.admin.as_mut().and_then(|admin| admin.executed(end, bytes))
+        self.admin.as_mut().and_then(|admin| admin.handle_execution_result(end, bytes))
     }
 
-    fn defer_command(&mut self, deletion: Option<QueueDeletion>) -> Option<AdminRequest> {
+    fn defer_command(&mut self, deletion: Option<QueueDeletion>) -> Option<AdminQueueRequest> {
         if let Some(admin) = &mut self.admin {
-            admin.defer();
+            admin.defer_completion();
         }
         self.deletions.extend(deletion);
         None
@@ -174,19 +178,19 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let is_parked = self.admin.as_mut().is_some_and(|admin| admin.abort_event_request(cid));
         if is_parked {
             self.controller.event_request_aborted();
-            self.end(now, cid, AdminResult::refused(Status::ABORT_REQUESTED));
+            self.complete_deferred_admin(now, cid, AdminResult::failure(Status::ABORT_REQUESTED));
         }
         is_parked
     }
 
     /// Adds the I/O totals of the queues to the health log before it is read.
-    fn report_traffic(&mut self, now: Instant) {
+    fn report_io_counters(&mut self, now: Instant) {
         for signalled in &mut self.queues {
-            self.controller.add_traffic(&signalled.queue.take_traffic(now));
+            self.controller.add_io_counters(&signalled.queue.take_io_counters(now));
         }
     }
 }
 
-fn end_of(result: Result<(), Status>) -> AdminResult {
-    result.map_or_else(AdminResult::refused, |()| AdminResult::OK)
+fn to_admin_result(result: Result<(), Status>) -> AdminResult {
+    result.map_or_else(AdminResult::failure, |()| AdminResult::OK)
 }

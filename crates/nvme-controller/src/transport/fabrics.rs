@@ -27,11 +27,12 @@ use tenmil_wire::register::Configuration;
 use tenmil_wire::{AdminOpcode, Command, Status};
 
 use crate::controller::interface::{
-    AdminData, AdminOutcome, AdminResult, ControllerSignal, ErrorReport, ReservationCompletion,
+    AdminDataTransfer, AdminOutcome, AdminResult, ErrorReport, ReservationCompletion,
+    TransportAction,
 };
 use crate::controller::{Controller, WakeFn};
-use crate::namespace::{Namespaces, VersionedReader};
-use crate::transport::shutdown::Shutdown;
+use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
+use crate::transport::shutdown::ShutdownFlush;
 
 mod queue_link;
 mod queues;
@@ -40,7 +41,7 @@ mod state;
 pub use queue_link::{QueueCommand, QueueLink};
 pub use queues::{CreateQueueError, FabricsQueue, ReservationReply};
 use state::FabricsState;
-pub use state::property;
+pub use state::property_value;
 
 /// Fabrics transport of one controller: one association.
 pub struct FabricsTransport {
@@ -48,17 +49,17 @@ pub struct FabricsTransport {
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
     /// Namespaces that were announced to the I/O queues.
-    namespaces: VersionedReader<Namespaces>,
+    namespaces: VersionedValueReader<NamespaceSnapshot>,
     /// I/O queues by identifier.
     links: BTreeMap<u16, Arc<QueueLink>>,
     state: FabricsState,
     configuration: Configuration,
-    shutdown: Option<Shutdown>,
+    shutdown: Option<ShutdownFlush>,
     /// Outstanding Asynchronous Event Requests, oldest first.
     event_requests: VecDeque<u16>,
     /// Commands that complete later, including Asynchronous Event Requests.
     waiting: Vec<DeferredCommand>,
-    completed: VecDeque<(u16, DeferredEnd)>,
+    completed: VecDeque<(u16, DeferredResult)>,
     /// Requested resets of other controllers, not yet fetched, with the identifier of the command.
     resets: VecDeque<(u16, CrossControllerReset)>,
     /// Deadline for the host to enable the controller.
@@ -66,7 +67,7 @@ pub struct FabricsTransport {
     /// Time of the host's last activity.
     last_activity: Instant,
     waker: Option<WakeFn>,
-    end_reason: Option<EndReason>,
+    association_end_reason: Option<AssociationEndReason>,
     last_error: Option<String>,
 }
 
@@ -80,7 +81,7 @@ struct DeferredCommand {
 
 /// Result of a deferred command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeferredEnd {
+pub enum DeferredResult {
     /// The command completes with this result.
     Completed(AdminResult),
     /// The command was dropped by a controller reset that its host has requested: it gets no completion
@@ -91,7 +92,7 @@ pub enum DeferredEnd {
 
 /// Reason why an association has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndReason {
+pub enum AssociationEndReason {
     /// The admin connection was lost.
     ConnectionLost,
     /// The host was silent for its keep-alive timeout (Base 2.1 §3.9).
@@ -129,7 +130,7 @@ impl FabricsTransport {
             enable_by: now.after(ENABLE_MAX),
             last_activity: now,
             waker: None,
-            end_reason: None,
+            association_end_reason: None,
             last_error: None,
         };
         transport.configure();
@@ -158,11 +159,11 @@ impl FabricsTransport {
     }
 
     /// Data length and direction of an admin command, or the status that rejects it.
-    pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
+    pub fn command_data_length(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
         if !self.is_enabled() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
         }
-        self.controller.data(command)
+        self.controller.command_data_length(command)
     }
 
     /// Keep-alive timeout; zero disables it.
@@ -173,7 +174,7 @@ impl FabricsTransport {
     /// Executes an admin command. Returns its result if it completes at once, with the data for the host
     /// in `bytes`. Otherwise the result follows through [`next_end`](Self::next_end). `host_cid` is the
     /// host's command identifier, used in the error log.
-    pub fn execute(
+    pub fn execute_admin(
         &mut self,
         now: Instant,
         command: &Command,
@@ -181,7 +182,7 @@ impl FabricsTransport {
         bytes: &mut Vec<u8>,
     ) -> Option<AdminResult> {
         if !self.is_enabled() {
-            return Some(AdminResult::refused(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
+            return Some(AdminResult::failure(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
         }
         self.last_activity = now;
         let step = self.controller.execute(now, command, bytes);
@@ -202,7 +203,7 @@ impl FabricsTransport {
             | AdminOutcome::DeleteSubmissionQueue { .. }
             | AdminOutcome::DeleteCompletionQueue { .. }
             | AdminOutcome::DoorbellBuffers { .. } => {
-                return Some(AdminResult::refused(Status::INVALID_OPCODE.with_dnr()));
+                return Some(AdminResult::failure(Status::INVALID_OPCODE.with_dnr()));
             }
         }
         self.waiting.push(DeferredCommand { command: *command, host_cid });
@@ -212,23 +213,23 @@ impl FabricsTransport {
     /// Records in the error log an admin command that was rejected before it reached the controller;
     /// `command` has the host's identifier.
     pub fn record_rejection(&mut self, now: Instant, command: &Command, status: Status) {
-        let end = AdminResult::refused(status);
-        self.controller.report_error(now, &report(command, command.cid(), end));
+        let end = AdminResult::failure(status);
+        self.controller.report_error(now, &error_report(command, command.cid(), end));
     }
 
     /// Next result of a command that [`execute`](Self::execute) has deferred.
-    pub fn next_end(&mut self) -> Option<(u16, DeferredEnd)> {
+    pub fn next_deferred_result(&mut self) -> Option<(u16, DeferredResult)> {
         self.completed.pop_front()
     }
 
     /// Next requested reset of another controller, with the identifier of its command. The caller
     /// performs it and reports its result through [`end_reset`](Self::end_reset).
-    pub fn next_reset(&mut self) -> Option<(u16, CrossControllerReset)> {
+    pub fn next_cross_controller_reset(&mut self) -> Option<(u16, CrossControllerReset)> {
         self.resets.pop_front()
     }
 
     /// Completes the command of a cross-controller reset.
-    pub fn end_reset(&mut self, now: Instant, cid: u16, end: AdminResult) {
+    pub fn complete_cross_controller_reset(&mut self, now: Instant, cid: u16, end: AdminResult) {
         self.complete_deferred(now, cid, end);
     }
 
@@ -240,15 +241,17 @@ impl FabricsTransport {
         }
         self.controller.poll(now);
         let mut is_busy = self.advance_state(now);
-        while let Some(signal) = self.controller.next_signal() {
-            is_busy |= signal != ControllerSignal::CheckPreempted;
+        while let Some(signal) = self.controller.next_transport_action() {
+            is_busy |= signal != TransportAction::CheckPreempted;
             match signal {
-                ControllerSignal::KeepAliveExpired => self.end(EndReason::KeepAliveExpired),
-                ControllerSignal::AbortNamespace { nsid, preempted } => {
+                TransportAction::KeepAliveExpired => {
+                    self.end_association(AssociationEndReason::KeepAliveExpired)
+                }
+                TransportAction::AbortNamespace { nsid, preempted } => {
                     self.send_command(&QueueCommand::AbortNamespace { nsid, preempted });
                 }
-                ControllerSignal::CheckPreempted => self.send_command(&QueueCommand::Poll),
-                ControllerSignal::PersistFailed { why } => self.last_error = Some(why),
+                TransportAction::CheckPreempted => self.send_command(&QueueCommand::Poll),
+                TransportAction::PersistFailed { why } => self.last_error = Some(why),
             }
         }
         while let Some(ReservationCompletion { from, end }) =
@@ -265,7 +268,7 @@ impl FabricsTransport {
         }
         if now >= self.enable_by {
             self.enable_by = Instant::NEVER;
-            self.end(EndReason::EnableTimeout);
+            self.end_association(AssociationEndReason::EnableTimeout);
         }
         while let Some(done) = self.controller.next_deferred_completion() {
             is_busy |= self.complete_deferred(now, done.cid, done.end);
@@ -275,34 +278,34 @@ impl FabricsTransport {
             && let Some(result) = self.controller.next_event()
             && let Some(cid) = self.event_requests.pop_front()
         {
-            is_busy |= self.complete_deferred(now, cid, AdminResult::with(result));
+            is_busy |= self.complete_deferred(now, cid, AdminResult::success_with(result));
         }
         is_busy
     }
 
     /// Latest time of the next [`poll`](Self::poll), even without activity.
     pub fn wake_at(&self, now: Instant) -> Instant {
-        let is_flushing = self.shutdown.as_ref().is_some_and(Shutdown::is_running);
+        let is_flushing = self.shutdown.as_ref().is_some_and(ShutdownFlush::is_running);
         let motion = if is_flushing { now.after(TRANSITION_POLL) } else { Instant::NEVER };
         self.controller.wake_at(now).min(self.enable_by).min(motion)
     }
 
     /// Ends the association: every I/O queue is instructed to stop. The first reason is kept.
-    pub fn end(&mut self, why: EndReason) {
-        if self.end_reason.is_none() {
-            self.end_reason = Some(why);
+    pub fn end_association(&mut self, why: AssociationEndReason) {
+        if self.association_end_reason.is_none() {
+            self.association_end_reason = Some(why);
             self.send_command(&QueueCommand::Stop);
-            self.wake();
+            self.wake_owner();
         }
     }
 
     /// Reason why the association has ended, if it has.
-    pub fn end_reason(&self) -> Option<EndReason> {
-        self.end_reason
+    pub fn end_reason(&self) -> Option<AssociationEndReason> {
+        self.association_end_reason
     }
 
     /// Whether every I/O queue has stopped: none starts a command anymore.
-    pub fn has_stopped(&self) -> bool {
+    pub fn have_queues_stopped(&self) -> bool {
         self.links.values().all(|link| link.is_ending())
     }
 
@@ -336,7 +339,7 @@ impl FabricsTransport {
                 return None;
             }
             self.controller.abort_ended();
-            return Some(AdminResult::with(1));
+            return Some(AdminResult::success_with(1));
         }
         self.controller.abort_ended();
         let at = self.event_requests.iter().position(|request| *request == cid);
@@ -344,10 +347,10 @@ impl FabricsTransport {
             self.event_requests.remove(at);
             self.controller.event_request_aborted();
             self.waiting.retain(|waiting| waiting.command.cid() != cid);
-            let end = AdminResult::refused(Status::ABORT_REQUESTED);
-            self.completed.push_back((cid, DeferredEnd::Completed(end)));
+            let end = AdminResult::failure(Status::ABORT_REQUESTED);
+            self.completed.push_back((cid, DeferredResult::Completed(end)));
         }
-        Some(AdminResult::with(u32::from(at.is_none())))
+        Some(AdminResult::success_with(u32::from(at.is_none())))
     }
 
     /// Completes a deferred command. Returns false if it is unknown.
@@ -357,9 +360,9 @@ impl FabricsTransport {
         };
         let DeferredCommand { command, host_cid } = self.waiting.swap_remove(at);
         if !end.status.is_success() {
-            self.controller.report_error(now, &report(&command, host_cid, end));
+            self.controller.report_error(now, &error_report(&command, host_cid, end));
         }
-        self.completed.push_back((cid, DeferredEnd::Completed(end)));
+        self.completed.push_back((cid, DeferredResult::Completed(end)));
         true
     }
 
@@ -370,7 +373,7 @@ impl FabricsTransport {
         end: AdminResult,
     ) -> AdminResult {
         if !end.status.is_success() {
-            self.controller.report_error(now, &report(command, host_cid, end));
+            self.controller.report_error(now, &error_report(command, host_cid, end));
         }
         end
     }
@@ -385,14 +388,14 @@ impl FabricsTransport {
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
     }
 
-    fn wake(&self) {
+    fn wake_owner(&self) {
         if let Some(waker) = &self.waker {
             waker();
         }
     }
 }
 
-fn report(command: &Command, host_cid: u16, end: AdminResult) -> ErrorReport {
+fn error_report(command: &Command, host_cid: u16, end: AdminResult) -> ErrorReport {
     ErrorReport {
         sqid: 0,
         cid: host_cid,
@@ -409,7 +412,7 @@ impl core::fmt::Debug for FabricsTransport {
             .field("cntlid", &self.controller.configuration().cntlid)
             .field("state", &self.state)
             .field("queues", &self.links.keys())
-            .field("end_reason", &self.end_reason)
+            .field("end_reason", &self.association_end_reason)
             .finish_non_exhaustive()
     }
 }

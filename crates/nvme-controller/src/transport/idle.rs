@@ -22,8 +22,8 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     ///
     /// [`disarm`](Self::disarm) must follow, whatever the result. The caller has to provide wake-ups for
     /// two sources: accesses to slow host memory, and other controllers of the same subsystem.
-    pub fn arm(&mut self, now: Instant) -> Option<Instant> {
-        let must_wake = self.queues.iter_mut().any(|signalled| signalled.queue.arm());
+    pub fn arm_wakeup(&mut self, now: Instant) -> Option<Instant> {
+        let must_wake = self.queues.iter_mut().any(|signalled| signalled.queue.arm_wakeup());
         if must_wake || self.run_housekeeping(now) {
             return None;
         }
@@ -32,13 +32,13 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             NextPoll::Pending(until) | NextPoll::Idle(until) => until,
         };
         let lacks_wakeup = self.is_transitioning()
-            || self.queues.iter_mut().any(|signalled| signalled.queue.lacks_wakeup());
+            || self.queues.iter_mut().any(|signalled| signalled.queue.has_pending_without_wakeup());
         (until > now && !lacks_wakeup).then_some(until)
     }
 
     /// Disables completion signals after the thread has woken.
-    pub fn disarm(&mut self) {
-        self.queues.iter_mut().for_each(|signalled| signalled.queue.disarm());
+    pub fn disarm_wakeup(&mut self) {
+        self.queues.iter_mut().for_each(|signalled| signalled.queue.disarm_wakeup());
     }
 
     /// Passes the file descriptors of block devices opened since the last call to `each`. A descriptor

@@ -4,8 +4,8 @@ use tenmil_base::{Instant, Interrupts, RingMemory};
 use tenmil_wire::Status;
 use tenmil_wire::register::{CommandSetSelected, Configuration};
 
-use super::state::PAGE_SHIFT_MIN;
-use super::{MemoryTransport, QueueDeletion, SignalledQueue};
+use super::controller_state::PAGE_SHIFT_MIN;
+use super::{InterruptingQueue, MemoryTransport, QueueDeletion};
 use crate::controller::interface::{AdminResult, CreateCompletionQueue, CreateSubmissionQueue};
 use crate::doorbell::STRIDE;
 use crate::executor::{ExecutorConfig, ExecutorContext};
@@ -21,7 +21,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         create: CreateCompletionQueue,
     ) -> Result<(), Status> {
         let cc = self.check_entry_size(|cc| cc.iocqes() == COMPLETION_ENTRY_SHIFT)?;
-        if self.find(create.cqid).is_some() {
+        if self.find_completion_queue(create.cqid).is_some() {
             return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
         }
         let entries = u16::try_from(create.entries).unwrap_or(u16::MAX);
@@ -29,7 +29,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             cqid: create.cqid,
             entries: create.entries,
             address: create.address,
-            burst: self.burst(),
+            burst: self.fetch_burst_max(),
             executor: ExecutorConfig {
                 page_shift: PAGE_SHIFT_MIN + cc.mps(),
                 transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
@@ -46,8 +46,8 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let doorbells = self.bar.doorbells().clone();
         let queue = Queue::new(self.host.clone(), &config, doorbells, shared, namespaces);
         let queue = queue.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
-        self.queues.push(SignalledQueue { queue, vector: create.vector });
-        self.queue_changes = self.queue_changes.wrapping_add(1);
+        self.queues.push(InterruptingQueue { queue, vector: create.vector });
+        self.queue_change_count = self.queue_change_count.wrapping_add(1);
         self.controller.queue_created();
         self.shadow_completion(create.cqid)
     }
@@ -61,12 +61,12 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
         }
         let is_deleting = self.is_deleting(create.cqid);
-        let signalled = self.find(create.cqid).filter(|_| !is_deleting);
+        let signalled = self.find_completion_queue(create.cqid).filter(|_| !is_deleting);
         let signalled = signalled.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
         let added =
             signalled.queue.add_submission_queue(create.sqid, create.entries, create.address);
         added.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
-        self.queue_changes = self.queue_changes.wrapping_add(1);
+        self.queue_change_count = self.queue_change_count.wrapping_add(1);
         self.controller.queue_created();
         self.shadow_submission(create.sqid)
     }
@@ -82,16 +82,16 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         });
         let cqid = self.completion_queue_of(sqid).filter(|_| !is_closing);
         let cqid = cqid.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
-        if let Some(signalled) = self.find(cqid) {
+        if let Some(signalled) = self.find_completion_queue(cqid) {
             signalled.queue.close_submission_queue(now, sqid);
         }
         Ok(cqid)
     }
 
     /// Checks that a completion queue may be deleted: it exists and no submission queue uses it.
-    pub(super) fn may_delete(&mut self, cqid: u16) -> Result<(), Status> {
+    pub(super) fn check_delete_completion_queue(&mut self, cqid: u16) -> Result<(), Status> {
         let is_deleting = self.is_deleting(cqid);
-        let signalled = self.find(cqid).filter(|_| !is_deleting);
+        let signalled = self.find_completion_queue(cqid).filter(|_| !is_deleting);
         let signalled = signalled.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
         if signalled.queue.submission_queues().next().is_some() {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr());
@@ -120,7 +120,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                     )
                 }
                 QueueDeletion::Completion { cid, cqid } => {
-                    let is_empty = |signalled: &SignalledQueue<H>| {
+                    let is_empty = |signalled: &InterruptingQueue<H>| {
                         signalled.queue.cqid() == cqid && signalled.queue.is_drained()
                     };
                     let at = queues.iter().position(is_empty);
@@ -134,9 +134,10 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             ended.extend(is_gone.then_some(cid));
             !is_gone
         });
-        self.queue_changes = self.queue_changes.wrapping_add(u32::from(!ended.is_empty()));
+        self.queue_change_count =
+            self.queue_change_count.wrapping_add(u32::from(!ended.is_empty()));
         for cid in &ended {
-            self.end(now, *cid, AdminResult::OK);
+            self.complete_deferred_admin(now, *cid, AdminResult::OK);
         }
         !ended.is_empty()
     }
@@ -151,7 +152,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let result = cqids.into_iter().try_for_each(|cqid| {
             self.shadow_completion(cqid)?;
             let sqids: Vec<u16> = self
-                .find(cqid)
+                .find_completion_queue(cqid)
                 .map_or_else(Vec::new, |signalled| signalled.queue.submission_queues().collect());
             sqids.into_iter().try_for_each(|sqid| self.shadow_submission(sqid))
         });
@@ -190,7 +191,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let refused = Status::INVALID_FIELD.with_dnr();
         let place = |base: u64| base.checked_add(index * (4 << STRIDE)).ok_or(refused);
         let (shadow, event_index) = (place(shadow)?, place(event_index)?);
-        let Some(signalled) = self.find(cqid) else { return Ok(()) };
+        let Some(signalled) = self.find_completion_queue(cqid) else { return Ok(()) };
         match signalled.queue.set_shadow(sqid, shadow, event_index) {
             Ok(true) => Ok(()),
             // Memory that is not shared cannot be polled.
@@ -216,13 +217,13 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         })
     }
 
-    pub(super) fn find(&mut self, cqid: u16) -> Option<&mut SignalledQueue<H>> {
+    pub(super) fn find_completion_queue(&mut self, cqid: u16) -> Option<&mut InterruptingQueue<H>> {
         self.queues.iter_mut().find(|signalled| signalled.queue.cqid() == cqid)
     }
 
     /// Completion queue used by a submission queue.
     fn completion_queue_of(&self, sqid: u16) -> Option<u16> {
-        let has_it = |signalled: &&SignalledQueue<H>| {
+        let has_it = |signalled: &&InterruptingQueue<H>| {
             signalled.queue.submission_queues().any(|id| id == sqid)
         };
         self.queues.iter().find(has_it).map(|signalled| signalled.queue.cqid())

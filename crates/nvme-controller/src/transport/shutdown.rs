@@ -7,21 +7,21 @@ use tenmil_base::{
 use tenmil_wire::register::{ShutdownNotification, ShutdownStatus};
 
 use crate::controller::Controller;
-use crate::namespace::Namespaces;
+use crate::namespace::NamespaceSnapshot;
 
 /// Shutdown in progress or complete.
-pub(super) struct Shutdown {
-    flushes: Vec<Flush>,
+pub(super) struct ShutdownFlush {
+    flushes: Vec<NamespaceFlush>,
     completions: CompletionBatch,
     has_failed: bool,
 }
 
-struct Flush {
+struct NamespaceFlush {
     backend: Box<dyn IoChannel>,
     is_submitted: bool,
 }
 
-impl Shutdown {
+impl ShutdownFlush {
     /// Handles the value of CC.SHN: the first shutdown notification starts the shutdown in `this`, later
     /// calls advance it.
     #[inline]
@@ -48,13 +48,13 @@ impl Shutdown {
     ) {
         let shutdown = this.get_or_insert_with(|| {
             controller.shutdown();
-            Self::begin(controller.namespaces().reader().get(), is_abrupt)
+            Self::begin_flushes(controller.namespaces().reader().get(), is_abrupt)
         });
         shutdown.poll(now);
     }
 
     /// Opens a channel to every block device with unflushed data. An abrupt shutdown flushes nothing.
-    fn begin(namespaces: &Namespaces, is_abrupt: bool) -> Self {
+    fn begin_flushes(namespaces: &NamespaceSnapshot, is_abrupt: bool) -> Self {
         let mut shutdown = Self {
             flushes: Vec::new(),
             completions: CompletionBatch::with_capacity(1),
@@ -64,7 +64,9 @@ impl Shutdown {
         for namespace in namespaces.iter().filter(|_| !is_abrupt) {
             if has_cache(namespace.limits.durability) {
                 match namespace.device.channel() {
-                    Ok(backend) => shutdown.flushes.push(Flush { backend, is_submitted: false }),
+                    Ok(backend) => {
+                        shutdown.flushes.push(NamespaceFlush { backend, is_submitted: false })
+                    }
                     Err(_) => shutdown.has_failed = true,
                 }
             }
@@ -103,14 +105,14 @@ impl Shutdown {
     }
 }
 
-impl core::fmt::Debug for Shutdown {
+impl core::fmt::Debug for ShutdownFlush {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(out, "Shutdown {{ {} to flush }}", self.flushes.len())
     }
 }
 
 const REQUEST: Request = Request {
-    token: 0,
+    random_token: 0,
     lba: 0,
     operand: 0,
     blocks: 0,

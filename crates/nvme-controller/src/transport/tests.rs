@@ -1,9 +1,9 @@
 //! A complete controller between a fake host and a fake block device.
 
 mod admin;
-mod bringup;
+mod enable;
+mod fixture;
+mod interrupts;
 mod io;
 mod reset;
-mod rig;
-mod signals;
 mod sleep;

@@ -189,10 +189,10 @@ impl MultipathChannel {
             let Some(path) = self.selector.choose(&self.views) else { break };
             let Some(mut tracked) = self.inflight.insert(now, request, segments) else { break };
             let path = match request.operation {
-                Operation::Flush => self.begin_flush(tracked.token, path),
+                Operation::Flush => self.begin_flush(tracked.random_token, path),
                 _ => path,
             };
-            tracked.token = self.inflight.set_path(tracked.token, path);
+            tracked.random_token = self.inflight.set_path(tracked.random_token, path);
             self.views[path].in_flight += 1;
             self.path_channels[path].batch.push(tracked);
             count += 1;
@@ -229,7 +229,7 @@ impl MultipathChannel {
             path_channel.has_unsent |= count > 0;
             for request in &path_channel.batch[count..] {
                 self.views[path].in_flight -= 1;
-                self.inflight.hold_for_retry(request.token);
+                self.inflight.hold_for_retry(request.random_token);
             }
             path_channel.batch.clear();
         }
@@ -250,7 +250,8 @@ impl MultipathChannel {
         if self.has_failed(now) && !self.is_resuming(now) {
             let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
             let count = requests.len().min(free_slots);
-            self.failed.extend(requests[..count].iter().map(|request| path_error(request.token)));
+            self.failed
+                .extend(requests[..count].iter().map(|request| path_error(request.random_token)));
             return count;
         }
         if self.accepts_requests() { self.submit_batches(now, requests, segments) } else { 0 }
@@ -393,7 +394,7 @@ impl MultipathChannel {
         let loss = path_channel
             .loss
             .unwrap_or(ConnectionLossInfo { at: now, failure: ConnectionFailure::NotBroken });
-        completions.extract(first, |completion| {
+        completions.extract_if(first, |completion| {
             let IoCompletion { token, status, .. } = *completion;
             if !inflight.is_awaited(token) {
                 *stale -= 1;
@@ -603,14 +604,14 @@ impl IoChannel for MultipathChannel {
     fn doorbell_stats(&self) -> DoorbellStats {
         self.queue_pairs()
             .map(FabricsQueuePair::doorbells)
-            .fold(DoorbellStats::default(), DoorbellStats::sum)
+            .fold(DoorbellStats::default(), DoorbellStats::plus)
     }
 
-    fn losses(&self) -> u64 {
+    fn write_losses(&self) -> u64 {
         self.flushes.losses()
     }
 
-    fn ack_losses(&mut self, count: u64) {
+    fn ack_repaired_losses(&mut self, count: u64) {
         self.flushes.acknowledge(count);
     }
 }

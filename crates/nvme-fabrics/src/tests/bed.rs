@@ -154,7 +154,7 @@ impl Bed {
     ) -> Request {
         let bytes: u32 = segments.iter().map(|segment| segment.len_bytes).sum();
         Request {
-            token,
+            random_token: token,
             lba,
             operand: 0,
             segment_first: 0,

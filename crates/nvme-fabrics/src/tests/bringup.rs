@@ -2,7 +2,7 @@
 
 use tenmil_base::{IoStatus, Operation, Segment, Span};
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
-use tenmil_nvme_tcp::{DigestMode, SuccessPolicy};
+use tenmil_nvme_tcp::{DigestMode, SuccessFlagPolicy};
 use tenmil_sim::sim_network::NetworkOptions;
 use tenmil_wire::Status;
 
@@ -116,7 +116,7 @@ fn data_in_many_pieces_are_gathered_and_scattered() {
 #[test]
 fn with_digests_and_without_in_pieces_of_any_length_all_is_the_same() {
     for digest in [DigestMode::Off, DigestMode::Required] {
-        for success in [SuccessPolicy::Never, SuccessPolicy::WithoutFlowControl] {
+        for success in [SuccessFlagPolicy::Never, SuccessFlagPolicy::WithoutFlowControl] {
             for seed in 0..4 {
                 let mut bed = Bed::new();
                 bed.target.state().network = NetworkOptions::with_splitting(seed);

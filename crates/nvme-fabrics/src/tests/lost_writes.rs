@@ -251,8 +251,8 @@ fn losses_that_are_heeded_fail_no_flush_and_later_ones_do() {
     bed.write(1);
     bed.lose_controller();
     assert_eq!(bed.flush_on(0), IoStatus::WRITE_FAULT);
-    assert_eq!(bed.queues[1].losses(), 1);
-    bed.queues[1].ack_losses(1);
+    assert_eq!(bed.queues[1].write_losses(), 1);
+    bed.queues[1].ack_repaired_losses(1);
     assert_eq!(bed.flush_on(1), IoStatus::SUCCESS, "its owner knows of it");
     for is_counted in [false, true] {
         bed.write(2);
@@ -260,9 +260,9 @@ fn losses_that_are_heeded_fail_no_flush_and_later_ones_do() {
         if is_counted {
             assert_eq!(bed.flush_on(0), IoStatus::WRITE_FAULT);
         }
-        bed.queues[1].ack_losses(1);
+        bed.queues[1].ack_repaired_losses(1);
         assert_eq!(bed.flush_on(1), IoStatus::WRITE_FAULT, "another one, counted: {is_counted}");
-        bed.queues[0].ack_losses(2);
+        bed.queues[0].ack_repaired_losses(2);
     }
 }
 

@@ -166,7 +166,7 @@ impl Field {
 
     pub(super) fn submit(&mut self, op: Operation, lba: u64, place: Segment, token: u64) -> bool {
         let request = Request {
-            token,
+            random_token: token,
             lba,
             operand: 0,
             segment_first: 0,

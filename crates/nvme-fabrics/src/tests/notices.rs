@@ -74,7 +74,7 @@ impl Stream for Noticing {
         self.end.arm(wants_bytes, wants_space) || self.end.released_bytes() > self.told
     }
 
-    fn peer(&self) -> String {
-        self.end.peer()
+    fn peer_description(&self) -> String {
+        self.end.peer_description()
     }
 }

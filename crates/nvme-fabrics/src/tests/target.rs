@@ -464,7 +464,11 @@ impl State {
         let mut page = AnaHeader::zeroed().with(|it| it.ngrps(count)).as_bytes().to_vec();
         for grpid in 1..=last {
             let state = if grpid == last { self.ana } else { AnaState::PersistentLoss };
-            ana::emit(AnaGroup::zeroed().with(|it| it.grpid(grpid).state(state)), &[], &mut page);
+            ana::append_ana_group(
+                AnaGroup::zeroed().with(|it| it.grpid(grpid).state(state)),
+                &[],
+                &mut page,
+            );
         }
         page
     }
@@ -534,10 +538,10 @@ impl End {
         loop {
             self.end.fill_send_queue(&self.data);
             let mut bytes = Vec::new();
-            for piece in self.end.pieces() {
+            for piece in self.end.send_pieces() {
                 match *piece {
                     SendPiece::Headers { at, len_bytes } => {
-                        bytes.extend(&self.end.headers()[at as usize..][..len_bytes as usize]);
+                        bytes.extend(&self.end.header_bytes()[at as usize..][..len_bytes as usize]);
                     }
                     SendPiece::Payload { tag, offset, len_bytes } => {
                         bytes.extend(&self.data.0[&tag][offset as usize..][..len_bytes as usize]);

@@ -13,7 +13,7 @@ use tenmil_wire::Status;
 use tenmil_wire::admin::AsynchronousEventRequest;
 use tenmil_wire::feature::queue::AsynchronousEventConfiguration;
 use tenmil_wire::identify::{BYTES, NSID_ALL, NamespaceList};
-use tenmil_wire::log::event::{Event as Notice, EventResult, NoticeEvent};
+use tenmil_wire::log::event::{AsyncEvent as Notice, EventResult, NoticeEvent};
 use tenmil_wire::log::health::{CriticalWarning, HealthInformation};
 use tenmil_wire::log::{self, LogPage as Page};
 
@@ -138,7 +138,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let is_read = status.is_success();
         match (log.what, Page::from_code(log.id)) {
             (Notice::Error(what), Page::ErrorInformation) => {
-                let entry = log::error::entries(&page[..64]).next();
+                let entry = log::error::error_entries(&page[..64]).next();
                 let newest = entry.filter(|_| is_read).map(Box::new);
                 self.tell(Event::ErrorReported { what, newest });
             }

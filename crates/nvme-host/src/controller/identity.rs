@@ -2,7 +2,7 @@
 
 use tenmil_base::Span;
 use tenmil_wire::identify::controller::ControllerType;
-use tenmil_wire::identify::limits::limit_bytes;
+use tenmil_wire::identify::limits::page_power_limit_bytes;
 use tenmil_wire::identify::{IdentifyController, IdentifyControllerNvm};
 
 use crate::data_pointer::SglSupport;
@@ -128,9 +128,9 @@ impl Identity {
     /// Adds the limits of the NVM command set page (NVM 1.1 §4.1.5.4).
     pub fn add_nvm(&mut self, page: &IdentifyControllerNvm) {
         let limits = &mut self.limits;
-        limits.verify_bytes_max = limit_bytes(page.vsl(), 0);
-        limits.write_zeroes_bytes_max = limit_bytes(page.wzsl(), 0);
-        limits.write_uncorrectable_bytes_max = limit_bytes(page.wusl(), 0);
+        limits.verify_bytes_max = page_power_limit_bytes(page.vsl(), 0);
+        limits.write_zeroes_bytes_max = page_power_limit_bytes(page.wzsl(), 0);
+        limits.write_uncorrectable_bytes_max = page_power_limit_bytes(page.wusl(), 0);
         if page.dmrl() != 0 {
             limits.deallocate_ranges_max = page.dmrl().into();
         }

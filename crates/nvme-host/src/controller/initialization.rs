@@ -116,7 +116,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             StartupStep::Controller => identify(Cns::Controller),
             StartupStep::ControllerNvm => identify(Cns::CommandSetController),
             StartupStep::QueueCount => {
-                let wanted = NumberOfQueues::pairs(self.options.queue_pairs.into());
+                let wanted = NumberOfQueues::queue_pair_count(self.options.queue_pairs.into());
                 set(Feature::NumberOfQueues, wanted.0)
             }
             StartupStep::HostBehavior => {

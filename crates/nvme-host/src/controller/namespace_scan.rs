@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tenmil_wire::identify::{
     BYTES, Cns, CommandSet, IdentifyNamespace, IdentifyNamespaceNvm, NSID_MAX, NamespaceIdentifier,
-    NamespaceList, descriptors,
+    NamespaceList, namespace_identifiers,
 };
 use tenmil_wire::register::Version;
 use tenmil_wire::{Status, admin};
@@ -158,7 +158,7 @@ impl Scan {
     /// Handles the descriptors; a controller without them is accepted.
     fn on_names(&mut self, at: usize, status: Status, page: &[u8; BYTES]) -> ScanStep {
         let names: Vec<_> = match status.is_success() {
-            true => descriptors(page).collect(),
+            true => namespace_identifiers(page).collect(),
             false => Vec::new(),
         };
         match command_set_of(&names) {
@@ -176,7 +176,7 @@ impl Scan {
     ) -> ScanStep {
         let common = IdentifyNamespace::from_bytes(page);
         // The namespace may have been deleted after the list was read; that is not an error.
-        let has_gone = status.is(Status::INVALID_NAMESPACE_OR_FORMAT)
+        let has_gone = status.same_code(Status::INVALID_NAMESPACE_OR_FORMAT)
             || status.is_success() && common.nsze() == 0;
         if has_gone {
             return self.first_step_at(at + 1);
@@ -252,7 +252,7 @@ mod tests {
     use tenmil_wire::identify::namespace::LbaFormat;
     use tenmil_wire::identify::{
         BYTES, CommandSet, IdentifyNamespace, NamespaceIdentifier, NamespaceList,
-        descriptor::descriptor_list,
+        descriptor::build_descriptor_list,
     };
     use tenmil_wire::register::Version;
 
@@ -279,7 +279,7 @@ mod tests {
             (2, _) => {
                 *NamespaceList::new(truth.keys().copied().filter(|other| *other > id)).as_bytes()
             }
-            (3, Some((_, set))) => descriptor_list(&[NamespaceIdentifier::Csi(*set)]),
+            (3, Some((_, set))) => build_descriptor_list(&[NamespaceIdentifier::Csi(*set)]),
             (0, Some((blocks, _))) => *IdentifyNamespace::zeroed()
                 .with(|id| id.nsze(*blocks).ncap(*blocks).lbaf(0, LbaFormat::new(9, 0)))
                 .as_bytes(),

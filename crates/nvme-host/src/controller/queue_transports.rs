@@ -137,8 +137,8 @@ impl<M: Mmio, D: Dma> QueueTransports<M, D> for RingQueues {
             QueueDoorbell::Register(mmio.doorbell(u32::try_from(offset).unwrap_or(u32::MAX)))
         };
         let doorbells = [
-            doorbell(offset::submission_doorbell(0, stride)),
-            doorbell(offset::completion_doorbell(0, stride)),
+            doorbell(offset::submission_doorbell_offset(0, stride)),
+            doorbell(offset::completion_doorbell_offset(0, stride)),
         ];
         Ok(Rings::new(dma, rings_of(setup.memory), doorbells, FastPathOptions::default()))
     }
@@ -212,8 +212,8 @@ fn doorbell<M: Mmio, D: Dma>(
 ) -> Result<QueueDoorbell<D, M::Doorbell>, RequestError> {
     let IoQueueSetup { id, doorbell_stride: stride, .. } = *setup;
     let at = match side {
-        DoorbellSide::Submission => offset::submission_doorbell(id, stride),
-        DoorbellSide::Completion => offset::completion_doorbell(id, stride),
+        DoorbellSide::Submission => offset::submission_doorbell_offset(id, stride),
+        DoorbellSide::Completion => offset::completion_doorbell_offset(id, stride),
     };
     let at = u32::try_from(at).map_err(|_| RequestError::NoSuchQueue { id })?;
     let register = mmio.doorbell(at);

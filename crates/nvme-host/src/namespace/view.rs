@@ -113,7 +113,7 @@ fn support(limits: &ControllerLimits) -> OperationSet {
     ];
     let mut operations = vec![Operation::Read, Operation::Write, Operation::Flush];
     operations.extend(optional.iter().filter(|(has, _)| *has).map(|(_, operation)| *operation));
-    OperationSet::of(&operations)
+    OperationSet::from_operations(&operations)
 }
 
 /// Converts a limit to a number, where zero means none.

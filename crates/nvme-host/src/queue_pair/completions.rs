@@ -29,7 +29,7 @@ impl<T: Transport> QueuePair<T> {
             if now >= self.scan_at {
                 self.scan(now);
             }
-            completions.fill(|places| T::complete(self, now, places, parents))
+            completions.fill_with(|places| T::complete(self, now, places, parents))
         } else {
             self.poll_slow(now, completions, parents)
         };
@@ -45,7 +45,7 @@ impl<T: Transport> QueuePair<T> {
         completions: &mut CompletionBatch,
         parents: &mut P,
     ) -> usize {
-        completions.fill(|places| T::complete(self, now, places, parents))
+        completions.fill_with(|places| T::complete(self, now, places, parents))
     }
 
     /// Has `receive` pass completions to a sink, for [`Transport::complete`]. Returns the number of

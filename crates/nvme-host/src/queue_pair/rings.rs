@@ -341,7 +341,7 @@ impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
             let room = (self.submission_depth - self.tail) as usize;
             let run = &items[count..];
             let run = &run[..run.len().min(room)];
-            let stored = self.submission.store_each(self.tail, run, |item| {
+            let stored = self.submission.store_built_commands(self.tail, run, |item| {
                 let (command, pointer) = make(item)?;
                 Some(pointer.put_in(command).0)
             });

@@ -1,6 +1,6 @@
 //! Data transfer of a command, derived from opcode, SGL and capsule (§3.3.2).
 
-use tenmil_wire::opcode::Transfer;
+use tenmil_wire::opcode::TransferDirection;
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{AdminOpcode, Command, DataPointer, Status};
 
@@ -14,9 +14,9 @@ pub(super) fn is_fabrics(command: &Command) -> bool {
 
 /// Direction of a command's data: the lowest bits of its opcode, or of FCTYPE.
 #[inline]
-fn transfer(command: &Command) -> Transfer {
+fn transfer_direction(command: &Command) -> TransferDirection {
     let code = if is_fabrics(command) { command.nsid().to_le_bytes()[0] } else { command.opcode() };
-    Transfer::of(code)
+    TransferDirection::from_opcode(code)
 }
 
 /// Determines the data transfer of a command, or the status if it is invalid.
@@ -26,8 +26,8 @@ pub(super) fn classify_transfer(
     capsule_bytes: u32,
     transfer_bytes_max: u32,
 ) -> Result<DataTransfer, Status> {
-    let direction = transfer(command);
-    if direction == Transfer::None {
+    let direction = transfer_direction(command);
+    if direction == TransferDirection::None {
         // The SGL of a command without data is not evaluated.
         return if capsule_bytes == 0 {
             Ok(DataTransfer::None)
@@ -45,7 +45,7 @@ pub(super) fn classify_transfer(
         return Err(Status::INVALID_FIELD);
     }
     let data = match (sgl.kind(), sgl.subtype(), direction) {
-        (Descriptor::DATA_BLOCK, Descriptor::OFFSET, Transfer::HostToController) => {
+        (Descriptor::DATA_BLOCK, Descriptor::OFFSET, TransferDirection::HostToController) => {
             if sgl.address() != 0 {
                 return Err(Status::SGL_OFFSET_INVALID);
             }
@@ -62,9 +62,11 @@ pub(super) fn classify_transfer(
                 return Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID);
             }
             match direction {
-                Transfer::HostToController => DataTransfer::FromHost(len_bytes),
-                Transfer::ControllerToHost => DataTransfer::ToHost(len_bytes),
-                Transfer::None | Transfer::Bidirectional => return Err(Status::INVALID_FIELD),
+                TransferDirection::HostToController => DataTransfer::FromHost(len_bytes),
+                TransferDirection::ControllerToHost => DataTransfer::ToHost(len_bytes),
+                TransferDirection::None | TransferDirection::Bidirectional => {
+                    return Err(Status::INVALID_FIELD);
+                }
             }
         }
         _ => return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),

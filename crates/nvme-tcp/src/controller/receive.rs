@@ -10,29 +10,29 @@ use super::{ControllerConnection, ControllerEvent, DataTransfer, QueueKind};
 use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
 use crate::events::EventQueue;
-use crate::pdu_body::{BodyProgress, PduBody};
-use crate::receive::{Receive, ReceiveStep, header_array, padding};
+use crate::pdu_body::{PduBody, PduBodyProgress};
+use crate::receive_loop::{PduReceiveStep, ReceivePdus, header_array, padding_len};
 
 /// Number of slots added at a time.
 const GROWTH: usize = 4;
 
-impl Receive for ControllerConnection {
+impl ReceivePdus for ControllerConnection {
     #[inline]
     fn receive_body(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<ControllerEvent>,
-    ) -> ReceiveStep {
-        let Some(body) = &mut self.core.body else { return ReceiveStep::Continue };
+    ) -> PduReceiveStep {
+        let Some(body) = &mut self.core.body else { return PduReceiveStep::Continue };
         let deliver = |placement, at| events.push(ControllerEvent::Data { placement, at });
-        let BodyProgress::Complete { is_intact } = body.receive(bytes, at, deliver) else {
-            return ReceiveStep::NeedBytes;
+        let PduBodyProgress::Complete { is_intact } = body.receive(bytes, at, deliver) else {
+            return PduReceiveStep::NeedBytes;
         };
         let tag = body.tag;
         self.core.body = None;
-        self.end_body(tag, is_intact, events);
-        ReceiveStep::Continue
+        self.handle_body_end(tag, is_intact, events);
+        PduReceiveStep::Continue
     }
 
     #[inline]
@@ -41,27 +41,27 @@ impl Receive for ControllerConnection {
         bytes: &'a [u8],
         at: &mut usize,
         events: &mut EventQueue<ControllerEvent>,
-    ) -> Result<ReceiveStep, RejectedPdu<'a>> {
+    ) -> Result<PduReceiveStep, RejectedPdu<'a>> {
         let Some((kind, header, len)) = self.core.parse_header(&bytes[*at..])? else {
-            return Ok(ReceiveStep::NeedBytes);
+            return Ok(PduReceiveStep::NeedBytes);
         };
         if kind == PduType::CapsuleCmd
             && self.free_list.is_empty()
-            && !self.all_await_data()
+            && !self.do_all_commands_await_data()
             && !self.core.is_connecting()
         {
-            return Ok(ReceiveStep::NeedTag);
+            return Ok(PduReceiveStep::NeedTag);
         }
         *at += len;
         let handled = match kind {
             PduType::H2CTermReq => self.handle_termination(header, events),
             PduType::IcReq => self.handle_ic_req(header, events),
             _ if self.core.is_connecting() => Err(FatalError::SEQUENCE),
-            PduType::CapsuleCmd => self.handle_command(header, len, (bytes, at), events),
+            PduType::CapsuleCmd => self.handle_command_capsule(header, len, (bytes, at), events),
             PduType::H2CData => self.handle_data(header, len, (bytes, at), events),
             _ => Err(FatalError::field(offset::TYPE)),
         };
-        handled.map(|()| ReceiveStep::Continue).map_err(|violation| (violation, header))
+        handled.map(|()| PduReceiveStep::Continue).map_err(|violation| (violation, header))
     }
 }
 
@@ -89,14 +89,14 @@ impl ControllerConnection {
         };
         let NegotiatedParams { header_digest, data_digest, cpda, h2c_bytes_max, .. } = self.params;
         let response = IcResp::new(cpda, header_digest, data_digest, h2c_bytes_max);
-        self.core.push(response.as_bytes(), 0);
-        self.core.set_open(self.params.to_controller(), self.params.to_host());
+        self.core.queue_pdu_header(response.as_bytes(), 0);
+        self.core.set_open(self.params.framing_to_controller(), self.params.framing_to_host());
         events.push(ControllerEvent::Open(self.params));
         Ok(())
     }
 
     #[inline]
-    fn handle_command(
+    fn handle_command_capsule(
         &mut self,
         header: &[u8],
         len: usize,
@@ -126,20 +126,20 @@ impl ControllerConnection {
         }
         let slot = &mut self.slots[usize::from(tag)];
         self.awaiting_data += u16::from(state == TransferState::FromHost);
-        slot.begin(command.cid(), state, len_bytes);
+        slot.assign_command(command.cid(), state, len_bytes);
         events.push(ControllerEvent::Command { tag, command, data });
         if capsule.len_bytes > 0 {
             let body = PduBody {
                 tag,
                 flags: pdu.flags(),
-                padding: padding(capsule.offset, len),
+                padding: padding_len(capsule.offset, len),
                 has_digest: framing.data_digest,
                 is_needed: data.is_ok(),
                 offset: 0,
                 remaining: capsule.len_bytes,
                 digest: Crc32c::new(),
             };
-            self.receive_or_keep_body(body, rest, events);
+            self.receive_whole_body(body, rest, events);
         }
         Ok(())
     }
@@ -188,20 +188,20 @@ impl ControllerConnection {
         let body = PduBody {
             tag,
             flags: pdu.flags(),
-            padding: padding(pdu.pdo(), len),
+            padding: padding_len(pdu.pdo(), len),
             has_digest: framing.data_digest,
             is_needed: !slot.is_completed,
             offset: begin,
             remaining: count,
             digest: Crc32c::new(),
         };
-        self.receive_or_keep_body(body, rest, events);
+        self.receive_whole_body(body, rest, events);
         Ok(())
     }
 
     /// Receives a body that is in `bytes` as a whole, or leaves it to [`receive_body`](Receive::receive_body).
     #[inline]
-    fn receive_or_keep_body(
+    fn receive_whole_body(
         &mut self,
         body: PduBody,
         (bytes, at): (&[u8], &mut usize),
@@ -213,15 +213,20 @@ impl ControllerConnection {
         };
         *at = end;
         if body.is_needed {
-            events.push(ControllerEvent::Data { placement: body.placement(), at: begin });
+            events.push(ControllerEvent::Data { placement: body.remaining_placement(), at: begin });
         }
-        self.end_body(body.tag, is_intact, events);
+        self.handle_body_end(body.tag, is_intact, events);
     }
 
     /// Handles the end of a PDU body: the last one of a command's data is reported, or queues the response
     /// of a command that was completed early.
     #[inline]
-    fn end_body(&mut self, tag: u16, is_intact: bool, events: &mut EventQueue<ControllerEvent>) {
+    fn handle_body_end(
+        &mut self,
+        tag: u16,
+        is_intact: bool,
+        events: &mut EventQueue<ControllerEvent>,
+    ) {
         let slot = &mut self.slots[usize::from(tag)];
         slot.is_damaged |= !is_intact;
         let is_complete = if slot.state == TransferState::InCapsule {

@@ -20,7 +20,7 @@ impl ControllerConnection {
                 self.add_to_send_list(*tag);
             }
         }
-        self.deferred.reuse(tags);
+        self.deferred.recycle_list(tags);
     }
 
     /// Whether the send queue has space for any PDU without payload.
@@ -82,7 +82,7 @@ impl ControllerConnection {
             slot.completion = completion;
         }
         self.queue_data((tag, cid), (0, len_bytes), (true, is_success));
-        if !is_success && !self.deferred.defer(tag) {
+        if !is_success && !self.deferred.defer_response(tag) {
             self.send_response(tag);
         }
         true
@@ -98,7 +98,7 @@ impl ControllerConnection {
     ) {
         let framing = self.core.outgoing;
         let pdu = C2HData::new(framing, cid, offset, len_bytes, (is_final, is_success));
-        self.core.push(pdu.as_bytes(), pdu.pdo().into());
+        self.core.queue_pdu_header(pdu.as_bytes(), pdu.pdo().into());
         self.core.send_queue.push_payload(tag, offset, len_bytes);
         if is_success && !framing.data_digest {
             self.record_response_end(tag);
@@ -136,7 +136,7 @@ impl ControllerConnection {
         slot.add_r2t_range(begin + len_bytes);
         let has_more = slot.issued < slot.ready && u32::from(slot.r2t_count) < limit;
         let pdu = R2t::new(self.core.outgoing, (slot.cid, tag), begin, len_bytes);
-        self.core.push(pdu.as_bytes(), 0);
+        self.core.queue_pdu_header(pdu.as_bytes(), 0);
         has_more
     }
 
@@ -189,7 +189,7 @@ impl ControllerConnection {
         }
         let completion = completion.with_cid(cid).with_sqhd(sqhd).with_phase(false);
         let pdu = CapsuleResp::new(self.core.outgoing, &completion);
-        self.core.push(pdu.as_bytes(), 0);
+        self.core.queue_pdu_header(pdu.as_bytes(), 0);
         self.slots[usize::from(tag)].is_response_queued = true;
         self.record_response_end(tag);
     }

@@ -73,7 +73,7 @@ impl CommandSlot {
     /// Assigns a new command. R2T ranges and the completion are written before they are read, and
     /// `is_in_send_list` stays.
     #[inline]
-    pub(super) fn begin(&mut self, cid: u16, state: TransferState, len_bytes: u32) {
+    pub(super) fn assign_command(&mut self, cid: u16, state: TransferState, len_bytes: u32) {
         (self.cid, self.state, self.len_bytes) = (cid, state, len_bytes);
         (self.ready, self.issued, self.received, self.r2t_begin) = (0, 0, 0, 0);
         (self.r2t_count, self.r2t_first) = (0, 0);

@@ -5,10 +5,10 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::tcp::{CapsuleCmd, H2CData, IcReq, PduFraming};
 use tenmil_wire::{Command, Completion, Status};
 
-use super::{BYTES_MAX, DEPTH, Peer, PeerOwner, Script, SessionParams, mutate_pdu};
+use super::{BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedPeer, SessionParams, mutate_pdu};
 use crate::{
     CloseReason, Connection, ControllerConfig, ControllerConnection, ControllerEvent,
-    DataPlacement, DataTransfer, QueueKind, SuccessPolicy,
+    DataPlacement, DataTransfer, QueueKind, SuccessFlagPolicy,
 };
 
 /// Feeds a script to a controller as the input from its host.
@@ -17,9 +17,13 @@ use crate::{
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
 pub fn controller(bytes: &[u8]) {
-    let mut script = Script(bytes);
+    let mut script = FuzzScript(bytes);
     let session = SessionParams::from_script(&mut script);
-    let success = [SuccessPolicy::Never, SuccessPolicy::WithoutFlowControl, SuccessPolicy::Always];
+    let success = [
+        SuccessFlagPolicy::Never,
+        SuccessFlagPolicy::WithoutFlowControl,
+        SuccessFlagPolicy::Always,
+    ];
     let config = ControllerConfig {
         depth: DEPTH,
         in_capsule_bytes: 4096,
@@ -49,7 +53,7 @@ pub fn controller(bytes: &[u8]) {
     peer.end.set_queue_kind(QueueKind::Io { entries: DEPTH, flow_control: true });
     peer.run_script(&mut script, framing);
     let outstanding = peer.owner.commands.iter().flatten().count();
-    assert_eq!(peer.end.outstanding().count(), outstanding, "no tag is lost");
+    assert_eq!(peer.end.outstanding_tags().count(), outstanding, "no tag is lost");
     peer.close();
 }
 
@@ -72,9 +76,9 @@ struct ControllerOwner {
 }
 
 /// Controller and its owner.
-type ControllerPeer = Peer<ControllerConnection, ControllerOwner>;
+type ControllerPeer = ScriptedPeer<ControllerConnection, ControllerOwner>;
 
-impl PeerOwner for ControllerPeer {
+impl EndpointOwner for ControllerPeer {
     type Event = ControllerEvent;
 
     fn handle_event(&mut self, event: ControllerEvent) {
@@ -121,7 +125,7 @@ impl PeerOwner for ControllerPeer {
         }
     }
 
-    fn step(&mut self, script: &mut Script<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
+    fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
         self.owner.requests_in_parts = step & 8 != 0;
         let (tag, kind) = (u16::from(step >> 4) % 6, step & 7);
         let (offset, len) = (script.len(), script.len());

@@ -4,7 +4,9 @@ use tenmil_base::Instant;
 use tenmil_wire::tcp::{C2HData, CapsuleResp, IcResp, PduFraming, R2t, TERM_REQ_BYTES_MAX};
 use tenmil_wire::{Command, Completion, Status};
 
-use super::{BYTES_MAX, DEPTH, Peer, PeerOwner, Script, SessionParams, Zeros, mutate_pdu};
+use super::{
+    BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedPeer, SessionParams, Zeros, mutate_pdu,
+};
 use crate::{Connection, DataDirection, DigestMode, HostConfig, HostConnection, HostEvent};
 
 /// Feeds a script to a host as the input from its controller.
@@ -13,7 +15,7 @@ use crate::{Connection, DataDirection, DigestMode, HostConfig, HostConnection, H
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
 pub fn host(bytes: &[u8]) {
-    let mut script = Script(bytes);
+    let mut script = FuzzScript(bytes);
     let session = SessionParams::from_script(&mut script);
     let digest_mode = |digest| if digest { DigestMode::Preferred } else { DigestMode::Off };
     let config = HostConfig {
@@ -38,7 +40,7 @@ pub fn host(bytes: &[u8]) {
     peer.exchange(&ic_bytes);
     peer.run_script(&mut script, session.framing());
     assert_eq!(
-        peer.end.outstanding().count() + peer.end.free_tags(),
+        peer.end.outstanding_tags().count() + peer.end.free_tags(),
         DEPTH.into(),
         "no tag is lost"
     );
@@ -49,14 +51,14 @@ pub fn host(bytes: &[u8]) {
 type OutstandingReads = [Option<(u32, u32)>; DEPTH as usize];
 
 /// Host and its owner.
-type HostPeer = Peer<HostConnection, OutstandingReads>;
+type HostPeer = ScriptedPeer<HostConnection, OutstandingReads>;
 
-impl PeerOwner for HostPeer {
+impl EndpointOwner for HostPeer {
     type Event = HostEvent;
 
     fn handle_event(&mut self, event: HostEvent) {
         if let HostEvent::ReadCompleted { .. } = event {
-            return event.split().for_each(|part| self.handle_event(part));
+            return event.split_read_completed().for_each(|part| self.handle_event(part));
         }
         match event {
             HostEvent::Open(params) => assert!(params.h2c_bytes_max >= 4096),
@@ -80,7 +82,7 @@ impl PeerOwner for HostPeer {
         }
     }
 
-    fn step(&mut self, script: &mut Script<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
+    fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
         let (tag, kind) = (u16::from(step >> 4) % 6, step & 7);
         let (offset, len) = (script.len(), script.len());
         let header = match kind {

@@ -9,29 +9,31 @@ use super::{DigestMode, HostConnection, HostEvent};
 use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
 use crate::events::EventQueue;
-use crate::pdu_body::{BodyProgress, DataPlacement, PduBody};
-use crate::receive::{Receive, ReceiveStep, header_array, padding};
+use crate::pdu_body::{DataPlacement, PduBody, PduBodyProgress};
+use crate::receive_loop::{PduReceiveStep, ReceivePdus, header_array, padding_len};
 
 /// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
 const LAST: u8 = 1 << 2;
 const SUCCESS: u8 = 1 << 3;
 
-impl Receive for HostConnection {
+impl ReceivePdus for HostConnection {
     #[inline]
     fn receive_body(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
-    ) -> ReceiveStep {
-        let Some(body) = &mut self.core.body else { return ReceiveStep::Continue };
+    ) -> PduReceiveStep {
+        let Some(body) = &mut self.core.body else { return PduReceiveStep::Continue };
         let read =
             body.receive(bytes, at, |placement, at| events.push(HostEvent::Data { placement, at }));
-        let BodyProgress::Complete { is_intact } = read else { return ReceiveStep::NeedBytes };
+        let PduBodyProgress::Complete { is_intact } = read else {
+            return PduReceiveStep::NeedBytes;
+        };
         let (tag, flags) = (body.tag, body.flags);
         self.core.body = None;
-        self.end_body(tag, flags, is_intact, events);
-        ReceiveStep::Continue
+        self.handle_body_end(tag, flags, is_intact, events);
+        PduReceiveStep::Continue
     }
 
     #[inline]
@@ -40,12 +42,12 @@ impl Receive for HostConnection {
         bytes: &'a [u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
-    ) -> Result<ReceiveStep, RejectedPdu<'a>> {
+    ) -> Result<PduReceiveStep, RejectedPdu<'a>> {
         if self.receive_common_pdu(bytes, at, events) {
-            return Ok(ReceiveStep::Continue);
+            return Ok(PduReceiveStep::Continue);
         }
         let Some((kind, header, len)) = self.core.parse_header(&bytes[*at..])? else {
-            return Ok(ReceiveStep::NeedBytes);
+            return Ok(PduReceiveStep::NeedBytes);
         };
         *at += len;
         let handled = match kind {
@@ -57,7 +59,7 @@ impl Receive for HostConnection {
             PduType::R2t => self.handle_r2t(header),
             _ => Err(FatalError::field(offset::TYPE)),
         };
-        handled.map(|()| ReceiveStep::Continue).map_err(|violation| (violation, header))
+        handled.map(|()| PduReceiveStep::Continue).map_err(|violation| (violation, header))
     }
 }
 
@@ -132,7 +134,7 @@ impl HostConnection {
         let words = [second, second >> 32, third, third >> 32];
         let completion = Completion(words.map(|word| word as u32));
         let tag = completion.cid() & self.tag_mask;
-        if outstanding(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID).is_err() {
+        if outstanding_slot(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID).is_err() {
             return false;
         }
         *at += 24;
@@ -165,7 +167,7 @@ impl HostConnection {
             r2ts_max: self.config.r2ts_max.into(),
             h2c_bytes_max: pdu.maxh2cdata(),
         };
-        self.core.set_open(self.params.to_host(), self.params.to_controller());
+        self.core.set_open(self.params.framing_to_host(), self.params.framing_to_controller());
         self.is_open_without_digests = !pdu.hdgst() && !pdu.ddgst();
         events.push(HostEvent::Open(self.params));
         Ok(())
@@ -185,7 +187,7 @@ impl HostConnection {
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         // The identifier is checked before the range, and the state before the offset: the order of the
         // checks determines which error a TermReq reports.
-        let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
+        let slot = outstanding_slot(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::Data || slot.is_last {
             return Err(FatalError::SEQUENCE);
@@ -200,7 +202,7 @@ impl HostConnection {
         let body = PduBody {
             tag,
             flags: pdu.flags(),
-            padding: padding(pdu.pdo(), len),
+            padding: padding_len(pdu.pdo(), len),
             has_digest: framing.data_digest,
             is_needed: true,
             offset: begin,
@@ -216,11 +218,11 @@ impl HostConnection {
                 && body.flags & (LAST | SUCCESS) == LAST | SUCCESS
                 && slot.stream_end <= self.core.send_queue.sent_bytes();
             if is_whole_read {
-                self.complete_read(body.placement(), cid, begin, events);
+                self.complete_read(body.remaining_placement(), cid, begin, events);
                 return Ok(());
             }
-            events.push(HostEvent::Data { placement: body.placement(), at: begin });
-            self.end_body(tag, body.flags, is_intact, events);
+            events.push(HostEvent::Data { placement: body.remaining_placement(), at: begin });
+            self.handle_body_end(tag, body.flags, is_intact, events);
         } else {
             self.core.body = Some(body);
         }
@@ -245,7 +247,7 @@ impl HostConnection {
 
     /// The body of a C2HData PDU is complete.
     #[inline(always)]
-    fn end_body(
+    fn handle_body_end(
         &mut self,
         tag: u16,
         flags: u8,
@@ -271,7 +273,7 @@ impl HostConnection {
         pdu.check(self.core.incoming)?;
         let completion = pdu.completion();
         let tag = completion.cid() & self.tag_mask;
-        outstanding(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID)?;
+        outstanding_slot(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID)?;
         self.handle_completion(tag, completion, events);
         Ok(())
     }
@@ -281,7 +283,7 @@ impl HostConnection {
         pdu.check(self.core.incoming)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         let limit = self.config.r2ts_max;
-        let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
+        let slot = outstanding_slot(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::AwaitR2t {
             return Err(FatalError::SEQUENCE);
@@ -365,7 +367,7 @@ fn checked_completion(slot: &CommandSlot, completion: Completion) -> Completion 
 
 /// Slot of an outstanding command; otherwise an error for the header field at `offset` with its identifier.
 #[inline]
-fn outstanding(
+fn outstanding_slot(
     slots: &mut [CommandSlot],
     (tag, cid): (u16, u16),
     offset: u8,

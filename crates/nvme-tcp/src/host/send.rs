@@ -5,7 +5,7 @@ use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, H2CData};
 use tenmil_wire::{AdminOpcode, Command};
 
 use super::slot::{CommandSlot, TransferState};
-use super::{CAPSULE_BYTES, DataDirection, HostConnection, HostEvent, QueueFull};
+use super::{CAPSULE_BYTES, DataDirection, HostConnection, HostEvent, SendQueueFull};
 use crate::PayloadDigest;
 use crate::events::EventQueue;
 
@@ -26,9 +26,9 @@ impl HostConnection {
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
-    ) -> Result<u16, QueueFull> {
+    ) -> Result<u16, SendQueueFull> {
         let can_submit = self.can_submit();
-        let tag = self.free_list.pop_if(|_| can_submit).ok_or(QueueFull)?;
+        let tag = self.free_list.pop_if(|_| can_submit).ok_or(SendQueueFull)?;
         self.queue_command((tag, tag), command, data, payloads);
         Ok(tag)
     }
@@ -46,10 +46,10 @@ impl HostConnection {
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
-    ) -> Result<(), QueueFull> {
+    ) -> Result<(), SendQueueFull> {
         let tag = cid & self.tag_mask;
         assert!(
-            self.is_free(tag) && self.config.cid_mask != 0,
+            self.is_tag_free(tag) && self.config.cid_mask != 0,
             "command identifier {cid} is outstanding, or identifiers are assigned by the host side"
         );
         if let DataDirection::ToHost(len_bytes @ 1..) = data
@@ -58,14 +58,14 @@ impl HostConnection {
             return self.queue_read((tag, cid), command, len_bytes);
         }
         if !self.can_submit() {
-            return Err(QueueFull);
+            return Err(SendQueueFull);
         }
         self.queue_command((tag, cid), command, data, payloads);
         Ok(())
     }
 
     /// Whether no command has this tag, for a host whose identifiers are the caller's.
-    pub fn is_free(&self, tag: u16) -> bool {
+    pub fn is_tag_free(&self, tag: u16) -> bool {
         self.slots[usize::from(tag)].state == TransferState::Free
     }
 
@@ -81,15 +81,20 @@ impl HostConnection {
         (tag, cid): (u16, u16),
         command: &Command,
         len_bytes: u32,
-    ) -> Result<(), QueueFull> {
+    ) -> Result<(), SendQueueFull> {
         assert!(len_bytes & 3 == 0, "data outside the capsule are a multiple of a dword");
         if !self.core.is_open() {
-            return Err(QueueFull);
+            return Err(SendQueueFull);
         }
         let command = command.with_cid(cid).with_sgl1(Descriptor::transport(len_bytes));
-        self.core.send_queue.push_capsule(&command.0).ok_or(QueueFull)?;
+        self.core.send_queue.push_capsule(&command.0).ok_or(SendQueueFull)?;
         let stream_end = self.core.send_queue.queued_bytes();
-        self.slots[usize::from(tag)].begin(cid, TransferState::Data, len_bytes, stream_end);
+        self.slots[usize::from(tag)].assign_command(
+            cid,
+            TransferState::Data,
+            len_bytes,
+            stream_end,
+        );
         Ok(())
     }
 
@@ -117,12 +122,12 @@ impl HostConnection {
         let command = command.with_cid(cid).with_sgl1(descriptor);
         let framing = self.core.outgoing;
         let pdu = CapsuleCmd::new(framing, &command, in_capsule);
-        self.core.push(pdu.as_bytes(), pdu.pdo().into());
+        self.core.queue_pdu_header(pdu.as_bytes(), pdu.pdo().into());
         if in_capsule > 0 {
             self.push_payload(tag, 0, in_capsule, payloads);
         }
         let stream_end = self.core.send_queue.queued_bytes();
-        self.slots[usize::from(tag)].begin(cid, state, len_bytes, stream_end);
+        self.slots[usize::from(tag)].assign_command(cid, state, len_bytes, stream_end);
     }
 
     /// Determines how data to the controller are transferred: the state to wait in, the total
@@ -155,7 +160,7 @@ impl HostConnection {
     }
 
     /// Queues data PDUs, one per slot in rotation, so that a long write does not delay a short one.
-    pub(super) fn fill_data(&mut self, payloads: &impl PayloadDigest) {
+    pub(super) fn queue_write_data(&mut self, payloads: &impl PayloadDigest) {
         while let Some(tag) = self.send_list.front().copied()
             && self.core.is_open()
             && self.core.send_queue.has_space(CAPSULE_BYTES + 4)
@@ -196,7 +201,7 @@ impl HostConnection {
         let has_more = slot.r2t_count > 0;
         let cid = slot.cid;
         let pdu = H2CData::new(self.core.outgoing, (cid, range.ttag), offset, len_bytes, is_last);
-        self.core.push(pdu.as_bytes(), pdu.pdo().into());
+        self.core.queue_pdu_header(pdu.as_bytes(), pdu.pdo().into());
         self.push_payload(tag, offset, len_bytes, payloads);
         self.slots[index].stream_end = self.core.send_queue.queued_bytes();
         has_more
@@ -205,7 +210,7 @@ impl HostConnection {
     /// Completes commands whose response arrived earlier and whose data have now been sent, as far
     /// as there is space for events.
     #[cold]
-    pub(super) fn complete_sent(&mut self, events: &mut EventQueue<HostEvent>) {
+    pub(super) fn handle_sent_commands(&mut self, events: &mut EventQueue<HostEvent>) {
         let mut index = 0;
         while let Some(tag) = self.completed_unsent.get(index).copied()
             && events.remaining_capacity() > 0

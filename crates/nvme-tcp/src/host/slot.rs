@@ -71,7 +71,7 @@ impl CommandSlot {
 
     /// Assigns a command that is queued up to `stream_end`.
     #[inline(always)]
-    pub(super) fn begin(
+    pub(super) fn assign_command(
         &mut self,
         cid: u16,
         state: TransferState,

@@ -4,12 +4,12 @@ use tenmil_base::Instant;
 use tenmil_wire::Status;
 use tenmil_wire::tcp::FatalError;
 
-use super::test_pair::{LogEntry, Pair, protocol_error};
-use crate::{ControllerConfig, DataDirection, DigestMode, HostConfig, SuccessPolicy};
+use super::test_pair::{ConnectedPair, SessionEvent, protocol_error};
+use crate::{ControllerConfig, DataDirection, DigestMode, HostConfig, SuccessFlagPolicy};
 
 const NOW: Instant = Instant { ns: 0 };
 
-fn pair(success: SuccessPolicy) -> Pair {
+fn connected_pair(success: SuccessFlagPolicy) -> ConnectedPair {
     let host = HostConfig {
         depth: 4,
         in_capsule_bytes: 64,
@@ -18,11 +18,11 @@ fn pair(success: SuccessPolicy) -> Pair {
         ..HostConfig::default()
     };
     let controller = ControllerConfig { depth: 4, success, ..ControllerConfig::default() };
-    Pair::open(host, controller)
+    ConnectedPair::open(host, controller)
 }
 
 /// Passes bytes to the controller with one bit of the byte `at` positions from the end inverted.
-fn receive_corrupted_by_controller(pair: &mut Pair, at: usize) {
+fn receive_corrupted_by_controller(pair: &mut ConnectedPair, at: usize) {
     let mut bytes = pair.host.send(usize::MAX);
     let len = bytes.len();
     bytes[len - 1 - at] ^= 4;
@@ -31,15 +31,15 @@ fn receive_corrupted_by_controller(pair: &mut Pair, at: usize) {
 
 #[test]
 fn a_read_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
-    for success in [SuccessPolicy::Never, SuccessPolicy::Always] {
+    for success in [SuccessFlagPolicy::Never, SuccessFlagPolicy::Always] {
         // The data, and the digest itself.
         for at in [4, 67, 0, 3] {
-            let mut pair = pair(success);
+            let mut pair = connected_pair(success);
             pair.host.submit(2, DataDirection::ToHost(64), 1);
             let bytes = pair.host.send(usize::MAX);
             pair.controller.receive(NOW, &bytes);
             let mut bytes = pair.controller.send(usize::MAX);
-            let response = if success == SuccessPolicy::Never { 28 } else { 0 };
+            let response = if success == SuccessFlagPolicy::Never { 28 } else { 0 };
             let placement = bytes.len() - 1 - response - at;
             bytes[placement] ^= 4;
             pair.host.receive(NOW, &bytes);
@@ -54,7 +54,7 @@ fn a_read_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
 #[test]
 fn a_write_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
     for len in [64, 256] {
-        let mut pair = pair(SuccessPolicy::Never);
+        let mut pair = connected_pair(SuccessFlagPolicy::Never);
         pair.host.submit(1, DataDirection::FromHost(len), 1);
         if len > 64 {
             let bytes = pair.host.send(usize::MAX);
@@ -65,7 +65,9 @@ fn a_write_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
         receive_corrupted_by_controller(&mut pair, 4);
         pair.run(&mut |_| usize::MAX);
         // The owner has completed the command with success, which the connection has replaced.
-        assert!(pair.controller.log.contains(&(0, LogEntry::DataComplete { is_intact: false })));
+        assert!(
+            pair.controller.log.contains(&(0, SessionEvent::DataComplete { is_intact: false }))
+        );
         assert_eq!(pair.host.completions(), [(Status::TRANSIENT_TRANSPORT_ERROR, 0)]);
         pair.host.submit(1, DataDirection::FromHost(len), 2);
         pair.run(&mut |_| usize::MAX);
@@ -76,7 +78,7 @@ fn a_write_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
 
 #[test]
 fn an_error_status_is_kept_when_a_data_digest_is_wrong() {
-    let mut pair = pair(SuccessPolicy::Never);
+    let mut pair = connected_pair(SuccessFlagPolicy::Never);
     pair.controller.owner.behavior.status = Status::WRITE_FAULT;
     pair.host.submit(1, DataDirection::FromHost(64), 1);
     receive_corrupted_by_controller(&mut pair, 4);
@@ -87,7 +89,7 @@ fn an_error_status_is_kept_when_a_data_digest_is_wrong() {
 #[test]
 fn every_inverted_header_bit_closes_the_connection() {
     for bit in 0..76 * 8 {
-        let mut pair = pair(SuccessPolicy::Never);
+        let mut pair = connected_pair(SuccessFlagPolicy::Never);
         pair.host.submit(0, DataDirection::None, 1);
         let mut bytes = pair.host.send(usize::MAX);
         assert_eq!(bytes.len(), 76);

@@ -2,14 +2,15 @@
 
 use tenmil_base::Instant;
 
-use super::test_pair::{ControllerEndpoint, HostEndpoint, LogEntry, Pair};
+use super::test_pair::{ConnectedPair, ControllerEndpoint, HostEndpoint, SessionEvent};
 use crate::{
-    Connection, ControllerConfig, DataDirection, DigestMode, HostConfig, QueueKind, SuccessPolicy,
+    Connection, ControllerConfig, DataDirection, DigestMode, HostConfig, QueueKind,
+    SuccessFlagPolicy,
 };
 
 const NOW: Instant = Instant { ns: 0 };
 
-fn configs(digests: bool, alignment: u8) -> (HostConfig, ControllerConfig) {
+fn connection_configs(digests: bool, alignment: u8) -> (HostConfig, ControllerConfig) {
     let using = if digests { DigestMode::Required } else { DigestMode::Off };
     let host = HostConfig {
         depth: 8,
@@ -27,7 +28,7 @@ fn configs(digests: bool, alignment: u8) -> (HostConfig, ControllerConfig) {
         r2ts_max: 4,
         r2t_bytes_max: 64,
         c2h_bytes_max: 100,
-        success: SuccessPolicy::Always,
+        success: SuccessFlagPolicy::Always,
         ..ControllerConfig::default()
     };
     (host, controller)
@@ -35,7 +36,7 @@ fn configs(digests: bool, alignment: u8) -> (HostConfig, ControllerConfig) {
 
 /// Submits the commands of the session all at once: one without data, two reads, and one write of
 /// each kind.
-fn submit(endpoint: &mut HostEndpoint) {
+fn submit_sample_commands(endpoint: &mut HostEndpoint) {
     endpoint.submit(0, DataDirection::None, 0);
     endpoint.submit(2, DataDirection::ToHost(16), 1);
     endpoint.submit(1, DataDirection::FromHost(32), 2);
@@ -44,11 +45,11 @@ fn submit(endpoint: &mut HostEndpoint) {
 }
 
 /// Recorded session, and the number of bytes that the host sends without waiting for an R2T.
-fn record_session(digests: bool, alignment: u8) -> (Pair, usize) {
-    let (host, controller) = configs(digests, alignment);
-    let mut pair = Pair::open(host, controller);
+fn record_session(digests: bool, alignment: u8) -> (ConnectedPair, usize) {
+    let (host, controller) = connection_configs(digests, alignment);
+    let mut pair = ConnectedPair::open(host, controller);
     pair.controller.connection.set_queue_kind(QueueKind::Io { entries: 8, flow_control: true });
-    submit(&mut pair.host);
+    submit_sample_commands(&mut pair.host);
     let request_bytes = pair.host.send(usize::MAX);
     pair.controller.receive(NOW, &request_bytes);
     pair.to_controller.extend(request_bytes);
@@ -72,7 +73,7 @@ fn replay_host(
     bytes: &[u8],
     cut_offsets: &[usize],
     is_direct: bool,
-) -> Vec<(u16, LogEntry)> {
+) -> Vec<(u16, SessionEvent)> {
     let mut endpoint = host_before_connect(config);
     endpoint.is_direct = is_direct;
     let mut submitted = false;
@@ -85,7 +86,7 @@ fn replay_host(
         endpoint.receive(NOW, &bytes[begin..to]);
         begin = to;
         if endpoint.connection.is_open() && !submitted {
-            submit(&mut endpoint);
+            submit_sample_commands(&mut endpoint);
             submitted = true;
         }
         endpoint.send(usize::MAX);
@@ -102,7 +103,7 @@ fn replay_controller(
     (bytes, unsolicited): (&[u8], usize),
     cut_offsets: &[usize],
     is_direct: bool,
-) -> Vec<(u16, LogEntry)> {
+) -> Vec<(u16, SessionEvent)> {
     let mut endpoint = ControllerEndpoint::new(config);
     endpoint.is_direct = is_direct;
     let mut ends: Vec<usize> =
@@ -118,14 +119,15 @@ fn replay_controller(
 }
 
 /// Events sorted by command, because the time of a command's release depends on the owner.
-fn sorted_by_command(log: Vec<(u16, LogEntry)>) -> Vec<(u16, LogEntry)> {
-    let mut log: Vec<_> = log.into_iter().filter(|(_, events)| *events != LogEntry::Sent).collect();
+fn sorted_by_command(log: Vec<(u16, SessionEvent)>) -> Vec<(u16, SessionEvent)> {
+    let mut log: Vec<_> =
+        log.into_iter().filter(|(_, events)| *events != SessionEvent::Sent).collect();
     log.sort_by_key(|(tag, _)| *tag);
-    let mut merged: Vec<(u16, LogEntry)> = Vec::new();
+    let mut merged: Vec<(u16, SessionEvent)> = Vec::new();
     for (tag, events) in log {
         if let (
-            Some((last, LogEntry::Data { offset, len_bytes })),
-            LogEntry::Data { offset: next, len_bytes: more },
+            Some((last, SessionEvent::Data { offset, len_bytes })),
+            SessionEvent::Data { offset: next, len_bytes: more },
         ) = (merged.last_mut(), &events)
             && (*last, *offset + *len_bytes) == (tag, *next)
         {
@@ -140,8 +142,9 @@ fn sorted_by_command(log: Vec<(u16, LogEntry)>) -> Vec<(u16, LogEntry)> {
 #[test]
 fn every_fragmentation_in_two_gives_the_same_events_at_both_ends() {
     for (digests, alignment) in [(false, 0), (true, 0), (false, 7), (true, 31)] {
-        let (host, controller) = configs(digests, alignment);
-        let (Pair { to_controller, to_host, .. }, unsolicited) = record_session(digests, alignment);
+        let (host, controller) = connection_configs(digests, alignment);
+        let (ConnectedPair { to_controller, to_host, .. }, unsolicited) =
+            record_session(digests, alignment);
         for is_direct in [false, true] {
             let expected = replay_host(host, &to_host, &[], is_direct);
             assert!(expected.len() >= 8, "{expected:?}");
@@ -166,23 +169,23 @@ fn every_fragmentation_in_two_gives_the_same_events_at_both_ends() {
 #[test]
 fn all_data_are_received_directly_if_headers_are_received_separately() {
     for (header_digest, alignment) in [(false, 0), (true, 0), (false, 7), (true, 31)] {
-        let (mut host, controller) = configs(false, alignment);
+        let (mut host, controller) = connection_configs(false, alignment);
         host.header_digest = if header_digest { DigestMode::Required } else { DigestMode::Off };
-        let mut pair = Pair::open(host, controller);
+        let mut pair = ConnectedPair::open(host, controller);
         pair.controller.connection.set_queue_kind(QueueKind::Io { entries: 8, flow_control: true });
-        submit(&mut pair.host);
+        submit_sample_commands(&mut pair.host);
         pair.run(&mut |_| usize::MAX);
         let mut endpoint = host_before_connect(host);
         endpoint.is_direct = true;
         endpoint.receive(NOW, &pair.to_host[..128]);
-        submit(&mut endpoint);
+        submit_sample_commands(&mut endpoint);
         endpoint.send(usize::MAX);
         let (mut at, mut direct_bytes, mut pieces) = (128, 0, 0);
         while at < pair.to_host.len() {
             let rest = pair.to_host.len() - at;
             let count = match endpoint
                 .connection
-                .direct_placement()
+                .next_direct_placement()
                 .filter(|_| endpoint.unconsumed.is_empty())
             {
                 Some(placement) => {
@@ -208,10 +211,10 @@ fn all_data_are_received_directly_if_headers_are_received_separately() {
 /// With digests no data are received directly, and consumption need not stop before them.
 #[test]
 fn data_with_a_digest_are_received_with_headers() {
-    let (Pair { to_host, .. }, _) = record_session(true, 0);
-    let mut endpoint = host_before_connect(configs(true, 0).0);
+    let (ConnectedPair { to_host, .. }, _) = record_session(true, 0);
+    let mut endpoint = host_before_connect(connection_configs(true, 0).0);
     endpoint.receive(NOW, &to_host[..128]);
-    submit(&mut endpoint);
+    submit_sample_commands(&mut endpoint);
     endpoint.send(usize::MAX);
     assert_eq!(endpoint.connection.bytes_before_data(0), 24 + 4, "the next bytes may be a header");
     let mut at = 128;
@@ -229,8 +232,8 @@ fn data_with_a_digest_are_received_with_headers() {
 
 #[test]
 fn three_fragments_and_single_bytes_give_the_same_events() {
-    let (host, controller) = configs(true, 1);
-    let (Pair { to_controller, to_host, .. }, unsolicited) = record_session(true, 1);
+    let (host, controller) = connection_configs(true, 1);
+    let (ConnectedPair { to_controller, to_host, .. }, unsolicited) = record_session(true, 1);
     let expected = (
         replay_host(host, &to_host, &[], false),
         replay_controller(controller, (&to_controller, unsolicited), &[], false),
@@ -264,8 +267,8 @@ fn three_fragments_and_single_bytes_give_the_same_events() {
 /// elsewhere.
 #[test]
 fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
-    let (host, controller) = configs(true, 0);
-    let (Pair { to_controller, to_host, .. }, unsolicited) = record_session(true, 0);
+    let (host, controller) = connection_configs(true, 0);
+    let (ConnectedPair { to_controller, to_host, .. }, unsolicited) = record_session(true, 0);
     let boundaries = |bytes: &[u8]| {
         let mut at = 0;
         let mut all = vec![0];
@@ -281,7 +284,7 @@ fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
         let mut endpoint = host_before_connect(host);
         endpoint.receive(NOW, &to_host[..end.min(128)]);
         if endpoint.connection.is_open() {
-            submit(&mut endpoint);
+            submit_sample_commands(&mut endpoint);
             endpoint.send(usize::MAX);
             endpoint.receive(NOW, &to_host[128..end]);
             endpoint.send(usize::MAX);
@@ -297,7 +300,7 @@ fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
         let completed = endpoint.completions().len();
         let submitted = if end >= 128 { 5 } else { 0 };
         assert_eq!(
-            endpoint.connection.outstanding().count() + completed,
+            endpoint.connection.outstanding_tags().count() + completed,
             submitted,
             "every command is completed or outstanding"
         );

@@ -12,18 +12,20 @@ use tenmil_wire::tcp::{
 };
 use tenmil_wire::{Command, Completion, Status};
 
-use super::test_pair::{ControllerEndpoint, Endpoint, HandleEvents, HostEndpoint, protocol_error};
+use super::test_pair::{
+    ControllerEndpoint, HandleEvents, HostEndpoint, TestEndpoint, protocol_error,
+};
 use crate::{CloseReason, Connection, ControllerConfig, DataDirection, DigestMode, HostConfig};
 
 const NOW: Instant = Instant { ns: 0 };
 const PLAIN: PduFraming = PduFraming { header_digest: false, data_digest: false, alignment: 0 };
 
 /// Violations observed: PDU type, status, offset.
-type Violations = BTreeSet<(PduType, FatalStatus, Option<u8>)>;
+type ObservedViolations = BTreeSet<(PduType, FatalStatus, Option<u8>)>;
 
 /// Host with three outstanding commands: 0 reads 64 bytes, 1 writes 64 bytes after an R2T, 2 has no
 /// data.
-fn host() -> HostEndpoint {
+fn host_with_commands() -> HostEndpoint {
     let mut endpoint =
         HostEndpoint::new(HostConfig { depth: 4, r2ts_max: 2, ..HostConfig::default() });
     endpoint.send(usize::MAX);
@@ -37,7 +39,7 @@ fn host() -> HostEndpoint {
 
 /// Controller that has sent an R2T for the first 64 bytes of the 16 KiB of command 7, whose tag is
 /// 0, and none for command 8, whose tag is 1.
-fn controller() -> ControllerEndpoint {
+fn controller_with_command() -> ControllerEndpoint {
     let mut endpoint = ControllerEndpoint::new(ControllerConfig {
         depth: 4,
         h2c_bytes_max: 4096,
@@ -76,13 +78,13 @@ fn field_offset(violation: FatalError) -> Option<u8> {
 
 /// Passes PDUs to an end; the last one is a violation if `expected` is given.
 fn check_pdus<E: Connection, O>(
-    endpoint: &mut Endpoint<E, O>,
+    endpoint: &mut TestEndpoint<E, O>,
     expected_kind: PduType,
-    violations: &mut Violations,
+    violations: &mut ObservedViolations,
     pdus: &[Vec<u8>],
     expected: Option<FatalError>,
 ) where
-    Endpoint<E, O>: HandleEvents,
+    TestEndpoint<E, O>: HandleEvents,
 {
     for pdu in pdus {
         assert_eq!(endpoint.close_reason(), None, "only the last PDU is a violation");
@@ -103,7 +105,7 @@ fn check_pdus<E: Connection, O>(
 
 fn check_on_host(
     endpoint: &mut HostEndpoint,
-    violations: &mut Violations,
+    violations: &mut ObservedViolations,
     pdus: &[Vec<u8>],
     expected: Option<FatalError>,
 ) {
@@ -112,107 +114,115 @@ fn check_on_host(
 
 fn check_on_controller(
     endpoint: &mut ControllerEndpoint,
-    violations: &mut Violations,
+    violations: &mut ObservedViolations,
     pdus: &[Vec<u8>],
     expected: Option<FatalError>,
 ) {
     check_pdus(endpoint, PduType::C2HTermReq, violations, pdus, expected);
 }
 
-fn check_host(violations: &mut Violations, pdus: &[Vec<u8>], expected: Option<FatalError>) {
-    check_on_host(&mut host(), violations, pdus, expected);
+fn check_host(violations: &mut ObservedViolations, pdus: &[Vec<u8>], expected: Option<FatalError>) {
+    check_on_host(&mut host_with_commands(), violations, pdus, expected);
 }
 
-fn check_controller(violations: &mut Violations, pdus: &[Vec<u8>], expected: Option<FatalError>) {
-    check_on_controller(&mut controller(), violations, pdus, expected);
+fn check_controller(
+    violations: &mut ObservedViolations,
+    pdus: &[Vec<u8>],
+    expected: Option<FatalError>,
+) {
+    check_on_controller(&mut controller_with_command(), violations, pdus, expected);
 }
 
 /// C2HData PDU.
-fn c2h_data(cid: u16, offset: u32, len: u32, last: bool, success: bool) -> Vec<u8> {
+fn c2h_data_pdu(cid: u16, offset: u32, len: u32, last: bool, success: bool) -> Vec<u8> {
     let header = C2HData::new(PLAIN, cid, offset, len, (last, success));
     [header.as_bytes().to_vec(), vec![0; len as usize]].concat()
 }
 
 /// H2CData PDU.
-fn h2c_data(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
+fn h2c_data_pdu(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
     let header = H2CData::new(PLAIN, (cid, ttag), offset, len, last);
     [header.as_bytes().to_vec(), vec![0; len as usize]].concat()
 }
 
-fn r2t(cid: u16, offset: u32, len: u32) -> Vec<u8> {
+fn r2t_pdu(cid: u16, offset: u32, len: u32) -> Vec<u8> {
     R2t::new(PLAIN, (cid, 77), offset, len).as_bytes().to_vec()
 }
 
-fn response(cid: u16) -> Vec<u8> {
+fn response_pdu(cid: u16) -> Vec<u8> {
     CapsuleResp::new(PLAIN, &Completion::new(cid, Status::SUCCESS)).as_bytes().to_vec()
 }
 
-fn command(cid: u16, len: u32) -> Vec<u8> {
+fn command_pdu(cid: u16, len: u32) -> Vec<u8> {
     let write = Command::new(1).with_sgl1(Descriptor::transport(len)).with_cid(cid);
     CapsuleCmd::new(PLAIN, &write, 0).as_bytes().to_vec()
 }
 
-fn check_host_data_pdus(violations: &mut Violations) {
+fn check_host_data_pdus(violations: &mut ObservedViolations) {
     let field = |offset| Some(FatalError::field(offset));
     for (pdu, expected) in [
-        (c2h_data(0, 0, 64, true, false), None),
-        (c2h_data(0, 0, 4, false, false), None),
-        (c2h_data(3, 0, 64, true, false), field(8)),
-        (c2h_data(4, 0, 64, true, false), field(8)),
-        (c2h_data(u16::MAX, 0, 64, true, false), field(8)),
-        (c2h_data(1, 0, 64, true, false), Some(FatalError::SEQUENCE)),
-        (c2h_data(2, 0, 4, true, false), Some(FatalError::SEQUENCE)),
-        (c2h_data(0, 0, 68, true, false), Some(FatalError::RANGE)),
-        (c2h_data(0, 64, 4, true, false), Some(FatalError::RANGE)),
-        (c2h_data(0, u32::MAX - 3, 8, true, false), Some(FatalError::RANGE)),
-        (c2h_data(0, 4, 60, true, false), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(0, 0, 64, true, false), None),
+        (c2h_data_pdu(0, 0, 4, false, false), None),
+        (c2h_data_pdu(3, 0, 64, true, false), field(8)),
+        (c2h_data_pdu(4, 0, 64, true, false), field(8)),
+        (c2h_data_pdu(u16::MAX, 0, 64, true, false), field(8)),
+        (c2h_data_pdu(1, 0, 64, true, false), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(2, 0, 4, true, false), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(0, 0, 68, true, false), Some(FatalError::RANGE)),
+        (c2h_data_pdu(0, 64, 4, true, false), Some(FatalError::RANGE)),
+        (c2h_data_pdu(0, u32::MAX - 3, 8, true, false), Some(FatalError::RANGE)),
+        (c2h_data_pdu(0, 4, 60, true, false), Some(FatalError::SEQUENCE)),
     ] {
         check_host(violations, &[pdu], expected);
     }
-    let first = c2h_data(0, 0, 32, false, false);
+    let first = c2h_data_pdu(0, 0, 32, false, false);
     for (second, expected) in [
-        (c2h_data(0, 32, 32, true, true), None),
-        (c2h_data(0, 28, 32, true, true), Some(FatalError::SEQUENCE)),
-        (c2h_data(0, 36, 28, true, true), Some(FatalError::SEQUENCE)),
-        (c2h_data(0, 0, 32, false, false), Some(FatalError::SEQUENCE)),
-        (c2h_data(0, 32, 36, true, true), Some(FatalError::RANGE)),
+        (c2h_data_pdu(0, 32, 32, true, true), None),
+        (c2h_data_pdu(0, 28, 32, true, true), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(0, 36, 28, true, true), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(0, 0, 32, false, false), Some(FatalError::SEQUENCE)),
+        (c2h_data_pdu(0, 32, 36, true, true), Some(FatalError::RANGE)),
     ] {
         check_host(violations, &[first.clone(), second], expected);
     }
     // Data after LAST_PDU, and after SUCCESS.
-    let last = c2h_data(0, 0, 32, true, false);
-    check_host(violations, &[last, c2h_data(0, 32, 32, true, false)], Some(FatalError::SEQUENCE));
-    let success = c2h_data(0, 0, 64, true, true);
-    check_host(violations, &[success.clone(), c2h_data(0, 0, 64, true, false)], field(8));
-    check_host(violations, &[success, response(0)], field(20));
+    let last = c2h_data_pdu(0, 0, 32, true, false);
+    check_host(
+        violations,
+        &[last, c2h_data_pdu(0, 32, 32, true, false)],
+        Some(FatalError::SEQUENCE),
+    );
+    let success = c2h_data_pdu(0, 0, 64, true, true);
+    check_host(violations, &[success.clone(), c2h_data_pdu(0, 0, 64, true, false)], field(8));
+    check_host(violations, &[success, response_pdu(0)], field(20));
 }
 
-fn check_host_other_pdus(violations: &mut Violations) {
+fn check_host_other_pdus(violations: &mut ObservedViolations) {
     let field = |offset| Some(FatalError::field(offset));
     for (cid, expected) in [(0, None), (1, None), (2, None), (3, field(20)), (0xffff, field(20))] {
-        check_host(violations, &[response(cid)], expected);
+        check_host(violations, &[response_pdu(cid)], expected);
     }
-    check_host(violations, &[response(2), response(2)], field(20));
+    check_host(violations, &[response_pdu(2), response_pdu(2)], field(20));
     for (pdu, expected) in [
-        (r2t(1, 0, 64), None),
-        (r2t(1, 0, 4), None),
-        (r2t(3, 0, 64), field(8)),
-        (r2t(0, 0, 64), Some(FatalError::SEQUENCE)),
-        (r2t(2, 0, 64), Some(FatalError::SEQUENCE)),
-        (r2t(1, 0, 68), Some(FatalError::RANGE)),
-        (r2t(1, u32::MAX - 3, 8), Some(FatalError::RANGE)),
-        (r2t(1, 4, 60), Some(FatalError::SEQUENCE)),
+        (r2t_pdu(1, 0, 64), None),
+        (r2t_pdu(1, 0, 4), None),
+        (r2t_pdu(3, 0, 64), field(8)),
+        (r2t_pdu(0, 0, 64), Some(FatalError::SEQUENCE)),
+        (r2t_pdu(2, 0, 64), Some(FatalError::SEQUENCE)),
+        (r2t_pdu(1, 0, 68), Some(FatalError::RANGE)),
+        (r2t_pdu(1, u32::MAX - 3, 8), Some(FatalError::RANGE)),
+        (r2t_pdu(1, 4, 60), Some(FatalError::SEQUENCE)),
     ] {
         check_host(violations, &[pdu], expected);
     }
-    let two_r2ts = [r2t(1, 0, 16), r2t(1, 16, 16)];
+    let two_r2ts = [r2t_pdu(1, 0, 16), r2t_pdu(1, 16, 16)];
     check_host(violations, &two_r2ts, None);
-    let three_r2ts = [&two_r2ts[..], &[r2t(1, 32, 16)]].concat();
+    let three_r2ts = [&two_r2ts[..], &[r2t_pdu(1, 32, 16)]].concat();
     check_host(violations, &three_r2ts, Some(FatalError::LIMIT));
-    check_host(violations, &[r2t(1, 0, 16), r2t(1, 12, 16)], Some(FatalError::SEQUENCE));
+    check_host(violations, &[r2t_pdu(1, 0, 16), r2t_pdu(1, 12, 16)], Some(FatalError::SEQUENCE));
     let second_ic = IcResp::new(0, false, false, 8192).as_bytes().to_vec();
     check_host(violations, &[second_ic], Some(FatalError::SEQUENCE));
-    for pdu in [response(0), c2h_data(0, 0, 64, true, false), r2t(0, 0, 64)] {
+    for pdu in [response_pdu(0), c2h_data_pdu(0, 0, 64, true, false), r2t_pdu(0, 0, 64)] {
         let mut endpoint = HostEndpoint::new(HostConfig::default());
         check_on_host(&mut endpoint, violations, &[pdu], Some(FatalError::SEQUENCE));
     }
@@ -226,44 +236,44 @@ fn check_host_other_pdus(violations: &mut Violations) {
     }
 }
 
-fn check_controller_data_pdus(violations: &mut Violations) {
+fn check_controller_data_pdus(violations: &mut ObservedViolations) {
     let field = |offset| Some(FatalError::field(offset));
     for (pdu, expected) in [
-        (h2c_data(7, 0, 0, 4096, false), None),
-        (h2c_data(7, 0, 0, 4, false), None),
-        (h2c_data(7, 1, 0, 64, false), field(10)),
-        (h2c_data(8, 1, 0, 64, false), field(10)),
-        (h2c_data(7, 4, 0, 64, false), field(10)),
-        (h2c_data(7, u16::MAX, 0, 64, false), field(10)),
-        (h2c_data(8, 0, 0, 64, false), field(8)),
-        (h2c_data(7, 0, 0, 4100, false), Some(FatalError::LIMIT)),
-        (h2c_data(7, 0, 8192, 4, false), Some(FatalError::RANGE)),
-        (h2c_data(7, 0, 4100, 4096, false), Some(FatalError::RANGE)),
-        (h2c_data(7, 0, u32::MAX - 3, 8, false), Some(FatalError::RANGE)),
-        (h2c_data(7, 0, 4, 64, false), Some(FatalError::SEQUENCE)),
-        (h2c_data(7, 0, 0, 64, true), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 0, 4096, false), None),
+        (h2c_data_pdu(7, 0, 0, 4, false), None),
+        (h2c_data_pdu(7, 1, 0, 64, false), field(10)),
+        (h2c_data_pdu(8, 1, 0, 64, false), field(10)),
+        (h2c_data_pdu(7, 4, 0, 64, false), field(10)),
+        (h2c_data_pdu(7, u16::MAX, 0, 64, false), field(10)),
+        (h2c_data_pdu(8, 0, 0, 64, false), field(8)),
+        (h2c_data_pdu(7, 0, 0, 4100, false), Some(FatalError::LIMIT)),
+        (h2c_data_pdu(7, 0, 8192, 4, false), Some(FatalError::RANGE)),
+        (h2c_data_pdu(7, 0, 4100, 4096, false), Some(FatalError::RANGE)),
+        (h2c_data_pdu(7, 0, u32::MAX - 3, 8, false), Some(FatalError::RANGE)),
+        (h2c_data_pdu(7, 0, 4, 64, false), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 0, 64, true), Some(FatalError::SEQUENCE)),
     ] {
         check_controller(violations, &[pdu], expected);
     }
-    let first = h2c_data(7, 0, 0, 4096, false);
+    let first = h2c_data_pdu(7, 0, 0, 4096, false);
     for (second, expected) in [
-        (h2c_data(7, 0, 4096, 4096, true), None),
-        (h2c_data(7, 0, 4096, 4096, false), Some(FatalError::SEQUENCE)),
-        (h2c_data(7, 0, 4092, 4096, false), Some(FatalError::SEQUENCE)),
-        (h2c_data(7, 0, 0, 4096, false), Some(FatalError::SEQUENCE)),
-        (h2c_data(7, 0, 4100, 4092, true), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 4096, 4096, true), None),
+        (h2c_data_pdu(7, 0, 4096, 4096, false), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 4092, 4096, false), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 0, 4096, false), Some(FatalError::SEQUENCE)),
+        (h2c_data_pdu(7, 0, 4100, 4092, true), Some(FatalError::SEQUENCE)),
     ] {
         check_controller(violations, &[first.clone(), second], expected);
     }
     // After the end of an R2T, and before the next one.
-    let rest = h2c_data(7, 0, 4096, 4096, true);
-    check_controller(violations, &[first, rest, h2c_data(7, 0, 8192, 4096, false)], field(10));
+    let rest = h2c_data_pdu(7, 0, 4096, 4096, true);
+    check_controller(violations, &[first, rest, h2c_data_pdu(7, 0, 8192, 4096, false)], field(10));
 }
 
-fn check_controller_other_pdus(violations: &mut Violations) {
+fn check_controller_other_pdus(violations: &mut ObservedViolations) {
     let second_ic = IcReq::new(0, false, false, 0).as_bytes().to_vec();
     check_controller(violations, &[second_ic], Some(FatalError::SEQUENCE));
-    for pdu in [command(0, 64), h2c_data(0, 0, 0, 64, true)] {
+    for pdu in [command_pdu(0, 64), h2c_data_pdu(0, 0, 0, 64, true)] {
         let mut endpoint = ControllerEndpoint::new(ControllerConfig::default());
         check_on_controller(&mut endpoint, violations, &[pdu], Some(FatalError::SEQUENCE));
     }
@@ -271,12 +281,12 @@ fn check_controller_other_pdus(violations: &mut Violations) {
     let mut endpoint =
         ControllerEndpoint::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
     endpoint.receive(NOW, IcReq::new(0, false, false, 0).as_bytes());
-    let pdus = [command(0, 64), command(1, 64), command(2, 64)];
+    let pdus = [command_pdu(0, 64), command_pdu(1, 64), command_pdu(2, 64)];
     check_on_controller(&mut endpoint, violations, &pdus, Some(FatalError::SEQUENCE));
 }
 
 /// Each PDU type with one wrong bit in its digest.
-fn check_header_digests(violations: &mut Violations) {
+fn check_header_digests(violations: &mut ObservedViolations) {
     let framing = PduFraming { header_digest: true, ..PLAIN };
     let with_wrong_digest = |header: &[u8]| {
         let found = crc32c(header) ^ 1 << 9;
@@ -307,14 +317,14 @@ fn check_header_digests(violations: &mut Violations) {
 
 #[test]
 fn every_violation_is_in_the_table_of_validation_rules_and_every_row_occurs() {
-    let mut violations = Violations::new();
+    let mut violations = ObservedViolations::new();
     check_host_data_pdus(&mut violations);
     check_host_other_pdus(&mut violations);
     check_controller_data_pdus(&mut violations);
     check_controller_other_pdus(&mut violations);
     check_header_digests(&mut violations);
     let rules = RULES.iter().filter(|rule| rule.checked_by == CheckedBy::Connection);
-    let expected_kind: Violations =
+    let expected_kind: ObservedViolations =
         rules.map(|rule| (rule.pdu, rule.status, rule.offset)).collect();
     assert_eq!(
         expected_kind, violations,
@@ -332,18 +342,18 @@ fn an_invalid_header_field_terminates_the_connection() {
     };
     for at in [1, 2, 4] {
         let violation = Some(FatalError::field(u8::try_from(at).unwrap()));
-        let mut violations = Violations::new();
-        for pdu in [response(0), c2h_data(0, 0, 64, true, false), r2t(1, 0, 64)] {
+        let mut violations = ObservedViolations::new();
+        for pdu in [response_pdu(0), c2h_data_pdu(0, 0, 64, true, false), r2t_pdu(1, 0, 64)] {
             check_host(&mut violations, &[corrupted(pdu, at)], violation);
         }
         check_controller(
             &mut violations,
-            &[corrupted(h2c_data(7, 0, 0, 64, false), at)],
+            &[corrupted(h2c_data_pdu(7, 0, 0, 64, false), at)],
             violation,
         );
         // With another PLEN the capsule has data, and PDO is checked first.
         let first = if at == 4 { Some(FatalError::field(3)) } else { violation };
-        check_controller(&mut violations, &[corrupted(command(0, 64), at)], first);
+        check_controller(&mut violations, &[corrupted(command_pdu(0, 64), at)], first);
         let opening = IcReq::new(0, false, false, 0).as_bytes().to_vec();
         let mut endpoint = ControllerEndpoint::new(ControllerConfig::default());
         let expected = violation.filter(|_| at != 1);
@@ -352,11 +362,15 @@ fn an_invalid_header_field_terminates_the_connection() {
         let mut endpoint = HostEndpoint::new(HostConfig::default());
         check_on_host(&mut endpoint, &mut violations, &[corrupted(opening, at)], expected);
     }
-    let mut violations = Violations::new();
+    let mut violations = ObservedViolations::new();
     let unaligned = R2t::new(PLAIN, (1, 0), 0, 2).as_bytes().to_vec();
     check_host(&mut violations, &[unaligned], Some(FatalError::field(16)));
-    check_host(&mut violations, &[c2h_data(0, 2, 4, true, false)], Some(FatalError::field(12)));
-    check_controller(&mut violations, &[h2c_data(7, 0, 2, 4, true)], Some(FatalError::field(12)));
+    check_host(&mut violations, &[c2h_data_pdu(0, 2, 4, true, false)], Some(FatalError::field(12)));
+    check_controller(
+        &mut violations,
+        &[h2c_data_pdu(7, 0, 2, 4, true)],
+        Some(FatalError::field(12)),
+    );
     let mut in_capsule = CapsuleCmd::new(PLAIN, &Command::new(1), 8196).as_bytes().to_vec();
     in_capsule.resize(72 + 8196, 0);
     check_controller(&mut violations, &[in_capsule], Some(FatalError::field(4)));
@@ -366,7 +380,7 @@ fn an_invalid_header_field_terminates_the_connection() {
 #[test]
 fn a_term_req_for_an_unknown_pdu_type_carries_its_common_header() {
     for kind in [0x08, 0x0a, 0xff, PduType::CapsuleCmd as u8, PduType::IcReq as u8] {
-        let mut endpoint = host();
+        let mut endpoint = host_with_commands();
         let pdu = [kind, 1, 2, 3, 4, 5, 6, 7, 8, 9];
         endpoint.receive(NOW, &pdu);
         assert_eq!(endpoint.close_reason(), protocol_error(FatalError::field(0)));
@@ -409,15 +423,19 @@ fn a_received_term_req_closes_the_connection_at_once() {
         } else {
             CloseReason::InvalidTermination
         };
-        let mut endpoint = host();
+        let mut endpoint = host_with_commands();
         pdu[0] = 3;
         endpoint.receive(NOW, &pdu);
         assert_eq!(endpoint.close_reason(), Some(expected));
-        assert!(endpoint.connection.is_closed() && endpoint.connection.outstanding().count() == 3);
-        let mut endpoint = controller();
+        assert!(
+            endpoint.connection.is_closed() && endpoint.connection.outstanding_tags().count() == 3
+        );
+        let mut endpoint = controller_with_command();
         pdu[0] = 2;
         endpoint.receive(NOW, &pdu);
         assert_eq!(endpoint.close_reason(), Some(expected));
-        assert!(endpoint.connection.is_closed() && endpoint.connection.outstanding().count() == 2);
+        assert!(
+            endpoint.connection.is_closed() && endpoint.connection.outstanding_tags().count() == 2
+        );
     }
 }

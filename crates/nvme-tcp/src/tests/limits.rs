@@ -8,31 +8,32 @@ use tenmil_wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, IcReq, IcResp, PduFrami
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
 use super::test_pair::{
-    ControllerEndpoint, HostEndpoint, LogEntry, OwnerBehavior, Pair, pattern, random_fragments,
+    ConnectedPair, ControllerEndpoint, ControllerOwnerBehavior, HostEndpoint, SessionEvent,
+    pattern_bytes, random_fragments,
 };
 use crate::{
     CloseReason, Connection, ControllerConfig, DataDirection, DataTransfer, DigestMode, EventQueue,
-    HostConfig, HostEvent, NegotiatedParams, NoDigest, QueueFull, QueueKind, SendPiece,
-    SuccessPolicy,
+    HostConfig, HostEvent, NegotiatedParams, NoDigest, QueueKind, SendPiece, SendQueueFull,
+    SuccessFlagPolicy,
 };
 
 const NOW: Instant = Instant { ns: 0 };
 const PLAIN: PduFraming = PduFraming { header_digest: false, data_digest: false, alignment: 0 };
 
-fn pair(depth: u16) -> Pair {
+fn pair_with_depth(depth: u16) -> ConnectedPair {
     let host = HostConfig { depth, in_capsule_bytes: 64, ..HostConfig::default() };
-    Pair::open(host, ControllerConfig { depth, ..ControllerConfig::default() })
+    ConnectedPair::open(host, ControllerConfig { depth, ..ControllerConfig::default() })
 }
 
 #[test]
 fn a_full_host_rejects_a_command_until_one_completes() {
-    let mut pair = pair(3);
+    let mut pair = pair_with_depth(3);
     for command_number in 0..3 {
         pair.host.submit(2, DataDirection::ToHost(64), command_number);
     }
     assert_eq!(pair.host.try_submit(2, DataDirection::ToHost(64), 3), None);
     let rejected = pair.host.connection.submit(&Command::new(0), DataDirection::None, &NoDigest);
-    assert_eq!(rejected, Err(QueueFull));
+    assert_eq!(rejected, Err(SendQueueFull));
     pair.run(&mut |_| usize::MAX);
     assert_eq!(pair.host.connection.free_tags(), 3);
     pair.host.submit(2, DataDirection::ToHost(64), 3);
@@ -40,25 +41,25 @@ fn a_full_host_rejects_a_command_until_one_completes() {
 
 #[test]
 fn a_complete_body_without_event_space_requests_no_bytes() {
-    let mut pair = pair(2);
+    let mut pair = pair_with_depth(2);
     let tag = pair.host.submit(2, DataDirection::ToHost(8192), 0);
     pair.host.send(usize::MAX);
     let pdu = C2HData::new(PLAIN, tag, 0, 8192, (true, true));
     let mut events = EventQueue::with_capacity(3);
     let end = &mut pair.host.connection;
     assert_eq!(end.receive(NOW, pdu.as_bytes(), &mut events), pdu.as_bytes().len());
-    assert_eq!(end.direct_placement().map(|placement| placement.len_bytes), Some(8192));
+    assert_eq!(end.next_direct_placement().map(|placement| placement.len_bytes), Some(8192));
     while events.remaining_capacity() > 0 {
         events.push(HostEvent::Open(NegotiatedParams::default()));
     }
     end.received_direct(NOW, 8192, &mut events);
     assert_eq!(
-        end.direct_placement(),
+        end.next_direct_placement(),
         None,
         "a receive call for zero bytes returns zero, like the end of the stream"
     );
     // One entry is reserved for the event of the end.
-    let mut ended = Pair::open(HostConfig::default(), ControllerConfig::default());
+    let mut ended = ConnectedPair::open(HostConfig::default(), ControllerConfig::default());
     ended.host.connection.handle_eof(0, &mut events);
     assert_eq!(events.as_slice().last(), Some(&HostEvent::Ended(CloseReason::Closed)));
     events.clear();
@@ -68,22 +69,22 @@ fn a_complete_body_without_event_space_requests_no_bytes() {
 
 #[test]
 fn the_last_data_pdu_carries_last_pdu_before_the_status_is_known() {
-    let mut pair = pair(2);
+    let mut pair = pair_with_depth(2);
     pair.controller.owner.behavior.completes_nothing = true;
     pair.host.submit(2, DataDirection::ToHost(8192), 0);
     pair.run(&mut |_| usize::MAX);
     let end = &mut pair.controller.connection;
-    let tag = end.outstanding().next().unwrap();
+    let tag = end.outstanding_tags().next().unwrap();
     for (len_bytes, is_last) in [(4096, false), (4096, true)] {
         end.send_data(tag, len_bytes).unwrap();
         end.fill_send_queue(&NoDigest);
-        let Some(SendPiece::Headers { at, .. }) = end.pieces().first().copied() else {
+        let Some(SendPiece::Headers { at, .. }) = end.send_pieces().first().copied() else {
             panic!("a header comes first")
         };
-        let flags = end.headers()[at as usize + 1];
+        let flags = end.header_bytes()[at as usize + 1];
         // LAST_PDU without SUCCESS.
         assert_eq!(flags & 0b1100, if is_last { 0b0100 } else { 0 });
-        let sent = end.pieces().iter().map(|piece| match piece {
+        let sent = end.send_pieces().iter().map(|piece| match piece {
             SendPiece::Headers { len_bytes, .. } | SendPiece::Payload { len_bytes, .. } => {
                 *len_bytes
             }
@@ -96,15 +97,19 @@ fn the_last_data_pdu_carries_last_pdu_before_the_status_is_known() {
 #[test]
 fn commands_carry_the_identifiers_chosen_by_the_caller() {
     let config = HostConfig { cid_mask: 0x7f, ..HostConfig::default() };
-    let mut pair = Pair::open(config, ControllerConfig::default());
+    let mut pair = ConnectedPair::open(config, ControllerConfig::default());
     for tag in [127, 0, 64, 127] {
         // The bits above the tag belong to the caller, and are on the wire.
         let (cid, read) = (tag | 0x180, Command::new(2).with_cid(9));
         pair.host.memory.0.insert(tag, vec![0; 64]);
         pair.host.connection.submit_as(cid, &read, DataDirection::ToHost(64), &NoDigest).unwrap();
-        assert_eq!(pair.host.connection.outstanding().collect::<Vec<_>>(), [tag]);
+        assert_eq!(pair.host.connection.outstanding_tags().collect::<Vec<_>>(), [tag]);
         pair.run(&mut |_| usize::MAX);
-        assert_eq!(pair.host.connection.outstanding().count(), 0, "completed under its identifier");
+        assert_eq!(
+            pair.host.connection.outstanding_tags().count(),
+            0,
+            "completed under its identifier"
+        );
     }
 }
 
@@ -151,7 +156,7 @@ fn an_identifier_that_is_not_outstanding_is_rejected_even_if_its_slot_is_in_use(
 #[should_panic(expected = "command identifier 3 is outstanding")]
 fn an_outstanding_identifier_cannot_be_submitted_again() {
     let config = HostConfig { cid_mask: 0x7f, ..HostConfig::default() };
-    let mut pair = Pair::open(config, ControllerConfig::default());
+    let mut pair = ConnectedPair::open(config, ControllerConfig::default());
     let mut submit =
         || pair.host.connection.submit_as(3, &Command::new(0), DataDirection::None, &NoDigest);
     assert_eq!(submit(), Ok(()));
@@ -162,7 +167,7 @@ fn an_outstanding_identifier_cannot_be_submitted_again() {
 fn nothing_is_submitted_before_the_connection_is_open() {
     let mut endpoint = HostEndpoint::new(HostConfig::default());
     assert_eq!(endpoint.try_submit(0, DataDirection::None, 0), None);
-    assert_eq!(endpoint.connection.pieces(), [SendPiece::Headers { at: 0, len_bytes: 128 }]);
+    assert_eq!(endpoint.connection.send_pieces(), [SendPiece::Headers { at: 0, len_bytes: 128 }]);
 }
 
 /// Controller with two slots that has received these commands.
@@ -175,7 +180,7 @@ fn full_controller(cids: Range<u16>) -> ControllerEndpoint {
     for cid in cids {
         endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
     }
-    assert!(endpoint.connection.is_full());
+    assert!(endpoint.connection.is_command_table_full());
     endpoint
 }
 
@@ -191,7 +196,7 @@ fn a_full_controller_leaves_further_commands_in_the_stream() {
     endpoint.receive(NOW, &[]);
     assert_eq!(endpoint.unconsumed.len(), 72);
     let commands =
-        endpoint.log.iter().filter(|(_, entry)| matches!(entry, LogEntry::Command { .. }));
+        endpoint.log.iter().filter(|(_, entry)| matches!(entry, SessionEvent::Command { .. }));
     assert_eq!(commands.count(), 3);
 }
 
@@ -208,7 +213,7 @@ fn a_dropped_command_sends_no_response_and_frees_its_tag() {
     endpoint.connection.complete(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     let response = CapsuleResp::new(PLAIN, &Completion::new(9, Status::SUCCESS).with_sqhd(3));
     assert_eq!(endpoint.send(usize::MAX), response.as_bytes());
-    assert_eq!(endpoint.connection.outstanding().collect::<Vec<_>>(), [1]);
+    assert_eq!(endpoint.connection.outstanding_tags().collect::<Vec<_>>(), [1]);
 }
 
 /// A further command is a violation only if every command in the table waits for data: not if
@@ -218,11 +223,12 @@ fn a_full_controller_closes_only_if_every_command_awaits_host_data() {
     // An earlier write: with all data, completed while its R2T was outstanding, and completed before.
     for early_completion in 0..3 {
         let config = ControllerConfig { depth: 2, ..ControllerConfig::default() };
-        let mut pair = Pair::open(HostConfig { depth: 2, ..HostConfig::default() }, config);
-        pair.controller.owner.behavior = OwnerBehavior {
+        let mut pair =
+            ConnectedPair::open(HostConfig { depth: 2, ..HostConfig::default() }, config);
+        pair.controller.owner.behavior = ControllerOwnerBehavior {
             completes_early: early_completion == 1,
             completes_nothing: early_completion == 2,
-            ..OwnerBehavior::default()
+            ..ControllerOwnerBehavior::default()
         };
         pair.host.submit(1, DataDirection::FromHost(64), 0);
         let capsule = pair.host.send(usize::MAX);
@@ -233,8 +239,10 @@ fn a_full_controller_closes_only_if_every_command_awaits_host_data() {
         pair.run(&mut |_| usize::MAX);
         assert_eq!(pair.host.completions().len(), 1);
         let endpoint = &mut pair.controller;
-        endpoint.owner.behavior =
-            OwnerBehavior { completes_nothing: true, ..OwnerBehavior::default() };
+        endpoint.owner.behavior = ControllerOwnerBehavior {
+            completes_nothing: true,
+            ..ControllerOwnerBehavior::default()
+        };
         let write = Command::new(1).with_sgl1(Descriptor::transport(64));
         endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(8), 0).as_bytes());
         endpoint.connection.fill_send_queue(&endpoint.memory);
@@ -242,7 +250,7 @@ fn a_full_controller_closes_only_if_every_command_awaits_host_data() {
             endpoint
                 .receive(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
         }
-        assert!(endpoint.connection.is_full());
+        assert!(endpoint.connection.is_command_table_full());
         assert_eq!(
             (endpoint.close_reason(), endpoint.unconsumed.len()),
             (None, 72),
@@ -262,12 +270,12 @@ fn a_write_completed_before_it_was_sent_is_reported_after_sending() {
     endpoint.send(100);
     let response = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
     endpoint.receive(NOW, response.as_bytes());
-    assert!(endpoint.completions().is_empty() && endpoint.connection.outstanding().eq([tag]));
+    assert!(endpoint.completions().is_empty() && endpoint.connection.outstanding_tags().eq([tag]));
     endpoint.send(35);
     assert!(endpoint.completions().is_empty(), "a byte is unsent");
     endpoint.send(1);
     assert_eq!(endpoint.completions(), [(Status::WRITE_FAULT, 0)]);
-    assert_eq!(endpoint.connection.outstanding().count(), 0);
+    assert_eq!(endpoint.connection.outstanding_tags().count(), 0);
 }
 
 /// The rest of the solicited data is not sent after the response.
@@ -320,11 +328,11 @@ fn a_reused_tag_is_in_the_send_list_once() {
 fn the_response_to_an_early_completion_waits_for_requested_data() {
     for len in [64, 8192, 100_000] {
         for seed in 0..8 {
-            let mut pair = pair(8);
-            pair.controller.owner.behavior = OwnerBehavior {
+            let mut pair = pair_with_depth(8);
+            pair.controller.owner.behavior = ControllerOwnerBehavior {
                 completes_early: true,
                 status: Status::ABORT_REQUESTED,
-                ..OwnerBehavior::default()
+                ..ControllerOwnerBehavior::default()
             };
             for command_number in 0..4 {
                 pair.host.submit(1, DataDirection::FromHost(len), command_number);
@@ -336,10 +344,13 @@ fn the_response_to_an_early_completion_waits_for_requested_data() {
                 "{len} bytes"
             );
             assert_eq!((pair.host.close_reason(), pair.controller.close_reason()), (None, None));
-            let has_data =
-                pair.controller.log.iter().any(|(_, entry)| matches!(entry, LogEntry::Data { .. }));
+            let has_data = pair
+                .controller
+                .log
+                .iter()
+                .any(|(_, entry)| matches!(entry, SessionEvent::Data { .. }));
             assert!(!has_data, "data of a completed command are not reported");
-            assert_eq!(pair.controller.connection.outstanding().count(), 0);
+            assert_eq!(pair.controller.connection.outstanding_tags().count(), 0);
         }
     }
 }
@@ -391,12 +402,12 @@ fn sqhd_counts_commands_modulo_the_queue_size() {
 #[test]
 fn success_replaces_a_response_only_where_allowed() {
     for (success, flow_control, expected) in [
-        (SuccessPolicy::Never, true, false),
-        (SuccessPolicy::Never, false, false),
-        (SuccessPolicy::WithoutFlowControl, true, false),
-        (SuccessPolicy::WithoutFlowControl, false, true),
-        (SuccessPolicy::Always, true, true),
-        (SuccessPolicy::Always, false, true),
+        (SuccessFlagPolicy::Never, true, false),
+        (SuccessFlagPolicy::Never, false, false),
+        (SuccessFlagPolicy::WithoutFlowControl, true, false),
+        (SuccessFlagPolicy::WithoutFlowControl, false, true),
+        (SuccessFlagPolicy::Always, true, true),
+        (SuccessFlagPolicy::Always, false, true),
     ] {
         // A result in dword 0, a failure, and incomplete data need a response in each case.
         for (completion, len, is_allowed) in [
@@ -488,10 +499,10 @@ fn an_invalid_sgl_is_reported_with_the_command() {
         endpoint.owner.behavior.completes_nothing = true;
         let capsule = CapsuleCmd::new(PLAIN, &command, in_capsule);
         endpoint.receive(NOW, capsule.as_bytes());
-        endpoint.receive(NOW, &pattern(0, in_capsule));
+        endpoint.receive(NOW, &pattern_bytes(0, in_capsule));
         assert_eq!(
             endpoint.log[1],
-            (0, LogEntry::Command { cid: 0, data: expected }),
+            (0, SessionEvent::Command { cid: 0, data: expected }),
             "{command:?}"
         );
         if expected.is_err() {
@@ -520,13 +531,13 @@ fn a_command_waits_for_at_most_the_send_budget() {
         endpoint.receive(NOW, R2t::new(PLAIN, (long_write, 0), 0, 4 << 20).as_bytes());
         endpoint.send(1);
         endpoint.submit(2, DataDirection::ToHost(512), 2);
-        let queued: u64 = endpoint.connection.pieces().iter().map(len_of).sum();
+        let queued: u64 = endpoint.connection.send_pieces().iter().map(piece_len).sum();
         let limit = u64::from(budget.unwrap_or(256 << 10));
         assert!(queued <= limit + 2 * 72 && queued > limit - 4096, "{queued} of {limit} bytes");
     }
 }
 
-fn len_of(piece: &SendPiece) -> u64 {
+fn piece_len(piece: &SendPiece) -> u64 {
     match *piece {
         SendPiece::Headers { len_bytes, .. } | SendPiece::Payload { len_bytes, .. } => {
             len_bytes.into()

@@ -20,7 +20,7 @@ fn controller_with_reads(count: u16, flow_control: bool) -> ControllerConnection
     connection.receive(NOW, IcReq::new(0, false, false, 0).as_bytes(), &mut events);
     connection.set_queue_kind(QueueKind::Io { entries: 129, flow_control });
     connection.fill_send_queue(&NoDigest);
-    let len = len_of(connection.pieces());
+    let len = len_of(connection.send_pieces());
     connection.record_sent(len, &mut events);
     let framing = PduFraming::default();
     let mut reads = Vec::new();
@@ -59,16 +59,16 @@ fn responses_to_a_full_queue_are_sent_at_once() {
         let mut connection = controller_with_reads(count, flow_control);
         complete(&mut connection, 0..count);
         assert!(!connection.has_more(), "all responses are in the send queue");
-        let pieces = connection.pieces();
+        let pieces = connection.send_pieces();
         assert_eq!(len_of(pieces), each * usize::from(count));
         let SendPiece::Headers { at, len_bytes: 24 } = pieces[0] else { panic!("{pieces:?}") };
-        let header = &connection.headers()[at as usize..][..24];
+        let header = &connection.header_bytes()[at as usize..][..24];
         let data = C2HData::from_bytes(header.first_chunk().unwrap());
         assert_eq!((data.cccid(), data.datao(), data.datal()), (0, 0, BYTES));
         assert_eq!((data.last(), data.success()), (true, !flow_control));
         if flow_control {
             let SendPiece::Headers { at, .. } = pieces[2] else { panic!("{pieces:?}") };
-            let header = &connection.headers()[at as usize..][..24];
+            let header = &connection.header_bytes()[at as usize..][..24];
             let response = CapsuleResp::from_bytes(header.first_chunk().unwrap()).completion();
             assert_eq!((response.cid(), response.sqhd()), (0, count));
             assert_eq!(response.status(), Status::SUCCESS);
@@ -78,10 +78,10 @@ fn responses_to_a_full_queue_are_sent_at_once() {
 
 /// The queued PDUs: whether each is a response (or data), and its command identifier.
 fn queued_pdus(connection: &ControllerConnection) -> Vec<(bool, u16)> {
-    let pieces = connection.pieces().iter();
+    let pieces = connection.send_pieces().iter();
     let headers = pieces.filter_map(|piece| match *piece {
         SendPiece::Headers { at, len_bytes } => {
-            Some(&connection.headers()[at as usize..][..len_bytes as usize])
+            Some(&connection.header_bytes()[at as usize..][..len_bytes as usize])
         }
         SendPiece::Payload { .. } => None,
     });
@@ -99,7 +99,7 @@ fn queued_pdus(connection: &ControllerConnection) -> Vec<(bool, u16)> {
 fn controller_after_batches(count: u16) -> ControllerConnection {
     let mut connection = controller_with_reads(count * 3, true);
     for first in [0, count, 2 * count] {
-        let sent = len_of(connection.pieces());
+        let sent = len_of(connection.send_pieces());
         connection.record_sent_each(sent, |_| {});
         complete(&mut connection, first..first + count);
         connection.fill_send_queue(&NoDigest);
@@ -125,7 +125,7 @@ fn responses_of_large_batches_are_sent_behind_all_data() {
 fn deferred_responses_beyond_the_send_queue_are_sent_once_each() {
     let mut connection = controller_after_batches(25);
     let mut events = EventQueue::with_capacity(1024);
-    let len = len_of(connection.pieces());
+    let len = len_of(connection.send_pieces());
     connection.record_sent_each(len, |_| {});
     let framing = PduFraming::default();
     let mut tags = Vec::new();
@@ -143,13 +143,13 @@ fn deferred_responses_beyond_the_send_queue_are_sent_once_each() {
         connection.fill_send_queue(&NoDigest);
         let queued = queued_pdus(&connection).into_iter().filter(|(is_response, _)| *is_response);
         responses.extend(queued.map(|(_, cid)| cid));
-        let len = len_of(connection.pieces());
+        let len = len_of(connection.send_pieces());
         assert!(len > 0, "{} of 128 are sent", sent_tags.len());
         connection.record_sent_each(len, |tag| sent_tags.push(tag));
     }
     responses.sort_unstable();
     assert_eq!(responses, (0..128).collect::<Vec<_>>());
-    assert!(connection.pieces().is_empty() && connection.outstanding().next().is_none());
+    assert!(connection.send_pieces().is_empty() && connection.outstanding_tags().next().is_none());
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn responses_beyond_the_send_queue_follow_in_order() {
     while sent_tags.len() < 128 {
         connection.fill_send_queue(&NoDigest);
         // Some bytes at a time, so that the header ring wraps.
-        let count = len_of(connection.pieces()).min(100_000);
+        let count = len_of(connection.send_pieces()).min(100_000);
         assert!(count > 0);
         connection.record_sent_each(count, |tag| sent_tags.push(tag));
         sends += 1;
@@ -168,9 +168,9 @@ fn responses_beyond_the_send_queue_follow_in_order() {
     assert!(sends > 3, "{sends}");
     assert_eq!(sent_tags, (0..128).collect::<Vec<_>>());
     assert!(
-        connection.pieces().is_empty()
+        connection.send_pieces().is_empty()
             && !connection.has_more()
-            && connection.outstanding().next().is_none()
+            && connection.outstanding_tags().next().is_none()
     );
 }
 
@@ -180,7 +180,7 @@ fn a_command_is_completed_once_with_at_most_its_data() {
     let success = Completion::new(0, Status::SUCCESS);
     assert!(connection.complete(0, BYTES + 4, success).is_err());
     assert!(connection.complete(5, BYTES, success).is_err(), "tag 5 is free");
-    assert!(connection.pieces().is_empty());
+    assert!(connection.send_pieces().is_empty());
     connection.complete(0, BYTES, success).unwrap();
     assert!(
         connection.complete(0, BYTES, success).is_err()
@@ -188,7 +188,7 @@ fn a_command_is_completed_once_with_at_most_its_data() {
     );
     // A result needs a response to carry it.
     connection.complete(1, BYTES, success.with_dw0(7)).unwrap();
-    assert_eq!(len_of(connection.pieces()), 2 * (24 + 4096) + 24);
+    assert_eq!(len_of(connection.send_pieces()), 2 * (24 + 4096) + 24);
 }
 
 /// Reads that follow one another reuse slots and memory: the list of ends does not grow.
@@ -202,7 +202,7 @@ fn the_list_of_response_ends_is_bounded_by_the_depth() {
         let mut sent_tags = Vec::new();
         complete(&mut connection, core::iter::once(completed % 128));
         // Never all of it, so that the list is never empty.
-        connection.record_sent_each(len_of(connection.pieces()).saturating_sub(8), |tag| {
+        connection.record_sent_each(len_of(connection.send_pieces()).saturating_sub(8), |tag| {
             sent_tags.push(tag)
         });
         for tag in sent_tags {

@@ -14,15 +14,15 @@ use crate::{
 
 /// Buffers of commands, by tag.
 #[derive(Debug, Default)]
-pub(super) struct Memory(pub(super) BTreeMap<u16, Vec<u8>>);
+pub(super) struct CommandBuffers(pub(super) BTreeMap<u16, Vec<u8>>);
 
-impl PayloadDigest for Memory {
+impl PayloadDigest for CommandBuffers {
     fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
     }
 }
 
-impl Memory {
+impl CommandBuffers {
     fn store(&mut self, placement: DataPlacement, bytes: &[u8], at: u32) {
         let from = &bytes[at as usize..][..placement.len_bytes as usize];
         let into = &mut self.0.get_mut(&placement.tag).unwrap()[placement.offset as usize..];
@@ -50,7 +50,7 @@ impl Memory {
 }
 
 /// Data of command `command_number`.
-pub(super) fn pattern(command_number: u16, len: u32) -> Vec<u8> {
+pub(super) fn pattern_bytes(command_number: u16, len: u32) -> Vec<u8> {
     (0..len)
         .map(|at| {
             (at.wrapping_mul(31) ^ (at >> 8) ^ (u32::from(command_number) * 7)).to_le_bytes()[0]
@@ -60,7 +60,7 @@ pub(super) fn pattern(command_number: u16, len: u32) -> Vec<u8> {
 
 /// Event, independent of the fragmentation of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LogEntry {
+pub(super) enum SessionEvent {
     Open(NegotiatedParams),
     Command { cid: u16, data: Result<DataTransfer, Status> },
     Data { offset: u32, len_bytes: u32 },
@@ -70,10 +70,10 @@ pub(super) enum LogEntry {
     Ended(CloseReason),
 }
 
-fn record(log: &mut Vec<(u16, LogEntry)>, tag: u16, entry: LogEntry) {
+fn record_event(log: &mut Vec<(u16, SessionEvent)>, tag: u16, entry: SessionEvent) {
     if let (
-        Some((last, LogEntry::Data { offset, len_bytes })),
-        LogEntry::Data { offset: next, len_bytes: more },
+        Some((last, SessionEvent::Data { offset, len_bytes })),
+        SessionEvent::Data { offset: next, len_bytes: more },
     ) = (log.last_mut(), &entry)
         && (*last, *offset + *len_bytes) == (tag, *next)
     {
@@ -85,11 +85,11 @@ fn record(log: &mut Vec<(u16, LogEntry)>, tag: u16, entry: LogEntry) {
 
 /// One end, the state of its owner, and all its events.
 #[derive(Debug)]
-pub(super) struct Endpoint<E: Connection, O> {
+pub(super) struct TestEndpoint<E: Connection, O> {
     pub(super) connection: E,
     pub(super) owner: O,
-    pub(super) memory: Memory,
-    pub(super) log: Vec<(u16, LogEntry)>,
+    pub(super) memory: CommandBuffers,
+    pub(super) log: Vec<(u16, SessionEvent)>,
     /// Received bytes that were not consumed.
     pub(super) unconsumed: Vec<u8>,
     events: EventQueue<E::Event>,
@@ -103,12 +103,12 @@ pub(super) trait HandleEvents {
     fn handle(&mut self, bytes: &[u8]);
 }
 
-impl<E: Connection, O> Endpoint<E, O> {
+impl<E: Connection, O> TestEndpoint<E, O> {
     fn with(connection: E, owner: O) -> Self {
         Self {
             connection,
             owner,
-            memory: Memory::default(),
+            memory: CommandBuffers::default(),
             log: Vec::new(),
             unconsumed: Vec::new(),
             events: EventQueue::with_capacity(8),
@@ -118,7 +118,7 @@ impl<E: Connection, O> Endpoint<E, O> {
 
     pub(super) fn close_reason(&self) -> Option<CloseReason> {
         self.log.iter().find_map(|(_, entry)| match entry {
-            LogEntry::Ended(close_reason) => Some(*close_reason),
+            SessionEvent::Ended(close_reason) => Some(*close_reason),
             _ => None,
         })
     }
@@ -126,18 +126,22 @@ impl<E: Connection, O> Endpoint<E, O> {
     /// Records data that were received into their buffer.
     fn record_data(&mut self, placement: DataPlacement) {
         let DataPlacement { tag, offset, len_bytes } = placement;
-        record(&mut self.log, tag, LogEntry::Data { offset, len_bytes });
+        record_event(&mut self.log, tag, SessionEvent::Data { offset, len_bytes });
     }
 }
 
-impl<E: Connection, O> Endpoint<E, O>
+impl<E: Connection, O> TestEndpoint<E, O>
 where
     Self: HandleEvents,
 {
     /// The next at most `limit` bytes to send.
     pub(super) fn send(&mut self, limit: usize) -> Vec<u8> {
         self.connection.fill_send_queue(&self.memory);
-        let bytes = self.memory.gather(self.connection.pieces(), self.connection.headers(), limit);
+        let bytes = self.memory.gather(
+            self.connection.send_pieces(),
+            self.connection.header_bytes(),
+            limit,
+        );
         self.connection.record_sent(bytes.len(), &mut self.events);
         self.handle(&[]);
         bytes
@@ -146,7 +150,7 @@ where
     pub(super) fn receive(&mut self, now: Instant, mut bytes: &[u8]) {
         if self.is_direct
             && self.unconsumed.is_empty()
-            && let Some(placement) = self.connection.direct_placement()
+            && let Some(placement) = self.connection.next_direct_placement()
         {
             let count = bytes.len().min(placement.len_bytes as usize);
             let direct = DataPlacement { len_bytes: u32::try_from(count).unwrap(), ..placement };
@@ -181,7 +185,7 @@ where
 }
 
 /// Host with its owner.
-pub(super) type HostEndpoint = Endpoint<HostConnection, ()>;
+pub(super) type HostEndpoint = TestEndpoint<HostConnection, ()>;
 
 impl HostEndpoint {
     pub(super) fn new(config: HostConfig) -> Self {
@@ -201,7 +205,7 @@ impl HostEndpoint {
     ) -> Option<u16> {
         let tag = self.connection.next_tag()?;
         let bytes = match data {
-            DataDirection::FromHost(len) => pattern(command_number, len),
+            DataDirection::FromHost(len) => pattern_bytes(command_number, len),
             DataDirection::ToHost(len) => vec![0; len as usize],
             DataDirection::None => Vec::new(),
         };
@@ -214,7 +218,7 @@ impl HostEndpoint {
 
     pub(super) fn completions(&self) -> Vec<(Status, u32)> {
         let each = self.log.iter().filter_map(|(_, entry)| match entry {
-            LogEntry::Completed { status, transferred_bytes, .. } => {
+            SessionEvent::Completed { status, transferred_bytes, .. } => {
                 Some((*status, *transferred_bytes))
             }
             _ => None,
@@ -225,25 +229,31 @@ impl HostEndpoint {
 
 impl HandleEvents for HostEndpoint {
     fn handle(&mut self, bytes: &[u8]) {
-        for event in self.events.as_slice().iter().flat_map(|event| event.split()) {
+        for event in self.events.as_slice().iter().flat_map(|event| event.split_read_completed()) {
             match event {
-                HostEvent::Open(params) => record(&mut self.log, u16::MAX, LogEntry::Open(params)),
+                HostEvent::Open(params) => {
+                    record_event(&mut self.log, u16::MAX, SessionEvent::Open(params))
+                }
                 HostEvent::Data { placement, at } => {
                     self.memory.store(placement, bytes, at);
                     let (offset, len_bytes) = (placement.offset, placement.len_bytes);
-                    record(&mut self.log, placement.tag, LogEntry::Data { offset, len_bytes });
+                    record_event(
+                        &mut self.log,
+                        placement.tag,
+                        SessionEvent::Data { offset, len_bytes },
+                    );
                 }
                 HostEvent::Completed { tag, completion, transferred_bytes } => {
                     let bytes = self.memory.0[&tag].clone();
                     let status = completion.status();
-                    record(
+                    record_event(
                         &mut self.log,
                         tag,
-                        LogEntry::Completed { status, transferred_bytes, bytes },
+                        SessionEvent::Completed { status, transferred_bytes, bytes },
                     );
                 }
                 HostEvent::Ended(close_reason) => {
-                    record(&mut self.log, u16::MAX, LogEntry::Ended(close_reason))
+                    record_event(&mut self.log, u16::MAX, SessionEvent::Ended(close_reason))
                 }
                 HostEvent::ReadCompleted { .. } => unreachable!("split() never returns it"),
             }
@@ -254,7 +264,7 @@ impl HandleEvents for HostEndpoint {
 
 /// Behavior of the controller's owner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OwnerBehavior {
+pub(super) struct ControllerOwnerBehavior {
     /// Largest number of bytes per call of `request_data`.
     pub(super) request_bytes_max: u32,
     /// Number of bytes per call of `send_data`.
@@ -267,7 +277,7 @@ pub(super) struct OwnerBehavior {
     pub(super) completes_nothing: bool,
 }
 
-impl Default for OwnerBehavior {
+impl Default for ControllerOwnerBehavior {
     fn default() -> Self {
         Self {
             request_bytes_max: u32::MAX,
@@ -282,7 +292,7 @@ impl Default for OwnerBehavior {
 /// State of the controller's owner.
 #[derive(Debug, Default)]
 pub(super) struct ControllerOwner {
-    pub(super) behavior: OwnerBehavior,
+    pub(super) behavior: ControllerOwnerBehavior,
     /// Bytes of each tag that are not requested yet.
     unrequested: BTreeMap<u16, u32>,
     /// Tags of completed commands, whose remaining events of a batch are ignored.
@@ -292,17 +302,21 @@ pub(super) struct ControllerOwner {
 }
 
 /// Controller with its owner.
-pub(super) type ControllerEndpoint = Endpoint<ControllerConnection, ControllerOwner>;
+pub(super) type ControllerEndpoint = TestEndpoint<ControllerConnection, ControllerOwner>;
 
 impl HandleEvents for ControllerEndpoint {
     fn handle(&mut self, bytes: &[u8]) {
         for event in self.events.as_slice().to_vec() {
             match event {
                 ControllerEvent::Open(params) => {
-                    record(&mut self.log, u16::MAX, LogEntry::Open(params))
+                    record_event(&mut self.log, u16::MAX, SessionEvent::Open(params))
                 }
                 ControllerEvent::Command { tag, command, data } => {
-                    record(&mut self.log, tag, LogEntry::Command { cid: command.cid(), data });
+                    record_event(
+                        &mut self.log,
+                        tag,
+                        SessionEvent::Command { cid: command.cid(), data },
+                    );
                     self.owner.commands.insert(tag, (command, data));
                     self.owner.completed.remove(&tag);
                     self.begin(tag, command, data);
@@ -314,25 +328,29 @@ impl HandleEvents for ControllerEndpoint {
                 ControllerEvent::Data { placement, at } => {
                     self.memory.store(placement, bytes, at);
                     let (offset, len_bytes) = (placement.offset, placement.len_bytes);
-                    record(&mut self.log, placement.tag, LogEntry::Data { offset, len_bytes });
-                    self.request_more(placement.tag, offset + len_bytes);
+                    record_event(
+                        &mut self.log,
+                        placement.tag,
+                        SessionEvent::Data { offset, len_bytes },
+                    );
+                    self.request_next_range(placement.tag, offset + len_bytes);
                 }
                 ControllerEvent::DataComplete { tag, is_intact } => {
-                    record(&mut self.log, tag, LogEntry::DataComplete { is_intact });
+                    record_event(&mut self.log, tag, SessionEvent::DataComplete { is_intact });
                     let (command, _) = self.owner.commands[&tag];
                     if is_intact {
                         let len = u32::try_from(self.memory.0[&tag].len()).unwrap();
-                        let expected = pattern(command_number(command), len);
+                        let expected = pattern_bytes(command_number(command), len);
                         assert!(self.memory.0[&tag] == expected, "data of {command:?}");
                     }
                     self.complete(tag, 0);
                 }
                 ControllerEvent::Sent { tag } => {
-                    record(&mut self.log, tag, LogEntry::Sent);
+                    record_event(&mut self.log, tag, SessionEvent::Sent);
                     self.owner.commands.remove(&tag);
                 }
                 ControllerEvent::Ended(close_reason) => {
-                    record(&mut self.log, u16::MAX, LogEntry::Ended(close_reason))
+                    record_event(&mut self.log, u16::MAX, SessionEvent::Ended(close_reason))
                 }
             }
         }
@@ -352,7 +370,7 @@ impl ControllerEndpoint {
         let len = match data {
             Ok(DataTransfer::InCapsule(len) | DataTransfer::FromHost(len)) => len,
             Ok(DataTransfer::ToHost(len)) => {
-                self.memory.0.insert(tag, pattern(command_number(command), len));
+                self.memory.0.insert(tag, pattern_bytes(command_number(command), len));
                 if !self.owner.behavior.completes_nothing {
                     self.send_read_data(tag, len);
                 }
@@ -379,7 +397,7 @@ impl ControllerEndpoint {
     }
 
     /// Requests the next part after the previous one was received.
-    fn request_more(&mut self, tag: u16, received: u32) {
+    fn request_next_range(&mut self, tag: u16, received: u32) {
         let Some((_, Ok(DataTransfer::FromHost(len)))) = self.owner.commands.get(&tag).copied()
         else {
             return;
@@ -418,7 +436,7 @@ fn command_number(command: Command) -> u16 {
 
 /// Host and controller.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct ConnectedPair {
     pub(super) host: HostEndpoint,
     pub(super) controller: ControllerEndpoint,
     /// All bytes sent in each direction.
@@ -426,7 +444,7 @@ pub(super) struct Pair {
     pub(super) to_host: Vec<u8>,
 }
 
-impl Pair {
+impl ConnectedPair {
     pub(super) fn new(host: HostConfig, controller: ControllerConfig) -> Self {
         Self {
             host: HostEndpoint::new(host),

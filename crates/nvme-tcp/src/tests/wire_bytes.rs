@@ -4,16 +4,16 @@ use tenmil_base::Instant;
 use tenmil_wire::tcp::crc32c;
 use tenmil_wire::{Command, Completion, Status};
 
-use super::test_pair::{ControllerEndpoint, HostEndpoint, LogEntry, pattern};
+use super::test_pair::{ControllerEndpoint, HostEndpoint, SessionEvent, pattern_bytes};
 use crate::{
     ControllerConfig, DataDirection, DataTransfer, DigestMode, HostConfig, NegotiatedParams,
-    QueueKind, SuccessPolicy,
+    QueueKind, SuccessFlagPolicy,
 };
 
 const NOW: Instant = Instant { ns: 0 };
 
 /// Bytes of a text of hexadecimal digits; text after `|` is a remark.
-fn hex(text: &str) -> Vec<u8> {
+fn bytes_from_hex(text: &str) -> Vec<u8> {
     let digits: String = text.lines().filter_map(|line| line.split('|').next()).collect();
     let digits: Vec<u8> = digits.bytes().filter(u8::is_ascii_hexdigit).collect();
     let pair =
@@ -44,7 +44,7 @@ fn host(digests: DigestMode, hpda: u8) -> HostEndpoint {
     })
 }
 
-fn controller(success: SuccessPolicy) -> ControllerEndpoint {
+fn controller(success: SuccessFlagPolicy) -> ControllerEndpoint {
     ControllerEndpoint::new(ControllerConfig {
         depth: 4,
         cpda: 3,
@@ -79,36 +79,44 @@ fn a_host_reads_with_the_bytes_of_the_specification() {
     assert_eq!(endpoint.send(usize::MAX), request);
     endpoint.receive(NOW, &response);
     endpoint.submit(2, DataDirection::ToHost(16), 5);
-    assert_eq!(endpoint.send(usize::MAX), hex(READ));
-    let data = pattern(5, 16);
-    endpoint.receive(NOW, &[hex(READ_DATA), data.clone(), hex(READ_RESPONSE)].concat());
-    let done = LogEntry::Completed { status: Status::SUCCESS, transferred_bytes: 16, bytes: data };
-    assert_eq!(endpoint.log[1..], [(0, LogEntry::Data { offset: 0, len_bytes: 16 }), (0, done)]);
+    assert_eq!(endpoint.send(usize::MAX), bytes_from_hex(READ));
+    let data = pattern_bytes(5, 16);
+    endpoint.receive(
+        NOW,
+        &[bytes_from_hex(READ_DATA), data.clone(), bytes_from_hex(READ_RESPONSE)].concat(),
+    );
+    let done =
+        SessionEvent::Completed { status: Status::SUCCESS, transferred_bytes: 16, bytes: data };
+    assert_eq!(
+        endpoint.log[1..],
+        [(0, SessionEvent::Data { offset: 0, len_bytes: 16 }), (0, done)]
+    );
 }
 
 #[test]
 fn a_controller_serves_a_read_with_the_bytes_of_the_specification() {
-    let mut endpoint = controller(SuccessPolicy::Never);
+    let mut endpoint = controller(SuccessFlagPolicy::Never);
     let (request, response) = ic_pdus(0, 0, 1);
     endpoint.receive(NOW, &request);
     assert_eq!(endpoint.send(usize::MAX), response);
     endpoint.connection.set_queue_kind(QueueKind::Io { entries: 4, flow_control: true });
-    endpoint.receive(NOW, &hex(READ));
-    let expected = [hex(READ_DATA), pattern(5, 16), hex(READ_RESPONSE)].concat();
+    endpoint.receive(NOW, &bytes_from_hex(READ));
+    let expected =
+        [bytes_from_hex(READ_DATA), pattern_bytes(5, 16), bytes_from_hex(READ_RESPONSE)].concat();
     assert_eq!(endpoint.send(usize::MAX), expected);
 }
 
 /// §3.3.2.1: SUCCESS in the last C2HData PDU, and no response capsule.
 #[test]
 fn success_in_the_last_data_pdu_completes_a_read() {
-    let mut endpoint = controller(SuccessPolicy::WithoutFlowControl);
+    let mut endpoint = controller(SuccessFlagPolicy::WithoutFlowControl);
     endpoint.receive(NOW, &ic_pdus(0, 0, 1).0);
     endpoint.send(usize::MAX);
     endpoint.connection.set_queue_kind(QueueKind::Io { entries: 4, flow_control: false });
-    endpoint.receive(NOW, &hex(READ));
-    let mut header = hex(READ_DATA);
+    endpoint.receive(NOW, &bytes_from_hex(READ));
+    let mut header = bytes_from_hex(READ_DATA);
     header[1] = 0x0c;
-    let bytes = [header, pattern(5, 16)].concat();
+    let bytes = [header, pattern_bytes(5, 16)].concat();
     assert_eq!(endpoint.send(usize::MAX), bytes);
 
     let mut endpoint = host(DigestMode::Off, 0);
@@ -122,7 +130,7 @@ fn success_in_the_last_data_pdu_completes_a_read() {
 }
 
 /// PDUs of a write, in the order of transmission.
-struct Write {
+struct WriteSession {
     capsule: Vec<u8>,
     r2ts: Vec<Vec<u8>>,
     data_pdus: Vec<Vec<u8>>,
@@ -131,45 +139,53 @@ struct Write {
 
 /// Write of 12 KiB in R2Ts of 4 KiB, two at a time, with both digests and data aligned to 16 bytes
 /// (§3.3.2.2, §3.3.1.1). Digests cover the bytes before them.
-fn write() -> Write {
+fn write_session() -> WriteSession {
     let with_digest = |header: Vec<u8>| {
         let digest = crc32c(&header);
         [header, digest.to_le_bytes().to_vec()].concat()
     };
-    let capsule = with_digest(hex("
+    let capsule = with_digest(bytes_from_hex(
+        "
         04 01 48 00  4c 00 00 00                                | CapsuleCmd, HDGSTF, PLEN 76
         01 40 00 00  00 00 00 00  00 00 00 00  00 00 00 00      | Write, SGL, CID 0
         00 00 00 00  00 00 00 00
         00 00 00 00  00 00 00 00  00 30 00 00  00 00 00 5a      | transport data block of 12 288
         09 00 00 00  00 00 00 00  00 00 00 00  00 00 00 00
-        00 00 00 00  00 00 00 00"));
+        00 00 00 00  00 00 00 00",
+    ));
     let r2t = |command_number: u8| {
-        let mut header = hex("
+        let mut header = bytes_from_hex(
+            "
             09 01 18 00  1c 00 00 00                            | R2T, HDGSTF, PLEN 28
-            00 00 00 00  00 00 00 00  00 10 00 00  00 00 00 00  | CCCID 0, TTAG 0, R2TL 4096");
+            00 00 00 00  00 00 00 00  00 10 00 00  00 00 00 00  | CCCID 0, TTAG 0, R2TL 4096",
+        );
         header[13] = command_number << 4;
         with_digest(header)
     };
-    let data = pattern(9, 12_288);
+    let data = pattern_bytes(9, 12_288);
     let data_pdu = |command_number: u8| {
-        let mut header = hex("
+        let mut header = bytes_from_hex(
+            "
             06 07 18 20  24 10 00 00                            | H2CData, LAST, PDO 32, PLEN 4132
-            00 00 00 00  00 00 00 00  00 10 00 00  00 00 00 00  | CCCID 0, TTAG 0, DATAL 4096");
+            00 00 00 00  00 00 00 00  00 10 00 00  00 00 00 00  | CCCID 0, TTAG 0, DATAL 4096",
+        );
         header[13] = command_number << 4;
         let part = &data[usize::from(command_number) * 4096..][..4096];
         let digest = crc32c(part).to_le_bytes();
         [with_digest(header), vec![0; 4], part.to_vec(), digest.to_vec()].concat()
     };
-    let response = with_digest(hex("
+    let response = with_digest(bytes_from_hex(
+        "
         05 01 18 00  1c 00 00 00                                | CapsuleResp, HDGSTF, PLEN 28
-        00 00 00 00  00 00 00 00  01 00 00 00  00 00 00 00      | SQHD 1, CID 0, success"));
+        00 00 00 00  00 00 00 00  01 00 00 00  00 00 00 00      | SQHD 1, CID 0, success",
+    ));
     let (r2ts, data_pdus) = ((0..3).map(r2t).collect(), (0..3).map(data_pdu).collect());
-    Write { capsule, r2ts, data_pdus, response }
+    WriteSession { capsule, r2ts, data_pdus, response }
 }
 
 #[test]
 fn a_host_writes_with_the_bytes_of_the_specification() {
-    let Write { capsule, r2ts, data_pdus, response } = write();
+    let WriteSession { capsule, r2ts, data_pdus, response } = write_session();
     let mut endpoint = host(DigestMode::Required, 3);
     let (request, ic_response) = ic_pdus(3, 3, 1);
     assert_eq!(endpoint.send(usize::MAX), request);
@@ -186,8 +202,8 @@ fn a_host_writes_with_the_bytes_of_the_specification() {
 
 #[test]
 fn a_controller_serves_a_write_with_the_bytes_of_the_specification() {
-    let Write { capsule, r2ts, data_pdus, response } = write();
-    let mut endpoint = controller(SuccessPolicy::Always);
+    let WriteSession { capsule, r2ts, data_pdus, response } = write_session();
+    let mut endpoint = controller(SuccessFlagPolicy::Always);
     let (request, ic_response) = ic_pdus(3, 3, 1);
     endpoint.receive(NOW, &request);
     assert_eq!(endpoint.send(usize::MAX), ic_response);
@@ -198,29 +214,31 @@ fn a_controller_serves_a_write_with_the_bytes_of_the_specification() {
     assert_eq!(endpoint.send(usize::MAX), r2ts[2]);
     endpoint.receive(NOW, &data_pdus[1..].concat());
     assert_eq!(endpoint.send(usize::MAX), response);
-    assert!(endpoint.log.contains(&(0, LogEntry::DataComplete { is_intact: true })));
+    assert!(endpoint.log.contains(&(0, SessionEvent::DataComplete { is_intact: true })));
 }
 
 /// Connect as sent by Linux 6 and others: a Fabrics command with 1024 bytes of in-capsule data.
 #[test]
 fn connect_carries_its_data_in_the_capsule() {
-    let begin = hex("
+    let begin = bytes_from_hex(
+        "
         04 00 48 48  48 04 00 00                                | CapsuleCmd, PDO 72, PLEN 1096
         7f 40 00 00  01 00 00 00  00 00 00 00  00 00 00 00      | fabrics, SGL, CID 0, Connect
         00 00 00 00  00 00 00 00
         00 00 00 00  00 00 00 00  00 04 00 00  00 00 00 01      | in capsule, 1024
         00 00 00 00  1f 00 00 00  00 00 00 00  00 00 00 00      | QID 0, SQSIZE 31
-        00 00 00 00  00 00 00 00");
-    let bytes = [begin, pattern(0, 1024)].concat();
+        00 00 00 00  00 00 00 00",
+    );
+    let bytes = [begin, pattern_bytes(0, 1024)].concat();
     let mut endpoint = host(DigestMode::Off, 0);
     endpoint.send(usize::MAX);
     endpoint.receive(NOW, &ic_pdus(0, 0, 0).1);
     let command = Command::new(0x7f).with_nsid(1).with_cdw11(31);
-    endpoint.memory.0.insert(0, pattern(0, 1024));
+    endpoint.memory.0.insert(0, pattern_bytes(0, 1024));
     endpoint.connection.submit(&command, DataDirection::FromHost(1024), &endpoint.memory).unwrap();
     assert_eq!(endpoint.send(usize::MAX), bytes);
 
-    let mut endpoint = controller(SuccessPolicy::Never);
+    let mut endpoint = controller(SuccessFlagPolicy::Never);
     endpoint.receive(NOW, &ic_pdus(0, 0, 0).0);
     endpoint.send(usize::MAX);
     endpoint.owner.behavior.completes_nothing = true;
@@ -229,16 +247,19 @@ fn connect_carries_its_data_in_the_capsule() {
     assert_eq!(
         endpoint.log[1..],
         [
-            (0, LogEntry::Command { cid: 0, data }),
-            (0, LogEntry::Data { offset: 0, len_bytes: 1024 }),
-            (0, LogEntry::DataComplete { is_intact: true }),
+            (0, SessionEvent::Command { cid: 0, data }),
+            (0, SessionEvent::Data { offset: 0, len_bytes: 1024 }),
+            (0, SessionEvent::DataComplete { is_intact: true }),
         ]
     );
     // The response to Connect already confirms that SQ flow control is disabled (Base 2.1 §6.3).
     endpoint.connection.set_queue_kind(QueueKind::Admin { entries: 32, flow_control: false });
     endpoint.connection.complete(0, 0, Completion::new(0, Status::SUCCESS).with_dw0(7)).unwrap();
     let response = endpoint.send(usize::MAX);
-    assert_eq!(response[8..24], hex("07 00 00 00  00 00 00 00  ff ff 00 00  00 00 00 00"));
+    assert_eq!(
+        response[8..24],
+        bytes_from_hex("07 00 00 00  00 00 00 00  ff ff 00 00  00 00 00 00")
+    );
 }
 
 /// §3.3.1.1: digests are used if both ends request them; §3.1: a request is echoed or dropped.
@@ -255,7 +276,8 @@ fn digests_are_used_if_both_ends_support_them() {
             endpoint.receive(NOW, &ic_pdus(requested, 0, 0).0);
             assert_eq!(endpoint.send(usize::MAX)[11], requested & offered);
             let params = endpoint.log.first().map(|(_, entry)| entry.clone());
-            let Some(LogEntry::Open(NegotiatedParams { header_digest, data_digest, .. })) = params
+            let Some(SessionEvent::Open(NegotiatedParams { header_digest, data_digest, .. })) =
+                params
             else {
                 panic!("the first event is Open");
             };
@@ -269,7 +291,7 @@ fn digests_are_used_if_both_ends_support_them() {
 #[test]
 fn cpda_is_zero_for_a_host_with_hpda_zero() {
     for hpda in [0, 1, 31] {
-        let mut endpoint = controller(SuccessPolicy::Never);
+        let mut endpoint = controller(SuccessFlagPolicy::Never);
         endpoint.receive(NOW, &ic_pdus(0, hpda, 0).0);
         assert_eq!(endpoint.send(usize::MAX)[10], if hpda == 0 { 0 } else { 3 });
     }

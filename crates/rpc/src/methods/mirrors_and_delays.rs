@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_block::DeviceControl;
 use tenmil_block::uri::Uri;
-use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, Progress};
+use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, ResyncProgress};
 use tenmil_drivers::{DelayControl, LatencySpec};
 
 use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
@@ -193,8 +193,9 @@ fn mirrors_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
 
 /// Row of a mirror; `None` if it has been closed.
 fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
-    let Progress { uuid, generation, legs, region_bytes, regions, .. } = &handle.progress()?;
-    let Progress {
+    let ResyncProgress { uuid, generation, legs, region_bytes, regions, .. } =
+        &handle.progress()?;
+    let ResyncProgress {
         health,
         counters,
         dirty_regions,
@@ -284,7 +285,7 @@ fn set_delay(call: &CallContext<'_>) -> Result<Value, RpcError> {
         spread.p99 = whole(p99).map_or(spread.p99, some);
     }
     let refuse = |why| RpcError::usage(ErrorCode::Failed, format!("set delay: {why}"));
-    handle.set(delays).map_err(refuse)?;
+    handle.set_delays(delays).map_err(refuse)?;
     Ok(delay_row(name, handle))
 }
 
@@ -385,7 +386,7 @@ mod tests {
             kinds: tenmil_drivers::KINDS,
         };
         let legs = [leg("a"), leg("b")].map(|uri| uri.parse().unwrap());
-        tenmil_drivers::mirror::create(&opener, &legs, false).unwrap();
+        tenmil_drivers::mirror::create_mirror(&opener, &legs, false).unwrap();
         let (state, opened) = open_test_device(&[&uri]);
         let row = &call_method(&state, "mirrors", &json!({})).unwrap()[0];
         assert_eq!((&row["device"], &row["legs_in_sync"]), (&json!(uri), &json!(2)));

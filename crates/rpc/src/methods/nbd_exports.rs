@@ -314,8 +314,9 @@ fn set_connection_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
 fn export_row(served: &Arc<ExportedDevice>) -> Value {
     let (export, statistics) = (served.export(), served.io_stats());
     let connections = served.connections();
-    let [reads, writes] = [Operation::Read, Operation::Write].map(|it| statistics.of(it));
-    let errors: u64 = Operation::ALL.iter().map(|it| statistics.of(*it).errors).sum();
+    let [reads, writes] =
+        [Operation::Read, Operation::Write].map(|it| statistics.operation_stats(it));
+    let errors: u64 = Operation::ALL.iter().map(|it| statistics.operation_stats(*it).errors).sum();
     let mut row = json!({
         "name": export.name(),
         "uri": served.uri(),
@@ -334,7 +335,7 @@ fn export_row(served: &Arc<ExportedDevice>) -> Value {
         "written_bytes": writes.bytes,
         "write_p50_ns": percentile(&writes.latency, 500_000),
         "write_p99_ns": percentile(&writes.latency, 990_000),
-        "flushes": statistics.of(Operation::Flush).count,
+        "flushes": statistics.operation_stats(Operation::Flush).count,
         "errors": errors,
     });
     let QosLimits { total, reads, writes } = served.qos_limits();

@@ -8,7 +8,7 @@ use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 
 const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
@@ -96,7 +96,7 @@ fn path_event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Ev
         "access": access,
         "why": why,
     });
-    Event { kind, text: format!("{}{by}: {what}", short_name(device)), about }
+    Event { kind, text: format!("{}{by}: {what}", shortest_unescaped(device)), about }
 }
 
 fn path_row(row: &PathRow) -> Value {

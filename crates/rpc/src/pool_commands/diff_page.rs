@@ -54,9 +54,9 @@ impl DiffPage {
         (from, to): (&str, &str),
         at_bytes: u64,
     ) -> Result<Self, Error> {
-        let (from, to) = (open.find(from)?, open.find(to)?);
+        let (from, to) = (open.find_volume(from)?, open.find_volume(to)?);
         let (changed, next) =
-            open.differences_from(Some(&from), &to, at_bytes / PAGE, RANGES_MAX)?;
+            open.differing_range(Some(&from), &to, at_bytes / PAGE, RANGES_MAX)?;
         let uuids = [from, to].map(|info| format!("{:032x}", info.uuid));
         Ok(Self { uuids, changed, next_bytes: next.map(|block| block * PAGE) })
     }

@@ -75,7 +75,7 @@ pub fn execute_command(
             })
         }
         PoolCommand::Grow { add, overwrite } => {
-            let grown = open.grow(&open.opener(kinds), add, *overwrite)?;
+            let grown = open.grow_pool(&open.device_opener(kinds), add, *overwrite)?;
             let (text, is_changed) = (pool_json::grown_text(&grown), grown.before != grown.blocks);
             Ok(CommandResult {
                 text,
@@ -85,7 +85,7 @@ pub fn execute_command(
             })
         }
         PoolCommand::Device { number, uri } => {
-            let is_changed = open.record_location(&open.opener(kinds), *number, uri)?;
+            let is_changed = open.record_location(&open.device_opener(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
             let text =
                 format!("device {number} of pool `{}` is at {uri:#}{already}\n", open.name());
@@ -102,10 +102,10 @@ pub fn execute_command(
 
 /// URI of a volume of this pool.
 fn volume_uri(open: &OpenPool, name: &str) -> String {
-    let device: Result<Uri, _> = open.device().parse();
+    let device: Result<Uri, _> = open.device_uri().parse();
     device.map_or_else(
         |_| name.to_owned(),
-        |device| format!("{:#}", VolumeRef::on(&device).with_name(name)),
+        |device| format!("{:#}", VolumeRef::pool_on(&device).with_name(name)),
     )
 }
 
@@ -132,7 +132,7 @@ fn apply_unless_done(
     if let Some(already) = idempotency::message_if_already_done(open, &change)? {
         return CommandResult::new(open, false, already, name);
     }
-    open.change(change)?;
+    open.change_volume(change)?;
     let text = text();
     CommandResult::new(open, true, text, name)
 }
@@ -176,7 +176,7 @@ fn create_from_image(
     let uri = volume_uri(open, &new.name);
     let unit = blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?;
     let wanted = blocks_of_bytes(&uri, "size", new.size_bytes)?;
-    let parent = open.check_parent(&open.opener(kinds), image)?;
+    let parent = open.check_parent(&open.device_opener(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };
     let VolumeSpec { name, checksums, .. } = new;
     let uuid = new_uuid();
@@ -192,7 +192,7 @@ fn delete_volume(
     orphan: bool,
     if_exists: bool,
 ) -> Result<CommandResult, Error> {
-    let volumes = open.list()?;
+    let volumes = open.list_volumes()?;
     if !volumes.iter().any(|one| one.name == name) {
         if if_exists {
             let text = format!("there is no `{name}`: nothing was deleted\n");
@@ -217,7 +217,7 @@ fn resize_volume(
 ) -> Result<CommandResult, Error> {
     let uri = volume_uri(open, name);
     let blocks = blocks_of_bytes(&uri, "size", size_bytes)?;
-    let info = open.find(name)?;
+    let info = open.find_volume(name)?;
     let (before, page) = (info.blocks, u64::from(PAGE_BYTES));
     if blocks < before && !shrink {
         let found = before * page;
@@ -230,7 +230,7 @@ fn resize_volume(
         open.notify_growth();
     }
     let text = || {
-        let (told, users) = (open.notify_growth(), open.users(&info));
+        let (told, users) = (open.notify_growth(), open.user_count(&info));
         open.wait_for_reclaim(GIVING_BACK_MAX);
         let seen = match (told, users) {
             (_, 0) => "",
@@ -248,9 +248,9 @@ fn resize_volume(
 
 /// Sets the thresholds, unless they are set already.
 fn set_thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
-    let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(percent);
+    let is_changed = open.pool_usage()?.map(|usage| usage.thresholds) != Some(percent);
     if is_changed {
-        open.change(VolumeOp::Thresholds { percent })?;
+        open.change_volume(VolumeOp::Thresholds { percent })?;
     }
     let already = if is_changed { "" } else { " already" };
     let (parts, name) = (format_percents(percent), open.name());

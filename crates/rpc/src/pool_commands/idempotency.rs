@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Error;
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 use tenmil_drivers::pool::{Info, OpenPool, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
@@ -13,7 +13,7 @@ pub(super) fn message_if_already_done(
     open: &Arc<OpenPool>,
     change: &VolumeOp,
 ) -> Result<Option<String>, Error> {
-    let volumes = open.list()?;
+    let volumes = open.list_volumes()?;
     let there = |name: &str| volumes.iter().find(|one| one.name == name);
     let text = match change {
         VolumeOp::Create { name, blocks, unit, checksums, .. } => {
@@ -38,7 +38,7 @@ pub(super) fn message_if_already_done(
             };
             match there(name).filter(is_same) {
                 Some(info) if open.parent(info)?.as_ref() == Some(parent) => {
-                    let uri = short_name(&parent.uri);
+                    let uri = shortest_unescaped(&parent.uri);
                     Some(format!("volume `{name}`, a clone of {uri}, is there already\n"))
                 }
                 _ => None,
@@ -97,7 +97,7 @@ fn is_unchanged_since_snapshot(
     snapshot: &Info,
 ) -> Result<bool, Error> {
     let mut differ = volume.blocks != snapshot.blocks;
-    open.differences(Some(snapshot), volume, &mut |_| {
+    open.for_each_difference(Some(snapshot), volume, &mut |_| {
         differ = true;
         Ok(())
     })?;

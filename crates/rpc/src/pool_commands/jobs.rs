@@ -208,18 +208,18 @@ impl JobSpec {
         way: JobData<'_>,
         watch: &mut dyn FnMut((u64, u64)) -> bool,
     ) -> Result<Value, Error> {
-        let (opener, rate) = (open.opener(kinds), self.rate_bytes);
+        let (opener, rate) = (open.device_opener(kinds), self.rate_bytes);
         match &self.what {
             JobKind::Send { name, from } => match way {
                 JobData::Out(out) => open
-                    .send(&opener, from.as_deref(), name, out, watch)
+                    .send_stream(&opener, from.as_deref(), name, out, watch)
                     .map(|sent| transfer_json(&sent)),
-                _ => Err(missing_stream(open, "send")),
+                                _ => Err(missing_stream(open, "send")),
             },
             JobKind::Receive(name) => match way {
-                JobData::In(input) => {
-                    open.receive(name, input, watch).map(|came| transfer_json(&came))
-                }
+                JobData::In(input) => { {
+                    open.receive_stream(name, input, watch).map(|came| transfer_json(&came))
+}
                 _ => Err(missing_stream(open, "receive")),
             },
             JobKind::Check => open.check(&opener, watch).map(|seen| check_json(&seen)),
@@ -253,7 +253,7 @@ impl JobSpec {
 
 /// Error for a missing stream.
 fn missing_stream(open: &OpenPool, what: &str) -> Error {
-    let text = format!("{}: {what}: found no stream, expected one", open.device());
+    let text = format!("{}: {what}: found no stream, expected one", open.device_uri());
     Error::new(ErrorCategory::Usage, text)
 }
 
@@ -286,7 +286,7 @@ impl Jobs {
         let now = self.clock.now().ns;
         let job = Arc::new(Job {
             id: table.next_id + 1,
-            store: open.device().to_owned(),
+            store: open.device_uri().to_owned(),
             long,
             clock: self.clock,
             began_ns: now,

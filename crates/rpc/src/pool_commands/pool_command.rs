@@ -149,13 +149,14 @@ impl PoolCommand {
     pub fn with_absolute_paths(self) -> Self {
         match self {
             Self::CreateOver { name, image, size_bytes, unit_bytes, checksums } => {
-                let image = image.from_root();
+                let image = image.with_absolute_paths();
                 Self::CreateOver { name, image, size_bytes, unit_bytes, checksums }
             }
-            Self::Grow { add, overwrite } => {
-                Self::Grow { add: add.into_iter().map(Uri::from_root).collect(), overwrite }
-            }
-            Self::Device { number, uri } => Self::Device { number, uri: uri.from_root() },
+            Self::Grow { add, overwrite } => Self::Grow {
+                add: add.into_iter().map(Uri::with_absolute_paths).collect(),
+                overwrite,
+            },
+            Self::Device { number, uri } => Self::Device { number, uri: uri.with_absolute_paths() },
             other => other,
         }
     }

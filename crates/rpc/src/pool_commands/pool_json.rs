@@ -12,7 +12,7 @@ use tenmil_drivers::pool::{
 };
 
 use crate::result_type::{FieldSchema, ResultType};
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
 const FLAG: ResultType = ResultType::Maybe(&ResultType::Flag);
@@ -180,7 +180,7 @@ impl CommandResult {
         text: String,
         name: Option<&str>,
     ) -> Result<Self, Error> {
-        let volumes = open.list()?;
+        let volumes = open.list_volumes()?;
         let found = volumes.iter().find(|info| Some(&*info.name) == name);
         let volume = match found {
             Some(info) => Some(volume_json(info, &volumes, open.parent(info)?.as_ref())),
@@ -243,19 +243,19 @@ fn volume_json(info: &Info, volumes: &[Info], parent: Option<&ParentInfo>) -> Va
 ///
 /// If the volume table or a map is damaged.
 pub fn volumes_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
-    let all = open.list()?;
+    let all = open.list_volumes()?;
     let row = |info: &Info| {
-        let account: SpaceUsage = open.account(&info.name)?;
+        let account: SpaceUsage = open.volume_usage(&info.name)?;
         let mut row = volume_json(info, &all, open.parent(info)?.as_ref());
         row["shared_bytes"] = bytes_of_blocks(account.shared).into();
         row["unique_bytes"] = bytes_of_blocks(account.unique).into();
         row["reserved_bytes"] = bytes_of_blocks(account.reserved).into();
-        row["fully_allocated"] = info.is_thick.then(|| account.own() == info.blocks).into();
-        row["users"] = open.users(info).into();
+        row["fully_allocated"] = info.is_thick.then(|| account.exclusive_blocks() == info.blocks).into();
+        row["users"] = open.user_count(info).into();
         Ok(row)
     };
     let is_there = |info: &Info| -> Result<bool, Error> {
-        Ok(open.list()?.iter().any(|one| (one.id, &one.name) == (info.id, &info.name)))
+        Ok(open.list_volumes()?.iter().any(|one| (one.id, &one.name) == (info.id, &info.name)))
     };
     let mut rows = Vec::with_capacity(all.len());
     for info in &all {
@@ -275,16 +275,16 @@ pub fn volumes_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
 ///
 /// If its metadata are damaged.
 pub fn pool_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
-    let usage = open.usage()?.ok_or_else(|| {
-        let text = format!("{}: the pool has no record of its use", open.device());
+    let usage = open.pool_usage()?.ok_or_else(|| {
+        let text = format!("{}: the pool has no record of its use", open.device_uri());
         Error::new(tenmil_base::ErrorCategory::Remote, text)
     })?;
-    let volumes = open.list()?;
+    let volumes = open.list_volumes()?;
     let provisioned = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);
     let thresholds: Vec<u8> = usage.thresholds.into_iter().filter(|one| *one > 0).collect();
-    let stopped = open.stopped_because();
+    let stopped = open.stop_reason();
     Ok(json!({
-        "uri": open.device(),
+        "uri": open.device_uri(),
         "name": open.name(),
         "uuid": format!("{:032x}", open.uuid()),
         "generation": open.generation(),
@@ -299,7 +299,7 @@ pub fn pool_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
         "thresholds_percent": thresholds,
         "health": if stopped.is_some() { "stopped" } else { "healthy" },
         "stopped_because": stopped,
-        "losses": open.losses(),
+        "losses": open.loss_count(),
         "identity": open.identity(),
         "devices": open.devices().iter().map(device_json).collect::<Vec<_>>(),
     }))
@@ -315,7 +315,7 @@ pub fn device_json(device: &DeviceInfo) -> Value {
 pub fn devices_text(devices: &Value) -> String {
     let line = |device: &Value| {
         let [number, bytes] = ["number", "size_bytes"].map(|name| device[name].as_u64());
-        let uri = short_name(device["uri"].as_str().unwrap_or_default());
+        let uri = shortest_unescaped(device["uri"].as_str().unwrap_or_default());
         let bytes = bytes.unwrap_or_default();
         format!("  device {}: {} on {uri}\n", number.unwrap_or_default(), format_bytes(bytes))
     };
@@ -362,7 +362,7 @@ pub fn transfer_json(carried: &TransferSummary) -> Value {
 pub fn check_json(checked: &PoolCheckResult) -> Value {
     let PoolCheckResult { name, uuid, generation, devices, damaged, report, parents } = checked;
     let parent = |one: &ParentCheck| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
-    let counted = |CountedUsage { volume, name, account }: &CountedUsage| {
+    let counted = |CountedUsage { volume, name, volume_usage: account }: &CountedUsage| {
         json!({
             "number": volume,
             "name": name,

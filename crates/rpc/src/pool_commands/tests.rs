@@ -54,11 +54,11 @@ impl PoolTest {
 
     fn create_pool_file(&self, name: &str) {
         let device = format!("{}&size=32m", self.device_uri(name)).parse().unwrap();
-        tenmil_drivers::pool::create(&self.device_opener(), &device, name, false).unwrap();
+        tenmil_drivers::pool::create_pool(&self.device_opener(), &device, name, false).unwrap();
     }
 
     fn pool_name(&self, name: &str) -> Arc<OpenPool> {
-        let place = VolumeRef::on(&self.device_uri(name).parse().unwrap());
+        let place = VolumeRef::pool_on(&self.device_uri(name).parse().unwrap());
         OpenPool::open(&self.device_opener(), &place).unwrap()
     }
 
@@ -166,7 +166,7 @@ fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
     let refusal = bench.call_error("set_volume_delete", json!({ "name": "db", "pool": "other" }));
     assert_eq!(refusal.code, ErrorCode::NotFound);
     let refusal = bench.call_error("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
-    let expected = open.find("x").unwrap_err();
+    let expected = open.find_volume("x").unwrap_err();
     assert_eq!((refusal.code, refusal.message), (ErrorCode::Failed, expected.to_string()));
 }
 
@@ -234,9 +234,9 @@ fn pool_is_found_by_any_unambiguous_name() {
     bench.create_pool_file("other");
     let second = bench.pool_name("other");
     let refusal = find_pool(None).unwrap_err();
-    assert!(refusal.message.contains(first.device()), "{refusal}");
-    assert!(refusal.message.contains(second.device()), "{refusal}");
-    assert_eq!(find_pool(Some(second.device())).unwrap().uuid(), second.uuid());
+    assert!(refusal.message.contains(first.device_uri()), "{refusal}");
+    assert!(refusal.message.contains(second.device_uri()), "{refusal}");
+    assert_eq!(find_pool(Some(second.device_uri())).unwrap().uuid(), second.uuid());
     let rows = bench.call_method("pools", json!({})).unwrap();
     assert_eq!(rows.as_array().map(Vec::len), Some(2));
     assert_ne!(rows[0]["identity"], rows[1]["identity"]);
@@ -249,7 +249,7 @@ fn differences_are_returned_and_a_missing_volume_is_named() {
     bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.device_opener(), &volume, "inner", false).unwrap();
     bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
     let told = bench.call_method("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
     let first = &told["changed"][0];
@@ -263,7 +263,7 @@ fn differences_are_returned_and_a_missing_volume_is_named() {
         Some(&told["changed"].as_array().unwrap()[1..].to_vec())
     );
     let refusal = bench.call_error("volume_diff", json!({ "from": "a", "to": "x" }));
-    assert_eq!(refusal.message, bench.pool_name("pool").find("x").unwrap_err().to_string());
+    assert_eq!(refusal.message, bench.pool_name("pool").find_volume("x").unwrap_err().to_string());
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn job_reports_progress_and_stops_on_request_or_when_not_queried() {
 
     // A volume with a store is written first, so that there is data to read.
     let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.device_opener(), &volume, "inner", false).unwrap();
     let whole = bench.call_method("set_pool_scrub", json!({})).unwrap();
     let ended = bench.await_job_end(&whole);
     assert_eq!((&ended["state"], &ended["result"]["clean"]), (&json!("done"), &json!(true)));
@@ -346,7 +346,7 @@ fn snapshot_is_sent_through_the_attached_stream() {
     let _open = bench.pool_name("pool");
     bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.device_opener(), &volume, "inner", false).unwrap();
     bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
 
     let (ours, theirs) = LocalConnection::pair().unwrap();
@@ -400,7 +400,7 @@ fn rejected_job_reports_the_same_error_as_the_command() {
     let open = bench.pool_name("pool");
     let job = bench.call_method("set_volume_inflate", json!({ "name": "none" })).unwrap();
     let ended = bench.await_job_end(&job);
-    let expected = open.find("none").unwrap_err().to_string();
+    let expected = open.find_volume("none").unwrap_err().to_string();
     assert_eq!(
         (&ended["state"], &ended["refusal"]["message"]),
         (&json!("refused"), &json!(expected))

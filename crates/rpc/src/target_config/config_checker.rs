@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tenmil_block::quantity::parse_size;
+use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_wire::nqn;
 use toml::Spanned;
@@ -161,7 +161,7 @@ impl ConfigChecker<'_> {
 
     fn parse_device_uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
         let (text, line) = (found.get_ref(), self.line_number(found));
-        let parsed = Uri::parse_with(text, &|name| self.named.uri_of(name));
+        let parsed = Uri::parse_with_names(text, &|name| self.named.uri_of(name));
         let parsed = parsed.map_err(|error| error.to_string());
         let meant = parsed.and_then(|uri| self.named.expand_names(uri, line, only_reads));
         meant.map_err(|problem| self.config_error("uri", found, format!("'{text}': {problem}")))
@@ -185,7 +185,7 @@ impl ConfigChecker<'_> {
 
     fn parse_nqn(&self, key: &str, name: &Spanned<String>) -> CheckResult<String> {
         let text = name.get_ref();
-        nqn::check(text).map_err(|malformed| {
+        nqn::check_nqn(text).map_err(|malformed| {
             let problem =
                 format!("'{text}': {malformed}, expected such as nqn.2026-01.org.example:disks");
             self.config_error(key, name, problem)
@@ -196,7 +196,7 @@ impl ConfigChecker<'_> {
     /// Parses a host NQN. Hosts are not restricted to well-formed NQNs.
     fn parse_hostnqn(&self, name: &Spanned<String>) -> CheckResult<String> {
         let text = name.get_ref();
-        nqn::check_host(text).map_err(|malformed| {
+        nqn::check_host_nqn(text).map_err(|malformed| {
             self.config_error("allowed-hosts", name, format!("'{text}': {malformed}"))
         })?;
         Ok(text.clone())

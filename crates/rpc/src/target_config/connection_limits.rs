@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use tenmil_base::Span;
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_serve::tcp::{AdmissionLimits, ServiceLimits};
 use toml::Spanned;
 

@@ -71,7 +71,7 @@ pub fn migrate_config(text: &str) -> Result<MigratedConfig, ConfigError> {
 fn renamed_uri(text: &str) -> Option<String> {
     let quote = text.chars().next()?;
     let inner = text.strip_prefix(quote)?.strip_suffix(quote)?;
-    let (old, new) = (inner.parse::<Uri>().ok()?, inner.parse::<Uri>().ok()?.with_new_keys());
+    let (old, new) = (inner.parse::<Uri>().ok()?, inner.parse::<Uri>().ok()?.with_renamed_keys());
     (old != new).then(|| format!("{quote}{new}{quote}"))
 }
 

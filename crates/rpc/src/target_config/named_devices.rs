@@ -102,7 +102,7 @@ impl NamedDevices {
             return Ok(named);
         }
         let only_reads = only_reads && !uri.writes_when_read_only();
-        let uri = uri.try_over(|child| self.expand_uri(child, line, only_reads))?;
+        let uri = uri.try_map_children(|child| self.expand_uri(child, line, only_reads))?;
         let is_on_named = uri.children().first().is_some_and(|below| below.scheme() == SCHEME);
         if let Some(last) = self.uses.last_mut().filter(|_| is_on_named) {
             match uri.scheme() {
@@ -126,7 +126,7 @@ impl NamedDevices {
     }
 
     fn expand_name(&self, uri: &Uri) -> Result<Uri, String> {
-        uri.fields().finish().map_err(|why| why.to_string())?;
+        uri.fields().reject_unknown().map_err(|why| why.to_string())?;
         if !uri.children().is_empty() {
             return Err(format!("`{uri}`, expected the name of a device: {SCHEME}:NAME"));
         }
@@ -138,7 +138,7 @@ impl NamedDevices {
                 format!("no device above is called `{name}`, expected one of {}", all.join(", "))
             }
         })?;
-        Ok(Uri::on(SCHEME, meant.clone(), name))
+        Ok(Uri::stacked(SCHEME, meant.clone(), name))
     }
 }
 
@@ -155,10 +155,12 @@ impl DevicePart {
     /// Part that a `split:` URI selects.
     fn from_split_uri(uri: &Uri) -> Result<Self, UriError> {
         let mut fields = uri.fields();
-        let (part, parts) =
-            (fields.number("part", 0..=u64::MAX)?, fields.number("parts", 1..=u64::MAX)?);
-        let (from, size) = (fields.size("offset")?, fields.size("size")?);
-        fields.finish()?;
+        let (part, parts) = (
+            fields.number_value("part", 0..=u64::MAX)?,
+            fields.number_value("parts", 1..=u64::MAX)?,
+        );
+        let (from, size) = (fields.size_value("offset")?, fields.size_value("size")?);
+        fields.reject_unknown()?;
         if let (Some(part), Some(parts)) = (part, parts) {
             return Ok(Self::Equal { part, parts });
         }

@@ -104,10 +104,10 @@ fn omitted_limits_follow_from_the_number_of_connections() {
 #[test]
 fn names_with_terminal_control_characters_are_rejected() {
     for letter in (0..=u32::from(char::MAX)).filter_map(char::from_u32) {
-        let is_refused = tenmil_wire::nqn::check_host(&format!("a{letter}b")).is_err();
+        let is_refused = tenmil_wire::nqn::check_host_nqn(&format!("a{letter}b")).is_err();
         assert_eq!(
             is_refused,
-            tenmil_base::text::is_unsafe(letter) || letter.is_whitespace(),
+            tenmil_base::text::is_terminal_control(letter) || letter.is_whitespace(),
             "{letter:?}"
         );
     }

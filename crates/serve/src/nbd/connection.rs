@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenmil_base::{IoCompletion, Memory, Request, Segment};
 use tenmil_dma::RegionTable;
-use tenmil_wire::nbd::{ErrorCode, Extent, ServerGreeting};
+use tenmil_wire::nbd::{ErrorCode, ServerGreeting, StatusExtent};
 
 use super::buffer_pool::BufferPool;
 use super::export::Export;
@@ -290,7 +290,7 @@ impl Connection {
 
     /// Completes the block status query of `slot`. The extents are contiguous from its first byte;
     /// an empty list means that they could not be determined.
-    pub fn complete_block_status(&mut self, slot: u16, extents: &[Extent]) {
+    pub fn complete_block_status(&mut self, slot: u16, extents: &[StatusExtent]) {
         if let ConnectionState::Transmission(transmission) = &mut self.phase {
             transmission.complete_block_status(slot, extents, &mut self.outbox);
         }

@@ -132,7 +132,7 @@ impl Export {
     /// Allows clients to resize the export, unless it is read-only.
     #[must_use]
     pub fn with_resize(mut self) -> Self {
-        self.flags = self.flags.and_if(!self.is_read_only, TransmissionFlags::SEND_RESIZE);
+        self.flags = self.flags.union_if(!self.is_read_only, TransmissionFlags::SEND_RESIZE);
         self
     }
 
@@ -143,7 +143,7 @@ impl Export {
 
     /// Transmission flags, with or without structured replies.
     pub fn transmission_flags(&self, structured: bool) -> TransmissionFlags {
-        self.flags.and_if(structured, TransmissionFlags::SEND_DF)
+        self.flags.union_if(structured, TransmissionFlags::SEND_DF)
     }
 
     /// Whether `name` selects this export.
@@ -166,12 +166,12 @@ fn transmission_flags(limits: &Limits, is_read_only: bool) -> TransmissionFlags 
     let can_flush = limits.durability != Durability::NonPersistent && has(Operation::Flush);
     let can_zero = !is_read_only && has(Operation::WriteZeroes);
     Flags::HAS_FLAGS
-        .and(Flags::CAN_MULTI_CONN)
-        .and_if(is_read_only, Flags::READ_ONLY)
-        .and_if(can_flush, Flags::SEND_FLUSH.and(Flags::SEND_FUA))
-        .and_if(!is_read_only && has(Operation::Deallocate), Flags::SEND_TRIM)
-        .and_if(can_zero, Flags::SEND_WRITE_ZEROES.and(Flags::SEND_FAST_ZERO))
-        .and_if(has(Operation::Verify), Flags::SEND_CACHE)
+        .union(Flags::CAN_MULTI_CONN)
+        .union_if(is_read_only, Flags::READ_ONLY)
+        .union_if(can_flush, Flags::SEND_FLUSH.union(Flags::SEND_FUA))
+        .union_if(!is_read_only && has(Operation::Deallocate), Flags::SEND_TRIM)
+        .union_if(can_zero, Flags::SEND_WRITE_ZEROES.union(Flags::SEND_FAST_ZERO))
+        .union_if(has(Operation::Verify), Flags::SEND_CACHE)
 }
 
 /// Largest power of two that one device request can move in large buffers, so that no request has
@@ -204,7 +204,7 @@ mod tests {
             atomic_write_blocks: 1,
             depth_max: 32,
             durability: Durability::VolatileCache,
-            operations: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::from_operations(&Operation::ALL),
         }
     }
 
@@ -224,10 +224,9 @@ mod tests {
         let stable =
             transmission_flags(Limits { durability: Durability::Persistent, ..limits() }, false);
         assert_eq!(stable, all);
-        let operations = OperationSet::of(&[Operation::Read, Operation::Write]);
+        let operations = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
         assert_eq!(
-            transmission_flags(Limits { operations, ..limits() }, false).0,
-            0b0001_0000_0001
+            transmission_flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001
         );
         let structured = Export::new("x", "", limits(), false).unwrap().transmission_flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, Instant, Limits, Operation, OperationSet};
 use tenmil_block::{
-    AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, Claim, Event, IoStats,
-    QosLimiter, QosLimits,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevEvent, BounceMemory, Claim,
+    IoStats, QosLimiter, QosLimits,
 };
 use tenmil_dma::RegionTable;
 use tenmil_reactor::ThreadHandle;
@@ -94,7 +94,7 @@ impl ExportedDevice {
         let is_adapted = needs_adapter(&descriptor.limits());
         let medium: Arc<dyn BlockDevice> = if is_adapted {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
-            let options = AdaptOptions::default();
+            let options = AdaptationOptions::default();
             Arc::new(AdaptedDevice::new(device, Arc::clone(&descriptor), memory, options)?)
         } else {
             Arc::clone(&descriptor) as Arc<dyn BlockDevice>
@@ -166,7 +166,7 @@ impl ExportedDevice {
 
     /// Rate limits of all connections together.
     pub fn qos_limits(&self) -> QosLimits {
-        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::caps)
+        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::limits)
     }
 
     /// Changes the rate limits. Returns false if the device was opened without a limiter.
@@ -206,17 +206,19 @@ impl ExportedDevice {
     }
 
     /// Handles a device event.
-    pub(super) fn handle_event(&self, event: &Event) {
+    pub(super) fn handle_event(&self, event: &BdevEvent) {
         match event {
-            Event::Resized { block_count } => self.export.resize(*block_count),
-            Event::Removed => {
+            BdevEvent::Resized { block_count } => self.export.resize(*block_count),
+            BdevEvent::Removed => {
                 self.sessions()
                     .iter()
                     .for_each(|entry| entry.send_command(SessionCommand::DeviceRemoved));
             }
             // The lost events are unknown, so the size is read again.
-            Event::Overflowed { .. } => self.export.resize(self.device.limits().block_count),
-            Event::MediumError { .. } | Event::MediumChanged => {}
+            BdevEvent::Overflowed { .. } => {
+                self.export.resize(self.device.current_limits().block_count)
+            }
+            BdevEvent::MediumError { .. } | BdevEvent::MediumChanged => {}
         }
     }
 
@@ -267,8 +269,8 @@ fn needs_adapter(limits: &Limits) -> bool {
         !has(operation) && limits.operations.intersection(from) == from && limits.metadata_size == 0
     };
     limits.optimal_boundary_blocks > 0
-        || missing(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))
-        || missing(Operation::Verify, OperationSet::of(&[Operation::Read]))
+        || missing(Operation::WriteZeroes, OperationSet::from_operations(&[Operation::Write]))
+        || missing(Operation::Verify, OperationSet::from_operations(&[Operation::Read]))
 }
 
 impl fmt::Debug for ExportedDevice {

@@ -6,7 +6,7 @@ use tenmil_base::{
     Durability, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Segment,
 };
 use tenmil_dma::{MemoryMapping, RegionTable};
-use tenmil_wire::nbd::{Extent, ExtentFlags};
+use tenmil_wire::nbd::{ExtentFlags, StatusExtent};
 
 use super::buffer_pool::{BufferPool, POOL_BYTES};
 use super::connection::Connection;
@@ -63,8 +63,7 @@ fn run_connection(connection: &mut Connection, status: IoStatus) -> bool {
     let mut worked = false;
     loop {
         let mut count = connection.step();
-        let tokens: Vec<u64> =
-            connection.pending_requests().0.iter().map(|one| one.token).collect();
+        let tokens: Vec<u64> = connection.pending_requests().0.iter().map(|one| one.random_token).collect();
         connection.record_submitted(tokens.len());
         for token in tokens {
             connection.handle_completion(IoCompletion { token, status, result: 0 });
@@ -73,7 +72,7 @@ fn run_connection(connection: &mut Connection, status: IoStatus) -> bool {
         while let Some(query) = connection.next_slow_query() {
             match query.kind {
                 QueryKind::Extents { len_bytes, .. } => {
-                    let all = Extent { len_bytes, flags: ExtentFlags::HOLE };
+                    let all = StatusExtent { len_bytes, flags: ExtentFlags::HOLE };
                     connection.complete_block_status(query.slot, &[all]);
                 }
                 QueryKind::Size { .. } => connection.complete_resize(query.slot, Ok(())),
@@ -108,6 +107,6 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 64,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::from_operations(&Operation::ALL),
     }
 }

@@ -4,7 +4,7 @@ use tenmil_base::Memory;
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::handshake::{EXPORT_NAME_ZEROES, export_name_reply};
 use tenmil_wire::nbd::option::{
-    BASE_ALLOCATION, ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server,
+    BASE_ALLOCATION, ContextQuery, InfoQuery, InfoReply, emit_context, emit_reply, emit_server,
     selects_base_allocation,
 };
 use tenmil_wire::nbd::{
@@ -60,7 +60,7 @@ pub(super) enum NegotiationStep {
 
 /// Handshake flags of this server.
 pub(super) const FLAGS: HandshakeFlags =
-    HandshakeFlags::FIXED_NEWSTYLE.and(HandshakeFlags::NO_ZEROES);
+    HandshakeFlags::FIXED_NEWSTYLE.union(HandshakeFlags::NO_ZEROES);
 
 /// Id of the only metadata context, `base:allocation`.
 pub(super) const ALLOCATION: u32 = 1;
@@ -127,7 +127,7 @@ impl Negotiation {
         let Some(bytes) = inbox.peek::<4>(regions) else { return NegotiationStep::Nothing };
         inbox.consume(4);
         let flags = ClientFlags(u32::from_be_bytes(bytes));
-        let known = ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES);
+        let known = ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES);
         // A client that sets unknown flags must be disconnected ("Client flags").
         if flags.without(known) != ClientFlags::NONE {
             return NegotiationStep::Abort;
@@ -245,24 +245,23 @@ impl Negotiation {
                 return NegotiationStep::Step;
             }
         };
-        let mut event_sender = |info: Info<'_>| {
+        let mut event_sender = |info: InfoReply<'_>| {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
         // These two are sent without a request: the first is mandatory, and a client that does not
-        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).
-        let flags = export.transmission_flags(self.options.structured);
-        event_sender(Info::Export { size_bytes: export.size_bytes(), flags });
-        event_sender(Info::BlockSize {
+        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).        let flags = export.transmission_flags(self.options.structured);
+        event_sender(InfoReply::Export { size_bytes: export.size_bytes(), flags });
+        event_sender(InfoReply::BlockSize {
             minimum: export.block_size(),
             preferred: export.preferred_bytes(),
             maximum: export.payload_bytes_max(),
         });
         let asks = |code| query.infos().any(|info| info == code);
         if asks(InfoCode::NAME) {
-            event_sender(Info::Name(export.name()));
+            event_sender(InfoReply::Name(export.name()));
         }
         if asks(InfoCode::DESCRIPTION) {
-            event_sender(Info::Description(export.description()));
+            event_sender(InfoReply::Description(export.description()));
         }
         write_ack(option, out);
         if option == OptionCode::GO {

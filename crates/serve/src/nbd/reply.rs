@@ -1,7 +1,7 @@
 //! Reply headers and errors of the transmission phase.
 
 use tenmil_base::IoStatus;
-use tenmil_wire::nbd::reply::{Payload, data_chunk, hole_chunk};
+use tenmil_wire::nbd::reply::{ChunkPayload, data_chunk, hole_chunk};
 use tenmil_wire::nbd::{ChunkFlags, ChunkHeader, ErrorCode, SimpleReply};
 
 /// Reply header, built on the stack.
@@ -79,10 +79,10 @@ impl ReplyHeader {
                 Self::from_parts([&data_chunk(cookie, offset, len_bytes), &[]])
             }
             // A data chunk holds at least one byte, so an empty read gets a chunk without payload.
-            Some(_) if structured => Self::single_chunk(cookie, &Payload::None),
+            Some(_) if structured => Self::single_chunk(cookie, &ChunkPayload::None),
             _ => {
                 Self::from_parts([&SimpleReply { error: ErrorCode::NONE, cookie }.to_bytes(), &[]])
-            }
+}
         }
     }
 
@@ -99,7 +99,7 @@ impl ReplyHeader {
             return Self::from_parts([&SimpleReply { error, cookie }.to_bytes(), &[]]);
         }
         let text = &text[..text.len().min(TEXT_BYTES_MAX)];
-        Self::single_chunk(cookie, &Payload::Error { error, text, offset })
+        Self::single_chunk(cookie, &ChunkPayload::Error { error, text, offset })
     }
 
     /// Header of a block status chunk, before the extents.
@@ -117,7 +117,7 @@ impl ReplyHeader {
     }
 
     /// Builds a reply of a single chunk. It allocates, so it is only for replies off the I/O path.
-    fn single_chunk(cookie: u64, payload: &Payload<'_>) -> Self {
+    fn single_chunk(cookie: u64, payload: &ChunkPayload<'_>) -> Self {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         payload.emit(&mut bytes);
         let len_bytes = u32::try_from(bytes.len()).expect("no longer than a header");

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{Error, Segment, Span};
-use tenmil_block::Event;
+use tenmil_block::BdevEvent;
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::{ListenAddress, SocketStream, StreamListener};
@@ -136,17 +136,17 @@ impl AcceptHandler for AcceptState {
         while let Some(event) = exported_device.descriptor().next_event() {
             exported_device.handle_event(&event);
             match event {
-                Event::Resized { .. } | Event::Overflowed { .. } => {
+                BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
                     self.emit(NbdEvent::Resized {
                         size_bytes: exported_device.export().size_bytes(),
                     });
                 }
-                Event::Removed => self.emit(NbdEvent::Removed),
-                Event::MediumError { lba, blocks } => {
+                BdevEvent::Removed => self.emit(NbdEvent::Removed),
+                BdevEvent::MediumError { lba, blocks } => {
                     let text = format!("the medium has lost {blocks} blocks from {lba} on");
                     self.emit(NbdEvent::Error(text));
                 }
-                Event::MediumChanged => {
+                BdevEvent::MediumChanged => {
                     self.emit(NbdEvent::Error("the medium has been changed".to_owned()));
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenmil_base::{BlockDevice, ExtentKind};
 use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
 use tenmil_reactor::ThreadHandle;
-use tenmil_wire::nbd::{ErrorCode, Extent, ExtentFlags};
+use tenmil_wire::nbd::{ErrorCode, ExtentFlags, StatusExtent};
 
 use super::exported_device::ExportedDevice;
 use super::transmission::{QueryKind, SlowQuery};
@@ -30,7 +30,7 @@ struct QueryResults {
 /// Result of a slow query.
 pub(super) enum SlowQueryResult {
     /// Extents of the range; empty if the device cannot report them.
-    Extents(Vec<Extent>),
+    Extents(Vec<StatusExtent>),
     /// Result of a resize: NBD error code and message.
     Size(Result<(), (ErrorCode, String)>),
 }
@@ -99,7 +99,7 @@ fn overload_result(kind: QueryKind) -> SlowQueryResult {
     match kind {
         // Reporting data is always correct ("Request types", NBD_CMD_BLOCK_STATUS).
         QueryKind::Extents { len_bytes, .. } => {
-            SlowQueryResult::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
+            SlowQueryResult::Extents(vec![StatusExtent { len_bytes, flags: ExtentFlags::NONE }])
         }
         QueryKind::Size { .. } => SlowQueryResult::Size(Err((
             ErrorCode::ENOMEM,
@@ -110,11 +110,11 @@ fn overload_result(kind: QueryKind) -> SlowQueryResult {
 
 /// Returns the extents of a range. Adjacent extents of the same kind are merged, and the last one
 /// is cut at the end of the range. Empty if the device cannot report them.
-pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) -> Vec<Extent> {
+pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) -> Vec<StatusExtent> {
     let block_size = u64::from(medium.limits().block_size);
     let QueryKind::Extents { offset, len_bytes, extents_max } = kind else { return Vec::new() };
     let end = offset + u64::from(len_bytes);
-    let mut extents: Vec<Extent> = Vec::new();
+    let mut extents: Vec<StatusExtent> = Vec::new();
     let mut at = offset;
     while at < end {
         let Ok(extent) = medium.block_status(at / block_size) else { break };
@@ -127,7 +127,7 @@ pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) ->
         match extents.last_mut() {
             Some(last) if last.flags == flags => last.len_bytes += len_bytes,
             _ if events == extents_max => break,
-            _ => extents.push(Extent { len_bytes, flags }),
+            _ => extents.push(StatusExtent { len_bytes, flags }),
         }
         at = until;
     }
@@ -138,7 +138,7 @@ fn extent_flags(holds: ExtentKind) -> ExtentFlags {
     match holds {
         ExtentKind::Data => ExtentFlags::NONE,
         ExtentKind::Zeroes => ExtentFlags::ZERO,
-        ExtentKind::Hole => ExtentFlags::ZERO.and(ExtentFlags::HOLE),
+        ExtentKind::Hole => ExtentFlags::ZERO.union(ExtentFlags::HOLE),
     }
 }
 

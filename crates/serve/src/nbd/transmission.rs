@@ -15,8 +15,10 @@ use std::sync::Arc;
 
 use tenmil_base::{IoCompletion, Memory, Operation, Request, RequestFlags, Segment};
 use tenmil_dma::RegionTable;
-use tenmil_wire::nbd::reply::extent_bytes;
-use tenmil_wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, RequestHeader};
+use tenmil_wire::nbd::reply::encode_extent;
+use tenmil_wire::nbd::{
+    ChunkHeader, Command, CommandFlags, ErrorCode, RequestHeader, StatusExtent,
+};
 
 use super::buffer_pool::BufferPool;
 use super::export::Export;
@@ -340,7 +342,7 @@ impl Transmission {
     pub(super) fn complete_block_status(
         &mut self,
         slot: u16,
-        extents: &[Extent],
+        extents: &[StatusExtent],
         outbox: &mut SendQueue,
     ) {
         let cookie = self.slots[usize::from(slot)].header.cookie;
@@ -352,11 +354,9 @@ impl Transmission {
         self.done.others += 1;
         let count = extents.len().min(EXTENTS_MAX);
         let bytes: Vec<u8> =
-            extents[..count].iter().flat_map(|extent| extent_bytes(*extent)).collect();
+            extents[..count].iter().flat_map(|extent| encode_extent(*extent)).collect();
         self.queue_header(
-            slot,
-            &ReplyHeader::block_status_chunk(cookie, ALLOCATION, count),
-            outbox,
+            slot, &ReplyHeader::block_status_chunk(cookie, ALLOCATION, count), outbox,
         );
         let len_bytes = u32::try_from(bytes.len()).expect("no more than small memory");
         self.store.for_each_segment((slot, RequestBuffer::Small), 0, len_bytes, |part| {

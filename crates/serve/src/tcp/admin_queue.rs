@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Memory, Span};
-use tenmil_nvme_controller::controller::interface::{AdminData, AdminResult};
-use tenmil_nvme_controller::transport::fabrics::{DeferredEnd, EndReason};
+use tenmil_nvme_controller::controller::interface::{AdminDataTransfer, AdminResult};
+use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, DeferredResult};
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_wire::admin::{CrossControllerReset, CrossResetResult};
 use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
@@ -89,18 +89,17 @@ impl AdminQueue {
         let command = abort_by_tag(commands, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
         let mut transport = association.transport();
-        let data =
-            transport.data(&command).and_then(|data| self.load_host_data(commands, tag, data));
+        let data = transport.command_data_length(&command).and_then(|data| self.load_host_data(commands, tag, data));
         let result = match data {
             Ok(()) => {
                 let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();
                 self.is_last_command_keep_alive =
                     is_keep_alive && transport.keep_alive() >= COALESCED_KEEP_ALIVE_MIN;
-                transport.execute(now, &command, host_cid, &mut self.bytes)
+                transport.execute_admin(now, &command, host_cid, &mut self.bytes)
             }
             Err(status) => {
                 transport.record_rejection(now, &command.with_cid(host_cid), status);
-                Some(AdminResult::refused(status))
+                Some(AdminResult::failure(status))
             }
         };
         drop(transport);
@@ -129,9 +128,9 @@ impl AdminQueue {
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
         let value = match kind {
             Some(FabricsType::PropertyGet) => PropertyGet::parse(command)
-                .and_then(|get| transport.property(now, get.ofst, bytes(get.size))),
+                .and_then(|get| transport.property_get(now, get.ofst, bytes(get.size))),
             Some(FabricsType::PropertySet) => PropertySet::parse(command).and_then(|set| {
-                transport.set_property(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
+                transport.property_set(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
             }),
             // A queue is connected only once (Base 2.1 §6.3).
             Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
@@ -151,21 +150,21 @@ impl AdminQueue {
 
     /// Copies the data that the host sent, if their length and direction match the command.
     fn load_host_data(
-        &mut self,
-        commands: &CommandTable,
-        tag: u16,
-        data: AdminData,
+        &mut self, commands: &CommandTable, tag: u16, data: AdminDataTransfer,
+    ,
     ) -> Result<(), Status> {
         let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
         let (direction, len_bytes) = commands.data_direction_and_len(tag);
         self.bytes.clear();
         match data {
-            AdminData::None => Ok(()),
-            AdminData::ToHost(need) if direction == DataDirection::ToHost && len_bytes >= need => {
+            AdminDataTransfer::None => Ok(()),
+            AdminDataTransfer::ToHost(need)
+                if direction == DataDirection::ToHost && len_bytes >= need =>
+            {
                 Ok(())
             }
             // Excess data are ignored, as on I/O queues.
-            AdminData::FromHost(need)
+            AdminDataTransfer::FromHost(need)
                 if direction == DataDirection::FromHost && len_bytes >= need =>
             {
                 self.bytes.resize(need as usize, 0);
@@ -173,7 +172,7 @@ impl AdminQueue {
                 let loaded = commands.buffer_pool().regions().load(segment, &mut self.bytes);
                 loaded.map_err(|_| Status::INTERNAL_ERROR)
             }
-            AdminData::ToHost(_) | AdminData::FromHost(_) => Err(wrong),
+            AdminDataTransfer::ToHost(_) | AdminDataTransfer::FromHost(_) => Err(wrong),
         }
     }
 
@@ -181,9 +180,11 @@ impl AdminQueue {
     fn begin_resets(&mut self, now: Instant) {
         // The lock on this association's front end is released before the other one's is taken: two
         // controllers that reset each other would deadlock.
-        while let Some((tag, target)) = { self.association.transport().next_reset() } {
+        while let Some((tag, target)) =
+            { self.association.transport().next_cross_controller_reset() }
+        {
             if let Some(end) = self.begin_reset(now, tag, target) {
-                self.association.transport().end_reset(now, tag, end);
+                self.association.transport().complete_cross_controller_reset(now, tag, end);
             }
         }
     }
@@ -202,16 +203,16 @@ impl AdminQueue {
             // and may still write, so the reset must not be reported as done.
             return Some(match export.has_instance_ended(&target) || self.accepts_unknown_resets {
                 true => reset_done(),
-                false => AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
+                false => AdminResult::failure(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
             });
         };
         if !other.host.is_same_host(&self.association.host) {
-            return Some(AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
+            return Some(AdminResult::failure(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
         }
         if self.resets.len() >= usize::from(RESETS_MAX) {
-            return Some(AdminResult::refused(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
+            return Some(AdminResult::failure(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
         }
-        other.transport().end(EndReason::Reset);
+        other.transport().end_association(AssociationEndReason::Reset);
         self.resets.push(PendingReset { tag, target, until: now.after(self.quiesce) });
         None
     }
@@ -226,10 +227,10 @@ impl AdminQueue {
             let is_there = found.is_some_and(|other| other.matches_reset(target));
             let is_gone = !is_there && association.export().has_instance_ended(target);
             if is_gone {
-                association.transport().end_reset(now, *tag, reset_done());
+                association.transport().complete_cross_controller_reset(now, *tag, reset_done());
             } else if now >= *until {
-                let timeout = AdminResult::refused(Status::INTERNAL_ERROR);
-                association.transport().end_reset(now, *tag, timeout);
+                let timeout = AdminResult::failure(Status::INTERNAL_ERROR);
+                association.transport().complete_cross_controller_reset(now, *tag, timeout);
             }
             !is_gone && now < *until
         });
@@ -264,14 +265,14 @@ impl AdminQueue {
         let mut transport = self.association.transport();
         let is_busy = transport.poll(now);
         let mut count = usize::from(is_busy);
-        while let Some((tag, result)) = transport.next_end() {
+        while let Some((tag, result)) = transport.next_deferred_result() {
             count += 1;
             // An event completion is followed by a request for details, so the host is no longer
             // idle.
             self.is_last_command_keep_alive = false;
             match result {
                 _ if !commands.is_executing(tag) => {}
-                DeferredEnd::Completed(AdminResult { status, result }) => {
+                DeferredResult::Completed(AdminResult { status, result }) => {
                     commands.complete_with(
                         end,
                         tag,
@@ -279,7 +280,7 @@ impl AdminQueue {
                         Completion::new(0, status).with_dw0(result),
                     );
                 }
-                DeferredEnd::Dropped => commands.drop_command(end, tag),
+                DeferredResult::Dropped => commands.drop_command(end, tag),
             }
         }
         let error = transport.take_error();
@@ -292,7 +293,7 @@ impl AdminQueue {
 
     /// Ends the association, because its admin connection ends.
     pub(super) fn end_association(&mut self) {
-        self.association.transport().end(EndReason::ConnectionLost);
+        self.association.transport().end_association(AssociationEndReason::ConnectionLost);
     }
 
     /// Whether no I/O queue of the association is left.
@@ -325,13 +326,13 @@ fn abort_by_tag(commands: &CommandTable, command: &Command) -> Command {
 
 /// Completion of a successful Cross-Controller Reset.
 fn reset_done() -> AdminResult {
-    AdminResult::with(CrossResetResult(0).with(|result| result.is_reset(true)).0)
+    AdminResult::success_with(CrossResetResult(0).with(|result| result.is_reset(true)).0)
 }
 
 /// Result of polling the admin queue.
 #[derive(Debug, Default)]
 pub(super) struct AdminPollResult {
     pub(super) count: usize,
-    pub(super) end_reason: Option<EndReason>,
+    pub(super) end_reason: Option<AssociationEndReason>,
     pub(super) error: Option<String>,
 }

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use tenmil_base::{Instant, InvalidSegment, Memory, RegionId, Segment};
 use tenmil_nvme_tcp::{
-    ControllerConnection, DataPlacement, DataTransfer, InvalidCall, PayloadDigest,
+    ControllerConnection, DataPlacement, DataTransfer, OwnerCallError, PayloadDigest,
 };
 use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
@@ -47,7 +47,7 @@ pub(super) struct CommandTable {
 pub(super) struct ProtocolCallFault {
     pub(super) tag: u16,
     pub(super) command: Command,
-    pub(super) why: InvalidCall,
+    pub(super) why: OwnerCallError,
 }
 
 /// Buffers that the commands of a connection may use.
@@ -518,7 +518,7 @@ impl CommandTable {
 
     /// Records the first invalid call.
     #[inline]
-    fn record_fault(&mut self, tag: u16, done: Result<(), InvalidCall>) {
+    fn record_fault(&mut self, tag: u16, done: Result<(), OwnerCallError>) {
         if let Err(why) = done {
             let command = self.slots[usize::from(tag)].command;
             self.fault.get_or_insert(ProtocolCallFault { tag, command, why });

@@ -115,7 +115,7 @@ impl ConnectRequest<'_> {
             return Err(ConnectError::invalid_command_field(KATO, why));
         }
         let field = self.data.subnqn();
-        if nqn::read(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
+        if nqn::parse_nqn_field(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
             return self.grant_discovery(host);
         }
         if self.connect.qid == 0 { self.grant_admin(host) } else { self.grant_io(&host) }
@@ -127,7 +127,7 @@ impl ConnectRequest<'_> {
         let field = self.data.hostnqn();
         let name = match field.0.first() {
             Some(0) => "",
-            _ => nqn::read_host(&field.0)
+            _ => nqn::parse_host_nqn_field(&field.0)
                 .map_err(|why| ConnectError::invalid_data_field(HOSTNQN, format!("host {why}")))?,
         };
         // Same byte order as in feature 81h and in reservation reports.
@@ -136,7 +136,7 @@ impl ConnectRequest<'_> {
 
     fn find_export(&self) -> Result<Arc<super::subsystem_export::SubsystemExport>, ConnectError> {
         let field = self.data.subnqn();
-        let name = nqn::read(&field.0);
+        let name = nqn::parse_nqn_field(&field.0);
         let name = name
             .map_err(|why| ConnectError::invalid_data_field(SUBNQN, format!("subsystem {why}")))?;
         self.service.find_export(name, self.port).ok_or_else(|| {
@@ -195,7 +195,7 @@ impl ConnectRequest<'_> {
             )
         })?;
         association.host.check_queue_of(host, cntlid)?;
-        let may_create = association.transport().may_create(qid);
+        let may_create = association.transport().check_create_queue(qid);
         may_create.map_err(connect_error_of_queue)?;
         Ok(ConnectGrant::Io { association, qid })
     }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tenmil_base::{Instant, RecvResult, Segment, Stream};
-use tenmil_nvme_controller::transport::fabrics::EndReason;
+use tenmil_nvme_controller::transport::fabrics::AssociationEndReason;
 use tenmil_nvme_tcp::{Connection, ControllerConnection, ControllerEvent, EventQueue};
 use tenmil_wire::opcode::FabricsType;
 use tenmil_wire::{Completion, Status};
@@ -307,7 +307,10 @@ impl TargetConnection {
     #[inline]
     fn direct_receive_segment(&self) -> Option<Segment> {
         let placement =
-            self.end.direct_placement().filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;
+            self
+            .end
+            .next_direct_placement()
+            .filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;
         let stream = self.stream.as_ref()?;
         if stream.buffered().is_empty() { self.commands.buffer_segment(placement) } else { None }
     }
@@ -484,12 +487,15 @@ impl TargetConnection {
                     self.service.emit(TargetEvent::Error(format!("{}: {text}", self.peer)));
                 }
                 let reason = match polled.end_reason {
-                    Some(EndReason::KeepAliveExpired) => Some(DisconnectReason::KeepAliveExpired),
-                    Some(EndReason::EnableTimeout) => Some(DisconnectReason::NotEnabled),
-                    Some(EndReason::Reset) => Some(DisconnectReason::Reset),
-                    Some(EndReason::ConnectionLost | EndReason::SubsystemRemoved) => {
-                        Some(DisconnectReason::AssociationEnded)
+                    Some(AssociationEndReason::KeepAliveExpired) => {
+                        Some(DisconnectReason::KeepAliveExpired)
                     }
+                    Some(AssociationEndReason::EnableTimeout) => Some(DisconnectReason::NotEnabled),
+                    Some(AssociationEndReason::Reset) => Some(DisconnectReason::Reset),
+                    Some(
+                        AssociationEndReason::ConnectionLost
+                        | AssociationEndReason::SubsystemRemoved,
+                    ) => Some(DisconnectReason::AssociationEnded),
                     None => None,
                 };
                 if let Some(reason) = reason {
@@ -534,7 +540,7 @@ impl TargetConnection {
             }
             Err(why) => self.handle_stream_end(Some(why)),
         }
-        if self.ends_sent && self.end.pieces().is_empty() && !self.end.has_more() {
+        if self.ends_sent && self.end.send_pieces().is_empty() && !self.end.has_more() {
             self.start_closing(now, DisconnectReason::HostDisconnect);
         }
         if self.reason.is_some() {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use tenmil_base::{Instant, Memory, Span};
-use tenmil_nvme_controller::transport::fabrics::property;
+use tenmil_nvme_controller::transport::fabrics::property_value;
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_wire::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
 use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
@@ -164,7 +164,7 @@ impl DiscoveryController {
                 let get = PropertyGet::parse(command)?;
                 let entries = self.service.limits().queue_entries;
                 let known = (self.configuration, self.controller_status());
-                property(entries.into(), known, get.ofst, bytes(get.size))
+                property_value(entries.into(), known, get.ofst, bytes(get.size))
             }
             Some(FabricsType::PropertySet) => {
                 let set = PropertySet::parse(command)?;

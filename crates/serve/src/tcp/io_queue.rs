@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
-use tenmil_nvme_controller::executor::{CommandData, Executor, SegmentMemory, Tag};
+use tenmil_nvme_controller::executor::{CommandData, CommandTag, Executor, SegmentMemory};
 use tenmil_nvme_controller::queue::QueueEvent;
 use tenmil_nvme_controller::transport::fabrics::{
     CreateQueueError, FabricsQueue, QueueCommand, QueueLink,
@@ -130,21 +130,21 @@ impl IoQueue {
             && !self.is_stopping()
             && !self.executor.wants_iteration()
         {
-            self.executor.skip_idle(now);
+            self.executor.begin_idle_iteration(now);
             return 0;
         }
         let was_idle = self.executor.begin_iteration(now);
-        if self.executor.has_contexts() {
+        if self.executor.has_commands_in_contexts() {
             self.executor.retry_waiting(now);
         }
         let mut count = self.start_ready_commands(now, commands);
         if count > 0 {
             self.link.note_activity(now);
             if was_idle {
-                self.executor.note_busy(now);
+                self.executor.record_busy_start(now);
             }
         }
-        if self.executor.taken() > 0 {
+        if self.executor.in_flight_count() > 0 {
             self.executor.submit(now);
             count += self.poll_devices(now, commands, end);
         }
@@ -156,7 +156,7 @@ impl IoQueue {
             count += self.complete_finished(now, commands, end);
         }
         if count == 0 {
-            self.executor.reap_retired();
+            self.executor.close_retired_channels();
         }
         count
     }
@@ -175,18 +175,17 @@ impl IoQueue {
     }
 
     fn start_unblocked_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
-        self.executor.open();
+        self.executor.begin_batch();
         let mut count = 0;
-        while count < self.ready.len() && !self.executor.has_pair() {
-            if self.executor.may_run() {
-                let ready =
-                    self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
+        while count < self.ready.len() && !self.executor.has_started_fused_pair() {
+            if self.executor.can_begin_run() {
+                let ready = self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
                 count += self.executor.begin_segments(STREAM, ready);
             }
             let Some(&tag) = self.ready.get(count) else { break };
             let (id, command, segment) = commands.command_with_segment(tag);
-            let (tag, data) = (Tag { stream: STREAM, id }, CommandData::Segment(segment));
-            if !self.executor.begin(now, tag, *command, data) {
+            let (tag, data) = (CommandTag { stream: STREAM, id }, CommandData::Segment(segment));
+            if !self.executor.begin_command(now, tag, *command, data) {
                 break;
             }
             count += 1;
@@ -208,7 +207,7 @@ impl IoQueue {
         end: &mut ControllerConnection,
     ) -> usize {
         let mut count = 0;
-        self.executor.poll_each(now, |tag, result| {
+        self.executor.poll_fast_path(now, |tag, result| {
             count += 1;
             commands.complete_executed(end, tag, Status::SUCCESS, result);
         });
@@ -231,14 +230,14 @@ impl IoQueue {
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &finished[..count] {
             let tag = command.tag.id;
-            if let Some(report) = command.report(self.qid, commands.command_of_tag(tag).cid()) {
+            if let Some(report) = command.error_report(self.qid, commands.command_of_tag(tag).cid()) {
                 let event = QueueEvent::Error(report);
                 self.association.transport().handle_queue_event(now, self.qid, event);
             }
             commands.complete_executed(end, tag, command.status, command.result);
         }
         self.latency.record_completions(count);
-        self.executor.reuse(finished);
+        self.executor.recycle_finished_list(finished);
         count
     }
 
@@ -270,7 +269,7 @@ impl IoQueue {
             match command {
                 QueueCommand::Stop => self.stop_commands(now),
                 // And the current poll is the one that was requested.
-                QueueCommand::Poll => self.executor.check_preempted(),
+                QueueCommand::Poll => self.executor.poll_preempted_writes(),
                 QueueCommand::AbortNamespace { nsid, preempted } => {
                     self.executor.abort_namespace(now, nsid, &preempted);
                 }
@@ -281,7 +280,7 @@ impl IoQueue {
                     let is_aborted = match commands.find_by_cid(cid) {
                         None => false,
                         Some((id, true)) if !self.ready.contains(&id) => {
-                            self.executor.abort(now, Tag { stream: STREAM, id })
+                            self.executor.abort(now, CommandTag { stream: STREAM, id })
                         }
                         Some((tag, _)) => {
                             self.ready.retain(|ready| *ready != tag);
@@ -289,7 +288,7 @@ impl IoQueue {
                             true
                         }
                     };
-                    self.association.transport().aborted(now, admin_cid, is_aborted);
+                    self.association.transport().handle_abort_result(now, admin_cid, is_aborted);
                 }
             }
         }
@@ -329,7 +328,7 @@ impl IoQueue {
         let ms = now.since(stop_timer.since).ns / 1_000_000;
         let nqn = association.export().nqn();
         let queue_name = format!("queue {qid} of controller {} of {nqn}", association.cntlid);
-        if stop_timer.is_reported && executor.taken() == 0 {
+        if stop_timer.is_reported && executor.in_flight_count() == 0 {
             stop_timer.is_reported = false;
             return Some(format!(
                 "{queue_name}: its devices have drained {ms} ms after it was stopped"
@@ -339,9 +338,9 @@ impl IoQueue {
             return None;
         }
         stop_timer.report_at = Instant::NEVER;
-        stop_timer.is_reported = executor.taken() > 0;
+        stop_timer.is_reported = executor.in_flight_count() > 0;
         let (opcode, nsid, lba) = executor.first_outstanding()?;
-        let outstanding = executor.taken();
+        let outstanding = executor.in_flight_count();
         Some(format!(
             "{queue_name} was stopped {ms} ms ago and its devices have not completed {outstanding} \
              commands, the first of them opcode {opcode:#04x} at block {lba} of namespace {nsid}: the \
@@ -365,12 +364,12 @@ impl IoQueue {
 
     /// Commands that are ready or executing.
     pub(super) fn outstanding_commands(&self) -> usize {
-        self.executor.taken() + self.ready.len()
+        self.executor.in_flight_count() + self.ready.len()
     }
 
     /// Whether the devices have nothing of this queue outstanding.
     pub(super) fn is_drained(&self) -> bool {
-        self.executor.taken() == 0
+        self.executor.in_flight_count() == 0
     }
 
     /// Publishes the counters of the interval, at most once per `PUBLISH_INTERVAL`.
@@ -384,8 +383,8 @@ impl IoQueue {
     #[cold]
     fn publish_counters_at_once(&mut self, now: Instant) {
         self.published_at = now;
-        let traffic = self.executor.take_traffic(now);
-        self.association.transport().add_traffic(&traffic);
+        let traffic = self.executor.take_io_counters(now);
+        self.association.transport().add_io_counters(&traffic);
     }
 
     /// Closes the drained queue: releases its identifier.
@@ -401,12 +400,12 @@ impl IoQueue {
     pub(super) fn arm(&mut self, watch: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
         let has_ready = !self.ready.is_empty();
         self.executor.new_descriptors(watch);
-        self.executor.arm(has_ready) || self.executor.lacks_wakeup(has_ready)
+        self.executor.arm_wakeup(has_ready) || self.executor.has_pending_without_wakeup(has_ready)
     }
 
     /// Disarms the devices after the thread has woken.
     pub(super) fn disarm(&mut self) {
-        self.executor.disarm();
+        self.executor.disarm_wakeup();
     }
 
     pub(super) fn association(&self) -> &Association {
@@ -427,7 +426,7 @@ impl IoQueue {
     pub(super) fn wake_at(&self) -> Instant {
         if !self.is_idle() {
             self.executor.wake_at().min(self.stop_timer.report_at)
-        } else if self.executor.has_traffic() {
+        } else if self.executor.has_io_counters() {
             self.published_at.after(PUBLISH_INTERVAL)
         } else {
             Instant::NEVER

@@ -158,7 +158,7 @@ impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
         let job = BlockingTask::new("keep reservations", move || {
             let written = file.write_record(record.as_deref());
             if let Some(stored) = take_stored_request(&job_stored) {
-                stored.finish(written);
+                stored.complete_write(written);
             }
         });
         match writer_pool.submit(job) {

@@ -42,8 +42,8 @@ impl SendState {
         // The pieces begin with the bytes that the stream accepted but still references.
         let referenced = self.accepted - self.released;
         match referenced {
-            0 => !end.pieces().is_empty(),
-            _ => end.pieces().iter().map(len).sum::<u64>() > referenced,
+            0 => !end.send_pieces().is_empty(),
+            _ => end.send_pieces().iter().map(len).sum::<u64>() > referenced,
         }
     }
 
@@ -69,7 +69,7 @@ impl SendState {
                 self.is_blocked = false;
                 break;
             }
-            let sent = stream.send(end.headers(), &self.slices, end.has_more())?;
+            let sent = stream.send(end.header_bytes(), &self.slices, end.has_more())?;
             self.accepted += sent as u64;
             total_sent += sent;
             self.release_sent(stream, end, commands);
@@ -111,7 +111,7 @@ impl SendState {
         self.slices.clear();
         let mut skip = u32::try_from(self.accepted - self.released).unwrap_or(u32::MAX);
         let mut total = 0;
-        for piece in end.pieces() {
+        for piece in end.send_pieces() {
             let len = match *piece {
                 SendPiece::Headers { len_bytes, .. } | SendPiece::Payload { len_bytes, .. } => {
                     len_bytes

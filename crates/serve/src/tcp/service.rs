@@ -10,7 +10,7 @@ use tenmil_base::{Error, Instant, Span, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::NamespaceConfig;
-use tenmil_nvme_tcp::{ControllerConfig, SuccessPolicy, Timeouts};
+use tenmil_nvme_tcp::{ControllerConfig, SuccessFlagPolicy, Timeouts};
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX};
 use tenmil_wire::layout::Ascii;
 use tenmil_wire::log::discovery::{
@@ -92,7 +92,7 @@ pub struct ServiceLimits {
     /// Whether header and data digests are offered.
     pub digests: bool,
     /// When a read completes without a response capsule (SUCCESS flag).
-    pub success: SuccessPolicy,
+    pub success: SuccessFlagPolicy,
     /// Connection limits by origin; the default depends on the number of connections:
     /// [`AdmissionLimits::default_for`].
     pub admission: Option<AdmissionLimits>,
@@ -135,7 +135,7 @@ impl Default for ServiceLimits {
             quiesce: Span::from_secs(1),
             time_limit: Span::from_secs(30),
             digests: true,
-            success: SuccessPolicy::WithoutFlowControl,
+            success: SuccessFlagPolicy::WithoutFlowControl,
             admission: None,
             injected_bugs: InjectedBugs::default(),
         }
@@ -192,7 +192,7 @@ impl Service {
     ///
     /// If its NQN is invalid or already exported.
     pub fn add_subsystem(&self, config: SubsystemExportConfig) -> Result<(), Error> {
-        nqn::check(&config.nqn)
+        nqn::check_nqn(&config.nqn)
             .map_err(|why| format!("export {}: {why}", config.nqn))
             .map_err(Error::environment)?;
         let mut state = self.lock_state();
@@ -254,7 +254,7 @@ impl Service {
     ///
     /// If the NQN is invalid.
     pub fn set_discovery_name(&self, name: DiscoveryName) -> Result<(), Error> {
-        nqn::check(&name.nqn)
+        nqn::check_nqn(&name.nqn)
             .map_err(|why| format!("discovery {}: {why}", name.nqn))
             .map_err(Error::environment)?;
         let mut state = self.lock_state();
@@ -315,7 +315,7 @@ impl Service {
         now: Instant,
     ) -> Result<TargetConnection, Error> {
         let shared = &self.shared;
-        let peer = stream.peer();
+        let peer = stream.peer_description();
         if self.is_closing() {
             return Err(Error::environment(format!(
                 "connection of {peer}: the server is shutting down"
@@ -329,11 +329,10 @@ impl Service {
             .map_err(Error::environment)?;
         let handle = ConnectionHandle::new();
         let waker = Arc::clone(&handle);
-        let peer = stream.peer();
-        let cache = BufferCache::new(
-            &shared.budget,
-            peer_address_without_port(&peer),
-            Arc::new(move || waker.wake_connection()),
+        let peer = stream.peer_description();
+        let cache =
+            BufferCache::new(
+            &shared.budget, peer_address_without_port(&peer), Arc::new(move || waker.wake_connection()),
         );
         let cache =
             cache.ok_or("all memory for connections is in use").map_err(Error::environment)?;

@@ -11,7 +11,7 @@ use tenmil_nvme_controller::controller::{
     AnaState, Controller, ControllerConfig, ControllerInstance, HostInUse, Subsystem,
     TransportModel,
 };
-use tenmil_nvme_controller::transport::fabrics::EndReason;
+use tenmil_nvme_controller::transport::fabrics::AssociationEndReason;
 use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
@@ -195,7 +195,7 @@ impl SubsystemExport {
         }
         if let Some(address) = connection_limit_key_of_peer(peer).filter(|_| !self.lists_hosts()) {
             let limit = limits.admission_limits().registrants_per_address_max;
-            controller.limit_registrants(&address.to_string(), limit);
+            controller.limit_origin_registrants(&address.to_string(), limit);
         }
         let state = self.lock_state();
         // Without an event: the host has never seen them. Later changes of the masks, and namespaces added
@@ -263,7 +263,7 @@ impl SubsystemExport {
         let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
         drop(state);
         if is_removed || !self.allows_host(&association.host.nqn) {
-            association.transport().end(EndReason::SubsystemRemoved);
+            association.transport().end_association(AssociationEndReason::SubsystemRemoved);
         }
     }
 
@@ -271,7 +271,7 @@ impl SubsystemExport {
     pub(super) fn end_all_associations(&self) {
         self.lock_state().is_removed = true;
         for association in self.associations() {
-            association.transport().end(EndReason::SubsystemRemoved);
+            association.transport().end_association(AssociationEndReason::SubsystemRemoved);
         }
     }
 
@@ -301,7 +301,7 @@ impl SubsystemExport {
     fn find_unstopped_cntlid(&self) -> Option<u16> {
         let is_unstopped = |association: &Arc<Association>| {
             let front = association.transport();
-            front.end_reason().is_some() && !front.has_stopped()
+            front.end_reason().is_some() && !front.have_queues_stopped()
         };
         self.associations().iter().find(|it| is_unstopped(it)).map(|it| it.cntlid)
     }

@@ -1,7 +1,9 @@
 //! Block device parameters as the Linux block layer sees them, and validation of requests.
 
 use tenmil_base::{Durability, Error, Limits, Operation, RequestFlags};
-use tenmil_wire::ublk::{Attributes, Descriptor, Discard, IoFlags, IoOp, Parameters, SECTOR_BYTES};
+use tenmil_wire::ublk::{
+    Discard, DiskAttributes, IoDescriptor, IoFlags, IoOp, Parameters, SECTOR_BYTES,
+};
 
 /// Disk parameters. Requests of the kernel are validated against them.
 #[derive(Clone, Debug)]
@@ -102,12 +104,12 @@ impl UblkDisk {
         let sectors_max = self.io_bytes_max / SECTOR_BYTES;
         let block_shift = self.limits.block_size.trailing_zeros();
         let shift = |shift: u32| u8::try_from(shift).unwrap_or(u8::MAX);
-        let mut attributes = Attributes::NONE;
+        let mut attributes = DiskAttributes::NONE;
         if self.is_read_only {
-            attributes = attributes.union(Attributes::READ_ONLY);
+            attributes = attributes.union(DiskAttributes::READ_ONLY);
         }
         if self.limits.durability == Durability::VolatileCache && self.supports(Operation::Flush) {
-            attributes = attributes.union(Attributes::VOLATILE_CACHE).union(Attributes::FUA);
+            attributes = attributes.union(DiskAttributes::VOLATILE_CACHE).union(DiskAttributes::FUA);
         }
         let may = |operation| !self.is_read_only && self.supports(operation);
         let most = |operation, sectors| if may(operation) { sectors } else { 0 };
@@ -130,7 +132,7 @@ impl UblkDisk {
 
     /// Validates a request. The error is the errno to complete it with.
     #[inline]
-    pub(super) fn validate_request(&self, descriptor: &Descriptor) -> Result<DiskRequest, i32> {
+    pub(super) fn validate_request(&self, descriptor: &IoDescriptor) -> Result<DiskRequest, i32> {
         let (operation, moves) = match descriptor.op {
             IoOp::Read => (Operation::Read, true),
             IoOp::Write => (Operation::Write, true),
@@ -149,7 +151,7 @@ impl UblkDisk {
         if self.is_read_only && operation != Operation::Read {
             return Err(EROFS);
         }
-        let Descriptor { sectors, first_sector, .. } = *descriptor;
+        let IoDescriptor { sectors, first_sector, .. } = *descriptor;
         let end = first_sector.checked_add(u64::from(sectors)).ok_or(EINVAL)?;
         let mask = (1 << self.shift) - 1;
         let is_whole = (first_sector | u64::from(sectors)) & mask == 0;
@@ -174,7 +176,7 @@ impl UblkDisk {
 }
 
 #[inline]
-fn request_flags(descriptor: &Descriptor, operation: Operation) -> RequestFlags {
+fn request_flags(descriptor: &IoDescriptor, operation: Operation) -> RequestFlags {
     let mut flags = RequestFlags::NONE;
     if descriptor.flags.has(IoFlags::FUA) {
         flags = flags.union(RequestFlags::FUA);

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use tenmil_base::Segment;
 use tenmil_linux::ublk::{FetchedTag, UblkQueue};
-use tenmil_wire::ublk::Descriptor;
+use tenmil_wire::ublk::IoDescriptor;
 
 /// Operations on a ublk queue, with the semantics of [`TestQueue`].
 pub(super) trait QueueDriver: Send {
@@ -12,7 +12,7 @@ pub(super) trait QueueDriver: Send {
     fn commit_and_fetch(&mut self, tag: u16, result: i32);
     fn flush(&mut self);
     fn poll(&mut self, fetched: &mut Vec<FetchedTag>);
-    fn descriptor(&self, tag: u16) -> Descriptor;
+    fn descriptor(&self, tag: u16) -> IoDescriptor;
     /// Copies the data of a write into a buffer. Returns whether that succeeded.
     fn copy_from_kernel(&mut self, tag: u16, into: Segment) -> bool;
     /// Copies the data of a read out of a buffer. Returns whether that succeeded.
@@ -42,7 +42,7 @@ impl QueueDriver for UblkQueue {
     }
 
     #[inline]
-    fn descriptor(&self, tag: u16) -> Descriptor {
+    fn descriptor(&self, tag: u16) -> IoDescriptor {
         Self::descriptor(self, tag)
     }
 

@@ -6,14 +6,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Segment, Span};
-use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
+use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_linux::Errno;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::ublk::{UblkControl, UblkDevice, UblkQueue, UblkQueueRing};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_wire::ublk::control::ANY_DEVICE;
-use tenmil_wire::ublk::queue::data_at;
+use tenmil_wire::ublk::queue::request_data_offset;
 use tenmil_wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
 
 use super::disk::UblkDisk;
@@ -116,13 +116,13 @@ pub fn adapt_device(
     descriptor: BdevDescriptor,
     regions: &RegionTable,
 ) -> Result<Arc<dyn BlockDevice>, Error> {
-    let (limits, descriptor) = (device.limits(), Arc::new(descriptor));
+    let (limits, descriptor) = (device.current_limits(), Arc::new(descriptor));
     let is_small = limits.request_blocks_max.saturating_mul(limits.block_size) < 4096;
     if limits.optimal_boundary_blocks == 0 && !is_small {
         return Ok(descriptor);
     }
     let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
-    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptOptions::default())?))
+    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptationOptions::default())?))
 }
 
 /// Hash by which a device with this URI is recognized (FNV-1a of a prefix and its bytes).
@@ -461,7 +461,7 @@ fn register_buffers(
     requests: (u16, u32),
 ) -> Result<Segment, Error> {
     let descriptor = device.as_fd().try_clone_to_owned().map_err(Error::environment)?;
-    let zero_copy_device = KernelBufferSource { descriptor, queue, data_at };
+    let zero_copy_device = KernelBufferSource { descriptor, queue, data_at: request_data_offset };
     regions.register_kernel_buffers(zero_copy_device, requests).map_err(Error::environment)
 }
 
@@ -499,7 +499,7 @@ fn find_device_to_take_over(
             Err(Errno::NODEV) => return Ok(None),
             Err(errno) => return Err(error::control_command_error(op, &name, errno)),
         };
-        let mut question = Parameters::query();
+        let mut question = Parameters::query_buffer();
         let op = ControlOp::GetParameters;
         let completion = control.execute(op, (number, 0), &mut question, TIME_LIMIT);
         let parameters = completion.ok().and_then(|_| Parameters::from_bytes(&question));

@@ -15,7 +15,7 @@
 //! are the same in both modes, and a buffer that does not suit the device is no error.
 
 use tenmil_base::{IoCompletion, IoStatus, Operation, Request, Segment};
-use tenmil_wire::ublk::Descriptor;
+use tenmil_wire::ublk::IoDescriptor;
 use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
 
 use super::disk::{DiskRequest, EIO, UblkDisk};
@@ -150,7 +150,7 @@ impl TagTable {
         &mut self,
         tag: u64,
         result: i32,
-        descriptor: impl FnOnce(u16) -> Descriptor,
+        descriptor: impl FnOnce(u16) -> IoDescriptor,
     ) -> TagAction {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let (Some(state), Ok(tag)) = (self.states.get_mut(index), u16::try_from(tag)) else {
@@ -173,7 +173,7 @@ impl TagTable {
     }
 
     #[inline]
-    fn handle_request(&mut self, tag: u16, descriptor: &Descriptor) -> TagAction {
+    fn handle_request(&mut self, tag: u16, descriptor: &IoDescriptor) -> TagAction {
         let request = match self.disk.validate_request(descriptor) {
             Ok(request) => request,
             Err(error) => return self.commit_result(tag, -error),
@@ -330,7 +330,7 @@ impl TagTable {
     fn submit_request(&mut self, tag: u16, request: DiskRequest, state: TagState) {
         self.states[usize::from(tag)] = state;
         self.requests.push(Request {
-            token: u64::from(tag),
+            random_token: u64::from(tag),
             lba: request.lba,
             operand: 0,
             segment_first: u32::from(tag),

@@ -8,7 +8,7 @@ mod takeover;
 mod zero_copy;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet, Random};
-use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
 use super::disk::UblkDisk;
 
@@ -27,7 +27,7 @@ fn device_limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&[
+        operations: OperationSet::from_operations(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,
@@ -41,8 +41,8 @@ fn test_disk() -> UblkDisk {
     UblkDisk::new(device_limits(), false).unwrap()
 }
 
-fn io_descriptor(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
-    Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
+fn io_descriptor(op: IoOp, first_sector: u64, sectors: u32) -> IoDescriptor {
+    IoDescriptor { op, flags: IoFlags::NONE, sectors, first_sector }
 }
 
 fn random_byte(random: &mut Random) -> u8 {

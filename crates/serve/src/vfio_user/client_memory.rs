@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Memory, RegionId,
-    RingMemory, Segment, Window,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, DirectAccessWindow, HostMemory,
+    Memory, RegionId, RingMemory, Segment,
 };
 use tenmil_dma::{ForeignRegion, RegionTable, SharedRingEntries};
 use tenmil_vfio_user::Errno;
@@ -471,12 +471,16 @@ impl HostMemory for ClientMemory {
     }
 
     #[inline]
-    fn direct_window(&mut self, len_bytes: u32) -> Option<Window> {
+    fn direct_access_window(&mut self, len_bytes: u32) -> Option<DirectAccessWindow> {
         self.refresh_table();
         let map = *self.table.get(self.last)?;
         let region = map.region?;
         let len = u32::try_from(map.len_bytes.min(1 << WINDOW_SHIFT)).unwrap_or(0);
-        Window::of(Segment { region, offset: map.offset, len_bytes: len }, map.iova, len_bytes)
+        DirectAccessWindow::for_pieces(
+            Segment { region, offset: map.offset, len_bytes: len },
+            map.iova,
+            len_bytes,
+        )
     }
 
     fn read(
@@ -543,7 +547,7 @@ impl HostMemory for ClientMemory {
         Some(ended)
     }
 
-    fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
+    fn copy_out_read_data(&mut self, ticket: AccessId, into: &mut [u8]) {
         let mut state = self.shared.lock();
         let data = state.queues.get_mut(&self.queue).and_then(|queue| queue.data.remove(&ticket));
         if let Some(data) = data.filter(|data| data.len() == into.len()) {

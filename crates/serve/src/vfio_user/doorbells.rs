@@ -88,7 +88,7 @@ impl DoorbellPage {
             let generation_seen = &mut self.generation_seen[*index as usize];
             if value != *generation_seen {
                 *generation_seen = value;
-                front.ring(now, *index, value);
+                front.write_doorbell(now, *index, value);
                 has_new_events = true;
             }
         }

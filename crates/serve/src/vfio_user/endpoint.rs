@@ -165,7 +165,7 @@ impl Endpoint {
     pub(super) fn socket_interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
         let ClientState::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
-        let writable = session.server.outgoing().is_some();
+        let writable = session.server.next_outgoing().is_some();
         Some((session.connection.as_fd(), Interest { readable, writable }))
     }
 
@@ -236,7 +236,7 @@ impl Endpoint {
             ClientState::Disconnecting(_) => false,
             ClientState::Connected(session) => {
                 session.pending_command.is_none()
-                    && session.server.outgoing().is_none()
+                    && session.server.next_outgoing().is_none()
                     && !self.mappings.has_requests()
             }
         };
@@ -329,10 +329,10 @@ impl Endpoint {
         let server = &mut session.server;
         match request {
             Request::Map { call, map, file } => match self.map_dma(map, file) {
-                Ok(()) => server.done(call),
+                Ok(()) => server.reply_success(call),
                 Err((errno, text)) => {
                     self.reporter.report_error(text);
-                    server.refuse(call, errno);
+                    server.reply_error(call, errno);
                 }
             },
             Request::Unmap { call, iova, len_bytes } => {
@@ -341,7 +341,7 @@ impl Endpoint {
                     self.mappings.forget_rings();
                 }
                 if !self.mappings.start_unmap(iova, len_bytes) {
-                    return server.refuse(call, Errno::NO_ENTRY);
+                    return server.reply_error(call, Errno::NO_ENTRY);
                 }
                 // The reply means that the memory is no longer accessed: it is deferred until the
                 // controller, which starts nothing meanwhile, has acknowledged.
@@ -350,16 +350,16 @@ impl Endpoint {
                     Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
             }
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
-                Ok(()) => server.done(call),
+                Ok(()) => server.reply_success(call),
                 Err(text) => {
                     self.reporter.report_error(text.to_string());
-                    server.refuse(call, Errno::INVALID);
+                    server.reply_error(call, Errno::INVALID);
                 }
             },
             Request::Read { call, region, offset, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
                 self.device.read_region(region, offset, &mut data);
-                server.data(call, &data);
+                server.reply_read(call, &data);
             }
             Request::Write { call, region, offset, data } => {
                 if self.device.write_region(now, region, offset, &data) {
@@ -368,7 +368,7 @@ impl Endpoint {
                         Some(PendingCommand::new(now, DeferredReply::Reset { call }));
                     return;
                 }
-                server.done(call);
+                server.reply_success(call);
             }
             Request::Reset { call } => {
                 self.device.start_disable(now);
@@ -452,12 +452,12 @@ impl Endpoint {
             Some(DeferredReply::Unmap { call, iova }) => {
                 self.mappings.release_mapping(iova);
                 self.device.front.set_paused(false);
-                session.server.done(call);
+                session.server.reply_success(call);
             }
             Some(DeferredReply::Reset { call }) => {
                 self.mappings.forget_rings();
                 self.device.reset_function();
-                session.server.done(call);
+                session.server.reply_success(call);
             }
             None => {}
         }
@@ -538,7 +538,7 @@ impl ClientSession {
             return Ok(false);
         }
         let mut files = Vec::new();
-        let files_max = tenmil_vfio_user::Capabilities::OURS.files_max as usize;
+        let files_max = tenmil_vfio_user::VersionCapabilities::OURS.files_max as usize;
         let received =
             self.connection.receive_files(&mut buffer[..interest], &mut files, files_max);
         match received.map_err(|error| Some(error.to_string()))? {
@@ -547,7 +547,7 @@ impl ClientSession {
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
-                self.message_deadline = match self.server.is_amid() {
+                self.message_deadline = match self.server.has_partial_message() {
                     true => self.message_deadline.min(now.after(MESSAGE_MAX)),
                     false => Instant::NEVER,
                 };
@@ -558,7 +558,7 @@ impl ClientSession {
 
     fn send(&mut self) -> Result<usize, DisconnectCause> {
         let mut count = 0;
-        while let Some(outgoing) = self.server.outgoing() {
+        while let Some(outgoing) = self.server.next_outgoing() {
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
             let sent = self.connection.send_files(outgoing.bytes, &files);
@@ -569,7 +569,7 @@ impl ClientSession {
             if sent == 0 {
                 break;
             }
-            self.server.sent(sent);
+            self.server.record_sent(sent);
             count += 1;
         }
         Ok(count)
@@ -581,7 +581,7 @@ impl ClientSession {
             .server
             .limits()
             .data_bytes_max
-            .min(tenmil_vfio_user::Capabilities::OURS.data_bytes_max);
+            .min(tenmil_vfio_user::VersionCapabilities::OURS.data_bytes_max);
         (part.len_bytes() - part.done_bytes).min(most as usize)
     }
 

@@ -10,7 +10,9 @@ use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
-use tenmil_vfio_user::function::{CONFIGURATION_BYTES, ConfigChange, Function, FunctionConfig};
+use tenmil_vfio_user::config_space::{
+    CONFIGURATION_BYTES, ConfigSpace, ConfigSpaceChange, ConfigSpaceConfig,
+};
 use tenmil_vfio_user::{IrqInfo, RegionInfo, SparseMmapArea, irq_index, region_index};
 use tenmil_wire::register::offset;
 
@@ -34,7 +36,7 @@ pub struct ControllerOptions {
 /// NVMe controller presented as a PCI function.
 pub(super) struct NvmePciFunction {
     pub(super) front: MemoryTransport<ClientMemory, IrqEventFds>,
-    function: Function,
+    function: ConfigSpace,
     pub(super) subsystem: Subsystem,
     bar_bytes: u32,
     vectors: u16,
@@ -98,7 +100,7 @@ impl NvmePciFunction {
         let front =
             MemoryTransport::new(controller, mappings.client_memory(), irqs, buffers, front);
         let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
-        let function = Function::new(FunctionConfig {
+        let function = ConfigSpace::new(ConfigSpaceConfig {
             vendor: VENDOR,
             device: DEVICE,
             bar_bytes,
@@ -173,12 +175,12 @@ impl NvmePciFunction {
     ) -> bool {
         if region == region_index::CONFIGURATION {
             return match self.function.write(offset, data) {
-                ConfigChange::Nothing => false,
-                ConfigChange::Vectors { is_enabled, is_masked } => {
+                ConfigSpaceChange::Nothing => false,
+                ConfigSpaceChange::Vectors { is_enabled, is_masked } => {
                     self.front.bar().set_vectors(is_enabled, is_masked);
                     false
                 }
-                ConfigChange::Reset => true,
+                ConfigSpaceChange::Reset => true,
             };
         }
         let mut at = u32::try_from(offset).unwrap_or(u32::MAX);

@@ -211,7 +211,7 @@ impl Poller for EndpointPoller {
         self.update_session_interest();
         self.endpoint.check_truncation(now);
         let Self { endpoint, watch, ready_flags, .. } = self;
-        let until = endpoint.device.front.arm(now);
+        let until = endpoint.device.front.arm_wakeup(now);
         endpoint.device.front.new_descriptors(|descriptor| {
             ready_flags.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
@@ -225,7 +225,7 @@ impl Poller for EndpointPoller {
     }
 
     fn disarm(&mut self) {
-        self.endpoint.device.front.disarm();
+        self.endpoint.device.front.disarm_wakeup();
         self.ready.clear();
         self.next_due = Instant::default();
     }
@@ -330,7 +330,7 @@ mod tests {
         assert!(host.endpoint.is_free());
         let client = connect_client(&directory);
         let request = tenmil_vfio_user::Client::<()>::new();
-        client.send(request.outgoing().unwrap().bytes).unwrap();
+        client.send(request.next_outgoing().unwrap().bytes).unwrap();
         (1..5).for_each(|secs| {
             host.poll_once(by.after(Span::from_secs(60 * secs)));
         });
@@ -345,14 +345,14 @@ mod tests {
             let client = connect_client(&directory);
             let mut request = tenmil_vfio_user::Client::<()>::new();
             let accesses = Instant::default();
-            client.send(request.outgoing().unwrap().bytes).unwrap();
+            client.send(request.next_outgoing().unwrap().bytes).unwrap();
             (0..4).for_each(|_| {
                 host.poll_once(accesses);
             });
-            request.sent(request.outgoing().unwrap().bytes.len());
+            request.record_sent(request.next_outgoing().unwrap().bytes.len());
             // A whole message, and a part of another.
             request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
-            let message = request.outgoing().unwrap().bytes.to_vec();
+            let message = request.next_outgoing().unwrap().bytes.to_vec();
             let at = accesses.after(Span::from_secs(60));
             client.send(&message).unwrap();
             client.send(&message[..revocation]).unwrap();
@@ -375,7 +375,7 @@ mod tests {
         let (mut host, directory) = start_endpoint();
         let client = connect_client(&directory);
         let mut request = tenmil_vfio_user::Client::<()>::new();
-        let message = request.outgoing().unwrap().bytes.to_vec();
+        let message = request.next_outgoing().unwrap().bytes.to_vec();
         let mut now = Instant::default();
         for round in 0..3 {
             let (first, rest) = message.split_at(20);
@@ -387,7 +387,7 @@ mod tests {
             if round > 0 {
                 break;
             }
-            request.sent(message.len());
+            request.record_sent(message.len());
             now = now.after(Span::from_secs(60));
             host.poll_once(now);
             assert!(!host.endpoint.is_free(), "who is between messages stays");
@@ -400,12 +400,12 @@ mod tests {
         let client = connect_client(&directory);
         assert!(can_arm(&mut host));
         let mut request = tenmil_vfio_user::Client::<()>::new();
-        client.send(request.outgoing().unwrap().bytes).unwrap();
+        client.send(request.next_outgoing().unwrap().bytes).unwrap();
         assert!(can_arm(&mut host));
         // The replies exceed the buffers of the socket and of the server.
-        request.sent(request.outgoing().unwrap().bytes.len());
+        request.record_sent(request.next_outgoing().unwrap().bytes.len());
         request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
-        let message = request.outgoing().unwrap().bytes;
+        let message = request.next_outgoing().unwrap().bytes;
         let mut in_vain = 0;
         while in_vain < 3 {
             if client.send(message).unwrap() > 0 {

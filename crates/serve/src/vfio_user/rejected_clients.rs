@@ -35,7 +35,7 @@ impl RejectedClients {
         if self.waiting.len() >= WAITING_MAX {
             return None;
         }
-        let (server, until) = (Server::rejecting(), now.after(TIME_LIMIT));
+        let (server, until) = (Server::new_rejecting(), now.after(TIME_LIMIT));
         self.waiting.push(RejectedClient { connection, server, until });
         self.waiting.last().map(|visitor| visitor.connection.as_fd())
     }
@@ -75,7 +75,7 @@ impl RejectedClient {
                 Ok(RecvResult::Eof) | Err(_) => return true,
             }
         }
-        if let Some(completion) = self.server.outgoing() {
+        if let Some(completion) = self.server.next_outgoing() {
             // One short message into an empty socket buffer. If it cannot be sent, closing the
             // socket suffices.
             let _ = self.connection.send_files(completion.bytes, &[]);

@@ -8,7 +8,9 @@ use tenmil_dma::{FileRange, ForeignRegion, MemoryBacking, MemoryMapping, RegionT
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_vhost_user::features::device;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingAddresses, Start};
+use tenmil_vhost_user::{
+    BackendConfig, InflightBuffer, MemoryChange, QueueStart, Vring, VringAddresses,
+};
 
 use super::disk::VirtioDisk;
 use super::endpoint::{ClientSession, ReceivedFile, RunningQueue, eventfd_from_file};
@@ -55,7 +57,7 @@ impl VhostBlockDevice {
         &self,
         session: &mut ClientSession,
         queue: u16,
-        start: Start<ReceivedFile>,
+        start: QueueStart<ReceivedFile>,
     ) -> Result<(), Error> {
         let slots = self.create_request_table(session, queue, &start)?;
         let call = session.calls.get(&queue).map(|file| eventfd_from_file(file)).transpose()?;
@@ -90,15 +92,15 @@ impl VhostBlockDevice {
         &self,
         session: &ClientSession,
         queue: u16,
-        start: &Start<ReceivedFile>,
+        start: &QueueStart<ReceivedFile>,
     ) -> Result<RequestTable<RegionTable>, Error> {
-        let Start { size, base, addresses, features, .. } = *start;
+        let QueueStart { size, base, addresses, features, .. } = *start;
         let memory = self.regions.clone();
-        let place = RingAddresses::new(session.table.guest_memory(), size, addresses);
+        let place = VringAddresses::new(session.table.guest_memory(), size, addresses);
         let place =
             place.map_err(|outside| format!("its ring: {outside}")).map_err(Error::environment)?;
         let has_event_index = features & device::RING_EVENT_IDX != 0;
-        let ring = |next| Ring::new(memory.clone(), place, next, has_event_index);
+        let ring = |next| Vring::new(memory.clone(), place, next, has_event_index);
         let ring = |next| ring(next).map_err(|broken| broken.to_string());
         let (ring, record) = match &session.inflight {
             None => (ring(base).map_err(Error::environment)?, None),
@@ -132,9 +134,8 @@ impl VhostBlockDevice {
     /// Restarts all virtqueues that ran, with the current memory.
     pub(super) fn restart_virtqueues(&self, session: &mut ClientSession) -> Result<(), Error> {
         for (queue, virtqueue) in std::mem::take(&mut session.queues) {
-            let base =
-                virtqueue.mailbox.end_state().map_or(virtqueue.start.base, |ended| ended.next);
-            let started = self.start_virtqueue(session, queue, Start { base, ..virtqueue.start });
+            let base = virtqueue.mailbox.end_state().map_or(virtqueue.start.base, |ended| ended.next);
+            let started = self.start_virtqueue(session, queue, QueueStart { base, ..virtqueue.start });
             started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use tenmil_base::{Durability, Error, IoStatus, Limits, Operation, RequestFlags};
 use tenmil_vhost_user::blk::{
-    Config, DiscardSegment, Header, ID_BYTES, Kind, SECTOR_BYTES, Status,
+    BlkConfig, BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment, ID_BYTES, SECTOR_BYTES,
 };
 use tenmil_vhost_user::features::device;
 
@@ -111,14 +111,14 @@ impl VirtioDisk {
         features
     }
 
-    pub(super) fn config_space(&self, queues: u16) -> Config {
+    pub(super) fn config_space(&self, queues: u16) -> BlkConfig {
         let block_bytes = self.limits.block_size;
         let physical = PAGE_BYTES.max(block_bytes) / block_bytes;
         let most = |operation| match self.is_negotiated(operation) {
             true => STRETCH_BYTES_MAX / SECTOR_BYTES,
             false => 0,
         };
-        Config {
+        BlkConfig {
             sectors: self.sector_count(),
             segment_bytes_max: SEGMENT_BYTES_MAX,
             segments_max: SEGMENTS_MAX,
@@ -151,25 +151,25 @@ impl VirtioDisk {
     #[inline]
     pub(super) fn validate_transfer(
         &self,
-        header: Header,
+        header: BlkRequestHeader,
         len_bytes: u64,
         segments: usize,
         features: u64,
-    ) -> Result<DiskRequest, Status> {
+    ) -> Result<DiskRequest, BlkStatus> {
         let (operation, flags) = match header.kind {
-            Kind::Read => (Operation::Read, RequestFlags::NONE),
-            Kind::Write if self.is_read_only => return Err(Status::ERROR),
-            Kind::Write if self.has_write_cache() && features & device::FLUSH == 0 => {
+            BlkRequestType::Read => (Operation::Read, RequestFlags::NONE),
+            BlkRequestType::Write if self.is_read_only => return Err(BlkStatus::ERROR),
+            BlkRequestType::Write if self.has_write_cache() && features & device::FLUSH == 0 => {
                 (Operation::Write, RequestFlags::FUA)
             }
             _ => (Operation::Write, RequestFlags::NONE),
         };
         if len_bytes > REQUEST_BYTES_MAX || segments > usize::from(self.limits.segments_max) {
-            return Err(Status::ERROR);
+            return Err(BlkStatus::ERROR);
         }
         let sector_bytes = u64::from(SECTOR_BYTES);
         if !len_bytes.is_multiple_of(sector_bytes) {
-            return Err(Status::ERROR);
+            return Err(BlkStatus::ERROR);
         }
         let (lba, blocks) = self.block_range(header.sector, len_bytes / sector_bytes)?;
         Ok(DiskRequest { operation, flags, lba, blocks })
@@ -189,46 +189,48 @@ impl VirtioDisk {
     /// Validates a discard or write-zeroes request.
     pub(super) fn validate_discard(
         &self,
-        kind: Kind,
+        kind: BlkRequestType,
         stretch: DiscardSegment,
-    ) -> Result<DiskRequest, Status> {
+    ) -> Result<DiskRequest, BlkStatus> {
         let DiscardSegment { sector, sectors, flags: found } = stretch;
         let (operation, flags) = match kind {
-            Kind::WriteZeroes if found == DiscardSegment::UNMAP => {
+            BlkRequestType::WriteZeroes if found == DiscardSegment::UNMAP => {
                 (Operation::WriteZeroes, RequestFlags::DEALLOCATE)
             }
-            Kind::WriteZeroes if found == 0 => (Operation::WriteZeroes, RequestFlags::NONE),
-            Kind::Discard if found == 0 => (Operation::Deallocate, RequestFlags::NONE),
-            _ => return Err(Status::UNSUPPORTED),
+            BlkRequestType::WriteZeroes if found == 0 => {
+                (Operation::WriteZeroes, RequestFlags::NONE)
+            }
+            BlkRequestType::Discard if found == 0 => (Operation::Deallocate, RequestFlags::NONE),
+            _ => return Err(BlkStatus::UNSUPPORTED),
         };
         if !self.supports(operation) {
-            return Err(Status::UNSUPPORTED);
+            return Err(BlkStatus::UNSUPPORTED);
         }
         if self.is_read_only || sectors > STRETCH_BYTES_MAX / SECTOR_BYTES {
-            return Err(Status::ERROR);
+            return Err(BlkStatus::ERROR);
         }
         let (lba, blocks) = self.block_range(sector, sectors.into())?;
         Ok(DiskRequest { operation, flags, lba, blocks })
     }
 
     #[inline]
-    fn block_range(&self, sector: u64, sectors: u64) -> Result<(u64, u32), Status> {
-        let end = sector.checked_add(sectors).ok_or(Status::ERROR)?;
+    fn block_range(&self, sector: u64, sectors: u64) -> Result<(u64, u32), BlkStatus> {
+        let end = sector.checked_add(sectors).ok_or(BlkStatus::ERROR)?;
         let mask = (1 << self.shift) - 1;
         if sectors == 0 || end > self.sector_count() || (sector | sectors) & mask != 0 {
-            return Err(Status::ERROR);
+            return Err(BlkStatus::ERROR);
         }
-        let blocks = u32::try_from(sectors >> self.shift).map_err(|_| Status::ERROR)?;
+        let blocks = u32::try_from(sectors >> self.shift).map_err(|_| BlkStatus::ERROR)?;
         Ok((sector >> self.shift, blocks))
     }
 }
 
 /// Status of a completed request for the guest.
 #[inline]
-pub(super) fn virtio_status(status: IoStatus) -> Status {
+pub(super) fn virtio_status(status: IoStatus) -> BlkStatus {
     match status {
-        IoStatus::SUCCESS => Status::OK,
-        IoStatus::INVALID_OPCODE => Status::UNSUPPORTED,
-        _ => Status::ERROR,
+        IoStatus::SUCCESS => BlkStatus::OK,
+        IoStatus::INVALID_OPCODE => BlkStatus::UNSUPPORTED,
+        _ => BlkStatus::ERROR,
     }
 }

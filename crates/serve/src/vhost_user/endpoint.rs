@@ -17,7 +17,8 @@ use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::Interest;
 use tenmil_vhost_user::{
-    CONFIG_CHANGED, MemoryChange, PendingReply, ReplyDisposition, Request, Server, Start, Violation,
+    CONFIG_CHANGED, MemoryChange, PendingReply, QueueStart, ReplyDisposition, Request, Server,
+    Violation,
 };
 
 use super::device::{InflightMemory, VhostBlockDevice, create_inflight};
@@ -64,7 +65,7 @@ pub(super) struct ClientSession {
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
     pub(super) mailbox: Arc<QueueMailbox>,
-    pub(super) start: Start<ReceivedFile>,
+    pub(super) start: QueueStart<ReceivedFile>,
 }
 
 /// Message whose reply waits until virtqueues have stopped.
@@ -137,7 +138,7 @@ impl Endpoint {
     pub(super) fn socket_interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
         let ClientState::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
-        let writable = session.server.outgoing().is_some();
+        let writable = session.server.next_outgoing().is_some();
         let interest = Interest { readable, writable };
         (readable || writable).then(|| (session.connection.as_fd(), interest))
     }
@@ -240,7 +241,7 @@ impl Endpoint {
             }
             count += 1;
             let request = session.server.next_request().map_err(disconnect_cause)?;
-            if let Some(violation) = session.server.take_refused() {
+            if let Some(violation) = session.server.take_rejection() {
                 self.reporter.report_error(violation.to_string());
             }
             if let Some(request) = request {
@@ -333,7 +334,7 @@ impl Endpoint {
                 self.queue_reply(session, call, set.map_err(Error::environment))?;
             }
             Request::GetInflightFd { call, queues, size } => match create_inflight(queues, size) {
-                Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
+                Ok((area, file)) => session.server.reply_inflight(call, area, Arc::new(file)),
                 Err(why) => self.queue_reply(session, call, Err(why))?,
             },
             Request::SetInflightFd { call, area, file } => {
@@ -352,10 +353,10 @@ impl Endpoint {
         result: Result<(), Error>,
     ) -> Result<(), DisconnectCause> {
         let Err(why) = result else {
-            session.server.done(call);
+            session.server.reply_success(call);
             return Ok(());
         };
-        match session.server.refuse(call) {
+        match session.server.reply_error(call) {
             ReplyDisposition::Reported => self.reporter.report_error(why.to_string()),
             ReplyDisposition::NotReported => return Err(Some(why.to_string())),
         }
@@ -398,7 +399,7 @@ impl Endpoint {
             Some(PendingKind::Stop { call, queue }) => {
                 let virtqueue = session.queues.remove(&queue);
                 let ended = virtqueue.and_then(|virtqueue| virtqueue.mailbox.end_state());
-                session.server.stopped(call, ended.map_or(0, |ended| ended.next));
+                session.server.reply_stopped(call, ended.map_or(0, |ended| ended.next));
             }
             Some(PendingKind::Memory { call, change }) => {
                 let changed = self.device.replace_memory(session, change);
@@ -428,7 +429,7 @@ impl ClientSession {
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
-                let is_amid = self.server.is_mid_message();
+                let is_amid = self.server.has_partial_message();
                 let by = self.message_deadline.unwrap_or(now.after(TIME_LIMIT));
                 self.message_deadline = is_amid.then_some(by);
                 Ok(true)
@@ -438,7 +439,7 @@ impl ClientSession {
 
     fn send(&mut self) -> Result<usize, DisconnectCause> {
         let mut count = 0;
-        while let Some((bytes, file)) = self.server.outgoing() {
+        while let Some((bytes, file)) = self.server.next_outgoing() {
             let files: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
             let sent = self.connection.send_files(bytes, &files);
             let sent = sent.map_err(|error| match error.kind() {
@@ -448,7 +449,7 @@ impl ClientSession {
             if sent == 0 {
                 break;
             }
-            self.server.sent(sent);
+            self.server.record_sent(sent);
             count += 1;
         }
         Ok(count)

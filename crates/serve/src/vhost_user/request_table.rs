@@ -10,9 +10,11 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use tenmil_base::{IoCompletion, Memory, Request, Segment};
-use tenmil_vhost_user::blk::{DiscardSegment, HEADER_BYTES, Header, Kind, STRETCH_BYTES, Status};
+use tenmil_vhost_user::blk::{
+    BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment, HEADER_BYTES, STRETCH_BYTES,
+};
 use tenmil_vhost_user::inflight::InflightLog;
-use tenmil_vhost_user::{Chain, GuestMemory, Ring, RingError};
+use tenmil_vhost_user::{DescriptorChain, GuestMemory, Vring, VringError};
 
 use super::disk::{DiskRequest, VirtioDisk, virtio_status};
 
@@ -22,13 +24,13 @@ pub(super) struct RequestTable<M> {
     memory: M,
     disk: VirtioDisk,
     features: u64,
-    ring: Ring<M>,
+    ring: Vring<M>,
     record: Option<InflightLog<M>>,
     /// Heads that an earlier process had in flight, oldest first.
     again: VecDeque<u16>,
     /// Outstanding requests by head.
     slots: Box<[Option<RequestSlot>]>,
-    chain: Chain,
+    chain: DescriptorChain,
     /// Requests to submit, and their segment table.
     requests: Vec<Request>,
     segments: Vec<Segment>,
@@ -53,7 +55,7 @@ pub(super) struct QueueParts<M> {
     pub(super) memory: M,
     pub(super) disk: VirtioDisk,
     pub(super) features: u64,
-    pub(super) ring: Ring<M>,
+    pub(super) ring: Vring<M>,
     pub(super) size: u16,
     /// Inflight record, and the heads that were in flight.
     pub(super) record: Option<(InflightLog<M>, Vec<u16>)>,
@@ -63,7 +65,7 @@ pub(super) struct QueueParts<M> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueFault {
     /// The driver violated the ring's rules.
-    Ring(RingError),
+    Ring(VringError),
     /// The I/O channel completed a request that was not submitted.
     Unasked(u64),
 }
@@ -77,12 +79,12 @@ impl<M: Memory + Clone> RequestTable<M> {
     /// # Errors
     ///
     /// If their record is invalid.
-    pub(super) fn new(parts: QueueParts<M>) -> Result<Self, RingError> {
+    pub(super) fn new(parts: QueueParts<M>) -> Result<Self, VringError> {
         let QueueParts { memory, disk, features, ring, size, record } = parts;
         let (record, again) = record.unzip();
         let again: VecDeque<u16> = again.unwrap_or_default().into();
         if let Some(found) = again.iter().copied().find(|head| *head >= size) {
-            return Err(RingError::Descriptor { found, size });
+            return Err(VringError::Descriptor { found, size });
         }
         Ok(Self {
             memory,
@@ -92,7 +94,7 @@ impl<M: Memory + Clone> RequestTable<M> {
             record,
             again,
             slots: vec![None; usize::from(size)].into(),
-            chain: Chain::default(),
+            chain: DescriptorChain::default(),
             requests: Vec::with_capacity(BATCH),
             segments: Vec::with_capacity(BATCH),
             in_flight: 0,
@@ -121,7 +123,7 @@ impl<M: Memory + Clone> RequestTable<M> {
             let head = match self.again.pop_front() {
                 Some(head) => head,
                 None if !wants_new => return Ok(count),
-                None => match self.ring.take()? {
+                None => match self.ring.take_head()? {
                     None => return Ok(count),
                     Some(head) => {
                         self.mark_in_flight(head)?;
@@ -135,12 +137,12 @@ impl<M: Memory + Clone> RequestTable<M> {
     }
 
     #[inline]
-    fn mark_in_flight(&mut self, head: u16) -> Result<(), RingError> {
+    fn mark_in_flight(&mut self, head: u16) -> Result<(), VringError> {
         if self.slots[usize::from(head)].is_some() {
-            return Err(RingError::DuplicateHead { head });
+            return Err(VringError::DuplicateHead { head });
         }
         match &mut self.record {
-            Some(record) => record.begin(head),
+            Some(record) => record.mark_in_flight(head),
             None => Ok(()),
         }
     }
@@ -148,38 +150,38 @@ impl<M: Memory + Clone> RequestTable<M> {
     /// Turns a chain into a request, or completes it at once.
     #[inline]
     fn start_chain(&mut self, head: u16, space: &GuestMemory) -> Result<(), QueueFault> {
-        self.ring.follow(head, space, &mut self.chain)?;
-        let Chain { readable_bytes: readable, writable_bytes: writable, .. } = self.chain;
+        self.ring.resolve_chain(head, space, &mut self.chain)?;
+        let DescriptorChain { readable_bytes: readable, writable_bytes: writable, .. } = self.chain;
         if readable < HEADER_BYTES.into() || writable == 0 {
-            return Err(RingError::Short { head, readable, writable }.into());
+            return Err(VringError::Short { head, readable, writable }.into());
         }
-        // The status is the last writable byte, whatever the descriptors (VIRTIO 1.2 §5.2.6, §2.7.4).
-        let Some(status) = self.chain.writable.last_mut().and_then(split_last_byte) else {
-            return Err(RingError::Short { head, readable, writable }.into());
+        // The status is the last writable byte, whatever the descriptors (VIRTIO 1.2 §5.2.6, §2.7.4).        let Some(status) = self.chain.writable.last_mut().and_then(split_last_byte) else {
+            return Err(VringError::Short { head, readable, writable }.into());
         };
         let mut bytes = [0; HEADER_BYTES as usize];
         gather_bytes(&self.memory, &self.chain.readable, 0, &mut bytes)?;
-        let header = Header::read(bytes);
+        let header = BlkRequestHeader::read(bytes);
         let first = self.segments.len();
         let asked = match header.kind {
-            Kind::Read => {
+            BlkRequestType::Read => {
                 let data = self.chain.writable.iter().filter(|piece| piece.len_bytes > 0);
                 self.segments.extend(data);
                 let count = self.segments.len() - first;
                 self.disk.validate_transfer(header, writable - 1, count, self.features).map(Some)
             }
-            Kind::Write => {
+            BlkRequestType::Write => {
                 append_segments_after(&self.chain.readable, HEADER_BYTES, &mut self.segments);
                 let (count, len_bytes) =
                     (self.segments.len() - first, readable - u64::from(HEADER_BYTES));
                 self.disk.validate_transfer(header, len_bytes, count, self.features).map(Some)
             }
-            Kind::Flush => Ok(self.disk.validate_flush()),
-            Kind::Discard | Kind::WriteZeroes => {
+            BlkRequestType::Flush => Ok(self.disk.validate_flush()),
+            BlkRequestType::Discard | BlkRequestType::WriteZeroes => { {
                 self.parse_discard(header.kind, readable)?.map(Some)
             }
-            Kind::GetId => return self.complete_get_id(head, status),
-            Kind::Other(_) => Err(Status::UNSUPPORTED),
+            }
+            BlkRequestType::GetId => return self.complete_get_id(head, status),
+            BlkRequestType::Other(_) => Err(BlkStatus::UNSUPPORTED),
         };
         match asked {
             Ok(Some(ask)) => {
@@ -190,7 +192,7 @@ impl<M: Memory + Clone> RequestTable<M> {
                 self.start_request(head, ask, first);
                 Ok(())
             }
-            Ok(None) => self.complete_chain(head, status, Status::OK, 0),
+            Ok(None) => self.complete_chain(head, status, BlkStatus::OK, 0),
             Err(why) => {
                 self.segments.truncate(first);
                 self.complete_chain(head, status, why, 0)
@@ -203,7 +205,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         let DiskRequest { operation, flags, lba, blocks } = ask;
         let count = self.segments.len() - first;
         self.requests.push(Request {
-            token: head.into(),
+            random_token: head.into(),
             lba,
             operand: 0,
             segment_first: u32::try_from(first).unwrap_or(u32::MAX),
@@ -219,11 +221,11 @@ impl<M: Memory + Clone> RequestTable<M> {
     /// announces.
     fn parse_discard(
         &self,
-        kind: Kind,
+        kind: BlkRequestType,
         readable: u64,
-    ) -> Result<Result<DiskRequest, Status>, QueueFault> {
+    ) -> Result<Result<DiskRequest, BlkStatus>, QueueFault> {
         if readable != u64::from(HEADER_BYTES + STRETCH_BYTES) {
-            return Ok(Err(Status::UNSUPPORTED));
+            return Ok(Err(BlkStatus::UNSUPPORTED));
         }
         let mut bytes = [0; STRETCH_BYTES as usize];
         gather_bytes(&self.memory, &self.chain.readable, HEADER_BYTES, &mut bytes)?;
@@ -238,11 +240,11 @@ impl<M: Memory + Clone> RequestTable<M> {
             let count = rest.len().min(piece.len_bytes as usize);
             let len_bytes = u32::try_from(count).unwrap_or(0);
             let place = Segment { len_bytes, ..*piece };
-            self.memory.store(place, &rest[..count]).map_err(|_| RingError::Unmapped)?;
+            self.memory.store(place, &rest[..count]).map_err(|_| VringError::Unmapped)?;
             written += count;
         }
         let written = u32::try_from(written).unwrap_or(0);
-        self.complete_chain(head, status, Status::OK, written)
+        self.complete_chain(head, status, BlkStatus::OK, written)
     }
 
     /// Handles a completion. It is dropped if the queue has failed (`is_over`).
@@ -263,7 +265,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         }
         let RequestSlot { status: place, written } = slot;
         let status = virtio_status(completion.status);
-        let written = if status == Status::OK { written } else { 0 };
+        let written = if status == BlkStatus::OK { written } else { 0 };
         self.complete_chain(head, place, status, written)
     }
 
@@ -273,13 +275,13 @@ impl<M: Memory + Clone> RequestTable<M> {
         &mut self,
         head: u16,
         place: Segment,
-        status: Status,
+        status: BlkStatus,
         written: u32,
     ) -> Result<(), QueueFault> {
-        self.memory.store(place, &[status.0]).map_err(|_| RingError::Unmapped)?;
-        self.ring.push(head, written + 1)?;
+        self.memory.store(place, &[status.0]).map_err(|_| VringError::Unmapped)?;
+        self.ring.write_used(head, written + 1)?;
         if let Some(record) = &mut self.record {
-            record.push(head)?;
+            record.add_to_batch(head)?;
         }
         self.is_unpublished = true;
         Ok(())
@@ -292,11 +294,11 @@ impl<M: Memory + Clone> RequestTable<M> {
             return Ok(false);
         }
         self.is_unpublished = false;
-        self.ring.publish()?;
+        self.ring.publish_used_index()?;
         if let Some(record) = &mut self.record {
-            record.publish(self.ring.used())?;
+            record.publish_batch(self.ring.used())?;
         }
-        Ok(self.ring.wants_call()?)
+        Ok(self.ring.needs_interrupt()?)
     }
 
     /// Enables kicks. Returns true if a chain is available already.
@@ -372,7 +374,7 @@ fn gather_bytes<M: Memory>(
     pieces: &[Segment],
     skip: u32,
     into: &mut [u8],
-) -> Result<(), RingError> {
+) -> Result<(), VringError> {
     let (mut skip, mut rest) = (skip, into);
     for piece in pieces {
         let here = skip.min(piece.len_bytes);
@@ -382,16 +384,16 @@ fn gather_bytes<M: Memory>(
         if count == 0 {
             continue;
         }
-        let place = piece.slice(here, count).ok_or(RingError::Unmapped)?;
+        let place = piece.slice(here, count).ok_or(VringError::Unmapped)?;
         let (first, others) = rest.split_at_mut(count as usize);
-        memory.load(place, first).map_err(|_| RingError::Unmapped)?;
+        memory.load(place, first).map_err(|_| VringError::Unmapped)?;
         rest = others;
     }
-    if rest.is_empty() { Ok(()) } else { Err(RingError::Unmapped) }
+    if rest.is_empty() { Ok(()) } else { Err(VringError::Unmapped) }
 }
 
-impl From<RingError> for QueueFault {
-    fn from(broken: RingError) -> Self {
+impl From<VringError> for QueueFault {
+    fn from(broken: VringError) -> Self {
         Self::Ring(broken)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use tenmil_base::BlockDevice;
 use tenmil_base::Error;
-use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
+use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::RegionTable;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
@@ -66,7 +66,7 @@ pub fn adapt_device(
     regions: &RegionTable,
 ) -> Result<Arc<dyn BlockDevice>, Error> {
     let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
-    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptOptions::default())?))
+    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptationOptions::default())?))
 }
 
 /// Device id string for a URI: the same for every server of that URI.

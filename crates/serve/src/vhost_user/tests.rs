@@ -10,7 +10,7 @@ mod test_front_end;
 mod virtio_driver;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet};
-use tenmil_vhost_user::blk::{DiscardSegment, Header, Kind, Status};
+use tenmil_vhost_user::blk::{BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment};
 use tenmil_vhost_user::features::device;
 
 use super::device_id_of_uri;
@@ -27,7 +27,7 @@ fn device_limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&[
+        operations: OperationSet::from_operations(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,
@@ -51,7 +51,7 @@ fn features_match_the_device() {
     let stable = test_disk(Limits { durability: Durability::Persistent, ..device_limits() });
     assert_eq!(all & !stable.features(), device::FLUSH);
     assert_eq!(stable.validate_flush(), None);
-    let few = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
+    let few = OperationSet::from_operations(&[Operation::Read, Operation::Write, Operation::Flush]);
     let few = test_disk(Limits { operations: few, ..device_limits() });
     assert_eq!(all & !few.features(), device::DISCARD | device::WRITE_ZEROES);
     let config = few.config_space(3);
@@ -88,12 +88,12 @@ fn transfer_is_validated_against_the_disk() {
     use tenmil_base::RequestFlags;
     let disk = test_disk(device_limits());
     let of = |kind, sector, len_bytes| {
-        disk.validate_transfer(Header { kind, sector }, len_bytes, 1, device::FLUSH)
+        disk.validate_transfer(BlkRequestHeader { kind, sector }, len_bytes, 1, device::FLUSH)
     };
     let ask =
         |operation, lba, blocks| DiskRequest { operation, flags: RequestFlags::NONE, lba, blocks };
-    assert_eq!(of(Kind::Read, 8, 8192), Ok(ask(Operation::Read, 1, 2)));
-    assert_eq!(of(Kind::Write, 8184, 4096), Ok(ask(Operation::Write, 1023, 1)));
+    assert_eq!(of(BlkRequestType::Read, 8, 8192), Ok(ask(Operation::Read, 1, 2)));
+    assert_eq!(of(BlkRequestType::Write, 8184, 4096), Ok(ask(Operation::Write, 1023, 1)));
     for (sector, len_bytes) in [
         (0, 0),
         (0, 512),
@@ -105,17 +105,22 @@ fn transfer_is_validated_against_the_disk() {
         (u64::MAX - 7, 4096),
         (0, 64 << 20),
     ] {
-        assert_eq!(of(Kind::Read, sector, len_bytes), Err(Status::ERROR), "{sector} {len_bytes}");
+        assert_eq!(
+            of(BlkRequestType::Read, sector, len_bytes),
+            Err(BlkStatus::ERROR),
+            "{sector} {len_bytes}"
+        );
     }
-    let many = disk.validate_transfer(Header { kind: Kind::Read, sector: 0 }, 4096, 513, 0);
-    assert_eq!(many, Err(Status::ERROR));
+    let many = disk.validate_transfer(BlkRequestHeader { kind: BlkRequestType::Read, sector: 0 }, 4096, 513, 0);
+    assert_eq!(many, Err(BlkStatus::ERROR));
     // Without a negotiated flush, a completed write is durable.
-    let forced =
-        disk.validate_transfer(Header { kind: Kind::Write, sector: 0 }, 4096, 1, 0).unwrap();
+    let forced = disk
+        .validate_transfer(BlkRequestHeader { kind: BlkRequestType::Write, sector: 0 }, 4096, 1, 0)
+        .unwrap();
     assert_eq!(forced.flags, RequestFlags::FUA);
     let read_only = VirtioDisk::new(device_limits(), true, device_id_of_uri("x")).unwrap();
-    let write = Header { kind: Kind::Write, sector: 0 };
-    assert_eq!(read_only.validate_transfer(write, 4096, 1, 0), Err(Status::ERROR));
+    let write = BlkRequestHeader { kind: BlkRequestType::Write, sector: 0 };
+    assert_eq!(read_only.validate_transfer(write, 4096, 1, 0), Err(BlkStatus::ERROR));
 }
 
 #[test]
@@ -126,22 +131,28 @@ fn discard_and_write_zeroes_are_validated_against_the_disk() {
         disk.validate_discard(kind, DiscardSegment { sector, sectors, flags })
     };
     let ask = |operation, flags| Ok(DiskRequest { operation, flags, lba: 2, blocks: 3 });
-    assert_eq!(of(Kind::Discard, 16, 24, 0), ask(Operation::Deallocate, RequestFlags::NONE));
-    assert_eq!(of(Kind::WriteZeroes, 16, 24, 0), ask(Operation::WriteZeroes, RequestFlags::NONE));
     assert_eq!(
-        of(Kind::WriteZeroes, 16, 24, 1),
+        of(BlkRequestType::Discard, 16, 24, 0),
+        ask(Operation::Deallocate, RequestFlags::NONE)
+    );
+    assert_eq!(
+        of(BlkRequestType::WriteZeroes, 16, 24, 0),
+        ask(Operation::WriteZeroes, RequestFlags::NONE)
+    );
+    assert_eq!(
+        of(BlkRequestType::WriteZeroes, 16, 24, 1),
         ask(Operation::WriteZeroes, RequestFlags::DEALLOCATE)
     );
-    assert_eq!(of(Kind::Discard, 16, 24, 1), Err(Status::UNSUPPORTED));
-    assert_eq!(of(Kind::WriteZeroes, 16, 24, 2), Err(Status::UNSUPPORTED));
-    assert_eq!(of(Kind::Discard, 16, 25, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 16, 0, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 8184, 16, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 0, (64 << 11) + 8, 0), Err(Status::ERROR));
-    let none = OperationSet::of(&[Operation::Read, Operation::Write]);
+    assert_eq!(of(BlkRequestType::Discard, 16, 24, 1), Err(BlkStatus::UNSUPPORTED));
+    assert_eq!(of(BlkRequestType::WriteZeroes, 16, 24, 2), Err(BlkStatus::UNSUPPORTED));
+    assert_eq!(of(BlkRequestType::Discard, 16, 25, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 16, 0, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 8184, 16, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 0, (64 << 11) + 8, 0), Err(BlkStatus::ERROR));
+    let none = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
     let none = test_disk(Limits { operations: none, ..device_limits() });
     let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
-    assert_eq!(none.validate_discard(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
+    assert_eq!(none.validate_discard(BlkRequestType::Discard, stretch), Err(BlkStatus::UNSUPPORTED));
 }
 
 #[test]
@@ -149,9 +160,8 @@ fn device_id_is_twenty_bytes_and_stable_for_a_uri() {
     assert_eq!(device_id_of_uri("file:/a"), device_id_of_uri("file:/a"));
     assert_ne!(device_id_of_uri("file:/a"), device_id_of_uri("file:/b"));
     assert!(
-        device_id_of_uri("x").starts_with(b"tenmil")
-            && device_id_of_uri("x").iter().all(u8::is_ascii_alphanumeric)
+        device_id_of_uri("x").starts_with(b"tenmil") && device_id_of_uri("x").iter().all(u8::is_ascii_alphanumeric)
     );
-    assert_eq!(virtio_status(tenmil_base::IoStatus::INVALID_OPCODE), Status::UNSUPPORTED);
-    assert_eq!(virtio_status(tenmil_base::IoStatus::WRITE_FAULT), Status::ERROR);
+    assert_eq!(virtio_status(tenmil_base::IoStatus::INVALID_OPCODE), BlkStatus::UNSUPPORTED);
+    assert_eq!(virtio_status(tenmil_base::IoStatus::WRITE_FAULT), BlkStatus::ERROR);
 }

@@ -210,7 +210,7 @@ impl Stream for SimStream {
             || (released < self.taken && is_told)
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         match self.sends {
             LinkSide::Upstream => "the second end".to_owned(),
             LinkSide::Downstream => "the first end".to_owned(),

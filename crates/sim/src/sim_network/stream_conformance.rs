@@ -139,7 +139,7 @@ fn receive_before_send_returns_nothing(mut pair: StreamPair) {
     assert_eq!(pair.one.send(b"", &[], false), Ok(0));
     assert!(!pair.one.arm(true, false), "there is nothing to stay awake for");
     pair.one.disarm();
-    assert!(!pair.one.peer().is_empty());
+    assert!(!pair.one.peer_description().is_empty());
     assert_eq!(pair.one.receive(), RecvResult::WouldBlock);
 }
 
@@ -524,7 +524,7 @@ impl Stream for DroppedStream {
         false
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         String::new()
     }
 }

@@ -68,7 +68,7 @@ impl ManualDevice {
                 let is_mine = bytes.iter().all(|byte| *byte == pattern);
                 assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
             }
-            let Request { token, .. } = request;
+            let Request { random_token: token, .. } = request;
             inner.done.push(IoCompletion { token, status: inner.status, result: 0 });
         });
     }
@@ -249,7 +249,7 @@ fn device_limits(depth_max: u32) -> Limits {
         atomic_write_blocks: 1,
         depth_max,
         durability: Durability::NonPersistent,
-        operations: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::from_operations(&Operation::ALL),
     }
 }
 

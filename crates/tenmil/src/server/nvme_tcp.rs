@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Error};
-use tenmil_block::{BdevDescriptor, Event};
+use tenmil_block::{BdevDescriptor, BdevEvent};
 use tenmil_devices::tcp::discovery_name;
 use tenmil_linux::socket::SocketOptions;
 use tenmil_nvme_controller::controller::{
@@ -118,7 +118,7 @@ fn new_subsystem(
     for (nsid, claim) in (1..).zip(claims) {
         let name = claim.open.device.name().to_owned();
         // Another server may share the device, and events have to reach the hosts of both.
-        let descriptor = Arc::new(claim.descriptor.share()?);
+        let descriptor = Arc::new(claim.descriptor.share_claim()?);
         let cache =
             tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
         let config = NamespaceConfig {
@@ -131,7 +131,7 @@ fn new_subsystem(
         };
         subsystem
             .add_namespace(config)
-            .map_err(|why| why.during(format_args!("namespace {nsid}, {name}")))?;
+            .map_err(|why| why.with_context(format_args!("namespace {nsid}, {name}")))?;
         served.push(ServedNamespace { nsid, name, descriptor });
     }
     Ok((subsystem, served))
@@ -140,9 +140,9 @@ fn new_subsystem(
 /// Checks names, and that hosts of other machines are allowed if they can reach the address.
 fn check_export(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
     let refuse = |name: &str, why: &dyn std::fmt::Display| Error::usage(format!("`{name}`: {why}"));
-    nqn::check(&asked.nqn).map_err(|why| refuse(&asked.nqn, &why))?;
+    nqn::check_nqn(&asked.nqn).map_err(|why| refuse(&asked.nqn, &why))?;
     for host in &asked.hosts {
-        nqn::check_host(host).map_err(|why| refuse(host, &why))?;
+        nqn::check_host_nqn(host).map_err(|why| refuse(host, &why))?;
     }
     if asked.namespaces.is_empty() {
         let text = "there is no namespace, expected at least one";
@@ -191,16 +191,16 @@ impl ServedNamespace {
     fn handle_events(&self, subsystem: &Subsystem) {
         while let Some(event) = self.descriptor.next_event() {
             match event {
-                Event::Resized { .. } | Event::Overflowed { .. } => {
+                BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
                     subsystem.update_size(self.nsid)
                 }
-                Event::Removed => {
+                BdevEvent::Removed => {
                     subsystem.remove_namespace(self.nsid);
                 }
-                Event::MediumError { lba, blocks } => {
+                BdevEvent::MediumError { lba, blocks } => {
                     tracing::warn!("{} has lost {blocks} blocks from {lba} on", self.name);
                 }
-                Event::MediumChanged => {}
+                BdevEvent::MediumChanged => {}
             }
         }
     }

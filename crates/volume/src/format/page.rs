@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use super::{
-    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, OwnerRecord,
+    BLOCK_BYTES, Block, BlockKind, Header, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, OwnerRecord,
     ParentBody, RECORDS_MAX, Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
-use crate::devices::{DataArea, Devices, TABLE_BYTES};
+use crate::device_table::{DataArea, DeviceTable, TABLE_BYTES};
 use crate::error::{Corruption, CorruptionKind};
-use crate::layout::Layout;
+use crate::on_disk_layout::Layout;
 
 /// Decoded metadata block, whose header has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     /// Kind.
-    pub kind: Kind,
+    pub kind: BlockKind,
     /// Generation of the transaction that wrote it.
     pub generation: u64,
     /// Volume for which it was written; zero if it belongs to the pool.
@@ -27,7 +27,7 @@ pub struct Page {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PageBody {
     /// Superblock, with the device table and the owner record.
-    Superblock(Superblock, Arc<Devices>, OwnerRecord),
+    Superblock(Superblock, Arc<DeviceTable>, OwnerRecord),
     /// Volume.
     Volume(VolumeBody),
     /// Parent of a volume.
@@ -70,17 +70,17 @@ impl Page {
     }
 
     /// Whether the blocks in its records are within the data area of a pool.
-    pub(crate) fn stays_in(&self, room: &DataArea) -> bool {
+    pub(crate) fn is_within(&self, room: &DataArea) -> bool {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
-                Kind::Map if is_leaf && record.is_hole() => return true,
-                Kind::Map if is_leaf => record.place(),
-                Kind::SpaceMap if is_leaf => record.key,
+                BlockKind::Map if is_leaf && record.is_hole() => return true,
+                BlockKind::Map if is_leaf => record.first_address(),
+                BlockKind::SpaceMap if is_leaf => record.key,
                 // The address of a child is checked when the child is read.
                 _ => return true,
             };
-            room.holds(first, record.extra)
+            room.contains_range(first, record.extra)
         })
     }
 
@@ -93,7 +93,7 @@ impl Page {
                 superblock.encode(body);
                 let behind = &mut body[Superblock::BYTES..];
                 devices.encode(behind);
-                if let Some(at) = owner_at(devices) {
+                if let Some(at) = owner_record_offset(devices) {
                     owner.encode(&mut behind[at..]);
                 }
             }
@@ -118,7 +118,7 @@ impl Page {
             reserved: 0,
         };
         header.encode(&mut bytes[..]);
-        let checksum = checksum(&bytes);
+        let checksum = page_checksum(&bytes);
         Header { checksum, ..header }.encode(&mut bytes[..]);
         bytes
     }
@@ -137,32 +137,33 @@ impl Page {
         }
         Self::decode_body(bytes, &header).map_err(|flaw| Corruption {
             address,
-            kind: Kind::from_code(header.kind),
+            kind: BlockKind::from_code(header.kind),
             owner: header.owner,
             flaw,
         })
     }
 
     fn decode_body(bytes: &Block, header: &Header) -> Result<Self, CorruptionKind> {
-        let kind = Kind::from_code(header.kind).ok_or(CorruptionKind::Contents)?;
+        let kind = BlockKind::from_code(header.kind).ok_or(CorruptionKind::Contents)?;
         let bytes = &bytes[Header::BYTES..];
         let body = match kind {
-            Kind::Superblock => {
+            BlockKind::Superblock => {
                 let superblock = Superblock::decode(bytes);
                 superblock.check()?;
-                let devices = Devices::decode(&superblock, &bytes[Superblock::BYTES..])?;
+                let devices = DeviceTable::decode(&superblock, &bytes[Superblock::BYTES..])?;
                 let behind = &bytes[Superblock::BYTES..];
-                let owner = owner_at(&devices).map(|at| OwnerRecord::decode(&behind[at..]));
+                let owner =
+                    owner_record_offset(&devices).map(|at| OwnerRecord::decode(&behind[at..]));
                 let owner = owner.unwrap_or(OwnerRecord::NONE);
                 PageBody::Superblock(superblock, Arc::new(devices), owner)
             }
-            Kind::Volume => PageBody::Volume(VolumeBody::decode(bytes)),
-            Kind::Parent => PageBody::Parent(Box::new(ParentBody::decode(bytes))),
-            Kind::Label => PageBody::Label(Box::new(LabelBody::decode(bytes))),
+            BlockKind::Volume => PageBody::Volume(VolumeBody::decode(bytes)),
+            BlockKind::Parent => PageBody::Parent(Box::new(ParentBody::decode(bytes))),
+            BlockKind::Label => PageBody::Label(Box::new(LabelBody::decode(bytes))),
             _ => decode_node(bytes, header, kind)?,
         };
         match &body {
-            PageBody::Volume(volume) => volume.check()?,
+            PageBody::Volume(volume) => volume.validate()?,
             PageBody::Parent(parent) => parent.check()?,
             PageBody::Label(label) => label.check()?,
             PageBody::Superblock(..) | PageBody::Node { .. } => {}
@@ -179,7 +180,7 @@ impl Page {
 pub fn decode_superblock(
     bytes: &Block,
     address: u64,
-) -> Result<(u128, u64, Superblock, Arc<Devices>), CorruptionKind> {
+) -> Result<(u128, u64, Superblock, Arc<DeviceTable>), CorruptionKind> {
     let header = check_header(bytes, address)?;
     if header.generation >= SUPERBLOCK_MAX {
         return Err(CorruptionKind::Contents);
@@ -203,14 +204,14 @@ pub fn decode_owner(bytes: &Block) -> OwnerRecord {
 
 /// Offset of the owner record after the superblock: at the end of the block, if the device table leaves
 /// space.
-fn owner_at(devices: &Devices) -> Option<usize> {
+fn owner_record_offset(devices: &DeviceTable) -> Option<usize> {
     let at = TABLE_BYTES - OwnerRecord::BYTES;
     (devices.table_bytes() <= at).then_some(at)
 }
 
 fn check_header(bytes: &Block, address: u64) -> Result<Header, CorruptionKind> {
     let header = Header::decode(bytes);
-    let expected = checksum(bytes);
+    let expected = page_checksum(bytes);
     if header.magic != MAGIC {
         Err(CorruptionKind::Magic)
     } else if header.checksum != expected {
@@ -224,7 +225,7 @@ fn check_header(bytes: &Block, address: u64) -> Result<Header, CorruptionKind> {
     }
 }
 
-fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<PageBody, CorruptionKind> {
+fn decode_node(bytes: &[u8], header: &Header, kind: BlockKind) -> Result<PageBody, CorruptionKind> {
     let (count, level) = (usize::from(header.count), header.level);
     if count == 0 || count > RECORDS_MAX || level > LEVEL_MAX {
         return Err(CorruptionKind::Contents);
@@ -233,7 +234,7 @@ fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<PageBody, Co
     let records: Vec<Record> = lines.take(count).map(Record::decode).collect();
     let last = records.iter().try_fold(0, |end, record| {
         let (next, whole) = match level {
-            0 => (kind.end(record)?, kind.holds(record)),
+            0 => (kind.end_key(record)?, kind.is_within_limits(record)),
             _ => (record.key.checked_add(1)?, !record.child().is_none()),
         };
         (record.key >= end && whole).then_some(next)
@@ -242,13 +243,13 @@ fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<PageBody, Co
 }
 
 /// Sets pool, address and checksum in a block's header.
-pub(crate) fn reseal(bytes: &mut Block, store: u128, address: u64) {
+pub(crate) fn update_checksum(bytes: &mut Block, store: u128, address: u64) {
     let header = Header { magic: MAGIC, store, address, ..Header::decode(&bytes[..]) };
     header.encode(&mut bytes[..]);
-    let checksum = checksum(bytes);
+    let checksum = page_checksum(bytes);
     Header { checksum, ..header }.encode(&mut bytes[..]);
 }
 
-fn checksum(bytes: &Block) -> u32 {
+fn page_checksum(bytes: &Block) -> u32 {
     crc_fast::crc32_iscsi(&bytes[size_of::<u32>()..])
 }

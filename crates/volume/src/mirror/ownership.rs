@@ -1,11 +1,11 @@
 //! Ownership of a mirror, as its superblocks record it.
 
-use crate::Owner;
+use crate::PoolOwner;
 use crate::format::OwnerRecord;
 
 /// The owner of a mirror that is open for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ownership {
+pub struct MirrorOwnership {
     /// Drawn at open; zero means no owner.
     pub id: u128,
     /// Number of claims of the mirror.
@@ -14,12 +14,12 @@ pub struct Ownership {
     pub record: OwnerRecord,
 }
 
-impl Ownership {
+impl MirrorOwnership {
     /// No owner.
     pub const NONE: Self = Self { id: 0, epoch: 0, record: OwnerRecord::NONE };
 
     /// The owner, if any.
-    pub fn owner(&self) -> Option<Owner> {
-        (self.id != 0).then_some(Owner { id: self.id, record: self.record })
+    pub fn owner(&self) -> Option<PoolOwner> {
+        (self.id != 0).then_some(PoolOwner { id: self.id, record: self.record })
     }
 }

@@ -32,14 +32,14 @@ impl RegionBitmap {
 
     /// Whether `bit` is in the set.
     pub fn has(&self, bit: u64) -> bool {
-        self.words.get(word_of(bit)).is_some_and(|word| word & mask_of(bit) != 0)
+        self.words.get(word_index(bit)).is_some_and(|word| word & bit_mask(bit) != 0)
     }
 
     /// Inserts `bit`. Returns true if it was not in the set.
     pub fn set(&mut self, bit: u64) -> bool {
         let is_new = !self.has(bit);
-        if let Some(word) = self.words.get_mut(word_of(bit)) {
-            *word |= mask_of(bit);
+        if let Some(word) = self.words.get_mut(word_index(bit)) {
+            *word |= bit_mask(bit);
         }
         is_new
     }
@@ -47,8 +47,8 @@ impl RegionBitmap {
     /// Removes `bit`. Returns true if it was in the set.
     pub fn clear(&mut self, bit: u64) -> bool {
         let was = self.has(bit);
-        if let Some(word) = self.words.get_mut(word_of(bit)) {
-            *word &= !mask_of(bit);
+        if let Some(word) = self.words.get_mut(word_index(bit)) {
+            *word &= !bit_mask(bit);
         }
         was
     }
@@ -78,7 +78,7 @@ impl RegionBitmap {
     }
 
     /// Removes what is not in `other` (intersection).
-    pub fn keep(&mut self, other: &Self) {
+    pub fn intersect(&mut self, other: &Self) {
         for (word, more) in self.words.iter_mut().zip(&other.words) {
             *word &= more;
         }
@@ -112,11 +112,11 @@ impl RegionBitmap {
     }
 }
 
-fn word_of(bit: u64) -> usize {
+fn word_index(bit: u64) -> usize {
     usize::try_from(bit / 64).unwrap_or(usize::MAX)
 }
 
-const fn mask_of(bit: u64) -> u64 {
+const fn bit_mask(bit: u64) -> u64 {
     1 << (bit % 64)
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::RegionBitmap;
 
     #[test]
-    fn bits_are_what_a_plain_set_would_be() {
+    fn region_bitmap_equals_a_set() {
         let mut random = Random::new(3);
         let (mut bits, mut set) = (RegionBitmap::new(150), BTreeSet::new());
         for _ in 0..2_000 {
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(full.count(), 150 - set.len() as u64);
         full.add(&bits);
         assert_eq!((full.count(), full.is_empty()), (150, false));
-        full.keep(&bits);
+        full.intersect(&bits);
         assert_eq!(full, bits);
         full.clear_all();
         assert!(full.is_empty());

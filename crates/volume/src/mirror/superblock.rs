@@ -18,14 +18,14 @@
 
 use crc_fast::{CrcAlgorithm, checksum};
 
-use super::ownership::Ownership;
+use super::ownership::MirrorOwnership;
 use super::region_bitmap::RegionBitmap;
 use crate::Layout as _;
 use crate::format::OwnerRecord;
 
 /// A decoded superblock copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Superblock {
+pub struct MirrorSuperblock {
     /// UUID of the mirror, drawn at creation.
     pub uuid: u128,
     /// Sequence number: how often this leg's superblock has been written.
@@ -47,14 +47,14 @@ pub struct Superblock {
     /// Known generation of each leg's superblock.
     pub known: [u64; LEGS_MAX],
     /// Owner that has the mirror open for writing.
-    pub owner: Ownership,
+    pub owner: MirrorOwnership,
     /// Regions in which legs may differ.
     pub dirty: RegionBitmap,
 }
 
 /// Fields common to the superblocks of all legs.
 #[derive(Clone, Copy, Debug)]
-pub struct CommonFields<'a> {
+pub struct MirrorCommonFields<'a> {
     /// UUID of the mirror.
     pub uuid: u128,
     /// Generation of the state.
@@ -72,7 +72,7 @@ pub struct CommonFields<'a> {
     /// Of each leg, the last generation that is known to be on it.
     pub known: [u64; LEGS_MAX],
     /// The owner.
-    pub owner: Ownership,
+    pub owner: MirrorOwnership,
     /// Regions that may differ between the legs.
     pub dirty: &'a RegionBitmap,
 }
@@ -130,13 +130,13 @@ const _: () = assert!(OWNER_AT == KNOWN_AT + 8 * LEGS_MAX, "as drawn");
 const _: () = assert!(RECORD_AT + OwnerRecord::BYTES == 304, "as drawn");
 const _: () = assert!(COPIES_AT[1] >= 65_536, "a copy may fill the largest block");
 
-impl CommonFields<'_> {
+impl MirrorCommonFields<'_> {
     /// The superblock of one leg.
-    pub fn on(self, leg: u8, sequence: u64) -> Superblock {
+    pub fn superblock_of_leg(self, leg: u8, sequence: u64) -> MirrorSuperblock {
         let Self { uuid, generation, legs, geometry, in_sync, gone, fresh, known, owner, dirty } =
             self;
         let (fresh, dirty) = (fresh & !in_sync, dirty.clone());
-        Superblock {
+        MirrorSuperblock {
             uuid,
             sequence,
             generation,
@@ -155,7 +155,7 @@ impl CommonFields<'_> {
 
 impl MirrorGeometry {
     /// Geometry of a mirror over legs of so many blocks; `None` if they are too small.
-    pub fn over(block_size: u32, leg_blocks: u64) -> Option<Self> {
+    pub fn for_legs(block_size: u32, leg_blocks: u64) -> Option<Self> {
         let block = u64::from(block_size);
         let first = FIRST_BYTES / block;
         let block_count = leg_blocks.checked_sub(first).filter(|count| *count > 0)?;
@@ -209,9 +209,9 @@ impl MirrorGeometry {
     }
 }
 
-impl Superblock {
+impl MirrorSuperblock {
     /// Index of its copy.
-    pub const fn copy(&self) -> usize {
+    pub const fn copy_index(&self) -> usize {
         (self.sequence % 2) as usize
     }
 
@@ -244,7 +244,7 @@ impl Superblock {
         for (leg, generation) in self.known.iter().enumerate() {
             put(KNOWN_AT + 8 * leg, &generation.to_le_bytes());
         }
-        let Ownership { id, epoch, record } = &self.owner;
+        let MirrorOwnership { id, epoch, record } = &self.owner;
         put(OWNER_AT, &id.to_le_bytes());
         put(EPOCH_AT, &epoch.to_le_bytes());
         let mut owner = [0; OwnerRecord::BYTES];
@@ -268,20 +268,20 @@ impl Superblock {
             return Err(NoSuperblock::Absent);
         }
         let damaged = |problem: String| NoSuperblock::Damaged(problem);
-        let (found, expected) = (word32(bytes, CRC_AT), crc_of(bytes));
+        let (found, expected) = (u32_at(bytes, CRC_AT), crc_of(bytes));
         if found != expected {
             return Err(damaged(format!("its CRC is {found:08x}, expected {expected:08x}")));
         }
-        let version = word32(bytes, 8);
+        let version = u32_at(bytes, 8);
         if !(VERSION_FIRST..=VERSION).contains(&version) {
             let expected = format!("expected {VERSION_FIRST} to {VERSION}");
             return Err(damaged(format!("its version is {version}, {expected}")));
         }
         let geometry = MirrorGeometry {
-            block_size: word32(bytes, 52),
-            block_count: word64(bytes, 56),
-            first: word64(bytes, 64),
-            region_blocks: word64(bytes, 72),
+            block_size: u32_at(bytes, 52),
+            block_count: u64_at(bytes, 56),
+            first: u64_at(bytes, 64),
+            region_blocks: u64_at(bytes, 72),
         };
         geometry.check().map_err(damaged)?;
         let (leg, legs) = (bytes[48], bytes[49]);
@@ -294,18 +294,22 @@ impl Superblock {
         }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[16..32]);
-        let words = (0..).map(|index| word64(bytes, MAP_AT + 8 * index));
+        let words = (0..).map(|index| u64_at(bytes, MAP_AT + 8 * index));
         Ok(Self {
             uuid: u128::from_be_bytes(uuid),
-            sequence: word64(bytes, 32),
-            generation: word64(bytes, 40),
+            sequence: u64_at(bytes, 32),
+            generation: u64_at(bytes, 40),
             leg,
             legs,
             in_sync: bytes[80],
             gone,
             fresh: bytes[82],
-            known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
-            owner: if version > VERSION_UNOWNED { owner_in(bytes) } else { Ownership::NONE },
+            known: std::array::from_fn(|leg| u64_at(bytes, KNOWN_AT + 8 * leg)),
+            owner: if version > VERSION_UNOWNED {
+                decode_owner(bytes)
+            } else {
+                MirrorOwnership::NONE
+            },
             dirty: RegionBitmap::from_words(geometry.regions(), words),
             geometry,
         })
@@ -316,7 +320,7 @@ impl Superblock {
     /// # Errors
     ///
     /// If neither is valid; damage is reported in preference to absence.
-    pub fn newer(copies: [&[u8; SUPERBLOCK_BYTES]; 2]) -> Result<Self, NoSuperblock> {
+    pub fn newest_of_copies(copies: [&[u8; SUPERBLOCK_BYTES]; 2]) -> Result<Self, NoSuperblock> {
         match copies.map(Self::decode) {
             [Ok(one), Ok(other)] => Ok(if one.sequence > other.sequence { one } else { other }),
             [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only),
@@ -325,11 +329,11 @@ impl Superblock {
     }
 }
 
-fn owner_in(bytes: &[u8; SUPERBLOCK_BYTES]) -> Ownership {
+fn decode_owner(bytes: &[u8; SUPERBLOCK_BYTES]) -> MirrorOwnership {
     let mut id = [0; 16];
     id.copy_from_slice(&bytes[OWNER_AT..EPOCH_AT]);
     let record = OwnerRecord::decode(&bytes[RECORD_AT..]);
-    Ownership { id: u128::from_le_bytes(id), epoch: word64(bytes, EPOCH_AT), record }
+    MirrorOwnership { id: u128::from_le_bytes(id), epoch: u64_at(bytes, EPOCH_AT), record }
 }
 
 /// Formats a UUID in text form.
@@ -347,13 +351,13 @@ fn crc_of(bytes: &[u8; SUPERBLOCK_BYTES]) -> u32 {
     u32::try_from(checksum(CrcAlgorithm::Crc32Iscsi, &bytes)).unwrap_or_default()
 }
 
-fn word32(bytes: &[u8], at: usize) -> u32 {
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
-fn word64(bytes: &[u8], at: usize) -> u64 {
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
@@ -365,11 +369,14 @@ mod tests {
 
     use crate::format::OwnerRecord;
 
-    use super::{MirrorGeometry, NoSuperblock, Ownership, SUPERBLOCK_BYTES, Superblock, uuid_text};
+    use super::{
+        MirrorGeometry, MirrorOwnership, MirrorSuperblock, NoSuperblock, SUPERBLOCK_BYTES,
+        uuid_text,
+    };
     use crate::mirror::RegionBitmap;
 
-    fn superblock() -> Superblock {
-        let geometry = MirrorGeometry::over(512, 1 << 20).unwrap();
+    fn sample_superblock() -> MirrorSuperblock {
+        let geometry = MirrorGeometry::for_legs(512, 1 << 20).unwrap();
         let mut dirty = RegionBitmap::new(geometry.regions());
         for region in [0, 63, 64, geometry.regions() - 1] {
             dirty.set(region);
@@ -377,7 +384,7 @@ mod tests {
         let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
         let (sequence, generation, leg, legs, in_sync) = (7, 3, 1, 2, 0b10);
         let (gone, fresh, known) = (0, 0, [2, 3, 0, 0, 0, 0, 0, 0]);
-        Superblock {
+        MirrorSuperblock {
             uuid,
             sequence,
             generation,
@@ -388,19 +395,19 @@ mod tests {
             gone,
             fresh,
             known,
-            owner: Ownership { id: 9, epoch: 4, record: OwnerRecord::NONE },
+            owner: MirrorOwnership { id: 9, epoch: 4, record: OwnerRecord::NONE },
             dirty,
         }
     }
 
     #[test]
-    fn versions_before_are_read_and_one_to_come_is_not() {
+    fn older_superblock_versions_are_read_and_newer_ones_rejected() {
         for (version, is_known) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
-            let mut bytes = superblock().encode();
+            let mut bytes = sample_superblock().encode();
             bytes[8] = version;
             let crc = super::crc_of(&bytes);
             bytes[super::CRC_AT..super::CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
-            let found = Superblock::decode(&bytes);
+            let found = MirrorSuperblock::decode(&bytes);
             assert_eq!(found.is_ok(), is_known, "{version}");
             let owner = found.map_or(0, |found| found.owner.id);
             assert_eq!(owner, if version == 3 { 9 } else { 0 }, "{version}");
@@ -408,26 +415,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
-        let superblock = Superblock { fresh: 0b01, ..superblock() };
+    fn mirror_superblock_round_trips() {
+        let superblock = MirrorSuperblock { fresh: 0b01, ..sample_superblock() };
         assert_eq!(superblock.encode()[82], 1);
-        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        assert_eq!(MirrorSuperblock::decode(&superblock.encode()), Ok(superblock));
     }
 
     #[test]
-    fn a_number_without_a_leg_is_remembered_and_nothing_that_cannot_be() {
-        let three = Superblock { legs: 3, gone: 0b001, ..superblock() };
+    fn missing_leg_is_recorded_and_invalid_legs_are_rejected() {
+        let three = MirrorSuperblock { legs: 3, gone: 0b001, ..sample_superblock() };
         assert_eq!(three.encode()[81], 1);
-        assert_eq!(Superblock::decode(&three.encode()), Ok(three.clone()));
+        assert_eq!(MirrorSuperblock::decode(&three.encode()), Ok(three.clone()));
         for gone in [0b010, 0b1000] {
-            let bytes = Superblock { gone, ..three.clone() }.encode();
-            assert!(matches!(Superblock::decode(&bytes), Err(NoSuperblock::Damaged(_))), "{gone}");
+            let bytes = MirrorSuperblock { gone, ..three.clone() }.encode();
+            assert!(
+                matches!(MirrorSuperblock::decode(&bytes), Err(NoSuperblock::Damaged(_))),
+                "{gone}"
+            );
         }
     }
 
     #[test]
-    fn the_bytes_stay_what_they_are() {
-        let bytes = superblock().encode();
+    fn mirror_superblock_bytes_are_stable() {
+        let bytes = sample_superblock().encode();
         assert_eq!(&bytes[..12], b"tenmilMR\x03\0\0\0");
         assert_eq!(bytes[12..16], [0x9a, 0xcc, 0x3a, 0xa7]);
         assert_eq!(bytes[48..50], [1, 2]);
@@ -436,53 +446,60 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_anywhere_is_noticed() {
-        let good = superblock().encode();
+    fn any_flipped_superblock_bit_is_detected() {
+        let good = sample_superblock().encode();
         let mut random = Random::new(1);
         for _ in 0..2_000 {
             let at = usize::try_from(random.below(SUPERBLOCK_BYTES as u64)).unwrap();
             let mut bytes = good;
             bytes[at] ^= 1 << random.below(8);
-            let refused = Superblock::decode(&bytes).unwrap_err();
+            let refused = MirrorSuperblock::decode(&bytes).unwrap_err();
             assert_eq!(refused == NoSuperblock::Absent, at < 8, "byte {at}: {refused:?}");
         }
     }
 
     #[test]
-    fn a_torn_copy_leaves_the_one_before() {
-        let older = superblock();
-        let newer = Superblock { sequence: 8, generation: 4, ..older.clone() };
+    fn torn_superblock_copy_leaves_the_previous_one() {
+        let older = sample_superblock();
+        let newer = MirrorSuperblock { sequence: 8, generation: 4, ..older.clone() };
         let (odd, even) = (older.encode(), newer.encode());
-        assert_eq!(Superblock::newer([&even, &odd]), Ok(newer));
+        assert_eq!(MirrorSuperblock::newest_of_copies([&even, &odd]), Ok(newer));
         for cut in (0..SUPERBLOCK_BYTES).step_by(512) {
             let mut torn = [0xee; SUPERBLOCK_BYTES];
             torn[..cut].copy_from_slice(&even[..cut]);
-            assert_eq!(Superblock::newer([&torn, &odd]), Ok(older.clone()), "cut at {cut}");
+            assert_eq!(
+                MirrorSuperblock::newest_of_copies([&torn, &odd]),
+                Ok(older.clone()),
+                "cut at {cut}"
+            );
         }
         let (raw, mut torn) = ([0; SUPERBLOCK_BYTES], even);
         torn[4000] ^= 1;
-        assert_eq!(Superblock::newer([&raw, &raw]), Err(NoSuperblock::Absent));
+        assert_eq!(MirrorSuperblock::newest_of_copies([&raw, &raw]), Err(NoSuperblock::Absent));
         for copies in [[&raw, &torn], [&torn, &raw]] {
-            assert!(matches!(Superblock::newer(copies), Err(NoSuperblock::Damaged(_))));
+            assert!(matches!(
+                MirrorSuperblock::newest_of_copies(copies),
+                Err(NoSuperblock::Damaged(_))
+            ));
         }
     }
 
     #[test]
-    fn the_map_is_small_whatever_the_size() {
+    fn region_bitmap_size_is_bounded() {
         for shift in 21..60 {
-            let geometry = MirrorGeometry::over(4096, (1 << shift) / 4096 + 256).unwrap();
+            let geometry = MirrorGeometry::for_legs(4096, (1 << shift) / 4096 + 256).unwrap();
             assert!((1..=16_384).contains(&geometry.regions()), "{geometry:?}");
             assert!(geometry.region_blocks * 4096 >= 64 << 10);
         }
-        assert_eq!(MirrorGeometry::over(512, 2048), None, "there must be room for a block");
-        let geometry = MirrorGeometry::over(512, 2048 + 300).unwrap();
+        assert_eq!(MirrorGeometry::for_legs(512, 2048), None, "there must be room for a block");
+        let geometry = MirrorGeometry::for_legs(512, 2048 + 300).unwrap();
         assert_eq!((geometry.regions(), geometry.blocks_of(2)), (3, (256, 44)));
         assert_eq!(geometry.regions_of(127, 2), (0, 2));
         assert_eq!(geometry.regions_of(128, 0), (0, 0));
     }
 
     #[test]
-    fn a_uuid_is_written_as_people_write_it() {
-        assert_eq!(uuid_text(superblock().uuid), "01234567-89ab-cdef-0123-456789abcdef");
+    fn uuid_is_displayed_hyphenated() {
+        assert_eq!(uuid_text(sample_superblock().uuid), "01234567-89ab-cdef-0123-456789abcdef");
     }
 }

@@ -2,11 +2,11 @@
 
 use tenmil_base::IoStatus;
 
-use crate::devices::Devices;
-use crate::fence::Slots;
+use crate::device_table::DeviceTable;
 use crate::format::Block;
+use crate::ownership::SuperblockSlots;
 use crate::parent::ParentInfo;
-use crate::usage::SpaceUsage;
+use crate::space_usage::SpaceUsage;
 use crate::volumes::{VolumeInfo, VolumeOp};
 
 /// Request to a pool. Blocks are 4 KiB.
@@ -110,7 +110,7 @@ pub enum PoolRequest {
     /// Replaces the devices of the pool: the existing ones, possibly renamed, and those appended to them.
     /// New devices already have durable labels. Completed once all superblocks on the first device
     /// contain the new devices, or at once if they do already.
-    Grow(Devices),
+    Grow(DeviceTable),
 }
 
 impl PoolRequest {
@@ -292,7 +292,7 @@ pub enum ActionResult<'a> {
     /// Success, with the bytes read.
     Read(&'a Block),
     /// Success, with the superblocks at the start.
-    Slots(&'a Slots),
+    Slots(&'a SuperblockSlots),
     /// Success, with the checksums of the transferred blocks.
     Sums(&'a [u32]),
     /// Success, and whether each block read from a parent contains anything except zeroes. A block

@@ -12,20 +12,20 @@ use tenmil_base::IoStatus;
 use super::{Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
 use crate::commit_cost::ReserveLevel;
 use crate::error::PoolError;
-use crate::format::{Record, VolumeBody, flags, unpadded};
+use crate::format::{Record, VolumeBody, decode_name, flags};
 use crate::mapping::{PendingAllocation, ReadSource, WriteRun};
-use crate::metadata::TxnStop;
+use crate::metadata::TransactionStop;
 use crate::space_map::CHANGE_BLOCKS;
+use crate::space_usage::{SpaceUsage, UsageScan};
 use crate::thick::ClusterCopy;
-use crate::usage::{SpaceUsage, UsageScan};
-use crate::volumes::{CATALOGUE, ChangeProgress, VolumeInfo, VolumeOp};
+use crate::volumes::{CATALOGUE, CommandProgress, VolumeInfo, VolumeOp};
 
 /// Request in progress.
 #[derive(Debug)]
 pub(super) struct RequestTask {
     token: u64,
     ask: PoolRequest,
-    state: State,
+    state: TaskState,
     /// Transaction in which its transfers began.
     began: Option<u64>,
     /// Volume that it writes to.
@@ -86,7 +86,7 @@ struct TransferPart {
 
 /// State of a task, named after its next step.
 #[derive(Debug)]
-enum State {
+enum TaskState {
     Start,
     /// Number of transfers in flight, the error of one that failed, and the segments.
     Transfers(u64, Option<IoStatus>, Vec<WriteRun>),
@@ -106,7 +106,7 @@ enum State {
 
 /// Condition that a task waits for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum WaitReason {
+pub(super) enum TaskWaitReason {
     Page(u64),
     /// This transaction is durable.
     Commit(u64),
@@ -119,15 +119,15 @@ pub(super) enum WaitReason {
 }
 
 /// Result of a step.
-enum StepResult {
+enum TaskStepResult {
     Done(PoolResponse),
-    Wait(WaitReason),
+    Wait(TaskWaitReason),
 }
 
 /// Reason why a step was not made.
 enum TaskPause {
-    Stop(TxnStop),
-    Wait(WaitReason),
+    Stop(TransactionStop),
+    Wait(TaskWaitReason),
 }
 
 /// Maximum number of waits for free space while blocks are being freed, or for a task with reserved space
@@ -139,8 +139,8 @@ const TIME_LIMIT: u32 = 2;
 /// durably.
 const PATIENCE_FOR_UNITS: u32 = 16;
 
-impl From<TxnStop> for TaskPause {
-    fn from(stop: TxnStop) -> Self {
+impl From<TransactionStop> for TaskPause {
+    fn from(stop: TransactionStop) -> Self {
         Self::Stop(stop)
     }
 }
@@ -151,8 +151,8 @@ impl From<PoolError> for TaskPause {
     }
 }
 
-impl From<WaitReason> for TaskPause {
-    fn from(wait: WaitReason) -> Self {
+impl From<TaskWaitReason> for TaskPause {
+    fn from(wait: TaskWaitReason) -> Self {
         Self::Wait(wait)
     }
 }
@@ -161,7 +161,7 @@ impl RequestTask {
     pub(super) const fn new(token: u64, ask: PoolRequest) -> Self {
         let mine = (Vec::new(), 0);
         let (began, writes_to, quiets, retries) = (None, None, None, 0);
-        let (state, summed) = (State::Start, None);
+        let (state, summed) = (TaskState::Start, None);
         let (time_limit, is_provisioned, moves, filling) = (TIME_LIMIT, false, None, None);
         Self {
             token,
@@ -183,54 +183,62 @@ impl RequestTask {
 
 impl RequestTask {
     /// Whether nothing was done for it that a recovery would undo.
-    fn has_not_begun(&self) -> bool {
+    fn has_no_effects_yet(&self) -> bool {
         let holds = [self.began, self.writes_to, self.quiets].iter().any(Option::is_some);
-        matches!(self.state, State::Start) && !holds && self.mine.0.is_empty()
+        matches!(self.state, TaskState::Start) && !holds && self.mine.0.is_empty()
     }
 }
 
 impl Pool {
     /// Runs a task until it waits or is done.
-    pub(super) fn run(&mut self, id: u64) {
+    pub(super) fn run_task(&mut self, id: u64) {
         let Some(mut task) = self.tasks.remove(&id) else { return };
-        if self.is_recovering() && task.has_not_begun() {
+        if self.is_recovering() && task.has_no_effects_yet() {
             self.tasks.insert(id, task);
             return self.paused.push_back(id);
         }
-        let step = self.step(id, &mut task);
-        if !matches!(step, Err(TaskPause::Stop(TxnStop::NeedPage(_)))) {
+        let step = self.step_task(id, &mut task);
+        if !matches!(step, Err(TaskPause::Stop(TransactionStop::NeedPage(_)))) {
             self.books.cache.evict();
         }
         let wait = match step {
-            Ok(StepResult::Done(response)) => return self.finish(task, Ok(response)),
-            Ok(StepResult::Wait(wait)) | Err(TaskPause::Wait(wait)) => wait,
-            Err(TaskPause::Stop(TxnStop::NeedPage(address))) => WaitReason::Page(address),
-            Err(TaskPause::Stop(TxnStop::Error(error))) => return self.finish(task, Err(*error)),
-            Err(TaskPause::Stop(TxnStop::NeedSpace(error))) if !self.may_find_room(&mut task) => {
-                return self.finish(task, Err(*error));
+            Ok(TaskStepResult::Done(response)) => return self.finish_task(task, Ok(response)),
+            Ok(TaskStepResult::Wait(wait)) | Err(TaskPause::Wait(wait)) => wait,
+            Err(TaskPause::Stop(TransactionStop::NeedPage(address))) => {
+                TaskWaitReason::Page(address)
             }
-            Err(TaskPause::Stop(TxnStop::Full)) if !self.may_find_room(&mut task) => {
-                let error = self.books.no_space();
-                self.level.note_refused();
-                return self.finish(task, Err(error));
+            Err(TaskPause::Stop(TransactionStop::Error(error))) => {
+                return self.finish_task(task, Err(*error));
             }
-            Err(TaskPause::Stop(TxnStop::Full | TxnStop::NeedSpace(_))) => {
-                WaitReason::Commit(self.books.generation)
+            Err(TaskPause::Stop(TransactionStop::NeedSpace(error)))
+                if !self.may_commit_free_space(&mut task) =>
+            {
+                return self.finish_task(task, Err(*error));
+            }
+            Err(TaskPause::Stop(TransactionStop::Full))
+                if !self.may_commit_free_space(&mut task) =>
+            {
+                let error = self.books.no_space_error();
+                self.level.note_out_of_space();
+                return self.finish_task(task, Err(error));
+            }
+            Err(TaskPause::Stop(TransactionStop::Full | TransactionStop::NeedSpace(_))) => {
+                TaskWaitReason::Commit(self.books.generation)
             }
         };
         self.tasks.insert(id, task);
-        self.wait(id, wait);
+        self.add_waiter(id, wait);
     }
 
     /// Fails a waiting task.
-    pub(super) fn fail(&mut self, id: u64, error: PoolError) {
+    pub(super) fn fail_task(&mut self, id: u64, error: PoolError) {
         if let Some(task) = self.tasks.remove(&id) {
-            self.finish(task, Err(error));
+            self.finish_task(task, Err(error));
         }
     }
 
     /// Whether a commit could free space for a task that has found none.
-    fn may_find_room(&self, task: &mut RequestTask) -> bool {
+    fn may_commit_free_space(&self, task: &mut RequestTask) -> bool {
         task.retries += 1;
         let is_swept = self.books.superblock.work.is_none();
         let time_limit = if is_swept { task.time_limit } else { RETRIES_MAX };
@@ -238,7 +246,7 @@ impl Pool {
     }
 
     /// Completes a task and releases its resources.
-    fn finish(&mut self, task: RequestTask, status: Result<PoolResponse, PoolError>) {
+    fn finish_task(&mut self, task: RequestTask, status: Result<PoolResponse, PoolError>) {
         let (units, unit) = &task.mine;
         for &(number, at) in units {
             let key = (task.writes_to.unwrap_or(0), number, at);
@@ -249,28 +257,28 @@ impl Pool {
                 self.pending.remove(&key);
                 match is_mapped {
                     true => self.books.space.pending.remove(at..at + unit),
-                    false => self.books.space.give_back(at..at + unit),
+                    false => self.books.space.return_unused(at..at + unit),
                 }
             }
         }
         if let Some(id) = task.writes_to {
             self.traffic.entry(id).or_default().writes -= 1;
-            self.stir(id);
+            self.wake_volume_waiters(id);
         }
-        self.end_quiet(task.quiets);
+        self.end_quiesce(task.quiets);
         if let Some(began) = task.began {
             let transfers = self.transfers.entry(began).or_default();
             *transfers -= 1;
             if *transfers == 0 {
                 self.transfers.remove(&began);
             }
-            self.release();
+            self.release_freed_blocks();
         }
         self.responses.push_back((task.token, status));
     }
 
     /// Resumes the tasks that wait for activity on a volume.
-    fn stir(&mut self, id: u64) {
+    fn wake_volume_waiters(&mut self, id: u64) {
         if let Some(traffic) = self.traffic.get_mut(&id) {
             self.ready.extend(traffic.waiting.drain(..));
             if traffic.writes == 0 && traffic.quieting == 0 {
@@ -279,66 +287,74 @@ impl Pool {
         }
     }
 
-    fn end_quiet(&mut self, id: Option<u64>) {
+    fn end_quiesce(&mut self, id: Option<u64>) {
         let Some(id) = id else { return };
         self.traffic.entry(id).or_default().quieting -= 1;
-        self.stir(id);
+        self.wake_volume_waiters(id);
     }
 
-    fn step(&mut self, id: u64, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
+    fn step_task(&mut self, id: u64, task: &mut RequestTask) -> Result<TaskStepResult, TaskPause> {
         if self.is_taken_over() {
-            return Err(self.why_stopped().into());
+            return Err(self.stopped_error().into());
         }
-        if let State::Durable(response) = &task.state {
+        if let TaskState::Durable(response) = &task.state {
             // No step follows the release of ownership.
             self.stopped |= task.ask == PoolRequest::Release;
-            return Ok(StepResult::Done(response.clone()));
+            return Ok(TaskStepResult::Done(response.clone()));
         }
         match task.ask.clone() {
-            PoolRequest::Change(change) => self.change(task, &change),
-            PoolRequest::MayChange(change) => self.try_change(&change),
+            PoolRequest::Change(change) => self.change_task(task, &change),
+            PoolRequest::MayChange(change) => self.dry_run_change(&change),
             PoolRequest::Find(name) => {
-                Ok(StepResult::Done(PoolResponse::Volume(self.books.lookup(&name)?.info())))
+                Ok(TaskStepResult::Done(PoolResponse::Volume(self.books.lookup(&name)?.info())))
             }
-            PoolRequest::List => self.list(task),
-            PoolRequest::SpaceUsage(name) => self.account(task, &name),
-            PoolRequest::Usage => Ok(StepResult::Done(PoolResponse::Usage(self.usage()))),
-            PoolRequest::ReserveThick(name) => self.thicken(task, &name),
+            PoolRequest::List => self.list_task(task),
+            PoolRequest::SpaceUsage(name) => self.usage_task(task, &name),
+            PoolRequest::Usage => {
+                Ok(TaskStepResult::Done(PoolResponse::Usage(self.pool_usage_task())))
+            }
+            PoolRequest::ReserveThick(name) => self.thicken_task(task, &name),
             PoolRequest::MakeExclusive { volume, block, blocks } => {
-                self.own(id, task, volume, block, blocks)
+                self.make_exclusive_task(id, task, volume, block, blocks)
             }
-            PoolRequest::Parent { volume } => self.parent(volume),
-            PoolRequest::CopyFromParent { volume, blocks } => self.fill(id, task, volume, blocks),
-            PoolRequest::Extent { volume, block } => self.extent(volume, block),
+            PoolRequest::Parent { volume } => self.parent_task(volume),
+            PoolRequest::CopyFromParent { volume, blocks } => {
+                self.copy_parent_task(id, task, volume, blocks)
+            }
+            PoolRequest::Extent { volume, block } => self.extent_task(volume, block),
             PoolRequest::Difference { volume, base, block } => {
-                self.difference(task, volume, base, block)
+                self.difference_task(task, volume, base, block)
             }
             PoolRequest::Read { volume, block, blocks } => {
-                self.read(id, task, volume, block, blocks)
+                self.read_task(id, task, volume, block, blocks)
             }
             PoolRequest::Write { volume, block, blocks } => {
-                self.write(id, task, volume, block, blocks)
+                self.write_task(id, task, volume, block, blocks)
             }
-            PoolRequest::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
-            PoolRequest::Flush => self.flush(id, task),
-            PoolRequest::Claim => self.expect_open().map(|()| StepResult::Done(PoolResponse::Done)),
-            PoolRequest::Release => self.give_up(id, task),
-            PoolRequest::Grow(devices) => self.grow(task, &devices),
+            PoolRequest::Trim { volume, block, blocks } => {
+                self.trim_task(task, volume, block, blocks)
+            }
+            PoolRequest::Flush => self.flush_task(id, task),
+            PoolRequest::Claim => {
+                self.check_not_stopped().map(|()| TaskStepResult::Done(PoolResponse::Done))
+            }
+            PoolRequest::Release => self.abandon_task(id, task),
+            PoolRequest::Grow(devices) => self.grow_task(task, &devices),
         }
     }
 
-    fn change(
+    fn change_task(
         &mut self,
         task: &mut RequestTask,
         change: &VolumeOp,
-    ) -> Result<StepResult, TaskPause> {
-        self.expect_open()?;
-        self.may_change()?;
-        if let Some(name) = change.quiets() {
+    ) -> Result<TaskStepResult, TaskPause> {
+        self.check_not_stopped()?;
+        self.check_may_change()?;
+        if let Some(name) = change.quiesced_volume() {
             // While it waited, the name may have gone to another volume.
             let id = self.books.lookup(name)?.id;
             if task.quiets != Some(id) {
-                self.end_quiet(task.quiets.take());
+                self.end_quiesce(task.quiets.take());
                 self.traffic.entry(id).or_default().quieting += 1;
                 task.quiets = Some(id);
             }
@@ -346,128 +362,134 @@ impl Pool {
         if let Some(id) = task.quiets
             && self.traffic.entry(id).or_default().writes > 0
         {
-            return Ok(StepResult::Wait(WaitReason::Volume(id)));
+            return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(id)));
         }
         let gives_back = matches!(change, VolumeOp::Delete { .. } | VolumeOp::Resize { .. });
         let leaves = if gives_back { ReserveLevel::Nothing } else { ReserveLevel::Most };
         let made = loop {
-            self.books.fill_pool(CHANGE_BLOCKS, leaves)?;
-            let progress = self.books.attempt_in_steps(|books| books.change(change))?;
-            if let ChangeProgress::Made(made) = progress {
+            self.books.fill_metadata_reserve(CHANGE_BLOCKS, leaves)?;
+            let progress = self.books.try_step_with_commit_space(|books| books.execute(change))?;
+            if let CommandProgress::Made(made) = progress {
                 break made;
             }
-            self.may_change()?;
+            self.check_may_change()?;
         };
-        self.end_quiet(task.quiets.take());
+        self.end_quiesce(task.quiets.take());
         let response = made.map_or(PoolResponse::Done, PoolResponse::Volume);
-        task.state = State::Durable(response);
-        Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
+        task.state = TaskState::Durable(response);
+        Ok(TaskStepResult::Wait(TaskWaitReason::Commit(self.books.generation)))
     }
 
     /// Makes a change and takes it back. That it finds no space is left to the change itself, which may wait
     /// for a commit, unless a thick volume finds none and nothing is left to be freed.
-    fn try_change(&mut self, change: &VolumeOp) -> Result<StepResult, TaskPause> {
+    fn dry_run_change(&mut self, change: &VolumeOp) -> Result<TaskStepResult, TaskPause> {
         let tried = self.books.try_update(|books| {
-            books.change(change)?;
-            Err::<(), _>(TxnStop::Full)
+            books.execute(change)?;
+            Err::<(), _>(TransactionStop::Full)
         });
         match tried {
-            Err(stop @ (TxnStop::Error(_) | TxnStop::NeedPage(_))) => Err(stop.into()),
-            Err(TxnStop::NeedSpace(error)) if self.has_given_back() => {
-                Err(TxnStop::Error(error).into())
+            Err(stop @ (TransactionStop::Error(_) | TransactionStop::NeedPage(_))) => {
+                Err(stop.into())
             }
-            _ => Ok(StepResult::Done(PoolResponse::Done)),
+            Err(TransactionStop::NeedSpace(error)) if self.has_freed_all() => {
+                Err(TransactionStop::Error(error).into())
+            }
+            _ => Ok(TaskStepResult::Done(PoolResponse::Done)),
         }
     }
 
-    fn list(&mut self, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
-        if matches!(task.state, State::Start) {
-            task.state = State::Listing(0, Vec::new());
+    fn list_task(&mut self, task: &mut RequestTask) -> Result<TaskStepResult, TaskPause> {
+        if matches!(task.state, TaskState::Start) {
+            task.state = TaskState::Listing(0, Vec::new());
         }
-        let State::Listing(key, found) = &mut task.state else {
-            return Ok(StepResult::Done(PoolResponse::Done));
+        let TaskState::Listing(key, found) = &mut task.state else {
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         };
         while let Some(line) =
             self.books.next_run(&CATALOGUE, self.books.superblock.catalogue, *key)?
         {
-            found.push(self.books.volume_at(line.key, line.child())?.info());
+            found.push(self.books.load_volume(line.key, line.child())?.info());
             *key = line.key + 1;
         }
-        Ok(StepResult::Done(PoolResponse::Volumes(std::mem::take(found))))
+        Ok(TaskStepResult::Done(PoolResponse::Volumes(std::mem::take(found))))
     }
 
-    fn account(&mut self, task: &mut RequestTask, name: &str) -> Result<StepResult, TaskPause> {
-        Ok(StepResult::Done(PoolResponse::Account(self.add_up(task, name)?)))
+    fn usage_task(
+        &mut self,
+        task: &mut RequestTask,
+        name: &str,
+    ) -> Result<TaskStepResult, TaskPause> {
+        Ok(TaskStepResult::Done(PoolResponse::Account(self.sum_usage(task, name)?)))
     }
 
     /// Continues to add up the space usage of a volume.
-    fn add_up(&mut self, task: &mut RequestTask, name: &str) -> Result<SpaceUsage, TaskPause> {
+    fn sum_usage(&mut self, task: &mut RequestTask, name: &str) -> Result<SpaceUsage, TaskPause> {
         let mut tally =
-            if let State::Counting(tally) = task.state { tally } else { UsageScan::BEGIN };
+            if let TaskState::Counting(tally) = task.state { tally } else { UsageScan::BEGIN };
         let body = self.books.lookup(name)?;
-        while let Some(further) = self.books.tally(&body, &tally)? {
+        while let Some(further) = self.books.add_next_leaf(&body, &tally)? {
             tally = further;
-            task.state = State::Counting(tally);
+            task.state = TaskState::Counting(tally);
             // Pages already added up are not needed again.
             self.books.cache.evict();
         }
-        Ok(tally.account(&body))
+        Ok(tally.to_usage(&body))
     }
 
-    fn extent(&mut self, volume: u64, block: u64) -> Result<StepResult, TaskPause> {
+    fn extent_task(&mut self, volume: u64, block: u64) -> Result<TaskStepResult, TaskPause> {
         let body = self.books.expect_volume(volume)?;
-        let run = self.books.next_run(&body.tree(), body.map, block)?;
+        let run = self.books.next_run(&body.map_tree(), body.map, block)?;
         let run = run.unwrap_or(Record { key: u64::MAX, value: 0, extra: 0 });
         let is_mapped = run.key <= block;
         let is_parents = !is_mapped && block < body.reach;
         let (at, end) = if is_mapped {
-            let at = Some(run.place() + (block - run.key)).filter(|_| run.is_written());
+            let at = Some(run.first_address() + (block - run.key)).filter(|_| run.is_written());
             (at, run.key + run.extra)
         } else {
             (None, run.key.min(if is_parents { body.reach } else { u64::MAX }))
         };
         let blocks = end.min(body.blocks).saturating_sub(block);
-        Ok(StepResult::Done(PoolResponse::Extent { blocks, at, is_parents }))
+        Ok(TaskStepResult::Done(PoolResponse::Extent { blocks, at, is_parents }))
     }
 
-    fn parent(&mut self, volume: u64) -> Result<StepResult, TaskPause> {
+    fn parent_task(&mut self, volume: u64) -> Result<TaskStepResult, TaskPause> {
         let body = self.books.expect_volume(volume)?;
-        Ok(StepResult::Done(PoolResponse::Parent(self.books.parent(&body)?)))
+        Ok(TaskStepResult::Done(PoolResponse::Parent(self.books.parent(&body)?)))
     }
 
-    fn difference(
+    fn difference_task(
         &mut self,
         task: &mut RequestTask,
         volume: u64,
         base: u64,
         block: u64,
-    ) -> Result<StepResult, TaskPause> {
+    ) -> Result<TaskStepResult, TaskPause> {
         let body = self.books.expect_volume(volume)?;
         let base = match base {
             0 => None,
             id => Some(self.books.expect_volume(id)?),
         };
-        let mut at = if let State::From(at) = task.state { at } else { block };
+        let mut at = if let TaskState::From(at) = task.state { at } else { block };
         while at < body.blocks {
-            let stretch = self.books.compare_from(base.as_ref(), &body, at)?;
+            let stretch = self.books.next_difference(base.as_ref(), &body, at)?;
             if let Some(from) = stretch.changed {
                 let blocks = stretch.end - at;
                 let is_mapped = matches!(from, ReadSource::Store(_));
                 let is_parents = from == ReadSource::Parent;
                 let changed = PoolResponse::Changed { block: at, blocks, is_mapped, is_parents };
-                return Ok(StepResult::Done(changed));
+                return Ok(TaskStepResult::Done(changed));
             }
             at = stretch.end;
-            task.state = State::From(at);
+            task.state = TaskState::From(at);
             // Pages already compared are not needed again.
             self.books.cache.evict();
         }
         let (block, is_mapped, is_parents) = (body.blocks, false, false);
-        Ok(StepResult::Done(PoolResponse::Changed { block, blocks: 0, is_mapped, is_parents }))
+        Ok(TaskStepResult::Done(PoolResponse::Changed { block, blocks: 0, is_mapped, is_parents }))
     }
 
-    pub(super) fn usage(&self) -> PoolUsage {
-        let durable = &self.durable.superblock;
+    pub(super) fn pool_usage_task(&self) -> PoolUsage {
+        let durable = &self.durable_superblock.superblock;
         PoolUsage {
             blocks: durable.blocks,
             used: durable.used,
@@ -480,36 +502,40 @@ impl Pool {
     }
 
     /// Fails if the pool rejects changes: after a stop, and before it is anchored.
-    fn expect_open(&mut self) -> Result<(), TaskPause> {
+    fn check_not_stopped(&mut self) -> Result<(), TaskPause> {
         if self.stopped {
-            return Err(self.why_stopped().into());
+            return Err(self.stopped_error().into());
         }
         if !self.is_anchored {
-            self.may_claim()?;
-            self.anchor();
-            return Err(WaitReason::Apply.into());
+            self.check_may_claim()?;
+            self.start_first_commit();
+            return Err(TaskWaitReason::Apply.into());
         }
         Ok(())
     }
 
     /// Error for a change after a stop.
-    fn why_stopped(&self) -> PoolError {
+    fn stopped_error(&self) -> PoolError {
         let why = self.stopped_by.clone();
         let is_lasting =
             matches!(why, Some(PoolError::TakenOver { .. } | PoolError::WentBack { .. }));
         why.filter(|_| is_lasting).unwrap_or(PoolError::ReadOnlyAfterError)
     }
 
-    fn give_up(&mut self, id: u64, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
-        if matches!(task.state, State::Transfers(..)) {
-            return self.flush(id, task);
+    fn abandon_task(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+    ) -> Result<TaskStepResult, TaskPause> {
+        if matches!(task.state, TaskState::Transfers(..)) {
+            return self.flush_task(id, task);
         }
-        if self.stopped || !self.disown() {
+        if self.stopped || !self.clear_owner() {
             // The pool has no owner to remove, but everything completed must still become durable.
-            return self.flush(id, task);
+            return self.flush_task(id, task);
         }
-        task.state = State::Durable(PoolResponse::Done);
-        Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
+        task.state = TaskState::Durable(PoolResponse::Done);
+        Ok(TaskStepResult::Wait(TaskWaitReason::Commit(self.books.generation)))
     }
 
     fn volume_and_range(
@@ -522,21 +548,21 @@ impl Pool {
         match block.checked_add(count).filter(|end| *end <= body.blocks) {
             Some(end) => Ok((body, block..end)),
             None => {
-                let (name, blocks) = (unpadded(&body.name), body.blocks);
+                let (name, blocks) = (decode_name(&body.name), body.blocks);
                 Err(PoolError::OutOfRange { name, block, count, blocks }.into())
             }
         }
     }
 
-    fn writable(
+    fn writable_range(
         &mut self,
         volume: u64,
         block: u64,
         count: u64,
     ) -> Result<(VolumeBody, Range<u64>), TaskPause> {
         let (body, range) = self.volume_and_range(volume, block, count)?;
-        if body.has(flags::READ_ONLY) {
-            return Err(PoolError::ReadOnly(unpadded(&body.name)).into());
+        if body.has_flag(flags::READ_ONLY) {
+            return Err(PoolError::ReadOnly(decode_name(&body.name)).into());
         }
         Ok((body, range))
     }

@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::format::{Page, Record, UNWRITTEN, VolumeBody};
-use crate::mapping::{MappedRun, ReadSource, WriteTarget, overlap};
-use crate::metadata::{Metadata, TxnStop};
+use crate::mapping::{MappedRun, ReadSource, WriteTarget, cluster_intersection};
+use crate::metadata::{Metadata, TransactionStop};
 use crate::ranges::{RangeLookup, RangeSet};
-use crate::tree::{Leaf, Tree};
+use crate::tree::{LeafPath, TreeDescriptor};
 
 /// Next step for a thick volume.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ enum ClusterState {
 
 /// A leaf, and the clusters that only it refers to.
 struct OwnedLeaf {
-    tree: Tree,
-    leaf: Leaf,
+    tree: TreeDescriptor,
+    leaf: LeafPath,
     own: RangeSet,
 }
 
@@ -64,13 +64,13 @@ const HOLE_BLOCKS_MAX: u64 = 1 << 20;
 impl Metadata {
     /// Plans the next step for a thick volume from the cluster of a block on, with at most `copy_max`
     /// blocks copied.
-    pub(crate) fn plan_own(
+    pub(crate) fn plan_make_exclusive(
         &mut self,
         body: &VolumeBody,
         from: u64,
         copy_max: u64,
-    ) -> Result<ExclusiveStep, TxnStop> {
-        let unit = body.unit();
+    ) -> Result<ExclusiveStep, TransactionStop> {
+        let unit = body.cluster_blocks();
         let from = from / unit * unit;
         if from >= body.blocks {
             return Ok(ExclusiveStep::Nothing(body.blocks));
@@ -81,9 +81,9 @@ impl Metadata {
                 start..if end >= body.blocks { body.blocks } else { end / unit * unit },
             )
         };
-        let Some(known) = self.known(body, from)? else { return Ok(hole(from, body.blocks)) };
+        let Some(known) = self.owned_leaf(body, from)? else { return Ok(hole(from, body.blocks)) };
         let end = known.leaf.bounds.end.min(body.blocks);
-        let Some((first, lies, until)) = known.first_not_own(from..end) else {
+        let Some((first, lies, until)) = known.first_not_exclusive(from..end) else {
             return Ok(ExclusiveStep::Nothing(end));
         };
         let is_hole = lies == ClusterState::Nowhere && known.is_unmapped(first);
@@ -94,12 +94,13 @@ impl Metadata {
         let mut moves = Vec::new();
         let first = first / unit;
         for number in first..(first + (copy_max / unit).max(1)).min(end.div_ceil(unit)) {
-            let blocks = overlap(number, unit, &(0..body.blocks));
-            let parts = known.parts(&blocks);
+            let blocks = cluster_intersection(number, unit, &(0..body.blocks));
+            let parts = known.state_runs(&blocks);
             if parts.iter().all(|(_, lies)| *lies == ClusterState::Own) {
                 continue;
             }
-            let home = self.home(&known.tree, Some(&known.leaf), number * unit, &blocks)?;
+            let home =
+                self.exclusive_cluster(&known.tree, Some(&known.leaf), number * unit, &blocks)?;
             let at = if let WriteTarget::InPlace(at, _) = home { Some(at) } else { None };
             let copy = |(range, lies): &(Range<u64>, ClusterState)| match lies {
                 ClusterState::Shared(at) => {
@@ -115,39 +116,39 @@ impl Metadata {
 
     /// Allocates clusters for unmapped blocks of a thick volume, as many as fit into one contiguous run.
     /// Returns the block where it stopped.
-    pub(crate) fn fill_hole(&mut self, id: u64, hole: &Range<u64>) -> Result<u64, TxnStop> {
+    pub(crate) fn fill_hole(&mut self, id: u64, hole: &Range<u64>) -> Result<u64, TransactionStop> {
         let mut body = self.expect_volume(id)?;
-        let (tree, unit) = (body.tree(), body.unit());
+        let (tree, unit) = (body.map_tree(), body.cluster_blocks());
         let units = (hole.end - hole.start).div_ceil(unit);
-        let found = self.find_units(unit, units, body.owed)?;
+        let found = self.find_free_clusters(unit, units, body.owed)?;
         let end = hole.end.min(hole.start + (found.end - found.start));
         let line = Record { key: hole.start, value: found.start | UNWRITTEN, extra: 0 };
         let range = hole.start..end;
-        let (end, gain) = self.splice(&tree, &mut body.map, range, Some(line))?;
+        let (end, gain) = self.replace_range(&tree, &mut body.map, range, Some(line))?;
         let taken = (end - hole.start).next_multiple_of(unit);
         self.space.fresh += taken;
         body.owed = body.owed.saturating_sub(taken);
-        body.take_in(gain);
-        self.put_volume(&body)?;
+        body.apply_map_delta(gain);
+        self.store_volume(&body)?;
         Ok(end)
     }
 
     /// Maps the blocks of a cluster that are not exclusive to `at`, where their copies are. Returns
     /// whether there were any.
-    pub(crate) fn map_own(
+    pub(crate) fn map_exclusive_copy(
         &mut self,
         id: u64,
         one: &ClusterCopy,
         at: u64,
         is_new: bool,
-    ) -> Result<bool, TxnStop> {
+    ) -> Result<bool, TransactionStop> {
         let mut body = self.expect_volume(id)?;
-        let (tree, unit) = (body.tree(), body.unit());
+        let (tree, unit) = (body.map_tree(), body.cluster_blocks());
         let start = one.number * unit;
-        let blocks = overlap(one.number, unit, &(0..body.blocks));
-        let Some(known) = self.known(&body, start)? else { return Ok(false) };
+        let blocks = cluster_intersection(one.number, unit, &(0..body.blocks));
+        let Some(known) = self.owned_leaf(&body, start)? else { return Ok(false) };
         let mut is_moved = false;
-        for (range, lies) in known.parts(&blocks) {
+        for (range, lies) in known.state_runs(&blocks) {
             let place = at + (range.start - start);
             let value = match lies {
                 ClusterState::Own => continue,
@@ -157,25 +158,29 @@ impl Metadata {
             };
             let line = Record { key: range.start, value, extra: 0 };
             // It is in one leaf, since leaves are split between clusters.
-            let (_, gain) = self.splice(&tree, &mut body.map, range, Some(line))?;
-            body.take_in(gain);
+            let (_, gain) = self.replace_range(&tree, &mut body.map, range, Some(line))?;
+            body.apply_map_delta(gain);
             is_moved = true;
         }
         if is_moved {
             body.owed = body.owed.saturating_sub(if is_new { unit } else { 0 });
             self.remapped.insert(id);
-            self.put_volume(&body)?;
+            self.store_volume(&body)?;
         }
         Ok(is_moved)
     }
 
-    fn known(&mut self, body: &VolumeBody, key: u64) -> Result<Option<OwnedLeaf>, TxnStop> {
-        let tree = body.tree();
+    fn owned_leaf(
+        &mut self,
+        body: &VolumeBody,
+        key: u64,
+    ) -> Result<Option<OwnedLeaf>, TransactionStop> {
+        let tree = body.map_tree();
         let Some(leaf) = self.leaf_and_sharing(&tree, body.map, key, true)? else {
             return Ok(None);
         };
         let own = match self.unshared_leaf(&tree, body.map, key)? {
-            Some(page) => self.own_units(&tree, &page)?,
+            Some(page) => self.exclusive_clusters(&tree, &page)?,
             None => RangeSet::default(),
         };
         Ok(Some(OwnedLeaf { tree, leaf, own }))
@@ -209,7 +214,7 @@ impl OwnedLeaf {
             Some(run) if run.key > block => (ClusterState::Nowhere, run.key),
             Some(run) if run.is_hole() => (ClusterState::Nowhere, end(run)),
             Some(run) => {
-                let at = run.place() + (block - run.key);
+                let at = run.first_address() + (block - run.key);
                 let (lies, until) = match self.own.get(at) {
                     RangeLookup::Taken(until) => (ClusterState::Own, until),
                     RangeLookup::Free(until) if run.is_unwritten() => {
@@ -228,7 +233,7 @@ impl OwnedLeaf {
     }
 
     /// First block of a range that is not exclusive, its state, and the extent of the state.
-    fn first_not_own(&self, range: Range<u64>) -> Option<(u64, ClusterState, u64)> {
+    fn first_not_exclusive(&self, range: Range<u64>) -> Option<(u64, ClusterState, u64)> {
         let mut at = range.start;
         while at < range.end {
             let (lies, until) = self.state_of(at);
@@ -241,7 +246,7 @@ impl OwnedLeaf {
     }
 
     /// The parts of a range, with their states.
-    fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, ClusterState)> {
+    fn state_runs(&self, range: &Range<u64>) -> Vec<(Range<u64>, ClusterState)> {
         let (mut at, mut parts) = (range.start, Vec::new());
         while at < range.end {
             let (lies, until) = self.state_of(at);

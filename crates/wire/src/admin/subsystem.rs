@@ -189,7 +189,7 @@ mod tests {
     use crate::typed::TypedCommand;
 
     #[test]
-    fn a_capacity_lies_across_dwords_eleven_and_twelve() {
+    fn capacity_management_uses_cdw11_and_cdw12() {
         let create = CapacityManagement {
             oper: CapacityOperation::CreateEnduranceGroup,
             cap: 0x1_0000_0002,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lockdown_packs_four_fields_into_dword_ten() {
+    fn lockdown_packs_four_fields_into_cdw10() {
         let lock = Lockdown { scp: 2, prhbt: true, ifc: 1, ofi: 0x84, ..Lockdown::default() };
         assert_eq!(lock.to_command().cdw10(), 0x8432);
     }

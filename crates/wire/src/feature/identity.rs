@@ -74,7 +74,7 @@ mod tests {
     use super::HostMetadata;
 
     #[test]
-    fn elements_are_counted_and_kept_inside_the_page() {
+    fn host_metadata_elements_are_bounded_by_count_and_page() {
         let mut bytes = [0; 4096];
         bytes[..12].copy_from_slice(&[2, 0, 1, 0, 2, 0, b'o', b'k', 2, 0, 0, 0x20]);
         let metadata = HostMetadata::from_bytes(&bytes);

@@ -135,20 +135,20 @@ mod tests {
     use crate::layout::Layout;
 
     #[test]
-    fn a_timestamp_has_six_bytes_of_time_and_one_of_attributes() {
+    fn timestamp_is_48_bits_and_one_attribute_byte() {
         let timestamp = Timestamp::zeroed()
             .with(|it| it.milliseconds(0x0605_0403_0201).origin(TimestampOrigin::Host).synch(true));
         assert_eq!(timestamp.bytes(), [1, 2, 3, 4, 5, 6, 0b11, 0]);
     }
 
     #[test]
-    fn a_transition_is_drawn_as_linux_draws_it() {
+    fn autonomous_transition_entry_has_the_bits_of_linux() {
         let transition = PowerStateTransition::zeroed().with(|it| it.itps(3).itpt(100));
         assert_eq!(transition.0, 3 << 3 | 100 << 8);
     }
 
     #[test]
-    fn the_descriptor_list_lies_where_both_halves_say() {
+    fn host_memory_descriptor_list_address_is_joined_from_both_halves() {
         let attributes = HostMemoryAttributes::zeroed().with(|it| it.hmdlal(0x1000).hmdlau(2));
         assert_eq!(attributes.list_address(), 0x2_0000_1000);
     }

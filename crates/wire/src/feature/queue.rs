@@ -118,7 +118,7 @@ impl NumberOfQueues {
     /// `count` queue pairs, 1 to 65 536.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
-    pub fn pairs(count: u32) -> Self {
+    pub fn queue_pair_count(count: u32) -> Self {
         let based = count.saturating_sub(1).min(0xffff) as u16;
         Self::zeroed().with(|queues| queues.nsq(based).ncq(based))
     }
@@ -135,15 +135,15 @@ mod tests {
     use super::{AsynchronousEventConfiguration, NumberOfQueues};
 
     #[test]
-    fn numbers_of_queues_count_from_zero_on_the_wire() {
-        assert_eq!(NumberOfQueues::pairs(1).0, 0);
-        assert_eq!(NumberOfQueues::pairs(64).0, 0x003f_003f);
-        assert_eq!(NumberOfQueues::pairs(1 << 20).count(), 65_536);
+    fn number_of_queues_is_zero_based() {
+        assert_eq!(NumberOfQueues::queue_pair_count(1).0, 0);
+        assert_eq!(NumberOfQueues::queue_pair_count(64).0, 0x003f_003f);
+        assert_eq!(NumberOfQueues::queue_pair_count(1 << 20).count(), 65_536);
         assert_eq!(NumberOfQueues(0x0003_0007).count(), 4);
     }
 
     #[test]
-    fn the_notices_that_linux_asks_for_are_bits_eight_nine_and_eleven() {
+    fn async_event_notices_of_linux_are_bits_8_9_and_11() {
         let wanted = AsynchronousEventConfiguration::zeroed().with(|events| {
             events
                 .namespace_attribute_notices(true)

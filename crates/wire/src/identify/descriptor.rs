@@ -69,7 +69,7 @@ impl NamespaceIdentifier {
 }
 
 /// Identifiers in a descriptor list. Skips those of unknown type or wrong length.
-pub fn descriptors(page: &[u8]) -> impl Iterator<Item = NamespaceIdentifier> + '_ {
+pub fn namespace_identifiers(page: &[u8]) -> impl Iterator<Item = NamespaceIdentifier> + '_ {
     let mut rest = page;
     core::iter::from_fn(move || {
         let (header, behind) = rest.split_first_chunk::<HEADER_BYTES>()?;
@@ -83,7 +83,7 @@ pub fn descriptors(page: &[u8]) -> impl Iterator<Item = NamespaceIdentifier> + '
 
 /// Builds a list of these identifiers, as many as fit.
 #[must_use]
-pub fn descriptor_list(identifiers: &[NamespaceIdentifier]) -> [u8; super::BYTES] {
+pub fn build_descriptor_list(identifiers: &[NamespaceIdentifier]) -> [u8; super::BYTES] {
     let mut bytes = Vec::new();
     identifiers.iter().for_each(|identifier| identifier.emit(&mut bytes));
     let mut page = [0; super::BYTES];
@@ -94,37 +94,37 @@ pub fn descriptor_list(identifiers: &[NamespaceIdentifier]) -> [u8; super::BYTES
 
 #[cfg(test)]
 mod tests {
-    use super::{NamespaceIdentifier, descriptor_list, descriptors};
+    use super::{NamespaceIdentifier, build_descriptor_list, namespace_identifiers};
     use crate::identify::CommandSet;
 
     #[test]
-    fn a_list_is_read_as_it_was_written() {
+    fn descriptor_list_round_trips() {
         let identifiers = [
             NamespaceIdentifier::Eui64([1, 2, 3, 4, 5, 6, 7, 8]),
             NamespaceIdentifier::Nguid([9; 16]),
             NamespaceIdentifier::Uuid([7; 16]),
             NamespaceIdentifier::Csi(CommandSet::Zoned),
         ];
-        let page = descriptor_list(&identifiers);
+        let page = build_descriptor_list(&identifiers);
         assert_eq!(page[..6], [1, 8, 0, 0, 1, 2]);
         assert_eq!(page[12..16], [2, 16, 0, 0]);
         assert_eq!(page[52..57], [4, 1, 0, 0, 2]);
-        assert_eq!(descriptors(&page).collect::<Vec<_>>(), identifiers);
+        assert_eq!(namespace_identifiers(&page).collect::<Vec<_>>(), identifiers);
     }
 
     #[test]
-    fn what_is_unknown_or_of_the_wrong_length_is_passed_over() {
+    fn unknown_or_mis_sized_descriptors_are_skipped() {
         let mut page = vec![9, 2, 0, 0, 0xaa, 0xbb];
         page.extend([1, 3, 0, 0, 1, 2, 3]);
         NamespaceIdentifier::Csi(CommandSet::Nvm).emit(&mut page);
-        let found: Vec<_> = descriptors(&page).collect();
+        let found: Vec<_> = namespace_identifiers(&page).collect();
         assert_eq!(found, [NamespaceIdentifier::Csi(CommandSet::Nvm)]);
     }
 
     #[test]
-    fn a_descriptor_that_reaches_behind_the_page_ends_the_list() {
-        assert_eq!(descriptors(&[3, 16, 0, 0, 1, 2, 3]).count(), 0);
-        assert_eq!(descriptors(&[3, 16, 0]).count(), 0);
-        assert_eq!(descriptors(&[]).count(), 0);
+    fn descriptor_beyond_the_page_ends_the_list() {
+        assert_eq!(namespace_identifiers(&[3, 16, 0, 0, 1, 2, 3]).count(), 0);
+        assert_eq!(namespace_identifiers(&[3, 16, 0]).count(), 0);
+        assert_eq!(namespace_identifiers(&[]).count(), 0);
     }
 }

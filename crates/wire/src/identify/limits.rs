@@ -45,7 +45,7 @@ impl IdentifyController {
     /// Maximum data transfer size of a command, from MDTS and CAP.MPSMIN. `None` for no limit.
     #[must_use]
     pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
-        limit_bytes(self.mdts(), mpsmin)
+        page_power_limit_bytes(self.mdts(), mpsmin)
     }
 
     /// Delay before a retry, selected by the CRD of a status; 0 for none.
@@ -62,7 +62,7 @@ impl IdentifyController {
 
     /// Whether the controller can copy from ranges of this format.
     #[must_use]
-    pub fn copies(&self, format: CopyFormat) -> bool {
+    pub fn supports_copy_format(&self, format: CopyFormat) -> bool {
         self.copy() && self.cdfs() & 1_u16.checked_shl(format.code().into()).unwrap_or(0) != 0
     }
 }
@@ -70,18 +70,18 @@ impl IdentifyController {
 /// Limit given as a power of two of pages of CAP.MPSMIN, in bytes. `None` for no limit, and for one
 /// too large to matter.
 #[must_use]
-pub fn limit_bytes(exponent: u8, mpsmin: u8) -> Option<u64> {
+pub fn page_power_limit_bytes(exponent: u8, mpsmin: u8) -> Option<u64> {
     let shift = u32::from(exponent) + 12 + u32::from(mpsmin);
     if exponent == 0 { None } else { 1_u64.checked_shl(shift) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CopyFormat, IdentifyController, limit_bytes};
+    use super::{CopyFormat, IdentifyController, page_power_limit_bytes};
     use crate::layout::{Ascii, Layout};
 
     #[test]
-    fn fields_lie_where_other_implementations_find_them() {
+    fn identify_controller_fields_match_other_implementations() {
         let mut bytes = [0; 4096];
         bytes[4..24].copy_from_slice(b"S3Z8NB0K123456A     ");
         bytes[24..44].copy_from_slice(b"SAMSUNG MZVLB512    ");
@@ -109,23 +109,26 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_do_not_fit_are_no_limits() {
-        assert_eq!(limit_bytes(0, 0), None);
-        assert_eq!(limit_bytes(5, 0), Some(131_072));
-        assert_eq!(limit_bytes(255, 15), None);
+    fn page_power_limit_overflow_means_no_limit() {
+        assert_eq!(page_power_limit_bytes(0, 0), None);
+        assert_eq!(page_power_limit_bytes(5, 0), Some(131_072));
+        assert_eq!(page_power_limit_bytes(255, 15), None);
     }
 
     #[test]
-    fn retry_delays_and_copy_formats_are_looked_up() {
+    fn retry_delays_and_copy_formats_are_decoded() {
         let id = IdentifyController::zeroed().with(|id| id.crdt2(3).copy(true).cdfs(0b101));
         assert_eq!((id.retry_delay_ms(2), id.retry_delay_ms(0)), (300, 0));
-        assert!(id.copies(CopyFormat::SameNamespace) && id.copies(CopyFormat::AnyNamespace));
-        assert!(!id.copies(CopyFormat::SameNamespaceWideGuard));
-        assert!(!id.copies(CopyFormat::Reserved(15)));
+        assert!(
+            id.supports_copy_format(CopyFormat::SameNamespace)
+                && id.supports_copy_format(CopyFormat::AnyNamespace)
+        );
+        assert!(!id.supports_copy_format(CopyFormat::SameNamespaceWideGuard));
+        assert!(!id.supports_copy_format(CopyFormat::Reserved(15)));
     }
 
     #[test]
-    fn every_field_is_decoded_with_its_name_and_its_parts() {
+    fn identify_controller_fields_are_decoded_with_names_and_parts() {
         let decoded = IdentifyController::zeroed().with(|id| id.vwcp(true)).decode();
         let vwc = decoded.iter().find(|field| field.name == "vwc").unwrap();
         assert_eq!(vwc.description, "Volatile Write Cache.");

@@ -108,7 +108,7 @@ mod tests {
     use super::{CommandSetVector, CommandSets, ControllerList, NamespaceList};
 
     #[test]
-    fn a_list_of_namespaces_ends_with_a_zero_or_with_the_page() {
+    fn namespace_list_ends_with_zero_or_the_page() {
         assert_eq!(NamespaceList::new([3, 7]).iter().collect::<Vec<_>>(), [3, 7]);
         assert_eq!(NamespaceList::zeroed().iter().count(), 0);
         let full = NamespaceList::new(1..=2000);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_controllers_is_as_long_as_it_says_but_not_longer_than_the_page() {
+    fn controller_list_is_bounded_by_its_count_and_the_page() {
         let list = ControllerList::new([5, 0, 9]);
         assert_eq!(list.as_bytes()[..8], [3, 0, 5, 0, 0, 0, 9, 0]);
         assert_eq!(list.iter().collect::<Vec<_>>(), [5, 0, 9]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_combination_ends_the_combinations() {
+    fn empty_command_set_combination_ends_the_list() {
         let nvm = CommandSetVector::zeroed().with(|vector| vector.nvm(true));
         let sets = CommandSets::zeroed().with(|sets| sets.vector(0, nvm).vector(2, nvm));
         assert_eq!(sets.iter().collect::<Vec<_>>(), [nvm]);

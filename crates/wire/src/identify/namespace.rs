@@ -363,14 +363,14 @@ impl IdentifyNamespace {
 
     /// LBA format of the namespace.
     #[must_use]
-    pub fn format(&self) -> LbaFormat {
+    pub fn current_format(&self) -> LbaFormat {
         self.lbaf(usize::from(self.format_index())).unwrap_or_default()
     }
 
     /// Logical block size. `None` if the controller reports an impossible value.
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
-        self.format().block_bytes()
+        self.current_format().block_bytes()
     }
 
     /// Optimal boundary, if there is one.
@@ -407,7 +407,7 @@ mod tests {
     use super::{GuardFormat, IdentifyNamespace, IdentifyNamespaceNvm, LbaFormat};
 
     #[test]
-    fn fields_lie_where_other_implementations_find_them() {
+    fn identify_namespace_fields_match_other_implementations() {
         let mut bytes = [0; 4096];
         bytes[0..8].copy_from_slice(&0x10_0000_u64.to_le_bytes());
         bytes[25] = 1;
@@ -420,7 +420,10 @@ mod tests {
         bytes[132..136].copy_from_slice(&[8, 0, 12, 1]);
         let id = IdentifyNamespace::from_bytes(&bytes);
         assert_eq!((id.nsze(), id.nlbaf(), id.format_index()), (0x10_0000, 1, 1));
-        assert_eq!((id.block_bytes(), id.format().ms(), id.format().rp()), (Some(4096), 8, 1));
+        assert_eq!(
+            (id.block_bytes(), id.current_format().ms(), id.current_format().rp()),
+            (Some(4096), 8, 1)
+        );
         assert_eq!(id.lbaf(0).and_then(|format| format.block_bytes()), Some(512));
         assert_eq!(id.drb().code(), 1);
         assert!(id.wzds());
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_index_has_six_bits_in_two_places() {
+    fn format_index_is_six_bits_in_two_fields() {
         let id = IdentifyNamespace::zeroed().with(|id| {
             id.fidxl(2).fidxu(3).metadata_extended(true).lbaf(50, LbaFormat::new(12, 0))
         });
@@ -439,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_block_sizes_are_refused() {
+    fn invalid_block_sizes_are_rejected() {
         for lbads in (0..9).chain(32..=255) {
             assert_eq!(LbaFormat::new(lbads, 0).block_bytes(), None);
         }
@@ -447,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_format_says_how_wide_guard_and_storage_tag_are() {
+    fn extended_lba_format_has_guard_and_storage_tag_size() {
         let mut bytes = [0; 4096];
         bytes[16..20].copy_from_slice(&(2_u32 << 7 | 48).to_le_bytes());
         let format = IdentifyNamespaceNvm::from_bytes(&bytes).elbaf(1).unwrap();

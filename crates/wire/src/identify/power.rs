@@ -90,7 +90,7 @@ mod tests {
     use super::PowerState;
 
     #[test]
-    fn the_scale_of_the_maximum_power_is_a_factor_of_a_hundred() {
+    fn maximum_power_scale_is_one_hundred() {
         let state = PowerState::zeroed().with(|state| state.mp(650));
         assert_eq!(state.power_max(), 65_000);
         assert_eq!(state.with(|state| state.mxps(true)).power_max(), 650);

@@ -158,7 +158,7 @@ mod tests {
     use super::{SecondaryControllerList, UuidList};
 
     #[test]
-    fn entries_begin_behind_the_header_and_lie_side_by_side() {
+    fn resource_entries_follow_the_header_contiguously() {
         let mut bytes = [0; 4096];
         bytes[32 + 32..32 + 34].copy_from_slice(&[7, 0]);
         bytes[32 + 36] = 1;

@@ -134,7 +134,7 @@ layout! {
 
 /// Source range of any format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct CopySourceRange {
     /// Namespace, if the format names one.
     pub nsid: Option<u32>,
     /// The first block.
@@ -154,7 +154,7 @@ pub struct Source {
 impl CopyFormat {
     /// Length of a range. `None` for a format that this crate does not support.
     #[must_use]
-    pub const fn range_bytes(self) -> Option<usize> {
+    pub const fn source_range_bytes(self) -> Option<usize> {
         match self {
             Self::SameNamespace | Self::AnyNamespace => Some(32),
             Self::SameNamespaceWideGuard | Self::AnyNamespaceWideGuard => Some(40),
@@ -167,14 +167,14 @@ impl CopyFormat {
     }
 }
 
-impl Source {
+impl CopySourceRange {
     /// Parses a range of `format`.
     ///
     /// `None` if there are too few bytes or the format has no block ranges.
     #[must_use]
     pub fn parse(format: CopyFormat, bytes: &[u8]) -> Option<Self> {
         let named = |nsid| format.names_namespace().then_some(nsid);
-        match format.range_bytes()? {
+        match format.source_range_bytes()? {
             32 => {
                 let range = CopyRange::from_bytes(bytes.first_chunk()?);
                 Some(Self {
@@ -212,7 +212,7 @@ impl Source {
         let nsid = self.nsid.filter(|_| format.names_namespace()).unwrap_or(0);
         let fast_only = self.fast_only && format.names_namespace();
         let nlb = self.count.wrapping_sub(1) as u16;
-        match format.range_bytes() {
+        match format.source_range_bytes() {
             None => {}
             Some(32) => {
                 let mut range = CopyRange::zeroed();
@@ -235,16 +235,19 @@ impl Source {
 }
 
 /// Complete ranges in `bytes`; none for a format without block ranges.
-pub fn sources(format: CopyFormat, bytes: &[u8]) -> impl Iterator<Item = Source> + '_ {
-    let length = format.range_bytes().unwrap_or(usize::MAX);
-    bytes.chunks_exact(length).filter_map(move |chunk| Source::parse(format, chunk))
+pub fn parse_copy_sources(
+    format: CopyFormat,
+    bytes: &[u8],
+) -> impl Iterator<Item = CopySourceRange> + '_ {
+    let length = format.source_range_bytes().unwrap_or(usize::MAX);
+    bytes.chunks_exact(length).filter_map(move |chunk| CopySourceRange::parse(format, chunk))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CopyFormat, Source, sources};
+    use super::{CopyFormat, CopySourceRange, parse_copy_sources};
 
-    const SOURCE: Source = Source {
+    const SOURCE: CopySourceRange = CopySourceRange {
         nsid: Some(7),
         slba: 0x0102_0304_0506_0708,
         count: 65_536,
@@ -255,22 +258,22 @@ mod tests {
     };
 
     #[test]
-    fn a_range_survives_every_format_that_can_hold_it() {
+    fn copy_source_range_round_trips_in_every_format() {
         for &format in CopyFormat::ALL {
             let mut bytes = Vec::new();
             SOURCE.emit(format, &mut bytes);
             SOURCE.emit(format, &mut bytes);
             let wider = format.code() >= 2;
             let expected_source =
-                Source { nsid: SOURCE.nsid.filter(|_| wider), fast_only: wider, ..SOURCE };
+                CopySourceRange { nsid: SOURCE.nsid.filter(|_| wider), fast_only: wider, ..SOURCE };
             let expected = if format == CopyFormat::LocalMemory { 0 } else { 2 };
-            let read: Vec<_> = sources(format, &bytes).collect();
+            let read: Vec<_> = parse_copy_sources(format, &bytes).collect();
             assert_eq!(read, vec![expected_source; expected], "{format:?}");
         }
     }
 
     #[test]
-    fn the_tags_of_a_wide_guard_are_big_endian_and_of_a_narrow_one_are_not() {
+    fn copy_range_tags_are_big_endian_for_wide_guards_only() {
         let mut wide = Vec::new();
         SOURCE.emit(CopyFormat::SameNamespaceWideGuard, &mut wide);
         assert_eq!(wide[26..36], [0, 0, 0, 0, 0, 0, 0x11, 0x22, 0x33, 0x44]);
@@ -280,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn too_few_bytes_are_no_range() {
-        assert_eq!(Source::parse(CopyFormat::SameNamespace, &[0; 31]), None);
-        assert_eq!(Source::parse(CopyFormat::AnyNamespaceWideGuard, &[0; 39]), None);
-        assert_eq!(sources(CopyFormat::SameNamespace, &[0; 31]).count(), 0);
+    fn truncated_copy_range_is_not_parsed() {
+        assert_eq!(CopySourceRange::parse(CopyFormat::SameNamespace, &[0; 31]), None);
+        assert_eq!(CopySourceRange::parse(CopyFormat::AnyNamespaceWideGuard, &[0; 39]), None);
+        assert_eq!(parse_copy_sources(CopyFormat::SameNamespace, &[0; 31]).count(), 0);
     }
 }

@@ -64,35 +64,36 @@ impl DatasetRange {
 }
 
 /// Complete ranges in `bytes`.
-pub fn ranges(bytes: &[u8]) -> impl Iterator<Item = DatasetRange> + '_ {
+pub fn parse_dataset_ranges(bytes: &[u8]) -> impl Iterator<Item = DatasetRange> + '_ {
     bytes.as_chunks::<16>().0.iter().map(DatasetRange::from_bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DatasetManagement, DatasetRange, ranges};
+    use super::{DatasetManagement, DatasetRange, parse_dataset_ranges};
     use crate::typed::TypedCommand;
 
     #[test]
-    fn a_list_of_ranges_is_read_and_a_rest_is_left() {
+    fn incomplete_dataset_range_is_ignored() {
         let mut bytes = Vec::new();
         for range in [DatasetRange::new(8, 1), DatasetRange::new(1 << 40, 3)] {
             bytes.extend(range.as_bytes());
         }
         bytes.push(0xff);
-        let read: Vec<_> = ranges(&bytes).map(|range| (range.slba(), range.nlb())).collect();
+        let read: Vec<_> =
+            parse_dataset_ranges(&bytes).map(|range| (range.slba(), range.nlb())).collect();
         assert_eq!(read, [(8, 1), (1 << 40, 3)]);
     }
 
     #[test]
-    fn a_deallocate_is_bit_two_of_dword_eleven() {
+    fn deallocate_attribute_is_bit_2_of_cdw11() {
         let deallocate = DatasetManagement { nr: 255, ad: true, ..DatasetManagement::default() };
         assert_eq!(deallocate.to_command().cdw10(), 255);
         assert_eq!(deallocate.to_command().cdw11(), 4);
     }
 
     #[test]
-    fn a_range_at_the_end_of_all_numbers_has_no_end() {
+    fn dataset_range_beyond_the_last_lba_has_no_end() {
         assert_eq!(DatasetRange::new(u64::MAX, 1).end(), None);
         assert_eq!(DatasetRange::new(4, 2).end(), Some(6));
     }

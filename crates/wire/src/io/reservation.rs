@@ -222,14 +222,14 @@ layout! {
 }
 
 /// Registrants of a report, limited by its count and by the bytes available.
-pub fn registrants(report: &[u8]) -> impl Iterator<Item = Registrant> + '_ {
+pub fn report_registrants(report: &[u8]) -> impl Iterator<Item = Registrant> + '_ {
     let count = ReservationStatus::parse(report).map_or(0, |status| status.regstrnt());
     let rest = report.get(ReservationStatus::BYTES..).unwrap_or(&[]);
     rest.as_chunks::<24>().0.iter().map(Registrant::from_bytes).take(count.into())
 }
 
 /// Registrants of an extended report, limited by its count and by the bytes available.
-pub fn registrants_extended(report: &[u8]) -> impl Iterator<Item = RegistrantExtended> + '_ {
+pub fn report_registrants_extended(report: &[u8]) -> impl Iterator<Item = RegistrantExtended> + '_ {
     let count = ReservationStatusExtended::parse(report).map_or(0, |status| status.regstrnt());
     let rest = report.get(ReservationStatusExtended::BYTES..).unwrap_or(&[]);
     rest.as_chunks::<64>().0.iter().map(RegistrantExtended::from_bytes).take(count.into())
@@ -239,25 +239,26 @@ pub fn registrants_extended(report: &[u8]) -> impl Iterator<Item = RegistrantExt
 mod tests {
     use super::{
         AcquireAction, Registrant, ReservationAcquire, ReservationStatus, ReservationType,
-        registrants, registrants_extended,
+        report_registrants, report_registrants_extended,
     };
     use crate::typed::TypedCommand;
 
     #[test]
-    fn a_report_gives_no_more_registrants_than_it_counts_or_holds() {
+    fn reservation_report_is_bounded_by_count_and_length() {
         let mut report = ReservationStatus::zeroed().with(|it| it.regstrnt(2)).as_bytes().to_vec();
         for rkey in 1..=3 {
             report.extend(Registrant::zeroed().with(|it| it.rkey(rkey)).as_bytes());
         }
-        let keys = |report: &[u8]| registrants(report).map(|it| it.rkey()).collect::<Vec<_>>();
+        let keys =
+            |report: &[u8]| report_registrants(report).map(|it| it.rkey()).collect::<Vec<_>>();
         assert_eq!(keys(&report), [1, 2]);
         assert_eq!(keys(&report[..24 + 30]), [1]);
         assert_eq!(keys(&report[..10]), []);
-        assert_eq!(registrants_extended(&report).count(), 0);
+        assert_eq!(report_registrants_extended(&report).count(), 0);
     }
 
     #[test]
-    fn an_acquire_is_put_together_as_the_block_layer_of_linux_does() {
+    fn reservation_acquire_has_the_bits_that_linux_sends() {
         let acquire = ReservationAcquire {
             nsid: 1,
             racqa: AcquireAction::PreemptAndAbort,
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_type_admits_follows_from_its_name() {
+    fn reservation_type_permissions_follow_from_its_name() {
         use ReservationType as Type;
         assert!(Type::WriteExclusive.admits_readers() && !Type::ExclusiveAccess.admits_readers());
         assert!(Type::WriteExclusiveRegistrants.admits_registrants());

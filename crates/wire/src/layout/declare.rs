@@ -45,7 +45,7 @@ macro_rules! layout {
                     #[inline]
                     #[must_use]
                     pub fn $part(&self) -> $part_type {
-                        $crate::layout::part(self.$field(), &[$low $(, $high)?])
+                        $crate::layout::extract_part(self.$field(), &[$low $(, $high)?])
                     }
                 )*)?
             )*
@@ -78,7 +78,7 @@ macro_rules! layout {
             }
         }
 
-        impl $crate::layout::Set<'_, $name> {
+        impl $crate::layout::FieldSetters<'_, $name> {
             $(
                 $crate::layout::layout!(@setter $field $offset $type; $($count)?);
                 $($(
@@ -114,8 +114,8 @@ macro_rules! layout {
                 FIELDS
             }
             #[cfg(test)]
-            const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
-                $crate::layout::Accessor {
+            const ACCESSORS: &'static [$crate::layout::FieldAccessor<Self>] = &[$(
+                $crate::layout::FieldAccessor {
                     parts: &[$($( $crate::layout::layout!(@part_accessor $part), )*)?],
                     ..$crate::layout::layout!(@accessor $field $type; $($count)?)
                 },
@@ -137,9 +137,9 @@ macro_rules! layout {
             }
         }
 
-        impl $crate::layout::Element for $name {
+        impl $crate::layout::FieldType for $name {
             const BYTES: usize = $bytes;
-            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+            const KIND: $crate::layout::FieldKind = $crate::layout::FieldKind::Structure;
 
             #[inline]
             fn load(bytes: &[u8]) -> Self {
@@ -153,8 +153,8 @@ macro_rules! layout {
                 bytes[..$bytes].copy_from_slice(&self.0);
             }
 
-            fn value(&self) -> $crate::layout::Value {
-                $crate::layout::Value::Structure($crate::layout::Layout::decode(self))
+            fn value(&self) -> $crate::layout::FieldValue {
+                $crate::layout::FieldValue::Structure($crate::layout::Layout::decode(self))
             }
         }
 
@@ -184,14 +184,14 @@ macro_rules! layout {
 
         impl $name {
             /// The word's length on the wire.
-            pub const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
+            pub const BYTES: usize = <$word as $crate::layout::FieldType>::BYTES;
 
             $(
                 $(#[doc = $meaning])+
                 #[inline]
                 #[must_use]
                 pub fn $part(&self) -> $type {
-                    $crate::layout::part(self.0, &[$low $(, $high)?])
+                    $crate::layout::extract_part(self.0, &[$low $(, $high)?])
                 }
             )*
 
@@ -203,7 +203,7 @@ macro_rules! layout {
             }
         }
 
-        impl $crate::layout::Set<'_, $name> {
+        impl $crate::layout::FieldSetters<'_, $name> {
             $(
                 #[doc = concat!("Sets `", stringify!($part), "`.")]
                 #[inline]
@@ -216,7 +216,7 @@ macro_rules! layout {
 
         impl $crate::layout::Layout for $name {
             const NAME: &'static str = stringify!($name);
-            const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
+            const BYTES: usize = <$word as $crate::layout::FieldType>::BYTES;
             fn fields() -> &'static [$crate::layout::Field] {
                 static FIELDS: &[$crate::layout::Field] = &[$(
                     $crate::layout::layout!(@part [$($meaning)+] $part $type; 0; $low $(, $high)?),
@@ -224,14 +224,14 @@ macro_rules! layout {
                 FIELDS
             }
             #[cfg(test)]
-            const ACCESSORS: &'static [$crate::layout::Accessor<Self>] =
+            const ACCESSORS: &'static [$crate::layout::FieldAccessor<Self>] =
                 &[$( $crate::layout::layout!(@part_accessor $part), )*];
 
             fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::TruncatedError> {
                 $crate::layout::TruncatedError::check(
                     stringify!($name), bytes.len(), <Self as $crate::layout::Layout>::BYTES,
                 )?;
-                Ok(<Self as $crate::layout::Element>::load(bytes))
+                Ok(<Self as $crate::layout::FieldType>::load(bytes))
             }
 
             fn bytes(&self) -> Vec<u8> {
@@ -239,31 +239,31 @@ macro_rules! layout {
             }
         }
 
-        impl $crate::layout::Element for $name {
-            const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
-            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+        impl $crate::layout::FieldType for $name {
+            const BYTES: usize = <$word as $crate::layout::FieldType>::BYTES;
+            const KIND: $crate::layout::FieldKind = $crate::layout::FieldKind::Structure;
 
             #[inline]
             fn load(bytes: &[u8]) -> Self {
-                Self(<$word as $crate::layout::Element>::load(bytes))
+                Self(<$word as $crate::layout::FieldType>::load(bytes))
             }
 
             #[inline]
             fn store(&self, bytes: &mut [u8]) {
-                $crate::layout::Element::store(&self.0, bytes);
+                $crate::layout::FieldType::store(&self.0, bytes);
             }
 
-            fn value(&self) -> $crate::layout::Value {
-                $crate::layout::Value::Structure($crate::layout::Layout::decode(self))
+            fn value(&self) -> $crate::layout::FieldValue {
+                $crate::layout::FieldValue::Structure($crate::layout::Layout::decode(self))
             }
         }
 
-        impl $crate::layout::Part for $name {
-            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+        impl $crate::layout::BitFieldType for $name {
+            const KIND: $crate::layout::FieldKind = $crate::layout::FieldKind::Structure;
 
             #[inline(always)]
             fn from_bits(bits: u64) -> Self {
-                Self($crate::layout::Part::from_bits(bits))
+                Self($crate::layout::BitFieldType::from_bits(bits))
             }
 
             #[inline(always)]
@@ -271,8 +271,8 @@ macro_rules! layout {
                 u64::from(self.0)
             }
 
-            fn value(self) -> $crate::layout::Value {
-                $crate::layout::Value::Structure($crate::layout::Layout::decode(&self))
+            fn value(self) -> $crate::layout::FieldValue {
+                $crate::layout::FieldValue::Structure($crate::layout::Layout::decode(&self))
             }
         }
 
@@ -298,8 +298,8 @@ macro_rules! layout {
         impl $name {
             /// Setters, to be chained.
             #[inline]
-            pub const fn set(&mut self) -> $crate::layout::Set<'_, Self> {
-                $crate::layout::Set(self)
+            pub const fn set(&mut self) -> $crate::layout::FieldSetters<'_, Self> {
+                $crate::layout::FieldSetters(self)
             }
 
             /// The structure after `change`.
@@ -307,16 +307,16 @@ macro_rules! layout {
             #[must_use]
             pub fn with(
                 mut self,
-                change: impl FnOnce($crate::layout::Set<'_, Self>) -> $crate::layout::Set<'_, Self>,
+                change: impl FnOnce($crate::layout::FieldSetters<'_, Self>) -> $crate::layout::FieldSetters<'_, Self>,
             ) -> Self {
-                change($crate::layout::Set(&mut self));
+                change($crate::layout::FieldSetters(&mut self));
                 self
             }
         }
 
         impl core::fmt::Debug for $name {
             fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                $crate::layout::debug(self, out)
+                $crate::layout::debug_nonzero_fields(self, out)
             }
         }
 
@@ -332,7 +332,7 @@ macro_rules! layout {
         #[inline]
         #[must_use]
         pub fn $field(&self) -> $type {
-            $crate::layout::Element::load_at(&self.0, $offset)
+            $crate::layout::FieldType::load_at(&self.0, $offset)
         }
     };
     (@getter [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
@@ -343,8 +343,8 @@ macro_rules! layout {
         #[must_use]
         pub fn $field(&self, index: usize) -> Option<$type> {
             (index < $count).then(|| {
-                let at = $offset + index * <$type as $crate::layout::Element>::BYTES;
-                $crate::layout::Element::load_at(&self.0, at)
+                let at = $offset + index * <$type as $crate::layout::FieldType>::BYTES;
+                $crate::layout::FieldType::load_at(&self.0, at)
             })
         }
     };
@@ -353,7 +353,7 @@ macro_rules! layout {
         #[doc = concat!("Sets `", stringify!($field), "`.")]
         #[inline]
         pub fn $field(self, value: $type) -> Self {
-            $crate::layout::Element::store_at(&value, &mut self.0.0, $offset);
+            $crate::layout::FieldType::store_at(&value, &mut self.0.0, $offset);
             self
         }
     };
@@ -366,8 +366,8 @@ macro_rules! layout {
         #[inline]
         pub fn $field(self, index: usize, value: $type) -> Self {
             assert!(index < $count, concat!("no such element of ", stringify!($field)));
-            let at = $offset + index * <$type as $crate::layout::Element>::BYTES;
-            $crate::layout::Element::store_at(&value, &mut self.0.0, at);
+            let at = $offset + index * <$type as $crate::layout::FieldType>::BYTES;
+            $crate::layout::FieldType::store_at(&value, &mut self.0.0, at);
             self
         }
     };
@@ -381,13 +381,13 @@ macro_rules! layout {
     (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
         $crate::layout::Field {
             name: stringify!($field),
-            description: $crate::layout::line(concat!($($meaning),+)),
+            description: $crate::layout::join_doc_lines(concat!($($meaning),+)),
             bit: $offset * 8,
-            width: <$type as $crate::layout::Element>::BYTES * 8,
+            width: <$type as $crate::layout::FieldType>::BYTES * 8,
             count: $count,
             repeated: true,
-            kind: <$type as $crate::layout::Element>::KIND,
-            show: $crate::layout::Show::Bytes(<$type as $crate::layout::Element>::show),
+            kind: <$type as $crate::layout::FieldType>::KIND,
+            show: $crate::layout::FieldDecoder::Bytes(<$type as $crate::layout::FieldType>::decode_value),
             parts: &[],
         }
     };
@@ -396,47 +396,47 @@ macro_rules! layout {
     ) => {
         $crate::layout::Field {
             name: stringify!($part),
-            description: $crate::layout::line(concat!($($meaning),+)),
+            description: $crate::layout::join_doc_lines(concat!($($meaning),+)),
             bit: $base + $low,
-            width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
+            width: $crate::layout::bit_range_width(&[$low $(, $high)?]) as usize,
             count: 1,
             repeated: false,
-            kind: <$type as $crate::layout::Part>::KIND,
-            show: $crate::layout::Show::Bits(<$type as $crate::layout::Part>::show),
+            kind: <$type as $crate::layout::BitFieldType>::KIND,
+            show: $crate::layout::FieldDecoder::Bits(<$type as $crate::layout::BitFieldType>::decode_value),
             parts: &[],
         }
     };
 
     (@accessor $field:ident $type:ty;) => {
-        $crate::layout::Accessor {
-            raw: |it, _, raw| $crate::layout::Element::store(&it.$field(), raw),
+        $crate::layout::FieldAccessor {
+            raw: |it, _, raw| $crate::layout::FieldType::store(&it.$field(), raw),
             put: |it, _, raw| {
-                it.set().$field(<$type as $crate::layout::Element>::load(raw));
+                it.set().$field(<$type as $crate::layout::FieldType>::load(raw));
             },
             parts: &[],
         }
     };
     (@accessor $field:ident $type:ty; $count:literal) => {
-        $crate::layout::Accessor {
+        $crate::layout::FieldAccessor {
             raw: |it, index, raw| {
                 if let Some(element) = it.$field(index) {
-                    $crate::layout::Element::store(&element, raw);
+                    $crate::layout::FieldType::store(&element, raw);
                 }
             },
             put: |it, index, raw| {
-                it.set().$field(index, <$type as $crate::layout::Element>::load(raw));
+                it.set().$field(index, <$type as $crate::layout::FieldType>::load(raw));
             },
             parts: &[],
         }
     };
     (@part_accessor $part:ident) => {
-        $crate::layout::Accessor {
+        $crate::layout::FieldAccessor {
             raw: |it, _, raw| {
-                $crate::layout::Element::store(&$crate::layout::Part::to_bits(it.$part()), raw);
+                $crate::layout::FieldType::store(&$crate::layout::BitFieldType::to_bits(it.$part()), raw);
             },
             put: |it, _, raw| {
-                it.set().$part($crate::layout::Part::from_bits(
-                    <u64 as $crate::layout::Element>::load(raw),
+                it.set().$part($crate::layout::BitFieldType::from_bits(
+                    <u64 as $crate::layout::FieldType>::load(raw),
                 ));
             },
             parts: &[],

@@ -3,7 +3,7 @@
 //!
 //! A header, then one descriptor per group, each followed by its namespaces.
 
-use crate::element::{Element, code};
+use crate::element::{FieldType, code};
 use crate::layout::{Layout, layout};
 
 layout! {
@@ -51,7 +51,7 @@ code! {
 /// Groups of a page with their namespaces, limited by the bytes available.
 ///
 /// Iteration ends at a group whose namespaces do not all fit.
-pub fn groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, Namespaces<'_>)> + '_ {
+pub fn parse_ana_groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, GroupNamespaces<'_>)> + '_ {
     let count = AnaHeader::parse(page).map_or(0, |header| header.ngrps());
     let mut rest = page.get(AnaHeader::BYTES..).unwrap_or(&[]);
     let next = move || {
@@ -60,18 +60,18 @@ pub fn groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, Namespaces<'_>)> +
         let length = usize::try_from(group.nnsids()).ok()?.checked_mul(4)?;
         let namespaces = behind.get(..length)?;
         rest = &behind[length..];
-        Some((group, Namespaces { bytes: namespaces }))
+        Some((group, GroupNamespaces { bytes: namespaces }))
     };
     core::iter::from_fn(next).take(count.into())
 }
 
 /// The namespaces of a group.
 #[derive(Clone, Debug)]
-pub struct Namespaces<'a> {
+pub struct GroupNamespaces<'a> {
     bytes: &'a [u8],
 }
 
-impl Iterator for Namespaces<'_> {
+impl Iterator for GroupNamespaces<'_> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -84,7 +84,7 @@ impl Iterator for Namespaces<'_> {
 /// Appends a group with its namespaces to a page.
 ///
 /// Sets NNSIDS to the number of namespaces; the caller sets NGRPS in the header.
-pub fn emit(group: AnaGroup, namespaces: &[u32], page: &mut Vec<u8>) {
+pub fn append_ana_group(group: AnaGroup, namespaces: &[u32], page: &mut Vec<u8>) {
     let nnsids = u32::try_from(namespaces.len()).unwrap_or(u32::MAX);
     page.extend(group.with(|group| group.nnsids(nnsids)).as_bytes());
     page.extend(namespaces.iter().flat_map(|nsid| nsid.to_le_bytes()));
@@ -92,42 +92,42 @@ pub fn emit(group: AnaGroup, namespaces: &[u32], page: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{AnaGroup, AnaHeader, AnaState, emit, groups};
+    use super::{AnaGroup, AnaHeader, AnaState, append_ana_group, parse_ana_groups};
 
-    fn page(ngrps: u16) -> Vec<u8> {
+    fn sample_ana_page(ngrps: u16) -> Vec<u8> {
         let mut page = AnaHeader::zeroed().with(|it| it.ngrps(ngrps)).as_bytes().to_vec();
         let group = |grpid, state| AnaGroup::zeroed().with(|it| it.grpid(grpid).state(state));
-        emit(group(1, AnaState::Optimized), &[1, 5], &mut page);
-        emit(group(2, AnaState::Inaccessible), &[], &mut page);
-        emit(group(3, AnaState::Change), &[9], &mut page);
+        append_ana_group(group(1, AnaState::Optimized), &[1, 5], &mut page);
+        append_ana_group(group(2, AnaState::Inaccessible), &[], &mut page);
+        append_ana_group(group(3, AnaState::Change), &[9], &mut page);
         page
     }
 
-    fn read(page: &[u8]) -> Vec<(u32, AnaState, Vec<u32>)> {
-        let whole = |(group, nsids): (AnaGroup, super::Namespaces<'_>)| {
+    fn parse_sample(page: &[u8]) -> Vec<(u32, AnaState, Vec<u32>)> {
+        let whole = |(group, nsids): (AnaGroup, super::GroupNamespaces<'_>)| {
             (group.grpid(), group.state(), nsids.collect())
         };
-        groups(page).map(whole).collect()
+        parse_ana_groups(page).map(whole).collect()
     }
 
     #[test]
-    fn groups_are_read_as_they_were_written() {
+    fn ana_groups_round_trip() {
         let expected = [
             (1, AnaState::Optimized, vec![1, 5]),
             (2, AnaState::Inaccessible, vec![]),
             (3, AnaState::Change, vec![9]),
         ];
-        assert_eq!(read(&page(3)), expected);
-        assert_eq!(read(&page(2)), expected[..2]);
-        assert_eq!(read(&page(u16::MAX)), expected);
+        assert_eq!(parse_sample(&sample_ana_page(3)), expected);
+        assert_eq!(parse_sample(&sample_ana_page(2)), expected[..2]);
+        assert_eq!(parse_sample(&sample_ana_page(u16::MAX)), expected);
     }
 
     #[test]
-    fn a_group_that_reaches_behind_the_page_ends_it() {
-        let whole = page(3);
+    fn ana_group_beyond_the_page_ends_the_list() {
+        let whole = sample_ana_page(3);
         for length in 0..whole.len() {
             let complete = [56, 88, 124].iter().filter(|&&end| end <= length).count();
-            assert_eq!(read(&whole[..length]).len(), complete, "{length} bytes");
+            assert_eq!(parse_sample(&whole[..length]).len(), complete, "{length} bytes");
         }
     }
 }

@@ -120,7 +120,7 @@ code! {
 pub const ASQSZ_MIN: u16 = 32;
 
 /// Entries of a page, limited by the header's count and by the bytes available.
-pub fn entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
+pub fn discovery_entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
     let count = DiscoveryHeader::parse(page).map_or(0, |header| header.numrec());
     let rest = page.get(DiscoveryHeader::BYTES..).unwrap_or(&[]);
     let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -130,7 +130,7 @@ pub fn entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
 impl DiscoveryEntry {
     /// TCP port in TRSVCID, if it is a decimal port number (TCP 1.0 §3.1.2).
     #[must_use]
-    pub fn port(&self) -> Option<u16> {
+    pub fn tcp_port(&self) -> Option<u16> {
         let text = self.trsvcid();
         let digits = core::str::from_utf8(text.trimmed()).ok()?;
         let is_decimal = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -142,10 +142,10 @@ impl DiscoveryEntry {
 mod tests {
     use super::{
         Ascii, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType, TransportType,
-        entries,
+        discovery_entries,
     };
 
-    fn page(numrec: u64, there: u16) -> Vec<u8> {
+    fn sample_discovery_page(numrec: u64, there: u16) -> Vec<u8> {
         let header = DiscoveryHeader::zeroed().with(|header| header.genctr(9).numrec(numrec));
         let entry = |portid| {
             DiscoveryEntry::zeroed().with(|entry| {
@@ -157,19 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_those_that_are_counted_and_there() {
-        let read = |page: &[u8]| entries(page).map(|entry| entry.portid()).collect::<Vec<_>>();
-        assert_eq!(read(&page(3, 3)), [0, 1, 2]);
-        assert_eq!(read(&page(2, 3)), [0, 1]);
-        assert_eq!(read(&page(u64::MAX, 2)), [0, 1]);
-        assert_eq!(read(&page(3, 3)[..1024 + 2047]), [0]);
+    fn discovery_entries_are_bounded_by_count_and_length() {
+        let read =
+            |page: &[u8]| discovery_entries(page).map(|entry| entry.portid()).collect::<Vec<_>>();
+        assert_eq!(read(&sample_discovery_page(3, 3)), [0, 1, 2]);
+        assert_eq!(read(&sample_discovery_page(2, 3)), [0, 1]);
+        assert_eq!(read(&sample_discovery_page(u64::MAX, 2)), [0, 1]);
+        assert_eq!(read(&sample_discovery_page(3, 3)[..1024 + 2047]), [0]);
         assert!(read(&[0xff; 1023]).is_empty());
     }
 
     #[test]
-    fn a_port_is_decimal_and_nothing_else_is_one() {
+    fn trsvcid_must_be_a_decimal_port() {
         let port = |text: &str| {
-            DiscoveryEntry::zeroed().with(|entry| entry.trsvcid(Ascii::new(text))).port()
+            DiscoveryEntry::zeroed().with(|entry| entry.trsvcid(Ascii::new(text))).tcp_port()
         };
         assert_eq!((port("4420"), port("65535"), port("1")), (Some(4420), Some(65535), Some(1)));
         for text in ["", "0", "65536", "+5", "0x10", "44 20", "nvme"] {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn requirements_and_flags_lie_side_by_side() {
+    fn treq_and_eflags_are_at_their_offsets() {
         let entry = DiscoveryEntry::zeroed().with(|entry| {
             entry
                 .secure_channel(SecureChannel::NotRequired)

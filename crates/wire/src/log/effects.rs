@@ -136,7 +136,7 @@ mod tests {
     use super::{CommandEffects, CommandsEffects, Exclusion, SupportedLogPages};
 
     #[test]
-    fn the_index_is_the_opcode_and_the_second_half_is_for_io() {
+    fn command_effects_are_indexed_by_opcode_with_io_in_the_second_half() {
         let write = CommandEffects::zeroed().with(|it| it.csupp(true).lbcc(true));
         let format = write.with(|it| it.cse(Exclusion::AnyNamespace));
         let page = CommandsEffects::zeroed().with(|page| page.acs(0x80, format).iocs(1, write));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supported_page_is_bit_zero_of_its_dword() {
+    fn supported_log_page_is_bit_0_of_its_dword() {
         let mut bytes = [0; 1024];
         bytes[8] = 1;
         let page = SupportedLogPages::from_bytes(&bytes);

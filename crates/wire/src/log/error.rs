@@ -59,25 +59,25 @@ impl ErrorEntry {
 }
 
 /// Entries of a page, without the unused ones.
-pub fn entries(page: &[u8]) -> impl Iterator<Item = ErrorEntry> + '_ {
+pub fn error_entries(page: &[u8]) -> impl Iterator<Item = ErrorEntry> + '_ {
     let entries = page.as_chunks::<64>().0.iter().map(ErrorEntry::from_bytes);
     entries.filter(|entry| entry.error_count() != 0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ErrorEntry, entries};
+    use super::{ErrorEntry, error_entries};
     use crate::status::Status;
 
     #[test]
-    fn entries_that_are_not_there_are_passed_over() {
+    fn empty_error_entries_are_skipped() {
         let mut page = ErrorEntry::zeroed()
             .with(|entry| entry.error_count(7).status_field(Status::INVALID_FIELD.0))
             .as_bytes()
             .to_vec();
         page.extend([0; 64]);
         page.extend([0xff; 63]);
-        let found: Vec<_> = entries(&page).map(|entry| entry.status()).collect();
+        let found: Vec<_> = error_entries(&page).map(|entry| entry.status()).collect();
         assert_eq!(found, [Status::INVALID_FIELD]);
         assert_eq!(page[12..14], [0x04, 0x00]);
     }

@@ -193,7 +193,7 @@ code! {
 
 /// An event, by its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum AsyncEvent {
     /// Error: invalid use of the controller by the host, or an internal error.
     Error(ErrorEvent),
     /// SMART / health: the medium needs attention.
@@ -220,32 +220,34 @@ pub enum Event {
 impl EventResult {
     /// Decodes the event.
     #[must_use]
-    pub fn event(&self) -> Event {
+    pub fn event(&self) -> AsyncEvent {
         let aei = self.aei();
         match self.aet() {
-            EventType::Error => Event::Error(ErrorEvent::from_code(aei)),
-            EventType::Health => Event::Health(HealthEvent::from_code(aei)),
-            EventType::Notice => Event::Notice(NoticeEvent::from_code(aei)),
-            EventType::Immediate => Event::Immediate(ImmediateEvent::from_code(aei)),
-            EventType::OneShot => Event::OneShot(OneShotEvent::from_code(aei)),
-            EventType::CommandSet => Event::CommandSet(CommandSetEvent::from_code(aei)),
-            EventType::Vendor => Event::Vendor(aei),
-            EventType::Reserved(kind) => Event::Unknown { kind, information: aei },
+            EventType::Error => AsyncEvent::Error(ErrorEvent::from_code(aei)),
+            EventType::Health => AsyncEvent::Health(HealthEvent::from_code(aei)),
+            EventType::Notice => AsyncEvent::Notice(NoticeEvent::from_code(aei)),
+            EventType::Immediate => AsyncEvent::Immediate(ImmediateEvent::from_code(aei)),
+            EventType::OneShot => AsyncEvent::OneShot(OneShotEvent::from_code(aei)),
+            EventType::CommandSet => AsyncEvent::CommandSet(CommandSetEvent::from_code(aei)),
+            EventType::Vendor => AsyncEvent::Vendor(aei),
+            EventType::Reserved(kind) => AsyncEvent::Unknown { kind, information: aei },
         }
     }
 
     /// DW0 that reports the event and names the log page to read.
     #[must_use]
-    pub fn new(event: Event, lid: u8) -> Self {
+    pub fn new(event: AsyncEvent, lid: u8) -> Self {
         let (aet, aei) = match event {
-            Event::Error(event) => (EventType::Error, event.code()),
-            Event::Health(event) => (EventType::Health, event.code()),
-            Event::Notice(event) => (EventType::Notice, event.code()),
-            Event::Immediate(event) => (EventType::Immediate, event.code()),
-            Event::OneShot(event) => (EventType::OneShot, event.code()),
-            Event::CommandSet(event) => (EventType::CommandSet, event.code()),
-            Event::Vendor(information) => (EventType::Vendor, information),
-            Event::Unknown { kind, information } => (EventType::from_code(kind & 7), information),
+            AsyncEvent::Error(event) => (EventType::Error, event.code()),
+            AsyncEvent::Health(event) => (EventType::Health, event.code()),
+            AsyncEvent::Notice(event) => (EventType::Notice, event.code()),
+            AsyncEvent::Immediate(event) => (EventType::Immediate, event.code()),
+            AsyncEvent::OneShot(event) => (EventType::OneShot, event.code()),
+            AsyncEvent::CommandSet(event) => (EventType::CommandSet, event.code()),
+            AsyncEvent::Vendor(information) => (EventType::Vendor, information),
+            AsyncEvent::Unknown { kind, information } => {
+                (EventType::from_code(kind & 7), information)
+            }
         };
         Self::zeroed().with(|result| result.aet(aet).aei(aei).lid(lid))
     }
@@ -253,19 +255,19 @@ impl EventResult {
 
 #[cfg(test)]
 mod tests {
-    use super::{Event, EventResult, NoticeEvent};
+    use super::{AsyncEvent, EventResult, NoticeEvent};
     use crate::log::LogPage;
 
     #[test]
-    fn a_namespace_notice_is_the_dword_that_linux_expects() {
-        let notice = Event::Notice(NoticeEvent::NamespaceChanged);
+    fn namespace_change_notice_has_the_dword_that_linux_expects() {
+        let notice = AsyncEvent::Notice(NoticeEvent::NamespaceChanged);
         let result = EventResult::new(notice, LogPage::ChangedNamespaces.code());
         assert_eq!(result.0, 0x0004_0002);
-        assert_eq!(EventResult(0x000c_0302).event(), Event::Notice(NoticeEvent::Ana));
+        assert_eq!(EventResult(0x000c_0302).event(), AsyncEvent::Notice(NoticeEvent::Ana));
     }
 
     #[test]
-    fn every_event_survives_its_dword() {
+    fn async_events_round_trip() {
         for aet in 0..8 {
             for aei in 0..=u8::MAX {
                 let result = EventResult(aet | u32::from(aei) << 8 | 0x0070_0000);

@@ -99,7 +99,7 @@ mod tests {
     use crate::layout::Ascii;
 
     #[test]
-    fn slot_one_is_the_first_revision() {
+    fn firmware_slot_1_is_the_first_revision() {
         let slots = FirmwareSlots::zeroed().with(|page| page.cafslt(1).frs(0, Ascii::new("1.0")));
         assert_eq!(slots.as_bytes()[0], 1);
         assert_eq!(&slots.as_bytes()[8..16], b"1.0     ");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn telemetry_is_as_long_as_its_last_block_says() {
+    fn telemetry_length_is_given_by_its_last_block() {
         let header = TelemetryHost::zeroed().with(|it| it.da1lb(3).da4lb(u32::MAX));
         assert_eq!((header.len_bytes(1), header.len_bytes(2)), (2048, 512));
         assert_eq!(header.len_bytes(4), 512 << 32);

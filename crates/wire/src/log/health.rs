@@ -150,7 +150,7 @@ mod tests {
     use super::HealthInformation;
 
     #[test]
-    fn fields_lie_where_other_implementations_find_them() {
+    fn health_log_fields_match_other_implementations() {
         let mut bytes = [0; 512];
         bytes[0] = 0x02;
         bytes[1..3].copy_from_slice(&310_u16.to_le_bytes());

@@ -73,7 +73,7 @@ code! {
 }
 
 /// Ranges of the Get LBA Status data structure, limited by its count and by the bytes available.
-pub fn descriptors(answer: &[u8]) -> impl Iterator<Item = LbaStatusDescriptor> + '_ {
+pub fn lba_status_descriptors(answer: &[u8]) -> impl Iterator<Item = LbaStatusDescriptor> + '_ {
     let count = LbaStatusList::parse(answer).map_or(0, |list| list.nlsd());
     let rest = answer.get(LbaStatusList::BYTES..).unwrap_or(&[]);
     let whole = rest.as_chunks::<16>().0.iter().map(LbaStatusDescriptor::from_bytes);
@@ -82,15 +82,16 @@ pub fn descriptors(answer: &[u8]) -> impl Iterator<Item = LbaStatusDescriptor> +
 
 #[cfg(test)]
 mod tests {
-    use super::{LbaStatusDescriptor, LbaStatusList, descriptors};
+    use super::{LbaStatusDescriptor, LbaStatusList, lba_status_descriptors};
 
     #[test]
-    fn the_answer_gives_no_more_than_it_counts_or_holds() {
+    fn lba_status_descriptors_are_bounded_by_count_and_length() {
         let mut answer = LbaStatusList::zeroed().with(|it| it.nlsd(2)).as_bytes().to_vec();
         for dslba in [10, 20, 30] {
             answer.extend(LbaStatusDescriptor::zeroed().with(|it| it.dslba(dslba)).as_bytes());
         }
-        let starts = |bytes: &[u8]| descriptors(bytes).map(|it| it.dslba()).collect::<Vec<_>>();
+        let starts =
+            |bytes: &[u8]| lba_status_descriptors(bytes).map(|it| it.dslba()).collect::<Vec<_>>();
         assert_eq!(starts(&answer), [10, 20]);
         assert_eq!(starts(&answer[..8 + 31]), [10]);
         assert_eq!(starts(&answer[..7]), []);

@@ -77,7 +77,7 @@ layout! {
 /// Events after the header, each with its data.
 ///
 /// Iteration ends at an event that extends past the available bytes.
-pub fn events(page: &[u8]) -> impl Iterator<Item = (PersistentEvent, &[u8])> + '_ {
+pub fn parse_persistent_events(page: &[u8]) -> impl Iterator<Item = (PersistentEvent, &[u8])> + '_ {
     let mut rest = page.get(PersistentEvents::BYTES..).unwrap_or(&[]);
     core::iter::from_fn(move || {
         let event = PersistentEvent::parse(rest).ok()?;
@@ -91,10 +91,10 @@ pub fn events(page: &[u8]) -> impl Iterator<Item = (PersistentEvent, &[u8])> + '
 
 #[cfg(test)]
 mod tests {
-    use super::{PersistentEvent, events};
+    use super::{PersistentEvent, parse_persistent_events};
 
     #[test]
-    fn events_follow_each_other_by_their_lengths() {
+    fn persistent_events_are_chained_by_length() {
         let event = |etype, el| {
             *PersistentEvent::zeroed().with(|it| it.etype(etype).ehl(21).el(el)).as_bytes()
         };
@@ -104,8 +104,9 @@ mod tests {
         page.extend(event(4, 0));
         page.extend(event(2, 5));
         page.extend([0xcc; 4]);
-        let found: Vec<_> = events(&page).map(|(event, body)| (event.etype(), body)).collect();
+        let found: Vec<_> =
+            parse_persistent_events(&page).map(|(event, body)| (event.etype(), body)).collect();
         assert_eq!(found, [(1, &[0xaa, 0xbb][..]), (4, &[][..])]);
-        assert_eq!(events(&page[..500]).count(), 0);
+        assert_eq!(parse_persistent_events(&page[..500]).count(), 0);
     }
 }

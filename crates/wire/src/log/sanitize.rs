@@ -87,7 +87,7 @@ mod tests {
     use super::{SanitizeOutcome, SanitizeStatus};
 
     #[test]
-    fn a_finished_sanitize_is_read() {
+    fn completed_sanitize_status_is_decoded() {
         let mut bytes = [0; 512];
         bytes[0..4].copy_from_slice(&[0xff, 0xff, 0x01, 0x01]);
         let status = SanitizeStatus::from_bytes(&bytes);

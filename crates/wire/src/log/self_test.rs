@@ -103,7 +103,7 @@ mod tests {
     use crate::admin::SelfTestCode;
 
     #[test]
-    fn unused_entries_are_not_results() {
+    fn unused_self_test_entries_are_skipped() {
         let unused = SelfTestResult::zeroed().with(|it| it.outcome(SelfTestOutcome::Unused));
         let passed = SelfTestResult::zeroed().with(|it| it.code(SelfTestCode::Short).poh(5));
         let mut page = SelfTestPage::zeroed();

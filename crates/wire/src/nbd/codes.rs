@@ -68,14 +68,14 @@ macro_rules! flags {
             /// Union of both sets of flags.
             #[inline]
             #[must_use]
-            pub const fn and(self, other: Self) -> Self {
+            pub const fn union(self, other: Self) -> Self {
                 Self(self.0 | other.0)
             }
 
             /// These flags, with `other` if `wanted`.
             #[must_use]
-            pub const fn and_if(self, wanted: bool, other: Self) -> Self {
-                if wanted { self.and(other) } else { self }
+            pub const fn union_if(self, wanted: bool, other: Self) -> Self {
+                if wanted { self.union(other) } else { self }
             }
 
             /// These flags without those of `other`.

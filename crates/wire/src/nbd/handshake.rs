@@ -9,7 +9,7 @@
 //! ```
 
 use super::codes::{codes, flags};
-use super::{ParseError, Reader, Writer};
+use super::{ByteReader, ByteWriter, ParseError};
 
 /// `NBDMAGIC` ("Newstyle negotiation").
 pub const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -160,7 +160,7 @@ impl ServerGreeting {
     /// Encodes to bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(NBD_MAGIC.to_be_bytes())
             .put(OPTION_MAGIC.to_be_bytes())
             .put(self.flags.0.to_be_bytes())
@@ -173,7 +173,7 @@ impl ServerGreeting {
     ///
     /// If a magic number differs: an oldstyle server has another greeting.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u64(NBD_MAGIC)?;
         reader.magic_u64(OPTION_MAGIC)?;
         Ok(Self { flags: HandshakeFlags(reader.u16()?) })
@@ -196,7 +196,7 @@ impl OptionHeader {
     /// Encodes to bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(OPTION_MAGIC.to_be_bytes())
             .put(self.option.0.to_be_bytes())
             .put(self.len_bytes.to_be_bytes())
@@ -209,7 +209,7 @@ impl OptionHeader {
     ///
     /// If the magic number differs.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u64(OPTION_MAGIC)?;
         Ok(Self { option: OptionCode(reader.u32()?), len_bytes: reader.u32()? })
     }
@@ -233,7 +233,7 @@ impl OptionReply {
     /// Encodes to bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(OPTION_REPLY_MAGIC.to_be_bytes())
             .put(self.option.0.to_be_bytes())
             .put(self.kind.0.to_be_bytes())
@@ -247,7 +247,7 @@ impl OptionReply {
     ///
     /// If the magic number differs.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u64(OPTION_REPLY_MAGIC)?;
         Ok(Self {
             option: OptionCode(reader.u32()?),
@@ -260,5 +260,5 @@ impl OptionReply {
 /// Reply to `NBD_OPT_EXPORT_NAME`, without the zeroes ("Newstyle negotiation").
 #[must_use]
 pub fn export_name_reply(size_bytes: u64, flags: TransmissionFlags) -> [u8; 10] {
-    Writer::new().put(size_bytes.to_be_bytes()).put(flags.0.to_be_bytes()).finish()
+    ByteWriter::new().put(size_bytes.to_be_bytes()).put(flags.0.to_be_bytes()).finish()
 }

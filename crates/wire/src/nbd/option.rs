@@ -1,7 +1,7 @@
 //! Data of options and of their replies.
 
 use super::handshake::{InfoCode, OptionCode, OptionReply, OptionReplyCode, TransmissionFlags};
-use super::{ParseError, Reader};
+use super::{ByteReader, ParseError};
 
 /// The only metadata context defined by the protocol itself ("Metadata contexts").
 pub const BASE_ALLOCATION: &str = "base:allocation";
@@ -21,7 +21,7 @@ impl<'a> InfoQuery<'a> {
     ///
     /// If a length or the name is invalid.
     pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader(data);
+        let mut reader = ByteReader(data);
         let name = reader.text_u32()?;
         let count = usize::from(reader.u16()?);
         let infos = reader.bytes(count * 2)?;
@@ -37,7 +37,7 @@ impl<'a> InfoQuery<'a> {
 
     /// Appends the encoded data.
     pub fn emit(name: &str, infos: &[InfoCode], out: &mut Vec<u8>) {
-        put_text(name, out);
+        append_text(name, out);
         out.extend(len_u16(infos.len()).to_be_bytes());
         infos.iter().for_each(|info| out.extend(info.0.to_be_bytes()));
     }
@@ -61,7 +61,7 @@ impl<'a> ContextQuery<'a> {
     ///
     /// If a length, the name or a query is invalid.
     pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader(data);
+        let mut reader = ByteReader(data);
         let name = reader.text_u32()?;
         let count = reader.u32()?;
         let queries = reader.0;
@@ -74,15 +74,15 @@ impl<'a> ContextQuery<'a> {
 
     /// Queries, in order.
     pub fn queries(&self) -> impl Iterator<Item = &'a str> {
-        let mut reader = Reader(self.queries);
+        let mut reader = ByteReader(self.queries);
         core::iter::from_fn(move || reader.text_u32().ok())
     }
 
     /// Appends the encoded data.
     pub fn emit(name: &str, queries: &[&str], out: &mut Vec<u8>) {
-        put_text(name, out);
+        append_text(name, out);
         out.extend(len_u32(queries.len()).to_be_bytes());
-        queries.iter().for_each(|query| put_text(query, out));
+        queries.iter().for_each(|query| append_text(query, out));
     }
 }
 
@@ -95,7 +95,7 @@ pub fn selects_base_allocation(query: &str, lists: bool) -> bool {
 
 /// Data of `NBD_REP_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Info<'a> {
+pub enum InfoReply<'a> {
     /// Size and flags.
     Export {
         /// Size in bytes.
@@ -120,7 +120,7 @@ pub enum Info<'a> {
     Other(InfoCode, &'a [u8]),
 }
 
-impl<'a> Info<'a> {
+impl<'a> InfoReply<'a> {
     /// Information type.
     #[must_use]
     pub const fn code(&self) -> InfoCode {
@@ -139,7 +139,7 @@ impl<'a> Info<'a> {
     ///
     /// If a length or a string is invalid.
     pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader(data);
+        let mut reader = ByteReader(data);
         let info = match InfoCode(reader.u16()?) {
             InfoCode::EXPORT => {
                 Self::Export { size_bytes: reader.u64()?, flags: TransmissionFlags(reader.u16()?) }
@@ -193,7 +193,7 @@ pub fn emit_reply(
 
 /// Appends the data of `NBD_REP_SERVER`: an export's name and details ("Option reply types").
 pub fn emit_server(name: &str, details: &str, out: &mut Vec<u8>) {
-    put_text(name, out);
+    append_text(name, out);
     out.extend(details.as_bytes());
 }
 
@@ -203,7 +203,7 @@ pub fn emit_server(name: &str, details: &str, out: &mut Vec<u8>) {
 ///
 /// If a length or a string is invalid.
 pub fn parse_server(data: &[u8]) -> Result<(&str, &str), ParseError> {
-    let mut reader = Reader(data);
+    let mut reader = ByteReader(data);
     let name = reader.text_u32()?;
     Ok((name, reader.text(reader.0.len())?))
 }
@@ -220,12 +220,12 @@ pub fn emit_context(id: u32, name: &str, out: &mut Vec<u8>) {
 ///
 /// If a length or a string is invalid.
 pub fn parse_context(data: &[u8]) -> Result<(u32, &str), ParseError> {
-    let mut reader = Reader(data);
+    let mut reader = ByteReader(data);
     let id = reader.u32()?;
     Ok((id, reader.text(reader.0.len())?))
 }
 
-fn put_text(text: &str, out: &mut Vec<u8>) {
+fn append_text(text: &str, out: &mut Vec<u8>) {
     out.extend(len_u32(text.len()).to_be_bytes());
     out.extend(text.as_bytes());
 }

@@ -12,7 +12,7 @@
 //! ```
 
 use super::codes::{codes, flags};
-use super::{ParseError, Reader, Writer};
+use super::{ByteReader, ByteWriter, ParseError};
 
 /// Magic number of a simple reply ("Simple reply message").
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
@@ -100,7 +100,7 @@ impl SimpleReply {
     #[inline]
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(SIMPLE_REPLY_MAGIC.to_be_bytes())
             .put(self.error.0.to_be_bytes())
             .put(self.cookie.to_be_bytes())
@@ -113,7 +113,7 @@ impl SimpleReply {
     ///
     /// If the magic number differs, for instance if it is a chunk.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u32(SIMPLE_REPLY_MAGIC)?;
         Ok(Self { error: ErrorCode(reader.u32()?), cookie: reader.u64()? })
     }
@@ -140,7 +140,7 @@ impl ChunkHeader {
     #[inline]
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(CHUNK_MAGIC.to_be_bytes())
             .put(self.flags.0.to_be_bytes())
             .put(self.kind.0.to_be_bytes())
@@ -155,7 +155,7 @@ impl ChunkHeader {
     ///
     /// If the magic number differs, for instance if it is a simple reply.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u32(CHUNK_MAGIC)?;
         Ok(Self {
             flags: ChunkFlags(reader.u16()?),
@@ -176,7 +176,7 @@ pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader:
         cookie,
         len_bytes: len_bytes + 8,
     };
-    Writer::new().put(header.to_bytes()).put(offset.to_be_bytes()).finish()
+    ByteWriter::new().put(header.to_bytes()).put(offset.to_be_bytes()).finish()
 }
 
 /// Whole reply to a read that is one hole.
@@ -185,13 +185,13 @@ pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader:
 pub fn hole_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader::BYTES + 12] {
     let (flags, kind) = (ChunkFlags::DONE, ChunkCode::OFFSET_HOLE);
     let header = ChunkHeader { flags, kind, cookie, len_bytes: 12 };
-    let payload = Writer::<12>::new().put(offset.to_be_bytes()).put(len_bytes.to_be_bytes());
-    Writer::new().put(header.to_bytes()).put(payload.finish()).finish()
+    let payload = ByteWriter::<12>::new().put(offset.to_be_bytes()).put(len_bytes.to_be_bytes());
+    ByteWriter::new().put(header.to_bytes()).put(payload.finish()).finish()
 }
 
 /// Run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct StatusExtent {
     /// Length.
     pub len_bytes: u32,
     /// State.
@@ -200,7 +200,7 @@ pub struct Extent {
 
 /// Payload of a chunk.
 #[derive(Clone, Copy, Debug)]
-pub enum Payload<'a> {
+pub enum ChunkPayload<'a> {
     /// Empty.
     None,
     /// Data.
@@ -222,7 +222,7 @@ pub enum Payload<'a> {
         /// Metadata context identifier.
         context: u32,
         /// Lengths and flags, eight bytes each.
-        extents: Extents<'a>,
+        extents: StatusExtents<'a>,
     },
     /// Error.
     Error {
@@ -237,27 +237,27 @@ pub enum Payload<'a> {
 
 /// Encoded extents of a payload.
 #[derive(Clone, Copy, Debug)]
-pub struct Extents<'a>(&'a [u8]);
+pub struct StatusExtents<'a>(&'a [u8]);
 
-impl Extents<'_> {
+impl StatusExtents<'_> {
     /// Iterates over the extents.
-    pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = StatusExtent> + '_ {
         let (entries, _) = self.0.as_chunks::<8>();
-        entries.iter().map(|[a, b, c, d, rest @ ..]| Extent {
+        entries.iter().map(|[a, b, c, d, rest @ ..]| StatusExtent {
             len_bytes: u32::from_be_bytes([*a, *b, *c, *d]),
             flags: ExtentFlags(u32::from_be_bytes(*rest)),
         })
     }
 }
 
-impl<'a> Payload<'a> {
+impl<'a> ChunkPayload<'a> {
     /// Parses the payload of a chunk of this type.
     ///
     /// # Errors
     ///
     /// If the type is unknown, or the payload has a wrong length or contains invalid text.
     pub fn parse(kind: ChunkCode, payload: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader(payload);
+        let mut reader = ByteReader(payload);
         let parsed = match kind {
             ChunkCode::NONE => Self::None,
             ChunkCode::OFFSET_DATA => {
@@ -276,7 +276,7 @@ impl<'a> Payload<'a> {
             }
             ChunkCode::BLOCK_STATUS => {
                 let context = reader.u32()?;
-                let extents = Extents(reader.bytes(reader.0.len())?);
+                let extents = StatusExtents(reader.bytes(reader.0.len())?);
                 let whole = extents.0.len().is_multiple_of(8) && !extents.0.is_empty();
                 if !whole || extents.iter().any(|extent| extent.len_bytes == 0) {
                     return Err(ParseError::Length);
@@ -339,6 +339,6 @@ impl<'a> Payload<'a> {
 
 /// Encodes one extent.
 #[must_use]
-pub fn extent_bytes(extent: Extent) -> [u8; 8] {
-    Writer::new().put(extent.len_bytes.to_be_bytes()).put(extent.flags.0.to_be_bytes()).finish()
+pub fn encode_extent(extent: StatusExtent) -> [u8; 8] {
+    ByteWriter::new().put(extent.len_bytes.to_be_bytes()).put(extent.flags.0.to_be_bytes()).finish()
 }

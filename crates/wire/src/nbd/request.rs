@@ -6,7 +6,7 @@
 //! ```
 
 use super::codes::{codes, flags};
-use super::{ParseError, Reader, Writer};
+use super::{ByteReader, ByteWriter, ParseError};
 
 /// Magic number of a request ("Request message").
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -75,7 +75,7 @@ impl RequestHeader {
     /// Encodes to bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        Writer::new()
+        ByteWriter::new()
             .put(REQUEST_MAGIC.to_be_bytes())
             .put(self.flags.0.to_be_bytes())
             .put(self.command.0.to_be_bytes())
@@ -92,7 +92,7 @@ impl RequestHeader {
     /// If the magic number differs: then the position of the next request is unknown.
     #[inline]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         reader.magic_u32(REQUEST_MAGIC)?;
         Ok(Self {
             flags: CommandFlags(reader.u16()?),

@@ -2,19 +2,19 @@
 
 use super::handshake::{OptionHeader, OptionReply, ServerGreeting, export_name_reply};
 use super::option::{
-    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, parse_context,
+    ContextQuery, InfoQuery, InfoReply, emit_context, emit_reply, emit_server, parse_context,
     parse_server, selects_base_allocation,
 };
-use super::reply::{Payload, data_chunk, extent_bytes, hole_chunk};
+use super::reply::{ChunkPayload, data_chunk, encode_extent, hole_chunk};
 use super::{
-    ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, Extent, ExtentFlags,
+    ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, ExtentFlags,
     HandshakeFlags, InfoCode, OptionCode, OptionReplyCode, ParseError, RequestHeader, SimpleReply,
-    TransmissionFlags,
+    StatusExtent, TransmissionFlags,
 };
 
 /// Flips each bit of `bytes`: changes of the magic number are rejected; all others round-trip and
 /// change the value.
-fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
+fn all_single_bits<const N: usize, T: PartialEq + core::fmt::Debug>(
     bytes: [u8; N],
     magic_bytes: usize,
     parse: fn(&[u8; N]) -> Result<T, ParseError>,
@@ -37,24 +37,24 @@ fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
 }
 
 #[test]
-fn every_bit_of_every_header_means_something() {
+fn changing_any_header_bit_changes_the_parsed_header() {
     let greeting = ServerGreeting { flags: HandshakeFlags(3) };
-    every_bit(greeting.to_bytes(), 16, ServerGreeting::parse, ServerGreeting::to_bytes);
+    all_single_bits(greeting.to_bytes(), 16, ServerGreeting::parse, ServerGreeting::to_bytes);
     let option = OptionHeader { option: OptionCode::GO, len_bytes: 0x0102_0304 };
-    every_bit(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
+    all_single_bits(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
     let reply =
         OptionReply { option: OptionCode::LIST, kind: OptionReplyCode::SERVER, len_bytes: 9 };
-    every_bit(reply.to_bytes(), 8, OptionReply::parse, OptionReply::to_bytes);
-    every_bit(READ.to_bytes(), 4, RequestHeader::parse, RequestHeader::to_bytes);
+    all_single_bits(reply.to_bytes(), 8, OptionReply::parse, OptionReply::to_bytes);
+    all_single_bits(READ.to_bytes(), 4, RequestHeader::parse, RequestHeader::to_bytes);
     let simple = SimpleReply { error: ErrorCode::EIO, cookie: 0x1122_3344_5566_7788 };
-    every_bit(simple.to_bytes(), 4, SimpleReply::parse, SimpleReply::to_bytes);
+    all_single_bits(simple.to_bytes(), 4, SimpleReply::parse, SimpleReply::to_bytes);
     let chunk = ChunkHeader {
         flags: ChunkFlags::DONE,
         kind: ChunkCode::ERROR,
         cookie: 0x1122_3344_5566_7788,
         len_bytes: 6,
     };
-    every_bit(chunk.to_bytes(), 4, ChunkHeader::parse, ChunkHeader::to_bytes);
+    all_single_bits(chunk.to_bytes(), 4, ChunkHeader::parse, ChunkHeader::to_bytes);
 }
 
 const READ: RequestHeader = RequestHeader {
@@ -66,7 +66,7 @@ const READ: RequestHeader = RequestHeader {
 };
 
 #[test]
-fn the_bytes_are_those_that_the_protocol_draws() {
+fn nbd_messages_have_the_bytes_of_the_protocol() {
     let greeting = ServerGreeting { flags: HandshakeFlags(3) }.to_bytes();
     assert_eq!(&greeting, b"NBDMAGICIHAVEOPT\x00\x03");
     let option = OptionHeader { option: OptionCode::EXPORT_NAME, len_bytes: 5 }.to_bytes();
@@ -88,12 +88,12 @@ fn the_bytes_are_those_that_the_protocol_draws() {
     assert_eq!(hole[16..], [0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 2, 0]);
     let name = export_name_reply(1 << 20, TransmissionFlags(0x0105));
     assert_eq!(name, [0, 0, 0, 0, 0, 0x10, 0, 0, 1, 5]);
-    let extent = Extent { len_bytes: 512, flags: ExtentFlags::HOLE.and(ExtentFlags::ZERO) };
-    assert_eq!(extent_bytes(extent), [0, 0, 2, 0, 0, 0, 0, 3]);
+    let extent = StatusExtent { len_bytes: 512, flags: ExtentFlags::HOLE.union(ExtentFlags::ZERO) };
+    assert_eq!(encode_extent(extent), [0, 0, 2, 0, 0, 0, 0, 3]);
 }
 
 #[test]
-fn a_payload_follows_a_write_and_nothing_else() {
+fn only_write_requests_have_a_payload() {
     for (command, name) in Command::NAMED {
         let header = RequestHeader { command: *command, len_bytes: 9, ..READ };
         let expected = if *command == Command::WRITE { 9 } else { 0 };
@@ -102,7 +102,7 @@ fn a_payload_follows_a_write_and_nothing_else() {
 }
 
 #[test]
-fn questions_about_an_export_come_back_as_they_were_asked() {
+fn export_queries_round_trip() {
     let mut data = Vec::new();
     InfoQuery::emit("disk", &[InfoCode::BLOCK_SIZE, InfoCode(77)], &mut data);
     assert_eq!(data, b"\0\0\0\x04disk\0\x02\0\x03\0\x4d");
@@ -128,7 +128,7 @@ fn questions_about_an_export_come_back_as_they_were_asked() {
 }
 
 #[test]
-fn a_string_that_is_none_is_refused() {
+fn invalid_nbd_strings_are_rejected() {
     let long = "x".repeat(super::STRING_BYTES_MAX + 1);
     for name in ["a\0b".as_bytes(), b"\xff", long.as_bytes()] {
         let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
@@ -142,19 +142,19 @@ fn a_string_that_is_none_is_refused() {
 }
 
 #[test]
-fn what_is_told_about_an_export_comes_back() {
+fn export_info_round_trips() {
     for info in [
-        Info::Export { size_bytes: u64::MAX, flags: TransmissionFlags(0xfff) },
-        Info::Name("disk"),
-        Info::Description("a disk"),
-        Info::BlockSize { minimum: 512, preferred: 4096, maximum: 1 << 25 },
-        Info::Other(InfoCode(9), &[1, 2]),
+        InfoReply::Export { size_bytes: u64::MAX, flags: TransmissionFlags(0xfff) },
+        InfoReply::Name("disk"),
+        InfoReply::Description("a disk"),
+        InfoReply::BlockSize { minimum: 512, preferred: 4096, maximum: 1 << 25 },
+        InfoReply::Other(InfoCode(9), &[1, 2]),
     ] {
         let mut data = Vec::new();
         info.emit(&mut data);
-        assert_eq!(Info::parse(&data), Ok(info));
+        assert_eq!(InfoReply::parse(&data), Ok(info));
     }
-    assert_eq!(Info::parse(&[0, 3, 0]), Err(ParseError::Length));
+    assert_eq!(InfoReply::parse(&[0, 3, 0]), Err(ParseError::Length));
     let mut reply = Vec::new();
     emit_reply(OptionCode::LIST, OptionReplyCode::SERVER, &mut reply, |out| {
         emit_server("disk", "big", out);
@@ -168,30 +168,30 @@ fn what_is_told_about_an_export_comes_back() {
 }
 
 #[test]
-fn payloads_of_chunks_come_back_and_lies_are_refused() {
+fn chunk_payloads_round_trip_and_invalid_ones_are_rejected() {
     let extents = [0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0];
     let status = [&[0, 0, 0, 1][..], &extents].concat();
-    let parsed = Payload::parse(ChunkCode::BLOCK_STATUS, &status).unwrap();
-    let Payload::Status { context: 1, extents } = parsed else { panic!("{parsed:?}") };
+    let parsed = ChunkPayload::parse(ChunkCode::BLOCK_STATUS, &status).unwrap();
+    let ChunkPayload::Status { context: 1, extents } = parsed else { panic!("{parsed:?}") };
     assert!(
         extents.iter().map(|extent| (extent.len_bytes, extent.flags.0)).eq([(512, 3), (1024, 0)])
     );
     for payload in [
-        Payload::None,
-        Payload::Data { offset: 5, data: b"x" },
-        Payload::Hole { offset: 5, len_bytes: 6 },
+        ChunkPayload::None,
+        ChunkPayload::Data { offset: 5, data: b"x" },
+        ChunkPayload::Hole { offset: 5, len_bytes: 6 },
         parsed,
-        Payload::Error { error: ErrorCode::EIO, text: "no", offset: None },
-        Payload::Error { error: ErrorCode::EIO, text: "", offset: Some(9) },
+        ChunkPayload::Error { error: ErrorCode::EIO, text: "no", offset: None },
+        ChunkPayload::Error { error: ErrorCode::EIO, text: "", offset: Some(9) },
     ] {
         let mut bytes = Vec::new();
         payload.emit(&mut bytes);
-        let again = Payload::parse(payload.kind(), &bytes).unwrap();
+        let again = ChunkPayload::parse(payload.kind(), &bytes).unwrap();
         assert_eq!(format!("{again:?}"), format!("{payload:?}"));
         for len in 0..bytes.len() {
-            let whole = matches!(payload, Payload::Data { .. }) && len > 8;
-            let extent = matches!(payload, Payload::Status { .. }) && len == 12;
-            let cut = Payload::parse(payload.kind(), &bytes[..len]);
+            let whole = matches!(payload, ChunkPayload::Data { .. }) && len > 8;
+            let extent = matches!(payload, ChunkPayload::Status { .. }) && len == 12;
+            let cut = ChunkPayload::parse(payload.kind(), &bytes[..len]);
             assert_eq!(cut.is_ok(), whole || extent, "{payload:?} cut at {len}");
         }
     }
@@ -201,14 +201,14 @@ fn payloads_of_chunks_come_back_and_lies_are_refused() {
         (ChunkCode::BLOCK_STATUS, &[0; 12]),
         (ChunkCode(77), &[]),
     ] {
-        assert!(Payload::parse(kind, payload).is_err(), "{kind}");
+        assert!(ChunkPayload::parse(kind, payload).is_err(), "{kind}");
     }
     let too_long = [0, 0, 0, 5, 0, 3, b'n', b'o'];
-    assert!(Payload::parse(ChunkCode::ERROR, &too_long).is_err());
+    assert!(ChunkPayload::parse(ChunkCode::ERROR, &too_long).is_err());
 }
 
 #[test]
-fn codes_have_the_names_of_the_protocol() {
+fn nbd_codes_have_the_names_of_the_protocol() {
     assert_eq!(OptionCode::GO.to_string(), "NBD_OPT_GO");
     assert_eq!(OptionCode(99).to_string(), "0x63");
     assert!(OptionReplyCode::ERR_UNSUP.is_error() && !OptionReplyCode::ACK.is_error());
@@ -217,7 +217,7 @@ fn codes_have_the_names_of_the_protocol() {
         OptionReplyCode::NAMED.iter().all(|(code, name)| code.is_error() == name.contains("ERR"))
     );
     let flags =
-        CommandFlags::FUA.and_if(true, CommandFlags::DF).and_if(false, CommandFlags::REQ_ONE);
+        CommandFlags::FUA.union_if(true, CommandFlags::DF).union_if(false, CommandFlags::REQ_ONE);
     assert_eq!(flags, CommandFlags(5));
     assert!(flags.has(CommandFlags::DF) && !flags.without(CommandFlags::DF).has(CommandFlags::DF));
 }

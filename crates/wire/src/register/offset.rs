@@ -63,25 +63,25 @@ pub const DOORBELLS: usize = 0x1000;
 /// Tail doorbell of submission queue `queue` (PCIe 1.1 §3.1.2.1).
 #[inline]
 #[must_use]
-pub const fn submission_doorbell(queue: u16, dstrd: u8) -> usize {
-    doorbell(2 * queue as usize, dstrd)
+pub const fn submission_doorbell_offset(queue: u16, dstrd: u8) -> usize {
+    doorbell_offset(2 * queue as usize, dstrd)
 }
 
 /// Head doorbell of completion queue `queue` (PCIe 1.1 §3.1.2.2).
 #[inline]
 #[must_use]
-pub const fn completion_doorbell(queue: u16, dstrd: u8) -> usize {
-    doorbell(2 * queue as usize + 1, dstrd)
+pub const fn completion_doorbell_offset(queue: u16, dstrd: u8) -> usize {
+    doorbell_offset(2 * queue as usize + 1, dstrd)
 }
 
 /// Length of BAR 0 for queues 0 to `queue_max`.
 #[inline]
 #[must_use]
-pub const fn bar_bytes(queue_max: u16, dstrd: u8) -> usize {
-    completion_doorbell(queue_max, dstrd) + 4
+pub const fn bar0_len_bytes(queue_max: u16, dstrd: u8) -> usize {
+    completion_doorbell_offset(queue_max, dstrd) + 4
 }
 
-const fn doorbell(index: usize, dstrd: u8) -> usize {
+const fn doorbell_offset(index: usize, dstrd: u8) -> usize {
     DOORBELLS + index * (4 << (dstrd & 0xf))
 }
 
@@ -89,26 +89,38 @@ const fn doorbell(index: usize, dstrd: u8) -> usize {
 /// counted from zero.
 #[inline]
 #[must_use]
-pub const fn shadow(doorbell: usize) -> Option<usize> {
+pub const fn shadow_doorbell_offset(doorbell: usize) -> Option<usize> {
     doorbell.checked_sub(DOORBELLS)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{bar_bytes, completion_doorbell, shadow, submission_doorbell};
+    use super::{
+        bar0_len_bytes, completion_doorbell_offset, shadow_doorbell_offset,
+        submission_doorbell_offset,
+    };
 
     #[test]
-    fn doorbells_lie_in_pairs_a_stride_apart() {
-        assert_eq!((submission_doorbell(0, 0), completion_doorbell(0, 0)), (0x1000, 0x1004));
-        assert_eq!((submission_doorbell(3, 0), completion_doorbell(3, 0)), (0x1018, 0x101c));
-        assert_eq!((submission_doorbell(1, 2), completion_doorbell(1, 2)), (0x1020, 0x1030));
-        assert_eq!(bar_bytes(0, 0), 0x1008);
-        assert_eq!(bar_bytes(u16::MAX, 15), 0x1000 + 131_071 * (4 << 15) + 4);
+    fn doorbell_offsets_are_a_stride_apart() {
+        assert_eq!(
+            (submission_doorbell_offset(0, 0), completion_doorbell_offset(0, 0)),
+            (0x1000, 0x1004)
+        );
+        assert_eq!(
+            (submission_doorbell_offset(3, 0), completion_doorbell_offset(3, 0)),
+            (0x1018, 0x101c)
+        );
+        assert_eq!(
+            (submission_doorbell_offset(1, 2), completion_doorbell_offset(1, 2)),
+            (0x1020, 0x1030)
+        );
+        assert_eq!(bar0_len_bytes(0, 0), 0x1008);
+        assert_eq!(bar0_len_bytes(u16::MAX, 15), 0x1000 + 131_071 * (4 << 15) + 4);
     }
 
     #[test]
-    fn the_shadow_of_a_doorbell_is_as_far_from_the_first_as_the_doorbell() {
-        assert_eq!(shadow(completion_doorbell(1, 0)), Some(12));
-        assert_eq!(shadow(0xffc), None);
+    fn shadow_doorbell_offsets_equal_doorbell_distances() {
+        assert_eq!(shadow_doorbell_offset(completion_doorbell_offset(1, 0)), Some(12));
+        assert_eq!(shadow_doorbell_offset(0xffc), None);
     }
 }

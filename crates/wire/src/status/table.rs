@@ -7,7 +7,7 @@ use super::Status;
 
 /// Table entry of a status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StatusEntry {
     /// Status code and type.
     pub status: Status,
     /// Name in the specification.
@@ -35,8 +35,8 @@ macro_rules! statuses {
         }
 
         /// All status codes defined by the specifications, by section.
-        pub static TABLE: &[Entry] = &[$($(
-            Entry {
+        pub static TABLE: &[StatusEntry] = &[$($(
+            StatusEntry {
                 status: Status::$constant,
                 name: $name,
                 meaning: $meaning,

@@ -44,7 +44,7 @@ pub mod offset {
 
 /// Position of in-capsule data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InCapsule {
+pub struct InCapsuleData {
     /// Offset from the beginning of the PDU.
     pub offset: u8,
     /// Length; zero if the capsule holds only a command.
@@ -53,7 +53,7 @@ pub struct InCapsule {
 
 /// Type of a PDU received by `end` (§3.3): types that are not sent to this side are rejected.
 #[inline]
-pub fn pdu_type(end: Role, code: u8) -> Result<PduType, FatalError> {
+pub fn received_pdu_type(end: Role, code: u8) -> Result<PduType, FatalError> {
     match PduType::from_u8(code) {
         Some(kind) if kind.sender() as u8 != end as u8 => Ok(kind),
         _ => Err(FatalError::field(offset::TYPE)),
@@ -61,7 +61,7 @@ pub fn pdu_type(end: Role, code: u8) -> Result<PduType, FatalError> {
 }
 
 #[inline]
-const fn require(holds: bool, offset: u8) -> Result<(), FatalError> {
+const fn require_field(holds: bool, offset: u8) -> Result<(), FatalError> {
     if holds { Ok(()) } else { Err(FatalError::field(offset)) }
 }
 
@@ -73,9 +73,9 @@ fn check_without_data(
     hlen: u8,
     plen: u32,
 ) -> Result<(), FatalError> {
-    require(hdgstf == framing.header_digest, offset::FLAGS)?;
-    require(hlen == 24, offset::HLEN)?;
-    require(plen == u32::from(24 + framing.header_digest_bytes()), offset::PLEN)
+    require_field(hdgstf == framing.header_digest, offset::FLAGS)?;
+    require_field(hlen == 24, offset::HLEN)?;
+    require_field(plen == u32::from(24 + framing.header_digest_bytes()), offset::PLEN)
 }
 
 /// Checks PDO of a PDU with data: after the header, at a multiple of the negotiated alignment
@@ -84,58 +84,58 @@ fn check_without_data(
 fn check_data_offset(framing: PduFraming, header_bytes: u8, pdo: u8) -> Result<(), FatalError> {
     let least = framing.data_offset(header_bytes);
     let is_padded = || pdo > least && pdo.is_multiple_of((framing.alignment + 1) * 4);
-    require(pdo == least || is_padded(), offset::PDO)
+    require_field(pdo == least || is_padded(), offset::PDO)
 }
 
 /// Checks a header followed by data (§3.6.2.8, §3.6.2.9).
 #[inline]
-fn data(
+fn check_with_data(
     framing: PduFraming,
     flags: u8,
     (hlen, pdo): (u8, u8),
     plen: u32,
     datal: u32,
 ) -> Result<(), FatalError> {
-    require(flags & 0b11 == framing.data_flags(), offset::FLAGS)?;
-    require(hlen == 24, offset::HLEN)?;
+    require_field(flags & 0b11 == framing.data_flags(), offset::FLAGS)?;
+    require_field(hlen == 24, offset::HLEN)?;
     check_data_offset(framing, 24, pdo)?;
     let rest = u32::from(pdo) + u32::from(framing.data_digest_bytes());
-    require(plen.checked_sub(rest) == Some(datal), offset::PLEN)
+    require_field(plen.checked_sub(rest) == Some(datal), offset::PLEN)
 }
 
 /// Checks DATAO and DATAL, or R2TO and R2TL: multiples of dwords, not empty (§3.6.2.8 to
 /// §3.6.2.10).
 #[inline]
-fn range(datao: u32, datal: u32) -> Result<(), FatalError> {
-    require(datao & 3 == 0, offset::DATAO)?;
-    require(datal & 3 == 0 && datal != 0, offset::DATAL)
+fn check_data_range(datao: u32, datal: u32) -> Result<(), FatalError> {
+    require_field(datao & 3 == 0, offset::DATAO)?;
+    require_field(datal & 3 == 0 && datal != 0, offset::DATAL)
 }
 
 impl IcReq {
     /// Validation by the controller (§3.1, §3.6.2.2).
     pub fn check(&self) -> Result<(), FatalError> {
-        require(self.hlen() == 128, offset::HLEN)?;
-        require(self.plen() == 128, offset::PLEN)?;
+        require_field(self.hlen() == 128, offset::HLEN)?;
+        require_field(self.plen() == 128, offset::PLEN)?;
         if self.pfv() != PFV {
             return Err(FatalError::parameter(offset::PFV));
         }
-        require(self.hpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)
+        require_field(self.hpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)
     }
 }
 
 impl IcResp {
     /// Validation by the host that sent `request` (§3.1, §3.3.1.1, §3.6.2.3).
     pub fn check(&self, request: &IcReq) -> Result<(), FatalError> {
-        require(self.hlen() == 128, offset::HLEN)?;
-        require(self.plen() == 128, offset::PLEN)?;
+        require_field(self.hlen() == 128, offset::HLEN)?;
+        require_field(self.plen() == 128, offset::PLEN)?;
         if self.pfv() != PFV {
             return Err(FatalError::parameter(offset::PFV));
         }
-        require(self.cpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)?;
+        require_field(self.cpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)?;
         let uninvited = self.dgst() & 0b11 & !request.dgst();
-        require(uninvited == 0, offset::DGST)?;
+        require_field(uninvited == 0, offset::DGST)?;
         let limit = self.maxh2cdata();
-        require(limit >= H2C_DATA_BYTES_MIN && limit & 3 == 0, offset::MAXH2CDATA)
+        require_field(limit >= H2C_DATA_BYTES_MIN && limit & 3 == 0, offset::MAXH2CDATA)
     }
 }
 
@@ -145,21 +145,25 @@ impl CapsuleCmd {
     ///
     /// DDGSTF has no meaning in a capsule without data.
     #[inline]
-    pub fn check(&self, framing: PduFraming, in_capsule_max: u32) -> Result<InCapsule, FatalError> {
-        require(self.hdgstf() == framing.header_digest, offset::FLAGS)?;
+    pub fn check(
+        &self,
+        framing: PduFraming,
+        in_capsule_max: u32,
+    ) -> Result<InCapsuleData, FatalError> {
+        require_field(self.hdgstf() == framing.header_digest, offset::FLAGS)?;
         let plen = self.plen();
         let has_data = plen != u32::from(72 + framing.header_digest_bytes());
-        require(!has_data || self.ddgstf() == framing.data_digest, offset::FLAGS)?;
-        require(self.hlen() == 72, offset::HLEN)?;
+        require_field(!has_data || self.ddgstf() == framing.data_digest, offset::FLAGS)?;
+        require_field(self.hlen() == 72, offset::HLEN)?;
         if !has_data {
-            return Ok(InCapsule::default());
+            return Ok(InCapsuleData::default());
         }
         let pdo = self.pdo();
         check_data_offset(framing, 72, pdo)?;
         let rest = u32::from(pdo) + u32::from(framing.data_digest_bytes());
         let len_bytes = plen.saturating_sub(rest);
-        require(len_bytes != 0 && len_bytes <= in_capsule_max, offset::PLEN)?;
-        Ok(InCapsule { offset: pdo, len_bytes })
+        require_field(len_bytes != 0 && len_bytes <= in_capsule_max, offset::PLEN)?;
+        Ok(InCapsuleData { offset: pdo, len_bytes })
     }
 }
 
@@ -175,13 +179,13 @@ impl H2CData {
     /// Validation by the controller, before its command is looked up (§3.6.2.8).
     #[inline]
     pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
-        data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
+        check_with_data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
     }
 
     /// Validation of its range by the controller (§3.6.2.8).
     #[inline]
     pub fn check_range(&self) -> Result<(), FatalError> {
-        range(self.datao(), self.datal())
+        check_data_range(self.datao(), self.datal())
     }
 }
 
@@ -189,14 +193,14 @@ impl C2HData {
     /// Validation by the host, before its command is looked up (§3.3.2.1, §3.6.2.9).
     #[inline]
     pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
-        require(self.last() || !self.success(), offset::FLAGS)?;
-        data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
+        require_field(self.last() || !self.success(), offset::FLAGS)?;
+        check_with_data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
     }
 
     /// Validation of its range by the host (§3.6.2.9).
     #[inline]
     pub fn check_range(&self) -> Result<(), FatalError> {
-        range(self.datao(), self.datal())
+        check_data_range(self.datao(), self.datal())
     }
 }
 
@@ -210,7 +214,7 @@ impl R2t {
     /// Validation of its range by the host (§3.6.2.10).
     #[inline]
     pub fn check_range(&self) -> Result<(), FatalError> {
-        range(self.r2to(), self.r2tl())
+        check_data_range(self.r2to(), self.r2tl())
     }
 }
 

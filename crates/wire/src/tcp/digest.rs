@@ -49,7 +49,7 @@ mod tests {
 
     /// Examples of RFC 3720, appendix B.4, which uses the same polynomial.
     #[test]
-    fn digests_are_those_of_the_examples() {
+    fn crc32c_of_the_standard_examples() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_the_digest_of_the_whole() {
+    fn crc32c_of_pieces_equals_crc32c_of_the_whole() {
         let bytes: Vec<u8> = (0..=255_u8).cycle().take(700).collect();
         for cut in [0, 1, 3, 31, 32, 64, 255, 256, 512, 699, 700] {
             let mut pieces = Crc32c::new();

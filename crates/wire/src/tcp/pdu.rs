@@ -202,10 +202,10 @@ layout! {
     }
 }
 
-/// `plen` of a PDU with `len_bytes` of data that begin at `pdo`. It cannot overflow: the limits of
+/// `pdu_len` of a PDU with `len_bytes` of data that begin at `pdo`. It cannot overflow: the limits of
 /// both sides are far below.
 #[inline]
-fn plen(framing: PduFraming, pdo: u8, len_bytes: u32) -> u32 {
+fn pdu_len(framing: PduFraming, pdo: u8, len_bytes: u32) -> u32 {
     len_bytes.saturating_add(u32::from(pdo) + u32::from(framing.data_digest_bytes()))
 }
 
@@ -254,7 +254,7 @@ impl CapsuleCmd {
             (u8::from(framing.header_digest), 0, u32::from(header))
         } else {
             let pdo = framing.data_offset(72);
-            (framing.data_flags(), pdo, plen(framing, pdo, len_bytes))
+            (framing.data_flags(), pdo, pdu_len(framing, pdo, len_bytes))
         };
         pdu.set()
             .pdu_type(PduType::CapsuleCmd as u8)
@@ -315,7 +315,7 @@ impl H2CData {
             .flags(framing.data_flags() | u8::from(last) << 2)
             .hlen(24)
             .pdo(pdo)
-            .plen(plen(framing, pdo, len_bytes))
+            .plen(pdu_len(framing, pdo, len_bytes))
             .cccid(cccid)
             .ttag(ttag)
             .datao(offset)
@@ -342,7 +342,7 @@ impl C2HData {
             .flags(framing.data_flags() | u8::from(last) << 2 | u8::from(success) << 3)
             .hlen(24)
             .pdo(pdo)
-            .plen(plen(framing, pdo, len_bytes))
+            .plen(pdu_len(framing, pdo, len_bytes))
             .cccid(cccid)
             .datao(offset)
             .datal(len_bytes);

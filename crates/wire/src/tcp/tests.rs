@@ -16,7 +16,7 @@ const PLAIN: PduFraming = PduFraming { header_digest: false, data_digest: false,
 const BOTH: PduFraming = PduFraming { header_digest: true, data_digest: true, alignment: 3 };
 
 /// Framings that differ in every parameter.
-fn framings() -> impl Iterator<Item = PduFraming> {
+fn framing_variants() -> impl Iterator<Item = PduFraming> {
     (0..4).flat_map(|digests| {
         [0, 1, 2, 3, 15, 30, 31].map(|alignment| PduFraming {
             header_digest: digests & 1 != 0,
@@ -27,7 +27,7 @@ fn framings() -> impl Iterator<Item = PduFraming> {
 }
 
 #[test]
-fn a_connection_opens_with_these_bytes() {
+fn ic_pdus_have_the_expected_bytes() {
     let request = IcReq::new(3, true, false, 1);
     let begin = [0, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 3, 1, 1, 0, 0, 0];
     assert_eq!(request.as_bytes()[..16], begin);
@@ -39,7 +39,7 @@ fn a_connection_opens_with_these_bytes() {
 }
 
 #[test]
-fn capsules_are_these_bytes() {
+fn capsule_pdus_have_the_expected_bytes() {
     let read = Command::new(2).with_cid(0x0605).with_sgl1(Descriptor::transport(4096));
     let bare = CapsuleCmd::new(BOTH, &read, 0);
     assert_eq!(bare.as_bytes()[..12], [4, 1, 72, 0, 76, 0, 0, 0, 2, 0x40, 5, 6]);
@@ -56,7 +56,7 @@ fn capsules_are_these_bytes() {
 }
 
 #[test]
-fn data_and_what_asks_for_it_are_these_bytes() {
+fn data_and_r2t_pdus_have_the_expected_bytes() {
     let ask = R2t::new(PLAIN, (0x0201, 0x0403), 0x1000, 0x2000);
     let expected = [9, 0, 24, 0, 24, 0, 0, 0, 1, 2, 3, 4, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0];
     assert_eq!(ask.as_bytes(), &expected);
@@ -71,7 +71,7 @@ fn data_and_what_asks_for_it_are_these_bytes() {
 }
 
 #[test]
-fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_bytes_of_it() {
+fn term_req_contains_at_most_128_bytes_of_the_rejected_header() {
     let (bytes, whole) = TermReq::build(PduType::C2HTermReq, FatalError::field(10), &[0xa5; 24]);
     assert_eq!(bytes[..14], [3, 0, 24, 0, 48, 0, 0, 0, 1, 0, 10, 0, 0, 0]);
     assert_eq!((&bytes[14..24], &bytes[24..48], whole), (&[0; 10][..], &[0xa5; 24][..], 48));
@@ -88,12 +88,12 @@ fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_
 
 /// §3.3: "An appropriate number of padding bytes shall be inserted"; Figures 8 and 9 are two rows.
 #[test]
-fn data_begin_at_the_first_multiple_behind_the_header() {
+fn data_offset_is_aligned_after_the_header() {
     let at = |header_digest, alignment, header| {
         PduFraming { header_digest, data_digest: false, alignment }.data_offset(header)
     };
     assert_eq!((at(false, 0x0f, 24), at(false, 3, 24)), (64, 32));
-    for framing in framings() {
+    for framing in framing_variants() {
         for header in [24, 72] {
             let (offset, unit) = (framing.data_offset(header), (framing.alignment + 1) * 4);
             let end = header + framing.header_digest_bytes();
@@ -103,7 +103,7 @@ fn data_begin_at_the_first_multiple_behind_the_header() {
 }
 
 #[test]
-fn a_type_is_taken_from_its_sender_and_from_nobody_else() {
+fn pdu_type_is_accepted_only_from_its_sender() {
     for code in 0..=u8::MAX {
         for end in [Role::Host, Role::Controller] {
             let expected = match (end, code) {
@@ -112,7 +112,7 @@ fn a_type_is_taken_from_its_sender_and_from_nobody_else() {
                 }
                 _ => Err(FatalError::field(offset::TYPE)),
             };
-            assert_eq!(check::pdu_type(end, code), expected, "{code:#x} at {end:?}");
+            assert_eq!(check::received_pdu_type(end, code), expected, "{code:#x} at {end:?}");
         }
     }
     for kind in PduType::ALL {
@@ -122,7 +122,7 @@ fn a_type_is_taken_from_its_sender_and_from_nobody_else() {
 }
 
 #[test]
-fn every_fatal_status_survives_and_says_what_it_is() {
+fn fatal_status_codes_round_trip_and_have_names() {
     for code in 0..=u16::MAX {
         assert_eq!(FatalStatus::from_code(code).code(), code);
     }
@@ -136,23 +136,23 @@ fn every_fatal_status_survives_and_says_what_it_is() {
 }
 
 /// A field, its valid values, and the expected error.
-struct Row {
+struct FieldCase {
     at: u8,
     width: usize,
     takes: Box<dyn Fn(u32) -> bool>,
     refusal: FatalError,
 }
 
-fn row(at: u8, width: usize, takes: impl Fn(u32) -> bool + 'static) -> Row {
-    Row { at, width, takes: Box::new(takes), refusal: FatalError::field(at) }
+fn field_case(at: u8, width: usize, takes: impl Fn(u32) -> bool + 'static) -> FieldCase {
+    FieldCase { at, width, takes: Box::new(takes), refusal: FatalError::field(at) }
 }
 
-fn only(at: u8, width: usize, value: u32) -> Row {
-    row(at, width, move |found| found == value)
+fn only_value_case(at: u8, width: usize, value: u32) -> FieldCase {
+    field_case(at, width, move |found| found == value)
 }
 
 /// Every value of a byte; of wider fields the values at which something changes.
-fn values(good: u32, width: usize) -> Vec<u32> {
+fn boundary_values(good: u32, width: usize) -> Vec<u32> {
     if width == 1 {
         return (0..256).collect();
     }
@@ -167,10 +167,10 @@ fn values(good: u32, width: usize) -> Vec<u32> {
 }
 
 /// Sets each field of a valid header to each value, and compares the result.
-fn walk(
+fn check_header_values(
     kind: PduType,
     good: &[u8],
-    rows: &[Row],
+    rows: &[FieldCase],
     judge: impl Fn(&[u8]) -> Result<(), FatalError>,
     seen: &mut BTreeSet<(PduType, u8)>,
 ) {
@@ -179,7 +179,7 @@ fn walk(
         let at = usize::from(row.at);
         let mut raw = [0; 4];
         raw[..row.width].copy_from_slice(&good[at..at + row.width]);
-        for value in values(u32::from_le_bytes(raw), row.width) {
+        for value in boundary_values(u32::from_le_bytes(raw), row.width) {
             let mut changed = good.to_vec();
             changed[at..at + row.width].copy_from_slice(&value.to_le_bytes()[..row.width]);
             let expected = if (row.takes)(value) { Ok(()) } else { Err(row.refusal) };
@@ -191,7 +191,7 @@ fn walk(
     }
 }
 
-fn judged<T: Layout>(
+fn check_parsed<T: Layout>(
     bytes: &[u8],
     check: impl Fn(T) -> Result<(), FatalError>,
 ) -> Result<(), FatalError> {
@@ -199,52 +199,61 @@ fn judged<T: Layout>(
 }
 
 /// Multiples of the alignment from the end of the header on, if PLEN is consistent with `pdo`.
-fn places(framing: PduFraming) -> impl Fn(u32) -> bool {
+fn is_valid_data_offset(framing: PduFraming) -> impl Fn(u32) -> bool {
     move |pdo| pdo == u32::from(framing.data_offset(24))
 }
 
-fn digest_bits(framing: PduFraming, mask: u32) -> impl Fn(u32) -> bool {
+fn digest_flags_match(framing: PduFraming, mask: u32) -> impl Fn(u32) -> bool {
     let expected = u32::from(framing.data_flags());
     move |flags| (flags ^ expected) & mask == 0
 }
 
-fn walk_openings(seen: &mut BTreeSet<(PduType, u8)>) {
-    let pfv = |at| Row { refusal: FatalError::parameter(at), ..only(at, 2, 0) };
-    let ends = |rest: Vec<Row>| {
-        let mut rows = vec![row(1, 1, |_| true), only(2, 1, 128), row(3, 1, |_| true)];
-        rows.extend([only(4, 4, 128), pfv(8), row(10, 1, |value| value <= 31)]);
+fn check_ic_pdus(seen: &mut BTreeSet<(PduType, u8)>) {
+    let pfv = |at| FieldCase { refusal: FatalError::parameter(at), ..only_value_case(at, 2, 0) };
+    let ends = |rest: Vec<FieldCase>| {
+        let mut rows = vec![
+            field_case(1, 1, |_| true),
+            only_value_case(2, 1, 128),
+            field_case(3, 1, |_| true),
+        ];
+        rows.extend([only_value_case(4, 4, 128), pfv(8), field_case(10, 1, |value| value <= 31)]);
         rows.extend(rest);
         rows
     };
     let request = IcReq::new(0, true, true, 0);
-    let rows = ends(vec![row(11, 1, |_| true), row(12, 4, |_| true), row(16, 4, |_| true)]);
-    let judge = |bytes: &[u8]| judged(bytes, |pdu: IcReq| pdu.check());
-    walk(PduType::IcReq, request.as_bytes(), &rows, judge, seen);
+    let rows = ends(vec![
+        field_case(11, 1, |_| true),
+        field_case(12, 4, |_| true),
+        field_case(16, 4, |_| true),
+    ]);
+    let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: IcReq| pdu.check());
+    check_header_values(PduType::IcReq, request.as_bytes(), &rows, judge, seen);
     for asked in 0..4_u32 {
         let request = IcReq::new(0, asked & 1 != 0, asked & 2 != 0, 0);
         let response = IcResp::new(0, false, false, 4096);
         let rows = ends(vec![
-            row(11, 1, move |dgst| dgst & 3 & !asked == 0),
-            row(12, 4, |limit| limit >= 4096 && limit % 4 == 0),
-            row(16, 4, |_| true),
+            field_case(11, 1, move |dgst| dgst & 3 & !asked == 0),
+            field_case(12, 4, |limit| limit >= 4096 && limit % 4 == 0),
+            field_case(16, 4, |_| true),
         ]);
-        let judge = |bytes: &[u8]| judged(bytes, |pdu: IcResp| pdu.check(&request));
-        walk(PduType::IcResp, response.as_bytes(), &rows, judge, seen);
+        let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: IcResp| pdu.check(&request));
+        check_header_values(PduType::IcResp, response.as_bytes(), &rows, judge, seen);
     }
 }
 
-fn walk_capsules(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
+fn check_capsule_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let command = Command::new(1).with_cid(9);
     let least = u32::from(framing.header_digest_bytes());
-    let judge = |bytes: &[u8]| judged(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
+    let judge =
+        |bytes: &[u8]| check_parsed(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
     let bare = CapsuleCmd::new(framing, &command, 0);
     let rows = [
-        row(1, 1, digest_bits(framing, 1)),
-        only(2, 1, 72),
-        row(3, 1, |_| true),
-        row(8, 4, |_| true),
+        field_case(1, 1, digest_flags_match(framing, 1)),
+        only_value_case(2, 1, 72),
+        field_case(3, 1, |_| true),
+        field_case(8, 4, |_| true),
     ];
-    walk(PduType::CapsuleCmd, bare.as_bytes(), &rows, judge, seen);
+    check_header_values(PduType::CapsuleCmd, bare.as_bytes(), &rows, judge, seen);
     let loaded = CapsuleCmd::new(framing, &command, 512);
     let pdo = u32::from(framing.data_offset(72));
     let around = pdo + u32::from(framing.data_digest_bytes());
@@ -252,78 +261,78 @@ fn walk_capsules(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let plen = loaded.plen();
     let ddgst = framing.data_digest;
     let rows = [
-        row(1, 1, digest_bits(framing, 3)),
-        only(2, 1, 72),
-        row(3, 1, move |pdo| {
+        field_case(1, 1, digest_flags_match(framing, 3)),
+        only_value_case(2, 1, 72),
+        field_case(3, 1, move |pdo| {
             pdo >= end && pdo % unit == 0 && plen > pdo + if ddgst { 4 } else { 0 }
         }),
     ];
-    walk(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+    check_header_values(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
     // Where the flags fit both, PLEN alone tells whether there is data.
     let fits_both = !ddgst;
-    let rows = [row(4, 4, move |plen| {
+    let rows = [field_case(4, 4, move |plen| {
         (fits_both && plen == end) || (plen > around && plen <= around + 4096)
     })];
     if fits_both || pdo != end {
-        walk(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+        check_header_values(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
     }
 
     let response = CapsuleResp::new(framing, &Completion::new(3, Status::SUCCESS));
-    let judge = |bytes: &[u8]| judged(bytes, |pdu: CapsuleResp| pdu.check(framing));
+    let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: CapsuleResp| pdu.check(framing));
     let rows = [
-        row(1, 1, digest_bits(framing, 1)),
-        only(2, 1, 24),
-        row(3, 1, |_| true),
-        only(4, 4, 24 + least),
-        row(8, 4, |_| true),
-        row(20, 4, |_| true),
+        field_case(1, 1, digest_flags_match(framing, 1)),
+        only_value_case(2, 1, 24),
+        field_case(3, 1, |_| true),
+        only_value_case(4, 4, 24 + least),
+        field_case(8, 4, |_| true),
+        field_case(20, 4, |_| true),
     ];
-    walk(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
+    check_header_values(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
 }
 
-fn walk_data(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
-    let rows = |flags: Row, plen: u32| {
-        let mut rows = vec![flags, only(2, 1, 24), only(4, 4, plen)];
-        rows.extend([row(8, 4, |_| true), row(12, 4, |value| value % 4 == 0)]);
-        rows.push(row(20, 4, |_| true));
+fn check_data_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
+    let rows = |flags: FieldCase, plen: u32| {
+        let mut rows = vec![flags, only_value_case(2, 1, 24), only_value_case(4, 4, plen)];
+        rows.extend([field_case(8, 4, |_| true), field_case(12, 4, |value| value % 4 == 0)]);
+        rows.push(field_case(20, 4, |_| true));
         rows
     };
     let up = H2CData::new(framing, (1, 2), 8, 64, false);
     let judge = |bytes: &[u8]| {
-        judged(bytes, |pdu: H2CData| pdu.check(framing).and_then(|()| pdu.check_range()))
+        check_parsed(bytes, |pdu: H2CData| pdu.check(framing).and_then(|()| pdu.check_range()))
     };
-    let flags = row(1, 1, digest_bits(framing, 3));
-    walk(PduType::H2CData, up.as_bytes(), &rows(flags, up.plen()), judge, seen);
-    let pdo = row(3, 1, places(framing));
+    let flags = field_case(1, 1, digest_flags_match(framing, 3));
+    check_header_values(PduType::H2CData, up.as_bytes(), &rows(flags, up.plen()), judge, seen);
+    let pdo = field_case(3, 1, is_valid_data_offset(framing));
     let loose = |bytes: &[u8]| {
         // Padding changes PLEN as well; see the walk of padding below.
-        judged(bytes, |pdu: H2CData| match pdu.check(framing) {
+        check_parsed(bytes, |pdu: H2CData| match pdu.check(framing) {
             Err(refusal) if refusal == FatalError::field(4) => Err(FatalError::field(3)),
             other => other,
         })
     };
-    walk(PduType::H2CData, up.as_bytes(), &[pdo], loose, seen);
+    check_header_values(PduType::H2CData, up.as_bytes(), &[pdo], loose, seen);
 
     let down = C2HData::new(framing, 1, 8, 64, (true, false));
     let judge = |bytes: &[u8]| {
-        judged(bytes, |pdu: C2HData| pdu.check(framing).and_then(|()| pdu.check_range()))
+        check_parsed(bytes, |pdu: C2HData| pdu.check(framing).and_then(|()| pdu.check_range()))
     };
-    let digests = digest_bits(framing, 3);
-    let flags = row(1, 1, move |flags| digests(flags) && flags & 0b1100 != 0b1000);
-    walk(PduType::C2HData, down.as_bytes(), &rows(flags, down.plen()), judge, seen);
+    let digests = digest_flags_match(framing, 3);
+    let flags = field_case(1, 1, move |flags| digests(flags) && flags & 0b1100 != 0b1000);
+    check_header_values(PduType::C2HData, down.as_bytes(), &rows(flags, down.plen()), judge, seen);
 
     let ask = R2t::new(framing, (1, 2), 8, 64);
     let judge = |bytes: &[u8]| {
-        judged(bytes, |pdu: R2t| pdu.check(framing).and_then(|()| pdu.check_range()))
+        check_parsed(bytes, |pdu: R2t| pdu.check(framing).and_then(|()| pdu.check_range()))
     };
-    let mut bare = rows(row(1, 1, digest_bits(framing, 1)), ask.plen());
-    bare.push(row(3, 1, |_| true));
-    bare.push(row(16, 4, |len| len % 4 == 0 && len != 0));
-    walk(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
+    let mut bare = rows(field_case(1, 1, digest_flags_match(framing, 1)), ask.plen());
+    bare.push(field_case(3, 1, |_| true));
+    bare.push(field_case(16, 4, |len| len % 4 == 0 && len != 0));
+    check_header_values(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
 }
 
 /// PDO and PLEN together: more padding than needed is accepted, as long as it is aligned.
-fn walk_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
+fn check_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let rest = 64 + u32::from(framing.data_digest_bytes());
     let (end, unit) = (24 + framing.header_digest_bytes(), (framing.alignment + 1) * 4);
     for pdo in 0..=u8::MAX {
@@ -351,16 +360,16 @@ fn walk_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
 }
 
 #[test]
-fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is_seen() {
+fn every_header_field_is_validated_as_in_the_rule_table() {
     let mut seen = BTreeSet::new();
-    walk_openings(&mut seen);
-    for framing in framings() {
-        walk_capsules(framing, &mut seen);
-        walk_data(framing, &mut seen);
-        walk_padding(framing, &mut seen);
+    check_ic_pdus(&mut seen);
+    for framing in framing_variants() {
+        check_capsule_pdus(framing, &mut seen);
+        check_data_pdus(framing, &mut seen);
+        check_padding(framing, &mut seen);
     }
     for kind in PduType::ALL {
-        // Covered by `a_type_is_taken_from_its_sender_and_from_nobody_else`.
+        // Covered by `pdu_type_is_accepted_only_from_its_sender`.
         seen.insert((kind, offset::TYPE));
     }
     let is_about = |rule: &&ValidationRule| rule.checked_by == CheckedBy::Header;
@@ -372,7 +381,7 @@ fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is
 }
 
 #[test]
-fn every_rule_cites_its_section_and_its_field() {
+fn every_validation_rule_cites_section_and_field() {
     for rule in RULES {
         assert!(rule.section.contains('§') && !rule.rejected.is_empty(), "{rule:?}");
         let has_offset = matches!(
@@ -388,7 +397,7 @@ fn every_rule_cites_its_section_and_its_field() {
 
 /// Of several errors, the one with the lowest offset is reported (§3.6.2.4).
 #[test]
-fn of_several_errors_the_first_is_told() {
+fn first_of_several_header_errors_is_reported() {
     let up = H2CData::new(BOTH, (1, 2), 8, 64, false);
     let broken = [offset::FLAGS, offset::HLEN, offset::PDO, offset::PLEN];
     for (index, &first) in broken.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Commands to `/dev/ublk-control`, and the description of a device.
 
-use super::{READ, READ_WRITE, code, put, take};
+use super::{READ, READ_WRITE, bytes_at, ioctl_code, put_bytes};
 
 /// ```text
 ///   0        4       6       8         16      24         26    28         32
@@ -89,7 +89,7 @@ impl ControlOp {
             Self::GetFeatures => (READ, 0x13),
             Self::DeleteDeviceAsync => (READ, 0x14),
         };
-        code(direction, COMMAND_SIZE, number)
+        ioctl_code(direction, COMMAND_SIZE, number)
     }
 
     /// Action text for error messages.
@@ -118,11 +118,11 @@ impl ControlCommand {
     /// Encodes to bytes.
     pub fn to_bytes(self) -> [u8; COMMAND_BYTES] {
         let mut bytes = [0; COMMAND_BYTES];
-        put(&mut bytes, 0, &self.device.to_ne_bytes());
-        put(&mut bytes, 4, &self.queue.to_ne_bytes());
-        put(&mut bytes, 6, &self.len_bytes.to_ne_bytes());
-        put(&mut bytes, 8, &self.address.to_ne_bytes());
-        put(&mut bytes, 16, &self.data.to_ne_bytes());
+        put_bytes(&mut bytes, 0, &self.device.to_ne_bytes());
+        put_bytes(&mut bytes, 4, &self.queue.to_ne_bytes());
+        put_bytes(&mut bytes, 6, &self.len_bytes.to_ne_bytes());
+        put_bytes(&mut bytes, 8, &self.address.to_ne_bytes());
+        put_bytes(&mut bytes, 16, &self.data.to_ne_bytes());
         bytes
     }
 }
@@ -174,7 +174,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    const fn of(number: u16) -> Self {
+    const fn from_number(number: u16) -> Self {
         match number {
             0 => Self::Dead,
             1 => Self::Live,
@@ -200,32 +200,32 @@ impl DeviceInfo {
     /// Encodes to bytes.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        put(&mut bytes, 0, &self.queues.to_ne_bytes());
-        put(&mut bytes, 2, &self.depth.to_ne_bytes());
-        put(&mut bytes, 4, &self.state.number().to_ne_bytes());
-        put(&mut bytes, 8, &self.io_bytes_max.to_ne_bytes());
-        put(&mut bytes, 12, &self.device.to_ne_bytes());
-        put(&mut bytes, 16, &self.process.to_ne_bytes());
-        put(&mut bytes, 24, &self.features.0.to_ne_bytes());
-        put(&mut bytes, 32, &self.signature.to_ne_bytes());
-        put(&mut bytes, 40, &self.owner_uid.to_ne_bytes());
-        put(&mut bytes, 44, &self.owner_gid.to_ne_bytes());
+        put_bytes(&mut bytes, 0, &self.queues.to_ne_bytes());
+        put_bytes(&mut bytes, 2, &self.depth.to_ne_bytes());
+        put_bytes(&mut bytes, 4, &self.state.number().to_ne_bytes());
+        put_bytes(&mut bytes, 8, &self.io_bytes_max.to_ne_bytes());
+        put_bytes(&mut bytes, 12, &self.device.to_ne_bytes());
+        put_bytes(&mut bytes, 16, &self.process.to_ne_bytes());
+        put_bytes(&mut bytes, 24, &self.features.0.to_ne_bytes());
+        put_bytes(&mut bytes, 32, &self.signature.to_ne_bytes());
+        put_bytes(&mut bytes, 40, &self.owner_uid.to_ne_bytes());
+        put_bytes(&mut bytes, 44, &self.owner_gid.to_ne_bytes());
         bytes
     }
 
     /// Decodes bytes.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         Self {
-            queues: u16::from_ne_bytes(take(bytes, 0)),
-            depth: u16::from_ne_bytes(take(bytes, 2)),
-            state: DeviceState::of(u16::from_ne_bytes(take(bytes, 4))),
-            io_bytes_max: u32::from_ne_bytes(take(bytes, 8)),
-            device: u32::from_ne_bytes(take(bytes, 12)),
-            process: i32::from_ne_bytes(take(bytes, 16)),
-            features: Features(u64::from_ne_bytes(take(bytes, 24))),
-            signature: u64::from_ne_bytes(take(bytes, 32)),
-            owner_uid: u32::from_ne_bytes(take(bytes, 40)),
-            owner_gid: u32::from_ne_bytes(take(bytes, 44)),
+            queues: u16::from_ne_bytes(bytes_at(bytes, 0)),
+            depth: u16::from_ne_bytes(bytes_at(bytes, 2)),
+            state: DeviceState::from_number(u16::from_ne_bytes(bytes_at(bytes, 4))),
+            io_bytes_max: u32::from_ne_bytes(bytes_at(bytes, 8)),
+            device: u32::from_ne_bytes(bytes_at(bytes, 12)),
+            process: i32::from_ne_bytes(bytes_at(bytes, 16)),
+            features: Features(u64::from_ne_bytes(bytes_at(bytes, 24))),
+            signature: u64::from_ne_bytes(bytes_at(bytes, 32)),
+            owner_uid: u32::from_ne_bytes(bytes_at(bytes, 40)),
+            owner_gid: u32::from_ne_bytes(bytes_at(bytes, 44)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Disk parameters.
 
-use super::{put, take};
+use super::{bytes_at, put_bytes};
 
 /// ```text
 ///   0       4       8      12        13         14         15       16
@@ -18,7 +18,7 @@ use super::{put, take};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// Attributes.
-    pub attributes: Attributes,
+    pub attributes: DiskAttributes,
     /// Logical block size, as a power of two.
     pub block_shift: u8,
     /// Physical block size, as a power of two.
@@ -47,9 +47,9 @@ pub struct Discard {
 
 /// Disk attributes (`UBLK_ATTR_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Attributes(pub u32);
+pub struct DiskAttributes(pub u32);
 
-impl Attributes {
+impl DiskAttributes {
     /// No attributes.
     pub const NONE: Self = Self(0);
     /// Read-only.
@@ -88,54 +88,54 @@ impl Parameters {
         let mut bytes = [0; Self::BYTES];
         let mut types = BASIC;
         let mut size = Self::SIZE_WITHOUT;
-        put(&mut bytes, 8, &self.attributes.0.to_ne_bytes());
+        put_bytes(&mut bytes, 8, &self.attributes.0.to_ne_bytes());
         // Optimal and minimum I/O size are the physical block size.
         let physical = self.physical_shift;
-        put(&mut bytes, 12, &[self.block_shift, physical, physical, physical]);
-        put(&mut bytes, 16, &self.sectors_max.to_ne_bytes());
-        put(&mut bytes, 24, &self.sectors.to_ne_bytes());
+        put_bytes(&mut bytes, 12, &[self.block_shift, physical, physical, physical]);
+        put_bytes(&mut bytes, 16, &self.sectors_max.to_ne_bytes());
+        put_bytes(&mut bytes, 24, &self.sectors.to_ne_bytes());
         if let Some(discard) = self.discard {
             types |= DISCARD;
-            put(&mut bytes, 44, &discard.granularity.to_ne_bytes());
-            put(&mut bytes, 48, &discard.discard_sectors_max.to_ne_bytes());
-            put(&mut bytes, 52, &discard.zero_sectors_max.to_ne_bytes());
+            put_bytes(&mut bytes, 44, &discard.granularity.to_ne_bytes());
+            put_bytes(&mut bytes, 48, &discard.discard_sectors_max.to_ne_bytes());
+            put_bytes(&mut bytes, 52, &discard.zero_sectors_max.to_ne_bytes());
             // The kernel accepts no more than one segment.
-            put(&mut bytes, 56, &1_u16.to_ne_bytes());
+            put_bytes(&mut bytes, 56, &1_u16.to_ne_bytes());
         }
         if let Some(alignment) = self.memory_alignment {
             types |= ALIGNMENT;
             size = Self::SIZE;
-            put(&mut bytes, 108, &(alignment - 1).to_ne_bytes());
+            put_bytes(&mut bytes, 108, &(alignment - 1).to_ne_bytes());
         }
-        put(&mut bytes, 0, &size.to_ne_bytes());
-        put(&mut bytes, 4, &types.to_ne_bytes());
+        put_bytes(&mut bytes, 0, &size.to_ne_bytes());
+        put_bytes(&mut bytes, 4, &types.to_ne_bytes());
         bytes
     }
 
     /// Buffer for GET_PARAMS: its length field limits the result.
-    pub fn query() -> [u8; Self::BYTES] {
+    pub fn query_buffer() -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        put(&mut bytes, 0, &Self::SIZE.to_ne_bytes());
+        put_bytes(&mut bytes, 0, &Self::SIZE.to_ne_bytes());
         bytes
     }
 
     /// Decodes bytes; `None` if the basic parameters are missing.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let types = u32::from_ne_bytes(take(bytes, 4));
+        let types = u32::from_ne_bytes(bytes_at(bytes, 4));
         let discard = Discard {
-            granularity: u32::from_ne_bytes(take(bytes, 44)),
-            discard_sectors_max: u32::from_ne_bytes(take(bytes, 48)),
-            zero_sectors_max: u32::from_ne_bytes(take(bytes, 52)),
+            granularity: u32::from_ne_bytes(bytes_at(bytes, 44)),
+            discard_sectors_max: u32::from_ne_bytes(bytes_at(bytes, 48)),
+            zero_sectors_max: u32::from_ne_bytes(bytes_at(bytes, 52)),
         };
         (types & BASIC != 0).then(|| Self {
-            attributes: Attributes(u32::from_ne_bytes(take(bytes, 8))),
+            attributes: DiskAttributes(u32::from_ne_bytes(bytes_at(bytes, 8))),
             block_shift: bytes[12],
             physical_shift: bytes[13],
-            sectors_max: u32::from_ne_bytes(take(bytes, 16)),
-            sectors: u64::from_ne_bytes(take(bytes, 24)),
+            sectors_max: u32::from_ne_bytes(bytes_at(bytes, 16)),
+            sectors: u64::from_ne_bytes(bytes_at(bytes, 24)),
             discard: (types & DISCARD != 0).then_some(discard),
             memory_alignment: (types & ALIGNMENT != 0)
-                .then(|| u32::from_ne_bytes(take(bytes, 108)).saturating_add(1)),
+                .then(|| u32::from_ne_bytes(bytes_at(bytes, 108)).saturating_add(1)),
         })
     }
 }

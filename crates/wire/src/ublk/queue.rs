@@ -4,7 +4,7 @@
 //! with that tag arrives; the request descriptor is in a mapped table. The next command returns the
 //! result of the request and fetches another one.
 
-use super::{DEPTH_MAX, READ_WRITE, code, put, take};
+use super::{DEPTH_MAX, READ_WRITE, bytes_at, ioctl_code, put_bytes};
 
 /// ```text
 ///   0       2     4        8         16
@@ -54,7 +54,7 @@ impl QueueOp {
             Self::RegisterBuffer => 0x23,
             Self::UnregisterBuffer => 0x24,
         };
-        code(READ_WRITE, QueueCommand::SIZE, number)
+        ioctl_code(READ_WRITE, QueueCommand::SIZE, number)
     }
 }
 
@@ -67,10 +67,10 @@ impl QueueCommand {
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        put(&mut bytes, 0, &self.queue.to_ne_bytes());
-        put(&mut bytes, 2, &self.tag.to_ne_bytes());
-        put(&mut bytes, 4, &self.result.to_ne_bytes());
-        put(&mut bytes, 8, &u64::from(self.buffer).to_ne_bytes());
+        put_bytes(&mut bytes, 0, &self.queue.to_ne_bytes());
+        put_bytes(&mut bytes, 2, &self.tag.to_ne_bytes());
+        put_bytes(&mut bytes, 4, &self.result.to_ne_bytes());
+        put_bytes(&mut bytes, 8, &u64::from(self.buffer).to_ne_bytes());
         bytes
     }
 }
@@ -82,7 +82,7 @@ impl QueueCommand {
 ///
 /// `struct ublksrv_io_desc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub struct IoDescriptor {
     /// Operation.
     pub op: IoOp,
     /// Flags.
@@ -111,7 +111,7 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    const fn of(number: u8) -> Self {
+    const fn from_number(number: u8) -> Self {
         match number {
             0 => Self::Read,
             1 => Self::Write,
@@ -154,28 +154,28 @@ impl IoFlags {
     }
 }
 
-impl Descriptor {
+impl IoDescriptor {
     /// Length in bytes.
     pub const BYTES: usize = 24;
 
     /// Decodes bytes.
     #[inline]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
-        let word = u32::from_ne_bytes(take(bytes, 0));
+        let word = u32::from_ne_bytes(bytes_at(bytes, 0));
         Self {
-            op: IoOp::of((word & 0xff) as u8),
+            op: IoOp::from_number((word & 0xff) as u8),
             flags: IoFlags(word & !0xff),
-            sectors: u32::from_ne_bytes(take(bytes, 4)),
-            first_sector: u64::from_ne_bytes(take(bytes, 8)),
+            sectors: u32::from_ne_bytes(bytes_at(bytes, 4)),
+            first_sector: u64::from_ne_bytes(bytes_at(bytes, 8)),
         }
     }
 
     /// Encodes to bytes, as the kernel does.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        put(&mut bytes, 0, &(u32::from(self.op.number()) | self.flags.0).to_ne_bytes());
-        put(&mut bytes, 4, &self.sectors.to_ne_bytes());
-        put(&mut bytes, 8, &self.first_sector.to_ne_bytes());
+        put_bytes(&mut bytes, 0, &(u32::from(self.op.number()) | self.flags.0).to_ne_bytes());
+        put_bytes(&mut bytes, 4, &self.sectors.to_ne_bytes());
+        put_bytes(&mut bytes, 8, &self.first_sector.to_ne_bytes());
         bytes
     }
 }
@@ -191,19 +191,19 @@ const TAG_BITS: u32 = 16;
 pub const IO_BYTES_MAX: u32 = 1 << BYTE_BITS;
 
 /// Offset of a queue's table in `/dev/ublkcN`: each has space for the maximum depth.
-pub fn table_at(queue: u16, page_bytes: usize) -> u64 {
-    CMD_BUF_OFFSET + u64::from(queue) * table_bytes(DEPTH_MAX, page_bytes) as u64
+pub fn descriptor_table_offset(queue: u16, page_bytes: usize) -> u64 {
+    CMD_BUF_OFFSET + u64::from(queue) * descriptor_table_bytes(DEPTH_MAX, page_bytes) as u64
 }
 
 /// Length of the table of a queue of this depth, in whole pages. The kernel maps all of it or
 /// nothing.
-pub fn table_bytes(depth: u16, page_bytes: usize) -> usize {
-    (usize::from(depth) * Descriptor::BYTES).next_multiple_of(page_bytes)
+pub fn descriptor_table_bytes(depth: u16, page_bytes: usize) -> usize {
+    (usize::from(depth) * IoDescriptor::BYTES).next_multiple_of(page_bytes)
 }
 
 /// Offset of byte `byte` of a request's data in `/dev/ublkcN`.
 #[inline]
-pub fn data_at(queue: u16, tag: u16, byte: u32) -> u64 {
+pub fn request_data_offset(queue: u16, tag: u16, byte: u32) -> u64 {
     let queue = u64::from(queue) << (BYTE_BITS + TAG_BITS);
     IO_BUF_OFFSET + (queue | u64::from(tag) << BYTE_BITS | u64::from(byte & (IO_BYTES_MAX - 1)))
 }

@@ -1,14 +1,16 @@
 //! Bytes produced by a C program from the structures of `include/uapi/linux/ublk_cmd.h`, on x86-64.
 
 use super::control::{ANY_DEVICE, NO_QUEUE};
-use super::queue::{IO_BYTES_MAX, RES_ABORT, data_at, table_at, table_bytes};
+use super::queue::{
+    IO_BYTES_MAX, RES_ABORT, descriptor_table_bytes, descriptor_table_offset, request_data_offset,
+};
 use super::{
-    Attributes, ControlCommand, ControlOp, Descriptor, DeviceInfo, DeviceState, Discard, Features,
-    IoFlags, IoOp, Parameters, QueueCommand, QueueOp,
+    ControlCommand, ControlOp, DeviceInfo, DeviceState, Discard, DiskAttributes, Features,
+    IoDescriptor, IoFlags, IoOp, Parameters, QueueCommand, QueueOp,
 };
 
 /// Decodes hexadecimal digits; the rest is zero.
-fn bytes<const N: usize>(digits: &str) -> [u8; N] {
+fn bytes_from_hex<const N: usize>(digits: &str) -> [u8; N] {
     let digits: String = digits.split_whitespace().collect();
     let mut bytes = [0; N];
     for (index, byte) in bytes.iter_mut().enumerate().take(digits.len() / 2) {
@@ -18,7 +20,7 @@ fn bytes<const N: usize>(digits: &str) -> [u8; N] {
 }
 
 #[test]
-fn commands_have_the_kernels_codes() {
+fn ublk_command_codes_equal_the_kernels() {
     let control = ControlOp::ALL.map(ControlOp::code);
     let expected = [
         0x8020_7502,
@@ -43,7 +45,7 @@ fn commands_have_the_kernels_codes() {
 }
 
 #[test]
-fn a_control_command_is_laid_out_as_the_kernels() {
+fn ublk_control_command_has_the_kernel_layout() {
     let command = ControlCommand {
         device: 7,
         queue: NO_QUEUE,
@@ -51,12 +53,12 @@ fn a_control_command_is_laid_out_as_the_kernels() {
         address: 0x1122_3344_5566_7788,
         data: 4321,
     };
-    assert_eq!(command.to_bytes(), bytes("07000000ffff4000 8877665544332211 e110"));
-    assert_eq!(ControlCommand::for_device(ANY_DEVICE).to_bytes(), bytes("ffffffffffff"));
+    assert_eq!(command.to_bytes(), bytes_from_hex("07000000ffff4000 8877665544332211 e110"));
+    assert_eq!(ControlCommand::for_device(ANY_DEVICE).to_bytes(), bytes_from_hex("ffffffffffff"));
 }
 
 #[test]
-fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
+fn ublk_device_info_has_the_kernel_layout() {
     let info = DeviceInfo {
         queues: 3,
         depth: 128,
@@ -69,7 +71,7 @@ fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
         owner_uid: 0,
         owner_gid: 5,
     };
-    let exact = bytes(
+    let exact = bytes_from_hex(
         "0300800001000000 0000080007000000 e110000000000000 d800000000000000 0807060504030201
          0000000005000000",
     );
@@ -83,7 +85,7 @@ fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
 }
 
 #[test]
-fn states_that_are_not_known_stay_what_they_are() {
+fn unknown_ublk_device_states_are_preserved() {
     for number in [0_u16, 1, 2, 3, 999] {
         let mut given = [0; DeviceInfo::BYTES];
         given[4..6].copy_from_slice(&number.to_ne_bytes());
@@ -94,9 +96,9 @@ fn states_that_are_not_known_stay_what_they_are() {
 }
 
 #[test]
-fn parameters_are_laid_out_as_the_kernels() {
+fn ublk_parameters_have_the_kernel_layout() {
     let parameters = Parameters {
-        attributes: Attributes::VOLATILE_CACHE.union(Attributes::FUA),
+        attributes: DiskAttributes::VOLATILE_CACHE.union(DiskAttributes::FUA),
         block_shift: 9,
         physical_shift: 12,
         sectors_max: 1024,
@@ -108,7 +110,7 @@ fn parameters_are_laid_out_as_the_kernels() {
         }),
         memory_alignment: None,
     };
-    let exact = bytes(
+    let exact = bytes_from_hex(
         "3c00000003000000 0c000000090c0c0c 0004000000000000 0000200000000000 0000000000000000
          0000000000100000 0000200000001000 01000000",
     );
@@ -116,8 +118,8 @@ fn parameters_are_laid_out_as_the_kernels() {
     assert_eq!(Parameters::from_bytes(&exact), Some(parameters));
     let plain = Parameters { discard: None, ..parameters };
     assert_eq!(Parameters::from_bytes(&plain.to_bytes()), Some(plain));
-    assert_eq!(Parameters::from_bytes(&Parameters::query()), None, "it says nothing yet");
-    assert_eq!(Parameters::query(), bytes("74"));
+    assert_eq!(Parameters::from_bytes(&Parameters::query_buffer()), None, "it says nothing yet");
+    assert_eq!(Parameters::query_buffer(), bytes_from_hex("74"));
     let aligned = Parameters { memory_alignment: Some(512), ..plain };
     let exact: [u8; Parameters::BYTES] = aligned.to_bytes();
     assert_eq!((exact[..8].to_vec(), exact[108..116].to_vec()), aligned_bytes());
@@ -126,23 +128,23 @@ fn parameters_are_laid_out_as_the_kernels() {
 
 /// Length and types of parameters with an alignment of 512 bytes, and `dma` of them.
 fn aligned_bytes() -> (Vec<u8>, Vec<u8>) {
-    (bytes::<8>("7400000011000000").to_vec(), bytes::<8>("ff010000").to_vec())
+    (bytes_from_hex::<8>("7400000011000000").to_vec(), bytes_from_hex::<8>("ff010000").to_vec())
 }
 
 #[test]
-fn what_a_queue_says_is_laid_out_as_the_kernels() {
+fn ublk_queue_command_has_the_kernel_layout() {
     let command = QueueCommand { queue: 2, tag: 0x1ff, result: -5, buffer: 0 };
-    assert_eq!(command.to_bytes(), bytes("0200ff01fbffffff"));
+    assert_eq!(command.to_bytes(), bytes_from_hex("0200ff01fbffffff"));
     let lends = QueueCommand { queue: 2, tag: 3, result: 0, buffer: 0x102 };
-    assert_eq!(lends.to_bytes(), bytes("0200030000000000 0201"));
+    assert_eq!(lends.to_bytes(), bytes_from_hex("0200030000000000 0201"));
     assert_eq!(RES_ABORT, -19, "ENODEV of asm-generic/errno-base.h");
 }
 
 #[test]
-fn what_a_queue_is_asked_is_laid_out_as_the_kernels() {
-    let exact = bytes("01200000 08000000 9a78563412000000");
-    let descriptor = Descriptor::from_bytes(&exact);
-    let expected = Descriptor {
+fn ublk_io_descriptor_has_the_kernel_layout() {
+    let exact = bytes_from_hex("01200000 08000000 9a78563412000000");
+    let descriptor = IoDescriptor::from_bytes(&exact);
+    let expected = IoDescriptor {
         op: IoOp::Write,
         flags: IoFlags::FUA,
         sectors: 8,
@@ -153,11 +155,11 @@ fn what_a_queue_is_asked_is_laid_out_as_the_kernels() {
 }
 
 #[test]
-fn whatever_is_asked_is_something() {
+fn every_ublk_operation_number_is_decoded() {
     for number in 0..=255_u8 {
-        let mut given = [0xff; Descriptor::BYTES];
+        let mut given = [0xff; IoDescriptor::BYTES];
         given[0] = number;
-        let descriptor = Descriptor::from_bytes(&given);
+        let descriptor = IoDescriptor::from_bytes(&given);
         assert_eq!(descriptor.op.number(), number);
         let is_known = matches!(number, 0..=3 | 5);
         assert_eq!(matches!(descriptor.op, IoOp::Other(_)), !is_known, "{number}");
@@ -165,12 +167,19 @@ fn whatever_is_asked_is_something() {
 }
 
 #[test]
-fn places_in_the_device_are_the_kernels() {
-    assert_eq!(table_bytes(128, 4096), 4096, "3072 in whole pages");
-    assert_eq!(table_bytes(171, 4096), 8192);
-    assert_eq!((table_at(0, 4096), table_at(3, 4096)), (0, 3 * 98_304));
-    assert_eq!(table_at(1, 65_536), 131_072);
-    assert_eq!(data_at(0, 0, 0), 0x8000_0000);
-    assert_eq!(data_at(1, 2, 512), 0x8000_0000 + (1 << 41) + (2 << 25) + 512);
-    assert_eq!(data_at(0, 0, IO_BYTES_MAX), data_at(0, 0, 0), "never another request's");
+fn ublk_device_offsets_equal_the_kernels() {
+    assert_eq!(descriptor_table_bytes(128, 4096), 4096, "3072 in whole pages");
+    assert_eq!(descriptor_table_bytes(171, 4096), 8192);
+    assert_eq!(
+        (descriptor_table_offset(0, 4096), descriptor_table_offset(3, 4096)),
+        (0, 3 * 98_304)
+    );
+    assert_eq!(descriptor_table_offset(1, 65_536), 131_072);
+    assert_eq!(request_data_offset(0, 0, 0), 0x8000_0000);
+    assert_eq!(request_data_offset(1, 2, 512), 0x8000_0000 + (1 << 41) + (2 << 25) + 512);
+    assert_eq!(
+        request_data_offset(0, 0, IO_BYTES_MAX),
+        request_data_offset(0, 0, 0),
+        "never another request's"
+    );
 }

@@ -7,8 +7,8 @@ use tenmil_base::{
     BlockDevice, Durability, Histogram, IoChannel, Limits, Operation, Segment, Span,
 };
 use tenmil_block::{
-    AdaptOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, DeviceType, ExistingData,
-    OpenedDevice, Opener, QosLimiter, Scheduler,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, DeviceType,
+    ExistingData, OpenedDevice, Opener, QosLimiter, Scheduler,
 };
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Clock;
@@ -131,7 +131,7 @@ impl BlockDeviceSet {
     pub(super) fn check_health(&self) -> Result<(), Error> {
         self.devices
             .iter()
-            .find_map(|device| device.medium.failure())
+            .find_map(|device| device.medium.failure_reason())
             .map_or(Ok(()), |why| Err(Error::remote(why)))
     }
 
@@ -239,18 +239,18 @@ impl NamedDevice {
             .open(claim, "perf")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
         let largest = request_bytes_max(&self.medium.limits());
-        let cuts = u64::from(options.sizes.largest_bytes()) > largest
-            && mode != tenmil_block::Mode::Bypass;
+        let cuts =
+            u64::from(options.sizes.largest_bytes()) > largest && mode != tenmil_block::ChannelMode::Bypass;
         self.medium = if cuts {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
             let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);
-            let shape = AdaptOptions { parents_max, ..AdaptOptions::default() };
+            let shape = AdaptationOptions { parents_max, ..AdaptationOptions::default() };
             Arc::new(AdaptedDevice::new(&device, descriptor, memory, shape)?)
         } else {
             Arc::new(descriptor)
         };
         self.description += &match mode {
-            tenmil_block::Mode::Mq => {
+            tenmil_block::ChannelMode::Mq => {
                 format!(", under the block layer in mode mq, {}", queue_map_text(&map))
             }
             _ => format!(", under the block layer in mode {layer}"),

@@ -39,7 +39,7 @@ pub(super) fn compare_modes(
                 cores: cores[..threads].iter().copied().collect(),
                 layer: BlockLayerOptions {
                     layer: Some(layer),
-                    map: contexts.map(QueueMap::of),
+                    map: contexts.map(QueueMap::with_default),
                     ..BlockLayerOptions::default()
                 },
                 depth: options.depth,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    CompletionEntry, CompletionRing, Dma, Histogram, HostEntries, RingMemory, Segment, Span,
+    CompletionEntry, CompletionRing, Dma, Histogram, RingEntries, RingMemory, Segment, Span,
     SubmissionRing,
 };
 use tenmil_dma::{

@@ -4,7 +4,7 @@
 use tenmil_base::{CompletionBatch, Dma, Instant, Segment};
 use tenmil_dma::{DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::{Clock, EventVectors, Notifier, Sleeper};
-use tenmil_nvme_controller::transport::{HostBar, NextPoll};
+use tenmil_nvme_controller::transport::{HostBarHandle, NextPoll};
 use tenmil_nvme_host::{
     Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State,
 };
@@ -25,7 +25,7 @@ pub struct SteppedSsd {
     clock: Clock,
     now: Instant,
     /// Not dropped before the queue runner: dropping it would revoke the DMA access.
-    _controller: Controller<HostBar<Notifier>, DevicePool>,
+    _controller: Controller<HostBarHandle<Notifier>, DevicePool>,
 }
 
 const POOL_BYTES: usize = 8 << 20;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-use tenmil_block::quantity::parse_count;
+use tenmil_block::quantity_parser::parse_count;
 use tenmil_block::{PER_CHANNEL, QosLimits, QueueMap, RateLimit, Scheduler};
 
 use tenmil_devices::Uri;
@@ -51,12 +51,12 @@ impl BlockLayer {
     }
 
     /// Mode of the block layer, if there is one.
-    pub const fn mode(self) -> Option<tenmil_block::Mode> {
+    pub const fn mode(self) -> Option<tenmil_block::ChannelMode> {
         match self {
             Self::None => None,
-            Self::Bypass => Some(tenmil_block::Mode::Bypass),
-            Self::Single => Some(tenmil_block::Mode::SingleQueue),
-            Self::Mq => Some(tenmil_block::Mode::Mq),
+            Self::Bypass => Some(tenmil_block::ChannelMode::Bypass),
+            Self::Single => Some(tenmil_block::ChannelMode::SingleQueue),
+            Self::Mq => Some(tenmil_block::ChannelMode::Mq),
         }
     }
 }
@@ -93,7 +93,7 @@ impl BlockLayerOptions {
 
 /// Parses `default=2,read=1`.
 pub fn parse_queue_map(text: &str) -> Result<QueueMap, String> {
-    let mut map = QueueMap::of(PER_CHANNEL);
+    let mut map = QueueMap::with_default(PER_CHANNEL);
     for part in text.split(',') {
         let expected = "expected some of default=N,read=N,poll=N";
         let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}`, {expected}"))?;

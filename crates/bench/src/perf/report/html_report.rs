@@ -10,7 +10,7 @@ use super::{
     baseline_line, end_reason_text, error_rows, latency_row, plot, result_notes, workload_line,
 };
 use crate::perf::perf_result::{Baseline, DeviceResult, PerfResult, per_second};
-use tenmil_base::text::show_size;
+use tenmil_base::text::format_size;
 
 /// Renders the page. `command` is the command line that repeats the run.
 pub fn render_page(result: &PerfResult, command: &str) -> String {
@@ -253,7 +253,7 @@ fn device_row(result: &PerfResult, device: &DeviceResult, most: u64) -> Markup {
             td { code { (device.name) } }
             td { (device.model) }
             td { (device.durability.describe()) }
-            td.number { (show_size(device.size_bytes)) }
+            td.number { (format_size(device.size_bytes)) }
             td.number { (device.block_size) }
             td.number { (show_iops(per_second(device.counts.ios, result.elapsed))) }
             td.number { (show_ns(device.latency.percentile(500_000))) }

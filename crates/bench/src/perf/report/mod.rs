@@ -19,8 +19,8 @@ pub use page_style::STYLE;
 use super::perf_options::{OpenLoop, PerfOptions};
 use super::perf_result::{Baseline, BaselineResult, PerfResult, RunEnd};
 use number_format::{show_count, show_iops, show_ns_f64};
-use tenmil_base::text::show_size;
-use tenmil_block::uri::short_name;
+use tenmil_base::text::format_size;
+use tenmil_block::uri::shortest_unescaped;
 use tenmil_devices::EmuMedium;
 
 /// Percentiles of every report: name, and rank in parts per million.
@@ -35,11 +35,11 @@ pub fn workload_line(options: &PerfOptions) -> String {
     let kind = if options.is_all_emulated() { "SSD" } else { "device" };
     let mut line = format!("{count} {kind}{}, {}", plural(count.into()), options.pattern.text());
     match options.sizes.shares.as_slice() {
-        [only] => line += &format!(" of {}", show_size(only.len_bytes.into())),
+        [only] => line += &format!(" of {}", format_size(only.len_bytes.into())),
         shares => {
             let shares: Vec<String> = shares
                 .iter()
-                .map(|share| format!("{}:{}", show_size(share.len_bytes.into()), share.weight))
+                .map(|share| format!("{}:{}", format_size(share.len_bytes.into()), share.weight))
                 .collect();
             line += &format!(" of {}", shares.join(", "));
         }
@@ -77,7 +77,7 @@ pub fn result_notes(result: &PerfResult) -> Vec<String> {
         // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
         let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
-        sentences.push(format!("`{}`: {what}; {completed}.", short_name(&device.name)));
+        sentences.push(format!("`{}`: {what}; {completed}.", shortest_unescaped(&device.name)));
     }
     sentences
 }

@@ -83,7 +83,7 @@ fn decimals_for_three_digits(value: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
-    use tenmil_base::text::show_size;
+    use tenmil_base::text::format_size;
 
     #[test]
     fn rates_have_si_prefixes() {
@@ -117,9 +117,9 @@ mod tests {
         assert_eq!(show_count(314_159_265), "314 159 265");
         assert_eq!(show_count(1_000), "1 000");
         assert_eq!(show_count(7), "7");
-        assert_eq!(show_size(1 << 40), "1 TiB");
-        assert_eq!(show_size(64 << 20), "64 MiB");
-        assert_eq!(show_size(1536), "1.5 KiB");
-        assert_eq!(show_size(512), "512 bytes");
+        assert_eq!(format_size(1 << 40), "1 TiB");
+        assert_eq!(format_size(64 << 20), "64 MiB");
+        assert_eq!(format_size(1536), "1.5 KiB");
+        assert_eq!(format_size(512), "512 bytes");
     }
 }

@@ -7,10 +7,10 @@ use tenmil_base::{
     Segment, Span,
 };
 
-use super::late::{Log, request};
-use super::{device, is_woken, open};
-use crate::fence::WAIT_MAX;
-use crate::{Mode, PER_CHANNEL, QueueMap};
+use super::late_device::{LateLog, request};
+use super::{late_device, open, wait_until_woken};
+use crate::write_fence::WAIT_MAX;
+use crate::{ChannelMode, PER_CHANNEL, QueueMap};
 
 const NOW: Instant = Instant { ns: 1_000 };
 
@@ -19,7 +19,7 @@ fn blocks(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
 }
 
 /// First blocks of the requests in flight in the device below, in order of their tags.
-fn in_flight(log: &Log) -> Vec<u64> {
+fn in_flight(log: &LateLog) -> Vec<u64> {
     let mut found: Vec<u64> =
         log.in_flight.lock().unwrap().iter().map(|(_, request)| request.lba).collect();
     found.sort_unstable();
@@ -36,14 +36,14 @@ fn poll(channel: &mut dyn IoChannel, now: Instant) -> Vec<(u64, IoStatus)> {
 }
 
 #[test]
-fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered() {
+fn fenced_blocks_are_closed_until_the_device_completes() {
     for (map, mode) in [
-        (QueueMap::of(PER_CHANNEL), Mode::Mq),
-        (QueueMap::of(1), Mode::Mq),
-        (QueueMap { read: 1, ..QueueMap::of(1) }, Mode::Mq),
-        (QueueMap::of(1), Mode::SingleQueue),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap { read: 1, ..QueueMap::with_default(1) }, ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::SingleQueue),
     ] {
-        let (device, log) = device(16, |options| {
+        let (device, log) = late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (map, mode, 4);
         });
         let descriptor = open(&device);
@@ -51,7 +51,7 @@ fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered()
         log.is_stuck.store(true, Ordering::SeqCst);
         assert_eq!(old.submit(NOW, &[blocks(Operation::Write, 1, 10, 4)], &[]), 1);
         old.fence_writes();
-        assert!(matches!(&device.fenced()[..], [it] if *it == (10..14)));
+        assert!(matches!(&device.fenced_ranges()[..], [it] if *it == (10..14)));
 
         let copy = Request { operand: 11, ..request(Operation::Copy, 5, 600) };
         let batch = [
@@ -71,8 +71,8 @@ fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered()
 
         log.is_stuck.store(false, Ordering::SeqCst);
         assert_eq!(poll(&mut *old, NOW), [(1, IoStatus::SUCCESS)]);
-        assert!(device.fenced().is_empty());
-        assert!(is_woken(&*new) || new.arm(), "what waits is told");
+        assert!(device.fenced_ranges().is_empty());
+        assert!(wait_until_woken(&*new) || new.arm(), "what waits is told");
         new.disarm();
         let mut ended: Vec<u64> = poll(&mut *new, NOW).iter().map(|(token, _)| *token).collect();
         ended.sort_unstable();
@@ -81,8 +81,8 @@ fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered()
 }
 
 #[test]
-fn what_waits_too_long_is_answered_and_may_be_tried_again() {
-    let (device, log) = device(8, |_| {});
+fn request_waiting_too_long_for_a_fence_fails_retryably() {
+    let (device, log) = late_device(8, |_| {});
     let descriptor = open(&device);
     let [mut old, mut new] = [(); 2].map(|()| descriptor.channel().unwrap());
     log.is_stuck.store(true, Ordering::SeqCst);
@@ -98,22 +98,22 @@ fn what_waits_too_long_is_answered_and_may_be_tried_again() {
     assert_eq!(new.wake_at(), Instant::NEVER);
     // The device below never completes, and the blocks stay fenced even without the channel.
     drop(old);
-    assert!(matches!(&device.fenced()[..], [it] if *it == (10..11)));
+    assert!(matches!(&device.fenced_ranges()[..], [it] if *it == (10..11)));
     assert_eq!(new.submit(NOW, &[request(Operation::Read, 3, 10)], &[]), 1);
     device.remove();
     assert_eq!(poll(&mut *new, NOW), [(3, IoStatus::NO_DEVICE)]);
 }
 
 #[test]
-fn reads_of_an_ended_client_close_nothing_and_what_it_waits_for_never_begins() {
-    let (device, log) = device(8, |_| {});
+fn ended_clients_reads_fence_nothing_and_its_queued_requests_never_start() {
+    let (device, log) = late_device(8, |_| {});
     let descriptor = open(&device);
     let [mut first, mut second, mut third] = [(); 3].map(|()| descriptor.channel().unwrap());
     log.is_stuck.store(true, Ordering::SeqCst);
     let batch = [request(Operation::Read, 1, 20), request(Operation::Flush, 2, 0)];
     assert_eq!(third.submit(NOW, &batch, &[]), 2);
     third.fence_writes();
-    assert!(device.fenced().is_empty());
+    assert!(device.fenced_ranges().is_empty());
     assert_eq!(first.submit(NOW, &[request(Operation::Write, 3, 10)], &[]), 1);
     first.fence_writes();
     assert_eq!(second.submit(NOW, &[request(Operation::Write, 4, 10)], &[]), 1);
@@ -121,19 +121,22 @@ fn reads_of_an_ended_client_close_nothing_and_what_it_waits_for_never_begins() {
     assert_eq!(poll(&mut *second, NOW), [(4, IoStatus::ABORTED)]);
     log.is_stuck.store(false, Ordering::SeqCst);
     assert_eq!(poll(&mut *first, NOW), [(3, IoStatus::SUCCESS)]);
-    assert!(device.fenced().is_empty());
+    assert!(device.fenced_ranges().is_empty());
     assert_eq!(poll(&mut *second, NOW), [], "it was given up");
 }
 
 /// In any order: while a write of a departed client is in flight, no request for its blocks is submitted,
 /// and every request completes once.
 #[test]
-fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
-    let maps =
-        [QueueMap::of(PER_CHANNEL), QueueMap::of(2), QueueMap { read: 1, ..QueueMap::of(1) }];
+fn no_request_overlaps_an_ended_clients_write() {
+    let maps = [
+        QueueMap::with_default(PER_CHANNEL),
+        QueueMap::with_default(2),
+        QueueMap { read: 1, ..QueueMap::with_default(1) },
+    ];
     for (seed, map) in (0..200).zip(maps.iter().cycle()) {
         let mut random = Random::new(seed);
-        let (device, log) = device(4, |options| {
+        let (device, log) = late_device(4, |options| {
             (options.map, options.channels_max) = (*map, 64);
         });
         let descriptor = open(&device);
@@ -151,7 +154,7 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
                 channel.fence_writes();
                 ended.push(channel);
             }
-            let closed = device.fenced();
+            let closed = device.fenced_ranges();
             let before = log.in_flight.lock().unwrap().len();
             let (channel, owed) = &mut live[index];
             let operations = [Operation::Write, Operation::Read, Operation::WriteZeroes];
@@ -188,7 +191,7 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
                 *owed -= channel.poll(now, &mut CompletionBatch::with_capacity(8));
             }
         }
-        assert!(device.fenced().is_empty(), "seed {seed}");
+        assert!(device.fenced_ranges().is_empty(), "seed {seed}");
         assert!(live.iter().all(|(_, owed)| *owed == 0), "seed {seed}: all are answered");
         assert!(given > 0);
     }

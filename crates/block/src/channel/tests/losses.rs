@@ -10,14 +10,14 @@ use tenmil_base::{
 };
 use tenmil_linux::Clock;
 
-use super::late::request;
-use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, PER_CHANNEL, QueueMap};
+use super::late_device::request;
+use crate::{Bdev, BdevDescriptor, BdevOptions, ChannelMode, Claim, PER_CHANNEL, QueueMap};
 
 const NOW: Instant = Instant { ns: 1_000 };
 
 /// A disk with a volatile cache: the next flush after a loss fails, on whichever channel it arrives.
 #[derive(Clone, Default)]
-struct Disk {
+struct LossyDisk {
     has_lost: Arc<AtomicBool>,
     /// Completions are held back.
     is_slow: Arc<AtomicBool>,
@@ -26,14 +26,14 @@ struct Disk {
     channels: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
 }
 
-struct DiskChannel {
+struct LossyDiskChannel {
     limits: Limits,
-    disk: Disk,
+    disk: LossyDisk,
     has_lost: Arc<AtomicBool>,
     completions: VecDeque<IoCompletion>,
 }
 
-impl Disk {
+impl LossyDisk {
     fn lose(&self) {
         self.has_lost.store(!self.tells_each, Ordering::SeqCst);
         let channels = self.channels.lock().unwrap();
@@ -41,7 +41,7 @@ impl Disk {
     }
 }
 
-impl BlockDevice for Disk {
+impl BlockDevice for LossyDisk {
     fn limits(&self) -> Limits {
         Limits {
             block_size: 512,
@@ -53,7 +53,7 @@ impl BlockDevice for Disk {
             atomic_write_blocks: 1,
             depth_max: 16,
             durability: Durability::VolatileCache,
-            operations: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::from_operations(&Operation::ALL),
         }
     }
 
@@ -61,11 +61,11 @@ impl BlockDevice for Disk {
         let has_lost = Arc::new(AtomicBool::new(false));
         self.channels.lock().unwrap().push(Arc::clone(&has_lost));
         let (limits, disk, completions) = (self.limits(), self.clone(), VecDeque::new());
-        Ok(Box::new(DiskChannel { limits, disk, has_lost, completions }))
+        Ok(Box::new(LossyDiskChannel { limits, disk, has_lost, completions }))
     }
 }
 
-impl IoChannel for DiskChannel {
+impl IoChannel for LossyDiskChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -76,7 +76,11 @@ impl IoChannel for DiskChannel {
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
             let status = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
-            self.completions.push_back(IoCompletion { token: request.token, status, result: 0 });
+            self.completions.push_back(IoCompletion {
+                token: request.random_token,
+                status,
+                result: 0,
+            });
         }
         requests.len()
     }
@@ -89,17 +93,17 @@ impl IoChannel for DiskChannel {
     }
 }
 
-impl ChannelWakeup for DiskChannel {}
+impl ChannelWakeup for LossyDiskChannel {}
 
 /// Runs `test` for every mapping of channels to the device below.
-fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &BdevDescriptor)) {
+fn run_on_each_queue_map(disk: &LossyDisk, test: impl Fn(&LossyDisk, &BdevDescriptor)) {
     for (map, mode) in [
-        (QueueMap::of(PER_CHANNEL), Mode::Mq),
-        (QueueMap::of(1), Mode::Mq),
-        (QueueMap { read: 1, ..QueueMap::of(2) }, Mode::Mq),
-        (QueueMap::of(1), Mode::SingleQueue),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap { read: 1, ..QueueMap::with_default(2) }, ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::SingleQueue),
     ] {
-        let disk = Disk { channels: Arc::default(), ..disk.clone() };
+        let disk = LossyDisk { channels: Arc::default(), ..disk.clone() };
         let mut options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         (options.map, options.mode, options.channels_max) = (map, mode, 4);
         let device = Bdev::new("disk0", Arc::new(disk.clone()), options).unwrap();
@@ -131,8 +135,8 @@ fn is_good(client: &mut dyn IoChannel, operation: Operation) -> bool {
 }
 
 #[test]
-fn loss_that_one_client_is_told_fails_one_flush_of_every_other_client() {
-    on_each_map(&Disk::default(), |disk, descriptor| {
+fn loss_reported_to_one_client_fails_one_flush_of_every_other() {
+    run_on_each_queue_map(&LossyDisk::default(), |disk, descriptor| {
         let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
         for round in 0..3 {
             for client in &mut clients {
@@ -158,23 +162,30 @@ fn loss_that_one_client_is_told_fails_one_flush_of_every_other_client() {
 }
 
 #[test]
-fn device_that_tells_each_client_fails_one_flush_of_each() {
-    on_each_map(&Disk { tells_each: true, ..Disk::default() }, |disk, descriptor| {
-        let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
-        for round in 0..3 {
-            disk.lose();
-            for expected in [false, true, true] {
-                for client in &mut clients {
-                    assert_eq!(is_good(&mut **client, Operation::Flush), expected, "round {round}");
+fn loss_reported_per_channel_fails_one_flush_of_each() {
+    run_on_each_queue_map(
+        &LossyDisk { tells_each: true, ..LossyDisk::default() },
+        |disk, descriptor| {
+            let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
+            for round in 0..3 {
+                disk.lose();
+                for expected in [false, true, true] {
+                    for client in &mut clients {
+                        assert_eq!(
+                            is_good(&mut **client, Operation::Flush),
+                            expected,
+                            "round {round}"
+                        );
+                    }
                 }
             }
-        }
-    });
+        },
+    );
 }
 
 #[test]
-fn flushes_that_were_under_way_when_another_was_told_fail_all() {
-    on_each_map(&Disk::default(), |disk, descriptor| {
+fn flushes_in_flight_at_the_reported_loss_fail() {
+    run_on_each_queue_map(&LossyDisk::default(), |disk, descriptor| {
         let clients = [(); 2].map(|()| descriptor.channel().unwrap());
         disk.is_slow.store(true, Ordering::SeqCst);
         disk.lose();

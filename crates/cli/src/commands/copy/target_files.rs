@@ -66,11 +66,10 @@ impl TargetFiles {
 /// Rejects existing data unless they may be overwritten. A file that is a single hole holds no data: a
 /// copy that failed before its start leaves such a file.
 pub(super) fn check_existing_data(
-    mut existing: Vec<ExistingData>,
-    may_go: bool,
+    mut existing: Vec<ExistingData>, may_go: bool,
 ) -> Result<(), Error> {
     existing.retain(|one| one.path.as_deref().is_none_or(may_contain_data));
-    Ok(overwrite::allow("copy", &existing, may_go, &KernelFiles::live_system())?)
+    Ok(overwrite::check_overwrite_allowed("copy", &existing, may_go, &KernelFiles::live_system())?)
 }
 
 /// Rejects source files whose size is not a multiple of the block size, because the device would not
@@ -83,7 +82,7 @@ pub(super) fn check_source_sizes(source: &Uri) -> Result<(), Error> {
             let mut fields = source.fields();
             let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
             // The file device itself rejects an explicit size that is not a multiple of the block size.
-            let has_size = fields.size("size")?.is_some();
+            let has_size = fields.size_value("size")?.is_some();
             if has_size { Ok(()) } else { check_file_size(source, source.path(), block_size) }
         }
         "emu" => check_emulated_source(source),
@@ -120,13 +119,13 @@ fn check_file_size(source: &Uri, path: &str, block_size: u32) -> Result<(), Erro
 /// The target URI, with the size of the source if it is an empty or missing file.
 pub(super) fn with_source_size(target: &Uri, size: u64) -> Result<Uri, Error> {
     let mut fields = target.fields();
-    if target.scheme() != "file" || fields.size("size")?.is_some() {
+    if target.scheme() != "file" || fields.size_value("size")?.is_some() {
         return Ok(target.clone());
     }
     let block = u64::from(fields.block_size()?.unwrap_or(BLOCK_DEFAULT));
     match FileUndo::record_state(Path::new(target.path())) {
         Some(found) if found.len_bytes() == 0 => {
-            Ok(target.clone().with("size", size.next_multiple_of(block).to_string()))
+            Ok(target.clone().with_option("size", size.next_multiple_of(block).to_string()))
         }
         _ => Ok(target.clone()),
     }

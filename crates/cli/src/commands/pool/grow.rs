@@ -32,9 +32,9 @@ pub(super) struct GrowArguments {
 /// Grows a pool and reports its size before and after.
 pub(super) fn grow_pool(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<String, Error> {
     let GrowArguments { device, add, overwrite, json } = arguments;
-    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(device)?)?;
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(device)?)?;
     if let PoolAccess::Here { open, .. } = &access {
-        let grown = open.grow(opener, add, *overwrite)?;
+        let grown = open.grow_pool(opener, add, *overwrite)?;
         return Ok(if *json { grown_json(&grown) } else { grown_text(&grown) });
     }
     let before = access.pool_json()?["size_bytes"].take();

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::uri::{Uri, short_name};
+use tenmil_block::uri::{Uri, shortest_unescaped};
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{devices_text, format_bytes, format_percents};
 
@@ -32,7 +32,7 @@ pub(super) struct PoolSummary {
 
 impl PoolSummary {
     pub(super) fn from_device(opener: &Opener<'_>, device: &Uri) -> Result<Self, Error> {
-        let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(device)?)?;
+        let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(device)?)?;
         let mut store = access.pool_json()?;
         store["process"] = access.owner_pid().into();
         Ok(Self { store, by: access.owner_line() })
@@ -52,7 +52,7 @@ impl PoolSummary {
              shared blocks counted for each volume; {} provisioned to writable volumes\n  capacity \
              alerts: {}\n{by}",
             text("name"),
-            short_name(&text("uri")),
+            shortest_unescaped(&text("uri")),
             text("uuid"),
             self.size_text("size_bytes"),
             self.size_text("used_bytes"),
@@ -118,8 +118,8 @@ fn list_text(summaries: &[PoolSummary]) -> String {
         let [bytes, used, free, written, provisioned] = sizes.map(|name| one.size_text(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
         let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
-            0 | 1 => short_name(&text("uri")),
-            count => format!("{} and {} more", short_name(&text("uri")), count - 1),
+            0 | 1 => shortest_unescaped(&text("uri")),
+            count => format!("{} and {} more", shortest_unescaped(&text("uri")), count - 1),
         };
         let on = match one.store["process"].as_u64() {
             Some(pid) => format!("{uri} (open in process {pid})"),

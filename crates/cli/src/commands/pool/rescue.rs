@@ -46,7 +46,8 @@ pub(super) fn rescue_pool(
     arguments: &RescueArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let (source, target) = (VolumeRef::of(&arguments.source)?, VolumeRef::of(&arguments.target)?);
+    let (source, target) =
+        (VolumeRef::parse(&arguments.source)?, VolumeRef::parse(&arguments.target)?);
     if source.store == target.store {
         let text = format!("pool rescue: {} is both SRC and DST, expected two", source.store);
         return Err(Error::usage(text).with_hint("Make a pool on another device, and name that."));
@@ -54,7 +55,7 @@ pub(super) fn rescue_pool(
     let open = open_target_unless_source_in_use(opener, &source, &target)?;
     let mut line = ProgressBar::new(std::io::stderr().is_terminal(), opener.clock.now());
     let others = &arguments.devices;
-    let saved = pool::rescue(opener, (&source, others), &open, &mut |progress| {
+    let saved = pool::rescue_pool(opener, (&source, others), &open, &mut |progress| {
         line.update("rescuing", opener.clock.now(), progress, &mut std::io::stderr());
         true
     });

@@ -43,7 +43,7 @@ pub(super) fn scrub_pool(
         let text = format!("pool scrub {}: rate is 0, expected a byte at least", arguments.device);
         return Err(Error::usage(text).with_hint("Leave --rate out to read at full speed."));
     }
-    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(&arguments.device)?)?;
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(&arguments.device)?)?;
     let long = JobSpec { what: JobKind::Scrub, rate_bytes, unheard_max: None };
     let Some(mut found) = access.run_job(&long, "scrubbing")? else {
         return Ok(ExitCode::from(EXIT_INTERRUPTED));

@@ -78,7 +78,7 @@ pub(super) fn set_pool(opener: &Opener<'_>, arguments: &SetArguments) -> Result<
     let Some(Thresholds(percent)) = thresholds else {
         return relocate_devices(opener, device, moved, *json);
     };
-    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(device)?)?;
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(device)?)?;
     let result = access.execute_command(&PoolCommand::Thresholds { percent: *percent })?;
     if !json {
         return Ok(result.text + &access.owner_line());
@@ -101,7 +101,7 @@ fn relocate_devices(
     moved: &[RelocatedDevice],
     json: bool,
 ) -> Result<String, Error> {
-    let mut place = VolumeRef::of(device)?;
+    let mut place = VolumeRef::parse(device)?;
     place.moved = moved.iter().map(|RelocatedDevice(number, uri)| (*number, uri.clone())).collect();
     match PoolAccess::run_local_or_connect(opener, &place, OpenPool::open)? {
         Ok(open) => relocate_locally(&open, moved, json),

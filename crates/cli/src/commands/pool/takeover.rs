@@ -30,8 +30,8 @@ pub(super) fn takeover_pool(
     arguments: &TakeoverArguments,
 ) -> Result<String, Error> {
     let TakeoverArguments { device, force, json } = arguments;
-    let place = VolumeRef { force: *force, ..VolumeRef::of(device)? };
-    let former = pool::take_over(opener, &place)?;
+    let place = VolumeRef { force: *force, ..VolumeRef::parse(device)? };
+    let former = pool::take_over_pool(opener, &place)?;
     if *json {
         let taken = former.is_some();
         return Ok(format!(

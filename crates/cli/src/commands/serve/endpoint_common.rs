@@ -3,7 +3,7 @@
 
 use tenmil_block::uri::Uri;
 use tenmil_block::{
-    Bdev, BdevDescriptor, BdevOptions, Claim, Event, Opener, QosLimiter, QosLimits, RateLimit,
+    Bdev, BdevDescriptor, BdevEvent, BdevOptions, Claim, Opener, QosLimiter, QosLimits, RateLimit,
 };
 use tenmil_dma::RegionTable;
 use tenmil_reactor::Reactors;
@@ -25,7 +25,7 @@ pub(super) fn open_and_claim(
 ) -> Result<(Bdev, BdevDescriptor), Error> {
     let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
     let refuse = |why: Error| cannot_serve_error(uri, why);
-    let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
+    let wanted = if *read_only { uri.clone().read_only() } else { uri.clone() };
     let opener = Opener { regions, clock: options.clock, seed: 1, kinds: tenmil::KINDS };
     let opened = opener.open(&wanted).map_err(refuse)?;
     let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
@@ -62,14 +62,14 @@ pub(super) fn cannot_serve_error(uri: &Uri, why: Error) -> Error {
 pub(super) fn log_device_event(uri: &Uri, descriptor: &BdevDescriptor, mut resized: impl FnMut()) {
     while let Some(event) = descriptor.next_event() {
         match event {
-            Event::Resized { .. } | Event::Overflowed { .. } => resized(),
-            Event::Removed => {
+            BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => resized(),
+            BdevEvent::Removed => {
                 tracing::warn!(cause = %uri, "{uri:#} was removed; all further I/O to it fails")
             }
-            Event::MediumError { lba, blocks } => {
+            BdevEvent::MediumError { lba, blocks } => {
                 tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
             }
-            Event::MediumChanged => tracing::info!(cause = %uri, "{uri:#} has been changed"),
+            BdevEvent::MediumChanged => tracing::info!(cause = %uri, "{uri:#} has been changed"),
         }
     }
 }

@@ -52,9 +52,9 @@ pub(super) fn config_from_arguments(
     };
     let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
     let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
-    tenmil_wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
+    tenmil_wire::nqn::check_nqn(&nqn).map_err(|why| refuse(&nqn, why))?;
     for name in &arguments.allowed_host {
-        tenmil_wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
+        tenmil_wire::nqn::check_host_nqn(name).map_err(|why| refuse(name, why))?;
     }
     let namespace = |(nsid, uri): (u32, &Uri)| target_config::NamespaceConfig {
         nsid,

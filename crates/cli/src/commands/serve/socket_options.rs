@@ -22,17 +22,17 @@ pub(super) fn parse_socket_options(
     let mut uri = Uri::new("socket", "");
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        uri = uri.with(key, value);
+        uri = uri.with_option(key, value);
     }
     let mut fields = uri.fields();
     let mut options = socket_options(&uri, &mut fields)?;
     // Servers only: the host opens a connection in one thread and uses it in another, which an
     // io_uring instance does not allow.
-    if let Some(engine) = fields.choice("engine", &ENGINES)? {
+    if let Some(engine) = fields.choice_value("engine", &ENGINES)? {
         options.engine = engine;
     }
-    let placement = fields.choice("placement", &PLACEMENTS)?.unwrap_or_default();
-    fields.finish()?;
+    let placement = fields.choice_value("placement", &PLACEMENTS)?.unwrap_or_default();
+    fields.reject_unknown()?;
     Ok((options, placement))
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::uri::{Uri, short_name};
+use tenmil_block::uri::{Uri, shortest_unescaped};
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::format_bytes;
 
@@ -24,7 +24,7 @@ pub(super) struct ListArguments {
 
 /// All volumes with their space usage.
 pub(super) fn list_volumes(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Error> {
-    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(&list.store)?)?;
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(&list.store)?)?;
     let volumes = access.volumes_json()?;
     if list.json {
         return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": access.owner_pid() })));
@@ -44,7 +44,7 @@ fn volume_row(volume: &Value) -> [String; 8] {
     let is = |name: &str| volume[name] == true;
     let of = text("origin").map(|name| format!(" of {name}")).unwrap_or_default();
     let over = volume["parent"]["uri"].as_str();
-    let over = over.map(|uri| format!(" over {}", short_name(uri))).unwrap_or_default();
+    let over = over.map(|uri| format!(" over {}", shortest_unescaped(uri))).unwrap_or_default();
     let kind = match (is("read_only"), text("origin")) {
         (true, _) => "snapshot",
         (false, None) => "volume",

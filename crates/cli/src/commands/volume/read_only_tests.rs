@@ -32,10 +32,10 @@ fn test_pool(directory: &Path, is_mirrored: bool) -> String {
     with_opener(|opener| {
         if is_mirrored {
             let legs = [file("a"), file("b")].map(|leg| leg.parse().unwrap());
-            tenmil_drivers::mirror::create(opener, &legs, false)?;
+            tenmil_drivers::mirror::create_mirror(opener, &legs, false)?;
         }
         // A new mirror is data that is there.
-        tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", is_mirrored)
+        tenmil_drivers::pool::create_pool(opener, &device.parse().unwrap(), "pool", is_mirrored)
     })
     .unwrap();
     let volume = |name: &str| format!("volume:[{device}]/{name}");

@@ -57,7 +57,7 @@ impl FaultyRamDevice {
             atomic_write_blocks: 1,
             depth_max: 3,
             durability: Durability::VolatileCache,
-            operations: OperationSet::of(&[
+            operations: OperationSet::from_operations(&[
                 Operation::Read,
                 Operation::Write,
                 Operation::WriteZeroes,
@@ -140,7 +140,8 @@ impl FaultyRamDevice {
 
     pub(super) fn without_operation(&self, operation: Operation) {
         let mut state = self.lock();
-        state.limits.operations = state.limits.operations.without(OperationSet::of(&[operation]));
+        state.limits.operations =
+            state.limits.operations.without(OperationSet::from_operations(&[operation]));
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -208,7 +209,7 @@ impl IoChannel for FaultyRamChannel {
             }
             let one = state.under_way.remove(index);
             let (request, status) = (one.request, state.execute_request(one));
-            completions.push(IoCompletion { token: request.token, status, result: 0 });
+            completions.push(IoCompletion { token: request.random_token, status, result: 0 });
             count += 1;
         }
         count

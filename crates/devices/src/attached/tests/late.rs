@@ -11,7 +11,7 @@ use tenmil_linux::{Clock, EventVectors, StepTimer};
 use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
 };
-use tenmil_nvme_controller::transport::{HostBar, MemoryTransport, MemoryTransportConfig};
+use tenmil_nvme_controller::transport::{HostBarHandle, MemoryTransport, MemoryTransportConfig};
 use tenmil_nvme_controller::{BouncePool, SharedDoorbell};
 
 use super::super::{AttachOptions, AttachedController, ControllerBus};
@@ -83,7 +83,7 @@ impl LateBus {
 }
 
 impl ControllerBus for LateBus {
-    type Registers = HostBar;
+    type Registers = HostBarHandle;
     type Doorbell = SharedDoorbell;
 
     const KIND: DeviceKind = DeviceKind::Emulated;
@@ -96,8 +96,8 @@ impl ControllerBus for LateBus {
         "what a test has made"
     }
 
-    fn registers(&self) -> HostBar {
-        HostBar::new(Arc::clone(self.device().as_ref().unwrap().front.bar()), ())
+    fn registers(&self) -> HostBarHandle {
+        HostBarHandle::new(Arc::clone(self.device().as_ref().unwrap().front.bar()), ())
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {

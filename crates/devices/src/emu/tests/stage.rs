@@ -13,7 +13,7 @@ use tenmil_base::{InterruptVector, Wake};
 use tenmil_dma::{DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
 use tenmil_linux::{EventLoop, EventVectors, NextStep, Sleeper};
-use tenmil_nvme_controller::transport::HostBar;
+use tenmil_nvme_controller::transport::HostBarHandle;
 use tenmil_nvme_host::{
     Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State,
 };
@@ -37,7 +37,7 @@ pub(super) struct Stage {
 }
 
 /// Controller that has created the queue pair.
-pub(super) type StageController = Controller<HostBar<Bell>, DevicePool>;
+pub(super) type StageController = Controller<HostBarHandle<Bell>, DevicePool>;
 
 /// An injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +171,11 @@ impl Stage {
         let null = Arc::new(NullDevice::new(4096, 1 << 20).unwrap());
         let medium: Arc<dyn BlockDevice> = match seed % 2 {
             0 => null,
-            _ => Arc::new(LatencyModel::new(null, ModelProfile::named("p4600").unwrap(), seed)),
+            _ => Arc::new(LatencyModel::new(
+                null,
+                ModelProfile::find_by_name("p4600").unwrap(),
+                seed,
+            )),
         };
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let mut now = Instant { ns: 1_000_000 };
@@ -271,7 +275,7 @@ impl Device {
 
 /// A read of one block.
 pub(super) const READ: Request = Request {
-    token: 0,
+    random_token: 0,
     lba: 0,
     operand: 0,
     blocks: 1,

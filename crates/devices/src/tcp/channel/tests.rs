@@ -116,7 +116,7 @@ fn absent() -> (RemoteDevice<Device>, Arc<AtomicBool>, Arc<Counts>) {
 }
 
 fn read(token: u64) -> Request {
-    Request { token, operation: Operation::Read, ..Request::PLACEHOLDER }
+    Request { random_token: token, operation: Operation::Read, ..Request::PLACEHOLDER }
 }
 
 fn at(ms: u64) -> Instant {

@@ -18,7 +18,7 @@ const THREE_ONE_STALE: &str = include_str!("images/three-one-stale.txt");
 const THREE_ONE_FRESH: &str = include_str!("images/three-one-fresh.txt");
 
 /// Writes the legs of an image to files and returns their names.
-fn unpack(image: &str, directory: &Path) -> Vec<String> {
+fn unpack_image(image: &str, directory: &Path) -> Vec<String> {
     let mut legs: Vec<(String, Vec<u8>)> = Vec::new();
     for line in image.lines().filter(|line| !line.starts_with('#')) {
         if let Some((name, len)) = line.strip_prefix("leg ").and_then(|leg| leg.split_once(' ')) {
@@ -52,7 +52,7 @@ fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<Opened
 }
 
 /// The first byte of a block of the mirror.
-fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
+fn fill_byte(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
     let memory = regions.allocate_region(512).unwrap();
     let segment = memory.segment().slice(0, 512).unwrap();
     let operation = Operation::Read;
@@ -71,7 +71,7 @@ fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
 }
 
 #[test]
-fn a_mirror_of_version_2_opens_and_holds_what_was_written() {
+fn version_2_mirror_image_opens_with_its_data() {
     for (image, said, lba, byte) in [
         (TWO_IN_SYNC, "2 of 2 legs in sync", 0, 0x11),
         (TWO_IN_SYNC, "2 of 2 legs in sync", 256, 0x12),
@@ -82,7 +82,7 @@ fn a_mirror_of_version_2_opens_and_holds_what_was_written() {
     ] {
         let directory = tempfile::tempdir().unwrap();
         let regions = RegionTable::new(100);
-        let legs = unpack(image, directory.path());
+        let legs = unpack_image(image, directory.path());
         let legs: Vec<&str> = legs.iter().map(String::as_str).collect();
         // Once as it was left, and once as the first opening has left it, when legs may have been copied
         // to.
@@ -90,7 +90,7 @@ fn a_mirror_of_version_2_opens_and_holds_what_was_written() {
             let opened = open(&regions, directory.path(), &legs).unwrap();
             let description = &opened.description;
             assert!(!is_old || description.contains(said), "{description}");
-            assert_eq!(byte_of(&regions, &opened, lba), byte, "{said}");
+            assert_eq!(fill_byte(&regions, &opened, lba), byte, "{said}");
         }
         // An older version must not find a superblock copy that it accepts.
         let bytes = std::fs::read(directory.path().join("a")).unwrap();
@@ -99,13 +99,13 @@ fn a_mirror_of_version_2_opens_and_holds_what_was_written() {
 }
 
 #[test]
-fn a_stale_leg_of_version_2_does_not_start_alone() {
+fn stale_version_2_leg_does_not_start_alone() {
     for (image, survivors, stale) in
         [(TWO_ONE_STALE, &["a"][..], "b"), (THREE_ONE_STALE, &["a", "b"], "c")]
     {
         let directory = tempfile::tempdir().unwrap();
         let regions = RegionTable::new(100);
-        unpack(image, directory.path());
+        unpack_image(image, directory.path());
         let refused = open(&regions, directory.path(), &[stale]).unwrap_err();
         assert!(refused.text.contains("and may hold newer blocks than leg"), "{refused}");
         let opened = open(&regions, directory.path(), survivors).unwrap();

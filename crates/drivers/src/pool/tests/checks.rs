@@ -4,40 +4,43 @@ use std::os::unix::fs::FileExt;
 
 use tenmil_base::IoStatus;
 
-use super::{Bench, VolumeOp};
-use crate::pool::{OpenPool, PoolCheckResult, VolumeRef, check};
+use super::{PoolFixture, VolumeOp};
+use crate::pool::{OpenPool, PoolCheckResult, VolumeRef, check_closed_pool};
 
-fn make(open: &OpenPool, name: &str) {
+fn create_volume(open: &OpenPool, name: &str) {
     let name = name.to_owned();
-    open.change(VolumeOp::Create { name, blocks: 4000, unit: 1, uuid: 7, checksums: false })
+    open.change_volume(VolumeOp::Create { name, blocks: 4000, unit: 1, uuid: 7, checksums: false })
         .unwrap();
 }
 
-fn delete(open: &OpenPool, name: &str) {
-    open.change(VolumeOp::Delete { name: name.to_owned(), orphan: false }).unwrap();
+fn delete_volume(open: &OpenPool, name: &str) {
+    open.change_volume(VolumeOp::Delete { name: name.to_owned(), orphan: false }).unwrap();
 }
 
 /// A pool with a volume whose map is large, and snapshots that share parts of it.
-fn bench(size: &str) -> Bench {
-    let bench = Bench::new(size);
-    bench.store().change(VolumeOp::Thresholds { percent: [90, 95] }).unwrap();
-    make(&bench.store(), "v");
+fn pool_with_volumes(size: &str) -> PoolFixture {
+    let bench = PoolFixture::new(size);
+    bench.open_pool().change_volume(VolumeOp::Thresholds { percent: [90, 95] }).unwrap();
+    create_volume(&bench.open_pool(), "v");
     for round in 1..=3 {
         write(&bench, "v", round);
         let name = format!("s{round}");
-        bench.store().change(VolumeOp::Snapshot { volume: "v".into(), name, uuid: 3 }).unwrap();
+        bench
+            .open_pool()
+            .change_volume(VolumeOp::Snapshot { volume: "v".into(), name, uuid: 3 })
+            .unwrap();
     }
     bench
 }
 
 /// Writes about every third block.
-fn write(bench: &Bench, name: &str, round: u8) {
-    let opened = bench.open(name).unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+fn write(bench: &PoolFixture, name: &str, round: u8) {
+    let opened = bench.open_volume(name).unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     for part in 0..400 {
         hand.write(part * 7 + u64::from(round), 1, round);
     }
-    assert_eq!(hand.run(tenmil_base::Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(hand.run_request(tenmil_base::Operation::Flush, 0, 0), IoStatus::SUCCESS);
 }
 
 fn is_clean(checked: &PoolCheckResult) -> bool {
@@ -45,10 +48,10 @@ fn is_clean(checked: &PoolCheckResult) -> bool {
 }
 
 #[test]
-fn a_check_sees_the_state_that_it_began_with_whatever_is_written_meanwhile() {
-    let bench = bench("16m");
-    let (open, opener) = (bench.store(), bench.opener());
-    let (generation, before) = (open.generation(), open.usage().unwrap().unwrap());
+fn check_sees_the_state_at_its_start() {
+    let bench = pool_with_volumes("16m");
+    let (open, opener) = (bench.open_pool(), bench.opener());
+    let (generation, before) = (open.generation(), open.pool_usage().unwrap().unwrap());
     let mut looks = 0;
     let checked = open
         .check(&opener, &mut |(done, whole)| {
@@ -56,9 +59,9 @@ fn a_check_sees_the_state_that_it_began_with_whatever_is_written_meanwhile() {
             looks += 1;
             if looks <= 20 {
                 let name = format!("n{looks}");
-                make(&open, &name);
+                create_volume(&open, &name);
                 write(&bench, &name, 4);
-                delete(&open, &name);
+                delete_volume(&open, &name);
             }
             true
         })
@@ -70,29 +73,29 @@ fn a_check_sees_the_state_that_it_began_with_whatever_is_written_meanwhile() {
     let after = open.check(&opener, &mut |_| true).unwrap();
     assert!(is_clean(&after) && after.generation > generation);
     // Nothing is pinned any more.
-    let now = open.usage().unwrap().unwrap();
+    let now = open.pool_usage().unwrap().unwrap();
     assert!(now.free + 64 >= before.free, "{now:?} {before:?}");
     let (there, name) = (after.report, open.name());
     let uuid = open.uuid();
     drop(open);
-    let place = VolumeRef::on(&bench.device().parse().unwrap());
-    let closed = check(&bench.opener(), &place).unwrap();
+    let place = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let closed = check_closed_pool(&bench.opener(), &place).unwrap();
     assert_eq!((closed.name, closed.uuid), (name, uuid));
     assert_eq!((closed.report.accounts, closed.report.volumes), (there.accounts, there.volumes));
 }
 
 #[test]
-fn a_check_that_is_stopped_or_needs_the_last_room_gives_back_what_it_held() {
-    let bench = bench("8m");
-    let (open, opener) = (bench.store(), bench.opener());
-    let free = || open.usage().unwrap().unwrap().free;
+fn interrupted_check_releases_its_pin() {
+    let bench = pool_with_volumes("8m");
+    let (open, opener) = (bench.open_pool(), bench.opener());
+    let free = || open.pool_usage().unwrap().unwrap().free;
     let mut room = 0;
     let refused = open.check(&opener, &mut |_| {
         for _ in 0..12 {
             let change = |name: &str| VolumeOp::Rename { name: name.into(), to: "w".into() };
-            open.change(change("v")).unwrap();
+            open.change_volume(change("v")).unwrap();
             let back = VolumeOp::Rename { name: "w".into(), to: "v".into() };
-            open.change(back).unwrap();
+            open.change_volume(back).unwrap();
         }
         room = free();
         true
@@ -109,9 +112,9 @@ fn a_check_that_is_stopped_or_needs_the_last_room_gives_back_what_it_held() {
 }
 
 #[test]
-fn damage_is_found_while_the_store_is_open_and_is_that_which_is_found_when_it_is_not() {
-    let bench = bench("16m");
-    let open = bench.store();
+fn online_check_finds_the_same_corruption_as_offline() {
+    let bench = pool_with_volumes("16m");
+    let open = bench.open_pool();
     let path = bench.directory.path().join("pool");
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let generation = open.generation();
@@ -138,7 +141,7 @@ fn damage_is_found_while_the_store_is_open_and_is_that_which_is_found_when_it_is
     let found = open.check(&bench.opener(), &mut |_| true).unwrap();
     assert!(!found.report.findings.is_empty() && found.damaged.is_empty());
     drop(open);
-    let place = VolumeRef::on(&bench.device().parse().unwrap());
-    let closed = check(&bench.opener(), &place).unwrap();
+    let place = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let closed = check_closed_pool(&bench.opener(), &place).unwrap();
     assert_eq!((found.generation, found.report.findings), (generation, closed.report.findings));
 }

@@ -10,20 +10,21 @@ use tenmil_base::{
 };
 use tenmil_linux::{NamedThread, StopFlag};
 
-use super::{Bench, Hand, VolumeOp};
+use super::{PoolFixture, VolumeClient, VolumeOp};
 use crate::pool::{
-    CreateResult, DeviceInfo, OpenPool, VolumeRef, check, create, create_over, grow, rescue,
+    CreateResult, DeviceInfo, OpenPool, VolumeRef, check_closed_pool, create_on_devices,
+    create_pool, open_and_grow, rescue_pool,
 };
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{DeviceType, OpenedDevice, Opener};
 
 /// A pool of this size on the file `pool`, and other files beside it.
-fn pool(size: &str) -> Bench {
-    Bench::new(size)
+fn pool_fixture(size: &str) -> PoolFixture {
+    PoolFixture::new(size)
 }
 
-impl Bench {
+impl PoolFixture {
     pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
@@ -34,40 +35,41 @@ impl Bench {
 
     /// A file that is created when it is opened.
     pub(super) fn new_file(&self, name: &str, size: &str) -> Uri {
-        self.file(name).with("size", size)
+        self.file(name).with_option("size", size)
     }
 
-    pub(super) fn place(&self) -> VolumeRef {
-        VolumeRef::on(&self.device().parse().unwrap())
+    pub(super) fn pool_ref(&self) -> VolumeRef {
+        VolumeRef::pool_on(&self.device().parse().unwrap())
     }
 
     fn try_open(&self) -> Result<Arc<OpenPool>, Error> {
-        OpenPool::open(&self.opener(), &self.place())
+        OpenPool::open(&self.opener(), &self.pool_ref())
     }
 
-    pub(super) fn add(&self, name: &str, size: &str) {
+    pub(super) fn add_device(&self, name: &str, size: &str) {
         let added = [self.new_file(name, size)];
-        self.store().grow(&self.opener(), &added, false).unwrap();
+        self.open_pool().grow_pool(&self.opener(), &added, false).unwrap();
     }
 
     /// The error of adding a device.
-    fn refused(&self, uri: &Uri, overwrite: bool) -> String {
-        let error = self.store().grow(&self.opener(), std::slice::from_ref(uri), overwrite);
+    fn grow_error(&self, uri: &Uri, overwrite: bool) -> String {
+        let error =
+            self.open_pool().grow_pool(&self.opener(), std::slice::from_ref(uri), overwrite);
         error.unwrap_err().to_string()
     }
 
-    pub(super) fn set_len(&self, name: &str, len: u64) {
+    pub(super) fn set_file_len(&self, name: &str, len: u64) {
         let file = std::fs::OpenOptions::new().write(true).open(self.path(name)).unwrap();
         file.set_len(len).unwrap();
     }
 
-    fn sizes(&self) -> Vec<u64> {
-        self.store().devices().iter().map(|device| device.blocks).collect()
+    fn device_sizes(&self) -> Vec<u64> {
+        self.open_pool().devices().iter().map(|device| device.blocks).collect()
     }
 }
 
 /// Writes each of the blocks with its own byte, 32 at a time.
-pub(super) fn write_all(hand: &mut Hand, blocks: std::ops::Range<u64>) {
+pub(super) fn write_all(hand: &mut VolumeClient, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(32) {
         hand.write(block, 32, byte(block));
     }
@@ -78,38 +80,40 @@ fn byte(block: u64) -> u8 {
 }
 
 /// Checks that each block holds its byte.
-fn expect_all(hand: &mut Hand, blocks: std::ops::Range<u64>) {
+fn expect_blocks(hand: &mut VolumeClient, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(32) {
         assert_eq!(hand.read(block, 32), [byte(block); 32], "from block {block} on");
     }
 }
 
 #[test]
-fn a_store_over_three_files_is_one_store_and_opens_by_the_first() {
-    let bench = pool("8m");
+fn pool_over_three_files_opens_by_its_first() {
+    let bench = pool_fixture("8m");
     let first: Uri = bench.file("one");
-    let others = [bench.new_file("two", "4m").with("block", "4k"), bench.new_file("three", "3m")];
-    let of = (&first.clone().with("size", "4m"), &others[..]);
-    let made = create_over(&bench.opener(), of, "wide", false).unwrap();
+    let others =
+        [bench.new_file("two", "4m").with_option("block", "4k"), bench.new_file("three", "3m")];
+    let of = (&first.clone().with_option("size", "4m"), &others[..]);
+    let made = create_on_devices(&bench.opener(), of, "wide", false).unwrap();
     assert_eq!(made, CreateResult { blocks: 1024 + 1023 + 767, was_there: false });
-    let again = create_over(&bench.opener(), (&first, &others), "wide", false).unwrap();
+    let again = create_on_devices(&bench.opener(), (&first, &others), "wide", false).unwrap();
     assert_eq!(again, CreateResult { blocks: 2814, was_there: true });
-    let place = VolumeRef::on(&first);
+    let place = VolumeRef::pool_on(&first);
     let open = OpenPool::open(&bench.opener(), &place).unwrap();
     let (name, blocks) = ("v".into(), 2400);
-    open.change(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false }).unwrap();
+    open.change_volume(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
+        .unwrap();
     let opened = bench.opener().open(&place.with_name("v")).unwrap();
     let said = &opened.description;
     assert!(["one", "two", "three"].iter().all(|name| said.contains(name)), "{said}");
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     write_all(&mut hand, 0..2400);
-    expect_all(&mut hand, 0..2400);
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    expect_blocks(&mut hand, 0..2400);
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     drop((hand, opened, open));
     let opened = bench.opener().open(&place.with_name("v")).unwrap();
-    expect_all(&mut bench.hand(&*opened.medium, 0), 0..2400);
+    expect_blocks(&mut bench.volume_client(&*opened.medium, 0), 0..2400);
     drop(opened);
-    let checked = check(&bench.opener(), &place).unwrap();
+    let checked = check_closed_pool(&bench.opener(), &place).unwrap();
     assert!(checked.damaged.is_empty() && checked.report.findings.is_empty());
     let found: Vec<(u32, u64)> =
         checked.devices.iter().map(|device| (device.number, device.blocks)).collect();
@@ -117,12 +121,12 @@ fn a_store_over_three_files_is_one_store_and_opens_by_the_first() {
 }
 
 #[test]
-fn nothing_is_made_if_one_of_the_devices_is_refused() {
-    let bench = pool("8m");
+fn rejected_device_creates_no_pool() {
+    let bench = pool_fixture("8m");
     std::fs::write(bench.path("full"), vec![7; 4 << 20]).unwrap();
     let first = bench.new_file("one", "4m");
     let create = |others: &[Uri]| {
-        create_over(&bench.opener(), (&first, others), "wide", false).unwrap_err().to_string()
+        create_on_devices(&bench.opener(), (&first, others), "wide", false).unwrap_err().to_string()
     };
     let refused = create(&[bench.new_file("two", "4m"), bench.file("full")]);
     assert!(
@@ -132,48 +136,49 @@ fn nothing_is_made_if_one_of_the_devices_is_refused() {
     let refused = create(&[bench.new_file("small", "2m")]);
     assert!(refused.contains("has 512 blocks of 4 KiB, expected 513 at least"), "{refused}");
     for name in ["one", "two", "full"] {
-        let none = OpenPool::open(&bench.opener(), &VolumeRef::on(&bench.file(name))).unwrap_err();
+        let none =
+            OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file(name))).unwrap_err();
         assert!(none.to_string().contains("no superblock can be read"), "{none}");
     }
 }
 
 #[test]
-fn a_store_grows_while_threads_read_and_write_and_none_of_them_fails() {
-    let bench = pool("8m");
-    bench.create("a", 16_000);
-    let opened = bench.open("a").unwrap();
+fn pool_grows_under_load() {
+    let bench = pool_fixture("8m");
+    bench.create_volume("a", 16_000);
+    let opened = bench.open_volume("a").unwrap();
     // Each thread writes its own blocks repeatedly, and reads them.
     let body = |number: u32| {
-        let mut hand = bench.hand(&*opened.medium, number);
+        let mut hand = bench.volume_client(&*opened.medium, number);
         move |stop: &StopFlag| {
             let mut rounds = 0_u64;
             while !stop.is_stopped() {
                 let first = u64::from(number) * 64;
                 write_all(&mut hand, first..first + 64);
-                expect_all(&mut hand, first..first + 64);
+                expect_blocks(&mut hand, first..first + 64);
                 rounds += 1;
             }
             (hand, rounds)
         }
     };
-    let workers: Vec<NamedThread<(Hand, u64)>> =
+    let workers: Vec<NamedThread<(VolumeClient, u64)>> =
         (0..3).map(|number| NamedThread::spawn("worker", None, body(number)).unwrap()).collect();
-    let mut hand = bench.hand(&*opened.medium, 4);
+    let mut hand = bench.volume_client(&*opened.medium, 4);
     write_all(&mut hand, 1000..2280);
-    bench.add("b", "8m");
-    assert_eq!(bench.sizes(), [2048, 2047]);
+    bench.add_device("b", "8m");
+    assert_eq!(bench.device_sizes(), [2048, 2047]);
     write_all(&mut hand, 3000..4600);
     // The last device is extended, and then the first one.
-    bench.set_len("b", 12 << 20);
-    let grown = bench.store().grow(&bench.opener(), &[], false).unwrap();
+    bench.set_file_len("b", 12 << 20);
+    let grown = bench.open_pool().grow_pool(&bench.opener(), &[], false).unwrap();
     assert_eq!((grown.before, grown.blocks), (4095, 4095 + 1024));
     write_all(&mut hand, 5000..5960);
-    bench.set_len("pool", 14 << 20);
-    bench.store().grow(&bench.opener(), &[bench.new_file("c", "4m")], false).unwrap();
-    assert_eq!(bench.sizes(), [3584, 3071, 1023]);
+    bench.set_file_len("pool", 14 << 20);
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.new_file("c", "4m")], false).unwrap();
+    assert_eq!(bench.device_sizes(), [3584, 3071, 1023]);
     write_all(&mut hand, 7000..8920);
     for blocks in [1000..2280, 3000..4600, 5000..5960, 7000..8920] {
-        expect_all(&mut hand, blocks);
+        expect_blocks(&mut hand, blocks);
     }
     let mut hands = Vec::new();
     for worker in workers {
@@ -186,36 +191,36 @@ fn a_store_grows_while_threads_read_and_write_and_none_of_them_fails() {
     // thread.
     for hand in &mut hands {
         for _ in 0..2 {
-            expect_all(hand, 3000..4600);
-            expect_all(hand, 7000..8920);
+            expect_blocks(hand, 3000..4600);
+            expect_blocks(hand, 7000..8920);
         }
     }
     drop((hand, hands, opened));
     assert!(bench.is_clean());
-    let again = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*again.medium, 0);
+    let again = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*again.medium, 0);
     for blocks in [1000..2280, 3000..4600, 5000..5960, 7000..8920] {
-        expect_all(&mut hand, blocks);
+        expect_blocks(&mut hand, blocks);
     }
 }
 
 #[test]
-fn a_clone_of_an_image_and_copies_of_it_go_on_when_the_store_grows() {
-    let bench = pool("4m");
+fn parented_volumes_work_while_the_pool_grows() {
+    let bench = pool_fixture("4m");
     std::fs::write(bench.path("golden"), vec![5; 4096 * 1200]).unwrap();
-    let open = bench.store();
+    let open = bench.open_pool();
     let golden = bench.file("golden");
     let parent = open.check_parent(&bench.opener(), &golden).unwrap();
     let (name, unit, uuid, blocks) = ("g".into(), 16, 3, 1200);
     let change = VolumeOp::CreateOver { name, blocks, unit, uuid, checksums: false, parent };
-    open.change(change).unwrap();
-    let opened = bench.open("g").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+    open.change_volume(change).unwrap();
+    let opened = bench.open_volume("g").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     assert_eq!(hand.read(100, 3), [5; 3]);
     write_all(&mut hand, 0..640);
-    bench.add("b", "8m");
+    bench.add_device("b", "8m");
     write_all(&mut hand, 640..960);
-    expect_all(&mut hand, 0..960);
+    expect_blocks(&mut hand, 0..960);
     assert_eq!(hand.read(1150, 50), [5; 50], "and its parent is where it was");
     // Decoupling continues, too, while the pool is extended.
     let mut watched = 0;
@@ -223,12 +228,12 @@ fn a_clone_of_an_image_and_copies_of_it_go_on_when_the_store_grows() {
     open.decouple(&opener, "g", None, &mut |_| {
         watched += 1;
         if watched == 1 {
-            open.grow(&opener, &[bench.new_file("c", "4m")], false).unwrap();
+            open.grow_pool(&opener, &[bench.new_file("c", "4m")], false).unwrap();
         }
         true
     })
     .unwrap();
-    expect_all(&mut hand, 0..960);
+    expect_blocks(&mut hand, 0..960);
     for block in (960..1200).step_by(40) {
         assert_eq!(hand.read(block, 40), [5; 40], "from block {block} on");
     }
@@ -237,23 +242,24 @@ fn a_clone_of_an_image_and_copies_of_it_go_on_when_the_store_grows() {
 }
 
 #[test]
-fn to_add_what_is_there_changes_nothing_and_the_devices_are_told() {
-    let bench = pool("8m");
-    bench.add("b", "4m");
-    let before = bench.store().generation();
+fn adding_a_present_device_changes_nothing() {
+    let bench = pool_fixture("8m");
+    bench.add_device("b", "4m");
+    let before = bench.open_pool().generation();
     let [b, pool] = [bench.file("b"), bench.file("pool")];
-    let grown = grow(&bench.opener(), &bench.place(), &[b.clone(), pool], false).unwrap();
+    let grown =
+        open_and_grow(&bench.opener(), &bench.pool_ref(), &[b.clone(), pool], false).unwrap();
     assert_eq!((grown.before, grown.blocks, grown.were_there), (3071, 3071, vec![1, 0]));
     let told = |number, uri: &Uri, blocks| DeviceInfo { number, uri: uri.to_string(), blocks };
     let expected = [told(0, &bench.device().parse().unwrap(), 2048), told(1, &b, 1023)];
     assert_eq!(grown.devices, expected);
-    assert_eq!(bench.store().generation(), before);
+    assert_eq!(bench.open_pool().generation(), before);
 }
 
 #[test]
-fn what_is_no_device_of_the_store_is_refused_by_name() {
-    let bench = pool("8m");
-    bench.add("b", "4m");
+fn foreign_device_is_rejected_by_name() {
+    let bench = pool_fixture("8m");
+    bench.add_device("b", "4m");
     std::fs::copy(bench.path("b"), bench.path("b.old")).unwrap();
     let open = || bench.try_open().unwrap_err().to_string();
     let rename = |from: &str, to: &str| std::fs::rename(bench.path(from), bench.path(to)).unwrap();
@@ -268,14 +274,14 @@ fn what_is_no_device_of_the_store_is_refused_by_name() {
         "{}",
         open()
     );
-    create(&bench.opener(), &bench.file("b"), "other", true).unwrap();
+    create_pool(&bench.opener(), &bench.file("b"), "other", true).unwrap();
     assert!(open().contains("it is the first device of pool"), "{}", open());
     std::fs::copy(bench.path("gone"), bench.path("b")).unwrap();
-    bench.set_len("b", 3 << 20);
+    bench.set_file_len("b", 3 << 20);
     assert!(open().contains("it has 3145728 bytes, expected 4194304 at least"), "{}", open());
 
     // A further device alone is no pool, and names the pool it belongs to.
-    let place = VolumeRef::on(&bench.file("gone"));
+    let place = VolumeRef::pool_on(&bench.file("gone"));
     let error = OpenPool::open(&bench.opener(), &place).unwrap_err();
     let said = error.to_string();
     assert!(said.contains("it is device 1 of pool `tests`") && said.contains("expected the first"));
@@ -285,43 +291,44 @@ fn what_is_no_device_of_the_store_is_refused_by_name() {
     // A device of another pool, one that is present under another name, and one that is given twice.
     let other = bench.new_file("x", "4m");
     let more = bench.new_file("y", "4m");
-    create_over(&bench.opener(), (&other, &[more]), "other", false).unwrap();
-    let refused = bench.refused(&bench.file("y"), false);
+    create_on_devices(&bench.opener(), (&other, &[more]), "other", false).unwrap();
+    let refused = bench.grow_error(&bench.file("y"), false);
     assert!(refused.contains("would destroy what is there"), "{refused}");
-    let refused = bench.refused(&bench.file("b.old"), true);
+    let refused = bench.grow_error(&bench.file("b.old"), true);
     assert!(
         refused.contains("it is device 1 of pool `tests`") && refused.contains("a copy of that")
     );
     let twice = [bench.new_file("z", "4m"), bench.new_file("z", "4m")];
-    let refused = bench.store().grow(&bench.opener(), &twice, false).unwrap_err().to_string();
+    let refused =
+        bench.open_pool().grow_pool(&bench.opener(), &twice, false).unwrap_err().to_string();
     assert!(refused.contains("given twice") || refused.contains("not open elsewhere"), "{refused}");
-    assert_eq!(bench.sizes(), [2048, 1023]);
+    assert_eq!(bench.device_sizes(), [2048, 1023]);
     rename("b", "b.there");
     rename("y", "b");
     assert!(open().contains("it is device 1 of pool `other`"), "{}", open());
 }
 
 #[test]
-fn a_device_with_an_old_label_is_not_taken_for_the_one_that_has_its_number() {
-    let bench = pool("8m");
+fn device_with_a_stale_label_is_rejected() {
+    let bench = pool_fixture("8m");
     std::fs::copy(bench.path("pool"), bench.path("pool.before")).unwrap();
-    bench.add("b", "4m");
+    bench.add_device("b", "4m");
     std::fs::rename(bench.path("b"), bench.path("b.old")).unwrap();
     // The first device is as it was, and another one becomes device 1.
     std::fs::rename(bench.path("pool.before"), bench.path("pool")).unwrap();
-    bench.add("b", "4m");
+    bench.add_device("b", "4m");
     std::fs::rename(bench.path("b.old"), bench.path("b")).unwrap();
     let error = bench.try_open().unwrap_err().to_string();
     assert!(error.contains("its label is an old one"), "{error}");
 }
 
 #[test]
-fn a_device_that_was_moved_is_found_where_it_is_said_to_be_and_from_then_on() {
-    let bench = pool("8m");
-    bench.add("b", "4m");
+fn moved_device_is_found_at_its_new_location() {
+    let bench = pool_fixture("8m");
+    bench.add_device("b", "4m");
     std::fs::rename(bench.path("b"), bench.path("elsewhere")).unwrap();
     assert!(bench.try_open().is_err());
-    let mut place = bench.place();
+    let mut place = bench.pool_ref();
     place.moved = vec![(1, bench.file("elsewhere"))];
     let open = OpenPool::open(&bench.opener(), &place).unwrap();
     assert_eq!(open.record_locations(), Ok(true));
@@ -355,70 +362,72 @@ fn a_device_that_was_moved_is_found_where_it_is_said_to_be_and_from_then_on() {
 }
 
 #[test]
-fn a_label_that_could_not_be_written_leaves_the_store_as_it_was() {
-    let bench = pool("8m");
+fn failed_label_write_leaves_the_pool_unchanged() {
+    let bench = pool_fixture("8m");
     let b = bench.new_file("b", "4m").to_string();
     for rule in ["error:write@0-7", "error:flush", "error:write@8-15"] {
         let broken: Uri = format!("fault:[{b}]?rule={rule}").parse().unwrap();
-        let refused = bench.refused(&broken, true);
+        let refused = bench.grow_error(&broken, true);
         assert!(refused.contains("write its label: Write Fault"), "{rule}: {refused}");
-        assert_eq!(bench.sizes(), [2048], "{rule}");
+        assert_eq!(bench.device_sizes(), [2048], "{rule}");
     }
-    bench.store().grow(&bench.opener(), &[bench.file("b")], true).unwrap();
-    assert_eq!(bench.sizes(), [2048, 1023]);
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.file("b")], true).unwrap();
+    assert_eq!(bench.device_sizes(), [2048, 1023]);
 }
 
 #[test]
-fn a_label_that_no_superblock_counts_is_written_over() {
-    let bench = pool("8m");
+fn uncommitted_device_label_is_overwritten() {
+    let bench = pool_fixture("8m");
     std::fs::copy(bench.path("pool"), bench.path("before")).unwrap();
-    bench.add("b", "4m");
+    bench.add_device("b", "4m");
     // As after a power failure before the commit.
     std::fs::rename(bench.path("before"), bench.path("pool")).unwrap();
-    assert_eq!(bench.sizes(), [2048]);
-    bench.store().grow(&bench.opener(), &[bench.file("b")], false).unwrap();
-    assert_eq!(bench.sizes(), [2048, 1023]);
+    assert_eq!(bench.device_sizes(), [2048]);
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.file("b")], false).unwrap();
+    assert_eq!(bench.device_sizes(), [2048, 1023]);
     assert!(bench.is_clean());
 }
 
 #[test]
-fn a_device_that_can_do_less_is_added_when_no_volume_is_open() {
-    let bench = pool("8m");
-    bench.create("a", 4000);
+fn device_with_stricter_limits_is_added_only_without_open_volumes() {
+    let bench = pool_fixture("8m");
+    bench.create_volume("a", 4000);
     let weak: Uri = "ram:8m".parse().unwrap();
-    let opened = bench.open("a").unwrap();
-    let error =
-        bench.store().grow(&bench.opener(), std::slice::from_ref(&weak), false).unwrap_err();
+    let opened = bench.open_volume("a").unwrap();
+    let error = bench
+        .open_pool()
+        .grow_pool(&bench.opener(), std::slice::from_ref(&weak), false)
+        .unwrap_err();
     assert!(error.to_string().contains("while volumes of the pool are open"), "{error}");
-    assert_eq!((error.category(), bench.sizes()), (ErrorCategory::Usage, vec![2048]));
+    assert_eq!((error.category(), bench.device_sizes()), (ErrorCategory::Usage, vec![2048]));
     drop(opened);
-    let store = bench.store();
-    store.grow(&bench.opener(), &[weak], false).unwrap();
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let store = bench.open_pool();
+    store.grow_pool(&bench.opener(), &[weak], false).unwrap();
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     write_all(&mut hand, 0..3008);
-    expect_all(&mut hand, 0..3008);
+    expect_blocks(&mut hand, 0..3008);
 }
 
 /// Opens `log:[URI]`, which records the requests to several devices in order.
 #[derive(Clone, Default)]
-struct LogKind(Arc<Mutex<Vec<(String, Operation, u64)>>>);
+struct LogDeviceKind(Arc<Mutex<Vec<(String, Operation, u64)>>>);
 
-struct Logged(LogKind, String, Arc<dyn BlockDevice>);
+struct LoggedDevice(LogDeviceKind, String, Arc<dyn BlockDevice>);
 
-struct LoggedChannel(LogKind, String, Box<dyn IoChannel>);
+struct LoggedChannel(LogDeviceKind, String, Box<dyn IoChannel>);
 
-impl DeviceType for LogKind {
+impl DeviceType for LogDeviceKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let child = uri.only_child()?;
+        let child = uri.single_child()?;
         let below = opener.open(child)?;
         let name = child.path().rsplit('/').next().unwrap().to_owned();
-        let logged = Logged(self.clone(), name, Arc::clone(&below.medium));
-        Ok(below.under(Arc::new(logged), "logged"))
+        let logged = LoggedDevice(self.clone(), name, Arc::clone(&below.medium));
+        Ok(below.with_stacked_device(Arc::new(logged), "logged"))
     }
 }
 
-impl BlockDevice for Logged {
+impl BlockDevice for LoggedDevice {
     fn limits(&self) -> Limits {
         self.2.limits()
     }
@@ -457,19 +466,19 @@ impl ChannelWakeup for LoggedChannel {
 }
 
 #[test]
-fn a_label_is_durable_before_a_superblock_counts_it_and_a_flush_is_for_all() {
-    let bench = pool("8m");
-    let log = LogKind::default();
+fn device_label_is_durable_before_the_superblock() {
+    let bench = pool_fixture("8m");
+    let log = LogDeviceKind::default();
     let (regions, clock, more) = (&bench.regions, bench.clock, [("log", &log as &dyn DeviceType)]);
-    let opener = Opener { regions, clock, seed: 1, kinds: &crate::tests::kinds_with(&more) };
+    let opener = Opener { regions, clock, seed: 1, kinds: &crate::tests::device_types_with(&more) };
     let [a, b] = ["pool", "b"].map(|name| {
         let file = bench.file(name);
-        let file = if name == "b" { file.with("size", "4m") } else { file };
+        let file = if name == "b" { file.with_option("size", "4m") } else { file };
         format!("log:[{file}]").parse::<Uri>().unwrap()
     });
-    let open = OpenPool::open(&opener, &VolumeRef::on(&a)).unwrap();
+    let open = OpenPool::open(&opener, &VolumeRef::pool_on(&a)).unwrap();
     log.0.lock().unwrap().clear();
-    open.grow(&opener, &[b], false).unwrap();
+    open.grow_pool(&opener, &[b], false).unwrap();
     let seen = log.0.lock().unwrap().clone();
     let at = |name: &str, operation, lba| {
         let is_it = |one: &(String, Operation, u64)| *one == (name.into(), operation, lba);
@@ -487,7 +496,7 @@ fn a_label_is_durable_before_a_superblock_counts_it_and_a_flush_is_for_all() {
     log.0.lock().unwrap().clear();
     let change =
         VolumeOp::Create { name: "v".into(), blocks: 8, unit: 1, uuid: 1, checksums: false };
-    open.change(change).unwrap();
+    open.change_volume(change).unwrap();
     // A commit writes pages, a flush, superblocks and a flush; each flush goes to every device.
     let seen = log.0.lock().unwrap().clone();
     let flushes = |name: &str| {
@@ -502,38 +511,39 @@ fn a_label_is_durable_before_a_superblock_counts_it_and_a_flush_is_for_all() {
 }
 
 /// A pool with a volume of 96 blocks on its first device, and a volume on both.
-fn for_rescue() -> Bench {
-    let bench = pool("4m");
-    bench.create("small", 96);
-    bench.create("large", 1600);
+fn pool_for_rescue() -> PoolFixture {
+    let bench = pool_fixture("4m");
+    bench.create_volume("small", 96);
+    bench.create_volume("large", 1600);
     let write = |name: &str, blocks: u64| {
-        let opened = bench.open(name).unwrap();
-        write_all(&mut bench.hand(&*opened.medium, 0), 0..blocks);
+        let opened = bench.open_volume(name).unwrap();
+        write_all(&mut bench.volume_client(&*opened.medium, 0), 0..blocks);
     };
     write("small", 96);
     write("large", 640);
-    bench.add("b", "8m");
-    bench.create("late", 320);
-    let opened = bench.open("large").unwrap();
-    write_all(&mut bench.hand(&*opened.medium, 0), 640..1600);
+    bench.add_device("b", "8m");
+    bench.create_volume("late", 320);
+    let opened = bench.open_volume("large").unwrap();
+    write_all(&mut bench.volume_client(&*opened.medium, 0), 640..1600);
     drop(opened);
     write("late", 320);
-    create(&bench.opener(), &bench.new_file("target", "32m"), "target", false).unwrap();
+    create_pool(&bench.opener(), &bench.new_file("target", "32m"), "target", false).unwrap();
     bench
 }
 
 /// Result of a rescue: names, lost blocks of each, and what was missing.
-pub(super) fn rescued(
-    bench: &Bench,
+pub(super) fn rescue_summary(
+    bench: &PoolFixture,
     place: &VolumeRef,
     others: &[Uri],
 ) -> (Vec<(String, u64)>, Vec<String>) {
-    let target = OpenPool::open(&bench.opener(), &VolumeRef::on(&bench.file("target"))).unwrap();
-    let saved = rescue(&bench.opener(), (place, others), &target, &mut |_| true).unwrap();
+    let target =
+        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file("target"))).unwrap();
+    let saved = rescue_pool(&bench.opener(), (place, others), &target, &mut |_| true).unwrap();
     for volume in saved.volumes.iter().filter(|volume| volume.failed.is_none()) {
-        let uri = VolumeRef::on(&bench.file("target")).with_name(&volume.info.name);
+        let uri = VolumeRef::pool_on(&bench.file("target")).with_name(&volume.info.name);
         let opened = bench.opener().open(&uri).unwrap();
-        let mut hand = bench.hand(&*opened.medium, 0);
+        let mut hand = bench.volume_client(&*opened.medium, 0);
         let found = (0..volume.info.blocks).flat_map(|block| hand.read(block, 1));
         let pairs = (0..).zip(found);
         let lost = pairs.filter(|(block, found)| *found != byte(*block)).count() as u64;
@@ -544,10 +554,10 @@ pub(super) fn rescued(
 }
 
 #[test]
-fn what_lies_on_the_devices_that_are_left_is_rescued() {
-    let bench = for_rescue();
+fn volumes_on_surviving_devices_are_rescued() {
+    let bench = pool_for_rescue();
     std::fs::rename(bench.path("b"), bench.path("lost")).unwrap();
-    let (volumes, missing) = rescued(&bench, &bench.place(), &[]);
+    let (volumes, missing) = rescue_summary(&bench, &bench.pool_ref(), &[]);
     assert!(missing[0].starts_with("device 1, file:"), "{missing:?}");
     let lost = |name: &str| volumes.iter().find(|(found, _)| found == name).unwrap().1;
     assert_eq!(volumes.len(), 3);
@@ -556,8 +566,8 @@ fn what_lies_on_the_devices_that_are_left_is_rescued() {
 }
 
 #[test]
-fn without_the_first_device_the_others_are_looked_through() {
-    let bench = for_rescue();
+fn volumes_are_rescued_without_the_first_device() {
+    let bench = pool_for_rescue();
     // The superblocks of the first device are destroyed, so it does not name the other one.
     let pool = bench.path("pool");
     let mut bytes = std::fs::read(&pool).unwrap();
@@ -565,15 +575,16 @@ fn without_the_first_device_the_others_are_looked_through() {
         bytes[at * 4096..][..4096].fill(0xa5);
     }
     std::fs::write(&pool, &bytes).unwrap();
-    let (volumes, _) = rescued(&bench, &bench.place(), &[bench.file("b")]);
+    let (volumes, _) = rescue_summary(&bench, &bench.pool_ref(), &[bench.file("b")]);
     assert!(volumes.iter().all(|(_, lost)| *lost == 0), "{volumes:?}");
     assert_eq!(volumes.len(), 3);
     // Also when it is absent.
     std::fs::remove_file(&pool).unwrap();
-    create(&bench.opener(), &bench.file("target"), "target", true).unwrap();
-    let place = VolumeRef::on(&bench.file("b"));
-    let target = OpenPool::open(&bench.opener(), &VolumeRef::on(&bench.file("target"))).unwrap();
-    let saved = rescue(&bench.opener(), (&place, &[]), &target, &mut |_| true);
+    create_pool(&bench.opener(), &bench.file("target"), "target", true).unwrap();
+    let place = VolumeRef::pool_on(&bench.file("b"));
+    let target =
+        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file("target"))).unwrap();
+    let saved = rescue_pool(&bench.opener(), (&place, &[]), &target, &mut |_| true);
     match saved {
         Ok(saved) => {
             assert!(saved.damaged[0].starts_with("device 0, file:"), "{:?}", saved.damaged)
@@ -581,8 +592,9 @@ fn without_the_first_device_the_others_are_looked_through() {
         Err(error) => assert!(error.to_string().contains("no volume of any pool"), "{error}"),
     }
     let foreign = bench.new_file("x", "4m");
-    create_over(&bench.opener(), (&foreign, &[bench.new_file("y", "4m")]), "other", false).unwrap();
-    let saved = rescue(&bench.opener(), (&place, &[bench.file("y")]), &target, &mut |_| true);
+    create_on_devices(&bench.opener(), (&foreign, &[bench.new_file("y", "4m")]), "other", false)
+        .unwrap();
+    let saved = rescue_pool(&bench.opener(), (&place, &[bench.file("y")]), &target, &mut |_| true);
     let error = saved.unwrap_err().to_string();
     assert!(error.contains("it is of pool") && error.contains("expected one of"), "{error}");
 }

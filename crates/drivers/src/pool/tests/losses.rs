@@ -7,45 +7,58 @@ use tenmil_base::{IoStatus, Operation};
 
 use super::super::page_io::BlockingPageIo;
 use super::super::subscribe_stops;
-use super::Bench;
-use crate::file::failing::FailingKind;
-use crate::{FaultControl, Rule};
+use super::PoolFixture;
+use crate::file::failing_file::FailingKind;
+use crate::{FaultControl, FaultRule};
 use tenmil_block::{OpenedDevice, Opener};
 
-fn open(bench: &Bench, name: &str) -> OpenedDevice {
+fn open(bench: &PoolFixture, name: &str) -> OpenedDevice {
     let uri = format!("volume:[fault:[{}]]/{name}", bench.device());
     bench.opener().open(&uri.parse().unwrap()).unwrap()
 }
 
 /// Injects faults below a volume.
-fn fail(opened: &OpenedDevice, rules: &str) {
+fn fail_device(opened: &OpenedDevice, rules: &str) {
     let handle = opened.handles.iter().find_map(|control| control.get::<FaultControl>());
-    handle.unwrap().set(Rule::parse_all(rules).unwrap());
+    handle.unwrap().set_rules(FaultRule::parse_all(rules).unwrap());
 }
 
 #[test]
-fn every_channel_fails_one_flush_for_a_loss_and_the_store_goes_on() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn loss_fails_one_flush_per_channel_and_the_pool_continues() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let opened = open(&bench, "v");
-    let mut hands: Vec<_> = (0..3).map(|number| bench.hand(&*opened.medium, number)).collect();
+    let mut hands: Vec<_> =
+        (0..3).map(|number| bench.volume_client(&*opened.medium, number)).collect();
     for (first, hand) in (0..).zip(&mut hands) {
         hand.write(first * 32, 32, 1);
-        assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+        assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
         hand.write(first * 32 + 200, 32, 2);
     }
     for round in 0..3 {
-        fail(&opened, "error:flushx1");
+        fail_device(&opened, "error:flushx1");
         for hand in &mut hands {
-            assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::WRITE_FAULT, "round {round}");
-            assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS, "round {round}");
+            assert_eq!(
+                hand.run_request(Operation::Flush, 0, 0),
+                IoStatus::WRITE_FAULT,
+                "round {round}"
+            );
+            assert_eq!(
+                hand.run_request(Operation::Flush, 0, 0),
+                IoStatus::SUCCESS,
+                "round {round}"
+            );
         }
         for (first, hand) in (0..).zip(&mut hands) {
             assert_eq!(hand.read(first * 32, 32), [1; 32]);
             hand.write(first * 32 + 200, 32, 3);
         }
-        let mut late = bench.hand(&*opened.medium, 3);
-        assert_eq!(late.run(Operation::Flush, 0, 0), IoStatus::SUCCESS, "it came after the loss");
+        let mut late = bench.volume_client(&*opened.medium, 3);
+        assert_eq!(
+            late.run_request(Operation::Flush, 0, 0),
+            IoStatus::SUCCESS,
+            "it came after the loss"
+        );
         for (first, hand) in (0..).zip(&mut hands) {
             assert_eq!(hand.read(first * 32 + 200, 32), [3; 32], "round {round}");
         }
@@ -56,73 +69,73 @@ fn every_channel_fails_one_flush_for_a_loss_and_the_store_goes_on() {
 }
 
 #[test]
-fn what_fails_on_the_way_to_the_device_is_tried_again_and_nobody_hears_of_it() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn path_errors_are_retried_transparently() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let opened = open(&bench, "v");
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(0, 32, 1);
-    fail(&opened, "error-path:flushx2");
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    fail_device(&opened, "error-path:flushx2");
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     hand.write(64, 32, 1);
-    fail(&opened, "error-internal:flushx1");
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    fail_device(&opened, "error-internal:flushx1");
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     // A new part of the map, so that pages are written.
     for block in (100..400).step_by(50) {
         hand.write(block, 16, 1);
     }
-    fail(&opened, "error-path:write@0-300x2");
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
-    assert_eq!(bench.store().shared.losses(), 0);
+    fail_device(&opened, "error-path:write@0-300x2");
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(bench.open_pool().shared.losses(), 0);
     drop((hand, opened));
     assert!(bench.is_clean());
 }
 
 #[test]
-fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn pool_recovers_after_a_long_device_outage() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let opened = open(&bench, "v");
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(0, 32, 1);
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     hand.write(64, 32, 1);
-    fail(&opened, "error-path:any");
-    let store = bench.store();
-    assert_eq!((store.stopped_because(), store.losses()), (None, 0));
-    assert_ne!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
-    assert!(store.stopped_because().is_some());
-    fail(&opened, "error-path:anyx0");
+    fail_device(&opened, "error-path:any");
+    let store = bench.open_pool();
+    assert_eq!((store.stop_reason(), store.loss_count()), (None, 0));
+    assert_ne!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert!(store.stop_reason().is_some());
+    fail_device(&opened, "error-path:anyx0");
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
-    while hand.run(Operation::Write, 64, 32) != IoStatus::SUCCESS {
+    while hand.run_request(Operation::Write, 64, 32) != IoStatus::SUCCESS {
         assert!(bench.clock.now() < until, "it goes on");
         tenmil_linux::named_thread::yield_cpu();
     }
-    if hand.run(Operation::Flush, 0, 0) != IoStatus::SUCCESS {
-        assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS, "one flush fails");
+    if hand.run_request(Operation::Flush, 0, 0) != IoStatus::SUCCESS {
+        assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS, "one flush fails");
     }
     assert_eq!(hand.read(0, 32), [1; 32]);
-    assert_eq!(store.stopped_because(), None);
-    assert!(store.losses() > 0);
+    assert_eq!(store.stop_reason(), None);
+    assert!(store.loss_count() > 0);
     drop((hand, opened, store));
     assert!(bench.is_clean());
 }
 
 #[test]
-fn pool_whose_device_is_back_recovers_while_nobody_does_io() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn pool_recovers_without_client_io() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let opened = open(&bench, "v");
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(0, 32, 1);
-    fail(&opened, "error-path:any");
-    assert_ne!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
-    let store = bench.store();
+    fail_device(&opened, "error-path:any");
+    assert_ne!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    let store = bench.open_pool();
     // Until the attempt that follows at once has failed as well.
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
     let wait_for = |is_so: &dyn Fn() -> bool| {
         while !is_so() {
-            assert!(bench.clock.now() < until, "{:?}", store.stopped_because());
+            assert!(bench.clock.now() < until, "{:?}", store.stop_reason());
             tenmil_linux::named_thread::yield_cpu();
         }
     };
@@ -130,37 +143,46 @@ fn pool_whose_device_is_back_recovers_while_nobody_does_io() {
         let state = store.shared.lock();
         state.store.is_stopped() && !state.store.is_recovering()
     });
-    fail(&opened, "error-path:anyx0");
-    wait_for(&|| store.stopped_because().is_none());
+    fail_device(&opened, "error-path:anyx0");
+    wait_for(&|| store.stop_reason().is_none());
     assert_eq!(hand.read(0, 32).len(), 32);
 }
 
 /// A volume on a file whose flushes can be made to fail.
-fn open_failing(bench: &Bench, kind: &FailingKind, fields: &str) -> OpenedDevice {
+fn open_failing(bench: &PoolFixture, kind: &FailingKind, fields: &str) -> OpenedDevice {
     let opener =
-        Opener { kinds: &crate::tests::kinds_with(&[("failing", kind)]), ..bench.opener() };
+        Opener { kinds: &crate::tests::device_types_with(&[("failing", kind)]), ..bench.opener() };
     let path = bench.directory.path().join("pool");
     let uri = format!("volume:[failing:{}{fields}]/v", path.display());
     opener.open(&uri.parse().unwrap()).unwrap()
 }
 
 #[test]
-fn a_store_on_a_file_goes_on_after_a_flush_that_the_kernel_failed() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn pool_on_a_file_continues_after_a_failed_fsync() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let kind = FailingKind::default();
     let opened = open_failing(&bench, &kind, "");
-    let mut hands: Vec<_> = (0..3).map(|number| bench.hand(&*opened.medium, number)).collect();
+    let mut hands: Vec<_> =
+        (0..3).map(|number| bench.volume_client(&*opened.medium, number)).collect();
     for (first, hand) in (0..).zip(&mut hands) {
         hand.write(first * 32, 32, 1);
-        assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+        assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
         hand.write(first * 32 + 200, 32, 2);
     }
     for round in 0..3 {
-        kind.fail(1);
+        kind.fail_next_syncs(1);
         for hand in &mut hands {
-            assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::WRITE_FAULT, "round {round}");
-            assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS, "round {round}");
+            assert_eq!(
+                hand.run_request(Operation::Flush, 0, 0),
+                IoStatus::WRITE_FAULT,
+                "round {round}"
+            );
+            assert_eq!(
+                hand.run_request(Operation::Flush, 0, 0),
+                IoStatus::SUCCESS,
+                "round {round}"
+            );
         }
         for (first, hand) in (0..).zip(&mut hands) {
             assert_eq!(hand.read(first * 32, 32), [1; 32]);
@@ -172,19 +194,19 @@ fn a_store_on_a_file_goes_on_after_a_flush_that_the_kernel_failed() {
 }
 
 #[test]
-fn a_store_on_a_file_goes_on_once_its_flushes_do_not_fail_any_more() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn pool_on_a_file_continues_once_fsync_succeeds() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let kind = FailingKind::default();
     let opened = open_failing(&bench, &kind, "");
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(0, 32, 1);
-    assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     hand.write(64, 32, 1);
-    kind.fail(4);
+    kind.fail_next_syncs(4);
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
-    while hand.run(Operation::Write, 64, 32) != IoStatus::SUCCESS
-        || hand.run(Operation::Flush, 0, 0) != IoStatus::SUCCESS
+    while hand.run_request(Operation::Write, 64, 32) != IoStatus::SUCCESS
+        || hand.run_request(Operation::Flush, 0, 0) != IoStatus::SUCCESS
     {
         assert!(bench.clock.now() < until, "it goes on");
         tenmil_linux::named_thread::yield_cpu();
@@ -195,16 +217,16 @@ fn a_store_on_a_file_goes_on_once_its_flushes_do_not_fail_any_more() {
 }
 
 #[test]
-fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_it() {
-    let bench = Bench::new("16m");
-    bench.create("v", 500);
+fn buffered_file_pool_stays_stopped_with_a_hint() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("v", 500);
     let kind = FailingKind::default();
     let opened = open_failing(&bench, &kind, "?direct=no");
     let opener =
-        Opener { kinds: &crate::tests::kinds_with(&[("failing", &kind)]), ..bench.opener() };
+        Opener { kinds: &crate::tests::device_types_with(&[("failing", &kind)]), ..bench.opener() };
     let path = bench.directory.path().join("pool");
     let place = format!("failing:{}?direct=no", path.display()).parse().unwrap();
-    let store = super::OpenPool::open(&opener, &super::VolumeRef::on(&place)).unwrap();
+    let store = super::OpenPool::open(&opener, &super::VolumeRef::pool_on(&place)).unwrap();
     let reports = Arc::new(AtomicU32::new(0));
     for _ in 0..2 {
         let (reports, path) = (Arc::clone(&reports), path.to_string_lossy().into_owned());
@@ -215,14 +237,14 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
             }
         });
     }
-    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(0, 32, 1);
-    kind.fail(1);
+    kind.fail_next_syncs(1);
     for _ in 0..3 {
-        assert_ne!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+        assert_ne!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     }
-    assert_ne!(hand.run(Operation::Write, 64, 32), IoStatus::SUCCESS);
-    let said = store.stopped_because().unwrap();
+    assert_ne!(hand.run_request(Operation::Write, 64, 32), IoStatus::SUCCESS);
+    let said = store.stop_reason().unwrap();
     assert!(said.contains("fix: open it without direct=no"), "{said}");
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
     while reports.load(Ordering::Relaxed) < 2 {
@@ -234,21 +256,21 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
 }
 
 #[test]
-fn a_device_that_does_not_answer_a_page_in_time_is_not_asked_for_another() {
-    let bench = Bench::new("16m");
+fn unresponsive_device_gets_no_further_page_reads() {
+    let bench = PoolFixture::new("16m");
     let uri: tenmil_block::uri::Uri = format!("fault:[{}]", bench.device()).parse().unwrap();
     let opened = bench.opener().open(&uri).unwrap();
-    let geometry = super::super::PageGeometry::of(&uri, &opened.medium.limits()).unwrap();
+    let geometry = super::super::PageGeometry::from_limits(&uri, &opened.medium.limits()).unwrap();
     let mut raw =
         BlockingPageIo::open(&bench.regions, &bench.clock, &*opened.medium, &geometry).unwrap();
     let mut page = [0; 4096];
     raw.read(0, &mut page).unwrap();
-    fail(&opened, "hang:readx1");
+    fail_device(&opened, "hang:readx1");
     raw.time_limit = tenmil_base::Span::from_ms(1);
     assert_eq!(raw.read(1, &mut page), Err(IoStatus::ABORTED));
     // What it answers late is not taken for the answer to another request.
     raw.time_limit = tenmil_base::Span::from_secs(60);
-    fail(&opened, "");
+    fail_device(&opened, "");
     for at in 0..3 {
         assert_eq!(raw.read(at, &mut page), Err(IoStatus::ABORTED));
     }

@@ -4,15 +4,15 @@ use std::io::Write;
 
 use tenmil_base::{ErrorCategory, IoStatus, Operation};
 
-use super::{Bench, VolumeOp};
+use super::{PoolFixture, VolumeOp};
 use crate::pool;
 use crate::pool::{ChangedRange, INCOMPLETE, TransferSummary};
 use tenmil_base::Error;
 
 /// A writer that accepts this number of bytes.
-struct Full(usize);
+struct LimitedWriter(usize);
 
-impl Write for Full {
+impl Write for LimitedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.0 < bytes.len() {
             return Err(std::io::Error::other("the pipe is broken"));
@@ -27,12 +27,12 @@ impl Write for Full {
 }
 
 /// A pool with a volume that was written before each of two snapshots.
-fn source() -> Bench {
-    let bench = Bench::new("64m");
-    bench.create("v", 4000);
+fn source_pool() -> PoolFixture {
+    let bench = PoolFixture::new("64m");
+    bench.create_volume("v", 4000);
     for (round, name) in [(1, "one"), (2, "two")] {
-        let opened = bench.open("v").unwrap();
-        let mut hand = bench.hand(&*opened.medium, 0);
+        let opened = bench.open_volume("v").unwrap();
+        let mut hand = bench.volume_client(&*opened.medium, 0);
         for part in 0..4 {
             hand.write(50 * part, 50, round);
         }
@@ -40,43 +40,46 @@ fn source() -> Bench {
             hand.write(1000 * u64::from(round) + 50 * part, 50, round);
         }
         if round == 2 {
-            assert_eq!(hand.run(Operation::Deallocate, 1100, 50), IoStatus::SUCCESS);
+            assert_eq!(hand.run_request(Operation::Deallocate, 1100, 50), IoStatus::SUCCESS);
         }
         drop((hand, opened));
         let change =
             VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: round.into() };
-        bench.store().change(change).unwrap();
+        bench.open_pool().change_volume(change).unwrap();
     }
     bench
 }
 
-fn send(bench: &Bench, base: Option<&str>, name: &str) -> (Vec<u8>, TransferSummary) {
+fn send(bench: &PoolFixture, base: Option<&str>, name: &str) -> (Vec<u8>, TransferSummary) {
     let mut stream = Vec::new();
-    let sent = bench.store().send(&bench.opener(), base, name, &mut stream, &mut |_| true).unwrap();
+    let sent = bench
+        .open_pool()
+        .send_stream(&bench.opener(), base, name, &mut stream, &mut |_| true)
+        .unwrap();
     (stream, sent)
 }
 
-fn receive(bench: &Bench, mut stream: &[u8], name: &str) -> Result<TransferSummary, Error> {
-    bench.store().receive(name, &mut stream, &mut |_| true)
+fn receive(bench: &PoolFixture, mut stream: &[u8], name: &str) -> Result<TransferSummary, Error> {
+    bench.open_pool().receive_stream(name, &mut stream, &mut |_| true)
 }
 
-fn names(bench: &Bench) -> Vec<String> {
-    bench.store().list().unwrap().into_iter().map(|info| info.name).collect()
+fn volume_names(bench: &PoolFixture) -> Vec<String> {
+    bench.open_pool().list_volumes().unwrap().into_iter().map(|info| info.name).collect()
 }
 
-fn holds(bench: &Bench, name: &str) -> Vec<u8> {
-    let opened = bench.open(name).unwrap();
-    let mut hand = bench.hand(&*opened.medium, 1);
+fn volume_contents(bench: &PoolFixture, name: &str) -> Vec<u8> {
+    let opened = bench.open_volume(name).unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 1);
     (0..80).flat_map(|part| hand.read(part * 50, 50)).collect()
 }
 
 #[test]
-fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
-    let (source, target) = (source(), Bench::new("64m"));
-    let open = source.store();
-    let (one, two) = (open.find("one").unwrap(), open.find("two").unwrap());
+fn full_and_incremental_streams_are_received() {
+    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let open = source.open_pool();
+    let (one, two) = (open.find_volume("one").unwrap(), open.find_volume("two").unwrap());
     let mut changed = Vec::new();
-    open.differences(Some(&one), &two, &mut |range| {
+    open.for_each_difference(Some(&one), &two, &mut |range| {
         changed.push(range);
         Ok(())
     })
@@ -87,13 +90,13 @@ fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
     // In portions, the result is the same.
     let (mut portions, mut next) = (Vec::new(), Some(0));
     while let Some(from) = next {
-        let (found, then) = open.differences_from(Some(&one), &two, from, 2).unwrap();
+        let (found, then) = open.differing_range(Some(&one), &two, from, 2).unwrap();
         assert_eq!((found.len(), then), if from == 0 { (2, Some(1150)) } else { (1, None) });
         portions.extend(found);
         next = then;
     }
     assert_eq!(portions, changed);
-    assert_eq!(open.differences_from(Some(&one), &two, 2250, 2), Ok((Vec::new(), None)));
+    assert_eq!(open.differing_range(Some(&one), &two, 2250, 2), Ok((Vec::new(), None)));
     drop(open);
 
     let (whole, sent) = send(&source, None, "one");
@@ -105,11 +108,13 @@ fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
     assert!(!receive(&target, &whole, "uno").unwrap().was_there);
     let received = receive(&target, &rest, "due").unwrap();
     assert_eq!(received.base.unwrap().name, "uno");
-    assert_eq!(names(&target), ["uno", "due"]);
+    assert_eq!(volume_names(&target), ["uno", "due"]);
     for (sent, received) in [("one", "uno"), ("two", "due")] {
-        assert_eq!(holds(&target, received), holds(&source, sent));
-        let info = target.store().find(received).unwrap();
-        assert!(info.is_read_only && info.uuid == source.store().find(sent).unwrap().uuid);
+        assert_eq!(volume_contents(&target, received), volume_contents(&source, sent));
+        let info = target.open_pool().find_volume(received).unwrap();
+        assert!(
+            info.is_read_only && info.uuid == source.open_pool().find_volume(sent).unwrap().uuid
+        );
     }
     let again = receive(&target, &rest, "due").unwrap();
     assert!(again.was_there, "to receive twice is to receive");
@@ -117,13 +122,13 @@ fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
 }
 
 #[test]
-fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time() {
-    let (source, target) = (source(), Bench::new("64m"));
+fn truncated_or_corrupt_stream_leaves_nothing_and_can_be_resent() {
+    let (source, target) = (source_pool(), PoolFixture::new("64m"));
     let (whole, _) = send(&source, None, "one");
     for cut in [0, 100, 384, 5000, 500_000, whole.len() - 33, whole.len() - 1] {
         let error = receive(&target, &whole[..cut], "uno").unwrap_err();
         assert!(error.to_string().contains("it ends here"), "{cut}: {error}");
-        assert_eq!(names(&target), [""; 0]);
+        assert_eq!(volume_names(&target), [""; 0]);
     }
     let mut wrong = whole.clone();
     wrong[600_000] ^= 4;
@@ -132,18 +137,18 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
     assert_eq!((error.category(), error.hint()), (ErrorCategory::Remote, Some("Send it again.")));
 
     // As a killed process leaves it.
-    let uuid = source.store().find("one").unwrap().uuid;
+    let uuid = source.open_pool().find_volume("one").unwrap().uuid;
     let name = format!("uno{INCOMPLETE}");
     let left = VolumeOp::Create { name: name.clone(), blocks: 7, unit: 1, uuid, checksums: false };
-    target.store().change(left).unwrap();
+    target.open_pool().change_volume(left).unwrap();
     receive(&target, &whole, "uno").unwrap();
-    assert_eq!(names(&target), ["uno"]);
-    assert_eq!(holds(&target, "uno"), holds(&source, "one"));
+    assert_eq!(volume_names(&target), ["uno"]);
+    assert_eq!(volume_contents(&target, "uno"), volume_contents(&source, "one"));
 
     // The longest name leaves no space for a suffix.
     let longest = "n".repeat(128);
     receive(&target, &whole, &longest).unwrap();
-    target.store().change(VolumeOp::Delete { name: longest, orphan: false }).unwrap();
+    target.open_pool().change_volume(VolumeOp::Delete { name: longest, orphan: false }).unwrap();
 
     let foreign = VolumeOp::Create {
         name: format!("x{INCOMPLETE}"),
@@ -152,21 +157,21 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
         uuid: 5,
         checksums: false,
     };
-    target.store().change(foreign).unwrap();
+    target.open_pool().change_volume(foreign).unwrap();
     let error = receive(&target, &whole, "x").unwrap_err();
     assert!(error.to_string().contains("expected what an earlier receive"), "{error}");
     assert!(target.is_clean());
 }
 
 #[test]
-fn a_wrong_base_is_named_and_changes_nothing() {
-    let (source, target) = (source(), Bench::new("64m"));
+fn wrong_incremental_base_is_rejected() {
+    let (source, target) = (source_pool(), PoolFixture::new("64m"));
     let (rest, _) = send(&source, Some("one"), "two");
     let error = receive(&target, &rest, "due").unwrap_err();
     assert!(error.to_string().contains("found no snapshot at all"), "{error}");
-    target.create("v", 10);
+    target.create_volume("v", 10);
     let other = VolumeOp::Snapshot { volume: "v".into(), name: "one".into(), uuid: 77 };
-    target.store().change(other).unwrap();
+    target.open_pool().change_volume(other).unwrap();
     let error = receive(&target, &rest, "due").unwrap_err();
     let text = error.to_string();
     assert!(text.contains("found `one`, which is 0000000000000000000000000000004d"), "{text}");
@@ -174,33 +179,34 @@ fn a_wrong_base_is_named_and_changes_nothing() {
     assert!(error.hint().unwrap().contains("Receive `one` first"));
     let error = receive(&target, &rest, "v").unwrap_err();
     assert!(error.to_string().contains("the name is in use"), "{error}");
-    assert_eq!(names(&target), ["v", "one"]);
+    assert_eq!(volume_names(&target), ["v", "one"]);
 
     let refused = source
-        .store()
-        .send(&source.opener(), None, "v", &mut Vec::new(), &mut |_| true)
+        .open_pool()
+        .send_stream(&source.opener(), None, "v", &mut Vec::new(), &mut |_| true)
         .unwrap_err();
     assert!(refused.to_string().contains("is a volume, expected a snapshot"), "{refused}");
     let refused = source
-        .store()
-        .send(&source.opener(), None, "two", &mut Full(70_000), &mut |_| true)
+        .open_pool()
+        .send_stream(&source.opener(), None, "two", &mut LimitedWriter(70_000), &mut |_| true)
         .unwrap_err();
     assert!(refused.to_string().contains("write the stream: the pipe is broken"), "{refused}");
     let stopped = source
-        .store()
-        .send(&source.opener(), None, "two", &mut Vec::new(), &mut |_| false)
+        .open_pool()
+        .send_stream(&source.opener(), None, "two", &mut Vec::new(), &mut |_| false)
         .unwrap_err();
     assert!(stopped.to_string().contains("was interrupted"), "{stopped}");
 }
 
 #[test]
-fn what_is_sent_is_not_taken_away_meanwhile_and_what_arrives_arrives_once() {
-    let (source, target) = (source(), Bench::new("64m"));
-    let open = source.store();
-    let delete = |name: &str| open.change(VolumeOp::Delete { name: name.into(), orphan: false });
-    let users = || ["one", "two"].map(|name| open.users(&open.find(name).unwrap()));
+fn snapshot_being_sent_is_kept_and_receives_are_exclusive() {
+    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let open = source.open_pool();
+    let delete =
+        |name: &str| open.change_volume(VolumeOp::Delete { name: name.into(), orphan: false });
+    let users = || ["one", "two"].map(|name| open.user_count(&open.find_volume(name).unwrap()));
     let (mut stream, mut looks) = (Vec::new(), 0);
-    open.send(&source.opener(), Some("one"), "two", &mut stream, &mut |_| {
+    open.send_stream(&source.opener(), Some("one"), "two", &mut stream, &mut |_| {
         for name in ["one", "two"] {
             let refused = delete(name).unwrap_err();
             assert!(refused.to_string().contains("would lose it"), "{refused}");
@@ -213,8 +219,8 @@ fn what_is_sent_is_not_taken_away_meanwhile_and_what_arrives_arrives_once() {
     assert!(looks > 0 && users() == [0, 0], "{looks}");
     let (whole, _) = send(&source, None, "one");
     looks = 0;
-    let to = target.store();
-    to.receive("uno", &mut &whole[..], &mut |_| {
+    let to = target.open_pool();
+    to.receive_stream("uno", &mut &whole[..], &mut |_| {
         let refused = receive(&target, &whole, "uno").unwrap_err();
         assert!(refused.to_string().contains("it is being received already"), "{refused}");
         assert!(refused.hint().unwrap().contains("tenmil get jobs"));
@@ -225,32 +231,32 @@ fn what_is_sent_is_not_taken_away_meanwhile_and_what_arrives_arrives_once() {
     assert!(looks > 0 && receive(&target, &whole, "uno").unwrap().was_there);
 
     // Another change takes the name during the transfer: nothing remains of the received snapshot.
-    target.create("v", 10);
-    let taken = to.receive("due", &mut &whole[..], &mut |_| {
+    target.create_volume("v", 10);
+    let taken = to.receive_stream("due", &mut &whole[..], &mut |_| {
         let change = VolumeOp::Snapshot { volume: "v".into(), name: "due".into(), uuid: 9 };
-        let _ = to.change(change);
+        let _ = to.change_volume(change);
         true
     });
     assert!(taken.unwrap_err().to_string().contains("`due`"));
-    assert_eq!(names(&target), ["uno", "v", "due"]);
+    assert_eq!(volume_names(&target), ["uno", "v", "due"]);
     // Also for the name of the incomplete volume.
     let part = || format!("tre{INCOMPLETE}");
-    let taken = to.receive("tre", &mut &whole[..], &mut |_| {
-        let _ = to.change(VolumeOp::Rename { name: part(), to: "aside".into() });
+    let taken = to.receive_stream("tre", &mut &whole[..], &mut |_| {
+        let _ = to.change_volume(VolumeOp::Rename { name: part(), to: "aside".into() });
         let change = VolumeOp::Snapshot { volume: "v".into(), name: part(), uuid: 9 };
-        let _ = to.change(change);
+        let _ = to.change_volume(change);
         true
     });
     assert!(taken.unwrap_err().to_string().contains("has become another volume meanwhile"));
-    to.change(VolumeOp::Delete { name: "aside".into(), orphan: false }).unwrap();
+    to.change_volume(VolumeOp::Delete { name: "aside".into(), orphan: false }).unwrap();
     delete("two").unwrap();
     drop((open, to));
     assert!(source.is_clean() && target.is_clean());
 }
 
 #[test]
-fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
-    let (source, target) = (source(), Bench::new("3m"));
+fn stream_without_space_is_rejected_and_frees_its_blocks() {
+    let (source, target) = (source_pool(), PoolFixture::new("3m"));
     let (whole, _) = send(&source, None, "one");
     let error = receive(&target, &whole[..], "uno").map(drop);
     // 450 blocks fit in 768; a second volume uses the rest.
@@ -260,8 +266,8 @@ fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
     assert_eq!(error.category(), ErrorCategory::Environment);
     assert!(error.to_string().contains("the pool has no space"), "{error}");
     assert!(error.hint().unwrap().contains("or grow it"), "{error}");
-    assert_eq!(names(&target), ["uno"]);
-    assert_eq!(holds(&target, "uno"), holds(&source, "one"));
-    let place = pool::VolumeRef::on(&target.device().parse().unwrap());
-    assert!(pool::check(&target.opener(), &place).unwrap().report.findings.is_empty());
+    assert_eq!(volume_names(&target), ["uno"]);
+    assert_eq!(volume_contents(&target, "uno"), volume_contents(&source, "one"));
+    let place = pool::VolumeRef::pool_on(&target.device().parse().unwrap());
+    assert!(pool::check_closed_pool(&target.opener(), &place).unwrap().report.findings.is_empty());
 }

@@ -3,23 +3,23 @@
 use tenmil_base::{IoStatus, Operation};
 use tenmil_linux::NamedThread;
 
-use super::{Bench, Hand, VolumeOp};
+use super::{PoolFixture, VolumeClient, VolumeOp};
 
-fn snapshot(bench: &Bench, name: &str) {
+fn snapshot(bench: &PoolFixture, name: &str) {
     let (volume, name) = ("a".into(), name.into());
-    bench.store().change(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
+    bench.open_pool().change_volume(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
 }
 
 #[test]
-fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
-    let bench = Bench::new("160m");
-    bench.create("a", 4096);
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+fn volume_is_inflated_under_load() {
+    let bench = PoolFixture::new("160m");
+    bench.create_volume("a", 4096);
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     (0..16).for_each(|part| hand.write(part * 256, 32, 1));
     snapshot(&bench, "s");
     let write = |number: u32| {
-        let mut hand = bench.hand(&*opened.medium, number);
+        let mut hand = bench.volume_client(&*opened.medium, number);
         let body = move |stop: &tenmil_linux::StopFlag| {
             let mut round = 1;
             while !stop.is_stopped() {
@@ -27,14 +27,17 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
                 let first = u64::from(number) * 1024;
                 hand.write(first + u64::from(round) * 4, 8, round);
                 assert_eq!(hand.read(first + u64::from(round) * 4, 8), [round; 8]);
-                assert_eq!(hand.run(Operation::Deallocate, first + 1000, 8), IoStatus::SUCCESS);
+                assert_eq!(
+                    hand.run_request(Operation::Deallocate, first + 1000, 8),
+                    IoStatus::SUCCESS
+                );
             }
             round
         };
         NamedThread::spawn("writer", None, body).unwrap()
     };
     let writers: Vec<NamedThread<u8>> = (0..3).map(write).collect();
-    let store = bench.store();
+    let store = bench.open_pool();
     for round in 0..4 {
         let inflated = store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();
         assert!(inflated.info.is_thick && !inflated.was_there);
@@ -43,16 +46,16 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
     for (number, writer) in (0_u64..).zip(writers) {
         let round = writer.stop();
         let first = number * 1024 + u64::from(round) * 4;
-        assert_eq!(bench.hand(&*opened.medium, 4).read(first, 8), [round; 8]);
+        assert_eq!(bench.volume_client(&*opened.medium, 4).read(first, 8), [round; 8]);
     }
-    let snapshot = bench.open("s").unwrap();
-    let mut kept = bench.hand(&*snapshot.medium, 5);
+    let snapshot = bench.open_volume("s").unwrap();
+    let mut kept = bench.volume_client(&*snapshot.medium, 5);
     for part in 0..16 {
         assert_eq!(kept.read(part * 256, 32), [1; 32], "the snapshot is what it was");
         assert_eq!(kept.read(part * 256 + 32, 32), [0; 32]);
     }
     store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();
-    assert_eq!(store.account("a").unwrap().own(), 4096);
+    assert_eq!(store.volume_usage("a").unwrap().exclusive_blocks(), 4096);
     assert!(
         store
             .inflate(&bench.opener(), "a", None, &mut |_| panic!("there is nothing to do"))
@@ -64,24 +67,24 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
 }
 
 #[test]
-fn one_that_is_interrupted_goes_on_and_keeps_room_in_a_full_store() {
-    let bench = Bench::new("16m");
-    bench.create("a", 1024);
-    bench.create("full", 1 << 20);
-    let opened = bench.open("a").unwrap();
-    let mut hand = bench.hand(&*opened.medium, 0);
+fn interrupted_inflate_resumes_and_keeps_its_reservation() {
+    let bench = PoolFixture::new("16m");
+    bench.create_volume("a", 1024);
+    bench.create_volume("full", 1 << 20);
+    let opened = bench.open_volume("a").unwrap();
+    let mut hand = bench.volume_client(&*opened.medium, 0);
     (0..8).for_each(|part| hand.write(part * 32, 32, 7));
     snapshot(&bench, "s");
-    let store = bench.store();
+    let store = bench.open_pool();
     let mut steps = 0;
     let error = store
         .inflate(&bench.opener(), "a", None, &mut |_| std::mem::replace(&mut steps, 1) > 0)
         .unwrap_err();
     assert!(error.to_string().contains("repeat it to resume"), "{error}");
-    let others = bench.open("full").unwrap();
-    let mut other: Hand = bench.hand(&*others.medium, 1);
+    let others = bench.open_volume("full").unwrap();
+    let mut other: VolumeClient = bench.volume_client(&*others.medium, 1);
     let mut at = 0;
-    while other.run(Operation::Write, at, 16) == IoStatus::SUCCESS {
+    while other.run_request(Operation::Write, at, 16) == IoStatus::SUCCESS {
         at += 16;
     }
     store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();

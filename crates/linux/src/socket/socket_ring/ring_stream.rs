@@ -318,7 +318,7 @@ impl Stream for RingStream {
         true
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         self.peer.clone()
     }
 

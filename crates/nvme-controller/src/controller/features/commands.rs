@@ -5,13 +5,16 @@ use tenmil_wire::Status;
 use tenmil_wire::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use tenmil_wire::feature::Feature;
 
-use super::{FeatureAttributes, FeatureSupport, Key, OVER, UNDER, check, default_of, find_feature};
+use super::{
+    FeatureAttributes, FeatureKey, FeatureSupport, OVER, UNDER, check_value, default_value,
+    find_feature,
+};
 use crate::controller::Controller;
 use crate::controller::commands::CommandResult;
 use crate::controller::interface::{AdminOutcome, AdminResult};
 use crate::controller::queues::GrantedQueues;
 use crate::controller::reservation::HostId;
-use crate::controller::subsystem::{Protection, State};
+use crate::controller::subsystem::{SubsystemState, WriteProtection};
 
 /// Timestamp, as set by a host (Base 2.1 §5.1.25.1.10).
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,14 +29,14 @@ const EVERY_SENSOR: u32 = 0xf;
 
 impl Timestamp {
     /// Sets the 48-bit timestamp.
-    fn put(&mut self, now: Instant, data: &[u8]) {
+    fn set_milliseconds(&mut self, now: Instant, data: &[u8]) {
         let mut bytes = [0; 8];
         bytes[..6].copy_from_slice(data.get(..6).unwrap_or(&[0; 6]));
         self.set = Some((now, u64::from_le_bytes(bytes)));
     }
 
     /// Milliseconds counted from the set value, and the timestamp origin (Figure 405).
-    pub(in crate::controller) fn bytes(&self, now: Instant) -> [u8; 8] {
+    pub(in crate::controller) fn to_bytes(&self, now: Instant) -> [u8; 8] {
         let (start, ms, origin) = match self.set {
             Some((at, ms)) => (at, ms, 0b001),
             None => (Instant { ns: 0 }, 0, 0b000),
@@ -49,11 +52,11 @@ impl Controller {
         &self,
         get: &GetFeatures,
     ) -> Result<u32, Status> {
-        let attributes = self.attributes(get.fid)?;
+        let attributes = self.feature_attributes(get.fid)?;
         match get.sel {
             FeatureSelect::SupportedCapabilities => Ok(0),
             FeatureSelect::Reserved(_) => Err(Status::INVALID_FIELD),
-            _ => Ok(data_bytes(attributes.feature, get.cdw11)),
+            _ => Ok(feature_data_bytes(attributes.feature, get.cdw11)),
         }
     }
 
@@ -62,7 +65,7 @@ impl Controller {
         &self,
         set: &SetFeatures,
     ) -> Result<u32, Status> {
-        Ok(data_bytes(self.attributes(set.fid)?.feature, set.cdw11))
+        Ok(feature_data_bytes(self.feature_attributes(set.fid)?.feature, set.cdw11))
     }
 
     pub(in crate::controller) fn get_features(
@@ -71,13 +74,13 @@ impl Controller {
         get: &GetFeatures,
         data: &mut Vec<u8>,
     ) -> CommandResult {
-        let attributes = self.attributes(get.fid)?;
+        let attributes = self.feature_attributes(get.fid)?;
         let subsystem = self.subsystem.clone();
         let state = subsystem.lock();
         // The NSID is ignored for features with controller scope: tools that operate on a block device
         // pass it with every feature.
         let nsids = match attributes.is_per_namespace {
-            true => self.targets(&state, get.nsid)?,
+            true => self.select_namespaces(&state, get.nsid)?,
             false => Vec::new(),
         };
         if attributes.is_per_namespace && get.nsid == u32::MAX {
@@ -86,17 +89,17 @@ impl Controller {
         let nsid = nsids.first().copied().unwrap_or(0);
         let feature = attributes.feature;
         let dword = match get.sel {
-            FeatureSelect::Current => self.current(&state, now, get, nsid, data)?,
+            FeatureSelect::Current => self.current_feature_value(&state, now, get, nsid, data)?,
             FeatureSelect::Default | FeatureSelect::Saved => {
                 data.clear();
-                data.resize(data_bytes(attributes.feature, get.cdw11) as usize, 0);
-                let key = Key { feature, selector: index_of(get, nsid)? };
+                data.resize(feature_data_bytes(attributes.feature, get.cdw11) as usize, 0);
+                let key = FeatureKey { feature, selector: feature_selector(get, nsid)? };
                 match get.sel {
                     FeatureSelect::Saved => self.values.saved(key),
                     _ if feature == Feature::NumberOfQueues => {
-                        GrantedQueues::new(self.config.io_queues_max).dword()
+                        GrantedQueues::new(self.config.io_queues_max).completion_dword0()
                     }
-                    _ => default_of(key),
+                    _ => default_value(key),
                 }
             }
             // Saveable, namespace specific, changeable (Base 2.1 §5.1.11.1).
@@ -107,7 +110,7 @@ impl Controller {
             }
             FeatureSelect::Reserved(_) => return Err(Status::INVALID_FIELD),
         };
-        Ok(AdminOutcome::Done(AdminResult::with(dword)))
+        Ok(AdminOutcome::Done(AdminResult::success_with(dword)))
     }
 
     pub(in crate::controller) fn set_features(
@@ -117,12 +120,12 @@ impl Controller {
         set: &SetFeatures,
         data: &[u8],
     ) -> CommandResult {
-        let attributes = self.attributes(set.fid)?;
+        let attributes = self.feature_attributes(set.fid)?;
         if set.sv && !attributes.is_saveable {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
-        let has_ana = self.subsystem.info().ana_groups > 0;
-        check(attributes.feature, set.cdw11, &self.config, has_ana)?;
+        let has_ana = self.subsystem.constants().ana_groups > 0;
+        check_value(attributes.feature, set.cdw11, &self.config, has_ana)?;
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsids = self.feature_targets(&state, attributes, set.nsid)?;
@@ -132,24 +135,27 @@ impl Controller {
         }
         let result = if attributes.is_per_namespace {
             for nsid in nsids {
-                self.set_for_namespace(&mut state, set, nsid)?;
+                self.set_namespace_feature(&mut state, set, nsid)?;
             }
             0
         } else if attributes.feature == Feature::HostIdentifier {
             self.set_host_identifier(&mut state, set.cdw11, data)?
         } else {
-            self.set_own(now, set, data)?
+            self.set_controller_feature(now, set, data)?
         };
         subsystem.publish_and_notify(state);
         self.raise_health_events();
-        Ok(AdminOutcome::Done(AdminResult::with(result)))
+        Ok(AdminOutcome::Done(AdminResult::success_with(result)))
     }
 
     /// Attributes of the feature, if this controller supports it.
-    pub(in crate::controller) fn attributes(&self, fid: u8) -> Result<FeatureAttributes, Status> {
+    pub(in crate::controller) fn feature_attributes(
+        &self,
+        fid: u8,
+    ) -> Result<FeatureAttributes, Status> {
         let support = FeatureSupport {
             volatile_cache: self.has_volatile_cache(),
-            reservations: self.subsystem.info().reservations,
+            reservations: self.subsystem.constants().reservations,
         };
         find_feature(Feature::from_code(fid), &self.config, support).ok_or(Status::INVALID_FIELD)
     }
@@ -157,12 +163,12 @@ impl Controller {
     /// Namespaces whose value is set; none if the feature has controller scope.
     fn feature_targets(
         &self,
-        state: &State,
+        state: &SubsystemState,
         attributes: FeatureAttributes,
         nsid: u32,
     ) -> Result<Vec<u32>, Status> {
         if attributes.is_per_namespace {
-            return self.targets(state, nsid);
+            return self.select_namespaces(state, nsid);
         }
         match nsid {
             0 | u32::MAX => Ok(Vec::new()),
@@ -170,9 +176,9 @@ impl Controller {
         }
     }
 
-    fn current(
+    fn current_feature_value(
         &self,
-        state: &State,
+        state: &SubsystemState,
         now: Instant,
         get: &GetFeatures,
         nsid: u32,
@@ -183,17 +189,17 @@ impl Controller {
         let record = state.records.get(&nsid);
         let dword = match feature {
             Feature::PowerManagement => {
-                let hint = self.values.current(Key { feature, selector: 0 }) & 0xe0;
+                let hint = self.values.current(FeatureKey { feature, selector: 0 }) & 0xe0;
                 u32::from(self.power.state()) | hint
             }
-            Feature::NumberOfQueues => self.granted.dword(),
+            Feature::NumberOfQueues => self.granted.completion_dword0(),
             Feature::KeepAliveTimer => self.keep_alive.timeout_ms(),
             Feature::AutonomousPowerStateTransition => {
-                data.extend(self.power.table());
+                data.extend(self.power.transition_table());
                 self.power.is_autonomous.into()
             }
             Feature::Timestamp => {
-                data.extend(self.timestamp.bytes(now));
+                data.extend(self.timestamp.to_bytes(now));
                 0
             }
             Feature::HostBehaviorSupport => {
@@ -208,47 +214,58 @@ impl Controller {
             Feature::NamespaceWriteProtection => {
                 record.map_or(0, |record| record.protection as u32)
             }
-            _ => self.values.current(Key { feature, selector: index_of(get, nsid)? }),
+            _ => {
+                self.values.current(FeatureKey { feature, selector: feature_selector(get, nsid)? })
+            }
         };
         Ok(dword)
     }
 
     /// Sets a feature of this controller.
-    fn set_own(&mut self, now: Instant, set: &SetFeatures, data: &[u8]) -> Result<u32, Status> {
+    fn set_controller_feature(
+        &mut self,
+        now: Instant,
+        set: &SetFeatures,
+        data: &[u8],
+    ) -> Result<u32, Status> {
         let dword = set.cdw11;
         let feature = Feature::from_code(set.fid);
-        let key = Key { feature, selector: 0 };
+        let key = FeatureKey { feature, selector: 0 };
         match feature {
             Feature::NumberOfQueues => {
                 return self.granted.negotiate(dword, self.config.io_queues_max);
             }
             Feature::KeepAliveTimer => self.keep_alive.set(now, dword)?,
             Feature::AutonomousPowerStateTransition => {
-                self.power.set_table(data)?;
+                self.power.set_transition_table(data)?;
                 self.power.is_autonomous = dword & 1 != 0;
             }
-            Feature::Timestamp => self.timestamp.put(now, data),
+            Feature::Timestamp => self.timestamp.set_milliseconds(now, data),
             Feature::HostBehaviorSupport => self.set_host_behavior(data)?,
             Feature::TemperatureThreshold => {
-                let of = threshold_of(dword, true)?;
-                self.values.set(Key { feature, selector: of }, dword & 0xffff, set.sv);
+                let of = decode_threshold_selector(dword, true)?;
+                self.values.set_value(FeatureKey { feature, selector: of }, dword & 0xffff, set.sv);
             }
             Feature::InterruptVectorConfiguration => {
-                self.values.set(Key { feature, selector: dword & 0xffff }, dword, set.sv);
+                self.values.set_value(
+                    FeatureKey { feature, selector: dword & 0xffff },
+                    dword,
+                    set.sv,
+                );
             }
             Feature::PowerManagement => {
-                self.power.set(now, dword.to_le_bytes()[0] & 0x1f)?;
-                self.values.set(key, dword, set.sv);
+                self.power.set_state(now, dword.to_le_bytes()[0] & 0x1f)?;
+                self.values.set_value(key, dword, set.sv);
             }
-            _ => self.values.set(key, dword, set.sv),
+            _ => self.values.set_value(key, dword, set.sv),
         }
         Ok(0)
     }
 
     /// Sets a feature of one namespace.
-    fn set_for_namespace(
+    fn set_namespace_feature(
         &mut self,
-        state: &mut State,
+        state: &mut SubsystemState,
         set: &SetFeatures,
         nsid: u32,
     ) -> Result<(), Status> {
@@ -256,10 +273,10 @@ impl Controller {
         let feature = Feature::from_code(set.fid);
         match feature {
             Feature::NamespaceWriteProtection => {
-                let wanted = Protection::from_code(set.cdw11).ok_or(Status::INVALID_FIELD)?;
+                let wanted = WriteProtection::from_code(set.cdw11).ok_or(Status::INVALID_FIELD)?;
                 let is_final = matches!(
                     record.protection,
-                    Protection::UntilPowerCycle | Protection::Permanent
+                    WriteProtection::UntilPowerCycle | WriteProtection::Permanent
                 );
                 if is_final && wanted != record.protection {
                     return Err(Status::FEATURE_NOT_CHANGEABLE);
@@ -267,7 +284,7 @@ impl Controller {
                 record.protection = wanted;
                 state.notify_changed(nsid);
             }
-            _ => self.values.set(Key { feature, selector: nsid }, set.cdw11, set.sv),
+            _ => self.values.set_value(FeatureKey { feature, selector: nsid }, set.cdw11, set.sv),
         }
         Ok(())
     }
@@ -287,14 +304,15 @@ impl Controller {
     /// §5.1.25.1.28).
     fn set_host_identifier(
         &mut self,
-        state: &mut State,
+        state: &mut SubsystemState,
         dword: u32,
         data: &[u8],
     ) -> Result<u32, Status> {
         if self.is_fabrics() {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
-        let host = host_of(dword & 1 != 0, data).unwrap_or(HostId::Anonymous(self.config.cntlid));
+        let host = parse_host_identifier(dword & 1 != 0, data)
+            .unwrap_or(HostId::Anonymous(self.config.cntlid));
         if !matches!(self.host, HostId::Anonymous(_)) && host != self.host {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
@@ -328,7 +346,7 @@ impl Controller {
 }
 
 /// Host with this identifier; `None` for zeroes.
-fn host_of(is_extended: bool, data: &[u8]) -> Option<HostId> {
+fn parse_host_identifier(is_extended: bool, data: &[u8]) -> Option<HostId> {
     let host = if is_extended {
         HostId::Extended(u128::from_le_bytes(*data.first_chunk()?))
     } else {
@@ -338,21 +356,21 @@ fn host_of(is_extended: bool, data: &[u8]) -> Option<HostId> {
 }
 
 /// Data bytes of a feature's value; a host identifier has two lengths.
-fn data_bytes(feature: Feature, dword: u32) -> u32 {
+fn feature_data_bytes(feature: Feature, dword: u32) -> u32 {
     u32::try_from(feature.len_bytes(dword & 1 != 0)).unwrap_or(0)
 }
 
 /// Selector of a feature's value, from dword 11 or the namespace.
-fn index_of(get: &GetFeatures, nsid: u32) -> Result<u32, Status> {
+fn feature_selector(get: &GetFeatures, nsid: u32) -> Result<u32, Status> {
     match Feature::from_code(get.fid) {
-        Feature::TemperatureThreshold => threshold_of(get.cdw11, false),
+        Feature::TemperatureThreshold => decode_threshold_selector(get.cdw11, false),
         Feature::InterruptVectorConfiguration => Ok(get.cdw11 & 0xffff),
         _ => Ok(nsid),
     }
 }
 
 /// Decodes the selected temperature threshold.
-fn threshold_of(dword: u32, may_be_all: bool) -> Result<u32, Status> {
+fn decode_threshold_selector(dword: u32, may_be_all: bool) -> Result<u32, Status> {
     let (sensor, which) = (dword >> 16 & 0xf, dword >> 20 & 3);
     let is_sensor = sensor == COMPOSITE || (sensor == EVERY_SENSOR && may_be_all);
     if is_sensor && [OVER, UNDER].contains(&which) { Ok(which) } else { Err(Status::INVALID_FIELD) }

@@ -8,8 +8,10 @@ use tenmil_wire::Status;
 use crate::controller::Controller;
 use crate::controller::commands::{CommandResult, with_dnr};
 use crate::controller::interface::{AdminCompletion, AdminOutcome, AdminResult};
-use crate::controller::reservation::change_queue::{ChangeKind, PendingChange, ReplyTo, Requester};
-use crate::controller::subsystem::State;
+use crate::controller::reservation::change_queue::{
+    ChangeKind, ChangeRequester, PendingChange, ReservationReplyTarget,
+};
+use crate::controller::subsystem::SubsystemState;
 
 /// Set Features command that waits for durability.
 pub(in crate::controller) struct PendingFeatureSave {
@@ -25,7 +27,7 @@ impl Controller {
     /// Sets whether the reservations of these namespaces persist.
     pub(super) fn persist_reservations(
         &mut self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, SubsystemState>,
         cid: u16,
         nsids: &[u32],
         persists: bool,
@@ -33,7 +35,10 @@ impl Controller {
         self.saves_total += 1;
         let number = self.saves_total;
         let subsystem = self.subsystem.clone();
-        let requester = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Feature(number) };
+        let requester = ChangeRequester {
+            cntlid: self.config.cntlid,
+            reply: ReservationReplyTarget::Feature(number),
+        };
         let (mut left, mut end) = (0, Ok(()));
         for &nsid in nsids {
             let kind = ChangeKind::Persistence(persists);
@@ -53,7 +58,11 @@ impl Controller {
     }
 
     /// Handles the result of one namespace; completes the command with the last one.
-    pub(in crate::controller) fn persisted(&mut self, number: u64, end: Result<(), Status>) {
+    pub(in crate::controller) fn handle_persist_result(
+        &mut self,
+        number: u64,
+        end: Result<(), Status>,
+    ) {
         let found = self.pending_saves.iter().position(|waiting| waiting.number == number);
         let Some(at) = found else { return };
         let waiting = &mut self.pending_saves[at];
@@ -63,7 +72,7 @@ impl Controller {
             return;
         }
         let PendingFeatureSave { cid, end, .. } = self.pending_saves.swap_remove(at);
-        let refused = |status| AdminResult::refused(with_dnr(status));
+        let refused = |status| AdminResult::failure(with_dnr(status));
         let end = end.map_or_else(refused, |()| AdminResult::OK);
         self.deferred_completions.push_back(AdminCompletion { cid, end });
     }

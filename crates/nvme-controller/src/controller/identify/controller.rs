@@ -9,11 +9,11 @@ use tenmil_wire::register::VERSION_2_1;
 
 use crate::controller::Controller;
 use crate::controller::config::{ControllerInstance, TransportModel};
-use crate::controller::features::notices;
+use crate::controller::features::supported_notices;
 use crate::controller::firmware::{GRANULARITY_BYTES, SLOTS};
 use crate::controller::health::{CRITICAL_KELVIN, WARNING_KELVIN};
 use crate::controller::power::STATES;
-use crate::controller::subsystem::State;
+use crate::controller::subsystem::SubsystemState;
 
 /// Maximum seconds of an ANA state transition (ANATT).
 const ANA_SECONDS: u8 = 10;
@@ -38,8 +38,8 @@ impl Controller {
         page
     }
 
-    fn put_names(&self, state: &State, page: &mut IdentifyController) {
-        let info = self.subsystem.info();
+    fn put_names(&self, state: &SubsystemState, page: &mut IdentifyController) {
+        let info = self.subsystem.constants();
         let mut subnqn = [0; 256];
         for (byte, event) in subnqn.iter_mut().zip(info.nqn.bytes()) {
             *byte = event;
@@ -57,10 +57,10 @@ impl Controller {
             .multiple_controllers(true);
     }
 
-    fn put_admin(&self, state: &State, can_format: bool, page: &mut IdentifyController) {
-        let has_ana = self.subsystem.info().ana_groups > 0;
+    fn put_admin(&self, state: &SubsystemState, can_format: bool, page: &mut IdentifyController) {
+        let has_ana = self.subsystem.constants().ana_groups > 0;
         page.set()
-            .oaes(notices(has_ana))
+            .oaes(supported_notices(has_ana))
             .host_identifier_128(true)
             .rhii(self.needs_host_identifier())
             .tbkas(true)
@@ -103,7 +103,7 @@ impl Controller {
     }
 
     fn put_ana(&self, page: &mut IdentifyController) {
-        let groups = self.subsystem.info().ana_groups;
+        let groups = self.subsystem.constants().ana_groups;
         if groups == 0 {
             return;
         }
@@ -127,15 +127,15 @@ impl Controller {
             .sqes_max(6)
             .cqes_min(4)
             .cqes_max(4)
-            .nn(self.subsystem.info().nsid_max)
+            .nn(self.subsystem.constants().nsid_max)
             // Linux rejects a controller with ANA whose MNAN is zero.
-            .mnan(self.subsystem.info().nsid_max)
+            .mnan(self.subsystem.constants().nsid_max)
             .compare(true)
             .write_uncorrectable(uncorrectable)
             .dataset_management(true)
             .write_zeroes(true)
             .save_select(true)
-            .reservations(self.subsystem.info().reservations)
+            .reservations(self.subsystem.constants().reservations)
             .timestamp(true)
             .verify(true)
             .copy(true)

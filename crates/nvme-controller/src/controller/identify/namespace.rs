@@ -7,7 +7,7 @@ use tenmil_wire::identify::{IdentifyNamespace, IdentifyNamespaceIndependent, Lba
 
 use crate::controller::Controller;
 use crate::controller::config::Persistence;
-use crate::controller::subsystem::{NamespaceEntry, format_sizes, shift_of};
+use crate::controller::subsystem::{NamespaceEntry, block_size_shift, format_sizes};
 use crate::namespace::CopyLimits;
 
 /// RESCAP with every reservation type, persistence, and the newer meaning of IEKEY (NVM 1.1 §4.1.5.1).
@@ -24,12 +24,12 @@ impl Controller {
     ) -> Result<(), Status> {
         // NSID FFFFFFFFh: common properties of namespaces that a host creates (NVM 1.1 §4.1.5.1).
         if nsid == NSID_ALL && must_be_attached && self.manages_namespaces() {
-            let sizes = &self.subsystem.info().pool_block_sizes;
+            let sizes = &self.subsystem.constants().pool_block_sizes;
             page.extend(put_formats(IdentifyNamespace::zeroed(), sizes).as_bytes());
             return Ok(());
         }
         let state = self.subsystem.lock();
-        if let Some(record) = self.found(&state, nsid, must_be_attached)? {
+        if let Some(record) = self.identified_namespace(&state, nsid, must_be_attached)? {
             page.extend(self.namespace_structure(record).as_bytes());
         }
         Ok(())
@@ -39,12 +39,12 @@ impl Controller {
         let limits = &record.limits;
         let sizes = format_sizes(limits);
         let blocks = record.block_count();
-        let device_shift = record.block_shift.saturating_sub(shift_of(limits.block_size));
+        let device_shift = record.block_shift.saturating_sub(block_size_shift(limits.block_size));
         let atomic = u16::try_from((limits.atomic_write_blocks >> device_shift).max(1) - 1);
         let atomic = atomic.unwrap_or(u16::MAX);
         let boundary = limits.optimal_boundary_blocks >> device_shift;
         let copy = CopyLimits::DEFAULT;
-        let format = sizes.iter().position(|&size| shift_of(size) == record.block_shift);
+        let format = sizes.iter().position(|&size| block_size_shift(size) == record.block_shift);
         let mut page = put_formats(IdentifyNamespace::zeroed(), &sizes);
         page.set()
             .nsze(blocks)
@@ -64,14 +64,14 @@ impl Controller {
             .cwp(record.is_protected())
             .nguid(record.identity.nguid)
             .eui64(record.identity.eui64);
-        if self.subsystem.info().reservations {
+        if self.subsystem.constants().reservations {
             page.set().rescap(capabilities(record));
         }
-        if self.subsystem.info().ana_groups > 0 {
+        if self.subsystem.constants().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
         if let Some(instance) = record.cache.as_ref().and_then(|cache| cache.instance()) {
-            instance.put(&mut page);
+            instance.store_to_identify_namespace(&mut page);
         }
         page
     }
@@ -86,10 +86,10 @@ impl Controller {
             .shrns(record.is_shared)
             .cwp(record.is_protected())
             .nrdy(!record.is_formatting);
-        if self.subsystem.info().reservations {
+        if self.subsystem.constants().reservations {
             page.set().rescap(capabilities(record));
         }
-        if self.subsystem.info().ana_groups > 0 {
+        if self.subsystem.constants().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
         page
@@ -107,7 +107,7 @@ fn capabilities(record: &NamespaceEntry) -> u8 {
 fn put_formats(mut page: IdentifyNamespace, sizes: &[u32]) -> IdentifyNamespace {
     page.set().nlbaf(u8::try_from(sizes.len().saturating_sub(1)).unwrap_or(0));
     for (index, &size) in sizes.iter().enumerate() {
-        page.set().lbaf(index, LbaFormat::new(shift_of(size), 0));
+        page.set().lbaf(index, LbaFormat::new(block_size_shift(size), 0));
     }
     page
 }

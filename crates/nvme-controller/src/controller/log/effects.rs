@@ -32,7 +32,7 @@ impl Controller {
             }
         }
         for &opcode in IoOpcode::ALL {
-            if self.offers_io(opcode) {
+            if self.supports_io_opcode(opcode) {
                 page.set().iocs(opcode.code().into(), io_effects(opcode));
             }
         }
@@ -43,7 +43,7 @@ impl Controller {
         let mut page = FeaturesEffects::zeroed();
         for attributes in FEATURES
             .into_iter()
-            .filter(|attributes| self.attributes(attributes.feature.code()).is_ok())
+            .filter(|attributes| self.feature_attributes(attributes.feature.code()).is_ok())
         {
             let entry = FeatureEffects::zeroed().with(|entry| {
                 entry
@@ -57,7 +57,7 @@ impl Controller {
     }
 
     /// Whether the queues of this controller support the opcode, as reported in ONCS.
-    fn offers_io(&self, opcode: IoOpcode) -> bool {
+    fn supports_io_opcode(&self, opcode: IoOpcode) -> bool {
         match opcode {
             IoOpcode::Flush
             | IoOpcode::Write
@@ -71,7 +71,7 @@ impl Controller {
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
-            | IoOpcode::ReservationRelease => self.subsystem.info().reservations,
+            | IoOpcode::ReservationRelease => self.subsystem.constants().reservations,
             _ => false,
         }
     }

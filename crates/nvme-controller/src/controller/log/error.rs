@@ -11,7 +11,7 @@ use crate::controller::interface::ErrorReport;
 
 /// Error log of one controller.
 #[derive(Debug)]
-pub(in crate::controller) struct Errors {
+pub(in crate::controller) struct ErrorLog {
     entries: VecDeque<(u64, ErrorReport)>,
     capacity: usize,
     /// Total number of errors; also the number of the newest.
@@ -21,7 +21,7 @@ pub(in crate::controller) struct Errors {
 /// TRTYPE of NVMe/TCP (Base 2.1 §5.1.12.3.1).
 const TCP: u8 = 3;
 
-impl Errors {
+impl ErrorLog {
     pub(in crate::controller) const fn new(capacity: usize) -> Self {
         Self { entries: VecDeque::new(), capacity, count: 0 }
     }
@@ -40,7 +40,7 @@ impl Errors {
 }
 
 impl Controller {
-    pub(super) fn error_page(&self) -> Vec<u8> {
+    pub(super) fn error_log_page(&self) -> Vec<u8> {
         let trtype = match self.config.transport {
             // NVMe over PCIe has no transport type of its own (Base 2.1 §5.1.12.1.2, TRTYPE 0h).
             TransportModel::Memory { .. } => 0,

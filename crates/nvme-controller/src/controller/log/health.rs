@@ -8,10 +8,10 @@ use tenmil_wire::log::health::{CriticalWarning, HealthInformation};
 
 use crate::controller::Controller;
 use crate::controller::firmware::SLOTS;
-use crate::controller::health::{SPARE_THRESHOLD_PERCENT, data_units};
+use crate::controller::health::{SPARE_THRESHOLD_PERCENT, bytes_to_data_units};
 
 impl Controller {
-    pub(super) fn health_page(&self, now: Instant) -> Vec<u8> {
+    pub(super) fn health_log_page(&self, now: Instant) -> Vec<u8> {
         let health = &self.health;
         let (sensors, traffic) = (&health.sensors, &health.traffic);
         let (power_cycles, losses) = {
@@ -24,13 +24,13 @@ impl Controller {
                 .available_spare(sensors.spare_percent)
                 .available_spare_threshold(SPARE_THRESHOLD_PERCENT)
                 .percentage_used(sensors.used_percent)
-                .data_units_read(data_units(traffic.read_bytes).into())
-                .data_units_written(data_units(traffic.written_bytes).into())
+                .data_units_read(bytes_to_data_units(traffic.read_bytes).into())
+                .data_units_written(bytes_to_data_units(traffic.written_bytes).into())
                 .host_read_commands(traffic.read_commands.into())
                 .host_write_commands(traffic.write_commands.into())
                 .controller_busy_minutes((traffic.busy.ns / Span::from_secs(60).ns).into())
                 .power_cycles(power_cycles.into())
-                .power_on_hours(health.hours(now).into())
+                .power_on_hours(health.power_on_hours(now).into())
                 .unexpected_power_losses(losses.into())
                 .media_errors(health.media_errors.into())
                 .error_log_entries(self.errors.count().into())
@@ -40,7 +40,7 @@ impl Controller {
         page.as_bytes().to_vec()
     }
 
-    pub(super) fn firmware_page(&self) -> Vec<u8> {
+    pub(super) fn firmware_slot_log_page(&self) -> Vec<u8> {
         let state = self.subsystem.lock();
         let (running, next) = state.firmware.active();
         let mut page = FirmwareSlots::zeroed().with(|page| page.cafslt(running).nrafslt(next));

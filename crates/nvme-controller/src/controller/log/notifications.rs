@@ -6,11 +6,11 @@ use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
 use tenmil_wire::log::event::ReservationNotification;
 
 use crate::controller::Controller;
-use crate::controller::events::Event;
+use crate::controller::events::AsyncEvent;
 
 impl Controller {
     /// Changed Namespace List; a single FFFFFFFFh if there are more than fit (Base 2.1 §5.1.12.1.5).
-    pub(super) fn changed_page(&self) -> Vec<u8> {
+    pub(super) fn changed_namespace_list_page(&self) -> Vec<u8> {
         let list = if self.changed.len() > NamespaceList::CAPACITY {
             NamespaceList::new([u32::MAX])
         } else {
@@ -21,17 +21,17 @@ impl Controller {
 
     /// Asymmetric Namespace Access page: every group with its state and, unless `groups_only`, its
     /// namespaces.
-    pub(super) fn ana_page(&self, groups_only: bool) -> Vec<u8> {
+    pub(super) fn ana_log_page(&self, groups_only: bool) -> Vec<u8> {
         let state = self.subsystem.lock();
         let Some(entry) = state.controllers.get(&self.config.cntlid) else { return Vec::new() };
-        let groups = self.subsystem.info().ana_groups;
+        let groups = self.subsystem.constants().ana_groups;
         let header = AnaHeader::zeroed().with(|header| {
             header.chgcnt(entry.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
         });
         let mut page = header.as_bytes().to_vec();
         for grpid in 1..=groups {
             let nsids: Vec<u32> = state
-                .all_attached(self.config.cntlid)
+                .attached_namespaces(self.config.cntlid)
                 .filter(|record| !groups_only && record.ana_group == grpid)
                 .map(|record| record.nsid)
                 .collect();
@@ -39,13 +39,13 @@ impl Controller {
                 let state = ana::AnaState::from_code(entry.ana(grpid) as u8);
                 group.grpid(grpid).chgcnt(entry.ana_changes()).state(state)
             });
-            ana::emit(group, &nsids, &mut page);
+            ana::append_ana_group(group, &nsids, &mut page);
         }
         page
     }
 
     /// Oldest unread notification, and the number of unread ones.
-    pub(super) fn notification_page(&self) -> Vec<u8> {
+    pub(super) fn reservation_notification_page(&self) -> Vec<u8> {
         let mut page = ReservationNotification::zeroed();
         if let Some(&(nsid, notice)) = self.notices.front() {
             let waiting = u8::try_from(self.notices.len()).unwrap_or(u8::MAX);
@@ -56,10 +56,10 @@ impl Controller {
     }
 
     /// Removes the oldest notification, which the host has read, and announces the next one.
-    pub(super) fn notification_read(&mut self) {
+    pub(super) fn pop_reservation_notification(&mut self) {
         self.notices.pop_front();
         if !self.notices.is_empty() {
-            self.events.raise(Event::RESERVATION);
+            self.events.raise_event(AsyncEvent::RESERVATION);
         }
     }
 }

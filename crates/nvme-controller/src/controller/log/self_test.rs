@@ -19,13 +19,13 @@ impl Controller {
             page.set().result(index, unused.clone());
         }
         for (index, test) in self.self_tests.results().enumerate() {
-            page.set().result(index, log_entry(test));
+            page.set().result(index, self_test_log_entry(test));
         }
         page.as_bytes().to_vec()
     }
 }
 
-fn log_entry(test: &TestResult) -> SelfTestResult {
+fn self_test_log_entry(test: &TestResult) -> SelfTestResult {
     let mut result = SelfTestResult::zeroed();
     result.set().outcome(test.outcome).code(test.code).poh(test.hours);
     if let Some((nsid, failure)) = test.failure {

@@ -46,7 +46,7 @@ impl Controller {
             if offset != 0 {
                 return Err(Status::INVALID_FIELD);
             }
-            let text = self.text(now);
+            let text = self.telemetry_text(now);
             self.telemetry.capture(&text);
         }
         let last = u16::try_from(self.telemetry.data_area.len() / BLOCK_BYTES).unwrap_or(u16::MAX);
@@ -68,15 +68,15 @@ impl Controller {
     }
 
     /// Content of the data area, one fact per line.
-    fn text(&self, now: Instant) -> String {
-        let info = self.subsystem.info();
+    fn telemetry_text(&self, now: Instant) -> String {
+        let info = self.subsystem.constants();
         let traffic = &self.health.traffic;
         let mut text = format!(
             "subsystem {}\nserial {}\ncontroller {}\nhours {}\n",
             info.nqn,
             info.serial,
             self.config.cntlid,
-            self.health.hours(now),
+            self.health.power_on_hours(now),
         );
         text += &format!(
             "reads {} commands {} bytes\nwrites {} commands {} bytes\nerrors {} media {}\n",
@@ -87,7 +87,7 @@ impl Controller {
             self.errors.count(),
             self.health.media_errors,
         );
-        for record in self.subsystem.lock().all_visible(self.config.cntlid) {
+        for record in self.subsystem.lock().visible_namespaces(self.config.cntlid) {
             let (nsid, blocks, shift) = (record.nsid, record.block_count(), record.block_shift);
             text += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
         }

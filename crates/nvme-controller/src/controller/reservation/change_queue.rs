@@ -15,8 +15,8 @@ use std::collections::VecDeque;
 
 use tenmil_wire::{Command, Status};
 
-use super::commands::{RequestingHost, change};
-use super::{HostId, HostNqn, OriginLimit, ReservationEffects, Reservations};
+use super::commands::{RequestingHost, apply_command};
+use super::{HostId, HostNqn, OriginLimit, ReservationChangeEffects, Reservations};
 use crate::controller::config::Persistence;
 use crate::controller::interface::CommandOrigin;
 use crate::controller::subsystem::NamespaceEntry;
@@ -25,14 +25,14 @@ use crate::controller::subsystem::NamespaceEntry;
 #[derive(Default)]
 pub(in crate::controller) struct ChangeQueue {
     waiting: VecDeque<PendingChange>,
-    writing: Option<WriteInProgress>,
+    writing: Option<RecordWrite>,
     /// The last record may not have been written: the next change writes one in any case.
     is_uncertain: bool,
 }
 
 /// Requested reservation change.
 pub(in crate::controller) struct PendingChange {
-    pub(in crate::controller) requester: Requester,
+    pub(in crate::controller) requester: ChangeRequester,
     pub(in crate::controller) host: HostId,
     pub(in crate::controller) nqn: Option<HostNqn>,
     pub(in crate::controller) origin: Option<OriginLimit>,
@@ -49,14 +49,14 @@ pub(in crate::controller) enum ChangeKind {
 
 /// Receiver of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::controller) struct Requester {
+pub(in crate::controller) struct ChangeRequester {
     pub(in crate::controller) cntlid: u16,
-    pub(in crate::controller) reply: ReplyTo,
+    pub(in crate::controller) reply: ReservationReplyTarget,
 }
 
 /// Command of the controller that waits for the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::controller) enum ReplyTo {
+pub(in crate::controller) enum ReservationReplyTarget {
     /// Command of an I/O queue.
     Queue(CommandOrigin),
     /// Set Features command, by its internal number.
@@ -64,16 +64,16 @@ pub(in crate::controller) enum ReplyTo {
 }
 
 /// Change that is being made durable.
-pub(in crate::controller) struct WriteInProgress {
+pub(in crate::controller) struct RecordWrite {
     /// `None` if the requester has been reset.
-    pub(in crate::controller) requester: Option<Requester>,
+    pub(in crate::controller) requester: Option<ChangeRequester>,
     pub(in crate::controller) number: u64,
     pub(in crate::controller) after: Reservations,
-    pub(in crate::controller) effects: ReservationEffects,
+    pub(in crate::controller) effects: ReservationChangeEffects,
 }
 
 /// When a change takes effect.
-pub(in crate::controller) enum ApplyPlan {
+pub(in crate::controller) enum PersistPlan {
     /// At once: there is nothing to write.
     Now,
     /// After this record is durable; `None` means no record.
@@ -94,7 +94,7 @@ impl ChangeQueue {
         if self.is_writing() { None } else { self.waiting.pop_front() }
     }
 
-    pub(in crate::controller) fn start_write(&mut self, writing: WriteInProgress) {
+    pub(in crate::controller) fn start_write(&mut self, writing: RecordWrite) {
         self.writing = Some(writing);
     }
 
@@ -103,7 +103,7 @@ impl ChangeQueue {
         &mut self,
         number: u64,
         is_durable: bool,
-    ) -> Option<WriteInProgress> {
+    ) -> Option<RecordWrite> {
         let writing = self.writing.take_if(|writing| writing.number == number)?;
         self.is_uncertain = !is_durable;
         Some(writing)
@@ -113,7 +113,7 @@ impl ChangeQueue {
     /// without a result.
     pub(in crate::controller) fn drop_requesters(
         &mut self,
-        is_removed: impl Fn(&Requester) -> bool,
+        is_removed: impl Fn(&ChangeRequester) -> bool,
     ) {
         self.waiting.retain(|change| !is_removed(&change.requester));
         if let Some(writing) = &mut self.writing {
@@ -129,12 +129,12 @@ impl ChangeQueue {
     }
 
     /// State after the change that is being written.
-    pub(in crate::controller) fn after(&self) -> Option<&Reservations> {
+    pub(in crate::controller) fn state_after_write(&self) -> Option<&Reservations> {
         self.writing.as_ref().map(|writing| &writing.after)
     }
 
     /// All requesters.
-    pub(in crate::controller) fn into_requesters(self) -> impl Iterator<Item = Requester> {
+    pub(in crate::controller) fn into_requesters(self) -> impl Iterator<Item = ChangeRequester> {
         let writing = self.writing.and_then(|writing| writing.requester);
         writing.into_iter().chain(self.waiting.into_iter().map(|change| change.requester))
     }
@@ -146,16 +146,16 @@ impl PendingChange {
         &self,
         reservations: &mut Reservations,
         can_persist: bool,
-    ) -> Result<ReservationEffects, Status> {
+    ) -> Result<ReservationChangeEffects, Status> {
         match &self.kind {
             ChangeKind::Command(command, data) => {
                 let (nqn, origin) = (self.nqn.as_ref(), self.origin.as_ref());
                 let requester = RequestingHost { host: self.host, nqn, origin, can_persist };
-                change(reservations, requester, command, data)
+                apply_command(reservations, requester, command, data)
             }
             ChangeKind::Persistence(persists) => {
-                reservations.set_persists(*persists);
-                Ok(ReservationEffects::default())
+                reservations.set_persists_through_power_loss(*persists);
+                Ok(ReservationChangeEffects::default())
             }
         }
     }
@@ -171,18 +171,21 @@ impl NamespaceEntry {
     pub(in crate::controller) fn persist_plan(
         &self,
         after: &Reservations,
-    ) -> Result<ApplyPlan, Status> {
+    ) -> Result<PersistPlan, Status> {
         let before = &self.reservations;
         match &self.persistence {
-            Persistence::Emulated => Ok(ApplyPlan::Now),
-            Persistence::None if after != before && after.persists => Err(Status::INVALID_FIELD),
-            Persistence::None => Ok(ApplyPlan::Now),
+            Persistence::Emulated => Ok(PersistPlan::Now),
+            Persistence::None if after != before && after.persists_through_power_loss => {
+                Err(Status::INVALID_FIELD)
+            }
+            Persistence::None => Ok(PersistPlan::Now),
             Persistence::Durable(_) => {
-                let is_new = after != before && (after.persists || before.persists);
+                let is_new = after != before
+                    && (after.persists_through_power_loss || before.persists_through_power_loss);
                 if !is_new && !self.change_queue.is_uncertain {
-                    return Ok(ApplyPlan::Now);
+                    return Ok(PersistPlan::Now);
                 }
-                Ok(ApplyPlan::Write(after.persists.then(|| after.to_record())))
+                Ok(PersistPlan::Write(after.persists_through_power_loss.then(|| after.to_record())))
             }
         }
     }

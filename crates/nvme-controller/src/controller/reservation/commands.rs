@@ -10,30 +10,34 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Command, IoOpcode, Layout, Status, TypedCommand};
 
-use super::change_queue::{ChangeKind, PendingChange, ReplyTo, Requester};
-use super::{HostId, HostNqn, OriginLimit, ReservationEffects, Reservations};
+use super::change_queue::{ChangeKind, ChangeRequester, PendingChange, ReservationReplyTarget};
+use super::{HostId, HostNqn, OriginLimit, ReservationChangeEffects, Reservations};
 use crate::controller::Controller;
 use crate::controller::commands::with_dnr;
-use crate::controller::interface::{AdminData, AdminResult, CommandOrigin, ReservationCompletion};
-use crate::controller::subsystem::State;
+use crate::controller::interface::{
+    AdminDataTransfer, AdminResult, CommandOrigin, ReservationCompletion,
+};
+use crate::controller::subsystem::SubsystemState;
 use crate::namespace::ReservationKind;
 
 impl Controller {
     /// Data length and direction of a reservation command, or the status that rejects it before any data
     /// moves.
-    pub fn reservation_data(&self, command: &Command) -> Result<AdminData, Status> {
-        if !self.subsystem.info().reservations {
+    pub fn reservation_data(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
+        if !self.subsystem.constants().reservations {
             return Err(with_dnr(Status::INVALID_OPCODE));
         }
         match IoOpcode::from_u8(command.opcode()) {
             Some(IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire) => {
-                Ok(AdminData::FromHost(16))
+                Ok(AdminDataTransfer::FromHost(16))
             }
-            Some(IoOpcode::ReservationRelease) => Ok(AdminData::FromHost(8)),
+            Some(IoOpcode::ReservationRelease) => Ok(AdminDataTransfer::FromHost(8)),
             Some(IoOpcode::ReservationReport) => {
                 let report = ReservationReport::parse(command)?;
                 let len_bytes = (u64::from(report.numd) + 1) * 4;
-                self.transfer(len_bytes).map(AdminData::ToHost).map_err(with_dnr)
+                self.check_transfer_length(len_bytes)
+                    .map(AdminDataTransfer::ToHost)
+                    .map_err(with_dnr)
             }
             _ => Err(with_dnr(Status::INVALID_OPCODE)),
         }
@@ -52,9 +56,9 @@ impl Controller {
         data: &mut Vec<u8>,
     ) -> Option<AdminResult> {
         self.note_io_activity(now);
-        match self.reserve(from, command, data) {
+        match self.change_reservation(from, command, data) {
             Ok(is_over) => is_over.then_some(AdminResult::OK),
-            Err(status) => Some(AdminResult::refused(with_dnr_unless_bare(status))),
+            Err(status) => Some(AdminResult::failure(with_dnr_unless_conflict(status))),
         }
     }
 
@@ -72,7 +76,7 @@ impl Controller {
     /// completes without a result.
     pub fn remove_queue(&mut self, queue: u16) {
         let is_of_it = |origin: &CommandOrigin| origin.queue == queue;
-        let is_removed = |requester: &Requester| matches!(&requester.reply, ReplyTo::Queue(origin) if is_of_it(origin));
+        let is_removed = |requester: &ChangeRequester| matches!(&requester.reply, ReservationReplyTarget::Queue(origin) if is_of_it(origin));
         self.subsystem.lock().drop_requesters(self.config.cntlid, is_removed);
         self.reservation_completions
             .retain(|reservation_completions| !is_of_it(&reservation_completions.from));
@@ -80,7 +84,7 @@ impl Controller {
     }
 
     /// Executes the command. Returns whether it has completed.
-    fn reserve(
+    fn change_reservation(
         &mut self,
         from: CommandOrigin,
         command: &Command,
@@ -93,13 +97,16 @@ impl Controller {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsid = command.nsid();
-        self.active(&state, nsid)?;
+        self.attached_namespace(&state, nsid)?;
         state.check_reservation_access(self.config.cntlid, nsid, true)?;
-        if let AdminData::ToHost(len_bytes) = moves {
+        if let AdminDataTransfer::ToHost(len_bytes) = moves {
             let report = ReservationReport::parse(command)?;
-            return self.report(&state, &report, len_bytes, data).map(|()| true);
+            return self.reservation_report(&state, &report, len_bytes, data).map(|()| true);
         }
-        let requester = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Queue(from) };
+        let requester = ChangeRequester {
+            cntlid: self.config.cntlid,
+            reply: ReservationReplyTarget::Queue(from),
+        };
         let kind = ChangeKind::Command(*command, core::mem::take(data));
         let (nqn, origin) = (self.nqn.clone(), self.origin.clone());
         let change = PendingChange { requester, host: self.host, nqn, origin, kind };
@@ -108,14 +115,14 @@ impl Controller {
         ended.map_or(Ok(false), |end| end.map(|()| true))
     }
 
-    fn report(
+    fn reservation_report(
         &self,
-        state: &State,
+        state: &SubsystemState,
         report: &ReservationReport,
         len_bytes: u32,
         data: &mut Vec<u8>,
     ) -> Result<(), Status> {
-        let record = self.active(state, report.nsid)?;
+        let record = self.attached_namespace(state, report.nsid)?;
         let reservations = &record.reservations;
         let is_short = |host| matches!(host, HostId::Short(_));
         let is_extended = |host| matches!(host, HostId::Extended(_));
@@ -123,13 +130,13 @@ impl Controller {
         if hosts.any(|host| if report.eds { is_short(host) } else { is_extended(host) }) {
             return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
         }
-        let mut rows = rows(reservations, state);
+        let mut rows = report_entries(reservations, state);
         rows.sort_by_key(|row| row.cntlid);
         data.clear();
         if report.eds {
-            extended(reservations, &rows, data)
+            append_extended_report(reservations, &rows, data)
         } else {
-            short(reservations, &rows, data)
+            append_report(reservations, &rows, data)
         }
         data.resize(len_bytes as usize, 0);
         Ok(())
@@ -138,9 +145,9 @@ impl Controller {
 
 /// Adds Do Not Retry to a status, with two exceptions for which it makes no difference: Linux before 6.11
 /// compares the whole status field.
-pub(in crate::controller) fn with_dnr_unless_bare(status: Status) -> Status {
+pub(in crate::controller) fn with_dnr_unless_conflict(status: Status) -> Status {
     let bare = [Status::RESERVATION_CONFLICT, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT];
-    if bare.iter().any(|&code| code.is(status)) { status } else { with_dnr(status) }
+    if bare.iter().any(|&code| code.same_code(status)) { status } else { with_dnr(status) }
 }
 
 /// Host of a command, and whether reservations of the namespace can persist.
@@ -153,22 +160,22 @@ pub(super) struct RequestingHost<'a> {
 }
 
 /// Applies a reservation command.
-pub(super) fn change(
+pub(super) fn apply_command(
     reservations: &mut Reservations,
     requester: RequestingHost<'_>,
     command: &Command,
     data: &[u8],
-) -> Result<ReservationEffects, Status> {
+) -> Result<ReservationChangeEffects, Status> {
     match IoOpcode::from_u8(command.opcode()) {
         Some(IoOpcode::ReservationRegister) => {
             let command = ReservationRegister::parse(command)?;
-            register(reservations, requester, &command, data)
+            apply_register(reservations, requester, &command, data)
         }
         Some(IoOpcode::ReservationAcquire) => {
-            acquire(reservations, requester.host, &ReservationAcquire::parse(command)?, data)
+            apply_acquire(reservations, requester.host, &ReservationAcquire::parse(command)?, data)
         }
         Some(IoOpcode::ReservationRelease) => {
-            release(reservations, requester.host, &ReservationRelease::parse(command)?, data)
+            apply_release(reservations, requester.host, &ReservationRelease::parse(command)?, data)
         }
         _ => Err(Status::INVALID_OPCODE),
     }
@@ -176,12 +183,12 @@ pub(super) fn change(
 
 /// Executes Reservation Register. Where persistence is not supported (RESCAP.PTPLS is clear), CPTPL has
 /// no effect: Linux sets it in every registration, whatever a namespace supports.
-fn register(
+fn apply_register(
     reservations: &mut Reservations,
     RequestingHost { host, nqn, origin, can_persist }: RequestingHost<'_>,
     command: &ReservationRegister,
     data: &[u8],
-) -> Result<ReservationEffects, Status> {
+) -> Result<ReservationChangeEffects, Status> {
     let keys = RegisterKeys::parse(data).map_err(|_| Status::INTERNAL_ERROR)?;
     let current = (!command.iekey).then_some(keys.crkey());
     let persists = match command.cptpl {
@@ -204,19 +211,19 @@ fn register(
         RegisterAction::Reserved(_) => Err(Status::INVALID_FIELD),
     }?;
     if let Some(persists) = persists {
-        reservations.set_persists(persists);
+        reservations.set_persists_through_power_loss(persists);
     }
     Ok(effects)
 }
 
-fn acquire(
+fn apply_acquire(
     reservations: &mut Reservations,
     host: HostId,
     command: &ReservationAcquire,
     data: &[u8],
-) -> Result<ReservationEffects, Status> {
+) -> Result<ReservationChangeEffects, Status> {
     let keys = AcquireKeys::parse(data).map_err(|_| Status::INTERNAL_ERROR)?;
-    let kind = kind_of(command.rtype)?;
+    let kind = parse_reservation_type(command.rtype)?;
     // Acquire must not ignore the key (Base 2.1 §7.5, IEKEY).
     if command.iekey {
         return Err(Status::INVALID_FIELD);
@@ -230,25 +237,27 @@ fn acquire(
     }
 }
 
-fn release(
+fn apply_release(
     reservations: &mut Reservations,
     host: HostId,
     command: &ReservationRelease,
     data: &[u8],
-) -> Result<ReservationEffects, Status> {
+) -> Result<ReservationChangeEffects, Status> {
     let current = ReleaseKey::parse(data).map_err(|_| Status::INTERNAL_ERROR)?.crkey();
     // Release must not ignore the key (Base 2.1 §7.7, IEKEY).
     if command.iekey {
         return Err(Status::INVALID_FIELD);
     }
     match command.rrela {
-        ReleaseAction::Release => reservations.release(host, current, kind_of(command.rtype)?),
+        ReleaseAction::Release => {
+            reservations.release(host, current, parse_reservation_type(command.rtype)?)
+        }
         ReleaseAction::Clear => reservations.clear(host, current),
         ReleaseAction::Reserved(_) => Err(Status::INVALID_FIELD),
     }
 }
 
-fn kind_of(rtype: ReservationType) -> Result<ReservationKind, Status> {
+fn parse_reservation_type(rtype: ReservationType) -> Result<ReservationKind, Status> {
     ReservationKind::from_code(rtype.code()).ok_or(Status::INVALID_FIELD)
 }
 
@@ -261,7 +270,7 @@ struct RegistrantEntry {
 }
 
 /// Entries of all registrants and their controllers; FFFFh for a registrant without a controller.
-fn rows(reservations: &Reservations, state: &State) -> Vec<RegistrantEntry> {
+fn report_entries(reservations: &Reservations, state: &SubsystemState) -> Vec<RegistrantEntry> {
     let mut rows = Vec::new();
     for (host, key) in reservations.registrants() {
         let is_holder = reservations.is_holder(host);
@@ -280,17 +289,17 @@ fn rows(reservations: &Reservations, state: &State) -> Vec<RegistrantEntry> {
     rows
 }
 
-fn rtype_of(reservations: &Reservations) -> ReservationType {
+fn reservation_type(reservations: &Reservations) -> ReservationType {
     let code = reservations.held().map_or(0, |held| held.kind as u8);
     ReservationType::from_code(code)
 }
 
-fn short(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
+fn append_report(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
     let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
     let header = ReservationStatus::zeroed().with(|header| {
         header
             .generation(reservations.generation())
-            .rtype(rtype_of(reservations))
+            .rtype(reservation_type(reservations))
             .regstrnt(count)
             .ptpls(reservations.persists().into())
     });
@@ -303,12 +312,16 @@ fn short(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u
     }
 }
 
-fn extended(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
+fn append_extended_report(
+    reservations: &Reservations,
+    rows: &[RegistrantEntry],
+    data: &mut Vec<u8>,
+) {
     let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
     let header = ReservationStatusExtended::zeroed().with(|header| {
         header
             .generation(reservations.generation())
-            .rtype(rtype_of(reservations))
+            .rtype(reservation_type(reservations))
             .regstrnt(count)
             .ptpls(reservations.persists().into())
     });

@@ -3,7 +3,7 @@
 use tenmil_wire::Status;
 use tenmil_wire::log::event::ReservationEvent as Notice;
 
-use super::{HostId, REGISTRANTS_MAX, ReservationEffects, Reservations, is_held_by_all};
+use super::{HostId, REGISTRANTS_MAX, ReservationChangeEffects, Reservations, is_held_by_all};
 use crate::namespace::ReservationKind as Kind;
 
 const A: HostId = HostId::Extended(0xa);
@@ -17,7 +17,7 @@ const INVALID: Status = Status::INVALID_FIELD;
 const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 
 /// A, B and C are registered, B and C with the same key.
-fn three() -> Reservations {
+fn three_registrants() -> Reservations {
     let mut it = Reservations::default();
     for (host, key) in [(A, KEY_A), (B, KEY_B), (C, KEY_B)] {
         it.register(host, None, key).unwrap();
@@ -25,18 +25,18 @@ fn three() -> Reservations {
     it
 }
 
-fn held_by_a(kind: Kind) -> Reservations {
-    let mut it = three();
+fn reservation_held_by_host_a(kind: Kind) -> Reservations {
+    let mut it = three_registrants();
     it.acquire(A, KEY_A, kind).unwrap();
     it
 }
 
-fn told(effects: &ReservationEffects) -> &[(HostId, Notice)] {
+fn notified_hosts(effects: &ReservationChangeEffects) -> &[(HostId, Notice)] {
     &effects.notices
 }
 
 #[test]
-fn access_is_as_the_table_draws_it_for_every_type_and_role() {
+fn access_per_reservation_type_matches_the_table_of_the_specification() {
     const YES: (bool, bool) = (true, true);
     const READ: (bool, bool) = (true, false);
     const NO: (bool, bool) = (false, false);
@@ -50,9 +50,9 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
     ];
     assert_eq!(expected.map(|(kind, ..)| kind), Kind::ALL);
     for (kind, holder, registrant, other) in expected {
-        let it = held_by_a(kind);
+        let it = reservation_held_by_host_a(kind);
         let access = |host| {
-            let seen = it.relative_to(host).unwrap();
+            let seen = it.as_seen_by(host).unwrap();
             (!seen.rejects_reads(), !seen.rejects_writes())
         };
         assert_eq!(access(A), holder, "{kind:?}");
@@ -61,20 +61,24 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
         assert_eq!(it.is_holder(B), is_held_by_all(kind), "{kind:?}");
         assert!(!it.is_holder(STRANGER));
     }
-    assert_eq!(three().relative_to(STRANGER), None, "without a reservation there is no conflict");
+    assert_eq!(
+        three_registrants().as_seen_by(STRANGER),
+        None,
+        "without a reservation there is no conflict"
+    );
 }
 
 #[test]
-fn a_second_registration_needs_the_same_key() {
-    let mut it = three();
-    assert_eq!(it.register(A, None, KEY_A), Ok(ReservationEffects::default()));
+fn second_registration_requires_the_same_key() {
+    let mut it = three_registrants();
+    assert_eq!(it.register(A, None, KEY_A), Ok(ReservationChangeEffects::default()));
     assert_eq!(it.register(A, None, KEY_B), Err(CONFLICT));
     assert_eq!(it.register(STRANGER, None, 0), Err(INVALID));
     assert_eq!(it.registrants().count(), 3);
 }
 
 #[test]
-fn registrations_are_bounded() {
+fn registrant_count_is_bounded() {
     let mut it = Reservations::default();
     for id in 0..REGISTRANTS_MAX as u64 {
         it.register(HostId::Short(id + 1), None, 1).unwrap();
@@ -84,7 +88,7 @@ fn registrations_are_bounded() {
 }
 
 #[test]
-fn one_nqn_with_many_identifiers_leaves_room_for_other_hosts() {
+fn registrants_per_nqn_are_bounded() {
     let nqn = |name: &str| super::HostNqn::from(name);
     let mut it = Reservations::default();
     let mut accepted = 0;
@@ -100,7 +104,7 @@ fn one_nqn_with_many_identifiers_leaves_room_for_other_hosts() {
 
 /// Anonymous hosts may appear under any number of names.
 #[test]
-fn hosts_of_one_address_leave_room_for_others_whatever_their_names() {
+fn registrants_per_origin_address_are_bounded() {
     let site = |name: &str| super::OriginLimit { name: name.into(), count_max: 3 };
     let mut it = Reservations::default();
     let register = |it: &mut Reservations, id: u64, from: &str| {
@@ -121,8 +125,8 @@ fn hosts_of_one_address_leave_room_for_others_whatever_their_names() {
 }
 
 #[test]
-fn a_key_is_compared_unless_it_is_to_be_ignored() {
-    let mut it = three();
+fn reservation_key_is_compared_unless_iekey_is_set() {
+    let mut it = three_registrants();
     assert_eq!(it.replace(A, Some(1), 2), Err(CONFLICT));
     assert_eq!(it.replace(STRANGER, None, 2), Err(CONFLICT));
     assert_eq!(it.replace(A, Some(KEY_A), 0), Err(INVALID));
@@ -136,10 +140,10 @@ fn a_key_is_compared_unless_it_is_to_be_ignored() {
 }
 
 #[test]
-fn every_action_but_register_wants_a_registrant_and_its_key() {
+fn actions_other_than_register_require_a_registrant_with_its_key() {
     let kind = Kind::WriteExclusive;
     for (host, key) in [(STRANGER, KEY_A), (A, KEY_B)] {
-        let mut it = three();
+        let mut it = three_registrants();
         let before = it.clone();
         assert_eq!(it.acquire(host, key, kind), Err(CONFLICT));
         assert_eq!(it.preempt(host, key, KEY_B, kind, true), Err(CONFLICT));
@@ -150,12 +154,12 @@ fn every_action_but_register_wants_a_registrant_and_its_key() {
 }
 
 #[test]
-fn a_reservation_is_taken_once_and_again_only_by_its_holder() {
+fn only_the_holder_can_acquire_a_reservation_again() {
     for kind in Kind::ALL {
         for again in Kind::ALL {
-            let mut it = held_by_a(kind);
+            let mut it = reservation_held_by_host_a(kind);
             let expected =
-                if again == kind { Ok(ReservationEffects::default()) } else { Err(CONFLICT) };
+                if again == kind { Ok(ReservationChangeEffects::default()) } else { Err(CONFLICT) };
             assert_eq!(it.acquire(A, KEY_A, again), expected, "{kind:?} {again:?}");
             let shared = is_held_by_all(kind) && again == kind;
             assert_eq!(it.acquire(B, KEY_B, again).is_ok(), shared, "{kind:?} {again:?}");
@@ -164,9 +168,9 @@ fn a_reservation_is_taken_once_and_again_only_by_its_holder() {
 }
 
 #[test]
-fn a_holder_that_unregisters_releases_unless_others_hold_too() {
+fn unregistering_holder_releases_unless_all_registrants_hold() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let effects = it.unregister(A, Some(KEY_A)).unwrap();
         assert_eq!(it.held().is_some(), is_held_by_all(kind), "{kind:?}");
         let released = matches!(
@@ -174,7 +178,7 @@ fn a_holder_that_unregisters_releases_unless_others_hold_too() {
             Kind::WriteExclusiveRegistrantsOnly | Kind::ExclusiveAccessRegistrantsOnly
         );
         let notices = [(B, Notice::ReservationReleased), (C, Notice::ReservationReleased)];
-        assert_eq!(told(&effects), if released { &notices[..] } else { &[] }, "{kind:?}");
+        assert_eq!(notified_hosts(&effects), if released { &notices[..] } else { &[] }, "{kind:?}");
         it.unregister(B, None).unwrap();
         it.unregister(C, None).unwrap();
         assert_eq!(it.held(), None, "the last registrant takes it along");
@@ -182,20 +186,20 @@ fn a_holder_that_unregisters_releases_unless_others_hold_too() {
 }
 
 #[test]
-fn one_who_does_not_hold_unregisters_without_disturbing() {
+fn unregistering_a_non_holder_keeps_the_reservation() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let held = it.held();
-        assert_eq!(it.unregister(B, Some(KEY_B)), Ok(ReservationEffects::default()));
+        assert_eq!(it.unregister(B, Some(KEY_B)), Ok(ReservationChangeEffects::default()));
         assert_eq!(it.held(), held);
     }
 }
 
 #[test]
-fn a_release_needs_the_type_and_tells_registrants_that_shared_it() {
+fn release_requires_the_type_and_notifies_registrants() {
     for kind in Kind::ALL {
         for named in Kind::ALL {
-            let mut it = held_by_a(kind);
+            let mut it = reservation_held_by_host_a(kind);
             let effects = it.release(A, KEY_A, named);
             if named != kind {
                 assert_eq!(effects, Err(INVALID));
@@ -203,49 +207,56 @@ fn a_release_needs_the_type_and_tells_registrants_that_shared_it() {
             }
             assert_eq!(it.held(), None);
             let shared = !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            assert_eq!(told(&effects.unwrap()).len(), if shared { 2 } else { 0 }, "{kind:?}");
+            assert_eq!(
+                notified_hosts(&effects.unwrap()).len(),
+                if shared { 2 } else { 0 },
+                "{kind:?}"
+            );
         }
     }
 }
 
 #[test]
-fn a_release_by_one_who_does_not_hold_has_no_effect() {
+fn release_by_a_non_holder_has_no_effect() {
     for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
         for named in Kind::ALL {
-            let mut it = held_by_a(kind);
+            let mut it = reservation_held_by_host_a(kind);
             let before = it.clone();
-            assert_eq!(it.release(B, KEY_B, named), Ok(ReservationEffects::default()));
+            assert_eq!(it.release(B, KEY_B, named), Ok(ReservationChangeEffects::default()));
             assert_eq!(it, before);
         }
     }
-    assert_eq!(three().release(A, KEY_A, Kind::WriteExclusive), Ok(ReservationEffects::default()));
+    assert_eq!(
+        three_registrants().release(A, KEY_A, Kind::WriteExclusive),
+        Ok(ReservationChangeEffects::default())
+    );
 }
 
 #[test]
-fn a_clear_removes_everything_and_tells_every_other_registrant() {
+fn clear_removes_all_and_notifies_other_registrants() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let effects = it.clear(B, KEY_B).unwrap();
         assert_eq!((it.held(), it.registrants().count()), (None, 0));
         let notices = [(A, Notice::ReservationPreempted), (C, Notice::ReservationPreempted)];
-        assert_eq!(told(&effects), notices);
+        assert_eq!(notified_hosts(&effects), notices);
     }
 }
 
 #[test]
-fn preempting_the_holder_takes_the_reservation_over() {
+fn preempting_the_holder_transfers_the_reservation() {
     for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
         for wanted in Kind::ALL {
-            let mut it = held_by_a(kind);
+            let mut it = reservation_held_by_host_a(kind);
             let effects = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
             assert_eq!(it.held().map(|held| held.kind), Some(wanted));
             assert!(it.is_holder(B));
             assert_eq!(it.is_holder(C), is_held_by_all(wanted));
             assert!(it.registrants().all(|(host, _)| host != A), "its registration is gone");
-            assert!(told(&effects).contains(&(A, Notice::RegistrationPreempted)));
+            assert!(notified_hosts(&effects).contains(&(A, Notice::RegistrationPreempted)));
             let shared =
                 kind != wanted && !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            let released = told(&effects).contains(&(C, Notice::ReservationReleased));
+            let released = notified_hosts(&effects).contains(&(C, Notice::ReservationReleased));
             assert_eq!(released, shared, "{kind:?} to {wanted:?}");
             assert!(effects.aborts.is_empty());
         }
@@ -253,34 +264,37 @@ fn preempting_the_holder_takes_the_reservation_over() {
 }
 
 #[test]
-fn preempting_a_registrant_leaves_the_reservation_alone() {
+fn preempting_a_registrant_keeps_the_reservation() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let held = it.held();
         let effects = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
         assert_eq!(it.held(), held, "{kind:?}");
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(A, KEY_A)]);
         let notices = [(B, Notice::RegistrationPreempted), (C, Notice::RegistrationPreempted)];
-        assert_eq!(told(&effects), notices);
+        assert_eq!(notified_hosts(&effects), notices);
         assert_eq!(effects.aborts, [B, C]);
     }
 }
 
 #[test]
-fn a_key_that_nobody_has_cannot_be_preempted() {
+fn preempting_an_unknown_key_conflicts() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let before = it.clone();
         assert_eq!(it.preempt(B, KEY_B, 0x99, kind, false), Err(CONFLICT));
         assert_eq!(it, before);
     }
-    assert_eq!(three().preempt(A, KEY_A, 0x99, Kind::WriteExclusive, false), Err(CONFLICT));
+    assert_eq!(
+        three_registrants().preempt(A, KEY_A, 0x99, Kind::WriteExclusive, false),
+        Err(CONFLICT)
+    );
 }
 
 #[test]
-fn key_zero_means_everyone_else_when_all_hold_it_and_nothing_otherwise() {
+fn preempting_key_zero_requires_an_all_registrants_reservation() {
     for kind in Kind::ALL {
-        let mut it = held_by_a(kind);
+        let mut it = reservation_held_by_host_a(kind);
         let effects = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
         if !is_held_by_all(kind) {
             assert_eq!(effects, Err(INVALID), "{kind:?}");
@@ -295,27 +309,27 @@ fn key_zero_means_everyone_else_when_all_hold_it_and_nothing_otherwise() {
 
 #[test]
 fn preempting_without_a_reservation_only_removes_registrations() {
-    let mut it = three();
+    let mut it = three_registrants();
     let effects = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
     assert_eq!((it.held(), it.registrants().count()), (None, 1));
-    assert_eq!(told(&effects).len(), 2);
+    assert_eq!(notified_hosts(&effects).len(), 2);
 }
 
 #[test]
-fn a_holder_may_preempt_itself_to_change_the_type() {
-    let mut it = three();
+fn holder_may_preempt_itself_to_change_the_type() {
+    let mut it = three_registrants();
     it.acquire(B, KEY_B, Kind::WriteExclusiveRegistrantsOnly).unwrap();
     let effects = it.preempt(B, KEY_B, KEY_B, Kind::ExclusiveAccess, false).unwrap();
     assert!(it.is_holder(B));
     let left: Vec<HostId> = it.registrants().map(|(host, _)| host).collect();
     assert_eq!(left, [A, B], "C shared the key and is gone, the issuer stays");
     let notices = [(A, Notice::ReservationReleased), (C, Notice::RegistrationPreempted)];
-    assert_eq!(told(&effects), notices);
+    assert_eq!(notified_hosts(&effects), notices);
 }
 
 #[test]
 fn the_generation_counts_registrations_and_not_reservations() {
-    let mut it = three();
+    let mut it = three_registrants();
     assert_eq!(it.generation(), 3);
     it.acquire(A, KEY_A, Kind::WriteExclusive).unwrap();
     it.release(A, KEY_A, Kind::WriteExclusive).unwrap();
@@ -329,20 +343,20 @@ fn the_generation_counts_registrations_and_not_reservations() {
 }
 
 #[test]
-fn a_power_cycle_keeps_only_what_was_to_persist() {
-    let mut it = held_by_a(Kind::WriteExclusive);
-    it.set_persists(true);
+fn power_cycle_keeps_only_persistent_reservations() {
+    let mut it = reservation_held_by_host_a(Kind::WriteExclusive);
+    it.set_persists_through_power_loss(true);
     let before = it.clone();
     it.power_cycle();
     assert_eq!(it, before);
-    it.set_persists(false);
+    it.set_persists_through_power_loss(false);
     it.power_cycle();
     assert_eq!(it, Reservations::default());
 }
 
 #[test]
-fn a_host_without_an_identifier_is_forgotten_alone() {
-    let mut it = three();
+fn removing_an_anonymous_host_keeps_the_others() {
+    let mut it = three_registrants();
     it.register(HostId::Anonymous(1), None, 5).unwrap();
     it.acquire(HostId::Anonymous(1), 5, Kind::ExclusiveAccess).unwrap();
     it.remove_host(HostId::Anonymous(1));

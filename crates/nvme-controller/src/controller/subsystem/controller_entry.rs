@@ -6,19 +6,19 @@ use std::sync::Arc;
 use tenmil_wire::Status;
 use tenmil_wire::log::event::ReservationEvent;
 
-use crate::controller::reservation::change_queue::ReplyTo;
-use crate::controller::reservation::preempted::{WriterGuard, WriterTracker};
+use crate::controller::reservation::change_queue::ReservationReplyTarget;
+use crate::controller::reservation::preempt_abort::{PreemptedWriterGuard, PreemptedWriterTracker};
 use crate::controller::reservation::{HostId, HostNqn};
-use crate::namespace::{Namespace, Namespaces, Versioned};
+use crate::namespace::{Namespace, NamespaceSnapshot, VersionedValue};
 
 /// Callback that wakes a controller's thread, called from any thread when updates are pending.
 pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
 /// Subsystem's state for one controller.
 pub(in crate::controller) struct ControllerEntry {
-    published: Arc<Versioned<Namespaces>>,
+    published: Arc<VersionedValue<NamespaceSnapshot>>,
     /// Namespace snapshot published last.
-    published_snapshot: Arc<Namespaces>,
+    published_snapshot: Arc<NamespaceSnapshot>,
     /// Wakes the controller's thread.
     pub(in crate::controller) waker: Option<WakeFn>,
     pub(in crate::controller) host: HostId,
@@ -28,7 +28,7 @@ pub(in crate::controller) struct ControllerEntry {
     /// The host has sent commands since the last reset and has not shut the controller down.
     pub(in crate::controller) is_in_use: bool,
     /// ANA groups whose state is not Optimized.
-    ana: BTreeMap<u32, AnaState>,
+    ana_state: BTreeMap<u32, AnaState>,
     /// Number of ANA state changes.
     ana_changes: u64,
 }
@@ -41,19 +41,19 @@ pub(in crate::controller) struct PendingUpdates {
     /// Reservation notifications with their namespaces, oldest first.
     pub(in crate::controller) notices: VecDeque<(u32, ReservationEvent)>,
     /// Namespaces whose outstanding commands are to be aborted.
-    pub(in crate::controller) aborts: Vec<(u32, WriterGuard)>,
+    pub(in crate::controller) aborts: Vec<(u32, PreemptedWriterGuard)>,
     /// An ANA state has changed.
     pub(in crate::controller) is_ana_changed: bool,
     /// Firmware is about to be activated.
     pub(in crate::controller) is_activating_firmware: bool,
     /// Results of reservation changes that it has requested.
-    pub(in crate::controller) results: Vec<(ReplyTo, ReservationResult)>,
+    pub(in crate::controller) results: Vec<(ReservationReplyTarget, ReservationResult)>,
     /// Reason why one of them could not be made durable.
     pub(in crate::controller) persist_error: Option<String>,
 }
 
 /// Result of a reservation change, with the tracker of preempted hosts that may still write.
-pub(in crate::controller) type ReservationResult = Result<Option<WriterTracker>, Status>;
+pub(in crate::controller) type ReservationResult = Result<Option<PreemptedWriterTracker>, Status>;
 
 /// Asymmetric namespace access state (Base 2.1 §8.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl PendingUpdates {
 
 impl AnaState {
     /// Status that rejects commands to the namespace, if any.
-    pub const fn refusal(self) -> Option<Status> {
+    pub const fn rejection_status(self) -> Option<Status> {
         match self {
             Self::Optimized | Self::NonOptimized => None,
             Self::Inaccessible => Some(Status::ANA_INACCESSIBLE),
@@ -111,7 +111,7 @@ impl AnaState {
 }
 
 impl ControllerEntry {
-    pub(super) fn new(cntlid: u16, published: Arc<Versioned<Namespaces>>) -> Self {
+    pub(super) fn new(cntlid: u16, published: Arc<VersionedValue<NamespaceSnapshot>>) -> Self {
         let host = HostId::Anonymous(cntlid);
         Self {
             published_snapshot: published.reader().get().clone(),
@@ -121,14 +121,14 @@ impl ControllerEntry {
             nqn: None,
             updates: PendingUpdates::default(),
             is_in_use: false,
-            ana: BTreeMap::new(),
+            ana_state: BTreeMap::new(),
             ana_changes: 0,
         }
     }
 
     /// ANA state of a group.
     pub(in crate::controller) fn ana(&self, group: u32) -> AnaState {
-        self.ana.get(&group).copied().unwrap_or_default()
+        self.ana_state.get(&group).copied().unwrap_or_default()
     }
 
     /// Number of ANA state changes.
@@ -137,13 +137,13 @@ impl ControllerEntry {
     }
 
     /// Publishes a snapshot, unless it equals the last one.
-    pub(super) fn publish_if_changed(&mut self, namespaces: Namespaces) {
+    pub(super) fn publish_if_changed(&mut self, namespaces: NamespaceSnapshot) {
         let is_same = self.published_snapshot.iter().count() == namespaces.iter().count()
             && self
                 .published_snapshot
                 .iter()
                 .zip(namespaces.iter())
-                .all(|(old, new)| is_same_for_queues(old, new));
+                .all(|(old, new)| is_unchanged_for_queues(old, new));
         if !is_same {
             self.published_snapshot = Arc::new(namespaces);
             self.published.publish(self.published_snapshot.clone());
@@ -159,14 +159,14 @@ impl ControllerEntry {
         if self.ana(group) == state {
             return;
         }
-        self.ana.insert(group, state);
+        self.ana_state.insert(group, state);
         self.ana_changes += 1;
         self.updates.is_ana_changed = true;
     }
 }
 
 /// Whether queues would treat the two namespaces alike.
-fn is_same_for_queues(old: &Namespace, new: &Namespace) -> bool {
+fn is_unchanged_for_queues(old: &Namespace, new: &Namespace) -> bool {
     old.nsid == new.nsid
         && old.block_shift == new.block_shift
         && old.block_count == new.block_count

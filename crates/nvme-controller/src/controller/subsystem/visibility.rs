@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{NamespaceEntry, State};
+use super::{NamespaceEntry, SubsystemState};
 
 /// Controllers to which a namespace is attached, and controllers from which it is hidden. No controller is
 /// in both sets. A controller in neither sees an allocated namespace that is not attached to it (Base 2.1
@@ -64,14 +64,18 @@ impl Visibility {
     }
 }
 
-impl State {
+impl SubsystemState {
     /// Namespace, if visible to this controller.
-    pub(in crate::controller) fn visible(&self, cntlid: u16, nsid: u32) -> Option<&NamespaceEntry> {
+    pub(in crate::controller) fn visible_namespace(
+        &self,
+        cntlid: u16,
+        nsid: u32,
+    ) -> Option<&NamespaceEntry> {
         self.records.get(&nsid).filter(|record| record.visibility.is_visible_to(cntlid))
     }
 
     /// Namespace, if attached to this controller.
-    pub(in crate::controller) fn attached(
+    pub(in crate::controller) fn attached_namespace(
         &self,
         cntlid: u16,
         nsid: u32,
@@ -80,7 +84,7 @@ impl State {
     }
 
     /// Namespaces visible to this controller, in ascending order of their identifiers.
-    pub(in crate::controller) fn all_visible(
+    pub(in crate::controller) fn visible_namespaces(
         &self,
         cntlid: u16,
     ) -> impl Iterator<Item = &NamespaceEntry> {
@@ -88,7 +92,7 @@ impl State {
     }
 
     /// Namespaces attached to this controller, in ascending order of their identifiers.
-    pub(in crate::controller) fn all_attached(
+    pub(in crate::controller) fn attached_namespaces(
         &self,
         cntlid: u16,
     ) -> impl Iterator<Item = &NamespaceEntry> {
@@ -101,7 +105,7 @@ mod tests {
     use super::Visibility;
 
     #[test]
-    fn a_namespace_is_attached_to_no_controller_from_which_it_is_hidden() {
+    fn hidden_namespace_is_not_attached() {
         let mut visibility = Visibility::default();
         visibility.attach(1);
         assert!(visibility.is_attached_to(1));

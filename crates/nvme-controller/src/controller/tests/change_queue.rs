@@ -9,31 +9,31 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::log::event::ReservationEvent;
 use tenmil_wire::{Command, Status, TypedCommand};
 
-use super::bench::Bench;
-use super::persistence::{Drawer, load_reservations, seen};
-use crate::controller::interface::{AdminResult, CommandOrigin, ControllerSignal};
+use super::fixture::ControllerFixture;
+use super::persistence::{FakeReservationStore, load_reservations, visible_reservation};
+use crate::controller::interface::{AdminResult, CommandOrigin, TransportAction};
 use crate::controller::{Controller, HostIdentity, NamespaceConfig, Persistence, ReservationStore};
 
 /// Two hosts, each with a controller and its own number as key, and a drawer for persistent records.
-struct Race {
-    bench: Bench,
+struct TwoHostsFixture {
+    bench: ControllerFixture,
     other: Controller,
-    drawer: Drawer,
+    drawer: FakeReservationStore,
 }
 
-impl Race {
+impl TwoHostsFixture {
     /// Host 1 is registered with persistence; host 2 is registered.
     fn new() -> Self {
-        let drawer = Drawer::default();
+        let drawer = FakeReservationStore::default();
         let mut bench = load_reservations(&drawer);
-        let mut other = bench.second(2);
+        let mut other = bench.open_second_controller(2);
         bench.controller.set_host(HostIdentity::Extended(1));
         other.set_host(HostIdentity::Extended(2));
         let mut race = Self { bench, other, drawer };
         for host in [1, 2] {
-            assert_eq!(race.ask(host, 0, &register(host)), None);
-            race.drawer.write();
-            assert_eq!(race.ended(host), [(0, Status::SUCCESS)]);
+            assert_eq!(race.submit_reservation(host, 0, &register(host)), None);
+            race.drawer.complete_write();
+            assert_eq!(race.completions_of(host), [(0, Status::SUCCESS)]);
         }
         race
     }
@@ -42,14 +42,19 @@ impl Race {
         if host == 1 { &mut self.bench.controller } else { &mut self.other }
     }
 
-    fn ask(&mut self, host: u64, ticket: u32, (command, keys): &Asked) -> Option<AdminResult> {
+    fn submit_reservation(
+        &mut self,
+        host: u64,
+        ticket: u32,
+        (command, keys): &ReservationCommand,
+    ) -> Option<AdminResult> {
         let now = self.bench.now;
         let from = CommandOrigin { queue: 1, ticket };
         self.controller(host).reservation(now, from, command, &mut keys.clone())
     }
 
     /// Completions of a host.
-    fn ended(&mut self, host: u64) -> Vec<(u32, Status)> {
+    fn completions_of(&mut self, host: u64) -> Vec<(u32, Status)> {
         let now = self.bench.now;
         let controller = self.controller(host);
         controller.poll(now);
@@ -57,14 +62,17 @@ impl Race {
             std::iter::from_fn(|| controller.next_reservation_completion());
         reservation_completions
             .map(|reservation_completions| {
-                (reservation_completions.from.ticket, reservation_completions.end.status.code())
+                (
+                    reservation_completions.from.ticket,
+                    reservation_completions.end.status.sct_and_sc(),
+                )
             })
             .collect()
     }
 
     /// The reservation as seen by host 1.
     fn is_held_by_first(&self) -> Option<bool> {
-        seen(&self.bench).map(|reservation| reservation.is_holder)
+        visible_reservation(&self.bench).map(|reservation| reservation.is_holder)
     }
 
     fn registrants(&mut self) -> u16 {
@@ -77,24 +85,24 @@ impl Race {
     }
 }
 
-type Asked = (Command, Vec<u8>);
+type ReservationCommand = (Command, Vec<u8>);
 
-fn register(host: u64) -> Asked {
+fn register(host: u64) -> ReservationCommand {
     change_registration(host, RegisterAction::Register)
 }
 
-fn unregister(host: u64) -> Asked {
+fn unregister(host: u64) -> ReservationCommand {
     change_registration(host, RegisterAction::Unregister)
 }
 
-fn change_registration(host: u64, rrega: RegisterAction) -> Asked {
+fn change_registration(host: u64, rrega: RegisterAction) -> ReservationCommand {
     let cptpl = ChangePersistence::Persist;
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
     let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(host).crkey(host));
     (command.to_command(), keys.as_bytes().to_vec())
 }
 
-fn acquire(host: u64, racqa: AcquireAction, victim: u64) -> Asked {
+fn acquire(host: u64, racqa: AcquireAction, victim: u64) -> ReservationCommand {
     let rtype = ReservationType::ExclusiveAccess;
     let command = ReservationAcquire { nsid: 1, racqa, iekey: false, disnsrs: false, rtype };
     let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(host).prkey(victim));
@@ -104,114 +112,120 @@ fn acquire(host: u64, racqa: AcquireAction, victim: u64) -> Asked {
 const TAKE: AcquireAction = AcquireAction::Acquire;
 
 #[test]
-fn nobody_sees_a_change_before_it_is_durable() {
-    let mut race = Race::new();
-    assert_eq!(race.ask(1, 5, &acquire(1, TAKE, 0)), None);
-    assert_eq!((race.ended(1), race.is_held_by_first()), (vec![], None));
+fn reservation_change_is_not_visible_before_it_is_durable() {
+    let mut race = TwoHostsFixture::new();
+    assert_eq!(race.submit_reservation(1, 5, &acquire(1, TAKE, 0)), None);
+    assert_eq!((race.completions_of(1), race.is_held_by_first()), (vec![], None));
     assert_eq!(race.registrants(), 2);
-    race.drawer.write();
+    race.drawer.complete_write();
     assert_eq!(race.is_held_by_first(), Some(true), "before anybody has turned");
-    assert_eq!(race.ended(1), [(5, Status::SUCCESS)]);
-    assert_eq!(race.ended(1), [], "once");
+    assert_eq!(race.completions_of(1), [(5, Status::SUCCESS)]);
+    assert_eq!(race.completions_of(1), [], "once");
 }
 
 #[test]
-fn of_two_hosts_that_race_the_second_is_decided_by_what_the_first_has_come_to() {
+fn second_of_two_racing_changes_applies_to_the_result_of_the_first() {
     for first_is_written in [true, false] {
-        let mut race = Race::new();
-        assert_eq!(race.ask(2, 1, &acquire(2, TAKE, 0)), None);
-        assert_eq!(race.ask(1, 2, &acquire(1, TAKE, 0)), None);
-        assert_eq!(race.drawer.wanted(), 1, "one record at a time");
+        let mut race = TwoHostsFixture::new();
+        assert_eq!(race.submit_reservation(2, 1, &acquire(2, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(1, 2, &acquire(1, TAKE, 0)), None);
+        assert_eq!(race.drawer.pending_write_count(), 1, "one record at a time");
         if first_is_written {
-            race.drawer.write();
-            assert_eq!(race.ended(2), [(1, Status::SUCCESS)]);
-            assert_eq!(race.ended(1), [(2, Status::RESERVATION_CONFLICT)]);
+            race.drawer.complete_write();
+            assert_eq!(race.completions_of(2), [(1, Status::SUCCESS)]);
+            assert_eq!(race.completions_of(1), [(2, Status::RESERVATION_CONFLICT)]);
         } else {
-            race.drawer.fail();
-            assert_eq!(race.ended(2), [(1, Status::INTERNAL_ERROR)]);
-            assert_eq!((race.ended(1), race.is_held_by_first()), (vec![], None));
-            race.drawer.write();
-            assert_eq!(race.ended(1), [(2, Status::SUCCESS)]);
+            race.drawer.fail_write();
+            assert_eq!(race.completions_of(2), [(1, Status::INTERNAL_ERROR)]);
+            assert_eq!((race.completions_of(1), race.is_held_by_first()), (vec![], None));
+            race.drawer.complete_write();
+            assert_eq!(race.completions_of(1), [(2, Status::SUCCESS)]);
         }
         assert_eq!(race.is_held_by_first(), Some(!first_is_written));
-        assert_eq!(race.drawer.wanted(), 0);
+        assert_eq!(race.drawer.pending_write_count(), 0);
     }
 }
 
 #[test]
-fn a_line_of_changes_is_made_in_order_and_what_needs_no_writing_at_once() {
-    let mut race = Race::new();
-    assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
+fn queued_changes_apply_in_order_and_volatile_ones_immediately() {
+    let mut race = TwoHostsFixture::new();
+    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
     // A repeated acquire changes nothing, and with another key it is rejected.
-    assert_eq!(race.ask(1, 2, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.ask(1, 3, &acquire(7, TAKE, 0)), None);
-    assert_eq!(race.ask(2, 4, &acquire(2, AcquireAction::PreemptAndAbort, 1)), None);
-    race.drawer.write();
+    assert_eq!(race.submit_reservation(1, 2, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 3, &acquire(7, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 4, &acquire(2, AcquireAction::PreemptAndAbort, 1)), None);
+    race.drawer.complete_write();
     let conflict = Status::RESERVATION_CONFLICT;
     let expected = [(1, Status::SUCCESS), (2, Status::SUCCESS), (3, conflict)];
-    assert_eq!(race.ended(1), expected);
-    assert_eq!(race.ended(2), []);
-    assert_eq!(race.bench.controller.next_signal(), None, "nothing is preempted yet");
-    race.drawer.write();
-    assert_eq!(race.ended(2), [], "the queues of host 1 may still write");
-    race.ended(1);
-    let aborted = race.bench.controller.next_signal();
-    assert!(matches!(aborted, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })));
-    assert_eq!(race.ended(2), []);
+    assert_eq!(race.completions_of(1), expected);
+    assert_eq!(race.completions_of(2), []);
+    assert_eq!(race.bench.controller.next_transport_action(), None, "nothing is preempted yet");
+    race.drawer.complete_write();
+    assert_eq!(race.completions_of(2), [], "the queues of host 1 may still write");
+    race.completions_of(1);
+    let aborted = race.bench.controller.next_transport_action();
+    assert!(matches!(aborted, Some(TransportAction::AbortNamespace { nsid: 1, .. })));
+    assert_eq!(race.completions_of(2), []);
     drop(aborted);
-    assert_eq!(race.ended(2), [(4, Status::SUCCESS)]);
-    race.ended(1);
-    assert_eq!(race.bench.controller.next_signal(), Some(ControllerSignal::CheckPreempted));
-    assert_eq!(race.bench.controller.next_signal(), None);
+    assert_eq!(race.completions_of(2), [(4, Status::SUCCESS)]);
+    race.completions_of(1);
+    assert_eq!(
+        race.bench.controller.next_transport_action(),
+        Some(TransportAction::CheckPreempted)
+    );
+    assert_eq!(race.bench.controller.next_transport_action(), None);
     assert_eq!(race.is_held_by_first(), Some(false));
     // One notification: of the preemption, and none of the failures.
     let page = tenmil_wire::log::LogPage::ReservationNotification;
     let get = tenmil_wire::admin::GetLogPage { lid: page.code(), numd: 15, ..Default::default() };
-    let notice = race.bench.get(get).unwrap();
+    let notice = race.bench.run_for_data(get).unwrap();
     assert_eq!(notice[8], ReservationEvent::RegistrationPreempted.code());
 }
 
 #[test]
-fn what_cannot_be_written_changes_nothing_and_says_why() {
-    let mut race = Race::new();
-    assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
-    race.drawer.fail();
-    assert_eq!(race.ended(1), [(1, Status::INTERNAL_ERROR)]);
+fn failed_record_write_leaves_the_reservation_unchanged() {
+    let mut race = TwoHostsFixture::new();
+    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    race.drawer.fail_write();
+    assert_eq!(race.completions_of(1), [(1, Status::INTERNAL_ERROR)]);
     let why = "the drawer is stuck".to_owned();
-    assert_eq!(race.bench.controller.next_signal(), Some(ControllerSignal::PersistFailed { why }));
+    assert_eq!(
+        race.bench.controller.next_transport_action(),
+        Some(TransportAction::PersistFailed { why })
+    );
     assert_eq!(race.is_held_by_first(), None);
     // The record cannot be stored, or the store has disappeared.
-    race.drawer.shut(true);
-    let end = race.ask(1, 2, &acquire(1, TAKE, 0)).unwrap();
+    race.drawer.reject_writes(true);
+    let end = race.submit_reservation(1, 2, &acquire(1, TAKE, 0)).unwrap();
     assert_eq!(end.status, Status::INTERNAL_ERROR);
-    let anonymous = ControllerSignal::PersistFailed {
+    let anonymous = TransportAction::PersistFailed {
         why: "keep reservations: nobody has written them".to_owned(),
     };
-    assert_eq!(race.ended(1), [], "it has ended already");
-    assert_eq!(race.bench.controller.next_signal(), Some(anonymous.clone()));
-    race.drawer.shut(false);
-    assert_eq!(race.ask(1, 3, &acquire(1, TAKE, 0)), None);
-    drop(race.drawer.take());
-    assert_eq!(race.ended(1), [(3, Status::INTERNAL_ERROR)]);
-    assert_eq!(race.bench.controller.next_signal(), Some(anonymous));
-    assert_eq!(race.ask(1, 4, &acquire(1, TAKE, 0)), None);
-    race.drawer.write();
-    assert_eq!(race.ended(1), [(4, Status::SUCCESS)]);
+    assert_eq!(race.completions_of(1), [], "it has ended already");
+    assert_eq!(race.bench.controller.next_transport_action(), Some(anonymous.clone()));
+    race.drawer.reject_writes(false);
+    assert_eq!(race.submit_reservation(1, 3, &acquire(1, TAKE, 0)), None);
+    drop(race.drawer.take_pending_write());
+    assert_eq!(race.completions_of(1), [(3, Status::INTERNAL_ERROR)]);
+    assert_eq!(race.bench.controller.next_transport_action(), Some(anonymous));
+    assert_eq!(race.submit_reservation(1, 4, &acquire(1, TAKE, 0)), None);
+    race.drawer.complete_write();
+    assert_eq!(race.completions_of(1), [(4, Status::SUCCESS)]);
 }
 
 #[test]
-fn after_a_record_in_doubt_the_next_change_writes_one_even_if_it_changes_nothing() {
-    let mut race = Race::new();
+fn next_change_rewrites_the_record_after_a_failed_write() {
+    let mut race = TwoHostsFixture::new();
     let before = race.drawer.load();
-    assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
     // The record was written, but that could not be confirmed.
-    let (record, stored) = race.drawer.take();
-    race.drawer.put(record);
-    stored.finish(Err(tenmil_base::Error::environment("no room")));
-    assert_eq!(race.ended(1), [(1, Status::INTERNAL_ERROR)]);
+    let (record, stored) = race.drawer.take_pending_write();
+    race.drawer.set_record(record);
+    stored.complete_write(Err(tenmil_base::Error::environment("no room")));
+    assert_eq!(race.completions_of(1), [(1, Status::INTERNAL_ERROR)]);
     assert_ne!(race.drawer.load(), before);
     // A rejected command does not repair that: nothing is durable yet. An accepted one does.
-    assert!(race.ask(1, 2, &acquire(7, TAKE, 0)).is_some());
+    assert!(race.submit_reservation(1, 2, &acquire(7, TAKE, 0)).is_some());
     let release = tenmil_wire::io::reservation::ReservationRelease {
         nsid: 1,
         rrela: tenmil_wire::io::reservation::ReleaseAction::Release,
@@ -220,118 +234,121 @@ fn after_a_record_in_doubt_the_next_change_writes_one_even_if_it_changes_nothing
         rtype: ReservationType::ExclusiveAccess,
     };
     let nothing = (release.to_command(), 1_u64.to_le_bytes().to_vec());
-    assert_eq!(race.ask(1, 3, &nothing), None);
-    race.drawer.write();
-    assert_eq!((race.ended(1), race.drawer.load()), (vec![(3, Status::SUCCESS)], before));
-    assert!(race.ask(1, 4, &nothing).is_some(), "it is certain again");
+    assert_eq!(race.submit_reservation(1, 3, &nothing), None);
+    race.drawer.complete_write();
+    assert_eq!((race.completions_of(1), race.drawer.load()), (vec![(3, Status::SUCCESS)], before));
+    assert!(race.submit_reservation(1, 4, &nothing).is_some(), "it is certain again");
 }
 
 #[test]
-fn a_host_that_is_reset_is_told_nothing_and_what_it_had_not_begun_never_is() {
+fn controller_reset_drops_its_pending_reservation_changes() {
     for goes in [
-        |race: &mut Race| race.bench.controller.reset(race.bench.now),
-        |race: &mut Race| {
+        |race: &mut TwoHostsFixture| race.bench.controller.reset(race.bench.now),
+        |race: &mut TwoHostsFixture| {
             race.bench.controller.remove_queue(1);
         },
     ] {
-        let mut race = Race::new();
-        assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
-        assert_eq!(race.ask(1, 2, &unregister(1)), None);
-        assert_eq!(race.ask(2, 3, &acquire(2, TAKE, 0)), None);
+        let mut race = TwoHostsFixture::new();
+        assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(1, 2, &unregister(1)), None);
+        assert_eq!(race.submit_reservation(2, 3, &acquire(2, TAKE, 0)), None);
         goes(&mut race);
         // A reset makes the controller forget the identity of its host.
         race.bench.controller.set_host(HostIdentity::Extended(1));
-        race.drawer.write();
+        race.drawer.complete_write();
         assert_eq!(race.is_held_by_first(), Some(true), "it was being written");
         assert_eq!(race.registrants(), 2, "the other had not begun");
-        assert_eq!(race.ended(1), []);
-        assert_eq!(race.ended(2), [(3, Status::RESERVATION_CONFLICT)]);
+        assert_eq!(race.completions_of(1), []);
+        assert_eq!(race.completions_of(2), [(3, Status::RESERVATION_CONFLICT)]);
         // It had been decided, and not been completed.
-        assert_eq!(race.ask(1, 4, &unregister(1)), None);
-        race.drawer.write();
+        assert_eq!(race.submit_reservation(1, 4, &unregister(1)), None);
+        race.drawer.complete_write();
         goes(&mut race);
-        assert_eq!(race.ended(1), []);
-        assert_eq!(race.drawer.wanted(), 0);
+        assert_eq!(race.completions_of(1), []);
+        assert_eq!(race.drawer.pending_write_count(), 0);
     }
-    let mut race = Race::new();
-    assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.ask(1, 2, &unregister(1)), None);
-    race.drawer.write();
-    race.drawer.write();
-    race.bench.turns(1);
+    let mut race = TwoHostsFixture::new();
+    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 2, &unregister(1)), None);
+    race.drawer.complete_write();
+    race.drawer.complete_write();
+    race.bench.poll_times(1);
     race.bench.controller.remove_queue(2);
-    assert_eq!(race.ended(1).len(), 2, "another queue is not this one");
+    assert_eq!(race.completions_of(1).len(), 2, "another queue is not this one");
 }
 
 #[test]
-fn a_controller_that_goes_leaves_nothing_that_waits() {
-    let Race { bench, other, drawer } = Race::new();
-    let mut race = Race { bench, other, drawer };
-    assert_eq!(race.ask(2, 1, &acquire(2, TAKE, 0)), None);
-    assert_eq!(race.ask(2, 2, &unregister(2)), None);
-    assert_eq!(race.ask(1, 3, &acquire(1, TAKE, 0)), None);
-    race.other = race.bench.second(3);
-    race.drawer.write();
-    assert_eq!(race.ended(1), [(3, Status::RESERVATION_CONFLICT)]);
+fn removed_controller_leaves_no_pending_change() {
+    let TwoHostsFixture { bench, other, drawer } = TwoHostsFixture::new();
+    let mut race = TwoHostsFixture { bench, other, drawer };
+    assert_eq!(race.submit_reservation(2, 1, &acquire(2, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
+    assert_eq!(race.submit_reservation(1, 3, &acquire(1, TAKE, 0)), None);
+    race.other = race.bench.open_second_controller(3);
+    race.drawer.complete_write();
+    assert_eq!(race.completions_of(1), [(3, Status::RESERVATION_CONFLICT)]);
     assert_eq!(race.registrants(), 2);
 }
 
 #[test]
-fn a_host_without_an_identifier_is_forgotten_by_what_is_being_written_too() {
-    let mut race = Race::new();
-    let mut anonymous = race.bench.second(3);
+fn anonymous_host_is_removed_from_the_pending_record() {
+    let mut race = TwoHostsFixture::new();
+    let mut anonymous = race.bench.open_second_controller(3);
     // Without a host identifier, it remains registered only until its controller is reset.
     anonymous.set_host(HostIdentity::Anonymous(3));
     let (command, keys) = register(3);
     let (now, from) = (race.bench.now, CommandOrigin { queue: 1, ticket: 1 });
     assert_eq!(anonymous.reservation(now, from, &command, &mut keys.clone()), None);
     anonymous.reset(now);
-    race.drawer.write();
+    race.drawer.complete_write();
     assert_eq!(race.registrants(), 2);
 }
 
 #[test]
-fn a_namespace_that_goes_ends_what_waits_for_it_and_its_keeper_is_not_believed_later() {
-    let mut race = Race::new();
-    assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.ask(2, 2, &unregister(2)), None);
-    let (record, stored) = race.drawer.take();
+fn removed_namespace_fails_pending_changes_and_ignores_late_write_results() {
+    let mut race = TwoHostsFixture::new();
+    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
+    let (record, stored) = race.drawer.take_pending_write();
     let subsystem = race.bench.subsystem.clone();
     assert!(subsystem.remove_namespace(1));
     let gone = Status::INVALID_NAMESPACE_OR_FORMAT;
-    assert_eq!((race.ended(1), race.ended(2)), (vec![(1, gone)], vec![(2, gone)]));
+    assert_eq!(
+        (race.completions_of(1), race.completions_of(2)),
+        (vec![(1, gone)], vec![(2, gone)])
+    );
     let again = NamespaceConfig {
         nsid: Some(1),
         persistence: Persistence::Durable(Box::new(race.drawer.clone())),
         ..NamespaceConfig::new(std::sync::Arc::new(race.bench.shelves[0].clone()))
     };
     subsystem.add_namespace(again).unwrap();
-    assert_eq!(race.ask(2, 3, &acquire(2, TAKE, 0)), None);
-    race.drawer.put(record);
-    stored.finish(Ok(()));
-    assert_eq!((race.ended(1), race.ended(2)), (vec![], vec![]));
-    race.drawer.write();
-    assert_eq!(race.ended(2), [(3, Status::SUCCESS)]);
+    assert_eq!(race.submit_reservation(2, 3, &acquire(2, TAKE, 0)), None);
+    race.drawer.set_record(record);
+    stored.complete_write(Ok(()));
+    assert_eq!((race.completions_of(1), race.completions_of(2)), (vec![], vec![]));
+    race.drawer.complete_write();
+    assert_eq!(race.completions_of(2), [(3, Status::SUCCESS)]);
 }
 
 #[test]
-fn wherever_the_power_goes_nobody_has_been_answered_what_is_not_there() {
+fn no_change_is_acknowledged_before_it_survives_power_loss() {
     for is_there in [false, true] {
-        let mut race = Race::new();
-        assert_eq!(race.ask(1, 1, &acquire(1, TAKE, 0)), None);
-        assert_eq!(race.ask(2, 2, &unregister(2)), None);
-        let (record, stored) = race.drawer.take();
+        let mut race = TwoHostsFixture::new();
+        assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
+        let (record, stored) = race.drawer.take_pending_write();
         if is_there {
-            race.drawer.put(record);
+            race.drawer.set_record(record);
         }
-        assert_eq!((race.ended(1), race.ended(2)), (vec![], vec![]));
-        let Race { bench, other, drawer } = race;
+        assert_eq!((race.completions_of(1), race.completions_of(2)), (vec![], vec![]));
+        let TwoHostsFixture { bench, other, drawer } = race;
         drop((bench, other));
         // The writer reports its result after the recipient has disappeared.
-        stored.finish(Ok(()));
-        assert_eq!(drawer.wanted(), 0);
+        stored.complete_write(Ok(()));
+        assert_eq!(drawer.pending_write_count(), 0);
         let mut next = load_reservations(&drawer);
         next.controller.set_host(HostIdentity::Extended(1));
-        assert_eq!(seen(&next).is_some(), is_there);
+        assert_eq!(visible_reservation(&next).is_some(), is_there);
     }
 }

@@ -8,41 +8,41 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::log::LogPage;
 use tenmil_wire::{Status, TypedCommand};
 
-use super::bench::{Bench, Shelf, ended};
+use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
 use crate::controller::interface::{AdminOutcome, InvalidDoorbell};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, firmware_image,
 };
 
-fn listening(bits: u32) -> Bench {
-    let mut bench = Bench::with(
-        vec![Shelf::new()],
+fn fixture_with_event_request(bits: u32) -> ControllerFixture {
+    let mut bench = ControllerFixture::with_config(
+        vec![FakeBlockDevice::new()],
         |config| config.ana_groups = 2,
         ControllerConfig::default(),
     );
-    configure(&mut bench, bits);
-    park(&mut bench);
+    enable_events(&mut bench, bits);
+    submit_event_request(&mut bench);
     bench
 }
 
-fn configure(bench: &mut Bench, bits: u32) {
+fn enable_events(bench: &mut ControllerFixture, bits: u32) {
     let fid = Feature::AsynchronousEventConfiguration.code();
-    bench.run(SetFeatures { fid, cdw11: bits, ..SetFeatures::default() }).unwrap();
+    bench.run_without_data(SetFeatures { fid, cdw11: bits, ..SetFeatures::default() }).unwrap();
 }
 
-fn park(bench: &mut Bench) {
-    let step = bench.step(&AsynchronousEventRequest {}.to_command(), &[]).0;
+fn submit_event_request(bench: &mut ControllerFixture) {
+    let step = bench.submit(&AsynchronousEventRequest {}.to_command(), &[]).0;
     assert_eq!(step, AdminOutcome::AsyncEvent);
 }
 
-fn next(bench: &mut Bench) -> Option<u32> {
-    bench.turns(1);
+fn next_event_dword(bench: &mut ControllerFixture) -> Option<u32> {
+    bench.poll_times(1);
     bench.controller.next_event()
 }
 
 /// Reads the whole page; the caller chooses whether the event is retained.
-fn read(bench: &mut Bench, page: LogPage, rae: bool) {
-    bench.get(GetLogPage { rae, ..GetLogPage::new(page.code(), 4096) }).unwrap();
+fn read_log_page(bench: &mut ControllerFixture, page: LogPage, rae: bool) {
+    bench.run_for_data(GetLogPage { rae, ..GetLogPage::new(page.code(), 4096) }).unwrap();
 }
 
 const WELL: SensorReadings = SensorReadings {
@@ -54,23 +54,23 @@ const WELL: SensorReadings = SensorReadings {
 };
 
 #[test]
-fn requests_are_parked_up_to_the_limit() {
-    let mut bench = Bench::new();
+fn event_requests_are_held_up_to_the_limit() {
+    let mut bench = ControllerFixture::new();
     for _ in 0..4 {
-        park(&mut bench);
+        submit_event_request(&mut bench);
     }
-    let fifth = bench.step(&AsynchronousEventRequest {}.to_command(), &[]).0;
-    assert_eq!(ended(fifth), Err(Status::AER_LIMIT_EXCEEDED));
+    let fifth = bench.submit(&AsynchronousEventRequest {}.to_command(), &[]).0;
+    assert_eq!(completed_result(fifth), Err(Status::AER_LIMIT_EXCEEDED));
     bench.controller.event_request_aborted();
-    park(&mut bench);
+    submit_event_request(&mut bench);
     bench.controller.reset(bench.now);
     for _ in 0..4 {
-        park(&mut bench);
+        submit_event_request(&mut bench);
     }
 }
 
 #[test]
-fn each_warning_is_told_if_its_bit_is_set_and_only_then() {
+fn health_warning_is_reported_only_if_enabled() {
     let warnings = [
         (1 << 0, SensorReadings { spare_percent: 9, ..WELL }, 0x2_0201),
         (1 << 1, SensorReadings { temperature_kelvin: 343, ..WELL }, 0x2_0101),
@@ -79,87 +79,89 @@ fn each_warning_is_told_if_its_bit_is_set_and_only_then() {
     ];
     for (bit, sensors, expected) in warnings {
         for configured in [1 << 0, 1 << 1, 1 << 2, 1 << 3] {
-            let mut bench = listening(configured);
+            let mut bench = fixture_with_event_request(configured);
             bench.controller.set_sensor_readings(bench.now, sensors);
             let told = (configured == bit).then_some(expected);
-            assert_eq!(next(&mut bench), told, "{sensors:?} with {configured:#x}");
+            assert_eq!(next_event_dword(&mut bench), told, "{sensors:?} with {configured:#x}");
         }
     }
 }
 
 #[test]
-fn a_threshold_moved_below_the_temperature_warns_at_once() {
-    let mut bench = listening(1 << 1);
+fn lowering_the_temperature_threshold_warns_immediately() {
+    let mut bench = fixture_with_event_request(1 << 1);
     let fid = Feature::TemperatureThreshold.code();
-    bench.run(SetFeatures { fid, cdw11: 310, ..SetFeatures::default() }).unwrap();
-    assert_eq!(next(&mut bench), Some(0x2_0101));
+    bench.run_without_data(SetFeatures { fid, cdw11: 310, ..SetFeatures::default() }).unwrap();
+    assert_eq!(next_event_dword(&mut bench), Some(0x2_0101));
 }
 
 #[test]
-fn errors_cannot_be_masked_by_configuration() {
+fn error_events_cannot_be_disabled() {
     for (doorbell, expected) in
         [(InvalidDoorbell::Register, 0x1_0000), (InvalidDoorbell::Value, 0x1_0100)]
     {
-        let mut bench = listening(0);
+        let mut bench = fixture_with_event_request(0);
         bench.controller.invalid_doorbell(bench.now, doorbell);
-        assert_eq!(next(&mut bench), Some(expected));
+        assert_eq!(next_event_dword(&mut bench), Some(expected));
     }
 }
 
 #[test]
-fn a_change_of_a_namespace_is_told_to_those_who_have_it_and_want_to_hear() {
+fn namespace_change_notifies_attached_controllers_that_enabled_it() {
     for (bits, expected) in [(1 << 8, Some(0x4_0002)), (0, None)] {
-        let mut bench = listening(bits);
-        let more = NamespaceConfig::new(Arc::new(Shelf::new()));
+        let mut bench = fixture_with_event_request(bits);
+        let more = NamespaceConfig::new(Arc::new(FakeBlockDevice::new()));
         bench.subsystem.add_namespace(more).unwrap();
-        assert_eq!(next(&mut bench), expected);
+        assert_eq!(next_event_dword(&mut bench), expected);
     }
-    let mut bench = listening(1 << 8);
-    let hidden =
-        NamespaceConfig { is_attached: false, ..NamespaceConfig::new(Arc::new(Shelf::new())) };
+    let mut bench = fixture_with_event_request(1 << 8);
+    let hidden = NamespaceConfig {
+        is_attached: false,
+        ..NamespaceConfig::new(Arc::new(FakeBlockDevice::new()))
+    };
     bench.subsystem.add_namespace(hidden).unwrap();
-    assert_eq!(next(&mut bench), None, "it is not attached");
+    assert_eq!(next_event_dword(&mut bench), None, "it is not attached");
     bench.subsystem.remove_namespace(1);
-    assert_eq!(next(&mut bench), Some(0x4_0002));
+    assert_eq!(next_event_dword(&mut bench), Some(0x4_0002));
 }
 
 #[test]
-fn access_states_and_firmware_have_notices_of_their_own() {
+fn ana_and_firmware_changes_have_their_own_notices() {
     for (bits, expected) in [(1 << 11, Some(0xc_0302)), (0, None)] {
-        let mut bench = listening(bits);
+        let mut bench = fixture_with_event_request(bits);
         bench.subsystem.set_ana_state(1, 1, AnaState::Inaccessible);
-        assert_eq!(next(&mut bench), expected);
+        assert_eq!(next_event_dword(&mut bench), expected);
     }
     for (bits, expected) in [(1 << 9, Some(0x3_0102)), (0, None)] {
-        let mut bench = listening(bits);
+        let mut bench = fixture_with_event_request(bits);
         let image = firmware_image("2.0");
         let download = FirmwareImageDownload { numd: 1023, ofst: 0 };
-        bench.send(download, &image).unwrap();
+        bench.run_with_data(download, &image).unwrap();
         let commit =
             FirmwareCommit { fs: 2, ca: CommitAction::ActivateNow, ..FirmwareCommit::default() };
-        bench.run(commit).unwrap();
-        assert_eq!(next(&mut bench), expected);
+        bench.run_without_data(commit).unwrap();
+        assert_eq!(next_event_dword(&mut bench), expected);
     }
 }
 
 #[test]
-fn an_event_is_told_once_until_its_page_is_read_without_retaining_it() {
-    let mut bench = listening(1 << 8);
-    let change = |bench: &Bench| {
-        let more = NamespaceConfig::new(Arc::new(Shelf::new()));
+fn event_is_reported_once_until_its_log_page_is_read() {
+    let mut bench = fixture_with_event_request(1 << 8);
+    let change = |bench: &ControllerFixture| {
+        let more = NamespaceConfig::new(Arc::new(FakeBlockDevice::new()));
         bench.subsystem.add_namespace(more).unwrap();
     };
     change(&bench);
-    assert!(next(&mut bench).is_some());
-    park(&mut bench);
+    assert!(next_event_dword(&mut bench).is_some());
+    submit_event_request(&mut bench);
     change(&bench);
-    assert_eq!(next(&mut bench), None, "masked");
-    read(&mut bench, LogPage::ChangedNamespaces, true);
-    assert_eq!(next(&mut bench), None, "retained");
-    read(&mut bench, LogPage::Health, false);
-    assert_eq!(next(&mut bench), None, "another page");
-    read(&mut bench, LogPage::ChangedNamespaces, false);
-    assert_eq!(next(&mut bench), None, "it was read of, too");
+    assert_eq!(next_event_dword(&mut bench), None, "masked");
+    read_log_page(&mut bench, LogPage::ChangedNamespaces, true);
+    assert_eq!(next_event_dword(&mut bench), None, "retained");
+    read_log_page(&mut bench, LogPage::Health, false);
+    assert_eq!(next_event_dword(&mut bench), None, "another page");
+    read_log_page(&mut bench, LogPage::ChangedNamespaces, false);
+    assert_eq!(next_event_dword(&mut bench), None, "it was read of, too");
     change(&bench);
-    assert!(next(&mut bench).is_some(), "armed again");
+    assert!(next_event_dword(&mut bench).is_some(), "armed again");
 }

@@ -5,44 +5,48 @@ use tenmil_wire::admin::{FeatureSelect, GetFeatures, Identify, SetFeatures};
 use tenmil_wire::feature::Feature;
 use tenmil_wire::{Status, TypedCommand};
 
-use super::bench::{Bench, EVERYTHING, Shelf, ended};
+use super::fixture::{ControllerFixture, EVERYTHING, FakeBlockDevice, completed_result};
 use crate::controller::features::FEATURES;
 use crate::controller::interface::{AdminOutcome, Arbitration, Coalescing};
 use crate::controller::{ControllerConfig, HostIdentity, TransportModel};
 
 const INVALID: Status = Status::INVALID_FIELD;
 
-fn set(feature: Feature, cdw11: u32) -> SetFeatures {
+fn set_feature(feature: Feature, cdw11: u32) -> SetFeatures {
     SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() }
 }
 
-fn get(feature: Feature, sel: FeatureSelect) -> GetFeatures {
+fn get_feature(feature: Feature, sel: FeatureSelect) -> GetFeatures {
     GetFeatures { fid: feature.code(), sel, ..GetFeatures::default() }
 }
 
 /// DW0 and data of a Get Features command.
-fn read(bench: &mut Bench, get: GetFeatures) -> Result<(u32, Vec<u8>), Status> {
-    let (step, data) = bench.step(&get.to_command(), &[]);
-    ended(step).map(|dword| (dword, data))
+fn read_feature_data(
+    bench: &mut ControllerFixture,
+    get: GetFeatures,
+) -> Result<(u32, Vec<u8>), Status> {
+    let (step, data) = bench.submit(&get.to_command(), &[]);
+    completed_result(step).map(|dword| (dword, data))
 }
 
-fn current(bench: &mut Bench, feature: Feature) -> u32 {
-    read(bench, get(feature, FeatureSelect::Current)).unwrap().0
+fn current_value(bench: &mut ControllerFixture, feature: Feature) -> u32 {
+    read_feature_data(bench, get_feature(feature, FeatureSelect::Current)).unwrap().0
 }
 
 #[test]
-fn capabilities_say_what_set_features_then_does() {
+fn feature_capabilities_match_set_features_results() {
     for rule in FEATURES {
-        let mut bench = Bench::new();
+        let mut bench = ControllerFixture::new();
         let nsid = u32::from(rule.is_per_namespace);
-        let ask = GetFeatures { nsid, ..get(rule.feature, FeatureSelect::SupportedCapabilities) };
-        let (dword, data) = read(&mut bench, ask).unwrap();
+        let ask =
+            GetFeatures { nsid, ..get_feature(rule.feature, FeatureSelect::SupportedCapabilities) };
+        let (dword, data) = read_feature_data(&mut bench, ask).unwrap();
         assert!(data.is_empty(), "{:?}", rule.feature);
         assert_eq!(dword & 0b100, 0b100, "changeable");
         assert_eq!(dword & 0b010 != 0, rule.is_per_namespace);
 
-        let save = SetFeatures { sv: true, nsid, ..set(rule.feature, 0) };
-        let saved = bench.send(save, &[]);
+        let save = SetFeatures { sv: true, nsid, ..set_feature(rule.feature, 0) };
+        let saved = bench.run_with_data(save, &[]);
         if dword & 1 != 0 {
             assert_eq!(saved, Ok(0), "{:?}", rule.feature);
         } else {
@@ -54,48 +58,54 @@ fn capabilities_say_what_set_features_then_does() {
         } else {
             Status::FEATURE_NOT_NAMESPACE_SPECIFIC
         };
-        let misplaced = SetFeatures { nsid: wrong, ..set(rule.feature, 0) };
-        assert_eq!(bench.send(misplaced, &[]), Err(expected), "{:?}", rule.feature);
+        let misplaced = SetFeatures { nsid: wrong, ..set_feature(rule.feature, 0) };
+        assert_eq!(bench.run_with_data(misplaced, &[]), Err(expected), "{:?}", rule.feature);
     }
 }
 
 /// Behavior of tools that are given a block device: they name its namespace with every feature.
 #[test]
-fn who_asks_for_a_feature_of_the_controller_may_name_a_namespace() {
+fn nsid_is_ignored_for_controller_features() {
     for rule in FEATURES.into_iter().filter(|rule| !rule.is_per_namespace) {
-        let mut bench = Bench::new();
+        let mut bench = ControllerFixture::new();
         for sel in [FeatureSelect::Current, FeatureSelect::Default, FeatureSelect::Saved] {
-            let of_all = read(&mut bench, get(rule.feature, sel)).unwrap();
+            let of_all = read_feature_data(&mut bench, get_feature(rule.feature, sel)).unwrap();
             for nsid in [1, 77, u32::MAX] {
-                let of_one = GetFeatures { nsid, ..get(rule.feature, sel) };
-                assert_eq!(read(&mut bench, of_one).unwrap(), of_all, "{:?}", rule.feature);
+                let of_one = GetFeatures { nsid, ..get_feature(rule.feature, sel) };
+                assert_eq!(
+                    read_feature_data(&mut bench, of_one).unwrap(),
+                    of_all,
+                    "{:?}",
+                    rule.feature
+                );
             }
         }
     }
 }
 
 #[test]
-fn features_that_are_not_there_are_invalid_fields() {
-    let mut bench = Bench::new();
+fn unsupported_feature_is_an_invalid_field() {
+    let mut bench = ControllerFixture::new();
     for fid in 0..=255 {
         let known = FEATURES.iter().any(|rule| rule.feature.code() == fid);
         let sel = FeatureSelect::SupportedCapabilities;
         let ask = GetFeatures { fid, sel, nsid: 0, ..GetFeatures::default() };
-        let answer = bench.get(ask);
+        let answer = bench.run_for_data(ask);
         if !known {
             assert_eq!(answer, Err(INVALID), "{fid:#04x}");
             let set = SetFeatures { fid, ..SetFeatures::default() };
-            assert_eq!(bench.send(set, &[]), Err(INVALID), "{fid:#04x}");
+            assert_eq!(bench.run_with_data(set, &[]), Err(INVALID), "{fid:#04x}");
         }
     }
-    let stable = Shelf::with(512, &EVERYTHING, Durability::Persistent);
+    let stable = FakeBlockDevice::with_blocks(512, &EVERYTHING, Durability::Persistent);
     let transport = TransportModel::Fabrics {
         command_capsule_bytes: 64,
         descriptors_max: 1,
         quiesce: Span::from_ms(500),
     };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![stable], |config| config.reservations = false, config);
+    let mut bench =
+        ControllerFixture::with_config(vec![stable], |config| config.reservations = false, config);
     for feature in [
         Feature::VolatileWriteCache,
         Feature::InterruptCoalescing,
@@ -103,22 +113,22 @@ fn features_that_are_not_there_are_invalid_fields() {
         Feature::ReservationNotificationMask,
         Feature::ReservationPersistence,
     ] {
-        assert_eq!(bench.run(set(feature, 0)), Err(INVALID), "{feature:?}");
+        assert_eq!(bench.run_without_data(set_feature(feature, 0)), Err(INVALID), "{feature:?}");
     }
 }
 
 #[test]
-fn a_selector_that_is_reserved_is_refused() {
-    let mut bench = Bench::new();
+fn reserved_feature_selector_is_rejected() {
+    let mut bench = ControllerFixture::new();
     for code in 4..8 {
         let sel = FeatureSelect::Reserved(code);
-        assert_eq!(bench.get(get(Feature::Arbitration, sel)), Err(INVALID));
+        assert_eq!(bench.run_for_data(get_feature(Feature::Arbitration, sel)), Err(INVALID));
     }
 }
 
 /// Current, default and saved value are separate, and a reset restores the saved one.
 #[test]
-fn saved_values_survive_a_reset_and_others_do_not() {
+fn saved_feature_values_survive_a_reset() {
     let cases = [
         (Feature::Arbitration, 7, 0x0102_0303, 0x0908_0702),
         (Feature::TemperatureThreshold, 343, 300, 301),
@@ -130,11 +140,13 @@ fn saved_values_survive_a_reset_and_others_do_not() {
         (Feature::PowerManagement, 0, 1, 2),
     ];
     for (feature, default, first, second) in cases {
-        let mut bench = Bench::new();
-        let read = |bench: &mut Bench, sel| read(bench, get(feature, sel)).unwrap().0;
+        let mut bench = ControllerFixture::new();
+        let read = |bench: &mut ControllerFixture, sel| {
+            read_feature_data(bench, get_feature(feature, sel)).unwrap().0
+        };
         assert_eq!(read(&mut bench, FeatureSelect::Current), default, "{feature:?}");
-        bench.run(SetFeatures { sv: true, ..set(feature, first) }).unwrap();
-        bench.run(set(feature, second)).unwrap();
+        bench.run_without_data(SetFeatures { sv: true, ..set_feature(feature, first) }).unwrap();
+        bench.run_without_data(set_feature(feature, second)).unwrap();
         assert_eq!(read(&mut bench, FeatureSelect::Current), second, "{feature:?}");
         assert_eq!(read(&mut bench, FeatureSelect::Saved), first, "{feature:?}");
         assert_eq!(read(&mut bench, FeatureSelect::Default), default, "{feature:?}");
@@ -145,7 +157,7 @@ fn saved_values_survive_a_reset_and_others_do_not() {
 }
 
 #[test]
-fn every_value_that_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_feature_value_is_rejected_and_changes_nothing() {
     let cases = [
         (Feature::Arbitration, 0x08),
         (Feature::PowerManagement, 3),
@@ -165,11 +177,18 @@ fn every_value_that_cannot_be_is_refused_and_changes_nothing() {
         (Feature::AutonomousPowerStateTransition, 2),
         (Feature::HostIdentifier, 2),
     ];
-    let mut bench = Bench::new();
+    let mut bench = ControllerFixture::new();
     for (feature, dword) in cases {
-        let before = read(&mut bench, get(feature, FeatureSelect::Current));
-        assert_eq!(bench.run(set(feature, dword)), Err(INVALID), "{feature:?} {dword:#x}");
-        assert_eq!(read(&mut bench, get(feature, FeatureSelect::Current)), before);
+        let before = read_feature_data(&mut bench, get_feature(feature, FeatureSelect::Current));
+        assert_eq!(
+            bench.run_without_data(set_feature(feature, dword)),
+            Err(INVALID),
+            "{feature:?} {dword:#x}"
+        );
+        assert_eq!(
+            read_feature_data(&mut bench, get_feature(feature, FeatureSelect::Current)),
+            before
+        );
     }
     let per_namespace = [
         (Feature::ErrorRecovery, 1 << 16),
@@ -180,116 +199,132 @@ fn every_value_that_cannot_be_is_refused_and_changes_nothing() {
         (Feature::NamespaceWriteProtection, 8),
     ];
     for (feature, dword) in per_namespace {
-        let set = SetFeatures { nsid: 1, ..set(feature, dword) };
-        assert_eq!(bench.run(set), Err(INVALID), "{feature:?} {dword:#x}");
+        let set = SetFeatures { nsid: 1, ..set_feature(feature, dword) };
+        assert_eq!(bench.run_without_data(set), Err(INVALID), "{feature:?} {dword:#x}");
     }
 }
 
 #[test]
-fn hosts_that_ask_for_every_warning_and_for_telemetry_get_them_with_the_notices() {
-    let mut bench = Bench::new();
-    let page = bench.get(Identify { cns: 1, ..Identify::default() }).unwrap();
+fn event_configuration_accepts_all_warnings_and_telemetry_notices() {
+    let mut bench = ControllerFixture::new();
+    let page = bench.run_for_data(Identify { cns: 1, ..Identify::default() }).unwrap();
     let oaes = u32::from_le_bytes(page[92..96].try_into().unwrap());
     assert_eq!(oaes, 0x0300, "and nothing that only the feature has");
     // The values that SPDK sends: five warnings, and telemetry since LPA announces it.
     for asked in [0x1f | 1 << 10 | oaes, 0xff | oaes] {
-        bench.run(set(Feature::AsynchronousEventConfiguration, asked)).unwrap();
-        let get = get(Feature::AsynchronousEventConfiguration, FeatureSelect::Current);
-        assert_eq!(read(&mut bench, get).unwrap().0, asked);
+        bench
+            .run_without_data(set_feature(Feature::AsynchronousEventConfiguration, asked))
+            .unwrap();
+        let get = get_feature(Feature::AsynchronousEventConfiguration, FeatureSelect::Current);
+        assert_eq!(read_feature_data(&mut bench, get).unwrap().0, asked);
     }
 }
 
 #[test]
-fn the_front_end_sees_what_was_set() {
-    let mut bench = Bench::new();
+fn transport_reads_the_feature_values_that_were_set() {
+    let mut bench = ControllerFixture::new();
     assert!(bench.controller.write_cache_enabled());
-    bench.run(set(Feature::VolatileWriteCache, 0)).unwrap();
+    bench.run_without_data(set_feature(Feature::VolatileWriteCache, 0)).unwrap();
     assert!(!bench.controller.write_cache_enabled());
 
     let coalescing = |us, threshold| Coalescing { time: Span::from_us(us), threshold };
     assert_eq!(bench.controller.coalescing(), coalescing(0, 1));
-    bench.run(set(Feature::InterruptCoalescing, 0x0307)).unwrap();
+    bench.run_without_data(set_feature(Feature::InterruptCoalescing, 0x0307)).unwrap();
     assert_eq!(bench.controller.coalescing(), coalescing(300, 8));
 
-    bench.run(set(Feature::InterruptVectorConfiguration, 5 | 1 << 16)).unwrap();
+    bench
+        .run_without_data(set_feature(Feature::InterruptVectorConfiguration, 5 | 1 << 16))
+        .unwrap();
     assert!(bench.controller.is_coalescing_disabled(5));
     assert!(!bench.controller.is_coalescing_disabled(4));
     let vector = GetFeatures {
         cdw11: 5,
-        ..get(Feature::InterruptVectorConfiguration, FeatureSelect::Current)
+        ..get_feature(Feature::InterruptVectorConfiguration, FeatureSelect::Current)
     };
-    assert_eq!(read(&mut bench, vector).unwrap().0, 5 | 1 << 16);
+    assert_eq!(read_feature_data(&mut bench, vector).unwrap().0, 5 | 1 << 16);
 
     assert_eq!(bench.controller.arbitration().burst, None);
-    bench.run(set(Feature::Arbitration, 0x0302_0003)).unwrap();
+    bench.run_without_data(set_feature(Feature::Arbitration, 0x0302_0003)).unwrap();
     let expected = Arbitration { burst: Some(8), low_weight: 1, medium_weight: 3, high_weight: 4 };
     assert_eq!(bench.controller.arbitration(), expected);
 }
 
 #[test]
-fn temperature_thresholds_are_two_and_a_set_may_mean_every_sensor() {
-    let mut bench = Bench::new();
-    let threshold = |bench: &mut Bench, cdw11| {
-        let get = get(Feature::TemperatureThreshold, FeatureSelect::Current);
-        read(bench, GetFeatures { cdw11, ..get }).map(|(dword, _)| dword)
+fn temperature_thresholds_are_set_per_sensor_or_for_all() {
+    let mut bench = ControllerFixture::new();
+    let threshold = |bench: &mut ControllerFixture, cdw11| {
+        let get = get_feature(Feature::TemperatureThreshold, FeatureSelect::Current);
+        read_feature_data(bench, GetFeatures { cdw11, ..get }).map(|(dword, _)| dword)
     };
-    bench.run(set(Feature::TemperatureThreshold, 350)).unwrap();
-    bench.run(set(Feature::TemperatureThreshold, 280 | 1 << 20)).unwrap();
+    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 350)).unwrap();
+    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 280 | 1 << 20)).unwrap();
     assert_eq!(threshold(&mut bench, 0), Ok(350));
     assert_eq!(threshold(&mut bench, 1 << 20), Ok(280));
-    bench.run(set(Feature::TemperatureThreshold, 360 | 0xf << 16)).unwrap();
+    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 360 | 0xf << 16)).unwrap();
     assert_eq!(threshold(&mut bench, 0), Ok(360));
     assert_eq!(threshold(&mut bench, 0xf << 16), Err(INVALID), "of all of them cannot be read");
     assert_eq!(threshold(&mut bench, 2 << 20), Err(INVALID));
 }
 
 #[test]
-fn a_time_stamp_counts_on_and_says_where_it_comes_from() {
-    let mut bench = Bench::new();
-    let stamp = |bench: &mut Bench| {
-        let get = get(Feature::Timestamp, FeatureSelect::Current);
-        let bytes: [u8; 8] = read(bench, get).unwrap().1.try_into().unwrap();
+fn timestamp_advances_and_reports_its_origin() {
+    let mut bench = ControllerFixture::new();
+    let stamp = |bench: &mut ControllerFixture| {
+        let get = get_feature(Feature::Timestamp, FeatureSelect::Current);
+        let bytes: [u8; 8] = read_feature_data(bench, get).unwrap().1.try_into().unwrap();
         let word = u64::from_le_bytes(bytes);
         (word & 0xffff_ffff_ffff, word >> 49 & 7)
     };
     assert_eq!(stamp(&mut bench).1, 0, "never set");
     let ms = 1_700_000_000_000_u64;
-    bench.send(set(Feature::Timestamp, 0), &ms.to_le_bytes()).unwrap();
+    bench.run_with_data(set_feature(Feature::Timestamp, 0), &ms.to_le_bytes()).unwrap();
     assert_eq!(stamp(&mut bench), (ms, 1));
-    bench.pass(Span::from_ms(1500));
+    bench.advance_time(Span::from_ms(1500));
     assert_eq!(stamp(&mut bench), (ms + 1500, 1));
 }
 
 #[test]
-fn a_host_gives_its_identifier_once() {
+fn host_identifier_can_be_set_once() {
     for (extended, bytes) in [(0, 8), (1, 16)] {
-        let mut bench = Bench::new();
+        let mut bench = ControllerFixture::new();
         let id: Vec<u8> = (1..=bytes).collect();
         let other: Vec<u8> = (2..=bytes + 1).collect();
-        let ask =
-            GetFeatures { cdw11: extended, ..get(Feature::HostIdentifier, FeatureSelect::Current) };
-        assert_eq!(read(&mut bench, ask).unwrap().1, vec![0; bytes.into()]);
-        bench.send(set(Feature::HostIdentifier, extended), &id).unwrap();
-        assert_eq!(read(&mut bench, ask), Ok((extended, id.clone())));
-        assert_eq!(bench.send(set(Feature::HostIdentifier, extended), &id), Ok(0), "the same");
+        let ask = GetFeatures {
+            cdw11: extended,
+            ..get_feature(Feature::HostIdentifier, FeatureSelect::Current)
+        };
+        assert_eq!(read_feature_data(&mut bench, ask).unwrap().1, vec![0; bytes.into()]);
+        bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &id).unwrap();
+        assert_eq!(read_feature_data(&mut bench, ask), Ok((extended, id.clone())));
+        assert_eq!(
+            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &id),
+            Ok(0),
+            "the same"
+        );
         let sequence = Err(Status::COMMAND_SEQUENCE_ERROR);
-        assert_eq!(bench.send(set(Feature::HostIdentifier, extended), &other), sequence);
+        assert_eq!(
+            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &other),
+            sequence
+        );
         let short = GetFeatures { cdw11: 1 - extended, ..ask };
         let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
-        assert_eq!(read(&mut bench, short), inconsistent);
+        assert_eq!(read_feature_data(&mut bench, short), inconsistent);
         bench.controller.reset(bench.now);
-        assert_eq!(bench.send(set(Feature::HostIdentifier, extended), &other), Ok(0));
+        assert_eq!(
+            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &other),
+            Ok(0)
+        );
     }
 }
 
 #[test]
-fn identifiers_of_two_lengths_do_not_mix_and_fabrics_hosts_give_none() {
-    let mut bench = Bench::new();
-    let mut other = bench.second(2);
+fn host_identifier_lengths_cannot_be_mixed_and_fabrics_hosts_cannot_set_one() {
+    let mut bench = ControllerFixture::new();
+    let mut other = bench.open_second_controller(2);
     other.set_host(HostIdentity::Extended(5));
     let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
-    assert_eq!(bench.send(set(Feature::HostIdentifier, 0), &[1; 8]), inconsistent);
-    assert_eq!(bench.send(set(Feature::HostIdentifier, 1), &[1; 16]), Ok(0));
+    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 0), &[1; 8]), inconsistent);
+    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 1), &[1; 16]), Ok(0));
 
     let transport = TransportModel::Fabrics {
         command_capsule_bytes: 64,
@@ -297,59 +332,64 @@ fn identifiers_of_two_lengths_do_not_mix_and_fabrics_hosts_give_none() {
         quiesce: Span::from_ms(500),
     };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
+    let mut bench = ControllerFixture::with_config(vec![FakeBlockDevice::new()], |_| {}, config);
     let sequence = Err(Status::COMMAND_SEQUENCE_ERROR);
-    assert_eq!(bench.send(set(Feature::HostIdentifier, 1), &[1; 16]), sequence);
+    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 1), &[1; 16]), sequence);
 }
 
 #[test]
-fn of_its_behavior_a_host_may_only_choose_retry_delays() {
-    let mut bench = Bench::new();
-    let ask = get(Feature::HostBehaviorSupport, FeatureSelect::Current);
-    bench.send(set(Feature::HostBehaviorSupport, 0), &[1]).unwrap();
-    let (_, data) = read(&mut bench, ask).unwrap();
+fn host_behavior_support_accepts_only_acre() {
+    let mut bench = ControllerFixture::new();
+    let ask = get_feature(Feature::HostBehaviorSupport, FeatureSelect::Current);
+    bench.run_with_data(set_feature(Feature::HostBehaviorSupport, 0), &[1]).unwrap();
+    let (_, data) = read_feature_data(&mut bench, ask).unwrap();
     assert_eq!((data.len(), data[0], &data[1..]), (512, 1, &[0; 511][..]));
     for byte in 0..6 {
         let mut page = [0; 512];
         page[byte] = 2;
-        assert_eq!(bench.send(set(Feature::HostBehaviorSupport, 0), &page), Err(INVALID));
+        assert_eq!(
+            bench.run_with_data(set_feature(Feature::HostBehaviorSupport, 0), &page),
+            Err(INVALID)
+        );
     }
-    assert_eq!(read(&mut bench, ask).unwrap().1[0], 1);
+    assert_eq!(read_feature_data(&mut bench, ask).unwrap().1[0], 1);
     bench.controller.reset(bench.now);
-    assert_eq!(read(&mut bench, ask).unwrap().1[0], 0);
+    assert_eq!(read_feature_data(&mut bench, ask).unwrap().1[0], 0);
 }
 
 #[test]
-fn an_idle_controller_rests_as_its_table_says_and_work_wakes_it() {
-    let mut bench = Bench::new();
+fn idle_controller_changes_power_state_and_activity_restores_it() {
+    let mut bench = ControllerFixture::new();
     let mut table = [0; 256];
     table[..8].copy_from_slice(&(2_u64 << 3 | 100 << 8).to_le_bytes());
-    bench.send(set(Feature::AutonomousPowerStateTransition, 1), &table).unwrap();
-    let ask = get(Feature::AutonomousPowerStateTransition, FeatureSelect::Current);
-    assert_eq!(read(&mut bench, ask), Ok((1, table.to_vec())));
-    bench.pass(Span::from_ms(99));
-    assert_eq!(current(&mut bench, Feature::PowerManagement), 0);
-    bench.pass(Span::from_ms(1));
-    assert_eq!(current(&mut bench, Feature::PowerManagement), 2);
+    bench.run_with_data(set_feature(Feature::AutonomousPowerStateTransition, 1), &table).unwrap();
+    let ask = get_feature(Feature::AutonomousPowerStateTransition, FeatureSelect::Current);
+    assert_eq!(read_feature_data(&mut bench, ask), Ok((1, table.to_vec())));
+    bench.advance_time(Span::from_ms(99));
+    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 0);
+    bench.advance_time(Span::from_ms(1));
+    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 2);
     bench.controller.note_io_activity(bench.now);
-    assert_eq!(current(&mut bench, Feature::PowerManagement), 0);
+    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 0);
 
     table[..8].copy_from_slice(&(1_u64 << 3 | 100 << 8).to_le_bytes());
-    let operational = bench.send(set(Feature::AutonomousPowerStateTransition, 1), &table);
+    let operational =
+        bench.run_with_data(set_feature(Feature::AutonomousPowerStateTransition, 1), &table);
     assert_eq!(operational, Err(INVALID), "one does not rest in an operational state");
 }
 
 #[test]
-fn a_feature_of_namespaces_is_set_for_one_or_for_all() {
-    let mut bench = Bench::over(vec![Shelf::new(), Shelf::new()]);
+fn namespace_feature_is_set_for_one_or_all_namespaces() {
+    let mut bench =
+        ControllerFixture::with_devices(vec![FakeBlockDevice::new(), FakeBlockDevice::new()]);
     let feature = Feature::ErrorRecovery;
-    let of = |bench: &mut Bench, nsid| {
-        let get = GetFeatures { nsid, ..get(feature, FeatureSelect::Current) };
-        read(bench, get).map(|(dword, _)| dword)
+    let of = |bench: &mut ControllerFixture, nsid| {
+        let get = GetFeatures { nsid, ..get_feature(feature, FeatureSelect::Current) };
+        read_feature_data(bench, get).map(|(dword, _)| dword)
     };
-    bench.run(SetFeatures { nsid: 2, ..set(feature, 7) }).unwrap();
+    bench.run_without_data(SetFeatures { nsid: 2, ..set_feature(feature, 7) }).unwrap();
     assert_eq!((of(&mut bench, 1), of(&mut bench, 2)), (Ok(0), Ok(7)));
-    bench.run(SetFeatures { nsid: u32::MAX, ..set(feature, 9) }).unwrap();
+    bench.run_without_data(SetFeatures { nsid: u32::MAX, ..set_feature(feature, 9) }).unwrap();
     assert_eq!((of(&mut bench, 1), of(&mut bench, 2)), (Ok(9), Ok(9)));
     assert_eq!(of(&mut bench, u32::MAX), Err(Status::INVALID_NAMESPACE_OR_FORMAT));
     assert_eq!(of(&mut bench, 3), Err(INVALID), "not attached");
@@ -357,42 +397,45 @@ fn a_feature_of_namespaces_is_set_for_one_or_for_all() {
 }
 
 #[test]
-fn write_protection_reaches_the_queues_and_two_states_cannot_be_left() {
-    let protect = |state| SetFeatures { nsid: 1, ..set(Feature::NamespaceWriteProtection, state) };
-    let is_protected = |bench: &Bench| {
+fn write_protection_applies_to_io_queues_and_two_states_are_permanent() {
+    let protect =
+        |state| SetFeatures { nsid: 1, ..set_feature(Feature::NamespaceWriteProtection, state) };
+    let is_protected = |bench: &ControllerFixture| {
         bench.controller.namespaces().reader().get().get(1).unwrap().is_write_protected
     };
-    let mut bench = Bench::new();
+    let mut bench = ControllerFixture::new();
     assert!(!is_protected(&bench));
     for (state, expected) in [(1, true), (0, false), (1, true)] {
-        bench.run(protect(state)).unwrap();
+        bench.run_without_data(protect(state)).unwrap();
         assert_eq!(is_protected(&bench), expected);
     }
-    bench.run(protect(2)).unwrap();
-    assert_eq!(bench.run(protect(2)), Ok(0));
+    bench.run_without_data(protect(2)).unwrap();
+    assert_eq!(bench.run_without_data(protect(2)), Ok(0));
     for state in [0, 1, 3] {
-        assert_eq!(bench.run(protect(state)), Err(Status::FEATURE_NOT_CHANGEABLE));
+        assert_eq!(bench.run_without_data(protect(state)), Err(Status::FEATURE_NOT_CHANGEABLE));
     }
     bench.controller.reset(bench.now);
     assert!(is_protected(&bench), "a reset is no power cycle");
     bench.subsystem.power_cycle();
     assert!(!is_protected(&bench));
 
-    bench.run(protect(3)).unwrap();
+    bench.run_without_data(protect(3)).unwrap();
     bench.subsystem.power_cycle();
-    assert_eq!(bench.run(protect(0)), Err(Status::FEATURE_NOT_CHANGEABLE));
-    let ask =
-        GetFeatures { nsid: 1, ..get(Feature::NamespaceWriteProtection, FeatureSelect::Current) };
-    assert_eq!(read(&mut bench, ask).unwrap().0, 3);
+    assert_eq!(bench.run_without_data(protect(0)), Err(Status::FEATURE_NOT_CHANGEABLE));
+    let ask = GetFeatures {
+        nsid: 1,
+        ..get_feature(Feature::NamespaceWriteProtection, FeatureSelect::Current)
+    };
+    assert_eq!(read_feature_data(&mut bench, ask).unwrap().0, 3);
 }
 
 #[test]
-fn a_time_out_is_told_as_it_was_rounded() {
-    let mut bench = Bench::new();
-    bench.run(set(Feature::KeepAliveTimer, 10_050)).unwrap();
-    assert_eq!(current(&mut bench, Feature::KeepAliveTimer), 10_100);
+fn keep_alive_timeout_is_returned_as_rounded() {
+    let mut bench = ControllerFixture::new();
+    bench.run_without_data(set_feature(Feature::KeepAliveTimer, 10_050)).unwrap();
+    assert_eq!(current_value(&mut bench, Feature::KeepAliveTimer), 10_100);
     let invalid = Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
-    assert_eq!(bench.run(set(Feature::KeepAliveTimer, u32::MAX)), invalid);
-    let step = bench.step(&set(Feature::KeepAliveTimer, u32::MAX).to_command(), &[]).0;
+    assert_eq!(bench.run_without_data(set_feature(Feature::KeepAliveTimer, u32::MAX)), invalid);
+    let step = bench.submit(&set_feature(Feature::KeepAliveTimer, u32::MAX).to_command(), &[]).0;
     assert!(matches!(step, AdminOutcome::Done(end) if end.status.dnr()), "it will never do");
 }

@@ -8,53 +8,53 @@ use tenmil_wire::log::LogPage;
 use tenmil_wire::log::firmware::FirmwareSlots;
 use tenmil_wire::{Layout, Status};
 
-use super::bench::Bench;
+use super::fixture::ControllerFixture;
 use crate::controller::{ControllerConfig, firmware_image};
 
-fn download(bench: &mut Bench, offset_bytes: u32, piece: &[u8]) -> Result<u32, Status> {
+fn download(bench: &mut ControllerFixture, offset_bytes: u32, piece: &[u8]) -> Result<u32, Status> {
     let numd = u32::try_from(piece.len() / 4).unwrap() - 1;
-    bench.send(FirmwareImageDownload { numd, ofst: offset_bytes / 4 }, piece)
+    bench.run_with_data(FirmwareImageDownload { numd, ofst: offset_bytes / 4 }, piece)
 }
 
 fn commit(fs: u8, ca: CommitAction) -> FirmwareCommit {
     FirmwareCommit { fs, ca, bpid: false }
 }
 
-fn revision(bench: &mut Bench) -> String {
+fn active_revision(bench: &mut ControllerFixture) -> String {
     let identify = Identify { cns: Cns::Controller.code(), ..Identify::default() };
-    IdentifyController::parse(&bench.get(identify).unwrap()).unwrap().fr().to_string()
+    IdentifyController::parse(&bench.run_for_data(identify).unwrap()).unwrap().fr().to_string()
 }
 
-fn slots(bench: &mut Bench) -> FirmwareSlots {
-    let page = bench.get(GetLogPage::new(LogPage::FirmwareSlot.code(), 512)).unwrap();
+fn slot_revisions(bench: &mut ControllerFixture) -> FirmwareSlots {
+    let page = bench.run_for_data(GetLogPage::new(LogPage::FirmwareSlot.code(), 512)).unwrap();
     FirmwareSlots::parse(&page).unwrap()
 }
 
 #[test]
-fn an_image_runs_at_once_or_after_the_next_reset() {
-    let mut bench = Bench::new();
-    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
+fn firmware_image_is_activated_immediately_or_at_reset() {
+    let mut bench = ControllerFixture::new();
+    assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     download(&mut bench, 0, &firmware_image("two")).unwrap();
-    bench.run(commit(2, CommitAction::ReplaceAndActivate)).unwrap();
-    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
-    let page = slots(&mut bench);
+    bench.run_without_data(commit(2, CommitAction::ReplaceAndActivate)).unwrap();
+    assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
+    let page = slot_revisions(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (1, 2));
     assert_eq!(page.frs(1).unwrap().to_string(), "two");
     bench.controller.reset(bench.now);
-    assert_eq!(revision(&mut bench), "two");
+    assert_eq!(active_revision(&mut bench), "two");
 
     download(&mut bench, 0, &firmware_image("three")).unwrap();
-    bench.run(commit(3, CommitAction::ActivateNow)).unwrap();
-    assert_eq!(revision(&mut bench), "three");
-    let page = slots(&mut bench);
+    bench.run_without_data(commit(3, CommitAction::ActivateNow)).unwrap();
+    assert_eq!(active_revision(&mut bench), "three");
+    let page = slot_revisions(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (3, 0));
-    bench.run(commit(1, CommitAction::Activate)).unwrap();
+    bench.run_without_data(commit(1, CommitAction::Activate)).unwrap();
     bench.subsystem.power_cycle();
-    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
+    assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
-fn every_commit_that_cannot_be_is_refused() {
+fn invalid_firmware_commit_is_rejected() {
     let cases = [
         (commit(1, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
         (commit(4, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
@@ -65,25 +65,29 @@ fn every_commit_that_cannot_be_is_refused() {
         (FirmwareCommit { bpid: true, ..commit(2, CommitAction::Replace) }, Status::INVALID_FIELD),
     ];
     for (commit, status) in cases {
-        let mut bench = Bench::new();
+        let mut bench = ControllerFixture::new();
         download(&mut bench, 0, &firmware_image("two")).unwrap();
-        assert_eq!(bench.run(commit), Err(status), "{commit:?}");
-        assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
+        assert_eq!(bench.run_without_data(commit), Err(status), "{commit:?}");
+        assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     }
-    let mut bench = Bench::new();
-    let nothing = bench.run(commit(2, CommitAction::Replace));
+    let mut bench = ControllerFixture::new();
+    let nothing = bench.run_without_data(commit(2, CommitAction::Replace));
     assert_eq!(nothing, Err(Status::INVALID_FIRMWARE_IMAGE), "nothing was downloaded");
 }
 
 #[test]
-fn pieces_are_checked_and_a_reset_forgets_them() {
+fn firmware_parts_are_checked_and_discarded_at_reset() {
     let config = ControllerConfig { firmware_bytes_max: 8192, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![], |_| {}, config);
+    let mut bench = ControllerFixture::with_config(vec![], |_| {}, config);
     assert_eq!(download(&mut bench, 4, &[0; 4096]), Err(Status::INVALID_FIELD));
     assert_eq!(download(&mut bench, 0, &[0; 2048]), Err(Status::INVALID_FIELD));
     assert_eq!(download(&mut bench, 8192, &[0; 4096]), Err(Status::INVALID_FIELD));
     let huge = FirmwareImageDownload { numd: u32::MAX, ofst: u32::MAX };
-    assert_eq!(bench.send(huge, &[]), Err(Status::INVALID_FIELD), "above the largest transfer");
+    assert_eq!(
+        bench.run_with_data(huge, &[]),
+        Err(Status::INVALID_FIELD),
+        "above the largest transfer"
+    );
     download(&mut bench, 0, &firmware_image("two")).unwrap();
     let again = download(&mut bench, 0, &firmware_image("two"));
     assert_eq!(again, Err(Status::OVERLAPPING_RANGE));

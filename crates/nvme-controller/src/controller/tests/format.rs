@@ -5,98 +5,106 @@ use tenmil_wire::admin::{DeviceSelfTest, FormatNvm, SecureErase, SelfTestCode, S
 use tenmil_wire::feature::Feature;
 use tenmil_wire::{Status, TypedCommand};
 
-use super::bench::{BLOCKS, Bench, EVERYTHING, Shelf, ended};
+use super::fixture::{BLOCKS, ControllerFixture, EVERYTHING, FakeBlockDevice, completed_result};
 use crate::controller::interface::AdminOutcome;
 use crate::controller::{AnaState, ControllerConfig};
 
-fn format(nsid: u32, index: u8) -> FormatNvm {
+fn format_command(nsid: u32, index: u8) -> FormatNvm {
     FormatNvm { nsid, ..FormatNvm::default() }.with_format(index)
 }
 
-fn begin(bench: &mut Bench, command: FormatNvm) {
-    let step = bench.step(&command.to_command().with_cid(77), &[]).0;
+fn begin_format(bench: &mut ControllerFixture, command: FormatNvm) {
+    let step = bench.submit(&command.to_command().with_cid(77), &[]).0;
     assert_eq!(step, AdminOutcome::Deferred);
 }
 
 /// Block size as a power of two, number of blocks, and the status of rejected commands.
-fn seen(bench: &Bench, nsid: u32) -> (u8, u64, Option<Status>) {
+fn namespace_state(bench: &ControllerFixture, nsid: u32) -> (u8, u64, Option<Status>) {
     let reader = bench.controller.namespaces().reader();
     let namespace = reader.get().get(nsid).unwrap().clone();
     (namespace.block_shift, namespace.block_count, namespace.unavailable)
 }
 
 #[test]
-fn a_format_erases_every_block_flushes_and_changes_the_block_size() {
+fn format_erases_flushes_and_changes_the_block_size() {
     for (index, shift, blocks) in [(0, 9, BLOCKS), (1, 12, BLOCKS / 8)] {
         for ses in [SecureErase::None, SecureErase::UserData] {
-            let mut bench = Bench::new();
-            begin(&mut bench, FormatNvm { ses, ..format(1, index) });
-            assert_eq!(bench.wait(), (77, Ok(0)));
-            assert_eq!(seen(&bench, 1), (shift, blocks, None));
-            assert_eq!((bench.shelves[0].unerased(), bench.shelves[0].flushes()), (0, 1));
+            let mut bench = ControllerFixture::new();
+            begin_format(&mut bench, FormatNvm { ses, ..format_command(1, index) });
+            assert_eq!(bench.run_deferred(), (77, Ok(0)));
+            assert_eq!(namespace_state(&bench, 1), (shift, blocks, None));
+            assert_eq!((bench.shelves[0].nonzero_blocks(), bench.shelves[0].flush_count()), (0, 1));
         }
     }
 }
 
 #[test]
-fn while_a_format_runs_the_namespace_cannot_be_used() {
-    let mut bench = Bench::over(vec![Shelf::new(), Shelf::new()]);
-    begin(&mut bench, format(1, 0));
-    assert_eq!(seen(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
-    assert_eq!(seen(&bench, 2).2, None);
-    bench.turns(3);
-    assert!(bench.shelves[0].unerased() > 0, "it takes more than three turns");
-    assert_eq!(bench.run(format(2, 0)), Err(Status::FORMAT_IN_PROGRESS));
+fn namespace_is_rejected_during_format() {
+    let mut bench =
+        ControllerFixture::with_devices(vec![FakeBlockDevice::new(), FakeBlockDevice::new()]);
+    begin_format(&mut bench, format_command(1, 0));
+    assert_eq!(namespace_state(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(namespace_state(&bench, 2).2, None);
+    bench.poll_times(3);
+    assert!(bench.shelves[0].nonzero_blocks() > 0, "it takes more than three turns");
+    assert_eq!(bench.run_without_data(format_command(2, 0)), Err(Status::FORMAT_IN_PROGRESS));
     let test = DeviceSelfTest { nsid: 1, stc: SelfTestCode::Short, ..DeviceSelfTest::default() };
-    assert_eq!(bench.run(test), Err(Status::FORMAT_IN_PROGRESS));
-    assert_eq!(bench.wait().1, Ok(0));
-    assert_eq!((bench.shelves[0].unerased(), bench.shelves[1].unerased()), (0, 2048));
+    assert_eq!(bench.run_without_data(test), Err(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(bench.run_deferred().1, Ok(0));
+    assert_eq!((bench.shelves[0].nonzero_blocks(), bench.shelves[1].nonzero_blocks()), (0, 2048));
 }
 
 #[test]
-fn all_ones_formats_every_namespace() {
-    let mut bench = Bench::over(vec![Shelf::new(), Shelf::new()]);
-    begin(&mut bench, format(u32::MAX, 1));
-    assert_eq!(bench.wait(), (77, Ok(0)));
+fn broadcast_nsid_formats_every_namespace() {
+    let mut bench =
+        ControllerFixture::with_devices(vec![FakeBlockDevice::new(), FakeBlockDevice::new()]);
+    begin_format(&mut bench, format_command(u32::MAX, 1));
+    assert_eq!(bench.run_deferred(), (77, Ok(0)));
     for nsid in [1, 2] {
-        assert_eq!(seen(&bench, nsid).0, 12);
+        assert_eq!(namespace_state(&bench, nsid).0, 12);
     }
-    assert!(bench.shelves.iter().all(|shelf| shelf.unerased() == 0));
+    assert!(bench.shelves.iter().all(|shelf| shelf.nonzero_blocks() == 0));
 }
 
 #[test]
-fn every_field_that_cannot_be_is_refused() {
+fn invalid_format_fields_are_rejected() {
     let cases = [
-        (format(0, 0), Status::INVALID_NAMESPACE_OR_FORMAT),
-        (format(1025, 0), Status::INVALID_NAMESPACE_OR_FORMAT),
-        (format(2, 0), Status::INVALID_FIELD),
-        (format(1, 2), Status::INVALID_FORMAT),
-        (format(1, 63), Status::INVALID_FORMAT),
-        (FormatNvm { pi: 1, ..format(1, 0) }, Status::INVALID_FORMAT),
-        (FormatNvm { mset: true, ..format(1, 0) }, Status::INVALID_FORMAT),
-        (FormatNvm { ses: SecureErase::Cryptographic, ..format(1, 0) }, Status::INVALID_FIELD),
-        (FormatNvm { ses: SecureErase::Reserved(3), ..format(1, 0) }, Status::INVALID_FIELD),
+        (format_command(0, 0), Status::INVALID_NAMESPACE_OR_FORMAT),
+        (format_command(1025, 0), Status::INVALID_NAMESPACE_OR_FORMAT),
+        (format_command(2, 0), Status::INVALID_FIELD),
+        (format_command(1, 2), Status::INVALID_FORMAT),
+        (format_command(1, 63), Status::INVALID_FORMAT),
+        (FormatNvm { pi: 1, ..format_command(1, 0) }, Status::INVALID_FORMAT),
+        (FormatNvm { mset: true, ..format_command(1, 0) }, Status::INVALID_FORMAT),
+        (
+            FormatNvm { ses: SecureErase::Cryptographic, ..format_command(1, 0) },
+            Status::INVALID_FIELD,
+        ),
+        (
+            FormatNvm { ses: SecureErase::Reserved(3), ..format_command(1, 0) },
+            Status::INVALID_FIELD,
+        ),
     ];
-    let mut bench = Bench::new();
+    let mut bench = ControllerFixture::new();
     for (format, status) in cases {
-        assert_eq!(bench.run(format), Err(status), "{format:?}");
+        assert_eq!(bench.run_without_data(format), Err(status), "{format:?}");
     }
-    assert_eq!((bench.shelves[0].unerased(), seen(&bench, 1).2), (2048, None));
+    assert_eq!((bench.shelves[0].nonzero_blocks(), namespace_state(&bench, 1).2), (2048, None));
 }
 
 #[test]
-fn one_that_cannot_be_formatted_stops_all_of_them() {
-    let large = Shelf::with(4096, &EVERYTHING, Durability::Persistent);
-    let mut bench = Bench::over(vec![Shelf::new(), large]);
-    assert_eq!(bench.run(format(u32::MAX, 1)), Err(Status::INVALID_FORMAT));
-    assert_eq!(bench.shelves[0].unerased(), 2048);
-    assert_eq!(seen(&bench, 1).2, None);
+fn one_unformattable_namespace_rejects_a_broadcast_format() {
+    let large = FakeBlockDevice::with_blocks(4096, &EVERYTHING, Durability::Persistent);
+    let mut bench = ControllerFixture::with_devices(vec![FakeBlockDevice::new(), large]);
+    assert_eq!(bench.run_without_data(format_command(u32::MAX, 1)), Err(Status::INVALID_FORMAT));
+    assert_eq!(bench.shelves[0].nonzero_blocks(), 2048);
+    assert_eq!(namespace_state(&bench, 1).2, None);
 }
 
 #[test]
-fn what_is_protected_or_out_of_reach_is_not_formatted() {
-    let mut bench = Bench::with(
-        vec![Shelf::new()],
+fn write_protected_or_reserved_namespace_is_not_formatted() {
+    let mut bench = ControllerFixture::with_config(
+        vec![FakeBlockDevice::new()],
         |config| config.ana_groups = 1,
         ControllerConfig::default(),
     );
@@ -106,61 +114,69 @@ fn what_is_protected_or_out_of_reach_is_not_formatted() {
         cdw11: state,
         ..SetFeatures::default()
     };
-    bench.run(protect(1)).unwrap();
-    assert_eq!(bench.run(format(1, 0)), Err(Status::NAMESPACE_WRITE_PROTECTED));
-    bench.run(protect(0)).unwrap();
+    bench.run_without_data(protect(1)).unwrap();
+    assert_eq!(
+        bench.run_without_data(format_command(1, 0)),
+        Err(Status::NAMESPACE_WRITE_PROTECTED)
+    );
+    bench.run_without_data(protect(0)).unwrap();
     for (state, status) in [
         (AnaState::Inaccessible, Status::ANA_INACCESSIBLE),
         (AnaState::PersistentLoss, Status::ANA_PERSISTENT_LOSS),
         (AnaState::Change, Status::ANA_TRANSITION),
     ] {
         bench.subsystem.set_ana_state(1, 1, state);
-        assert_eq!(bench.run(format(1, 0)), Err(status));
-        assert_eq!(seen(&bench, 1).2, Some(status));
+        assert_eq!(bench.run_without_data(format_command(1, 0)), Err(status));
+        assert_eq!(namespace_state(&bench, 1).2, Some(status));
     }
     bench.subsystem.set_ana_state(1, 1, AnaState::NonOptimized);
-    begin(&mut bench, format(1, 0));
+    begin_format(&mut bench, format_command(1, 0));
 }
 
 #[test]
-fn a_medium_that_fails_fails_the_format_and_frees_the_namespaces() {
-    let mut bench = Bench::over(vec![Shelf::new(), Shelf::new()]);
-    bench.shelves[1].fail_at(1000);
-    begin(&mut bench, format(u32::MAX, 1));
-    let (cid, end) = bench.wait();
+fn device_error_fails_the_format_and_releases_the_namespaces() {
+    let mut bench =
+        ControllerFixture::with_devices(vec![FakeBlockDevice::new(), FakeBlockDevice::new()]);
+    bench.shelves[1].fail_request_at(1000);
+    begin_format(&mut bench, format_command(u32::MAX, 1));
+    let (cid, end) = bench.run_deferred();
     assert_eq!((cid, end), (77, Err(Status::UNRECOVERED_READ_ERROR)));
     for nsid in [1, 2] {
-        assert_eq!(seen(&bench, nsid), (9, BLOCKS, None), "as it was");
+        assert_eq!(namespace_state(&bench, nsid), (9, BLOCKS, None), "as it was");
     }
 }
 
 #[test]
-fn a_reset_leaves_the_format_running_but_answers_nobody() {
-    let mut bench = Bench::new();
-    begin(&mut bench, format(1, 1));
+fn reset_continues_the_format_without_a_completion() {
+    let mut bench = ControllerFixture::new();
+    begin_format(&mut bench, format_command(1, 1));
     bench.controller.reset(bench.now);
-    assert_eq!(seen(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
-    bench.turns(1000);
+    assert_eq!(namespace_state(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
+    bench.poll_times(1000);
     assert_eq!(bench.controller.next_deferred_completion(), None);
-    assert_eq!(seen(&bench, 1), (12, BLOCKS / 8, None));
+    assert_eq!(namespace_state(&bench, 1), (12, BLOCKS / 8, None));
 }
 
 #[test]
-fn a_controller_that_goes_away_gives_its_format_up() {
-    let bench = Bench::new();
-    let mut other = bench.second(2);
-    let command = format(1, 1).to_command();
-    let step = super::bench::step(&mut other, bench.now, &command, &[]).0;
+fn removed_controller_abandons_its_format() {
+    let bench = ControllerFixture::new();
+    let mut other = bench.open_second_controller(2);
+    let command = format_command(1, 1).to_command();
+    let step = super::fixture::submit_to_controller(&mut other, bench.now, &command, &[]).0;
     assert_eq!(step, AdminOutcome::Deferred);
-    assert_eq!(seen(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(namespace_state(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
     drop(other);
-    assert_eq!(seen(&bench, 1), (9, BLOCKS, None));
+    assert_eq!(namespace_state(&bench, 1), (9, BLOCKS, None));
 }
 
 #[test]
-fn without_write_zeroes_there_is_no_format() {
-    let shelf = Shelf::with(512, &[Operation::Read, Operation::Write], Durability::Persistent);
-    let mut bench = Bench::over(vec![shelf]);
-    let step = bench.step(&format(1, 0).to_command(), &[]).0;
-    assert_eq!(ended(step), Err(Status::INVALID_OPCODE));
+fn format_requires_write_zeroes_support() {
+    let shelf = FakeBlockDevice::with_blocks(
+        512,
+        &[Operation::Read, Operation::Write],
+        Durability::Persistent,
+    );
+    let mut bench = ControllerFixture::with_devices(vec![shelf]);
+    let step = bench.submit(&format_command(1, 0).to_command(), &[]).0;
+    assert_eq!(completed_result(step), Err(Status::INVALID_OPCODE));
 }

@@ -6,14 +6,14 @@ use tenmil_base::Span;
 use tenmil_wire::admin::{GetLogPage, Identify};
 use tenmil_wire::identify::{Cns, IdentifyController};
 use tenmil_wire::log::LogPage;
-use tenmil_wire::log::ana::{AnaState as ReportedState, groups};
+use tenmil_wire::log::ana::{AnaState as ReportedState, parse_ana_groups};
 use tenmil_wire::log::effects::{CommandsEffects, FeaturesEffects, SupportedLogPages};
-use tenmil_wire::log::error::entries;
+use tenmil_wire::log::error::error_entries;
 use tenmil_wire::log::firmware::{TelemetryController, TelemetryHost};
 use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
-use super::bench::{Bench, Shelf, ended};
+use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
 use crate::controller::interface::{ErrorReport, InvalidDoorbell, IoCounters};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, SubsystemConfig,
@@ -21,35 +21,39 @@ use crate::controller::{
 
 const INVALID: Status = Status::INVALID_FIELD;
 
-fn everything() -> Bench {
+fn full_fixture() -> ControllerFixture {
     let change = |config: &mut SubsystemConfig| config.ana_groups = 2;
-    Bench::with(vec![Shelf::new(), Shelf::new()], change, ControllerConfig::default())
+    ControllerFixture::with_config(
+        vec![FakeBlockDevice::new(), FakeBlockDevice::new()],
+        change,
+        ControllerConfig::default(),
+    )
 }
 
-fn page(bench: &mut Bench, page: LogPage, len_bytes: u32) -> Vec<u8> {
-    bench.get(GetLogPage { rae: true, ..GetLogPage::new(page.code(), len_bytes) }).unwrap()
+fn log_page(bench: &mut ControllerFixture, page: LogPage, len_bytes: u32) -> Vec<u8> {
+    bench.run_for_data(GetLogPage { rae: true, ..GetLogPage::new(page.code(), len_bytes) }).unwrap()
 }
 
-fn error(status: Status) -> ErrorReport {
+fn error_report(status: Status) -> ErrorReport {
     ErrorReport { sqid: 1, cid: 5, opcode: 2, status, lba: 9, nsid: 1 }
 }
 
 #[test]
-fn the_list_of_pages_says_which_can_be_read() {
-    let mut rich = everything();
-    let mut poor = Bench::with(
-        vec![Shelf::new()],
+fn supported_log_pages_match_the_readable_pages() {
+    let mut rich = full_fixture();
+    let mut poor = ControllerFixture::with_config(
+        vec![FakeBlockDevice::new()],
         |config| config.reservations = false,
         ControllerConfig::default(),
     );
     let common = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x12];
     for (bench, more) in [(&mut rich, &[0x0c, 0x80][..]), (&mut poor, &[])] {
-        let bytes = page(bench, LogPage::SupportedLogPages, 1024);
+        let bytes = log_page(bench, LogPage::SupportedLogPages, 1024);
         let listed = SupportedLogPages::parse(&bytes).unwrap();
         for lid in 0..=255_u8 {
             let expected = common.contains(&lid) || more.contains(&lid);
             assert_eq!(listed.lid(lid.into()).unwrap().lsupp(), expected, "{lid:#04x}");
-            let read = bench.get(GetLogPage { rae: true, ..GetLogPage::new(lid, 512) });
+            let read = bench.run_for_data(GetLogPage { rae: true, ..GetLogPage::new(lid, 512) });
             let refused = read.err();
             assert_eq!(refused, (!expected).then_some(Status::INVALID_LOG_PAGE), "{lid:#04x}");
         }
@@ -58,9 +62,9 @@ fn the_list_of_pages_says_which_can_be_read() {
 
 /// Reads in pieces and at once return the same data, wherever the pieces begin.
 #[test]
-fn every_page_can_be_read_at_every_offset() {
-    let mut bench = everything();
-    bench.controller.report_error(bench.now, &error(Status::LBA_OUT_OF_RANGE));
+fn every_log_page_can_be_read_at_every_offset() {
+    let mut bench = full_fixture();
+    bench.controller.report_error(bench.now, &error_report(Status::LBA_OUT_OF_RANGE));
     let lengths = [
         (LogPage::SupportedLogPages, 1024),
         (LogPage::ErrorInformation, 64 * 64),
@@ -74,11 +78,11 @@ fn every_page_can_be_read_at_every_offset() {
         (LogPage::ReservationNotification, 64),
     ];
     for (lid, length) in lengths {
-        let whole = page(&mut bench, lid, length);
+        let whole = log_page(&mut bench, lid, length);
         for offset in (0..=length).step_by(4) {
             let ask =
                 GetLogPage { rae: true, lpo: offset.into(), ..GetLogPage::new(lid.code(), 68) };
-            let part = bench.get(ask).unwrap();
+            let part = bench.run_for_data(ask).unwrap();
             let inside = (length - offset).min(68) as usize;
             let expected = &whole[offset as usize..offset as usize + inside];
             assert_eq!(&part[..inside], expected, "{lid:?} at {offset}");
@@ -86,21 +90,21 @@ fn every_page_can_be_read_at_every_offset() {
         }
         for lpo in [u64::from(length) + 4, u64::MAX - 3] {
             let ask = GetLogPage { lpo, ..GetLogPage::new(lid.code(), 4) };
-            assert_eq!(bench.get(ask), Err(INVALID), "{lid:?} at {lpo:#x}");
+            assert_eq!(bench.run_for_data(ask), Err(INVALID), "{lid:?} at {lpo:#x}");
         }
         for lpo in 1..4 {
             let ask = GetLogPage { lpo, ..GetLogPage::new(lid.code(), 4) };
-            assert_eq!(bench.get(ask), Err(INVALID), "{lid:?}: dwords only");
+            assert_eq!(bench.run_for_data(ask), Err(INVALID), "{lid:?}: dwords only");
         }
     }
 }
 
 #[test]
-fn lengths_scopes_and_kinds_of_offset_are_checked() {
-    let mut bench = everything();
+fn log_page_length_scope_and_offset_type_are_checked() {
+    let mut bench = full_fixture();
     let health = LogPage::Health.code();
     let longest = GetLogPage::new(health, 1 << 20);
-    assert_eq!(bench.get(longest).unwrap().len(), 1 << 20, "MDTS");
+    assert_eq!(bench.run_for_data(longest).unwrap().len(), 1 << 20, "MDTS");
     let cases = [
         (GetLogPage::new(health, (1 << 20) + 4), INVALID),
         (GetLogPage { numd: u32::MAX, ..longest }, INVALID),
@@ -109,24 +113,24 @@ fn lengths_scopes_and_kinds_of_offset_are_checked() {
         (GetLogPage { csi: 1, ..GetLogPage::new(LogPage::CommandEffects.code(), 4) }, INVALID),
     ];
     for (ask, status) in cases {
-        assert_eq!(bench.get(ask), Err(status), "{ask:?}");
+        assert_eq!(bench.run_for_data(ask), Err(status), "{ask:?}");
     }
     let all = GetLogPage { nsid: u32::MAX, ..GetLogPage::new(health, 4) };
-    assert!(bench.get(all).is_ok());
+    assert!(bench.run_for_data(all).is_ok());
 }
 
 #[test]
-fn errors_are_listed_newest_first_and_the_oldest_fall_out() {
+fn error_log_is_newest_first_and_bounded() {
     let config = ControllerConfig { error_entries: 3, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![], |_| {}, config);
-    assert_eq!(entries(&page(&mut bench, LogPage::ErrorInformation, 192)).count(), 0);
+    let mut bench = ControllerFixture::with_config(vec![], |_| {}, config);
+    assert_eq!(error_entries(&log_page(&mut bench, LogPage::ErrorInformation, 192)).count(), 0);
     let statuses = [Status::LBA_OUT_OF_RANGE, Status::WRITE_FAULT, INVALID.with_dnr()];
     for status in statuses {
-        bench.controller.report_error(bench.now, &error(status));
+        bench.controller.report_error(bench.now, &error_report(status));
     }
     bench.controller.invalid_doorbell(bench.now, InvalidDoorbell::Value);
-    let bytes = page(&mut bench, LogPage::ErrorInformation, 192);
-    let found: Vec<_> = entries(&bytes).collect();
+    let bytes = log_page(&mut bench, LogPage::ErrorInformation, 192);
+    let found: Vec<_> = error_entries(&bytes).collect();
     let counts: Vec<u64> = found.iter().map(|entry| entry.error_count()).collect();
     assert_eq!(counts, [4, 3, 2]);
     assert_eq!((found[0].sqid(), found[0].cid()), (0xffff, 0xffff), "no command is to category");
@@ -136,8 +140,8 @@ fn errors_are_listed_newest_first_and_the_oldest_fall_out() {
 }
 
 #[test]
-fn health_adds_up_what_the_front_end_tells() {
-    let mut bench = Bench::new();
+fn health_log_accumulates_transport_counters() {
+    let mut bench = ControllerFixture::new();
     let traffic = IoCounters {
         read_bytes: 1 << 20,
         written_bytes: 512_000,
@@ -145,9 +149,9 @@ fn health_adds_up_what_the_front_end_tells() {
         write_commands: 4,
         busy: Span::from_secs(120),
     };
-    bench.controller.add_traffic(&traffic);
-    bench.controller.report_error(bench.now, &error(Status::UNRECOVERED_READ_ERROR));
-    bench.controller.report_error(bench.now, &error(INVALID));
+    bench.controller.add_io_counters(&traffic);
+    bench.controller.report_error(bench.now, &error_report(Status::UNRECOVERED_READ_ERROR));
+    bench.controller.report_error(bench.now, &error_report(INVALID));
     let sensors = SensorReadings {
         temperature_kelvin: 353,
         spare_percent: 5,
@@ -156,8 +160,8 @@ fn health_adds_up_what_the_front_end_tells() {
         is_read_only: true,
     };
     bench.controller.set_sensor_readings(bench.now, sensors);
-    bench.pass(Span::from_secs(7200));
-    let health = HealthInformation::parse(&page(&mut bench, LogPage::Health, 512)).unwrap();
+    bench.advance_time(Span::from_secs(7200));
+    let health = HealthInformation::parse(&log_page(&mut bench, LogPage::Health, 512)).unwrap();
     assert_eq!((health.data_units_read(), health.data_units_written()), (3, 1));
     assert_eq!((health.host_read_commands(), health.host_write_commands()), (3, 4));
     assert_eq!((health.controller_busy_minutes(), health.power_on_hours()), (2, 2));
@@ -170,10 +174,10 @@ fn health_adds_up_what_the_front_end_tells() {
 }
 
 #[test]
-fn power_that_goes_without_a_shutdown_is_counted() {
-    let mut bench = Bench::new();
-    let health = |bench: &mut Bench| {
-        let page = HealthInformation::parse(&page(bench, LogPage::Health, 512)).unwrap();
+fn unsafe_shutdowns_are_counted() {
+    let mut bench = ControllerFixture::new();
+    let health = |bench: &mut ControllerFixture| {
+        let page = HealthInformation::parse(&log_page(bench, LogPage::Health, 512)).unwrap();
         (page.power_cycles(), page.unexpected_power_losses())
     };
     bench.subsystem.power_cycle();
@@ -186,27 +190,27 @@ fn power_that_goes_without_a_shutdown_is_counted() {
 }
 
 #[test]
-fn more_changes_than_fit_are_all_ones() {
+fn changed_namespace_list_overflow_is_ffffffff() {
     let change = |config: &mut SubsystemConfig| config.nsid_max = 2000;
-    let mut bench = Bench::with(vec![], change, ControllerConfig::default());
+    let mut bench = ControllerFixture::with_config(vec![], change, ControllerConfig::default());
     for _ in 0..1025 {
-        let more = NamespaceConfig::new(Arc::new(Shelf::new()));
+        let more = NamespaceConfig::new(Arc::new(FakeBlockDevice::new()));
         bench.subsystem.add_namespace(more).unwrap();
     }
-    bench.turns(1);
-    let bytes = page(&mut bench, LogPage::ChangedNamespaces, 4096);
+    bench.poll_times(1);
+    let bytes = log_page(&mut bench, LogPage::ChangedNamespaces, 4096);
     assert_eq!((&bytes[..4], &bytes[4..8]), (&[0xff; 4][..], &[0; 4][..]));
 }
 
 #[test]
-fn effects_list_exactly_the_opcodes_that_are_answered() {
-    let mut bench = Bench::new();
-    let bytes = page(&mut bench, LogPage::CommandEffects, 4096);
+fn command_effects_log_lists_exactly_the_supported_opcodes() {
+    let mut bench = ControllerFixture::new();
+    let bytes = log_page(&mut bench, LogPage::CommandEffects, 4096);
     let effects = CommandsEffects::parse(&bytes).unwrap();
     for opcode in 0..=255_u8 {
-        let step = bench.step(&Command::new(opcode), &[]).0;
+        let step = bench.submit(&Command::new(opcode), &[]).0;
         let unknown = matches!(step, super::super::interface::AdminOutcome::Done(end)
-            if end.status.is(Status::INVALID_OPCODE));
+            if end.status.same_code(Status::INVALID_OPCODE));
         assert_eq!(effects.acs(opcode.into()).unwrap().csupp(), !unknown, "{opcode:#04x}");
     }
     let io: Vec<usize> = (0..256).filter(|&opcode| effects.iocs(opcode).unwrap().csupp()).collect();
@@ -217,9 +221,10 @@ fn effects_list_exactly_the_opcodes_that_are_answered() {
 }
 
 #[test]
-fn effects_of_features_say_whose_they_are() {
-    let mut bench = Bench::new();
-    let effects = FeaturesEffects::parse(&page(&mut bench, LogPage::FeatureEffects, 1024)).unwrap();
+fn feature_effects_log_reports_the_scope() {
+    let mut bench = ControllerFixture::new();
+    let effects =
+        FeaturesEffects::parse(&log_page(&mut bench, LogPage::FeatureEffects, 1024)).unwrap();
     let of = |fid: usize| {
         let entry = effects.fid(fid).unwrap();
         (entry.fsupp(), entry.scope_namespace(), entry.scope_controller())
@@ -229,43 +234,43 @@ fn effects_of_features_say_whose_they_are() {
 }
 
 #[test]
-fn telemetry_is_a_picture_until_another_is_taken() {
-    let mut bench = Bench::new();
+fn telemetry_data_is_stable_until_the_next_capture() {
+    let mut bench = ControllerFixture::new();
     let host = LogPage::TelemetryHost.code();
     let ask = |lsp| GetLogPage { lsp, ..GetLogPage::new(host, 1024) };
     let header = |bytes: &[u8]| {
         let header = TelemetryHost::parse(bytes).unwrap();
         (header.da1lb(), header.da3lb(), header.thdgn())
     };
-    assert_eq!(header(&bench.get(ask(0)).unwrap()), (0, 0, 0), "none yet");
-    let first = bench.get(ask(1)).unwrap();
+    assert_eq!(header(&bench.run_for_data(ask(0)).unwrap()), (0, 0, 0), "none yet");
+    let first = bench.run_for_data(ask(1)).unwrap();
     assert_eq!(header(&first), (1, 1, 1));
     assert!(first[512..].starts_with(b"subsystem nqn.2026-01.org.tenmil:T1\nserial T1\n"));
-    bench.controller.report_error(bench.now, &error(INVALID));
-    assert_eq!(bench.get(ask(0)).unwrap(), first, "the same picture");
-    let second = bench.get(ask(1)).unwrap();
+    bench.controller.report_error(bench.now, &error_report(INVALID));
+    assert_eq!(bench.run_for_data(ask(0)).unwrap(), first, "the same picture");
+    let second = bench.run_for_data(ask(1)).unwrap();
     assert_ne!(second[512..], first[512..]);
     let tail = GetLogPage { lpo: 512, ..GetLogPage::new(host, 512) };
-    assert_eq!(bench.get(tail).unwrap(), second[512..]);
+    assert_eq!(bench.run_for_data(tail).unwrap(), second[512..]);
     for bad in [
         GetLogPage { lpo: 4, ..ask(0) },
         GetLogPage { lpo: 256, ..ask(0) },
         GetLogPage { lpo: 512, ..ask(1) },
     ] {
-        assert_eq!(bench.get(bad), Err(INVALID), "{bad:?}");
+        assert_eq!(bench.run_for_data(bad), Err(INVALID), "{bad:?}");
     }
-    let bytes = page(&mut bench, LogPage::TelemetryController, 512);
+    let bytes = log_page(&mut bench, LogPage::TelemetryController, 512);
     let header = TelemetryController::parse(&bytes).unwrap();
     assert_eq!((header.lid(), header.da1lb(), header.tcda()), (8, 0, 0));
 }
 
 #[test]
-fn access_states_are_told_by_group() {
-    let mut bench = everything();
-    let told = |bench: &mut Bench, lsp| {
+fn ana_log_reports_states_per_group() {
+    let mut bench = full_fixture();
+    let told = |bench: &mut ControllerFixture, lsp| {
         let ask = GetLogPage { lsp, ..GetLogPage::new(LogPage::Ana.code(), 4096) };
-        let bytes = bench.get(ask).unwrap();
-        groups(&bytes)
+        let bytes = bench.run_for_data(ask).unwrap();
+        parse_ana_groups(&bytes)
             .map(|(group, nsids)| (group.grpid(), group.state(), nsids.collect::<Vec<_>>()))
             .collect::<Vec<_>>()
     };
@@ -285,12 +290,12 @@ fn access_states_are_told_by_group() {
 }
 
 #[test]
-fn identify_says_how_long_the_error_log_is() {
+fn identify_controller_reports_the_error_log_length() {
     let config = ControllerConfig { error_entries: 5, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![], |_| {}, config);
+    let mut bench = ControllerFixture::with_config(vec![], |_| {}, config);
     let identify = Identify { cns: Cns::Controller.code(), ..Identify::default() };
-    let bytes = bench.get(identify).unwrap();
+    let bytes = bench.run_for_data(identify).unwrap();
     assert_eq!(IdentifyController::parse(&bytes).unwrap().elpe(), 4);
     let beyond = GetLogPage { lpo: 5 * 64 + 4, ..GetLogPage::new(1, 4) };
-    assert_eq!(ended(bench.step(&beyond.to_command(), &[]).0), Err(INVALID));
+    assert_eq!(completed_result(bench.submit(&beyond.to_command(), &[]).0), Err(INVALID));
 }

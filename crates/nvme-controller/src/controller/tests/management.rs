@@ -11,152 +11,156 @@ use tenmil_wire::identify::{
 use tenmil_wire::log::LogPage;
 use tenmil_wire::{Layout, Status, TypedCommand};
 
-use super::bench::{Bench, Shelf, ended, step};
+use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result, submit_to_controller};
 use crate::controller::ControllerConfig;
 
 const CREATE: NamespaceManagement =
     NamespaceManagement { nsid: 0, sel: ManagementSelect::Create, csi: 0 };
 
-fn wish(blocks: u64) -> IdentifyNamespace {
+fn requested_namespace(blocks: u64) -> IdentifyNamespace {
     IdentifyNamespace::zeroed().with(|it| it.nsze(blocks).ncap(blocks))
 }
 
-fn create(bench: &mut Bench, wish: &IdentifyNamespace) -> Result<u32, Status> {
-    bench.send(CREATE, wish.as_bytes())
+fn create(bench: &mut ControllerFixture, wish: &IdentifyNamespace) -> Result<u32, Status> {
+    bench.run_with_data(CREATE, wish.as_bytes())
 }
 
 fn delete(nsid: u32) -> NamespaceManagement {
     NamespaceManagement { nsid, sel: ManagementSelect::Delete, csi: 0 }
 }
 
-fn attach(bench: &mut Bench, nsid: u32, cntlids: &[u16]) -> Result<u32, Status> {
+fn attach(bench: &mut ControllerFixture, nsid: u32, cntlids: &[u16]) -> Result<u32, Status> {
     let command = NamespaceAttachment { nsid, sel: AttachmentSelect::Attach };
-    bench.send(command, ControllerList::new(cntlids.iter().copied()).as_bytes())
+    bench.run_with_data(command, ControllerList::new(cntlids.iter().copied()).as_bytes())
 }
 
-fn detach(bench: &mut Bench, nsid: u32, cntlids: &[u16]) -> Result<u32, Status> {
+fn detach(bench: &mut ControllerFixture, nsid: u32, cntlids: &[u16]) -> Result<u32, Status> {
     let command = NamespaceAttachment { nsid, sel: AttachmentSelect::Detach };
-    bench.send(command, ControllerList::new(cntlids.iter().copied()).as_bytes())
+    bench.run_with_data(command, ControllerList::new(cntlids.iter().copied()).as_bytes())
 }
 
-fn unallocated(bench: &mut Bench) -> u128 {
+fn unallocated_capacity(bench: &mut ControllerFixture) -> u128 {
     let identify = Identify { cns: Cns::Controller.code(), ..Identify::default() };
-    IdentifyController::parse(&bench.get(identify).unwrap()).unwrap().unvmcap()
+    IdentifyController::parse(&bench.run_for_data(identify).unwrap()).unwrap().unvmcap()
 }
 
-fn has(bench: &Bench, nsid: u32) -> bool {
+fn is_attached(bench: &ControllerFixture, nsid: u32) -> bool {
     bench.controller.namespaces().reader().get().get(nsid).is_some()
 }
 
 #[test]
-fn without_a_pool_there_is_nothing_to_manage() {
-    let mut bench = Bench::new();
+fn namespace_management_requires_a_pool() {
+    let mut bench = ControllerFixture::new();
     for command in [CREATE.to_command(), delete(1).to_command()] {
-        assert_eq!(ended(bench.step(&command, &[]).0), Err(Status::INVALID_OPCODE));
+        assert_eq!(completed_result(bench.submit(&command, &[]).0), Err(Status::INVALID_OPCODE));
     }
     assert_eq!(attach(&mut bench, 1, &[1]), Err(Status::INVALID_OPCODE));
 }
 
 #[test]
 fn a_namespace_is_created_attached_detached_and_deleted() {
-    let mut bench = Bench::with_pool(vec![Shelf::new()], 1 << 20);
-    assert_eq!(create(&mut bench, &wish(1024)), Ok(2));
-    assert_eq!(unallocated(&mut bench), (1 << 20) - 1024 * 512);
-    assert!(!has(&bench, 2), "created is not attached");
+    let mut bench = ControllerFixture::with_pool(vec![FakeBlockDevice::new()], 1 << 20);
+    assert_eq!(create(&mut bench, &requested_namespace(1024)), Ok(2));
+    assert_eq!(unallocated_capacity(&mut bench), (1 << 20) - 1024 * 512);
+    assert!(!is_attached(&bench, 2), "created is not attached");
     attach(&mut bench, 2, &[1]).unwrap();
-    assert!(has(&bench, 2));
+    assert!(is_attached(&bench, 2));
     detach(&mut bench, 2, &[1]).unwrap();
-    assert!(!has(&bench, 2));
-    bench.run(delete(2)).unwrap();
-    assert_eq!(unallocated(&mut bench), 1 << 20);
-    assert_eq!(bench.run(delete(2)), Err(Status::INVALID_NAMESPACE_OR_FORMAT));
+    assert!(!is_attached(&bench, 2));
+    bench.run_without_data(delete(2)).unwrap();
+    assert_eq!(unallocated_capacity(&mut bench), 1 << 20);
+    assert_eq!(bench.run_without_data(delete(2)), Err(Status::INVALID_NAMESPACE_OR_FORMAT));
 }
 
 #[test]
-fn capacity_is_counted_to_the_last_block() {
-    let mut bench = Bench::with_pool(vec![], 1 << 20);
-    let full = create(&mut bench, &wish(2049));
+fn namespace_capacity_accounting_is_exact() {
+    let mut bench = ControllerFixture::with_pool(vec![], 1 << 20);
+    let full = create(&mut bench, &requested_namespace(2049));
     assert_eq!(full, Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY));
-    assert_eq!(create(&mut bench, &wish(2040)), Ok(1));
-    let large = |blocks| wish(blocks).with(|it| it.fidxl(1));
+    assert_eq!(create(&mut bench, &requested_namespace(2040)), Ok(1));
+    let large = |blocks| requested_namespace(blocks).with(|it| it.fidxl(1));
     assert_eq!(create(&mut bench, &large(2)), Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY));
     assert_eq!(create(&mut bench, &large(1)), Ok(2));
-    assert_eq!(unallocated(&mut bench), 0);
-    let huge = create(&mut bench, &wish(u64::MAX));
+    assert_eq!(unallocated_capacity(&mut bench), 0);
+    let huge = create(&mut bench, &requested_namespace(u64::MAX));
     assert_eq!(huge, Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY), "no sum overflows");
-    bench.run(delete(u32::MAX)).unwrap();
-    assert_eq!(unallocated(&mut bench), 1 << 20);
+    bench.run_without_data(delete(u32::MAX)).unwrap();
+    assert_eq!(unallocated_capacity(&mut bench), 1 << 20);
 }
 
 #[test]
-fn a_new_namespace_is_as_wished() {
-    let mut bench = Bench::with_pool(vec![], 1 << 30);
-    let nsid = create(&mut bench, &wish(64).with(|it| it.fidxl(1).shrns(true))).unwrap();
+fn created_namespace_has_the_requested_properties() {
+    let mut bench = ControllerFixture::with_pool(vec![], 1 << 30);
+    let nsid =
+        create(&mut bench, &requested_namespace(64).with(|it| it.fidxl(1).shrns(true))).unwrap();
     attach(&mut bench, nsid, &[1]).unwrap();
     let identify = Identify { nsid, ..Identify::default() };
-    let id = IdentifyNamespace::parse(&bench.get(identify).unwrap()).unwrap();
+    let id = IdentifyNamespace::parse(&bench.run_for_data(identify).unwrap()).unwrap();
     assert_eq!((id.nsze(), id.block_bytes(), id.shrns()), (64, Some(4096), true));
-    assert_eq!(id.format(), LbaFormat::new(12, 0));
+    assert_eq!(id.current_format(), LbaFormat::new(12, 0));
 }
 
 #[test]
-fn every_wish_that_cannot_be_is_refused() {
+fn invalid_namespace_create_request_is_rejected() {
     let cases = [
-        (wish(0), Status::INVALID_FIELD),
-        (wish(64).with(|it| it.ncap(63)), Status::THIN_PROVISIONING_NOT_SUPPORTED),
-        (wish(64).with(|it| it.fidxl(2)), Status::INVALID_FORMAT),
-        (wish(64).with(|it| it.fidxu(1)), Status::INVALID_FORMAT),
-        (wish(64).with(|it| it.metadata_extended(true)), Status::INVALID_FORMAT),
-        (wish(64).with(|it| it.pit(1)), Status::INVALID_FORMAT),
-        (wish(64).with(|it| it.disns(true)), Status::INVALID_FIELD),
-        (wish(64).with(|it| it.nvmsetid(1)), Status::INVALID_FIELD),
-        (wish(64).with(|it| it.endgid(1)), Status::INVALID_FIELD),
-        (wish(64).with(|it| it.anagrpid(1)), Status::ANA_GROUP_IDENTIFIER_INVALID),
+        (requested_namespace(0), Status::INVALID_FIELD),
+        (requested_namespace(64).with(|it| it.ncap(63)), Status::THIN_PROVISIONING_NOT_SUPPORTED),
+        (requested_namespace(64).with(|it| it.fidxl(2)), Status::INVALID_FORMAT),
+        (requested_namespace(64).with(|it| it.fidxu(1)), Status::INVALID_FORMAT),
+        (requested_namespace(64).with(|it| it.metadata_extended(true)), Status::INVALID_FORMAT),
+        (requested_namespace(64).with(|it| it.pit(1)), Status::INVALID_FORMAT),
+        (requested_namespace(64).with(|it| it.disns(true)), Status::INVALID_FIELD),
+        (requested_namespace(64).with(|it| it.nvmsetid(1)), Status::INVALID_FIELD),
+        (requested_namespace(64).with(|it| it.endgid(1)), Status::INVALID_FIELD),
+        (requested_namespace(64).with(|it| it.anagrpid(1)), Status::ANA_GROUP_IDENTIFIER_INVALID),
     ];
-    let mut bench = Bench::with_pool(vec![], 1 << 20);
+    let mut bench = ControllerFixture::with_pool(vec![], 1 << 20);
     for (wish, status) in cases {
         assert_eq!(create(&mut bench, &wish), Err(status), "{wish:?}");
     }
-    let page = *wish(64).as_bytes();
+    let page = *requested_namespace(64).as_bytes();
     let named = NamespaceManagement { nsid: 1, ..CREATE };
-    assert_eq!(bench.send(named, &page), Err(Status::INVALID_FIELD));
+    assert_eq!(bench.run_with_data(named, &page), Err(Status::INVALID_FIELD));
     let zoned = NamespaceManagement { csi: 2, ..CREATE };
-    assert_eq!(bench.send(zoned, &page), Err(Status::COMMAND_SET_NOT_SUPPORTED));
+    assert_eq!(bench.run_with_data(zoned, &page), Err(Status::COMMAND_SET_NOT_SUPPORTED));
     let strange = NamespaceManagement { sel: ManagementSelect::Reserved(2), ..CREATE };
-    assert_eq!(bench.send(strange, &page), Err(Status::INVALID_FIELD));
-    assert_eq!(unallocated(&mut bench), 1 << 20);
+    assert_eq!(bench.run_with_data(strange, &page), Err(Status::INVALID_FIELD));
+    assert_eq!(unallocated_capacity(&mut bench), 1 << 20);
 }
 
 #[test]
-fn identifiers_run_out_and_are_used_again() {
+fn nsids_are_exhausted_and_reused() {
     let config = ControllerConfig::default();
-    let mut bench = Bench::with(
+    let mut bench = ControllerFixture::with_config(
         vec![],
         |config| {
             config.nsid_max = 2;
-            config.pool = Some(Box::new(super::bench::Pool(1 << 20)));
+            config.pool = Some(Box::new(super::fixture::Pool(1 << 20)));
         },
         config,
     );
-    assert_eq!((create(&mut bench, &wish(8)), create(&mut bench, &wish(8))), (Ok(1), Ok(2)));
-    let third = create(&mut bench, &wish(8));
+    assert_eq!(
+        (create(&mut bench, &requested_namespace(8)), create(&mut bench, &requested_namespace(8))),
+        (Ok(1), Ok(2))
+    );
+    let third = create(&mut bench, &requested_namespace(8));
     assert_eq!(third, Err(Status::NAMESPACE_IDENTIFIER_UNAVAILABLE));
-    bench.run(delete(1)).unwrap();
-    assert_eq!(create(&mut bench, &wish(8)), Ok(1));
+    bench.run_without_data(delete(1)).unwrap();
+    assert_eq!(create(&mut bench, &requested_namespace(8)), Ok(1));
 }
 
 #[test]
-fn every_attachment_that_cannot_be_is_refused() {
-    let mut bench = Bench::with_pool(vec![], 1 << 20);
-    let _others = [bench.second(2), bench.second(3)];
-    create(&mut bench, &wish(8)).unwrap();
+fn invalid_namespace_attachment_is_rejected() {
+    let mut bench = ControllerFixture::with_pool(vec![], 1 << 20);
+    let _others = [bench.open_second_controller(2), bench.open_second_controller(3)];
+    create(&mut bench, &requested_namespace(8)).unwrap();
     let invalid = Err(Status::CONTROLLER_LIST_INVALID);
     for list in [&[][..], &[9], &[2, 1], &[1, 1], &[1, 9]] {
         assert_eq!(attach(&mut bench, 1, list), invalid, "{list:?}");
     }
     let liar = ControllerList::new([1]).with(|list| list.count(2048));
     let command = NamespaceAttachment { nsid: 1, sel: AttachmentSelect::Attach };
-    assert_eq!(bench.send(command, liar.as_bytes()), invalid);
+    assert_eq!(bench.run_with_data(command, liar.as_bytes()), invalid);
     for nsid in [0, 2, u32::MAX] {
         let status = Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         assert_eq!(attach(&mut bench, nsid, &[1]), status);
@@ -170,50 +174,52 @@ fn every_attachment_that_cannot_be_is_refused() {
     assert_eq!(detach(&mut bench, 1, &[1, 2]), Err(Status::NAMESPACE_NOT_ATTACHED));
     let strange = NamespaceAttachment { nsid: 1, sel: AttachmentSelect::Reserved(2) };
     let list = ControllerList::new([1]);
-    assert_eq!(bench.send(strange, list.as_bytes()), Err(Status::INVALID_FIELD));
+    assert_eq!(bench.run_with_data(strange, list.as_bytes()), Err(Status::INVALID_FIELD));
 }
 
 #[test]
-fn what_is_protected_or_being_formatted_is_not_deleted() {
-    let mut bench = Bench::with_pool(vec![Shelf::new(), Shelf::new()], 1 << 20);
+fn write_protected_or_formatting_namespace_is_not_deleted() {
+    let mut bench =
+        ControllerFixture::with_pool(vec![FakeBlockDevice::new(), FakeBlockDevice::new()], 1 << 20);
     let protect = SetFeatures {
         nsid: 1,
         fid: Feature::NamespaceWriteProtection.code(),
         cdw11: 1,
         ..SetFeatures::default()
     };
-    bench.run(protect).unwrap();
-    assert_eq!(bench.run(delete(1)), Err(Status::NAMESPACE_WRITE_PROTECTED));
-    let everything = bench.run(delete(u32::MAX));
+    bench.run_without_data(protect).unwrap();
+    assert_eq!(bench.run_without_data(delete(1)), Err(Status::NAMESPACE_WRITE_PROTECTED));
+    let everything = bench.run_without_data(delete(u32::MAX));
     assert_eq!(everything, Err(Status::NAMESPACE_WRITE_PROTECTED), "all or none");
-    assert!(has(&bench, 2));
+    assert!(is_attached(&bench, 2));
     let format = FormatNvm { nsid: 2, ..FormatNvm::default() };
-    bench.step(&format.to_command(), &[]);
-    assert_eq!(bench.run(delete(2)), Err(Status::FORMAT_IN_PROGRESS));
+    bench.submit(&format.to_command(), &[]);
+    assert_eq!(bench.run_without_data(delete(2)), Err(Status::FORMAT_IN_PROGRESS));
     assert_eq!(detach(&mut bench, 2, &[1]), Err(Status::FORMAT_IN_PROGRESS));
-    assert_eq!(bench.wait().1, Ok(0));
-    bench.run(delete(2)).unwrap();
+    assert_eq!(bench.run_deferred().1, Ok(0));
+    bench.run_without_data(delete(2)).unwrap();
 }
 
 #[test]
-fn every_controller_that_had_or_gets_a_namespace_lists_it_as_changed() {
-    let mut bench = Bench::with_pool(vec![Shelf::new()], 1 << 20);
-    let mut other = bench.second(2);
-    let shared = wish(8).with(|it| it.shrns(true));
+fn attach_and_detach_update_the_changed_namespace_list() {
+    let mut bench = ControllerFixture::with_pool(vec![FakeBlockDevice::new()], 1 << 20);
+    let mut other = bench.open_second_controller(2);
+    let shared = requested_namespace(8).with(|it| it.shrns(true));
     create(&mut bench, &shared).unwrap();
     attach(&mut bench, 2, &[1, 2]).unwrap();
     let page = GetLogPage::new(LogPage::ChangedNamespaces.code(), 4096).to_command();
     let now = bench.now;
-    let mut changed = |bench: &mut Bench| {
-        bench.turns(1);
+    let mut changed = |bench: &mut ControllerFixture| {
+        bench.poll_times(1);
         other.poll(now);
-        let lists = [bench.step(&page, &[]).1, step(&mut other, now, &page, &[]).1];
+        let lists =
+            [bench.submit(&page, &[]).1, submit_to_controller(&mut other, now, &page, &[]).1];
         lists.map(|list| (list[0], list[4]))
     };
     assert_eq!(changed(&mut bench), [(2, 0), (2, 0)]);
     assert_eq!(changed(&mut bench), [(0, 0), (0, 0)], "reading clears it");
     detach(&mut bench, 2, &[2]).unwrap();
     assert_eq!(changed(&mut bench), [(2, 0), (2, 0)]);
-    bench.run(delete(2)).unwrap();
+    bench.run_without_data(delete(2)).unwrap();
     assert_eq!(changed(&mut bench), [(2, 0), (0, 0)]);
 }

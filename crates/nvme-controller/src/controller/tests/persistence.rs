@@ -13,7 +13,7 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
-use super::bench::{Bench, Shelf};
+use super::fixture::{ControllerFixture, FakeBlockDevice};
 use crate::controller::interface::{AdminOutcome, CommandOrigin};
 use crate::controller::{
     ControllerConfig, HostIdentity, PersistRequest, Persistence, ReservationStore,
@@ -22,10 +22,10 @@ use crate::namespace::Reservation;
 
 /// Reservation store that outlives subsystems, with configurable properties. It writes on request.
 #[derive(Clone, Default)]
-pub(super) struct Drawer(Arc<Mutex<Inside>>);
+pub(super) struct FakeReservationStore(Arc<Mutex<FakeReservationStoreState>>);
 
 #[derive(Default)]
-struct Inside {
+struct FakeReservationStoreState {
     record: Option<Vec<u8>>,
     /// Records that have been submitted and are not written.
     wanted: VecDeque<(Option<Vec<u8>>, PersistRequest)>,
@@ -33,46 +33,48 @@ struct Inside {
     is_shut: bool,
 }
 
-impl Drawer {
-    pub(super) fn wanted(&self) -> usize {
+impl FakeReservationStore {
+    pub(super) fn pending_write_count(&self) -> usize {
         self.0.lock().unwrap().wanted.len()
     }
 
-    pub(super) fn stores(&self) -> u32 {
+    pub(super) fn store_count(&self) -> u32 {
         self.0.lock().unwrap().stores
     }
 
     /// The next submitted record.
-    pub(super) fn take(&self) -> (Option<Vec<u8>>, PersistRequest) {
+    pub(super) fn take_pending_write(&self) -> (Option<Vec<u8>>, PersistRequest) {
         self.0.lock().unwrap().wanted.pop_front().expect("something is to be written")
     }
 
     /// Writes a record without a completion.
-    pub(super) fn put(&self, record: Option<Vec<u8>>) {
+    pub(super) fn set_record(&self, record: Option<Vec<u8>>) {
         let mut inside = self.0.lock().unwrap();
         inside.stores += 1;
         inside.record = record;
     }
 
     /// Writes the next record.
-    pub(super) fn write(&self) {
-        let (record, stored) = self.take();
-        self.put(record);
-        stored.finish(Ok(()));
+    pub(super) fn complete_write(&self) {
+        let (record, stored) = self.take_pending_write();
+        self.set_record(record);
+        stored.complete_write(Ok(()));
     }
 
     /// Fails to write the next record.
-    pub(super) fn fail(&self) {
-        self.take().1.finish(Err(Error::environment("the drawer is stuck".to_owned())));
+    pub(super) fn fail_write(&self) {
+        self.take_pending_write()
+            .1
+            .complete_write(Err(Error::environment("the drawer is stuck".to_owned())));
     }
 
     /// Accepts records, or rejects them.
-    pub(super) fn shut(&self, is_shut: bool) {
+    pub(super) fn reject_writes(&self, is_shut: bool) {
         self.0.lock().unwrap().is_shut = is_shut;
     }
 }
 
-impl ReservationStore for Drawer {
+impl ReservationStore for FakeReservationStore {
     fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         Ok(self.0.lock().unwrap().record.clone())
     }
@@ -91,23 +93,27 @@ impl ReservationStore for Drawer {
     }
 }
 
-fn bench(persistence: Persistence) -> Bench {
+fn fixture_with_persistence(persistence: Persistence) -> ControllerFixture {
     let change = |config: &mut crate::controller::SubsystemConfig| {
         config.namespaces[0].persistence = persistence;
     };
-    let mut bench = Bench::with(vec![Shelf::new()], change, ControllerConfig::default());
+    let mut bench = ControllerFixture::with_config(
+        vec![FakeBlockDevice::new()],
+        change,
+        ControllerConfig::default(),
+    );
     bench.controller.set_host(HostIdentity::Extended(7));
     bench
 }
 
-pub(super) fn load_reservations(drawer: &Drawer) -> Bench {
-    bench(Persistence::Durable(Box::new(drawer.clone())))
+pub(super) fn load_reservations(drawer: &FakeReservationStore) -> ControllerFixture {
+    fixture_with_persistence(Persistence::Durable(Box::new(drawer.clone())))
 }
 
 /// Registers host 5 with the contents of `drawer`, if there are any.
 fn register(
-    bench: &mut Bench,
-    drawer: Option<&Drawer>,
+    bench: &mut ControllerFixture,
+    drawer: Option<&FakeReservationStore>,
     (rrega, cptpl): (RegisterAction, ChangePersistence),
 ) -> Status {
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
@@ -115,7 +121,7 @@ fn register(
     reserve(bench, drawer, &command.to_command(), keys.as_bytes())
 }
 
-fn acquire(bench: &mut Bench, drawer: Option<&Drawer>) -> Status {
+fn acquire(bench: &mut ControllerFixture, drawer: Option<&FakeReservationStore>) -> Status {
     let command = ReservationAcquire {
         nsid: 1,
         racqa: AcquireAction::Acquire,
@@ -128,21 +134,26 @@ fn acquire(bench: &mut Bench, drawer: Option<&Drawer>) -> Status {
 }
 
 /// Runs a command to its end, including the writes that it requires.
-fn reserve(bench: &mut Bench, drawer: Option<&Drawer>, command: &Command, sent: &[u8]) -> Status {
+fn reserve(
+    bench: &mut ControllerFixture,
+    drawer: Option<&FakeReservationStore>,
+    command: &Command,
+    sent: &[u8],
+) -> Status {
     let from = CommandOrigin { queue: 1, ticket: 9 };
     let now = bench.now;
     if let Some(end) = bench.controller.reservation(now, from, command, &mut sent.to_vec()) {
-        return end.status.code();
+        return end.status.sct_and_sc();
     }
-    drawer.expect("nothing else has to be waited for").write();
-    bench.turns(1);
+    drawer.expect("nothing else has to be waited for").complete_write();
+    bench.poll_times(1);
     let reservation_completions =
         bench.controller.next_reservation_completion().expect("it has been written");
     assert_eq!(reservation_completions.from, from);
-    reservation_completions.end.status.code()
+    reservation_completions.end.status.sct_and_sc()
 }
 
-pub(super) fn seen(bench: &Bench) -> Option<Reservation> {
+pub(super) fn visible_reservation(bench: &ControllerFixture) -> Option<Reservation> {
     bench.controller.namespaces().reader().get().get(1).unwrap().reservation
 }
 
@@ -154,73 +165,73 @@ const CLEAR: (RegisterAction, ChangePersistence) =
     (RegisterAction::Register, ChangePersistence::Clear);
 
 #[test]
-fn what_is_to_persist_is_there_in_the_next_life() {
-    let drawer = Drawer::default();
+fn persistent_reservation_is_restored_after_restart() {
+    let drawer = FakeReservationStore::default();
     let mut first = load_reservations(&drawer);
     assert_eq!(register(&mut first, Some(&drawer), PERSIST), Status::SUCCESS);
     assert_eq!(acquire(&mut first, Some(&drawer)), Status::SUCCESS);
-    let before = seen(&first);
+    let before = visible_reservation(&first);
     assert!(before.is_some_and(|reservation| reservation.is_holder));
     drop(first);
     let mut second = load_reservations(&drawer);
     // The host is identified only now.
-    let mut other = second.second(2);
+    let mut other = second.open_second_controller(2);
     other.set_host(HostIdentity::Extended(8));
-    assert_eq!(seen(&second), before);
+    assert_eq!(visible_reservation(&second), before);
     assert!(other.namespaces().reader().get().get(1).unwrap().reservation.is_some());
     // From now on it does not persist.
     let status = register(&mut second, Some(&drawer), CLEAR);
     assert_eq!((status, drawer.load()), (Status::SUCCESS, Ok(None)));
     drop((second, other));
-    assert_eq!(seen(&load_reservations(&drawer)), None);
+    assert_eq!(visible_reservation(&load_reservations(&drawer)), None);
 }
 
 #[test]
-fn what_does_not_persist_is_not_written_down() {
-    let drawer = Drawer::default();
+fn non_persistent_reservation_is_not_recorded() {
+    let drawer = FakeReservationStore::default();
     let mut bench = load_reservations(&drawer);
     assert_eq!(register(&mut bench, None, PASS), Status::SUCCESS);
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
-    assert_eq!(drawer.stores(), 0);
+    assert_eq!(drawer.store_count(), 0);
     // The feature also enables it, and is not completed before it is durable.
-    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminOutcome::Deferred);
-    bench.turns(3);
+    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
+    bench.poll_times(3);
     assert_eq!(bench.controller.next_deferred_completion(), None);
-    drawer.write();
-    assert_eq!(bench.wait(), (7, Ok(0)));
-    assert_eq!(drawer.stores(), 1);
+    drawer.complete_write();
+    assert_eq!(bench.run_deferred(), (7, Ok(0)));
+    assert_eq!(drawer.store_count(), 1);
     // A command that changes nothing causes no write.
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
 }
 
-fn persist_by_feature() -> Command {
+fn set_persistence_feature() -> Command {
     let fid = Feature::ReservationPersistence.code();
     let set = SetFeatures { nsid: 1, fid, cdw11: 1, ..SetFeatures::default() };
     set.to_command().with_cid(7)
 }
 
 #[test]
-fn a_feature_that_cannot_be_written_down_is_refused_and_not_set() {
-    let drawer = Drawer::default();
+fn persistence_feature_fails_if_the_record_cannot_be_written() {
+    let drawer = FakeReservationStore::default();
     let mut bench = load_reservations(&drawer);
-    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminOutcome::Deferred);
-    drawer.fail();
-    assert_eq!(bench.wait(), (7, Err(Status::INTERNAL_ERROR)));
+    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
+    drawer.fail_write();
+    assert_eq!(bench.run_deferred(), (7, Err(Status::INTERNAL_ERROR)));
     let fid = Feature::ReservationPersistence.code();
     let get = GetFeatures { nsid: 1, fid, ..GetFeatures::default() };
-    assert_eq!(bench.run(get), Ok(0));
+    assert_eq!(bench.run_without_data(get), Ok(0));
     // After a reset it is set nevertheless, without a completion.
-    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminOutcome::Deferred);
+    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
     bench.controller.reset(bench.now);
-    drawer.write();
-    bench.turns(3);
+    drawer.complete_write();
+    bench.poll_times(3);
     assert_eq!(bench.controller.next_deferred_completion(), None);
-    assert_eq!(bench.run(get), Ok(1));
+    assert_eq!(bench.run_without_data(get), Ok(1));
 }
 
 #[test]
-fn where_nothing_persists_hosts_are_told_so() {
-    let mut bench = bench(Persistence::None);
+fn reservation_persistence_is_not_reported_without_a_store() {
+    let mut bench = fixture_with_persistence(Persistence::None);
     // Linux requests it with every registration, whatever the namespace supports.
     assert_eq!(register(&mut bench, None, PERSIST), Status::SUCCESS);
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
@@ -232,28 +243,28 @@ fn where_nothing_persists_hosts_are_told_so() {
     assert_eq!(ReservationStatusExtended::parse(&page).unwrap().ptpls(), 0);
     let feature = Feature::ReservationPersistence.code();
     let get = GetFeatures { nsid: 1, fid: feature, ..GetFeatures::default() };
-    assert_eq!(bench.run(get), Ok(0));
+    assert_eq!(bench.run_without_data(get), Ok(0));
     let set = SetFeatures { nsid: 1, fid: feature, cdw11: 1, ..SetFeatures::default() };
-    assert_eq!(bench.run(set).map_err(Status::code), Err(Status::INVALID_FIELD));
+    assert_eq!(bench.run_without_data(set).map_err(Status::sct_and_sc), Err(Status::INVALID_FIELD));
     let namespace = |persistence| {
-        let mut bench = self::bench(persistence);
+        let mut bench = fixture_with_persistence(persistence);
         let identify =
             tenmil_wire::admin::Identify { nsid: 1, ..tenmil_wire::admin::Identify::default() };
-        let page = bench.get(identify).unwrap();
+        let page = bench.run_for_data(identify).unwrap();
         tenmil_wire::identify::IdentifyNamespace::from_bytes(page.first_chunk().unwrap()).ptpls()
     };
     assert!(!namespace(Persistence::None) && namespace(Persistence::Emulated));
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_refused_and_not_forgotten() {
-    let drawer = Drawer::default();
+fn unreadable_reservation_record_is_rejected_and_kept() {
+    let drawer = FakeReservationStore::default();
     drawer.0.lock().unwrap().record = Some(b"nonsense".to_vec());
     let config = crate::controller::SubsystemConfig::new("T1", Vec::new());
     let subsystem = crate::controller::Subsystem::new(config).unwrap();
     let namespace = crate::controller::NamespaceConfig {
         persistence: Persistence::Durable(Box::new(drawer)),
-        ..crate::controller::NamespaceConfig::new(Arc::new(Shelf::new()))
+        ..crate::controller::NamespaceConfig::new(Arc::new(FakeBlockDevice::new()))
     };
     let refused = subsystem.check_namespace(&namespace).unwrap_err();
     assert!(refused.text.contains("its reservations cannot be read: its CRC-32C is"), "{refused}");

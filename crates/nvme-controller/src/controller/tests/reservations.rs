@@ -9,16 +9,16 @@ use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
     ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
-    ReservationStatus, ReservationStatusExtended, ReservationType, registrants,
-    registrants_extended,
+    ReservationStatus, ReservationStatusExtended, ReservationType, report_registrants,
+    report_registrants_extended,
 };
 use tenmil_wire::log::LogPage;
 use tenmil_wire::log::event::{ReservationEvent, ReservationNotification};
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
-use super::bench::{Bench, Shelf, step};
+use super::fixture::{ControllerFixture, FakeBlockDevice, submit_to_controller};
 use crate::controller::interface::{
-    AdminData, AdminResult, CommandOrigin, ControllerSignal, ReservationCompletion,
+    AdminDataTransfer, AdminResult, CommandOrigin, ReservationCompletion, TransportAction,
 };
 use crate::controller::{Controller, ControllerConfig, HostIdentity, TransportModel};
 use crate::namespace::{Reservation, ReservationKind};
@@ -47,19 +47,19 @@ const RELEASE: ReservationRelease = ReservationRelease {
 };
 
 /// A subsystem with three hosts, each with a controller and its own number as key.
-struct Hosts {
-    bench: Bench,
+struct ThreeHostsFixture {
+    bench: ControllerFixture,
     others: [Controller; 2],
 }
 
-impl Hosts {
+impl ThreeHostsFixture {
     fn new() -> Self {
-        Self::identified(|host| HostIdentity::Extended(host.into()))
+        Self::with_identities(|host| HostIdentity::Extended(host.into()))
     }
 
-    fn identified(identity: impl Fn(u16) -> HostIdentity) -> Self {
-        let mut bench = Bench::new();
-        let mut others = [bench.second(2), bench.second(3)];
+    fn with_identities(identity: impl Fn(u16) -> HostIdentity) -> Self {
+        let mut bench = ControllerFixture::new();
+        let mut others = [bench.open_second_controller(2), bench.open_second_controller(3)];
         bench.controller.set_host(identity(1));
         for (other, host) in others.iter_mut().zip([2, 3]) {
             other.set_host(identity(host));
@@ -71,11 +71,16 @@ impl Hosts {
         if host == 1 { &mut self.bench.controller } else { &mut self.others[host - 2] }
     }
 
-    fn run(&mut self, host: usize, command: &Command, sent: &[u8]) -> Result<Vec<u8>, Status> {
+    fn run_command(
+        &mut self,
+        host: usize,
+        command: &Command,
+        sent: &[u8],
+    ) -> Result<Vec<u8>, Status> {
         let now = self.bench.now;
         let controller = self.controller(host);
-        let mut data = match controller.reservation_data(command).map_err(Status::code)? {
-            AdminData::FromHost(len_bytes) => {
+        let mut data = match controller.reservation_data(command).map_err(Status::sct_and_sc)? {
+            AdminDataTransfer::FromHost(len_bytes) => {
                 assert_eq!(len_bytes as usize, sent.len());
                 sent.to_vec()
             }
@@ -84,13 +89,13 @@ impl Hosts {
         let end = controller.reservation(now, ORIGIN, command, &mut data);
         match end.expect("nothing has to be written down").status {
             Status::SUCCESS => Ok(data),
-            status => Err(status.code()),
+            status => Err(status.sct_and_sc()),
         }
     }
 
     fn register(&mut self, host: usize) -> Result<Vec<u8>, Status> {
         let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(host as u64));
-        self.run(host, &REGISTER.to_command(), keys.as_bytes())
+        self.run_command(host, &REGISTER.to_command(), keys.as_bytes())
     }
 
     fn acquire(&mut self, host: usize, rtype: ReservationType) -> Result<Vec<u8>, Status> {
@@ -104,21 +109,21 @@ impl Hosts {
         prkey: u64,
     ) -> Result<Vec<u8>, Status> {
         let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(host as u64).prkey(prkey));
-        self.run(host, &acquire.to_command(), keys.as_bytes())
+        self.run_command(host, &acquire.to_command(), keys.as_bytes())
     }
 
     fn release(&mut self, host: usize, release: ReservationRelease) -> Result<Vec<u8>, Status> {
         let key = ReleaseKey::zeroed().with(|key| key.crkey(host as u64));
-        self.run(host, &release.to_command(), key.as_bytes())
+        self.run_command(host, &release.to_command(), key.as_bytes())
     }
 
     /// The reservation as seen by a host's queues.
-    fn seen(&mut self, host: usize) -> Option<Reservation> {
+    fn visible_reservation(&mut self, host: usize) -> Option<Reservation> {
         self.controller(host).namespaces().reader().get().get(1).unwrap().reservation
     }
 
     fn poll(&mut self) {
-        self.bench.turns(1);
+        self.bench.poll_times(1);
         let now = self.bench.now;
         for other in &mut self.others {
             other.poll(now);
@@ -127,28 +132,28 @@ impl Hosts {
 }
 
 #[test]
-fn the_queues_of_every_controller_see_the_reservation_at_once() {
+fn reservation_is_visible_to_all_queues_immediately() {
     for kind in ReservationKind::ALL {
-        let mut hosts = Hosts::new();
-        assert_eq!(hosts.seen(1), None);
+        let mut hosts = ThreeHostsFixture::new();
+        assert_eq!(hosts.visible_reservation(1), None);
         hosts.register(1).unwrap();
         hosts.register(2).unwrap();
         hosts.acquire(1, ReservationType::from_code(kind as u8)).unwrap();
         let shared = kind as u8 >= 5;
         let of = |is_holder, is_registrant| Some(Reservation { kind, is_holder, is_registrant });
-        assert_eq!(hosts.seen(1), of(true, true));
-        assert_eq!(hosts.seen(2), of(shared, true));
-        assert_eq!(hosts.seen(3), of(false, false));
+        assert_eq!(hosts.visible_reservation(1), of(true, true));
+        assert_eq!(hosts.visible_reservation(2), of(shared, true));
+        assert_eq!(hosts.visible_reservation(3), of(false, false));
         let rtype = ReservationType::from_code(kind as u8);
         hosts.release(1, ReservationRelease { rtype, ..RELEASE }).unwrap();
-        assert_eq!([1, 2, 3].map(|host| hosts.seen(host)), [None; 3]);
+        assert_eq!([1, 2, 3].map(|host| hosts.visible_reservation(host)), [None; 3]);
     }
 }
 
 #[test]
-fn every_field_of_a_reservation_command_that_cannot_be_is_refused() {
+fn invalid_reservation_command_fields_are_rejected() {
     const INVALID: Status = Status::INVALID_FIELD;
-    let mut hosts = Hosts::new();
+    let mut hosts = ThreeHostsFixture::new();
     let keys = [0; 16];
     let beyond = 1025;
     let registers = [
@@ -165,7 +170,11 @@ fn every_field_of_a_reservation_command_that_cannot_be_is_refused() {
         ),
     ];
     for (register, status) in registers {
-        assert_eq!(hosts.run(1, &register.to_command(), &keys), Err(status), "{register:?}");
+        assert_eq!(
+            hosts.run_command(1, &register.to_command(), &keys),
+            Err(status),
+            "{register:?}"
+        );
     }
     hosts.register(1).unwrap();
     let acquires = [
@@ -187,58 +196,58 @@ fn every_field_of_a_reservation_command_that_cannot_be_is_refused() {
     for release in releases {
         assert_eq!(hosts.release(1, release), Err(INVALID), "{release:?}");
     }
-    assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
+    assert!(hosts.visible_reservation(1).is_some_and(|seen| seen.is_holder));
     let read = Command::new(0x02).with_nsid(1);
-    assert_eq!(hosts.run(1, &read, &[]), Err(Status::INVALID_OPCODE));
+    assert_eq!(hosts.run_command(1, &read, &[]), Err(Status::INVALID_OPCODE));
 }
 
 #[test]
-fn a_key_may_be_ignored_by_register_and_is_compared_otherwise() {
-    let mut hosts = Hosts::new();
+fn register_may_ignore_the_existing_key() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(1).unwrap();
     let replace = ReservationRegister { rrega: RegisterAction::Replace, ..REGISTER };
     let keys =
         |crkey, nrkey| *RegisterKeys::zeroed().with(|it| it.crkey(crkey).nrkey(nrkey)).as_bytes();
     let conflict = Err(Status::RESERVATION_CONFLICT);
-    assert_eq!(hosts.run(1, &replace.to_command(), &keys(9, 5)), conflict);
-    hosts.run(1, &replace.to_command(), &keys(1, 5)).unwrap();
+    assert_eq!(hosts.run_command(1, &replace.to_command(), &keys(9, 5)), conflict);
+    hosts.run_command(1, &replace.to_command(), &keys(1, 5)).unwrap();
     assert_eq!(hosts.acquire(1, ReservationType::WriteExclusive), conflict, "the key is 5 now");
     let ignoring = ReservationRegister { iekey: true, ..replace };
-    hosts.run(1, &ignoring.to_command(), &keys(9, 1)).unwrap();
+    hosts.run_command(1, &ignoring.to_command(), &keys(9, 1)).unwrap();
     hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
 }
 
 #[test]
-fn a_report_lists_registrants_with_their_controllers() {
-    let mut hosts = Hosts::new();
+fn reservation_report_lists_registrants_and_controllers() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(3).unwrap();
     hosts.register(1).unwrap();
     hosts.acquire(3, ReservationType::ExclusiveAccess).unwrap();
     let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
-    let bytes = hosts.run(2, &report.to_command(), &[]).unwrap();
+    let bytes = hosts.run_command(2, &report.to_command(), &[]).unwrap();
     assert_eq!(bytes.len(), 256);
     let header = ReservationStatusExtended::parse(&bytes).unwrap();
     assert_eq!((header.generation(), header.regstrnt(), header.ptpls()), (2, 2, 0));
     assert_eq!(header.rtype(), ReservationType::ExclusiveAccess);
-    let rows: Vec<_> = registrants_extended(&bytes)
+    let rows: Vec<_> = report_registrants_extended(&bytes)
         .map(|row| (row.cntlid(), row.holds(), row.rkey(), row.hostid()[0]))
         .collect();
     assert_eq!(rows, [(1, false, 1, 1), (3, true, 3, 3)]);
 
     let header_only = ReservationReport { numd: 1, ..report };
-    assert_eq!(hosts.run(2, &header_only.to_command(), &[]).unwrap(), bytes[..8]);
+    assert_eq!(hosts.run_command(2, &header_only.to_command(), &[]).unwrap(), bytes[..8]);
     let short = ReservationReport { eds: false, ..report };
     let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
-    assert_eq!(hosts.run(2, &short.to_command(), &[]), inconsistent);
+    assert_eq!(hosts.run_command(2, &short.to_command(), &[]), inconsistent);
     let huge = ReservationReport { numd: u32::MAX, ..report };
-    assert_eq!(hosts.run(2, &huge.to_command(), &[]), Err(Status::INVALID_FIELD));
+    assert_eq!(hosts.run_command(2, &huge.to_command(), &[]), Err(Status::INVALID_FIELD));
 }
 
 /// Linux up to 6.10 compares the whole status field with these codes, and would otherwise take a host
 /// without access for a broken disk.
 #[test]
-fn what_a_host_that_reserves_is_refused_with_is_a_code_and_nothing_more() {
-    let mut hosts = Hosts::new();
+fn reservation_conflict_status_has_no_dnr() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(1).unwrap();
     let now = hosts.bench.now;
     let mut status = |command: Command, sent: &[u8]| {
@@ -258,18 +267,20 @@ fn what_a_host_that_reserves_is_refused_with_is_a_code_and_nothing_more() {
 
 /// Connect carries an identifier, and zero means none: hosts with zero are distinct.
 #[test]
-fn over_fabrics_a_host_without_an_identifier_reserves_nothing() {
+fn anonymous_host_cannot_reserve_over_fabrics() {
     let transport = TransportModel::Fabrics {
         command_capsule_bytes: 64,
         descriptors_max: 1,
         quiesce: Span::from_ms(500),
     };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
-    let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
-    let page = bench.get(Identify { cns: 1, ..Identify::default() }).unwrap();
+    let mut bench = ControllerFixture::with_config(vec![FakeBlockDevice::new()], |_| {}, config);
+    let page = bench.run_for_data(Identify { cns: 1, ..Identify::default() }).unwrap();
     let rhii = |page: &[u8]| IdentifyController::from_bytes(page.first_chunk().unwrap()).rhii();
     assert!(rhii(&page));
-    assert!(!rhii(&Bench::new().get(Identify { cns: 1, ..Identify::default() }).unwrap()));
+    assert!(!rhii(
+        &ControllerFixture::new().run_for_data(Identify { cns: 1, ..Identify::default() }).unwrap()
+    ));
     let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
     let now = bench.now;
     let mut status = |host: Option<HostIdentity>| {
@@ -287,53 +298,53 @@ fn over_fabrics_a_host_without_an_identifier_reserves_nothing() {
 }
 
 #[test]
-fn hosts_of_short_identifiers_get_short_reports() {
-    let mut hosts = Hosts::identified(|host| HostIdentity::Short(host.into()));
+fn hosts_with_64_bit_identifiers_get_short_reports() {
+    let mut hosts = ThreeHostsFixture::with_identities(|host| HostIdentity::Short(host.into()));
     hosts.register(2).unwrap();
     let report = ReservationReport { nsid: 1, numd: 63, eds: false, disnsrs: false };
-    let bytes = hosts.run(1, &report.to_command(), &[]).unwrap();
+    let bytes = hosts.run_command(1, &report.to_command(), &[]).unwrap();
     assert_eq!(ReservationStatus::parse(&bytes).unwrap().regstrnt(), 1);
     let rows: Vec<_> =
-        registrants(&bytes).map(|row| (row.cntlid(), row.hostid(), row.rkey())).collect();
+        report_registrants(&bytes).map(|row| (row.cntlid(), row.hostid(), row.rkey())).collect();
     assert_eq!(rows, [(2, 2, 2)]);
     let extended = ReservationReport { eds: true, ..report };
     let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
-    assert_eq!(hosts.run(1, &extended.to_command(), &[]), inconsistent);
+    assert_eq!(hosts.run_command(1, &extended.to_command(), &[]), inconsistent);
 }
 
 #[test]
-fn a_registrant_whose_controller_has_gone_is_listed_without_one() {
-    let mut hosts = Hosts::new();
+fn registrant_without_a_controller_is_reported_with_cntlid_ffff() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(2).unwrap();
-    let Hosts { bench, others: [second, third] } = hosts;
+    let ThreeHostsFixture { bench, others: [second, third] } = hosts;
     drop(second);
-    let mut hosts = Hosts { others: [bench.second(9), third], bench };
+    let mut hosts = ThreeHostsFixture { others: [bench.open_second_controller(9), third], bench };
     let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
-    let bytes = hosts.run(1, &report.to_command(), &[]).unwrap();
-    let cntlids: Vec<u16> = registrants_extended(&bytes).map(|row| row.cntlid()).collect();
+    let bytes = hosts.run_command(1, &report.to_command(), &[]).unwrap();
+    let cntlids: Vec<u16> = report_registrants_extended(&bytes).map(|row| row.cntlid()).collect();
     assert_eq!(cntlids, [0xffff]);
 }
 
 #[test]
-fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
-    let mut hosts = Hosts::new();
+fn preempt_and_abort_aborts_commands_and_notifies_the_victim() {
+    let mut hosts = ThreeHostsFixture::new();
     for host in [1, 2, 3] {
         hosts.register(host).unwrap();
     }
     hosts.acquire(2, ReservationType::WriteExclusiveRegistrants).unwrap();
     let now = hosts.bench.now;
     let request = AsynchronousEventRequest {}.to_command();
-    step(&mut hosts.others[0], now, &request, &[]);
+    submit_to_controller(&mut hosts.others[0], now, &request, &[]);
     let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
     let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
     let issuer = &mut hosts.bench.controller;
     assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
     hosts.poll();
-    assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
-    assert!(hosts.seen(2).is_some_and(|seen| !seen.is_registrant));
+    assert!(hosts.visible_reservation(1).is_some_and(|seen| seen.is_holder));
+    assert!(hosts.visible_reservation(2).is_some_and(|seen| !seen.is_registrant));
     let victim = &mut hosts.others[0];
-    let signal = victim.next_signal();
-    assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })));
+    let signal = victim.next_transport_action();
+    assert!(matches!(signal, Some(TransportAction::AbortNamespace { nsid: 1, .. })));
     assert_eq!(victim.next_event(), Some(0x80_0006));
     assert_eq!(
         hosts.bench.controller.next_reservation_completion(),
@@ -344,11 +355,11 @@ fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
     hosts.poll();
     let reservation_completions = ReservationCompletion { from: ORIGIN, end: AdminResult::OK };
     assert_eq!(hosts.bench.controller.next_reservation_completion(), Some(reservation_completions));
-    assert_eq!(hosts.bench.controller.next_signal(), None, "the issuer goes on");
+    assert_eq!(hosts.bench.controller.next_transport_action(), None, "the issuer goes on");
 
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
     let read = |controller: &mut Controller| {
-        let bytes = step(controller, now, &page, &[]).1;
+        let bytes = submit_to_controller(controller, now, &page, &[]).1;
         let page = ReservationNotification::parse(&bytes).unwrap();
         (page.lpc(), page.rnlpt(), page.nalp(), page.nsid())
     };
@@ -360,8 +371,8 @@ fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
 }
 
 #[test]
-fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
-    let mut hosts = Hosts::new();
+fn preempt_and_abort_waits_for_queues_of_a_resetting_controller() {
+    let mut hosts = ThreeHostsFixture::new();
     for host in [1, 2] {
         hosts.register(host).unwrap();
     }
@@ -373,8 +384,8 @@ fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
     hosts.poll();
     let victim = &mut hosts.others[0];
     victim.reset(now);
-    let signal = victim.next_signal();
-    assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })), "they stop");
+    let signal = victim.next_transport_action();
+    assert!(matches!(signal, Some(TransportAction::AbortNamespace { nsid: 1, .. })), "they stop");
     hosts.poll();
     assert_eq!(hosts.bench.controller.next_reservation_completion(), None);
     assert!(hosts.bench.controller.wake_at(now) < now.after(Span::from_ms(2)));
@@ -387,8 +398,8 @@ fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
 }
 
 #[test]
-fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
-    let mut hosts = Hosts::new();
+fn reservation_notifications_are_masked_by_type_or_queued() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(1).unwrap();
     hosts.register(2).unwrap();
     let now = hosts.bench.now;
@@ -398,20 +409,20 @@ fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
         cdw11: 1 << 2,
         ..SetFeatures::default()
     };
-    let waiting = |hosts: &mut Hosts| {
+    let waiting = |hosts: &mut ThreeHostsFixture| {
         hosts.poll();
         let page = GetLogPage {
             rae: true,
             ..GetLogPage::new(LogPage::ReservationNotification.code(), 64)
         };
-        step(&mut hosts.others[0], now, &page.to_command(), &[]).1[9]
+        submit_to_controller(&mut hosts.others[0], now, &page.to_command(), &[]).1[9]
     };
     let rtype = ReservationType::WriteExclusiveRegistrants;
     let release = ReservationRelease { rtype, ..RELEASE };
     hosts.acquire(1, rtype).unwrap();
     hosts.release(1, release).unwrap();
     assert_eq!(waiting(&mut hosts), 1);
-    step(&mut hosts.others[0], now, &mask.to_command(), &[]);
+    submit_to_controller(&mut hosts.others[0], now, &mask.to_command(), &[]);
     hosts.acquire(1, rtype).unwrap();
     hosts.release(1, release).unwrap();
     assert_eq!(waiting(&mut hosts), 1, "releases are masked");
@@ -420,8 +431,8 @@ fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
 }
 
 #[test]
-fn a_registrant_is_sent_no_notice_of_a_namespace_that_is_hidden_from_it() {
-    let mut hosts = Hosts::new();
+fn hidden_namespace_sends_no_reservation_notification() {
+    let mut hosts = ThreeHostsFixture::new();
     for host in [1, 2, 3] {
         hosts.register(host).unwrap();
     }
@@ -430,13 +441,14 @@ fn a_registrant_is_sent_no_notice_of_a_namespace_that_is_hidden_from_it() {
     hosts.poll();
     let now = hosts.bench.now;
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
-    let waiting = hosts.others.each_mut().map(|other| step(other, now, &page, &[]).1[9]);
+    let waiting =
+        hosts.others.each_mut().map(|other| submit_to_controller(other, now, &page, &[]).1[9]);
     assert_eq!(waiting, [0, 1]);
 }
 
 #[test]
-fn notifications_that_nobody_reads_are_bounded() {
-    let mut hosts = Hosts::new();
+fn unread_reservation_notifications_are_bounded() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(1).unwrap();
     hosts.register(2).unwrap();
     let rtype = ReservationType::WriteExclusiveRegistrants;
@@ -450,43 +462,43 @@ fn notifications_that_nobody_reads_are_bounded() {
     hosts.poll();
     let now = hosts.bench.now;
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
-    let waiting = step(&mut hosts.others[0], now, &page, &[]).1[9];
+    let waiting = submit_to_controller(&mut hosts.others[0], now, &page, &[]).1[9];
     assert_eq!(waiting, 255);
 }
 
 #[test]
-fn admin_commands_of_others_respect_the_reservation() {
-    let mut hosts = Hosts::new();
+fn reservation_restricts_admin_commands_of_other_hosts() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(2).unwrap();
     hosts.acquire(2, ReservationType::WriteExclusive).unwrap();
     let format = FormatNvm { nsid: 1, ..FormatNvm::default() };
-    assert_eq!(hosts.bench.run(format), Err(Status::RESERVATION_CONFLICT));
-    assert_eq!(hosts.bench.shelves[0].unerased(), 2048);
+    assert_eq!(hosts.bench.run_without_data(format), Err(Status::RESERVATION_CONFLICT));
+    assert_eq!(hosts.bench.shelves[0].nonzero_blocks(), 2048);
 }
 
 #[test]
-fn a_reservation_that_is_to_persist_survives_the_power_and_others_do_not() {
+fn persistent_reservation_survives_power_loss() {
     for (cptpl, survives) in [(ChangePersistence::Persist, true), (ChangePersistence::Clear, false)]
     {
-        let mut hosts = Hosts::new();
+        let mut hosts = ThreeHostsFixture::new();
         let register = ReservationRegister { cptpl, ..REGISTER };
         let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(1));
-        hosts.run(1, &register.to_command(), keys.as_bytes()).unwrap();
+        hosts.run_command(1, &register.to_command(), keys.as_bytes()).unwrap();
         hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
         let persistence = GetFeatures {
             nsid: 1,
             fid: Feature::ReservationPersistence.code(),
             ..GetFeatures::default()
         };
-        assert_eq!(hosts.bench.run(persistence), Ok(u32::from(survives)));
+        assert_eq!(hosts.bench.run_without_data(persistence), Ok(u32::from(survives)));
         hosts.bench.subsystem.power_cycle();
-        assert_eq!(hosts.seen(1).is_some(), survives);
+        assert_eq!(hosts.visible_reservation(1).is_some(), survives);
     }
 }
 
 #[test]
-fn the_feature_decides_on_persistence_too() {
-    let mut hosts = Hosts::new();
+fn reservation_persistence_feature_sets_persistence() {
+    let mut hosts = ThreeHostsFixture::new();
     hosts.register(1).unwrap();
     hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
     let set = SetFeatures {
@@ -495,15 +507,15 @@ fn the_feature_decides_on_persistence_too() {
         cdw11: 1,
         ..SetFeatures::default()
     };
-    hosts.bench.run(set).unwrap();
+    hosts.bench.run_without_data(set).unwrap();
     hosts.bench.subsystem.power_cycle();
-    assert!(hosts.seen(1).is_some());
+    assert!(hosts.visible_reservation(1).is_some());
 }
 
 #[test]
-fn a_host_without_an_identifier_loses_everything_at_a_reset() {
-    let mut bench = Bench::new();
-    let other = bench.second(2);
+fn anonymous_host_loses_its_registration_at_reset() {
+    let mut bench = ControllerFixture::new();
+    let other = bench.open_second_controller(2);
     let keys = *RegisterKeys::zeroed().with(|keys| keys.nrkey(1)).as_bytes();
     bench.controller.reservation(bench.now, ORIGIN, &REGISTER.to_command(), &mut keys.to_vec());
     let keys = *AcquireKeys::zeroed().with(|keys| keys.crkey(1)).as_bytes();
@@ -515,15 +527,15 @@ fn a_host_without_an_identifier_loses_everything_at_a_reset() {
 }
 
 #[test]
-fn where_reservations_are_not_offered_they_are_refused() {
-    let mut bench = Bench::with(
-        vec![Shelf::new()],
+fn reservation_commands_are_rejected_where_not_supported() {
+    let mut bench = ControllerFixture::with_config(
+        vec![FakeBlockDevice::new()],
         |config| config.reservations = false,
         ControllerConfig::default(),
     );
     let command = REGISTER.to_command();
-    let refused = bench.controller.reservation_data(&command).map_err(Status::code);
+    let refused = bench.controller.reservation_data(&command).map_err(Status::sct_and_sc);
     assert_eq!(refused, Err(Status::INVALID_OPCODE));
     let end = bench.controller.reservation(bench.now, ORIGIN, &command, &mut vec![0; 16]);
-    assert!(end.unwrap().status.is(Status::INVALID_OPCODE));
+    assert!(end.unwrap().status.same_code(Status::INVALID_OPCODE));
 }

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Durability, Error, Instant, Span};
 
-use super::bench::{Bench, EVERYTHING, Shelf};
+use super::fixture::{ControllerFixture, EVERYTHING, FakeBlockDevice};
 use crate::controller::{
     ControllerConfig, HostIdentity, NamespaceConfig, Subsystem, SubsystemConfig, TransportModel,
 };
 
 fn namespace() -> NamespaceConfig {
-    NamespaceConfig::new(Arc::new(Shelf::new()))
+    NamespaceConfig::new(Arc::new(FakeBlockDevice::new()))
 }
 
-fn refusal(change: impl FnOnce(&mut SubsystemConfig)) -> String {
+fn config_error(change: impl FnOnce(&mut SubsystemConfig)) -> String {
     let mut config = SubsystemConfig::new("T1", vec![namespace()]);
     change(&mut config);
     Subsystem::new(config).err().map_or_else(String::new, |error| error.text)
@@ -24,21 +24,23 @@ fn nsids(controller: &crate::controller::Controller) -> Vec<u32> {
 }
 
 #[test]
-fn what_cannot_be_configured_is_named_with_what_is_accepted() {
+fn invalid_subsystem_config_is_rejected_with_the_accepted_values() {
     let cases = [
-        refusal(|config| config.serial = "x".repeat(21)),
-        refusal(|config| config.serial = String::new()),
-        refusal(|config| config.model = "ß".to_owned()),
-        refusal(|config| config.firmware = "123456789".to_owned()),
-        refusal(|config| config.nqn = "x".repeat(224)),
-        refusal(|config| config.nsid_max = 0),
-        refusal(|config| config.namespaces[0].nsid = Some(1025)),
-        refusal(|config| config.namespaces[0].block_size = Some(1024)),
-        refusal(|config| {
+        config_error(|config| config.serial = "x".repeat(21)),
+        config_error(|config| config.serial = String::new()),
+        config_error(|config| config.model = "ß".to_owned()),
+        config_error(|config| config.firmware = "123456789".to_owned()),
+        config_error(|config| config.nqn = "x".repeat(224)),
+        config_error(|config| config.nsid_max = 0),
+        config_error(|config| config.namespaces[0].nsid = Some(1025)),
+        config_error(|config| config.namespaces[0].block_size = Some(1024)),
+        config_error(|config| {
             config.ana_groups = 2;
             config.namespaces[0].ana_group = 3;
         }),
-        refusal(|config| config.namespaces.push(NamespaceConfig { nsid: Some(1), ..namespace() })),
+        config_error(|config| {
+            config.namespaces.push(NamespaceConfig { nsid: Some(1), ..namespace() })
+        }),
     ];
     let expected = [
         "serial is",
@@ -59,11 +61,11 @@ fn what_cannot_be_configured_is_named_with_what_is_accepted() {
         NamespaceConfig { nsid: Some(3), ..namespace() },
         NamespaceConfig { nsid: Some(3), ..namespace() },
     ];
-    assert!(refusal(|config| config.namespaces = twins).contains("identifier 3 is in use"));
+    assert!(config_error(|config| config.namespaces = twins).contains("identifier 3 is in use"));
 }
 
 #[test]
-fn a_controller_out_of_range_is_refused() {
+fn controller_identifier_out_of_range_is_rejected() {
     let it = ControllerConfig::default;
     let capsule = |command_capsule_bytes| TransportModel::Fabrics {
         command_capsule_bytes,
@@ -86,7 +88,7 @@ fn a_controller_out_of_range_is_refused() {
         (ControllerConfig { keep_alive_granularity: Span::from_ms(99), ..it() }, "keep_alive_step"),
         (ControllerConfig { firmware_bytes_max: 1, ..it() }, "firmware_bytes_max"),
     ];
-    let bench = Bench::new();
+    let bench = ControllerFixture::new();
     for (config, expected) in cases {
         let config = ControllerConfig { cntlid: config.cntlid.max(2), ..config };
         let found = bench.subsystem.open_controller(bench.now, config).err().unwrap();
@@ -97,24 +99,24 @@ fn a_controller_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_medium_with_metadata_is_refused() {
+fn device_with_metadata_is_rejected() {
     struct Guarded;
     impl BlockDevice for Guarded {
         fn limits(&self) -> tenmil_base::Limits {
-            tenmil_base::Limits { metadata_size: 8, ..Shelf::new().limits() }
+            tenmil_base::Limits { metadata_size: 8, ..FakeBlockDevice::new().limits() }
         }
         fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
             Err(Error::environment("never opened".to_owned()))
         }
     }
-    let found = refusal(|config| {
+    let found = config_error(|config| {
         config.namespaces = vec![NamespaceConfig::new(Arc::new(Guarded))];
     });
     assert!(found.contains("8 bytes of metadata per block"), "{found}");
 }
 
 #[test]
-fn a_private_namespace_has_one_controller_and_a_hidden_one_none() {
+fn private_namespace_attaches_to_one_controller() {
     let mut config = SubsystemConfig::new("T1", vec![namespace()]);
     config.namespaces.push(NamespaceConfig { is_shared: false, ..namespace() });
     config.namespaces.push(NamespaceConfig { is_attached: false, ..namespace() });
@@ -133,20 +135,20 @@ fn a_private_namespace_has_one_controller_and_a_hidden_one_none() {
 }
 
 #[test]
-fn a_namespace_that_grows_is_seen_to_have_grown() {
+fn namespace_growth_is_reported() {
     use std::sync::atomic::{AtomicU64, Ordering};
     struct Growing(AtomicU64);
     impl BlockDevice for Growing {
         fn limits(&self) -> tenmil_base::Limits {
             let block_count = self.0.load(Ordering::Relaxed);
-            tenmil_base::Limits { block_count, ..Shelf::new().limits() }
+            tenmil_base::Limits { block_count, ..FakeBlockDevice::new().limits() }
         }
         fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
             Err(Error::environment("never opened".to_owned()))
         }
     }
     let device = Arc::new(Growing(AtomicU64::new(100)));
-    let bench = Bench::new();
+    let bench = ControllerFixture::new();
     let nsid = bench.subsystem.add_namespace(NamespaceConfig::new(device.clone())).unwrap();
     let blocks = || bench.controller.namespaces().reader().get().get(nsid).unwrap().block_count;
     assert_eq!(blocks(), 100);
@@ -156,9 +158,9 @@ fn a_namespace_that_grows_is_seen_to_have_grown() {
 }
 
 #[test]
-fn blocks_larger_than_the_medium_has_are_made_of_several() {
-    let small = Shelf::with(512, &EVERYTHING, Durability::Persistent);
-    let bench = Bench::new();
+fn namespace_block_may_span_several_device_blocks() {
+    let small = FakeBlockDevice::with_blocks(512, &EVERYTHING, Durability::Persistent);
+    let bench = ControllerFixture::new();
     let wide = NamespaceConfig { block_size: Some(4096), ..NamespaceConfig::new(Arc::new(small)) };
     let nsid = bench.subsystem.add_namespace(wide).unwrap();
     let reader = bench.controller.namespaces().reader();
@@ -167,9 +169,9 @@ fn blocks_larger_than_the_medium_has_are_made_of_several() {
 }
 
 #[test]
-fn a_picture_is_published_only_when_it_differs() {
-    let mut bench = Bench::over(vec![Shelf::new()]);
-    let second = bench.second(2);
+fn snapshot_is_published_only_if_changed() {
+    let mut bench = ControllerFixture::with_devices(vec![FakeBlockDevice::new()]);
+    let second = bench.open_second_controller(2);
     let mut reader = second.namespaces().reader();
     bench.controller.set_host(HostIdentity::Short(7));
     bench.controller.reset(bench.now);
@@ -182,10 +184,10 @@ fn a_picture_is_published_only_when_it_differs() {
 }
 
 #[test]
-fn mail_rings_the_bell_of_those_who_got_some() {
+fn posted_update_wakes_its_controllers() {
     use std::sync::atomic::{AtomicU32, Ordering};
-    let bench = Bench::new();
-    let mut second = bench.second(2);
+    let bench = ControllerFixture::new();
+    let mut second = bench.open_second_controller(2);
     let rings = [Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0))];
     for (controller, rings) in [&bench.controller, &second].into_iter().zip(rings.clone()) {
         controller.set_waker(Arc::new(move || {

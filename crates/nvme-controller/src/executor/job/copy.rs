@@ -13,7 +13,7 @@ use crate::transfer::Direction;
 
 /// Copy in progress.
 #[derive(Debug)]
-pub(crate) struct Copy {
+pub(crate) struct CopyJob {
     /// Destination: `lba` is in blocks of the block device.
     extent: CommandExtent,
     count: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Copy {
 /// 40).
 pub(crate) const RANGE_BYTES: [u32; 2] = [32, 40];
 
-impl Copy {
+impl CopyJob {
     /// Creates a copy of `count` ranges of `range_bytes` each to `extent.lba`.
     pub(crate) fn new(
         extent: CommandExtent,
@@ -69,8 +69,8 @@ impl Copy {
         match event {
             JobEvent::Begin => JobStep::Walk { len_bytes, direction: Direction::FromHost },
             JobEvent::Walked => JobStep::ReadParameters(len_bytes),
-            JobEvent::Copied { .. } => match self.check(destination(command), bytes) {
-                Err(status) => JobStep::refused(status.with_dnr()),
+            JobEvent::Copied { .. } => match self.check(destination_lba(command), bytes) {
+                Err(status) => JobStep::rejected(status.with_dnr()),
                 Ok(()) if self.device_copies => self.next_part(bytes),
                 Ok(()) => JobStep::TakeBuffer { is_zeroed: false },
             },
@@ -127,7 +127,7 @@ impl Copy {
             let (lba, blocks) = self.range(bytes, self.index).unwrap_or((0, 0));
             let blocks = blocks << self.device_shift;
             if self.done < blocks {
-                self.part = self.extent.part(blocks - self.done, self.buffer_len_bytes);
+                self.part = self.extent.next_part_blocks(blocks - self.done, self.buffer_len_bytes);
                 let source = (lba << self.device_shift) + u64::from(self.done);
                 return match self.device_copies {
                     _ if self.part == 0 => JobStep::End(Status::INTERNAL_ERROR, self.index),
@@ -144,7 +144,7 @@ impl Copy {
         let flags = if operation == Operation::Read { RequestFlags::NONE } else { self.flags };
         let data = match operation {
             Operation::Copy => DataLocation::None,
-            _ => DataLocation::Buffer { len_bytes: self.extent.bytes(self.part) },
+            _ => DataLocation::Buffer { len_bytes: self.extent.len_bytes(self.part) },
         };
         JobStep::Submit(SubRequest { operation, flags, lba, operand, blocks: self.part, data })
     }
@@ -158,6 +158,6 @@ impl Copy {
 }
 
 /// SDLBA: dwords 10 and 11.
-fn destination(command: &Command) -> u64 {
+fn destination_lba(command: &Command) -> u64 {
     u64::from(command.cdw11()) << 32 | u64::from(command.cdw10())
 }

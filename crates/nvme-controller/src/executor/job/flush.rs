@@ -6,12 +6,12 @@ use super::{JobEvent, JobStep};
 
 /// Flush of every namespace in progress.
 #[derive(Debug, Default)]
-pub(crate) struct FlushAll {
+pub(crate) struct FlushAllJob {
     /// First failure; the remaining namespaces are flushed nevertheless.
     failure: Option<Status>,
 }
 
-impl FlushAll {
+impl FlushAllJob {
     pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
         match event {
             JobEvent::Begin => JobStep::FlushFrom(0),
@@ -21,7 +21,7 @@ impl FlushAll {
                 }
                 JobStep::FlushFrom(channel.saturating_add(1))
             }
-            JobEvent::Flushed(None) => JobStep::refused(self.failure.unwrap_or(Status::SUCCESS)),
+            JobEvent::Flushed(None) => JobStep::rejected(self.failure.unwrap_or(Status::SUCCESS)),
             _ => JobStep::unexpected_event(),
         }
     }

@@ -8,7 +8,7 @@ use crate::transfer::Direction;
 
 /// Read, Write or Compare in progress.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct TransferJob {
     pub(super) operation: Operation,
     flags: RequestFlags,
     extent: CommandExtent,
@@ -21,7 +21,7 @@ pub(crate) struct Transfer {
     buffer_len_bytes: Option<u32>,
 }
 
-impl Transfer {
+impl TransferJob {
     /// Creates a job for `operation` on `extent`.
     pub(crate) fn new(
         operation: Operation,
@@ -46,7 +46,7 @@ impl Transfer {
     pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
         match (event, self.buffer_len_bytes) {
             (JobEvent::Begin, _) => JobStep::Walk {
-                len_bytes: self.extent.bytes(self.extent.blocks),
+                len_bytes: self.extent.len_bytes(self.extent.blocks),
                 direction: self.direction(),
             },
             (JobEvent::Walked, _) if self.compares_in_controller => {
@@ -65,10 +65,10 @@ impl Transfer {
                 JobStep::End(Status(status.0), 0)
             }
             (JobEvent::RequestCompleted(_), Some(_)) if self.compares_in_controller => {
-                JobStep::Compare(self.extent.bytes(self.part))
+                JobStep::Compare(self.extent.len_bytes(self.part))
             }
             (JobEvent::RequestCompleted(_), Some(_)) if self.operation == Operation::Read => {
-                JobStep::ToHost(self.extent.bytes(self.part))
+                JobStep::ToHost(self.extent.len_bytes(self.part))
             }
             (JobEvent::Copied { differs: true }, _) => {
                 JobStep::End(Status(IoStatus::COMPARE_FAILURE.0), 0)
@@ -85,18 +85,20 @@ impl Transfer {
     /// Starts the next part.
     fn next_part(&mut self) -> JobStep {
         let left = self.extent.blocks - self.done;
-        self.part = self.extent.part(left, self.buffer_len_bytes.unwrap_or(u32::MAX));
+        self.part = self.extent.next_part_blocks(left, self.buffer_len_bytes.unwrap_or(u32::MAX));
         match self.part {
-            0 => JobStep::refused(Status::INTERNAL_ERROR),
+            0 => JobStep::rejected(Status::INTERNAL_ERROR),
             _ if self.buffer_len_bytes.is_none() || self.reads_first() => self.submit(),
-            part => JobStep::FromHost(self.extent.bytes(part)),
+            part => JobStep::FromHost(self.extent.len_bytes(part)),
         }
     }
 
     fn submit(&self) -> JobStep {
-        let len_bytes = self.extent.bytes(self.part);
+        let len_bytes = self.extent.len_bytes(self.part);
         let data = match self.buffer_len_bytes {
-            None => DataLocation::HostMemory { at_bytes: self.extent.bytes(self.done), len_bytes },
+            None => {
+                DataLocation::HostMemory { at_bytes: self.extent.len_bytes(self.done), len_bytes }
+            }
             Some(_) => DataLocation::Buffer { len_bytes },
         };
         JobStep::Submit(SubRequest {

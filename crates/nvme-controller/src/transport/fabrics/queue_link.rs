@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tenmil_base::{Instant, Mailbox};
 
 use crate::controller::interface::AdminResult;
-use crate::controller::{WakeFn, WriterGuard};
+use crate::controller::{PreemptedWriterGuard, WakeFn};
 
 /// Link between an association and one of its I/O queues.
 #[derive(Default)]
@@ -26,11 +26,11 @@ pub enum QueueCommand {
     /// Stop, release everything, close the connection.
     Stop,
     /// Poll the queue once, even if it is idle: another queue of the subsystem waits for it, or the
-    /// namespaces have changed, or a preemption, for which [`Executor::check_preempted`](crate::executor::Executor::check_preempted) is
+    /// namespaces have changed, or a preemption, for which [`Executor::poll_preempted_writes`](crate::executor::Executor::poll_preempted_writes) is
     /// called.
     Poll,
     /// Try to abort a command; completed through
-    /// [`FabricsTransport::aborted`](super::FabricsTransport::aborted).
+    /// [`FabricsTransport::handle_abort_result`](super::FabricsTransport::handle_abort_result).
     Abort {
         /// Host's identifier of the command.
         cid: u16,
@@ -42,7 +42,7 @@ pub enum QueueCommand {
         /// Namespace identifier.
         nsid: u32,
         /// For [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
-        preempted: WriterGuard,
+        preempted: PreemptedWriterGuard,
     },
     /// Result of a deferred reservation command, for
     /// [`Executor::complete_reservation`](crate::executor::Executor::complete_reservation), without data.

@@ -72,7 +72,7 @@ impl FabricsTransport {
         new: &FabricsQueue,
         buffers: BouncePool,
     ) -> Result<(Executor<SegmentMemory>, Arc<QueueLink>), CreateQueueError> {
-        self.may_create(new.qid)?;
+        self.check_create_queue(new.qid)?;
         let config = ExecutorConfig {
             page_shift: 12,
             transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
@@ -86,7 +86,7 @@ impl FabricsTransport {
         };
         let namespaces = self.controller.namespaces().reader();
         let mut executor = Executor::new(memory, &config, shared, namespaces);
-        executor.add_stream();
+        executor.add_command_stream();
         self.controller.queue_created();
         let link = Arc::new(QueueLink::default());
         let link_to_wake = Arc::clone(&link);
@@ -100,13 +100,13 @@ impl FabricsTransport {
     /// # Errors
     ///
     /// [`CreateQueueError`] with the reason.
-    pub fn may_create(&self, qid: u16) -> Result<(), CreateQueueError> {
-        let (granted, _) = self.controller.queues_granted();
+    pub fn check_create_queue(&self, qid: u16) -> Result<(), CreateQueueError> {
+        let (granted, _) = self.controller.granted_queue_counts();
         let cc = &self.configuration;
         let has_entries = cc.iosqes() == SUBMISSION_ENTRY_SHIFT
             && cc.iocqes() == COMPLETION_ENTRY_SHIFT
             && cc.css() != CommandSetSelected::AdminOnly;
-        if !self.is_enabled() || !has_entries || self.end_reason.is_some() {
+        if !self.is_enabled() || !has_entries || self.association_end_reason.is_some() {
             return Err(CreateQueueError::NotEnabled);
         }
         if qid == 0 || qid > granted {
@@ -131,7 +131,7 @@ impl FabricsTransport {
             QueueEvent::Reservation { ticket, command, mut bytes } => {
                 let from = CommandOrigin { queue: qid, ticket };
                 let end = self.controller.reservation(now, from, &command, &mut bytes);
-                self.wake();
+                self.wake_owner();
                 return end.map(|end| ReservationReply { ticket, end, bytes });
             }
             QueueEvent::OpenFailed(what) => self.last_error = Some(what),
@@ -142,15 +142,15 @@ impl FabricsTransport {
     }
 
     /// Handles the result of [`QueueCommand::Abort`].
-    pub fn aborted(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
+    pub fn handle_abort_result(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
         self.controller.abort_ended();
-        self.complete_deferred(now, admin_cid, AdminResult::with(u32::from(!is_aborted)));
-        self.wake();
+        self.complete_deferred(now, admin_cid, AdminResult::success_with(u32::from(!is_aborted)));
+        self.wake_owner();
     }
 
     /// Adds I/O totals of a queue since its last report.
-    pub fn add_traffic(&mut self, traffic: &IoCounters) {
-        self.controller.add_traffic(traffic);
+    pub fn add_io_counters(&mut self, traffic: &IoCounters) {
+        self.controller.add_io_counters(traffic);
     }
 
     /// Removes a queue whose commands have all completed.
@@ -159,11 +159,11 @@ impl FabricsTransport {
             self.controller.remove_queue(qid);
             for command in link.take_commands() {
                 if let QueueCommand::Abort { admin_cid, .. } = command {
-                    self.aborted(now, admin_cid, false);
+                    self.handle_abort_result(now, admin_cid, false);
                 }
             }
         }
         self.advance_state(now);
-        self.wake();
+        self.wake_owner();
     }
 }

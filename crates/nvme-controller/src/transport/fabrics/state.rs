@@ -7,8 +7,8 @@ use tenmil_wire::register::{
     ShutdownStatus, VERSION_2_1, offset,
 };
 
-use super::{DeferredEnd, ENABLE_MAX, FabricsTransport, QueueCommand, REFUSED};
-use crate::transport::shutdown::Shutdown;
+use super::{DeferredResult, ENABLE_MAX, FabricsTransport, QueueCommand, REFUSED};
+use crate::transport::shutdown::ShutdownFlush;
 
 /// State of a controller between its resets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +29,10 @@ impl FabricsTransport {
     /// # Errors
     ///
     /// The property does not exist, or has another length.
-    pub fn property(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
+    pub fn property_get(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
         self.record_activity(now);
         let entries = self.controller.configuration().queue_entries_max;
-        property(entries, (self.configuration, self.status()), at, len_bytes)
+        property_value(entries, (self.configuration, self.controller_status()), at, len_bytes)
     }
 
     /// Property Set (Base 2.1 §6.6).
@@ -40,7 +40,7 @@ impl FabricsTransport {
     /// # Errors
     ///
     /// The property does not exist, is read-only, or has another length.
-    pub fn set_property(
+    pub fn property_set(
         &mut self,
         now: Instant,
         at: u32,
@@ -57,9 +57,9 @@ impl FabricsTransport {
         Ok(())
     }
 
-    fn status(&self) -> ControllerStatus {
-        let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
-        let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
+    fn controller_status(&self) -> ControllerStatus {
+        let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, ShutdownFlush::status);
+        let is_lost = self.shutdown.as_ref().is_some_and(ShutdownFlush::has_failed);
         ControllerStatus(0).with(|status| {
             status
                 .rdy(matches!(self.state, FabricsState::Enabled | FabricsState::Stopping))
@@ -70,7 +70,7 @@ impl FabricsTransport {
 
     /// Runs the state machine as far as CC and the queues permit (Base 2.1 §3.5.2, §3.6.2, §3.7.2).
     pub(super) fn advance_state(&mut self, now: Instant) -> bool {
-        let before = (self.state, self.status().0);
+        let before = (self.state, self.controller_status().0);
         match (self.state, self.configuration.en()) {
             (FabricsState::Enabled | FabricsState::Failed, false) => self.stop(now),
             (FabricsState::Disabled, true) => self.start(now),
@@ -83,7 +83,7 @@ impl FabricsTransport {
             }
         }
         self.poll_shutdown(now);
-        (self.state, self.status().0) != before
+        (self.state, self.controller_status().0) != before
     }
 
     fn start(&mut self, now: Instant) {
@@ -112,16 +112,16 @@ impl FabricsTransport {
         self.send_command(&QueueCommand::Stop);
         self.controller.reset(now);
         self.event_requests.clear();
-        self.completed.iter_mut().for_each(|(_, ended)| *ended = DeferredEnd::Dropped);
+        self.completed.iter_mut().for_each(|(_, ended)| *ended = DeferredResult::Dropped);
         let waiting = self.waiting.drain(..).map(|waiting| waiting.command.cid());
-        self.completed.extend(waiting.map(|cid| (cid, DeferredEnd::Dropped)));
+        self.completed.extend(waiting.map(|cid| (cid, DeferredResult::Dropped)));
         self.enable_by = now.after(ENABLE_MAX);
         self.state = FabricsState::Stopping;
     }
 
     fn poll_shutdown(&mut self, now: Instant) {
         let notice = self.configuration.shn();
-        Shutdown::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
+        ShutdownFlush::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
     }
 }
 
@@ -131,7 +131,7 @@ impl FabricsTransport {
 /// # Errors
 ///
 /// The property does not exist, or has another length.
-pub fn property(
+pub fn property_value(
     entries_max: u32,
     (cc, csts): (Configuration, ControllerStatus),
     at: u32,

@@ -4,28 +4,28 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::admin::SetFeatures;
 use tenmil_wire::{Fuse, TypedCommand};
 
-use super::rig::{Rig, SHARED, read, write};
+use super::fixture::{SHARED, TransportFixture, read_command, write_command};
 
-impl Rig {
+impl TransportFixture {
     /// Arms the wakeups and disarms them.
-    fn arm(&mut self) -> Option<Instant> {
-        let until = self.front.arm(self.now);
-        self.front.disarm();
+    fn arm_transport(&mut self) -> Option<Instant> {
+        let until = self.front.arm_wakeup(self.now);
+        self.front.disarm_wakeup();
         until
     }
 
     /// Polls until the thread may sleep, and returns the deadline.
-    fn rest(&mut self) -> Instant {
+    fn poll_until_idle(&mut self) -> Instant {
         for _ in 0..100 {
-            if let Some(until) = self.arm() {
+            if let Some(until) = self.arm_transport() {
                 return until;
             }
-            self.poll();
+            self.poll_transport();
         }
         panic!("it finds no rest: {:?}", self.front.last_error());
     }
 
-    fn descriptors(&mut self) -> usize {
+    fn collect_descriptors(&mut self) -> usize {
         let mut count = 0;
         self.front.new_descriptors(|_| count += 1);
         count
@@ -33,140 +33,144 @@ impl Rig {
 }
 
 /// An idle controller with one queue pair.
-fn resting() -> Rig {
-    let mut rig = Rig::enabled(SHARED);
-    rig.create(1, 1, Some(1));
-    rig.rest();
+fn idle_fixture() -> TransportFixture {
+    let mut rig = TransportFixture::new_enabled(SHARED);
+    rig.create_queue_pair(1, 1, Some(1));
+    rig.poll_until_idle();
     rig
 }
 
 #[test]
-fn a_controller_at_rest_may_sleep_for_ever() {
-    assert_eq!(resting().arm(), Some(Instant::NEVER));
+fn idle_controller_may_sleep_without_deadline() {
+    assert_eq!(idle_fixture().arm_transport(), Some(Instant::NEVER));
 }
 
 #[test]
-fn whatever_the_host_has_stored_keeps_the_thread_awake_until_it_is_dealt_with() {
-    let mut rig = resting();
-    rig.push(1, read(1));
-    assert!(rig.arm().is_some(), "nobody has rung");
-    rig.ring(1);
-    assert_eq!(rig.arm(), None, "a submission doorbell");
-    assert!(rig.take(1).is_some(), "and the look was a turn");
-    assert!(rig.arm().is_some(), "a completion doorbell that nothing waits for");
-    rig.push(0, tenmil_wire::Command::new(0x18));
-    rig.ring(0);
-    assert_eq!(rig.arm(), None, "the admin queue");
-    rig.rest();
-    rig.write(super::rig::CC, 0);
-    assert_eq!(rig.arm(), None, "a register");
+fn unprocessed_host_stores_keep_the_thread_awake() {
+    let mut rig = idle_fixture();
+    rig.push_command(1, read_command(1));
+    assert!(rig.arm_transport().is_some(), "nobody has rung");
+    rig.ring_submission_doorbell(1);
+    assert_eq!(rig.arm_transport(), None, "a submission doorbell");
+    assert!(rig.take_completion(1).is_some(), "and the look was a turn");
+    assert!(rig.arm_transport().is_some(), "a completion doorbell that nothing waits for");
+    rig.push_command(0, tenmil_wire::Command::new(0x18));
+    rig.ring_submission_doorbell(0);
+    assert_eq!(rig.arm_transport(), None, "the admin queue");
+    rig.poll_until_idle();
+    rig.write_register(super::fixture::CC, 0);
+    assert_eq!(rig.arm_transport(), None, "a register");
 }
 
 #[test]
-fn a_command_that_waits_for_a_place_is_taken_when_the_host_has_made_one() {
-    let mut rig = resting();
+fn command_waiting_for_a_completion_entry_is_fetched_when_one_is_freed() {
+    let mut rig = idle_fixture();
     for _ in 0..15 {
-        rig.push(1, read(1));
+        rig.push_command(1, read_command(1));
     }
-    rig.ring(1);
-    rig.poll();
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.rest();
-    assert!(rig.take(1).is_some(), "a place");
-    assert_eq!(rig.arm(), None);
+    rig.ring_submission_doorbell(1);
+    rig.poll_transport();
+    rig.push_command(1, read_command(1));
+    rig.ring_submission_doorbell(1);
+    rig.poll_until_idle();
+    assert!(rig.take_completion(1).is_some(), "a place");
+    assert_eq!(rig.arm_transport(), None);
 }
 
 #[test]
-fn a_medium_that_wakes_nobody_keeps_the_thread_awake_while_it_owes_an_answer() {
-    let mut rig = resting();
+fn device_without_wake_source_keeps_the_thread_awake_while_requests_are_in_flight() {
+    let mut rig = idle_fixture();
     rig.device.blocks().is_stuck = true;
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.poll();
-    assert_eq!(rig.arm(), None);
+    rig.push_command(1, read_command(1));
+    rig.ring_submission_doorbell(1);
+    rig.poll_transport();
+    assert_eq!(rig.arm_transport(), None);
     rig.device.blocks().is_stuck = false;
-    assert_eq!(rig.arm(), None, "and then there is the answer");
-    rig.rest();
+    assert_eq!(rig.arm_transport(), None, "and then there is the answer");
+    rig.poll_until_idle();
 }
 
 #[test]
-fn a_medium_that_signals_is_armed_for_the_sleep_and_looked_at_once_more() {
-    let mut rig = resting();
+fn device_wake_source_is_armed_and_polled_once_before_sleep() {
+    let mut rig = idle_fixture();
     (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.poll();
-    assert_eq!(rig.front.arm(rig.now), Some(Instant::NEVER));
+    rig.push_command(1, read_command(1));
+    rig.ring_submission_doorbell(1);
+    rig.poll_transport();
+    assert_eq!(rig.front.arm_wakeup(rig.now), Some(Instant::NEVER));
     assert_eq!(rig.device.blocks().armed, 1);
-    rig.front.disarm();
-    rig.front.disarm();
+    rig.front.disarm_wakeup();
+    rig.front.disarm_wakeup();
     assert_eq!(rig.device.blocks().armed, 0);
     rig.device.blocks().is_stuck = false;
-    assert_eq!(rig.arm(), None);
-    rig.poll();
-    assert!(rig.take(1).is_some());
+    assert_eq!(rig.arm_transport(), None);
+    rig.poll_transport();
+    assert!(rig.take_completion(1).is_some());
     assert_eq!(rig.device.blocks().armed, 0);
 }
 
 #[test]
-fn every_descriptor_is_handed_out_once() {
-    let mut rig = resting();
-    assert_eq!(rig.descriptors(), 0, "this medium has none");
+fn every_wake_descriptor_is_returned_once() {
+    let mut rig = idle_fixture();
+    assert_eq!(rig.collect_descriptors(), 0, "this medium has none");
     rig.device.blocks().signals = true;
-    rig.create(2, 2, None);
-    assert_eq!((rig.descriptors(), rig.descriptors()), (1, 0), "a new queue has a new channel");
+    rig.create_queue_pair(2, 2, None);
+    assert_eq!(
+        (rig.collect_descriptors(), rig.collect_descriptors()),
+        (1, 0),
+        "a new queue has a new channel"
+    );
 }
 
 #[test]
-fn a_fused_pair_that_waits_for_its_turn_keeps_the_thread_awake() {
-    let mut rig = resting();
+fn waiting_fused_pair_keeps_the_thread_awake() {
+    let mut rig = idle_fixture();
     (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
-    rig.push(1, read(1));
-    rig.push(1, read(1).with_opcode(5).with_fuse(Fuse::First));
-    rig.push(1, write(1).with_fuse(Fuse::Second));
-    rig.ring(1);
-    rig.poll();
-    rig.poll();
-    assert_eq!(rig.arm(), None);
+    rig.push_command(1, read_command(1));
+    rig.push_command(1, read_command(1).with_opcode(5).with_fuse(Fuse::First));
+    rig.push_command(1, write_command(1).with_fuse(Fuse::Second));
+    rig.ring_submission_doorbell(1);
+    rig.poll_transport();
+    rig.poll_transport();
+    assert_eq!(rig.arm_transport(), None);
     rig.device.blocks().is_stuck = false;
-    rig.turn_until("the pair ends", |rig| rig.take(1).is_some());
-    rig.rest();
+    rig.poll_until("the pair ends", |rig| rig.take_completion(1).is_some());
+    rig.poll_until_idle();
 }
 
 #[test]
-fn news_for_the_host_are_told_before_the_sleep() {
-    let mut rig = resting();
-    rig.push(0, tenmil_wire::Command::new(0x0c));
-    rig.ring(0);
-    rig.rest();
+fn pending_events_are_completed_before_sleep() {
+    let mut rig = idle_fixture();
+    rig.push_command(0, tenmil_wire::Command::new(0x0c));
+    rig.ring_submission_doorbell(0);
+    rig.poll_until_idle();
     // A doorbell of a missing queue causes an event, and no poll is due to report it.
-    rig.front.ring(rig.now, 6, 1);
-    assert_eq!(rig.arm(), None, "there was something to tell");
-    rig.rest();
-    assert!(rig.take(0).is_some(), "and it was told");
+    rig.front.write_doorbell(rig.now, 6, 1);
+    assert_eq!(rig.arm_transport(), None, "there was something to tell");
+    rig.poll_until_idle();
+    assert!(rig.take_completion(0).is_some(), "and it was told");
 }
 
 #[test]
-fn a_sleep_ends_when_a_timer_of_the_controller_does() {
-    let mut rig = resting();
+fn controller_timer_limits_the_sleep() {
+    let mut rig = idle_fixture();
     let timeout = SetFeatures { fid: 0x0f, cdw11: 5_000, ..SetFeatures::default() };
-    rig.admin(timeout.to_command());
-    let until = rig.rest();
+    rig.run_admin(timeout.to_command());
+    let until = rig.poll_until_idle();
     assert!(until > rig.now && until <= rig.now.after(Span::from_secs(10)), "{until:?}");
 }
 
 #[test]
-fn a_controller_that_is_being_stopped_keeps_its_thread_awake() {
-    let mut rig = resting();
+fn stopping_controller_keeps_its_thread_awake() {
+    let mut rig = idle_fixture();
     (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.poll();
-    rig.write(super::rig::CC, 0);
-    rig.poll();
-    assert_eq!(rig.arm(), None, "what was begun has not ended");
+    rig.push_command(1, read_command(1));
+    rig.ring_submission_doorbell(1);
+    rig.poll_transport();
+    rig.write_register(super::fixture::CC, 0);
+    rig.poll_transport();
+    assert_eq!(rig.arm_transport(), None, "what was begun has not ended");
     rig.device.blocks().is_stuck = false;
-    rig.turn_until("it stops", |rig| rig.read(super::rig::CSTS) == 0);
-    assert_eq!(rig.arm(), Some(Instant::NEVER));
+    rig.poll_until("it stops", |rig| rig.read_register(super::fixture::CSTS) == 0);
+    assert_eq!(rig.arm_transport(), Some(Instant::NEVER));
 }

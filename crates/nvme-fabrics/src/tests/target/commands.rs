@@ -80,7 +80,7 @@ impl End {
         }
         let data = ConnectData::from_bytes(self.data.0[&tag].as_slice().try_into().unwrap());
         let field = data.subnqn();
-        let name = tenmil_wire::nqn::read(&field.0).unwrap();
+        let name = tenmil_wire::nqn::parse_nqn_field(&field.0).unwrap();
         assert!(
             [crate::tests::bed::SUBSYSTEM, tenmil_wire::nqn::DISCOVERY].contains(&name),
             "{name}"
@@ -157,7 +157,7 @@ impl End {
                             id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(state.ana_group)
                         });
                         if let Some(cache) = state.cache {
-                            cache.put(&mut id);
+                            cache.store_to_identify_namespace(&mut id);
                         }
                         page.copy_from_slice(id.as_bytes());
                         page[119] = state.nguid;

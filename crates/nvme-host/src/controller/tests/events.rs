@@ -2,7 +2,7 @@
 
 use tenmil_base::Span;
 use tenmil_wire::Status;
-use tenmil_wire::log::event::{ErrorEvent, Event as Notice, ImmediateEvent, NoticeEvent};
+use tenmil_wire::log::event::{AsyncEvent as Notice, ErrorEvent, ImmediateEvent, NoticeEvent};
 
 use super::device::ScriptedNamespace;
 use super::{World, options};

@@ -1,7 +1,7 @@
 //! Messages of a client, and parsing of the replies.
 
 use tenmil_wire::nbd::option::{ContextQuery, InfoQuery};
-use tenmil_wire::nbd::reply::{CHUNK_MAGIC, Payload};
+use tenmil_wire::nbd::reply::{CHUNK_MAGIC, ChunkPayload};
 use tenmil_wire::nbd::{
     ChunkFlags, ChunkHeader, ClientFlags, Command, CommandFlags, ErrorCode, OptionCode,
     OptionHeader, OptionReply, OptionReplyCode, RequestHeader, ServerGreeting, SimpleReply,
@@ -9,7 +9,7 @@ use tenmil_wire::nbd::{
 
 /// Client flags, the first message of each client.
 pub(super) fn handshake_flags() -> Vec<u8> {
-    ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES).0.to_be_bytes().to_vec()
+    ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES).0.to_be_bytes().to_vec()
 }
 
 pub(super) fn encode_option(option: OptionCode, data: &[u8]) -> Vec<u8> {
@@ -123,18 +123,18 @@ fn structured_reply(bytes: &[u8]) -> (u64, Reply, &[u8]) {
     let ChunkHeader { flags, kind, cookie, len_bytes } = ChunkHeader::parse(header).unwrap();
     assert_eq!(flags, ChunkFlags::DONE, "this server answers by one chunk");
     let (payload, rest) = rest.split_at(len_bytes as usize);
-    let reply = match Payload::parse(kind, payload).unwrap() {
-        Payload::None => Reply::Done,
-        Payload::Data { offset, data } => Reply::Data(offset, data.to_vec()),
-        Payload::Status { context, extents } => {
+    let reply = match ChunkPayload::parse(kind, payload).unwrap() {
+        ChunkPayload::None => Reply::Done,
+        ChunkPayload::Data { offset, data } => Reply::Data(offset, data.to_vec()),
+        ChunkPayload::Status { context, extents } => {
             assert_eq!(context, 1, "the one that was chosen");
             Reply::Status(extents.iter().map(|one| (one.len_bytes, one.flags.0)).collect())
         }
-        Payload::Error { error, text, offset } => {
+        ChunkPayload::Error { error, text, offset } => {
             assert!(!text.is_empty(), "an error says why");
             Reply::Failed(error, offset)
         }
-        Payload::Hole { offset, len_bytes } => Reply::Hole(offset, len_bytes),
+        ChunkPayload::Hole { offset, len_bytes } => Reply::Hole(offset, len_bytes),
     };
     (cookie, reply, rest)
 }

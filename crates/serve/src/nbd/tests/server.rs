@@ -303,7 +303,7 @@ fn a_connection_is_listed_and_can_be_disconnected() {
     assert_eq!(sample.phase, ConnectionPhase::Transmission);
     assert!(sample.receives >= 3 && sample.sends >= 3, "{sample:?}");
     let statistics = house.exported_device.io_stats();
-    let reads = statistics.of(Operation::Read);
+    let reads = statistics.operation_stats(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.latency.count()), (2, 1536, 2));
     assert!(!house.exported_device.disconnect_client(7), "there is none");
     assert!(house.exported_device.disconnect_client(0));
@@ -367,7 +367,7 @@ fn disconnected_client_receives_outstanding_replies_first() {
 #[test]
 fn resize_is_visible_to_new_and_connected_clients() {
     let house = start_server(PollMode::Adaptive, 4);
-    house.device.resized(4096);
+    house.device.handle_resize(4096);
     assert_eq!(drain_events(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
     let mut stream = connect(&house);
     let past = encode_request(Command::READ, 1, 4096 * 512, 512);
@@ -375,7 +375,7 @@ fn resize_is_visible_to_new_and_connected_clients() {
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::EINVAL);
-    house.device.resized(8192);
+    house.device.handle_resize(8192);
     while !matches!(drain_events(&house), NbdEvent::Resized { .. }) {}
     write_and_read(&mut stream, &past, &mut [0; 512]);
 }

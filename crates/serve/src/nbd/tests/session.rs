@@ -1,7 +1,7 @@
 //! Requests of well-behaved clients, with the stream cut at each byte.
 
 use tenmil_base::{HoleReporting, IoCompletion, IoStatus, Operation, RequestFlags};
-use tenmil_wire::nbd::option::{Info, parse_context, parse_server};
+use tenmil_wire::nbd::option::{InfoReply, parse_context, parse_server};
 use tenmil_wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
 
 use super::client::{
@@ -147,13 +147,15 @@ fn export_is_listed_described_and_selected() {
     assert_eq!(parse_server(&options[0].2), Ok(("disk", "a disk")));
     assert_eq!(parse_context(&options[5].2), Ok((0, "base:allocation")));
     assert_eq!(parse_context(&options[7].2), Ok((1, "base:allocation")));
-    let Ok(Info::Export { size_bytes, flags }) = Info::parse(&options[9].2) else { panic!() };
+    let Ok(InfoReply::Export { size_bytes, flags }) = InfoReply::parse(&options[9].2) else {
+        panic!()
+    };
     assert_eq!(size_bytes, SIZE);
-    assert!(flags.has(TransmissionFlags::SEND_DF.and(TransmissionFlags::CAN_MULTI_CONN)));
-    let sizes = Info::BlockSize { minimum: 512, preferred: 4096, maximum: 32 << 20 };
-    assert_eq!(Info::parse(&options[10].2), Ok(sizes));
-    assert_eq!(Info::parse(&options[11].2), Ok(Info::Name("disk")));
-    assert_eq!(Info::parse(&options[12].2), Ok(Info::Description("a disk")));
+    assert!(flags.has(TransmissionFlags::SEND_DF.union(TransmissionFlags::CAN_MULTI_CONN)));
+    let sizes = InfoReply::BlockSize { minimum: 512, preferred: 4096, maximum: 32 << 20 };
+    assert_eq!(InfoReply::parse(&options[10].2), Ok(sizes));
+    assert_eq!(InfoReply::parse(&options[11].2), Ok(InfoReply::Name("disk")));
+    assert_eq!(InfoReply::parse(&options[12].2), Ok(InfoReply::Description("a disk")));
 }
 
 #[test]
@@ -239,8 +241,8 @@ fn large_write_is_read_back_unchanged() {
 /// Size in the last option reply that contains one.
 fn negotiated_size(options: &[ParsedOptionReply]) -> Option<u64> {
     let sizes = options.iter().filter(|(_, kind, _)| *kind == OptionReplyCode::INFO);
-    let mut sizes = sizes.filter_map(|(_, _, data)| match Info::parse(data) {
-        Ok(Info::Export { size_bytes, .. }) => Some(size_bytes),
+    let mut sizes = sizes.filter_map(|(_, _, data)| match InfoReply::parse(data) {
+        Ok(InfoReply::Export { size_bytes, .. }) => Some(size_bytes),
         _ => None,
     });
     sizes.next_back()
@@ -299,8 +301,8 @@ fn resize_applies_before_its_reply_is_sent() {
         let mut session = TestConnection::resizable();
         let back = session.exchange_bytes(&expected_handshake(structured), usize::MAX);
         let events = parse_option_replies(&back).0;
-        let flags = events.iter().find_map(|(_, _, data)| match Info::parse(data) {
-            Ok(Info::Export { flags, .. }) => Some(flags),
+        let flags = events.iter().find_map(|(_, _, data)| match InfoReply::parse(data) {
+            Ok(InfoReply::Export { flags, .. }) => Some(flags),
             _ => None,
         });
         assert!(flags.unwrap().has(TransmissionFlags::SEND_RESIZE));
@@ -359,11 +361,11 @@ fn advertised_command_flags_are_accepted() {
     session.exchange_bytes(&expected_handshake(true), usize::MAX);
     for (command, flag) in [
         (Command::READ, CommandFlags::FUA),
-        (Command::READ, CommandFlags::DF.and(CommandFlags::FUA)),
+        (Command::READ, CommandFlags::DF.union(CommandFlags::FUA)),
         (Command::FLUSH, CommandFlags::FUA),
         (Command::CACHE, CommandFlags::FUA),
         (Command::TRIM, CommandFlags::FUA),
-        (Command::WRITE_ZEROES, CommandFlags::FUA.and(CommandFlags::NO_HOLE)),
+        (Command::WRITE_ZEROES, CommandFlags::FUA.union(CommandFlags::NO_HOLE)),
         (Command::WRITE_ZEROES, CommandFlags::FAST_ZERO),
     ] {
         let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
@@ -415,7 +417,7 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
         let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
         session.receive_bytes(&encode_request(command, 7, 0, len_bytes));
         session.connection.step();
-        let token = session.connection.pending_requests().0[0].token;
+        let token = session.connection.pending_requests().0[0].random_token;
         session.connection.record_submitted(1);
         session.connection.handle_completion(IoCompletion { token, status, result: 0 });
         let back = session.take_sent_bytes(usize::MAX);
@@ -435,7 +437,7 @@ fn read_reply_of(
     session.connection.step();
     let (requests, _) = session.connection.pending_requests();
     let (tokens, flags): (Vec<u64>, Vec<RequestFlags>) =
-        requests.iter().map(|request| (request.token, request.flags)).unzip();
+        requests.iter().map(|request| (request.random_token, request.flags)).unzip();
     session.connection.record_submitted(tokens.len());
     for token in tokens {
         session.connection.handle_completion(IoCompletion { token, status, result });
@@ -488,13 +490,13 @@ fn trim_with_fua_completes_after_a_flush() {
         let asked = session.connection.pending_requests().0[0];
         assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
         session.connection.record_submitted(1);
-        let completion = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
+        let completion = IoCompletion { token: asked.random_token, status: IoStatus::SUCCESS, result: 0 };
         session.connection.handle_completion(completion);
     }
     assert!(!session.connection.unsent_segments().is_empty());
     session.receive_bytes(&encode_request(Command::TRIM, 8, 0, 512));
     session.connection.step();
-    let token = session.connection.pending_requests().0[0].token;
+    let token = session.connection.pending_requests().0[0].random_token;
     session.connection.record_submitted(1);
     session.connection.handle_completion(IoCompletion {
         token,

@@ -104,12 +104,12 @@ fn check_flags(
         Command::READ if options.structured => CommandFlags::DF,
         Command::WRITE_ZEROES => {
             let fast = events.has(TransmissionFlags::SEND_FAST_ZERO);
-            CommandFlags::NO_HOLE.and_if(fast, CommandFlags::FAST_ZERO)
+            CommandFlags::NO_HOLE.union_if(fast, CommandFlags::FAST_ZERO)
         }
         Command::BLOCK_STATUS => CommandFlags::REQ_ONE,
         _ => CommandFlags::NONE,
     };
-    known = known.and_if(events.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
+    known = known.union_if(events.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
     if flags.without(known) == CommandFlags::NONE {
         return Ok(());
     }

@@ -127,7 +127,7 @@ impl TargetConnection {
         let is_released = self.is_drained() && self.zero_copy_drain.is_none();
         let Some(stream) = &mut self.stream else { return is_released };
         self.is_migrating = !stream.is_thread_bound();
-        is_idle && stream.detach_thread()
+        is_idle && stream.detach_from_thread()
     }
 
     /// Calls `put` with every block that the connection holds.

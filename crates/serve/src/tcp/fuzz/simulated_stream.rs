@@ -136,7 +136,7 @@ impl Stream for SimulatedStream {
         false
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         self.peer.clone()
     }
 }

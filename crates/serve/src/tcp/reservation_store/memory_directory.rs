@@ -52,7 +52,7 @@ impl MemoryDirectory {
             // The lock is not held during the completion callback.
             let next = self.lock().pending.pop_front();
             let Some(PendingWrite { mut file, record, stored }) = next else { return is_busy };
-            stored.finish(file.write_record(record.as_deref()));
+            stored.complete_write(file.write_record(record.as_deref()));
             is_busy = true;
         }
     }

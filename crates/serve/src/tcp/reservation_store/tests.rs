@@ -10,7 +10,7 @@ use tenmil_base::Instant;
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_nvme_controller::controller::interface::{CommandOrigin, ControllerSignal};
+use tenmil_nvme_controller::controller::interface::{CommandOrigin, TransportAction};
 use tenmil_nvme_controller::controller::{
     Controller, ControllerConfig, HostIdentity, NamespaceConfig, Persistence, ReservationStore,
     Subsystem, SubsystemConfig,
@@ -318,8 +318,8 @@ fn slow_state_disk_delays_only_the_reservation_command() {
     assert_eq!(world.completion_status(), None);
     open.send(()).unwrap();
     assert_eq!(world.await_completion(), Status::INTERNAL_ERROR);
-    let why = ControllerSignal::PersistFailed { why: "write r: no power".to_owned() };
-    assert_eq!(world.controller.next_signal(), Some(why));
+    let why = TransportAction::PersistFailed { why: "write r: no power".to_owned() };
+    assert_eq!(world.controller.next_transport_action(), Some(why));
     assert_eq!(slow.read_record().unwrap(), first);
     // A load completes after all writes that were queued before it.
     fragile.0.lock().unwrap().steps_left = usize::MAX;

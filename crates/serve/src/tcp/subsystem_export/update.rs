@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenmil_base::Error;
 
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig};
-use tenmil_nvme_controller::transport::fabrics::EndReason;
+use tenmil_nvme_controller::transport::fabrics::AssociationEndReason;
 
 use super::{AllowedHosts, ExportState, SubsystemExport};
 use crate::tcp::association::Association;
@@ -39,7 +39,7 @@ impl SubsystemExport {
             let may_stay =
                 self.allows_host(&association.host.nqn) && self.is_visible_at(association.port);
             if !may_stay {
-                association.transport().end(EndReason::SubsystemRemoved);
+                association.transport().end_association(AssociationEndReason::SubsystemRemoved);
                 continue;
             }
             let state = self.lock_state();

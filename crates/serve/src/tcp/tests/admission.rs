@@ -86,7 +86,7 @@ fn keep_alive_timeout_of_set_features_is_bounded() {
     ] {
         for line in [admin, visitor] {
             let (completion, _) = rig.execute_command(line, &set(kato), DataDirection::None, &[]);
-            assert_eq!(completion.status().code(), expected, "{kato} over connection {line}");
+            assert_eq!(completion.status().sct_and_sc(), expected, "{kato} over connection {line}");
         }
     }
 }
@@ -154,7 +154,7 @@ fn hosts_of_one_address_leave_registrants_to_others() {
             rig.connect_queue(io, &io_connect(1), &data(cntlid));
             let keys = [[0; 8], [7; 8]].concat();
             let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-            rig.execute_command(io, &command, DataDirection::FromHost(16), &keys).0.status().code()
+            rig.execute_command(io, &command, DataDirection::FromHost(16), &keys).0.status().sct_and_sc()
         };
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::Span;
-use tenmil_nvme_controller::transport::fabrics::{EndReason, FabricsTransport};
+use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, FabricsTransport};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
 use tenmil_wire::layout::Ascii;
@@ -219,9 +219,8 @@ fn hostid_of_zero_is_accepted_and_identifies_no_host() {
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
     for &(_, io, _) in &connected {
-        let (completion, _) =
-            rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
-        assert_eq!(completion.status().code(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
+        assert_eq!(completion.status().sct_and_sc(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
         let (completion, _) = rig.execute_command(
             io,
             &transfer_command(IoOpcode::Read.code(), 0, 1),
@@ -487,7 +486,7 @@ fn cntlid_is_reserved_during_connect_and_subsystem_removal_ends_controllers() {
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.add_association(&association);
-    assert_eq!(association.transport().end_reason(), Some(EndReason::SubsystemRemoved));
+    assert_eq!(association.transport().end_reason(), Some(AssociationEndReason::SubsystemRemoved));
     drop(association);
     assert!(open(2).is_ok(), "its number is free again");
 }

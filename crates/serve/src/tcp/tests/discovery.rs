@@ -8,7 +8,9 @@ use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::layout::Ascii;
-use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, SubsystemType, entries};
+use tenmil_wire::log::discovery::{
+    DiscoveryEntry, DiscoveryHeader, SubsystemType, discovery_entries,
+};
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
@@ -53,9 +55,9 @@ fn parse_discovery_log(
     let (header, bytes) = read_discovery_log(rig, line);
     let entry = |entry: DiscoveryEntry| {
         let name = String::from_utf8(entry.subnqn().trimmed().to_vec()).unwrap();
-        (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.port())
+        (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.tcp_port())
     };
-    (header.genctr(), entries(&bytes).map(entry).collect())
+    (header.genctr(), discovery_entries(&bytes).map(entry).collect())
 }
 
 fn subsystem_config(name: &str, hosts: AllowedHosts) -> SubsystemExportConfig {
@@ -290,7 +292,7 @@ fn discovery_change_events(ports: &[&str], here: Option<&str>) -> Vec<String> {
         let [ip, port] = [ip, port].map(|bytes| String::from_utf8(bytes).unwrap());
         (entry.subtype() == SubsystemType::Discovery).then(|| format!("{ip} {port}"))
     };
-    entries(&bytes).filter_map(address).collect()
+    discovery_entries(&bytes).filter_map(address).collect()
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn compare_and_write_writes_only_if_the_data_compare_equal() {
                 assert!(read_blocks(&mut rig, io, lba, len) == bytes);
                 let bad = send_pair(&mut rig, io, lba, [&zeroes, &pattern(6, blocks * 512)]);
                 let [compare, write] = completed_commands(&mut rig, io, bad);
-                assert!(compare.is(Status::COMPARE_FAILURE) && write == FAILED);
+                assert!(compare.same_code(Status::COMPARE_FAILURE) && write == FAILED);
                 assert!(read_blocks(&mut rig, io, lba, len) == bytes, "nothing was written");
             }
             disconnect_host(rig);
@@ -141,7 +141,7 @@ fn fused_pairs_of_several_hosts_are_atomic() {
             for (host, tags) in asked {
                 match completed_commands(&mut rig, lines[host], tags) {
                     [OK, OK] => added += 1,
-                    [compare, FAILED] if compare.is(Status::COMPARE_FAILURE) => failed += 1,
+                    [compare, FAILED] if compare.same_code(Status::COMPARE_FAILURE) => failed += 1,
                     other => panic!("{other:?}"),
                 }
                 let bytes = read_blocks(&mut rig, lines[host], 9, 512);
@@ -180,9 +180,10 @@ fn fused_first_without_second_is_aborted() {
         let write = transfer_command(IoOpcode::Write.code(), 0, 400);
         let other = send_command(&mut rig, io, &write, &vec![0; 400 * 512]);
         let [missing, refused] = completed_commands(&mut rig, io, [long, other]);
-        assert!(missing == MISSING && refused.is(Status::DATA_SGL_LENGTH_INVALID), "{refused:?}");
-        let tags =
-            [&first, &first, &second].map(|command| send_command(&mut rig, io, command, &block));
+        assert!(
+            missing == MISSING && refused.same_code(Status::DATA_SGL_LENGTH_INVALID), "{refused:?}"
+        );
+        let tags = [&first, &first, &second].map(|command| send_command(&mut rig, io, command, &block));
         assert_eq!(completed_commands(&mut rig, io, tags), [MISSING, OK, OK]);
         let reserved = transfer_command(IoOpcode::Write.code(), 0, 1).with_fuse(Fuse::Reserved);
         let tags = [&first, &reserved].map(|command| send_command(&mut rig, io, command, &block));

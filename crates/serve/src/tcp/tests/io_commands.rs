@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_drivers::{Delay, Delays, LatencySpec, RamDevice};
+use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::{DataDirection, DigestMode, HostConfig};
 use tenmil_reactor::Poller;
@@ -258,7 +258,7 @@ fn connection_reports_mean_latency_of_outstanding_commands() {
     });
     let slow = LatencySpec { mean: Span::from_us(80), p99: None };
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
-    let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
+    let medium = DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap();
     subsystem.unwrap().add_namespace(NamespaceConfig::new(Arc::new(medium))).unwrap();
     let (_, cntlid) = rig.execute_admin();
     let io = rig.execute_io(cntlid, 1);

@@ -12,7 +12,7 @@ use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
     ReservationAcquire, ReservationRegister, ReservationReport, ReservationStatusExtended,
-    ReservationType, registrants_extended,
+    ReservationType, report_registrants_extended,
 };
 use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
@@ -111,7 +111,11 @@ impl ReservationHosts {
         let row = |row: tenmil_wire::io::reservation::RegistrantExtended| {
             (row.hostid()[0], row.rkey(), row.holds())
         };
-        (header.rtype().code(), registrants_extended(&bytes).map(row).collect(), header.ptpls())
+        (
+            header.rtype().code(),
+            report_registrants_extended(&bytes).map(row).collect(),
+            header.ptpls(),
+        )
     }
 
     fn may_write(&mut self, host: usize, nsid: u32) -> bool {

@@ -103,7 +103,7 @@ impl ReservationTest {
     /// Completes the oldest write of the store.
     fn write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
-        stored.finish(written.map_err(Error::environment));
+        stored.complete_write(written.map_err(Error::environment));
         self.rig.run_until_idle();
     }
 
@@ -116,9 +116,8 @@ impl ReservationTest {
     fn may_write(&mut self, host: usize) -> bool {
         let (bytes, write) = (pattern(1, 512), transfer_command(IoOpcode::Write.code(), 0, 1));
         let io = self.io[host];
-        let (completion, _) =
-            self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
-        match completion.status().code() {
+        let (completion, _) = self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
+        match completion.status().sct_and_sc() {
             Status::SUCCESS => true,
             Status::RESERVATION_CONFLICT => false,
             other => panic!("a write ended with {other:?}"),

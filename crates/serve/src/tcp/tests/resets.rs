@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_drivers::{Delay, Delays, LatencySpec, RamDevice};
+use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::admin::CrossControllerReset;
@@ -114,7 +114,8 @@ fn reset_with_device(latency: Span) -> (Completion, Span) {
     assert!(subsystem.remove_namespace(1));
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
     let slow = LatencySpec { mean: latency, p99: None };
-    let medium = Arc::new(Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap());
+    let medium =
+        Arc::new(DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap());
     let namespace = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new(medium) };
     subsystem.add_namespace(namespace).unwrap();
     let (one, cntlid) = rig.execute_admin();

@@ -188,7 +188,7 @@ impl Stream for TestStream {
         self.traits.is_tied
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         self.traits.peer.map_or_else(|| "pipe".to_owned(), |peer| peer.to_string())
     }
 
@@ -267,10 +267,10 @@ impl TestHostConnection {
         let mut is_busy = false;
         self.end.fill_send_queue(&self.memory);
         let mut bytes = Vec::new();
-        for piece in self.end.pieces() {
+        for piece in self.end.send_pieces() {
             match *piece {
                 SendPiece::Headers { at, len_bytes } => {
-                    bytes.extend(&self.end.headers()[at as usize..][..len_bytes as usize]);
+                    bytes.extend(&self.end.header_bytes()[at as usize..][..len_bytes as usize]);
                 }
                 SendPiece::Payload { tag, offset, len_bytes } => {
                     bytes.extend(&self.memory.0[&tag][offset as usize..][..len_bytes as usize]);
@@ -317,7 +317,9 @@ impl TestHostConnection {
         loop {
             let taken = self.end.receive(now, pipe.buffered(), &mut self.events);
             let has_events = !self.events.as_slice().is_empty();
-            for event in self.events.as_slice().iter().flat_map(|event| event.split()) {
+            for event in
+                self.events.as_slice().iter().flat_map(|event| event.split_read_completed())
+            {
                 match event {
                     HostEvent::Open(terms) => self.terms = Some(terms),
                     HostEvent::Data { placement, at } => {

@@ -8,7 +8,7 @@ use tenmil_base::{Memory, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_linux::RemoteEventFd;
 use tenmil_linux::ublk::FetchedTag;
-use tenmil_wire::ublk::Descriptor;
+use tenmil_wire::ublk::IoDescriptor;
 use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
 
 use super::super::queue_driver::QueueDriver;
@@ -37,7 +37,7 @@ struct FakeKernelState {
 struct FakeTag {
     /// The kernel has a command with this tag.
     has_command: bool,
-    descriptor: Option<Descriptor>,
+    descriptor: Option<IoDescriptor>,
     /// Data to write, or data that was read.
     data: Vec<u8>,
 }
@@ -61,7 +61,7 @@ impl FakeKernel {
     }
 
     /// Issues a request with a free tag; `data` is the data of a write.
-    pub(super) fn deliver_request(&self, tag: u16, descriptor: Descriptor, data: &[u8]) {
+    pub(super) fn deliver_request(&self, tag: u16, descriptor: IoDescriptor, data: &[u8]) {
         let mut state = self.state();
         let place = &mut state.tags[usize::from(tag)];
         assert!(place.has_command, "tag {tag} is not waited for");
@@ -134,7 +134,7 @@ impl QueueDriver for FakeKernel {
         fetched.extend(self.state().fetched.drain(..));
     }
 
-    fn descriptor(&self, tag: u16) -> Descriptor {
+    fn descriptor(&self, tag: u16) -> IoDescriptor {
         self.state().tags[usize::from(tag)].descriptor.unwrap()
     }
 

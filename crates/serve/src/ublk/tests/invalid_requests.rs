@@ -2,7 +2,7 @@
 
 use tenmil_base::{IoCompletion, IoStatus, Limits, Operation, OperationSet, Random};
 use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
-use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
 use super::super::disk::UblkDisk;
 use super::tag_table::{DEPTH, TagTest};
@@ -73,7 +73,7 @@ fn read_only_or_unsupported_operations_are_rejected() {
         assert_eq!(disk.validate_request(&io_descriptor(op, 0, 1)), Err(30), "{op:?}");
     }
     assert!(disk.validate_request(&io_descriptor(IoOp::Read, 0, 1)).is_ok());
-    let support = OperationSet::of(&[Operation::Read, Operation::Write]);
+    let support = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
     let plain = UblkDisk::new(Limits { operations: support, ..device_limits() }, false).unwrap();
     for op in [IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
         assert_eq!(plain.validate_request(&io_descriptor(op, 0, 1)), Err(95), "{op:?}");
@@ -150,7 +150,7 @@ fn random_descriptor_is_rejected_or_lies_inside_the_disk() {
     let mut random = Random::new(7);
     let mut admitted = 0;
     for _ in 0..200_000 {
-        let mut bytes = [0; Descriptor::BYTES];
+        let mut bytes = [0; IoDescriptor::BYTES];
         bytes.iter_mut().for_each(|byte| *byte = random_byte(&mut random));
         // Most descriptors are almost valid.
         if random.below(4) > 0 {
@@ -158,7 +158,7 @@ fn random_descriptor_is_rejected_or_lies_inside_the_disk() {
             bytes[5..8].fill(0);
             bytes[10..16].fill(0);
         }
-        let Ok(request) = disk.validate_request(&Descriptor::from_bytes(&bytes)) else { continue };
+        let Ok(request) = disk.validate_request(&IoDescriptor::from_bytes(&bytes)) else { continue };
         admitted += 1;
         assert!(request.lba + u64::from(request.blocks) <= BLOCKS, "{request:?}");
         assert!(request.len_bytes <= disk.io_bytes_max(), "{request:?}");
@@ -183,22 +183,22 @@ fn device_unusable_as_disk_is_rejected_with_the_expected_limits() {
 #[test]
 fn disk_parameters_match_the_device_limits() {
     use tenmil_base::Durability;
-    use tenmil_wire::ublk::Attributes;
+    use tenmil_wire::ublk::DiskAttributes;
     let events = test_disk().parameters();
-    assert_eq!(events.attributes, Attributes::VOLATILE_CACHE.union(Attributes::FUA));
+    assert_eq!(events.attributes, DiskAttributes::VOLATILE_CACHE.union(DiskAttributes::FUA));
     assert_eq!((events.sectors, events.block_shift, events.physical_shift), (BLOCKS, 9, 12));
     assert_eq!(events.sectors_max, 64, "what the medium takes at once, in whole pages");
     let discard = events.discard.unwrap();
     assert_eq!((discard.granularity, discard.zero_sectors_max), (512, 64));
     assert!(discard.discard_sectors_max > 64);
     let of = |durability| UblkDisk::new(Limits { durability, ..device_limits() }, false).unwrap();
-    assert_eq!(of(Durability::Persistent).parameters().attributes, Attributes::NONE);
-    assert_eq!(of(Durability::NonPersistent).parameters().attributes, Attributes::NONE);
+    assert_eq!(of(Durability::Persistent).parameters().attributes, DiskAttributes::NONE);
+    assert_eq!(of(Durability::NonPersistent).parameters().attributes, DiskAttributes::NONE);
     assert!(
         of(Durability::Persistent).is_persistent_across_processes()
             && !of(Durability::NonPersistent).is_persistent_across_processes()
     );
     let read_only = UblkDisk::new(device_limits(), true).unwrap().parameters();
-    assert!(read_only.attributes.has(Attributes::READ_ONLY) && read_only.discard.is_none());
+    assert!(read_only.attributes.has(DiskAttributes::READ_ONLY) && read_only.discard.is_none());
     assert_eq!(IoFlags::FUA, IoFlags(1 << 13), "UBLK_IO_F_FUA");
 }

@@ -6,7 +6,7 @@ use tenmil_base::{
 };
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_drivers::RamDevice;
-use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
 use super::super::disk::UblkDisk;
 use super::super::queue_driver::QueueDriver;
@@ -111,7 +111,7 @@ impl TagTest {
     }
 
     /// Executes one request and returns its result.
-    pub(super) fn run_one_request(&mut self, descriptor: Descriptor, data: &[u8]) -> i32 {
+    pub(super) fn run_one_request(&mut self, descriptor: IoDescriptor, data: &[u8]) -> i32 {
         self.kernel.deliver_request(3, descriptor, data);
         self.receive();
         for _ in 0..100 {
@@ -157,8 +157,7 @@ fn request_flags_of_the_kernel_reach_the_device() {
         (IoOp::WriteZeroes, IoFlags(forced.0 | kept.0), Operation::WriteZeroes, RequestFlags::FUA),
         (IoOp::Discard, IoFlags::NONE, Operation::Deallocate, RequestFlags::NONE),
     ] {
-        let request =
-            test_disk().validate_request(&Descriptor { flags, ..io_descriptor(op, 2, 1) }).unwrap();
+        let request = test_disk().validate_request(&IoDescriptor { flags, ..io_descriptor(op, 2, 1) }).unwrap();
         assert_eq!((request.operation, request.flags), (operation, expected), "{op:?} {flags:?}");
         assert_eq!((request.lba, request.blocks), (2, 1));
     }

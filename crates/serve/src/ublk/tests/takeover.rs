@@ -97,7 +97,7 @@ fn dead_device_of_another_disk_is_kept() {
     let longer = Parameters { sectors: parameters.sectors + 8, ..parameters };
     let events = takeover_error(takeover_action(&quiesced, Some(longer), DEAD));
     assert!(events.contains("4104 sectors") && events.contains("expected 4096"), "{events}");
-    let attributes = tenmil_wire::ublk::Attributes::NONE;
+    let attributes = tenmil_wire::ublk::DiskAttributes::NONE;
     let events = takeover_error(takeover_action(
         &quiesced,
         Some(Parameters { attributes, ..parameters }),

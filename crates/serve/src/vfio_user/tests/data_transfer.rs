@@ -100,10 +100,10 @@ fn device_info_offers_mapped_doorbells_only_if_the_reactor_always_polls() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
         let rig = TestServer::new(poll);
         let mut machine = rig.connect_client();
-        machine.client.device();
+        machine.client.request_device_info();
         let device = machine.await_reply(|reply| matches!(reply, ClientEvent::Device { .. }));
         assert!(matches!(device, ClientEvent::Device { regions: 9, irqs: 5, can_reset: true }));
-        machine.client.region(region_index::BAR0);
+        machine.client.request_region_info(region_index::BAR0);
         let region = machine.await_reply(|reply| matches!(reply, ClientEvent::Region { .. }));
         let ClientEvent::Region { shape, file, .. } = region else { panic!() };
         assert_eq!(shape.size, 0x4000);
@@ -111,7 +111,7 @@ fn device_info_offers_mapped_doorbells_only_if_the_reactor_always_polls() {
             (shape.areas.len() == 1, file.is_some()),
             (poll == PollMode::Always, poll == PollMode::Always)
         );
-        machine.client.irqs(irq_index::MSIX);
+        machine.client.request_irq_info(irq_index::MSIX);
         let irqs = machine.await_reply(|reply| matches!(reply, ClientEvent::Irqs { .. }));
         let ClientEvent::Irqs { shape, .. } = irqs else { panic!() };
         assert_eq!(shape.count, 5);

@@ -41,7 +41,7 @@ fn disconnected_client_leaks_nothing_and_the_next_is_served() {
 fn disconnected_client_cannot_ring_doorbells_of_the_next_client() {
     let rig = TestServer::new(PollMode::Always);
     let doorbells = |machine: &mut TestClient| {
-        machine.client.region(region_index::BAR0);
+        machine.client.request_region_info(region_index::BAR0);
         let reply = machine.await_reply(|reply| matches!(reply, ClientEvent::Region { .. }));
         let ClientEvent::Region { file: Some(file), .. } = reply else { panic!("{reply:?}") };
         std::fs::File::from(file.try_clone().unwrap())

@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 
 use tenmil_base::{BlockDevice, Instant, Span};
 use tenmil_dma::RegionTable;
-use tenmil_drivers::{Delay, Delays, LatencySpec, RamDevice};
+use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, NamedThread};
 use tenmil_reactor::Poller;
@@ -27,7 +27,7 @@ fn expected_latency_of(takes: Span, clock: Clock) -> (EndpointPoller, TestClient
     let listen_socket = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
     let ram = Arc::new(RamDevice::new(&regions, 512, BLOCKS).unwrap());
     let slow = LatencySpec { mean: takes, p99: None };
-    let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
+    let medium = DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap();
     let media: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(medium)];
     let (mappings, irqs) = (DmaMappings::new(regions.clone()), IrqEventFds::new(3));
     let options = ControllerOptions { queues: 2, ..ControllerOptions::default() };

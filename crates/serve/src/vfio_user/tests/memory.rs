@@ -16,7 +16,7 @@ fn overlapping_or_unknown_dma_mappings_are_rejected_without_effect() {
     let mut machine = rig.connect_client();
     machine.map_dma(true);
     let mut at = |iova, len_bytes| {
-        let id = machine.client.map(DmaMap { iova, len_bytes, ..whole_file() }, None);
+        let id = machine.client.map_dma(DmaMap { iova, len_bytes, ..whole_file() }, None);
         machine.await_errno(id)
     };
     assert_eq!(at(IOVA, MEMORY_BYTES), 17);
@@ -26,7 +26,7 @@ fn overlapping_or_unknown_dma_mappings_are_rejected_without_effect() {
     assert_eq!(at(IOVA - 4096, 4096), 0);
     assert_eq!(at(IOVA + MEMORY_BYTES, 4096), 0);
     let mut removed = |iova, len_bytes| {
-        let id = machine.client.unmap(iova, len_bytes);
+        let id = machine.client.unmap_dma(iova, len_bytes);
         machine.await_errno(id)
     };
     assert_eq!(removed(IOVA, 4096), 2, "a part");
@@ -42,7 +42,7 @@ fn short_or_missing_dma_file_is_rejected_by_name() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
     let file = Arc::new(machine.regions.descriptor(machine.memory.id()).unwrap());
-    let id = machine.client.map(DmaMap { len_bytes: 2 << 20, ..whole_file() }, Some(file.clone()));
+    let id = machine.client.map_dma(DmaMap { len_bytes: 2 << 20, ..whole_file() }, Some(file.clone()));
     assert_eq!(machine.await_errno(id), 22);
     let EndpointEvent::Error(text) =
         rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)))
@@ -50,10 +50,10 @@ fn short_or_missing_dma_file_is_rejected_by_name() {
         panic!()
     };
     assert!(text.contains("it has 1048576 bytes"), "{text}");
-    let id = machine.client.map(DmaMap { file_offset: 1, ..whole_file() }, Some(file));
+    let id = machine.client.map_dma(DmaMap { file_offset: 1, ..whole_file() }, Some(file));
     assert_eq!(machine.await_errno(id), 22);
     let (event, _line) = RemoteEventFd::pair().unwrap();
-    let id = machine.client.map(whole_file(), Some(Arc::new(event)));
+    let id = machine.client.map_dma(whole_file(), Some(Arc::new(event)));
     assert_eq!(machine.await_errno(id), 22);
     machine.map_dma(true);
 }
@@ -69,7 +69,7 @@ fn memory_of_a_read_only_file_is_read_by_message_and_never_written() {
     let file = Arc::new(std::fs::File::options().read(true).open(name).unwrap().into());
     let iova = 1 << 32;
     let map = DmaMap { iova, len_bytes: 0x4000, file_offset: DATA, ..whole_file() };
-    let id = machine.client.map(DmaMap { is_writable: false, ..map }, Some(file));
+    let id = machine.client.map_dma(DmaMap { is_writable: false, ..map }, Some(file));
     assert_eq!(machine.await_errno(id), 0);
     machine.enable_controller();
     machine.create_io_queue();
@@ -96,7 +96,7 @@ fn unmapped_memory_is_not_accessed_and_later_requests_are_served() {
         let (iova, at) = (1 << 32, DATA);
         let part = DmaMap { iova, len_bytes: 0x4000, file_offset: at, ..whole_file() };
         let file = machine.regions.descriptor(machine.memory.id()).map(Arc::new);
-        let id = machine.client.map(part, file);
+        let id = machine.client.map_dma(part, file);
         assert_eq!(machine.await_errno(id), 0);
         machine.enable_controller();
         machine.create_io_queue();
@@ -106,7 +106,7 @@ fn unmapped_memory_is_not_accessed_and_later_requests_are_served() {
         assert_eq!(machine.await_completion(1), 0);
         assert!(machine.load_memory(DATA, 4096).iter().all(|byte| *byte == 0));
         let regions = rig.regions.region_count();
-        let id = machine.client.unmap(iova, 0x4000);
+        let id = machine.client.unmap_dma(iova, 0x4000);
         assert_eq!(machine.await_errno(id), 0);
         assert_eq!(rig.regions.region_count(), regions - 1, "let go before it is answered");
         machine.store_memory(DATA, &[7; 4096]);
@@ -124,7 +124,7 @@ fn controller_whose_rings_are_unmapped_fails_and_can_be_enabled_again() {
     machine.map_dma(true);
     machine.enable_controller();
     machine.create_io_queue();
-    let id = machine.client.unmap(IOVA, MEMORY_BYTES);
+    let id = machine.client.unmap_dma(IOVA, MEMORY_BYTES);
     assert_eq!(machine.await_errno(id), 0);
     assert_eq!(machine.read_region(0x1c, 4) & 3, 3, "CSTS.CFS");
     machine.write_region(0x14, &0_u32.to_le_bytes());
@@ -152,7 +152,7 @@ fn client_that_truncates_shared_memory_is_disconnected() {
         .unwrap();
     file.set_len(0x4000).unwrap();
     let part = DmaMap { iova: 1 << 32, len_bytes: 0x4000, ..whole_file() };
-    let id = machine.client.map(part, Some(Arc::new(file.try_clone().unwrap().into())));
+    let id = machine.client.map_dma(part, Some(Arc::new(file.try_clone().unwrap().into())));
     assert_eq!(machine.await_errno(id), 0);
     machine.enable_controller();
     machine.create_io_queue();

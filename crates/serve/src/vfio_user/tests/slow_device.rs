@@ -128,8 +128,8 @@ fn reply_waits_for_the_device_and_a_slow_wait_is_reported() {
     let wait = |is_reset: bool, expected: &'static str| {
         let (rig, gate, mut machine) = outstanding_read();
         let id = match is_reset {
-            true => machine.client.reset(),
-            false => machine.client.unmap(IOVA, MEMORY_BYTES),
+            true => machine.client.request_reset(),
+            false => machine.client.unmap_dma(IOVA, MEMORY_BYTES),
         };
         machine.exchange_messages();
         let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
@@ -155,11 +155,11 @@ fn memory_is_released_although_a_fused_second_never_arrives() {
     let (iova, len_bytes) = (IOVA + MEMORY_BYTES, 4096);
     let (is_readable, is_writable) = (true, true);
     let more = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
-    let id = machine.client.map(more, None);
+    let id = machine.client.map_dma(more, None);
     assert_eq!(machine.await_errno(id), 0);
     let compare = 5 | 1 << 8;
     machine.submit_command(1, admin_command(&[(0, compare), (1, 1), (6, 0x11_0000)]));
-    let id = machine.client.unmap(iova, len_bytes);
+    let id = machine.client.unmap_dma(iova, len_bytes);
     assert_eq!(machine.await_errno(id), 0);
     assert_eq!(machine.read_region(0x1c, 4) & 1, 1, "and it goes on");
 }

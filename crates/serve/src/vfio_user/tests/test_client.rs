@@ -151,11 +151,11 @@ impl TestClient {
     /// Processes received messages; false once the server has closed.
     pub(super) fn exchange_messages(&mut self) -> bool {
         loop {
-            while let Some(outgoing) = self.client.outgoing() {
+            while let Some(outgoing) = self.client.next_outgoing() {
                 let files: Vec<BorrowedFd<'_>> =
                     outgoing.files.iter().map(|file| file.as_fd()).collect();
                 match self.connection.send_files(outgoing.bytes, &files) {
-                    Ok(sent) => self.client.sent(sent),
+                    Ok(sent) => self.client.record_sent(sent),
                     Err(_) => return false,
                 }
             }
@@ -179,12 +179,12 @@ impl TestClient {
             ClientEvent::DmaRead { call, iova, len_bytes } => {
                 self.asked += 1;
                 let data = self.load_memory(iova - IOVA - self.shift, len_bytes);
-                self.client.data(call, &data);
+                self.client.reply_dma_read(call, &data);
             }
             ClientEvent::DmaWrite { call, iova, data } => {
                 self.asked += 1;
                 self.store_memory(iova - IOVA - self.shift, &data);
-                self.client.written(call);
+                self.client.reply_dma_write(call);
             }
             other => self.replies.push(other),
         }
@@ -209,7 +209,7 @@ impl TestClient {
 
     pub(super) fn map_dma(&mut self, is_shared: bool) {
         let file = self.regions.descriptor(self.memory.id()).filter(|_| is_shared);
-        let id = self.client.map(whole_file(), file.map(Arc::new));
+        let id = self.client.map_dma(whole_file(), file.map(Arc::new));
         assert_eq!(self.await_errno(id), 0);
     }
 
@@ -217,7 +217,7 @@ impl TestClient {
     pub(super) fn map_dma_expecting_error(&mut self) {
         let file = self.regions.descriptor(self.memory.id());
         let map = DmaMap { iova: IOVA << 8, file_offset: MEMORY_BYTES, ..whole_file() };
-        let id = self.client.map(map, file.map(Arc::new));
+        let id = self.client.map_dma(map, file.map(Arc::new));
         assert_ne!(self.await_errno(id), 0);
     }
 

@@ -11,7 +11,7 @@ use tenmil_base::{
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{GuestMemory, GuestRegion, Ring, RingAddresses};
+use tenmil_vhost_user::{GuestMemory, GuestRegion, Vring, VringAddresses};
 
 use super::super::request_table::{QueueFault, QueueParts, RequestTable};
 use super::virtio_driver::{
@@ -140,8 +140,7 @@ impl CrashTest {
                 *self.done.entry(request.lba).or_default() += 1;
                 let status = IoStatus::SUCCESS;
                 slots.handle_completion(
-                    IoCompletion { token: request.token, status, result: 0 },
-                    false,
+                    IoCompletion { token: request.random_token, status, result: 0 }, false,
                 )?;
             }
             slots.publish_used()?;
@@ -158,17 +157,16 @@ impl CrashTest {
 
     /// Opens the queue as a new process does.
     fn open_queue(
-        &self,
-        memory: &KillableMemory,
+        &self, memory: &KillableMemory,
     ) -> Result<RequestTable<KillableMemory>, QueueFault> {
-        let place = RingAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
-        let used = Ring::new(memory.clone(), place, 0, false)?.used();
+        let place = VringAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
+        let used = Vring::new(memory.clone(), place, 0, false)?.used();
         let len_bytes = stride_bytes(SIZE);
         let record = Segment { region: self.region, offset: RECORD, len_bytes };
         let opened = InflightLog::open(memory.clone(), record, SIZE, used);
-        let (record, again) = opened.map_err(|_| tenmil_vhost_user::RingError::Unmapped)?;
+        let (record, again) = opened.map_err(|_| tenmil_vhost_user::VringError::Unmapped)?;
         let next = used.wrapping_add(u16::try_from(again.len()).unwrap());
-        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let ring = Vring::new(memory.clone(), place, next, false)?;
         let (memory, record) = (memory.clone(), Some((record, again)));
         let disk = test_disk(device_limits());
         Ok(RequestTable::new(QueueParts {

@@ -12,20 +12,22 @@
 
 use std::ops::Range;
 
-use super::{ParentCopy, RequestTask, State, StepResult, TaskPause, WaitReason, transfer};
+use super::{
+    ParentCopy, RequestTask, TaskPause, TaskState, TaskStepResult, TaskWaitReason, transfer,
+};
 use crate::commit_cost::ReserveLevel;
-use crate::pool::{ActionKind, DeviceAction, Pool, PoolResponse};
+use crate::pool::{DeviceAction, IoPurpose, Pool, PoolResponse};
 use crate::space_map::CHANGE_BLOCKS;
 
 impl Pool {
-    pub(super) fn fill(
+    pub(super) fn copy_parent_task(
         &mut self,
         id: u64,
         task: &mut RequestTask,
         volume: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
-        self.expect_open()?;
+    ) -> Result<TaskStepResult, TaskPause> {
+        self.check_not_stopped()?;
         if task.quiets.is_none() {
             self.books.expect_volume(volume)?;
             self.traffic.entry(volume).or_default().quieting += 1;
@@ -33,71 +35,71 @@ impl Pool {
         }
         // Once it counts as a writer itself, its own writes must not block it.
         if task.writes_to.is_none() && self.traffic.entry(volume).or_default().writes > 0 {
-            return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+            return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(volume)));
         }
         let Some(filling) = task.filling.clone() else {
-            return self.begin_fill(id, task, volume, blocks);
+            return self.begin_parent_copy(id, task, volume, blocks);
         };
         let first = filling.blocks.start;
         if !filling.is_read {
-            if let State::Transfers(_, failed, _) = task.state {
-                transfer::ended(failed, "read blocks of a volume's parent")?;
+            if let TaskState::Transfers(_, failed, _) = task.state {
+                transfer::transfer_result(failed, "read blocks of a volume's parent")?;
             }
             task.filling = Some(ParentCopy { is_read: true, ..filling });
-            task.state = State::Start;
+            task.state = TaskState::Start;
         }
         while let Some(part) =
             task.filling.as_ref().and_then(|filling| filling.parts.last().cloned())
         {
-            match self.write(id, task, volume, part.start, part.end - part.start)? {
-                StepResult::Done(_) => (task.state, task.summed) = (State::Start, None),
-                wait @ StepResult::Wait(_) => return Ok(wait),
+            match self.write_task(id, task, volume, part.start, part.end - part.start)? {
+                TaskStepResult::Done(_) => (task.state, task.summed) = (TaskState::Start, None),
+                wait @ TaskStepResult::Wait(_) => return Ok(wait),
             }
             task.filling.as_mut().map(|filling| filling.parts.pop());
         }
         // Unmapped blocks after the overlap read as zeroes, as these did before.
-        self.lower_reach(volume, first)
+        self.lower_parent_overlap(volume, first)
     }
 
     /// Called once no writes are in flight: finds the blocks to copy, and starts to read them.
-    fn begin_fill(
+    fn begin_parent_copy(
         &mut self,
         id: u64,
         task: &mut RequestTask,
         volume: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
-        let (body, _) = self.writable(volume, 0, 0)?;
+    ) -> Result<TaskStepResult, TaskPause> {
+        let (body, _) = self.writable_range(volume, 0, 0)?;
         let range = self.books.last_parent_run(&body, blocks.max(1))?;
         if range.is_empty() {
-            return self.lower_reach(volume, range.start);
+            return self.lower_parent_overlap(volume, range.start);
         }
         self.traffic.entry(volume).or_default().writes += 1;
         task.writes_to = Some(volume);
-        task.mine.1 = body.unit();
-        let (io, token) = (self.enter(ActionKind::Data(id)), task.token);
+        task.mine.1 = body.cluster_blocks();
+        let (io, token) = (self.start_io(IoPurpose::Data(id)), task.token);
         let (block, blocks) = (range.start, range.end - range.start);
         self.actions.push_back(DeviceAction::ReadParent { io, token, offset: 0, block, blocks });
         let parts = vec![range.clone()];
         task.filling = Some(ParentCopy { blocks: range, parts, is_read: false });
-        task.state = State::Transfers(1, None, Vec::new());
-        Ok(StepResult::Wait(WaitReason::Transfers))
+        task.state = TaskState::Transfers(1, None, Vec::new());
+        Ok(TaskStepResult::Wait(TaskWaitReason::Transfers))
     }
 
     /// Sets the overlap, since all blocks from `to` on belong to the volume itself.
-    fn lower_reach(&mut self, volume: u64, to: u64) -> Result<StepResult, TaskPause> {
+    fn lower_parent_overlap(&mut self, volume: u64, to: u64) -> Result<TaskStepResult, TaskPause> {
         if self.books.expect_volume(volume)?.reach > to {
-            self.may_change()?;
-            self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Half)?;
-            self.books.attempt_with_room(|books| books.shrink_overlap(volume, to))?;
+            self.check_may_change()?;
+            self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Half)?;
+            self.books.try_change_with_commit_space(|books| books.shrink_overlap(volume, to))?;
         }
-        Ok(StepResult::Done(PoolResponse::Filled(to)))
+        Ok(TaskStepResult::Done(PoolResponse::Filled(to)))
     }
 }
 
 impl ParentCopy {
     /// Excludes from the writes the clusters for which these blocks contain only zeroes.
-    pub(super) fn note_contents(&mut self, holds: &[bool], unit: u64) {
+    pub(super) fn exclude_zero_clusters(&mut self, holds: &[bool], unit: u64) {
         let unit_of = |index: usize| (self.blocks.start + index as u64) / unit.max(1);
         let mut parts: Vec<Range<u64>> = Vec::new();
         for index in (0..holds.len()).filter(|index| holds[*index]) {

@@ -3,37 +3,37 @@
 use tenmil_base::IoStatus;
 
 use super::{
-    ChecksumState, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, State, StepResult, TIME_LIMIT,
-    TaskPause, TransferPart, WaitReason,
+    ChecksumState, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, TIME_LIMIT, TaskPause, TaskState,
+    TaskStepResult, TaskWaitReason, TransferPart,
 };
 use crate::commit_cost::ReserveLevel;
 use crate::error::PoolError;
-use crate::format::{flags, unpadded};
+use crate::format::{decode_name, flags};
 use crate::mapping::{ReadSource, WriteRun};
-use crate::metadata::TxnStop;
+use crate::metadata::TransactionStop;
 use crate::pool::{
-    ActionKind, ActionResult, Commit, DeviceAction, Pool, PoolRequest, PoolResponse, VolumeRun,
+    ActionResult, CommitState, DeviceAction, IoPurpose, Pool, PoolRequest, PoolResponse, VolumeRun,
 };
 use crate::space_map::{CHANGE_BLOCKS, CHECKSUM_BLOCKS};
 
 impl Pool {
-    pub(super) fn read(
+    pub(super) fn read_task(
         &mut self,
         id: u64,
         task: &mut RequestTask,
         volume: u64,
         block: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
+    ) -> Result<TaskStepResult, TaskPause> {
         self.expect_no_loss()?;
-        if let State::Transfers(_, failed, _) = &task.state {
-            let done = ended(*failed, "read blocks of a volume")?;
-            return self.judge(task, volume, block).map(|()| done);
+        if let TaskState::Transfers(_, failed, _) = &task.state {
+            let done = transfer_result(*failed, "read blocks of a volume")?;
+            return self.verify_checksums(task, volume, block).map(|()| done);
         }
         let (body, range) = self.volume_and_range(volume, block, blocks)?;
-        let is_summed = body.has(flags::CHECKSUMS);
+        let is_summed = body.has_flag(flags::CHECKSUMS);
         if is_summed {
-            let sums = self.books.sums(&body, &range)?;
+            let sums = self.books.data_checksums(&body, &range)?;
             task.summed = Some(Box::new(ChecksumState { sums, ..ChecksumState::default() }));
         }
         let pieces = self.books.plan_read(&body, range)?;
@@ -44,9 +44,9 @@ impl Pool {
                 self.actions.push_back(DeviceAction::Zero { token, offset, blocks });
                 continue;
             }
-            let io = self.enter(ActionKind::Data(id));
+            let io = self.start_io(IoPurpose::Data(id));
             let action = if let ReadSource::Store(at) = piece.from {
-                note_part(task, io, VolumeRun { block: offset, blocks, at });
+                record_part(task, io, VolumeRun { block: offset, blocks, at });
                 DeviceAction::ReadData { io, token, offset, at, blocks, is_summed }
             } else {
                 DeviceAction::ReadParent { io, token, offset, block: piece.block, blocks }
@@ -55,33 +55,33 @@ impl Pool {
             transfers += 1;
         }
         if transfers == 0 {
-            return Ok(StepResult::Done(PoolResponse::Done));
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         }
         self.begin_transfers(task);
-        task.state = State::Transfers(transfers, None, Vec::new());
-        Ok(StepResult::Wait(WaitReason::Transfers))
+        task.state = TaskState::Transfers(transfers, None, Vec::new());
+        Ok(TaskStepResult::Wait(TaskWaitReason::Transfers))
     }
 
-    pub(super) fn write(
+    pub(super) fn write_task(
         &mut self,
         id: u64,
         task: &mut RequestTask,
         volume: u64,
         block: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
+    ) -> Result<TaskStepResult, TaskPause> {
         match &mut task.state {
-            State::Transfers(_, failed, segments) => {
+            TaskState::Transfers(_, failed, segments) => {
                 let (segments, failed) = (std::mem::take(segments), *failed);
                 if failed.is_some() {
                     let spoilt = segments.iter().map(|part| part.at..part.at + part.blocks);
                     spoilt.for_each(|blocks| self.books.space.mark_bad(blocks));
                 }
-                ended(failed, "write blocks of a volume")?;
-                task.state = State::Map(segments);
-                self.map(task, volume, block)
+                transfer_result(failed, "write blocks of a volume")?;
+                task.state = TaskState::Map(segments);
+                self.map_written(task, volume, block)
             }
-            State::Map(_) => self.map(task, volume, block),
+            TaskState::Map(_) => self.map_written(task, volume, block),
             _ => self.begin_write(id, task, volume, block, blocks),
         }
     }
@@ -93,39 +93,42 @@ impl Pool {
         volume: u64,
         block: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
-        self.expect_open()?;
-        let (body, range) = self.writable(volume, block, blocks)?;
+    ) -> Result<TaskStepResult, TaskPause> {
+        self.check_not_stopped()?;
+        let (body, range) = self.writable_range(volume, block, blocks)?;
         if range.is_empty() {
-            return Ok(StepResult::Done(PoolResponse::Done));
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         }
         if task.writes_to.is_none() {
             let traffic = self.traffic.entry(volume).or_default();
             if traffic.quieting > 0 {
-                return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+                return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(volume)));
             }
             traffic.writes += 1;
             task.writes_to = Some(volume);
-            task.mine.1 = body.unit();
+            task.mine.1 = body.cluster_blocks();
         }
-        let is_summed = body.has(flags::CHECKSUMS);
+        let is_summed = body.has_flag(flags::CHECKSUMS);
         if is_summed && task.began.is_none() {
             // The blocks found free in its clusters must remain free until it has written them.
             self.begin_transfers(task);
         }
         let Self { books, pending, .. } = self;
         let planned = books.plan_write(&body, &range, pending, &mut task.mine.0);
-        if body.has(flags::THICK) && planned == Err(TxnStop::Full) && books.space.has_lowered() {
+        if body.has_flag(flags::THICK)
+            && planned == Err(TransactionStop::Full)
+            && books.space.has_undurable_decrements()
+        {
             task.time_limit = PATIENCE_FOR_UNITS;
         }
         let segments = planned?;
         // A write that allocates no cluster of a thick volume uses the reserve for the map.
-        task.set_reserved(body.has(flags::THICK) && task.mine.0.is_empty());
+        task.set_uses_reservation(body.has_flag(flags::THICK) && task.mine.0.is_empty());
         let leaves =
             if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Most };
-        if segments.iter().any(|segment| segment.is_new) && self.books.is_low(leaves) {
+        if segments.iter().any(|segment| segment.is_new) && self.books.is_space_low(leaves) {
             // The data have space, but the map might not.
-            return Err(TxnStop::Full.into());
+            return Err(TransactionStop::Full.into());
         }
         if task.began.is_none() {
             self.begin_transfers(task);
@@ -137,45 +140,45 @@ impl Pool {
         // A copy from the parent is written from its position in the buffer that holds all blocks read.
         let kept = task.filling.as_ref().map_or(0, |filling| block - filling.blocks.start);
         for segment in &segments {
-            let io = self.enter(ActionKind::Data(id));
+            let io = self.start_io(IoPurpose::Data(id));
             let WriteRun { at, blocks, .. } = *segment;
             let (token, offset) = (task.token, segment.block - block);
             let from = kept + offset;
             let action = DeviceAction::WriteData { io, token, offset: from, at, blocks, is_summed };
             self.actions.push_back(action);
-            note_part(task, io, VolumeRun { block: offset, blocks, at });
+            record_part(task, io, VolumeRun { block: offset, blocks, at });
         }
         if segments.is_empty() {
-            return Ok(StepResult::Done(PoolResponse::Done));
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         }
-        task.state = State::Transfers(segments.len() as u64, None, segments);
-        Ok(StepResult::Wait(WaitReason::Transfers))
+        task.state = TaskState::Transfers(segments.len() as u64, None, segments);
+        Ok(TaskStepResult::Wait(TaskWaitReason::Transfers))
     }
 
     /// Makes the map refer to the written data.
-    fn map(
+    fn map_written(
         &mut self,
         task: &mut RequestTask,
         volume: u64,
         block: u64,
-    ) -> Result<StepResult, TaskPause> {
-        self.expect_open()?;
+    ) -> Result<TaskStepResult, TaskPause> {
+        self.check_not_stopped()?;
         let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
         let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
         let leaves =
             if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
-        let State::Map(segments) = &mut task.state else {
-            return Ok(StepResult::Done(PoolResponse::Done));
+        let TaskState::Map(segments) = &mut task.state else {
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         };
         while let Some(segment) = segments.last_mut() {
             if segment.is_new {
-                self.may_change()?;
-                self.books.fill_pool(needed, leaves)?;
+                self.check_may_change()?;
+                self.books.fill_metadata_reserve(needed, leaves)?;
                 let first = usize::try_from(segment.block - block).unwrap_or(usize::MAX);
                 let sums = sums.get(first..).unwrap_or_default();
-                let end = self
-                    .books
-                    .attempt_with_room(|books| books.map_segment(volume, segment, sums))?;
+                let end = self.books.try_change_with_commit_space(|books| {
+                    books.map_segment(volume, segment, sums)
+                })?;
                 let done = end - segment.block;
                 (segment.block, segment.at) = (end, segment.at + done);
                 segment.blocks = segment.blocks.saturating_sub(done);
@@ -193,116 +196,123 @@ impl Pool {
                 self.books.space.fresh += unit;
             }
         }
-        Ok(StepResult::Done(PoolResponse::Done))
+        Ok(TaskStepResult::Done(PoolResponse::Done))
     }
 
-    pub(super) fn trim(
+    pub(super) fn trim_task(
         &mut self,
         task: &mut RequestTask,
         volume: u64,
         block: u64,
         blocks: u64,
-    ) -> Result<StepResult, TaskPause> {
-        self.expect_open()?;
-        let (body, range) = self.writable(volume, block, blocks)?;
+    ) -> Result<TaskStepResult, TaskPause> {
+        self.check_not_stopped()?;
+        let (body, range) = self.writable_range(volume, block, blocks)?;
         if body.reach > 0 && task.writes_to.is_none() {
             // A copy from the parent in progress must not restore trimmed blocks.
             let traffic = self.traffic.entry(volume).or_default();
             if traffic.quieting > 0 {
-                return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+                return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(volume)));
             }
             traffic.writes += 1;
             task.writes_to = Some(volume);
         }
-        let is_summed = body.has(flags::CHECKSUMS);
+        let is_summed = body.has_flag(flags::CHECKSUMS);
         let needed = if is_summed { CHECKSUM_BLOCKS } else { CHANGE_BLOCKS };
-        if matches!(task.state, State::Start) {
-            task.state = State::From(range.start);
+        if matches!(task.state, TaskState::Start) {
+            task.state = TaskState::From(range.start);
         }
-        task.set_reserved(body.has(flags::THICK));
+        task.set_uses_reservation(body.has_flag(flags::THICK));
         let leaves =
             if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
-        let State::From(at) = &mut task.state else {
-            return Ok(StepResult::Done(PoolResponse::Done));
+        let TaskState::From(at) = &mut task.state else {
+            return Ok(TaskStepResult::Done(PoolResponse::Done));
         };
         while *at < range.end {
-            self.may_change()?;
-            self.books.fill_pool(needed, leaves)?;
+            self.check_may_change()?;
+            self.books.fill_metadata_reserve(needed, leaves)?;
             let rest = *at..range.end;
-            if self.books.is_low(ReserveLevel::Most)
-                && self.books.is_shared_from(volume, rest.start)?
+            if self.books.is_space_low(ReserveLevel::Most)
+                && self.books.is_leaf_shared_from(volume, rest.start)?
             {
                 // Copying shared nodes would use space.
-                return Err(TxnStop::Full.into());
+                return Err(TransactionStop::Full.into());
             }
-            *at = self.books.attempt_in_steps(|books| books.unmap(volume, &rest))?;
+            *at = self.books.try_step_with_commit_space(|books| books.unmap(volume, &rest))?;
         }
-        Ok(StepResult::Done(PoolResponse::Done))
+        Ok(TaskStepResult::Done(PoolResponse::Done))
     }
 
-    pub(super) fn flush(
+    pub(super) fn flush_task(
         &mut self,
         id: u64,
         task: &mut RequestTask,
-    ) -> Result<StepResult, TaskPause> {
-        if let State::Transfers(_, failed, _) = &task.state {
-            let ended = ended(*failed, "flush the device");
-            if let Err(TaskPause::Stop(TxnStop::Error(error))) = &ended {
+    ) -> Result<TaskStepResult, TaskPause> {
+        if let TaskState::Transfers(_, failed, _) = &task.state {
+            let ended = transfer_result(*failed, "flush the device");
+            if let Err(TaskPause::Stop(TransactionStop::Error(error))) = &ended {
                 // No later flush would report what the device has lost now.
                 self.has_lost_writes |= *failed == Some(IoStatus::WRITE_FAULT);
-                self.stop(error);
+                self.stop_changes(error);
             }
             return ended;
         }
         // Before any change, there is nothing to commit, and no write is needed.
-        if self.stopped || !self.is_clean() {
-            self.expect_open()?;
+        if self.stopped || !self.is_unchanged() {
+            self.check_not_stopped()?;
         }
         // A commit ends with a flush, which covers the data as well.
-        if !self.is_clean() {
-            task.state = State::Durable(PoolResponse::Done);
-            return Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)));
+        if !self.is_unchanged() {
+            task.state = TaskState::Durable(PoolResponse::Done);
+            return Ok(TaskStepResult::Wait(TaskWaitReason::Commit(self.books.generation)));
         }
-        if !matches!(self.commit, Commit::Idle) {
+        if !matches!(self.commit, CommitState::Idle) {
             // Its last flush may have begun before the last data write ended.
-            return Ok(StepResult::Wait(WaitReason::Commit(self.durable.generation + 1)));
+            return Ok(TaskStepResult::Wait(TaskWaitReason::Commit(
+                self.durable_superblock.generation + 1,
+            )));
         }
-        let io = self.enter(ActionKind::Flush(id));
+        let io = self.start_io(IoPurpose::Flush(id));
         self.actions.push_back(DeviceAction::Flush { io });
-        task.state = State::Transfers(1, None, Vec::new());
-        Ok(StepResult::Wait(WaitReason::Transfers))
+        task.state = TaskState::Transfers(1, None, Vec::new());
+        Ok(TaskStepResult::Wait(TaskWaitReason::Transfers))
     }
 
     /// Handles the end of a transfer of a task, and continues the task after the last one.
     pub(in crate::pool) fn handle_transfer(&mut self, id: u64, io: u64, end: ActionResult<'_>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        let State::Transfers(left, failed, _) = &mut task.state else { return };
+        let TaskState::Transfers(left, failed, _) = &mut task.state else { return };
         *left -= 1;
         let is_last = *left == 0;
         if let ActionResult::Failed(status) = end {
             *failed = Some(status);
             if status.is_conflict() && task.ask.writes_blocks() {
                 // Another host has reserved the device, and may own the store: the superblocks are read.
-                self.stop(&PoolError::Device { what: "write blocks of a volume", status });
+                self.stop_changes(&PoolError::Device { what: "write blocks of a volume", status });
             }
-        } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has(io)) {
+        } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has_checksum(io)) {
             let writes =
                 matches!(task.ask, PoolRequest::Write { .. } | PoolRequest::CopyFromParent { .. });
-            let took = summed.take(io, end, writes);
+            let took = summed.take_checksums(io, end, writes);
             *failed = failed.or(if took { None } else { Some(IoStatus::INTERNAL_ERROR) });
         } else if let (ActionResult::Contents(holds), Some(filling)) = (end, &mut task.filling) {
-            filling.note_contents(holds, task.mine.1);
+            filling.exclude_zero_clusters(holds, task.mine.1);
         }
         if is_last {
-            self.run(id);
+            self.run_task(id);
         }
     }
 
     /// Fails if the data read do not match the checksums.
-    fn judge(&mut self, task: &RequestTask, volume: u64, block: u64) -> Result<(), TaskPause> {
+    fn verify_checksums(
+        &mut self,
+        task: &RequestTask,
+        volume: u64,
+        block: u64,
+    ) -> Result<(), TaskPause> {
         let wrong = task.summed.iter().flat_map(|summed| &summed.wrong).min_by_key(|run| run.block);
         let Some(wrong) = wrong else { return Ok(()) };
-        let name = unpadded(&self.books.expect_volume(volume)?.name);
+        let name = decode_name(&self.books.expect_volume(volume)?.name);
         let VolumeRun { block: offset, blocks, at } = *wrong;
         Err(PoolError::Corrupt { name, block: block + offset, blocks, at }.into())
     }
@@ -316,7 +326,7 @@ impl Pool {
 impl RequestTask {
     /// Sets whether the task only needs space from a thick volume's reserve, which many other tasks may
     /// also need.
-    fn set_reserved(&mut self, is_provisioned: bool) {
+    fn set_uses_reservation(&mut self, is_provisioned: bool) {
         self.is_provisioned = is_provisioned;
         self.time_limit = if is_provisioned { RETRIES_MAX } else { TIME_LIMIT };
     }
@@ -324,13 +334,13 @@ impl RequestTask {
 
 impl ChecksumState {
     /// Whether the volume has checksums for a transfer. Data from a parent have none.
-    fn has(&self, io: u64) -> bool {
+    fn has_checksum(&self, io: u64) -> bool {
         self.parts.iter().any(|part| part.io == io)
     }
 
     /// Stores or compares the checksums of a transferred part. False if their number differs from the
     /// number of blocks.
-    fn take(&mut self, io: u64, end: ActionResult<'_>, writes: bool) -> bool {
+    fn take_checksums(&mut self, io: u64, end: ActionResult<'_>, writes: bool) -> bool {
         let Some(TransferPart { run, .. }) = self.parts.iter().find(|part| part.io == io) else {
             return false;
         };
@@ -362,15 +372,18 @@ impl ChecksumState {
 }
 
 /// Records a transfer in flight, if its checksums are needed.
-fn note_part(task: &mut RequestTask, io: u64, run: VolumeRun) {
+fn record_part(task: &mut RequestTask, io: u64, run: VolumeRun) {
     if let Some(summed) = &mut task.summed {
         summed.parts.push(TransferPart { io, run });
     }
 }
 
-pub(super) fn ended(failed: Option<IoStatus>, what: &'static str) -> Result<StepResult, TaskPause> {
+pub(super) fn transfer_result(
+    failed: Option<IoStatus>,
+    what: &'static str,
+) -> Result<TaskStepResult, TaskPause> {
     match failed {
         Some(status) => Err(PoolError::Device { what, status }.into()),
-        None => Ok(StepResult::Done(PoolResponse::Done)),
+        None => Ok(TaskStepResult::Done(PoolResponse::Done)),
     }
 }

@@ -213,7 +213,7 @@ impl LiveConfig {
             line: requested.line,
             key: "uri",
         };
-        let wanted = if requested.is_read_only { uri.clone().to_read() } else { uri.clone() };
+        let wanted = if requested.is_read_only { uri.clone().read_only() } else { uri.clone() };
         let opened = opener.open(&wanted).map_err(refuse)?;
         // Each queue of each host has a channel, which needs no more depth than the queue. The
         // controller measures the time of commands, so the block layer need not.
@@ -283,7 +283,7 @@ impl LiveConfig {
         let mut hands: Vec<DeviceControl> = Vec::new();
         for hand in served.flat_map(|one| &one.handles) {
             // Several namespaces may share one device.
-            if !hands.iter().any(|known| known.is(hand)) {
+            if !hands.iter().any(|known| known.is_same(hand)) {
                 hands.push(hand.clone());
             }
         }

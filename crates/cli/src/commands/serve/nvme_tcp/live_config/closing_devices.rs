@@ -27,7 +27,8 @@ impl ClosingDevices {
     pub(super) fn close_unused(&mut self) {
         self.0.retain_mut(|place| {
             let was_free = place.is_free;
-            place.is_free = place.device.holders().is_empty() && place.device.channels_open() == 0;
+            place.is_free =
+                place.device.list_holders().is_empty() && place.device.open_channel_count() == 0;
             !(was_free && place.is_free)
         });
     }

@@ -25,10 +25,10 @@ use tenmil_linux::kernel_files::KernelFiles;
 /// The identity of the device at `uri`, on one line. `names` holds the identities of open devices, as
 /// in [`tenmil_block::OpenedDevice::identities`].
 pub(super) fn disk_identity(uri: &Uri, names: &DeviceIdentities) -> String {
-    let from_root = |(uri, name): &(Uri, String)| (uri.clone().from_root(), name.clone());
+    let from_root = |(uri, name): &(Uri, String)| (uri.clone().with_absolute_paths(), name.clone());
     let names: Vec<_> =
         names.iter().filter(|(_, name)| is_persistent_identity(name)).map(from_root).collect();
-    with_identities_for_names(uri.clone().from_root(), &names).to_string()
+    with_identities_for_names(uri.clone().with_absolute_paths(), &names).to_string()
 }
 
 /// Identities of open devices by URI.
@@ -41,7 +41,7 @@ fn is_persistent_identity(name: &str) -> bool {
 
 /// The identity of an open device, also if it was opened read-only.
 fn identity_of_open_device<'a>(uri: &Uri, names: &'a DeviceIdentities) -> Option<&'a str> {
-    let to_read = uri.clone().to_read();
+    let to_read = uri.clone().read_only();
     let found = names.iter().find(|(named, _)| named == uri || *named == to_read);
     found.map(|(_, name)| name.as_str())
 }
@@ -62,14 +62,14 @@ fn with_identities_for_names(uri: Uri, names: &DeviceIdentities) -> Uri {
         }
         ("volume", [below]) => {
             let volume = identity_of_open_device(&uri, names).unwrap_or(uri.path());
-            Uri::on("volume", with_identities_for_names(below.clone(), names), volume)
-        }
+            Uri::stacked("volume", with_identities_for_names(below.clone(), names), volume)
+}
         (_, []) if let Some(name) = identity_of_open_device(&uri, names) => {
             Uri::new("namespace", name)
         }
         _ => {
             let Ok(known) =
-                uri.try_over(|below| Ok::<_, Infallible>(with_identities_for_names(below, names)));
+                uri.try_map_children(|below| Ok::<_, Infallible>(with_identities_for_names(below, names)));
             known
         }
     }

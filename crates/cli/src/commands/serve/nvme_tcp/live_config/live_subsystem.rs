@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tenmil_base::BlockDevice;
 use tenmil_block::uri::Uri;
-use tenmil_block::{Bdev, BdevDescriptor, DeviceControl, Event};
+use tenmil_block::{Bdev, BdevDescriptor, BdevEvent, DeviceControl};
 use tenmil_nvme_controller::controller::{
     AnaState, NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
 };
@@ -246,17 +246,17 @@ impl LiveNamespace {
         let Self { requested, descriptor, .. } = self;
         while let Some(event) = descriptor.next_event() {
             match event {
-                Event::Resized { .. } | Event::Overflowed { .. } => {
+                BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
                     subsystem.update_size(requested.nsid)
                 }
-                Event::Removed => {
+                BdevEvent::Removed => {
                     subsystem.remove_namespace(requested.nsid);
                 }
-                Event::MediumError { lba, blocks } => {
+                BdevEvent::MediumError { lba, blocks } => {
                     let uri = &requested.uri;
                     tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
                 }
-                Event::MediumChanged => {
+                BdevEvent::MediumChanged => {
                     tracing::info!(cause = %requested.uri, "{} has been changed", requested.uri);
                 }
             }

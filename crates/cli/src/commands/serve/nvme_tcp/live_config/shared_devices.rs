@@ -28,7 +28,7 @@ impl DeviceType for SharedDevices {
         }
         // The lock is not held while the device is opened, because a device below it may be a named
         // one, too.
-        let opened = opener.open(uri.only_child()?)?;
+        let opened = opener.open(uri.single_child()?)?;
         let OpenedDevice { medium, description, existing, handles, identities } = opened.clone();
         let medium = Arc::downgrade(&medium);
         let uri = uri.clone();

@@ -1,0 +1,279 @@
+//! Check of all metadata of a pool, offline or while it is served by this process.
+//!
+//! The metadata of a served pool changes all the time, but never in place: pages reachable from a durable
+//! superblock stay until a later one is durable. A check pins that state. Space that the pool frees
+//! meanwhile is not reused, and writers do not wait. If the pin holds the last free space, the check ends
+//! with an error and releases it.
+
+use tenmil_base::ErrorCategory;
+use tenmil_volume::format::{BlockKind, decode_superblock};
+use tenmil_volume::{
+    ActionResult, CheckFinding, CheckReport, ConsistencyCheck, Corruption, CorruptionKind,
+    CountedUsage, DeviceAction, ParentInfo, Pool, PoolRequest, PoolResponse, SpaceUsage,
+};
+
+use super::create_pool::read_into;
+use super::page_io::{BlockingPageIo, PoolPages};
+use super::parent_image::{self, ParentCheck, PoolWithParents};
+use super::pool_devices::DeviceInfo;
+use super::scrub::{BACKGROUND_BLOCKS, STREAM_WAIT_MAX};
+use super::send_stream::ProgressFn;
+use super::{OpenPool, PAGE_BYTES};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+
+/// Result of a check of a whole pool.
+#[derive(Clone, Debug)]
+pub struct PoolCheckResult {
+    /// Name of the pool.
+    pub name: String,
+    /// UUID of the pool.
+    pub uuid: u128,
+    /// The checked transaction.
+    pub generation: u64,
+    /// Devices of the pool.
+    pub devices: Vec<DeviceInfo>,
+    /// Superblock copies that cannot be read, with their problems.
+    pub damaged: Vec<String>,
+    /// All other findings, and the amount of metadata checked.
+    pub report: CheckReport,
+    /// External parents of volumes, and whether they could be checked. An unavailable parent is not a
+    /// fault of the pool.
+    pub parents: Vec<ParentCheck>,
+}
+
+/// Iterates over a pool that does not change.
+pub(super) struct ReadOnlyWalker<'a, P> {
+    pub(super) pages: &'a mut P,
+    pub(super) store: &'a mut Pool,
+}
+
+/// Source of metadata pages.
+pub(super) trait PageSource {
+    /// Calls `take` with a page, or with the status of its read error.
+    fn read_into(&mut self, at: u64, take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>));
+}
+
+/// The last durable state of an open pool, pinned for reading.
+struct PinnedMetadata<'a> {
+    open: &'a OpenPool,
+    store: Pool,
+}
+
+/// Maximum number of attempts to read superblocks that are not being overwritten.
+const POLLS_MAX: u32 = 8;
+
+impl OpenPool {
+    /// Checks all metadata reachable from the last durable superblock, while the pool is in use.
+    ///
+    /// # Errors
+    ///
+    /// If memory is exhausted, the pool needs the pinned space, or `watch` returns false.
+    pub fn check(
+        &self,
+        opener: &Opener<'_>,
+        watch: &mut ProgressFn<'_>,
+    ) -> Result<PoolCheckResult, Error> {
+        let machine = |problem: Error| {
+            Error::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
+        };
+        let mut pages = PoolPages::open(self, 1).map_err(machine)?;
+        let damaged = self.check_superblocks(&mut pages);
+        let mut still = PinnedMetadata::pin(self);
+        let mut read = 0;
+        let (report, found) = ReadOnlyWalker { pages: &mut pages, store: &mut still.store }
+            .check_pool(&mut |left| {
+                read += 1;
+                if read % u64::from(BACKGROUND_BLOCKS) == 0 {
+                    self.yield_to_foreground(STREAM_WAIT_MAX);
+                }
+                self.check_space()?;
+                let bytes = |pages: u64| pages * u64::from(PAGE_BYTES);
+                match watch((bytes(read), bytes(read + left))) {
+                    true => Ok(()),
+                    false => Err(machine(Error::environment("it was interrupted"))),
+                }
+            })?;
+        let (name, uuid, generation) =
+            (still.store.name(), still.store.uuid(), still.store.generation());
+        let devices = self.pool_devices().infos(still.store.devices());
+        drop(still);
+        let child = PoolWithParents { device: &self.device, uuid };
+        let parents = parent_image::check_parents(opener, child, found.into_iter());
+        let damaged = damaged.iter().map(ToString::to_string).collect();
+        Ok(PoolCheckResult { name, uuid, generation, devices, damaged, report, parents })
+    }
+
+    /// Fails if the pinned space is the last free space.
+    fn check_space(&self) -> Result<(), Error> {
+        if !self.shared.lock().store.pin_blocks_space() {
+            return Ok(());
+        }
+        let text = format!(
+            "{}: check: the pool has no free space besides the blocks that the check pins, expected more",
+            self.name
+        );
+        let hint = "Delete volumes or grow the pool, or check it while less is written; the pinned \
+                    blocks are freed.";
+        Err(Error::new(ErrorCategory::Environment, text).with_hint(hint))
+    }
+
+    /// Reads both copies of the last durable superblock. Copies that are overwritten meanwhile are
+    /// skipped; a pool that commits all the time may have none to read.
+    fn check_superblocks(&self, pages: &mut PoolPages<'_>) -> Vec<Corruption> {
+        for _ in 0..POLLS_MAX {
+            let (uuid, generation, places) = {
+                let store = &self.shared.lock().store;
+                (store.uuid(), store.generation(), store.superblocks())
+            };
+            let mut damaged = Vec::new();
+            for address in places {
+                pages.read_into(address, |bytes| {
+                    let found = bytes
+                        .map_err(CorruptionKind::ReadError)
+                        .and_then(|bytes| decode_superblock(bytes, address));
+                    let flaw = match found {
+                        Ok((found, at, ..)) if (found, at) == (uuid, generation) => None,
+                        Ok((_, found, ..)) => {
+                            Some(CorruptionKind::Generation { found, expected: generation })
+                        }
+                        Err(flaw) => Some(flaw),
+                    };
+                    let kind = Some(BlockKind::Superblock);
+                    damaged.extend(flaw.map(|flaw| Corruption { address, kind, owner: 0, flaw }));
+                });
+            }
+            // The next superblock goes to other locations; only the one after it returns to these.
+            if damaged.is_empty() || self.generation() == generation {
+                return damaged;
+            }
+        }
+        Vec::new()
+    }
+}
+
+impl<'a> PinnedMetadata<'a> {
+    fn pin(open: &'a OpenPool) -> Self {
+        let store = open.shared.lock().store.pin_metadata();
+        Self { open, store }
+    }
+}
+
+impl Drop for PinnedMetadata<'_> {
+    fn drop(&mut self) {
+        self.open.shared.lock_to_notify().store.unpin_metadata(self.store.generation());
+    }
+}
+
+impl PageSource for BlockingPageIo<'_> {
+    fn read_into(
+        &mut self,
+        at: u64,
+        take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>),
+    ) {
+        read_into(self, at, take);
+    }
+}
+
+impl PageSource for PoolPages<'_> {
+    fn read_into(
+        &mut self,
+        at: u64,
+        take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>),
+    ) {
+        match self.channel_up_to(at + 1) {
+            Ok(raw) => read_into(raw, at, take),
+            Err(status) => take(Err(status)),
+        }
+    }
+}
+
+impl<P: PageSource> ReadOnlyWalker<'_, P> {
+    /// Checks all metadata, and compares the recorded space usage of each volume with the counted one.
+    /// `continues` is called before each page with the number of known pages left, and may end the check.
+    /// Returns the findings, and the volumes with parents.
+    pub(super) fn check_pool(
+        &mut self,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<(CheckReport, Vec<(String, ParentInfo)>), Error> {
+        let mut check = ConsistencyCheck::of_pool(self.store);
+        while let Some(at) = check.next_read() {
+            continues(check.unread_blocks() as u64)?;
+            self.pages.read_into(at, |bytes| check.handle_read(bytes));
+        }
+        let mut report = check.finish();
+        for counted in &report.accounts {
+            let told = self.recorded_usage(&counted.name, continues)?;
+            report.findings.extend(compare_usage(counted, told));
+        }
+        Ok((report, self.volume_parents(continues)?))
+    }
+
+    /// The recorded space usage of a volume.
+    fn recorded_usage(
+        &mut self,
+        name: &str,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Option<SpaceUsage>, Error> {
+        Ok(match self.run_request(PoolRequest::SpaceUsage(name.into()), continues)? {
+            Some(PoolResponse::Account(account)) => Some(account),
+            _ => None,
+        })
+    }
+
+    /// Volumes that have parents.
+    fn volume_parents(
+        &mut self,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Vec<(String, ParentInfo)>, Error> {
+        let Some(PoolResponse::Volumes(volumes)) =
+            self.run_request(PoolRequest::List, continues)?
+        else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for info in volumes.into_iter().filter(|info| info.reach > 0) {
+            if let Some(PoolResponse::Parent(Some(parent))) =
+                self.run_request(PoolRequest::Parent { volume: info.id }, continues)?
+            {
+                found.push((info.name, parent));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Executes a pool request read-only: writes that the pool requests are not performed.
+    fn run_request(
+        &mut self,
+        ask: PoolRequest,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Option<PoolResponse>, Error> {
+        self.store.submit(0, ask);
+        while let Some(action) = self.store.next_action() {
+            if let DeviceAction::ReadPage { io, at } = action {
+                continues(0)?;
+                let store = &mut *self.store;
+                self.pages.read_into(at, |bytes| match bytes {
+                    Ok(bytes) => store.complete(io, ActionResult::Read(bytes)),
+                    Err(status) => store.complete(io, ActionResult::Failed(status)),
+                });
+            }
+        }
+        Ok(self.store.next_response().and_then(|(_, completion)| completion.ok()))
+    }
+}
+
+/// Compares the recorded space usage of a volume with the counted one.
+fn compare_usage(counted: &CountedUsage, told: Option<SpaceUsage>) -> Option<CheckFinding> {
+    let CountedUsage { volume, volume_usage: account, .. } = *counted;
+    let told = told.unwrap_or_default();
+    let numbers = [
+        ("unique blocks", told.unique, account.unique),
+        ("shared blocks", told.shared, account.shared),
+        ("reserved blocks", told.reserved, account.reserved),
+        ("missing blocks", told.missing, account.missing),
+    ];
+    let wrong = numbers.into_iter().find(|(_, told, counted)| told != counted);
+    let (what, recorded, counted) = wrong.unwrap_or(("used blocks", told.used, account.used));
+    (told != account).then_some(CheckFinding::Number { what, volume, recorded, counted })
+}
