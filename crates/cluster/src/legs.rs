@@ -18,7 +18,7 @@ use tenmil_base::{
 use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_drivers::Mirror;
 use tenmil_drivers::mirror::{Leg, MirrorOptions};
-use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
+use tenmil_nvme_fabrics::{FabricsChannel, Multipath, PathEvent, QueueRequest};
 use tenmil_volume::Owner;
 use tenmil_volume::format::OwnerRecord;
 
@@ -79,7 +79,7 @@ struct LegChannel {
     paths: RevocationState,
     limits: Limits,
     ticket: QueueRequest,
-    queue: Option<MultipathChannel>,
+    queue: Option<FabricsChannel>,
     /// When what cannot be sent fails.
     until: Option<Instant>,
     failed: VecDeque<IoCompletion>,

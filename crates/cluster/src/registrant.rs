@@ -1,11 +1,11 @@
 //! Program that registers the key of a host and acquires or releases a reservation, with a new
 //! connection for each attempt.
 
-use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Segment, Span,
-};
+use tenmil_base::{CompletionBatch, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
-use tenmil_nvme_fabrics::{Connecting, FabricsChannel, FabricsController, Options, TimeoutPolicy};
+use tenmil_nvme_fabrics::{
+    Connecting, FabricsController, FabricsQueuePair, Options, TimeoutPolicy,
+};
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes, State};
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
@@ -55,7 +55,7 @@ enum Stage {
     /// The queue pair.
     Creating(Box<FabricsController>, u16),
     /// The completion of a command.
-    Asking(Box<FabricsController>, Box<FabricsChannel>, Step),
+    Asking(Box<FabricsController>, Box<FabricsQueuePair>, Step),
     /// The end of the shutdown.
     ShuttingDown(Box<FabricsController>),
 }
@@ -236,7 +236,7 @@ impl ReservationClient {
         shared: &mut Shared<'_>,
     ) -> bool {
         let is_busy = remote.poll(now).is_some();
-        match remote.take_queue(id, address.nsid, QueueSizes::default()) {
+        match remote.take_queue_pair(id, address.nsid, QueueSizes::default()) {
             Some(queue) => {
                 let mut queue = Box::new(queue);
                 let is_sent = self.send(now, &mut queue, (Step::Register, address.nsid));
@@ -257,7 +257,7 @@ impl ReservationClient {
     fn submit(
         &mut self,
         now: Instant,
-        (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsChannel>, Step),
+        (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsQueuePair>, Step),
         address: &Address,
         shared: &mut Shared<'_>,
     ) -> Result<bool, Failure> {
@@ -340,7 +340,7 @@ impl ReservationClient {
     }
 
     /// Sends a command. Returns false if it was not accepted.
-    fn send(&self, now: Instant, queue: &mut FabricsChannel, (step, nsid): (Step, u32)) -> bool {
+    fn send(&self, now: Instant, queue: &mut FabricsQueuePair, (step, nsid): (Step, u32)) -> bool {
         let key = key_of(self.host);
         let rtype = ReservationType::WriteExclusive;
         let (command, bytes): (Command, Vec<u8>) = match step {

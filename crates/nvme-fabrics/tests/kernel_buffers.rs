@@ -19,7 +19,7 @@ use tenmil_base::{
 use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
-use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options, PendingConnect};
+use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{Limits, TargetConnection};
 
 use disk::{NQN, offering};
@@ -139,7 +139,7 @@ impl Stream for Counting {
 /// A host with one connection for I/O, and who serves it.
 struct Pair {
     queue: FabricsChannel,
-    _remote: FabricsController,
+    _multipath: Multipath,
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     regions: RegionTable,
     /// What a file lends.
@@ -160,8 +160,9 @@ impl Pair {
         let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
         let net = CountingNet { net, came: Arc::clone(&came) };
         let mut now = Instant { ns: 1_000_000 };
-        let mut remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
-        let queue = queues::make(&mut remote, &guests, 33, &mut now);
+        let pool = net::pool(&regions);
+        let mut multipath = queues::one_path(pool, Box::new(net), options, (1, 33), now);
+        let queue = queues::make(&mut multipath, || net::later(&guests, &mut now));
         let file = Mapping::new(usize::from(REQUESTS) * EACH as usize, Backing::Shared).unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
         let data_at = |_, request, byte| u64::from(request) * u64::from(EACH) + u64::from(byte);
@@ -170,7 +171,7 @@ impl Pair {
             (REQUESTS, EACH),
         );
         let (leased, answers) = (leased.unwrap(), CompletionBatch::with_capacity(256));
-        Self { queue, _remote: remote, guests, regions, leased, came, answers, now }
+        Self { queue, _multipath: multipath, guests, regions, leased, came, answers, now }
     }
 
     fn plain() -> Self {
