@@ -16,7 +16,7 @@ use core::fmt;
 #[repr(C)]
 pub struct Request {
     /// Opaque value returned in the completion.
-    pub random_token: u64,
+    pub token: u64,
     /// First block.
     pub lba: u64,
     /// Additional operand: the first source block of a copy, else zero.
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of p
 impl Request {
     /// Placeholder: a flush with token zero.
     pub const PLACEHOLDER: Self = Self {
-        random_token: 0,
+        token: 0,
         lba: 0,
         operand: 0,
         segment_first: 0,

@@ -202,7 +202,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let (plan, own) = match self.rules.plan_request(&self.limits, request, segments) {
             Ok(planned) => planned,
             Err(status) => {
-                self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return true;
             }
         };
@@ -284,7 +284,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Completes a parent and releases its resources.
     fn complete_parent(&mut self, index: u16) {
         let parent = &mut self.parents[usize::from(index)];
-        let Request { random_token: token, lba, blocks, .. } = parent.request;
+        let Request { token: token, lba, blocks, .. } = parent.request;
         let (status, result) = (parent.status, parent.result);
         let held_range = !matches!(parent.stage, SplitStage::Draining | SplitStage::Locking);
         if parent.chunk.take().is_some_and(|chunk| chunk.step == ChunkStep::WaitsForBuffer) {

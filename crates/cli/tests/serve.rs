@@ -197,10 +197,10 @@ fn configuration_file_defines_visibility_of_namespaces_per_listener() {
     // It is not named.
     let said = size_of(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
     assert!(said.contains("this host may not connect"), "{said}");
-    // One way leads there.
+    // One way leads there. On the other one requests wait for an accessible state.
     let load = |listener| {
-        let uri = world.uri(listener, 3, ONE);
-        let arguments = ["-k", "5", "60", TENMIL, "perf", &uri, "-t", "0.2", "--json"];
+        let uri = format!("{}&fast-io-fail-timeout=100ms", world.uri(listener, 3, ONE));
+        let arguments = ["-k", "5", "60", TENMIL, "perf", &uri, "-t", "0.5", "--json"];
         Command::new("timeout").args(arguments).output().unwrap()
     };
     assert!(load(0).status.success());

@@ -160,7 +160,7 @@ struct LatencyPoller {
 impl LatencyPoller {
     fn submit(&mut self, now: Instant) {
         let request = Request {
-            random_token: self.left,
+            token: self.left,
             lba: 0,
             operand: 0,
             blocks: BUFFER_BYTES / self.queue.limits().block_size,

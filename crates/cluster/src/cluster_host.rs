@@ -309,7 +309,7 @@ impl ClusterHost {
             self.stamp_blocks(segment, first, id);
         }
         let request = Request {
-            random_token: id,
+            token: id,
             lba: first,
             blocks: u32::try_from(blocks).unwrap_or(0),
             segment_count: u16::from(operation != Operation::Flush),

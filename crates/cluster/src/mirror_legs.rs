@@ -18,7 +18,7 @@ use tenmil_base::{
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::Mirror;
 use tenmil_drivers::mirror::{MirrorLegDevice, MirrorOptions};
-use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
+use tenmil_nvme_fabrics::{FabricsChannel, Multipath, PathEvent, QueueRequest};
 use tenmil_volume::PoolOwner;
 use tenmil_volume::format::OwnerRecord;
 
@@ -79,7 +79,7 @@ struct LegChannel {
     paths: SharedLegPaths,
     limits: Limits,
     ticket: QueueRequest,
-    queue: Option<MultipathChannel>,
+    queue: Option<FabricsChannel>,
     /// When what cannot be sent fails.
     until: Option<Instant>,
     failed: VecDeque<IoCompletion>,
@@ -287,7 +287,7 @@ impl IoChannel for LegChannel {
             return 0;
         }
         let failed = |request: &Request| IoCompletion {
-            token: request.random_token,
+            token: request.token,
             status: IoStatus::PATH_ERROR,
             result: 0,
         };

@@ -1,11 +1,11 @@
 //! Program that registers the key of a host and acquires or releases a reservation, with a new
 //! connection for each attempt.
 
-use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Segment, Span,
-};
+use tenmil_base::{CompletionBatch, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_nvme_fabrics::{Connecting, FabricsChannel, FabricsController, Options, TimeoutPolicy};
+use tenmil_nvme_fabrics::{
+    Connecting, FabricsController, FabricsQueuePair, Options, TimeoutPolicy,
+};
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes, State};
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
@@ -55,7 +55,7 @@ enum ClientStage {
     /// The queue pair.
     Creating(Box<FabricsController>, u16),
     /// The completion of a command.
-    Asking(Box<FabricsController>, Box<FabricsChannel>, ClientStep),
+    Asking(Box<FabricsController>, Box<FabricsQueuePair>, ClientStep),
     /// The end of the shutdown.
     ShuttingDown(Box<FabricsController>),
 }
@@ -244,7 +244,7 @@ impl ReservationClient {
         shared: &mut HostsShared<'_>,
     ) -> bool {
         let is_busy = remote.poll(now).is_some();
-        match remote.take_queue(id, address.nsid, QueueSizes::default()) {
+        match remote.take_queue_pair(id, address.nsid, QueueSizes::default()) {
             Some(queue) => {
                 let mut queue = Box::new(queue);
                 let is_sent = self.send(now, &mut queue, (ClientStep::Register, address.nsid));
@@ -265,7 +265,7 @@ impl ReservationClient {
     fn submit_command(
         &mut self,
         now: Instant,
-        (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsChannel>, ClientStep),
+        (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsQueuePair>, ClientStep),
         address: &ExportAddress,
         shared: &mut HostsShared<'_>,
     ) -> Result<bool, RunFailure> {
@@ -357,10 +357,7 @@ impl ReservationClient {
 
     /// Sends a command. Returns false if it was not accepted.
     fn send(
-        &self,
-        now: Instant,
-        queue: &mut FabricsChannel,
-        (step, nsid): (ClientStep, u32),
+        &self, now: Instant, queue: &mut FabricsQueuePair, (step, nsid): (ClientStep, u32),
     ) -> bool {
         let key = reservation_key(self.host);
         let rtype = ReservationType::WriteExclusive;

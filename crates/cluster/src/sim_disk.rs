@@ -279,7 +279,7 @@ impl DiskState {
             let Some((index, _)) = due.min_by_key(|(_, one)| (one.due, one.number)) else { break };
             let one = self.under_way.swap_remove(index);
             let status = self.execute(&one);
-            let completion = IoCompletion { token: one.request.random_token, status, result: 0 };
+            let completion = IoCompletion { token: one.request.token, status, result: 0 };
             self.completions.entry(one.channel).or_default().push_back(completion);
         }
     }

@@ -104,7 +104,7 @@ impl CryptChannel {
         *kept = *request;
         segments.clear();
         segments.extend_from_slice(own);
-        let mut below = Request { random_token: place.into(), ..*request };
+        let mut below = Request { token: place.into(), ..*request };
         if transfers_data(request) {
             let len_bytes = request.blocks * self.limits.block_size;
             let offset = u64::from(place) * u64::from(BUFFER_BYTES);
@@ -187,7 +187,7 @@ impl CryptChannel {
     /// Handles a completion of the underlying device.
     fn handle_completion(&mut self, completion: &IoCompletion) {
         let Ok(place) = u32::try_from(completion.token) else { return };
-        let Request { random_token: token, operation, blocks, .. } =
+        let Request { token: token, operation, blocks, .. } =
             self.slots[place as usize].request;
         let mut status = completion.status;
         if status.is_success() && operation == Operation::Read && blocks > 0 {
@@ -222,7 +222,7 @@ impl IoChannel for CryptChannel {
         for request in &requests[..count] {
             if let Err(status) = self.start_request(request, segments) {
                 self.ready.push_back(IoCompletion {
-                    token: request.random_token,
+                    token: request.token,
                     status,
                     result: 0,
                 });

@@ -110,7 +110,7 @@ impl CryptFixture {
         segments: &[Segment],
     ) -> IoStatus {
         let request = Request {
-            random_token: 1 << 40,
+            token: 1 << 40,
             lba,
             operand: 0,
             segment_first: 0,
@@ -126,7 +126,7 @@ impl CryptFixture {
         channel.flush();
         while channel.poll(now, &mut completions) == 0 {}
         let completion = completions.as_slice()[0];
-        assert_eq!(completion.token, request.random_token);
+        assert_eq!(completion.token, request.token);
         completion.status
     }
 
@@ -267,7 +267,7 @@ fn full_channel_returns_unaccepted_requests_and_completes_each_once() {
     let segment = bench.memory.slice(0, 512).unwrap();
     let requests: Vec<Request> = (0..depth as u64 + 9)
         .map(|token| Request {
-            random_token: token,
+            token: token,
             lba: token,
             operand: 0,
             segment_first: 0,

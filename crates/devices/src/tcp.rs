@@ -1,11 +1,14 @@
 //! SSDs over NVMe/TCP, named by `tcp://` URIs wherever a device is expected.
 //!
 //! ```text
-//!   RemoteDevice, RemoteChannel, … ─▶ Attached ── remote controller (under a lock: queue creation, admin)
-//!                                        └── admin thread: connections, timeouts, events
+//!   RemoteDevice ─▶ NamespacePaths ── controllers of one or several paths (under a lock: queue creation)
+//!                      └── admin thread: connections, ANA states, timeouts, events
+//!
+//!   discover, identify, reservations ─▶ Attached ── one controller for admin commands, with its thread
 //! ```
 //!
-//! Each channel has a connection of its own, which the thread of the channel reads and writes.
+//! Each channel has connections of its own, one on each path, which the thread of the channel reads and
+//! writes.
 
 mod admin_thread;
 mod attached;
@@ -14,10 +17,8 @@ mod connector;
 mod discover;
 mod kind;
 mod name;
-mod opening;
 mod path_notifier;
 mod paths;
-mod pending_queues;
 mod queue_map;
 mod remote_admin;
 mod reservations;

@@ -127,7 +127,7 @@ impl ChannelLoad {
     ) -> Self {
         let segment_count = 1;
         let request = |token| Request {
-            random_token: token,
+            token: token,
             blocks,
             operation,
             segment_count,
@@ -166,7 +166,7 @@ impl ChannelLoad {
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
             let (token, blocks, operation) = (completion.token, self.blocks, self.operation);
             let request =
-                Request { random_token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
+                Request { token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);

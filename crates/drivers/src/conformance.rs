@@ -337,7 +337,7 @@ fn full_channel_returns_unaccepted_requests() {
             .map(|token| {
                 let operation = if token % 3 == 0 { Operation::Flush } else { Operation::Read };
                 let mut request = driver.request(operation, token % 64, 1);
-                (request.random_token, request.segment_count) = (token, 1);
+                (request.token, request.segment_count) = (token, 1);
                 request
             })
             .collect();
@@ -521,7 +521,7 @@ fn concurrent_requests_do_not_interfere() {
                 let fill = if write { stamp } else { !stamp };
                 driver.write_segments(&[place(index)], &vec![fill; size as usize]);
                 let mut request = driver.request(operation, u64::from(index), 1);
-                (request.random_token, request.segment_count) = (u64::from(index), 1);
+                (request.token, request.segment_count) = (u64::from(index), 1);
                 request.segment_first = index;
                 // A device that lacks buffers accepts none now.
                 if driver.channel.submit(driver.now, &[request], &segments) == 1 {

@@ -83,12 +83,12 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         self.batch.clear();
         self.batch.extend(
             with_slots
-                .map(|(request, slot)| Request { random_token: u64::from(*slot), ..*request }),
+                .map(|(request, slot)| Request { token: u64::from(*slot), ..*request }),
         );
         let taken = self.inner.submit(now, &self.batch, segments);
         // `inner` accepts a prefix. Only the accepted requests take slots and draw a completion time.
         let Self { timing, slots, free, timers, .. } = self;
-        let mut tokens = requests[..taken].iter().map(|request| request.random_token);
+        let mut tokens = requests[..taken].iter().map(|request| request.token);
         timing.schedule(now, &requests[..taken], &mut |due_at| {
             if let (Some(slot), Some(token)) = (free.pop(), tokens.next()) {
                 slots[slot as usize] = DelayedRequest { token, completion: None, due: false };

@@ -138,7 +138,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
             }
             count += 1;
             match validate_request(&self.limits, request, segments) {
-                Err(status) => self.complete_request(request.random_token, status),
+                Err(status) => self.complete_request(request.token, status),
                 Ok(own) => self.split_request(request, own),
             }
         }
@@ -157,7 +157,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     fn split_request(&mut self, request: &Request, own: &[Segment]) {
         let is_flush = request.operation == Operation::Flush;
         if request.blocks == 0 && !is_flush {
-            return self.complete_request(request.random_token, IoStatus::SUCCESS);
+            return self.complete_request(request.token, IoStatus::SUCCESS);
         }
         let Some(number) = self.free.pop() else { return };
         let mut left = 0;
@@ -171,7 +171,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
                 let (token, segment_count) = (D::MARK | u64::from(number), 0);
                 // The source of a copy is not mapped: copies are only supported with a single leg.
                 let child = Request {
-                    random_token: token,
+                    token: token,
                     lba,
                     blocks,
                     segment_first,
@@ -183,7 +183,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
             }
         }
         self.parents[number as usize] =
-            ParentRequest { token: request.random_token, left, status: IoStatus::SUCCESS };
+            ParentRequest { token: request.token, left, status: IoStatus::SUCCESS };
         self.distribute_segments(request, own);
     }
 

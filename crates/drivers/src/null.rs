@@ -103,7 +103,7 @@ impl NullChannel {
         let count = requests.len().min(self.ready.free_count() - waiting);
         let block_count = self.limits.block_count;
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
-            token: request.random_token,
+            token: request.token,
             status: null_status(request, block_count),
             result: 0,
         }));
@@ -121,7 +121,7 @@ impl IoChannel for NullChannel {
         match requests {
             [request] if self.alone.is_none() && self.ready.is_empty() => {
                 self.alone =
-                    Some((request.random_token, null_status(request, self.limits.block_count)));
+                    Some((request.token, null_status(request, self.limits.block_count)));
                 1
             }
             _ => self.submit_batch(requests),
@@ -176,7 +176,7 @@ mod tests {
         let now = Instant::default();
         // LBAs of tokens from 4 on are past the end.
         let request = |token| Request {
-            random_token: token,
+            token: token,
             lba: token * 2,
             blocks: 1,
             operation: Operation::Read,

@@ -196,7 +196,7 @@ impl IoChannel for RamChannel {
             let done = validate_request(limits, request, segments)
                 .and_then(|own| store.execute(request, own));
             let status = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.random_token, status, result: 0 }
+            IoCompletion { token: request.token, status, result: 0 }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -436,7 +436,7 @@ mod tests {
         let mut completions = CompletionBatch::with_capacity(4);
         let (out, back) = (memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap());
         let request = |operation, lba, segment_first| Request {
-            random_token: 0,
+            token: 0,
             lba,
             operand: 0,
             blocks: 1,
@@ -491,7 +491,7 @@ mod tests {
         let memory =
             regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let request = |operation, lba| Request {
-            random_token: 0,
+            token: 0,
             lba,
             operand: 0,
             segment_first: 0,
@@ -522,7 +522,7 @@ mod tests {
         let bytes: Vec<u8> = (0..4096_u32).map(|byte| (byte % 249) as u8).collect();
         regions.store(out, &bytes).unwrap();
         let request = |operation, segment_first| Request {
-            random_token: 0,
+            token: 0,
             lba: 100_000,
             operand: 0,
             segment_first,

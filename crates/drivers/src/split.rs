@@ -177,7 +177,7 @@ impl IoChannel for SplitChannel {
             self.translate_batch(&requests[done..]);
             if self.batch.is_empty() {
                 let status = IoStatus::LBA_OUT_OF_RANGE;
-                self.ready.push(IoCompletion { token: next.random_token, status, result: 0 });
+                self.ready.push(IoCompletion { token: next.token, status, result: 0 });
                 done += 1;
                 continue;
             }
@@ -250,7 +250,7 @@ mod tests {
         regions.fill(memory, 7).unwrap();
         let mut part = SplitDevice::new(ram.clone(), 16, 32).unwrap().channel().unwrap();
         let request = |operation, lba, operand, blocks: u32| Request {
-            random_token: 5,
+            token: 5,
             lba,
             operand,
             segment_first: 0,
@@ -297,7 +297,7 @@ mod tests {
         let mut part = SplitDevice::new(Arc::new(null), 0, 32).unwrap().channel().unwrap();
         let flags = RequestFlags::NONE;
         let request = Request {
-            random_token: 0,
+            token: 0,
             lba: 40,
             operand: 0,
             segment_first: 0,

@@ -174,7 +174,7 @@ fn run_load(
         let operation = operations[usize::try_from(random.below(3)).unwrap()];
         let blocks = if operation == Operation::Flush { 0 } else { 8 };
         let request = Request {
-            random_token: 1,
+            token: 1,
             lba: if blocks == 0 { 0 } else { random.below(limits.block_count - 8) },
             operand: 0,
             segment_first: 0,

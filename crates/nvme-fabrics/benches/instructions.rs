@@ -10,6 +10,8 @@
 
 #[path = "../tests/disk/mod.rs"]
 mod disk;
+#[path = "../tests/queues/mod.rs"]
+mod queues;
 
 use std::sync::{Arc, Mutex};
 
@@ -19,10 +21,7 @@ use tenmil_base::{
     SendSlice, Span, Stream, StreamError, WakeSource,
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_nvme_fabrics::{
-    Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
-};
-use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
+use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
 use tenmil_sim::sim_network::{self, NetworkOptions};
 
@@ -171,7 +170,7 @@ struct Turn {
     queue: FabricsChannel,
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     reel: Arc<Mutex<Reel>>,
-    _remote: FabricsController,
+    _multipath: Multipath,
     answers: CompletionBatch,
     requests: Vec<Request>,
     segments: Vec<Segment>,
@@ -204,33 +203,22 @@ impl Turn {
         let net = Net { regions, service, guests: Arc::clone(&guests), reels: reels.clone() };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
-        let wishes = ControllerOptions::default();
-        let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
         let mut turn = |guests: &Mutex<Vec<TargetConnection>>| {
             now = now.after(Span::from_us(100));
             guests.lock().unwrap().iter_mut().for_each(|guest| while guest.poll_once(now) {});
             now
         };
-        let mut remote = loop {
-            let now = turn(&guests);
-            if let Some(ended) = calling.poll(now) {
-                break ended.unwrap();
-            }
-        };
-        while remote.poll(turn(&guests)) != Some(Event::Ready) {}
-        let options =
-            QueuePairOptions { depth: 129, vector: None, techniques: FastPathOptions::default() };
         let at = turn(&guests);
-        let id = remote.controller().create_queue_pair(at, options).unwrap();
-        while remote.poll(turn(&guests)) != Some(Event::QueuePairCreated { id }) {}
-        let queue = remote.take_queue(id, 1, QueueSizes::default()).unwrap();
+        let mut multipath = queues::one_path(pool, Box::new(net), options, (32, 129), at);
+        let queue = queues::make(&mut multipath, || turn(&guests));
+        let at = turn(&guests);
         let requests = (0..count).map(|number| request(number, Operation::Read)).collect();
         let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let mut this = Self {
             queue,
             guests,
             reel: Arc::clone(&reels[1]),
-            _remote: remote,
+            _multipath: multipath,
             answers: CompletionBatch::with_capacity(256),
             requests,
             segments,

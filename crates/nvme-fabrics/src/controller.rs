@@ -9,7 +9,6 @@ use tenmil_nvme_host::{Controller, ControllerError, ControllerOptions, Event, Qu
 use tenmil_wire::admin::CrossControllerReset;
 
 use crate::caches::{CacheScope, CacheTracker};
-use crate::channel::FabricsChannel;
 use crate::connector::Connector;
 use crate::fabrics_queue_pair::FabricsQueuePair;
 use crate::options::{InvalidName, Options};
@@ -197,18 +196,9 @@ impl FabricsController {
         &mut self.controller
     }
 
-    /// Takes queue pair `id` with its connection, after its creation, as an I/O channel of namespace
-    /// `nsid`. Once for each queue pair. `None` if there is no such queue pair or namespace, or memory is
-    /// exhausted.
-    pub fn take_queue(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<FabricsChannel> {
-        let queue_pair = self.take_fabrics_queue_pair(id, nsid, sizes)?;
-        let fail_fast = self.controller.mmio().options().policy.fail_fast;
-        let caches = Arc::clone(self.controller.mmio().caches());
-        Some(FabricsChannel::new(queue_pair, sizes.parents, fail_fast, caches))
-    }
-
-    /// Like [`take_queue`](Self::take_queue), without retries.
-    pub(crate) fn take_fabrics_queue_pair(
+    /// Takes queue pair `id` with its connection, after its creation, for namespace `nsid`. Once for each
+    /// queue pair. `None` if there is no such queue pair or namespace, or memory is exhausted.
+    pub fn take_queue_pair(
         &mut self,
         id: u16,
         nsid: u32,

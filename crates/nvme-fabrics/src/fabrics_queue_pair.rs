@@ -15,10 +15,13 @@ use crate::caches::Association;
 use crate::tcp_transport::TcpTransport;
 use crate::wait_handle::WaitHandle;
 
-/// A queue pair with its connection. Commands aborted by a reset complete with
+/// A queue pair with its connection. Nothing is retried: commands aborted by a reset complete with
 /// [`ABORTED_BY_HOST`](tenmil_base::IoStatus::ABORTED_BY_HOST) once the old controller can no longer execute
 /// them.
-pub(crate) struct FabricsQueuePair {
+///
+/// A [`FabricsChannel`](crate::FabricsChannel) has one for each path. Its owner may also submit raw commands
+/// to its [`queue`](Self::queue).
+pub struct FabricsQueuePair {
     queue: NamespaceQueue<TcpTransport>,
     sends_on_flush: bool,
     /// Command timeout.
@@ -55,7 +58,8 @@ impl FabricsQueuePair {
         self
     }
 
-    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
+    /// The queue pair of the driver.
+    pub fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
         &mut self.queue
     }
 
@@ -111,7 +115,7 @@ impl FabricsQueuePair {
 
     /// Sends submitted requests.
     #[inline]
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         if self.sends_on_flush {
             self.queue.flush();
         }
@@ -130,8 +134,14 @@ impl FabricsQueuePair {
         self.queue.flush();
     }
 
+    /// Polls completions and sends what is left to send, for an owner of raw commands.
+    pub fn poll_raw(&mut self, now: Instant, completions: &mut CompletionBatch) {
+        self.poll(now, completions);
+        self.send_rest();
+    }
+
     /// Discards completions. Returns true once nothing is in flight.
-    pub(crate) fn drain(&mut self, now: Instant) -> bool {
+    pub fn drain(&mut self, now: Instant) -> bool {
         self.transport_mut().maintain(now);
         let is_done = self.queue.drain(now);
         self.queue.flush();
@@ -142,7 +152,8 @@ impl FabricsQueuePair {
         self.queue.doorbell_stats()
     }
 
-    pub(crate) fn wake_at(&self) -> Instant {
+    /// Latest time of the next poll.
+    pub fn wake_at(&self) -> Instant {
         self.queue.wake_at().min(self.transport().wake_at())
     }
 

@@ -106,13 +106,15 @@ impl InflightRequests {
         }
     }
 
-    /// Stores a request, and returns it with its slot as token. `None` if the table is full.
+    /// Stores a request that goes to `path`, and returns it with its token there. `None` if the table is
+    /// full.
     #[inline]
     pub(crate) fn insert(
         &mut self,
         now: Instant,
         request: &Request,
         segments: &[Segment],
+        path: u8,
     ) -> Option<Request> {
         let first = request.segment_first as usize;
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
@@ -121,6 +123,8 @@ impl InflightRequests {
         slot.request = *request;
         slot.sent_tick = tick_of(now);
         slot.retry_state = 0;
+        slot.path = path;
+        let token = token_of(index, slot.attempt);
         match count {
             0 => {}
             // A segment index outside the table is rejected by the next layer.
@@ -131,7 +135,7 @@ impl InflightRequests {
                 list.extend(segments.iter().skip(first).take(count));
             }
         }
-        Some(Request { random_token: index.into(), ..*request })
+        Some(Request { token, ..*request })
     }
 
     /// Frees the slot of a request that has completed, or was not sent. Returns its original token.
@@ -141,17 +145,12 @@ impl InflightRequests {
         self.free.push(index);
         let slot = &mut self.slots[index as usize];
         slot.path = NO_PATH;
-        slot.request.random_token
+        slot.request.token
     }
 
     /// Whether no request is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.len() == self.free.len()
-    }
-
-    /// Number of requests that were sent and have not completed.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() - self.retries.len()
     }
 
     /// Verdict on the request in `slot` after the loss of its connection, with command timeout `command_timeout`.
@@ -227,15 +226,15 @@ impl InflightRequests {
             0 | 1 => core::slice::from_ref(segment),
             _ => &self.lists[index as usize],
         };
-        let token = u64::from(index) | u64::from(*attempt) << ATTEMPT_SHIFT;
-        Some((Request { random_token: token, segment_first: 0, ..*request }, segments))
+        let token = token_of(index, *attempt);
+        Some((Request { token: token, segment_first: 0, ..*request }, segments))
     }
 
     /// Records that the next retry was sent to `path`.
-    pub(crate) fn record_retry(&mut self, now: Instant, path: usize) {
+    pub(crate) fn record_retry(&mut self, now: Instant, path: u8) {
         let Some(index) = self.retries.pop_front() else { return };
         let slot = &mut self.slots[index as usize];
-        slot.path = u8::try_from(path).unwrap_or(NO_PATH);
+        slot.path = path;
         slot.sent_tick = tick_of(now);
         if slot.retry_state & SUSPECT != 0 {
             self.probe = Some(index);
@@ -247,12 +246,9 @@ impl InflightRequests {
         self.retries.pop_front().map(u64::from)
     }
 
-    /// Records that the request in `slot` goes to `path`, and returns its token there.
-    #[inline]
-    pub(crate) fn set_path(&mut self, slot: u64, path: usize) -> u64 {
-        let slot_of = &mut self.slots[index_of(slot) as usize];
-        slot_of.path = u8::try_from(path).unwrap_or(NO_PATH);
-        slot | u64::from(slot_of.attempt) << ATTEMPT_SHIFT
+    /// Records that the request in `slot` goes to another path.
+    pub(crate) fn set_path(&mut self, slot: u64, path: u8) {
+        self.slots[index_of(slot) as usize].path = path;
     }
 
     /// Whether a completion with this token is still awaited.
@@ -291,7 +287,7 @@ impl InflightRequests {
     /// retried. A suspect there no longer blocks others.
     pub(crate) fn requeue_path(
         &mut self,
-        path: usize,
+        path: u8,
         loss: ConnectionLossInfo,
         command_timeout: Span,
         is_permitted: impl Fn(Operation) -> bool,
@@ -299,7 +295,7 @@ impl InflightRequests {
         let (mut count, mut not_retried) = (0, Vec::new());
         for index in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
             let slot = &self.slots[index as usize];
-            if usize::from(slot.path) != path {
+            if slot.path != path {
                 continue;
             }
             if !is_permitted(slot.request.operation) {
@@ -352,6 +348,12 @@ fn is_repeatable(request: &Request) -> bool {
         Operation::CompareAndWrite => false,
         _ => true,
     }
+}
+
+/// The token of a slot's request on its path.
+#[inline]
+fn token_of(index: u32, attempt: u16) -> u64 {
+    u64::from(index) | u64::from(attempt) << ATTEMPT_SHIFT
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the tokens are our own")]

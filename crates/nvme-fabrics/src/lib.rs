@@ -10,14 +10,14 @@
 //! connection. So the driver and its error recovery are the same as for PCIe.
 //!
 //! Nothing here blocks, reads a clock or uses sockets directly. Streams come from a [`Connector`], and
-//! time is an argument. A [`FabricsController`] belongs to the thread that manages it. A
-//! [`FabricsChannel`] belongs to the thread that submits to it, with its own connection.
+//! time is an argument. A [`Multipath`] manages the controllers of one or several paths to a namespace; it
+//! belongs to one thread. A [`FabricsChannel`] belongs to the thread that submits to it, with a connection
+//! of its own on each path. A [`FabricsController`] alone serves for admin commands.
 
 #![forbid(unsafe_code)]
 
 mod admin_transport;
 mod caches;
-mod channel;
 mod command_table;
 mod connector;
 mod controller;
@@ -45,11 +45,11 @@ mod zero_copy_drain;
 
 pub use admin_transport::AdminTransport;
 pub use caches::CacheScope;
-pub use channel::FabricsChannel;
 pub use connector::{Connector, PendingConnect};
 pub use controller::{ConnectError, Connecting, FabricsController, RemoteController};
+pub use fabrics_queue_pair::FabricsQueuePair;
 pub use multipath::{
-    IoPolicy, Multipath, MultipathChannel, MultipathOptions, PATHS_MAX, PathAnaState, PathEvent,
+    FabricsChannel, IoPolicy, Multipath, MultipathOptions, PATHS_MAX, PathAnaState, PathEvent,
     PathSetup, QueueRequest,
 };
 #[doc(hidden)]

@@ -1,13 +1,16 @@
-//! Multipath: several paths to one namespace, with a controller for each and queues that use all of them.
+//! One or several paths to a namespace, with a controller for each and channels that use all of them.
 //!
 //! ```text
-//!   Multipath ─┬─ path 0: FabricsController ── ANA log ─┐              MultipathChannel, one per thread
+//!   Multipath ─┬─ path 0: FabricsController ── ANA log ─┐              FabricsChannel, one per thread
 //!              ├─ path 1: FabricsController ── ANA log ─┼── path states ────▶  path selector
 //!              └─ …                                     └── queue inboxes ──▶  failover rules
 //! ```
 //!
 //! A [`Multipath`] belongs to one thread, which manages all controllers, and creates a queue pair on each
 //! of them for each queue. Queues are notified when paths are connected or lost.
+//!
+//! A device with a single path is a multipath of one, with one difference: its controller is not replaced.
+//! If it fails permanently, or its reconnects have ended (ctrl-loss timeout), the device is gone.
 
 mod channel;
 mod event;
@@ -20,37 +23,40 @@ mod path_states;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{Error, Instant, SharedWaker};
+use tenmil_base::{Error, Instant, Limits, SharedWaker};
 use tenmil_nvme_host::{
-    ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, ShutdownNotification, State,
+    ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, RequestError,
+    ShutdownNotification, State,
 };
 
 use crate::caches::CacheScope;
 use crate::controller::FabricsController;
 use crate::options::{InvalidName, Options};
 use crate::wait_handle::WaitHandle;
-pub use channel::MultipathChannel;
+pub use channel::FabricsChannel;
 pub use event::PathEvent;
 use fence::Fences;
 pub use path::PathSetup;
-use path::{Path, PathStage, PathUpdate};
+use path::{NamespaceMismatch, Path, PathStage, PathUpdate};
 pub use path_selector::{IoPolicy, PathAnaState};
 use path_selector::{PathSelector, PathView};
 use path_states::{PathStates, QueueInbox};
 
-/// Several paths to one namespace, and their controllers.
+/// The paths to one namespace, and their controllers.
 pub struct Multipath {
     paths: Vec<Path>,
     shared: Arc<PathStates>,
     queues: Vec<QueueState>,
     options: MultipathOptions,
     /// The namespace as the first path reports it; all others have to report the same.
-    first_namespace: Option<PathNamespace>,
+    first_namespace: Option<FirstNamespace>,
     events: VecDeque<PathEvent>,
     /// The best path, as last reported.
     best_path: Option<usize>,
     /// Since when no path is usable.
     down_since: Option<Instant>,
+    /// Why the only path is gone.
+    removed: Option<String>,
     /// Resets of old controllers by other ones.
     fences: Fences,
     next_queue: u64,
@@ -67,7 +73,8 @@ pub struct MultipathOptions {
     pub namespace: u32,
     /// I/O policy.
     pub io_policy: IoPolicy,
-    /// Scope of the controllers' volatile caches.
+    /// Scope of the controllers' volatile caches. With one path, another controller is always one with
+    /// another cache.
     pub cache: CacheScope,
     /// Options of queue pairs; their depth is limited by the controller.
     pub queue: QueuePairOptions,
@@ -75,9 +82,13 @@ pub struct MultipathOptions {
     pub sizes: QueueSizes,
 }
 
-/// The namespace as reported over a path.
-struct PathNamespace {
+/// The namespace as first reported.
+struct FirstNamespace {
+    /// The path that reported it.
+    path: usize,
     namespace: Namespace,
+    /// World-wide name, if it has one.
+    name: Option<String>,
     /// Completed writes may be in a volatile cache.
     has_cache: bool,
 }
@@ -97,6 +108,8 @@ struct QueueState {
     is_taken: bool,
     /// Its queue pairs, by path.
     pairs: Vec<PathQueuePair>,
+    /// Why a controller has not created the last one that was requested.
+    refusal: Option<String>,
 }
 
 /// A queue pair of a queue on a path.
@@ -109,8 +122,11 @@ enum PathQueuePair {
     Created {
         id: u16,
     },
-    /// Rejected; retried after the controller has reconnected.
-    Rejected,
+    /// Rejected; retried after the controller has reconnected, or at this time if the queue has no queue
+    /// pair on another path.
+    Rejected {
+        retry_at: Instant,
+    },
 }
 
 impl Multipath {
@@ -132,10 +148,12 @@ impl Multipath {
         assert!(count <= PATHS_MAX, "{count} paths, expected at most {PATHS_MAX}");
         options.options.check()?;
         let bugs = options.options.injected_bugs;
-        let shared = Arc::new(PathStates::new(paths.len(), options.cache, bugs));
-        let fences = Fences::new(paths.len());
+        let is_only = count == 1;
+        let cache = if is_only { CacheScope::Separate } else { options.cache };
+        let shared = Arc::new(PathStates::new(count, cache, bugs));
+        let fences = Fences::new(count);
         let caches = shared.caches();
-        let path = |(index, setup)| Path::new(setup, (Arc::clone(caches), index), now);
+        let path = |(index, setup)| Path::new(setup, (Arc::clone(caches), index), is_only, now);
         let paths = paths.into_iter().enumerate().map(path).collect();
         Ok(Self {
             paths,
@@ -146,6 +164,7 @@ impl Multipath {
             events: VecDeque::new(),
             best_path: None,
             down_since: Some(now),
+            removed: None,
             fences,
             next_queue: 0,
         })
@@ -165,14 +184,15 @@ impl Multipath {
             }
         }
         self.fences.poll(now, &mut self.paths);
+        self.give_up_only_path(now);
         self.events.pop_front()
     }
 
     fn poll_path(&mut self, now: Instant, index: usize) {
         let Self { paths, options, first_namespace, .. } = self;
-        let nsid = options.namespace;
-        let mut check =
-            |remote: &mut FabricsController| check_namespace(remote, nsid, first_namespace);
+        let mut check = |remote: &mut FabricsController| {
+            check_namespace(remote, index, options, first_namespace)
+        };
         let path = &mut paths[index];
         let before = path.access;
         let Some(new_events) = path.poll(now, &options.options, options.controller, &mut check)
@@ -187,7 +207,8 @@ impl Multipath {
                 self.publish_states();
                 self.events.push_back(PathEvent::NamespaceMismatch { path: index, why });
             }
-            PathUpdate::Controller(event) => self.handle_event(index, event),
+            PathUpdate::Removed(why) => self.handle_removed(now, index, why),
+            PathUpdate::Controller(event) => self.handle_event(now, index, event),
         }
     }
 
@@ -205,7 +226,7 @@ impl Multipath {
         match before {
             None => {
                 for queue in &mut self.queues {
-                    if queue.pairs[path] == PathQueuePair::Rejected {
+                    if let PathQueuePair::Rejected { .. } = queue.pairs[path] {
                         queue.pairs[path] = PathQueuePair::None;
                     }
                 }
@@ -228,6 +249,30 @@ impl Multipath {
         self.publish_states();
         self.events.push_back(PathEvent::Down { path, why });
         self.update_best_path(now);
+    }
+
+    /// Handles the end of the only path.
+    fn handle_removed(&mut self, now: Instant, path: usize, why: String) {
+        self.shared.set_access(path, PathAnaState::default());
+        self.shared.end();
+        self.publish_states();
+        self.removed = Some(why.clone());
+        self.update_best_path(now);
+        self.events.push_back(PathEvent::Removed { path, why });
+    }
+
+    /// Ends the only path if it has led to another namespace, or to none, for as long as reconnects may
+    /// take. A connected controller ends by itself.
+    fn give_up_only_path(&mut self, now: Instant) {
+        let limit = self.options.options.policy.give_up;
+        let is_overdue = self.down_since.is_some_and(|since| now.since(since) >= limit);
+        let [path] = &mut self.paths[..] else { return };
+        if is_overdue && path.is_abandoned() {
+            path.stop_reconnecting();
+            let why =
+                path.error().map_or_else(|| "it was given up".to_owned(), |it| it.text.clone());
+            self.handle_removed(now, 0, why);
+        }
     }
 
     /// Emits events on changes of the best path.
@@ -255,11 +300,16 @@ impl Multipath {
         self.best_path = best_path;
     }
 
-    fn handle_event(&mut self, path: usize, event: Event) {
+    fn handle_event(&mut self, now: Instant, path: usize, event: Event) {
         match event {
-            Event::QueuePairCreated { id } => self.attach_queue_pair(path, id),
-            Event::QueuePairRefused { id, .. } => {
-                self.set_pair_state(path, id, PathQueuePair::Rejected);
+            Event::QueuePairCreated { id } => self.attach_queue_pair(now, path, id),
+            Event::QueuePairRefused { id, status } => {
+                let last_error = self.paths[path].remote().and_then(FabricsController::last_error);
+                let why = last_error.unwrap_or_else(|| status.to_string());
+                let rejected = self.rejected(now);
+                if let Some(queue) = self.set_pair_state(path, id, rejected) {
+                    queue.refusal = Some(format!("a queue was refused: {why}"));
+                }
             }
             Event::AdminCompleted(completion) if Fences::is_reset_completion(&completion) => {
                 if let Some(of) = self.fences.handle(&mut self.paths, path, &completion) {
@@ -268,6 +318,11 @@ impl Multipath {
             }
             event => self.events.push_back(PathEvent::Controller { path, event }),
         }
+    }
+
+    /// The state of a queue pair that was rejected now.
+    fn rejected(&self, now: Instant) -> PathQueuePair {
+        PathQueuePair::Rejected { retry_at: now.after(self.options.options.policy.retry) }
     }
 
     fn set_pair_state(
@@ -285,17 +340,13 @@ impl Multipath {
     }
 
     /// Hands a created queue pair over to the queue that requested it.
-    fn attach_queue_pair(&mut self, path: usize, id: u16) {
+    fn attach_queue_pair(&mut self, now: Instant, path: usize, id: u16) {
         let (nsid, sizes) = (self.options.namespace, self.options.sizes);
-        let queue_pair = self.paths[path]
-            .remote()
-            .and_then(|remote| remote.take_fabrics_queue_pair(id, nsid, sizes));
+        let queue_pair =
+            self.paths[path].remote().and_then(|remote| remote.take_queue_pair(id, nsid, sizes));
         // Without a queue that needs it, or memory, the queue pair is dropped.
-        let pair = if queue_pair.is_some() {
-            PathQueuePair::Created { id }
-        } else {
-            PathQueuePair::Rejected
-        };
+        let pair =
+            if queue_pair.is_some() { PathQueuePair::Created { id } } else { self.rejected(now) };
         let Some(queue) = self.set_pair_state(path, id, pair) else { return };
         if let Some(queue_pair) = queue_pair {
             queue.inbox.send(|pairs| pairs.push((path, queue_pair)));
@@ -328,14 +379,25 @@ impl Multipath {
             return;
         }
         let Some(remote) = paths[path].remote() else { return };
-        for queue in queues.iter_mut().filter(|queue| queue.pairs[path] == PathQueuePair::None) {
+        let retry_at = now.after(options.options.policy.retry);
+        for queue in
+            queues.iter_mut().filter(|queue| queue.request_at(path).is_some_and(|at| now >= at))
+        {
             let controller = remote.controller();
             let depth_max = controller.capabilities().map_or(2, |known| known.depth_max);
             let depth = options.queue.depth.clamp(2, depth_max);
-            // If the queue IDs are used up, it is retried after a deletion in progress.
             let options = QueuePairOptions { depth, ..options.queue };
-            if let Ok(id) = controller.create_queue_pair(now, options) {
-                queue.pairs[path] = PathQueuePair::Requested { id };
+            match controller.create_queue_pair(now, options) {
+                Ok(id) => {
+                    queue.pairs[path] = PathQueuePair::Requested { id };
+                    queue.refusal = None;
+                }
+                // If the queue IDs are used up, it is retried after a deletion in progress.
+                Err(RequestError::QueueLimit { .. } | RequestError::NotReady) => {}
+                Err(refusal) => {
+                    queue.pairs[path] = PathQueuePair::Rejected { retry_at };
+                    queue.refusal = Some(refusal.to_string());
+                }
             }
         }
     }
@@ -345,32 +407,55 @@ impl Multipath {
         self.next_queue += 1;
         let pairs = vec![PathQueuePair::None; self.paths.len()];
         let number = self.next_queue;
-        self.queues.push(QueueState { number, inbox: Arc::default(), is_taken: false, pairs });
+        let (inbox, is_taken, refusal) = (Arc::default(), false, None);
+        self.queues.push(QueueState { number, inbox, is_taken, pairs, refusal });
         QueueRequest(number)
+    }
+
+    /// Requests a queue whose limits are known, and takes it at once: its queue pairs are connected when
+    /// its paths are.
+    pub fn open_channel(&mut self, limits: Limits) -> (QueueRequest, FabricsChannel) {
+        let request = self.open_queue();
+        let inbox = Arc::new(QueueInbox::default());
+        if let Some(queue) = self.queues.last_mut() {
+            (queue.inbox, queue.is_taken) = (Arc::clone(&inbox), true);
+        }
+        let shared = Arc::clone(&self.shared);
+        (request, FabricsChannel::new(shared, inbox, self.paths.len(), &self.options, limits))
+    }
+
+    /// Why no queue pair of a queue was created, if all connected paths have rejected it.
+    pub fn refusal(&self, request: QueueRequest) -> Option<&str> {
+        let queue = self.queues.iter().find(|queue| queue.number == request.0)?;
+        let is_rejected = |(path, pair): (&Path, &PathQueuePair)| {
+            path.access.is_none() || matches!(pair, PathQueuePair::Rejected { .. })
+        };
+        let are_rejected = self.paths.iter().zip(&queue.pairs).all(is_rejected);
+        queue.refusal.as_deref().filter(|_| are_rejected)
     }
 
     /// Takes a requested queue, once each connected path has created its queue pair or rejected it.
     /// `None` before that, or without a path.
-    pub fn take_queue(&mut self, request: QueueRequest) -> Option<MultipathChannel> {
+    pub fn take_queue(&mut self, request: QueueRequest) -> Option<FabricsChannel> {
         let Self { paths, queues, options, shared, .. } = self;
         let queue = queues.iter_mut().find(|queue| queue.number == request.0 && !queue.is_taken)?;
         let is_resolved = |(path, pair): (&Path, &PathQueuePair)| {
             path.access.is_none()
-                || matches!(pair, PathQueuePair::Created { .. } | PathQueuePair::Rejected)
+                || matches!(pair, PathQueuePair::Created { .. } | PathQueuePair::Rejected { .. })
         };
-        if !paths.iter().zip(&queue.pairs).all(is_resolved)
-            || queue.inbox.lock_contents().is_empty()
-        {
+        if !paths.iter().zip(&queue.pairs).all(is_resolved) {
             return None;
         }
-        let channel = MultipathChannel::new(
-            Arc::clone(shared),
-            Arc::clone(&queue.inbox),
-            paths.len(),
-            options,
-        );
-        queue.is_taken = channel.is_some();
-        channel
+        let limits = queue.inbox.lock().first()?.1.limits().clone();
+        queue.is_taken = true;
+        let (shared, inbox) = (Arc::clone(shared), Arc::clone(&queue.inbox));
+        Some(FabricsChannel::new(shared, inbox, paths.len(), options, limits))
+    }
+
+    /// Sets the depth of queues that are requested from now on.
+    #[cfg(test)]
+    pub(crate) fn set_queue_depth(&mut self, depth: u32) {
+        self.options.queue.depth = depth;
     }
 
     /// Cancels a requested queue that has not been taken.
@@ -391,13 +476,20 @@ impl Multipath {
         found.map(|namespace| namespace.block_count).min()
     }
 
-    /// The world-wide name of the namespace, as a connected controller reports it.
-    pub fn namespace_name(&mut self) -> Option<String> {
-        let nsid = self.options.namespace;
-        self.paths
-            .iter_mut()
-            .filter_map(Path::remote)
-            .find_map(|remote| remote.namespace_name(nsid))
+    /// The world-wide name of the namespace, if it has one.
+    pub fn namespace_name(&self) -> Option<&str> {
+        self.first_namespace.as_ref()?.name.as_deref()
+    }
+
+    /// The namespace as the first connected controller reported it.
+    pub fn namespace(&self) -> Option<&Namespace> {
+        Some(&self.first_namespace.as_ref()?.namespace)
+    }
+
+    /// Maximum number of queues: the largest number that a connected controller has granted.
+    pub fn queues_max(&mut self) -> Option<u16> {
+        let remotes = self.paths.iter_mut().filter_map(Path::remote);
+        remotes.map(|remote| remote.controller().queue_pairs_max()).max().filter(|most| *most > 0)
     }
 
     /// The controller of a path, if connected.
@@ -410,16 +502,31 @@ impl Multipath {
         self.paths.len()
     }
 
+    /// Why a path is not up, with the name of its peer.
+    pub fn path_error(&self, path: usize) -> Option<&Error> {
+        self.paths.get(path)?.error()
+    }
+
     /// Since when no path is usable.
     pub fn down_since(&self) -> Option<Instant> {
         self.down_since
     }
 
-    /// Whether it is usable or may become so: false after the policy's [ctrl-loss
-    /// timeout](crate::TimeoutPolicy::give_up).
-    pub fn is_usable(&self, now: Instant) -> bool {
+    /// Why it is not usable any more: after the policy's [ctrl-loss
+    /// timeout](crate::TimeoutPolicy::give_up), or when the only controller has failed permanently. `None`
+    /// while it is usable, or may become so.
+    pub fn failure(&self, now: Instant) -> Option<&str> {
+        if self.paths.len() == 1 {
+            return self.removed.as_deref();
+        }
         let limit = self.options.options.policy.give_up;
-        self.down_since.is_none_or(|since| now.since(since) < limit)
+        let is_overdue = self.down_since.is_some_and(|since| now.since(since) >= limit);
+        is_overdue.then_some("all paths have been given up")
+    }
+
+    /// Whether it is usable, or may become so.
+    pub fn is_usable(&self, now: Instant) -> bool {
+        self.failure(now).is_none()
     }
 
     /// Latest time of the next poll.
@@ -427,7 +534,14 @@ impl Multipath {
         if !self.events.is_empty() {
             return now;
         }
-        self.paths.iter_mut().map(|path| path.wake_at(now)).fold(Instant::NEVER, Instant::min)
+        let queues = self.queues.iter().flat_map(|queue| {
+            (0..queue.pairs.len()).filter_map(move |path| match queue.pairs[path] {
+                PathQueuePair::Rejected { .. } => queue.request_at(path),
+                _ => None,
+            })
+        });
+        let paths = self.paths.iter_mut().map(|path| path.wake_at(now));
+        paths.chain(queues).fold(Instant::NEVER, Instant::min)
     }
 
     /// Sets the waker for events of queues, which may be raised by any thread.
@@ -473,35 +587,59 @@ impl Multipath {
     }
 }
 
-/// Checks that a controller has the namespace, and that it is the same as on all other paths. Returns its
+impl QueueState {
+    /// When its queue pair on `path` is to be requested, if it is.
+    fn request_at(&self, path: usize) -> Option<Instant> {
+        let is_live = |pair: &PathQueuePair| {
+            matches!(pair, PathQueuePair::Requested { .. } | PathQueuePair::Created { .. })
+        };
+        match self.pairs[path] {
+            PathQueuePair::None => Some(Instant::default()),
+            PathQueuePair::Rejected { retry_at } => {
+                (!self.pairs.iter().any(is_live)).then_some(retry_at)
+            }
+            PathQueuePair::Requested { .. } | PathQueuePair::Created { .. } => None,
+        }
+    }
+}
+
+/// Checks that a controller has the namespace, and that it is the one that was first reported. Returns its
 /// ANA group, or an error with the difference.
 fn check_namespace(
     remote: &mut FabricsController,
-    nsid: u32,
-    first: &mut Option<PathNamespace>,
-) -> Result<u32, Error> {
+    path: usize,
+    options: &MultipathOptions,
+    first: &mut Option<FirstNamespace>,
+) -> Result<u32, NamespaceMismatch> {
+    let nsid = options.namespace;
+    let name = remote.namespace_name(nsid);
     let controller = remote.controller();
     let limits = controller.identity().map(|identity| identity.limits);
     let has_cache = limits.is_some_and(|limits| limits.volatile_write_cache);
     let Some(found) = controller.namespace(nsid) else {
         let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
         let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-        return Err(Error::environment(format!(
-            "no namespace {nsid} there, expected one of: {ids}"
-        )));
+        let subsystem = &options.options.subsystem;
+        let error =
+            Error::usage(format!("no namespace {nsid} in {subsystem}, expected one of: {ids}"));
+        return Err(NamespaceMismatch { error, is_missing: true });
     };
     let group = found.ana_group;
     match first {
         Some(first) => {
-            path::check_same_namespace(&first.namespace, found)?;
+            let is_another = |error| NamespaceMismatch { error, is_missing: false };
+            path::check_same_namespace(&first.namespace, found, first.path == path)
+                .map_err(is_another)?;
             // The cache would never be flushed, because completed writes are assumed to be durable.
             if has_cache && !first.has_cache {
-                return Err(Error::remote(
+                return Err(is_another(Error::remote(
                     "it has a volatile write cache, expected none, as the first path",
-                ));
+                )));
             }
         }
-        None => *first = Some(PathNamespace { namespace: found.clone(), has_cache }),
+        None => {
+            *first = Some(FirstNamespace { path, namespace: found.clone(), name, has_cache });
+        }
     }
     Ok(group)
 }

@@ -9,6 +9,7 @@ mod loss;
 mod lost_writes;
 mod multipath;
 mod notices;
+mod one_path;
 mod sleeping;
 mod stalled_connections;
 mod target;

@@ -239,11 +239,6 @@ impl HostTransport {
         }
     }
 
-    /// Cache state of all controllers.
-    pub(crate) fn caches(&self) -> &Arc<CacheTracker> {
-        &self.caches
-    }
-
     /// Records that the controller is completely ready, which ends a loss.
     pub(crate) fn recovered(&mut self) {
         self.lost_since = None;

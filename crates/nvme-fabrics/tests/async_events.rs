@@ -13,8 +13,8 @@ use tenmil_dma::RegionTable;
 use tenmil_drivers::NullDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
-use tenmil_nvme_fabrics::{FabricsController, Options};
-use tenmil_nvme_host::Event;
+use tenmil_nvme_fabrics::{Connecting, FabricsController, Options};
+use tenmil_nvme_host::{ControllerOptions, Event};
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
     TargetConnection,
@@ -71,7 +71,15 @@ impl Pair {
         let net = Net { ours, theirs, service: service.clone(), guests: Arc::clone(&guests) };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(name, HOST, [1; 16]);
-        let remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
+        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let pool = net::pool(&regions);
+        let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut remote = loop {
+            if let Some(ended) = calling.poll(net::later(&guests, &mut now)) {
+                break ended.unwrap();
+            }
+        };
+        while remote.poll(net::later(&guests, &mut now)) != Some(Event::Ready) {}
         let mut pair = Self { remote, service, guests, now, told: Vec::new() };
         // Its requests for events are on their way.
         (0..TURNS / 10).for_each(|_| pair.turn());

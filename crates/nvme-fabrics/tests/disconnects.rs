@@ -6,6 +6,7 @@
 
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod disk;
+mod queues;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,12 +17,7 @@ use tenmil_base::{
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
-use tenmil_nvme_fabrics::{
-    Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
-};
-use tenmil_nvme_host::{
-    ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, ShutdownNotification,
-};
+use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
 use tenmil_sim::sim_network::{self, LinkFault, LinkSide, NetworkOptions, SimNetwork};
 
@@ -84,7 +80,7 @@ struct Asked {
 
 /// A host with a queue and a load.
 struct Host {
-    remote: FabricsController,
+    multipath: Multipath,
     queue: FabricsChannel,
     regions: RegionTable,
     memory: Segment,
@@ -158,39 +154,15 @@ impl House {
         let mut options = Options::new(NQN, &name, [number; 16]);
         options.policy.detect = Span::from_ms(100);
         options.policy.retry = Span::from_ms(5);
-        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let mut calling =
-            Connecting::begin(pool, Box::new(line), options, wishes, self.now).unwrap();
-        let mut remote = loop {
+        let mut multipath = queues::one_path(pool, Box::new(line), options, (1, 16), self.now);
+        let queue = queues::make(&mut multipath, || {
             self.now = self.now.after(TURN);
             networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
             self.turn_guests();
-            if let Some(ended) = calling.poll(self.now) {
-                break ended.unwrap();
-            }
-        };
-        let mut asked = None;
-        let queue = loop {
-            self.now = self.now.after(TURN);
-            networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
-            self.turn_guests();
-            match remote.poll(self.now) {
-                Some(Event::Ready) => {
-                    let options = QueuePairOptions {
-                        depth: 16,
-                        vector: None,
-                        techniques: FastPathOptions::default(),
-                    };
-                    asked = Some(remote.controller().create_queue_pair(self.now, options).unwrap());
-                }
-                Some(Event::QueuePairCreated { id }) if asked == Some(id) => {
-                    break remote.take_queue(id, 1, QueueSizes::default()).unwrap();
-                }
-                _ => {}
-            }
-        };
+            self.now
+        });
         Host {
-            remote,
+            multipath,
             queue,
             regions: self.regions.clone(),
             memory,
@@ -252,7 +224,7 @@ impl Host {
     /// Whether there is room for it.
     fn ask(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
         let request = Request {
-            random_token: cell,
+            token: cell,
             lba: self.first + cell * u64::from(CELL_BLOCKS),
             operand: 0,
             segment_first: 0,
@@ -272,7 +244,7 @@ impl Host {
         networks.drain(..old);
         networks.iter().for_each(|network| network.advance(now));
         drop(networks);
-        while self.remote.poll(now).is_some() {}
+        while self.multipath.poll(now).is_some() {}
         while let Some((cell, operation)) = self.again.pop() {
             if !self.ask(now, cell, operation) {
                 self.again.push((cell, operation));
@@ -307,6 +279,11 @@ impl Host {
         }
     }
 
+    /// Number of times that its controller was lost.
+    fn losses(&mut self) -> u64 {
+        self.multipath.remote(0).unwrap().counts().lost
+    }
+
     /// Cuts one of its newest connections: now, or at the next byte that goes there or comes back.
     fn cut(&mut self) {
         let networks = self.networks.lock().unwrap();
@@ -333,7 +310,7 @@ fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobo
             host.submit(house.now);
         }
         // Not while it is away: each cut is one of a connection that works.
-        let is_there = victim.remote.lost_since().is_none();
+        let is_there = victim.multipath.remote(0).unwrap().lost_since().is_none();
         if is_there && random.chance(1, 24) {
             victim.cut();
             cuts += 1;
@@ -353,16 +330,16 @@ fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobo
         }
     }
     assert!(victim.under_way.is_empty(), "{} left", victim.under_way.len());
-    let (lost, done) = (victim.remote.counts().lost, victim.done);
+    let (lost, done) = (victim.losses(), victim.done);
     println!("{lost} losses, {done} I/Os verified, beside {} of the other host", calm.done);
     assert!(lost > CUTS / 2 && done > CUTS, "{lost} losses, {done} I/Os");
     // Few of those that were cut have met three cuts alone.
     assert!(victim.given_up < CUTS / 20, "{} given up", victim.given_up);
-    assert_eq!((calm.remote.counts().lost, calm.given_up), (0, 0));
+    assert_eq!((calm.losses(), calm.given_up), (0, 0));
     assert!(calm.slowest < CALM_MAX, "the other host waited {}", calm.slowest);
 
     for host in [&mut victim, &mut calm] {
-        host.remote.controller().shut_down(house.now, ShutdownNotification::Normal).unwrap();
+        host.multipath.shut_down(house.now);
     }
     for _ in 0..10_000 {
         house.turn_guests();

@@ -19,7 +19,7 @@ use tenmil_base::{
 use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
-use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options, PendingConnect};
+use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{NQN, offering};
@@ -139,7 +139,7 @@ impl Stream for Counting {
 /// A host with one connection for I/O, and who serves it.
 struct Pair {
     queue: FabricsChannel,
-    _remote: FabricsController,
+    _multipath: Multipath,
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     regions: RegionTable,
     /// What a file lends.
@@ -160,8 +160,8 @@ impl Pair {
         let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
         let net = CountingNet { net, came: Arc::clone(&came) };
         let mut now = Instant { ns: 1_000_000 };
-        let mut remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
-        let queue = queues::make(&mut remote, &guests, 33, &mut now);
+        let pool = net::pool(&regions); let mut multipath = queues::one_path(pool, Box::new(net), options, (1, 33), now);
+        let queue = queues::make(&mut multipath, || net::later(&guests, &mut now));
         let file = MemoryMapping::new(usize::from(REQUESTS) * EACH as usize, MemoryBacking::Shared)
             .unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
@@ -171,7 +171,7 @@ impl Pair {
             (REQUESTS, EACH),
         );
         let (leased, answers) = (leased.unwrap(), CompletionBatch::with_capacity(256));
-        Self { queue, _remote: remote, guests, regions, leased, came, answers, now }
+        Self { queue, _multipath: multipath, guests, regions, leased, came, answers, now }
     }
 
     fn plain() -> Self {
@@ -185,7 +185,7 @@ impl Pair {
     /// Does the same with several requests at once, each `blocks` long and behind the one before.
     fn run(&mut self, operation: Operation, blocks: u32, segments: &[Segment]) {
         let request = |token: u32| Request {
-            random_token: token.into(),
+            token: token.into(),
             lba: u64::from(token * blocks),
             operand: 0,
             segment_first: token,

@@ -16,7 +16,7 @@ use tenmil_base::{
 };
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::socket::{SocketFactory, SocketOptions, SocketStats};
-use tenmil_nvme_fabrics::{FabricsChannel, FabricsController, Options};
+use tenmil_nvme_fabrics::{FabricsChannel, Multipath, Options};
 use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{BYTES, NQN, request, service};
@@ -30,7 +30,7 @@ const TURNS: u32 = 200;
 /// A host with some connections, and who serves it.
 struct Pair {
     queues: Vec<FabricsChannel>,
-    _remote: FabricsController,
+    _multipath: Multipath,
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     ours: SocketFactory,
     theirs: SocketFactory,
@@ -62,13 +62,14 @@ impl Pair {
         let net = Net { ours: mine, theirs: its, service, guests: Arc::clone(&guests) };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
-        let mut remote = net::call((&regions, &guests), Box::new(net), options, queues, &mut now);
-        let make = |_| queues::make(&mut remote, &guests, 129, &mut now);
+        let pool = net::pool(&regions);
+        let mut multipath = queues::one_path(pool, Box::new(net), options, (queues, 129), now);
+        let make = |_| queues::make(&mut multipath, || net::later(&guests, &mut now));
         let queues: Vec<FabricsChannel> = (0..queues).map(make).collect();
         let places = u32::try_from(DATA_BYTES).unwrap() / BYTES;
         let segments = (0..places).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let answers = CompletionBatch::with_capacity(256);
-        Self { queues, _remote: remote, guests, ours, theirs, segments, answers, now }
+        Self { queues, _multipath: multipath, guests, ours, theirs, segments, answers, now }
     }
 
     /// Keeps `depth` I/Os under way on each connection for some turns.

@@ -182,7 +182,7 @@ impl<T: Transport> NamespaceQueue<T> {
                 let pointer = pointer_to(*segments.get(request.segment_first as usize)?)?;
                 let first_word = read_word - u64::from(kind);
                 let command = Command([first_word, 0, 0, 0, 0, request.lba, nlb, 0]);
-                Some((request.random_token, command, pointer))
+                Some((request.token, command, pointer))
             },
         )
     }
@@ -195,7 +195,7 @@ impl<T: Transport> NamespaceQueue<T> {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
                 self.queue
-                    .enqueue(tick, request.random_token, SlotFlags::NONE, entry, lists)
+                    .enqueue(tick, request.token, SlotFlags::NONE, entry, lists)
                     .is_some()
             }
             None => self.submit_slowly(now, request, segments),
@@ -247,25 +247,25 @@ impl<T: Transport> NamespaceQueue<T> {
             | QueueState::Dead => return false,
         }
         if request.operation == Operation::Flush && self.has_lost_writes() {
-            return self.report_lost_writes(request.random_token);
+            return self.report_lost_writes(request.token);
         }
         let Some(own) = segments_of(request, segments) else {
-            return self.refuse(request.random_token, IoStatus::INVALID_FIELD);
+            return self.refuse(request.token, IoStatus::INVALID_FIELD);
         };
         if own.len() > usize::from(self.limits.segments_max) {
-            return self.refuse(request.random_token, IoStatus::INVALID_FIELD);
+            return self.refuse(request.token, IoStatus::INVALID_FIELD);
         }
         if let Err(status) = self.builder.check(request, own) {
-            return self.refuse(request.random_token, status);
+            return self.refuse(request.token, status);
         }
         let Some(index) = self.queue.next_index() else { return false };
         match self.builder.next_command(index, request, own, 0) {
-            Err(status) => self.refuse(request.random_token, status),
+            Err(status) => self.refuse(request.token, status),
             Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
                 self.queue
-                    .enqueue(tick, request.random_token, SlotFlags::NONE, entry, lists)
+                    .enqueue(tick, request.token, SlotFlags::NONE, entry, lists)
                     .is_some()
             }
             Ok(_) => {
@@ -363,7 +363,7 @@ where
             // The run ended at a special request, or the queue is full.
             let Some(request) = requests.get(taken) else { break };
             let is_taken = self.submit_one(now, request, segments);
-            if !is_taken && !self.is_answered_dead(request.random_token) {
+            if !is_taken && !self.is_answered_dead(request.token) {
                 break;
             }
             taken += 1;

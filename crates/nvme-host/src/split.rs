@@ -45,7 +45,7 @@ pub(crate) struct UnsentPart<'a> {
 }
 
 const EMPTY: Request = Request {
-    random_token: 0,
+    token: 0,
     lba: 0,
     operand: 0,
     blocks: 0,
@@ -84,7 +84,7 @@ impl SplitTable {
 
     /// Adds a request of which all `children` are sent at once.
     pub(crate) fn begin_sent(&mut self, token: u64, children: u32) -> Option<usize> {
-        let parent = self.take(&Request { random_token: token, ..EMPTY }, &[])?;
+        let parent = self.take(&Request { token: token, ..EMPTY }, &[])?;
         self.parents[parent].children = children;
         Some(parent)
     }
@@ -145,7 +145,7 @@ impl SplitTable {
             return None;
         }
         let answer =
-            IoCompletion { token: parent.request.random_token, status: parent.status, result: 0 };
+            IoCompletion { token: parent.request.token, status: parent.status, result: 0 };
         self.free.push(index);
         Some(answer)
     }
@@ -200,7 +200,7 @@ mod tests {
     use crate::queue_pair::SplitTracker;
 
     fn request(token: u64, blocks: u32) -> Request {
-        Request { random_token: token, blocks, operation: Operation::Read, ..EMPTY }
+        Request { token: token, blocks, operation: Operation::Read, ..EMPTY }
     }
 
     fn end(table: &mut SplitTable, parent: usize, status: IoStatus) -> Option<(u64, IoStatus)> {

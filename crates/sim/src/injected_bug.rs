@@ -126,7 +126,7 @@ impl IoChannel for BuggyChannel<'_> {
             && saboteur.victim.is_none()
             && requests.first().is_some_and(|one| one.operation == tenmil_base::Operation::Read)
         {
-            saboteur.victim = requests.first().map(|request| request.random_token);
+            saboteur.victim = requests.first().map(|request| request.token);
             return 1;
         }
         let taken = self.inner.submit(now, requests, segments);
@@ -135,7 +135,7 @@ impl IoChannel for BuggyChannel<'_> {
             && saboteur.submitted == STRIKES_AT
             && saboteur.victim.is_none()
         {
-            saboteur.victim = requests.first().map(|request| request.random_token);
+            saboteur.victim = requests.first().map(|request| request.token);
         }
         if saboteur.planted == Some(InjectedBug::UnmapsBuffer)
             && saboteur.submitted >= STRIKES_AT

@@ -310,7 +310,7 @@ impl MediumState {
             self.cut_power();
             return None;
         }
-        Some(IoCompletion { token: request.random_token, status, result: 0 })
+        Some(IoCompletion { token: request.token, status, result: 0 })
     }
 
     fn execute_request(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {

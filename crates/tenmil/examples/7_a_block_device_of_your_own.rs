@@ -96,7 +96,7 @@ impl IoChannel for NumberedDiskChannel {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
             let status = self.execute_request(request, segments);
-            self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+            self.ready.push(IoCompletion { token: request.token, status, result: 0 });
         }
         taken
     }

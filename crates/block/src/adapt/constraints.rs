@@ -128,7 +128,7 @@ impl DeviceConstraints {
         let plain = |request: &Request| {
             length_fields_word(request) == likeness
                 && operation_and_flags(request) <= Operation::Write as u16
-                && request.random_token < OWN_FIRST
+                && request.token < OWN_FIRST
         };
         match self.boundary {
             0 => {
@@ -150,7 +150,7 @@ impl DeviceConstraints {
     /// Whether a request can go below unchanged: it fits, or the channel below would reject it in any
     /// case.
     pub(super) fn passes_unchanged(&self, request: &Request, segments: &[Segment]) -> bool {
-        let Request { operation, random_token: token, blocks, .. } = *request;
+        let Request { operation, token: token, blocks, .. } = *request;
         if token >= OWN_FIRST || !self.native.has(operation) || self.must_emulate_fua(request) {
             return false;
         }
@@ -234,7 +234,7 @@ impl DeviceConstraints {
     }
 
     fn fits_as_one_request(&self, request: &Request, segments: &[Segment]) -> bool {
-        let plain = Request { random_token: 0, flags: RequestFlags::NONE, ..*request };
+        let plain = Request { token: 0, flags: RequestFlags::NONE, ..*request };
         self.passes_unchanged(&plain, segments)
     }
 
@@ -277,7 +277,7 @@ const CHUNK: usize = 8;
 fn are_plain_and_alike(requests: &[Request; CHUNK], likeness: u64) -> bool {
     let (mut tokens, mut kinds) = (0, 0);
     for request in requests {
-        tokens |= request.random_token;
+        tokens |= request.token;
         kinds |= operation_and_flags(request);
     }
     tokens < OWN_FIRST
@@ -320,7 +320,7 @@ mod tests {
                     return one;
                 }
                 match random.below(7) {
-                    0 => one.random_token = u64::MAX - token,
+                    0 => one.token = u64::MAX - token,
                     1 => one.flags = RequestFlags::FUA,
                     2 => one.blocks = 9,
                     3 => one.segment_count = 3,

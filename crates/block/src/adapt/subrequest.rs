@@ -94,7 +94,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                     ..parent.sub_request(Operation::Flush, 0, 0)
                 };
                 ParentAction::Send(
-                    Request { lba: 0, random_token: internal_token(index.into()), ..flush },
+                    Request { lba: 0, token: internal_token(index.into()), ..flush },
                     SubRequestKind::Flush,
                 )
             }
@@ -165,7 +165,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         self.slices.extend_from_slice(&parent.segments);
         let flags = inherited_flags(&self.rules, parent.request.flags);
         let token = internal_token(index.into());
-        let request = Request { random_token: token, flags, segment_first: 0, ..parent.request };
+        let request = Request { token: token, flags, segment_first: 0, ..parent.request };
         ParentAction::Send(
             request,
             SubRequestKind::Part { blocks: parent.request.blocks.max(1), bytes: 0 },
@@ -202,7 +202,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         if parent.plan == AdaptationPlan::Zeroes {
             request.flags.0 &= !RequestFlags::DEALLOCATE.0;
         }
-        request.random_token = internal_token(index.into());
+        request.token = internal_token(index.into());
         let bytes = u64::from(blocks) * u64::from(self.rules.block_size);
         ParentAction::Send(request, SubRequestKind::Part { blocks, bytes })
     }
@@ -270,7 +270,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
             at.advance(parent.metadata_segments(), skip);
             metadata_slices(parent, at, metadata_bytes, &mut self.slices, &mut request);
         }
-        request.random_token = internal_token(IS_CHUNK | u32::from(index));
+        request.token = internal_token(IS_CHUNK | u32::from(index));
         ParentAction::Send(request, SubRequestKind::Chunk)
     }
 

@@ -182,7 +182,7 @@ impl Channel {
 
     pub(super) fn reject_request(&mut self, request: &Request, status: IoStatus) {
         self.port.meter.count_failure(request.operation as usize);
-        self.refused.push(IoCompletion { token: request.random_token, status, result: 0 });
+        self.refused.push(IoCompletion { token: request.token, status, result: 0 });
     }
 
     /// Delivers pending completions, submits waiting requests, and reports whether ranges have drained.

@@ -142,7 +142,7 @@ impl TagTable {
         let BatchTraits { mut kinds, mut end, mut lbas } = BatchTraits::default();
         outgoing.clear();
         outgoing.extend(requests.iter().zip(tags).map(|(request, tag)| {
-            let Request { random_token: token, lba, blocks, .. } = *request;
+            let Request { token: token, lba, blocks, .. } = *request;
             let kind = operation_and_flags(request);
             kinds |= kind;
             lbas |= lba;
@@ -151,7 +151,7 @@ impl TagTable {
             // Copied as a whole rather than by fields: three loads and stores, none of them for a single
             // byte.
             let mut sent = *request;
-            sent.random_token = u64::from(*tag);
+            sent.token = u64::from(*tag);
             sent
         }));
         BatchTraits { kinds, end, lbas }
@@ -161,12 +161,12 @@ impl TagTable {
     #[inline]
     pub(super) fn assign_tag(&mut self, now: Instant, request: &Request) -> Request {
         let tag = self.free[self.free_count - 1];
-        let Request { random_token: token, lba, blocks, .. } = *request;
+        let Request { token: token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(operation_and_flags(request));
         self.slots[tag as usize] = TagEntry { token, lba, mark, blocks };
         // Copied as a whole, as in `assign_tags`.
         let mut sent = *request;
-        sent.random_token = u64::from(tag);
+        sent.token = u64::from(tag);
         sent
     }
 
@@ -264,7 +264,7 @@ impl TagTable {
     /// Stores the losses reported to the client of a flush with an [assigned](Self::assign_tags) tag.
     pub(super) fn set_reported_losses(&mut self, sent: &Request, told: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "a tag")]
-        let tag = sent.random_token as u32 as usize;
+        let tag = sent.token as u32 as usize;
         self.slots[tag].lba = told;
     }
 
@@ -409,10 +409,10 @@ mod tests {
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
             let sent = tags.assign_tag(
                 Instant::default(),
-                &Request { random_token: token, ..Request::PLACEHOLDER },
+                &Request { token: token, ..Request::PLACEHOLDER },
             );
             tags.mark_one_in_use();
-            assert!(given.insert(sent.random_token), "tag {} is in flight", sent.random_token);
+            assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }
         assert_eq!((tags.room(), tags.may_grow(), given.last()), (0, false, Some(&99)));
         tags.grow(1);

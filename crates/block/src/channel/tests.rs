@@ -56,7 +56,7 @@ impl TestClient {
     fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
         let taken = self.channel.submit(now, requests, &[]);
         self.waiting
-            .extend(requests[..taken].iter().map(|request| (request.random_token, *request)));
+            .extend(requests[..taken].iter().map(|request| (request.token, *request)));
         taken
     }
 
@@ -326,12 +326,12 @@ fn out_of_range_and_unsupported_requests_are_not_submitted() {
     for (completion, request) in completions.drain().zip(&bad) {
         assert_eq!(
             (completion.token, completion.status),
-            (request.random_token, IoStatus::LBA_OUT_OF_RANGE)
+            (request.token, IoStatus::LBA_OUT_OF_RANGE)
         );
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
     device.handle_resize(BLOCKS - 1);
-    let taken = channel.submit(Instant::default(), &[Request { random_token: 7, ..good }], &[]);
+    let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
     assert_eq!(channel.poll(Instant::default(), &mut completions), 1);
     assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);

@@ -242,7 +242,7 @@ impl IoChannel for ImmediateChannel {
         let room = self.limits.depth_max as usize - self.completions.len();
         let count = room.min(requests.len());
         let completion = |request: &Request| IoCompletion {
-            token: request.random_token,
+            token: request.token,
             status: IoStatus::SUCCESS,
             result: u32::try_from(request.lba).unwrap(),
         };

@@ -217,7 +217,7 @@ impl LockedContext {
     ) -> usize {
         let Some(backend) = &mut self.backend else { return 0 };
         for request in requests.iter_mut() {
-            request.random_token |= u64::from(number) << NUMBER_SHIFT;
+            request.token |= u64::from(number) << NUMBER_SHIFT;
         }
         let taken = backend.submit(now, requests, segments);
         if taken > 0 {

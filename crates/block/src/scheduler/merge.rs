@@ -74,7 +74,7 @@ impl<B: IoChannel> MergeScheduler<B> {
             && let Some(index) = next_needing_attention(requests, from)
         {
             let request = &requests[index];
-            if request.random_token >= OWN_FIRST {
+            if request.token >= OWN_FIRST {
                 return (index, 1);
             }
             let next = requests.get(index + 1);
@@ -119,7 +119,7 @@ impl<B: IoChannel> MergeScheduler<B> {
             && (whole.operation, whole.flags) == (next.operation, next.flags)
             && !whole.flags.has(RequestFlags::FUA)
             && (whole.metadata_count, next.metadata_count) == (0, 0)
-            && (whole.blocks > 0 && next.blocks > 0 && next.random_token < OWN_FIRST)
+            && (whole.blocks > 0 && next.blocks > 0 && next.token < OWN_FIRST)
             && blocks <= u64::from(request_blocks_max)
             && u32::from(whole.segment_count) + u32::from(next.segment_count) <= segments_max.into()
             && (boundary == 0 || whole.lba % boundary + blocks <= boundary)
@@ -142,7 +142,7 @@ impl<B: IoChannel> MergeScheduler<B> {
             blocks += request.blocks;
         }
         let whole = Request {
-            random_token: internal_token(index.into()),
+            token: internal_token(index.into()),
             blocks,
             segment_first: 0,
             segment_count: u16::try_from(run.segments.len()).unwrap_or(u16::MAX),
@@ -162,7 +162,7 @@ impl<B: IoChannel> MergeScheduler<B> {
         let Some(index) = index else { return false };
         let Some(run) = self.runs.get_mut(usize::from(index)) else { return false };
         match &run.members[..] {
-            [only] => self.ready.push(IoCompletion { token: only.random_token, ..*completion }),
+            [only] => self.ready.push(IoCompletion { token: only.token, ..*completion }),
             [first, ..]
                 if first.operation == Operation::Read && !completion.status.is_success() =>
             {
@@ -173,7 +173,7 @@ impl<B: IoChannel> MergeScheduler<B> {
             members => {
                 let IoCompletion { status, result, .. } = *completion;
                 let each = members.iter().map(|one| IoCompletion {
-                    token: one.random_token,
+                    token: one.token,
                     status,
                     result,
                 });
@@ -210,11 +210,11 @@ impl<B: IoChannel> MergeScheduler<B> {
 fn next_needing_attention(requests: &[Request], from: usize) -> Option<usize> {
     let notable = |pair: &[Request]| match pair {
         [one, next] => {
-            one.random_token >= OWN_FIRST || one.lba.wrapping_add(u64::from(one.blocks)) == next.lba
+            one.token >= OWN_FIRST || one.lba.wrapping_add(u64::from(one.blocks)) == next.lba
         }
         _ => false,
     };
-    let last = || requests.last().filter(|last| last.random_token >= OWN_FIRST);
+    let last = || requests.last().filter(|last| last.token >= OWN_FIRST);
     match requests[from..].windows(2).position(notable) {
         Some(index) => Some(from + index),
         None => last().map(|_| requests.len() - 1),

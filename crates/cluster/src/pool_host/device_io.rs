@@ -82,7 +82,7 @@ impl PoolHost {
         }
         self.next_token += 1;
         let request = Request {
-            random_token: self.next_token,
+            token: self.next_token,
             lba: at * SECTORS,
             blocks: bytes / u32::try_from(SECTOR_BYTES).unwrap_or(1),
             segment_count: u16::from(operation != Operation::Flush),

@@ -59,7 +59,7 @@ impl Bed {
         let begun = self.clock.now();
         let data = u16::from(operation == Operation::Read);
         let request = Request {
-            random_token: 7,
+            token: 7,
             lba: 0,
             operand: 0,
             blocks: 8 * u32::from(data),

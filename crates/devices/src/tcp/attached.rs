@@ -1,37 +1,34 @@
-//! A connected remote controller and its admin thread.
+//! A connected remote controller for admin commands, and its admin thread.
+//!
+//! Block devices have the controllers of their [paths](super::paths).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
 use tenmil_linux::{Clock, EventLoop, NextStep, StopFlag};
 use tenmil_nvme_fabrics::{
-    ConnectError, Connecting, FabricsChannel, FabricsController, TimeoutPolicy, WaitHandle,
+    ConnectError, Connecting, FabricsController, FabricsQueuePair, WaitHandle as _,
 };
-use tenmil_nvme_host::{ControllerOptions, Event, ResetCause, ShutdownNotification, State};
+use tenmil_nvme_host::{
+    ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, RequestError,
+    ResetCause, ShutdownNotification, State,
+};
 
 use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
-use super::channel::QueueSource;
 use super::connector::TcpConnector;
 use super::name::TcpName;
 use super::path_notifier::PathNotifier;
-use super::pending_queues::PendingQueues;
-use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::wait_set::WaitSet;
-use crate::size_watch::SizeWatch;
-use tenmil_base::Error;
 
-/// A remote controller and its admin thread. Dropped with the last device and channel.
+/// A remote controller and its admin thread.
 pub(super) struct Attached {
     shared: Arc<RemoteState>,
     /// Stopped before the controller is shut down.
     thread: AdminThread,
     pub(super) clock: Clock,
     name: TcpName,
-    growth: Arc<SizeWatch>,
-    regions: RegionTable,
-    /// Queue pairs may live on when their SSD is lost.
-    _memory: Arc<Region>,
+    _memory: Region,
 }
 
 struct RemoteState {
@@ -43,16 +40,14 @@ struct RemoteControllerState {
     remote: FabricsController,
     /// Completions of admin commands that a caller waits for.
     completions: Vec<tenmil_base::IoCompletion>,
-    /// Queue pairs that channels wait for.
-    wanted: PendingQueues,
+    /// The last queue pair that the controller has not created, and why.
+    refused: Option<(u16, String)>,
     /// Why it is not there any more.
     lost: Option<String>,
     pulse: ConnectionHealth,
     /// Time at which the connection was lost, while it is.
     disconnected_since: Option<Instant>,
     teller: PathNotifier,
-    namespace: u32,
-    growth: Arc<SizeWatch>,
 }
 
 /// Connection events of a remote controller or discovery service so far.
@@ -87,22 +82,16 @@ impl Attached {
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
         pool.map_on_demand();
         let wake_set = AdminThreadBuilder::make(name)?;
-        let teller = PathNotifier::new(name);
+        let teller = PathNotifier::of_controller(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
-        teller.notify_up();
-        let (completions, wanted, pulse) =
-            (Vec::new(), PendingQueues::new(name), ConnectionHealth::default());
-        let (namespace, growth) = (name.namespace, Arc::new(SizeWatch::default()));
         let kept = RemoteControllerState {
             remote,
-            completions,
-            wanted,
+            completions: Vec::new(),
+            refused: None,
             lost: None,
-            pulse,
+            pulse: ConnectionHealth::default(),
             disconnected_since: None,
             teller,
-            namespace,
-            growth: Arc::clone(&growth),
         };
         let shared = Arc::new(RemoteState { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
@@ -114,9 +103,7 @@ impl Attached {
             idle_wait,
             watched: 0,
         })?;
-        let memory = Arc::new(memory);
-        let regions = regions.clone();
-        Ok(Self { shared, thread, clock, name: name.clone(), growth, regions, _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
     }
 
     /// Does something with the controller.
@@ -158,6 +145,61 @@ impl Attached {
         }
     }
 
+    /// A queue pair, which is waited for as long as a connection may take.
+    pub(super) fn queue_pair(&self) -> Result<FabricsQueuePair, Error> {
+        let end = self.clock.now().after(self.name.options.policy.connect);
+        let mut requested = None;
+        loop {
+            let now = self.clock.now();
+            let mut kept = self.shared.lock();
+            kept.maintain(now);
+            kept.check(&self.name)?;
+            kept.check_namespace(&self.name)?;
+            let RemoteControllerState { remote, refused, .. } = &mut *kept;
+            if let Some((_, why)) = refused.take_if(|(id, _)| requested == Some(*id)) {
+                return Err(self.peer(&format!("a queue was refused: {why}")));
+            }
+            match requested {
+                Some(id) => {
+                    let sizes = QueueSizes::default();
+                    if let Some(pair) = remote.take_queue_pair(id, self.name.namespace, sizes) {
+                        return Ok(pair);
+                    }
+                }
+                None => requested = self.request_queue_pair(now, remote)?,
+            }
+            drop(kept);
+            self.thread.wake();
+            if now >= end {
+                return Err(self.peer("a queue was not connected in time"));
+            }
+            tenmil_linux::thread::yield_now();
+        }
+    }
+
+    /// Requests a queue pair, if the controller is ready. Returns its identifier.
+    fn request_queue_pair(
+        &self,
+        now: Instant,
+        remote: &mut FabricsController,
+    ) -> Result<Option<u16>, Error> {
+        let controller = remote.controller();
+        let most = controller.capabilities().map_or(2, |known| known.depth_max);
+        let depth = (self.name.depth + 1).clamp(2, most);
+        let techniques = FastPathOptions::default();
+        let options = QueuePairOptions { depth, vector: None, techniques };
+        match controller.create_queue_pair(now, options) {
+            Ok(id) => Ok(Some(id)),
+            Err(RequestError::NotReady) => Ok(None),
+            Err(refusal) => Err(self.peer(&refusal.to_string())),
+        }
+    }
+
+    /// World-wide name of the namespace.
+    pub(super) fn namespace_name(&self) -> Option<String> {
+        self.shared.lock().remote.namespace_name(self.name.namespace)
+    }
+
     fn peer(&self, problem: &str) -> Error {
         Error::remote(format!("tcp://{}: {problem}", self.name.address))
     }
@@ -174,93 +216,6 @@ impl Drop for Attached {
             kept.maintain(now);
             kept.remote.controller().state() == State::ShuttingDown
         });
-    }
-}
-
-impl QueueSource for Attached {
-    type Queue = FabricsChannel;
-    type Ticket = u64;
-
-    fn open_queue(&self) -> Result<u64, Error> {
-        let mut kept = self.shared.lock();
-        kept.maintain(self.clock.now());
-        kept.check(&self.name)?;
-        kept.check_namespace(&self.name)?;
-        let ticket = kept.wanted.open();
-        drop(kept);
-        self.thread.wake();
-        Ok(ticket)
-    }
-
-    /// A queue pair with a connection of its own.
-    fn take_queue(&self, ticket: u64) -> Result<Option<FabricsChannel>, Error> {
-        let mut kept = self.shared.lock();
-        kept.maintain(self.clock.now());
-        kept.check(&self.name)?;
-        let RemoteControllerState { remote, wanted, .. } = &mut *kept;
-        wanted.take(ticket, remote).map_err(|why| self.peer(&why.text))
-    }
-
-    fn close_queue(&self, ticket: u64) {
-        self.shared.lock().wanted.close(ticket);
-    }
-
-    fn is_up(&self) -> bool {
-        let kept = self.shared.lock();
-        kept.disconnected_since.is_none() && kept.lost.is_none()
-    }
-
-    fn with_wait_handle(queue: FabricsChannel, wait_set: Box<dyn WaitHandle>) -> FabricsChannel {
-        queue.with_wait_handle(wait_set)
-    }
-
-    fn clock(&self) -> (&Clock, &TimeoutPolicy) {
-        (&self.clock, &self.name.options.policy)
-    }
-
-    fn address(&self) -> &str {
-        &self.name.address
-    }
-
-    fn queues_max(&self) -> u32 {
-        self.shared.lock().remote.controller().queue_pairs_max().into()
-    }
-
-    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
-        self.name.supports_kernel_buffers()
-    }
-
-    fn identity(&self) -> Option<String> {
-        self.shared.lock().remote.namespace_name(self.name.namespace)
-    }
-
-    fn failure(&self) -> Option<String> {
-        self.shared.lock().check(&self.name).err().map(|lost| lost.text)
-    }
-
-    fn reserved(&self) -> Option<ReservedNamespace> {
-        let mut kept = self.shared.lock();
-        let nsid = self.name.namespace;
-        let rescap = kept.remote.controller().namespace(nsid)?.reservations;
-        drop(kept);
-        ReservedNamespace::of(&self.name, rescap, &self.regions, self.clock)
-    }
-
-    fn reservation_queue(&self) -> Result<ReservationQueue, Error> {
-        if let Ok(queue) = self.queue() {
-            return Ok(ReservationQueue { queue, _attached: None });
-        }
-        // All queues of this controller are in use: the host may have another controller.
-        let name = self.name.to_one_queue();
-        ReservationQueue::of(Self::call(&name, &self.regions, self.clock)?)
-    }
-
-    fn growth(&self) -> &SizeWatch {
-        &self.growth
-    }
-
-    fn abandon(&self, queue: &mut FabricsChannel) -> bool {
-        queue.drain(self.clock.now())
     }
 }
 
@@ -284,7 +239,7 @@ impl RemoteControllerState {
                 Event::AdminCompleted(completion) => self.completions.push(completion),
                 Event::QueuePairRefused { id, status } => {
                     let why = self.remote.last_error().unwrap_or_else(|| status.to_string());
-                    self.wanted.refused(now, id, &why);
+                    self.refused = Some((id, why));
                 }
                 Event::Dead(error) => self.lose(error.to_string()),
                 Event::Removed => {
@@ -292,9 +247,6 @@ impl RemoteControllerState {
                     self.lose(why.unwrap_or_else(|| "the controller was removed".to_owned()));
                 }
                 Event::Notice { .. } => self.pulse.notices += 1,
-                Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
-                    self.growth.set_size(to_blocks);
-                }
                 Event::ResetStarted { cause } => {
                     // Invalid data from the peer is the more precise cause; `remote.last_error()` is the
                     // reason of the transport.
@@ -323,7 +275,6 @@ impl RemoteControllerState {
                 event => self.teller.notify_controller_event(event),
             }
         }
-        self.wanted.create(now, &mut self.remote);
     }
 
     fn lose(&mut self, why: String) {

@@ -6,10 +6,9 @@ use tenmil_base::BlockDevice;
 use tenmil_block::uri::Uri;
 use tenmil_block::{ExistingData, OpenedDevice, Opener};
 
-use super::attached::Attached;
 use super::channel::RemoteDevice;
 use super::name::TcpName;
-use super::paths::MultipathDevice;
+use super::paths::NamespacePaths;
 use super::queue_map::{QueueMapOptions, QueueMappedDevice};
 use tenmil_base::Error;
 
@@ -21,14 +20,10 @@ impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let name = TcpName::of(uri)?;
         let (regions, clock) = (opener.regions, opener.clock);
-        let medium: Result<Arc<dyn BlockDevice>, Error> = if name.others.is_empty() {
-            let attached = Attached::call(&name, regions, clock);
-            attached.and_then(RemoteDevice::new).map(|medium| Arc::new(medium) as _)
-        } else {
-            let tended = MultipathDevice::call(&name, regions, clock);
-            tended.and_then(RemoteDevice::new).map(|medium| Arc::new(medium) as _)
-        };
+        let paths = NamespacePaths::call(&name, regions, clock);
+        let medium = paths.and_then(RemoteDevice::new);
         let medium = medium.map_err(|refused| Error::new(refused.category, refused.text))?;
+        let medium: Arc<dyn BlockDevice> = Arc::new(medium);
         let medium = match name.maps {
             maps if maps == QueueMapOptions::default() => medium,
             maps => Arc::new(QueueMappedDevice::new(medium, maps)),

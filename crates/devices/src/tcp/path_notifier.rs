@@ -1,9 +1,9 @@
 //! Reporting of path state changes, as log messages and as state that RPC methods return.
 
 use std::fmt;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use tenmil_base::Span;
+use tenmil_base::{Instant, Span};
 use tenmil_nvme_fabrics::{
     DevicePaths, PathAnaState, PathChange, PathEvent, PathTable, TimeoutPolicy,
 };
@@ -14,49 +14,116 @@ use super::name::TcpName;
 pub(super) struct PathNotifier {
     device: String,
     addresses: Vec<String>,
-    paths: DevicePaths,
+    /// The rows of the device. `None` for a controller without a block device.
+    paths: Option<DevicePaths>,
     policy: TimeoutPolicy,
     /// Whether changes of a single path are logged.
     is_for_operator: bool,
+    /// State of the only path.
+    only: Mutex<OnlyPath>,
+}
+
+/// What was reported of the only path.
+#[derive(Clone, Copy, Debug, Default)]
+struct OnlyPath {
+    has_been_up: bool,
+    disconnected_since: Option<Instant>,
 }
 
 /// Paths of all devices of this process, for RPC methods.
 static TABLE: LazyLock<PathTable> = LazyLock::new(PathTable::default);
 
 impl PathNotifier {
-    pub(super) fn new(name: &TcpName) -> Self {
-        let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
-        let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
-        let paths = TABLE.add(device.clone(), addresses.iter().cloned());
-        // `discover --watch` reports the state of a discovery service itself.
-        let is_for_operator = !name.options.is_discovery();
-        Self { device, addresses, paths, policy: name.options.policy, is_for_operator }
+    /// For the paths of a block device.
+    pub(super) fn of_paths(name: &TcpName) -> Self {
+        let mut notifier = Self::of_controller(name);
+        let addresses = notifier.addresses.iter().cloned();
+        notifier.paths = Some(TABLE.add(notifier.device.clone(), addresses));
+        notifier
     }
 
-    pub(super) fn report(&self, event: &PathEvent) {
+    /// For a controller without a block device.
+    pub(super) fn of_controller(name: &TcpName) -> Self {
+        let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
+        let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
+        // `discover --watch` reports the state of a discovery service itself.
+        let is_for_operator = !name.options.is_discovery();
+        let (policy, only) = (name.options.policy, Mutex::default());
+        Self { device, addresses, paths: None, policy, is_for_operator, only }
+    }
+
+    pub(super) fn report(&self, now: Instant, event: &PathEvent) {
+        match self.addresses.len() {
+            1 => self.report_only_path(now, event),
+            _ => self.report_path(event),
+        }
+    }
+
+    /// Reports an event of one of several paths.
+    fn report_path(&self, event: &PathEvent) {
         if !event.is_for_operator() {
             return;
         }
         if let Some(change) = change_of(event) {
-            self.paths.record(change);
+            self.record(change);
         }
         let address = path_of(event).and_then(|path| self.addresses.get(path));
         let by = address.map_or_else(String::new, |address| format!(" ({address})"));
         self.say(format_args!("{event}{by}"));
     }
 
+    /// Reports an event of the only path. That it is up for the first time is not logged.
+    fn report_only_path(&self, now: Instant, event: &PathEvent) {
+        let mut only = self.only.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            PathEvent::Up { access, .. } => {
+                self.record(PathChange::Up(0, access.name()));
+                if core::mem::replace(&mut only.has_been_up, true) {
+                    let since = only.disconnected_since.take().unwrap_or(now);
+                    self.notify_restored(now.since(since));
+                }
+                if *access != PathAnaState::Optimized {
+                    self.say(format_args!("its ANA state is {}", access.name()));
+                }
+            }
+            PathEvent::Down { why, .. } if only.has_been_up => {
+                only.disconnected_since.get_or_insert(now);
+                self.record(PathChange::Lost(0, why));
+                self.notify_lost(why);
+            }
+            PathEvent::Down { why, .. } => self.record(PathChange::Lost(0, why)),
+            PathEvent::AnaChanged { access, .. } => {
+                self.record(PathChange::Changed(0, access.name()));
+                self.say(format_args!("its ANA state is {}", access.name()));
+            }
+            PathEvent::NamespaceMismatch { why, .. } => {
+                self.record(PathChange::Mismatch(0, why));
+                if only.has_been_up {
+                    self.say(format_args!("not used: {why}"));
+                }
+            }
+            PathEvent::Removed { why, .. } => {
+                self.record(PathChange::Lost(0, why));
+                self.notify_removed(why);
+            }
+            // Its loss is reported.
+            PathEvent::AllPathsDown => {}
+            event => self.report_path(event),
+        }
+    }
+
+    fn record(&self, change: PathChange<'_>) {
+        if let Some(paths) = &self.paths {
+            paths.record(change);
+        }
+    }
+
     fn say(&self, what: fmt::Arguments<'_>) {
         tracing::info!(cause = %self.device, "{}: {what}", self.device);
     }
 
-    /// Reports that the only path is up for the first time.
-    pub(super) fn notify_up(&self) {
-        self.paths.record(PathChange::Up(0, PathAnaState::Optimized.name()));
-    }
-
-    /// Reports that the only path was lost for this reason and is being reconnected.
+    /// Reports that the connection was lost for this reason and is being restored.
     pub(super) fn notify_lost(&self, why: &str) {
-        self.paths.record(PathChange::Lost(0, why));
         if self.is_for_operator {
             let TimeoutPolicy { retry, fail_fast, give_up, .. } = self.policy;
             self.say(format_args!(
@@ -66,25 +133,23 @@ impl PathNotifier {
         }
     }
 
-    /// Reports that the only path was restored after `disconnect_reason`.
-    pub(super) fn notify_restored(&self, disconnect_reason: Span) {
-        self.notify_up();
+    /// Reports that the connection was restored after this time.
+    pub(super) fn notify_restored(&self, after: Span) {
         if self.is_for_operator {
-            self.say(format_args!("it is there again, after {}", in_ms(disconnect_reason)));
+            self.say(format_args!("it is there again, after {}", in_ms(after)));
         }
     }
 
-    /// Reports that the only path was given up for this reason.
+    /// Reports that the controller was given up for this reason.
     pub(super) fn notify_removed(&self, why: &str) {
-        self.paths.record(PathChange::Lost(0, why));
         if self.is_for_operator {
             self.say(format_args!("removed: {why}"));
         }
     }
 
-    /// Reports an event of the controller of the only path.
+    /// Reports an event of the controller.
     pub(super) fn notify_controller_event(&self, event: tenmil_nvme_host::Event) {
-        self.report(&PathEvent::Controller { path: 0, event });
+        self.report_path(&PathEvent::Controller { path: 0, event });
     }
 }
 

@@ -256,7 +256,7 @@ mod tests {
 
         fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
             let count = requests.len().min(self.room - self.tokens.len());
-            self.tokens.extend(requests[..count].iter().map(|request| request.random_token));
+            self.tokens.extend(requests[..count].iter().map(|request| request.token));
             count
         }
 
@@ -274,7 +274,7 @@ mod tests {
     impl ChannelWakeup for One {}
 
     fn request(token: u64, operation: Operation, flags: RequestFlags) -> Request {
-        Request { random_token: token, operation, flags, ..Request::PLACEHOLDER }
+        Request { token: token, operation, flags, ..Request::PLACEHOLDER }
     }
 
     fn limits() -> Limits {

@@ -3,7 +3,7 @@
 use tenmil_base::{CompletionBatch, Error, Instant, IoStatus, Memory, ReservationHolder, Span};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
-use tenmil_nvme_fabrics::FabricsChannel;
+use tenmil_nvme_fabrics::FabricsQueuePair;
 use tenmil_wire::Layout as _;
 use tenmil_wire::TypedCommand as _;
 use tenmil_wire::io::reservation::{
@@ -13,7 +13,6 @@ use tenmil_wire::io::reservation::{
 };
 
 use super::attached::Attached;
-use super::channel::QueueSource as _;
 use super::name::TcpName;
 
 /// What reservation commands to a namespace need to know.
@@ -30,9 +29,9 @@ pub(super) struct ReservedNamespace {
 
 /// A queue for reservation commands.
 pub(super) struct ReservationQueue {
-    pub(super) queue: FabricsChannel,
-    /// The controller, if it was attached for the purpose. Dropped after the queue.
-    pub(super) _attached: Option<Attached>,
+    queue: FabricsQueuePair,
+    /// The controller, which was attached for the purpose. Dropped after the queue.
+    _attached: Attached,
 }
 
 /// One exchange of reservation commands.
@@ -250,7 +249,7 @@ impl<'a> Exchange<'a> {
                 }
             }
             queue.poll_raw(now, &mut completions);
-            tenmil_base::IoChannel::flush(queue);
+            queue.flush();
             if let [completion] = completions.as_slice() {
                 return Ok(completion.status);
             }
@@ -282,8 +281,8 @@ impl Drop for Exchange<'_> {
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
     pub(super) fn of(attached: Attached) -> Result<Self, Error> {
-        let queue = attached.queue()?;
-        Ok(Self { queue, _attached: Some(attached) })
+        let queue = attached.queue_pair()?;
+        Ok(Self { queue, _attached: attached })
     }
 }
 

@@ -56,7 +56,7 @@ impl ReadLoad {
 fn read_request(operation: Operation, token: u64, lba: u64) -> Request {
     let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
     Request {
-        random_token: token,
+        token: token,
         lba,
         blocks,
         segment_count,

@@ -252,7 +252,7 @@ impl ArrayFixture {
             self.poll_once();
         }
         let token = self.under_way.iter().position(Option::is_none).unwrap();
-        let request = Request { random_token: token as u64, ..request };
+        let request = Request { token: token as u64, ..request };
         self.start_request(step, request, differ);
         for _ in 0..self.random.below(3) {
             self.poll_once();
@@ -278,7 +278,7 @@ impl ArrayFixture {
         let is_flush = operation == Operation::Flush;
         let is_copy = operation == Operation::Copy;
         let request = Request {
-            random_token: 0,
+            token: 0,
             lba: if is_flush { 0 } else { within(step.first, blocks as usize) },
             operand: if is_copy { within(step.other, blocks as usize) } else { 0 },
             segment_first: 0,
@@ -305,7 +305,7 @@ impl ArrayFixture {
 
     /// Fills the memory, submits, and changes the array as the request changes the device.
     fn start_request(&mut self, step: &OperationStep, request: Request, differ: bool) {
-        let Request { operation, blocks, random_token: token, .. } = request;
+        let Request { operation, blocks, token: token, .. } = request;
         let range = block_range(request.lba, blocks);
         let found = self.array[range].to_vec();
         let bytes = self.data_segments(&request, &found, differ);

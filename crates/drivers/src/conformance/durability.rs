@@ -219,7 +219,7 @@ impl<'a> PowerLossTest<'a> {
             true => request(operation, 0, 0),
             false => Request { flags, ..request(operation, first, count) },
         };
-        let request = Request { random_token: token as u64, ..request };
+        let request = Request { token: token as u64, ..request };
         let keeps = self.blocks.iter().map(|block| block.completed).collect();
         if channel.submit(now, &[request], &[memory]) == 0 {
             return;
@@ -338,7 +338,7 @@ fn open(
 fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
     let moves = matches!(operation, Operation::Read | Operation::Write);
     Request {
-        random_token: 0,
+        token: 0,
         lba,
         operand: 0,
         segment_first: 0,

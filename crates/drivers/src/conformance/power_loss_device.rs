@@ -260,7 +260,7 @@ impl IoChannel for PowerLossChannel {
             if is_mine && state.random.chance(1, 3) && state.countdown.count_operation() {
                 let one = state.under_way.swap_remove(index);
                 state.execute_request(&one);
-                let (token, status) = (one.request.random_token, IoStatus::SUCCESS);
+                let (token, status) = (one.request.token, IoStatus::SUCCESS);
                 completions.push(IoCompletion { token, status, result: 0 });
             } else {
                 index += 1;

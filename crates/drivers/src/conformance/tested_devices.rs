@@ -286,7 +286,7 @@ impl ChannelDriver {
         let (segment_first, segment_count, metadata_count) = (0, 0, 0);
         let (token, operand, flags) = (0x1234_5678_9abc_def0, 0, RequestFlags::NONE);
         Request {
-            random_token: token,
+            token: token,
             lba,
             operand,
             blocks,
@@ -342,7 +342,7 @@ impl ChannelDriver {
         assert_eq!(self.channel.submit(self.now, &[request], segments), 1, "{}", self.name);
         loop {
             if let [completion] = self.poll_once(4)[..] {
-                assert_eq!(completion.token, request.random_token);
+                assert_eq!(completion.token, request.token);
                 return completion.status;
             }
         }

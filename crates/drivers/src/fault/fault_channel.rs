@@ -135,13 +135,13 @@ impl FaultChannel {
             let rest = requests[done..].iter().zip(self.free.iter().rev()).take(BATCH);
             self.batch.clear();
             self.batch.extend(
-                rest.map(|(request, slot)| Request { random_token: (*slot).into(), ..*request }),
+                rest.map(|(request, slot)| Request { token: (*slot).into(), ..*request }),
             );
             let taken = self.inner.submit(now, &self.batch, segments);
             for request in &requests[done..done + taken] {
                 let Some(slot) = self.free.pop() else { break };
                 self.slots[slot as usize] =
-                    FaultSlot { token: request.random_token, then: CompletionAction::Pass };
+                    FaultSlot { token: request.token, then: CompletionAction::Pass };
             }
             done += taken;
             if taken < self.batch.len() {
@@ -170,7 +170,7 @@ impl FaultChannel {
         match strike.effect {
             FaultEffect::Error(status) => {
                 let status = status.unwrap_or(default_error_status(request.operation));
-                self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 true
             }
             FaultEffect::Drop => self.free.pop().is_some(),
@@ -204,12 +204,12 @@ impl FaultChannel {
         then: CompletionAction,
     ) -> bool {
         let Some(slot) = self.free.last().copied() else { return false };
-        let child = Request { random_token: slot.into(), ..*request };
+        let child = Request { token: slot.into(), ..*request };
         if self.inner.submit(now, &[child], segments) == 0 {
             return false;
         }
         self.free.pop();
-        self.slots[slot as usize] = FaultSlot { token: request.random_token, then };
+        self.slots[slot as usize] = FaultSlot { token: request.token, then };
         true
     }
 
@@ -226,7 +226,7 @@ impl FaultChannel {
         let blocks = u32::try_from(random.below(request.blocks.into())).unwrap_or(0);
         if blocks == 0 {
             let status = instead.unwrap_or(IoStatus::SUCCESS);
-            self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+            self.ready.push(IoCompletion { token: request.token, status, result: 0 });
             return true;
         }
         let mut segments = std::mem::take(&mut self.segments);

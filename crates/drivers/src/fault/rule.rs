@@ -308,7 +308,7 @@ mod tests {
     fn request(operation: Operation, lba: u64) -> Request {
         let blocks = if operation == Operation::Flush { 0 } else { 4 };
         Request {
-            random_token: 0,
+            token: 0,
             lba,
             operand: 0,
             segment_first: 0,

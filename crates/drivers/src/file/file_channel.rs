@@ -91,7 +91,7 @@ impl<J: FileIo> FileChannel<J> {
             .map(|own| (first_step(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
             Err(status) | Ok((FirstStep::Complete(status), _)) => {
-                self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return true;
             }
             Ok((FirstStep::Run { awaits, buffer }, own)) => (awaits, buffer, own),
@@ -144,7 +144,7 @@ impl<J: FileIo> FileChannel<J> {
             },
         };
         let work = &mut self.requests[usize::from(index)];
-        let Request { random_token: token, lba, blocks, operation, .. } = work.request;
+        let Request { token: token, lba, blocks, operation, .. } = work.request;
         let writes =
             matches!(operation, Operation::Write | Operation::WriteZeroes | Operation::Copy);
         if writes && status.is_success() {

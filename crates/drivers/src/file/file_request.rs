@@ -56,7 +56,7 @@ impl FileRequest {
     pub(super) fn empty(segments_max: u16) -> Self {
         Self {
             request: Request {
-                random_token: 0,
+                token: 0,
                 lba: 0,
                 operand: 0,
                 blocks: 0,

@@ -32,7 +32,7 @@ fn run_request(
 ) -> IoStatus {
     let moves = matches!(operation, Operation::Read | Operation::Write);
     let request = Request {
-        random_token: 1,
+        token: 1,
         lba: 16,
         operand: 0,
         blocks,
@@ -373,7 +373,7 @@ impl FileFixture {
     ) {
         let moves = matches!(operation, Operation::Read | Operation::Write);
         let request = Request {
-            random_token: token,
+            token: token,
             lba: 0,
             operand: 0,
             blocks: if operation == Operation::Flush { 0 } else { 1 },

@@ -110,7 +110,7 @@ impl MirrorChannel {
     fn accept_request(&mut self, request: &Request, segments: &[Segment]) {
         let own = match validate_request(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
-            done => return self.complete(request.random_token, done.err().unwrap_or_default(), 0),
+            done => return self.complete(request.token, done.err().unwrap_or_default(), 0),
         };
         let Some(slot) = self.free.pop() else { return };
         let segment_first = self.legs.store_segments(slot, own);
@@ -422,7 +422,7 @@ impl MirrorChannel {
         }
         self.requests[slot as usize].stage = RequestStage::Idle;
         self.free.push(slot);
-        self.complete(request.random_token, status, result);
+        self.complete(request.token, status, result);
     }
 
     /// Status of a flush. If all legs may have lost writes during or before it, every channel reports

@@ -100,7 +100,7 @@ impl<'a> SuperblockIo<'a> {
     ) -> Result<(), Error> {
         let limits = self.backend.limits();
         let request = Request {
-            random_token: 0,
+            token: 0,
             lba: at / u64::from(limits.block_size),
             operand: 0,
             segment_first: 0,

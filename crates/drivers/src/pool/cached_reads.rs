@@ -84,9 +84,9 @@ impl CachedReads {
     /// Adds a read at location `at` to the batch.
     #[inline]
     pub(super) fn add_read(&mut self, slot: u32, request: &Request, at: u64) {
-        self.tokens[slot as usize] = request.random_token;
+        self.tokens[slot as usize] = request.token;
         self.batch.push(Request {
-            random_token: KNOWN | u64::from(slot),
+            token: KNOWN | u64::from(slot),
             lba: at * u64::from(self.per_block),
             blocks: request.blocks * self.per_block,
             flags: request.flags.without(RequestFlags::HOLES),
@@ -109,12 +109,12 @@ impl CachedReads {
         // After the read epoch is published, so that what is valid now stays valid until it is released.
         if self.epoch.load(Ordering::Acquire) != self.seen {
             self.readers.end_read(bucket, count);
-            free.extend(self.batch.drain(first..).map(|read| token_slot(read.random_token)));
+            free.extend(self.batch.drain(first..).map(|read| token_slot(read.token)));
             self.extents.clear();
             return false;
         }
         let bucket = (bucket as u64) << BUCKET_SHIFT;
-        self.batch[first..].iter_mut().for_each(|read| read.random_token |= bucket);
+        self.batch[first..].iter_mut().for_each(|read| read.token |= bucket);
         true
     }
 

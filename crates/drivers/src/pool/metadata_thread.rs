@@ -384,7 +384,7 @@ impl MetadataThread {
         self.table[segment_first as usize] = memory;
         let moves = operation != Operation::Flush;
         self.queue.push_back(Request {
-            random_token: place.into(),
+            token: place.into(),
             lba: at * self.geometry.blocks_in_page,
             operand: 0,
             segment_first,

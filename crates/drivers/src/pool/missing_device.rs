@@ -34,7 +34,7 @@ impl IoChannel for MissingDeviceChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         let count = requests.len().min(self.ready.free_count());
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
-            token: request.random_token,
+            token: request.token,
             status: IoStatus::UNRECOVERED_READ,
             result: 0,
         }));

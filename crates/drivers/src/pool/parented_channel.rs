@@ -73,7 +73,7 @@ impl ParentedChannel {
         let Some(parent) = &mut self.parent else {
             let count = requests.len().min(self.ready.free_count());
             let refused = requests[..count].iter().map(|request| IoCompletion {
-                token: request.random_token,
+                token: request.token,
                 status: IoStatus::UNRECOVERED_READ,
                 result: 0,
             });

@@ -176,7 +176,7 @@ mod tests {
         memory: Segment,
     ) -> IoStatus {
         let request = Request {
-            random_token: 9,
+            token: 9,
             lba: page * 4,
             blocks: memory.len_bytes / 1024,
             segment_count: 1,
@@ -264,7 +264,7 @@ mod tests {
         });
         let block_size = rams[0].limits().block_size;
         let request = |token, lba, blocks, operation| Request {
-            random_token: token,
+            token: token,
             lba,
             blocks,
             segment_count: u16::from(operation != Operation::Flush),

@@ -202,12 +202,12 @@ impl VolumeChannel {
     fn defer_reads(&mut self, first: usize, segments: &[Segment]) {
         for index in first..self.known.batch.len() {
             let read = self.known.batch[index];
-            let slot = token_slot(read.random_token);
+            let slot = token_slot(read.token);
             let own = read.segment_first as usize..;
             let own = segments.get(own).and_then(|own| own.get(..read.segment_count.into()));
             let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
                 let (token, status) =
-                    (self.known.abandon_read(read.random_token), IoStatus::INVALID_FIELD);
+                    (self.known.abandon_read(read.token), IoStatus::INVALID_FIELD);
                 self.free.push(slot);
                 self.ready.push(IoCompletion { token, status, result: 0 });
                 continue;
@@ -305,7 +305,7 @@ impl VolumeChannel {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
             done => {
                 let status = done.err().unwrap_or_default();
-                self.ready.push(IoCompletion { token: request.random_token, status, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return None;
             }
         };
@@ -411,7 +411,7 @@ impl VolumeChannel {
         let per_page = self.open.geometry.blocks_in_page;
         let blocks = (blocks.end - blocks.start) * per_page;
         self.queue.push_back(Request {
-            random_token: number.into(),
+            token: number.into(),
             lba: at * per_page,
             operand: 0,
             segment_first: u32::try_from(first).unwrap_or(u32::MAX),
@@ -513,7 +513,7 @@ impl VolumeChannel {
         let work = &mut self.requests[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
-        let (token, result) = (work.request.random_token, work.result);
+        let (token, result) = (work.request.token, work.result);
         self.ready.push(IoCompletion { token, status, result });
     }
 

@@ -22,7 +22,7 @@ fn null_leg(block_size: u32, blocks: u64) -> Arc<dyn BlockDevice> {
 
 fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        random_token: token,
+        token: token,
         lba,
         operand: 0,
         segment_first: 0,
@@ -115,7 +115,7 @@ fn run_request(channel: &mut dyn IoChannel, request: Request, memory: Segment, e
     while channel.poll(Instant::default(), &mut completions) == 0 {}
     let statuses: Vec<_> =
         completions.drain().map(|completion| (completion.token, completion.status)).collect();
-    assert_eq!(statuses, [(request.random_token, expected)]);
+    assert_eq!(statuses, [(request.token, expected)]);
 }
 
 #[test]

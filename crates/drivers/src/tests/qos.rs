@@ -63,7 +63,7 @@ impl QosClient {
         let blocks = self.blocks[one_of(self.blocks.len())];
         let operation = self.operations[one_of(self.operations.len())];
         Request {
-            random_token: 0,
+            token: 0,
             lba: 0,
             operand: 0,
             segment_first: 0,

@@ -105,7 +105,7 @@ impl FullScan {
             }
             let blocks = u32::try_from(left).unwrap_or(u32::MAX).min(self.request_blocks);
             let request = Request {
-                random_token: self.next,
+                token: self.next,
                 lba: if is_flush { 0 } else { self.next },
                 operand: 0,
                 blocks,

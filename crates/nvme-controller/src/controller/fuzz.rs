@@ -158,7 +158,7 @@ impl IoChannel for Channel {
 
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         let free_count = (self.limits.depth_max as usize).saturating_sub(self.waiting.len());
-        self.waiting.extend(requests.iter().take(free_count).map(|request| request.random_token));
+        self.waiting.extend(requests.iter().take(free_count).map(|request| request.token));
         requests.len().min(free_count)
     }
 

@@ -98,7 +98,7 @@ impl Channel {
     /// when the channel was opened, so there is always space.
     pub(super) fn batch_request(&mut self, request: Request, segment: Segment) {
         let mut batch = self.start_batch(request);
-        batch.add_request(request.random_token, request.lba, segment);
+        batch.add_request(request.token, request.lba, segment);
         batch.finish(1);
     }
 
@@ -160,7 +160,7 @@ impl Channel {
     /// Removes the batched requests that were not submitted and returns their tokens.
     pub(super) fn take_unsubmitted(&mut self) -> Vec<u64> {
         let count = core::mem::take(&mut self.batched);
-        self.requests[..count].iter().map(|request| request.random_token).collect()
+        self.requests[..count].iter().map(|request| request.token).collect()
     }
 
     /// Blocks all access to the blocks with writes in flight until these complete.
@@ -238,7 +238,7 @@ impl RequestBatchBuilder<'_> {
         let place = self.places.next();
         let (request, place) =
             place.expect("the batch has an entry for every command of the slot table");
-        *request = Request { random_token: token, lba, segment_first: self.at, ..self.template };
+        *request = Request { token: token, lba, segment_first: self.at, ..self.template };
         *place = segment;
         self.at += 1;
     }

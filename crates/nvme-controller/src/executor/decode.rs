@@ -88,7 +88,7 @@ impl<H: HostMemory> Executor<H> {
                 if let Some(slot) = self.take_slot(tag, &command, State::Fast)
                     && let Some(channel_to) = self.namespace_table.channel(channel)
                 {
-                    request.random_token = slot.into();
+                    request.token = slot.into();
                     channel_to.batch_request(request, NO_SEGMENT);
                     self.slots.get_mut(slot).set_channel(channel);
                 }
@@ -368,7 +368,7 @@ fn plan_single_request(
     (lba, blocks): (u64, u32),
 ) -> ExecutionPlan {
     let request = Request {
-        random_token: 0,
+        token: 0,
         lba,
         operand: 0,
         blocks,

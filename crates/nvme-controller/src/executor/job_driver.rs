@@ -322,7 +322,7 @@ impl<H: HostMemory> Executor<H> {
             return JobStepResult::Failed(Status::INTERNAL_ERROR);
         }
         let request = Request {
-            random_token: context.slot.into(),
+            token: context.slot.into(),
             lba: sub_request.lba,
             operand: sub_request.operand,
             blocks: sub_request.blocks,

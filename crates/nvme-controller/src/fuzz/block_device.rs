@@ -160,7 +160,7 @@ impl IoChannel for FakeChannel {
             }
             let (request, segments) = self.pending.remove(at);
             let status = self.execute(&request, &segments);
-            completions.push(IoCompletion { token: request.random_token, status, result: 0 });
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count

@@ -112,7 +112,7 @@ impl core::fmt::Debug for ShutdownFlush {
 }
 
 const REQUEST: Request = Request {
-    random_token: 0,
+    token: 0,
     lba: 0,
     operand: 0,
     blocks: 0,

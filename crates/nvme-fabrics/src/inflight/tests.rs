@@ -14,7 +14,7 @@ const RESET: ConnectionLossInfo =
 
 fn request(token: u64, first: u32, count: u16) -> Request {
     Request {
-        random_token: token,
+        token: token,
         segment_first: first,
         segment_count: count,
         ..Request::PLACEHOLDER
@@ -26,17 +26,17 @@ fn what_is_sent_again_is_what_was_kept() {
     let mut inflight = InflightRequests::new(2);
     let table: Vec<Segment> =
         (0..5).map(|at| Segment { offset: at, ..Segment::default() }).collect();
-    let one = inflight.insert(NOW, &request(70, 3, 1), &table).unwrap();
-    let three = inflight.insert(NOW, &request(71, 1, 3), &table).unwrap();
-    assert_eq!(inflight.insert(NOW, &request(72, 0, 0), &table), None, "there are two places");
-    assert!(inflight.requeue(three.random_token, LossVerdict::Unrelated));
-    assert!(inflight.requeue(one.random_token, LossVerdict::Unrelated));
+    let one = inflight.insert(NOW, &request(70, 3, 1), &table, 0).unwrap();
+    let three = inflight.insert(NOW, &request(71, 1, 3), &table, 0).unwrap();
+    assert_eq!(inflight.insert(NOW, &request(72, 0, 0), &table, 0), None, "there are two places");
+    assert!(inflight.requeue(three.token, LossVerdict::Unrelated));
+    assert!(inflight.requeue(one.token, LossVerdict::Unrelated));
     for (expected, token, slot) in [(&table[1..4], 71, three), (&table[3..4], 70, one)] {
         let (retries, segments) = inflight.next_retry(0).unwrap();
-        assert_eq!((retries.random_token, retries.segment_first), (slot.random_token, 0));
+        assert_eq!((retries.token, retries.segment_first), (slot.token, 0));
         assert_eq!(segments, expected);
         inflight.record_retry(NOW, 0);
-        assert_eq!(inflight.remove(slot.random_token), token);
+        assert_eq!(inflight.remove(slot.token), token);
     }
     assert!(!inflight.has_retries() && inflight.free.len() == 2);
 }
@@ -65,7 +65,7 @@ fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
         (NOW, ConnectionFailure::OneInFlight, LossVerdict::Cause),
     ] {
         let mut inflight = InflightRequests::new(2);
-        let slot = inflight.insert(NOW, &request(7, 0, 0), &[]).unwrap().random_token;
+        let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
         assert_eq!(
             inflight.loss_verdict(ConnectionLossInfo { at, failure }, slot, LIMIT),
             expected,
@@ -77,7 +77,7 @@ fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
 #[test]
 fn no_number_of_resets_of_others_is_held_against_a_request() {
     let mut inflight = InflightRequests::new(2);
-    let slot = inflight.insert(NOW, &request(7, 0, 0), &[]).unwrap().random_token;
+    let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
     for _ in 0..1000 {
         assert!(inflight.requeue(slot, LossVerdict::Unrelated));
         inflight.record_retry(NOW, 0);
@@ -88,12 +88,11 @@ fn no_number_of_resets_of_others_is_held_against_a_request() {
 #[test]
 fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
     let mut inflight = InflightRequests::new(3);
-    let slots =
-        [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[]).unwrap().random_token);
+    let slots = [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
     slots.iter().for_each(|slot| assert!(inflight.requeue(*slot, LossVerdict::Suspect)));
     assert!(inflight.next_retry(1).is_none(), "not while others are there");
     for guilt in 1..=CAUSED_RESETS_MAX {
-        assert_eq!(inflight.next_retry(0).unwrap().0.random_token, slots[0]);
+        assert_eq!(inflight.next_retry(0).unwrap().0.token, slots[0]);
         inflight.record_retry(NOW, 0);
         assert!(inflight.is_isolating() && inflight.next_retry(0).is_none(), "nor others with it");
         let loss_verdict = inflight.loss_verdict(
@@ -111,7 +110,7 @@ fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
         }
     }
     inflight.remove(slots[0]);
-    assert!(!inflight.is_isolating() && inflight.in_flight() == 0);
+    assert!(!inflight.is_isolating() && inflight.is_empty());
 }
 
 /// A request that a path has no free entry for belongs to no path: it waits once, whatever becomes of the
@@ -119,14 +118,13 @@ fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
 #[test]
 fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
     let mut inflight = InflightRequests::new(2);
-    let slot = inflight.insert(NOW, &request(7, 0, 0), &[]).unwrap().random_token;
-    inflight.set_path(slot, 0);
+    inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap();
     assert_eq!(inflight.requeue_path(0, RESET, LIMIT, |_| true), (1, Vec::new()));
     let (retries, _) = inflight.next_retry(0).unwrap();
-    assert!(inflight.is_awaited(retries.random_token), "under its later name");
+    assert!(inflight.is_awaited(retries.token), "under its later name");
     assert_eq!(inflight.requeue_path(0, RESET, LIMIT, |_| true), (0, Vec::new()), "no path has it");
     inflight.record_retry(NOW, 1);
-    assert!(!inflight.has_retries() && inflight.in_flight() == 1);
+    assert!(!inflight.has_retries() && !inflight.is_empty());
     assert_eq!(inflight.requeue_path(0, RESET, LIMIT, |_| true).0, 0);
     assert_eq!(inflight.requeue_path(1, RESET, LIMIT, |_| true).0, 1);
 }
@@ -134,25 +132,23 @@ fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
 #[test]
 fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
     let mut inflight = InflightRequests::new(2);
-    let slot = inflight.insert(NOW, &request(7, 0, 0), &[]).unwrap().random_token;
-    inflight.set_path(slot, 0);
-    let mut now = NOW;
+    let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
+        let mut now = NOW;
     for guilt in 1..=CAUSED_RESETS_MAX {
         now = now.after(Span::from_secs(32));
-        let path = usize::from(guilt - 1) % 2;
+        let path = (guilt - 1) % 2;
         let (count, not_retried) =
             inflight.requeue_path(path, ConnectionLossInfo { at: now, ..RESET }, LIMIT, |_| true);
         let expected = if guilt < CAUSED_RESETS_MAX { vec![] } else { vec![slot] };
         assert_eq!((count, not_retried), (1, expected), "reset {guilt}");
-        inflight.record_retry(now, usize::from(guilt) % 2);
+        inflight.record_retry(now, guilt % 2);
     }
 }
 
 #[test]
 fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
     let mut inflight = InflightRequests::new(3);
-    let slots =
-        [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[]).unwrap().random_token);
+    let slots = [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
     slots.iter().for_each(|slot| assert!(inflight.requeue(*slot, LossVerdict::Suspect)));
     inflight.record_retry(NOW, 0);
     assert!(inflight.next_retry(0).is_none(), "it is out");
@@ -162,7 +158,7 @@ fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
         (0, vec![]),
         "it may go nowhere yet"
     );
-    assert_eq!(inflight.next_retry(0).unwrap().0.random_token, slots[1]);
+    assert_eq!(inflight.next_retry(0).unwrap().0.token, slots[1]);
     assert_eq!(inflight.loss_verdict(loss, slots[0], LIMIT), LossVerdict::Cause, "all the same");
 }
 
@@ -177,7 +173,7 @@ fn a_copy_that_one_of_its_parts_was_refused_is_repeated_only_if_it_does_the_same
             ..request(7, 0, 0)
         };
         let mut inflight = InflightRequests::new(1);
-        let slot = inflight.insert(NOW, &copy, &[]).unwrap().random_token;
+        let slot = inflight.insert(NOW, &copy, &[], 0).unwrap().token;
         assert_eq!(inflight.requeue_rejected(slot, true), is_permitted, "from {operand}");
     }
 }

@@ -1,4 +1,4 @@
-//! I/O channel of a multipath namespace: a queue pair for each path, and a table of requests for retries.
+//! I/O channel of a remote namespace: a queue pair for each path, and a table of requests for retries.
 //!
 //! ```text
 //!   submit ─▶ inflight table ─▶ path selector ─┬─▶ queue pair 0 ─▶ connection
@@ -17,7 +17,7 @@ use tenmil_nvme_host::QueueState;
 
 use super::MultipathOptions;
 use super::failover::{self, RetryDecision};
-use super::path_selector::{PathSelector, PathView};
+use super::path_selector::{BatchRoute, PathSelector, PathView};
 use super::path_states::{PathStates, QueueInbox};
 use crate::caches::Association;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
@@ -32,12 +32,15 @@ use crate::wait_handle::WaitHandle;
 /// path is lost, its requests are retried on another path as soon as permitted: reads at once, requests
 /// that change blocks when the old controller can no longer execute them. When no path is left, requests
 /// are held for the policy's [fast-fail time](crate::TimeoutPolicy::fail_fast), and complete with
-/// [`IoStatus::PATH_ERROR`] from then on.
+/// [`IoStatus::PATH_ERROR`] from then on; at once if the device is gone.
+/// A request completes with [`IoStatus::ABORTED_BY_HOST`] after it has three times missed its deadline, or
+/// been alone on a connection that broke. Resets with other causes do not count.
 ///
 /// A flush is sent to each controller that may have completed writes in a volatile cache, submitted by
 /// any queue, and completes when all have completed it. Writes of controllers that are lost by then are
-/// handled according to [`CacheScope`](crate::CacheScope).
-pub struct MultipathChannel {
+/// handled according to [`CacheScope`](crate::CacheScope): the flush fails with
+/// [`IoStatus::WRITE_FAULT`] if they are lost. Each queue reports each loss once.
+pub struct FabricsChannel {
     shared: Arc<PathStates>,
     inbox: Arc<QueueInbox>,
     path_channels: Box<[PathChannel]>,
@@ -54,6 +57,12 @@ pub struct MultipathChannel {
     resumption: Resumption,
     /// Some path is backed off.
     has_backoff: bool,
+    /// The device is gone: no path is connected any more.
+    has_ended: bool,
+    /// The view of a path has changed, or none was checked yet.
+    is_view_new: bool,
+    /// When a caller whose requests were not accepted is to submit them again.
+    resubmit_at: Instant,
     /// Completions of requests that were not submitted, or are not retried.
     failed: Vec<IoCompletion>,
     wait_handle: Option<Box<dyn WaitHandle>>,
@@ -82,21 +91,22 @@ struct PathChannel {
 const BATCH: usize = 64;
 /// Back-off of a path after a path error.
 const PATH_BACKOFF: Span = Span::from_ms(100);
+/// When a caller submits again what was not accepted for want of a path.
+const RESUBMIT: Span = Span::from_ms(1);
 
-impl MultipathChannel {
-    /// A channel over the queue pairs in `inbox`. `None` if there are none yet.
+impl FabricsChannel {
+    /// A channel over the queue pairs that come to `inbox`, of a namespace with these limits.
     pub(super) fn new(
         shared: Arc<PathStates>,
         inbox: Arc<QueueInbox>,
         count: usize,
         options: &MultipathOptions,
-    ) -> Option<Self> {
-        let queue_pairs = inbox.take()?;
-        let limits = queue_pairs.first()?.1.limits().clone();
+        limits: Limits,
+    ) -> Self {
         // In addition to the commands in flight, there are requests that were split.
         let depth = limits.depth_max + u32::from(options.sizes.parents);
         let has_cache = limits.durability == Durability::VolatileCache;
-        let mut queue = Self {
+        let mut channel = Self {
             flushes: FlushFanout::new(Arc::clone(shared.caches()), has_cache),
             has_cache,
             shared,
@@ -110,14 +120,14 @@ impl MultipathChannel {
             down_since: None,
             resumption: Resumption::default(),
             has_backoff: false,
+            has_ended: false,
+            is_view_new: true,
+            resubmit_at: Instant::NEVER,
             failed: Vec::new(),
             wait_handle: None,
         };
-        queue_pairs
-            .into_iter()
-            .for_each(|(path, queue_pair)| queue.set_next_queue_pair(path, queue_pair));
-        queue.apply_changes();
-        Some(queue)
+        channel.apply_changes();
+        channel
     }
 
     /// Sets the wait handle of its thread. Without one, the thread cannot sleep while requests are in
@@ -152,7 +162,7 @@ impl MultipathChannel {
 
     #[inline]
     fn is_normal(&self) -> bool {
-        self.accepts_requests() && !self.has_backoff
+        self.accepts_requests() && !self.has_backoff && !self.is_view_new
     }
 
     /// Whether new requests can be submitted at once.
@@ -169,10 +179,16 @@ impl MultipathChannel {
         requests: &[Request],
         segments: &[Segment],
     ) -> usize {
+        let route = self.selector.route_batch(&self.views);
         let mut submitted = 0;
         for run in requests.chunks(BATCH) {
-            let count = self.select_paths(now, run, segments);
-            self.send_batches(now, segments);
+            let is_flush = |request: &Request| request.operation == Operation::Flush;
+            let has_flush = self.has_cache && run.iter().any(is_flush);
+            let count = match route {
+                BatchRoute::To(path) if !has_flush => self.submit_to(now, path, run, segments),
+                BatchRoute::Nowhere => return 0,
+                BatchRoute::To(_) | BatchRoute::Each => self.submit_each(now, run, segments),
+            };
             submitted += count;
             if count < run.len() {
                 break;
@@ -181,23 +197,51 @@ impl MultipathChannel {
         submitted
     }
 
-    /// Selects a path for each request.
+    /// Submits requests that all go to `path`.
     #[inline]
-    fn select_paths(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
+    fn submit_to(
+        &mut self,
+        now: Instant,
+        path: usize,
+        run: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let (inflight, number) = (&mut self.inflight, number_of(path));
+        let path_channel = &mut self.path_channels[path];
+        let insert = |request: &Request| inflight.insert(now, request, segments, number);
+        path_channel.batch.extend(run.iter().map_while(insert));
+        self.send_batch(now, path, segments, IfRejected::Return)
+    }
+
+    /// Submits requests whose paths are selected one by one.
+    #[inline(never)]
+    fn submit_each(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
         let mut count = 0;
         for request in run {
             let Some(path) = self.selector.choose(&self.views) else { break };
-            let Some(mut tracked) = self.inflight.insert(now, request, segments) else { break };
+            let tracked = self.inflight.insert(now, request, segments, number_of(path));
+            let Some(tracked) = tracked else { break };
             let path = match request.operation {
-                Operation::Flush => self.begin_flush(tracked.random_token, path),
+                Operation::Flush => self.begin_flush(tracked.token, path),
                 _ => path,
             };
-            tracked.random_token = self.inflight.set_path(tracked.random_token, path);
+            // For the choice of the next one.
             self.views[path].in_flight += 1;
             self.path_channels[path].batch.push(tracked);
             count += 1;
         }
-        count
+        let is_used = |path_channel: &PathChannel| !path_channel.batch.is_empty();
+        let are_several = self.path_channels.iter().filter(|it| is_used(it)).count() > 1;
+        let rejected = if are_several { IfRejected::Hold } else { IfRejected::Return };
+        let mut returned = 0;
+        for path in 0..self.path_channels.len() {
+            let in_batch = self.path_channels[path].batch.len();
+            if in_batch > 0 {
+                self.views[path].in_flight -= u32::try_from(in_batch).unwrap_or(u32::MAX);
+                returned += in_batch - self.send_batch(now, path, segments, rejected);
+            }
+        }
+        count - returned
     }
 
     /// Registers a flush in `slot` that was routed to `path`, and returns its actual path.
@@ -213,25 +257,53 @@ impl MultipathChannel {
         };
         let scope = scope(&self.views);
         self.flushes.record_sent(slot, self.path_channels[path].association(), scope);
+        self.inflight.set_path(slot, number_of(path));
         path
     }
 
-    /// Submits the batch of each path. Requests that a path does not accept are held.
+    /// Submits the batch of a path. Returns how many of its requests the channel keeps.
     #[inline]
-    fn send_batches(&mut self, now: Instant, segments: &[Segment]) {
-        for (path, path_channel) in self.path_channels.iter_mut().enumerate() {
-            let (Some(queue_pair), false) =
-                (&mut path_channel.queue_pair, path_channel.batch.is_empty())
-            else {
-                continue;
-            };
-            let count = queue_pair.submit(now, &path_channel.batch, segments);
-            path_channel.has_unsent |= count > 0;
-            for request in &path_channel.batch[count..] {
-                self.views[path].in_flight -= 1;
-                self.inflight.hold_for_retry(request.random_token);
+    fn send_batch(
+        &mut self, now: Instant, path: usize,
+        segments: &[Segment],
+        rejected: IfRejected,
+    ) ->
+        usize {
+            let path_channel =
+                &mut self.path_channels[path];
+        let submitted = match &mut path_channel.queue_pair {
+                Some(queue_pair) => queue_pair.submit(now, &path_channel.batch, segments),
+            None => 0,
+        };
+            path_channel.has_unsent |= submitted > 0;
+                self.views[path].in_flight += u32::try_from(submitted).unwrap_or(u32::MAX);
+        let kept = if submitted == path_channel.batch.len() {
+            submitted
+        } else {
+            self.reject(path, submitted, rejected)
+        };
+        self.path_channels[path].batch.clear();
+        kept
+    }
+
+    /// Removes or holds the requests of a batch that its path has not accepted.
+    #[cold]
+    fn reject(&mut self, path: usize, submitted: usize, rejected: IfRejected) -> usize {
+        let batch = &self.path_channels[path].batch;
+        match rejected {
+            IfRejected::Hold => {
+                for request in &batch[submitted..] {
+                self.inflight.hold_for_retry(request.token);
+}
+                batch.len()
             }
-            path_channel.batch.clear();
+            IfRejected::Return => {
+                for request in batch[submitted..].iter().rev() {
+                    self.flushes.remove(request.token);
+                    self.inflight.remove(request.token);
+                }
+                submitted
+            }
         }
     }
 
@@ -251,10 +323,16 @@ impl MultipathChannel {
             let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
             let count = requests.len().min(free_slots);
             self.failed
-                .extend(requests[..count].iter().map(|request| path_error(request.random_token)));
+                .extend(requests[..count].iter().map(|request| path_error(request.token)));
             return count;
         }
-        if self.accepts_requests() { self.submit_batches(now, requests, segments) } else { 0 }
+        if self.accepts_requests() {
+            return self.submit_batches(now, requests, segments);
+        }
+        if self.down_since.is_some() {
+            self.resubmit_at = now.after(RESUBMIT);
+        }
+        0
     }
 
     /// Polls all paths. A caller without requests in flight need not poll, so a new connection could go
@@ -262,17 +340,23 @@ impl MultipathChannel {
     fn poll_paths(&mut self, now: Instant) {
         // Only lost paths have completions, which are not awaited.
         let mut completions = CompletionBatch::with_capacity(BATCH);
-        (0..self.path_channels.len()).for_each(|path| self.poll_path(now, path, &mut completions));
+        for path in 0..self.path_channels.len() {
+            self.poll_path(now, path, false, &mut completions);
+        }
     }
 
     /// Whether held and new requests have to fail.
     fn has_failed(&self, now: Instant) -> bool {
-        self.down_since.is_some_and(|since| now.since(since) >= self.fail_fast)
+        let is_overdue = |since| now.since(since) >= self.fail_fast;
+        self.down_since.is_some_and(|since| self.has_ended || is_overdue(since))
     }
 
     /// Whether the controller of an accessible path is connected again, and the queue pair of that path follows
     /// as soon as it is polled.
     fn is_resuming(&mut self, now: Instant) -> bool {
+        if self.has_ended {
+            return false;
+        }
         let caches = self.shared.caches();
         let next = self.path_channels.iter().zip(&self.views).enumerate();
         let next = next.filter(|(_, (_, view))| view.is_accessible());
@@ -284,6 +368,18 @@ impl MultipathChannel {
         self.resumption.is_due(next, now, self.fail_fast)
     }
 
+    /// The rest of a poll with a change of a path, or with requests that are held or have failed.
+    #[cold]
+    fn poll_slow(&mut self, now: Instant, completions: &mut CompletionBatch) {
+        if now >= self.resubmit_at {
+            self.resubmit_at = Instant::NEVER;
+        }
+        self.update_paths(now);
+        self.flush();
+        let count = self.failed.len().min(completions.remaining());
+        self.failed.drain(..count).for_each(|completion| completions.push(completion));
+    }
+
     /// Applies changed path states, checks which paths are usable, and retries held requests.
     fn update_paths(&mut self, now: Instant) {
         if self.inbox.is_pending() {
@@ -293,6 +389,7 @@ impl MultipathChannel {
         if self.has_backoff {
             self.end_backoff(now);
         }
+        self.is_view_new = false;
         if self.views.iter().any(PathView::is_usable) {
             self.down_since = None;
         } else {
@@ -319,6 +416,7 @@ impl MultipathChannel {
     /// Applies changes published by the managing thread.
     fn apply_changes(&mut self) {
         let queue_pairs = self.inbox.take().unwrap_or_default();
+        self.has_ended = self.shared.has_ended();
         for (path, view) in self.views.iter_mut().enumerate() {
             view.access = self.shared.access(path);
         }
@@ -372,7 +470,7 @@ impl MultipathChannel {
             }
             view.in_flight += 1;
             path_channel.has_unsent = true;
-            self.inflight.record_retry(now, path);
+            self.inflight.record_retry(now, number_of(path));
         }
     }
 
@@ -448,7 +546,11 @@ impl MultipathChannel {
     fn record_loss(&mut self, now: Instant, path: usize) {
         let (path_channel, view) = (&mut self.path_channels[path], &self.views[path]);
         let Some(queue_pair) = &path_channel.queue_pair else { return };
-        if queue_pair.state() == QueuePairState::Disconnected
+        let state = queue_pair.state();
+        if path_channel.state == QueuePairState::Open && state != QueuePairState::Open {
+            path_channel.loss = None;
+        }
+        if state == QueuePairState::Disconnected
             && path_channel.state != QueuePairState::Disconnected
         {
             let failure = match (queue_pair.is_broken(), view.in_flight) {
@@ -472,7 +574,7 @@ impl MultipathChannel {
             // Unsent parts of split requests must not be sent when other requests use their memory.
             queue_pair.queue().abort_unsent();
             let (count, not_retried) = self.inflight.requeue_path(
-                path,
+                number_of(path),
                 loss,
                 queue_pair.command_timeout,
                 failover::is_idempotent,
@@ -487,41 +589,98 @@ impl MultipathChannel {
         }
     }
 
+    /// Polls a path. `is_calm`: nothing is held or isolated, and no flush needs attention. Returns false if
+    /// the state of the path or one of its completions needed attention.
     #[inline]
-    fn poll_path(&mut self, now: Instant, path: usize, completions: &mut CompletionBatch) {
+    fn poll_path(
+        &mut self,
+        now: Instant,
+        path: usize,
+        is_calm: bool,
+        completions: &mut CompletionBatch,
+    ) -> bool {
         let first = completions.len();
         let path_channel = &mut self.path_channels[path];
-        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
+        let Some(queue_pair) = &mut path_channel.queue_pair else { return true };
         queue_pair.poll(now, completions);
         let completed = completions.tail_mut(first);
-        let is_normal_poll = path_channel.state == queue_pair.state()
+        let is_normal = is_calm
+            && path_channel.state == queue_pair.state()
             && path_channel.stale == 0
             && path_channel.next.is_none()
-            && completed.iter().all(|completion| completion.status.is_success())
-            && !self.inflight.is_isolating()
-            && self.flushes.is_empty();
-        if is_normal_poll {
-            self.views[path].in_flight -= u32::try_from(completed.len()).unwrap_or(u32::MAX);
-        } else {
-            self.handle_exceptions(now, path, first, completions);
+            && are_successes(completed);
+        if !is_normal {
+            self.poll_path_slow(now, path, first, completions);
+            return false;
         }
-        let mut has_changed = false;
+        self.views[path].in_flight -= u32::try_from(completed.len()).unwrap_or(u32::MAX);
+        if self.has_cache {
+            self.record_writes(path, completed);
+        }
         for completion in completions.tail_mut(first) {
-            has_changed |= self.inflight.is_volatile(completion.token);
             completion.token = self.inflight.remove(completion.token);
         }
-        let Some(queue_pair) = &mut self.path_channels[path].queue_pair else { return };
-        if has_changed
-            && self.has_cache
-            && let Some(by) = queue_pair.association()
-        {
+        if let Some(queue_pair) = &mut self.path_channels[path].queue_pair {
+            queue_pair.send_rest();
+        }
+        true
+    }
+
+    #[cold]
+    fn poll_path_slow(
+        &mut self,
+        now: Instant,
+        path: usize,
+        first: usize,
+        completions: &mut CompletionBatch,
+    ) {
+        self.is_view_new = true;
+        self.handle_exceptions(now, path, first, completions);
+        if self.has_cache {
+            self.record_writes(path, completions.tail_mut(first));
+        }
+        for completion in completions.tail_mut(first) {
+            completion.token = self.inflight.remove(completion.token);
+        }
+        if let Some(queue_pair) = &mut self.path_channels[path].queue_pair {
+            queue_pair.send_rest();
+        }
+        self.replace_dead_queue_pair(path);
+    }
+
+    /// Records that completed writes may be in the volatile cache of a path's controller.
+    #[inline]
+    fn record_writes(&self, path: usize, completed: &[IoCompletion]) {
+        let mut has_changed = false;
+        for completion in completed {
+            has_changed |= self.inflight.is_volatile(completion.token);
+        }
+        if has_changed && let Some(by) = self.path_channels[path].association() {
             self.shared.caches().record_write(by);
         }
-        queue_pair.send_rest();
-        if !is_normal_poll {
-            self.replace_dead_queue_pair(path);
-        }
     }
+}
+
+/// What becomes of a request that a path does not accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IfRejected {
+    /// It is returned to the submitter. It is one of the last of its batch.
+    Return,
+    /// It is held, because later ones of its batch were accepted by other paths.
+    Hold,
+}
+
+/// Whether all commands have succeeded.
+#[inline]
+fn are_successes(completions: &[IoCompletion]) -> bool {
+    completions.iter().fold(0, |codes, completion| codes | completion.status.0) == 0
+}
+
+/// A path in the inflight table. There are at most [`PATHS_MAX`](super::PATHS_MAX).
+#[expect(clippy::cast_possible_truncation, reason = "a path is less than PATHS_MAX")]
+#[inline]
+const fn number_of(path: usize) -> u8 {
+    path as u8
 }
 
 impl PathChannel {
@@ -559,7 +718,7 @@ const fn path_error(token: u64) -> IoCompletion {
     IoCompletion { token, status: IoStatus::PATH_ERROR, result: 0 }
 }
 
-impl IoChannel for MultipathChannel {
+impl IoChannel for FabricsChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -568,11 +727,12 @@ impl IoChannel for MultipathChannel {
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         if self.is_normal() {
             let submitted = self.submit_batches(now, requests, segments);
-            if submitted > 0 {
+            // A channel that is full accepts more after a poll.
+            if submitted > 0 || !self.inflight.is_empty() {
                 return submitted;
             }
         }
-        // The table is full, or there is no known usable path.
+        // There is no usable path, or its state has changed since the last poll.
         self.submit_slow_path(now, requests, segments)
     }
 
@@ -591,13 +751,14 @@ impl IoChannel for MultipathChannel {
     #[inline]
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let first = completions.len();
-        (0..self.path_channels.len()).for_each(|path| self.poll_path(now, path, completions));
-        if !self.is_normal() || !self.views.iter().any(PathView::is_usable) {
-            self.update_paths(now);
-            self.flush();
+        let is_calm = !self.inflight.is_isolating() && self.flushes.is_empty();
+        let mut is_normal = true;
+        for path in 0..self.path_channels.len() {
+            is_normal &= self.poll_path(now, path, is_calm, completions);
         }
-        let count = self.failed.len().min(completions.remaining());
-        self.failed.drain(..count).for_each(|completion| completions.push(completion));
+        if !is_normal || !self.is_normal() || !self.failed.is_empty() {
+            self.poll_slow(now, completions);
+        }
         completions.len() - first
     }
 
@@ -616,13 +777,14 @@ impl IoChannel for MultipathChannel {
     }
 }
 
-impl ChannelWakeup for MultipathChannel {
+impl ChannelWakeup for FabricsChannel {
     fn wake_at(&self) -> Instant {
         if !self.failed.is_empty() {
             return Instant::default();
         }
         let end = self.down_since.filter(|_| self.inflight.has_retries());
         let end = end.map_or(Instant::NEVER, |since| since.after(self.fail_fast));
+        let end = end.min(self.resubmit_at);
         let backed_off =
             self.path_channels.iter().zip(&self.views).filter(|(_, view)| view.is_backed_off);
         let end =

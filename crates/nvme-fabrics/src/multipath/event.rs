@@ -45,6 +45,14 @@ pub enum PathEvent {
         /// Found and expected value.
         why: String,
     },
+    /// The controller of the only path has failed permanently, or its reconnects have ended: the device
+    /// is gone.
+    Removed {
+        /// Path index.
+        path: usize,
+        /// Cause.
+        why: String,
+    },
     /// The old controller of a lost path has been reset by another one (Cross-Controller Reset, NVM
     /// Express Base 2.3, section 5.4.3), and can no longer execute commands.
     ControllerFenced {
@@ -90,6 +98,7 @@ impl fmt::Display for PathEvent {
                 write!(out, "path {by} has reset the old controller of path {path}")
             }
             Self::NamespaceMismatch { path, why } => write!(out, "path {path} is not used: {why}"),
+            Self::Removed { path, why } => write!(out, "path {path} is removed: {why}"),
             Self::Controller {
                 path,
                 event:

@@ -5,12 +5,14 @@
 //!     ▲                       │               │
 //!     └── not connected ──────┴───────────────┴── given up, or another namespace
 //! ```
+//!
+//! The controller of the only path is not replaced once it was up: if it is given up, the device is gone.
 
 use std::sync::Arc;
 
 use tenmil_base::{Dma, Error, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::DevicePool;
-use tenmil_nvme_host::{ControllerOptions, Event, Namespace};
+use tenmil_nvme_host::{ControllerError, ControllerOptions, Event, Namespace, ResetCause, State};
 use tenmil_wire::Layout;
 use tenmil_wire::Status;
 use tenmil_wire::admin::GetLogPage;
@@ -19,7 +21,7 @@ use tenmil_wire::log::ana::{AnaGroup, AnaHeader, AnaState};
 use super::path_selector::PathAnaState;
 use crate::caches::CacheTracker;
 use crate::connector::Connector;
-use crate::controller::{Connecting, FabricsController};
+use crate::controller::{ConnectError, Connecting, FabricsController};
 use crate::options::Options;
 
 /// Resources of a path.
@@ -44,10 +46,15 @@ pub(super) struct Path {
     /// The log page is not read again before this time.
     log_read_at: Instant,
     log_page: Option<Segment>,
-    /// The path was reported as down.
-    is_down_reported: bool,
+    /// Why the path is down, as last reported.
+    reported: Option<String>,
     /// The path was reported as mismatched.
     is_mismatch_reported: bool,
+    /// Why it is not up, as an error of its own.
+    error: Option<Error>,
+    /// It is the only path of its device.
+    is_only: bool,
+    has_been_up: bool,
     /// No more connects.
     has_stopped: bool,
     /// Number of the connection that the thread watches.
@@ -93,9 +100,23 @@ pub(super) enum PathUpdate {
     Down(String),
     /// It leads to another namespace.
     NamespaceMismatch(String),
+    /// It was the only one, and its controller is gone.
+    Removed(String),
     /// Another event of its controller.
     Controller(Event),
 }
+
+/// Why a controller has not the namespace of the other paths.
+#[derive(Debug)]
+pub(super) struct NamespaceMismatch {
+    pub(super) error: Error,
+    /// It has no such namespace, rather than another one.
+    pub(super) is_missing: bool,
+}
+
+/// Checks the namespace of a controller. Returns its ANA group.
+pub(super) type NamespaceCheck<'a> =
+    &'a mut dyn FnMut(&mut FabricsController) -> Result<u32, NamespaceMismatch>;
 
 /// The token of the Get Log Page command; commands of the owner do not use it.
 const LOG_TOKEN: u64 = u64::MAX;
@@ -112,11 +133,19 @@ const GROUPS_PER_READ: u32 = 127;
 const MISMATCH_RETRY_INTERVAL: Span = Span::from_secs(30);
 /// Minimum interval of log page reads.
 const LOG_READ_INTERVAL: Span = Span::from_ms(200);
+/// Reason given when a controller was removed without an error of its transport.
+const NOT_THERE: &str =
+    "a register reads as ones, expected the value of a controller that is there";
 /// ANA transition time for a controller that does not report one (ANATT).
 const TRANSITION_TIME_DEFAULT: Span = Span::from_secs(10);
 
 impl Path {
-    pub(super) fn new(setup: PathSetup, caches: (Arc<CacheTracker>, usize), now: Instant) -> Self {
+    pub(super) fn new(
+        setup: PathSetup,
+        caches: (Arc<CacheTracker>, usize),
+        is_only: bool,
+        now: Instant,
+    ) -> Self {
         Self {
             setup,
             caches,
@@ -126,8 +155,11 @@ impl Path {
             log: AnaLogState::Known,
             log_read_at: now,
             log_page: None,
-            is_down_reported: false,
+            reported: None,
             is_mismatch_reported: false,
+            error: None,
+            is_only,
+            has_been_up: false,
             has_stopped: false,
             watched_connection: 0,
         }
@@ -146,7 +178,7 @@ impl Path {
         now: Instant,
         options: &Options,
         controller_options: ControllerOptions,
-        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: NamespaceCheck<'_>,
     ) -> Option<PathUpdate> {
         match &mut self.stage {
             PathStage::Disconnected { until } if now < *until || self.has_stopped => None,
@@ -156,7 +188,7 @@ impl Path {
                     self.stage = PathStage::Connected(Box::new(remote));
                     None
                 }
-                Err(error) => self.handle_connect_error(now, options, error.to_string()),
+                Err(error) => self.handle_connect_error(now, options, &error),
             },
             PathStage::Connected(remote) => match remote.poll(now) {
                 Some(event) => self.handle(now, options, event, check),
@@ -185,7 +217,7 @@ impl Path {
                 self.stage = PathStage::Connecting(Box::new(connecting));
                 None
             }
-            Err(error) => self.handle_connect_error(now, options, error.to_string()),
+            Err(error) => self.handle_connect_error(now, options, &error),
         }
     }
 
@@ -194,17 +226,97 @@ impl Path {
         &mut self,
         now: Instant,
         options: &Options,
-        why: String,
+        error: &ConnectError,
     ) -> Option<PathUpdate> {
         self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
-        self.report_down(why)
+        self.error = Some(Error::new(error.category(), error.to_string()));
+        self.report_down(error.to_string(), false)
     }
 
-    /// Reports the path as down, once.
-    fn report_down(&mut self, why: String) -> Option<PathUpdate> {
+    /// Reports the path as down: once, unless the cause is a better one than was reported.
+    fn report_down(&mut self, why: String, is_precise: bool) -> Option<PathUpdate> {
         // The transition time applies as long as the controller is connected.
         (self.access, self.transition_until) = (None, None);
-        (!core::mem::replace(&mut self.is_down_reported, true)).then_some(PathUpdate::Down(why))
+        let is_reported = match &self.reported {
+            Some(reported) => !is_precise || *reported == why,
+            None => false,
+        };
+        if is_reported {
+            return None;
+        }
+        self.reported = Some(why.clone());
+        Some(PathUpdate::Down(why))
+    }
+
+    /// Handles a reset of its controller.
+    fn handle_reset(&mut self, cause: ResetCause) -> Option<PathUpdate> {
+        let PathStage::Connected(remote) = &mut self.stage else { return None };
+        // Invalid data from the peer is the more precise cause; the last error is the reason of the
+        // transport.
+        let found = match cause {
+            ResetCause::InvalidData(found) => Some(found.to_string()),
+            _ => None,
+        };
+        let is_precise = found.is_some();
+        let why = found.or_else(|| remote.last_error());
+        let why = why.unwrap_or_else(|| "its controller is being reset".to_owned());
+        self.error = Some(Error::remote(format!("{}: {why}", remote.peer())));
+        self.report_down(why, is_precise)
+    }
+
+    /// Handles the end of its controller.
+    fn handle_end(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        error: Option<ControllerError>,
+    ) -> Option<PathUpdate> {
+        let PathStage::Connected(remote) = &mut self.stage else { return None };
+        // Before the first time, the transport knows the cause; afterwards it may be that of an earlier
+        // loss.
+        let last_error = remote.last_error();
+        let why = match error {
+            Some(error) if self.has_been_up => error.to_string(),
+            Some(error) => last_error.unwrap_or_else(|| error.to_string()),
+            None if self.has_been_up => {
+                last_error.unwrap_or_else(|| "the controller was removed".to_owned())
+            }
+            None => last_error.unwrap_or_else(|| NOT_THERE.to_owned()),
+        };
+        self.error = Some(Error::remote(format!("{}: {why}", remote.peer())));
+        if self.is_only && self.has_been_up && !self.has_stopped {
+            self.has_stopped = true;
+            (self.access, self.transition_until) = (None, None);
+            self.log = AnaLogState::Known;
+            return Some(PathUpdate::Removed(why));
+        }
+        self.release_controller();
+        self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
+        self.report_down(why, false)
+    }
+
+    /// Handles a controller that is ready and has not the namespace.
+    fn handle_mismatch(
+        &mut self,
+        now: Instant,
+        is_recovered: bool,
+        mismatch: &NamespaceMismatch,
+    ) -> Option<PathUpdate> {
+        let PathStage::Connected(remote) = &mut self.stage else { return None };
+        let identity = remote.controller().identity();
+        let has_notices =
+            identity.is_some_and(|identity| identity.page.namespace_attribute_notices());
+        if is_recovered && mismatch.is_missing && has_notices {
+            // A target that has restarted may report the namespace a moment later.
+            return self.set_ana_state(now, PathAnaState::Inaccessible);
+        }
+        let why = mismatch.error.text.clone();
+        let text = format!("{}: {why}", remote.peer());
+        self.error = Some(Error::new(mismatch.error.category, text));
+        self.release_controller();
+        self.stage = PathStage::Disconnected { until: now.after(MISMATCH_RETRY_INTERVAL) };
+        let is_new = !core::mem::replace(&mut self.is_mismatch_reported, true);
+        is_new.then_some(PathUpdate::NamespaceMismatch(why))
     }
 
     fn handle(
@@ -212,19 +324,13 @@ impl Path {
         now: Instant,
         options: &Options,
         event: Event,
-        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: NamespaceCheck<'_>,
     ) -> Option<PathUpdate> {
         let PathStage::Connected(remote) = &mut self.stage else { return None };
         match event {
             Event::Ready | Event::Recovered => match check(remote) {
                 Ok(_) => self.handle_ready(now),
-                Err(why) => {
-                    self.release_controller();
-                    self.stage =
-                        PathStage::Disconnected { until: now.after(MISMATCH_RETRY_INTERVAL) };
-                    let is_new = !core::mem::replace(&mut self.is_mismatch_reported, true);
-                    is_new.then_some(PathUpdate::NamespaceMismatch(why.to_string()))
-                }
+                Err(mismatch) => self.handle_mismatch(now, event == Event::Recovered, &mismatch),
             },
             Event::NamespaceAttached { .. } | Event::NamespaceDetached { .. } => {
                 match check(remote) {
@@ -239,21 +345,29 @@ impl Path {
             Event::AdminCompleted(completion) if completion.token == LOG_TOKEN => {
                 self.handle_log(now, completion.status, check)
             }
-            Event::ResetStarted { .. } => {
-                let why =
-                    remote.last_error().unwrap_or_else(|| "its controller is being reset".into());
-                self.report_down(why)
-            }
-            Event::Dead(_) | Event::Removed | Event::ShutDown { .. } => {
-                let why = remote
-                    .last_error()
-                    .unwrap_or_else(|| "its controller was removed or has failed".into());
+            Event::ResetStarted { cause } => self.handle_reset(cause),
+            Event::Dead(error) => self.handle_end(now, options, Some(error)),
+            Event::Removed => self.handle_end(now, options, None),
+            Event::ShutDown { .. } => {
                 self.release_controller();
                 self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
-                self.report_down(why)
+                match self.has_stopped {
+                    true => Some(PathUpdate::Controller(event)),
+                    false => self.report_down("its controller was shut down".to_owned(), false),
+                }
             }
             other => Some(PathUpdate::Controller(other)),
         }
+    }
+
+    /// Why it is not up.
+    pub(super) fn error(&self) -> Option<&Error> {
+        self.error.as_ref()
+    }
+
+    /// Whether it was up and is not connected: its controller was given up.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.has_been_up && !self.has_stopped && !matches!(self.stage, PathStage::Connected(_))
     }
 
     /// Stops reconnecting. A connected controller remains, to be shut down.
@@ -301,11 +415,7 @@ impl Path {
     }
 
     /// Reads the log page if requested, and checks the transition time.
-    fn read_ana_log(
-        &mut self,
-        now: Instant,
-        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
-    ) -> Option<PathUpdate> {
+    fn read_ana_log(&mut self, now: Instant, check: NamespaceCheck<'_>) -> Option<PathUpdate> {
         if self.log == AnaLogState::Wanted && now >= self.log_read_at {
             if !self.supports_ana() {
                 return self.check_without_ana(now, check);
@@ -323,11 +433,7 @@ impl Path {
     }
 
     /// Without ANA reporting, the path is optimized as long as it leads to the same namespace.
-    fn check_without_ana(
-        &mut self,
-        now: Instant,
-        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
-    ) -> Option<PathUpdate> {
+    fn check_without_ana(&mut self, now: Instant, check: NamespaceCheck<'_>) -> Option<PathUpdate> {
         (self.log, self.log_read_at) = (AnaLogState::Known, now.after(LOG_READ_INTERVAL));
         let PathStage::Connected(remote) = &mut self.stage else { return None };
         let access = if check(remote).is_ok() {
@@ -365,7 +471,7 @@ impl Path {
         &mut self,
         now: Instant,
         status: IoStatus,
-        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: NamespaceCheck<'_>,
     ) -> Option<PathUpdate> {
         let log = core::mem::replace(&mut self.log, AnaLogState::Wanted);
         let AnaLogState::Reading { is_stale, chunk } = log else { return None };
@@ -378,7 +484,11 @@ impl Path {
             if !is_stale && Status(status.0).dnr() {
                 self.log = AnaLogState::Known;
             }
-            return None;
+            if remote.controller().state() != State::Ready {
+                return None;
+            }
+            // Without the log page, the status of a command reports that a path is not accessible.
+            return self.set_ana_state(now, self.access.unwrap_or(PathAnaState::Optimized));
         }
         let Ok(group) = check(remote) else {
             // It is checked again when its namespaces change.
@@ -418,8 +528,8 @@ impl Path {
             // The transition time has expired already.
             return Some(PathUpdate::Access(PathAnaState::Inaccessible));
         }
-        (self.is_down_reported, self.is_mismatch_reported) = (false, false);
-        self.access = Some(access);
+        (self.reported, self.error, self.is_mismatch_reported) = (None, None, false);
+        (self.access, self.has_been_up) = (Some(access), true);
         Some(PathUpdate::Access(access))
     }
 
@@ -432,6 +542,12 @@ impl Path {
         };
         let log = if self.log == AnaLogState::Wanted { self.log_read_at } else { Instant::NEVER };
         at.min(log).min(self.transition_until.unwrap_or(Instant::NEVER))
+    }
+}
+
+impl Drop for Path {
+    fn drop(&mut self) {
+        self.release_controller();
     }
 }
 
@@ -466,15 +582,21 @@ fn ana_state_of(log_page: &[u8], group: u32) -> Option<PathAnaState> {
     })
 }
 
-/// Compares the namespace on two controllers. The error states the difference.
-pub(super) fn check_same_namespace(first: &Namespace, other: &Namespace) -> Result<(), Error> {
+/// Compares the namespace on two controllers, or on one path before and after a reconnect. The error
+/// states the difference.
+pub(super) fn check_same_namespace(
+    first: &Namespace,
+    other: &Namespace,
+    is_same_path: bool,
+) -> Result<(), Error> {
     let no_names = tenmil_nvme_host::NamespaceIds::default();
     if first.names != other.names {
         return Err(Error::remote(
             "its names (EUI64, NGUID, UUID) are others than those of the first path",
         ));
     }
-    if first.names == no_names && !(first.is_shared && other.is_shared) {
+    let is_shared = first.is_shared && other.is_shared;
+    if first.names == no_names && !is_shared && !is_same_path {
         return Err(Error::remote("it has no name and is not shared (NMIC), so it may be another"));
     }
     let block_format = |it: &Namespace| (it.block_size, it.metadata_size);

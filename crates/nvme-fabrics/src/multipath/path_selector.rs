@@ -40,6 +40,17 @@ pub(crate) struct PathView {
     pub(crate) in_flight: u32,
 }
 
+/// Where the requests of a batch go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchRoute {
+    /// No path is usable.
+    Nowhere,
+    /// All of them go to this path.
+    To(usize),
+    /// A path is [chosen](PathSelector::choose) for each request.
+    Each,
+}
+
 /// Selects the path of each request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathSelector {
@@ -100,6 +111,28 @@ impl PathSelector {
         Self { io_policy, last: 0 }
     }
 
+    /// Where the requests of a batch go. While it is submitted, only the numbers in flight change.
+    #[inline]
+    pub(crate) fn route_batch(&self, views: &[PathView]) -> BatchRoute {
+        let mut best: Option<(u8, usize)> = None;
+        let mut is_only = true;
+        for (path, view) in views.iter().enumerate() {
+            let Some(rank) = view.rank() else { continue };
+            match best {
+                Some((of_best, _)) if rank > of_best => {}
+                Some((of_best, _)) if rank == of_best => is_only = false,
+                _ => (best, is_only) = (Some((rank, path)), true),
+            }
+        }
+        match best {
+            None => BatchRoute::Nowhere,
+            Some((_, path)) if is_only || self.io_policy == IoPolicy::ActivePassive => {
+                BatchRoute::To(path)
+            }
+            Some(_) => BatchRoute::Each,
+        }
+    }
+
     /// The path for the next request: of the best ones, by the I/O policy. `None` if no path is usable.
     #[inline]
     pub(crate) fn choose(&mut self, views: &[PathView]) -> Option<usize> {
@@ -121,7 +154,7 @@ impl PathSelector {
 
 #[cfg(test)]
 mod tests {
-    use super::{IoPolicy, PathAnaState, PathSelector, PathView};
+    use super::{BatchRoute, IoPolicy, PathAnaState, PathSelector, PathView};
 
     const ALL: [PathAnaState; 5] = [
         PathAnaState::Optimized,
@@ -161,6 +194,31 @@ mod tests {
                         assert_eq!(chosen.map(|path| ranks[path]), best, "{io_policy:?} {views:?}");
                     }
                 }
+            }
+        }
+    }
+
+    /// A batch has one path exactly if every request of it would get that path.
+    #[test]
+    fn batch_goes_where_each_of_its_requests_would_go() {
+        for io_policy in IoPolicy::NAMES.map(|(_, io_policy)| io_policy) {
+            for number in 0..5_u32.pow(3) {
+                let state = |path: u32| ALL[(number / 5_u32.pow(path) % 5) as usize];
+                let mut views = views(&[0, 1, 2].map(|path| (true, state(path), 0)));
+                let mut selector = PathSelector::new(io_policy);
+                let mut chosen = Vec::new();
+                for _ in 0..4 {
+                    let path = selector.choose(&views);
+                    path.into_iter().for_each(|path| views[path].in_flight += 1);
+                    chosen.push(path);
+                }
+                let expected = match chosen[0] {
+                    None => BatchRoute::Nowhere,
+                    Some(path) if chosen.iter().all(|it| *it == Some(path)) => BatchRoute::To(path),
+                    Some(_) => BatchRoute::Each,
+                };
+                let route = PathSelector::new(io_policy).route_batch(&views);
+                assert_eq!(route, expected, "{io_policy:?} {views:?}");
             }
         }
     }

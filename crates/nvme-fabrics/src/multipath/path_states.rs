@@ -7,7 +7,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use tenmil_base::Mailbox;
 
@@ -19,6 +19,8 @@ use crate::options::InjectedBugs;
 /// Published states of all paths.
 pub(crate) struct PathStates {
     access: Box<[AtomicU8]>,
+    /// The device is gone: no path is connected any more.
+    has_ended: AtomicBool,
     /// Bit mask of paths whose ANA state was found to be stale, for the managing thread.
     pub(super) stale_states: Mailbox<u32>,
     caches: Arc<CacheTracker>,
@@ -42,6 +44,7 @@ impl PathStates {
         let unknown = || AtomicU8::new(PathAnaState::default() as u8);
         Self {
             access: (0..count).map(|_| unknown()).collect(),
+            has_ended: AtomicBool::new(false),
             stale_states: Mailbox::default(),
             caches: CacheTracker::new(cache, bugs),
         }
@@ -61,6 +64,15 @@ impl PathStates {
     /// Sets a state. A message to the inbox of each queue publishes it.
     pub(crate) fn set_access(&self, path: usize, access: PathAnaState) {
         self.access[path].store(access as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Records that the device is gone. A message to the inbox of each queue publishes it.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// Reports that the state of `path` is stale.

@@ -1,18 +1,20 @@
-//! A host with one remote SSD, in simulated time.
+//! A host with one remote SSD over a single path, in simulated time.
 
 use tenmil_base::{
-    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Request,
+    CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span,
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_nvme_host::{
-    ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, State,
-};
+use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 
 use super::target::{BLOCK, Target, load, pattern};
 use super::turning::Turning;
-use crate::channel::FabricsChannel;
+use crate::caches::CacheScope;
 use crate::controller::{ConnectError, Connecting, FabricsController};
+use crate::fabrics_queue_pair::FabricsQueuePair;
+use crate::multipath::{
+    FabricsChannel, IoPolicy, Multipath, MultipathOptions, PathEvent, PathSetup,
+};
 use crate::options::Options;
 
 pub(super) const SUBSYSTEM: &str = "nqn.2024-01.example:disk";
@@ -26,9 +28,12 @@ pub(super) struct Bed {
     pub(super) regions: RegionTable,
     pub(super) memory: Segment,
     pub(super) now: Instant,
-    pub(super) remote: Option<FabricsController>,
+    /// A multipath of one.
+    pub(super) multipath: Option<Multipath>,
     pub(super) queues: Vec<FabricsChannel>,
+    /// Events of the controller; `Recovered` when its path is up again.
     pub(super) events: Vec<Event>,
+    pub(super) path_events: Vec<PathEvent>,
     pub(super) completions: Vec<IoCompletion>,
     pool: DevicePool,
 }
@@ -54,9 +59,10 @@ impl Bed {
             regions,
             memory,
             now: Instant { ns: 1_000_000 },
-            remote: None,
+            multipath: None,
             queues: Vec::new(),
             events: Vec::new(),
+            path_events: Vec::new(),
             completions: Vec::new(),
             pool,
         }
@@ -71,7 +77,41 @@ impl Bed {
     }
 
     /// Connects to the target, and waits for the result.
-    pub(super) fn call(&mut self, options: Options) -> Result<(), ConnectError> {
+    pub(super) fn call(&mut self, options: Options) -> Result<(), Error> {
+        let (target, regions) = (self.target.clone(), self.regions.clone());
+        let make_connector = Box::new(move || target.dial(&regions));
+        let setup = PathSetup { pool: self.pool.clone(), make_connector };
+        let (vector, techniques) = (None, FastPathOptions::default());
+        let wishes = MultipathOptions {
+            options,
+            controller: ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() },
+            namespace: 1,
+            io_policy: IoPolicy::default(),
+            cache: CacheScope::default(),
+            queue: QueuePairOptions { depth: 2, vector, techniques },
+            sizes: QueueSizes::default(),
+        };
+        let multipath = Multipath::begin(vec![setup], wishes, self.now);
+        let mut multipath = multipath.map_err(|error| Error::usage(error.to_string()))?;
+        loop {
+            self.now = self.now.after(TURN);
+            self.target.turn(self.now);
+            let _ = multipath.poll(self.now);
+            if let Some(error) = multipath.path_error(0) {
+                return Err(error.clone());
+            }
+            if multipath.access(0).is_some() {
+                self.multipath = Some(multipath);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Connects a controller without a path, and waits for the result.
+    pub(super) fn call_controller(
+        &mut self,
+        options: Options,
+    ) -> Result<FabricsController, ConnectError> {
         let dial = self.target.dial(&self.regions);
         let wishes = ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() };
         let mut calling = Connecting::begin(self.pool.clone(), dial, options, wishes, self.now)?;
@@ -79,32 +119,43 @@ impl Bed {
             self.now = self.now.after(TURN);
             self.target.turn(self.now);
             if let Some(ended) = calling.poll(self.now) {
-                self.remote = Some(ended?);
-                return Ok(());
+                return ended;
             }
         }
     }
 
-    /// Connects and waits until the controller is ready. False if it does not become ready.
+    /// Waits for an event of a controller without a path.
+    pub(super) fn await_event(&mut self, remote: &mut FabricsController, expected: &Event) {
+        loop {
+            self.now = self.now.after(TURN);
+            self.target.turn(self.now);
+            if remote.poll(self.now).as_ref() == Some(expected) {
+                return;
+            }
+        }
+    }
+
+    /// A queue pair without retries, and its controller.
+    pub(super) fn raw_queue_pair(&mut self, depth: u32) -> (FabricsController, FabricsQueuePair) {
+        let mut remote = self.call_controller(Self::options()).unwrap();
+        self.await_event(&mut remote, &Event::Ready);
+        let options =
+            QueuePairOptions { depth, vector: None, techniques: FastPathOptions::default() };
+        let id = remote.controller().create_queue_pair(self.now, options).unwrap();
+        self.await_event(&mut remote, &Event::QueuePairCreated { id });
+        let queue_pair = remote.take_queue_pair(id, 1, QueueSizes::default()).unwrap();
+        (remote, queue_pair)
+    }
+
+    /// Whether its path is connected. False if it cannot be.
     pub(super) fn is_reached(&mut self) -> bool {
-        if self.call(Self::options()).is_err() {
-            return false;
-        }
-        while self.remote().is_usable() {
-            if self.remote().controller().state() == State::Ready {
-                return true;
-            }
-            self.turn();
-        }
-        self.remote = None;
-        false
+        self.call(Self::options()).is_ok()
     }
 
-    /// A bed with a connected target and a ready controller.
+    /// A bed with a connected target.
     pub(super) fn ready() -> Self {
         let mut bed = Self::new();
         bed.call(Self::options()).unwrap();
-        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
         bed
     }
 
@@ -116,18 +167,31 @@ impl Bed {
     }
 
     pub(super) fn add_queue(&mut self, depth: u32) {
-        let techniques = FastPathOptions::default();
-        let options = QueuePairOptions { depth, vector: None, techniques };
-        let now = self.now;
-        self.turn_until(|bed| bed.remote().controller().state() == State::Ready);
-        let id = self.remote().controller().create_queue_pair(now, options).unwrap();
-        self.turn_until(|bed| bed.events.contains(&Event::QueuePairCreated { id }));
-        let queue = self.remote().take_queue(id, 1, QueueSizes::default()).unwrap();
-        self.queues.push(queue);
+        let multipath = self.multipath();
+        multipath.set_queue_depth(depth);
+        let ticket = multipath.open_queue();
+        let count = self.queues.len();
+        self.turn_until(|bed| {
+            let taken = bed.multipath().take_queue(ticket);
+            bed.queues.extend(taken);
+            bed.queues.len() > count
+        });
+    }
+
+    pub(super) fn multipath(&mut self) -> &mut Multipath {
+        self.multipath.as_mut().unwrap()
     }
 
     pub(super) fn remote(&mut self) -> &mut FabricsController {
-        self.remote.as_mut().unwrap()
+        self.multipath().remote(0).unwrap()
+    }
+
+    /// Shuts the controller down, and waits until it has.
+    pub(super) fn shut_down(&mut self) {
+        let now = self.now;
+        self.multipath().shut_down(now);
+        self.turn_until(|bed| !bed.multipath().is_shutting_down());
+        self.turn();
     }
 
     /// One iteration of the threads of the queues only.
@@ -154,7 +218,7 @@ impl Bed {
     ) -> Request {
         let bytes: u32 = segments.iter().map(|segment| segment.len_bytes).sum();
         Request {
-            random_token: token,
+            token: token,
             lba,
             operand: 0,
             segment_first: 0,
@@ -211,13 +275,18 @@ impl Turning for Bed {
     fn turn(&mut self) {
         self.now = self.now.after(TURN);
         self.target.turn(self.now);
-        if let Some(remote) = &mut self.remote {
-            self.events.extend(remote.poll(self.now));
+        if let Some(event) = self.multipath.as_mut().and_then(|it| it.poll(self.now)) {
+            self.events.extend(match &event {
+                PathEvent::Up { .. } => Some(Event::Recovered),
+                PathEvent::Controller { event, .. } => Some(event.clone()),
+                _ => None,
+            });
+            self.path_events.push(event);
         }
         self.turn_queues();
     }
 
     fn story(&self) -> String {
-        format!("{:?}", self.events)
+        format!("{:?}", self.path_events)
     }
 }

@@ -1,7 +1,7 @@
 //! Connection setup and its results.
 
 use tenmil_base::{IoStatus, Operation, Segment, Span};
-use tenmil_nvme_host::{Event, ShutdownNotification, State};
+use tenmil_nvme_host::Event;
 use tenmil_nvme_tcp::{DigestMode, SuccessFlagPolicy};
 use tenmil_sim::sim_network::NetworkOptions;
 use tenmil_wire::Status;
@@ -9,7 +9,6 @@ use tenmil_wire::Status;
 use super::bed::Bed;
 use super::target::{BLOCK, load, pattern};
 use super::turning::Turning;
-use crate::controller::ConnectError;
 use crate::options::Options;
 use crate::timeout_policy::TimeoutPolicy;
 
@@ -70,8 +69,11 @@ fn a_large_write_goes_in_small_portions_while_somebody_reads_beside_it_and_at_on
 fn the_smallest_admin_queue_that_a_target_may_offer_is_enough() {
     let mut bed = Bed::new();
     bed.target.state().admin_entries = 31;
-    let ConnectError::Peer { why, .. } = bed.call(Bed::options()).unwrap_err() else { panic!() };
-    assert_eq!(why, "Connect was refused: byte 44 of its command is refused");
+    let error = bed.call(Bed::options()).unwrap_err().text;
+    assert_eq!(
+        error,
+        "connect to the target: Connect was refused: byte 44 of its command is refused"
+    );
     let mut bed = Bed::with_queue(128);
     assert_eq!(bed.target.state().admin_entries, 32);
     bed.exchange(0, 8, 1);
@@ -83,8 +85,8 @@ fn an_old_discovery_service_that_does_not_say_what_it_is_is_known_by_its_name() 
     let old = bed.target.state().identity.clone().with(|id| id.sqes(0).cqes(0).nn(0));
     bed.target.state().identity = old;
     let options = Options { subsystem: tenmil_wire::nqn::DISCOVERY.to_owned(), ..Bed::options() };
-    bed.call(options).unwrap();
-    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+    let mut remote = bed.call_controller(options).unwrap();
+    bed.await_event(&mut remote, &Event::Ready);
 }
 
 #[test]
@@ -124,7 +126,6 @@ fn with_digests_and_without_in_pieces_of_any_length_all_is_the_same() {
                 let mut options = Bed::options();
                 (options.header_digest, options.data_digest) = (digest, digest);
                 bed.call(options).unwrap();
-                bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
                 bed.add_queue(16);
                 bed.exchange(3, 8, seed);
                 bed.exchange(300, 200, seed);
@@ -191,16 +192,13 @@ fn a_shutdown_is_said_over_the_wire_and_leaves_nothing_behind() {
     let mut bed = Bed::new();
     let free = bed.free_bytes();
     bed.call(Bed::options()).unwrap();
-    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(16);
     bed.exchange(0, 8, 1);
     bed.queues.clear();
-    let now = bed.now;
-    bed.remote().controller().shut_down(now, ShutdownNotification::Normal).unwrap();
-    bed.turn_until(|bed| bed.events.contains(&Event::ShutDown { is_clean: true }));
-    bed.turn();
+    bed.shut_down();
+    assert!(bed.events.contains(&Event::ShutDown { is_clean: true }), "{:?}", bed.events);
     assert_eq!(bed.target.connections(), 0);
-    bed.remote = None;
+    bed.multipath = None;
     assert_eq!(bed.free_bytes(), free);
 }
 
@@ -209,7 +207,7 @@ fn dropping_it_closes_everything() {
     let mut bed = Bed::with_queue(16);
     bed.exchange(0, 8, 1);
     bed.queues.clear();
-    bed.remote = None;
+    bed.multipath = None;
     bed.turn();
     assert_eq!(bed.target.connections(), 0);
 }

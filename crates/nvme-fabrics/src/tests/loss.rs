@@ -3,7 +3,7 @@
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, IoChannel, IoStatus, Memory, Operation, Segment, Span,
 };
-use tenmil_nvme_host::{Event, ShutdownNotification, State};
+use tenmil_nvme_host::{Event, State};
 use tenmil_sim::sim_network::{LinkFault, LinkSide};
 use tenmil_wire::fabrics::InvalidParameter;
 use tenmil_wire::{Completion, Status};
@@ -101,24 +101,22 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
 }
 
 /// As when a target is restarted, or its address moves, between the Connect of the admin queue and that
-/// of another queue: the target does not know the controller, and reports a permanent error.
+/// of another queue: the target does not know the controller, and reports a permanent error. After any
+/// other permanent error the queue is requested again.
 #[test]
 fn a_queue_whose_controller_is_not_there_any_more_goes_on_with_the_next_one() {
-    let refusal = |at: u16, in_data: bool| {
+    for (at, in_data, losses) in [(16, true, 2), (42, false, 1)] {
         let field = InvalidParameter(0).with(|dword| dword.ipo(at).in_data(in_data));
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
-        Completion::new(0, status).with_dw0(field.0)
-    };
-    for (refusal, outcome) in
-        [(refusal(16, true), IoStatus::SUCCESS), (refusal(42, false), IoStatus::PATH_ERROR)]
-    {
+        let refusal = Completion::new(0, status).with_dw0(field.0);
         let mut bed = Bed::with_queue(32);
         bed.exchange(0, 8, 0);
         bed.target.state().refuses_queue = Some(refusal);
         bed.target.cut();
         bed.turn_until(|bed| bed.target.state().refuses_queue.is_none());
         let place = bed.place(0, 8);
-        assert_eq!(bed.run(Operation::Read, 0, &[place]), outcome);
+        assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::SUCCESS, "byte {at}");
+        assert_eq!(bed.remote().counts().lost, losses, "byte {at}");
     }
 }
 
@@ -195,7 +193,7 @@ fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_mor
         let (mut bed, place) = bed_with_a_write_that_lingers(lag);
         let sent_at = bed.now;
         match giving_up {
-            GivingUp::Reset => bed.remote.as_mut().unwrap().controller().reset(sent_at).unwrap(),
+            GivingUp::Reset => bed.remote().controller().reset(sent_at).unwrap(),
             GivingUp::Deadline => {}
             GivingUp::FailFast => {
                 bed.target.state().is_away = true;
@@ -256,7 +254,6 @@ fn bed_that_sends_again(lag: Span) -> Bed {
     bed.target.state().network.release_lag = lag;
     bed.target.state().network.copied_below = 4096;
     bed.call(Bed::options()).unwrap();
-    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(32);
     bed
 }
@@ -372,7 +369,7 @@ fn a_peer_that_does_not_come_back_is_given_up_in_time_and_all_is_answered() {
     assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
     assert_eq!(bed.target.connections(), 0);
     bed.queues.clear();
-    bed.remote = None;
+    bed.multipath = None;
     assert!(bed.free_bytes() > free, "rings and lists have come back");
 }
 
@@ -433,15 +430,15 @@ fn an_abort_names_the_command_by_its_identifier_on_the_wire() {
 /// An address means nothing to a connection.
 #[test]
 fn a_raw_command_with_a_data_pointer_of_its_own_is_rejected() {
-    let mut bed = Bed::with_queue(8);
+    let mut bed = Bed::new();
+    let (_remote, mut queue_pair) = bed.raw_queue_pair(8);
     let command = tenmil_wire::Command::new(2).with_nsid(1).with_prp(4096, 0);
     let now = bed.now;
-    bed.queues[0].queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
+    queue_pair.queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
     let mut completions = CompletionBatch::with_capacity(1);
-    bed.queues[0].poll_raw(now, &mut completions);
+    queue_pair.poll_raw(now, &mut completions);
     let completion = completions.as_slice()[0];
     assert_eq!((completion.token, completion.status), (7, IoStatus::INVALID_FIELD));
-    bed.exchange(1, 8, 1);
 }
 
 /// A reset of the controller for other reasons is no evidence against the requests in flight.
@@ -509,11 +506,9 @@ fn session(harm: Option<(usize, LinkSide, u64)>) -> Bed {
         bed.exchange(3, 16, 3);
         bed.queues.clear();
         bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
-        let now = bed.now;
-        bed.remote().controller().shut_down(now, ShutdownNotification::Normal).unwrap();
-        bed.turn_until(|bed| !bed.remote().is_usable());
+        bed.shut_down();
     }
-    bed.remote = None;
+    bed.multipath = None;
     (0..3).for_each(|_| bed.turn());
     assert_eq!(bed.target.connections(), 0, "{harm:?}");
     assert_eq!(bed.free_bytes(), free, "{harm:?}");
@@ -573,7 +568,6 @@ fn what_changes_a_block_and_lies_in_the_socket_is_thrown_away_with_the_connectio
         let identity = bed.target.state().identity.clone().with(|it| it.oncs(8));
         bed.target.state().identity = identity;
         bed.call(Bed::options()).unwrap();
-        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
         bed.add_queue(32);
         let network = bed.target.state().networks[1].clone();
         network.inject_fault(LinkSide::Upstream, LinkFault::Freeze(Span::from_ms(1)));
@@ -674,7 +668,6 @@ fn controller_without_a_keep_alive_granularity_is_told_that_its_host_lives() {
     let identity = bed.target.state().identity.clone().with(|it| it.kas(0));
     bed.target.state().identity = identity;
     bed.call(Bed::options()).unwrap();
-    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(8);
     let before = bed.target.state().keep_alives;
     bed.turn_for(Span::from_secs(40));

@@ -1,7 +1,7 @@
 //! Completed writes that are lost with the controller that held them, over one path, in simulated time.
 
 use tenmil_base::{IoChannel, IoStatus, Memory, Operation, RequestFlags, Segment};
-use tenmil_nvme_host::{Event, FastPathOptions, QueuePairOptions, QueueSizes, State};
+use tenmil_nvme_host::Event;
 use tenmil_wire::cache::CacheInstance;
 
 use super::bed::Bed;
@@ -24,23 +24,11 @@ fn bed(cache: Option<CacheInstance>, bugs: InjectedBugs) -> Bed {
     let mut options = Bed::options();
     options.injected_bugs = bugs;
     bed.call(options).unwrap();
-    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(32);
     bed
 }
 
 impl Bed {
-    /// Adds a queue.
-    fn one_more_queue(&mut self) {
-        let options =
-            QueuePairOptions { depth: 32, vector: None, techniques: FastPathOptions::default() };
-        let now = self.now;
-        let id = self.remote().controller().create_queue_pair(now, options).unwrap();
-        self.turn_until(|bed| bed.events.contains(&Event::QueuePairCreated { id }));
-        let queue = self.remote().take_queue(id, 1, QueueSizes::default()).unwrap();
-        self.queues.push(queue);
-    }
-
     fn submit_flagged(
         &mut self,
         queue: usize,
@@ -228,8 +216,8 @@ fn flushes_that_are_held_over_a_reconnect_fail() {
 #[test]
 fn every_queue_fails_one_flush_for_each_loss() {
     let mut bed = bed(None, InjectedBugs::default());
-    bed.one_more_queue();
-    bed.one_more_queue();
+    bed.add_queue(32);
+    bed.add_queue(32);
     bed.write(1);
     bed.lose_controller();
     for queue in 0..3 {
@@ -247,7 +235,7 @@ fn every_queue_fails_one_flush_for_each_loss() {
 #[test]
 fn losses_that_are_heeded_fail_no_flush_and_later_ones_do() {
     let mut bed = bed(None, InjectedBugs::default());
-    bed.one_more_queue();
+    bed.add_queue(32);
     bed.write(1);
     bed.lose_controller();
     assert_eq!(bed.flush_on(0), IoStatus::WRITE_FAULT);

@@ -17,7 +17,7 @@ use super::target::{BLOCK, Target, load, pattern, quiet};
 use super::turning::Turning;
 use crate::caches::CacheScope;
 use crate::multipath::{
-    IoPolicy, Multipath, MultipathChannel, MultipathOptions, PathAnaState, PathEvent, PathSetup,
+    FabricsChannel, IoPolicy, Multipath, MultipathOptions, PathAnaState, PathEvent, PathSetup,
 };
 use crate::options::Options;
 use crate::timeout_policy::TimeoutPolicy;
@@ -32,7 +32,7 @@ pub(super) struct Field {
     memory: Segment,
     pub(super) now: Instant,
     pub(super) multipath: Multipath,
-    pub(super) queues: Vec<MultipathChannel>,
+    pub(super) queues: Vec<FabricsChannel>,
     pub(super) events: Vec<PathEvent>,
     pub(super) completions: Vec<IoCompletion>,
     /// Whether queues without requests in flight are polled.
@@ -166,15 +166,10 @@ impl Field {
 
     pub(super) fn submit(&mut self, op: Operation, lba: u64, place: Segment, token: u64) -> bool {
         let request = Request {
-            random_token: token,
+            token:
             lba,
-            operand: 0,
-            segment_first: 0,
-            blocks: place.len_bytes / u32::try_from(BLOCK).unwrap(),
-            segment_count: 1,
-            metadata_count: 0,
             operation: op,
-            flags: RequestFlags::NONE,
+            ..read(place, token)
         };
         let taken = self.queues[0].submit(self.now, &[request], &[place]);
         self.queues[0].flush();
@@ -243,6 +238,21 @@ impl Turning for Field {
 
     fn story(&self) -> String {
         format!("{:?}", self.events)
+    }
+}
+
+/// A read of the first blocks.
+fn read(place: Segment, token: u64) -> Request {
+    Request {
+        token,
+        lba: 0,
+        operand: 0,
+        segment_first: 0,
+        blocks: place.len_bytes / u32::try_from(BLOCK).unwrap(),
+        segment_count: 1,
+        metadata_count: 0,
+        operation: Operation::Read,
+        flags: RequestFlags::NONE,
     }
 }
 
@@ -443,31 +453,37 @@ fn no_controller_is_reset_for_nothing() {
     assert_eq!(field.targets[1].state().resets, 0);
 }
 
-/// One request at a time can be split: the next ones wait, and are on no path when its path is lost.
+/// One request at a time can be split on a path: of a batch the next ones wait, and are on no path when
+/// their path is lost.
 #[test]
 fn what_a_path_has_no_room_for_is_not_lost_with_it_and_answered_once() {
-    let sizes = QueueSizes { parents: 1, ..QueueSizes::default() };
-    let field = Field::with(2, IoPolicy::ActivePassive, sizes, CacheScope::Shared);
-    for target in &field.targets {
-        let identity = target.state().identity.clone().with(|it| it.mdts(1));
-        target.state().identity = identity;
-    }
-    let mut field = field.up();
-    field.targets[0].state().is_idle = true;
-    for token in 0..3 {
+    for (io_policy, expected) in [(IoPolicy::ActivePassive, 1), (IoPolicy::RoundRobin, 6)] {
+        let sizes = QueueSizes { parents: 1, ..QueueSizes::default() };
+        let field = Field::with(2, io_policy, sizes, CacheScope::Shared);
+        for target in &field.targets {
+            let identity = target.state().identity.clone().with(|it| it.mdts(1));
+            target.state().identity = identity;
+        }
+        let mut field = field.up();
+        field.targets[0].state().is_idle = true;
         // A command moves at most 8 KiB.
         let place = field.place(0, 64);
-        field.submit(Operation::Read, 0, place, token);
-        field.turn();
+        let requests: Vec<Request> = (0..6).map(|token| read(place, token)).collect();
+        let taken = field.queues[0].submit(field.now, &requests, &[place]);
+        field.unflushed += taken;
+        field.queues[0].flush();
+        assert_eq!(taken, expected, "{io_policy:?}: returned if all have the same path");
+        field.turn_for(Span::from_ms(1));
+        field.take_away(0);
+        field.turn_until(|field| !field.completions.is_empty());
+        field.turn_for(Span::from_secs(3));
+        let mut told: Vec<u64> = field.completions.iter().map(|it| it.token).collect();
+        told.sort_unstable();
+        assert!(field.completions.iter().all(|completion| completion.status.is_success()));
+        assert_eq!(told, (0..taken as u64).collect::<Vec<_>>(), "{io_policy:?}");
+        field.completions.clear();
+        field.exchange(0, 1);
     }
-    field.take_away(0);
-    field.turn_until(|field| !field.completions.is_empty());
-    field.turn_for(Span::from_secs(3));
-    let mut told: Vec<u64> = field.completions.iter().map(|completion| completion.token).collect();
-    told.sort_unstable();
-    assert!(field.completions.iter().all(|completion| completion.status.is_success()));
-    assert_eq!(told, [0, 1], "two were taken, and one waited");
-    field.exchange(0, 1);
 }
 
 /// The admin connection is intact: the controller confirms that it has stopped.

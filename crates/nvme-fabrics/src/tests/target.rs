@@ -50,8 +50,14 @@ pub(super) struct State {
     pub(super) ana_group: u32,
     /// Whether the host is to be notified that the namespace has changed.
     pub(super) namespace_has_changed: bool,
-    /// The last byte of the namespace's NGUID.
+    /// The last byte of the namespace's NGUID; with zero it has no name.
     pub(super) nguid: u8,
+    /// Whether the namespace may be attached to several controllers (NMIC).
+    pub(super) is_shared: bool,
+    /// Whether there is a namespace.
+    pub(super) has_namespace: bool,
+    /// Error of reads of the ANA log page.
+    pub(super) refuses_ana_log: Option<Status>,
     /// Some I/O commands are executed much later, as far as the lifetime of the association permits.
     pub(super) late: Option<Random>,
     /// Commands are executed after this time.
@@ -184,6 +190,9 @@ impl Target {
             ana_group: 1,
             namespace_has_changed: false,
             nguid: 1,
+            is_shared: true,
+            has_namespace: true,
+            refuses_ana_log: None,
             siblings: Vec::new(),
             salt: 0,
             resets: 0,

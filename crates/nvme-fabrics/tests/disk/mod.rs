@@ -20,7 +20,7 @@ pub(crate) const NQN: &str = "nqn.2024-01.example:disk";
 /// Request `number`, with memory of its own.
 pub(crate) fn request(number: u64, operation: Operation) -> Request {
     Request {
-        random_token: number,
+        token: number,
         lba: number * 8,
         operand: 0,
         segment_first: u32::try_from(number).unwrap(),

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use tenmil_base::{Instant, Span, Stream, StreamError};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::socket::{SocketFactory, loopback_pair};
-use tenmil_nvme_fabrics::{Connecting, Connector, FabricsController, Options, PendingConnect};
-use tenmil_nvme_host::{ControllerOptions, Event};
+use tenmil_nvme_fabrics::{Connector, PendingConnect};
 use tenmil_serve::tcp::{Service, TargetConnection};
 
 /// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
@@ -44,29 +43,13 @@ pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
     guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.poll_once(now));
 }
 
-/// A host that has called by `dial` and is ready, with room for so many I/O queues. What it is told of
-/// comes from `regions`. It moves the time on.
-pub(crate) fn call(
-    (regions, guests): (&RegionTable, &Mutex<Vec<TargetConnection>>),
-    dial: Box<dyn Connector>,
-    options: Options,
-    queue_pairs: u16,
-    now: &mut Instant,
-) -> FabricsController {
-    let pool =
-        regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
+/// Memory of the host's, for its rings and lists.
+pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
+    let pool = regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let store = CommandStore::for_device(DeviceKind::Emulated);
     let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
     pool.map_on_demand();
-    let wishes = ControllerOptions { queue_pairs, ..ControllerOptions::default() };
-    let mut calling = Connecting::begin(pool, dial, options, wishes, *now).unwrap();
-    let mut remote = loop {
-        if let Some(ended) = calling.poll(later(guests, now)) {
-            break ended.unwrap();
-        }
-    };
-    while remote.poll(later(guests, now)) != Some(Event::Ready) {}
-    remote
+    pool
 }
 
 /// A turn of everybody who is served, a moment later: when that is.

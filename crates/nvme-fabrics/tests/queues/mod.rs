@@ -1,23 +1,43 @@
-//! I/O queues of a host.
-
-use std::sync::Mutex;
+//! A host with one path and its I/O queues.
 
 use tenmil_base::Instant;
-use tenmil_nvme_fabrics::{FabricsChannel, FabricsController};
-use tenmil_nvme_host::{Event, FastPathOptions, QueuePairOptions, QueueSizes};
-use tenmil_serve::tcp::TargetConnection;
+use tenmil_dma::DevicePool;
+use tenmil_nvme_fabrics::{
+    CacheScope, Connector, FabricsChannel, IoPolicy, Multipath, MultipathOptions, Options,
+    PathSetup,
+};
+use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
 
-use crate::net::later;
+/// A multipath of one to namespace 1 over `dial`, whose queues have this depth. It dials once.
+pub(crate) fn one_path(
+    pool: DevicePool,
+    dial: Box<dyn Connector>,
+    options: Options,
+    (queue_pairs, depth): (u16, u32),
+    now: Instant,
+) -> Multipath {
+    let mut dial = Some(dial);
+    let make_connector = Box::new(move || dial.take().unwrap());
+    let (vector, techniques) = (None, FastPathOptions::default());
+    let options = MultipathOptions {
+        options,
+        controller: ControllerOptions { queue_pairs, ..ControllerOptions::default() },
+        namespace: 1,
+        io_policy: IoPolicy::default(),
+        cache: CacheScope::default(),
+        queue: QueuePairOptions { depth, vector, techniques },
+        sizes: QueueSizes::default(),
+    };
+    Multipath::begin(vec![PathSetup { pool, make_connector }], options, now).unwrap()
+}
 
-/// Makes a queue of this depth over namespace 1. It moves the time on.
-pub(crate) fn make(
-    remote: &mut FabricsController,
-    guests: &Mutex<Vec<TargetConnection>>,
-    depth: u32,
-    now: &mut Instant,
-) -> FabricsChannel {
-    let options = QueuePairOptions { depth, vector: None, techniques: FastPathOptions::default() };
-    let id = remote.controller().create_queue_pair(later(guests, now), options).unwrap();
-    while remote.poll(later(guests, now)) != Some(Event::QueuePairCreated { id }) {}
-    remote.take_queue(id, 1, QueueSizes::default()).unwrap()
+/// Makes a queue; `turn` lets whoever serves go on, and returns the time.
+pub(crate) fn make(multipath: &mut Multipath, mut turn: impl FnMut() -> Instant) -> FabricsChannel {
+    let request = multipath.open_queue();
+    loop {
+        let _ = multipath.poll(turn());
+        if let Some(queue) = multipath.take_queue(request) {
+            return queue;
+        }
+    }
 }

@@ -92,7 +92,7 @@ impl World {
         assert!(self.submit(request, segments));
         assert_eq!(self.device.fetched.len(), 1, "{request:?}");
         let command = self.device.complete_next(0);
-        assert_eq!(self.poll(), [(request.random_token, IoStatus::SUCCESS)]);
+        assert_eq!(self.poll(), [(request.token, IoStatus::SUCCESS)]);
         command
     }
 
@@ -102,7 +102,7 @@ impl World {
         assert!(self.device.fetched.is_empty(), "{request:?} was sent");
         assert_eq!(self.namespace.wake_at(), Instant::default());
         let [(token, status)] = self.poll()[..] else { panic!("{request:?} was not answered") };
-        assert_eq!(token, request.random_token);
+        assert_eq!(token, request.token);
         status
     }
 
@@ -133,7 +133,7 @@ impl World {
 
 fn request(operation: Operation, lba: u64, blocks: u32, segments: u16) -> Request {
     Request {
-        random_token: 77,
+        token: 77,
         lba,
         operand: 0,
         blocks,
@@ -249,7 +249,7 @@ fn a_run_sends_what_its_requests_send_one_by_one() {
                 let segment_first = u32::try_from(segments.len() - 1).unwrap();
                 let blocks = if kind == Operation::Flush { 0 } else { blocks };
                 let request = request(kind, lba, blocks, segment_count);
-                Request { random_token: random.next_u64(), segment_first, flags, ..request }
+                Request { token: random.next_u64(), segment_first, flags, ..request }
             })
             .collect();
         let taken = worlds.each_mut().map(|world| {
@@ -442,7 +442,7 @@ fn refusals_are_bounded_like_everything_else() {
 fn a_batch_is_taken_as_far_as_there_is_room_and_no_further() {
     let mut world = World::new(VIEW, 8);
     let requests: Vec<_> =
-        (0..20).map(|token| Request { random_token: token, ..read(8 * token, 8, 1) }).collect();
+        (0..20).map(|token| Request { token: token, ..read(8 * token, 8, 1) }).collect();
     let page = [segment(1, 0, 4096)];
     assert_eq!(world.namespace.submit(NOW, &requests, &page), 7);
     assert_eq!(world.namespace.submit(NOW, &requests[7..], &page), 0);
@@ -458,7 +458,7 @@ fn a_dead_namespace_answers_everything_with_a_path_error() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut world = World::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(world.submit(Request { random_token: 1, ..read(0, 10, 1) }, &large));
+    assert!(world.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
     world.controller.set_state(QueueState::Dead);
     assert_eq!(world.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
     world.device.reset();

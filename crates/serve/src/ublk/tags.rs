@@ -330,7 +330,7 @@ impl TagTable {
     fn submit_request(&mut self, tag: u16, request: DiskRequest, state: TagState) {
         self.states[usize::from(tag)] = state;
         self.requests.push(Request {
-            random_token: u64::from(tag),
+            token: u64::from(tag),
             lba: request.lba,
             operand: 0,
             segment_first: u32::from(tag),

@@ -205,7 +205,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         let DiskRequest { operation, flags, lba, blocks } = ask;
         let count = self.segments.len() - first;
         self.requests.push(Request {
-            random_token: head.into(),
+            token: head.into(),
             lba,
             operand: 0,
             segment_first: u32::try_from(first).unwrap_or(u32::MAX),

@@ -279,7 +279,7 @@ impl Drop for DevicePoller {
         for index in (0..).take(shared.slot_count()) {
             let mut place = shared.lock_slot(index);
             let was_taken =
-                *is_submitting || !requests.iter().any(|request| request.random_token == u64::from(index));
+                *is_submitting || !requests.iter().any(|request| request.token == u64::from(index));
             place.fail_removed(was_taken);
             let emptied =
                 if place.is_unwanted { std::mem::take(&mut *place) } else { OperationSlot::default() };

@@ -145,7 +145,7 @@ impl SlotRequest {
     /// Request whose token is the slot `index`.
     pub(super) fn block_request(&self, index: u32) -> Request {
         Request {
-            random_token: u64::from(index),
+            token: u64::from(index),
             lba: self.lba,
             operand: self.operand,
             segment_first: index,

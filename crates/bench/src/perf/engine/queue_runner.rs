@@ -304,7 +304,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.in_flight -= u32::try_from(self.requests.len()).unwrap_or(0);
         for request in self.requests.drain(..) {
             self.scrutiny.handle_completion(
-                IoStatus::ABORTED, task_of_token(request.random_token), Segment::default(),
+                IoStatus::ABORTED, task_of_token(request.token), Segment::default(),
             );
         }
         self.backend.flush();
@@ -428,7 +428,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.in_flight += 1;
         let transfers_data = matches!(operation, Operation::Read | Operation::Write);
         self.requests.push(Request {
-            random_token: u64::from(task),
+            token: u64::from(task),
             lba,
             operand: 0,
             blocks,
@@ -494,7 +494,7 @@ impl FixedIo {
         #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
         let segment_first = token as u32;
         Request {
-            random_token: token,
+            token: token,
             lba,
             operand: 0,
             segment_first,

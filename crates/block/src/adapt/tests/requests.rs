@@ -57,7 +57,7 @@ impl<L: RangeLock> AdaptFixture<L> {
     fn complete_all(&mut self) -> Vec<(Operation, u64, u32)> {
         let taken = self.below.take_accepted();
         for (request, _) in &taken {
-            self.below.complete_request(request.random_token, IoStatus::SUCCESS, 0);
+            self.below.complete_request(request.token, IoStatus::SUCCESS, 0);
         }
         taken.iter().map(|(request, _)| (request.operation, request.lba, request.blocks)).collect()
     }
@@ -90,10 +90,10 @@ fn first_part_error_fails_the_request_and_stops_it() {
     let taken = bench.below.take_accepted();
     let ranges: Vec<_> = taken.iter().map(|(request, _)| (request.lba, request.blocks)).collect();
     assert_eq!(ranges, [(0, 8), (8, 8)], "two at a time");
-    bench.below.complete_request(taken[1].0.random_token, IoStatus::UNRECOVERED_READ, 9);
+    bench.below.complete_request(taken[1].0.token, IoStatus::UNRECOVERED_READ, 9);
     assert_eq!(poll(&mut bench.shaper, NOW), []);
     assert_eq!(bench.below.take_accepted().len(), 0);
-    bench.below.complete_request(taken[0].0.random_token, IoStatus::INTERNAL_ERROR, 4);
+    bench.below.complete_request(taken[0].0.token, IoStatus::INTERNAL_ERROR, 4);
     let completion = IoCompletion { token: 5, status: IoStatus::UNRECOVERED_READ, result: 9 };
     assert_eq!(poll(&mut bench.shaper, NOW), [completion]);
 }
@@ -106,7 +106,7 @@ fn split_read_reports_no_holes() {
     );
     for (part, _) in bench.below.take_accepted() {
         assert_eq!((part.blocks, part.flags), (8, RequestFlags::NONE));
-        bench.below.complete_request(part.random_token, IoStatus::SUCCESS, 0);
+        bench.below.complete_request(part.token, IoStatus::SUCCESS, 0);
     }
     assert_eq!(poll(&mut bench.shaper, NOW), [success_completion(5)]);
 }
@@ -154,13 +154,13 @@ fn fua_emulation_flushes_after_writes_and_before_reads() {
             let taken = bench.below.take_accepted();
             assert_eq!(taken.len(), 1);
             assert_eq!((taken[0].0.operation, taken[0].0.flags), (expected, RequestFlags::NONE));
-            bench.below.complete_request(taken[0].0.random_token, IoStatus::SUCCESS, 0);
+            bench.below.complete_request(taken[0].0.token, IoStatus::SUCCESS, 0);
             let completions = poll(&mut bench.shaper, NOW);
             assert_eq!(completions, [success_completion(8)][..step]);
         }
         assert!(bench.submit(forced));
         let taken = bench.below.take_accepted();
-        bench.below.complete_request(taken[0].0.random_token, IoStatus::WRITE_FAULT, 0);
+        bench.below.complete_request(taken[0].0.token, IoStatus::WRITE_FAULT, 0);
         let completion = IoCompletion { token: 8, status: IoStatus::WRITE_FAULT, result: 0 };
         assert_eq!(
             poll(&mut bench.shaper, NOW),

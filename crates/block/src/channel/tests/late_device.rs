@@ -57,7 +57,7 @@ pub(crate) fn expected_result(request: &Request) -> u32 {
 /// A request for one block.
 pub(crate) fn request(operation: Operation, token: u64, lba: u64) -> Request {
     Request {
-        random_token: token,
+        token: token,
         lba,
         operand: 0,
         segment_first: 0,
@@ -134,15 +134,15 @@ impl IoChannel for LateChannel {
             let index = self.random.below(self.in_flight.len() as u64);
             let request = self.in_flight.swap_remove(usize::try_from(index).unwrap());
             let mut log = self.log.in_flight.lock().unwrap();
-            let token = (self.number, request.random_token);
+            let token = (self.number, request.token);
             let logged =
-                log.iter().position(|(number, other)| (*number, other.random_token) == token);
+                log.iter().position(|(number, other)| (*number, other.token) == token);
             log.swap_remove(logged.expect("it was submitted"));
             drop(log);
             let is_good = request.lba % 10 != 9;
             let status = if is_good { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
             completions.push(IoCompletion {
-                token: request.random_token,
+                token: request.token,
                 status,
                 result: expected_result(&request),
             });

@@ -77,7 +77,7 @@ impl IoChannel for LossyDiskChannel {
                     || self.has_lost.swap(false, Ordering::SeqCst));
             let status = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
             self.completions.push_back(IoCompletion {
-                token: request.random_token,
+                token: request.token,
                 status,
                 result: 0,
             });

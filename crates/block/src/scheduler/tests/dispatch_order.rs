@@ -24,7 +24,7 @@ fn write_request(token: u64, lba: u64) -> Request {
 fn submit(channel: &mut impl IoChannel, now: Instant, requests: &[Request]) -> usize {
     let memory = |request: &Request| Segment {
         region: RegionId(0),
-        offset: request.random_token * 10_000,
+        offset: request.token * 10_000,
         len_bytes: request.blocks * 512,
     };
     let segments: Vec<Segment> = requests.iter().map(memory).collect();
@@ -39,7 +39,7 @@ fn submitted_ranges(below: &ScriptedChannel) -> Vec<(u64, u32)> {
 }
 
 fn completed_tokens(below: &ScriptedChannel) -> Vec<u64> {
-    below.take_accepted().iter().map(|(request, _)| request.random_token).collect()
+    below.take_accepted().iter().map(|(request, _)| request.token).collect()
 }
 
 fn success_completion(token: u64) -> IoCompletion {
@@ -82,7 +82,7 @@ fn adjacent_requests_are_merged_and_complete_separately() {
     assert_eq!(ranges, [(50, 2), (10, 4), (20, 2)]);
     let offsets: Vec<u64> = taken[1].1.iter().map(|segment| segment.offset).collect();
     assert_eq!(offsets, [20_000, 30_000]);
-    below.complete_request(taken[1].0.random_token, IoStatus::SUCCESS, 0);
+    below.complete_request(taken[1].0.token, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [success_completion(2), success_completion(3)]);
     below.complete_request(4, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [success_completion(4)]);
@@ -135,7 +135,7 @@ fn failed_merged_reads_are_retried_separately_and_writes_are_not() {
     assert_eq!(poll(&mut merge, NOW), []);
     let again = below.take_accepted();
     let places: Vec<_> =
-        again.iter().map(|(one, memory)| (one.random_token, memory[0].offset)).collect();
+        again.iter().map(|(one, memory)| (one.token, memory[0].offset)).collect();
     assert_eq!(places, [(1, 10_000), (2, 20_000)]);
     below.complete_request(1, IoStatus::UNRECOVERED_READ, 7);
     below.complete_request(2, IoStatus::SUCCESS, 0);

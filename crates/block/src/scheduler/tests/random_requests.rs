@@ -83,11 +83,11 @@ impl OrderCheckState {
             }
         }
         if own.is_empty() {
-            numbers.push(request.random_token);
+            numbers.push(request.token);
             for index in 0..u64::from(request.blocks) {
                 self.world.execute(
                     request.operation,
-                    request.random_token,
+                    request.token,
                     index,
                     request.lba + index,
                 );
@@ -96,7 +96,7 @@ impl OrderCheckState {
             assert_eq!(block, request.lba + u64::from(request.blocks), "memory for each block");
         }
         if request.operation == Operation::Flush {
-            self.before_flush.insert(request.random_token, self.applied.keys().copied().collect());
+            self.before_flush.insert(request.token, self.applied.keys().copied().collect());
         }
         for number in &numbers {
             *self.applied.entry(*number).or_default() += 1;
@@ -124,7 +124,7 @@ impl IoChannel for OrderCheckingChannel {
                 shared.spoiled.extend(numbers);
             }
             let due = now.after(Span::from_us(self.random.below(30)));
-            shared.due.push((due, IoCompletion { token: request.random_token, status, result: 0 }));
+            shared.due.push((due, IoCompletion { token: request.token, status, result: 0 }));
         }
         shared.under_way += count;
         count
@@ -188,7 +188,7 @@ fn draw_request(
         _ => Operation::Write,
     };
     let mut request = Request {
-        random_token: number,
+        token: number,
         lba: random.below(BLOCKS - 4),
         operand: 0,
         segment_first: 0,
@@ -279,10 +279,10 @@ impl RandomProgram {
         for (request, _) in self.waiting.drain(..taken) {
             for index in 0..u64::from(request.blocks) {
                 let block = request.lba + index;
-                self.world.execute(request.operation, request.random_token, index, block);
+                self.world.execute(request.operation, request.token, index, block);
             }
             if request.operation == Operation::Flush {
-                self.covered.insert(request.random_token, self.completed.keys().copied().collect());
+                self.covered.insert(request.token, self.completed.keys().copied().collect());
             }
         }
     }

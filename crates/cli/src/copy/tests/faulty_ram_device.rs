@@ -209,7 +209,7 @@ impl IoChannel for FaultyRamChannel {
             }
             let one = state.under_way.remove(index);
             let (request, status) = (one.request, state.execute_request(one));
-            completions.push(IoCompletion { token: request.random_token, status, result: 0 });
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count

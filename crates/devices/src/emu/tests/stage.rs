@@ -275,7 +275,7 @@ impl Device {
 
 /// A read of one block.
 pub(super) const READ: Request = Request {
-    random_token: 0,
+    token: 0,
     lba: 0,
     operand: 0,
     blocks: 1,

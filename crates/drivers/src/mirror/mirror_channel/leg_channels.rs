@@ -125,7 +125,7 @@ impl LegChannels {
     #[inline]
     pub(super) fn send_to(&mut self, legs: u8, place: RequestOwner, request: &Request) -> u8 {
         let below = Request {
-            random_token: place.token(),
+            token: place.token(),
             lba: request.lba + self.shared.geometry.first,
             ..*request
         };
@@ -232,7 +232,7 @@ impl LegChannels {
     ) -> Request {
         let block_size = self.shared.geometry.block_size;
         Request {
-            random_token: place.token(),
+            token: place.token(),
             lba: at / u64::from(block_size),
             operand: 0,
             segment_first: u32::try_from(segment).unwrap_or(u32::MAX),

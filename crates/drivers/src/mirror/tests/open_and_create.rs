@@ -70,7 +70,7 @@ impl MirrorFilesFixture {
             .unwrap();
         let block = memory.slice(0, opened.medium.limits().block_size).unwrap();
         let request = Request {
-            random_token: 1,
+            token: 1,
             lba: 7,
             operand: 0,
             segment_first: 0,

@@ -92,7 +92,7 @@ impl IoChannel for Channel {
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         for (index, request) in requests.iter().enumerate() {
             if let Some(status) = self.namespace.reservation_conflict(request.operation) {
-                self.refused.push(IoCompletion { token: request.random_token, status, result: 0 });
+                self.refused.push(IoCompletion { token: request.token, status, result: 0 });
             } else if self.below.submit(now, &[*request], segments) == 0 {
                 return index;
             }

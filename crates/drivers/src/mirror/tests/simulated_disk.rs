@@ -221,7 +221,7 @@ impl IoChannel for SimulatedDiskChannel {
                 true => IoStatus::WRITE_FAULT,
                 false => state.execute_request(&request, &segments),
             };
-            completions.push(IoCompletion { token: request.random_token, status, result: 0 });
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count

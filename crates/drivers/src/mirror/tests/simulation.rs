@@ -280,7 +280,7 @@ impl MirrorSimulation {
         }
         let moves = operation != Operation::Flush;
         let request = Request {
-            random_token: slot as u64,
+            token: slot as u64,
             lba: if moves { lba } else { 0 },
             operand: 0,
             segment_first: 0,

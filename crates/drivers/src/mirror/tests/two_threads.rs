@@ -261,7 +261,7 @@ impl ClientThread {
             self.board.regions.store(memory, &bytes).unwrap();
         }
         let request = Request {
-            random_token: slot as u64,
+            token: slot as u64,
             lba: first as u64,
             blocks: u32::try_from(count).unwrap(),
             segment_count: u16::from(count > 0),

@@ -63,7 +63,7 @@ fn fixture(regions: &RegionTable, seed: u64) -> CachedReadFixture {
 fn read_request(operation: Operation, lba: u64, segments: std::ops::Range<u32>) -> Request {
     let segment_count = u16::try_from(segments.len()).unwrap();
     Request {
-        random_token: 1_000 + lba,
+        token: 1_000 + lba,
         lba,
         blocks: 1,
         segment_first: segments.start,
@@ -168,11 +168,11 @@ fn cached_reads_return_their_blocks_from_a_limited_device() {
             }
             let done = run_requests(&mut *backend, &requests, &segments);
             assert!(done.iter().all(|(_, status)| status.is_success()), "seed {seed}: {done:?}");
-            requests.sort_unstable_by_key(|request| request.random_token);
+            requests.sort_unstable_by_key(|request| request.token);
             assert!(
                 done.iter()
                     .map(|(token, _)| *token)
-                    .eq(requests.iter().map(|one| one.random_token))
+                    .eq(requests.iter().map(|one| one.token))
             );
             for block in 0..BLOCKS {
                 let at = u32::try_from(block).unwrap() * PAGE;

@@ -29,7 +29,7 @@ const BLOCK: u64 = 5;
 
 fn request(operation: Operation) -> Request {
     Request {
-        random_token: operation as u64,
+        token: operation as u64,
         lba: BLOCK,
         operand: 0,
         segment_first: 0,

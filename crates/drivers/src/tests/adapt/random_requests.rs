@@ -132,7 +132,7 @@ impl AdaptFixture {
         let lba = self.random.below(BLOCKS - u64::from(blocks) + 1);
         let flags = RequestFlags(u8::try_from(self.random.below(2)).unwrap());
         let mut request = Request {
-            random_token: self.token(),
+            token: self.token(),
             lba,
             operand: 0,
             segment_first: 0,
@@ -188,7 +188,7 @@ impl AdaptFixture {
             rest = more;
         }
         request.segment_count = u16::try_from(segments.len()).unwrap();
-        ExpectedResult { token: request.random_token, request, segments, bytes }
+        ExpectedResult { token: request.token, request, segments, bytes }
     }
 
     /// Memory for `len` bytes, in segments of any or full alignment.
@@ -301,7 +301,7 @@ impl AdaptFixture {
         let places = u32::try_from(PLACES).unwrap();
         let segment = self.memory.slice(places * PLACE_BYTES, 512).unwrap();
         let request = Request {
-            random_token: 0,
+            token: 0,
             lba: block,
             operand: 0,
             segment_first: 0,

@@ -123,7 +123,7 @@ impl IoChannel for Channel {
         for request in requests.iter().take(room) {
             let outcome = self.shelf.execute(request);
             self.taken.push_back(IoCompletion {
-                token: request.random_token,
+                token: request.token,
                 status: outcome,
                 result: 0,
             });

@@ -129,6 +129,11 @@ impl End {
             {
                 Some(Completion::new(0, Status::INVALID_LOG_PAGE))
             }
+            Some(AdminOpcode::GetLogPage)
+                if command.cdw10() & 0xff == 0x0c && state.refuses_ana_log.is_some() =>
+            {
+                state.refuses_ana_log.map(|status| Completion::new(0, status))
+            }
             Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
                 let page = self.data.0.get_mut(&tag).unwrap();
                 let (whole, from) = (state.access_page(), command.cdw12() as usize);
@@ -150,7 +155,9 @@ impl End {
                         let id = state.identity.clone().with(|id| id.cirn(cirn));
                         page.copy_from_slice(id.as_bytes());
                     }
-                    Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
+                    Cns::ActiveNamespaces => {
+                        page[0] = u8::from(command.nsid() == 0 && state.has_namespace);
+                    }
                     Cns::Namespace => {
                         let blocks = BLOCKS as u64;
                         let mut id = IdentifyNamespace::zeroed().with(|id| {
@@ -162,7 +169,7 @@ impl End {
                         page.copy_from_slice(id.as_bytes());
                         page[119] = state.nguid;
                         // NMIC: the namespace is shared.
-                        page[30] = 1;
+                        page[30] = u8::from(state.is_shared);
                         // LBADS of the first format.
                         page[130] = 9;
                     }

@@ -37,7 +37,7 @@ fn check_split(view: NamespaceView, request: Request, segments: &[Segment], dept
         world.device.complete_next(0);
         completions = world.poll();
     }
-    assert_eq!(completions, [(request.random_token, IoStatus::SUCCESS)]);
+    assert_eq!(completions, [(request.token, IoStatus::SUCCESS)]);
     assert_eq!((at, world.namespace.queue().in_flight()), (all.len(), 0));
 }
 
@@ -226,7 +226,7 @@ fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards()
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut world = World::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(world.submit(Request { random_token: 1, ..read(0, 10, 1) }, &large));
+    assert!(world.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
     world.device.complete_next(0);
     world.controller.set_state(QueueState::Frozen);
     assert_eq!(world.poll(), []);
@@ -235,7 +235,7 @@ fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards()
     assert_eq!(world.poll(), []);
     world.device.reset();
     world.controller.set_state(QueueState::Running);
-    assert!(world.submit(Request { random_token: 2, ..read(0, 10, 1) }, &large));
+    assert!(world.submit(Request { token: 2, ..read(0, 10, 1) }, &large));
     assert_eq!(world.run_dry().1, [(2, IoStatus::SUCCESS)]);
 }
 
@@ -272,7 +272,7 @@ fn random_requests_come_back_once_each() {
             let lba = random.below(1000);
             let cut = 4 * u32::try_from(random.below(u64::from(blocks * BLOCK / 4))).unwrap();
             let segments = [segment(1, 0, cut), segment(2, 4, blocks * BLOCK - cut)];
-            if world.submit(Request { random_token: token, ..read(lba, blocks, 2) }, &segments) {
+            if world.submit(Request { token: token, ..read(lba, blocks, 2) }, &segments) {
                 owed.insert(token, blocks);
             }
             while random.chance(2, 3) && !world.device.fetched.is_empty() {

@@ -111,7 +111,7 @@ fn a_device_error_is_reported_with_its_offset() {
         // In the third part of a read that is split.
         let spoiled = (2 << 20) + 4096;
         let request_of = Request {
-            random_token: 0,
+            token: 0,
             lba: spoiled / 512,
             operand: 0,
             segment_first: 0,

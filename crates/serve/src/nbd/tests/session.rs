@@ -417,7 +417,7 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
         let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
         session.receive_bytes(&encode_request(command, 7, 0, len_bytes));
         session.connection.step();
-        let token = session.connection.pending_requests().0[0].random_token;
+        let token = session.connection.pending_requests().0[0].token;
         session.connection.record_submitted(1);
         session.connection.handle_completion(IoCompletion { token, status, result: 0 });
         let back = session.take_sent_bytes(usize::MAX);
@@ -437,7 +437,7 @@ fn read_reply_of(
     session.connection.step();
     let (requests, _) = session.connection.pending_requests();
     let (tokens, flags): (Vec<u64>, Vec<RequestFlags>) =
-        requests.iter().map(|request| (request.random_token, request.flags)).unzip();
+        requests.iter().map(|request| (request.token, request.flags)).unzip();
     session.connection.record_submitted(tokens.len());
     for token in tokens {
         session.connection.handle_completion(IoCompletion { token, status, result });
@@ -490,13 +490,13 @@ fn trim_with_fua_completes_after_a_flush() {
         let asked = session.connection.pending_requests().0[0];
         assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
         session.connection.record_submitted(1);
-        let completion = IoCompletion { token: asked.random_token, status: IoStatus::SUCCESS, result: 0 };
+        let completion = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
         session.connection.handle_completion(completion);
     }
     assert!(!session.connection.unsent_segments().is_empty());
     session.receive_bytes(&encode_request(Command::TRIM, 8, 0, 512));
     session.connection.step();
-    let token = session.connection.pending_requests().0[0].random_token;
+    let token = session.connection.pending_requests().0[0].token;
     session.connection.record_submitted(1);
     session.connection.handle_completion(IoCompletion {
         token,

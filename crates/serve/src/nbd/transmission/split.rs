@@ -57,7 +57,7 @@ impl Transmission {
         let shift = self.export.block_size().trailing_zeros();
         let is_flush = memory.operation == Operation::Flush;
         self.requests.push(Request {
-            random_token: u64::from(first) << 16 | u64::from(slot),
+            token: u64::from(first) << 16 | u64::from(slot),
             lba: if is_flush { 0 } else { (offset + u64::from(first)) >> shift },
             operand: 0,
             segment_first: u32::try_from(segment_first).expect("a batch is short"),

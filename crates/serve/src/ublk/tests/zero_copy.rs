@@ -17,7 +17,7 @@ fn zero_copy_request_uses_the_registered_buffer_of_its_tag() {
         session.receive();
         let (requests, segments) = session.tags.pending_requests();
         let [request] = requests else { panic!("{requests:?}") };
-        assert_eq!((request.random_token, request.lba, request.blocks), (u64::from(tag), 8, 2));
+        assert_eq!((request.token, request.lba, request.blocks), (u64::from(tag), 8, 2));
         let segment = segments[request.segment_first as usize];
         assert_eq!(segment, kernel_buffers.slice(u32::from(tag) * each, 1024).unwrap());
         let part = session.regions.kernel_buffer(segment).unwrap();

@@ -140,7 +140,7 @@ impl CrashTest {
                 *self.done.entry(request.lba).or_default() += 1;
                 let status = IoStatus::SUCCESS;
                 slots.handle_completion(
-                    IoCompletion { token: request.random_token, status, result: 0 }, false,
+                    IoCompletion { token: request.token, status, result: 0 }, false,
                 )?;
             }
             slots.publish_used()?;

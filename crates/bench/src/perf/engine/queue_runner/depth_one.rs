@@ -103,7 +103,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.sums.count_one(&completion, sent_ns, fixed, stamp);
         self.counters.completions += 1;
         self.budget -= 1;
-        if self.again.random_token != completion.token || self.again.blocks == 0 {
+        if self.again.token != completion.token || self.again.blocks == 0 {
             self.again = fixed.next_request(completion.token, 0);
         }
         self.again.lba = workload.draw_address(&mut self.addresses, fixed.blocks);
