@@ -162,8 +162,10 @@ fn resolve_names(
 /// A device with a world-wide name, as a whole.
 fn device_by_name(uri: &Uri, name: &str, leaves: &mut Vec<LeafDevice>) -> Uri {
     let whole = StorageExtent { medium: StorageId::Named(name.to_owned()), bytes: 0..u64::MAX };
-    leaves
-        .push(LeafDevice::Known(uri.to_string(), StorageExtents { own: Some(whole), below: Vec::new() }));
+    leaves.push(LeafDevice::Known(
+        uri.to_string(),
+        StorageExtents { own: Some(whole), below: Vec::new() },
+    ));
     Uri::new("medium", name)
 }
 
@@ -270,9 +272,7 @@ mod tests {
         let opened = |uri: &str, names: &[(&str, &str)]| {
             let names: Vec<_> =
                 names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
-            DeviceIdentity::from_system(
-                &KernelFiles::live_system(), &uri.parse().unwrap(), &names,
-            )
+            DeviceIdentity::from_system(&KernelFiles::live_system(), &uri.parse().unwrap(), &names)
         };
         let first = opened(one, &[(one, "uuid.1")]);
         assert!(first.is_same_device(&opened(two, &[(two, "uuid.1")])));

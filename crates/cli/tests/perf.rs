@@ -288,7 +288,8 @@ fn option_that_needs_a_block_layer_is_rejected_without_one() {
         let supplies = MachineResources::probe_machine(&KernelFiles::live_system());
         PerfOptions { layer, ..perf_over(&[uri]) }.validate(&supplies).unwrap_err().text
     };
-    let map = BlockLayerOptions { map: Some(QueueMap::with_default(2)), ..BlockLayerOptions::default() };
+    let map =
+        BlockLayerOptions { map: Some(QueueMap::with_default(2)), ..BlockLayerOptions::default() };
     assert_eq!(
         refused("emu:null", map),
         "--queue-map: emu:null is reached by --block none, expected --block mq"

@@ -575,7 +575,7 @@ impl PoolHost {
                 self.forget_unflushed(now, shared);
                 self.recovery.record_open(store.loss_count());
                 self.stage = PoolStage::Open(Box::new(store));
-}
+            }
             Err(error) => {
                 self.record_event(now, &format!("does not open the pool: {error}"), shared)
             }

@@ -357,7 +357,10 @@ impl ReservationClient {
 
     /// Sends a command. Returns false if it was not accepted.
     fn send(
-        &self, now: Instant, queue: &mut FabricsQueuePair, (step, nsid): (ClientStep, u32),
+        &self,
+        now: Instant,
+        queue: &mut FabricsQueuePair,
+        (step, nsid): (ClientStep, u32),
     ) -> bool {
         let key = reservation_key(self.host);
         let rtype = ReservationType::WriteExclusive;

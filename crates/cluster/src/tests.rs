@@ -27,7 +27,8 @@ fn injected_bugs_are_found_by_known_seeds() {
     assert_eq!(InjectedBugs::each_bug().len(), seeds.len());
     for ((name, bugs), seed) in InjectedBugs::each_bug().into_iter().zip(seeds) {
         assert!(
-            run_plan(&ClusterPlan::from_seed(seed, bugs)).failure.is_some(), "{name}: seed {seed}"
+            run_plan(&ClusterPlan::from_seed(seed, bugs)).failure.is_some(),
+            "{name}: seed {seed}"
         );
     }
 }

@@ -187,8 +187,7 @@ impl CryptChannel {
     /// Handles a completion of the underlying device.
     fn handle_completion(&mut self, completion: &IoCompletion) {
         let Ok(place) = u32::try_from(completion.token) else { return };
-        let Request { token: token, operation, blocks, .. } =
-            self.slots[place as usize].request;
+        let Request { token: token, operation, blocks, .. } = self.slots[place as usize].request;
         let mut status = completion.status;
         if status.is_success() && operation == Operation::Read && blocks > 0 {
             status =
@@ -221,11 +220,7 @@ impl IoChannel for CryptChannel {
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
             if let Err(status) = self.start_request(request, segments) {
-                self.ready.push_back(IoCompletion {
-                    token: request.token,
-                    status,
-                    result: 0,
-                });
+                self.ready.push_back(IoCompletion { token: request.token, status, result: 0 });
             }
         }
         self.submit_unsent(now);

@@ -191,7 +191,9 @@ impl DevicePool {
     #[inline]
     pub(crate) fn address_window(&self, len_bytes: u32) -> Option<DirectAccessWindow> {
         DirectAccessWindow::for_pieces(
-            self.memory, self.region_iova + self.memory.offset, len_bytes,
+            self.memory,
+            self.region_iova + self.memory.offset,
+            len_bytes,
         )
     }
 

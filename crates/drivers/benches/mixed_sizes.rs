@@ -165,8 +165,7 @@ impl ChannelLoad {
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
             let (token, blocks, operation) = (completion.token, self.blocks, self.operation);
-            let request =
-                Request { token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
+            let request = Request { token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);

@@ -82,8 +82,7 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         let with_slots = requests.iter().zip(self.free.iter().rev()).take(room);
         self.batch.clear();
         self.batch.extend(
-            with_slots
-                .map(|(request, slot)| Request { token: u64::from(*slot), ..*request }),
+            with_slots.map(|(request, slot)| Request { token: u64::from(*slot), ..*request }),
         );
         let taken = self.inner.submit(now, &self.batch, segments);
         // `inner` accepts a prefix. Only the accepted requests take slots and draw a completion time.

@@ -170,14 +170,8 @@ impl<D: BlockLayout> MultiLegChannel<D> {
                 let segment_first = u32::try_from(leg.segments.len()).unwrap_or(u32::MAX);
                 let (token, segment_count) = (D::MARK | u64::from(number), 0);
                 // The source of a copy is not mapped: copies are only supported with a single leg.
-                let child = Request {
-                    token: token,
-                    lba,
-                    blocks,
-                    segment_first,
-                    segment_count,
-                    ..*request
-                };
+                let child =
+                    Request { token: token, lba, blocks, segment_first, segment_count, ..*request };
                 leg.requests.push(child);
                 left += 1;
             }

@@ -120,8 +120,7 @@ impl IoChannel for NullChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
             [request] if self.alone.is_none() && self.ready.is_empty() => {
-                self.alone =
-                    Some((request.token, null_status(request, self.limits.block_count)));
+                self.alone = Some((request.token, null_status(request, self.limits.block_count)));
                 1
             }
             _ => self.submit_batch(requests),

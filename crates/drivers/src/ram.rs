@@ -330,7 +330,8 @@ impl RamStorage {
         self.for_each_run(first, count, |written, from, len_bytes| {
             pieces.take_each_piece(len_bytes, |piece, done| {
                 let equal = if written {
-                    self.regions.segments_equal(self.segment_at(from + done, piece.len_bytes), piece)
+                    self.regions
+                        .segments_equal(self.segment_at(from + done, piece.len_bytes), piece)
                 } else {
                     is_zero(&self.regions, piece)
                 };
@@ -479,7 +480,7 @@ mod tests {
             NamedThread::spawn("hammer", None, move |_| {
                 write_and_check_repeatedly(&ram, &regions, memory, first)
             })
-                .unwrap()
+            .unwrap()
         });
         assert_eq!(threads.map(NamedThread::join), [0, 0]);
     }

@@ -25,7 +25,10 @@ use tenmil_linux::Clock;
 /// All fuzz targets.
 const TARGETS: [FuzzTarget; 16] = [
     FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz },
-    FuzzTarget { name: "controller", feed: tenmil_nvme_controller::controller::fuzz_admin_commands },
+    FuzzTarget {
+        name: "controller",
+        feed: tenmil_nvme_controller::controller::fuzz_admin_commands,
+    },
     FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::run_memory_transport },
     FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_rpc_connection },
     FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz_uri },

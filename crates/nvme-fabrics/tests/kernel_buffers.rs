@@ -160,7 +160,8 @@ impl Pair {
         let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
         let net = CountingNet { net, came: Arc::clone(&came) };
         let mut now = Instant { ns: 1_000_000 };
-        let pool = net::pool(&regions); let mut multipath = queues::one_path(pool, Box::new(net), options, (1, 33), now);
+        let pool = net::pool(&regions);
+        let mut multipath = queues::one_path(pool, Box::new(net), options, (1, 33), now);
         let queue = queues::make(&mut multipath, || net::later(&guests, &mut now));
         let file = MemoryMapping::new(usize::from(REQUESTS) * EACH as usize, MemoryBacking::Shared)
             .unwrap();

@@ -194,9 +194,7 @@ impl<T: Transport> NamespaceQueue<T> {
             Some(entry) => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
-                self.queue
-                    .enqueue(tick, request.token, SlotFlags::NONE, entry, lists)
-                    .is_some()
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry, lists).is_some()
             }
             None => self.submit_slowly(now, request, segments),
         }
@@ -264,9 +262,7 @@ impl<T: Transport> NamespaceQueue<T> {
             Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
-                self.queue
-                    .enqueue(tick, request.token, SlotFlags::NONE, entry, lists)
-                    .is_some()
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry, lists).is_some()
             }
             Ok(_) => {
                 let is_taken = self.parents.begin(request, own).is_some();

@@ -144,8 +144,7 @@ impl SplitTable {
         if parent.children > 0 || self.unsent.contains(&index) {
             return None;
         }
-        let answer =
-            IoCompletion { token: parent.request.token, status: parent.status, result: 0 };
+        let answer = IoCompletion { token: parent.request.token, status: parent.status, result: 0 };
         self.free.push(index);
         Some(answer)
     }

@@ -387,7 +387,8 @@ fn channel_of_a_removed_device_completes_all_requests() {
 #[test]
 fn device_removal_reaches_every_thread_within_a_second() {
     let shapes = [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq), (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default(1), ChannelMode::Mq),
     ];
     run_under_load(&shapes, |device, log| {
         let clock = Clock::on_kernel_clock();

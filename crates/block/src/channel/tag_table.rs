@@ -407,10 +407,8 @@ mod tests {
                 tags.grow(1);
             }
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
-            let sent = tags.assign_tag(
-                Instant::default(),
-                &Request { token: token, ..Request::PLACEHOLDER },
-            );
+            let sent = tags
+                .assign_tag(Instant::default(), &Request { token: token, ..Request::PLACEHOLDER });
             tags.mark_one_in_use();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }

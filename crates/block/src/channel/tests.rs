@@ -55,8 +55,7 @@ impl TestClient {
 
     fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
         let taken = self.channel.submit(now, requests, &[]);
-        self.waiting
-            .extend(requests[..taken].iter().map(|request| (request.token, *request)));
+        self.waiting.extend(requests[..taken].iter().map(|request| (request.token, *request)));
         taken
     }
 

@@ -172,11 +172,8 @@ impl<B: IoChannel> MergeScheduler<B> {
             }
             members => {
                 let IoCompletion { status, result, .. } = *completion;
-                let each = members.iter().map(|one| IoCompletion {
-                    token: one.token,
-                    status,
-                    result,
-                });
+                let each =
+                    members.iter().map(|one| IoCompletion { token: one.token, status, result });
                 self.ready.extend(each);
             }
         }

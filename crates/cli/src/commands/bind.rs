@@ -121,7 +121,8 @@ fn total_time(took: &[StepTiming]) -> Span {
 
 /// Signatures found on the disk or partition at `path`.
 fn disk_signatures(path: &Path) -> Result<Vec<DiskSignature>, String> {
-    let (head, tail, size_bytes) = read_first_and_last_bytes(path, END_BYTES).map_err(|error| error_text(&error))?;
+    let (head, tail, size_bytes) =
+        read_first_and_last_bytes(path, END_BYTES).map_err(|error| error_text(&error))?;
     let found = probe_signatures(&DeviceEdges { head: &head, tail: &tail, size_bytes });
     let mark = |one: &tenmil_block::overwrite::Signature| DiskSignature {
         text: one.to_string(),

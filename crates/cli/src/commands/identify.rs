@@ -100,7 +100,8 @@ pub(super) fn run_identify(
 
 /// Checks that the namespace of the URI, if it names one, is attached to this host.
 fn check_namespace_attached(
-    uri: &tenmil_block::uri::Uri, document: &Document,
+    uri: &tenmil_block::uri::Uri,
+    document: &Document,
 ) -> Result<(), Error> {
     let named = uri.fields().number_value("ns", 1..=u64::from(u32::MAX - 1))?;
     let named = named.and_then(|nsid| u32::try_from(nsid).ok());

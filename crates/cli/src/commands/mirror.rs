@@ -167,7 +167,9 @@ pub(super) fn run_mirror(
             code = exit_code(&report);
             if show.json { mirror_json(&report) } else { mirror_text(&report) }
         }
-        MirrorCommand::Add(add) => mirror::add_leg(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
+        MirrorCommand::Add(add) => {
+            mirror::add_leg(&opener, &add.uri, &add.leg, add.overwrite)? + "\n"
+        }
         MirrorCommand::Replace(it) => {
             let mut ask = |question: &str| require_consent(it.yes, question);
             mirror::replace_leg(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
@@ -269,8 +271,7 @@ fn leg_numbers(mask: u8) -> String {
 }
 
 fn mirror_json(report: &MirrorReport) -> String {
-    let leg =
-        |(name, found): &(String, Result<tenmil_volume::mirror::MirrorSuperblock, Error>)| {
+    let leg = |(name, found): &(String, Result<tenmil_volume::mirror::MirrorSuperblock, Error>)| {
         match found {
             Err(problem) => json!({ "uri": name, "problem": problem.text }),
             Ok(leg) => leg_json(name, leg),

@@ -72,7 +72,8 @@ impl<'a> PoolAccess<'a> {
                 let open = open.map_err(|error| pool_open_error(&error, place, &silent))?;
                 // Device identities may differ although the device is the same; the owner recorded in
                 // the pool's superblock decides.
-                match open.local_owner().and_then(|pid| connect_to_owner(opener, pid, open.uuid())) {
+                match open.local_owner().and_then(|pid| connect_to_owner(opener, pid, open.uuid()))
+                {
                     Some(there) => Ok(Self::Remote(there)),
                     None => Ok(Self::Here { open, opener }),
                 }

@@ -38,7 +38,9 @@ impl LossRecovery {
 impl PoolHost {
     /// Has a pool recover that its device has stopped. True if that has begun.
     pub(super) fn recover_if_stopped(
-        &mut self, now: Instant, shared: &mut HostsShared<'_>,
+        &mut self,
+        now: Instant,
+        shared: &mut HostsShared<'_>,
     ) -> bool {
         let PoolStage::Open(store) = &mut self.stage else { return false };
         let (losses, is_stopped) = (store.loss_count(), store.is_stopped());

@@ -140,9 +140,8 @@ impl Drop for RemoteChannel {
     /// Waits until no request can access memory any more: either the peer completes all requests,
     /// or the admin thread finds it lost.
     fn drop(&mut self) {
-
-                while !self.channel.drain(self.paths.now()) {
-                    tenmil_linux::named_thread::yield_cpu();
-                        }
+        while !self.channel.drain(self.paths.now()) {
+            tenmil_linux::named_thread::yield_cpu();
+        }
     }
 }

@@ -180,16 +180,17 @@ fn tested_device_in(directory: tempfile::TempDir, name: &str) -> TestedDevice {
         ]),
     };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
-    let in_memory = tenmil_linux::storage_file::StorageFile::open(&tenmil_linux::storage_file::FileOptions {
-        path: directory.path().join("probe"),
-        len_bytes: Some(512),
-        unit_bytes: 512,
-        direct: false,
-        read_only: false,
-    })
-    .unwrap()
-    .durability()
-        == Durability::NonPersistent;
+    let in_memory =
+        tenmil_linux::storage_file::StorageFile::open(&tenmil_linux::storage_file::FileOptions {
+            path: directory.path().join("probe"),
+            len_bytes: Some(512),
+            unit_bytes: 512,
+            direct: false,
+            read_only: false,
+        })
+        .unwrap()
+        .durability()
+            == Durability::NonPersistent;
     TestedDevice {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,

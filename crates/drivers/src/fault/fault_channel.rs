@@ -90,11 +90,12 @@ impl FaultChannel {
             .vector(0)
             .ok_or("fault: no event descriptor, expected one")
             .map_err(Error::environment)?;
-        let wake =
-            CombinedWakeSource::from_sources([
-            WakeSource::Descriptor(vector.descriptor()), inner.wake_source(),
+        let wake = CombinedWakeSource::from_sources([
+            WakeSource::Descriptor(vector.descriptor()),
+            inner.wake_source(),
         ])?;
-        let blocks = shared.regions.allocate_region(usize::from(BLOCKS) * limits.block_size as usize);
+        let blocks =
+            shared.regions.allocate_region(usize::from(BLOCKS) * limits.block_size as usize);
         let blocks = blocks.map_err(|error| refuse(&error)).map_err(Error::environment)?;
         let depth = limits.depth_max as usize;
         Ok(Self {
@@ -134,9 +135,8 @@ impl FaultChannel {
         while done < requests.len() {
             let rest = requests[done..].iter().zip(self.free.iter().rev()).take(BATCH);
             self.batch.clear();
-            self.batch.extend(
-                rest.map(|(request, slot)| Request { token: (*slot).into(), ..*request }),
-            );
+            self.batch
+                .extend(rest.map(|(request, slot)| Request { token: (*slot).into(), ..*request }));
             let taken = self.inner.submit(now, &self.batch, segments);
             for request in &requests[done..done + taken] {
                 let Some(slot) = self.free.pop() else { break };

@@ -325,7 +325,8 @@ fn releasing_hanging_requests_wakes_sleeping_channels() {
         assert!(!bench.channel.arm(), "nothing to do");
         let handle = bench.handle.clone();
         let letting_go =
-            tenmil_linux::NamedThread::spawn("let go", None, move |_| handle.abort_hanging()).unwrap();
+            tenmil_linux::NamedThread::spawn("let go", None, move |_| handle.abort_hanging())
+                .unwrap();
         let mut ready = Vec::new();
         while ready.is_empty() {
             sleeper.sleep_until_ready(Span::from_secs(10), &mut ready);

@@ -526,11 +526,12 @@ fn scatter(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatu
 
 /// Whether a buffer of the channel and the memory of a request are equal.
 fn compare(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
-    let compared = for_each_piece(own, segments, |mine, theirs| match regions.segments_equal(mine, theirs) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(IoStatus::COMPARE_FAILURE),
-        Err(_) => Err(IoStatus::DATA_TRANSFER_ERROR),
-    });
+    let compared =
+        for_each_piece(own, segments, |mine, theirs| match regions.segments_equal(mine, theirs) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(IoStatus::COMPARE_FAILURE),
+            Err(_) => Err(IoStatus::DATA_TRANSFER_ERROR),
+        });
     compared.err().unwrap_or(IoStatus::SUCCESS)
 }
 

@@ -78,7 +78,8 @@ fn holes_are_reported_with_their_extent() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let medium = FileDevice::open(&regions, &file_options(&path, Some(1 << 20))).unwrap();
     let extent = |blocks, holds| Ok(BlockExtent { blocks, kind: holds });
     assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
@@ -102,7 +103,8 @@ fn regrown_file_reads_zeroes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let medium = FileDevice::open(&regions, &file_options(&path, Some(1 << 20))).unwrap();
     let mut channel = medium.channel().unwrap();
     regions.fill(memory, 0x5a).unwrap();
@@ -181,7 +183,8 @@ fn read_only_file_rejects_writes() {
     let path = directory.path().join("blocks");
     std::fs::write(&path, [7; 1 << 17]).unwrap();
     let regions = RegionTable::new(8);
-    let memory = regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let to_read = FileDeviceOptions { read_only: true, ..file_options(&path, None) };
     let medium = FileDevice::open(&regions, &to_read).unwrap();
     let mut channel = medium.channel().unwrap();
@@ -197,7 +200,8 @@ fn read_only_file_rejects_writes() {
 fn deallocate_frees_file_space() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
-    let memory = regions.add_mapping(MemoryMapping::new(1 << 18, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 18, MemoryBacking::Private).unwrap()).unwrap();
     let options = file_options(&directory.path().join("blocks"), Some(1 << 20));
     let medium = FileDevice::open(&regions, &options).unwrap();
     let mut channel = medium.channel().unwrap();

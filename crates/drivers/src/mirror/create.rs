@@ -40,7 +40,10 @@ pub fn create_mirror(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Resu
         return Err(refuse(error.clone()));
     }
     overwrite::check_overwrite_allowed(
-        "mirror create", &existing, overwrite, &KernelFiles::live_system(),
+        "mirror create",
+        &existing,
+        overwrite,
+        &KernelFiles::live_system(),
     )?;
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());

@@ -170,7 +170,10 @@ fn open_new_leg(
     }
     let leg = MirrorLegDevice { name: uri.to_string(), medium: Ok(opened.medium) };
     overwrite::check_overwrite_allowed(
-        "a new leg", &opened.existing, overwrite, &KernelFiles::live_system(),
+        "a new leg",
+        &opened.existing,
+        overwrite,
+        &KernelFiles::live_system(),
     )?;
     let found =
         read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(usage_error)?;

@@ -72,7 +72,10 @@ pub fn create_on_devices(
             existing.extend(check_added_device(opener, other)?);
         }
         overwrite::check_overwrite_allowed(
-            "pool create", &existing, overwrite, &KernelFiles::live_system(),
+            "pool create",
+            &existing,
+            overwrite,
+            &KernelFiles::live_system(),
         )?;
         create_files()?;
         run_create_steps(opener, uri, &*below.medium, &geometry, steps)?;

@@ -104,9 +104,13 @@ impl OpenPoolEntry {
 
     /// Whether it is on the same device, regardless of spelling.
     fn is_same_pool(
-        &self, opener: &Opener<'_>, place: &VolumeRef, identity: &DeviceIdentity,
+        &self,
+        opener: &Opener<'_>,
+        place: &VolumeRef,
+        identity: &DeviceIdentity,
     ) -> bool {
-        let is_same = self.identity.is_same_device(identity) && self.regions.is_same_table(opener.regions);
+        let is_same =
+            self.identity.is_same_device(identity) && self.regions.is_same_table(opener.regions);
         is_same || self.matches(opener, place)
     }
 

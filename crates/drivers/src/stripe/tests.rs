@@ -83,7 +83,8 @@ fn each_stripe_leg_receives_only_its_chunks() {
     let rams = [(); 3].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
     let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
     let stripe = StripeDevice::new(named_legs(media), 1024).unwrap();
-    let memory = regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let block = |number: u32| memory.slice(number * 512, 512).unwrap();
     (0..24).for_each(|n| regions.fill(block(n), u8::try_from(n + 1).unwrap()).unwrap());
     let mut channel = stripe.channel().unwrap();
@@ -157,7 +158,8 @@ fn requests_that_a_leg_does_not_accept_are_retried() {
     let regions = RegionTable::new(3);
     let ram = || -> Arc<dyn BlockDevice> { Arc::new(RamDevice::new(&regions, 512, 256).unwrap()) };
     let reluctant: Arc<dyn BlockDevice> = Arc::new(SlowDevice::new(ram(), 9));
-    let memory = regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let eight = memory.slice(0, 4096).unwrap();
     let mut channel =
         StripeDevice::new(named_legs(vec![ram(), reluctant]), 512).unwrap().channel().unwrap();

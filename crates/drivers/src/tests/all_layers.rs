@@ -97,7 +97,8 @@ fn concurrent_compare_and_write_increments_are_not_lost() {
             clock,
         };
         let threads = [counter(), counter()].map(|mut counter| {
-            NamedThread::spawn("counter", None, move |_: &_| counter.increment_repeatedly()).unwrap()
+            NamedThread::spawn("counter", None, move |_: &_| counter.increment_repeatedly())
+                .unwrap()
         });
         let lost: u32 = threads.into_iter().map(NamedThread::join).sum();
         let mut reader = counter();

@@ -110,7 +110,8 @@ fn threads_sharing_a_context_are_woken_for_completions_and_space() {
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let running: Vec<_> = (0..threads)
             .map(|_| {
-                let mut reader = SleepingReader::new(&descriptor, segment, Clock::on_kernel_clock());
+                let mut reader =
+                    SleepingReader::new(&descriptor, segment, Clock::on_kernel_clock());
                 NamedThread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
             })
             .collect();

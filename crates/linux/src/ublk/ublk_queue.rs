@@ -154,7 +154,11 @@ impl UblkQueue {
     /// The error of the system call: `IO` if the request is shorter.
     #[inline]
     pub fn copy_to_request(&mut self, tag: u16, from: Segment) -> Result<(), Errno> {
-        self.device.write_request_data(&self.regions, from, request_data_offset(self.number, tag, 0))
+        self.device.write_request_data(
+            &self.regions,
+            from,
+            request_data_offset(self.number, tag, 0),
+        )
     }
 
     /// Submits everything and polls once more. True if a command has completed, or could not be

@@ -13,12 +13,7 @@ const RESET: ConnectionLossInfo =
     ConnectionLossInfo { at: NOW, failure: ConnectionFailure::NotBroken };
 
 fn request(token: u64, first: u32, count: u16) -> Request {
-    Request {
-        token: token,
-        segment_first: first,
-        segment_count: count,
-        ..Request::PLACEHOLDER
-    }
+    Request { token: token, segment_first: first, segment_count: count, ..Request::PLACEHOLDER }
 }
 
 #[test]
@@ -88,7 +83,8 @@ fn no_number_of_resets_of_others_is_held_against_a_request() {
 #[test]
 fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
     let mut inflight = InflightRequests::new(3);
-    let slots = [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
+    let slots =
+        [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
     slots.iter().for_each(|slot| assert!(inflight.requeue(*slot, LossVerdict::Suspect)));
     assert!(inflight.next_retry(1).is_none(), "not while others are there");
     for guilt in 1..=CAUSED_RESETS_MAX {
@@ -133,7 +129,7 @@ fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
 fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
     let mut inflight = InflightRequests::new(2);
     let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
-        let mut now = NOW;
+    let mut now = NOW;
     for guilt in 1..=CAUSED_RESETS_MAX {
         now = now.after(Span::from_secs(32));
         let path = (guilt - 1) % 2;
@@ -148,7 +144,8 @@ fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
 #[test]
 fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
     let mut inflight = InflightRequests::new(3);
-    let slots = [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
+    let slots =
+        [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
     slots.iter().for_each(|slot| assert!(inflight.requeue(*slot, LossVerdict::Suspect)));
     inflight.record_retry(NOW, 0);
     assert!(inflight.next_retry(0).is_none(), "it is out");

@@ -264,19 +264,19 @@ impl FabricsChannel {
     /// Submits the batch of a path. Returns how many of its requests the channel keeps.
     #[inline]
     fn send_batch(
-        &mut self, now: Instant, path: usize,
+        &mut self,
+        now: Instant,
+        path: usize,
         segments: &[Segment],
         rejected: IfRejected,
-    ) ->
-        usize {
-            let path_channel =
-                &mut self.path_channels[path];
+    ) -> usize {
+        let path_channel = &mut self.path_channels[path];
         let submitted = match &mut path_channel.queue_pair {
-                Some(queue_pair) => queue_pair.submit(now, &path_channel.batch, segments),
+            Some(queue_pair) => queue_pair.submit(now, &path_channel.batch, segments),
             None => 0,
         };
-            path_channel.has_unsent |= submitted > 0;
-                self.views[path].in_flight += u32::try_from(submitted).unwrap_or(u32::MAX);
+        path_channel.has_unsent |= submitted > 0;
+        self.views[path].in_flight += u32::try_from(submitted).unwrap_or(u32::MAX);
         let kept = if submitted == path_channel.batch.len() {
             submitted
         } else {
@@ -293,8 +293,8 @@ impl FabricsChannel {
         match rejected {
             IfRejected::Hold => {
                 for request in &batch[submitted..] {
-                self.inflight.hold_for_retry(request.token);
-}
+                    self.inflight.hold_for_retry(request.token);
+                }
                 batch.len()
             }
             IfRejected::Return => {
@@ -322,8 +322,7 @@ impl FabricsChannel {
         if self.has_failed(now) && !self.is_resuming(now) {
             let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
             let count = requests.len().min(free_slots);
-            self.failed
-                .extend(requests[..count].iter().map(|request| path_error(request.token)));
+            self.failed.extend(requests[..count].iter().map(|request| path_error(request.token)));
             return count;
         }
         if self.accepts_requests() {

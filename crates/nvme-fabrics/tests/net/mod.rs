@@ -45,7 +45,8 @@ pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
 
 /// Memory of the host's, for its rings and lists.
 pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
-    let pool = regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
+    let pool =
+        regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let store = CommandStore::for_device(DeviceKind::Emulated);
     let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
     pool.map_on_demand();

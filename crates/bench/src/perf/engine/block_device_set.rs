@@ -239,8 +239,8 @@ impl NamedDevice {
             .open(claim, "perf")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
         let largest = request_bytes_max(&self.medium.limits());
-        let cuts =
-            u64::from(options.sizes.largest_bytes()) > largest && mode != tenmil_block::ChannelMode::Bypass;
+        let cuts = u64::from(options.sizes.largest_bytes()) > largest
+            && mode != tenmil_block::ChannelMode::Bypass;
         self.medium = if cuts {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
             let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);

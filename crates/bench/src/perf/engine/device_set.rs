@@ -251,7 +251,12 @@ fn check_existing_data(options: &PerfOptions, existing: &[ExistingData]) -> Resu
         return Ok(());
     }
     let doing = format!("-w {}", options.pattern.name());
-    overwrite::check_overwrite_allowed(&doing, existing, options.overwrite, &KernelFiles::live_system())?;
+    overwrite::check_overwrite_allowed(
+        &doing,
+        existing,
+        options.overwrite,
+        &KernelFiles::live_system(),
+    )?;
     Ok(())
 }
 

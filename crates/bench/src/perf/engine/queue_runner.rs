@@ -304,7 +304,9 @@ impl<S: Verifier> QueueRunner<S> {
         self.in_flight -= u32::try_from(self.requests.len()).unwrap_or(0);
         for request in self.requests.drain(..) {
             self.scrutiny.handle_completion(
-                IoStatus::ABORTED, task_of_token(request.token), Segment::default(),
+                IoStatus::ABORTED,
+                task_of_token(request.token),
+                Segment::default(),
             );
         }
         self.backend.flush();

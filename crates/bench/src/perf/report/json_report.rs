@@ -321,8 +321,8 @@ mod tests {
 
     #[test]
     fn a_ratio_above_an_upper_bound_is_reported_as_a_disturbed_run() {
-        use crate::perf::report::{baseline_line, html_report};
         use crate::perf::perf_result::Baseline;
+        use crate::perf::report::{baseline_line, html_report};
 
         let mut result = sample_result();
         let baseline_iops = |iops: f64, limit, result: &mut PerfResult| {

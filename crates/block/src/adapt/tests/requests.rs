@@ -31,7 +31,8 @@ fn fixture_with<L: RangeLock>(
     options: AdaptationOptions,
 ) -> AdaptFixture<L> {
     let regions = RegionTable::new(8);
-    let memory = regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let below = ScriptedChannel::new(limits, room);
     let bounce = BounceMemory::new(&regions, 1024, buffers).unwrap().channel().unwrap();
     let shaper = AdaptedChannel::new(below.clone(), lock, bounce, &options).unwrap();

@@ -135,8 +135,7 @@ impl IoChannel for LateChannel {
             let request = self.in_flight.swap_remove(usize::try_from(index).unwrap());
             let mut log = self.log.in_flight.lock().unwrap();
             let token = (self.number, request.token);
-            let logged =
-                log.iter().position(|(number, other)| (*number, other.token) == token);
+            let logged = log.iter().position(|(number, other)| (*number, other.token) == token);
             log.swap_remove(logged.expect("it was submitted"));
             drop(log);
             let is_good = request.lba % 10 != 9;

@@ -76,11 +76,7 @@ impl IoChannel for LossyDiskChannel {
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
             let status = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
-            self.completions.push_back(IoCompletion {
-                token: request.token,
-                status,
-                result: 0,
-            });
+            self.completions.push_back(IoCompletion { token: request.token, status, result: 0 });
         }
         requests.len()
     }

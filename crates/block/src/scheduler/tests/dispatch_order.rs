@@ -134,8 +134,7 @@ fn failed_merged_reads_are_retried_separately_and_writes_are_not() {
     below.complete_request(completed_tokens(&below)[0], IoStatus::UNRECOVERED_READ, 0);
     assert_eq!(poll(&mut merge, NOW), []);
     let again = below.take_accepted();
-    let places: Vec<_> =
-        again.iter().map(|(one, memory)| (one.token, memory[0].offset)).collect();
+    let places: Vec<_> = again.iter().map(|(one, memory)| (one.token, memory[0].offset)).collect();
     assert_eq!(places, [(1, 10_000), (2, 20_000)]);
     below.complete_request(1, IoStatus::UNRECOVERED_READ, 7);
     below.complete_request(2, IoStatus::SUCCESS, 0);

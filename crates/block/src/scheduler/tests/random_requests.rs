@@ -85,12 +85,7 @@ impl OrderCheckState {
         if own.is_empty() {
             numbers.push(request.token);
             for index in 0..u64::from(request.blocks) {
-                self.world.execute(
-                    request.operation,
-                    request.token,
-                    index,
-                    request.lba + index,
-                );
+                self.world.execute(request.operation, request.token, index, request.lba + index);
             }
         } else {
             assert_eq!(block, request.lba + u64::from(request.blocks), "memory for each block");

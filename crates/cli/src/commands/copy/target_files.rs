@@ -66,7 +66,8 @@ impl TargetFiles {
 /// Rejects existing data unless they may be overwritten. A file that is a single hole holds no data: a
 /// copy that failed before its start leaves such a file.
 pub(super) fn check_existing_data(
-    mut existing: Vec<ExistingData>, may_go: bool,
+    mut existing: Vec<ExistingData>,
+    may_go: bool,
 ) -> Result<(), Error> {
     existing.retain(|one| one.path.as_deref().is_none_or(may_contain_data));
     Ok(overwrite::check_overwrite_allowed("copy", &existing, may_go, &KernelFiles::live_system())?)

@@ -23,16 +23,17 @@ pub(super) fn check_pool(
 ) -> Result<ExitCode, Error> {
     let place = VolumeRef::parse(&show.device)?;
     // A pool that is not open in any process is read without being opened for writing.
-    let (mut found, process, by) = match PoolAccess::run_local_or_connect(opener, &place, pool::check_closed_pool)? {
-        Ok(found) => (check_json(&found), None, String::new()),
-        Err(mut access) => {
-            let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
-            let Some(found) = access.run_job(&long, "checking")? else {
-                return Ok(ExitCode::from(EXIT_INTERRUPTED));
-            };
-            (found, access.owner_pid(), access.owner_line())
-        }
-    };
+    let (mut found, process, by) =
+        match PoolAccess::run_local_or_connect(opener, &place, pool::check_closed_pool)? {
+            Ok(found) => (check_json(&found), None, String::new()),
+            Err(mut access) => {
+                let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
+                let Some(found) = access.run_job(&long, "checking")? else {
+                    return Ok(ExitCode::from(EXIT_INTERRUPTED));
+                };
+                (found, access.owner_pid(), access.owner_line())
+            }
+        };
     let is_clean = found["clean"] == true;
     let text = match show.json {
         true => {
@@ -61,9 +62,9 @@ fn check_text(found: &Value) -> String {
     }
     let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
     for parent in json_list(found, "parents") {
-        let (uri, of) =
-            (
-            shortest_unescaped(&word(parent, "uri")), json_strings(json_list(parent, "volumes")).join("`, `"),
+        let (uri, of) = (
+            shortest_unescaped(&word(parent, "uri")),
+            json_strings(json_list(parent, "volumes")).join("`, `"),
         );
         let state = parent["problem"].as_str().map_or("unchanged".into(), |problem| {
             format!("not accessible, so the volumes are not: {problem}")

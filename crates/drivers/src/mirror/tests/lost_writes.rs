@@ -83,7 +83,10 @@ impl LossFixture {
     }
 
     fn run_request(
-        &mut self, channel: usize, request: Request, version: u32,
+        &mut self,
+        channel: usize,
+        request: Request,
+        version: u32,
     ) -> (IoStatus, Vec<u8>) {
         let memory = self.regions.allocate_region(BLOCK).unwrap();
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
@@ -305,10 +308,8 @@ fn late_write_after_a_reported_loss_fails_the_next_flush() {
         let memory = bench.regions.allocate_region(BLOCK).unwrap();
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         let write = Request { lba: 1, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
-        let requests =
-            [(1, Operation::Write, write), (2, Operation::Flush, Request::PLACEHOLDER)].map(
-                |(token, operation, request)| Request { token: token, operation, ..request },
-            );
+        let requests = [(1, Operation::Write, write), (2, Operation::Flush, Request::PLACEHOLDER)]
+            .map(|(token, operation, request)| Request { token: token, operation, ..request });
         bench.disks.iter().for_each(SimulatedDisk::lose_unflushed);
         assert_eq!(bench.channels[0].submit(bench.now, &requests, &[segment]), 2);
         let mut completions = CompletionBatch::with_capacity(2);

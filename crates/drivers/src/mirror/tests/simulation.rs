@@ -129,9 +129,9 @@ impl MirrorSimulation {
         let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = RegionTable::new(400);
         let len = CHANNELS * SLOTS * BLOCK * usize::try_from(REQUEST_BLOCKS_MAX).unwrap();
-        let memory = regions.add_mapping(MemoryMapping::new(len, MemoryBacking::Private).unwrap()).unwrap();
-        let disks: Vec<SimulatedDisk> =
-            (0..open_legs)
+        let memory =
+            regions.add_mapping(MemoryMapping::new(len, MemoryBacking::Private).unwrap()).unwrap();
+        let disks: Vec<SimulatedDisk> = (0..open_legs)
             .map(|_| SimulatedDisk::new(&regions, FIRST + BLOCKS, random.fork()))
             .collect();
         // Not every device counts its losses.

@@ -169,11 +169,7 @@ fn cached_reads_return_their_blocks_from_a_limited_device() {
             let done = run_requests(&mut *backend, &requests, &segments);
             assert!(done.iter().all(|(_, status)| status.is_success()), "seed {seed}: {done:?}");
             requests.sort_unstable_by_key(|request| request.token);
-            assert!(
-                done.iter()
-                    .map(|(token, _)| *token)
-                    .eq(requests.iter().map(|one| one.token))
-            );
+            assert!(done.iter().map(|(token, _)| *token).eq(requests.iter().map(|one| one.token)));
             for block in 0..BLOCKS {
                 let at = u32::try_from(block).unwrap() * PAGE;
                 let mut bytes = vec![0; PAGE as usize];

@@ -122,11 +122,7 @@ impl IoChannel for Channel {
         let room = self.shelf.0.limits.depth_max as usize - self.taken.len();
         for request in requests.iter().take(room) {
             let outcome = self.shelf.execute(request);
-            self.taken.push_back(IoCompletion {
-                token: request.token,
-                status: outcome,
-                result: 0,
-            });
+            self.taken.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
         }
         requests.len().min(room)
     }

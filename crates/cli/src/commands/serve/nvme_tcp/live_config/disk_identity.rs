@@ -63,13 +63,14 @@ fn with_identities_for_names(uri: Uri, names: &DeviceIdentities) -> Uri {
         ("volume", [below]) => {
             let volume = identity_of_open_device(&uri, names).unwrap_or(uri.path());
             Uri::stacked("volume", with_identities_for_names(below.clone(), names), volume)
-}
+        }
         (_, []) if let Some(name) = identity_of_open_device(&uri, names) => {
             Uri::new("namespace", name)
         }
         _ => {
-            let Ok(known) =
-                uri.try_map_children(|below| Ok::<_, Infallible>(with_identities_for_names(below, names)));
+            let Ok(known) = uri.try_map_children(|below| {
+                Ok::<_, Infallible>(with_identities_for_names(below, names))
+            });
             known
         }
     }
