@@ -284,7 +284,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Completes a parent and releases its resources.
     fn complete_parent(&mut self, index: u16) {
         let parent = &mut self.parents[usize::from(index)];
-        let Request { token: token, lba, blocks, .. } = parent.request;
+        let Request { token, lba, blocks, .. } = parent.request;
         let (status, result) = (parent.status, parent.result);
         let held_range = !matches!(parent.stage, SplitStage::Draining | SplitStage::Locking);
         if parent.chunk.take().is_some_and(|chunk| chunk.step == ChunkStep::WaitsForBuffer) {

@@ -187,7 +187,7 @@ impl CryptChannel {
     /// Handles a completion of the underlying device.
     fn handle_completion(&mut self, completion: &IoCompletion) {
         let Ok(place) = u32::try_from(completion.token) else { return };
-        let Request { token: token, operation, blocks, .. } = self.slots[place as usize].request;
+        let Request { token, operation, blocks, .. } = self.slots[place as usize].request;
         let mut status = completion.status;
         if status.is_success() && operation == Operation::Read && blocks > 0 {
             status =

@@ -267,7 +267,7 @@ fn full_channel_returns_unaccepted_requests_and_completes_each_once() {
     let segment = bench.memory.slice(0, 512).unwrap();
     let requests: Vec<Request> = (0..depth as u64 + 9)
         .map(|token| Request {
-            token: token,
+            token,
             lba: token,
             operand: 0,
             segment_first: 0,

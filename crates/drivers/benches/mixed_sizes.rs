@@ -126,13 +126,8 @@ impl ChannelLoad {
         seed: usize,
     ) -> Self {
         let segment_count = 1;
-        let request = |token| Request {
-            token: token,
-            blocks,
-            operation,
-            segment_count,
-            ..Request::PLACEHOLDER
-        };
+        let request =
+            |token| Request { token, blocks, operation, segment_count, ..Request::PLACEHOLDER };
         Self {
             channel,
             operation,
@@ -165,7 +160,7 @@ impl ChannelLoad {
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
             let (token, blocks, operation) = (completion.token, self.blocks, self.operation);
-            let request = Request { token: token, lba, blocks, operation, ..Request::PLACEHOLDER };
+            let request = Request { token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);

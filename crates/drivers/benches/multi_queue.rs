@@ -29,7 +29,7 @@ impl ReadLoad {
     /// `count` reads of 4 KiB, none of them sent, on a warm device.
     fn with_requests(backend: Box<dyn IoChannel>, count: u64) -> Self {
         let read = |token| Request {
-            token: token,
+            token,
             lba: token * 8,
             operand: 0,
             segment_first: 0,

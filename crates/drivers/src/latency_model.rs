@@ -327,7 +327,7 @@ mod tests {
         let (segment_first, segment_count, metadata_count) = (0, 0, 0);
         let (operand, flags) = (0, RequestFlags::NONE);
         Request {
-            token: token,
+            token,
             lba,
             operand,
             blocks,

@@ -171,7 +171,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
                 let (token, segment_count) = (D::MARK | u64::from(number), 0);
                 // The source of a copy is not mapped: copies are only supported with a single leg.
                 let child =
-                    Request { token: token, lba, blocks, segment_first, segment_count, ..*request };
+                    Request { token, lba, blocks, segment_first, segment_count, ..*request };
                 leg.requests.push(child);
                 left += 1;
             }

@@ -175,7 +175,7 @@ mod tests {
         let now = Instant::default();
         // LBAs of tokens from 4 on are past the end.
         let request = |token| Request {
-            token: token,
+            token,
             lba: token * 2,
             blocks: 1,
             operation: Operation::Read,

@@ -30,7 +30,7 @@ const SETTLING_MAX: Span = Span::from_secs(5);
 
 fn read(token: u64) -> Request {
     Request {
-        token: token,
+        token,
         lba: token % 64,
         operand: 0,
         segment_first: 0,

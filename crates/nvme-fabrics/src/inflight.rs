@@ -227,7 +227,7 @@ impl InflightRequests {
             _ => &self.lists[index as usize],
         };
         let token = token_of(index, *attempt);
-        Some((Request { token: token, segment_first: 0, ..*request }, segments))
+        Some((Request { token, segment_first: 0, ..*request }, segments))
     }
 
     /// Records that the next retry was sent to `path`.

@@ -446,7 +446,7 @@ impl Multipath {
         if !paths.iter().zip(&queue.pairs).all(is_resolved) {
             return None;
         }
-        let limits = queue.inbox.lock().first()?.1.limits().clone();
+        let limits = queue.inbox.lock_contents().first()?.1.limits().clone();
         queue.is_taken = true;
         let (shared, inbox) = (Arc::clone(shared), Arc::clone(&queue.inbox));
         Some(FabricsChannel::new(shared, inbox, paths.len(), options, limits))

@@ -84,7 +84,7 @@ impl SplitTable {
 
     /// Adds a request of which all `children` are sent at once.
     pub(crate) fn begin_sent(&mut self, token: u64, children: u32) -> Option<usize> {
-        let parent = self.take(&Request { token: token, ..EMPTY }, &[])?;
+        let parent = self.take(&Request { token, ..EMPTY }, &[])?;
         self.parents[parent].children = children;
         Some(parent)
     }
@@ -199,7 +199,7 @@ mod tests {
     use crate::queue_pair::SplitTracker;
 
     fn request(token: u64, blocks: u32) -> Request {
-        Request { token: token, blocks, operation: Operation::Read, ..EMPTY }
+        Request { token, blocks, operation: Operation::Read, ..EMPTY }
     }
 
     fn end(table: &mut SplitTable, parent: usize, status: IoStatus) -> Option<(u64, IoStatus)> {

@@ -98,7 +98,8 @@ impl std::fmt::Debug for PoolCommands {
 /// Lists all open pools.
 pub(crate) fn list_pools(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let orders = pool_commands_of(call)?;
-    orders.reply_deferred(call, || { open_pools().iter().map(|open| to_rpc_error(pool_json(open))).collect()
+    orders.reply_deferred(call, || {
+        open_pools().iter().map(|open| to_rpc_error(pool_json(open))).collect()
     })
 }
 
@@ -184,7 +185,8 @@ fn pool_argument(call: &CallContext<'_>) -> Option<String> {
 fn find_pool(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
     let all = open_pools();
     let is_it = |open: &&Arc<OpenPool>| {
-        let is_named = |wanted| is_uri_of_device(open.device_uri(), wanted) || open.name() == wanted;
+        let is_named =
+            |wanted| is_uri_of_device(open.device_uri(), wanted) || open.name() == wanted;
         wanted.is_none_or(|wanted| is_named(wanted) || format!("{:032x}", open.uuid()) == wanted)
     };
     let mut found = all.iter().filter(is_it);
@@ -192,7 +194,8 @@ fn find_pool(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
         return Ok(Arc::clone(open));
     }
     let names: Vec<&str> = all.iter().map(|open| open.device_uri()).collect();
-    let expected = if names.is_empty() { "one that is open".to_owned() } else { join_alternatives(&names) };
+    let expected =
+        if names.is_empty() { "one that is open".to_owned() } else { join_alternatives(&names) };
     let found = wanted.map_or_else(|| "no name".into(), quote_untrusted);
     let message = format!("pool: {found}, expected {expected}");
     Err(RpcError::usage(ErrorCode::NotFound, message).with_hint("see `tenmil get pools`"))

@@ -167,7 +167,10 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
         let gone = [DisconnectReason::DeviceRemoved, DisconnectReason::DeviceRemoved];
         assert_eq!(disconnect_reasons(&house, 2), gone, "{engine}");
         // The resources of a connection are released shortly after its event.
-        while regions.region_count() > idle || house.device.open_channel_count() > 0 || has_device_open(&disk) {
+        while regions.region_count() > idle
+            || house.device.open_channel_count() > 0
+            || has_device_open(&disk)
+        {
             assert!(clock.now().since(removed) < Span::from_secs(20), "{engine}: something stays");
             tenmil_linux::named_thread::yield_cpu();
         }

@@ -316,7 +316,7 @@ impl Workload {
             self.submit_to_device(token, buffer, direction);
         }
         let request = Request {
-            token: token,
+            token,
             lba: blocks.start,
             operand: if operation == Operation::Copy {
                 blocks.start - self.profile.span

@@ -134,7 +134,9 @@ impl Runtime {
         let what = format!("open {uri}");
         let uri = match uri.parse::<Uri>() {
             Ok(uri) => uri,
-            Err(error) => return PendingResult::ready_error(Error::from(error).with_context("open")),
+            Err(error) => {
+                return PendingResult::ready_error(Error::from(error).with_context("open"));
+            }
         };
         self.open_and_attach(what, move |services| {
             let lease = services.devices.open(&uri, access, services.pool.clone())?;

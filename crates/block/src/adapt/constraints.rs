@@ -150,7 +150,7 @@ impl DeviceConstraints {
     /// Whether a request can go below unchanged: it fits, or the channel below would reject it in any
     /// case.
     pub(super) fn passes_unchanged(&self, request: &Request, segments: &[Segment]) -> bool {
-        let Request { operation, token: token, blocks, .. } = *request;
+        let Request { operation, token, blocks, .. } = *request;
         if token >= OWN_FIRST || !self.native.has(operation) || self.must_emulate_fua(request) {
             return false;
         }

@@ -165,7 +165,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         self.slices.extend_from_slice(&parent.segments);
         let flags = inherited_flags(&self.rules, parent.request.flags);
         let token = internal_token(index.into());
-        let request = Request { token: token, flags, segment_first: 0, ..parent.request };
+        let request = Request { token, flags, segment_first: 0, ..parent.request };
         ParentAction::Send(
             request,
             SubRequestKind::Part { blocks: parent.request.blocks.max(1), bytes: 0 },

@@ -142,7 +142,7 @@ impl TagTable {
         let BatchTraits { mut kinds, mut end, mut lbas } = BatchTraits::default();
         outgoing.clear();
         outgoing.extend(requests.iter().zip(tags).map(|(request, tag)| {
-            let Request { token: token, lba, blocks, .. } = *request;
+            let Request { token, lba, blocks, .. } = *request;
             let kind = operation_and_flags(request);
             kinds |= kind;
             lbas |= lba;
@@ -161,7 +161,7 @@ impl TagTable {
     #[inline]
     pub(super) fn assign_tag(&mut self, now: Instant, request: &Request) -> Request {
         let tag = self.free[self.free_count - 1];
-        let Request { token: token, lba, blocks, .. } = *request;
+        let Request { token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(operation_and_flags(request));
         self.slots[tag as usize] = TagEntry { token, lba, mark, blocks };
         // Copied as a whole, as in `assign_tags`.
@@ -407,8 +407,8 @@ mod tests {
                 tags.grow(1);
             }
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
-            let sent = tags
-                .assign_tag(Instant::default(), &Request { token: token, ..Request::PLACEHOLDER });
+            let sent =
+                tags.assign_tag(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
             tags.mark_one_in_use();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }

@@ -51,7 +51,7 @@ impl ByteChannel {
         let moves = matches!(operation, Operation::Read | Operation::Write);
         let zeroes = operation == Operation::WriteZeroes;
         let request = Request {
-            token: token,
+            token,
             lba: at / self.block_size,
             operand: 0,
             segment_first: 0,

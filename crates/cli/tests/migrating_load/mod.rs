@@ -151,7 +151,7 @@ impl MigratingLoad {
         let block_size = self.queue.limits().block_size;
         let blocks = BUFFER_BYTES / block_size;
         let request = Request {
-            token: token,
+            token,
             lba: index as u64 * u64::from(blocks),
             operand: 0,
             blocks,

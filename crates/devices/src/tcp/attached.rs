@@ -173,7 +173,7 @@ impl Attached {
             if now >= end {
                 return Err(self.peer("a queue was not connected in time"));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 

@@ -104,7 +104,7 @@ impl NamespacePaths {
             if now >= end {
                 break self.peer("a queue was not connected in time");
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         };
         self.shared.lock().close_queue(request);
         Err(refused)
@@ -134,7 +134,7 @@ impl NamespacePaths {
             if channel.open_paths() > 0 || !is_connected || now >= end {
                 return Ok(channel);
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -270,7 +270,7 @@ impl PathsState {
                 return Err(no_path(name, &troubles, multipath.path_error(0)));
             }
             drop(multipath);
-            tenmil_linux::thread::sleep(PAUSE);
+            tenmil_linux::named_thread::sleep(PAUSE);
         }
     }
 
@@ -296,7 +296,7 @@ fn path_setup(
     // still exist. The controller of the only path is not replaced.
     let controllers = if name.others.is_empty() { 1 } else { 2 };
     let bytes = usize::try_from(controllers * pool_bytes(name)).unwrap_or(usize::MAX);
-    let region = regions.allocate(bytes).map_err(|error| {
+    let region = regions.allocate_region(bytes).map_err(|error| {
         let address = &name.address;
         Error::environment(format!("connect to tcp://{address}: memory for its queues: {error}"))
     })?;

@@ -274,7 +274,7 @@ mod tests {
     impl ChannelWakeup for One {}
 
     fn request(token: u64, operation: Operation, flags: RequestFlags) -> Request {
-        Request { token: token, operation, flags, ..Request::PLACEHOLDER }
+        Request { token, operation, flags, ..Request::PLACEHOLDER }
     }
 
     fn limits() -> Limits {

@@ -55,7 +55,7 @@ impl ReadLoad {
 
 fn read_request(operation: Operation, token: u64, lba: u64) -> Request {
     let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
-    Request { token: token, lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER }
+    Request { token, lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER }
 }
 
 /// Writes one block.

@@ -305,7 +305,7 @@ impl ArrayFixture {
 
     /// Fills the memory, submits, and changes the array as the request changes the device.
     fn start_request(&mut self, step: &OperationStep, request: Request, differ: bool) {
-        let Request { operation, blocks, token: token, .. } = request;
+        let Request { operation, blocks, token, .. } = request;
         let range = block_range(request.lba, blocks);
         let found = self.array[range].to_vec();
         let bytes = self.data_segments(&request, &found, differ);

@@ -287,7 +287,7 @@ impl ChannelDriver {
         let (segment_first, segment_count, metadata_count) = (0, 0, 0);
         let (token, operand, flags) = (0x1234_5678_9abc_def0, 0, RequestFlags::NONE);
         Request {
-            token: token,
+            token,
             lba,
             operand,
             blocks,

@@ -20,7 +20,7 @@ fn delay_device(delays: DelaySettings, seed: u64) -> DelayDevice {
 
 fn read_request(operation: Operation, token: u64) -> Request {
     Request {
-        token: token,
+        token,
         lba: 0,
         operand: 0,
         segment_first: 0,

@@ -98,7 +98,7 @@ impl FaultFixture {
 
 fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

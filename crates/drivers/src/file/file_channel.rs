@@ -144,7 +144,7 @@ impl<J: FileIo> FileChannel<J> {
             },
         };
         let work = &mut self.requests[usize::from(index)];
-        let Request { token: token, lba, blocks, operation, .. } = work.request;
+        let Request { token, lba, blocks, operation, .. } = work.request;
         let writes =
             matches!(operation, Operation::Write | Operation::WriteZeroes | Operation::Copy);
         if writes && status.is_success() {

@@ -377,7 +377,7 @@ impl FileFixture {
     ) {
         let moves = matches!(operation, Operation::Read | Operation::Write);
         let request = Request {
-            token: token,
+            token,
             lba: 0,
             operand: 0,
             blocks: if operation == Operation::Flush { 0 } else { 1 },

@@ -264,7 +264,7 @@ mod tests {
         });
         let block_size = rams[0].limits().block_size;
         let request = |token, lba, blocks, operation| Request {
-            token: token,
+            token,
             lba,
             blocks,
             segment_count: u16::from(operation != Operation::Flush),

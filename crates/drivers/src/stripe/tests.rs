@@ -22,7 +22,7 @@ fn null_leg(block_size: u32, blocks: u64) -> Arc<dyn BlockDevice> {
 
 fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

@@ -124,7 +124,7 @@ fn threads_sharing_a_context_are_woken_for_completions_and_space() {
 
 pub(super) fn request(operation: Operation, token: u64, lba: u64) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

@@ -238,7 +238,7 @@ impl RequestBatchBuilder<'_> {
         let place = self.places.next();
         let (request, place) =
             place.expect("the batch has an entry for every command of the slot table");
-        *request = Request { token: token, lba, segment_first: self.at, ..self.template };
+        *request = Request { token, lba, segment_first: self.at, ..self.template };
         *place = segment;
         self.at += 1;
     }

@@ -13,7 +13,7 @@ const RESET: ConnectionLossInfo =
     ConnectionLossInfo { at: NOW, failure: ConnectionFailure::NotBroken };
 
 fn request(token: u64, first: u32, count: u16) -> Request {
-    Request { token: token, segment_first: first, segment_count: count, ..Request::PLACEHOLDER }
+    Request { token, segment_first: first, segment_count: count, ..Request::PLACEHOLDER }
 }
 
 #[test]

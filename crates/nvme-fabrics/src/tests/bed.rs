@@ -218,7 +218,7 @@ impl Bed {
     ) -> Request {
         let bytes: u32 = segments.iter().map(|segment| segment.len_bytes).sum();
         Request {
-            token: token,
+            token,
             lba,
             operand: 0,
             segment_first: 0,

@@ -109,7 +109,7 @@ impl<T: Transport> NamespaceQueue<T> {
         let mut entries = [(Command::default(), PointerOf::<T>::default()); 2];
         for ((operation, segments, index), entry) in halves.into_iter().zip(&mut entries) {
             let request = Request {
-                token: token,
+                token,
                 lba,
                 operand: 0,
                 blocks,

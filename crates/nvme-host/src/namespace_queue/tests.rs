@@ -442,7 +442,7 @@ fn refusals_are_bounded_like_everything_else() {
 fn a_batch_is_taken_as_far_as_there_is_room_and_no_further() {
     let mut world = World::new(VIEW, 8);
     let requests: Vec<_> =
-        (0..20).map(|token| Request { token: token, ..read(8 * token, 8, 1) }).collect();
+        (0..20).map(|token| Request { token, ..read(8 * token, 8, 1) }).collect();
     let page = [segment(1, 0, 4096)];
     assert_eq!(world.namespace.submit(NOW, &requests, &page), 7);
     assert_eq!(world.namespace.submit(NOW, &requests[7..], &page), 0);

@@ -214,12 +214,12 @@ impl JobSpec {
                 JobData::Out(out) => open
                     .send_stream(&opener, from.as_deref(), name, out, watch)
                     .map(|sent| transfer_json(&sent)),
-                                _ => Err(missing_stream(open, "send")),
+                _ => Err(missing_stream(open, "send")),
             },
             JobKind::Receive(name) => match way {
-                JobData::In(input) => { {
+                JobData::In(input) => {
                     open.receive_stream(name, input, watch).map(|came| transfer_json(&came))
-}
+                }
                 _ => Err(missing_stream(open, "receive")),
             },
             JobKind::Check => open.check(&opener, watch).map(|seen| check_json(&seen)),

@@ -250,7 +250,8 @@ pub fn volumes_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
         row["shared_bytes"] = bytes_of_blocks(account.shared).into();
         row["unique_bytes"] = bytes_of_blocks(account.unique).into();
         row["reserved_bytes"] = bytes_of_blocks(account.reserved).into();
-        row["fully_allocated"] = info.is_thick.then(|| account.exclusive_blocks() == info.blocks).into();
+        row["fully_allocated"] =
+            info.is_thick.then(|| account.exclusive_blocks() == info.blocks).into();
         row["users"] = open.user_count(info).into();
         Ok(row)
     };

@@ -226,7 +226,8 @@ mod tests {
         assert_eq!(stable, all);
         let operations = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
         assert_eq!(
-            transmission_flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001
+            transmission_flags(Limits { operations, ..limits() }, false).0,
+            0b0001_0000_0001
         );
         let structured = Export::new("x", "", limits(), false).unwrap().transmission_flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));

@@ -63,7 +63,8 @@ fn run_connection(connection: &mut Connection, status: IoStatus) -> bool {
     let mut worked = false;
     loop {
         let mut count = connection.step();
-        let tokens: Vec<u64> = connection.pending_requests().0.iter().map(|one| one.token).collect();
+        let tokens: Vec<u64> =
+            connection.pending_requests().0.iter().map(|one| one.token).collect();
         connection.record_submitted(tokens.len());
         for token in tokens {
             connection.handle_completion(IoCompletion { token, status, result: 0 });

@@ -249,7 +249,8 @@ impl Negotiation {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
         // These two are sent without a request: the first is mandatory, and a client that does not
-        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).        let flags = export.transmission_flags(self.options.structured);
+        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).
+        let flags = export.transmission_flags(self.options.structured);
         event_sender(InfoReply::Export { size_bytes: export.size_bytes(), flags });
         event_sender(InfoReply::BlockSize {
             minimum: export.block_size(),

@@ -82,7 +82,7 @@ impl ReplyHeader {
             Some(_) if structured => Self::single_chunk(cookie, &ChunkPayload::None),
             _ => {
                 Self::from_parts([&SimpleReply { error: ErrorCode::NONE, cookie }.to_bytes(), &[]])
-}
+            }
         }
     }
 

@@ -356,7 +356,9 @@ impl Transmission {
         let bytes: Vec<u8> =
             extents[..count].iter().flat_map(|extent| encode_extent(*extent)).collect();
         self.queue_header(
-            slot, &ReplyHeader::block_status_chunk(cookie, ALLOCATION, count), outbox,
+            slot,
+            &ReplyHeader::block_status_chunk(cookie, ALLOCATION, count),
+            outbox,
         );
         let len_bytes = u32::try_from(bytes.len()).expect("no more than small memory");
         self.store.for_each_segment((slot, RequestBuffer::Small), 0, len_bytes, |part| {

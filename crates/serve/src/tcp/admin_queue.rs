@@ -89,7 +89,9 @@ impl AdminQueue {
         let command = abort_by_tag(commands, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
         let mut transport = association.transport();
-        let data = transport.command_data_length(&command).and_then(|data| self.load_host_data(commands, tag, data));
+        let data = transport
+            .command_data_length(&command)
+            .and_then(|data| self.load_host_data(commands, tag, data));
         let result = match data {
             Ok(()) => {
                 let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();
@@ -150,8 +152,10 @@ impl AdminQueue {
 
     /// Copies the data that the host sent, if their length and direction match the command.
     fn load_host_data(
-        &mut self, commands: &CommandTable, tag: u16, data: AdminDataTransfer,
-    ,
+        &mut self,
+        commands: &CommandTable,
+        tag: u16,
+        data: AdminDataTransfer,
     ) -> Result<(), Status> {
         let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
         let (direction, len_bytes) = commands.data_direction_and_len(tag);

@@ -306,8 +306,7 @@ impl TargetConnection {
     /// Buffer that the next data can be received into directly.
     #[inline]
     fn direct_receive_segment(&self) -> Option<Segment> {
-        let placement =
-            self
+        let placement = self
             .end
             .next_direct_placement()
             .filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;

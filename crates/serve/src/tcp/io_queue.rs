@@ -179,7 +179,8 @@ impl IoQueue {
         let mut count = 0;
         while count < self.ready.len() && !self.executor.has_started_fused_pair() {
             if self.executor.can_begin_run() {
-                let ready = self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
+                let ready =
+                    self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
                 count += self.executor.begin_segments(STREAM, ready);
             }
             let Some(&tag) = self.ready.get(count) else { break };
@@ -230,7 +231,8 @@ impl IoQueue {
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &finished[..count] {
             let tag = command.tag.id;
-            if let Some(report) = command.error_report(self.qid, commands.command_of_tag(tag).cid()) {
+            if let Some(report) = command.error_report(self.qid, commands.command_of_tag(tag).cid())
+            {
                 let event = QueueEvent::Error(report);
                 self.association.transport().handle_queue_event(now, self.qid, event);
             }

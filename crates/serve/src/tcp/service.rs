@@ -330,9 +330,10 @@ impl Service {
         let handle = ConnectionHandle::new();
         let waker = Arc::clone(&handle);
         let peer = stream.peer_description();
-        let cache =
-            BufferCache::new(
-            &shared.budget, peer_address_without_port(&peer), Arc::new(move || waker.wake_connection()),
+        let cache = BufferCache::new(
+            &shared.budget,
+            peer_address_without_port(&peer),
+            Arc::new(move || waker.wake_connection()),
         );
         let cache =
             cache.ok_or("all memory for connections is in use").map_err(Error::environment)?;

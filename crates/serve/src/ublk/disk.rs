@@ -109,7 +109,8 @@ impl UblkDisk {
             attributes = attributes.union(DiskAttributes::READ_ONLY);
         }
         if self.limits.durability == Durability::VolatileCache && self.supports(Operation::Flush) {
-            attributes = attributes.union(DiskAttributes::VOLATILE_CACHE).union(DiskAttributes::FUA);
+            attributes =
+                attributes.union(DiskAttributes::VOLATILE_CACHE).union(DiskAttributes::FUA);
         }
         let may = |operation| !self.is_read_only && self.supports(operation);
         let most = |operation, sectors| if may(operation) { sectors } else { 0 };

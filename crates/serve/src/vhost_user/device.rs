@@ -134,8 +134,10 @@ impl VhostBlockDevice {
     /// Restarts all virtqueues that ran, with the current memory.
     pub(super) fn restart_virtqueues(&self, session: &mut ClientSession) -> Result<(), Error> {
         for (queue, virtqueue) in std::mem::take(&mut session.queues) {
-            let base = virtqueue.mailbox.end_state().map_or(virtqueue.start.base, |ended| ended.next);
-            let started = self.start_virtqueue(session, queue, QueueStart { base, ..virtqueue.start });
+            let base =
+                virtqueue.mailbox.end_state().map_or(virtqueue.start.base, |ended| ended.next);
+            let started =
+                self.start_virtqueue(session, queue, QueueStart { base, ..virtqueue.start });
             started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
         }
         Ok(())

@@ -155,7 +155,8 @@ impl<M: Memory + Clone> RequestTable<M> {
         if readable < HEADER_BYTES.into() || writable == 0 {
             return Err(VringError::Short { head, readable, writable }.into());
         }
-        // The status is the last writable byte, whatever the descriptors (VIRTIO 1.2 §5.2.6, §2.7.4).        let Some(status) = self.chain.writable.last_mut().and_then(split_last_byte) else {
+        // The status is the last writable byte, whatever the descriptors (VIRTIO 1.2 §5.2.6, §2.7.4).
+        let Some(status) = self.chain.writable.last_mut().and_then(split_last_byte) else {
             return Err(VringError::Short { head, readable, writable }.into());
         };
         let mut bytes = [0; HEADER_BYTES as usize];
@@ -176,9 +177,8 @@ impl<M: Memory + Clone> RequestTable<M> {
                 self.disk.validate_transfer(header, len_bytes, count, self.features).map(Some)
             }
             BlkRequestType::Flush => Ok(self.disk.validate_flush()),
-            BlkRequestType::Discard | BlkRequestType::WriteZeroes => { {
+            BlkRequestType::Discard | BlkRequestType::WriteZeroes => {
                 self.parse_discard(header.kind, readable)?.map(Some)
-            }
             }
             BlkRequestType::GetId => return self.complete_get_id(head, status),
             BlkRequestType::Other(_) => Err(BlkStatus::UNSUPPORTED),

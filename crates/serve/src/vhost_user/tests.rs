@@ -111,7 +111,12 @@ fn transfer_is_validated_against_the_disk() {
             "{sector} {len_bytes}"
         );
     }
-    let many = disk.validate_transfer(BlkRequestHeader { kind: BlkRequestType::Read, sector: 0 }, 4096, 513, 0);
+    let many = disk.validate_transfer(
+        BlkRequestHeader { kind: BlkRequestType::Read, sector: 0 },
+        4096,
+        513,
+        0,
+    );
     assert_eq!(many, Err(BlkStatus::ERROR));
     // Without a negotiated flush, a completed write is durable.
     let forced = disk
@@ -152,7 +157,10 @@ fn discard_and_write_zeroes_are_validated_against_the_disk() {
     let none = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
     let none = test_disk(Limits { operations: none, ..device_limits() });
     let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
-    assert_eq!(none.validate_discard(BlkRequestType::Discard, stretch), Err(BlkStatus::UNSUPPORTED));
+    assert_eq!(
+        none.validate_discard(BlkRequestType::Discard, stretch),
+        Err(BlkStatus::UNSUPPORTED)
+    );
 }
 
 #[test]
@@ -160,7 +168,8 @@ fn device_id_is_twenty_bytes_and_stable_for_a_uri() {
     assert_eq!(device_id_of_uri("file:/a"), device_id_of_uri("file:/a"));
     assert_ne!(device_id_of_uri("file:/a"), device_id_of_uri("file:/b"));
     assert!(
-        device_id_of_uri("x").starts_with(b"tenmil") && device_id_of_uri("x").iter().all(u8::is_ascii_alphanumeric)
+        device_id_of_uri("x").starts_with(b"tenmil")
+            && device_id_of_uri("x").iter().all(u8::is_ascii_alphanumeric)
     );
     assert_eq!(virtio_status(tenmil_base::IoStatus::INVALID_OPCODE), BlkStatus::UNSUPPORTED);
     assert_eq!(virtio_status(tenmil_base::IoStatus::WRITE_FAULT), BlkStatus::ERROR);

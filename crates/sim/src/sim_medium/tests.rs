@@ -38,7 +38,7 @@ impl MediumTest {
     fn submit(&mut self, token: u64, operation: Operation, lba: u64) {
         let has_data = matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
         let request = Request {
-            token: token,
+            token,
             lba,
             operand: 0,
             blocks: u32::from(operation != Operation::Flush),

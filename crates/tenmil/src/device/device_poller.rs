@@ -281,8 +281,11 @@ impl Drop for DevicePoller {
             let was_taken =
                 *is_submitting || !requests.iter().any(|request| request.token == u64::from(index));
             place.fail_removed(was_taken);
-            let emptied =
-                if place.is_unwanted { std::mem::take(&mut *place) } else { OperationSlot::default() };
+            let emptied = if place.is_unwanted {
+                std::mem::take(&mut *place)
+            } else {
+                OperationSlot::default()
+            };
             let waker = place.waker.take();
             drop(place);
             drop(emptied);

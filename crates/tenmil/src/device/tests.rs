@@ -68,7 +68,7 @@ impl ManualDevice {
                 let is_mine = bytes.iter().all(|byte| *byte == pattern);
                 assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
             }
-            let Request { token: token, .. } = request;
+            let Request { token, .. } = request;
             inner.done.push(IoCompletion { token, status: inner.status, result: 0 });
         });
     }

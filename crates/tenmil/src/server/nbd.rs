@@ -65,7 +65,10 @@ pub(super) fn start_nbd_server(
         allows_resize: false,
         regions: &services.devices.regions,
     };
-    let served = Arc::new(ExportedDevice::from_descriptor(config, Arc::new(claim.descriptor.share_claim()?))?);
+    let served = Arc::new(ExportedDevice::from_descriptor(
+        config,
+        Arc::new(claim.descriptor.share_claim()?),
+    )?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![open_listener(&address)?],
         exported_device: Arc::clone(&served),

@@ -496,7 +496,7 @@ impl FixedIo {
         #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
         let segment_first = token as u32;
         Request {
-            token: token,
+            token,
             lba,
             operand: 0,
             segment_first,

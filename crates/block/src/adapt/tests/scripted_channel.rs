@@ -124,7 +124,7 @@ pub(crate) fn limits() -> Limits {
 /// A request without memory.
 pub(crate) fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

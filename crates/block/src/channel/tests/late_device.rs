@@ -57,7 +57,7 @@ pub(crate) fn expected_result(request: &Request) -> u32 {
 /// A request for one block.
 pub(crate) fn request(operation: Operation, token: u64, lba: u64) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

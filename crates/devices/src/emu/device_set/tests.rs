@@ -61,7 +61,7 @@ impl Bed {
 /// Request for as many blocks as fit into the memory.
 fn request(token: u64, operation: Operation, lba: u64) -> Request {
     Request {
-        token: token,
+        token,
         lba,
         operand: 0,
         segment_first: 0,

@@ -236,7 +236,7 @@ impl Poller for Gaps {
             let gap = Span { ns: scale + self.random.below(scale) };
             self.due = now.after(gap.min(GAP_MAX));
         } else if now >= self.due {
-            let request = Request { token: token, lba: self.random.below(1 << 20), ..READ };
+            let request = Request { token, lba: self.random.below(1 << 20), ..READ };
             assert_eq!(self.queue.submit(now, &[request], &[self.buffer]), 1);
             ledger.pending = Some(now);
         } else {

@@ -105,7 +105,7 @@ impl World {
             Host::Thinking(_) => {
                 self.begun = self.now;
                 let (token, lba) = (u64::from(self.completed), self.random.below(1 << 20));
-                let request = Request { token: token, lba, ..READ };
+                let request = Request { token, lba, ..READ };
                 assert_eq!(self.stage.queue.submit(self.now, &[request], &[self.stage.buffer]), 1);
                 Host::Submitted
             }

@@ -309,7 +309,7 @@ fn late_write_after_a_reported_loss_fails_the_next_flush() {
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         let write = Request { lba: 1, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
         let requests = [(1, Operation::Write, write), (2, Operation::Flush, Request::PLACEHOLDER)]
-            .map(|(token, operation, request)| Request { token: token, operation, ..request });
+            .map(|(token, operation, request)| Request { token, operation, ..request });
         bench.disks.iter().for_each(SimulatedDisk::lose_unflushed);
         assert_eq!(bench.channels[0].submit(bench.now, &requests, &[segment]), 2);
         let mut completions = CompletionBatch::with_capacity(2);

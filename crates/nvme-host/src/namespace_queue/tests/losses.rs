@@ -6,7 +6,7 @@ use super::{NamespaceView, VIEW, World, read, segment};
 use crate::queue_link::QueueState;
 
 fn flush(token: u64) -> Request {
-    Request { token: token, operation: Operation::Flush, ..Request::PLACEHOLDER }
+    Request { token, operation: Operation::Flush, ..Request::PLACEHOLDER }
 }
 
 /// The controller fails, and recovers.

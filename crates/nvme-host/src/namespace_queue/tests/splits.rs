@@ -272,7 +272,7 @@ fn random_requests_come_back_once_each() {
             let lba = random.below(1000);
             let cut = 4 * u32::try_from(random.below(u64::from(blocks * BLOCK / 4))).unwrap();
             let segments = [segment(1, 0, cut), segment(2, 4, blocks * BLOCK - cut)];
-            if world.submit(Request { token: token, ..read(lba, blocks, 2) }, &segments) {
+            if world.submit(Request { token, ..read(lba, blocks, 2) }, &segments) {
                 owed.insert(token, blocks);
             }
             while random.chance(2, 3) && !world.device.fetched.is_empty() {

@@ -154,7 +154,10 @@ fn hosts_of_one_address_leave_registrants_to_others() {
             rig.connect_queue(io, &io_connect(1), &data(cntlid));
             let keys = [[0; 8], [7; 8]].concat();
             let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-            rig.execute_command(io, &command, DataDirection::FromHost(16), &keys).0.status().sct_and_sc()
+            rig.execute_command(io, &command, DataDirection::FromHost(16), &keys)
+                .0
+                .status()
+                .sct_and_sc()
         };
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);

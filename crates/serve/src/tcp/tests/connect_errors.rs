@@ -219,7 +219,8 @@ fn hostid_of_zero_is_accepted_and_identifies_no_host() {
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
     for &(_, io, _) in &connected {
-        let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
+        let (completion, _) =
+            rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
         assert_eq!(completion.status().sct_and_sc(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
         let (completion, _) = rig.execute_command(
             io,

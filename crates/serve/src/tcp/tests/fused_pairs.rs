@@ -181,9 +181,11 @@ fn fused_first_without_second_is_aborted() {
         let other = send_command(&mut rig, io, &write, &vec![0; 400 * 512]);
         let [missing, refused] = completed_commands(&mut rig, io, [long, other]);
         assert!(
-            missing == MISSING && refused.same_code(Status::DATA_SGL_LENGTH_INVALID), "{refused:?}"
+            missing == MISSING && refused.same_code(Status::DATA_SGL_LENGTH_INVALID),
+            "{refused:?}"
         );
-        let tags = [&first, &first, &second].map(|command| send_command(&mut rig, io, command, &block));
+        let tags =
+            [&first, &first, &second].map(|command| send_command(&mut rig, io, command, &block));
         assert_eq!(completed_commands(&mut rig, io, tags), [MISSING, OK, OK]);
         let reserved = transfer_command(IoOpcode::Write.code(), 0, 1).with_fuse(Fuse::Reserved);
         let tags = [&first, &reserved].map(|command| send_command(&mut rig, io, command, &block));

@@ -96,7 +96,8 @@ fn preempt_and_abort_completes_after_the_writes_of_the_preempted_host() {
     }
     // It is in effect all the same.
     let old = takeover.hosts[0].1;
-    let (refused, _) = takeover.rig.execute_command(old, &write(), DataDirection::FromHost(4096), &OLD);
+    let (refused, _) =
+        takeover.rig.execute_command(old, &write(), DataDirection::FromHost(4096), &OLD);
     assert_eq!(refused.status().sct_and_sc(), Status::RESERVATION_CONFLICT);
     takeover.complete_old_writes();
     assert!(takeover.completion_status(0, takeover.old).is_some());
@@ -127,7 +128,10 @@ fn preempt_and_abort_fails_if_the_device_does_not_complete_in_time() {
     takeover.rig.advance_time(Span::from_ms(9_998));
     assert_eq!(takeover.completion_status(1, tag), None);
     takeover.rig.advance_time(Span::from_ms(3));
-    assert_eq!(takeover.completion_status(1, tag).map(Status::sct_and_sc), Some(Status::INTERNAL_ERROR));
+    assert_eq!(
+        takeover.completion_status(1, tag).map(Status::sct_and_sc),
+        Some(Status::INTERNAL_ERROR)
+    );
     let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(said) if said.contains("media have not answered writes of"));
     assert!(takeover.rig.new_events.iter().any(is_it), "{:?}", takeover.rig.new_events);
     takeover.complete_old_writes();

@@ -116,7 +116,8 @@ impl ReservationTest {
     fn may_write(&mut self, host: usize) -> bool {
         let (bytes, write) = (pattern(1, 512), transfer_command(IoOpcode::Write.code(), 0, 1));
         let io = self.io[host];
-        let (completion, _) = self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
+        let (completion, _) =
+            self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
         match completion.status().sct_and_sc() {
             Status::SUCCESS => true,
             Status::RESERVATION_CONFLICT => false,

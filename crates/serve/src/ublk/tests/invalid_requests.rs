@@ -158,7 +158,9 @@ fn random_descriptor_is_rejected_or_lies_inside_the_disk() {
             bytes[5..8].fill(0);
             bytes[10..16].fill(0);
         }
-        let Ok(request) = disk.validate_request(&IoDescriptor::from_bytes(&bytes)) else { continue };
+        let Ok(request) = disk.validate_request(&IoDescriptor::from_bytes(&bytes)) else {
+            continue;
+        };
         admitted += 1;
         assert!(request.lba + u64::from(request.blocks) <= BLOCKS, "{request:?}");
         assert!(request.len_bytes <= disk.io_bytes_max(), "{request:?}");

@@ -157,7 +157,9 @@ fn request_flags_of_the_kernel_reach_the_device() {
         (IoOp::WriteZeroes, IoFlags(forced.0 | kept.0), Operation::WriteZeroes, RequestFlags::FUA),
         (IoOp::Discard, IoFlags::NONE, Operation::Deallocate, RequestFlags::NONE),
     ] {
-        let request = test_disk().validate_request(&IoDescriptor { flags, ..io_descriptor(op, 2, 1) }).unwrap();
+        let request = test_disk()
+            .validate_request(&IoDescriptor { flags, ..io_descriptor(op, 2, 1) })
+            .unwrap();
         assert_eq!((request.operation, request.flags), (operation, expected), "{op:?} {flags:?}");
         assert_eq!((request.lba, request.blocks), (2, 1));
     }

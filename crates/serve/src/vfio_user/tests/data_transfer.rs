@@ -132,7 +132,7 @@ fn reset_restores_the_initial_state() {
             assert_eq!(machine.execute_transfer(2, 0, 1), 0);
             match how {
                 0 => {
-                    let id = machine.client.reset();
+                    let id = machine.client.request_reset();
                     assert_eq!(machine.await_errno(id), 0);
                     assert_eq!(machine.read_region(0x1c, 4) & 1, 0);
                 }

@@ -55,7 +55,7 @@ fn rust_vmm_client_finds_a_controller_and_identifies_a_namespace() {
         let mut space = [0; 64];
         vmm.client.region_read(region_index::CONFIGURATION, 0, &mut space).unwrap();
         assert_eq!(space[9..12], [2, 8, 1]);
-        let bar = vmm.client.request_region_info(region_index::BAR0).unwrap();
+        let bar = vmm.client.region(region_index::BAR0).unwrap();
         assert_eq!(
             (bar.size, bar.sparse_areas.len()),
             (0x4000, usize::from(poll == PollMode::Always))

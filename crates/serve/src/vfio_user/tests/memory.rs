@@ -42,7 +42,8 @@ fn short_or_missing_dma_file_is_rejected_by_name() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
     let file = Arc::new(machine.regions.descriptor(machine.memory.id()).unwrap());
-    let id = machine.client.map_dma(DmaMap { len_bytes: 2 << 20, ..whole_file() }, Some(file.clone()));
+    let id =
+        machine.client.map_dma(DmaMap { len_bytes: 2 << 20, ..whole_file() }, Some(file.clone()));
     assert_eq!(machine.await_errno(id), 22);
     let EndpointEvent::Error(text) =
         rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)))

@@ -140,7 +140,8 @@ impl CrashTest {
                 *self.done.entry(request.lba).or_default() += 1;
                 let status = IoStatus::SUCCESS;
                 slots.handle_completion(
-                    IoCompletion { token: request.token, status, result: 0 }, false,
+                    IoCompletion { token: request.token, status, result: 0 },
+                    false,
                 )?;
             }
             slots.publish_used()?;
@@ -157,7 +158,8 @@ impl CrashTest {
 
     /// Opens the queue as a new process does.
     fn open_queue(
-        &self, memory: &KillableMemory,
+        &self,
+        memory: &KillableMemory,
     ) -> Result<RequestTable<KillableMemory>, QueueFault> {
         let place = VringAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
         let used = Vring::new(memory.clone(), place, 0, false)?.used();

@@ -3,7 +3,7 @@
 use tenmil_base::{IoCompletion, IoStatus, RegionId};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{GuestMemory, GuestRegion, Ring, RingAddresses, RingError};
+use tenmil_vhost_user::{GuestMemory, GuestRegion, Vring, VringAddresses, VringError};
 
 use super::super::request_table::{QueueParts, RequestTable};
 use super::test_front_end::segment_of;
@@ -39,11 +39,11 @@ impl TestGuest {
         Self { driver, space, regions, region, _memory: memory }
     }
 
-    fn request_table(&self, again: &[u16]) -> Result<RequestTable<RegionTable>, RingError> {
+    fn request_table(&self, again: &[u16]) -> Result<RequestTable<RegionTable>, VringError> {
         let memory = self.regions.clone();
-        let place = RingAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
+        let place = VringAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
         let next = u16::try_from(again.len()).unwrap();
-        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let ring = Vring::new(memory.clone(), place, next, false)?;
         let record = segment_of(self.region, RECORD, stride_bytes(SIZE));
         let (record, _) = InflightLog::open(memory.clone(), record, SIZE, 0).unwrap();
         let record = Some((record, again.to_vec()));
@@ -79,7 +79,7 @@ impl TestGuest {
 fn inflight_entry_with_invalid_head_is_rejected() {
     let endpoint = TestGuest::new();
     let refused = endpoint.request_table(&[0, SIZE]).unwrap_err();
-    assert_eq!(refused, RingError::Descriptor { found: SIZE, size: SIZE });
+    assert_eq!(refused, VringError::Descriptor { found: SIZE, size: SIZE });
     assert!(endpoint.request_table(&[0, SIZE - 1]).is_ok());
 }
 
