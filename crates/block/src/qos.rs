@@ -103,7 +103,7 @@ impl QosLimiter {
     }
 
     /// The current limits.
-    pub fn caps(&self) -> QosLimits {
+    pub fn rate_limits(&self) -> QosLimits {
         let rate = |first: usize| RateLimit {
             iops: NonZeroU64::new(self.shared.buckets[first].rate()),
             bytes: NonZeroU64::new(self.shared.buckets[first + 1].rate()),

@@ -218,7 +218,7 @@ fn a_change_takes_effect_within_a_hundred_milliseconds_even_for_who_sleeps() {
         let change = START.after(Span::from_ms(2_345));
         run(&mut programs, change);
         limiter.set(change, total(after));
-        assert_eq!(limiter.caps(), total(after));
+        assert_eq!(limiter.rate_limits(), total(after));
         let count = |programs: &[Program]| programs.iter().map(|one| one.requests).sum::<u64>();
         let old = count(&programs);
         run(&mut programs, change.after(Span::from_ms(100)));

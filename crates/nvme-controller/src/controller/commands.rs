@@ -23,7 +23,7 @@ pub(super) type CommandResult = Result<AdminOutcome, Status>;
 
 impl Controller {
     /// Data length and direction of `command`, or the status that rejects it before any data moves.
-    pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
+    pub fn data_transfer(&self, command: &Command) -> Result<AdminData, Status> {
         self.command_data(command).map_err(with_dnr)
     }
 

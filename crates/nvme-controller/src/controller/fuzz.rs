@@ -65,7 +65,7 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 fn execute(controller: &mut Controller, now: Instant, command: &Command, following: &[u8]) {
-    let Ok(admin_data) = controller.data(command) else { return };
+    let Ok(admin_data) = controller.data_transfer(command) else { return };
     let mut data = host_data(admin_data, following);
     let step = controller.execute(now, command, &mut data);
     match (step, admin_data) {

@@ -66,7 +66,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         while let Some(next) = request {
             request = match next {
                 AdminRequest::Data(command) => {
-                    let data = self.controller.data(&command);
+                    let data = self.controller.data_transfer(&command);
                     self.admin.as_mut().and_then(|admin| admin.begin(data))
                 }
                 AdminRequest::Execution(command, bytes) => self.execute(now, command, bytes),

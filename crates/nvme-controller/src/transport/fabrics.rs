@@ -158,11 +158,11 @@ impl FabricsTransport {
     }
 
     /// Data length and direction of an admin command, or the status that rejects it.
-    pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
+    pub fn data_transfer(&self, command: &Command) -> Result<AdminData, Status> {
         if !self.is_enabled() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
         }
-        self.controller.data(command)
+        self.controller.data_transfer(command)
     }
 
     /// Keep-alive timeout; zero disables it.

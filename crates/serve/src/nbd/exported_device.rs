@@ -166,7 +166,7 @@ impl ExportedDevice {
 
     /// Rate limits of all connections together.
     pub fn qos_limits(&self) -> QosLimits {
-        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::caps)
+        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::rate_limits)
     }
 
     /// Changes the rate limits. Returns false if the device was opened without a limiter.

@@ -90,7 +90,7 @@ impl AdminQueue {
         let association = Arc::clone(&self.association);
         let mut transport = association.transport();
         let data =
-            transport.data(&command).and_then(|data| self.load_host_data(commands, tag, data));
+            transport.data_transfer(&command).and_then(|data| self.load_host_data(commands, tag, data));
         let result = match data {
             Ok(()) => {
                 let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();

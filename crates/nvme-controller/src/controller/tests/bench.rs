@@ -258,7 +258,7 @@ pub(super) fn step(
     command: &Command,
     sent: &[u8],
 ) -> (AdminOutcome, Vec<u8>) {
-    let moves = match controller.data(command) {
+    let moves = match controller.data_transfer(command) {
         Ok(moves) => moves,
         Err(status) => return (AdminOutcome::Done(AdminResult::refused(status)), Vec::new()),
     };
