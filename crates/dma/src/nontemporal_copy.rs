@@ -13,7 +13,7 @@ use crate::region_table::RegionTable;
 const LINE: usize = 64;
 
 impl RegionTable {
-    /// Like [`copy`](Self::copy), but bypasses the cache where the processor can, if the length is a
+    /// Like [`copy_segment`](Self::copy_segment), but bypasses the cache where the processor can, if the length is a
     /// multiple of a cache line and the target is aligned. The two segments must not overlap. This thread
     /// sees the stores at once, other threads after [`fence_nontemporal`](Self::fence_nontemporal).
     #[inline]

@@ -133,7 +133,7 @@ impl RegionTable {
         self.backing() == MemoryBacking::Shared
     }
 
-    /// Makes every region [allocated](Self::allocate) from now on [physically
+    /// Makes every region [allocated](Self::allocate_region) from now on [physically
     /// contiguous](Self::physical_address) and pinned: for a device without IOMMU translation. Returns
     /// false if the table already has regions that are not.
     pub fn use_contiguous(&self) -> bool {

@@ -216,7 +216,7 @@ fn read_counter() -> u64 {
 
 #[cfg(target_arch = "aarch64")]
 #[inline]
-fn counter() -> u64 {
+fn read_counter() -> u64 {
     let ticks: u64;
     // SAFETY: reading CNTVCT_EL0 has no effect, and Linux enables it in user space.
     unsafe {
@@ -244,7 +244,7 @@ fn check_counter_reliable() -> Result<(), FallbackReason> {
 }
 
 #[cfg(target_arch = "aarch64")]
-fn is_reliable() -> Result<(), FallbackReason> {
+fn check_counter_reliable() -> Result<(), FallbackReason> {
     // The generic timer has one constant rate by architecture (Arm ARM, D11.1).
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! The first SIGINT or SIGTERM sets a flag, so that a run can stop in order and print its results.
 //! The second ends the process at once, with the conventional exit code: 128 plus the signal
-//! number. With a [limit](limit_stop) the process exits after a fixed time from the first signal.
+//! number. With a [limit](limit_stop_time) the process exits after a fixed time from the first signal.
 
 use std::io;
 use std::sync::OnceLock;

@@ -374,7 +374,7 @@ impl SimDeviceShared {
     }
 }
 
-/// Detail codes of [`Kind::Harness`] records.
+/// Detail codes of [`TraceKind::Harness`] records.
 const HARNESS_POWER_LOST: u64 = 1;
 
 impl Mmio for SimMmio {

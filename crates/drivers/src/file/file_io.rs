@@ -6,7 +6,7 @@ use tenmil_base::WakeSource;
 use tenmil_linux::file_engine::{FileEngine, FileOp, JobCompletion, SubmitError};
 
 /// File I/O engine: the kernel, or in tests a disk with simulated power loss. The methods are documented
-/// at [`Engine`]. A channel is generic over it, so the I/O path has no dynamic dispatch.
+/// at [`FileEngine`]. A channel is generic over it, so the I/O path has no dynamic dispatch.
 pub(crate) trait FileIo: fmt::Debug + Send {
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError>;
     fn flush(&mut self);

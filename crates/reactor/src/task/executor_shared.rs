@@ -104,7 +104,7 @@ impl ExecutorShared {
 
     /// Announces stored data.
     pub(super) fn announce_pending(&self) {
-        // Pairs with the exchange in `take_announcement`.
+        // Pairs with the exchange in `take_pending`.
         self.has_pending.store(true, Ordering::Release);
         self.thread.notify_reactor();
     }
@@ -159,7 +159,7 @@ impl ExecutorShared {
         self.announce_pending();
     }
 
-    /// The timers, if some must be set. Call after `take_announcement`, whose exchange orders this too.
+    /// The timers, if some must be set. Call after `take_pending`, whose exchange orders this too.
     pub(super) fn timers_to_set(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use tenmil_base::Span;
 use crate::peer_network::connection_limit_key_of_peer;
 
 /// Connection limits by origin. All connections also count towards
-/// [`connections_max`](super::QueueLimits::connections_max).
+/// [`connections_max`](super::ServiceLimits::connections_max).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Connections of one host NQN.

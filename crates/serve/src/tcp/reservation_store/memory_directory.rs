@@ -35,7 +35,7 @@ struct MemoryReservations {
 }
 
 impl MemoryDirectory {
-    /// Same as [`StateDirectory::keeper`](super::StateDirectory::keeper).
+    /// Same as [`StateDirectory::reservation_store`](super::StateDirectory::keeper).
     #[must_use]
     pub fn reservation_store(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
         let name = record_file_name(nqn, nsid);
