@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_nvme_controller::fuzz::front_end(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_nvme_controller::fuzz::run_memory_transport(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_block::fuzz::fuzz_ends(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_block::fuzz::fuzz_device_edges(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_vhost_user::fuzz::ring(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_vhost_user::fuzz::fuzz_ring(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_volume::fuzz::fuzz(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_volume::fuzz::fuzz_decoders(bytes));

@@ -65,7 +65,7 @@ pub trait IoChannel: ChannelWakeup + Send {
         self.below().map_or(0, |below| below.write_losses())
     }
 
-    /// Acknowledges the first `count` losses, as counted by [`losses`](Self::losses), after the
+    /// Acknowledges the first `count` losses, as counted by [`write_losses`](Self::write_losses), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
     fn ack_repaired_losses(&mut self, count: u64) {

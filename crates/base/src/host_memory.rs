@@ -24,7 +24,7 @@ pub trait HostMemory {
     }
 
     /// Copies bytes from the host. After [`AccessProgress::Done`] they are in `into`; after
-    /// [`AccessProgress::Pending`] [`take_data`](Self::take_data) returns them once the access has
+    /// [`AccessProgress::Pending`] [`copy_out_read_data`](Self::copy_out_read_data) returns them once the access has
     /// completed.
     fn read(
         &mut self,

@@ -378,7 +378,7 @@ impl Channel {
         (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, completions)).sum()
     }
 
-    /// Not inlined, as [`poll_lanes`](Self::poll_lanes).
+    /// Not inlined, as [`poll_contexts`](Self::poll_contexts).
     #[inline(never)]
     fn flush_contexts(&mut self) {
         self.lanes.iter_mut().for_each(HardwareContextRef::flush);

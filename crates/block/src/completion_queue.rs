@@ -41,7 +41,7 @@ impl CompletionQueue {
         self.depth - self.len()
     }
 
-    /// Appends completions; the caller has checked [`room`](Self::room).
+    /// Appends completions; the caller has checked [`free_count`](Self::free_count).
     #[inline]
     pub fn extend(&mut self, completions: impl ExactSizeIterator<Item = IoCompletion>) {
         assert!(

@@ -293,7 +293,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Commands that have finished since the last call, oldest first. Give the list back, emptied, to
-    /// [`reuse`](Self::reuse).
+    /// [`recycle_finished_list`](Self::recycle_finished_list).
     pub fn take_finished(&mut self) -> Vec<FinishedCommand> {
         core::mem::take(&mut self.finished)
     }
@@ -335,7 +335,7 @@ impl<H: HostMemory> Executor<H> {
         self.traffic.set_idle(now);
     }
 
-    /// Whether commands have passed through since [`take_traffic`](Self::take_traffic).
+    /// Whether commands have passed through since [`take_io_counters`](Self::take_io_counters).
     pub fn has_io_counters(&self) -> bool {
         self.traffic.has_any()
     }

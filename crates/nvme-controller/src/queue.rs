@@ -279,7 +279,7 @@ impl<H: RingMemory> Queue<H> {
         self.executor.arm_wakeup(self.held.is_some())
     }
 
-    /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
+    /// Whether, since [`arm_wakeup`](Self::arm_wakeup), something is pending that has no wake-up.
     pub fn has_pending_without_wakeup(&mut self) -> bool {
         self.executor.has_pending_without_wakeup(self.held.is_some())
     }

@@ -71,7 +71,7 @@ pub trait Connection {
         core.body.as_ref().filter(|_| core.is_open()).and_then(PduBody::direct_placement)
     }
 
-    /// Records that `count` bytes were received into the range of [`direct_placement`](Self::direct_placement).
+    /// Records that `count` bytes were received into the range of [`next_direct_placement`](Self::next_direct_placement).
     ///
     /// # Panics
     ///

@@ -122,7 +122,7 @@ impl PduBody {
         is_direct.then_some(self.remaining_placement())
     }
 
-    /// Number of bytes in front of data that can be received [directly](Self::direct); zero if none
+    /// Number of bytes in front of data that can be received [directly](Self::direct_placement); zero if none
     /// can.
     pub(crate) fn bytes_before_direct(&self) -> usize {
         if self.is_needed && !self.has_digest { self.padding.into() } else { 0 }

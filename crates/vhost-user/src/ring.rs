@@ -336,7 +336,7 @@ impl<M: Memory> Vring<M> {
     }
 
     /// Writes a used entry with `len_bytes` written. It becomes visible to the driver with
-    /// [`publish`](Self::publish).
+    /// [`publish_used_index`](Self::publish_used_index).
     ///
     /// # Errors
     ///

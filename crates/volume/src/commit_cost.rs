@@ -54,7 +54,7 @@ impl Metadata {
         })
     }
 
-    /// Like [`attempt_with_room`](Self::attempt_with_room), for a change that frees one leaf at a time:
+    /// Like [`try_change_with_commit_space`](Self::try_change_with_commit_space), for a change that frees one leaf at a time:
     /// if a whole leaf is too much, a part of it.
     pub(crate) fn try_step_with_commit_space<T>(
         &mut self,

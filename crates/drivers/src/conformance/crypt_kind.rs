@@ -13,7 +13,7 @@ use tenmil_base::Error;
 use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
 
 /// Opens `crypt:[URI]` with its own key, and fills it with zeroes, as read through the cipher, until
-/// [`keep`](Self::keep) is called.
+/// [`keep_contents`](Self::keep_contents) is called.
 pub(super) struct CryptKind {
     directory: tempfile::TempDir,
     keeps: AtomicBool,

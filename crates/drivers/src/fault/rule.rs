@@ -165,7 +165,7 @@ impl FaultRules {
         self.rules.iter().map(|(rule, record)| (rule.clone(), record.struck)).collect()
     }
 
-    /// The rule that applies to a request, if any. Nothing is counted before [`taken`](Self::taken).
+    /// The rule that applies to a request, if any. Nothing is counted before [`count_accepted`](Self::count_accepted).
     pub(super) fn match_request(&self, request: &Request) -> Option<RuleMatch> {
         self.rules.iter().enumerate().find_map(|(index, (rule, record))| {
             if !rule.matches(request) || record.struck >= rule.times || record.seen < rule.skip {

@@ -58,7 +58,7 @@ impl ReadEpochs {
     }
 
     /// Counts reads that begin in this transaction or a later one. Returns the bucket for
-    /// [`end`](Self::end). Only validity checks after this call apply to them.
+    /// [`end_read`](Self::end_read). Only validity checks after this call apply to them.
     #[inline]
     pub(super) fn begin_read(&mut self, transaction: u64, count: usize) -> usize {
         if self.since == IDLE {

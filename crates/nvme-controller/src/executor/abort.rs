@@ -31,7 +31,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
     /// §8.1.22.7). `preempted` is held until the outstanding writes have completed:
-    /// see [`check_preempted`](Self::check_preempted).
+    /// see [`poll_preempted_writes`](Self::poll_preempted_writes).
     pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &PreemptedWriterGuard) {
         let numbers: Vec<u16> = self
             .slots

@@ -35,7 +35,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Begins the command in `words`, if it is of the fast path, and then those of its kind that `follow`
     /// passes to [`FastPathRun::begin_command`]; it returns their number, and something for the caller. There must
-    /// be [`free_count`](Self::free_count) for all, and they [`may_run`](Self::may_run).
+    /// be [`free_count`](Self::free_count) for all, and they [`can_begin_run`](Self::can_begin_run).
     #[inline(always)]
     pub(crate) fn begin_run<R>(
         &mut self,
@@ -72,7 +72,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Begins the commands at the front of `commands` that are of the fast path and alike. Returns their
     /// number. There must be [`free_count`](Self::free_count) for all, and no half of a fused pair may wait:
-    /// see [`may_run`](Self::may_run).
+    /// see [`can_begin_run`](Self::can_begin_run).
     #[inline]
     pub fn begin_segments<'a>(
         &mut self,

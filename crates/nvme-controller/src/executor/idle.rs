@@ -16,7 +16,7 @@ use super::channel::Channel;
 
 impl<H: HostMemory> Executor<H> {
     /// Enables completion signals before the thread sleeps. Returns true if the thread must stay awake.
-    /// The caller then polls once more, and checks [`lacks_wakeup`](Self::lacks_wakeup) if that poll found
+    /// The caller then polls once more, and checks [`has_pending_without_wakeup`](Self::has_pending_without_wakeup) if that poll found
     /// nothing. `is_held` is whether the owner has a command that could not begin.
     pub fn arm_wakeup(&mut self, is_held: bool) -> bool {
         let has_stuck_work = !self.capacity_waiters.is_empty()
@@ -27,7 +27,7 @@ impl<H: HostMemory> Executor<H> {
         self.namespace_table.channels().any(Channel::arm_wakeup)
     }
 
-    /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
+    /// Whether, since [`arm_wakeup`](Self::arm_wakeup), something is pending that has no wake-up.
     pub fn has_pending_without_wakeup(&mut self, is_held: bool) -> bool {
         self.waits_for_exclusivity(is_held)
             || self.namespace_table.channels().any(|channel| channel.has_pending_without_wakeup())

@@ -206,7 +206,7 @@ impl<H: RingMemory> AdminQueue<H> {
         self.waiting.extend(self.current.take().map(|current| current.command));
     }
 
-    /// Like [`defer`](Self::defer), for an Asynchronous Event Request.
+    /// Like [`defer_completion`](Self::defer_completion), for an Asynchronous Event Request.
     pub(super) fn hold_event_request(&mut self, cid: u16) {
         self.defer_completion();
         self.event_requests.push_back(cid);

@@ -172,7 +172,7 @@ impl FabricsTransport {
     }
 
     /// Executes an admin command. Returns its result if it completes at once, with the data for the host
-    /// in `bytes`. Otherwise the result follows through [`next_end`](Self::next_end). `host_cid` is the
+    /// in `bytes`. Otherwise the result follows through [`next_deferred_result`](Self::next_deferred_result). `host_cid` is the
     /// host's command identifier, used in the error log.
     pub fn execute_admin(
         &mut self,
@@ -217,13 +217,13 @@ impl FabricsTransport {
         self.controller.report_error(now, &error_report(command, command.cid(), end));
     }
 
-    /// Next result of a command that [`execute`](Self::execute) has deferred.
+    /// Next result of a command that [`execute_admin`](Self::execute_admin) has deferred.
     pub fn next_deferred_result(&mut self) -> Option<(u16, DeferredResult)> {
         self.completed.pop_front()
     }
 
     /// Next requested reset of another controller, with the identifier of its command. The caller
-    /// performs it and reports its result through [`end_reset`](Self::end_reset).
+    /// performs it and reports its result through [`complete_cross_controller_reset`](Self::complete_cross_controller_reset).
     pub fn next_cross_controller_reset(&mut self) -> Option<(u16, CrossControllerReset)> {
         self.resets.pop_front()
     }

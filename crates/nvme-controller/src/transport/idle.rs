@@ -20,7 +20,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// time until which the thread may sleep, unless the host or a block device wakes it earlier. Returns
     /// `None` if there is work, or if something is pending that has no wake-up.
     ///
-    /// [`disarm`](Self::disarm) must follow, whatever the result. The caller has to provide wake-ups for
+    /// [`disarm_wakeup`](Self::disarm_wakeup) must follow, whatever the result. The caller has to provide wake-ups for
     /// two sources: accesses to slow host memory, and other controllers of the same subsystem.
     pub fn arm_wakeup(&mut self, now: Instant) -> Option<Instant> {
         let must_wake = self.queues.iter_mut().any(|signalled| signalled.queue.arm_wakeup());

@@ -90,7 +90,7 @@ impl StreamParser {
         self.error_at_record(StreamErrorKind::Truncated)
     }
 
-    /// Processes the next bytes, as many as [`wants`](Self::wants) returned.
+    /// Processes the next bytes, as many as [`bytes_needed`](Self::bytes_needed) returned.
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ impl ChannelWriteEpochs {
         }
     }
 
-    /// Counts a write; the epoch is published. Returns the bucket for [`end`](Self::end).
+    /// Counts a write; the epoch is published. Returns the bucket for [`end_write`](Self::end_write).
     #[inline]
     pub(super) fn begin_write(&mut self) -> u8 {
         self.under_way[usize::from(self.bucket)] += 1;

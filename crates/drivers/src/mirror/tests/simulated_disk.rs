@@ -126,7 +126,7 @@ impl SimulatedDisk {
         state.is_unheard = true;
     }
 
-    /// As [`lose`](Self::lose), and the loss is counted before anything is read.
+    /// As [`lose_unflushed`](Self::lose_unflushed), and the loss is counted before anything is read.
     pub(crate) fn lose_unflushed_counted(&self) {
         self.lose_unflushed();
         let mut state = self.lock();
