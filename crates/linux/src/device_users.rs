@@ -277,7 +277,7 @@ impl<'a> HolderScan<'a> {
             self.scan_holder(name, found, &directory, depth);
         }
         for found in holder_kind::unlinked_holders(self.machine, name) {
-            self.found.push(found.to_device_user(name, ""));
+            self.found.push(found.into_device_user(name, ""));
         }
         if !name.starts_with('/') {
             self.scan_loop_devices(&format!("/dev/{name}"), name, depth);
@@ -286,7 +286,7 @@ impl<'a> HolderScan<'a> {
 
     fn scan_holder(&mut self, device: &str, found: HolderKind, directory: &str, depth: u32) {
         let holder = directory.rsplit('/').next().unwrap_or_default();
-        self.found.push(found.to_device_user(device, holder));
+        self.found.push(found.into_device_user(device, holder));
         if depth < DEPTH_MAX
             && let Some(device) = device_number_in(self.machine, directory)
         {

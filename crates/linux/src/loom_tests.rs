@@ -477,7 +477,7 @@ mod doze_models {
                     self.event.wait();
                 }
                 self.handshake.cancel();
-                if self.handshake.take_parked_notify() && self.doze.is_notified() {
+                if self.handshake.take_parked_notified() && self.doze.is_notified() {
                     return;
                 }
                 assert!(self.handshake.announce());

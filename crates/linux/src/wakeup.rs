@@ -254,8 +254,8 @@ impl Notifier {
 
     /// Clears that flag. If it was set, each parked thread that was notified [reports
     /// it](ParkFlag::is_notified).
-    pub fn take_parked_notify(&self) -> bool {
-        self.0.sleep_flag.take_parked_notify()
+    pub fn take_parked_notified(&self) -> bool {
+        self.0.sleep_flag.take_parked_notified()
     }
 }
 

@@ -149,7 +149,7 @@ impl CacheTracker {
                 && record.has_unflushed_writes()
                 && !is_covered(&epochs, record)
             {
-                self.count_loss(&mut epochs.records[index]);
+                self.count_write_loss(&mut epochs.records[index]);
             }
         }
         epochs.records.retain(AssociationRecord::is_needed);
@@ -294,7 +294,7 @@ impl CacheTracker {
         let mut are_all_lost = true;
         for unflushed in unflushed {
             match epochs.record(unflushed.association) {
-                Some(record) if record.is_lost => self.count_loss(record),
+                Some(record) if record.is_lost => self.count_write_loss(record),
                 Some(_) => are_all_lost = false,
                 None => {}
             }
@@ -312,12 +312,12 @@ impl CacheTracker {
 
     /// Number of times that writes were lost.
     pub(crate) fn losses(&self) -> u64 {
-        // Pairs with the release in `count_loss`: a read from a later controller sees the loss.
+        // Pairs with the release in `count_write_loss`: a read from a later controller sees the loss.
         self.losses.load(Ordering::Acquire)
     }
 
     /// Counts the unflushed writes of a controller as lost. The caller holds the lock.
-    fn count_loss(&self, record: &mut AssociationRecord) {
+    fn count_write_loss(&self, record: &mut AssociationRecord) {
         record.durable_epoch = record.epoch;
         record.epoch += 1;
         if !self.bugs.flush_ignores_lost_writes {

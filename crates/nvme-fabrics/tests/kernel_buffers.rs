@@ -39,7 +39,7 @@ struct Came {
 }
 
 /// A stream that counts.
-struct Counting {
+struct CountingStream {
     stream: Box<dyn Stream>,
     came: Arc<Came>,
 }
@@ -58,7 +58,7 @@ struct Dialling {
 impl PendingConnect for Dialling {
     fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         let came = Arc::clone(&self.came);
-        let counting = |stream| Box::new(Counting { stream, came }) as Box<dyn Stream>;
+        let counting = |stream| Box::new(CountingStream { stream, came }) as Box<dyn Stream>;
         self.pending.poll(now).map(|stream| stream.map(counting))
     }
 }
@@ -81,7 +81,7 @@ fn count(into: &AtomicU64, received: RecvResult) -> RecvResult {
     received
 }
 
-impl Stream for Counting {
+impl Stream for CountingStream {
     fn receive(&mut self) -> RecvResult {
         count(&self.came.to_inbox, self.stream.receive())
     }

@@ -193,8 +193,8 @@ impl SimHost {
         let queues = self
             .queues
             .iter()
-            .fold(NextWakeup::default(), |earliest, queue| earliest.add(queue.queue.wake_at()));
-        queues.add(self.controller.wake_at())
+            .fold(NextWakeup::default(), |earliest, queue| earliest.or_at(queue.queue.wake_at()));
+        queues.or_at(self.controller.wake_at())
     }
 
     /// Drops the queue pairs.

@@ -195,13 +195,13 @@ impl SimPciDevice {
         let posted = shared.posted.iter().map(|posted| posted.due).min();
         let function = shared.function.as_ref().map_or(Instant::NEVER, |one| one.wake_at(now));
         NextWakeup::default()
-            .add(posted.unwrap_or(Instant::NEVER))
-            .add(
+            .or_at(posted.unwrap_or(Instant::NEVER))
+            .or_at(
                 function
                     .min(self.bus.with_state(|state| state.late_wake_at()))
                     .max(shared.asleep_until),
             )
-            .add(self.bus.with_state(|state| state.evil.wake_at()))
+            .or_at(self.bus.with_state(|state| state.evil.wake_at()))
     }
 
     fn lock(&self) -> MutexGuard<'_, SimDeviceShared> {

@@ -167,7 +167,8 @@ fn vfio_user_session_delivers_every_message() {
     );
     let areas = "[SparseMmapArea { offset: 4096, size: 4096 }, SparseMmapArea { offset: 12288, size: 4096 }]";
     assert!(
-        answers[0].starts_with("Version(VersionCapabilities { files_max: 16, data_bytes_max: 1048576")
+        answers[0]
+            .starts_with("Version(VersionCapabilities { files_max: 16, data_bytes_max: 1048576")
     );
     assert_eq!(answers[1], "Device { regions: 2, irqs: 2, can_reset: true }");
     assert!(answers[2].contains(areas) && answers[2].contains("file: Some(77)"), "{}", answers[2]);

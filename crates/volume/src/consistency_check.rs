@@ -359,7 +359,7 @@ impl ConsistencyCheck {
             unique += set.blocks();
             own.add(&body.map_tree(), &set, leaf);
         }
-        own.to_usage(body, unique)
+        own.space_usage(body, unique)
     }
 
     /// Clusters referenced by `uses` and by nothing else.

@@ -77,14 +77,14 @@ impl UsageScan {
     };
 
     /// The result.
-    pub(crate) const fn to_usage(&self, body: &VolumeBody) -> SpaceUsage {
-        self.own.to_usage(body, self.unique)
+    pub(crate) const fn space_usage(&self, body: &VolumeBody) -> SpaceUsage {
+        self.own.space_usage(body, self.unique)
     }
 }
 
 impl ExclusiveUsage {
     /// Space usage of a volume with these exclusive blocks.
-    pub(crate) const fn to_usage(&self, body: &VolumeBody, unique: u64) -> SpaceUsage {
+    pub(crate) const fn space_usage(&self, body: &VolumeBody, unique: u64) -> SpaceUsage {
         let Self { mapped, spare, units } = *self;
         let shared = body.mapped.saturating_sub(mapped);
         let missing = body.cluster_count().saturating_sub(units) * body.cluster_blocks();

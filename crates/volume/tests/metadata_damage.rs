@@ -46,7 +46,7 @@ fn corrupt_image(image: &DiskImage, at: u64, how: impl Fn(&mut [u8; 4096])) -> D
 }
 
 /// Reads everything; returns the result for each volume.
-fn read_all(image: &DiskImage) -> Vec<Result<(), PoolError>> {
+fn read_result_of_all_volumes(image: &DiskImage) -> Vec<Result<(), PoolError>> {
     let mut rig = PoolFixture::new(image.clone(), BLOCKS, Random::new(1)).unwrap();
     match rig.run_request(PoolRequest::List) {
         Ok(PoolResponse::Volumes(volumes)) => {
@@ -74,7 +74,7 @@ fn any_corrupt_metadata_block_is_identified() {
             let report = check_pool(&store, image);
             let named = |finding: &CheckFinding| matches!(finding, CheckFinding::Damaged(damage) if damage.address == at);
             assert!(report.findings.iter().any(named), "{how} in {at}: {:?}", report.findings);
-            for status in read_all(image).into_iter().filter_map(Result::err) {
+            for status in read_result_of_all_volumes(image).into_iter().filter_map(Result::err) {
                 let PoolError::Damaged(damage) = &status else { panic!("{status}") };
                 assert_eq!(damage.address, at, "{how}: {status}");
                 assert!(status.to_string().contains(&format!("at block {at}")), "{status}");
@@ -102,7 +102,7 @@ fn corrupt_map_node_affects_only_its_volume() {
         if block[4] != BlockKind::Map.code() {
             continue;
         }
-        let responses = read_all(&damaged);
+        let responses = read_result_of_all_volumes(&damaged);
         assert_eq!(responses.len(), volumes.len(), "all are listed");
         hit += responses.iter().filter(|response| response.is_err()).count();
     }
@@ -139,7 +139,7 @@ fn lost_and_misdirected_metadata_writes_are_detected() {
                 panic!("{report:?}")
             };
             assert_eq!((damage.address, &damage.flaw), (at, &flaw));
-            for error in read_all(&wrong).into_iter().filter_map(Result::err) {
+            for error in read_result_of_all_volumes(&wrong).into_iter().filter_map(Result::err) {
                 let PoolError::Damaged(damage) = &error else { panic!("{error}") };
                 assert_eq!((damage.address, &damage.flaw), (at, &flaw));
                 seen += 1;
@@ -247,7 +247,7 @@ fn map_address_outside_the_pool_is_corruption() {
         let mut wrong = image.clone();
         wrong.insert(at, page.encode(store.uuid(), at).into());
         assert_ne!(check_pool(&store, &wrong).findings, [], "block {at}");
-        for error in read_all(&wrong).into_iter().filter_map(Result::err) {
+        for error in read_result_of_all_volumes(&wrong).into_iter().filter_map(Result::err) {
             let PoolError::Damaged(damage) = &error else { panic!("{error}") };
             assert_eq!((damage.address, &damage.flaw), (at, &CorruptionKind::Records));
             seen += 1;

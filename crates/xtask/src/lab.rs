@@ -107,7 +107,7 @@ fn run_scenarios(
     let mut tally = CheckTotals::default();
     for scenario in chosen {
         if let Err(trouble) = boot(scenario, &mut tally) {
-            let check = trouble.as_check_result(scenario.name);
+            let check = trouble.into_check_result(scenario.name);
             println!("  {check}");
             tally.count_check(&check);
         }

@@ -19,9 +19,9 @@ pub struct Signature {
     /// Position of the magic number, in bytes from the start of the device.
     pub offset: u64,
     /// Label.
-    pub with_label: Option<String>,
+    pub label: Option<String>,
     /// UUID, or the equivalent of the format.
-    pub with_uuid: Option<String>,
+    pub uuid: Option<String>,
     /// Contents: partitions.
     pub parts: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub fn probe_signatures(ends: &DeviceEdges<'_>) -> Vec<Signature> {
 
 impl Signature {
     const fn new(kind: &'static str, offset: u64) -> Self {
-        Self { kind, offset, with_label: None, with_uuid: None, parts: Vec::new() }
+        Self { kind, offset, label: None, uuid: None, parts: Vec::new() }
     }
 
     /// Whether it marks one member of a multi-device format that the kernel or its tools assemble
@@ -66,11 +66,11 @@ impl Signature {
     }
 
     fn label(self, label: Option<String>) -> Self {
-        Self { with_label: label, ..self }
+        Self { label, ..self }
     }
 
     fn uuid(self, uuid: Option<String>) -> Self {
-        Self { with_uuid: uuid, ..self }
+        Self { uuid, ..self }
     }
 }
 
@@ -78,10 +78,10 @@ impl Signature {
 impl fmt::Display for Signature {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.kind)?;
-        if let Some(label) = &self.with_label {
+        if let Some(label) = &self.label {
             write!(out, " \"{label}\"")?;
         }
-        if let Some(uuid) = &self.with_uuid {
+        if let Some(uuid) = &self.uuid {
             write!(out, " {uuid}")?;
         }
         write!(out, " at byte {}", self.offset)?;

@@ -9,7 +9,7 @@ use tenmil_block::{ExistingData, OpenedDevice, Opener};
 use super::channel::RemoteDevice;
 use super::name::TcpName;
 use super::paths::NamespacePaths;
-use super::queue_map::{QueueMapOptions, QueueMappedDevice};
+use super::queues_by_type::{QueueMapOptions, QueuesByTypeDevice};
 use tenmil_base::Error;
 
 /// Connects to remote SSDs.
@@ -26,7 +26,7 @@ impl tenmil_block::DeviceType for Kind {
         let medium: Arc<dyn BlockDevice> = Arc::new(medium);
         let medium = match name.maps {
             maps if maps == QueueMapOptions::default() => medium,
-            maps => Arc::new(QueueMappedDevice::new(medium, maps)),
+            maps => Arc::new(QueuesByTypeDevice::new(medium, maps)),
         };
         // A remote namespace always counts as existing data.
         let limits = medium.limits();

@@ -13,7 +13,7 @@ use tenmil_linux::machine_key::{MachineKey, MachineKeySource};
 use tenmil_linux::socket::{SocketEngine, SocketOptions};
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
 
-use super::queue_map::QueueMapOptions;
+use super::queues_by_type::QueueMapOptions;
 use super::sockets;
 use tenmil_base::Error;
 

@@ -6,7 +6,7 @@ use tenmil_block::uri::Uri;
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy};
 
 use super::name::{TcpName, policy_of};
-use super::queue_map::QueueMapOptions;
+use super::queues_by_type::QueueMapOptions;
 
 fn name(text: &str) -> Result<TcpName, Error> {
     let uri: Uri = text.parse().unwrap();

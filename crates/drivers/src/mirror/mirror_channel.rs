@@ -346,7 +346,7 @@ impl MirrorChannel {
         let at_fault = is_caller_error(work.status);
         self.legs.notice_losses(work.lost);
         if meta.handle_leg_losses(&shared, work.lost) && self.losses == shared.losses() {
-            shared.count_loss();
+            shared.count_write_loss();
         }
         let verdict = if at_fault {
             WriteVerdict::Bad
@@ -472,7 +472,7 @@ impl MirrorChannel {
         let mut meta = shared.lock();
         self.legs.notice_losses(1 << leg);
         if meta.handle_leg_losses(&shared, 1 << leg) {
-            shared.count_loss();
+            shared.count_write_loss();
         }
         meta.wake_maintenance();
     }

@@ -190,7 +190,7 @@ impl MirrorShared {
 
     /// Records that completed writes may be lost on all legs: every channel has to report that. The
     /// caller holds the lock.
-    pub(super) fn count_loss(&self) {
+    pub(super) fn count_write_loss(&self) {
         self.loss_count.fetch_add(1, Ordering::AcqRel);
     }
 

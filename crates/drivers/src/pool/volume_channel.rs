@@ -142,7 +142,7 @@ impl VolumeChannel {
 
     /// Divides requests into cached reads and those that need the pool.
     #[inline]
-    fn classify_requests(&mut self, requests: &[Request]) {
+    fn start_cached_reads(&mut self, requests: &[Request]) {
         for (index, request) in requests.iter().enumerate() {
             match self.known.find_run(request) {
                 Some(at) => self.add_cached_read(request, at),
@@ -566,7 +566,7 @@ impl IoChannel for VolumeChannel {
         // A completion that waits to be polled has freed its slot, and still counts.
         let room = self.free.len().saturating_sub(self.ready.len());
         let count = requests.len().min(room);
-        self.classify_requests(&requests[..count]);
+        self.start_cached_reads(&requests[..count]);
         if !self.unknown.is_empty() {
             self.send_to_pool(requests, segments);
         }

@@ -42,7 +42,7 @@ impl HolderKind {
     }
 
     /// Builds the user entry for `device`; `holder` is the kernel's name, if it differs.
-    pub(super) fn to_device_user(self, device: &str, holder: &str) -> DeviceUser {
+    pub(super) fn into_device_user(self, device: &str, holder: &str) -> DeviceUser {
         let shown = match &self {
             Self::LogicalVolume(name) => format!("{holder} (LVM {name})"),
             Self::Crypt(name) => format!("{holder} (cipher {name})"),

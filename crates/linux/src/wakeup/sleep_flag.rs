@@ -85,7 +85,7 @@ impl SleepFlag {
 
     /// Clears the notification flag and returns it; which threads were notified is visible
     /// afterwards.
-    pub(crate) fn take_parked_notify(&self) -> bool {
+    pub(crate) fn take_parked_notified(&self) -> bool {
         self.has_parked_notify.swap(false, Ordering::Acquire)
     }
 }

@@ -123,34 +123,34 @@ mod tests {
 
     use super::{ControllerConfig, KeepAlive};
 
-    const fn instant_ms(ms: u64) -> Instant {
+    const fn instant_at_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
     fn keep_alive_timer(timeout_ms: u32) -> KeepAlive {
         let mut timer = KeepAlive::new(&ControllerConfig::default());
-        timer.set(instant_ms(0), timeout_ms).unwrap();
+        timer.set(instant_at_ms(0), timeout_ms).unwrap();
         timer
     }
 
     #[test]
     fn keep_alive_timeout_is_reported_once_at_the_end_of_an_interval() {
         let mut timer = keep_alive_timer(1000);
-        assert!(!timer.expired(instant_ms(999)));
-        assert!(timer.expired(instant_ms(1000)));
-        assert!(!timer.expired(instant_ms(5000)));
+        assert!(!timer.expired(instant_at_ms(999)));
+        assert!(timer.expired(instant_at_ms(1000)));
+        assert!(!timer.expired(instant_at_ms(5000)));
     }
 
     #[test]
     fn command_extends_keep_alive_to_the_end_of_the_next_interval() {
         for fetched_at in [1, 500, 999] {
             let mut timer = keep_alive_timer(1000);
-            assert!(!timer.expired(instant_ms(fetched_at)));
+            assert!(!timer.expired(instant_at_ms(fetched_at)));
             timer.note_activity();
-            assert!(!timer.expired(instant_ms(1000)), "something has come");
-            assert_eq!(timer.wake_at(), instant_ms(2000));
-            assert!(!timer.expired(instant_ms(1999)));
-            assert!(timer.expired(instant_ms(2000)), "nothing has come since {fetched_at} ms");
+            assert!(!timer.expired(instant_at_ms(1000)), "something has come");
+            assert_eq!(timer.wake_at(), instant_at_ms(2000));
+            assert!(!timer.expired(instant_at_ms(1999)));
+            assert!(timer.expired(instant_at_ms(2000)), "nothing has come since {fetched_at} ms");
         }
     }
 
@@ -160,21 +160,21 @@ mod tests {
     fn io_replaces_a_keep_alive_command() {
         let mut timer = keep_alive_timer(1000);
         timer.note_activity();
-        timer.restart(instant_ms(0));
+        timer.restart(instant_at_ms(0));
         // The completion of that command is seen at 500, so nothing is sent before 1000.
-        assert!(!timer.expired(instant_ms(1000)));
-        timer.restart(instant_ms(1000));
-        assert!(!timer.expired(instant_ms(1999)));
-        assert!(timer.expired(instant_ms(2000)));
+        assert!(!timer.expired(instant_at_ms(1000)));
+        timer.restart(instant_at_ms(1000));
+        assert!(!timer.expired(instant_at_ms(1999)));
+        assert!(timer.expired(instant_at_ms(2000)));
     }
 
     #[test]
     fn keep_alive_command_restarts_the_interval() {
         let mut timer = keep_alive_timer(1000);
-        assert!(!timer.expired(instant_ms(900)));
-        timer.restart(instant_ms(900));
-        assert!(!timer.expired(instant_ms(1899)));
-        assert!(timer.expired(instant_ms(1900)));
+        assert!(!timer.expired(instant_at_ms(900)));
+        timer.restart(instant_at_ms(900));
+        assert!(!timer.expired(instant_at_ms(1899)));
+        assert!(timer.expired(instant_at_ms(1900)));
     }
 
     #[test]
@@ -183,10 +183,10 @@ mod tests {
         timer.note_activity();
         timer.suspend();
         assert_eq!((timer.wake_at(), timer.timeout_ms()), (Instant::NEVER, 1000));
-        assert!(!timer.expired(instant_ms(9000)));
-        timer.restart(instant_ms(9000));
-        assert!(!timer.expired(instant_ms(9999)));
-        assert!(timer.expired(instant_ms(10_000)), "what was heard before is forgotten");
+        assert!(!timer.expired(instant_at_ms(9000)));
+        timer.restart(instant_at_ms(9000));
+        assert!(!timer.expired(instant_at_ms(9999)));
+        assert!(timer.expired(instant_at_ms(10_000)), "what was heard before is forgotten");
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn keep_alive_timeout_that_overflows_is_rejected() {
         let mut timer = keep_alive_timer(500);
-        assert_eq!(timer.set(instant_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!(timer.set(instant_at_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
         assert_eq!(timer.timeout_ms(), 500);
     }
 
@@ -209,9 +209,9 @@ mod tests {
         let keep_alive_max = Span::from_secs(600);
         let config = ControllerConfig { keep_alive_max, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(instant_ms(0), 600_000).unwrap();
-        assert_eq!(timer.set(instant_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
-        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, instant_ms(600_000)));
+        timer.set(instant_at_ms(0), 600_000).unwrap();
+        assert_eq!(timer.set(instant_at_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, instant_at_ms(600_000)));
     }
 
     #[test]
@@ -219,12 +219,12 @@ mod tests {
         let idle_host_timeout = Some(Span::from_secs(600));
         let config = ControllerConfig { idle_host_timeout, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(instant_ms(0), 0).unwrap();
+        timer.set(instant_at_ms(0), 0).unwrap();
         timer.note_activity();
-        assert!(!timer.expired(instant_ms(600_000)), "something has come");
+        assert!(!timer.expired(instant_at_ms(600_000)), "something has come");
         assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
-        assert!(!timer.expired(instant_ms(1_199_999)));
-        assert!(timer.expired(instant_ms(1_200_000)));
+        assert!(!timer.expired(instant_at_ms(1_199_999)));
+        assert!(timer.expired(instant_at_ms(1_200_000)));
     }
 
     #[test]

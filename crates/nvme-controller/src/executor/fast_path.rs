@@ -216,7 +216,7 @@ impl FastPathRun<'_> {
     #[inline(always)]
     fn add_command(&mut self, [word, _, lba, _]: [u64; 4], segment: Segment) -> bool {
         let Some(token) =
-            self.slot_alloc.allocate(self.slot.from_template(lba, low_16_bits(word >> 16)))
+            self.slot_alloc.allocate(self.slot.with_lba_and_id(lba, low_16_bits(word >> 16)))
         else {
             return false;
         };

@@ -96,7 +96,7 @@ impl Slot {
 
     /// Copies this template, whose identifier is zero, with a first block and an identifier.
     #[inline]
-    pub(super) const fn from_template(mut self, lba: u64, id: u16) -> Self {
+    pub(super) const fn with_lba_and_id(mut self, lba: u64, id: u16) -> Self {
         self.lba = lba;
         self.key |= id as u64;
         self

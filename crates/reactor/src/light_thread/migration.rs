@@ -79,7 +79,7 @@ impl LightThread {
     }
 
     /// The reactor it lives on, or lived on before the handover.
-    pub(crate) fn from_builder(&self) -> ReactorId {
+    pub(crate) fn current_reactor(&self) -> ReactorId {
         self.from
     }
 

@@ -10,7 +10,7 @@ use crate::registry::{ReactorCommand, ThreadId};
 impl Reactor {
     /// Takes over a thread. A stopping reactor ends it at once.
     pub(super) fn add_thread(&mut self, mut thread: LightThread, now: Instant) {
-        if self.local.id != thread.from_builder() {
+        if self.local.id != thread.current_reactor() {
             self.local.record.migrations.add(1);
         }
         if self.stopping {

@@ -154,7 +154,7 @@ impl Reactor {
     /// Unparks the threads that were notified.
     #[cold]
     pub(super) fn unpark_notified(&mut self, now: Instant) {
-        if self.local.notifier.take_parked_notify() {
+        if self.local.notifier.take_parked_notified() {
             self.parked
                 .notified_threads()
                 .into_iter()

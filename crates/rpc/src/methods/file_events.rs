@@ -27,7 +27,7 @@ mod tests {
     use crate::event::event_channel;
 
     #[test]
-    fn lost_write_event_names_the_file_and_the_error() {
+    fn writeback_loss_event_names_the_file_and_the_error() {
         let (announcer, announced) = event_channel().unwrap();
         announcer.emit_lost_write(&LostWrite { path: "/a".into(), error: "EIO".into() });
         let event = announced.next().unwrap();

@@ -433,7 +433,7 @@ impl Pool {
             // Pages already added up are not needed again.
             self.books.cache.evict();
         }
-        Ok(tally.to_usage(&body))
+        Ok(tally.space_usage(&body))
     }
 
     fn extent_task(&mut self, volume: u64, block: u64) -> Result<TaskStepResult, TaskPause> {

@@ -59,7 +59,7 @@ impl fmt::Display for CheckTotals {
 
 impl ScenarioError {
     /// The check result that it counts as.
-    pub(crate) fn as_check_result(self, scenario: &str) -> CheckResult {
+    pub(crate) fn into_check_result(self, scenario: &str) -> CheckResult {
         let (verdict, why) = match self {
             Self::Unavailable(why) => (CheckStatus::Skipped, why),
             Self::Failed(why) => (CheckStatus::Failed, why),
@@ -95,10 +95,10 @@ mod tests {
 
     #[test]
     fn skipped_and_failed_scenarios_are_distinguished() {
-        let lacking = ScenarioError::from("no mirror".to_owned()).as_check_result("ublk");
+        let lacking = ScenarioError::from("no mirror".to_owned()).into_check_result("ublk");
         assert_eq!(lacking.verdict, CheckStatus::Skipped);
         assert_eq!(lacking.what, "ublk: no mirror");
-        let failed = ScenarioError::Failed("is not ready".to_owned()).as_check_result("ublk");
+        let failed = ScenarioError::Failed("is not ready".to_owned()).into_check_result("ublk");
         assert_eq!(failed.verdict, CheckStatus::Failed);
     }
 }

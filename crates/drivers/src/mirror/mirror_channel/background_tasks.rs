@@ -311,7 +311,7 @@ impl MirrorChannel {
             self.legs.notice_losses(lost);
             if meta.handle_leg_losses(&shared, lost) {
                 // The legs report it to no other channel.
-                shared.count_loss();
+                shared.count_write_loss();
             }
             let next = self.finish_task(&mut meta, task, failed);
             self.start_tasks(&mut meta, next);

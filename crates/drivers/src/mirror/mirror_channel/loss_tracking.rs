@@ -22,7 +22,7 @@ impl MirrorChannel {
         }
         self.legs.notice_losses(1 << leg);
         if meta.handle_leg_losses(&shared, 1 << leg) && self.losses == shared.losses() {
-            shared.count_loss();
+            shared.count_write_loss();
         }
         meta.wake_maintenance();
     }
@@ -38,7 +38,7 @@ impl MirrorChannel {
         }
         self.legs.notice_losses(1 << leg);
         if meta.handle_leg_losses(&shared, 1 << leg) {
-            shared.count_loss();
+            shared.count_write_loss();
         }
         // Its flushes on this channel need not fail for that any more.
         self.legs.acknowledge_noticed_losses();

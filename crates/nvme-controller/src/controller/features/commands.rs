@@ -36,7 +36,7 @@ impl Timestamp {
     }
 
     /// Milliseconds counted from the set value, and the timestamp origin (Figure 405).
-    pub(in crate::controller) fn to_bytes(&self, now: Instant) -> [u8; 8] {
+    pub(in crate::controller) fn to_bytes(self, now: Instant) -> [u8; 8] {
         let (start, ms, origin) = match self.set {
             Some((at, ms)) => (at, ms, 0b001),
             None => (Instant { ns: 0 }, 0, 0b000),

@@ -414,7 +414,7 @@ fn full_admin_completion_queue_receives_no_more_entries() {
 }
 
 #[test]
-fn format_completes_asynchronously() {
+fn format_erases_user_data() {
     let mut rig = TransportFixture::new_enabled(SHARED);
     rig.create_queue_pair(1, 1, None);
     rig.device.blocks().bytes.fill(0xaa);

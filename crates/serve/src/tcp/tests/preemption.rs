@@ -74,7 +74,7 @@ impl PreemptTest {
     }
 
     /// The new holder writes; what lies there in the end.
-    fn is_overwritten(mut self) -> u8 {
+    fn into_overwritten_byte(mut self) -> u8 {
         let new = self.hosts[1].1;
         let (end, _) = self.rig.execute_command(new, &write(), DataDirection::FromHost(4096), &NEW);
         assert_eq!(end.status(), Status::SUCCESS);
@@ -102,7 +102,7 @@ fn preempt_and_abort_completes_after_the_writes_of_the_preempted_host() {
     takeover.complete_old_writes();
     assert!(takeover.completion_status(0, takeover.old).is_some());
     assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
-    assert_eq!(takeover.is_overwritten(), NEW[0]);
+    assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn preempt_and_abort_waits_for_a_host_whose_connections_are_lost() {
         assert_eq!(takeover.completion_status(1, tag), None);
         takeover.complete_old_writes();
         assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
-        assert_eq!(takeover.is_overwritten(), NEW[0]);
+        assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
     }
 }
 
@@ -135,7 +135,7 @@ fn preempt_and_abort_fails_if_the_device_does_not_complete_in_time() {
     let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(said) if said.contains("media have not answered writes of"));
     assert!(takeover.rig.new_events.iter().any(is_it), "{:?}", takeover.rig.new_events);
     takeover.complete_old_writes();
-    assert_eq!(takeover.is_overwritten(), NEW[0]);
+    assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
 }
 
 #[test]

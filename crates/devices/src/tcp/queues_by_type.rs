@@ -28,13 +28,13 @@ pub struct QueueMapOptions {
 }
 
 /// Block device whose channels each use several channels of the device below.
-pub(super) struct QueueMappedDevice {
+pub(super) struct QueuesByTypeDevice {
     below: Arc<dyn BlockDevice>,
     maps: QueueMapOptions,
 }
 
 /// Several channels combined into one.
-struct MappedChannel {
+struct QueuesByTypeChannel {
     /// Default queue, for all other requests.
     rest: Box<dyn IoChannel>,
     /// Dedicated queues for reads and for polled requests, in this order. Requests without one use
@@ -55,13 +55,13 @@ impl QueueMapOptions {
     }
 }
 
-impl QueueMappedDevice {
+impl QueuesByTypeDevice {
     pub(super) const fn new(below: Arc<dyn BlockDevice>, maps: QueueMapOptions) -> Self {
         Self { below, maps }
     }
 }
 
-impl BlockDevice for QueueMappedDevice {
+impl BlockDevice for QueuesByTypeDevice {
     fn limits(&self) -> Limits {
         self.below.limits()
     }
@@ -69,7 +69,7 @@ impl BlockDevice for QueueMappedDevice {
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let own = |is_wanted: bool| is_wanted.then(|| self.below.channel()).transpose();
         let QueueMapOptions { read, poll } = self.maps;
-        let channel = MappedChannel::new(self.below.channel()?, [own(read)?, own(poll)?]);
+        let channel = QueuesByTypeChannel::new(self.below.channel()?, [own(read)?, own(poll)?]);
         Ok(Box::new(channel))
     }
 
@@ -102,7 +102,7 @@ impl BlockDevice for QueueMappedDevice {
     }
 }
 
-impl MappedChannel {
+impl QueuesByTypeChannel {
     fn new(rest: Box<dyn IoChannel>, own: [Option<Box<dyn IoChannel>>; 2]) -> Self {
         let watch = watch_of(core::iter::once(&rest).chain(own.iter().flatten()));
         Self { rest, own, watch }
@@ -137,7 +137,7 @@ fn watch_of<'a>(backends: impl Iterator<Item = &'a Box<dyn IoChannel>>) -> Optio
     Some(watch)
 }
 
-impl IoChannel for MappedChannel {
+impl IoChannel for QueuesByTypeChannel {
     fn limits(&self) -> &Limits {
         self.rest.limits()
     }
@@ -186,7 +186,7 @@ impl IoChannel for MappedChannel {
     }
 }
 
-impl ChannelWakeup for MappedChannel {
+impl ChannelWakeup for QueuesByTypeChannel {
     fn wake_at(&self) -> Instant {
         self.all().map(ChannelWakeup::wake_at).fold(Instant::NEVER, Instant::min)
     }
@@ -213,7 +213,7 @@ mod tests {
 
     use super::{
         Arc, BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation,
-        QueueMapOptions, QueueMappedDevice, Request, RequestFlags, Segment,
+        QueueMapOptions, QueuesByTypeDevice, Request, RequestFlags, Segment,
     };
     use std::sync::Mutex;
 
@@ -285,7 +285,7 @@ mod tests {
     fn completed(maps: QueueMapOptions, room: usize, requests: &[Request]) -> (usize, Vec<u32>) {
         let limits = limits();
         let below = Numbered { limits, made: Mutex::new(0), room };
-        let mut channel = QueueMappedDevice::new(Arc::new(below), maps).channel().unwrap();
+        let mut channel = QueuesByTypeDevice::new(Arc::new(below), maps).channel().unwrap();
         let now = Instant::default();
         let taken = channel.submit(now, requests, &[]);
         let mut completions = CompletionBatch::with_capacity(16);
@@ -338,7 +338,7 @@ mod tests {
             (QueueMapOptions { read: true, poll: false }, 3),
             (QueueMapOptions { read: true, poll: true }, 2),
         ] {
-            assert_eq!(QueueMappedDevice::new(Arc::new(below()), maps).channels_max(), expected);
+            assert_eq!(QueuesByTypeDevice::new(Arc::new(below()), maps).channels_max(), expected);
         }
     }
 }
