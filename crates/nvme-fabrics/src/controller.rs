@@ -60,7 +60,7 @@ pub enum ConnectError {
 }
 
 impl Connecting {
-    /// Starts to connect. Rings and lists are allocated in `pool`; data may be in any memory mapped
+    /// Starts to connect. Memory for commands is allocated in `pool`; data may be in any memory mapped
     /// there. Options in `controller_options` that are unsuitable for a network are replaced.
     ///
     /// # Errors

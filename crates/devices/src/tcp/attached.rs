@@ -62,8 +62,10 @@ pub(super) struct ConnectionHealth {
     pub(super) disconnect_reason: Option<String>,
 }
 
-/// Memory of the admin queue and its lists.
+/// Memory for the data of admin commands.
 const ADMIN_BYTES: u64 = 256 << 10;
+/// Memory of an I/O command, for the ranges of Dataset Management and Copy.
+const COMMAND_BYTES: u64 = 64;
 const PAGE: u64 = 4096;
 /// Longest sleep of the admin thread.
 const TENDED: Span = Span::from_ms(100);
@@ -380,9 +382,9 @@ const ALL_ONES: &str = "a register reads as ones, expected the value of a contro
 /// Poll interval while the caller has nothing else to do.
 const PAUSE: Span = Span::from_us(50);
 
-/// Size of the memory for the queues and lists of one controller. Unused pages are not backed.
+/// Size of the memory for the commands of one controller. Unused pages are not backed.
 pub(super) fn pool_bytes(name: &TcpName) -> u64 {
     let entries = u64::from(name.depth) + 1;
-    let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
+    let queue = (entries * COMMAND_BYTES).next_multiple_of(PAGE) + PAGE;
     ADMIN_BYTES + u64::from(name.queues) * queue
 }

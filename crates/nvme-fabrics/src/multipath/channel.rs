@@ -7,22 +7,23 @@
 //!               └── retried on another path, at once or when permitted (see `failover`)
 //! ```
 
+mod recovery;
+mod submit;
+
 use std::sync::Arc;
 
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
-    IoStatus, Limits, Operation, Request, Segment, Span, WakeSource,
+    IoStatus, Limits, Request, Segment, Span, WakeSource,
 };
-use tenmil_nvme_host::QueueState;
 
 use super::MultipathOptions;
-use super::failover::{self, RetryDecision};
-use super::path_selector::{BatchRoute, PathSelector, PathView};
+use super::path_selector::{PathSelector, PathView};
 use super::path_states::{PathStates, QueueInbox};
 use crate::caches::Association;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
-use crate::flushes::{self, FlushFanout, FlushResult, FlushRoute, FlushScope};
-use crate::inflight::{ConnectionFailure, ConnectionLossInfo, InflightRequests};
+use crate::flushes::{FlushFanout, FlushScope};
+use crate::inflight::{ConnectionLossInfo, InflightRequests};
 use crate::resumption::Resumption;
 use crate::wait_handle::WaitHandle;
 
@@ -171,169 +172,6 @@ impl FabricsChannel {
         !self.inbox.is_pending() && self.down_since.is_none() && !self.inflight.is_isolating()
     }
 
-    /// Submits requests to the paths, as long as the inflight table has free slots.
-    #[inline]
-    fn submit_batches(
-        &mut self,
-        now: Instant,
-        requests: &[Request],
-        segments: &[Segment],
-    ) -> usize {
-        let route = self.selector.route_batch(&self.views);
-        let mut submitted = 0;
-        for run in requests.chunks(BATCH) {
-            let is_flush = |request: &Request| request.operation == Operation::Flush;
-            let has_flush = self.has_cache && run.iter().any(is_flush);
-            let count = match route {
-                BatchRoute::To(path) if !has_flush => self.submit_to(now, path, run, segments),
-                BatchRoute::Nowhere => return 0,
-                BatchRoute::To(_) | BatchRoute::Each => self.submit_each(now, run, segments),
-            };
-            submitted += count;
-            if count < run.len() {
-                break;
-            }
-        }
-        submitted
-    }
-
-    /// Submits requests that all go to `path`.
-    #[inline]
-    fn submit_to(
-        &mut self,
-        now: Instant,
-        path: usize,
-        run: &[Request],
-        segments: &[Segment],
-    ) -> usize {
-        let (inflight, number) = (&mut self.inflight, number_of(path));
-        let path_channel = &mut self.path_channels[path];
-        let insert = |request: &Request| inflight.insert(now, request, segments, number);
-        path_channel.batch.extend(run.iter().map_while(insert));
-        self.send_batch(now, path, segments, IfRejected::Return)
-    }
-
-    /// Submits requests whose paths are selected one by one.
-    #[inline(never)]
-    fn submit_each(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
-        let mut count = 0;
-        for request in run {
-            let Some(path) = self.selector.choose(&self.views) else { break };
-            let tracked = self.inflight.insert(now, request, segments, number_of(path));
-            let Some(tracked) = tracked else { break };
-            let path = match request.operation {
-                Operation::Flush => self.begin_flush(tracked.token, path),
-                _ => path,
-            };
-            // For the choice of the next one.
-            self.views[path].in_flight += 1;
-            self.path_channels[path].batch.push(tracked);
-            count += 1;
-        }
-        let is_used = |path_channel: &PathChannel| !path_channel.batch.is_empty();
-        let are_several = self.path_channels.iter().filter(|it| is_used(it)).count() > 1;
-        let rejected = if are_several { IfRejected::Hold } else { IfRejected::Return };
-        let mut returned = 0;
-        for path in 0..self.path_channels.len() {
-            let in_batch = self.path_channels[path].batch.len();
-            if in_batch > 0 {
-                self.views[path].in_flight -= u32::try_from(in_batch).unwrap_or(u32::MAX);
-                returned += in_batch - self.send_batch(now, path, segments, rejected);
-            }
-        }
-        count - returned
-    }
-
-    /// Registers a flush in `slot` that was routed to `path`, and returns its actual path.
-    #[cold]
-    fn begin_flush(&mut self, slot: u64, path: usize) -> usize {
-        if !self.flushes.begin(slot) {
-            return path;
-        }
-        // New flushes do not wait for a path that is backed off.
-        let path = match self.flushes.route(slot, scope(&self.views)) {
-            FlushRoute::To(path) => path,
-            FlushRoute::Anywhere | FlushRoute::Later => path,
-        };
-        let scope = scope(&self.views);
-        self.flushes.record_sent(slot, self.path_channels[path].association(), scope);
-        self.inflight.set_path(slot, number_of(path));
-        path
-    }
-
-    /// Submits the batch of a path. Returns how many of its requests the channel keeps.
-    #[inline]
-    fn send_batch(
-        &mut self,
-        now: Instant,
-        path: usize,
-        segments: &[Segment],
-        rejected: IfRejected,
-    ) -> usize {
-        let path_channel = &mut self.path_channels[path];
-        let submitted = match &mut path_channel.queue_pair {
-            Some(queue_pair) => queue_pair.submit(now, &path_channel.batch, segments),
-            None => 0,
-        };
-        path_channel.has_unsent |= submitted > 0;
-        self.views[path].in_flight += u32::try_from(submitted).unwrap_or(u32::MAX);
-        let kept = if submitted == path_channel.batch.len() {
-            submitted
-        } else {
-            self.reject(path, submitted, rejected)
-        };
-        self.path_channels[path].batch.clear();
-        kept
-    }
-
-    /// Removes or holds the requests of a batch that its path has not accepted.
-    #[cold]
-    fn reject(&mut self, path: usize, submitted: usize, rejected: IfRejected) -> usize {
-        let batch = &self.path_channels[path].batch;
-        match rejected {
-            IfRejected::Hold => {
-                for request in &batch[submitted..] {
-                    self.inflight.hold_for_retry(request.token);
-                }
-                batch.len()
-            }
-            IfRejected::Return => {
-                for request in batch[submitted..].iter().rev() {
-                    self.flushes.remove(request.token);
-                    self.inflight.remove(request.token);
-                }
-                submitted
-            }
-        }
-    }
-
-    /// Submits while there is no usable path, or other work comes first.
-    #[cold]
-    fn submit_slow_path(
-        &mut self,
-        now: Instant,
-        requests: &[Request],
-        segments: &[Segment],
-    ) -> usize {
-        if self.inflight.is_empty() {
-            self.poll_paths(now);
-        }
-        self.update_paths(now);
-        if self.has_failed(now) && !self.is_resuming(now) {
-            let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
-            let count = requests.len().min(free_slots);
-            self.failed.extend(requests[..count].iter().map(|request| path_error(request.token)));
-            return count;
-        }
-        if self.accepts_requests() {
-            return self.submit_batches(now, requests, segments);
-        }
-        if self.down_since.is_some() {
-            self.resubmit_at = now.after(RESUBMIT);
-        }
-        0
-    }
-
     /// Polls all paths. A caller without requests in flight need not poll, so a new connection could go
     /// unnoticed.
     fn poll_paths(&mut self, now: Instant) {
@@ -342,29 +180,6 @@ impl FabricsChannel {
         for path in 0..self.path_channels.len() {
             self.poll_path(now, path, false, &mut completions);
         }
-    }
-
-    /// Whether held and new requests have to fail.
-    fn has_failed(&self, now: Instant) -> bool {
-        let is_overdue = |since| now.since(since) >= self.fail_fast;
-        self.down_since.is_some_and(|since| self.has_ended || is_overdue(since))
-    }
-
-    /// Whether the controller of an accessible path is connected again, and the queue pair of that path follows
-    /// as soon as it is polled.
-    fn is_resuming(&mut self, now: Instant) -> bool {
-        if self.has_ended {
-            return false;
-        }
-        let caches = self.shared.caches();
-        let next = self.path_channels.iter().zip(&self.views).enumerate();
-        let next = next.filter(|(_, (_, view))| view.is_accessible());
-        let next = next
-            .filter_map(|(path, (path_channel, _))| {
-                caches.successor(path, path_channel.association())
-            })
-            .max();
-        self.resumption.is_due(next, now, self.fail_fast)
     }
 
     /// The rest of a poll with a change of a path, or with requests that are held or have failed.
@@ -377,215 +192,6 @@ impl FabricsChannel {
         self.flush();
         let count = self.failed.len().min(completions.remaining());
         self.failed.drain(..count).for_each(|completion| completions.push(completion));
-    }
-
-    /// Applies changed path states, checks which paths are usable, and retries held requests.
-    fn update_paths(&mut self, now: Instant) {
-        if self.inbox.is_pending() {
-            self.apply_changes();
-        }
-        (0..self.path_channels.len()).for_each(|path| self.replace_dead_queue_pair(path));
-        if self.has_backoff {
-            self.end_backoff(now);
-        }
-        self.is_view_new = false;
-        if self.views.iter().any(PathView::is_usable) {
-            self.down_since = None;
-        } else {
-            self.down_since.get_or_insert(now);
-        }
-        if self.has_failed(now) {
-            while let Some(slot) = self.inflight.pop_retry() {
-                self.flushes.remove(slot);
-                self.failed.push(path_error(self.inflight.remove(slot)));
-            }
-        } else {
-            self.send_retries(now);
-        }
-    }
-
-    /// Ends the back-off of paths.
-    fn end_backoff(&mut self, now: Instant) {
-        for (path_channel, view) in self.path_channels.iter().zip(&mut self.views) {
-            view.is_backed_off &= now < path_channel.backoff_until;
-        }
-        self.has_backoff = self.views.iter().any(|view| view.is_backed_off);
-    }
-
-    /// Applies changes published by the managing thread.
-    fn apply_changes(&mut self) {
-        let queue_pairs = self.inbox.take().unwrap_or_default();
-        self.has_ended = self.shared.has_ended();
-        for (path, view) in self.views.iter_mut().enumerate() {
-            view.access = self.shared.access(path);
-        }
-        queue_pairs
-            .into_iter()
-            .for_each(|(path, queue_pair)| self.set_next_queue_pair(path, queue_pair));
-    }
-
-    fn set_next_queue_pair(&mut self, path: usize, queue_pair: FabricsQueuePair) {
-        if let Some(wait_handle) = &self.wait_handle {
-            queue_pair.set_waker(&**wait_handle);
-        }
-        self.path_channels[path].next = Some(queue_pair);
-        self.replace_dead_queue_pair(path);
-    }
-
-    /// Replaces a queue pair whose controller is dead, and which has nothing outstanding, by that of a
-    /// later controller.
-    fn replace_dead_queue_pair(&mut self, path: usize) {
-        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
-        let is_dead = path_channel
-            .queue_pair
-            .as_ref()
-            .is_none_or(|queue_pair| queue_pair.driver_state() == QueueState::Dead);
-        let is_idle = view.in_flight == 0 && path_channel.stale == 0;
-        if is_dead && is_idle && (path_channel.queue_pair.is_some() || path_channel.next.is_some())
-        {
-            path_channel.queue_pair = path_channel.next.take();
-            path_channel.state = QueuePairState::Disconnected;
-            view.is_open = false;
-        }
-    }
-
-    /// Sends held requests again, as paths permit.
-    fn send_retries(&mut self, now: Instant) {
-        while let Some(slot) = self.inflight.first_retry() {
-            let scope = scope(&self.views);
-            let path = match self.flushes.route(slot, scope) {
-                FlushRoute::Anywhere => self.selector.choose(&self.views),
-                FlushRoute::To(path) => Some(path),
-                FlushRoute::Later => None,
-            };
-            let Some(path) = path else { return };
-            let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
-            let Some(queue_pair) = &mut path_channel.queue_pair else { return };
-            let next = self.inflight.next_retry(view.in_flight as usize);
-            let Some((request, segments)) = next else { return };
-            self.flushes.record_sent(slot, queue_pair.association(), scope);
-            if queue_pair.submit(now, &[request], segments) == 0 {
-                return;
-            }
-            view.in_flight += 1;
-            path_channel.has_unsent = true;
-            self.inflight.record_retry(now, number_of(path));
-        }
-    }
-
-    /// Handles completions other than plain successes, and changes of the path's state.
-    #[cold]
-    fn handle_exceptions(
-        &mut self,
-        now: Instant,
-        path: usize,
-        first: usize,
-        completions: &mut CompletionBatch,
-    ) {
-        self.record_loss(now, path);
-        let scope = scope(&self.views);
-        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
-        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
-        let (inflight, shared, stale) = (&mut self.inflight, &self.shared, &mut path_channel.stale);
-        let flushes = &mut self.flushes;
-        let loss = path_channel
-            .loss
-            .unwrap_or(ConnectionLossInfo { at: now, failure: ConnectionFailure::NotBroken });
-        completions.extract_if(first, |completion| {
-            let IoCompletion { token, status, .. } = *completion;
-            if !inflight.is_awaited(token) {
-                *stale -= 1;
-                return true;
-            }
-            view.in_flight -= 1;
-            let is_removed = match failover::retry_decision(status) {
-                RetryDecision::Complete => {
-                    inflight.clear_suspect(token);
-                    match flushes.handle_completion(token, status, queue_pair.association(), scope)
-                    {
-                        FlushResult::Final => false,
-                        FlushResult::MoreControllers => {
-                            inflight.hold_for_retry(token);
-                            true
-                        }
-                        FlushResult::Lost => {
-                            let (token, status) = (inflight.remove(token), flushes::LOST);
-                            self.failed.push(IoCompletion { token, status, result: 0 });
-                            true
-                        }
-                    }
-                }
-                RetryDecision::RetryElsewhere(access) => {
-                    view.access = access;
-                    shared.report_stale(path);
-                    inflight.requeue_rejected(token, true)
-                }
-                RetryDecision::Interrupted => inflight.requeue_rejected(token, false),
-                RetryDecision::Ambiguous => {
-                    (view.is_backed_off, path_channel.backoff_until) =
-                        (true, now.after(PATH_BACKOFF));
-                    self.has_backoff = true;
-                    inflight.requeue_rejected(token, false)
-                }
-                RetryDecision::Aborted => {
-                    let loss_verdict =
-                        inflight.loss_verdict(loss, token, queue_pair.command_timeout);
-                    inflight.requeue(token, loss_verdict)
-                }
-            };
-            if !is_removed {
-                flushes.remove(token);
-            }
-            is_removed
-        });
-        self.requeue_lost_path(path, loss);
-    }
-
-    /// Records what was in flight when a connection was lost; later there is less.
-    fn record_loss(&mut self, now: Instant, path: usize) {
-        let (path_channel, view) = (&mut self.path_channels[path], &self.views[path]);
-        let Some(queue_pair) = &path_channel.queue_pair else { return };
-        let state = queue_pair.state();
-        if path_channel.state == QueuePairState::Open && state != QueuePairState::Open {
-            path_channel.loss = None;
-        }
-        if state == QueuePairState::Disconnected
-            && path_channel.state != QueuePairState::Disconnected
-        {
-            let failure = match (queue_pair.is_broken(), view.in_flight) {
-                (false, _) => ConnectionFailure::NotBroken,
-                (true, 1) => ConnectionFailure::OneInFlight,
-                (true, _) => ConnectionFailure::ManyInFlight,
-            };
-            path_channel.loss = Some(ConnectionLossInfo { at: now, failure });
-        }
-    }
-
-    /// Retries elsewhere what may be, if the connection is lost.
-    fn requeue_lost_path(&mut self, path: usize, loss: ConnectionLossInfo) {
-        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
-        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
-        if path_channel.state != queue_pair.state() {
-            path_channel.state = queue_pair.state();
-        }
-        view.is_open = path_channel.state == QueuePairState::Open;
-        if path_channel.state == QueuePairState::Disconnected && view.in_flight > 0 {
-            // Unsent parts of split requests must not be sent when other requests use their memory.
-            queue_pair.queue().abort_unsent();
-            let (count, not_retried) = self.inflight.requeue_path(
-                number_of(path),
-                loss,
-                queue_pair.command_timeout,
-                failover::is_idempotent,
-            );
-            view.in_flight -= count;
-            path_channel.stale += count;
-            for slot in not_retried {
-                self.flushes.remove(slot);
-                let (token, status) = (self.inflight.remove(slot), IoStatus::ABORTED_BY_HOST);
-                self.failed.push(IoCompletion { token, status, result: 0 });
-            }
-        }
     }
 
     /// Polls a path. `is_calm`: nothing is held or isolated, and no flush needs attention. Returns false if
@@ -658,15 +264,6 @@ impl FabricsChannel {
             self.shared.caches().record_write(by);
         }
     }
-}
-
-/// What becomes of a request that a path does not accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IfRejected {
-    /// It is returned to the submitter. It is one of the last of its batch.
-    Return,
-    /// It is held, because later ones of its batch were accepted by other paths.
-    Hold,
 }
 
 /// Whether all commands have succeeded.

@@ -26,7 +26,7 @@ use crate::options::Options;
 
 /// Resources of a path.
 pub struct PathSetup {
-    /// Memory for its rings and lists.
+    /// Memory for the data of its commands.
     pub pool: DevicePool,
     /// Creates the connector, once for each controller.
     pub make_connector: Box<dyn FnMut() -> Box<dyn Connector> + Send>,
