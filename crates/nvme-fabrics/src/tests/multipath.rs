@@ -165,7 +165,7 @@ impl Field {
     }
 
     pub(super) fn submit(&mut self, op: Operation, lba: u64, place: Segment, token: u64) -> bool {
-        let request = Request { token: lba, operation: op, ..read(place, token) };
+        let request = Request { lba, operation: op, ..read(place, token) };
         let taken = self.queues[0].submit(self.now, &[request], &[place]);
         self.queues[0].flush();
         self.unflushed += taken;
