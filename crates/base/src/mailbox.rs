@@ -38,7 +38,7 @@ impl<T> Mailbox<T> {
     pub fn set_waker(&self, waker: SharedWaker) {
         *lock_ignoring_poison(&self.waker) = Some(Arc::clone(&waker));
         if self.is_pending() {
-            waker.wake_device_thread();
+            waker.wake();
         }
     }
 
@@ -52,7 +52,7 @@ impl<T> Mailbox<T> {
         // Without a lock: the waker may run any code.
         let waker = lock_ignoring_poison(&self.waker).clone();
         if let Some(waker) = waker {
-            waker.wake_device_thread();
+            waker.wake();
         }
     }
 

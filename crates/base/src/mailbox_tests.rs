@@ -99,7 +99,7 @@ impl SleepingReceiver {
 }
 
 impl Wake for SleepingReceiver {
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         loom::sync::atomic::fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::Relaxed) {
             self.wake_up.notify();

@@ -13,18 +13,18 @@ use crate::{Instant, IoChannel};
 pub trait Wake {
     /// Wakes the other side; call after the store. Costs one load while it is awake: it is on the
     /// I/O path.
-    fn wake_device_thread(&self);
+    fn wake(&self);
 }
 
 /// The other side never sleeps: it polls continuously.
 impl Wake for () {
     #[inline]
-    fn wake_device_thread(&self) {}
+    fn wake(&self) {}
 }
 
 /// A closure is called to wake.
 impl<F: Fn()> Wake for F {
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         self();
     }
 }

@@ -1,7 +1,7 @@
 //! Hardware contexts: the queues to which channels submit their requests.
 //!
 //! A context that one channel uses is owned by it, without indirection. A context of several channels is
-//! behind a lock: see [`shared`].
+//! behind a lock: see [`shared_context`].
 
 mod inbox;
 #[cfg(test)]

@@ -17,7 +17,7 @@
 //! encoded so: `%` everywhere; `?` and a leading `[` in a path; `&` in a value; and unbalanced brackets
 //! inside other brackets.
 //!
-//! Wherever a URI is expected, a path may stand in its place: see [`short`].
+//! Wherever a URI is expected, a path may stand in its place: see [`short_form`].
 
 mod options;
 mod renamed_options;

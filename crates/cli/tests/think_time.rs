@@ -223,7 +223,7 @@ impl Poller for LatencyPoller {
         self.queue.disarm();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         if self.is_pending { self.queue.wake_at() } else { self.due }
     }
 }

@@ -41,7 +41,7 @@ impl AccessRevocation {
         if self.let_go.load(Ordering::Acquire) == number {
             return true;
         }
-        device.wake_device_thread();
+        device.wake();
         false
     }
 
@@ -84,7 +84,7 @@ mod tests {
     struct Woken(Arc<AtomicU32>);
 
     impl Wake for Woken {
-        fn wake_device_thread(&self) {
+        fn wake(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }

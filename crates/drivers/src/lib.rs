@@ -7,7 +7,7 @@
 //! | [`FileDevice`] | goes to a file, with direct I/O where possible | persistent data |
 //! | [`LatencyModel`] | goes to another device with the latency of a named SSD model | latency under load |
 //! | [`DelayDevice`] | goes to another device and completes later, by mean and p99 | added latency |
-//! | [`Fault`] | goes to another device and fails by rules | injected errors, hangs and corruption |
+//! | [`FaultDevice`] | goes to another device and fails by rules | injected errors, hangs and corruption |
 //! | [`SplitDevice`] | goes to a partition of another device | several devices from one |
 //! | [`StripeDevice`] | is distributed over several devices, chunk by chunk | one device from several |
 //! | [`Mirror`] | writes go to all legs, reads to one | data that survives the loss of a device |

@@ -19,7 +19,7 @@
 //!   other are rejected. A leg that may be newer than all others must be present, unless the operator
 //!   accepts the loss of its data; then all others record that it is stale before the mirror serves I/O.
 //! - The superblocks name the owner, which has the mirror open. The owner checks that it still is the
-//!   owner before it writes the next superblocks: see [fence].
+//!   owner before it writes the next superblocks: see [ownership].
 //!
 //! Concurrent writes to the same block may leave the legs different, with one write on each. The
 //! submitter has to serialize such writes, as file systems do.

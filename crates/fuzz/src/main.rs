@@ -97,7 +97,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs what was requested. A finding ends the process where it occurs: see [`runner`].
+/// Runs what was requested. A finding ends the process where it occurs: see [`target_runner`].
 fn run_fuzzer(options: &FuzzOptions) -> Result<(), String> {
     if options.make_corpus {
         return make_corpus(&options.corpus);

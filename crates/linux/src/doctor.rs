@@ -1,7 +1,7 @@
 //! Machine checks: what prevents tenmil from working or slows it down, with the fixes.
 //!
 //! A check is a line: the value found, the recommended value, the reason, and the fix. Unreadable
-//! values are reported as such and never guessed. Checking changes nothing; [`apply()`] makes only
+//! values are reported as such and never guessed. Checking changes nothing; [`apply_safe_changes()`] makes only
 //! changes that deprive no other program and can be undone.
 //!
 //! | file | subject |

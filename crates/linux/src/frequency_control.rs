@@ -16,7 +16,7 @@
 //!
 //! The values found are recorded in a file of the runtime directory before anything is changed.
 //! They are restored when a [`FrequencyControl`] is dropped, and after a crash by the next call of
-//! [`recover`]. Opening and restoring exclude each other across processes.
+//! [`restore_after_crash`]. Opening and restoring exclude each other across processes.
 
 mod cpufreq_policy;
 mod error;
@@ -141,7 +141,7 @@ impl<F: CpufreqFiles> FrequencyControl<F> {
     }
 
     /// Restores the values found. What cannot be restored stays in the file of the runtime
-    /// directory, for a later [`recover`] with sufficient permission.
+    /// directory, for a later [`restore_after_crash`] with sufficient permission.
     pub fn restore_found(&mut self) -> Vec<FrequencyError> {
         // Continues even without the lock: restoring without it is better than not restoring.
         let _alone = self.journal.lock_directory();

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`clock`] | monotonic clock, read from the TSC in a few nanoseconds |
 //! | [`cpu_list`], [`kernel_files`], [`cgroup`], [`topology`] | CPUs of the machine and of this process |
-//! | [`frequency`] | CPU frequency control (cpufreq), and its restoration |
-//! | [`thread`] | named, pinned threads with a stop flag |
-//! | [`environment`] | machine and load conditions under which a measurement was made |
+//! | [`frequency_control`] | CPU frequency control (cpufreq), and its restoration |
+//! | [`named_thread`] | named, pinned threads with a stop flag |
+//! | [`machine_environment`] | machine and load conditions under which a measurement was made |
 //! | [`doctor`], [`ethtool`] | checks of the machine's configuration, with fixes |
 //! | [`event_vectors`] | interrupt vectors backed by eventfds |
 //! | [`mod@mailbox`], [`wakeup`] | messages between threads; sleep and wake-up without lost notifications |
@@ -14,19 +14,19 @@
 //! | [`thread_pool`] | threads for blocking work |
 //! | [`signal`] | SIGINT, SIGTERM and SIGHUP as flags |
 //! | [`pty`] | pseudo-terminal for tests of interactive programs |
-//! | [`log`] | non-blocking log lines, rate-limited per cause |
+//! | [`process_log`] | non-blocking log lines, rate-limited per cause |
 //! | [`local_socket`], [`runtime_directory`] | Unix sockets between a user's processes |
 //! | [`socket`] | non-blocking streams for the network protocols |
-//! | [`stream`] | Unix and TCP streams that read and write region memory |
+//! | [`socket_stream`] | Unix and TCP streams that read and write region memory |
 //! | [`poll_set`] | epoll set off the data path |
 //! | [`key_file`] | key files, rejected if other users can read them |
 //! | [`machine_key`] | number that identifies this machine |
-//! | [`process`] | CPU time, memory and descriptors used by this process |
-//! | [`holders`] | users of a file or a block device, and device identity |
+//! | [`process_stats`] | CPU time, memory and descriptors used by this process |
+//! | [`device_users`] | users of a file or a block device, and device identity |
 //! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |
 //! | [`uevent`] | kernel device events |
 //! | [`ublk`] | server side of ublk block devices |
-//! | [`mod@file`], [`engine`] | files, and asynchronous I/O on them |
+//! | [`mod@storage_file`], [`file_engine`] | files, and asynchronous I/O on them |
 //!
 //! # Unsafe
 //!

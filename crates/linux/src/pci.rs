@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A disk in use is not unbound, unless its serial number is given explicitly. A bound function can
-//! be restored after a crash at any step: [`unbind()`] depends on the current state, not on how far
-//! [`bind()`] had come.
+//! be restored after a crash at any step: [`unbind_functions()`] depends on the current state, not on how far
+//! [`bind_functions()`] had come.
 
 mod bind;
 mod bind_kernel;

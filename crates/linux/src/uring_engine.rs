@@ -8,7 +8,7 @@
 //! addresses of region memory only. A slot keeps their list unchanged until the kernel has
 //! completed the job, and dropping the ring waits for that.
 //!
-//! Kernel-owned memory has no address in this process ([`kernel_buffers`]); such a job uses three
+//! Kernel-owned memory has no address in this process (`kernel_buffer_jobs`); such a job uses three
 //! linked entries.
 
 mod kernel_buffer_jobs;

@@ -261,7 +261,7 @@ impl Notifier {
 
 impl tenmil_base::Wake for Notifier {
     #[inline]
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         self.notify();
     }
 }

@@ -107,7 +107,7 @@ impl<W: Wake> tenmil_base::Doorbell for SharedDoorbell<W> {
     #[inline]
     fn ring(&mut self, value: u32) {
         self.page.ring(self.index, value);
-        self.device.wake_device_thread();
+        self.device.wake();
     }
 }
 

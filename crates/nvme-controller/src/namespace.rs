@@ -281,7 +281,7 @@ impl<T> VersionedValue<T> {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Replaces the value. Readers see it at their next [`refresh`](VersionedReader::refresh).
+    /// Replaces the value. Readers see it at their next refresh.
     pub fn publish(&self, value: Arc<T>) {
         let mut slot = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
         *slot = value;

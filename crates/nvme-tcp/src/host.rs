@@ -128,7 +128,7 @@ pub enum HostEvent {
         /// Bytes received.
         transferred_bytes: u32,
     },
-    /// The connection has ended. Outstanding commands are returned by [`HostConnection::outstanding`].
+    /// The connection has ended. Outstanding commands are returned by [`HostConnection::outstanding_tags`].
     Ended(CloseReason),
 }
 

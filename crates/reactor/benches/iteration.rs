@@ -176,7 +176,7 @@ impl Poller for DelayedPoller {
         if context.now() >= self.0 { PollResult::Busy } else { PollResult::Idle }
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.0
     }
 }

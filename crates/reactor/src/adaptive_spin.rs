@@ -56,8 +56,8 @@ pub const PAUSE_MAX: Span = Span::from_ms(1);
 /// let now = Instant { ns: 1_000_000 };
 /// let mut spin = AdaptiveSpin::new(PollMode::Adaptive, now);
 /// spin.record_work(now);
-/// assert!(!spin.is_expired(now));
-/// assert!(spin.is_expired(now.after(SPIN_MIN)));
+/// assert!(!spin.is_spin_over(now));
+/// assert!(spin.is_spin_over(now.after(SPIN_MIN)));
 /// ```
 #[derive(Debug)]
 pub struct AdaptiveSpin {

@@ -1,6 +1,6 @@
 //! CPU frequency governor: lowest frequency for idle cores, highest for busy ones.
 //!
-//! Decided from the same loads as the plan, once per period. [`tenmil_linux::frequency`] applies the
+//! Decided from the same loads as the plan, once per period. [`tenmil_linux::frequency_control`] applies the
 //! decision through the kernel's files.
 //!
 //! | state of the reactor | frequency |

@@ -12,7 +12,7 @@
 //! use tenmil_reactor::{Context, PollResult, PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let reactors = Reactors::start_on_cores(&CpuList::allowed(), &ReactorOptions::default(), &Clock::start())?;
+//! let reactors = Reactors::start_on_cores(&CpuList::allowed_cpus(), &ReactorOptions::default(), &Clock::start())?;
 //! let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
 //! let thread = reactors.spawn(ThreadBuilder::new("heart").poller(beat))?;
 //! let (send, reply) = std::sync::mpsc::channel();
@@ -30,7 +30,7 @@
 //! | write with async and await | [`task`] |
 //! | use one object from many threads | [`SharedProvider`], [`ChannelProvider`], [`Channel`] |
 //! | monitor and control | [`Registry`], [`StatisticsSample`], [`Event`], [`PollMode`] |
-//! | place threads and set frequencies | [`schedule`], [`governor`], [`balance`] |
+//! | place threads and set frequencies | [`schedule`], [`frequency_governor`], [`load_balancer`] |
 //! | run everything in simulated time | [`ReactorSet`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
 //! | spin adaptively, as a reactor does | [`AdaptiveSpin`] |
 //!

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::event::{Event, PollerPanicked};
 use crate::message::{Message, MessageFn, ThreadHandle};
 use crate::panic_text::panic_text;
-use crate::poller::{PollerBuilder, PollerId, panicking_wake_at};
+use crate::poller::{PollerBuilder, PollerId, wake_at};
 use crate::reactor::ReactorShared;
 use crate::registry::{ReactorId, Registry, ThreadCounters, ThreadId};
 pub use builder::ThreadBuilder;
@@ -339,9 +339,7 @@ impl LightThread {
         let mut earliest = self.slots.timers.earliest_due();
         for slot in self.slots.active_slots() {
             local.accounting.start_poll(slot.number);
-            earliest = earliest
-                .min(panicking_wake_at(&*slot.poller))
-                .min(slot.spurious_filter.edge_until());
+            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.spurious_filter.edge_until());
         }
         earliest
     }

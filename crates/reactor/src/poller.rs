@@ -60,7 +60,7 @@ pub trait Poller: Send {
 
     /// Time at which it must be polled even if nothing happens. Required of pollers woken by
     /// [`PollerWake::Deadline`]: with the default implementation they are rejected.
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         NOT_IMPLEMENTED
     }
 
@@ -307,9 +307,7 @@ impl PollerBuilder {
             PollerWake::Never if mode != PollMode::Always => {
                 return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
             }
-            PollerWake::Deadline
-                if every.is_none() && poller.panicking_wake_at() == NOT_IMPLEMENTED =>
-            {
+            PollerWake::Deadline if every.is_none() && poller.wake_at() == NOT_IMPLEMENTED => {
                 "wake_at"
             }
             PollerWake::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
@@ -324,8 +322,8 @@ impl PollerBuilder {
 }
 
 /// Time at which a poller must be polled even if nothing happens.
-pub(crate) fn panicking_wake_at(poller: &dyn Poller) -> Instant {
-    Some(poller.panicking_wake_at()).filter(|at| *at != NOT_IMPLEMENTED).unwrap_or(Instant::NEVER)
+pub(crate) fn wake_at(poller: &dyn Poller) -> Instant {
+    Some(poller.wake_at()).filter(|at| *at != NOT_IMPLEMENTED).unwrap_or(Instant::NEVER)
 }
 
 /// Number of a poller within its thread. Not reused soon after the poller is gone.

@@ -5,7 +5,7 @@
 //!                  due timed pollers, and after work a flush → again, or sleep
 //! ```
 //!
-//! An iteration neither reads the clock nor blocks; [`tenmil_linux::event_loop::run`] does both around it.
+//! An iteration neither reads the clock nor blocks; [`tenmil_linux::event_loop::run_event_loop`] does both around it.
 //! An idle iteration takes no lock, allocates nothing and executes no atomic read-modify-write.
 
 mod idle;

@@ -6,9 +6,9 @@
 //! | what | where |
 //! |---|---|
 //! | dispatch, and validation of every parameter before a function is called | [`Request`], [`Arguments`] |
-//! | JSON schema | [`schema()`] |
-//! | reference as Markdown, `tenmil get --markdown` | [`document()`] |
-//! | validation, completion and tables of the client | [`words`], [`candidates`], [`show()`] |
+//! | JSON schema | [`table_schema()`] |
+//! | reference as Markdown, `tenmil get --markdown` | [`reference_markdown()`] |
+//! | validation, completion and tables of the client | [`parse_words`], [`completions`], [`format_result()`] |
 //!
 //! A new method is one new row in [`methods`].
 //!
@@ -17,7 +17,7 @@
 //! sockets. The server has a thread of its own, which sleeps while idle. Methods read a
 //! [`MethodState`], which the serving program assembles.
 //!
-//! The configuration of a target is one declarative file: [`config`].
+//! The configuration of a target is one declarative file: [`target_config`].
 
 #![forbid(unsafe_code)]
 

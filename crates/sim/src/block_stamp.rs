@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A block with parts of different versions is torn; a block with the number of another block is
-//! misplaced; a block of an older version is stale, which only the [`oracle`](crate::oracle) can
+//! misplaced; a block of an older version is stale, which only the [`data_oracle`](crate::data_oracle) can
 //! detect.
 
 /// Identity of a written block.

@@ -24,7 +24,7 @@ use tenmil_base::{OneshotSender, oneshot};
 
 /// A running server, from [`Runtime::serve`](crate::Runtime::serve). Dropping it stops it: it accepts no
 /// more connections, closes those it has once their requests have completed, and closes devices that
-/// nothing else has open. That happens on another thread; [`stop_and_wait`](Self::stop_and_wait) waits for it. A server
+/// nothing else has open. That happens on another thread; [`stop`](Self::stop) waits for it. A server
 /// whose runtime is dropped serves no more.
 ///
 /// ```

@@ -16,7 +16,7 @@
 //! what was expected. A violation that leaves the stream parseable is answered with an errno; any
 //! other one ends the connection.
 //!
-//! [`function`] is the PCI configuration space of an NVMe controller.
+//! [`config_space`] is the PCI configuration space of an NVMe controller.
 //!
 //! Section names refer to the vfio-user Protocol Specification published by QEMU
 //! (`docs/interop/vfio-user.rst`), version 0.1. Structures that it takes from the kernel use the

@@ -1,8 +1,8 @@
 //! Logical volume engine without I/O: a pool that always opens, thin and thick volumes, snapshots and
 //! clones.
 //!
-//! [`PoolConfig`] describes a new pool, [`Opening`] the blocks to read to open one. An open [`Pool`]
-//! receives requests and returns the I/O that the device has to do; [`Check`] verifies a whole pool. The
+//! [`PoolConfig`] describes a new pool, [`PoolOpening`] the blocks to read to open one. An open [`Pool`]
+//! receives requests and returns the I/O that the device has to do; [`ConsistencyCheck`] verifies a whole pool. The
 //! on-disk format is drawn in docs/developer/volume-format.md.
 //!
 //! Everything read from a device is checked. Every metadata block contains its kind, address, owner and

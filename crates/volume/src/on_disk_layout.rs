@@ -68,7 +68,7 @@ impl<const N: usize> FieldScalar for [u8; N] {
     }
 }
 
-/// Declares a structure; see the [module](crate::layout).
+/// Declares a structure; see the [module](crate::on_disk_layout).
 macro_rules! layout {
     (
         $(#[$meta:meta])*

@@ -5,7 +5,7 @@
 //!   | StreamHead | StreamRecord, data | StreamRecord | … | StreamRecord: the end |
 //! ```
 //!
-//! [`StreamEncoder`] creates the framing of the data. [`Receiver`] requests bytes in the sizes it needs and
+//! [`StreamEncoder`] creates the framing of the data. [`StreamParser`] requests bytes in the sizes it needs and
 //! trusts none of them. It never needs more at once than the maximum size of a record.
 
 mod error;

@@ -9,11 +9,7 @@ pub trait TrialRunner {
     type Work;
 
     /// Runs one trial and returns its result.
-    fn run_scripted(
-        &mut self,
-        work: &Self::Work,
-        effort: &Effort,
-    ) -> Result<TrialResult, TrialError>;
+    fn run(&mut self, work: &Self::Work, effort: &Effort) -> Result<TrialResult, TrialError>;
 }
 
 /// Why a trial has no result.
@@ -65,7 +61,7 @@ pub fn run_rounds<B: TrialRunner>(
                 continue;
             }
             tell(RoundProgress { round: number, rounds, label: side.label });
-            match bench.run_scripted(&side.work, effort) {
+            match bench.run(&side.work, effort) {
                 Ok(reading) => drop(round.trials.insert(side.label.to_owned(), reading)),
                 Err(TrialError::Missing(why)) => {
                     drop(record.missing.insert(side.label.to_owned(), why));
@@ -105,11 +101,7 @@ mod tests {
     impl<F: FnMut(&str, usize) -> Result<TrialResult, TrialError>> TrialRunner for Script<F> {
         type Work = &'static str;
 
-        fn run_scripted(
-            &mut self,
-            work: &&'static str,
-            _: &Effort,
-        ) -> Result<TrialResult, TrialError> {
+        fn run(&mut self, work: &&'static str, _: &Effort) -> Result<TrialResult, TrialError> {
             self.asked += work;
             (self.answer)(work, self.asked.len())
         }

@@ -208,11 +208,7 @@ impl TestBench {
 impl TrialRunner for TestBench {
     type Work = BenchTask;
 
-    fn run_scripted(
-        &mut self,
-        work: &BenchTask,
-        effort: &Effort,
-    ) -> Result<TrialResult, TrialError> {
+    fn run(&mut self, work: &BenchTask, effort: &Effort) -> Result<TrialResult, TrialError> {
         let before = self.cpu_times_of_others();
         let figures = self.run_trial(work, effort);
         if tenmil_linux::signal::is_stop_requested() {

@@ -1,5 +1,5 @@
 //! Fences of a channel: it waits for those of other channels, and creates one when its own client is
-//! lost. See [`fence`](crate::fence).
+//! lost. See [`write_fence`](crate::write_fence).
 
 use tenmil_base::{Instant, IoStatus, Request, Segment};
 

@@ -237,7 +237,7 @@ const WATCH_INTERVAL: Span = Span::from_ms(50);
 /// Capacity of the DMA region table: a device and each device below it use a few entries per channel.
 const REGIONS_MAX: usize = 1 << 16;
 
-/// Time limit of a shutdown. An orderly shutdown has [lower limits](fabrics); a service manager expects
+/// Time limit of a shutdown. An orderly shutdown has lower limits; a service manager expects
 /// the process to end within five seconds.
 const STOP_MAX: Span = Span::from_ms(4_800);
 /// Exit code of a shutdown that a device prevented from completing.

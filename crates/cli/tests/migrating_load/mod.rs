@@ -263,7 +263,7 @@ impl Poller for MigratingLoad {
         self.queue.disarm();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         match self.stage {
             LoadStage::Single { at, .. } if self.in_flight == 0 => at,
             _ => self.queue.wake_at(),

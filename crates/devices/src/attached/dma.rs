@@ -85,7 +85,7 @@ impl<B: ControllerBus> Drop for QueueMemory<B> {
 }
 
 impl<B: ControllerBus> UnmapListener for MapListener<B> {
-    fn test_unmap(&self, region: RegionId) -> bool {
+    fn withdraw(&self, region: RegionId) -> bool {
         self.bus.unmap(region)
     }
 }

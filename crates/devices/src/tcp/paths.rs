@@ -157,7 +157,7 @@ impl NamespacePaths {
         self.shared.lock().namespace_name().map(str::to_owned)
     }
 
-    /// See [`BlockDevice::failure`](tenmil_base::BlockDevice::failure).
+    /// See [`BlockDevice::failure_reason`](tenmil_base::BlockDevice::failure_reason).
     pub(super) fn failure(&self) -> Option<String> {
         self.check().err().map(|lost| lost.text)
     }

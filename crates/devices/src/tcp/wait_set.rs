@@ -55,7 +55,7 @@ impl WaitHandle for WaitSet {
 }
 
 impl Wake for WaitSetNotifier {
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         self.0.clone().raise(0);
     }
 }

@@ -79,7 +79,7 @@ pub type ConfirmReplace<'a> = &'a mut dyn FnMut(&str) -> Result<(), Error>;
 ///
 /// # Errors
 ///
-/// The same as for [`add`], and if there is no such leg, no other one is in sync, or consent is refused.
+/// The same as for [`add_leg`], and if there is no such leg, no other one is in sync, or consent is refused.
 pub fn replace_leg(
     opener: &Opener<'_>,
     uri: &Uri,
@@ -100,7 +100,7 @@ pub fn replace_leg(
 }
 
 /// Removes a leg from a mirror of three or more, if `consent` is given. The leg is named as for
-/// [`replace`].
+/// [`replace_leg`].
 ///
 /// # Errors
 ///

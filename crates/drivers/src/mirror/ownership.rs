@@ -10,7 +10,7 @@
 //! Superblocks are written with FUA, so each arrow is durable before the next one begins. Between the look
 //! and the write behind it lies a window in which a device without reservations cannot refuse a former
 //! owner, and data that go to dirty regions are not preceded by a look. So a mirror is only taken over if
-//! its owner is known to be gone, if its devices [exclude](super::exclude) it, or by force.
+//! its owner is known to be gone, if its devices [exclude](super::leg_reservations) it, or by force.
 
 use tenmil_base::Error;
 use tenmil_volume::PoolOwner as Opener;

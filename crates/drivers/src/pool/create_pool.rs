@@ -47,7 +47,7 @@ pub fn create_pool(
 ///
 /// # Errors
 ///
-/// The same as for [`create`] and [`OpenPool::grow_pool`]. Nothing is written if one of the devices is rejected.
+/// The same as for [`create_pool`] and [`OpenPool::grow_pool`]. Nothing is written if one of the devices is rejected.
 pub fn create_on_devices(
     opener: &Opener<'_>,
     (uri, others): (&Uri, &[Uri]),

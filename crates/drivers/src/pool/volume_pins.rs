@@ -36,7 +36,7 @@ impl OpenPool {
         Opener { regions: &self.regions, clock: self.clock, seed, kinds }
     }
 
-    /// Identity of the pool's device, independent of its spelling: [`identity`](fn@super::identity) of
+    /// Identity of the pool's device, independent of its spelling: [`device_key`](fn@super::device_key) of
     /// its URI at open.
     pub fn identity(&self) -> &str {
         &self.identity

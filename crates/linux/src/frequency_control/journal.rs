@@ -70,7 +70,7 @@ impl FrequencyJournal {
         }
     }
 
-    /// As [`lock`](fn@lock), for the directory of this journal.
+    /// As [`lock_frequency_control`], for the directory of this journal.
     pub(super) fn lock_directory(&self) -> Option<File> {
         lock_frequency_control(self.path.parent()?).ok()
     }

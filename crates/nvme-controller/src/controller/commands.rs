@@ -28,7 +28,7 @@ impl Controller {
     }
 
     /// Executes `command`. `data` holds the data from the host, with the length returned by
-    /// [`data`](Self::data), or receives the data for the host, with exactly that length, if the command
+    /// [`command_data_length`](Self::command_data_length), or receives the data for the host, with exactly that length, if the command
     /// succeeds.
     pub fn execute(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminOutcome {
         self.mark_power_loss_unsafe();

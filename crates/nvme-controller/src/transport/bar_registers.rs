@@ -303,12 +303,12 @@ impl<W: Wake + Clone> tenmil_base::Mmio for HostBarHandle<W> {
 
     fn write32(&mut self, at: u32, value: u32) {
         self.bar.write(at, 4, value.into());
-        self.device.wake_device_thread();
+        self.device.wake();
     }
 
     fn write64(&mut self, at: u32, value: u64) {
         self.bar.write(at, 8, value);
-        self.device.wake_device_thread();
+        self.device.wake();
     }
 
     fn doorbell(&mut self, at: u32) -> SharedDoorbell<W> {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     impl Wake for Sleeper {
-        fn wake_device_thread(&self) {
+        fn wake(&self) {
             let tail = self.bar.as_ref().map_or(0, |bar| bar.doorbells().tail(1));
             self.woken.set((self.woken.get().0 + 1, tail));
         }

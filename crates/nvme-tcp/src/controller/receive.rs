@@ -199,7 +199,7 @@ impl ControllerConnection {
         Ok(())
     }
 
-    /// Receives a body that is in `bytes` as a whole, or leaves it to [`receive_body`](Receive::receive_body).
+    /// Receives a body that is in `bytes` as a whole, or leaves it to [`receive_body`](ReceivePdus::receive_body).
     #[inline]
     fn receive_whole_body(
         &mut self,

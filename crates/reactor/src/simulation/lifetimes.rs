@@ -85,7 +85,7 @@ impl Poller for PanickingPoller {
         self.may_panic("disarm");
     }
 
-    fn panicking_wake_at(&self) -> tenmil_base::Instant {
+    fn wake_at(&self) -> tenmil_base::Instant {
         self.may_panic("wake_at");
         tenmil_base::Instant::NEVER
     }

@@ -372,7 +372,7 @@ impl Poller for EarlierDeadlinePoller {
         PollResult::Idle
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.wake_at
     }
 }
@@ -559,7 +559,7 @@ impl Poller for DelayedWorkPoller {
         PollResult::from_count(usize::from(is_due))
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.at
     }
 }

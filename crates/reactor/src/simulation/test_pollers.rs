@@ -154,8 +154,8 @@ impl<P: Poller> Poller for ParkingPoller<P> {
         self.dozes && self.arms.load(Ordering::Relaxed) % 3 < 2
     }
 
-    fn panicking_wake_at(&self) -> Instant {
-        self.poller.panicking_wake_at()
+    fn wake_at(&self) -> Instant {
+        self.poller.wake_at()
     }
 
     fn is_busy(&self) -> Option<bool> {
@@ -188,7 +188,7 @@ impl Poller for DeadlinePoller {
         PollResult::Busy
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         Instant { ns: count_of(&self.next) }
     }
 }

@@ -152,7 +152,7 @@ impl Poller for Executor {
         PollResult::from_count(usize::from(!self.ready.is_empty() || self.shared.has_pending()))
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.next_timer
     }
 }

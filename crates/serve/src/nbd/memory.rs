@@ -6,7 +6,7 @@
 //!                         one of each for every request slot   any request
 //! ```
 //!
-//! Further large buffers are leased from the [pool](super::pool) that all connections share.
+//! Further large buffers are leased from the [pool](super::buffer_pool) that all connections share.
 //!
 //! The kernel allocates pages on first touch, and the slot freed last is reused first. A connection
 //! therefore uses memory for its actual, not its largest possible, queue depth.

@@ -471,7 +471,7 @@ impl Poller for Session {
         self.recv_backoff.make_due();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let backend = self.connection.in_flight_requests() > 0 || self.has_unsubmitted();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
         let client =

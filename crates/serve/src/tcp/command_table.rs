@@ -7,7 +7,7 @@
 //!            └─ in-capsule data ──── a buffer, or the stream is not read ─ data complete ─▶ ready
 //! ```
 //!
-//! The halves of a fused pair start together: see [`fused`].
+//! The halves of a fused pair start together: see [`fused_commands`].
 
 mod fused_commands;
 

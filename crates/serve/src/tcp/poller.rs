@@ -92,7 +92,7 @@ impl Poller for TargetConnection {
         self.may_coalesce_wakeups()
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.next_poll_time()
     }
 

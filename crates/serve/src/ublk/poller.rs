@@ -250,7 +250,7 @@ impl<D: QueueDriver> Poller for QueuePoller<D> {
         self.backend.disarm();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let is_waiting = self.tags.in_flight_requests() > 0 || self.has_unsubmitted();
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }

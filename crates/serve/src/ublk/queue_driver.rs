@@ -6,7 +6,7 @@ use tenmil_base::Segment;
 use tenmil_linux::ublk::{FetchedTag, UblkQueue};
 use tenmil_wire::ublk::IoDescriptor;
 
-/// Operations on a ublk queue, with the semantics of [`TestQueue`].
+/// Operations on a ublk queue, with the semantics of a ublk server of Linux.
 pub(super) trait QueueDriver: Send {
     fn fetch(&mut self, tag: u16);
     fn commit_and_fetch(&mut self, tag: u16, result: i32);

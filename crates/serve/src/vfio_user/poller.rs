@@ -230,7 +230,7 @@ impl Poller for EndpointPoller {
         self.next_due = Instant::default();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let listen_at = self.listen_at.unwrap_or(Instant::NEVER);
         self.until.min(self.rejected_clients.wake_at()).min(listen_at).min(self.endpoint.wake_at())
     }
@@ -321,7 +321,7 @@ mod tests {
         host.poll_once(Instant::default());
         assert!(!host.endpoint.is_free());
         let by = Instant::default().after(Span::from_secs(5));
-        assert_eq!(host.panicking_wake_at(), by);
+        assert_eq!(host.wake_at(), by);
         host.poll_once(Instant { ns: by.ns - 1 });
         assert!(!host.endpoint.is_free());
         (0..4).for_each(|_| {
@@ -358,7 +358,7 @@ mod tests {
             client.send(&message[..revocation]).unwrap();
             host.poll_once(at);
             let by = at.after(Span::from_secs(5));
-            assert_eq!(host.panicking_wake_at(), by, "cut at {revocation}");
+            assert_eq!(host.wake_at(), by, "cut at {revocation}");
             // More of it earns no more time.
             client.send(&message[revocation..revocation + 1]).unwrap();
             host.poll_once(Instant { ns: by.ns - 1 });

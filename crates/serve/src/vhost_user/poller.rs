@@ -184,7 +184,7 @@ impl Poller for EndpointPoller {
         !self.is_deaf
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         self.endpoint.wake_at().min(self.listen_at.unwrap_or(Instant::NEVER))
     }
 

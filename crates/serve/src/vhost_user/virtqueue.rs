@@ -272,7 +272,7 @@ impl Poller for VirtqueuePoller {
         }
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let is_waiting = self.work.as_ref().is_some_and(|work| !work.slots.is_drained());
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }

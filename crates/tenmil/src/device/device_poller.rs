@@ -242,7 +242,7 @@ impl Poller for DevicePoller {
         self.backend.disarm();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let is_waiting = self.in_flight > 0 || !self.requests.is_empty();
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }

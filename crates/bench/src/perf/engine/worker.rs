@@ -377,7 +377,7 @@ impl<S: Verifier + Send> Poller for LoadWorker<S> {
         self.queues.iter_mut().for_each(|of| of.queue.disarm());
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let queues = self.queues.iter().map(|of| {
             let arrival = of.arrivals.as_ref().map_or(Instant::NEVER, Arrivals::next_due);
             of.queue.wake_at().min(arrival)

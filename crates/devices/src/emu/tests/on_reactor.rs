@@ -259,7 +259,7 @@ impl Poller for Gaps {
         self.queue.disarm();
     }
 
-    fn panicking_wake_at(&self) -> Instant {
+    fn wake_at(&self) -> Instant {
         let is_pending = self.ledger.lock().unwrap().pending.is_some();
         if is_pending { self.queue.wake_at() } else { self.due }
     }

@@ -104,7 +104,7 @@ impl Nap {
 }
 
 impl Wake for Nap {
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         if self.0.is_announced.swap(false, Ordering::Relaxed) {
             self.0.is_woken.store(true, Ordering::Relaxed);
         }
@@ -121,7 +121,7 @@ struct NapVector {
 impl Interrupts for Nap {
     fn raise(&mut self, vector: u16) {
         if vector == 1 {
-            self.wake_device_thread();
+            self.wake();
         }
     }
 }
@@ -150,9 +150,9 @@ pub(super) struct Bell {
 }
 
 impl Wake for Bell {
-    fn wake_device_thread(&self) {
+    fn wake(&self) {
         if !self.is_mute.load(Ordering::Relaxed) {
-            self.nap.wake_device_thread();
+            self.nap.wake();
         }
     }
 }

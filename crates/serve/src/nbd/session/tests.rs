@@ -179,7 +179,7 @@ fn client_that_stops_within_a_request_is_disconnected_after_the_rate_window() {
     for len in [1, RequestHeader::BYTES - 1, RequestHeader::BYTES, whole.len() - 1] {
         let mut world = TestSession::new(false);
         world.send(seconds(0), &whole[..len]);
-        assert_eq!(world.session.panicking_wake_at(), disconnect_event(), "{len} bytes");
+        assert_eq!(world.session.wake_at(), disconnect_event(), "{len} bytes");
         world.poll_once(Instant { ns: disconnect_event().ns - 1 });
         assert!(!world.is_too_slow(), "{len} bytes");
         world.poll_once(disconnect_event());
@@ -197,24 +197,21 @@ fn client_that_does_not_finish_negotiation_is_disconnected_at_the_timeout() {
         let mut world = TestSession::with_handshake_done(false);
         world.send(when, &whole[..len]);
         world.poll_once(Instant { ns: end.ns - 1 });
-        assert!(!world.is_too_slow() && world.session.panicking_wake_at() <= end, "{len} bytes");
+        assert!(!world.is_too_slow() && world.session.wake_at() <= end, "{len} bytes");
         world.poll_once(end);
         assert!(world.is_too_slow() && world.session.connection.is_finished(), "{len} bytes");
     }
     let mut world = TestSession::with_handshake_done(false);
     world.send(Instant { ns: end.ns - 1 }, &whole);
     world.poll_once(end);
-    assert_eq!(
-        (world.session.reason.clone(), world.session.panicking_wake_at()),
-        (None, Instant::NEVER)
-    );
+    assert_eq!((world.session.reason.clone(), world.session.wake_at()), (None, Instant::NEVER));
 }
 
 #[test]
 fn client_without_partial_request_may_be_idle_indefinitely() {
     let mut world = TestSession::new(false);
     world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
-    assert_eq!((world.replies(), world.session.panicking_wake_at()), (16, Instant::NEVER));
+    assert_eq!((world.replies(), world.session.wake_at()), (16, Instant::NEVER));
     world.poll_once(seconds(1_000_000));
     world.send(seconds(1_000_000), &encode_request(Command::READ, 2, 0, 512));
     assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
@@ -223,12 +220,12 @@ fn client_without_partial_request_may_be_idle_indefinitely() {
 #[test]
 fn client_without_requests_is_disconnected_after_the_idle_timeout() {
     let mut world = TestSession::with_limits(false, Some(Span::from_ms(5000)));
-    assert_eq!(world.session.panicking_wake_at(), seconds(5000));
+    assert_eq!(world.session.wake_at(), seconds(5000));
     for round in 0..3 {
         let now = seconds(4000 * round);
         world.send(now, &encode_request(Command::READ, round, 0, 512));
         assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
-        assert_eq!(world.session.panicking_wake_at(), now.after(Span::from_ms(5000)));
+        assert_eq!(world.session.wake_at(), now.after(Span::from_ms(5000)));
     }
     world.poll_once(seconds(12_999));
     assert_eq!(world.session.reason, None);

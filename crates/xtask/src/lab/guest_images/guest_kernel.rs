@@ -26,7 +26,7 @@ const MODULES: [&str; 12] = [
 ];
 /// Optional modules: a scenario skips checks without them. The kernel built here lacks them.
 const MODULES_MAYBE: [&str; 1] = ["veth"];
-/// Name in place of a suite for the kernel that is [built] here.
+/// Name in place of a suite for the kernel that is built here.
 pub(crate) const BUILT: &str = "built";
 const PACKAGE: &str = "linux-image-amd64";
 /// Name prefixes of the packages into which newer suites split the kernel package.
