@@ -82,6 +82,8 @@ pub struct HostTransport {
     cntlid: u16,
     /// Facts from its Identify Controller data.
     controller_info: ControllerInfo,
+    /// They are those of the controller that is connected now.
+    has_controller_info: bool,
     /// Since when it has been lost or reset, until it is ready again.
     lost_since: Option<Instant>,
     /// It was ready before, so it is reconnected if it cannot be reached.
@@ -176,6 +178,7 @@ impl HostTransport {
             page,
             cntlid: 0,
             controller_info,
+            has_controller_info: false,
             lost_since: None,
             was_ready: false,
             why: None,
@@ -230,6 +233,7 @@ impl HostTransport {
     /// Stores facts from Identify Controller.
     pub(crate) fn set_controller_info(&mut self, page: &tenmil_wire::identify::IdentifyController) {
         self.controller_info = ControllerInfo::of(page, self.options.policy.detect);
+        self.has_controller_info = true;
     }
 
     /// Sets the cache instance of its namespace.

@@ -107,9 +107,11 @@ impl HostTransport {
     pub(super) fn poll_queues(&mut self, now: Instant) {
         let ids: Vec<u16> = self.queues.keys().copied().collect();
         for id in ids {
-            let is_ready = self.is_ready();
+            let (is_ready, has_info) = (self.is_ready(), self.has_controller_info);
             match self.queue(id).progress {
-                QueueProgress::Requested if is_ready => self.begin_connect(now, id),
+                QueueProgress::Requested if is_ready && has_info => self.begin_connect(now, id),
+                // Its in-capsule data size is not known before Identify Controller has been evaluated.
+                QueueProgress::Requested if is_ready => {}
                 // The controller is lost: the driver resets it, and creates the queue again.
                 QueueProgress::Requested => self.queue(id).progress = QueueProgress::Nothing,
                 QueueProgress::Connection(_) => self.poll_queue_connect(now, id),

@@ -488,6 +488,7 @@ impl HostTransport {
         if let Some(association) = self.association.take() {
             self.caches.record_loss(&association);
         }
+        self.has_controller_info = false;
         let Some(admin) = self.admin.take() else { return false };
         let may_execute_late = admin.connection.may_execute_late(true);
         self.draining.extend(ZeroCopyDrain::begin(admin.connection, may_execute_late));
