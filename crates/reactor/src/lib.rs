@@ -14,9 +14,9 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let reactors = Reactors::start_on_cores(&CpuList::allowed_cpus(), &ReactorOptions::default(), &Clock::start())?;
 //! let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
-//! let thread = reactors.spawn(ThreadBuilder::new("heart").poller(beat))?;
+//! let thread = reactors.spawn(ThreadBuilder::new("heart").add_poller(beat))?;
 //! let (send, reply) = std::sync::mpsc::channel();
-//! thread.call(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;
+//! thread.send_closure(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;
 //! assert_eq!(reply.recv()?, "heart");
 //! reactors.stop();
 //! # Ok(())
