@@ -37,7 +37,7 @@ pub struct FaultControl {
 struct FaultShared {
     regions: RegionTable,
     /// Locked only while there are rules.
-    lock_rules: Mutex<FaultRules>,
+    rules: Mutex<FaultRules>,
     /// Whether there are rules.
     is_armed: AtomicBool,
     seed: u64,
@@ -46,7 +46,7 @@ struct FaultShared {
     aborts: AtomicU64,
     hanging: AtomicU64,
     /// Wakers of sleeping channels, by number.
-    lock_wakers: Mutex<Vec<(u64, EventVectors)>>,
+    wakers: Mutex<Vec<(u64, EventVectors)>>,
 }
 
 /// Maximum number of requests in flight.
@@ -104,12 +104,12 @@ impl FaultDevice {
         let shared = FaultShared {
             regions: regions.clone(),
             is_armed: AtomicBool::new(!rules.is_empty()),
-            lock_rules: Mutex::new(FaultRules::new(rules, seed)),
+            rules: Mutex::new(FaultRules::new(rules, seed)),
             seed,
             releases: AtomicU64::new(0),
             aborts: AtomicU64::new(0),
             hanging: AtomicU64::new(0),
-            lock_wakers: Mutex::default(),
+            wakers: Mutex::default(),
         };
         Ok(Self { inner, shared: Arc::new(shared), limits })
     }
@@ -182,11 +182,11 @@ impl FaultControl {
 
 impl FaultShared {
     fn rules(&self) -> MutexGuard<'_, FaultRules> {
-        self.lock_rules.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sleepers(&self) -> MutexGuard<'_, Vec<(u64, EventVectors)>> {
-        self.lock_wakers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes all channels release hanging requests, and wakes sleeping ones.

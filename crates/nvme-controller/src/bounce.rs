@@ -13,7 +13,7 @@ use tenmil_base::{Memory, Segment};
 #[derive(Clone)]
 pub struct BouncePool {
     memory: Arc<dyn Memory>,
-    free_buffer_count: Arc<Mutex<Vec<Segment>>>,
+    free: Arc<Mutex<Vec<Segment>>>,
     buffer_count: usize,
 }
 
@@ -22,17 +22,17 @@ impl BouncePool {
     /// access them like any other segment.
     pub fn new(memory: Arc<dyn Memory>, segments: Vec<Segment>) -> Self {
         let buffer_count = segments.len();
-        Self { memory, free_buffer_count: Arc::new(Mutex::new(segments)), buffer_count }
+        Self { memory, free: Arc::new(Mutex::new(segments)), buffer_count }
     }
 
     /// Allocates a buffer, if one is free.
     pub(crate) fn allocate_buffer(&self) -> Option<Segment> {
-        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// Returns a buffer that is not accessed anymore.
     pub(crate) fn release_buffer(&self, segment: Segment) {
-        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
     }
 
     /// Number of buffers, free or not.
@@ -42,7 +42,7 @@ impl BouncePool {
 
     /// Number of free buffers.
     pub fn free(&self) -> usize {
-        self.free_buffer_count.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     pub(crate) fn memory(&self) -> &dyn Memory {

@@ -17,7 +17,7 @@ pub struct Outgoing<'a, F> {
 pub(crate) struct SendQueue<F> {
     queue: VecDeque<QueuedMessage<F>>,
     /// Bytes of the first message that were sent.
-    record_sent: usize,
+    sent_bytes: usize,
     waiting_bytes: usize,
 }
 
@@ -34,7 +34,7 @@ const WAITING_MAX: usize = 1024;
 
 impl<F> SendQueue<F> {
     pub(crate) fn new() -> Self {
-        Self { queue: VecDeque::new(), record_sent: 0, waiting_bytes: 0 }
+        Self { queue: VecDeque::new(), sent_bytes: 0, waiting_bytes: 0 }
     }
 
     pub(crate) fn push(&mut self, header: Header, body: &[u8], files: Vec<F>) {
@@ -50,17 +50,17 @@ impl<F> SendQueue<F> {
 
     pub(crate) fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
         let first = self.queue.front()?;
-        let files = if self.record_sent == 0 { &first.files[..] } else { &[] };
-        Some(Outgoing { bytes: &first.bytes[self.record_sent..], files })
+        let files = if self.sent_bytes == 0 { &first.files[..] } else { &[] };
+        Some(Outgoing { bytes: &first.bytes[self.sent_bytes..], files })
     }
 
     /// Records that `count` bytes of the next message were sent.
     pub(crate) fn sent(&mut self, count: usize) {
-        self.record_sent += count;
+        self.sent_bytes += count;
         self.waiting_bytes -= count;
-        if self.queue.front().is_some_and(|first| self.record_sent >= first.bytes.len()) {
+        if self.queue.front().is_some_and(|first| self.sent_bytes >= first.bytes.len()) {
             self.queue.pop_front();
-            self.record_sent = 0;
+            self.sent_bytes = 0;
         }
     }
 }

@@ -331,7 +331,7 @@ impl<F: Clone> Server<F> {
 
     fn send_request(
         &mut self,
-        parse_command: Command,
+        command: Command,
         token: u32,
         iova: u64,
         len_bytes: u32,
@@ -339,19 +339,9 @@ impl<F: Clone> Server<F> {
     ) {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
-        self.pending_dma_count.push(PendingDma {
-            id,
-            command: parse_command,
-            iova,
-            len_bytes,
-            token,
-        });
+        self.pending_dma_count.push(PendingDma { id, command, iova, len_bytes, token });
         let kind = MessageKind::Command { wants_reply: true };
-        self.outbox.push(
-            Header { id, command: parse_command, body_bytes: 0, kind },
-            body,
-            Vec::new(),
-        );
+        self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, Vec::new());
     }
 
     /// Number of outstanding DMA requests.

@@ -30,7 +30,7 @@ pub(crate) struct BdevShared {
     pub(crate) losses: LostWriteCounter,
     /// Serializes changes of the size.
     sizing: Mutex<()>,
-    lock_state: Mutex<BdevState>,
+    state: Mutex<BdevState>,
 }
 
 /// In cache lines of its own: every channel loads it once a batch. Not a
@@ -123,12 +123,12 @@ impl BdevShared {
             barrier: AsymmetricBarrier::detect(),
             losses: LostWriteCounter::default(),
             sizing: Mutex::new(()),
-            lock_state: Mutex::new(ledger),
+            state: Mutex::new(ledger),
         }
     }
 
     fn ledger(&self) -> MutexGuard<'_, BdevState> {
-        self.lock_state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn limits(&self) -> Limits {

@@ -46,13 +46,13 @@ impl CompletionInbox {
     #[inline]
     pub(super) fn push_completions(&self, completion: IoCompletion) {
         let head = self.head.0.load(Ordering::Relaxed);
-        let batch_at = self.batch(head);
+        let batch = self.batch(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
-        batch_at
+        batch
             .first
             .store(completion.token | u64::from(completion.status.0) << 32, Ordering::Relaxed);
-        batch_at.result.store(completion.result, Ordering::Relaxed);
+        batch.result.store(completion.result, Ordering::Relaxed);
         // Release pairs with the acquire in `take`: a reader that sees the head sees the entries below
         // it.
         self.head.0.store(head + 1, Ordering::Release);

@@ -15,7 +15,7 @@ use crate::{DelayDevice, DelaySettings, LatencySpec, NullDevice, RamDevice};
 /// A channel with faults over memory of 64 blocks, and a channel without them.
 struct FaultFixture {
     regions: RegionTable,
-    slot_memory: Region,
+    memory: Region,
     handle: FaultControl,
     channel: Box<dyn IoChannel>,
     behind: Box<dyn IoChannel>,
@@ -26,17 +26,17 @@ const BLOCK: u32 = 512;
 impl FaultFixture {
     fn new(rules: &str, seed: u64) -> Self {
         let regions = RegionTable::new(4);
-        let slot_memory = regions.allocate_region(64 << 10).unwrap();
+        let memory = regions.allocate_region(64 << 10).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
         let behind = ram.channel().unwrap();
         let fault =
             FaultDevice::new(ram, &regions, FaultRule::parse_all(rules).unwrap(), seed).unwrap();
         let (handle, channel) = (fault.control(), fault.channel().unwrap());
-        Self { regions, slot_memory, handle, channel, behind }
+        Self { regions, memory, handle, channel, behind }
     }
 
     fn memory(&self, blocks: u32) -> Segment {
-        self.slot_memory.segment().slice(0, blocks * BLOCK).unwrap()
+        self.memory.segment().slice(0, blocks * BLOCK).unwrap()
     }
 
     /// Submits a request whose memory is filled with one byte.

@@ -63,7 +63,7 @@ pub fn unbind_functions(
     which: &UnbindSelection,
 ) -> (Vec<PciAddress>, Result<(), BindError>) {
     let machine = kernel.kernel_files();
-    let complete_one_by_one = match which {
+    let selections = match which {
         UnbindSelection::All => recorded_functions(machine)
             .into_iter()
             .map(|one| UnbindSelection::These(vec![one]))
@@ -76,7 +76,7 @@ pub fn unbind_functions(
             .map(|one| UnbindSelection::To(vec![*one], driver.clone()))
             .collect::<Vec<_>>(),
     };
-    if complete_one_by_one.is_empty() {
+    if selections.is_empty() {
         return (Vec::new(), Ok(()));
     }
     let ledger = match BindRecords::open_locked(machine) {
@@ -85,7 +85,7 @@ pub fn unbind_functions(
     };
     let (mut done, mut error) = (Vec::new(), None);
     // One at a time, so that an error does not affect the others.
-    for one in complete_one_by_one {
+    for one in selections {
         let given = plan_unbind(kernel, &one).and_then(|plans| {
             for (address, steps) in plans {
                 run_steps(kernel, &ledger, address, &steps, drop)?;

@@ -64,11 +64,11 @@ impl StreamListener {
         bind(&socket, &name)?;
         let found = std::fs::symlink_metadata(path)?;
         let inode = Some((found.dev(), found.ino()));
-        let door = Self { socket, address: ListenAddress::Path(path.into()), inode };
+        let listener = Self { socket, address: ListenAddress::Path(path.into()), inode };
         // No client can connect before `listen`.
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        listen(&door.socket, BACKLOG)?;
-        Ok(door)
+        listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
     }
 
     fn open_port(port: SocketAddr) -> io::Result<Self> {
@@ -164,27 +164,27 @@ mod tests {
     #[test]
     fn socket_file_is_private_and_removed_with_its_listener() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("door");
-        let door = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
-        assert!(door.accept().unwrap().is_none(), "nobody is there");
+        let path = directory.path().join("listener");
+        let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
+        assert!(listener.accept().unwrap().is_none(), "nobody is there");
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let _client = UnixStream::connect(&path).unwrap();
-        assert!(door.accept().unwrap().is_some());
+        assert!(listener.accept().unwrap().is_some());
         let second = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse, "{second}");
-        drop(door);
+        drop(listener);
         assert!(!path.exists());
     }
 
     #[test]
     fn stale_socket_is_replaced_and_other_files_are_not() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("door");
+        let path = directory.path().join("listener");
         drop(UnixListener::bind(&path).unwrap());
-        let door = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
+        let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "not ours").unwrap();
-        drop(door);
+        drop(listener);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "not ours");
         let refused = StreamListener::open(&ListenAddress::Path(path)).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists, "{refused}");
@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn port_zero_is_replaced_by_the_selected_port() {
         for any in ["127.0.0.1:0", "[::1]:0"] {
-            let door = match StreamListener::open(&ListenAddress::Tcp(any.parse().unwrap())) {
-                Ok(door) => door,
+            let listener = match StreamListener::open(&ListenAddress::Tcp(any.parse().unwrap())) {
+                Ok(listener) => listener,
                 // A machine without IPv6.
                 Err(error) if any.starts_with('[') => {
                     assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable, "{error}");
@@ -202,10 +202,12 @@ mod tests {
                 }
                 Err(error) => panic!("{error}"),
             };
-            let ListenAddress::Tcp(port) = door.address() else { panic!("{}", door.address()) };
+            let ListenAddress::Tcp(port) = listener.address() else {
+                panic!("{}", listener.address())
+            };
             assert_ne!(port.port(), 0);
             let _client = TcpStream::connect(port).unwrap();
-            assert!(door.accept().unwrap().is_some());
+            assert!(listener.accept().unwrap().is_some());
             let second = StreamListener::open(&ListenAddress::Tcp(*port)).unwrap_err();
             assert_eq!(second.kind(), io::ErrorKind::AddrInUse, "{second}");
         }

@@ -273,8 +273,8 @@ impl Schedule {
         }
         self.calm_until = now.after(Span::from_us(self.random.below(800_000)));
         let path = index(&mut self.random, self.ill.len());
-        let temporary_register_faults = Span::from_ms(self.random.below(4000));
-        self.ill[path] = Some(now.after(temporary_register_faults));
+        let duration = Span::from_ms(self.random.below(4000));
+        self.ill[path] = Some(now.after(duration));
         self.faults += 1;
         let target = &self.field.targets[path];
         match self.random.below(7) {

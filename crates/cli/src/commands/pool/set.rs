@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::{DeviceInfo, OpenPool, VolumeRef};
-use tenmil_rpc::pool_commands::{PoolCommand, device_json as told_of};
+use tenmil_rpc::pool_commands::{PoolCommand, device_json};
 
 use super::super::pool_access::PoolAccess;
 use tenmil_base::Error;
@@ -149,7 +149,7 @@ fn relocate_locally(
     }
     let is_changed = open.record_locations()?;
     if json {
-        let devices: Vec<Value> = there.iter().map(told_of).collect();
+        let devices: Vec<Value> = there.iter().map(device_json).collect();
         let document = json!({
             "name": name, "changed": is_changed, "devices": devices, "process": null,
         });

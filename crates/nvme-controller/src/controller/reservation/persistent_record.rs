@@ -95,7 +95,7 @@ impl Reservations {
             }
             // The all-registrants types have no single holder; all other types have one.
             (_, Some(kind)) if holder.is_none() != is_held_by_all(kind) => {
-                let held = if holder.is_none() { "nobody" } else { "one host" };
+                let held = if holder.is_none() { "no host" } else { "one host" };
                 let text = format!("a reservation of type {code} is held by {held}");
                 return Err(Error::environment(format!("{text}, expected the other")));
             }

@@ -24,7 +24,7 @@ pub struct PersistRequest {
 }
 
 /// Error of a change whose record was rejected by the store, or dropped.
-const NO_WRITER: &str = "keep reservations: nobody has written them";
+const NO_WRITER: &str = "keep reservations: no store accepts them";
 
 impl PersistRequest {
     /// Reports that the record is durable, or why not, as one line. The change then takes effect or

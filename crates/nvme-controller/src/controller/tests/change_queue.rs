@@ -199,7 +199,7 @@ fn failed_record_write_leaves_the_reservation_unchanged() {
     let end = race.submit_reservation(1, 2, &acquire(1, TAKE, 0)).unwrap();
     assert_eq!(end.status, Status::INTERNAL_ERROR);
     let anonymous = TransportAction::PersistFailed {
-        why: "keep reservations: nobody has written them".to_owned(),
+        why: "keep reservations: no store accepts them".to_owned(),
     };
     assert_eq!(race.completions_of(1), [], "it has ended already");
     assert_eq!(race.bench.controller.next_transport_action(), Some(anonymous.clone()));
