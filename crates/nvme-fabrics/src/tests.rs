@@ -10,6 +10,7 @@ mod lost_writes;
 mod multipath;
 mod notices;
 mod one_path;
+mod queue_lifecycle;
 mod sleeping;
 mod stalled_connections;
 mod target;

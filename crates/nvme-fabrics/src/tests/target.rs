@@ -68,6 +68,8 @@ pub(super) struct State {
     kato: Span,
     /// Keep Alives that it has executed.
     pub(super) keep_alives: u64,
+    /// Admin commands received.
+    pub(super) admin_commands: u64,
     now: Instant,
     /// Streams are refused.
     pub(super) is_away: bool,
@@ -203,6 +205,7 @@ impl Target {
             until: BTreeMap::new(),
             kato: Span::default(),
             keep_alives: 0,
+            admin_commands: 0,
             now: Instant::default(),
             is_away: false,
             is_silent: false,

@@ -109,6 +109,7 @@ impl End {
     }
 
     fn admin(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        state.admin_commands += 1;
         if state.mute == Some(command.opcode()) {
             return None;
         }
