@@ -63,8 +63,10 @@ impl HostTransport {
     /// The transport of queue `id` with `depth` commands, for the thread that uses it. Once for each
     /// queue.
     pub(crate) fn queue_transport(&mut self, id: u16, depth: u16) -> TcpTransport {
-        let dma = self.dma.clone();
-        TcpTransport::new(Arc::clone(&self.queue(id).mailbox), dma, depth)
+        let (dma, mailbox) = (self.dma.clone(), QueueMailbox::new(&self.events));
+        // A deleted queue with the same identifier may still be polled by its owner.
+        self.queue(id).mailbox = Arc::clone(&mailbox);
+        TcpTransport::new(mailbox, dma, depth)
     }
 
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
