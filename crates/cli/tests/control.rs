@@ -141,13 +141,13 @@ fn runtime_directory_accessible_to_others_is_rejected() {
 
 #[test]
 fn events_are_printed_up_to_the_requested_number() {
-    const BELL: EventKind = EventKind { name: "bell", help: "somebody rang" };
+    const BELL: EventKind = EventKind { name: "bell", help: "the bell rang" };
     let world = TestProcesses::new();
     let (announcer, announced) = event_channel().unwrap();
     let _server =
         RpcServer::start(&world.directory, 7, &TABLE, MethodState::new(), announced).unwrap();
     let mut follower = EventsFollower::start(&mut world.command("events --json --count 1"));
-    // It follows from some moment on, so somebody rings until it has heard.
+    // It subscribes at an unknown moment, so the event is emitted until one is received.
     let line = (0..6_000).find_map(|_| {
         let about = serde_json::json!({});
         announcer.emit(Event { kind: BELL, text: "ding".into(), about });

@@ -1,4 +1,4 @@
-//! `tenmil copy`, as somebody at a shell sees it.
+//! `tenmil copy` from the command line.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]

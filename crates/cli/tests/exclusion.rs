@@ -159,7 +159,7 @@ fn former_owner_cannot_write_to_a_pool_taken_over_without_force() {
     let mine = target.address.clone();
     subscribe_stops(move |new_events| {
         if new_events.device.contains(&mine) {
-            // After the test nobody listens.
+            // After the test the receiver is closed.
             let _ = sender.send(new_events.to_string());
         }
     });
@@ -211,7 +211,7 @@ fn former_owner_cannot_write_to_a_pool_taken_over_without_force() {
 fn pool_without_reservation_requires_force_for_takeover() {
     let (one, two) = (PoolHost::new("one"), PoolHost::new("two"));
     let (target, _opened, mut old) = has_written(&one);
-    // Somebody clears it, as an operator may.
+    // The reservation is cleared, as an operator may do.
     let opened = one.open(&target.uri("one")).unwrap();
     let reservations = opened.medium.reservations().unwrap();
     let holder = reservations.holder().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Volumes over images outside their store, as somebody at a shell sees them.
+//! Volumes over images outside their store, from the command line.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are cloned")]
@@ -87,7 +87,7 @@ fn image_is_cloned_overwritten_and_copied_and_stays_unchanged() {
     assert!(code == Some(2) && error.contains("rate is 0"), "{code:?} {error}");
     pool.done(&["volume", "inflate", &pool.volume("trial"), "--limit-bytes", "1g"]);
     assert_eq!(pool.listed("trial")["fully_allocated"], true);
-    assert!(std::fs::read(pool.path("golden")).unwrap() == golden, "nobody has written to it");
+    assert!(std::fs::read(pool.path("golden")).unwrap() == golden, "the parent image is unchanged");
 
     std::fs::remove_file(pool.path("golden")).unwrap();
     assert!(pool.bytes("vm") == expected && pool.bytes("trial") == expected);

@@ -1,5 +1,5 @@
-//! What emulated SSDs cost while nobody wants anything of them. In a process of its own: it is the
-//! process's time that is measured.
+//! CPU time of idle emulated SSDs. In a process of its own: it is the process's time that is
+//! measured.
 
 use tenmil_base::Span;
 use tenmil_bench::perf::perf_options::Techniques;

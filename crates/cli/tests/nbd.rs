@@ -178,7 +178,7 @@ fn exports_and_connections_are_listed_and_changed() {
     assert_eq!(guest.read(&mut [0; 1]).unwrap(), 0, "it is sent away");
     asked("set export remove=true --json");
     let late = UnixStream::connect(&served.socket).unwrap().read(&mut [0; 1]).unwrap();
-    assert_eq!(late, 0, "nobody is let in to a device that has gone");
+    assert_eq!(late, 0, "a connection to a removed export is closed");
     assert_eq!(served.end(), Some(0));
 }
 

@@ -30,7 +30,7 @@ impl PoolServer {
         Self::of(pool, &pool.volume(volume))
     }
 
-    /// One that serves what somebody else may have.
+    /// Serves any URI, which another process may have open.
     fn of(pool: &Pool, uri: &str) -> Self {
         let words = ["serve", uri, "--listen", "tcp://127.0.0.1:0", "--json"];
         let mut child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
@@ -128,7 +128,7 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         let told = parsed(&pool.done(&[&["pool"], &words[..], &["--json"]].concat()));
         assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
     }
-    // A device more, named from where whoever adds it stands.
+    // Another device, named relative to the directory of the command that adds it.
     let grow = ["pool", "grow", "file:link", "--add", "file:more?size=16m"];
     let told = pool.done(&grow);
     assert!(told.contains("now, and had 64 MiB\n  device 0: ") && told.contains(&by), "{told}");
@@ -156,7 +156,7 @@ fn every_pool_command_is_executed_by_the_serving_process() {
     let scrubbed = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));
     assert_eq!((&scrubbed["clean"], &scrubbed["process"]), (&true.into(), &server.pid().into()));
 
-    // What cannot be is refused as it is where nobody serves it.
+    // An invalid change is refused as it is for a pool that no process serves.
     let cases = [
         vec!["volume", "delete", &monday],
         vec!["volume", "snapshot", &db, "next"],
@@ -167,7 +167,7 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         vec!["volume", "create", &trial, "--size", "1000"],
         vec!["pool", "set", "file:link", "--thresholds", "90,80"],
     ];
-    // The device has the name by which whoever has the store open has opened it.
+    // The device has the name by which the serving process has opened it.
     let plain = |(code, text): (Option<i32>, String)| {
         let text = text.replace("volume:[file:link?engine=threads]/", &pool.short_volume(""));
         let text = text.replace("file:link?engine=threads", &pool.device());
@@ -252,7 +252,7 @@ fn server_killed_during_commands_leaves_a_clean_pool() {
             let mut step = 0;
             while !kill.is_finished() {
                 let name = format!("s{round}-{step}");
-                // Whether it was done, or nobody was there any more to do it, it may be said again.
+                // A command that was done, or was lost with the server, may be repeated.
                 for words in [
                     ["volume", "snapshot", &pool.volume("kept"), &name],
                     ["volume", "clone", &pool.volume(&name), &format!("{name}-c")],
@@ -366,7 +366,7 @@ fn stopped_or_abandoned_scrub_ends_in_the_serving_process() {
     left.kill().unwrap();
     left.wait().unwrap();
     std::thread::sleep(Duration::from_secs(6));
-    assert_eq!(job(&server, &pool, false)["state"], "stopped", "nobody asks about it any more");
+    assert_eq!(job(&server, &pool, false)["state"], "stopped", "the client of the job is gone");
 
     let mut running = scrub();
     job(&server, &pool, true);

@@ -52,7 +52,7 @@ impl OwnerTestDirectory {
             assert!(!output.status.success());
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        // What it says from here on nobody reads, and it does not wait for anybody who does.
+        // Its later output is not read, and it does not wait for a reader.
         Ok(ServingProcess { child, ready })
     }
 

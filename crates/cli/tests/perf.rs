@@ -148,7 +148,7 @@ fn any_block_device_is_loaded_and_described() {
 fn default_depth_is_reduced_to_the_device_maximum() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m", directory.path().join("disk").display());
-    // A file takes 256 requests. Nobody has asked for 1024.
+    // A file takes 256 requests. 1024 is the default, not an option that was given.
     let options = PerfOptions { io_count: Some(5000), depth: 1024, ..perf_over(&[&file]) };
     let result = run(&options);
     assert_eq!((result.options.depth, result.totals.errors), (256, 0));

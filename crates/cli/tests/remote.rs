@@ -150,7 +150,7 @@ fn loss_and_return_of_the_only_path_are_logged() {
     );
 }
 
-/// Whoever follows the events of a process, which has begun to hear them.
+/// Starts `tenmil events` for a process, and returns once it has received an event.
 fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut command = served.command(&["events", "--json", "--time", "60"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();

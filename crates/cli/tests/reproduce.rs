@@ -1,4 +1,4 @@
-//! `tenmil reproduce` from end to end, as somebody types it.
+//! `tenmil reproduce` from end to end, from the command line.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 

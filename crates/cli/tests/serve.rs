@@ -91,7 +91,7 @@ fn is_io(row: &Value) -> bool {
     row["queue"].as_u64().is_some_and(|queue| queue > 0)
 }
 
-/// Whoever follows the events of a process.
+/// `tenmil events` of a process.
 struct EventsFollower {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -208,7 +208,7 @@ fn configuration_file_defines_visibility_of_namespaces_per_listener() {
     assert!(!barred.status.success(), "{barred:?}");
     // Both are told of.
     let discovered = run(TENMIL, &["discover", &format!("tcp://{}", world.addresses[0]), "--json"]);
-    assert!(!discovered.contains(NQN), "whoever is not named is not told: {discovered}");
+    assert!(!discovered.contains(NQN), "a host that is not listed gets no entry: {discovered}");
     assert_eq!(world.served.end(), Some(0));
 }
 
@@ -247,7 +247,7 @@ fn every_connection_is_listed() {
         .spawn()
         .unwrap();
     let ask = || queues(&world.served, &format!("host={ONE} "));
-    // The admin queue may connect before whoever let it in has noted where it lives.
+    // The admin queue may be listed before its reactor is recorded.
     let is_whole = |rows: &Vec<Value>| {
         rows.iter().any(is_io) && rows.iter().all(|row| !row["reactor"].is_null())
     };
@@ -283,7 +283,7 @@ fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
     let said = change(&format!("{WHOLE}{more}{taken}"));
     assert!(said.contains("`address`: listen at 127.0.0.3:"), "{said}");
     assert!(size_of(&world.uri(0, 4, ONE)).is_err(), "all or nothing");
-    // Somebody works meanwhile, and does not notice.
+    // A load runs meanwhile, and is not disturbed.
     let arguments = ["perf", &world.uri(0, 1, ONE), "-t", "3", "-w", "randrw", "--verify"];
     let mut load = Command::new(TENMIL)
         .args(arguments)

@@ -214,7 +214,7 @@ impl Poller for LatencyPoller {
     }
 
     fn arm(&mut self) -> PollResult {
-        // In any case: an old signal, which nobody has taken away, would end every sleep at once.
+        // In any case: an old signal that was not cleared would end every sleep at once.
         let is_behind = self.queue.arm();
         PollResult::from_count(usize::from(self.is_pending && is_behind))
     }

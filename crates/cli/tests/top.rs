@@ -94,7 +94,7 @@ fn one_sample_has_reactors_threads_and_pollers() {
     for poller in sample["pollers"].as_array().unwrap() {
         assert_eq!((&poller["name"], &poller["every_ns"]), (&"beat".into(), &5_000_000.into()));
         assert_eq!(poller["found_percent"], 100.0);
-        // 200 if nobody else wanted the processor.
+        // 200 if no other process used the processor.
         assert!((1.0..=250.0).contains(&rate(&poller["polls_per_second"])), "{poller}");
     }
     assert_eq!(sample["pollers"][1]["thread_id"], sample["threads"][1]["id"]);

@@ -1,6 +1,6 @@
 //! Our client of vfio-user, with a server that others have written: that of rust-vmm.
 //!
-//! What is behind it is our controller, since theirs is a library for whoever has a device.
+//! The device behind it is our controller, since theirs is a library without a device.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it starts processes and threads")]

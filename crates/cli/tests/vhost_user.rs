@@ -246,7 +246,7 @@ fn foreign_front_end_is_notified_of_a_grown_volume() {
     }
 }
 
-/// Killed with much in flight, three times; nothing is lost, and nobody sees an error.
+/// Killed with much in flight, three times; nothing is lost, and no request fails.
 #[test]
 fn restarted_server_completes_inflight_requests() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `tenmil pool` and `tenmil volume`, as somebody at a shell sees them.
+//! `tenmil pool` and `tenmil volume` from the command line.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]
@@ -213,13 +213,13 @@ fn low_space_event_reaches_followers() {
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
         let mut told = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let found = told.find(|event| event["kind"] == "pool-low-space");
-        // It may have ended by itself, if nobody could be asked yet.
+        // It may have ended by itself, if no process could be asked yet.
         let _ = events.kill();
         events.wait().unwrap();
         if let Some(event) = found {
             break event;
         }
-        assert!(Instant::now() < until, "nobody says that the pool fills");
+        assert!(Instant::now() < until, "no event reports that the pool fills");
         std::thread::sleep(Duration::from_millis(50));
     };
     perf.kill().unwrap();

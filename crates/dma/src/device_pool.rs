@@ -468,7 +468,7 @@ mod tests {
         let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
         let leased = pool.regions().register_kernel_buffers(lender, (4, 8192)).unwrap();
         let part = leased.slice(8192 + 512, 512).unwrap();
-        assert_eq!(pool.iova(part), None, "nobody has asked for names");
+        assert_eq!(pool.iova(part), None, "kernel buffers are not allowed yet");
         pool.allow_kernel_buffers();
         let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
         assert_eq!(host.kernel_buffer_at_iova(name, 512), Some(part));

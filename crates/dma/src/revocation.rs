@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn revocation_completes_when_the_device_acknowledges_that_number() {
         let (cut, woken) = (AccessRevocation::default(), Arc::new(AtomicU32::new(0)));
-        assert!(cut.revoke(), "nobody is there");
+        assert!(cut.revoke(), "no device is attached");
         cut.restore();
         cut.attach(Box::new(Woken(Arc::clone(&woken))));
         assert!(!cut.revoke() && !cut.revoke());

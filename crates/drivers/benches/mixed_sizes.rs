@@ -77,7 +77,7 @@ fn run_load(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Hist
     let options =
         BdevOptions { map, channels_max: 17, depth: TAGS, ..BdevOptions::new(Clock::start(), 1) };
     let device = Bdev::new("model", Arc::new(medium), options).expect("a device");
-    let open = device.open(Claim::WriteOnce, "bench").expect("nobody else holds it");
+    let open = device.open(Claim::WriteOnce, "bench").expect("no other claim");
     let bounce = BounceMemory::new(&RegionTable::new(64), 4096, 1).expect("a buffer");
     let open =
         AdaptedDevice::new(&device, open, bounce, AdaptationOptions::default()).expect("it fits");

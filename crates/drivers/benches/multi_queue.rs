@@ -71,7 +71,7 @@ fn bdev_over_null(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
     let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     let options = BdevOptions { mode, map, channels_max: 2, ..options };
     let device = Bdev::new("null", Arc::new(medium), options).expect("a device");
-    let descriptor = device.open(Claim::Exclusive, "bench").expect("nobody has it");
+    let descriptor = device.open(Claim::Exclusive, "bench").expect("no other claim");
     ReadLoad::with_requests(descriptor.channel().expect("a channel"), count)
 }
 

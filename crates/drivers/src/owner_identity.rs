@@ -92,6 +92,6 @@ mod tests {
         assert!(has_owner_ended(&owner));
         let mut elsewhere = owner;
         elsewhere.record.boot += 1;
-        assert!(!has_owner_ended(&elsewhere), "on another machine nobody knows");
+        assert!(!has_owner_ended(&elsewhere), "on another machine nothing is known");
     }
 }

@@ -31,7 +31,7 @@ impl BlockDevice for UnfitDevice {
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         match self.has_status {
             true => self.below.block_status(lba),
-            false => Err(Error::environment("read the status of blocks: nobody answers")),
+            false => Err(Error::environment("read the status of blocks: no reply")),
         }
     }
 }
@@ -65,7 +65,7 @@ fn mirror_with_an_invalid_leg_creates_and_grows_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let [new, short] = ["new", "short"].map(|name| directory.path().join(name));
     for (way, why) in
-        [("flush", "has no flush"), ("metadata", "bytes of metadata"), ("status", "nobody answers")]
+        [("flush", "has no flush"), ("metadata", "bytes of metadata"), ("status", "no reply")]
     {
         let expected = [0; 4096];
         #[expect(clippy::disallowed_methods, reason = "it makes the file that is to stay short")]

@@ -479,7 +479,7 @@ mod tests {
         )]);
         assert_eq!(lock_holder(&machine, (253, 1), 123_456), Some(4711));
         assert_eq!(lock_holder(&machine, (253, 1), 1234), None);
-        assert_eq!(lock_holder(&machine, (253, 1), 99), None, "nobody's number");
+        assert_eq!(lock_holder(&machine, (253, 1), 99), None, "-1 is not a process");
         assert_eq!(lock_holder(&machine, (8, 1), 12), None);
     }
 }

@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(played.calls, [Call::Turn, Call::Arm, no_events(), Call::Turn]);
         assert!(
             !sleeper.sleep_until_ready(Span::default(), &mut Vec::new()),
-            "nobody was asked to wake it"
+            "no wake-up was requested"
         );
     }
 

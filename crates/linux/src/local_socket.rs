@@ -376,7 +376,7 @@ mod tests {
     fn both_ends_know_the_peer_credentials_and_bytes_arrive() {
         let (_root, directory) = test_directory();
         let listener = LocalListener::bind(&directory, 4).unwrap();
-        assert!(listener.accept().unwrap().is_none(), "nobody wants one");
+        assert!(listener.accept().unwrap().is_none(), "no connection is pending");
         let client = LocalConnection::connect(listener.path(), TIME_LIMIT).unwrap();
         let server = listener.accept().unwrap().unwrap();
         for end in [&client, &server] {

@@ -170,7 +170,7 @@ mod tests {
     fn symlink_in_place_of_the_directory_or_a_file_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         let elsewhere = root.path().join("elsewhere");
-        std::fs::write(&elsewhere, "of somebody else").unwrap();
+        std::fs::write(&elsewhere, "of another owner").unwrap();
         let path = root.path().join("state");
         let directory = OwnedDirectory::open(&path).unwrap();
         let link = root.path().join("link");
@@ -190,7 +190,7 @@ mod tests {
         // The new file replaces the link.
         directory.write_file("record", b"own").unwrap();
         assert_eq!(directory.read_file("record").unwrap().unwrap(), b"own");
-        assert_eq!(std::fs::read(&elsewhere).unwrap(), b"of somebody else");
+        assert_eq!(std::fs::read(&elsewhere).unwrap(), b"of another owner");
         symlink(root.path().join("none"), path.join("dangling")).unwrap();
         assert!(directory.lock_file("dangling").is_err());
         assert!(!root.path().join("none").exists());

@@ -194,7 +194,7 @@ mod tests {
         {
             let (_root, machine) = kernel_files_with(&[("proc/7/stat", &stat(state, flags))]);
             assert_eq!(is_dead_or_exiting(&machine, 7), expected, "{state} {flags:x}");
-            assert!(is_dead_or_exiting(&machine, 8), "nobody has that number");
+            assert!(is_dead_or_exiting(&machine, 8), "no process has that number");
             assert_eq!(process_name_from(&machine, 7).as_deref(), Some("a) b"));
             assert_eq!(process_name_from(&machine, 8), None);
         }

@@ -185,15 +185,15 @@ mod tests {
         let (regions, _) = test_memory();
         let (stream, _other) = SocketStream::pair(regions.clone()).unwrap();
         assert_eq!(stream.peer(), format!("process {}", std::process::id()));
-        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let there = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
-        let (here, from) = door.accept().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, from) = listener.accept().unwrap();
         assert_eq!(
             SocketStream::new(here.into(), regions.clone()).unwrap().peer(),
             from.to_string()
         );
-        let door = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        assert_eq!(super::name_of_peer(door.as_fd()), "an unknown process", "it has no peer");
+        let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(super::name_of_peer(socket.as_fd()), "an unknown process", "it has no peer");
         drop(there);
     }
 

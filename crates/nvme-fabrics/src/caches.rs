@@ -471,7 +471,8 @@ mod tests {
         }
     }
 
-    /// Before anything can be read from it: whoever counts losses then reads nothing that is too old.
+    /// The loss is counted before anything can be read from that controller, so a caller that compares
+    /// the count reads no data that are too old.
     #[test]
     fn loss_is_counted_when_the_next_controller_of_the_path_is_known() {
         let caches = caches(CacheScope::Separate);

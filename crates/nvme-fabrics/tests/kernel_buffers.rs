@@ -142,7 +142,7 @@ struct Pair {
     _multipath: Multipath,
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     regions: RegionTable,
-    /// What a file lends.
+    /// Kernel buffers, whose data are in a file.
     leased: Segment,
     came: Arc<Came>,
     answers: CompletionBatch,
@@ -226,8 +226,8 @@ fn pattern(seed: u32, len_bytes: u32) -> Vec<u8> {
     (0..len_bytes).map(|at| (at / 7 + 31 * seed + at % 251).to_le_bytes()[0]).collect()
 }
 
-/// A file lends, which the kernel does not let rings have, so here the streams copy: at the place where
-/// a ring would move the data, and nowhere else.
+/// The buffers are those of a file, which cannot be registered with a ring, so here the streams copy:
+/// at the place where a ring would move the data, and nowhere else.
 #[test]
 fn data_that_were_lent_come_to_their_place_and_headers_alone_to_the_inbox() {
     let mut pair = Pair::plain();

@@ -59,7 +59,7 @@ const EMPTY: Request = Request {
 impl SplitTable {
     /// Creates a table for `count` requests of `segments_max` segments each.
     pub(crate) fn new(count: usize, segments_max: usize) -> Self {
-        let nobody = Parent {
+        let unused = Parent {
             request: EMPTY,
             segment_count: 0,
             sent_blocks: 0,
@@ -67,7 +67,7 @@ impl SplitTable {
             status: IoStatus::SUCCESS,
         };
         Self {
-            parents: vec![nobody; count].into_boxed_slice(),
+            parents: vec![unused; count].into_boxed_slice(),
             segments: vec![Segment::default(); count * segments_max].into_boxed_slice(),
             segments_max,
             free: (0..count).rev().collect(),
@@ -271,7 +271,7 @@ mod tests {
         table.sent(4);
         assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None);
         assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), Some((2, IoStatus::INVALID_FIELD)));
-        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None, "there is nobody");
+        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None, "no request is left");
     }
 
     #[test]

@@ -58,8 +58,8 @@ pub(crate) fn join_group(
         let error = io::Error::other(format!("another function of it {differs}"));
         return Err(AttachError::Ioctl { address, what, error });
     }
-    let (door, container) = open()?;
-    let group = Arc::new(VfioGroup { file: door, container, number, root: root.to_owned() });
+    let (file, container) = open()?;
+    let group = Arc::new(VfioGroup { file, container, number, root: root.to_owned() });
     groups.push(Arc::clone(&group));
     Ok(GroupMember { group: Some(group) })
 }

@@ -62,7 +62,7 @@ impl OpenRequest<'_> {
 
     fn open_by_group(&self, isolation: IommuMode) -> Result<OpenedFunction, AttachError> {
         let (number, root) = (self.number, self.place.root_path());
-        let (door, iommu) = match isolation {
+        let (node, iommu) = match isolation {
             IommuMode::Iommu { .. } => (format!("dev/vfio/{number}"), vfio_ioctl::TYPE1V2_IOMMU),
             IommuMode::None => (format!("dev/vfio/noiommu-{number}"), vfio_ioctl::NOIOMMU_IOMMU),
         };
@@ -75,7 +75,7 @@ impl OpenRequest<'_> {
                 let container = self.open_file(root.join("dev/vfio/vfio"))?;
                 check_container(&container, isolation)
                     .map_err(self.attach_error("look at VFIO"))?;
-                let group = self.open_file(root.join(&door))?;
+                let group = self.open_file(root.join(&node))?;
                 let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
                 vfio_ioctl::ioctl_with(group.as_fd(), vfio_ioctl::GROUP_GET_STATUS, &mut status)
                     .map_err(self.attach_error("look at its group"))?;
@@ -99,8 +99,8 @@ impl OpenRequest<'_> {
                 Ok((Some(group), container))
             },
         )?;
-        let door = group.file.as_ref().ok_or(io::ErrorKind::NotFound.into());
-        let device = door.and_then(|door| device_by_group(door, self.address));
+        let group_file = group.file.as_ref().ok_or(io::ErrorKind::NotFound.into());
+        let device = group_file.and_then(|file| device_by_group(file, self.address));
         Ok(OpenedFunction {
             device: device.map_err(self.attach_error("take it"))?,
             group,
@@ -111,8 +111,8 @@ impl OpenRequest<'_> {
     fn open_by_iommufd(&self) -> Result<OpenedFunction, AttachError> {
         let (number, root) = (self.number, self.place.root_path());
         let none = || AttachError::NoIommufd { address: self.address.to_owned() };
-        let door = self.device_node().ok_or_else(none)?;
-        let device = self.open_file(door)?;
+        let node = self.device_node().ok_or_else(none)?;
+        let device = self.open_file(node)?;
         let enter = |ioas: &Ioas| {
             ioas.bind_function(device.as_fd()).map_err(self.attach_error(BIND_IOMMUFD))?;
             ioas.attach_function(device.as_fd())
@@ -150,7 +150,7 @@ impl OpenRequest<'_> {
         let root = self.place.root_path();
         let names = root.join("sys/bus/pci/devices").join(self.address).join("vfio-dev");
         let name = std::fs::read_dir(names).ok()?.next()?.ok()?.file_name();
-        Some(root.join("dev/vfio/devices").join(name)).filter(|door| door.exists())
+        Some(root.join("dev/vfio/devices").join(name)).filter(|node| node.exists())
     }
 
     fn open_file(&self, path: PathBuf) -> Result<File, AttachError> {
@@ -186,9 +186,9 @@ fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
     }
 }
 
-fn device_by_group(door: &File, address: &str) -> io::Result<File> {
+fn device_by_group(group: &File, address: &str) -> io::Result<File> {
     let name = CString::new(address).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let descriptor = vfio_ioctl::group_device_fd(door.as_fd(), &name)?;
+    let descriptor = vfio_ioctl::group_device_fd(group.as_fd(), &name)?;
     // SAFETY: the descriptor was just created by the kernel for this call and has no other owner.
     let device = unsafe { OwnedFd::from_raw_fd(descriptor) };
     Ok(File::from(device))

@@ -254,7 +254,7 @@ mod tests {
         };
         late();
         let longest = (0..10).map(|_| late()).max().unwrap();
-        assert!(longest.ns > COALESCE_DELAY.ns / 2, "{longest}: nobody lingers");
+        assert!(longest.ns > COALESCE_DELAY.ns / 2, "{longest}: the wake-up is not coalesced");
         lingers.store(false, Ordering::Relaxed);
         late();
         let shortest = (0..10).map(|_| late()).min().unwrap();

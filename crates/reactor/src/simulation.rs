@@ -196,7 +196,7 @@ impl Simulation {
             self.reactor_states()
         );
         self.earliest_deadline()
-            .unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.reactor_states()))
+            .unwrap_or_else(|| panic!("a reactor never sleeps: {:?}", self.reactor_states()))
     }
 
     /// Advances to the next deadline, if that is before `end`.

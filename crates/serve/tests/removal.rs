@@ -176,7 +176,7 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
         }
         let mut late = UnixStream::connect(&socket).unwrap();
         late.set_read_timeout(Some(TIME_LIMIT)).unwrap();
-        assert_eq!(late.read(&mut [0; 1]).unwrap(), 0, "nobody is let in any more");
+        assert_eq!(late.read(&mut [0; 1]).unwrap(), 0, "a new connection is closed");
         drop(late);
         let TestServer { server, reactors, served, device } = house;
         drop(server);

@@ -323,7 +323,7 @@ mod tests {
         let devices = OpenDevices::new(RegionTable::new(64), Clock::on_kernel_clock());
         let (tell, closed) = channel();
         // Each test uses another device, since one that is being closed is still claimed.
-        let lend = |name: &str, pool: &ThreadPool| -> ChannelLease {
+        let lease = |name: &str, pool: &ThreadPool| -> ChannelLease {
             let uri = name.parse().unwrap();
             let mut leased = devices.open(&uri, Access::ReadWrite, pool.handle()).unwrap();
             let mut parts = leased.parts.take().unwrap();
@@ -337,8 +337,8 @@ mod tests {
             assert_ne!(by, std::thread::current().id());
         };
         let pool = ThreadPool::new(1, 1);
-        closes_elsewhere(lend("ram:1m", &pool));
-        let full = lend("ram:2m", &pool);
+        closes_elsewhere(lease("ram:1m", &pool));
+        let full = lease("ram:2m", &pool);
         let (release, released) = channel::<()>();
         let (begin, begun) = channel();
         let wait = move || {
@@ -350,7 +350,7 @@ mod tests {
         pool.submit(BlockingTask::new("waits", || {})).unwrap();
         closes_elsewhere(full);
         drop(release);
-        let late = lend("ram:3m", &pool);
+        let late = lease("ram:3m", &pool);
         drop(pool);
         closes_elsewhere(late);
     }

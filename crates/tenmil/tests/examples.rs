@@ -70,7 +70,7 @@ fn mixed_example_reads_beside_writes() {
     });
 }
 
-/// An example that nobody runs is soon one that does not run.
+/// An example that no test runs soon stops working.
 #[test]
 fn every_example_has_a_test() {
     let here = include_str!("examples.rs");

@@ -180,8 +180,8 @@ fn moved_clusters_invalidate_cached_runs() {
     assert_ne!(before.at + (3 - before.block), after.at + (3 - after.block));
     rig.run_request(PoolRequest::Trim { volume: info.id, block: 3, blocks: 1 }).unwrap();
     assert_eq!(rig.store.next_remapped_volume(), Some(info.id));
-    assert_eq!(rig.store.mapped_run(info.id, 3), None, "nobody reads what is spare");
+    assert_eq!(rig.store.mapped_run(info.id, 3), None, "a discarded block has no mapping");
     assert!(rig.store.mapped_run(info.id, 4).is_some());
     write(&mut rig, info.id, 3, 1, 6);
-    assert_eq!(rig.store.next_remapped_volume(), None, "nobody kept where it was");
+    assert_eq!(rig.store.next_remapped_volume(), None, "its run was not cached");
 }

@@ -95,7 +95,11 @@ fn capacity_notice_is_issued_once_before_the_pool_is_full() {
 
     let image = rig.disk.image().clone();
     let mut again = PoolFixture::with_normal_trees(image, 4096, Random::new(4)).unwrap();
-    assert_eq!(notices(&mut again), [CapacityState::Above(95)], "whoever opens it is told");
+    assert_eq!(
+        notices(&mut again),
+        [CapacityState::Above(95)],
+        "it is reported when the pool is opened"
+    );
     let percent = [50, 0];
     again.run_request(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap();
     assert_eq!(notices(&mut again), [], "it is above the only one, as it was");

@@ -256,7 +256,7 @@ fn thin_volume_and_clone_become_thick_and_keep_their_contents() {
         fill_pool(&mut rig);
         write_all(&mut rig, &clone, |block| block + 100_000, 32);
         expect_usage(&mut rig, &clone, |block| block + 100_000);
-        assert_eq!(rig.read(base.id, 0, 1000).unwrap(), was, "nobody else has noticed");
+        assert_eq!(rig.read(base.id, 0, 1000).unwrap(), was, "other volumes are unchanged");
         expect_consistent(&mut rig);
     }
 }

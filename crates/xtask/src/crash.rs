@@ -10,7 +10,7 @@
 //! A world is one such stack on new disks; each of its rounds runs a workload, hits something at one
 //! sync of a disk, starts again what was killed, flushes, and reads everything. What a flush has
 //! covered has to be there, and nothing that was never written; a mirror of which one leg is hit
-//! fails no request at all, and a host that nobody has killed recovers by itself.
+//! fails no request at all, and a host that was not killed recovers by itself.
 //!
 //! The test needs `/dev/fuse` and permission to mount, which it obtains in a mount namespace of its
 //! own.

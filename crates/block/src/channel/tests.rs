@@ -475,7 +475,7 @@ fn latencies_are_measured_per_batch() {
         while user.poll(Instant { ns: at + 77 }, 1).is_empty() {}
         device.statistics().operation_stats(Operation::Read).latency.clone()
     };
-    assert_eq!(one(&mut user, 1_000).count(), 0, "nobody asked");
+    assert_eq!(one(&mut user, 1_000).count(), 0, "latency recording is off");
     device.set_latency_recording(true);
     let latency = one(&mut user, 2_000);
     assert_eq!((latency.count(), latency.max()), (1, 77));

@@ -98,7 +98,11 @@ mod tests {
         let in_time = START.after(RESERVATION_TIMEOUT);
         let late = in_time.after(Span { ns: 1 });
         assert_eq!(waiters.share_limit(2, 1, in_time), 0);
-        assert_eq!(waiters.share_limit(1, 1, late), 1, "late, and nobody else has asked");
+        assert_eq!(
+            waiters.share_limit(1, 1, late),
+            1,
+            "late, but no other waiter has taken its place"
+        );
         assert_eq!(waiters.share_limit(2, 1, late), 1);
         assert_eq!(waiters.share_limit(1, 2, late), 1, "behind now");
         waiters.remove(2);

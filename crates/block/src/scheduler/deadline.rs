@@ -349,7 +349,7 @@ impl<B: IoChannel> ChannelWakeup for DeadlineScheduler<B> {
     }
 
     fn arm(&mut self) -> bool {
-        let nobody_wakes = self.held_count() > 0 && self.under_way == 0;
-        (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
+        let needs_polling = self.held_count() > 0 && self.under_way == 0;
+        (needs_polling && self.below.wake_at() == Instant::NEVER) || self.below.arm()
     }
 }

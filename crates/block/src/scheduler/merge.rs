@@ -280,7 +280,7 @@ impl<B: IoChannel> ChannelWakeup for MergeScheduler<B> {
     }
 
     fn arm(&mut self) -> bool {
-        let nobody_wakes = !self.failed.is_empty() && self.below.wake_at() == Instant::NEVER;
-        nobody_wakes || !self.ready.is_empty() || self.below.arm()
+        let needs_polling = !self.failed.is_empty() && self.below.wake_at() == Instant::NEVER;
+        needs_polling || !self.ready.is_empty() || self.below.arm()
     }
 }

@@ -213,7 +213,7 @@ impl<B: IoChannel> ChannelWakeup for StreamBatchScheduler<B> {
     }
 
     fn arm(&mut self) -> bool {
-        let nobody_wakes = self.is_stuck && self.under_way == 0;
-        (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
+        let needs_polling = self.is_stuck && self.under_way == 0;
+        (needs_polling && self.below.wake_at() == Instant::NEVER) || self.below.arm()
     }
 }

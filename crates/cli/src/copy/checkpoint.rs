@@ -277,7 +277,11 @@ mod tests {
         let text = record.store_checkpoint(0, &[]).unwrap_err();
         assert!(text.starts_with("write the record "), "{text}");
         assert_eq!(world.root.path().read_dir().unwrap().count(), 3);
-        assert_eq!(world.path("record.new").metadata().unwrap().len(), 1 << 20, "somebody's");
+        assert_eq!(
+            world.path("record.new").metadata().unwrap().len(),
+            1 << 20,
+            "a foreign file is unchanged"
+        );
         let refused = world.open().unwrap_err();
         assert!(refused.text.ends_with("it is no regular file, expected a file"), "{refused}");
     }

@@ -291,7 +291,7 @@ mod tests {
         });
         let SamplerUpdate::Looked { sample, policy } = new_events else { unreachable!() };
         assert_eq!((sample.reactors.len(), policy), (0, None));
-        let kind = EventKind { name: "bell", help: "somebody rang" };
+        let kind = EventKind { name: "bell", help: "the bell rang" };
         announcer.emit(Event { kind, text: "ding".into(), about: serde_json::json!({}) });
         let new_events = await_update(&link, "event", |new_events| {
             matches!(new_events, SamplerUpdate::Happened(_))

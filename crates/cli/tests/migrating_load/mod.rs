@@ -253,7 +253,7 @@ impl Poller for MigratingLoad {
     }
 
     fn arm(&mut self) -> PollResult {
-        // In any case: an old signal, which nobody has taken away, would end every sleep at once.
+        // In any case: an old signal that was not cleared would end every sleep at once.
         let is_behind = self.queue.arm();
         self.tally.sleeps[self.home.0 as usize] += u64::from(self.in_flight > 0 && !is_behind);
         PollResult::from_count(usize::from(self.in_flight > 0 && is_behind))

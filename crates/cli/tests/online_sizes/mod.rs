@@ -1,4 +1,4 @@
-//! Volumes that become longer while somebody uses them.
+//! Volumes that are extended while they are in use.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -50,7 +50,7 @@ fn reexported_volume_grows_with_its_volume() {
     }
     let source = pool.write("source", 12 * MIB, 5);
     pool.done(&["copy", &pool.file("source"), &third.uri, "--overwrite", "--verify"]);
-    // What somebody has open is not made smaller.
+    // A volume that is open is not shrunk.
     pool.refused(&["volume", "resize", &pool.volume("db"), "--size", "4m", "--shrink"]);
     [third, second, first].into_iter().for_each(PoolServer::end);
     assert!(pool.bytes("db") == source);

@@ -96,7 +96,7 @@ fn unread_stream_ends_and_releases_its_snapshot() {
         assert_eq!(job(&server, &pool, true)["what"], "send");
         send
     };
-    // As long as somebody is there who wants it, it waits for him, and nobody takes the snapshot away.
+    // While its reader exists, the stream waits for it, and its snapshot cannot be deleted.
     let mut stalled = send();
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(job(&server, &pool, true)["volume"], "monday");
@@ -117,7 +117,7 @@ fn unread_stream_ends_and_releases_its_snapshot() {
         assert_ne!(job(&server, &pool, false)["state"], "done", "{name}");
         assert!(began.elapsed() < Duration::from_secs(10), "{name}: {:?}", began.elapsed());
         send.kill().unwrap();
-        assert_eq!(send.wait().unwrap().code(), None, "{name} ends it, as where nobody serves");
+        assert_eq!(send.wait().unwrap().code(), None, "{name} ends it, as without a server");
     }
     let stopped = send();
     let id = job(&server, &pool, true)["id"].to_string();

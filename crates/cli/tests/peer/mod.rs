@@ -32,7 +32,7 @@ use tenmil_vfio_user::config_space::{
 use tenmil_vfio_user::{irq_index, region_index};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion};
 
-/// Serves whoever comes, one after the other.
+/// Serves clients, one after the other.
 pub(crate) fn serve(path: &Path) {
     let peer = VfioUserPeer::new();
     let regions = peer.regions();

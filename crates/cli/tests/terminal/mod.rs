@@ -38,7 +38,7 @@ impl Terminal {
         let shown = Arc::clone(&self.shown);
         let read = move |_: &tenmil_linux::StopFlag| {
             let mut bytes = [0; 4096];
-            // An error is the end: nobody has the other side any more.
+            // An error is the end: the other side is closed.
             while let Ok(count @ 1..) = screen.read(&mut bytes) {
                 shown.lock().unwrap().extend(&bytes[..count]);
             }

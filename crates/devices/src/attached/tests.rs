@@ -246,5 +246,5 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
     bus.state().lets_go = true;
     kept.poll(&bus, now);
     assert!(kept.controller.is_none());
-    assert!(bus.event.clone().clear_signals(0), "whoever sleeps is woken");
+    assert!(bus.event.clone().clear_signals(0), "the sleeping thread is woken");
 }

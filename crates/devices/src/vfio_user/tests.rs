@@ -122,10 +122,10 @@ fn linked(
 ) -> (ConnectionHandle, ServerFeatures, Peer) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
-    let door = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
+    let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
     let serve = move |_: &StopFlag| {
         let socket = loop {
-            match door.accept().unwrap() {
+            match listener.accept().unwrap() {
                 Some(socket) => break socket,
                 None => tenmil_linux::named_thread::yield_cpu(),
             }
@@ -286,7 +286,7 @@ fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
     let mut ready = Vec::new();
     while link.lost().is_none() {
         watch.wait(Some(TIME_LIMIT), &mut ready).unwrap();
-        assert!(!ready.is_empty(), "nobody says that there is room");
+        assert!(!ready.is_empty(), "no event reports that there is room");
         link.drive_io();
     }
     peer.join();

@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn absent_or_hidden_page_has_no_frame() {
         assert_eq!(frame_of(IS_THERE | 1 << 55 | 77), Some(77), "beside a mark");
-        assert_eq!(frame_of(IS_THERE), None, "to whoever may not know");
+        assert_eq!(frame_of(IS_THERE), None, "hidden without CAP_SYS_ADMIN");
         assert_eq!(frame_of(77), None);
     }
 }

@@ -324,7 +324,7 @@ mod tests {
         drop(adopted);
         setrlimit(Resource::As, before).unwrap();
         assert!(regions.store(word, b"gone").is_err(), "its number names nothing");
-        assert!(regions.allocate_region(0x1000).is_err(), "and its place is nobody's");
+        assert!(regions.allocate_region(0x1000).is_err(), "and its slot is not reused");
     }
 
     #[test]

@@ -60,7 +60,7 @@ mod tests {
 
     impl UnmapListener for Device {
         fn withdraw(&self, region: RegionId) -> bool {
-            assert_eq!(self.regions.len_bytes(region), 0, "nobody can show it again");
+            assert_eq!(self.regions.len_bytes(region), 0, "the region cannot be mapped again");
             self.asked.lock().unwrap().push(region);
             self.lets_go.load(Ordering::Relaxed)
         }

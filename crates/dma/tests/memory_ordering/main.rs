@@ -49,7 +49,7 @@ fn assert_holds(left_out: Option<&'static str>, model: fn()) -> bool {
 fn assert_fence_needed(model: fn(), needed: &[&'static str]) {
     assert!(assert_holds(None, model), "as it is");
     for left_out in needed {
-        assert!(!assert_holds(Some(left_out), model), "nobody notices: {left_out}");
+        assert!(!assert_holds(Some(left_out), model), "the model holds without {left_out}");
     }
 }
 

@@ -316,7 +316,7 @@ fn releasing_hanging_requests_wakes_sleeping_channels() {
     let mut bench = FaultFixture::new("hang:any", 1);
     let mut sleeper = Sleeper::new().unwrap();
     let WakeSource::Descriptor(descriptor) = bench.channel.wake_source() else {
-        panic!("somebody has to be able to wake us")
+        panic!("the channel has no wake descriptor")
     };
     sleeper.sources().add_source(descriptor, 0).unwrap();
     for round in 0..3 {

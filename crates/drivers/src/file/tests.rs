@@ -461,7 +461,7 @@ fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
         assert_eq!(
             flush(&mut *owner, &kernel, Ok(())),
             IoStatus::WRITE_FAULT,
-            "nobody knows of it"
+            "the loss is not acknowledged yet"
         );
         // Two syncs under way and waiting were asked for before the owner acknowledges.
         bench.submit(&mut *owner, 2, Operation::Flush, RequestFlags::NONE);

@@ -152,7 +152,7 @@ impl fmt::Display for MirrorNotice {
                 write!(out, "completed writes that were not flushed may be lost on every leg")?;
             }
             MirrorEvent::TakenOver { by } => {
-                let by = by.map_or("somebody else".to_owned(), |by| by.to_string());
+                let by = by.map_or("another process".to_owned(), |by| by.to_string());
                 return write!(out, "taken over by {by}: it is not used here any more");
             }
         }

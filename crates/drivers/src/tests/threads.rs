@@ -67,7 +67,7 @@ impl SleepingReader {
             let began = self.clock.now();
             self.sleeper.sleep_until_ready(Span::from_secs(5), &mut Vec::new());
             let slept = self.clock.now().since(began);
-            assert!(slept < Span::from_secs(4), "nobody woke it");
+            assert!(slept < Span::from_secs(4), "the wake-up was lost");
         }
         self.channel.disarm();
     }

@@ -60,7 +60,7 @@ mod tests {
             ("proc/41/fd/x", ""),
             ("proc/7/comm", "other\n"),
             ("proc/7/fd/x", ""),
-            ("proc/9/comm", "nobody may look\n"),
+            ("proc/9/comm", "hidden\n"),
             ("proc/self/comm", "tenmil\n"),
         ]);
         for (link, node) in [

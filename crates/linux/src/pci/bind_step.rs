@@ -113,10 +113,10 @@ impl BindStep {
                 is_done.then_some(()).ok_or(StepError::Driver(found))
             }
             Self::Chown { uid } => {
-                let doors = device_nodes(kernel, address);
-                doors
+                let nodes = device_nodes(kernel, address);
+                nodes
                     .iter()
-                    .try_for_each(|door| kernel.change_owner(door, *uid))
+                    .try_for_each(|node| kernel.change_owner(node, *uid))
                     .map_err(StepError::Refused)
             }
             Self::RemoveRecord => ledger.remove_record(address).map_err(StepError::Records),
@@ -132,7 +132,7 @@ fn device_nodes(kernel: &dyn BindKernel, address: PciAddress) -> Vec<String> {
     let group = group_node(machine, address);
     let own = machine.directory_entries(&format!("{directory}/vfio-dev")).into_iter();
     let own =
-        own.map(|name| format!("dev/vfio/devices/{name}")).filter(|door| machine.exists(door));
+        own.map(|name| format!("dev/vfio/devices/{name}")).filter(|node| machine.exists(node));
     group.into_iter().chain(own).collect()
 }
 

@@ -178,7 +178,7 @@ impl NvmeFunction {
             nodes.push(format!("/dev/{}", disk.name));
             nodes.extend(disk.partitions(machine).into_iter().map(|name| format!("/dev/{name}")));
         }
-        nodes.extend(group_node(machine, self.address).map(|door| format!("/{door}")));
+        nodes.extend(group_node(machine, self.address).map(|node| format!("/{node}")));
         let mut put = |directory: &str, kind: &str, place: &str| {
             let names = machine.directory_entries(&format!("{directory}/{kind}"));
             nodes.extend(names.into_iter().map(|name| format!("{place}{name}")));

@@ -430,9 +430,9 @@ mod tests {
             assert_eq!(steps.map(|step| step[0]), [46, opcode, 46]);
             assert_eq!(steps.map(|step| step[1]), [hard_link | skip_success, hard_link, 0]);
             assert_eq!(steps.map(|step| long(&step, 32)), [REGISTER, MOVE, UNREGISTER]);
-            let [lend, moves, back] = steps;
-            assert_eq!(lend[48..], back[48..], "queue, tag, result, place");
-            assert_eq!(lend[48..52], [2, 0, 3, 0]);
+            let [register, moves, back] = steps;
+            assert_eq!(register[48..], back[48..], "queue, tag, result, place");
+            assert_eq!(register[48..52], [2, 0, 3, 0]);
             assert_eq!((long(&moves, 16), long(&moves, 24)), (512, 1024 | u64::from(nowait) << 32));
         }
     }

@@ -14,9 +14,9 @@ use super::{ListenAddress, StreamListener};
 ///
 /// The error of the system call.
 pub fn loopback_pair() -> io::Result<[OwnedFd; 2]> {
-    let door =
+    let listener =
         StreamListener::open(&ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))?;
-    let ListenAddress::Tcp(port) = door.address() else {
+    let ListenAddress::Tcp(port) = listener.address() else {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     };
     let one = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -25,7 +25,7 @@ pub fn loopback_pair() -> io::Result<[OwnedFd; 2]> {
     rustix::io::ioctl_fionbio(&one, true)?;
     let ours = SocketAddr::try_from(getsockname(&one)?)?;
     // Another process may have connected first.
-    while let Some(other) = door.accept()? {
+    while let Some(other) = listener.accept()? {
         let from = rustix::net::getpeername(&other)?.map(SocketAddr::try_from);
         if from == Some(Ok(ours)) {
             return Ok([one, other]);

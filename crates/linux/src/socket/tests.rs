@@ -271,7 +271,7 @@ fn sleeper_is_woken_by_bytes_and_stream_ends_only() {
     assert!(is_woken(long));
     assert_eq!(pair.other.receive(), RecvResult::Eof);
     pair.other.arm(true, false);
-    assert!(!is_woken(short), "an end that is known wakes nobody");
+    assert!(!is_woken(short), "a received end of stream causes no wake-up");
     drop(pair.one);
     pair.other.arm(false, false);
     assert!(!is_woken(short));

@@ -166,7 +166,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("listener");
         let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
-        assert!(listener.accept().unwrap().is_none(), "nobody is there");
+        assert!(listener.accept().unwrap().is_none(), "no connection is pending");
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());

@@ -205,13 +205,13 @@ mod tests {
         let before = FileUndo::record_state(&path).unwrap();
         let file = open_file(&path, 1 << 20);
         before.restore_state();
-        assert!(path.exists(), "somebody has it open");
+        assert!(path.exists(), "the file is open");
         drop(file);
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&[1], 1 << 19).unwrap();
         assert!(may_contain_data(&path));
         before.restore_state();
-        assert_eq!(path.metadata().unwrap().len(), 1 << 20, "somebody has written to it");
+        assert_eq!(path.metadata().unwrap().len(), 1 << 20, "the file has data");
 
         file.set_len(512).unwrap();
         let before = FileUndo::record_state(&path).unwrap();

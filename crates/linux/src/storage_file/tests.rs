@@ -251,7 +251,7 @@ fn lock_of_an_exiting_process_is_awaited_and_no_other() {
     };
     assert_eq!(wait(7, u32::MAX), (true, 7));
     assert_eq!(wait(0, 0), (true, 0), "it was given back after all");
-    assert_eq!(wait(9, 4), (false, 4), "somebody else has it now");
+    assert_eq!(wait(9, 4), (false, 4), "another process has the lock now");
     assert_eq!(wait(u32::MAX, u32::MAX), (false, super::LOCK_ATTEMPTS), "and not for ever");
 }
 

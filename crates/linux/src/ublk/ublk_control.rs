@@ -279,7 +279,7 @@ mod tests {
             let answer =
                 control.execute(ControlOp::GetFeatures, (0, 0), &mut bytes, Span::from_secs(10));
             assert!(answer.is_err_and(|errno| errno != Errno::TIMEDOUT), "{answer:?}");
-            assert_eq!(bytes, [7; 8], "nobody has written there");
+            assert_eq!(bytes, [7; 8], "the buffer is unchanged");
         }
         let mut long = [0; 129];
         let refused =

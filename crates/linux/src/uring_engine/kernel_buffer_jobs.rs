@@ -296,11 +296,14 @@ mod tests {
             (JobKind::Write { stable: true }, write_fixed, 2),
         ] {
             let leased = test_slot(verb).kernel_buffer.unwrap();
-            let [lend, moves, back] =
+            let [register, moves, back] =
                 leased.linked_entries(5, verb, 1 << 20).map(|entry| entry_bytes(&entry));
-            assert_eq!([lend[0], moves[0], back[0]], [command, opcode, command]);
-            assert_eq!([lend[1], moves[1], back[1]], [hard_link | skip_success, hard_link | 1, 0]);
-            for (entry, op) in [(&lend, 0xc010_7523), (&back, 0xc010_7524)] {
+            assert_eq!([register[0], moves[0], back[0]], [command, opcode, command]);
+            assert_eq!(
+                [register[1], moves[1], back[1]],
+                [hard_link | skip_success, hard_link | 1, 0]
+            );
+            for (entry, op) in [(&register, 0xc010_7523), (&back, 0xc010_7524)] {
                 assert_eq!((entry_u32(entry, 4), entry_u32(entry, 8)), (77, op));
                 let said = "02000900 00000000 05000000 00000000".replace(' ', "");
                 let found: String = entry[48..].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -317,8 +320,8 @@ mod tests {
                 "length, RWF_DSYNC"
             );
             assert_eq!(moves[40..42], [5, 0], "its place");
-            let steps =
-                [lend, moves, back].map(|entry| LinkedStep::from_user_data(entry_u64(&entry, 32)));
+            let steps = [register, moves, back]
+                .map(|entry| LinkedStep::from_user_data(entry_u64(&entry, 32)));
             let expected = [LinkedStep::Register, LinkedStep::Transfer, LinkedStep::Unregister]
                 .map(|step| Some((5, step)));
             assert_eq!(steps, expected);
@@ -363,9 +366,9 @@ mod tests {
 
     #[test]
     fn kernel_error_of_any_step_is_reported() {
-        let result_of = |lend: Option<i32>, moved| {
+        let result_of = |register: Option<i32>, moved| {
             let mut slot = test_slot(JobKind::Write { stable: false });
-            lend.map(|lend| slot.handle_linked_step(LinkedStep::Register, lend));
+            register.map(|register| slot.handle_linked_step(LinkedStep::Register, register));
             slot.handle_linked_step(LinkedStep::Transfer, moved);
             slot.handle_linked_step(LinkedStep::Unregister, -22).unwrap()
         };

@@ -190,7 +190,7 @@ fn ready_descriptors_end_a_sleep_and_are_reported() {
             sleeper.announce_sleep();
             assert!(!sleeper.sleep_until_ready(LONG, &mut ready), "no bell");
             ready.sort_unstable();
-            assert_eq!(ready, [10, 12], "for as long as nobody reads them");
+            assert_eq!(ready, [10, 12], "for as long as they are not read");
         }
         sources.remove_source(&events[0]).unwrap();
         ready.clear();

@@ -278,7 +278,7 @@ mod tests {
             "a queue does not wait for its own round"
         );
         second.release_exclusivity();
-        assert!(first.try_acquire_exclusivity(1), "who leaves the line disturbs nobody");
+        assert!(first.try_acquire_exclusivity(1), "a withdrawn request does not affect the holder");
         first.release_exclusivity();
         assert!(!first.try_acquire_exclusivity(1), "behind the third");
         assert_eq!(
@@ -323,6 +323,6 @@ mod tests {
         assert_eq!(rung.load(Ordering::Relaxed), 3, "once");
         drop(second);
         assert!(first.try_acquire_exclusivity(1));
-        assert_eq!(rung.load(Ordering::Relaxed), 3, "nobody is left to hear it");
+        assert_eq!(rung.load(Ordering::Relaxed), 3, "a removed queue is not woken");
     }
 }

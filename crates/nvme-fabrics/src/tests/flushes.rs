@@ -49,7 +49,11 @@ fn a_flush_reaches_every_controller_that_has_answered_writes_and_no_other() {
         assert_eq!(field.run_flush(), IoStatus::SUCCESS);
         assert_eq!((field.durable_cells(2), field.flushes().iter().sum::<u64>()), (2, 2));
         assert_eq!(field.run_flush(), IoStatus::SUCCESS);
-        assert_eq!(field.flushes().iter().sum::<u64>(), 3, "nobody owes any, and one is asked");
+        assert_eq!(
+            field.flushes().iter().sum::<u64>(),
+            3,
+            "no controller owes a flush, and one is sent"
+        );
         field.write_cells(6);
         let before = field.flushes();
         assert_eq!(field.run_flush(), IoStatus::SUCCESS);

@@ -309,7 +309,7 @@ fn requests_fail_when_they_have_been_held_for_long_enough_and_go_on_when_it_come
     bed.target.cut();
     let begun = bed.now;
     bed.turn_for(Span::from_ms(10));
-    assert!(!bed.submit(0, Operation::Read, 9, &[place], 9), "held by whoever has it");
+    assert!(!bed.submit(0, Operation::Read, 9, &[place], 9), "the request stays with its caller");
     bed.turn_until(|bed| bed.completions.len() == 5);
     let TimeoutPolicy { fail_fast, .. } = TimeoutPolicy::default();
     let waited = bed.now.since(begun);

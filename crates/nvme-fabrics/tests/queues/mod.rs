@@ -31,7 +31,7 @@ pub(crate) fn one_path(
     Multipath::begin(vec![PathSetup { pool, make_connector }], options, now).unwrap()
 }
 
-/// Makes a queue; `turn` lets whoever serves go on, and returns the time.
+/// Makes a queue; `turn` runs the target, and returns the time.
 pub(crate) fn make(multipath: &mut Multipath, mut turn: impl FnMut() -> Instant) -> FabricsChannel {
     let request = multipath.open_queue();
     loop {

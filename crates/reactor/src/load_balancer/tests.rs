@@ -159,7 +159,7 @@ fn idle_threads_are_consolidated_and_empty_reactors_sleep() {
     );
     let asked =
         [(0, FrequencyRequest::Down), (1, FrequencyRequest::Lowest), (2, FrequencyRequest::Lowest)];
-    assert_eq!(balanced.steering.frequency_requests(), asked, "whoever asks is told the same");
+    assert_eq!(balanced.steering.frequency_requests(), asked, "the current requests are the same");
 
     let sleeps =
         |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[2].wakes;
@@ -264,7 +264,7 @@ fn policy_can_be_changed_while_running() {
         balanced.steering.set_options(fixed.clone()).unwrap();
         balanced.world.directory.move_thread(idle.id(), ReactorId(1)).unwrap();
         balanced.world.run_for(A_WHILE);
-        assert_eq!(balanced.reactor_of_thread(&idle), 1, "static again: nobody takes it back");
+        assert_eq!(balanced.reactor_of_thread(&idle), 1, "static again: it is not moved back");
     }
     let wrong = Options { scheduling_core: Some(9), ..test_options() };
     assert!(balanced.steering.set_options(wrong).is_err());

@@ -322,7 +322,7 @@ fn poller_continues_after_a_timed_out_migration() {
         assert_eq!(thread.reactor(), R0);
         let before = count_of(&heard);
         world.iterate_all(10);
-        assert_eq!(count_of(&heard), before + 10, "and goes on when nobody asks any more");
+        assert_eq!(count_of(&heard), before + 10, "and continues when the request has timed out");
     }
 }
 
@@ -546,5 +546,5 @@ fn every_channel_is_visited_once_on_its_thread_and_then_the_origin_is_notified()
             world.run_until_idle();
         }
     }
-    assert_eq!(count_of(&sums), 1, "nobody was visited twice");
+    assert_eq!(count_of(&sums), 1, "no channel was visited twice");
 }

@@ -196,7 +196,7 @@ fn pinned_thread_is_not_asked_to_detach() {
     assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
     assert_eq!(world.directory.set_thread_mask(thread.id(), Some(CpuList::from_iter([0]))), Ok(R0));
     world.run_until_idle();
-    assert_eq!(*log.lock().unwrap(), ["attached"], "it goes on as if nobody had asked");
+    assert_eq!(*log.lock().unwrap(), ["attached"], "the poller is not asked to detach");
     assert_eq!(world.event_kinds(), ["thread-started"]);
     world.directory.end_thread(thread.id()).unwrap();
     world.run_until_idle();

@@ -738,7 +738,7 @@ fn shared_device_descriptor_is_not_reported_as_stuck() {
         }
         assert_eq!(count_of(&seen), now.ns, "round {round}");
     }
-    assert_eq!(world.event_kinds(), ["thread-started"], "nobody is accused");
+    assert_eq!(world.event_kinds(), ["thread-started"], "no warning is emitted");
 }
 
 /// Sets a flag when it is flushed.

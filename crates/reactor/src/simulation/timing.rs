@@ -388,7 +388,7 @@ fn endless_iteration_is_reported_once_while_it_lasts() {
     assert!(
         matches!(told, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
     );
-    assert_eq!(endless(&world), 2, "once for each turn: nobody has turned either reactor");
+    assert_eq!(endless(&world), 2, "once for each iteration: neither reactor has ended its own");
     world.iterate_all(1);
     world.pass_time(STALL_THRESHOLD);
     lookout.check_reactors(world.now(), &world.directory);

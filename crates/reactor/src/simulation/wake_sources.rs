@@ -30,7 +30,7 @@ fn rejected_descriptor_is_reported_once_and_retried() {
     for _ in 0..1_000 {
         world.iterate_all(1);
         world.pass_time(Span::from_us(10));
-        assert_eq!(world.members[0].stage, SimReactorState::Turning, "nobody sleeps");
+        assert_eq!(world.members[0].stage, SimReactorState::Turning, "the reactor does not sleep");
     }
     assert_eq!(world.event_kinds(), ["thread-started", "wait-unsupported"]);
     epoll::delete(&outermost, &nested[0]).unwrap();

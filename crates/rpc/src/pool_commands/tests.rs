@@ -216,7 +216,7 @@ fn volume_in_use_is_not_deleted() {
     let grown = json!({ "name": "db", "size_bytes": 4 << 20 });
     let told = bench.call_method("set_volume_resize", grown).unwrap();
     assert!(told["text"].as_str().unwrap().contains("when they open it again"), "{told}");
-    assert_eq!(db.medium.limits().block_count, 512, "whoever has it open sees what he opened");
+    assert_eq!(db.medium.limits().block_count, 512, "an open device keeps its size");
     drop((db, mon));
     for (method, given) in cases.iter().rev().filter(|(_, given)| given["name"] != "mon") {
         assert_eq!(bench.call_method(method, given.clone()).unwrap()["changed"], true, "{method}");

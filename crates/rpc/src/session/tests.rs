@@ -306,7 +306,7 @@ fn events_reach_a_subscriber_until_it_stops_receiving() {
     let mut life = TestSession::new();
     let line = [&[b'"'; 1][..], &[b'e'; 100], b"\"\n"].concat();
     life.session.queue_event(&line);
-    assert_eq!(life.session.unsent_bytes(), b"", "nobody asked");
+    assert_eq!(life.session.unsent_bytes(), b"", "there is no subscription");
     life.request_and_reply("{\"id\":1,\"method\":\"events\"}\n");
     life.session.queue_event(&line);
     assert_eq!(life.take_sent_lines().len(), 1);

@@ -54,7 +54,10 @@ fn file_with_every_key_is_parsed() {
     let seventh = &disks.namespaces[1];
     assert_eq!((seventh.is_read_only, seventh.ana_group), (true, 2));
     assert!(seventh.hosts.is_allowed(&names[1]) && !seventh.hosts.is_allowed(&names[0]));
-    assert!(disks.namespaces[0].hosts.is_allowed(&names[0]), "seen by whoever may connect");
+    assert!(
+        disks.namespaces[0].hosts.is_allowed(&names[0]),
+        "visible to every host that may connect"
+    );
     let path = &disks.paths[0];
     assert_eq!((path.listener, path.ana_group, path.access), (1, 2, AnaStateConfig::NonOptimized));
     assert_eq!((&near.hosts, near.listeners.as_slice()), (&HostsConfig::Any, &[1][..]));

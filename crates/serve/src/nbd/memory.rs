@@ -361,6 +361,6 @@ mod tests {
         other.free_buffer(own);
         greedy.leak();
         drop(greedy);
-        assert_eq!(pool.free_buffers(), 0, "what may still be touched is nobody's");
+        assert_eq!(pool.free_buffers(), 0, "leaked buffers are not returned");
     }
 }

@@ -276,7 +276,9 @@ const PER_ADDRESS_MIN: usize = 16;
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Plan").field("doors", &self.listen_sockets).finish_non_exhaustive()
+        out.debug_struct("Plan")
+            .field("listen_sockets", &self.listen_sockets)
+            .finish_non_exhaustive()
     }
 }
 

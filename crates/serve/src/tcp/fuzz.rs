@@ -286,7 +286,7 @@ impl FuzzTarget {
         self.submit_well_behaved_command();
         self.peers.drain(..).for_each(|peer| peer.close());
         self.advance_time(3);
-        assert!(self.honest.waits.is_none(), "nobody is in its way any more");
+        assert!(self.honest.waits.is_none(), "no other connection blocks it any more");
         invariants::check_device_contents(&self.media, &self.regions);
         self.honest.io.close();
         self.honest.admin.close();

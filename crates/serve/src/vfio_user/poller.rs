@@ -275,7 +275,7 @@ mod tests {
         let (regions, now) = (RegionTable::new(16), Instant::default());
         let directory = tempfile::tempdir().unwrap();
         let listen_socket =
-            StreamListener::open(&ListenAddress::Path(directory.path().join("door"))).unwrap();
+            StreamListener::open(&ListenAddress::Path(directory.path().join("socket"))).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 8).unwrap());
         let (mappings, irqs, options) =
             (DmaMappings::new(regions.clone()), IrqEventFds::new(3), ControllerOptions::default());
@@ -288,7 +288,7 @@ mod tests {
     }
 
     fn connect_client(directory: &tempfile::TempDir) -> LocalConnection {
-        LocalConnection::connect(&directory.path().join("door"), TIME_LIMIT).unwrap()
+        LocalConnection::connect(&directory.path().join("socket"), TIME_LIMIT).unwrap()
     }
 
     /// Arms until nothing is left to do; false if that never happens.

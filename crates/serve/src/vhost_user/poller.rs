@@ -73,13 +73,13 @@ impl EndpointPoller {
         // Without epoll both are tried on every poll, and the reactor does not sleep.
         self.is_deaf |= self.watch.wait(Some(Span { ns: 0 }), &mut ready).is_err();
         let is_ready = |token: u64| ready.iter().any(|found| found.token == token);
-        let (has_front, has_door) = (is_ready(FRONT), is_ready(LISTENER));
+        let (has_front, has_listener) = (is_ready(FRONT), is_ready(LISTENER));
         self.ready = ready;
         let mut count = 0;
         if has_front || self.is_deaf {
             count += self.endpoint.poll_messages(now);
         }
-        if has_door || self.is_deaf {
+        if has_listener || self.is_deaf {
             count += self.accept_front_ends(now);
         }
         count
@@ -111,14 +111,14 @@ impl EndpointPoller {
     /// Registers the sources to wait for in the current state.
     fn update_interests(&mut self, now: Instant) {
         self.listen_at = self.listen_at.filter(|at| *at > now);
-        let wants_door = self.listen_at.is_none() && !self.endpoint.is_detaching();
-        if wants_door != self.is_listener_watched {
-            let changed = match wants_door {
+        let wants_listener = self.listen_at.is_none() && !self.endpoint.is_detaching();
+        if wants_listener != self.is_listener_watched {
+            let changed = match wants_listener {
                 true => self.watch.add(&self.listen_socket, LISTENER, READABLE),
                 false => self.watch.remove(&self.listen_socket),
             };
             self.is_deaf |= changed.is_err();
-            self.is_listener_watched = wants_door;
+            self.is_listener_watched = wants_listener;
         }
         let awaited = self.endpoint.socket_interest().map(|(_, interest)| interest);
         if awaited == self.watched {

@@ -319,7 +319,7 @@ fn closed_peer_is_noticed(mut pair: StreamPair) {
         let _ = pair.other.receive();
         sent.err()
     });
-    assert!(broken.is_some_and(|broken| !broken.0.is_empty()), "nobody is there");
+    assert!(broken.is_some_and(|broken| !broken.0.is_empty()), "the peer is closed");
 }
 
 fn released_memory_may_be_reused(mut pair: StreamPair) {

@@ -134,14 +134,14 @@ mod tests {
             let served = self.line.free_slots() > self.waiting.len();
             match self.line.request_slot(None, &Waker::from(Arc::clone(&noting)), &mut None) {
                 AcquireResult::Acquired(place) => {
-                    assert!(served, "it has passed somebody");
+                    assert!(served, "it has passed an earlier waiter");
                     self.taken.push(place);
                 }
                 AcquireResult::Waiting(ticket) => {
                     assert!(!served, "there was a place");
                     self.waiting.push((ticket, noting));
                 }
-                AcquireResult::Closed => unreachable!("nobody closes it"),
+                AcquireResult::Closed => unreachable!("the queue is never closed"),
             }
         }
 
@@ -150,7 +150,7 @@ mod tests {
             let (ticket, noting) = self.waiting[index].clone();
             match self.line.request_slot(Some(ticket), &Waker::from(noting), &mut None) {
                 AcquireResult::Acquired(place) => {
-                    assert!(served, "it has passed somebody");
+                    assert!(served, "it has passed an earlier waiter");
                     self.waiting.remove(index);
                     self.taken.push(place);
                 }
@@ -198,7 +198,7 @@ mod tests {
                 assert_eq!(free + model.taken.len(), usize::try_from(slots).unwrap());
                 let told = |(_, noting): &(u64, Arc<Noting>)| noting.0.load(Ordering::Relaxed);
                 let all_told = model.waiting.iter().take(free).all(told);
-                assert!(all_told, "seed {seed}: there is a place and nobody knows");
+                assert!(all_told, "seed {seed}: a slot is free and its waiter was not woken");
                 waited += model.waiting.len();
             }
         }

@@ -194,7 +194,7 @@ fn last_handle_closes_the_device_after_its_requests() {
     assert!(block_on(smol::future::poll_once(&mut write)).is_none());
     let end = begun.after(Span::from_secs(20));
     while stage.contents_of() == found {
-        assert!(stage.now() < end, "nobody takes the write");
+        assert!(stage.now() < end, "the write is not executed");
         stage.run_through_mailbox();
     }
     drop(write);

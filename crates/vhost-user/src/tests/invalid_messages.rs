@@ -170,7 +170,7 @@ fn invalid_message_is_rejected_and_reported_if_requested() {
         assert_eq!(told, vec![(failed, None)], "{code} {payload:x?}");
         let why = asking.server.take_rejection().unwrap().to_string();
         assert!(why.contains(expected), "{code}: {why}, expected {expected}");
-        assert_eq!(asking.log.len(), 1, "nobody was asked");
+        assert_eq!(asking.log.len(), 1, "the rejected message causes no action");
         // The connection continues normally.
         assert_eq!(asking.send(&encode_message(17, 1, &[]), &[], usize::MAX).unwrap().len(), 1);
         let mut silent = running_server();

@@ -135,8 +135,8 @@ fn aligned_bytes() -> (Vec<u8>, Vec<u8>) {
 fn ublk_queue_command_has_the_kernel_layout() {
     let command = QueueCommand { queue: 2, tag: 0x1ff, result: -5, buffer: 0 };
     assert_eq!(command.to_bytes(), bytes_from_hex("0200ff01fbffffff"));
-    let lends = QueueCommand { queue: 2, tag: 3, result: 0, buffer: 0x102 };
-    assert_eq!(lends.to_bytes(), bytes_from_hex("0200030000000000 0201"));
+    let register = QueueCommand { queue: 2, tag: 3, result: 0, buffer: 0x102 };
+    assert_eq!(register.to_bytes(), bytes_from_hex("0200030000000000 0201"));
     assert_eq!(RES_ABORT, -19, "ENODEV of asm-generic/errno-base.h");
 }
 

@@ -199,7 +199,7 @@ pub(crate) const SCENARIOS: [LabScenario; 15] = [
     PCIE,
     LabScenario {
         name: "iommufd",
-        about: "the same by doors of their own, on a kernel with iommufd, which Debian's have not",
+        about: "the same by their own device nodes, on a kernel with iommufd, which Debian's lack",
         suite: Some(BUILT),
         seconds_max: 1200,
         short_seconds_max: None,
@@ -330,7 +330,7 @@ pub(crate) const SCENARIOS: [LabScenario; 15] = [
     LabScenario {
         name: "ublk-zero-copy",
         kind: ScenarioKind::Disk,
-        about: "the same of a newer kernel, which lends the data of requests instead of copying them",
+        about: "the same of a newer kernel, with zero copy of the data of requests",
         suite: Some("forky"),
         devices: &[
             "-drive",

@@ -233,8 +233,8 @@ fn compare_and_write_waits_for_others_and_its_range_lock() {
     assert!(!bench.submit(request(Operation::Read, 3, 50, 2)), "nothing new while it drains");
     assert_eq!(bench.complete_all(), [(Operation::Write, 0, 2)]);
     assert_eq!(poll(&mut bench.shaper, NOW), [success_completion(1)]);
-    assert_eq!(bench.complete_all(), [], "the blocks are locked by somebody else");
-    assert!(bench.shaper.arm(), "nobody wakes who waits for a lock");
+    assert_eq!(bench.complete_all(), [], "the range is locked elsewhere");
+    assert!(bench.shaper.arm(), "the release of a range lock wakes no waiter");
 
     lock.0.lock().unwrap().0 = true;
     assert_eq!(poll(&mut bench.shaper, NOW), []);

@@ -264,7 +264,7 @@ mod tests {
         let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
         assert!(
             known.handle_uevent(UeventResult::Overflow, &mut changes),
-            "nobody knows what has changed"
+            "it is unknown what has changed"
         );
         assert!(known.handle_uevent(uevent("add", "pci"), &mut changes));
         assert!(known.handle_uevent(uevent("change", "nvme"), &mut changes));
@@ -286,7 +286,10 @@ mod tests {
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
         assert!(json["time"].as_str().unwrap().ends_with('Z'), "UTC");
         assert_eq!(json["function"]["driver"], "nvme");
-        assert!(json["function"].get("used_by").is_none(), "nobody looked who uses it");
+        assert!(
+            json["function"].get("used_by").is_none(),
+            "users of a removed function are not looked up"
+        );
         assert_eq!(text.lines().count(), 1);
     }
 }

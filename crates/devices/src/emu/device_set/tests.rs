@@ -132,7 +132,7 @@ fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
     let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
     assert_eq!(queue.submit(wake_set.clock.now(), &reads, &[wake_set.memory]), 8);
     queue.flush();
-    assert!(queue.queue().in_flight() >= 8, "nobody has polled");
+    assert!(queue.queue().in_flight() >= 8, "the device has not been polled");
     super::abandon(&mut queue, &emulated_devices.clock);
     assert_eq!(queue.queue().in_flight(), 0);
 }
@@ -161,7 +161,10 @@ fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     emulated_devices.shared.lose(&mut emulated_devices.shared.lock(), Error::remote("it burnt"));
     assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), Error::environment("it burnt"));
-    assert!(!emulated_devices.shared.poll_controllers(wake_set.clock.now()), "and nobody tends it");
+    assert!(
+        !emulated_devices.shared.poll_controllers(wake_set.clock.now()),
+        "and a lost controller is not polled"
+    );
 }
 
 #[test]

@@ -107,8 +107,8 @@ impl LossFixture {
             if index != channel && self.idle == Some(index) {
                 continue;
             }
-            let mut nobody = CompletionBatch::with_capacity(1);
-            other.poll(self.now, if index == channel { completions } else { &mut nobody });
+            let mut discarded = CompletionBatch::with_capacity(1);
+            other.poll(self.now, if index == channel { completions } else { &mut discarded });
         }
     }
 
@@ -583,8 +583,9 @@ impl FileMirrorFixture {
         into: &mut CompletionBatch,
     ) {
         for (index, channel) in channels.iter_mut().enumerate() {
-            let mut nobody = CompletionBatch::with_capacity(1);
-            channel.poll(self.clock.now(), if Some(index) == asked { into } else { &mut nobody });
+            let mut discarded = CompletionBatch::with_capacity(1);
+            channel
+                .poll(self.clock.now(), if Some(index) == asked { into } else { &mut discarded });
         }
         tenmil_linux::named_thread::yield_cpu();
     }

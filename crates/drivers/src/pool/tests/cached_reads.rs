@@ -178,7 +178,7 @@ fn cached_reads_return_their_blocks_from_a_limited_device() {
                 let expected = if was_read { u8::try_from(block + 1).unwrap() } else { 0xee };
                 assert!(bytes.iter().all(|byte| *byte == expected), "seed {seed}, block {block}");
             }
-            assert!(!open.shared.lock().is_busy(), "nobody reads any more");
+            assert!(!open.shared.lock().is_busy(), "no read is in progress");
         }
     }
 }
@@ -206,6 +206,6 @@ fn cached_read_with_invalid_memory_is_rejected() {
             let is_fine = !matches!(token - 1_000, 0 | 1 | 2 | 7);
             assert_eq!(status.is_success(), is_fine, "{token}: {status:?}");
         }
-        assert!(!open.shared.lock().is_busy(), "nobody reads any more");
+        assert!(!open.shared.lock().is_busy(), "no read is in progress");
     }
 }

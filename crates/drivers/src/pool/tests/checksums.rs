@@ -76,7 +76,7 @@ fn corrupt_block_fails_with_its_location() {
     }
     let mut seen = [0; PAGE as usize];
     hand.regions.load(hand.memory.slice(0, PAGE).unwrap(), &mut seen).unwrap();
-    assert_eq!(seen, [0xee; PAGE as usize], "nobody sees what is refused");
+    assert_eq!(seen, [0xee; PAGE as usize], "a failed read returns no data");
     assert_eq!(hand.read(42, 2), [1, 1]);
 
     let found = scrub(&bench);

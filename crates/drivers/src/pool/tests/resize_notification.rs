@@ -1,6 +1,6 @@
 //! Volumes that are extended while they are open.
 
-#![expect(clippy::disallowed_methods, reason = "it makes a file longer that somebody serves")]
+#![expect(clippy::disallowed_methods, reason = "it extends a file that is served")]
 
 use tenmil_base::{BlockDevice, IoStatus, Operation, Span};
 

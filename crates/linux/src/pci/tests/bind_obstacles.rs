@@ -240,7 +240,10 @@ fn every_obstacle_has_a_fix() {
         assert!(remedy.contains(mends), "`{words}`: {remedy}");
         let offers = remedy.contains("--even-if-in-use");
         assert_eq!(offers, obstacle.yields_to_serial(), "`{words}`: {remedy}");
-        assert!(!remedy.contains(SERIAL), "whoever takes a disk looks for its number: {remedy}");
+        assert!(
+            !remedy.contains(SERIAL),
+            "the operator has to look the serial number up: {remedy}"
+        );
     }
 }
 

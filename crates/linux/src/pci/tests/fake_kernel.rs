@@ -62,7 +62,7 @@ impl<'a> FakeKernel<'a> {
         match driver {
             "nvme" => self.rename(at, "nvme", ".nvme"),
             _ => {
-                self.vfio_nodes(at).iter().for_each(|door| self.tree.remove(door));
+                self.vfio_nodes(at).iter().for_each(|node| self.tree.remove(node));
                 self.leave_group(at);
             }
         }
@@ -76,7 +76,7 @@ impl<'a> FakeKernel<'a> {
         }
         let pinned = machine.read_trimmed(&test_function(at, "driver_override")).unwrap();
         let driver = if pinned == "(null)" { "nvme".to_owned() } else { pinned };
-        let has_door = machine.link_target_name(&test_function(at, "iommu_group")).is_some()
+        let has_node = machine.link_target_name(&test_function(at, "iommu_group")).is_some()
             || machine.read_trimmed(SWITCH).as_deref() == Some("Y");
         let is_there = machine.exists(&format!("sys/bus/pci/drivers/{driver}"));
         if self.probes_in_vain.take() {
@@ -84,17 +84,17 @@ impl<'a> FakeKernel<'a> {
         }
         let is_free = machine.link_target_name(&test_function(at, "driver")).is_none();
         // The kernel does not report that no driver was bound.
-        if is_there && is_free && (driver != "vfio-pci" || has_door) {
+        if is_there && is_free && (driver != "vfio-pci" || has_node) {
             self.tree.link(&test_function(at, "driver"), &format!("../../drivers/{driver}"));
             match driver.as_str() {
                 "nvme" => self.rename(at, ".nvme", "nvme"),
                 "vfio-pci" => {
                     self.join_group(at);
-                    self.vfio_nodes(at).iter().for_each(|door| self.tree.write_file(door, ""));
+                    self.vfio_nodes(at).iter().for_each(|node| self.tree.write_file(node, ""));
                     if self.is_awaited.get() {
                         self.tree.write_file("proc/41/comm", "tenmil\n");
                         let open =
-                            |door: &String| self.tree.link("proc/41/fd/9", &format!("/{door}"));
+                            |node: &String| self.tree.link("proc/41/fd/9", &format!("/{node}"));
                         self.vfio_nodes(at).iter().for_each(open);
                     }
                     self.tree.write_file(&test_function(at, "vfio-dev/vfio0/x"), "");
@@ -107,11 +107,11 @@ impl<'a> FakeKernel<'a> {
 
     fn vfio_nodes(&self, at: &str) -> Vec<String> {
         let group = self.tree.machine.link_target_name(&test_function(at, "iommu_group"));
-        let door = group.map(|group| match self.is_real(&group) {
+        let node = group.map(|group| match self.is_real(&group) {
             true => format!("dev/vfio/{group}"),
             false => format!("dev/vfio/noiommu-{group}"),
         });
-        door.into_iter().collect()
+        node.into_iter().collect()
     }
 
     fn is_real(&self, group: &str) -> bool {

@@ -75,7 +75,7 @@ fn per_device_vfio_node_is_chowned_if_present() {
     tree.write_file("dev/vfio/devices/vfio0", "");
     let kernel = FakeKernel::new(&tree);
     bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
-    let given = ["dev/vfio/12", "dev/vfio/devices/vfio0"].map(|door| (door.to_owned(), 1000));
+    let given = ["dev/vfio/12", "dev/vfio/devices/vfio0"].map(|node| (node.to_owned(), 1000));
     assert_eq!(*kernel.given.borrow(), given);
 }
 
@@ -218,7 +218,7 @@ fn noiommu_parameter_is_restored_with_the_last_function() {
     bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
     bind_one(&kernel, &[SECOND], &bind_request(Some(1000), true)).unwrap();
     assert_eq!(switch().as_deref(), Some("Y"));
-    assert!(kernel.given.borrow().is_empty(), "such doors open to root alone");
+    assert!(kernel.given.borrow().is_empty(), "no-IOMMU nodes require CAP_SYS_RAWIO");
     let (_, error) =
         unbind_functions(&kernel, &UnbindSelection::These(vec![test_address(FUNCTION)]));
     assert_eq!((error, switch().as_deref()), (Ok(()), Some("Y")));

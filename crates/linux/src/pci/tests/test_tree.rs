@@ -282,11 +282,11 @@ impl TestTree {
             state += &format!("{at} driver {driver:?} override {pinned:?}\n");
         }
         let switch = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-        let (records, doors) = (
+        let (records, nodes) = (
             self.machine.directory_entries("run/tenmil"),
             self.machine.directory_entries("dev/vfio"),
         );
-        state + &format!("{:?} {records:?} {doors:?}", self.machine.read_trimmed(switch))
+        state + &format!("{:?} {records:?} {nodes:?}", self.machine.read_trimmed(switch))
     }
 }
 

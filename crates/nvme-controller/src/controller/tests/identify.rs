@@ -264,7 +264,7 @@ fn controller_lists_start_at_the_given_cntlid() {
     assert_eq!(list(Cns::SubsystemControllers, 0, 0), [1, 3, 7]);
     assert_eq!(list(Cns::SubsystemControllers, 0, 4), [7]);
     assert_eq!(list(Cns::NamespaceControllers, 1, 2), [3, 7]);
-    assert_eq!(list(Cns::NamespaceControllers, 2, 0), [], "nobody has it");
+    assert_eq!(list(Cns::NamespaceControllers, 2, 0), [], "no controller is attached");
 }
 
 #[test]

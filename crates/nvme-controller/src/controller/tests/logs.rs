@@ -181,7 +181,7 @@ fn unsafe_shutdowns_are_counted() {
         (page.power_cycles(), page.unexpected_power_losses())
     };
     bench.subsystem.power_cycle();
-    assert_eq!(health(&mut bench), (2, 0), "nobody had been at work");
+    assert_eq!(health(&mut bench), (2, 0), "no controller was in use");
     bench.subsystem.power_cycle();
     assert_eq!(health(&mut bench), (3, 1));
     bench.controller.shutdown();

@@ -49,7 +49,7 @@ fn idle_controller_may_sleep_without_deadline() {
 fn unprocessed_host_stores_keep_the_thread_awake() {
     let mut rig = idle_fixture();
     rig.push_command(1, read_command(1));
-    assert!(rig.arm_transport().is_some(), "nobody has rung");
+    assert!(rig.arm_transport().is_some(), "no doorbell was written");
     rig.ring_submission_doorbell(1);
     assert_eq!(rig.arm_transport(), None, "a submission doorbell");
     assert!(rig.take_completion(1).is_some(), "and the look was a turn");

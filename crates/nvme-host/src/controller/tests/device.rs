@@ -214,7 +214,7 @@ impl Mmio for Device {
             0x14 => script.cc,
             0x1c => script.csts(),
             0x38 | 0x3c | 0x58 => script.read_cmb(offset),
-            _ => panic!("nobody reads {offset:#x}"),
+            _ => panic!("unexpected read of register {offset:#x}"),
         }
     }
 
@@ -241,7 +241,7 @@ impl Mmio for Device {
             0x50 => script.control_cmb(value),
             0x54 => script.cmbmsc = script.cmbmsc & 0xffff_ffff | u64::from(value) << 32,
             0x24 => script.aqa = value,
-            _ => panic!("nobody writes {offset:#x}"),
+            _ => panic!("unexpected write of register {offset:#x}"),
         }
     }
 
@@ -250,7 +250,7 @@ impl Mmio for Device {
         match offset {
             0x28 => script.asq = value,
             0x30 => script.acq = value,
-            _ => panic!("nobody writes {offset:#x}"),
+            _ => panic!("unexpected write of register {offset:#x}"),
         }
     }
 

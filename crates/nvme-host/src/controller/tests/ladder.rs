@@ -527,7 +527,7 @@ fn controller_that_fails_by_itself_has_every_queue_report_lost_writes() {
         world.run(Span::from_ms(50));
         assert_eq!(losses(&world), [true, true], "failure {number}");
         world.create(None);
-        assert_eq!(losses(&world), [true; 3], "nobody has heard of it: failure {number}");
+        assert_eq!(losses(&world), [true; 3], "no queue has reported the loss: failure {number}");
         world.pairs[1].0.report_lost_writes();
         world.create(None);
         assert_eq!(losses(&world), [true, false, true, false], "failure {number}");

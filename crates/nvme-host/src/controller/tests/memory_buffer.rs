@@ -138,9 +138,9 @@ fn without_a_buffer_of_use_rings_lie_in_host_memory_and_that_is_said() {
         (|script| script.cmb = [0; 2], CmbUnavailable::Absent, "no controller memory buffer"),
         (|script| script.cmb[1] &= !QUEUES, CmbUnavailable::NoQueues, "CMBSZ.SQS is 0"),
         (
-            |script| script.memory.set_bar_unusable("it is somebody else's"),
-            CmbUnavailable::Unusable { why: "it is somebody else's" },
-            "of no use: it is somebody else's",
+            |script| script.memory.set_bar_unusable("it belongs to another driver"),
+            CmbUnavailable::Unusable { why: "it belongs to another driver" },
+            "of no use: it belongs to another driver",
         ),
         (
             |script| script.refuses_address = true,

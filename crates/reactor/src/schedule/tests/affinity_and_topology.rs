@@ -120,7 +120,7 @@ fn busy_reactors_do_not_exceed_the_quota() {
     assert_eq!(
         plan_migrations(dynamic_options(), &full).migrations,
         [],
-        "nobody wakes another one to share a quota"
+        "no reactor is woken to share a quota"
     );
 }
 

@@ -243,8 +243,8 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
 
     let kept = ReactorOptions::default().events;
     for _ in 0..kept {
-        let nobody = ThreadBuilder::new("mayfly").run_first(|context| context.end_thread());
-        let mayfly = other.reactors.spawn(nobody).unwrap();
+        let builder = ThreadBuilder::new("mayfly").run_first(|context| context.end_thread());
+        let mayfly = other.reactors.spawn(builder).unwrap();
         while !mayfly.has_ended() {
             tenmil_linux::named_thread::yield_cpu();
         }

@@ -71,7 +71,7 @@ fn start_server_with_device(
         regions: &regions,
     });
     let exported_device = Arc::new(exported_device.unwrap());
-    let path = directory.path().join("door");
+    let path = directory.path().join("socket");
     let any = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
     let listen_sockets = [ListenAddress::Path(path.clone()), any]
         .map(|address| StreamListener::open(&address).unwrap());
@@ -129,7 +129,7 @@ fn data_written_by_one_client_is_read_by_another_in_every_poll_mode() {
         let mut one = connect(&house);
         write_and_read(&mut one, &encode_write(1, 512, &[7; 4096]), &mut []);
         let ListenAddress::Tcp(port) = house.server.as_ref().unwrap().addresses()[1].clone() else {
-            panic!("the second door is a port")
+            panic!("the second listener is a TCP port")
         };
         let mut other = TcpStream::connect(port).unwrap();
         other.set_read_timeout(Some(TIME_LIMIT)).unwrap();
@@ -174,7 +174,7 @@ fn drain_events(house: &TestServer) -> NbdEvent {
         if let Some(new_events) = house.server.as_ref().unwrap().next_event() {
             return new_events;
         }
-        assert!(clock.now() < end, "nobody is told");
+        assert!(clock.now() < end, "no event arrives");
         tenmil_linux::named_thread::yield_cpu();
     }
 }

@@ -38,7 +38,7 @@ fn freed_memory_wakes_the_first_waiter() {
     let called = || (second.load(Ordering::Relaxed), third.load(Ordering::Relaxed));
     assert_eq!((pool.waiting_connections(), called()), (2, (0, 0)));
     one.release_buffer(first);
-    assert_eq!(called(), (1, 0), "nobody but the first");
+    assert_eq!(called(), (1, 0), "only the first waiting connection is woken");
     assert!(three.allocate(4096).is_none(), "it is not its turn");
     let small = two.allocate(4096).unwrap();
     assert_eq!(called(), (1, 1), "now it is");

@@ -112,7 +112,7 @@ fn silent_host_without_keep_alive_stays_connected_only_if_listed() {
                 Status::SUCCESS
             );
         }
-        assert_eq!(rig.service.connection_count(), 2, "whoever reads is not silent");
+        assert_eq!(rig.service.connection_count(), 2, "a host that reads is not silent");
         let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0f);
         assert_eq!(rig.execute_command(admin, &get, DataDirection::None, &[]).0.dw0(), 0);
         rig.advance_time(Span::from_secs(601));

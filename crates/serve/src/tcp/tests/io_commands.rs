@@ -179,13 +179,17 @@ fn hosts_without_hostid_are_separate_registrants() {
     let mut rig = TestTarget::new();
     for _ in 0..2 {
         let admin = rig.open_connection(admin_config());
-        let nobody = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([0; 16]));
+        let without_hostid = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([0; 16]));
         let cntlid =
-            u16::try_from(rig.connect_queue(admin, &admin_connect(), &nobody).dw0()).unwrap();
+            u16::try_from(rig.connect_queue(admin, &admin_connect(), &without_hostid).dw0())
+                .unwrap();
         rig.set_property(admin, offset::CC, ENABLED);
         let io = rig.open_connection(io_config());
-        let nobody = connect_data(cntlid).with(|data| data.hostid([0; 16]));
-        assert_eq!(rig.connect_queue(io, &io_connect(1), &nobody).status(), Status::SUCCESS);
+        let without_hostid = connect_data(cntlid).with(|data| data.hostid([0; 16]));
+        assert_eq!(
+            rig.connect_queue(io, &io_connect(1), &without_hostid).status(),
+            Status::SUCCESS
+        );
         let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
         let (completion, _) =
             rig.execute_command(io, &register, DataDirection::FromHost(16), &[1; 16]);

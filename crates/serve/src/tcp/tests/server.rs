@@ -81,7 +81,7 @@ fn hosts_connect_over_sockets_in_every_poll_mode() {
             |new_events: &TargetEvent| matches!(new_events, TargetEvent::Disconnected { .. });
         let new_events = std::iter::from_fn(|| rig.service.next_event());
         assert_eq!(new_events.filter(gone).count(), 2);
-        assert!(TcpStream::connect(client.address).is_err(), "nobody listens any more");
+        assert!(TcpStream::connect(client.address).is_err(), "the port is closed");
     }
 }
 

@@ -95,7 +95,7 @@ fn error_that_also_fails_with_copy_is_reported_once() {
             session.tags.record_submitted(1);
             assert!(
                 session.kernel.committed_results().is_empty(),
-                "nobody has heard of it: {refused}"
+                "no result is committed yet: {refused}"
             );
             let status = IoStatus::CAPACITY_EXCEEDED;
             session.handle_completion(IoCompletion { token: 2, status, result: 0 });

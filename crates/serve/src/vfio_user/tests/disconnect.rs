@@ -63,7 +63,7 @@ fn disconnected_client_cannot_ring_doorbells_of_the_next_client() {
     for _ in 0..100 {
         machine.read_region(0x1c, 4);
     }
-    assert_eq!(machine.next_completion(1), None, "somebody else has rung");
+    assert_eq!(machine.next_completion(1), None, "the doorbell of another client was written");
     own.write_all_at(&one, tail).unwrap();
     assert_eq!(machine.await_completion(1), 0);
 }

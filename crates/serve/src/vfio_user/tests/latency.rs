@@ -23,7 +23,7 @@ use crate::vfio_user::poller::EndpointPoller;
 fn expected_latency_of(takes: Span, clock: Clock) -> (EndpointPoller, TestClient) {
     let regions = RegionTable::new(16);
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("door");
+    let path = directory.path().join("socket");
     let listen_socket = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
     let ram = Arc::new(RamDevice::new(&regions, 512, BLOCKS).unwrap());
     let slow = LatencySpec { mean: takes, p99: None };

@@ -132,7 +132,7 @@ fn several_queues_are_served_and_none_is_missed_while_idle() {
         run_random_load(&mut queues, 200, 0x5eed);
         let kicks: usize = queues.iter().map(|queue| queue.kicks).sum();
         if poll == PollMode::Always {
-            assert!(kicks <= 3, "whoever looks wants no kicks: {kicks}");
+            assert!(kicks <= 3, "a polling server requests no kicks: {kicks}");
         }
     }
 }

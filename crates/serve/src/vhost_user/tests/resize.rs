@@ -98,7 +98,7 @@ fn resize_is_visible_after_the_config_change_message() {
     assert_eq!(queues[0].complete_one_request(read_request(BLOCKS - 1, 512)), (0, 513));
     machine.close_connection();
     rig.await_disconnect_event();
-    assert_eq!(capacity_sectors(&rig.connect_front_end(0)), BLOCKS, "whoever comes next");
+    assert_eq!(capacity_sectors(&rig.connect_front_end(0)), BLOCKS, "the next front end");
 }
 
 #[test]

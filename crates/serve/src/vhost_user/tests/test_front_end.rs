@@ -275,7 +275,7 @@ impl TestQueue {
     pub(super) fn await_call(&self) {
         let end = self.clock.now().after(TIME_LIMIT);
         while !self.call.clear_signals() {
-            assert!(self.clock.now() < end, "nobody calls");
+            assert!(self.clock.now() < end, "no call arrives");
             tenmil_linux::named_thread::sleep(Span::from_us(50));
         }
     }

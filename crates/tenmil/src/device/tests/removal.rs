@@ -35,7 +35,7 @@ fn channel_panic_fails_waiting_operations() {
     assert_eq!(results_of(&mut ops), [false, true, true]);
     drop(ops);
     let lost = baseline - stand.free_bytes();
-    assert_eq!(lost, u64::from(PAGE), "what the device had is nobody's any more");
+    assert_eq!(lost, u64::from(PAGE), "the buffer that the device had is leaked");
     // The device continues to write to memory that must have been leaked.
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
     stand.slow.complete_all();

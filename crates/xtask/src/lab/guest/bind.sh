@@ -1,4 +1,4 @@
-# An SSD behind an IOMMU goes from the kernel to vfio-pci and back; nobody's disk is taken.
+# An SSD behind an IOMMU goes from the kernel to vfio-pci and back; a disk in use is not taken.
 
 modprobe nvme
 modprobe ext4
@@ -27,7 +27,7 @@ refuses 'a wrong address' 'expected one of' tenmil bind 0000:00:1f.7
 check 'a file system' mkfs.ext4 -q -F /dev/nvme0n1
 mount -t ext4 /dev/nvme0n1 /mnt
 refuses 'a mounted disk' 'nvme0n1 is mounted at /mnt' tenmil bind $SSD
-# In a mount of its own nobody sees it; the kernel has the disk for itself all the same.
+# Mounted in another mount namespace alone: not visible here, but the kernel has the disk in use.
 unshare -m sleep 100 &
 sleep 1
 umount /mnt
@@ -49,7 +49,7 @@ check 'which changes nothing' driver_is nvme
 shows 'it is taken' 'bound to vfio-pci, before to nvme' tenmil bind $SSD --owner 1000
 check 'and has the driver' driver_is vfio-pci
 GROUP=/dev/vfio/$(basename "$(readlink -f $FUNCTION/iommu_group)")
-check 'and a door' there "$GROUP"
+check 'and a group node' there "$GROUP"
 check 'that is its owner'"'"'s' test "$(stat -c %u "$GROUP")" = 1000
 shows 'taken again it says so' 'already' tenmil bind $SSD
 shows 'tenmil list tells who has it' 'driver vfio-pci' tenmil list

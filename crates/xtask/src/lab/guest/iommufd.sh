@@ -1,5 +1,5 @@
-# SSDs by doors of their own, with iommufd, on a kernel that has both ways. After this the scenario does
-# all that `pcie` does.
+# SSDs by their own device nodes, with iommufd, on a kernel that has both interfaces. After this the
+# scenario does all that `pcie` does.
 
 modprobe nvme
 modprobe vfio-pci
@@ -14,7 +14,7 @@ SLOT=$(place LAB2)
 D=pcie:$AT
 check 'tenmil bind, and a first block' tenmil bind "$AT" --try
 cat /tmp/output
-check 'its own door is there' [ -c "/dev/vfio/devices/$(ls "/sys/bus/pci/devices/$AT/vfio-dev")" ]
+check 'its own device node is there' [ -c "/dev/vfio/devices/$(ls "/sys/bus/pci/devices/$AT/vfio-dev")" ]
 
 shows 'iommufd is used where it is' 'over VFIO and iommufd' tenmil perf "$D" -w randread -q 8 -t 1
 cat /tmp/output
@@ -26,8 +26,8 @@ check 'the other SSD is bound, too' tenmil bind "$SLOT"
 check 'both in one command' \
     tenmil perf "$D" "pcie:$SLOT" -w randrw --verify -q 16 -t 2 --overwrite
 
-# Whoever comes second is told that there is a first, whichever way each of them takes.
-# driven BY: somebody drives it so; others try to.
+# The second process is told that there is a first, whichever interface each of them uses.
+# driven BY: one process drives it so; others try to.
 driven() {
     tenmil perf "$D?vfio=$1" -w randread -q 8 -t 60 >/tmp/driven.log 2>&1 &
     driving=$!

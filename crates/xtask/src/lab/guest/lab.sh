@@ -1,4 +1,4 @@
-# What all scenarios share. A check is one line for whoever watches: see console.rs.
+# Functions of all scenarios. A check is one line on the console: see console.rs.
 
 # What the last command said, in a line.
 said() { tail -n 4 /tmp/output | tr '\n' ' ' | cut -c 1-240; }
@@ -53,7 +53,7 @@ place() {
     done
 }
 
-# note WHAT: what is of use to whoever reads the report, and no check.
+# note WHAT: a line for the report that is no check.
 note() { echo "@@ note $*"; }
 
 skip() { echo "@@ skip $*"; }

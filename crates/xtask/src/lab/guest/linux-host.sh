@@ -154,7 +154,7 @@ check 'the disk is there again' within 20 found || exit 1
 D=$(disk nvme0)
 check 'and is verified' verify 64k 8m
 check 'nvme disconnect again' nvme disconnect -n $SUBSYSTEM
-check 'nobody is connected' within 5 forgotten
+check 'no host is connected' within 5 forgotten
 
 if ! whole 'reservations by ioctls, a host that falls silent'; then
     kill $server
@@ -162,7 +162,7 @@ if ! whole 'reservations by ioctls, a host that falls silent'; then
     exit 0
 fi
 
-# Reservations as the kernel makes them for whoever calls its ioctls, and two hosts that contend.
+# Reservations as the kernel makes them for callers of its ioctls, and two hosts that contend.
 # Without multipath each host has a block device of its own.
 OTHER=nqn.2014-08.org.nvmexpress:uuid:66666666-7777-8888-9999-aaaaaaaaaaaa
 OTHER_ID=66666666-7777-8888-9999-aaaaaaaaaaaa
@@ -231,7 +231,7 @@ shows 'and now the other gets the conflict' "$conflicts" refused write_to $B
 check 'IOC_PR_CLEAR clears' pr $A -c clear -k 0xa
 check 'both write: one' write_to $A
 check 'and the other' write_to $B
-shows 'nobody is registered' '"regctl":0' holder_of
+shows 'no host is registered' '"regctl":0' holder_of
 check 'nvme disconnect of both' nvme disconnect -n $SUBSYSTEM
 kill $server
 check 'the server ends by itself' served
@@ -279,7 +279,7 @@ took=$(awk -v cut="$cut" '/keep-alive time-out/ { print $1 - cut; exit }' events
 check "it took $took s from the cut, by a time-out of 2 s" \
     awk -v took="$took" 'BEGIN { exit !(took > 0.5 && took < 8) }'
 sleep 3
-check 'nobody is connected without a cable' forgotten
+check 'no host is connected without a cable' forgotten
 check 'the cable is whole again' ip link set lab0 up
 lives() { grep -q live /sys/class/nvme/nvme0/state; }
 check 'the host connects by itself' within 60 lives

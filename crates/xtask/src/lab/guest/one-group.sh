@@ -1,5 +1,5 @@
-# Two SSDs that no IOMMU tells from each other: functions of one slot, in one group. Whoever has one may
-# have the other, and nobody else may.
+# Two SSDs that no IOMMU tells from each other: functions of one slot, in one group. The process that
+# has one may open the other, and no other process may.
 
 modprobe nvme
 modprobe vfio-pci
@@ -19,7 +19,7 @@ check 'they are in one group' [ "$(group "$ONE")" = "$(group "$TWO")" ] || exit 
 shows 'the other is not bound, and it is named' "$TWO" refused tenmil bind "$ONE"
 cat /tmp/output
 check 'both are, in one command' tenmil bind "$ONE" "$TWO"
-check 'the first has a door' [ -n "$(ls "/sys/bus/pci/devices/$ONE/vfio-dev")" ]
+check 'the first has a device node' [ -n "$(ls "/sys/bus/pci/devices/$ONE/vfio-dev")" ]
 
 load() { tenmil perf "$@" -w randrw --verify -q 16 -t 2 --overwrite; }
 for way in iommufd group; do
@@ -33,7 +33,7 @@ shows 'one so and one so is refused by name' 'was opened in another mode (vfio=)
     tenmil perf "pcie:$ONE?vfio=iommufd" "pcie:$TWO?vfio=group" -w randread -t 1
 cat /tmp/output
 
-# Somebody has one of them; others do not get the other.
+# One process has one of them; others do not get the other.
 for way in iommufd group; do
     tenmil perf "pcie:$ONE?vfio=$way" -w randread -q 8 -t 60 >/tmp/driven.log 2>&1 &
     driving=$!

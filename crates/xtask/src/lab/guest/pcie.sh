@@ -44,7 +44,7 @@ check 'verified writes and reads, asleep when idle' \
 check 'verified writes and reads, always looking' \
     tenmil perf "$D" -w randrw --verify -q 16 -t 3 --overwrite --poll always
 
-# Interrupts: how many vfio-pci has passed on to whoever drives now.
+# Interrupts: how many vfio-pci has passed on to the process that drives now.
 interrupts() {
     awk '/vfio-msi/ { for (i = 2; $i ~ /^[0-9]+$/; i++) sum += $i } END { print sum + 0 }' \
         /proc/interrupts
@@ -171,7 +171,7 @@ check 'kill -9 under load there, too' kill -9 $!
 check 'it is given back' within 10 tenmil unbind "$SLOT"
 check 'to the kernel, where it lives' within 20 in_slot
 
-# It comes and goes, as fast as that is; whoever follows keeps nothing of what has gone.
+# It comes and goes, as fast as that is; the follower keeps nothing of what has gone.
 held() { echo "$(ls /proc/$following/fd | wc -l) descriptors, $(ls /proc/$following/task | wc -l) threads"; }
 count() { grep "\"$SLOT\"" /tmp/follow.log | grep -c "\"event\":\"$1\""; }
 has_told() { [ "$(count "$1")" -ge "$2" ]; }

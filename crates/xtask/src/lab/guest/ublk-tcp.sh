@@ -1,5 +1,5 @@
-# `tenmil serve tcp://… --listen ublk:N` where the kernel lends the data of requests: they go between
-# it and a socket, with that and without it.
+# `tenmil serve tcp://… --listen ublk:N` where the kernel offers zero copy: data go between its
+# buffers and a socket, with that and without it.
 
 # target: begins it, over what it has left; $target is its process.
 target() {
@@ -51,7 +51,7 @@ check 'nor has the kernel seen one' is_clean
 shows 'it says so' 'it is away: .*it is called again' cat /tmp/tcp.log
 shows 'and that it is back' 'it is there again, after' cat /tmp/tcp.log
 
-# So it does while nobody wants anything, and its queues come back for the first who does.
+# It reconnects while it is idle, too, and its queues come back for the first request.
 kill -9 $target
 wait $target 2>/dev/null
 check 'after kill -9 of an idle target it is there again' target
@@ -59,7 +59,7 @@ sleep 2
 check 'and data are verified over both queues' loaded --filename=/dev/ublkb3 --rw=randwrite --bs=4k \
     --size=8m --numjobs=2 --offset_increment=64m --iodepth=32
 
-# Nobody serves the disk for a while, and nobody notices.
+# The disk has no server for a while, and no I/O fails.
 killed_under $served 500 --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=32m --iodepth=16 \
     --numjobs=2 --offset_increment=64m
 check 'after kill -9 under it the disk stays' there /dev/ublkb3

@@ -1,5 +1,4 @@
-# `tenmil serve file:… --listen ublk:N` where the kernel lends the data of requests, with that and
-# without it.
+# `tenmil serve file:… --listen ublk:N` where the kernel offers zero copy, with that and without it.
 
 modprobe nvme
 modprobe ext4
@@ -22,7 +21,7 @@ check 'files verified' verify --directory=/tmp/disk --rw=randwrite --bsrange=1k-
 check 'fstrim gives room back' trims
 check 'unmounted and whole' is_whole
 
-# Nobody serves it for a while, and nobody notices.
+# The disk has no server for a while, and no I/O fails.
 killed_under $served 500 --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=48m --iodepth=16 \
     --numjobs=2 --offset_increment=96m
 check 'after kill -9 under it the disk stays' there /dev/ublkb3

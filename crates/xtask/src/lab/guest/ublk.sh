@@ -48,7 +48,7 @@ check 'unmounted and whole' is_whole
 check 'blkdiscard gives all of it back' eval 'blkdiscard /dev/ublkb3 &&
     [ $(room /mnt/image) -lt 4096 ]'
 
-# Nobody serves it for a while, and nobody notices.
+# The disk has no server for a while, and no I/O fails.
 killed_under $served 500 --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=48m --iodepth=16 \
     --numjobs=2 --offset_increment=96m
 check 'after kill -9 under it the disk stays' there /dev/ublkb3
@@ -70,6 +70,6 @@ check 'unmounted and whole again' is_whole
 
 is_ended
 check 'what it had is in the file' serve file "$F" --listen ublk:3 --read-only
-shows 'which nobody may write' '^1$' cat /sys/block/ublkb3/ro
+shows 'which is read-only' '^1$' cat /sys/block/ublkb3/ro
 kill $served
 check 'SIGTERM ends that, too' within 20 ended
