@@ -361,7 +361,7 @@ fn pool_opened_for_reading_is_not_written() {
 }
 
 #[test]
-fn channel_closed_with_requests_in_flight_blocks_nobody() {
+fn channel_closed_with_requests_in_flight_does_not_block_others() {
     let bench = PoolFixture::new("64m");
     bench.create_volume("a", 4096);
     let opened = bench.open_volume("a").unwrap();

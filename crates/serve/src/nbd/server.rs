@@ -276,7 +276,7 @@ const PER_ADDRESS_MIN: usize = 16;
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Plan")
+        out.debug_struct("ServerConfig")
             .field("listen_sockets", &self.listen_sockets)
             .finish_non_exhaustive()
     }

@@ -54,7 +54,7 @@ struct PowerCountingChannel {
 /// Who has the mirror before, and how it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FormerOwner {
-    Nobody,
+    None,
     Gone,
     /// It is there, and the mirror is taken by force.
     There,
@@ -195,7 +195,7 @@ fn owners_of(candidates: &[LegCandidate]) -> Vec<u128> {
 fn lose_power_at(former: FormerOwner, at: u32, seed: u64) -> bool {
     let mut machine = MachineFixture::new(seed);
     let first = owner_identity::OwnerId::new_random();
-    if former != FormerOwner::Nobody {
+    if former != FormerOwner::None {
         let opener = Some(first.record());
         machine
             .open(&MirrorOptions { opener, ..MirrorOptions::with_resync_policy(POLICY) })
@@ -243,7 +243,7 @@ fn lose_power_at(former: FormerOwner, at: u32, seed: u64) -> bool {
 
 #[test]
 fn power_loss_during_a_claim_leaves_at_most_one_owner() {
-    for former in [FormerOwner::Nobody, FormerOwner::Gone, FormerOwner::There] {
+    for former in [FormerOwner::None, FormerOwner::Gone, FormerOwner::There] {
         let mut at = 1;
         while (0..8).fold(false, |was_cut, seed| lose_power_at(former, at, seed) | was_cut) {
             at += 1;

@@ -20,7 +20,7 @@ pub(super) struct InvariantChecker {
 /// Owner of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockOwner {
-    Nobody,
+    None,
     /// A connection that may store anything in the page.
     Any,
     /// A connection of an I/O queue of this tenant.
@@ -43,7 +43,7 @@ impl InvariantChecker {
         let mut watch = Self {
             budget,
             data_pages,
-            pages: vec![BlockOwner::Nobody; count],
+            pages: vec![BlockOwner::None; count],
             bytes: vec![0; count * PAGE],
         };
         (0..count).for_each(|page| watch.clear_owners(page));
@@ -58,13 +58,13 @@ impl InvariantChecker {
 
     /// Checks all memory, after an iteration of one connection.
     pub(super) fn check_buffers(&mut self, guests: &[TargetConnection]) {
-        let mut owners = vec![BlockOwner::Nobody; self.pages.len()];
+        let mut owners = vec![BlockOwner::None; self.pages.len()];
         for guest in guests {
             let owner = subsystem_of_peer(guest).map_or(BlockOwner::Any, BlockOwner::Tenant);
             guest.for_each_block(&mut |pages| {
                 for page in pages {
                     let place = &mut owners[page as usize];
-                    assert_eq!(*place, BlockOwner::Nobody, "page {page} is had twice");
+                    assert_eq!(*place, BlockOwner::None, "page {page} is had twice");
                     *place = owner;
                 }
             });
@@ -83,7 +83,7 @@ impl InvariantChecker {
             }
             let (before, after) = (self.pages[page], owners[page]);
             let allowed = match (before, after) {
-                (BlockOwner::Nobody, BlockOwner::Nobody) if !is_used[page] => None,
+                (BlockOwner::None, BlockOwner::None) if !is_used[page] => None,
                 (_, BlockOwner::Tenant(tenant)) if page < self.data_pages => {
                     Some(stamp_block(tenant))
                 }
@@ -98,8 +98,8 @@ impl InvariantChecker {
             }
         }
         for page in 0..owners.len() {
-            let was_used = is_used[page] || self.pages[page] != BlockOwner::Nobody;
-            if was_used && owners[page] == BlockOwner::Nobody {
+            let was_used = is_used[page] || self.pages[page] != BlockOwner::None;
+            if was_used && owners[page] == BlockOwner::None {
                 self.clear_owners(page);
             }
         }
