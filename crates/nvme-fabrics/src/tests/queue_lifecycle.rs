@@ -1,8 +1,6 @@
 //! Admin commands, and creation and deletion of I/O queues, of a controller without a path.
 
-use tenmil_base::{
-    CompletionBatch, IoCompletion, IoStatus, Operation, Request, Segment, Span,
-};
+use tenmil_base::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, Segment, Span};
 use tenmil_nvme_host::{
     Event, FastPathOptions, QueuePairOptions, QueueSizes, QueueState, ResetCause,
 };
@@ -109,6 +107,7 @@ fn queue_that_is_not_closed_in_time_is_ended_by_a_reset() {
         if let Some(Event::ResetStarted { cause }) = remote.poll(bed.now) {
             break cause;
         }
+        assert!(bed.now.since(begun) < Span::from_secs(120), "the deletion never ends");
     };
     let waited = bed.now.since(begun);
     assert!(waited >= TimeoutPolicy::default().connect, "{waited}");

@@ -99,6 +99,8 @@ impl fmt::Debug for Server {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("ServerConfig").field("listen_socket", &self.listen_socket).finish_non_exhaustive()
+        out.debug_struct("ServerConfig")
+            .field("listen_socket", &self.listen_socket)
+            .finish_non_exhaustive()
     }
 }

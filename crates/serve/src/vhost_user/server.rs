@@ -138,6 +138,8 @@ impl Server {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("ServerConfig").field("listen_socket", &self.listen_socket).finish_non_exhaustive()
+        out.debug_struct("ServerConfig")
+            .field("listen_socket", &self.listen_socket)
+            .finish_non_exhaustive()
     }
 }
