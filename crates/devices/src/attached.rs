@@ -132,12 +132,12 @@ type Queue<B> = NamespaceQueue<Rings<MappedDma<B>, <B as ControllerBus>::Doorbel
 pub(crate) struct AttachedController<B: ControllerBus> {
     shared: Arc<Shared<B>>,
     /// Stopped before the controller is shut down.
-    tender: Option<NamedThread<()>>,
+    admin_thread: Option<NamedThread<()>>,
     waker: Notifier,
     clock: Clock,
     wanted: AttachOptions,
-    home: QueueMemory<B>,
-    growth: Arc<SizeWatch>,
+    queue_memory: QueueMemory<B>,
+    size_watch: Arc<SizeWatch>,
 }
 
 struct Shared<B: ControllerBus> {
@@ -161,7 +161,7 @@ struct AttachedState<B: ControllerBus> {
     /// Queue pairs that were requested and not taken yet, by queue identifier.
     asked_for: BTreeMap<u16, QueueRequestState>,
     namespace: u32,
-    growth: Arc<SizeWatch>,
+    size_watch: Arc<SizeWatch>,
 }
 
 /// State of a requested queue pair.
@@ -205,7 +205,7 @@ const SOCKET: u64 = 1;
 
 impl AttachOptions {
     /// Parses the options of a URI.
-    pub fn of(fields: &mut UriOptions<'_>) -> Result<Self, UriError> {
+    pub fn from_uri_options(fields: &mut UriOptions<'_>) -> Result<Self, UriError> {
         let small = |number: u64| u32::try_from(number).unwrap_or(1);
         let namespace = fields.number_value("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
         let depth = fields.number_value("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
@@ -233,24 +233,24 @@ impl<B: ControllerBus> AttachedController<B> {
         steps: &mut StepTimer,
     ) -> Result<Self, Error> {
         let (shown, clock) = (bus.name(), steps.clock());
-        let machine = |what: &str, error: &dyn std::fmt::Display| {
+        let environment_error = |what: &str, error: &dyn std::fmt::Display| {
             Error::environment(format!("attach {shown}: {what}: {error}"))
         };
         let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
         let memory = bus.allocate(regions, bytes);
-        let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
-        let home = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| Error {
-            text: format!("attach {shown}: {}", refused.text),
-            ..refused
+        let memory = memory.map_err(|error| environment_error("memory for its queues", &error))?;
+        let queue_memory = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| {
+            Error { text: format!("attach {shown}: {}", refused.text), ..refused }
         })?;
         steps.finish_step("show it the memory of its queues");
-        let controller = bring_up(bus, wanted, home.reach(), steps)?;
-        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
+        let controller = bring_up(bus, wanted, queue_memory.dma(), steps)?;
+        let mut sleeper =
+            Sleeper::new().map_err(|error| environment_error("a thread to tend it", &error))?;
         let added = sleeper.sources().add_source(bus.descriptor(), SOCKET);
-        added.map_err(|error| machine("a descriptor to wait for", &error))?;
+        added.map_err(|error| environment_error("a descriptor to wait for", &error))?;
         // Vector 0 belongs to the admin queue, which is polled.
         let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
-        let growth = Arc::new(SizeWatch::default());
+        let size_watch = Arc::new(SizeWatch::default());
         let kept = AttachedState {
             controller: Some(controller),
             completions: Vec::new(),
@@ -259,18 +259,27 @@ impl<B: ControllerBus> AttachedController<B> {
             vectors_used: BTreeMap::new(),
             asked_for: BTreeMap::new(),
             namespace: wanted.namespace,
-            growth: Arc::clone(&growth),
+            size_watch: Arc::clone(&size_watch),
         };
         let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
-        let (waker, tended) = (sleeper.notifier(), Arc::clone(&shared));
+        let (waker, loop_state) = (sleeper.notifier(), Arc::clone(&shared));
         // The admin thread starts after the initialization, which therefore needs no lock.
         let body = move |stop: &StopFlag| {
-            let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
-            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
+            let mut event_loop = AttachedAdminLoop { shared: loop_state, stop: stop.clone() };
+            tenmil_linux::event_loop::run_event_loop(&mut event_loop, &clock, &mut sleeper);
         };
-        let tender = NamedThread::spawn("tend", None, body);
-        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        Ok(Self { shared, tender, waker, clock, wanted: wanted.clone(), home, growth })
+        let admin_thread = NamedThread::spawn("tend", None, body);
+        let admin_thread =
+            Some(admin_thread.map_err(|error| environment_error("a thread to tend it", &error))?);
+        Ok(Self {
+            shared,
+            admin_thread,
+            waker,
+            clock,
+            wanted: wanted.clone(),
+            queue_memory,
+            size_watch,
+        })
     }
 
     /// Opens its namespace as an existing device.
@@ -300,7 +309,7 @@ impl<B: ControllerBus> AttachedController<B> {
 
     fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, Error> {
         let vector = number.map(|number| self.shared.bus.vector(number));
-        let vector = vector.transpose().map_err(|why| self.peer(&why.text))?;
+        let vector = vector.transpose().map_err(|why| self.remote_error(&why.text))?;
         let vector = vector.map(|(vector, event)| {
             if let Some(number) = number {
                 self.shared.lock().vectors_used.insert(number, event);
@@ -316,14 +325,14 @@ impl<B: ControllerBus> AttachedController<B> {
             kept.poll(&self.shared.bus, self.clock.now());
             kept.controller()?;
             if let Some(QueueRequestState::Failed(why)) = kept.asked_for.get(&id) {
-                let refused = self.peer(why);
+                let refused = self.remote_error(why);
                 kept.asked_for.remove(&id);
                 return Err(refused);
             }
             if let Some(pair) = kept.controller()?.take_queue_pair(id) {
                 kept.asked_for.remove(&id);
                 kept.controller()?.expect_namespace(self.wanted.namespace);
-                let queue = self.of_namespace(kept.controller()?, pair)?;
+                let queue = self.bind_namespace(kept.controller()?, pair)?;
                 let queue = match vector {
                     Some(vector) => queue.with_vector(vector),
                     None => queue,
@@ -332,7 +341,7 @@ impl<B: ControllerBus> AttachedController<B> {
             }
             if self.clock.now() >= end {
                 kept.asked_for.insert(id, QueueRequestState::Abandoned { vector: number });
-                return Err(self.peer("a queue pair was not created in time"));
+                return Err(self.remote_error("a queue pair was not created in time"));
             }
             drop(kept);
             tenmil_linux::named_thread::yield_cpu();
@@ -340,7 +349,7 @@ impl<B: ControllerBus> AttachedController<B> {
     }
 
     /// Binds a queue pair to the namespace. On failure the queue pair is dropped, which deletes it.
-    fn of_namespace(
+    fn bind_namespace(
         &self,
         controller: &Controller<B::Registers, MappedDma<B>>,
         pair: QueuePair<Rings<MappedDma<B>, B::Doorbell>>,
@@ -348,7 +357,7 @@ impl<B: ControllerBus> AttachedController<B> {
         let limits = controller.identity().map(|identity| identity.limits);
         let namespace = controller.namespace(self.wanted.namespace);
         let Some((namespace, limits)) = namespace.zip(limits) else {
-            return Err(self.peer("the namespace is not there any more"));
+            return Err(self.remote_error("the namespace is not there any more"));
         };
         let view = namespace.view(&limits);
         let queue = NamespaceQueue::new(pair, view, QueueSizes::default());
@@ -383,7 +392,7 @@ impl<B: ControllerBus> AttachedController<B> {
                 }
                 // A queue pair that is being deleted frees its identifier soon.
                 Err(RequestError::QueueLimit { .. } | RequestError::NotReady) if now < end => {}
-                Err(refusal) => return Err(self.peer(&refusal.to_string())),
+                Err(refusal) => return Err(self.remote_error(&refusal.to_string())),
             }
             drop(kept);
             tenmil_linux::named_thread::yield_cpu();
@@ -419,7 +428,7 @@ impl<B: ControllerBus> AttachedController<B> {
         if let Some(refused) = &self.shared.lock().lost {
             return Some(refused.text.clone());
         }
-        let Error { text, hint, .. } = self.home.reach().mapping_error()?;
+        let Error { text, hint, .. } = self.queue_memory.dma().mapping_error()?;
         let hint = hint.map_or_else(String::new, |hint| format!(". {hint}"));
         Some(format!("{}: {text}{hint}", self.shared.bus.name()))
     }
@@ -450,24 +459,24 @@ impl<B: ControllerBus> AttachedController<B> {
             kept.controller()?;
             drop(kept);
             if now >= end {
-                return Err(self.peer("an admin command timed out"));
+                return Err(self.remote_error("an admin command timed out"));
             }
             tenmil_linux::named_thread::yield_cpu();
         }
     }
 
-    fn peer(&self, problem: &str) -> Error {
+    fn remote_error(&self, problem: &str) -> Error {
         Error::remote(format!("{}: {problem}", self.shared.bus.name()))
     }
 }
 
 impl<B: ControllerBus> Drop for AttachedController<B> {
     fn drop(&mut self) {
-        if let Some(tender) = self.tender.take() {
-            tender.stop_flag().set();
+        if let Some(admin_thread) = self.admin_thread.take() {
+            admin_thread.stop_flag().set();
             self.waker.notify();
             // Joins the thread.
-            drop(tender);
+            drop(admin_thread);
         }
         let end = self.clock.now().after(SHUTDOWN);
         let mut kept = self.shared.lock();
@@ -520,7 +529,7 @@ impl<B: ControllerBus> AttachedState<B> {
                     tracing::info!(cause = %name, "{name}: queue {id} lies in the host's memory: {why}");
                 }
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
-                    self.growth.set_size(to_blocks);
+                    self.size_watch.set_size(to_blocks);
                 }
                 Event::QueuePairRefused { id, status } => {
                     self.queue_failed(id, || format!("a queue pair was refused: {status}"));
@@ -613,7 +622,7 @@ impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
 fn bring_up<B: ControllerBus>(
     bus: &B,
     wanted: &AttachOptions,
-    reach: &MappedDma<B>,
+    dma: &MappedDma<B>,
     steps: &mut StepTimer,
 ) -> Result<Controller<B::Registers, MappedDma<B>>, Error> {
     let refuse = |why: String| Error::remote(format!("attach {}: {why}", bus.name()));
@@ -631,7 +640,7 @@ fn bring_up<B: ControllerBus>(
     // A lost device reads as all ones, which the driver reports as another error; the bus knows the
     // cause.
     let why = |found: String| refuse(bus.lost().unwrap_or(found));
-    let mut controller = Controller::new(bus.registers(), reach.clone(), options)
+    let mut controller = Controller::new(bus.registers(), dma.clone(), options)
         .map_err(|error| why(error.to_string()))?;
     let mut is_enabled = false;
     loop {

@@ -139,7 +139,7 @@ impl Emulated {
         let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
         let Memory { whole: memory, backing: memory_backing, region } =
-            Memory::of(regions, pool_bytes * count as u64, plan)?;
+            Memory::allocate_pools(regions, pool_bytes * count as u64, plan)?;
         let (mut ssds, mut existing) = (Vec::with_capacity(count), Vec::new());
         let shifts: Result<Vec<_>, _> =
             (0..plan.device_cores.len().max(1)).map(|_| DeviceThreadBuilder::new()).collect();
@@ -168,10 +168,10 @@ impl Emulated {
             // The pool must know the device thread: revoking its DMA access waits for that thread.
             device.attach(&pool, shifts[lane].notifier());
             shifts[lane].push(device);
-            let controller =
-                Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
+            let controller = Controller::new(bar, pool.clone(), options)
+                .map_err(|error| remote_error(&name, &error))?;
             let cost = Span { ns: spec.doorbell_ns.into() };
-            let bus = (spec.doorbell_ns > 0).then(|| PostedWriteCost::of(cost, clock));
+            let bus = (spec.doorbell_ns > 0).then(|| PostedWriteCost::calibrate(cost, clock));
             ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free, bus });
         }
         // The threads start after every SSD has been added to one.
@@ -195,7 +195,7 @@ impl Emulated {
             let mut failed = None;
             waiting.retain(|index| {
                 let ssd = &mut self.ssds[*index];
-                match ssd.heed(clock.now()) {
+                match ssd.poll_events(clock.now()) {
                     Ok(()) => ssd.controller.state() != State::Ready,
                     Err(refused) => {
                         failed = Some(refused);
@@ -299,7 +299,7 @@ impl Emulated {
 
     /// Polls all controllers. Fails once one of them is dead or removed.
     pub fn poll_controllers(&mut self, now: Instant) -> Result<(), Error> {
-        self.ssds.iter_mut().try_for_each(|ssd| ssd.heed(now))
+        self.ssds.iter_mut().try_for_each(|ssd| ssd.poll_events(now))
     }
 
     /// Time at which a controller must be polled next.
@@ -361,10 +361,10 @@ impl EmuPlan<'_> {
 
 impl Ssd {
     /// Polls the controller and handles its events.
-    fn heed(&mut self, now: Instant) -> Result<(), Error> {
+    fn poll_events(&mut self, now: Instant) -> Result<(), Error> {
         while let Some(event) = self.controller.poll(now) {
             match event {
-                Event::Dead(error) => return Err(peer(&self.name, &error)),
+                Event::Dead(error) => return Err(remote_error(&self.name, &error)),
                 Event::Removed => {
                     return Err(Error::remote(format!(
                         "{}: the controller was removed",
@@ -393,7 +393,7 @@ impl Ssd {
         let end = clock.now().after(TIME_LIMIT);
         let id = self.create(options, clock, end)?;
         let pair = loop {
-            self.heed(clock.now())?;
+            self.poll_events(clock.now())?;
             if let Some(pair) = self.controller.take_queue_pair(id) {
                 break pair;
             }
@@ -406,17 +406,17 @@ impl Ssd {
             tenmil_linux::named_thread::yield_cpu();
         };
         let queue = match self.bus {
-            None => SsdQueue::Direct(self.serve(pair, vector)?),
+            None => SsdQueue::Direct(self.bind_namespace(pair, vector)?),
             Some(bus) => {
-                let pair = pair.map_registers(|register| bus.before(register));
-                SsdQueue::WithPostedDoorbell(self.serve(pair, vector)?)
+                let pair = pair.map_registers(|register| bus.delay_register(register));
+                SsdQueue::WithPostedDoorbell(self.bind_namespace(pair, vector)?)
             }
         };
         Ok((queue, number))
     }
 
     /// Binds a queue pair to the namespace.
-    fn serve<B: Doorbell>(
+    fn bind_namespace<B: Doorbell>(
         &self,
         pair: QueuePair<Rings<DevicePool, B>>,
         vector: Option<impl InterruptVector + 'static>,
@@ -449,7 +449,7 @@ impl Ssd {
             match self.controller.create_queue_pair(now, options) {
                 Ok(id) => return Ok(id),
                 Err(RequestError::QueueLimit { .. }) if now < end => {
-                    self.heed(now)?;
+                    self.poll_events(now)?;
                     tenmil_linux::named_thread::yield_cpu();
                 }
                 Err(refusal) => {
@@ -521,7 +521,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(regions: &RegionTable, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, Error> {
+    fn allocate_pools(
+        regions: &RegionTable,
+        bytes: u64,
+        plan: &EmuPlan<'_>,
+    ) -> Result<Self, Error> {
         let refuse = |error: &dyn std::fmt::Display| Error::environment(format!("{error}"));
         let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
         if plan.buffer_bytes == 0 {
@@ -585,6 +589,6 @@ fn name_of(spec: &EmuSpec, number: u32) -> String {
     if spec.count == 1 { spec.to_string() } else { format!("{spec}#{number}") }
 }
 
-fn peer(name: &str, error: &tenmil_nvme_host::ControllerError) -> Error {
+fn remote_error(name: &str, error: &tenmil_nvme_host::ControllerError) -> Error {
     Error::new(error.category(), format!("{name}: {error}"))
 }

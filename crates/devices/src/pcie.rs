@@ -40,7 +40,7 @@ fn attach(
 /// Whether the device is, or is stacked on, an SSD without an IOMMU.
 pub fn lacks_iommu(uri: &Uri) -> bool {
     let is_one = |name: PcieName| name.isolation == IommuMode::None;
-    let itself = uri.scheme() == PcieName::SCHEME && PcieName::of(uri).is_ok_and(is_one);
+    let itself = uri.scheme() == PcieName::SCHEME && PcieName::from_uri(uri).is_ok_and(is_one);
     itself || uri.children().iter().any(lacks_iommu)
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use super::{PcieBus, PcieName, lacks_iommu, regions_for};
 
     #[test]
-    fn memory_lies_in_rows_for_an_ssd_without_an_iommu_wherever_it_stands() {
+    fn memory_is_contiguous_for_an_ssd_without_an_iommu_at_any_depth_of_the_uri() {
         let lone = "pcie:5e:00.0?unsafe-no-iommu=yes";
         let uri = |text: &str| text.parse::<Uri>().unwrap();
         let below = format!("mirror:[file:/a],[split:[{lone}]/1]");
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_handed_out_before_is_refused_with_the_remedy() {
+    fn memory_allocated_before_is_rejected_with_a_hint() {
         let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
-        let (name, regions) = (PcieName::of(&uri).unwrap(), RegionTable::new(2));
+        let (name, regions) = (PcieName::from_uri(&uri).unwrap(), RegionTable::new(2));
         let _ram = regions.allocate_region(4096).unwrap();
         let mut steps = StepTimer::begin(Clock::on_kernel_clock());
         let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();

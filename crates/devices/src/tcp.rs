@@ -36,4 +36,4 @@ pub use name::{discovery_name, policy_of};
 pub use path_notifier::paths_of_all;
 pub use queues_by_type::QueueMapOptions;
 pub use remote_admin::with_controller;
-pub use sockets::of as socket_options;
+pub use sockets::socket_options;

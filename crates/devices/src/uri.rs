@@ -67,7 +67,7 @@ fn names_another_process(uri: &tenmil_block::uri::Uri) -> bool {
 fn keeps_data(uri: &tenmil_block::uri::Uri) -> bool {
     match uri.scheme() {
         "null" => false,
-        EmuSpec::SCHEME => EmuSpec::of(uri).is_ok_and(|spec| spec.keeps_data()),
+        EmuSpec::SCHEME => EmuSpec::from_uri(uri).is_ok_and(|spec| spec.keeps_data()),
         _ => uri.children().iter().all(keeps_data),
     }
 }
@@ -78,7 +78,7 @@ impl FromStr for Uri {
     fn from_str(text: &str) -> Result<Self, Error> {
         let uri: tenmil_block::uri::Uri = text.parse()?;
         Ok(if uri.scheme() == EmuSpec::SCHEME {
-            Self::Emu(EmuSpec::of(&uri)?)
+            Self::Emu(EmuSpec::from_uri(&uri)?)
         } else {
             Self::Block(uri)
         })
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emulated_ssd_is_one_and_every_other_device_is_left_to_the_block_layer() {
+    fn emulated_ssd_uri_has_its_count_and_other_uris_count_one() {
         assert_eq!(parse("emu:null?count=21").count(), 21);
         assert!(parse("emu:ram").emulated().is_some());
         for text in ["ram:1g", "mirror:[emu:ram],[emu:ram]", "tape:0"] {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_of_another_process_is_known_wherever_it_stands() {
+    fn controller_in_another_process_is_found_at_any_depth_of_the_uri() {
         for text in ["vfio-user:/x", "stripe:[ram:1m],[vfio-user:/x]"] {
             assert!(parse(text).is_in_another_process(), "{text}");
         }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_answers_keeps_no_data_wherever_it_stands() {
+    fn device_without_storage_keeps_no_data_at_any_depth_of_the_uri() {
         for text in ["null:", "emu:null", "delay:[null:]", "stripe:[ram:1m],[emu:null]"] {
             assert!(!parse(text).keeps_data(), "{text}");
         }

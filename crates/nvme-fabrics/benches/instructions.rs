@@ -28,9 +28,9 @@ use tenmil_sim::sim_network::{self, NetworkOptions};
 use disk::{BYTES, NQN, request, service};
 
 /// A stream that can be told to go nowhere and to bring what it brought before.
-struct Tape {
+struct ReplayStream {
     inner: Inner,
-    reel: Arc<Mutex<Reel>>,
+    recording: Arc<Mutex<Recording>>,
     bytes: Vec<u8>,
     at: usize,
     taken: u64,
@@ -39,7 +39,7 @@ struct Tape {
 type Inner = Arc<Mutex<Box<dyn Stream>>>;
 
 #[derive(Default)]
-struct Reel {
+struct Recording {
     is_played: bool,
     recorded: Vec<u8>,
     /// Bytes that went nowhere.
@@ -48,14 +48,14 @@ struct Reel {
     inner: Vec<Inner>,
 }
 
-impl Stream for Tape {
+impl Stream for ReplayStream {
     fn receive(&mut self) -> RecvResult {
-        let mut reel = self.reel.lock().unwrap();
-        if reel.is_played {
+        let mut recording = self.recording.lock().unwrap();
+        if recording.is_played {
             if self.at < self.bytes.len() {
                 return RecvResult::WouldBlock;
             }
-            self.bytes = std::mem::take(&mut reel.recorded);
+            self.bytes = std::mem::take(&mut recording.recorded);
             self.at = 0;
             return RecvResult::Bytes(self.bytes.len());
         }
@@ -87,7 +87,7 @@ impl Stream for Tape {
         all: &[SendSlice],
         more: bool,
     ) -> Result<usize, StreamError> {
-        if !self.reel.lock().unwrap().is_played {
+        if !self.recording.lock().unwrap().is_played {
             let sent = self.inner.lock().unwrap().send(headers, all, more)?;
             self.taken += sent as u64;
             return Ok(sent);
@@ -97,7 +97,7 @@ impl Stream for Tape {
             SendSlice::Memory(segment) => segment.len_bytes as usize,
         };
         let sent = all.iter().map(len).sum();
-        self.reel.lock().unwrap().sent += sent;
+        self.recording.lock().unwrap().sent += sent;
         self.taken += sent as u64;
         Ok(sent)
     }
@@ -125,14 +125,14 @@ impl Stream for Tape {
 struct Net {
     regions: RegionTable,
     service: Service,
-    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    connections: Arc<Mutex<Vec<TargetConnection>>>,
     /// That of the host's ends, and that of the target's.
-    reels: [Arc<Mutex<Reel>>; 2],
+    recordings: [Arc<Mutex<Recording>>; 2],
 }
 
-struct Ring(Option<Result<Box<dyn Stream>, StreamError>>);
+struct ImmediateConnect(Option<Result<Box<dyn Stream>, StreamError>>);
 
-impl PendingConnect for Ring {
+impl PendingConnect for ImmediateConnect {
     fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         self.0.take()
     }
@@ -144,13 +144,19 @@ impl Connector for Net {
         let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
         let (ours, theirs, _) = sim_network::connected_pair(options, memory(), memory());
         let [ours, theirs] =
-            [(ours, &self.reels[0]), (theirs, &self.reels[1])].map(|(end, reel)| {
+            [(ours, &self.recordings[0]), (theirs, &self.recordings[1])].map(|(end, recording)| {
                 let inner: Inner = Arc::new(Mutex::new(Box::new(end)));
-                reel.lock().unwrap().inner.push(Arc::clone(&inner));
-                Box::new(Tape { inner, reel: Arc::clone(reel), bytes: Vec::new(), at: 0, taken: 0 })
+                recording.lock().unwrap().inner.push(Arc::clone(&inner));
+                Box::new(ReplayStream {
+                    inner,
+                    recording: Arc::clone(recording),
+                    bytes: Vec::new(),
+                    at: 0,
+                    taken: 0,
+                })
             });
-        self.guests.lock().unwrap().push(self.service.accept_stream(theirs, 1, now).unwrap());
-        Box::new(Ring(Some(Ok(ours))))
+        self.connections.lock().unwrap().push(self.service.accept_stream(theirs, 1, now).unwrap());
+        Box::new(ImmediateConnect(Some(Ok(ours))))
     }
 
     fn peer(&self) -> String {
@@ -160,16 +166,16 @@ impl Connector for Net {
 
 /// Whose turn is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum MeasuredSide {
     Host,
     Target,
 }
 
 /// A queue with the answers to all of its reads lying ready at the host, or the reads at the target.
-struct Turn {
+struct ReadBatch {
     queue: FabricsChannel,
-    guests: Arc<Mutex<Vec<TargetConnection>>>,
-    reel: Arc<Mutex<Reel>>,
+    connections: Arc<Mutex<Vec<TargetConnection>>>,
+    recording: Arc<Mutex<Recording>>,
     _multipath: Multipath,
     answers: CompletionBatch,
     requests: Vec<Request>,
@@ -177,16 +183,16 @@ struct Turn {
     now: Instant,
 }
 
-impl Turn {
+impl ReadBatch {
     fn host(count: u64) -> Self {
-        Self::of(count, End::Host)
+        Self::of_side(count, MeasuredSide::Host)
     }
 
     fn target(count: u64) -> Self {
-        Self::of(count, End::Target)
+        Self::of_side(count, MeasuredSide::Target)
     }
 
-    fn of(count: u64, end: End) -> Self {
+    fn of_side(count: u64, end: MeasuredSide) -> Self {
         let regions = RegionTable::new(16);
         let service = service(&regions, ServiceLimits::default());
         let pool = regions
@@ -198,26 +204,35 @@ impl Turn {
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
         pool.map_on_demand();
-        let guests = Arc::new(Mutex::new(Vec::new()));
-        let reels: [Arc<Mutex<Reel>>; 2] = Default::default();
-        let net = Net { regions, service, guests: Arc::clone(&guests), reels: reels.clone() };
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let recordings: [Arc<Mutex<Recording>>; 2] = Default::default();
+        let net = Net {
+            regions,
+            service,
+            connections: Arc::clone(&connections),
+            recordings: recordings.clone(),
+        };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
-        let mut turn = |guests: &Mutex<Vec<TargetConnection>>| {
+        let mut turn = |connections: &Mutex<Vec<TargetConnection>>| {
             now = now.after(Span::from_us(100));
-            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.poll_once(now) {});
+            connections
+                .lock()
+                .unwrap()
+                .iter_mut()
+                .for_each(|connection| while connection.poll_once(now) {});
             now
         };
-        let at = turn(&guests);
-        let mut multipath = queues::one_path(pool, Box::new(net), options, (32, 129), at);
-        let queue = queues::make(&mut multipath, || turn(&guests));
-        let at = turn(&guests);
+        let at = turn(&connections);
+        let mut multipath = queues::connect_one_path(pool, Box::new(net), options, (32, 129), at);
+        let queue = queues::open_queue(&mut multipath, || turn(&connections));
+        let at = turn(&connections);
         let requests = (0..count).map(|number| request(number, Operation::Read)).collect();
         let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let mut this = Self {
             queue,
-            guests,
-            reel: Arc::clone(&reels[1]),
+            connections,
+            recording: Arc::clone(&recordings[1]),
             _multipath: multipath,
             answers: CompletionBatch::with_capacity(256),
             requests,
@@ -229,7 +244,7 @@ impl Turn {
             this.submit();
             let mut ended = 0;
             while ended < count {
-                let now = turn(&this.guests);
+                let now = turn(&this.connections);
                 ended += this.queue.poll(now, &mut this.answers) as u64;
                 this.answers.clear();
             }
@@ -237,8 +252,8 @@ impl Turn {
         // And then so that what comes lies ready.
         this.submit();
         match end {
-            End::Host => record(&reels[0], || _ = turn(&this.guests)),
-            End::Target => record(&reels[1], || {}),
+            MeasuredSide::Host => record(&recordings[0], || _ = turn(&this.connections)),
+            MeasuredSide::Target => record(&recordings[1], || {}),
         }
         this
     }
@@ -250,17 +265,17 @@ impl Turn {
     }
 
     #[inline(never)]
-    fn turn_target(&mut self) {
-        let mut guests = self.guests.lock().unwrap();
-        let guest = guests.last_mut().unwrap();
+    fn poll_target(&mut self) {
+        let mut connections = self.connections.lock().unwrap();
+        let connection = connections.last_mut().unwrap();
         // A connection answers 256 in an iteration.
         for _ in 0..self.requests.len().div_ceil(256) {
-            assert!(guest.poll_once(self.now));
+            assert!(connection.poll_once(self.now));
         }
     }
 
     #[inline(never)]
-    fn turn_host(&mut self) {
+    fn poll_host(&mut self) {
         let count = self.queue.poll(self.now, &mut self.answers);
         assert_eq!(count, self.requests.len());
         let is_well = |answer: &tenmil_base::IoCompletion| answer.status == IoStatus::SUCCESS;
@@ -272,8 +287,8 @@ impl Turn {
 
 /// What would come now lies ready, and nothing comes or goes any more. The line holds less than all
 /// answers, so the other end has to go on when some have been taken from it.
-fn record(reel: &Mutex<Reel>, mut other: impl FnMut()) {
-    let inner = Arc::clone(reel.lock().unwrap().inner.last().unwrap());
+fn record(recording: &Mutex<Recording>, mut other: impl FnMut()) {
+    let inner = Arc::clone(recording.lock().unwrap().inner.last().unwrap());
     loop {
         other();
         let mut inner = inner.lock().unwrap();
@@ -283,26 +298,26 @@ fn record(reel: &Mutex<Reel>, mut other: impl FnMut()) {
             break;
         }
     }
-    let mut reel = reel.lock().unwrap();
-    reel.recorded = inner.lock().unwrap().buffered().to_vec();
-    reel.is_played = true;
+    let mut recording = recording.lock().unwrap();
+    recording.recorded = inner.lock().unwrap().buffered().to_vec();
+    recording.is_played = true;
 }
 
 #[library_benchmark]
-#[bench::depth_1(args = (1), setup = Turn::host)]
-#[bench::depth_128(args = (128), setup = Turn::host)]
-fn remote_host(mut turn: Turn) -> Turn {
-    turn.turn_host();
+#[bench::depth_1(args = (1), setup = ReadBatch::host)]
+#[bench::depth_128(args = (128), setup = ReadBatch::host)]
+fn remote_host(mut turn: ReadBatch) -> ReadBatch {
+    turn.poll_host();
     turn
 }
 
 #[library_benchmark]
-#[bench::depth_1(args = (1), setup = Turn::target)]
-#[bench::depth_128(args = (128), setup = Turn::target)]
-fn remote_target(mut turn: Turn) -> Turn {
-    turn.turn_target();
+#[bench::depth_1(args = (1), setup = ReadBatch::target)]
+#[bench::depth_128(args = (128), setup = ReadBatch::target)]
+fn remote_target(mut turn: ReadBatch) -> ReadBatch {
+    turn.poll_target();
     let data = turn.requests.len() * BYTES as usize;
-    assert!(turn.reel.lock().unwrap().sent > data, "all of them were answered");
+    assert!(turn.recording.lock().unwrap().sent > data, "all of them were answered");
     turn
 }
 

@@ -101,7 +101,7 @@ impl Transport for AdminTransport {
         lists: Option<&mut SegmentLists>,
     ) {
         let mut queues = self.commands.lock();
-        match checked_data(&command, pointer, lists) {
+        match validate_data(&command, pointer, lists) {
             Ok(data) => queues.submitted.push_back((command, data)),
             Err(status) => {
                 queues.completed.push_back((command.cid(), IoStatus(status.0), 0));
@@ -146,7 +146,7 @@ impl Transport for AdminTransport {
 }
 
 /// Data of a command, or why the transport cannot transfer them.
-fn checked_data(
+fn validate_data(
     command: &Command,
     pointer: SegmentPointer,
     lists: Option<&mut SegmentLists>,

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn controller_owes_a_flush_from_its_first_write_until_a_later_flush_is_completed() {
+    fn controller_has_unflushed_writes_from_first_write_until_a_later_flush_completes() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(1, at(1));
         assert_eq!(unflushed(&caches), []);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_that_is_read_after_the_loss_is_lost_too() {
+    fn completion_read_after_the_loss_counts_as_lost() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(0, at(1));
         caches.record_loss(&one);
@@ -495,7 +495,7 @@ mod tests {
 
     /// One that says nothing is not the same as another one that says nothing.
     #[test]
-    fn controllers_share_a_cache_only_while_both_are_known_to_have_been_there() {
+    fn controllers_share_a_cache_only_while_both_are_known_to_be_connected() {
         for (alive_at, is_covered) in
             [(None, false), (Some(1), false), (Some(2), true), (Some(3), true)]
         {
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_vouch_for_each_other_in_a_chain() {
+    fn controllers_cover_each_other_in_a_chain() {
         for is_whole in [false, true] {
             let caches = caches(CacheScope::Shared);
             let one = caches.connect(0, at(1));

@@ -124,7 +124,7 @@ impl FabricsQueuePair {
     /// Polls completions. [`send_rest`](Self::send_rest) follows.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) {
-        self.transport_mut().maintain(now);
+        self.transport_mut().update_connection(now);
         self.queue.poll(now, completions);
     }
 
@@ -142,7 +142,7 @@ impl FabricsQueuePair {
 
     /// Discards completions. Returns true once nothing is in flight.
     pub fn drain(&mut self, now: Instant) -> bool {
-        self.transport_mut().maintain(now);
+        self.transport_mut().update_connection(now);
         let is_done = self.queue.drain(now);
         self.queue.flush();
         is_done

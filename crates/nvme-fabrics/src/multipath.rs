@@ -234,7 +234,7 @@ impl Multipath {
                 // one, so that they can cover it.
                 let others = self.paths.iter_mut().enumerate().filter(|(other, _)| *other != path);
                 for remote in others.filter_map(|(_, other)| other.remote()) {
-                    remote.controller().hurry_keep_alive(now);
+                    remote.controller().request_keep_alive(now);
                 }
                 self.events.push_back(PathEvent::Up { path, access });
             }
@@ -306,7 +306,7 @@ impl Multipath {
             Event::QueuePairRefused { id, status } => {
                 let last_error = self.paths[path].remote().and_then(FabricsController::last_error);
                 let why = last_error.unwrap_or_else(|| status.to_string());
-                let rejected = self.rejected(now);
+                let rejected = self.rejected_state(now);
                 if let Some(queue) = self.set_pair_state(path, id, rejected) {
                     queue.refusal = Some(format!("a queue was refused: {why}"));
                 }
@@ -321,7 +321,7 @@ impl Multipath {
     }
 
     /// The state of a queue pair that was rejected now.
-    fn rejected(&self, now: Instant) -> PathQueuePair {
+    fn rejected_state(&self, now: Instant) -> PathQueuePair {
         PathQueuePair::Rejected { retry_at: now.after(self.options.options.policy.retry) }
     }
 
@@ -345,8 +345,11 @@ impl Multipath {
         let queue_pair =
             self.paths[path].remote().and_then(|remote| remote.take_queue_pair(id, nsid, sizes));
         // Without a queue that needs it, or memory, the queue pair is dropped.
-        let pair =
-            if queue_pair.is_some() { PathQueuePair::Created { id } } else { self.rejected(now) };
+        let pair = if queue_pair.is_some() {
+            PathQueuePair::Created { id }
+        } else {
+            self.rejected_state(now)
+        };
         let Some(queue) = self.set_pair_state(path, id, pair) else { return };
         if let Some(queue_pair) = queue_pair {
             queue.inbox.send(|pairs| pairs.push((path, queue_pair)));

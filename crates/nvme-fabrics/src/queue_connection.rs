@@ -433,7 +433,7 @@ impl QueueConnection {
                     let flags = self.commands.entry(placement.tag).flags;
                     if flags != 0 {
                         self.in_place_only -= u32::from(flags & RECEIVE_IN_PLACE != 0);
-                        completion = checked_completion(flags, completion);
+                        completion = check_completion_flags(flags, completion);
                     }
                     has_small_io |= placement.len_bytes < write_pacing::LARGE;
                     self.outstanding -= 1;
@@ -445,7 +445,7 @@ impl QueueConnection {
                         0 => completion,
                         flags => {
                             self.in_place_only -= u32::from(flags & RECEIVE_IN_PLACE != 0);
-                            checked_completion(flags, completion)
+                            check_completion_flags(flags, completion)
                         }
                     };
                     // Write data sent with MSG_ZEROCOPY: the completion is held until the kernel has
@@ -576,7 +576,7 @@ pub(crate) fn direction_of(command: &Command, len_bytes: u32) -> DataDirection {
 
 /// Status of a command with an exceptional condition.
 #[cold]
-fn checked_completion(flags: u8, completion: Completion) -> Completion {
+fn check_completion_flags(flags: u8, completion: Completion) -> Completion {
     if flags & STORE_FAILED != 0 && completion.status().is_success() {
         completion.with_status(Status::DATA_TRANSFER_ERROR)
     } else {

@@ -176,7 +176,7 @@ mod tests {
 
     /// The queue thread and the controller thread notice the same loss, in either order.
     #[test]
-    fn what_may_linger_is_told_once_whatever_is_ordered_meanwhile() {
+    fn undrained_connections_are_reported_once_whatever_commands_follow() {
         let lost = ClosedQueue { lost: Some("it was cut".into()), may_execute_late: true };
         for commands_first in [false, true] {
             let mailbox = QueueMailbox::new(&std::sync::Arc::default());

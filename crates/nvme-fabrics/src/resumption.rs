@@ -31,7 +31,7 @@ mod tests {
     use super::Resumption;
 
     #[test]
-    fn each_association_is_waited_for_once() {
+    fn each_association_is_awaited_once() {
         let mut resumption = Resumption::default();
         let mut is_due =
             |association, ns| resumption.is_due(association, Instant { ns }, Span { ns: 10 });

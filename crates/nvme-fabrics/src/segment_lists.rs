@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_ends_with_a_whole_block() {
+    fn list_that_is_too_long_is_truncated_to_whole_blocks() {
         let (mut lists, data) = lists();
         // 300 segments of 24 bytes for blocks of 512.
         let segments: Vec<Segment> = (0..300).map(|at| data.slice(at * 64, 24).unwrap()).collect();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_are_not_dwords_or_end_too_soon_are_rejected() {
+    fn unaligned_or_short_data_are_rejected() {
         let (mut lists, data) = lists();
         let two = [data.slice(0, 3).unwrap(), data.slice(8, 3).unwrap()];
         let build = |lists: &mut SegmentLists, segments: &[Segment], len| {

@@ -80,7 +80,7 @@ impl TcpTransport {
     /// Handles a command of the controller thread, and drains a closed connection. Called in every poll,
     /// whatever the state of the queue pair.
     #[inline]
-    pub(crate) fn maintain(&mut self, now: Instant) {
+    pub(crate) fn update_connection(&mut self, now: Instant) {
         if self.mailbox.has_command() {
             self.handle_command();
         }
@@ -158,7 +158,7 @@ impl TcpTransport {
             }
         });
         if connection.lost().is_some() {
-            self.lose();
+            self.lose_connection();
         }
     }
 
@@ -189,7 +189,7 @@ impl TcpTransport {
             connection.expire(now);
         }
         if connection.lost().is_some() {
-            return self.lose();
+            return self.lose_connection();
         }
         if self.is_busy && connection.outstanding() == 0 && self.waiting.is_empty() {
             self.is_busy = false;
@@ -255,7 +255,7 @@ impl TcpTransport {
 
     /// Handles the loss of the connection.
     #[cold]
-    fn lose(&mut self) {
+    fn lose_connection(&mut self) {
         let Some(attached) = self.attached.take() else { return };
         let lost = attached.connection.lost().map(ToString::to_string);
         (self.is_busy, self.is_broken) = (false, true);

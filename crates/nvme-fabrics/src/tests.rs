@@ -1,17 +1,17 @@
 //! A remote SSD and its driver, with a network between them that is cut, slow, or silent.
 
-mod bed;
 mod bringup;
+mod connection_loss;
 mod failover;
 mod flushes;
-mod leased;
-mod loss;
+mod kernel_buffers;
 mod lost_writes;
 mod multipath;
-mod notices;
 mod one_path;
 mod queue_lifecycle;
-mod sleeping;
+mod simulated_time;
+mod single_path_host;
+mod socket_like_stream;
 mod stalled_connections;
 mod target;
-mod turning;
+mod thread_wakeup;

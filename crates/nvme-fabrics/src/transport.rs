@@ -341,7 +341,7 @@ impl Registers {
             cap_presented
                 .mqes(cap.mqes())
                 .cqr(true)
-                .to(u8::try_from(units(disable_time)).unwrap_or(u8::MAX))
+                .to(u8::try_from(timeout_units(disable_time)).unwrap_or(u8::MAX))
                 .css_nvm(cap.css_nvm())
                 .css_io(cap.css_io())
                 .css_none(cap.css_none())
@@ -353,13 +353,13 @@ impl Registers {
     fn ready_timeouts(options: &Options) -> u32 {
         let reconnect_time =
             Span { ns: options.policy.give_up.ns.saturating_add(options.policy.connect.ns) };
-        let units = u16::try_from(units(reconnect_time)).unwrap_or(u16::MAX);
+        let units = u16::try_from(timeout_units(reconnect_time)).unwrap_or(u16::MAX);
         ReadyTimeouts::zeroed().with(|timeouts| timeouts.crwmt(units)).0
     }
 }
 
 /// Converts to units of 500 ms, plus two: the driver's timeout must not expire before this one.
-fn units(span: Span) -> u64 {
+fn timeout_units(span: Span) -> u64 {
     span.ns / (u64::from(register::TIMEOUT_UNIT_MS) * 1_000_000) + 2
 }
 
@@ -497,7 +497,7 @@ mod tests {
     use super::ControllerInfo;
 
     #[test]
-    fn an_old_controller_is_believed_dead_after_what_the_specification_says_and_not_before() {
+    fn old_controller_counts_as_stopped_after_the_time_of_the_specification() {
         for (detect_ms, tbkas, kas, cqt, quiet_ms) in [
             // tenmil's own target, and Linux with its granularity of a second.
             (5000, true, 1, 1000, 16_000),

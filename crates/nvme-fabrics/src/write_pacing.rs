@@ -98,7 +98,7 @@ mod tests {
     };
 
     #[test]
-    fn portions_are_small_for_a_while_after_an_answer() {
+    fn send_portions_are_small_after_a_completion() {
         let now = Instant { ns: 5_000_000 };
         begin_iteration(now);
         assert_eq!(send_budget(), BUDGET_UNCONTENDED);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_turn_with_data_the_others_have_as_much_time() {
+    fn large_send_is_followed_by_equal_time_for_other_connections() {
         let at = |us: u64| Instant { ns: 5_000_000 + 1_000 * us };
         begin_iteration(at(0));
         note_small_completion();

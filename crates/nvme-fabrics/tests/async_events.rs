@@ -26,7 +26,7 @@ use net::Net;
 const NQN: &str = "nqn.2024-01.example:disk";
 const HOST: &str = "nqn.2024-01.example:host";
 /// Turns within which whatever is told has been told.
-const TURNS: u32 = 2_000;
+const ITERATIONS: u32 = 2_000;
 
 fn namespace() -> NamespaceConfig {
     NamespaceConfig::new(Arc::new(NullDevice::new(512, 1 << 20).unwrap()))
@@ -49,17 +49,17 @@ fn plan(nqn: &str) -> SubsystemExportConfig {
 }
 
 /// A host that is connected, and who serves it.
-struct Pair {
+struct HostAndTarget {
     remote: FabricsController,
     service: Service,
-    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    connections: Arc<Mutex<Vec<TargetConnection>>>,
     now: Instant,
-    told: Vec<Event>,
+    events: Vec<Event>,
 }
 
-impl Pair {
+impl HostAndTarget {
     /// A host of subsystem `name`, at a target with one that has a namespace.
-    fn of(name: &str) -> Self {
+    fn connected_to(name: &str) -> Self {
         let regions = RegionTable::new(16);
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = Service::new(&regions, limits).unwrap();
@@ -67,47 +67,51 @@ impl Pair {
         service.add_subsystem(plan(NQN)).unwrap();
         let [ours, theirs] =
             [(); 2].map(|()| SocketFactory::new(regions.clone(), SocketOptions::default()));
-        let guests: Arc<Mutex<Vec<TargetConnection>>> = Arc::default();
-        let net = Net { ours, theirs, service: service.clone(), guests: Arc::clone(&guests) };
+        let connections: Arc<Mutex<Vec<TargetConnection>>> = Arc::default();
+        let net =
+            Net { ours, theirs, service: service.clone(), connections: Arc::clone(&connections) };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(name, HOST, [1; 16]);
-        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let controller_options =
+            ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let pool = net::pool(&regions);
-        let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut connecting =
+            Connecting::begin(pool, Box::new(net), options, controller_options, now).unwrap();
         let mut remote = loop {
-            if let Some(ended) = calling.poll(net::later(&guests, &mut now)) {
+            if let Some(ended) = connecting.poll(net::step_connections(&connections, &mut now)) {
                 break ended.unwrap();
             }
         };
-        while remote.poll(net::later(&guests, &mut now)) != Some(Event::Ready) {}
-        let mut pair = Self { remote, service, guests, now, told: Vec::new() };
+        while remote.poll(net::step_connections(&connections, &mut now)) != Some(Event::Ready) {}
+        let mut pair = Self { remote, service, connections, now, events: Vec::new() };
         // Its requests for events are on their way.
-        (0..TURNS / 10).for_each(|_| pair.turn());
+        (0..ITERATIONS / 10).for_each(|_| pair.step());
         pair
     }
 
-    fn turn(&mut self) {
-        self.told.extend(self.remote.poll(net::later(&self.guests, &mut self.now)));
+    fn step(&mut self) {
+        self.events
+            .extend(self.remote.poll(net::step_connections(&self.connections, &mut self.now)));
     }
 
     #[track_caller]
     fn await_event(&mut self, is_it: impl Fn(&Event) -> bool) {
-        let has_come = (0..TURNS).any(|_| {
-            self.turn();
-            self.told.iter().any(&is_it)
+        let has_come = (0..ITERATIONS).any(|_| {
+            self.step();
+            self.events.iter().any(&is_it)
         });
-        assert!(has_come, "only {:?}", self.told);
+        assert!(has_come, "only {:?}", self.events);
         let refused = |event: &Event| {
             matches!(event, Event::EventConfigurationRefused { .. } | Event::EventsRefused { .. })
         };
-        assert!(!self.told.iter().any(refused), "{:?}", self.told);
-        self.told.clear();
+        assert!(!self.events.iter().any(refused), "{:?}", self.events);
+        self.events.clear();
     }
 }
 
 #[test]
-fn a_host_is_told_of_namespaces_that_come() {
-    let mut pair = Pair::of(NQN);
+fn host_receives_event_for_attached_namespace() {
+    let mut pair = HostAndTarget::connected_to(NQN);
     for id in 2..=4 {
         assert_eq!(pair.service.add_namespace(NQN, namespace()), Ok(id));
         pair.await_event(|event| *event == Event::NamespaceAttached { id });
@@ -115,8 +119,8 @@ fn a_host_is_told_of_namespaces_that_come() {
 }
 
 #[test]
-fn a_host_is_told_of_access_states_that_change() {
-    let mut pair = Pair::of(NQN);
+fn host_receives_event_for_changed_ana_state() {
+    let mut pair = HostAndTarget::connected_to(NQN);
     for state in [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Optimized] {
         let change = tenmil_serve::tcp::SubsystemExportUpdate {
             hosts: AllowedHosts::Any,
@@ -129,8 +133,8 @@ fn a_host_is_told_of_access_states_that_change() {
 }
 
 #[test]
-fn a_host_of_discovery_is_told_of_subsystems_that_come_and_go() {
-    let mut pair = Pair::of(tenmil_wire::nqn::DISCOVERY);
+fn discovery_host_receives_event_for_added_and_removed_subsystems() {
+    let mut pair = HostAndTarget::connected_to(tenmil_wire::nqn::DISCOVERY);
     let other = "nqn.2024-01.example:other";
     let is_told = |event: &Event| {
         let what = Notice::Notice(NoticeEvent::Discovery);

@@ -21,7 +21,7 @@ use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, Pending
 use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
 use tenmil_sim::sim_network::{self, LinkFault, LinkSide, NetworkOptions, SimNetwork};
 
-use disk::{NQN, offering};
+use disk::{NQN, service_of_device};
 
 const BLOCK: u32 = 512;
 /// Blocks of a cell: data that do not travel in a capsule.
@@ -29,35 +29,35 @@ const CELL_BLOCKS: u32 = 24;
 const CELLS: u64 = 12;
 const CUTS: u64 = 1000;
 /// A turn, and one while the host that is cut is away and waits.
-const TURN: Span = Span::from_us(50);
-const IDLE: Span = Span::from_us(500);
+const STEP: Span = Span::from_us(50);
+const IDLE_STEP: Span = Span::from_us(500);
 /// A host whose connections are never cut never waits for longer: less than the other one for its end.
-const CALM_MAX: Span = Span::from_ms(100);
+const LATENCY_MAX: Span = Span::from_ms(100);
 
 type Networks = Arc<Mutex<Vec<SimNetwork>>>;
-type Guests = Arc<Mutex<Vec<TargetConnection>>>;
+type Connections = Arc<Mutex<Vec<TargetConnection>>>;
 
 /// Dials the target over a network of its own each time.
-struct Line {
+struct SimConnector {
     regions: RegionTable,
     service: Service,
-    guests: Guests,
+    connections: Connections,
     networks: Networks,
     random: Random,
 }
 
-struct Ring(Option<Box<dyn Stream>>);
+struct ImmediateConnect(Option<Box<dyn Stream>>);
 
-impl Connector for Line {
+impl Connector for SimConnector {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let options = NetworkOptions::with_splitting(self.random.next_u64());
         let memory = || Arc::new(self.regions.clone()) as Arc<dyn Memory>;
         let (ours, theirs, network) = sim_network::connected_pair(options, memory(), memory());
         network.advance(now);
         self.networks.lock().unwrap().push(network);
-        let guest = self.service.accept_stream(Box::new(theirs), 1, now).unwrap();
-        self.guests.lock().unwrap().push(guest);
-        Box::new(Ring(Some(Box::new(ours))))
+        let connection = self.service.accept_stream(Box::new(theirs), 1, now).unwrap();
+        self.connections.lock().unwrap().push(connection);
+        Box::new(ImmediateConnect(Some(Box::new(ours))))
     }
 
     fn peer(&self) -> String {
@@ -65,7 +65,7 @@ impl Connector for Line {
     }
 }
 
-impl PendingConnect for Ring {
+impl PendingConnect for ImmediateConnect {
     fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         self.0.take().map(Ok)
     }
@@ -73,7 +73,7 @@ impl PendingConnect for Ring {
 
 /// What was asked of a cell.
 #[derive(Clone, Copy)]
-struct Asked {
+struct PendingRequest {
     operation: Operation,
     at: Instant,
 }
@@ -90,7 +90,7 @@ struct Host {
     first: u64,
     /// How often each cell was written, and what is under way there.
     written: Vec<u64>,
-    under_way: BTreeMap<u64, Asked>,
+    under_way: BTreeMap<u64, PendingRequest>,
     done: u64,
     /// Requests that were alone on three connections that broke, and were asked for once more.
     given_up: u64,
@@ -99,14 +99,14 @@ struct Host {
     slowest: Span,
 }
 
-struct House {
+struct TargetRig {
     regions: RegionTable,
     service: Service,
-    guests: Guests,
+    connections: Connections,
     now: Instant,
 }
 
-impl House {
+impl TargetRig {
     fn new() -> Self {
         let regions = RegionTable::new(16);
         let quiesce = Span::from_ms(20);
@@ -117,27 +117,32 @@ impl House {
             ..ServiceLimits::default()
         };
         let ram = Arc::new(RamDevice::new(&regions, BLOCK, 4096).unwrap());
-        let service = offering(ram, &regions, limits);
-        Self { regions, service, guests: Guests::default(), now: Instant { ns: 1_000_000 } }
+        let service = service_of_device(ram, &regions, limits);
+        Self {
+            regions,
+            service,
+            connections: Connections::default(),
+            now: Instant { ns: 1_000_000 },
+        }
     }
 
-    fn turn_guests(&self) {
-        let mut guests = std::mem::take(&mut *self.guests.lock().unwrap());
-        guests.iter_mut().for_each(|guest| {
-            guest.poll_once(self.now);
+    fn poll_connections(&self) {
+        let mut connections = std::mem::take(&mut *self.connections.lock().unwrap());
+        connections.iter_mut().for_each(|connection| {
+            connection.poll_once(self.now);
         });
-        guests.retain(|guest| !guest.is_closed());
-        self.guests.lock().unwrap().extend(guests);
+        connections.retain(|connection| !connection.is_closed());
+        self.connections.lock().unwrap().extend(connections);
         while self.service.next_event().is_some() {}
     }
 
     /// A host that is connected, and has a queue.
     fn host(&mut self, number: u8) -> Host {
         let networks = Networks::default();
-        let line = Line {
+        let line = SimConnector {
             regions: self.regions.clone(),
             service: self.service.clone(),
-            guests: Arc::clone(&self.guests),
+            connections: Arc::clone(&self.connections),
             networks: Arc::clone(&networks),
             random: Random::new(number.into()),
         };
@@ -154,11 +159,12 @@ impl House {
         let mut options = Options::new(NQN, &name, [number; 16]);
         options.policy.detect = Span::from_ms(100);
         options.policy.retry = Span::from_ms(5);
-        let mut multipath = queues::one_path(pool, Box::new(line), options, (1, 16), self.now);
-        let queue = queues::make(&mut multipath, || {
-            self.now = self.now.after(TURN);
+        let mut multipath =
+            queues::connect_one_path(pool, Box::new(line), options, (1, 16), self.now);
+        let queue = queues::open_queue(&mut multipath, || {
+            self.now = self.now.after(STEP);
             networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
-            self.turn_guests();
+            self.poll_connections();
             self.now
         });
         Host {
@@ -180,13 +186,13 @@ impl House {
 }
 
 impl Host {
-    fn place(&self, cell: u64) -> Segment {
+    fn buffer(&self, cell: u64) -> Segment {
         let len = CELL_BLOCKS * BLOCK;
         self.memory.slice(u32::try_from(cell).unwrap() * len, len).unwrap()
     }
 
     /// What a cell holds after so many writes.
-    fn expected(&self, cell: u64, written: u64) -> Vec<u8> {
+    fn cell_content(&self, cell: u64, written: u64) -> Vec<u8> {
         let seed = self.first ^ cell << 20 ^ written << 32;
         let len = u64::from(CELL_BLOCKS * BLOCK);
         if written == 0 {
@@ -207,22 +213,22 @@ impl Host {
         }
         let index = usize::try_from(cell).unwrap();
         let operation = if self.random.chance(1, 2) { Operation::Write } else { Operation::Read };
-        let place = self.place(cell);
+        let place = self.buffer(cell);
         if operation == Operation::Write {
-            let bytes = self.expected(cell, self.written[index] + 1);
+            let bytes = self.cell_content(cell, self.written[index] + 1);
             self.regions.store(place, &bytes).unwrap();
         } else {
             self.regions.fill(place, 0xa5).unwrap();
         }
-        if self.ask(now, cell, operation) {
+        if self.try_submit(now, cell, operation) {
             self.written[index] += u64::from(operation == Operation::Write);
-            self.under_way.insert(cell, Asked { operation, at: now });
+            self.under_way.insert(cell, PendingRequest { operation, at: now });
         }
         self.queue.flush();
     }
 
     /// Whether there is room for it.
-    fn ask(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
+    fn try_submit(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
         let request = Request {
             token: cell,
             lba: self.first + cell * u64::from(CELL_BLOCKS),
@@ -234,11 +240,11 @@ impl Host {
             operation,
             flags: RequestFlags::NONE,
         };
-        self.queue.submit(now, &[request], &[self.place(cell)]) == 1
+        self.queue.submit(now, &[request], &[self.buffer(cell)]) == 1
     }
 
     /// Goes on, and checks what has come.
-    fn turn(&mut self, now: Instant) {
+    fn step(&mut self, now: Instant) {
         let mut networks = self.networks.lock().unwrap();
         let old = networks.len().saturating_sub(8);
         networks.drain(..old);
@@ -246,7 +252,7 @@ impl Host {
         drop(networks);
         while self.multipath.poll(now).is_some() {}
         while let Some((cell, operation)) = self.again.pop() {
-            if !self.ask(now, cell, operation) {
+            if !self.try_submit(now, cell, operation) {
                 self.again.push((cell, operation));
                 break;
             }
@@ -256,9 +262,9 @@ impl Host {
         self.queue.flush();
         for answer in answers.drain() {
             let cell = answer.token;
-            let Asked { operation, at } = self.under_way.remove(&cell).expect("once");
+            let PendingRequest { operation, at } = self.under_way.remove(&cell).expect("once");
             if answer.status == IoStatus::ABORTED_BY_HOST {
-                self.under_way.insert(cell, Asked { operation, at });
+                self.under_way.insert(cell, PendingRequest { operation, at });
                 self.again.push((cell, operation));
                 self.given_up += 1;
                 continue;
@@ -267,12 +273,12 @@ impl Host {
             self.slowest = self.slowest.max(now.since(at));
             self.done += 1;
             if operation == Operation::Read {
-                let place = self.place(cell);
+                let place = self.buffer(cell);
                 let mut found = vec![0; place.len_bytes as usize];
                 self.regions.load(place, &mut found).unwrap();
                 let written = self.written[usize::try_from(cell).unwrap()];
                 assert!(
-                    found == self.expected(cell, written),
+                    found == self.cell_content(cell, written),
                     "cell {cell} after {written} writes"
                 );
             }
@@ -299,60 +305,63 @@ impl Host {
 }
 
 #[test]
-fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobody() {
-    let mut house = House::new();
-    let mut calm = house.host(1);
-    let mut victim = house.host(2);
+fn thousand_random_cuts_under_load_lose_no_data_leak_nothing_and_delay_no_other_host() {
+    let mut target_rig = TargetRig::new();
+    let mut undisturbed = target_rig.host(1);
+    let mut disturbed = target_rig.host(2);
     let mut random = Random::new(7);
     let mut cuts = 0;
     while cuts < CUTS {
-        for host in [&mut calm, &mut victim] {
-            host.submit(house.now);
+        for host in [&mut undisturbed, &mut disturbed] {
+            host.submit(target_rig.now);
         }
         // Not while it is away: each cut is one of a connection that works.
-        let is_there = victim.multipath.remote(0).unwrap().lost_since().is_none();
+        let is_there = disturbed.multipath.remote(0).unwrap().lost_since().is_none();
         if is_there && random.chance(1, 24) {
-            victim.cut();
+            disturbed.cut();
             cuts += 1;
         }
-        house.turn_guests();
-        victim.turn(house.now);
-        calm.turn(house.now);
-        house.now = house.now.after(if is_there { TURN } else { IDLE });
+        target_rig.poll_connections();
+        disturbed.step(target_rig.now);
+        undisturbed.step(target_rig.now);
+        target_rig.now = target_rig.now.after(if is_there { STEP } else { IDLE_STEP });
     }
     for _ in 0..100_000 {
-        house.turn_guests();
-        victim.turn(house.now);
-        calm.turn(house.now);
-        house.now = house.now.after(TURN);
-        if victim.under_way.is_empty() && calm.under_way.is_empty() {
+        target_rig.poll_connections();
+        disturbed.step(target_rig.now);
+        undisturbed.step(target_rig.now);
+        target_rig.now = target_rig.now.after(STEP);
+        if disturbed.under_way.is_empty() && undisturbed.under_way.is_empty() {
             break;
         }
     }
-    assert!(victim.under_way.is_empty(), "{} left", victim.under_way.len());
-    let (lost, done) = (victim.losses(), victim.done);
-    println!("{lost} losses, {done} I/Os verified, beside {} of the other host", calm.done);
+    assert!(disturbed.under_way.is_empty(), "{} left", disturbed.under_way.len());
+    let (lost, done) = (disturbed.losses(), disturbed.done);
+    println!("{lost} losses, {done} I/Os verified, beside {} of the other host", undisturbed.done);
     assert!(lost > CUTS / 2 && done > CUTS, "{lost} losses, {done} I/Os");
     // Few of those that were cut have met three cuts alone.
-    assert!(victim.given_up < CUTS / 20, "{} given up", victim.given_up);
-    assert_eq!((calm.losses(), calm.given_up), (0, 0));
-    assert!(calm.slowest < CALM_MAX, "the other host waited {}", calm.slowest);
+    assert!(disturbed.given_up < CUTS / 20, "{} given up", disturbed.given_up);
+    assert_eq!((undisturbed.losses(), undisturbed.given_up), (0, 0));
+    assert!(undisturbed.slowest < LATENCY_MAX, "the other host waited {}", undisturbed.slowest);
 
-    for host in [&mut victim, &mut calm] {
-        host.multipath.shut_down(house.now);
+    for host in [&mut disturbed, &mut undisturbed] {
+        host.multipath.shut_down(target_rig.now);
     }
     for _ in 0..10_000 {
-        house.turn_guests();
-        victim.turn(house.now);
-        calm.turn(house.now);
-        house.now = house.now.after(TURN);
+        target_rig.poll_connections();
+        disturbed.step(target_rig.now);
+        undisturbed.step(target_rig.now);
+        target_rig.now = target_rig.now.after(STEP);
     }
-    drop((victim, calm));
+    drop((disturbed, undisturbed));
     for _ in 0..10_000 {
-        house.turn_guests();
-        house.now = house.now.after(TURN);
+        target_rig.poll_connections();
+        target_rig.now = target_rig.now.after(STEP);
     }
-    let budget = house.service.buffer_pool();
-    assert_eq!((house.service.connection_count(), house.service.association_count()), (0, 0));
+    let budget = target_rig.service.buffer_pool();
+    assert_eq!(
+        (target_rig.service.connection_count(), target_rig.service.association_count()),
+        (0, 0)
+    );
     assert_eq!(budget.free_bytes(), budget.size_bytes(), "all memory is back");
 }

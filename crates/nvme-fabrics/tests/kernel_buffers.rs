@@ -22,8 +22,8 @@ use tenmil_linux::socket::{SocketFactory, SocketOptions};
 use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
-use disk::{NQN, offering};
-use net::{Net, iterate_all};
+use disk::{NQN, service_of_device};
+use net::{Net, poll_connections};
 
 const BLOCK: u32 = 512;
 const REQUESTS: u16 = 8;
@@ -33,32 +33,33 @@ const HEADER_BYTES: u64 = 24;
 
 /// What has come to a host, by where it went first.
 #[derive(Debug, Default)]
-struct Came {
+struct ReceivedBytes {
     to_inbox: AtomicU64,
-    to_place: AtomicU64,
+    to_data_buffer: AtomicU64,
 }
 
 /// A stream that counts.
 struct CountingStream {
     stream: Box<dyn Stream>,
-    came: Arc<Came>,
+    received_bytes: Arc<ReceivedBytes>,
 }
 
 /// Dials streams that count.
 struct CountingNet {
     net: Net,
-    came: Arc<Came>,
+    received_bytes: Arc<ReceivedBytes>,
 }
 
-struct Dialling {
+struct CountingConnect {
     pending: Box<dyn PendingConnect>,
-    came: Arc<Came>,
+    received_bytes: Arc<ReceivedBytes>,
 }
 
-impl PendingConnect for Dialling {
+impl PendingConnect for CountingConnect {
     fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
-        let came = Arc::clone(&self.came);
-        let counting = |stream| Box::new(CountingStream { stream, came }) as Box<dyn Stream>;
+        let received_bytes = Arc::clone(&self.received_bytes);
+        let counting =
+            |stream| Box::new(CountingStream { stream, received_bytes }) as Box<dyn Stream>;
         self.pending.poll(now).map(|stream| stream.map(counting))
     }
 }
@@ -66,7 +67,7 @@ impl PendingConnect for Dialling {
 impl Connector for CountingNet {
     fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
         let pending = self.net.begin_connect(now, until);
-        Box::new(Dialling { pending, came: Arc::clone(&self.came) })
+        Box::new(CountingConnect { pending, received_bytes: Arc::clone(&self.received_bytes) })
     }
 
     fn peer(&self) -> String {
@@ -83,11 +84,11 @@ fn count(into: &AtomicU64, received: RecvResult) -> RecvResult {
 
 impl Stream for CountingStream {
     fn receive(&mut self) -> RecvResult {
-        count(&self.came.to_inbox, self.stream.receive())
+        count(&self.received_bytes.to_inbox, self.stream.receive())
     }
 
     fn receive_up_to(&mut self, most: usize) -> RecvResult {
-        count(&self.came.to_inbox, self.stream.receive_up_to(most))
+        count(&self.received_bytes.to_inbox, self.stream.receive_up_to(most))
     }
 
     fn buffered(&self) -> &[u8] {
@@ -99,7 +100,7 @@ impl Stream for CountingStream {
     }
 
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
-        count(&self.came.to_place, self.stream.receive_into(into))
+        count(&self.received_bytes.to_data_buffer, self.stream.receive_into(into))
     }
 
     fn send(
@@ -137,32 +138,38 @@ impl Stream for CountingStream {
 }
 
 /// A host with one connection for I/O, and who serves it.
-struct Pair {
+struct HostAndTarget {
     queue: FabricsChannel,
     _multipath: Multipath,
-    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    connections: Arc<Mutex<Vec<TargetConnection>>>,
     regions: RegionTable,
     /// Kernel buffers, whose data are in a file.
     leased: Segment,
-    came: Arc<Came>,
+    received_bytes: Arc<ReceivedBytes>,
     answers: CompletionBatch,
     now: Instant,
 }
 
-impl Pair {
+impl HostAndTarget {
     fn new(options: Options) -> Self {
         let regions = RegionTable::new(16);
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let medium = RamDevice::new(&regions, BLOCK, 1 << 14).unwrap();
-        let service = offering(Arc::new(medium), &regions, limits);
+        let service = service_of_device(Arc::new(medium), &regions, limits);
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
-        let (guests, came) = (Arc::default(), Arc::<Came>::default());
-        let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
-        let net = CountingNet { net, came: Arc::clone(&came) };
+        let (connections, received_bytes) = (Arc::default(), Arc::<ReceivedBytes>::default());
+        let net = Net {
+            ours: sockets(),
+            theirs: sockets(),
+            service,
+            connections: Arc::clone(&connections),
+        };
+        let net = CountingNet { net, received_bytes: Arc::clone(&received_bytes) };
         let mut now = Instant { ns: 1_000_000 };
         let pool = net::pool(&regions);
-        let mut multipath = queues::one_path(pool, Box::new(net), options, (1, 33), now);
-        let queue = queues::make(&mut multipath, || net::later(&guests, &mut now));
+        let mut multipath = queues::connect_one_path(pool, Box::new(net), options, (1, 33), now);
+        let queue =
+            queues::open_queue(&mut multipath, || net::step_connections(&connections, &mut now));
         let file = MemoryMapping::new(usize::from(REQUESTS) * EACH as usize, MemoryBacking::Shared)
             .unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
@@ -172,7 +179,16 @@ impl Pair {
             (REQUESTS, EACH),
         );
         let (leased, answers) = (leased.unwrap(), CompletionBatch::with_capacity(256));
-        Self { queue, _multipath: multipath, guests, regions, leased, came, answers, now }
+        Self {
+            queue,
+            _multipath: multipath,
+            connections,
+            regions,
+            leased,
+            received_bytes,
+            answers,
+            now,
+        }
     }
 
     fn plain() -> Self {
@@ -203,7 +219,7 @@ impl Pair {
         let (mut ended, mut turns) = (0, 0);
         while ended < segments.len() {
             self.now = self.now.after(Span::from_us(10));
-            iterate_all(&self.guests, self.now);
+            poll_connections(&self.connections, self.now);
             self.queue.poll(self.now, &mut self.answers);
             self.queue.flush();
             for answer in self.answers.drain() {
@@ -217,8 +233,9 @@ impl Pair {
 
     /// Bytes that have come to the inbox, to their place, and through a copy of the lender's.
     fn counts(&self) -> [u64; 3] {
-        let came = [&self.came.to_inbox, &self.came.to_place].map(|at| at.load(Ordering::Relaxed));
-        [came[0], came[1], self.regions.copied_bytes(self.leased.region)]
+        let received_bytes = [&self.received_bytes.to_inbox, &self.received_bytes.to_data_buffer]
+            .map(|at| at.load(Ordering::Relaxed));
+        [received_bytes[0], received_bytes[1], self.regions.copied_bytes(self.leased.region)]
     }
 }
 
@@ -229,8 +246,8 @@ fn pattern(seed: u32, len_bytes: u32) -> Vec<u8> {
 /// The buffers are those of a file, which cannot be registered with a ring, so here the streams copy:
 /// at the place where a ring would move the data, and nowhere else.
 #[test]
-fn data_that_were_lent_come_to_their_place_and_headers_alone_to_the_inbox() {
-    let mut pair = Pair::plain();
+fn kernel_buffer_data_bypass_the_receive_buffer() {
+    let mut pair = HostAndTarget::plain();
     for (seed, blocks) in [(1, 1), (2, 8), (3, 16), (4, 100), (5, 1024)] {
         let len_bytes = blocks * BLOCK;
         let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
@@ -262,10 +279,11 @@ fn data_that_were_lent_come_to_their_place_and_headers_alone_to_the_inbox() {
 
 /// Digests are computed over the bytes, so they have to be copied; nothing goes wrong for that.
 #[test]
-fn with_digests_data_are_copied_and_whole() {
+fn with_digests_kernel_buffer_data_are_copied_intact() {
     use tenmil_nvme_fabrics::DigestMode::Required;
     let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
-    let mut pair = Pair::new(Options { header_digest: Required, data_digest: Required, ..options });
+    let mut pair =
+        HostAndTarget::new(Options { header_digest: Required, data_digest: Required, ..options });
     for blocks in [1, 8, 500] {
         let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
         for part in &parts {

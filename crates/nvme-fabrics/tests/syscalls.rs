@@ -20,18 +20,18 @@ use tenmil_nvme_fabrics::{FabricsChannel, Multipath, Options};
 use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{BYTES, NQN, request, service};
-use net::{Net, iterate_all};
+use net::{Net, poll_connections};
 
 /// Memory for the data of all queues together.
 const DATA_BYTES: usize = 1 << 20;
 /// Turns of both sides that are counted.
-const TURNS: u32 = 200;
+const ITERATIONS: u32 = 200;
 
 /// A host with some connections, and who serves it.
-struct Pair {
+struct HostAndTarget {
     queues: Vec<FabricsChannel>,
     _multipath: Multipath,
-    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    connections: Arc<Mutex<Vec<TargetConnection>>>,
     ours: SocketFactory,
     theirs: SocketFactory,
     segments: Vec<Segment>,
@@ -41,15 +41,15 @@ struct Pair {
 
 /// What was counted, for each I/O.
 #[derive(Debug)]
-struct Calls {
+struct SyscallCounts {
     ios: u64,
     host: SocketStats,
     target: SocketStats,
 }
 
-impl Pair {
+impl HostAndTarget {
     /// So many connections with I/O queues.
-    fn of(queues: u16) -> Self {
+    fn with_queues(queues: u16) -> Self {
         let regions = RegionTable::new(16);
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = service(&regions, limits);
@@ -57,23 +57,26 @@ impl Pair {
             .add_mapping(MemoryMapping::new(DATA_BYTES, MemoryBacking::Private).unwrap())
             .unwrap();
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
-        let (ours, theirs, guests) = (sockets(), sockets(), Arc::default());
+        let (ours, theirs, connections) = (sockets(), sockets(), Arc::default());
         let (mine, its) = (ours.clone(), theirs.clone());
-        let net = Net { ours: mine, theirs: its, service, guests: Arc::clone(&guests) };
+        let net = Net { ours: mine, theirs: its, service, connections: Arc::clone(&connections) };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
         let pool = net::pool(&regions);
-        let mut multipath = queues::one_path(pool, Box::new(net), options, (queues, 129), now);
-        let make = |_| queues::make(&mut multipath, || net::later(&guests, &mut now));
+        let mut multipath =
+            queues::connect_one_path(pool, Box::new(net), options, (queues, 129), now);
+        let make = |_| {
+            queues::open_queue(&mut multipath, || net::step_connections(&connections, &mut now))
+        };
         let queues: Vec<FabricsChannel> = (0..queues).map(make).collect();
         let places = u32::try_from(DATA_BYTES).unwrap() / BYTES;
         let segments = (0..places).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let answers = CompletionBatch::with_capacity(256);
-        Self { queues, _multipath: multipath, guests, ours, theirs, segments, answers, now }
+        Self { queues, _multipath: multipath, connections, ours, theirs, segments, answers, now }
     }
 
     /// Keeps `depth` I/Os under way on each connection for some turns.
-    fn load(&mut self, depth: u64, operation: Operation) -> Calls {
+    fn run_load(&mut self, depth: u64, operation: Operation) -> SyscallCounts {
         let requests: Vec<Request> = (0..depth).map(|number| request(number, operation)).collect();
         self.now = self.now.after(Span::from_us(100));
         for queue in &mut self.queues {
@@ -82,17 +85,17 @@ impl Pair {
         }
         let (host, target) = (self.ours.socket_stats(), self.theirs.socket_stats());
         let mut ios = 0;
-        for _ in 0..TURNS {
+        for _ in 0..ITERATIONS {
             self.now = self.now.after(Span::from_us(20));
-            iterate_all(&self.guests, self.now);
-            ios += self.turn_host(operation);
+            poll_connections(&self.connections, self.now);
+            ios += self.poll_host(operation);
         }
         let (host, target) = (since(&self.ours, host), since(&self.theirs, target));
-        Calls { ios, host, target }
+        SyscallCounts { ios, host, target }
     }
 
     /// Each I/O that has ended is followed by another.
-    fn turn_host(&mut self, operation: Operation) -> u64 {
+    fn poll_host(&mut self, operation: Operation) -> u64 {
         let mut ios = 0;
         for queue in &mut self.queues {
             queue.poll(self.now, &mut self.answers);
@@ -124,7 +127,7 @@ fn since(sockets: &SocketFactory, before: SocketStats) -> SocketStats {
     }
 }
 
-impl Calls {
+impl SyscallCounts {
     fn per_io(&self, calls: u64) -> f64 {
         calls as f64 / self.ios as f64
     }
@@ -141,7 +144,8 @@ impl Calls {
 /// sends to the other, which costs more calls.
 #[track_caller]
 fn assert_calls((queues, depth, operation): (u16, u64, Operation), host: f64, target: f64) {
-    let is_within = |_| Pair::of(queues).load(depth, operation).are_at_most(host, target);
+    let is_within =
+        |_| HostAndTarget::with_queues(queues).run_load(depth, operation).are_at_most(host, target);
     assert!((0..5).any(is_within), "expected at most {host} at the host, {target} at the target");
 }
 
@@ -162,6 +166,6 @@ fn an_io_alone_is_received_by_one_call_and_sent_by_another_at_either_end() {
 }
 
 #[test]
-fn many_connections_gather_what_each_has() {
+fn many_connections_take_half_a_system_call_per_read() {
     assert_calls((16, 4, Operation::Read), 0.51, 0.53);
 }

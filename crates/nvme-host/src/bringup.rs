@@ -215,15 +215,15 @@ impl Bringup {
         let (state, action) = match (state, input) {
             (State::Start, BringupInput::Tick) => (State::Cap, BringupAction::Read(Register::Cap)),
             (State::Cap, BringupInput::Value(cap)) => on_cap(cap)?,
-            (State::Vs { cap }, BringupInput::Value(vs)) => on_version(cap, word(vs))?,
+            (State::Vs { cap }, BringupInput::Value(vs)) => on_version(cap, low_dword(vs))?,
             (State::Crto { cap, vs }, BringupInput::Value(crto)) => {
-                on_ready_timeouts(cap, vs, word(crto))?
+                on_ready_timeouts(cap, vs, low_dword(crto))?
             }
             (State::Cc { capabilities }, BringupInput::Value(cc)) => {
-                on_configuration(capabilities, word(cc), now)?
+                on_configuration(capabilities, low_dword(cc), now)?
             }
             (State::Status(wait), BringupInput::Value(csts)) => {
-                self.on_status(word(csts), now, wait)?
+                self.on_status(low_dword(csts), now, wait)?
             }
             (State::Pause(wait), BringupInput::Tick) => {
                 (State::Status(wait), BringupAction::Read(Register::Csts))
@@ -256,7 +256,7 @@ impl Bringup {
         wait: ReadyWait,
     ) -> Result<(State, BringupAction), BringupError> {
         let ReadyWait { goal, since, allowed, capabilities } = wait;
-        present(Register::Csts, csts)?;
+        check_present(Register::Csts, csts)?;
         let status = ControllerStatus(csts);
         let (ready, fatal) = (status.rdy(), status.cfs());
         // Checked after the read: even after a late wake-up, the status is evaluated first.
@@ -361,11 +361,11 @@ fn on_version(
     cap: register::Capabilities,
     vs: u32,
 ) -> Result<(State, BringupAction), BringupError> {
-    present(Register::Vs, vs)?;
+    check_present(Register::Vs, vs)?;
     if cap.crwms() || cap.crims() {
         return Ok((State::Crto { cap, vs: Version(vs) }, BringupAction::Read(Register::Crto)));
     }
-    Ok(look_at_configuration(Capabilities::check(cap, Version(vs), None)?))
+    Ok(read_configuration(Capabilities::check(cap, Version(vs), None)?))
 }
 
 fn on_ready_timeouts(
@@ -373,12 +373,12 @@ fn on_ready_timeouts(
     vs: Version,
     crto: u32,
 ) -> Result<(State, BringupAction), BringupError> {
-    present(Register::Crto, crto)?;
+    check_present(Register::Crto, crto)?;
     let capabilities = Capabilities::check(cap, vs, Some(ReadyTimeouts(crto)))?;
-    Ok(look_at_configuration(capabilities))
+    Ok(read_configuration(capabilities))
 }
 
-fn look_at_configuration(capabilities: Capabilities) -> (State, BringupAction) {
+fn read_configuration(capabilities: Capabilities) -> (State, BringupAction) {
     (State::Cc { capabilities }, BringupAction::Read(Register::Cc))
 }
 
@@ -387,7 +387,7 @@ fn on_configuration(
     cc: u32,
     now: Instant,
 ) -> Result<(State, BringupAction), BringupError> {
-    present(Register::Cc, cc)?;
+    check_present(Register::Cc, cc)?;
     let cc = Configuration(cc);
     let goal = if cc.en() { ReadyGoal::MayDisable { cc } } else { ReadyGoal::Disabled };
     Ok(await_status(goal, now, capabilities))
@@ -413,11 +413,11 @@ fn await_status(
 
 /// Checks that a 32-bit register does not read as all ones, the value of a missing controller. No valid
 /// register has that value.
-fn present(register: Register, value: u32) -> Result<(), BringupError> {
+fn check_present(register: Register, value: u32) -> Result<(), BringupError> {
     if value == register::ALL_ONES { Err(BringupError::Removed { register }) } else { Ok(()) }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low half is the register")]
-const fn word(value: u64) -> u32 {
+const fn low_dword(value: u64) -> u32 {
     value as u32
 }

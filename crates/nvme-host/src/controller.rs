@@ -267,7 +267,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             Phase::Starting | Phase::Ready | Phase::Stopping { .. } => {}
         }
         let is_busy =
-            !self.options.interrupts && (self.admin.is_busy() || self.queues_are_moving());
+            !self.options.interrupts && (self.admin.is_busy() || self.needs_queue_polling());
         let pause = if is_busy { options::BUSY_INTERVAL } else { self.options.poll_interval };
         let timers = self.status_at.min(self.keep_alive_at).min(self.admin.pair.wake_at());
         timers.min(self.polled_at.after(pause))
@@ -353,9 +353,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             return;
         }
         for (purpose, answer) in self.admin.take(now) {
-            self.handle_answer(now, purpose, answer);
+            self.handle_admin_completion(now, purpose, answer);
         }
-        while !self.is_standing_still()
+        while !self.is_admin_queue_stopped()
             && let Some((id, status)) = Q::next_result(&mut self.mmio)
         {
             self.handle_queue_result(now, id, status);
@@ -369,7 +369,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         ];
         for step in steps {
             // Each step may start a reset or the end of the controller.
-            if self.is_standing_still() {
+            if self.is_admin_queue_stopped() {
                 return;
             }
             step(self, now);
@@ -377,12 +377,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.admin.pair.flush();
     }
 
-    fn handle_answer(&mut self, now: Instant, purpose: Purpose, answer: IoCompletion) {
+    fn handle_admin_completion(&mut self, now: Instant, purpose: Purpose, answer: IoCompletion) {
         match purpose {
             Purpose::Owner { token, list } => self.notify_owner(token, list, answer),
             Purpose::Abort { queue, overdue } => self.handle_aborted(queue, overdue),
             // The other purposes have no meaning after a reset or failure.
-            _ if self.is_standing_still() => {}
+            _ if self.is_admin_queue_stopped() => {}
             Purpose::DriverQuery => self.handle_query_response(now, answer),
             Purpose::Queue { id } => self.handle_queue_result(now, id, Status(answer.status.0)),
             Purpose::Event => self.handle_event(answer),
@@ -391,11 +391,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Whether the admin queue accepts no commands at present.
-    fn is_standing_still(&self) -> bool {
+    fn is_admin_queue_stopped(&self) -> bool {
         matches!(self.phase, Phase::Registers(_) | Phase::RevokingDma(_) | Phase::Ended(_))
     }
 
-    fn tell(&mut self, event: Event) {
+    fn push_event(&mut self, event: Event) {
         self.events.push_back(event);
     }
 }

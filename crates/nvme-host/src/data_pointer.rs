@@ -120,7 +120,7 @@ pub(crate) const fn contiguous(iova: u64, len_bytes: u32, page_mask: u64) -> Opt
 impl Pointer {
     /// Sets this pointer in `command`.
     #[inline(always)]
-    pub(crate) const fn put_in(self, command: Command) -> Command {
+    pub(crate) const fn store_in(self, command: Command) -> Command {
         match self {
             Self::Own => command,
             Self::Page(iova) => {

@@ -321,8 +321,8 @@ impl fmt::Display for ResetCause {
             Self::Queue { id, reason: ResetReason::CommandTimeout { cid } } => {
                 write!(out, "command {cid:#06x} on queue {id} missed its deadline and its abort")
             }
-            Self::Queue { id, reason: ResetReason::InvalidCompletion(nonsense) } => {
-                let (what, found) = match nonsense {
+            Self::Queue { id, reason: ResetReason::InvalidCompletion(invalid_completion) } => {
+                let (what, found) = match invalid_completion {
                     InvalidCompletion::UnknownIdentifier { cid } => ("unknown identifier", cid),
                     InvalidCompletion::NotInFlight { cid } => ("identifier not in flight", cid),
                     InvalidCompletion::SubmissionHead { head } => {
@@ -407,7 +407,7 @@ mod tests {
     use crate::{InvalidCompletion, ResetReason};
 
     #[test]
-    fn the_text_says_what_was_found_and_what_expected() {
+    fn text_names_found_and_expected_values() {
         let late =
             BringupError::Timeout { want_ready: true, allowed: Span::from_ms(7_500), csts: 0 };
         let cause = ResetCause::Queue { id: 3, reason: ResetReason::CommandTimeout { cid: 0x105 } };
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_lies_or_is_late_is_to_blame_and_the_machine_for_its_memory() {
+    fn invalid_data_and_timeouts_are_remote_and_missing_memory_is_environment() {
         let late = BringupError::Timeout { want_ready: true, allowed: Span::from_ms(1), csts: 0 };
         let pages = BringupError::Unsupported { field: "CAP.MPSMIN", found: 1, expected: "0" };
         let memory = ControllerError::Memory { what: "x", len_bytes: 1 };

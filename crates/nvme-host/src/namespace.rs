@@ -130,14 +130,14 @@ impl Namespace {
         let format = format_of(common)?;
         let (block_count, capacity_blocks) = (common.nsze(), common.ncap());
         if block_count == 0 {
-            return Err(lie("identify namespace: NSZE", 0, "at least 1"));
+            return Err(invalid_value("identify namespace: NSZE", 0, "at least 1"));
         }
         if block_count.checked_mul(u64::from(format.block_size)).is_none() {
             let expected = "fewer than 2^64 bytes";
-            return Err(lie("identify namespace: NSZE", block_count, expected));
+            return Err(invalid_value("identify namespace: NSZE", block_count, expected));
         }
         if capacity_blocks > block_count {
-            return Err(lie("identify namespace: NCAP", capacity_blocks, "at most NSZE"));
+            return Err(invalid_value("identify namespace: NCAP", capacity_blocks, "at most NSZE"));
         }
         let gives_atomicity = common.nsabp();
         let gives_preferences = common.optperf() != 0;
@@ -228,14 +228,14 @@ fn format_of(common: &IdentifyNamespace) -> Result<Format, InvalidValue> {
     let index = if formats > 16 { common.format_index() } else { common.fidxl() };
     if u16::from(index) >= formats {
         let expected = "at most NLBAF + NULBAF";
-        return Err(lie("identify namespace: FLBAS", index.into(), expected));
+        return Err(invalid_value("identify namespace: FLBAS", index.into(), expected));
     }
     let format = common.lbaf(usize::from(index)).unwrap_or_default();
     match format.block_bytes() {
         Some(block_size) if format.lbads() <= BLOCK_SHIFT_MAX => {
             Ok(Format { index, block_size, metadata_size: format.ms() })
         }
-        _ => Err(lie("identify namespace: LBADS", format.lbads().into(), "9 to 16")),
+        _ => Err(invalid_value("identify namespace: LBADS", format.lbads().into(), "9 to 16")),
     }
 }
 
@@ -249,7 +249,7 @@ fn protection_of(
         return Ok(None);
     }
     if kind > 3 {
-        return Err(lie("identify namespace: DPS", kind.into(), "a type of 0 to 3"));
+        return Err(invalid_value("identify namespace: DPS", kind.into(), "a type of 0 to 3"));
     }
     let extended = nvm.and_then(|nvm| nvm.elbaf(usize::from(format.index)));
     let guard = extended.map_or(GuardFormat::Bits16, |extended| extended.pif());
@@ -259,12 +259,12 @@ fn protection_of(
     };
     if format.metadata_size < needed {
         let expected = "room for protection information";
-        return Err(lie("identify namespace: MS", format.metadata_size.into(), expected));
+        return Err(invalid_value("identify namespace: MS", format.metadata_size.into(), expected));
     }
     Ok(Some(Protection { kind, is_first: common.pip(), guard }))
 }
 
-fn lie(field: &'static str, found: u64, expected: &'static str) -> InvalidValue {
+fn invalid_value(field: &'static str, found: u64, expected: &'static str) -> InvalidValue {
     InvalidValue { field, found, expected }
 }
 
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_namespace_has_no_limits_but_its_size() {
+    fn plain_namespace_is_limited_only_by_its_size() {
         let found = check(&plain()).unwrap();
         assert_eq!((found.id, found.block_count, found.capacity_blocks), (7, 1000, 900));
         assert_eq!((found.block_size, found.metadata_size, found.protection), (4096, 0, None));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_based_numbers_count_only_if_they_are_given() {
+    fn zeroes_based_fields_apply_only_if_reported() {
         let all = |given| {
             plain().with(|id| {
                 let id = id.nsabp(given).optperf(u8::from(given)).nawupf(7).nabspf(15).nabo(3);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_the_name_of_its_field() {
+    fn invalid_value_is_rejected_with_its_field_name() {
         let cases = [
             (plain().with(|id| id.nsze(0).ncap(0)), ("identify namespace: NSZE", 0)),
             (plain().with(|id| id.nsze(1 << 52)), ("identify namespace: NSZE", 1 << 52)),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_upper_bits_of_the_format_count_only_among_many_formats() {
+    fn upper_format_bits_apply_only_with_more_than_16_formats() {
         let upper = plain().with(|id| id.fidxu(1).lbaf(16, LbaFormat::new(9, 0)));
         assert_eq!(check(&upper).unwrap().block_size, 4096);
         let many = upper.with(|id| id.nlbaf(10).nulbaf(6));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_name_what_the_page_leaves_out() {
+    fn descriptors_supply_identifiers_missing_in_the_page() {
         let common = plain().with(|id| id.eui64([1; 8]).nguid([2; 16]));
         let descriptors = [NamespaceIdentifier::Nguid([3; 16]), NamespaceIdentifier::Uuid([4; 16])];
         let names = Namespace::check(7, &common, None, &descriptors).unwrap().names;

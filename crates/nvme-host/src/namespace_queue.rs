@@ -165,7 +165,7 @@ impl<T: Transport> NamespaceQueue<T> {
         let Some(segment) = segments.get(first.segment_first as usize) else { return 0 };
         let pointer_to = builder.lists.contiguous_run(Segment { len_bytes, ..*segment });
         let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
-        let likeness = likeness(first.blocks, 1, 0);
+        let request_shape_key = request_shape_key(first.blocks, 1, 0);
         queue.enqueue_each(
             tick,
             requests,
@@ -174,7 +174,8 @@ impl<T: Transport> NamespaceQueue<T> {
                 // One comparison covers both: no flags, and a read or a write.
                 let kind = u16::from(request.operation as u8) | u16::from(request.flags.0) << 8;
                 let Request { blocks, segment_count, metadata_count, .. } = *request;
-                if likeness != self::likeness(blocks, segment_count, metadata_count)
+                if request_shape_key
+                    != self::request_shape_key(blocks, segment_count, metadata_count)
                     || kind > Operation::Write as u16
                 {
                     return None;
@@ -196,7 +197,7 @@ impl<T: Transport> NamespaceQueue<T> {
                 let lists = Some(&mut self.builder.lists);
                 self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry, lists).is_some()
             }
-            None => self.submit_slowly(now, request, segments),
+            None => self.submit_slow_path(now, request, segments),
         }
     }
 
@@ -230,13 +231,13 @@ impl<T: Transport> NamespaceQueue<T> {
     /// Fails a request on a dead queue. Returns false if the queue is not dead, or the completion list is
     /// full.
     #[cold]
-    fn is_answered_dead(&mut self, token: u64) -> bool {
+    fn complete_if_dead(&mut self, token: u64) -> bool {
         self.queue.state() == QueueState::Dead && self.refuse(token, IoStatus::PATH_ERROR)
     }
 
     /// Submits a request on the slow path. Returns false if the queue is full.
     #[cold]
-    fn submit_slowly(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+    fn submit_slow_path(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         match self.queue.state() {
             QueueState::Running => {}
             QueueState::Quiescing
@@ -359,7 +360,7 @@ where
             // The run ended at a special request, or the queue is full.
             let Some(request) = requests.get(taken) else { break };
             let is_taken = self.submit_one(now, request, segments);
-            if !is_taken && !self.is_answered_dead(request.token) {
+            if !is_taken && !self.complete_if_dead(request.token) {
                 break;
             }
             taken += 1;
@@ -469,7 +470,7 @@ const _: () = assert!(
 /// Common properties of the requests of a run in one word. The three fields are adjacent, so it is also
 /// loaded as one word.
 #[inline(always)]
-fn likeness(blocks: u32, segment_count: u16, metadata_count: u16) -> u64 {
+fn request_shape_key(blocks: u32, segment_count: u16, metadata_count: u16) -> u64 {
     u64::from(blocks) | u64::from(segment_count) << 32 | u64::from(metadata_count) << 48
 }
 

@@ -119,7 +119,7 @@ pub const ABORTS_MAX: usize = 4;
 #[derive(Debug)]
 #[repr(align(128))]
 struct LinkState {
-    /// Generation and requested state; written by the controller only. See [`word_of`].
+    /// Generation and requested state; written by the controller only. See [`state_word_of`].
     order: AtomicU32,
     from_queue: QueueToController,
     /// [`slot_word`]s.
@@ -143,7 +143,7 @@ struct QueueToController {
 
 /// Creates a link for queue `queue_id`. Its initial state is `Released`, acknowledged.
 pub fn link(queue_id: u16) -> (ControllerLinkEnd, QueueLinkEnd) {
-    let first = word_of(QueueState::Released, 0);
+    let first = state_word_of(QueueState::Released, 0);
     let shared = Arc::new(LinkState {
         order: AtomicU32::new(first),
         from_queue: QueueToController {
@@ -165,7 +165,7 @@ impl ControllerLinkEnd {
 
     /// Requested state.
     pub fn state(&self) -> QueueState {
-        order_in(self.shared.order.load(Ordering::Relaxed))
+        queue_state_in(self.shared.order.load(Ordering::Relaxed))
     }
 
     /// Number of times the queue was set to run; zero initially.
@@ -195,7 +195,7 @@ impl ControllerLinkEnd {
         };
         // Pairs with the acquire load in `QueueLinkEnd::state_word`: a queue that sees `Released` or
         // `Running` also sees what the controller did to the device before.
-        self.shared.order.store(word_of(order, generation), Ordering::Release);
+        self.shared.order.store(state_word_of(order, generation), Ordering::Release);
     }
 
     /// Whether the queue has acknowledged the current state.
@@ -269,7 +269,7 @@ impl QueueLinkEnd {
 
     /// Acknowledges that the state in `word` has been applied.
     pub(crate) fn acknowledge(&self, word: u32, in_flight: u32) {
-        if matches!(order_in(word), QueueState::Released | QueueState::Dead) {
+        if matches!(queue_state_in(word), QueueState::Released | QueueState::Dead) {
             for place in &self.shared.places {
                 place.store(0, Ordering::Relaxed);
             }
@@ -322,7 +322,7 @@ impl QueueLinkEnd {
 }
 
 /// Queue state in a state word.
-pub(crate) const fn order_in(word: u32) -> QueueState {
+pub(crate) const fn queue_state_in(word: u32) -> QueueState {
     match word & ((1 << ORDER_BITS) - 1) {
         0 => QueueState::Running,
         1 => QueueState::Quiescing,
@@ -364,7 +364,7 @@ const POSTED: u32 = 1;
 const TAKEN: u32 = 2;
 const ENDED: u32 = 3;
 
-const fn word_of(order: QueueState, generation: u32) -> u32 {
+const fn state_word_of(order: QueueState, generation: u32) -> u32 {
     generation << ORDER_BITS | order as u32
 }
 
@@ -380,14 +380,14 @@ const fn low_half(word: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::{
-        ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, link, order_in,
+        ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, link, queue_state_in,
     };
     use crate::slot::InvalidCompletion;
 
     fn acknowledge(queue: &QueueLinkEnd) -> QueueState {
         let word = queue.state_word();
         queue.acknowledge(word, 0);
-        order_in(word)
+        queue_state_in(word)
     }
 
     fn running() -> (ControllerLinkEnd, QueueLinkEnd) {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_born_released_and_each_run_is_a_generation() {
+    fn new_link_is_released_and_each_run_increments_the_generation() {
         let (controller, queue) = link(3);
         assert_eq!((controller.queue_id(), controller.state()), (3, QueueState::Released));
         assert!(controller.has_acknowledged());
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiesced_queue_runs_on_in_the_same_generation() {
+    fn quiesced_queue_resumes_in_the_same_generation() {
         let (controller, queue) = running();
         controller.set_state(QueueState::Quiescing);
         assert_eq!(acknowledge(&queue), QueueState::Quiescing);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out_of_death() {
+    fn dead_state_is_final() {
         let (controller, queue) = running();
         controller.set_state(QueueState::Dead);
         assert_eq!(acknowledge(&queue), QueueState::Dead);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overdue_command_goes_there_and_back_once() {
+    fn overdue_command_is_reported_and_acknowledged_once() {
         let (controller, queue) = running();
         assert!(queue.post_timeout(0));
         let overdue = controller.next_timeout().unwrap();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_places_as_said() {
+    fn timeout_slots_are_limited_to_the_configured_count() {
         let (controller, queue) = running();
         for cid in 0..u16::try_from(ABORTS_MAX).unwrap() {
             assert!(queue.post_timeout(cid));
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_empties_all_places_and_late_news_of_them_is_nothing() {
+    fn release_clears_timeout_slots_and_ignores_late_aborts() {
         let (controller, queue) = running();
         queue.post_timeout(5);
         let overdue = controller.next_timeout().unwrap();
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_end_that_was_dropped_is_noticed() {
+    fn dropped_queue_end_is_detected() {
         let (controller, queue) = running();
         assert!(!controller.is_dropped());
         drop(queue);
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_parked_can_be_watched() {
+    fn in_flight_count_of_a_quiescing_queue_is_visible() {
         let (controller, queue) = running();
         controller.set_state(QueueState::Quiescing);
         queue.acknowledge(queue.state_word(), 12);

@@ -67,8 +67,8 @@ struct ColdState {
     /// Individual time limits of commands, by slot.
     own_limits: Box<[u32]>,
     injections: Option<Injections>,
-    nonsense_count: u64,
-    nonsense: Option<InvalidCompletion>,
+    invalid_completion_count: u64,
+    invalid_completion: Option<InvalidCompletion>,
     overdue_count: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct QueueStats {
     /// Polls without a completion.
     pub idle_polls: u64,
     /// Invalid completions.
-    pub nonsense: u64,
+    pub invalid_completions: u64,
     /// Commands past their deadline.
     pub overdue: u64,
     /// Injected errors.
@@ -137,8 +137,8 @@ impl<T: Transport> QueuePair<T> {
             limit_ticks: deadlines::ticks_in(timeout),
             own_limits: vec![0; slots.len()].into_boxed_slice(),
             injections: None,
-            nonsense_count: 0,
-            nonsense: None,
+            invalid_completion_count: 0,
+            invalid_completion: None,
             overdue_count: 0,
         };
         Self {
@@ -296,7 +296,7 @@ impl<T: Transport> QueuePair<T> {
 
     /// Last invalid completion.
     pub fn last_invalid_completion(&self) -> Option<InvalidCompletion> {
-        self.cold.nonsense
+        self.cold.invalid_completion
     }
 
     /// Statistics.
@@ -312,7 +312,7 @@ impl<T: Transport> QueuePair<T> {
             cmb_commands,
             polls: self.polls,
             idle_polls: self.idle_polls,
-            nonsense: self.cold.nonsense_count,
+            invalid_completions: self.cold.invalid_completion_count,
             overdue: self.cold.overdue_count,
             injected: self.cold.injections.as_ref().map_or(0, Injections::count),
         }

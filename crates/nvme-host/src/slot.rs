@@ -89,7 +89,7 @@ impl SlotFlags {
     }
 
     #[must_use]
-    pub(crate) const fn and(self, other: Self) -> Self {
+    pub(crate) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
@@ -404,7 +404,7 @@ mod tests {
     /// Fills the table and empties it, in every order: every slot must be allocated exactly once each
     /// time, and a full table must reject an allocation rather than reuse a slot.
     #[test]
-    fn each_slot_is_out_at_most_once() {
+    fn each_slot_is_allocated_at_most_once() {
         let mut table = SlotTable::new(4);
         let orders = (0..4_usize.pow(4)).map(|n| [n % 4, n / 4 % 4, n / 16 % 4, n / 64]);
         for order in orders.filter(|order| (0..4).all(|index| order.contains(&index))) {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn every_identifier_that_is_not_in_flight_is_refused() {
+    fn cid_not_in_flight_is_rejected() {
         for count in [1, 2, 3, 4, 127, 128, 255] {
             let mut table = SlotTable::new(count);
             let out = take(&mut table, 7);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_duplicate_does_not_end_the_next_command_in_its_slot() {
+    fn late_duplicate_cid_does_not_match_the_next_command_in_its_slot() {
         let mut table = SlotTable::new(127);
         let mut seen = Vec::new();
         for token in 0..512 {
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identifier_that_is_kept_for_the_specification_is_never_used() {
+    fn reserved_cid_is_never_used() {
         for count in [1, 3, 127, 128, 4095, 32_768, 65_534] {
             let mut table = SlotTable::new(count);
             for _ in 0..2 * 65_536 / u32::from(count) + 2 {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_table_hands_out_nothing_and_opens_as_it_was() {
+    fn closed_table_allocates_nothing_and_reopens_unchanged() {
         let mut table = SlotTable::new(2);
         let first = take(&mut table, 1);
         table.close();
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identifier_that_an_abort_names_is_not_used_again_before_the_abort_has_ended() {
+    fn cid_named_by_an_abort_is_not_reused_before_the_abort_completes() {
         for closed in [false, true] {
             let mut table = SlotTable::new(1);
             let cid = take(&mut table, 1);
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_still_in_flight_after_its_abort_ends_like_any_other() {
+    fn command_in_flight_after_its_abort_completes_normally() {
         let mut table = SlotTable::new(1);
         let cid = take(&mut table, 1);
         table.mark_overdue(cid, 100);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_forgets_all_aborts() {
+    fn reset_clears_all_abort_references() {
         let mut table = SlotTable::new(2);
         let [ended, flying] = [take(&mut table, 1), take(&mut table, 2)];
         table.mark_overdue(ended, 0);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_right_across_the_wrap_of_the_clock() {
+    fn ages_are_correct_across_tick_wrap() {
         let mut table = SlotTable::new(1);
         let sent = Instant { ns: (1 << 48) - 1 };
         let cid = table.take(0, tick_of(sent), SlotFlags::NONE).unwrap();

@@ -135,7 +135,7 @@ impl SplitTable {
     /// Fails the oldest such request. Returns its completion if none of its children is in flight.
     pub(crate) fn fail_unsent(&mut self, status: IoStatus) -> Option<IoCompletion> {
         let parent = self.unsent.pop_front()?;
-        self.parents[parent].note(status);
+        self.parents[parent].merge_status(status);
         self.finish_if_done(parent)
     }
 
@@ -155,7 +155,7 @@ impl SplitTracker for SplitTable {
         let index = usize::try_from(token).ok()?;
         let parent = self.parents.get_mut(index)?;
         parent.children = parent.children.checked_sub(1)?;
-        parent.note(status);
+        parent.merge_status(status);
         if !status.is_success() {
             self.unsent.retain(|unsent| *unsent != index);
         }
@@ -165,8 +165,8 @@ impl SplitTracker for SplitTable {
 
 impl Parent {
     /// Keeps the worse of two statuses; of equally severe ones the first.
-    fn note(&mut self, status: IoStatus) {
-        if badness(status) > badness(self.status) {
+    fn merge_status(&mut self, status: IoStatus) {
+        if severity(status) > severity(self.status) {
             self.status = status;
         }
     }
@@ -174,7 +174,7 @@ impl Parent {
 
 /// Severity of a status. Errors that a retry cannot fix are more severe than others; a status that only
 /// reports the failure of the other half of a fused pair is the least severe error.
-fn badness(status: IoStatus) -> u8 {
+fn severity(status: IoStatus) -> u8 {
     let status = Status(status.0);
     if status.is_success() {
         0
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_answered_once_after_its_last_child() {
+    fn parent_completes_once_after_its_last_child() {
         let mut table = SplitTable::new(1, 2);
         let parent = table.begin(&request(7, 3), &[]).unwrap();
         table.sent(1);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_outcome_wins_in_every_order() {
+    fn worst_status_is_kept_in_every_order() {
         let aborted_half = IoStatus(0x09);
         let final_one = IoStatus(0x4281);
         let rising = [
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_nothing_more_is_sent() {
+    fn no_child_is_sent_after_a_failure() {
         let mut table = SplitTable::new(2, 0);
         let first = table.begin(&request(1, 9), &[]).unwrap();
         table.sent(1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_cannot_go_on_is_answered_when_nothing_of_it_is_out() {
+    fn failed_parent_completes_once_no_child_is_in_flight() {
         let mut table = SplitTable::new(2, 0);
         table.begin(&request(1, 9), &[]).unwrap();
         let answer = table.fail_unsent(IoStatus::INVALID_FIELD).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_and_too_many_segments_are_refused() {
+    fn full_table_and_too_many_segments_are_rejected() {
         let mut table = SplitTable::new(2, 1);
         let segments = [Segment { offset: 5, ..Segment::default() }; 2];
         assert_eq!(table.begin(&request(1, 1), &segments), None);

@@ -106,7 +106,7 @@ fn read_first_block(bound: &BoundDevice, arguments: &BindArguments) -> BindTimin
     let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
     let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
     let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
-    let driven = tenmil_devices::pcie::try_out(&PcieName::of(&uri)?)?;
+    let driven = tenmil_devices::pcie::try_out(&PcieName::from_uri(&uri)?)?;
     Ok(bound.timings.iter().cloned().chain(driven).collect())
 }
 

@@ -61,7 +61,7 @@ pub(super) fn run_identify(
         Uri::Emu(spec) => identify_ssd(spec, arguments, engines)?,
         Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
             let mut document = Document::default();
-            tenmil_devices::tcp::with_controller(&TcpName::of(uri)?, &mut |controller| {
+            tenmil_devices::tcp::with_controller(&TcpName::from_uri(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;
@@ -71,7 +71,7 @@ pub(super) fn run_identify(
         Uri::Block(uri) if uri.scheme() == VfioUserName::SCHEME => {
             let mut document = Document::default();
             tenmil_devices::vfio_user::with_controller(
-                &VfioUserName::of(uri)?,
+                &VfioUserName::from_uri(uri)?,
                 &mut |controller| {
                     document = interrogate(controller)?;
                     Ok(())
@@ -82,7 +82,7 @@ pub(super) fn run_identify(
         }
         Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
             let mut document = Document::default();
-            tenmil_devices::pcie::with_controller(&PcieName::of(uri)?, &mut |controller| {
+            tenmil_devices::pcie::with_controller(&PcieName::from_uri(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;

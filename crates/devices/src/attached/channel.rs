@@ -98,7 +98,7 @@ impl<B: ControllerBus> AttachedController<B> {
 
 impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
     fn limits(&self) -> Limits {
-        self.attached.growth.limits(&self.limits)
+        self.attached.size_watch.limits(&self.limits)
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -117,7 +117,7 @@ impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {
-        Ok(self.attached.growth.block_count(&self.limits))
+        Ok(self.attached.size_watch.block_count(&self.limits))
     }
 
     fn identity(&self) -> Option<String> {
@@ -245,7 +245,7 @@ mod tests {
     use super::{WaitAction, WaitBackoff, overdue};
 
     #[test]
-    fn a_long_wait_rests_and_is_told_of_once() {
+    fn long_wait_backs_off_and_is_logged_once() {
         let (begin, mut told, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
         let mut time_limit = WaitBackoff::new(begin);
         for ms in 0..60_000 {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_names_the_controller_and_the_reason() {
+    fn overdue_message_names_controller_and_reason() {
         assert_eq!(
             overdue("pcie:0000:01:00.0", None),
             "pcie:0000:01:00.0: a queue has commands in flight after 5 s: until they end, its memory is \

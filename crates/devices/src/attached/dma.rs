@@ -30,7 +30,7 @@ pub(super) struct MappedDma<B: ControllerBus> {
 pub(super) struct QueueMemory<B: ControllerBus> {
     /// Dropped first: unmapping it needs the bus.
     memory: Option<Region>,
-    reach: MappedDma<B>,
+    dma: MappedDma<B>,
 }
 
 /// Maps and unmaps regions, as listener of the region table.
@@ -65,19 +65,19 @@ impl<B: ControllerBus> QueueMemory<B> {
         };
         let store = CommandStore::for_device(B::KIND);
         let pool = DevicePool::new_at_iova(regions.clone(), whole, B::KIND, store, iova);
-        Ok(Self { memory: Some(memory), reach: MappedDma { pool, bus } })
+        Ok(Self { memory: Some(memory), dma: MappedDma { pool, bus } })
     }
 
     /// DMA access of the controller.
-    pub(super) fn reach(&self) -> &MappedDma<B> {
-        &self.reach
+    pub(super) fn dma(&self) -> &MappedDma<B> {
+        &self.dma
     }
 }
 
 impl<B: ControllerBus> Drop for QueueMemory<B> {
     fn drop(&mut self) {
         self.memory = None;
-        let bus = &self.reach.bus;
+        let bus = &self.dma.bus;
         if bus.bus.lost().is_some() && !bus.bus.cut_off() {
             std::mem::forget(Arc::clone(bus));
         }
@@ -98,7 +98,7 @@ impl<B: ControllerBus> MappedDma<B> {
     }
 
     #[cold]
-    fn show(&self, segment: Segment) -> Option<u64> {
+    fn map_for_device(&self, segment: Segment) -> Option<u64> {
         self.map(segment.region).ok()?;
         self.pool.iova(segment)
     }
@@ -142,7 +142,7 @@ impl<B: ControllerBus> Dma for MappedDma<B> {
     fn iova(&self, segment: Segment) -> Option<u64> {
         match self.pool.iova(segment) {
             Some(iova) => Some(iova),
-            None => self.show(segment),
+            None => self.map_for_device(segment),
         }
     }
 

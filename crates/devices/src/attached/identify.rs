@@ -36,10 +36,10 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
     }
 
     fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
-        let reach = self.attached.home.reach().clone();
+        let dma = self.attached.queue_memory.dma().clone();
         let data = match len_bytes {
             0 => None,
-            _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
+            _ => Some(dma.allocate(len_bytes).ok_or_else(|| {
                 Error::environment(format!(
                     "allocate {len_bytes} bytes for a response: none are left"
                 ))
@@ -54,8 +54,8 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
             self.attached.await_completion(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
-            let loaded = reach.load(data, &mut bytes);
-            reach.release(data);
+            let loaded = dma.load(data, &mut bytes);
+            dma.release(data);
             loaded.map_err(|stray| Error::environment(format!("read a response: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })

@@ -1,6 +1,6 @@
 //! Attached controllers over a mock bus: memory of a lost device.
 
-mod late;
+mod slow_controller;
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -27,19 +27,19 @@ struct State {
     shown: Vec<RegionId>,
     lost: Option<String>,
     /// Whether revoking the DMA access succeeds.
-    lets_go: bool,
+    revocation_succeeds: bool,
     /// Whether further mappings are rejected.
     is_full: bool,
 }
 
 /// Registers of a controller without any activity.
-struct Still;
+struct IdleRegisters;
 
-struct Silent;
+struct IgnoredDoorbell;
 
 impl FakeBus {
     fn new(regions: &RegionTable) -> Self {
-        let state = Arc::new(Mutex::new(State { lets_go: true, ..State::default() }));
+        let state = Arc::new(Mutex::new(State { revocation_succeeds: true, ..State::default() }));
         Self { regions: regions.clone(), state, event: EventVectors::new(1).unwrap() }
     }
 
@@ -49,8 +49,8 @@ impl FakeBus {
 }
 
 impl ControllerBus for FakeBus {
-    type Registers = Still;
-    type Doorbell = Silent;
+    type Registers = IdleRegisters;
+    type Doorbell = IgnoredDoorbell;
 
     const KIND: DeviceKind = DeviceKind::Emulated;
 
@@ -62,8 +62,8 @@ impl ControllerBus for FakeBus {
         "what a test has made"
     }
 
-    fn registers(&self) -> Still {
-        Still
+    fn registers(&self) -> IdleRegisters {
+        IdleRegisters
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
@@ -94,13 +94,13 @@ impl ControllerBus for FakeBus {
 
     fn unmap(&self, region: RegionId) -> bool {
         let mut state = self.state();
-        let is_hidden = state.lets_go || !state.shown.contains(&region);
+        let is_hidden = state.revocation_succeeds || !state.shown.contains(&region);
         state.shown.retain(|other| *other != region || !is_hidden);
         is_hidden
     }
 
     fn cut_off(&self) -> bool {
-        self.state().lets_go
+        self.state().revocation_succeeds
     }
 
     fn reconnect(&self) {}
@@ -114,8 +114,8 @@ impl ControllerBus for FakeBus {
     }
 }
 
-impl Mmio for Still {
-    type Doorbell = Silent;
+impl Mmio for IdleRegisters {
+    type Doorbell = IgnoredDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
         // Version 1.4; all other registers are zero.
@@ -131,12 +131,12 @@ impl Mmio for Still {
 
     fn write64(&mut self, _: u32, _: u64) {}
 
-    fn doorbell(&mut self, _: u32) -> Silent {
-        Silent
+    fn doorbell(&mut self, _: u32) -> IgnoredDoorbell {
+        IgnoredDoorbell
     }
 }
 
-impl Doorbell for Silent {
+impl Doorbell for IgnoredDoorbell {
     fn ring(&mut self, _: u32) {}
 }
 
@@ -144,21 +144,21 @@ fn region(regions: &RegionTable) -> Region {
     regions.allocate_shared(64 << 10).unwrap()
 }
 
-fn home(regions: &RegionTable, bus: &FakeBus) -> QueueMemory<FakeBus> {
+fn queue_memory(regions: &RegionTable, bus: &FakeBus) -> QueueMemory<FakeBus> {
     let memory = regions.allocate_shared(2 << 20).unwrap();
     QueueMemory::new(memory, regions, bus.clone()).unwrap()
 }
 
 #[test]
-fn what_a_device_was_shown_is_taken_away_when_it_goes() {
+fn mapped_memory_is_unmapped_when_the_device_is_dropped() {
     use tenmil_base::Dma;
 
     let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
-    let home = home(&regions, &bus);
+    let queue_memory = queue_memory(&regions, &bus);
     let (one, other) = (region(&regions), region(&regions));
     for region in [&one, &other] {
-        let iova = home.reach().iova(region.segment());
+        let iova = queue_memory.dma().iova(region.segment());
         assert_eq!(iova, Some(u64::from(region.id().0 + 1) << 20));
     }
     assert_eq!(bus.state().shown.len(), 3);
@@ -166,64 +166,64 @@ fn what_a_device_was_shown_is_taken_away_when_it_goes() {
     assert_eq!(bus.state().shown.len(), 2);
     let left = other.segment();
     drop(other);
-    assert_eq!(home.reach().iova(left), None);
-    drop(home);
+    assert_eq!(queue_memory.dma().iova(left), None);
+    drop(queue_memory);
     assert!(bus.state().shown.is_empty(), "the queues' memory, too");
 }
 
 #[test]
-fn a_device_that_can_be_shown_no_data_says_why_with_what_mends_it() {
+fn failed_mapping_is_reported_with_a_hint() {
     use tenmil_base::Dma;
 
     let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
-    let home = home(&regions, &bus);
+    let queue_memory = queue_memory(&regions, &bus);
     let (one, other) = (region(&regions), region(&regions));
-    assert_eq!(home.reach().mapping_error(), None);
+    assert_eq!(queue_memory.dma().mapping_error(), None);
     bus.state().is_full = true;
-    assert_eq!(home.reach().iova(one.segment()), None);
-    let complaint = home.reach().mapping_error().unwrap();
+    assert_eq!(queue_memory.dma().iova(one.segment()), None);
+    let complaint = queue_memory.dma().mapping_error().unwrap();
     assert_eq!(
         (complaint.text.as_str(), complaint.category),
         ("no memory may be locked", tenmil_base::ErrorCategory::Environment)
     );
     assert_eq!(complaint.hint.as_deref(), Some("Lift it."));
     bus.state().is_full = false;
-    assert!(home.reach().iova(other.segment()).is_some());
-    assert_eq!(home.reach().mapping_error(), None, "some data come");
+    assert!(queue_memory.dma().iova(other.segment()).is_some());
+    assert_eq!(queue_memory.dma().mapping_error(), None, "some data come");
 }
 
 #[test]
-fn memory_that_a_lost_device_may_still_reach_is_nobody_elses_ever_again() {
+fn memory_that_a_lost_device_may_access_is_never_reused() {
     use tenmil_base::Dma;
 
     let regions = RegionTable::new(8);
     let bus = FakeBus::new(&regions);
-    let home = home(&regions, &bus);
+    let queue_memory = queue_memory(&regions, &bus);
     let (during, after) = (region(&regions), region(&regions));
     for region in [&during, &after] {
-        home.reach().iova(region.segment()).unwrap();
+        queue_memory.dma().iova(region.segment()).unwrap();
     }
     let kept = [&during, &after].map(|region| region.id().0 & 0xfff);
     bus.mark_lost("a test");
-    bus.state().lets_go = false;
+    bus.state().revocation_succeeds = false;
     drop(during);
-    drop(home);
+    drop(queue_memory);
     drop(after);
-    bus.state().lets_go = true;
+    bus.state().revocation_succeeds = true;
     let others: Vec<Region> = (0..5).map(|_| region(&regions)).collect();
     assert!(others.iter().all(|other| !kept.contains(&(other.id().0 & 0xfff))));
     assert!(regions.allocate_shared(4096).is_err(), "three of eight are kept");
 }
 
 #[test]
-fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
+fn queues_of_a_lost_device_fail_once_its_dma_is_revoked() {
     let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
-    let home = home(&regions, &bus);
+    let queue_memory = queue_memory(&regions, &bus);
     let options = ControllerOptions { admin_depth: 32, ..ControllerOptions::default() };
-    let reach: MappedDma<FakeBus> = home.reach().clone();
-    let controller = Controller::new(bus.registers(), reach, options).unwrap();
+    let dma: MappedDma<FakeBus> = queue_memory.dma().clone();
+    let controller = Controller::new(bus.registers(), dma, options).unwrap();
     let mut kept = AttachedState {
         controller: Some(controller),
         completions: Vec::new(),
@@ -232,9 +232,9 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         vectors_used: [(1, bus.event.clone())].into(),
         asked_for: BTreeMap::new(),
         namespace: 1,
-        growth: Arc::default(),
+        size_watch: Arc::default(),
     };
-    bus.state().lets_go = false;
+    bus.state().revocation_succeeds = false;
     bus.mark_lost("a test");
     let now = Instant::default();
     for _ in 0..3 {
@@ -243,7 +243,7 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         assert_eq!(kept.controller().err().unwrap().text, "fake: a test");
         assert!(!bus.event.clone().clear_signals(0));
     }
-    bus.state().lets_go = true;
+    bus.state().revocation_succeeds = true;
     kept.poll(&bus, now);
     assert!(kept.controller.is_none());
     assert!(bus.event.clone().clear_signals(0), "the sleeping thread is woken");

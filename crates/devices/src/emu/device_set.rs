@@ -31,9 +31,9 @@ use tenmil_base::Error;
 
 /// Emulated SSDs and their admin thread. Dropped with the last device and channel.
 pub struct EmulatedDevices {
-    shared: Arc<FleetState>,
+    shared: Arc<DeviceSetState>,
     /// Stopped before the SSDs are shut down.
-    tender: Option<NamedThread<()>>,
+    admin_thread: Option<NamedThread<()>>,
     notifier: Notifier,
     clock: Clock,
     techniques: Techniques,
@@ -44,13 +44,13 @@ pub struct EmulatedDevices {
 }
 
 /// State shared by the admin thread and the block devices.
-struct FleetState {
-    state: Mutex<FleetStateInner>,
+struct DeviceSetState {
+    state: Mutex<DeviceSetStateInner>,
     /// Signaled when the SSDs are lost, to wake threads that sleep on a queue pair.
     vectors: Vec<EventVectors>,
 }
 
-struct FleetStateInner {
+struct DeviceSetStateInner {
     emulated: Option<Emulated>,
     /// Why the SSDs are lost.
     lost: Option<Error>,
@@ -96,22 +96,22 @@ impl EmulatedDevices {
         emulated.map_on_use();
         let memory = emulated.memory();
         let (vectors, open) = (emulated.vectors(), vec![0; emulated.count()]);
-        let state = Mutex::new(FleetStateInner { emulated: Some(emulated), lost: None, open });
-        let shared = Arc::new(FleetState { state, vectors });
+        let state = Mutex::new(DeviceSetStateInner { emulated: Some(emulated), lost: None, open });
+        let shared = Arc::new(DeviceSetState { state, vectors });
         let refuse = |error: std::io::Error| {
             Error::environment(format!("start the thread that tends emulated SSDs: {error}"))
         };
         let mut sleeper = Sleeper::new().map_err(refuse)?;
-        let (notifier, tended) = (sleeper.notifier(), Arc::clone(&shared));
+        let (notifier, loop_state) = (sleeper.notifier(), Arc::clone(&shared));
         let body = move |stop: &StopFlag| {
-            let mut tender = EmulatedAdminLoop { shared: tended, stop: stop.clone() };
-            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
+            let mut event_loop = EmulatedAdminLoop { shared: loop_state, stop: stop.clone() };
+            tenmil_linux::event_loop::run_event_loop(&mut event_loop, &clock, &mut sleeper);
         };
-        let tender = Some(NamedThread::spawn("tend", None, body).map_err(refuse)?);
+        let admin_thread = Some(NamedThread::spawn("tend", None, body).map_err(refuse)?);
         let techniques = *techniques;
         let emulated_devices = Self {
             shared,
-            tender,
+            admin_thread,
             notifier,
             clock,
             techniques,
@@ -176,11 +176,11 @@ impl EmulatedDevices {
 
 impl Drop for EmulatedDevices {
     fn drop(&mut self) {
-        if let Some(tender) = self.tender.take() {
-            tender.stop_flag().set();
+        if let Some(admin_thread) = self.admin_thread.take() {
+            admin_thread.stop_flag().set();
             self.notifier.notify();
             // Joins the thread.
-            drop(tender);
+            drop(admin_thread);
         }
         if let Some(emulated) = self.shared.lock().emulated.take() {
             emulated.shut_down(&self.clock);
@@ -188,8 +188,8 @@ impl Drop for EmulatedDevices {
     }
 }
 
-impl FleetState {
-    fn lock(&self) -> MutexGuard<'_, FleetStateInner> {
+impl DeviceSetState {
+    fn lock(&self) -> MutexGuard<'_, DeviceSetStateInner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -208,7 +208,7 @@ impl FleetState {
 
     /// Drops the SSDs: everything in flight completes with an error, and sleeping threads are
     /// woken.
-    fn lose(&self, state: &mut FleetStateInner, why: Error) {
+    fn lose(&self, state: &mut DeviceSetStateInner, why: Error) {
         state.lost = Some(why);
         state.emulated = None;
         for vectors in &self.vectors {
@@ -218,7 +218,7 @@ impl FleetState {
     }
 }
 
-impl FleetStateInner {
+impl DeviceSetStateInner {
     fn emulated(&mut self) -> Result<&mut Emulated, Error> {
         let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs were removed"));
         self.emulated.as_mut().ok_or_else(lost)
@@ -227,7 +227,7 @@ impl FleetStateInner {
 
 /// Loop of the admin thread.
 struct EmulatedAdminLoop {
-    shared: Arc<FleetState>,
+    shared: Arc<DeviceSetState>,
     stop: StopFlag,
 }
 

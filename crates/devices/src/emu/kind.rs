@@ -24,7 +24,7 @@ pub struct Kind {
 
 impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let spec = EmuSpec::of(uri)?;
+        let spec = EmuSpec::from_uri(uri)?;
         if spec.count != 1 {
             let problem = format!("count is {}, expected 1: one device is one SSD", spec.count);
             return Err(uri.error(problem).into());

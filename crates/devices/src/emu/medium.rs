@@ -77,7 +77,7 @@ mod tests {
     /// A read of a block that was never written would transfer no data, so its measurement would be
     /// meaningless.
     #[test]
-    fn what_is_measured_in_memory_lies_there() {
+    fn memory_medium_is_in_memory() {
         for uri in ["emu:ram?size=1m", "emu:model:p4600?size=1m"] {
             for fills in [false, true] {
                 let specs = [uri.parse::<EmuSpec>().unwrap()];

@@ -17,7 +17,7 @@ pub struct PostedWrite<B> {
     bus: PostedWriteCost,
 }
 
-/// Cost of a posted write, in steps of [`hold`].
+/// Cost of a posted write, in steps of [`busy_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PostedWriteCost {
     steps: u64,
@@ -31,10 +31,10 @@ const TIMES: u32 = 8;
 impl PostedWriteCost {
     /// Calibrates a write that stalls the CPU for `cost`, at its current frequency. Takes about a
     /// millisecond.
-    pub(crate) fn of(cost: Span, clock: &Clock) -> Self {
+    pub(crate) fn calibrate(cost: Span, clock: &Clock) -> Self {
         let timed = (0..TIMES).map(|_| {
             let begun = clock.now();
-            hold(TIMED_STEPS);
+            busy_wait(TIMED_STEPS);
             clock.now().since(begun).ns
         });
         let shortest_ns = timed.min().unwrap_or(1).max(1);
@@ -42,7 +42,7 @@ impl PostedWriteCost {
     }
 
     /// Wraps a register.
-    pub(crate) fn before<B>(self, register: B) -> PostedWrite<B> {
+    pub(crate) fn delay_register<B>(self, register: B) -> PostedWrite<B> {
         PostedWrite { register, bus: self }
     }
 }
@@ -50,14 +50,14 @@ impl PostedWriteCost {
 impl<B: Doorbell> Doorbell for PostedWrite<B> {
     #[inline]
     fn ring(&mut self, value: u32) {
-        hold(self.bus.steps);
+        busy_wait(self.bus.steps);
         self.register.ring(value);
     }
 }
 
 /// Stalls the CPU for `steps` dependent multiplications.
 #[inline(never)]
-fn hold(steps: u64) {
+fn busy_wait(steps: u64) {
     let mut word = 1_u64;
     for _ in 0..steps {
         word = black_box(word.wrapping_mul(0x5851_f42d_4c95_7f2d));
@@ -81,10 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn a_register_behind_a_bus_is_rung_once_for_each_write_and_later() {
+    fn delayed_register_receives_each_write_once() {
         let clock = Clock::start();
-        let bus = PostedWriteCost::of(Span::from_us(50), &clock);
-        let mut posted = bus.before(Rung::default());
+        let bus = PostedWriteCost::calibrate(Span::from_us(50), &clock);
+        let mut posted = bus.delay_register(Rung::default());
         let begun = clock.now();
         (1..=20).for_each(|value| posted.ring(value));
         // The stall has a lower bound only; how much longer it takes depends on the machine.
@@ -95,10 +95,10 @@ mod tests {
     #[test]
     fn a_write_that_costs_twice_as_much_takes_twice_the_steps() {
         let clock = Clock::start();
-        assert_eq!(PostedWriteCost::of(Span::from_us(0), &clock).steps, 0);
+        assert_eq!(PostedWriteCost::calibrate(Span::from_us(0), &clock).steps, 0);
         assert!(
-            PostedWriteCost::of(Span::from_us(100), &clock).steps
-                > PostedWriteCost::of(Span::from_us(1), &clock).steps
+            PostedWriteCost::calibrate(Span::from_us(100), &clock).steps
+                > PostedWriteCost::calibrate(Span::from_us(1), &clock).steps
         );
     }
 }

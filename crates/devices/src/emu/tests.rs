@@ -1,7 +1,7 @@
 //! Emulated SSDs whose both sides sleep.
 
+mod harness;
 mod on_reactor;
-mod stage;
 mod virtual_time;
 
 use tenmil_base::{
@@ -15,7 +15,7 @@ use crate::EmuSpec;
 use crate::techniques::Techniques;
 
 /// One SSD, and this thread, which sleeps on its only queue pair.
-struct Bed {
+struct SleepHarness {
     emulated: Emulated,
     queue: Box<dyn IoChannel>,
     buffer: Segment,
@@ -27,9 +27,9 @@ struct Bed {
 }
 
 /// Time after which a completion counts as lost.
-const FORGOTTEN: Span = Span::from_secs(5);
+const LOST_AFTER: Span = Span::from_secs(5);
 
-impl Bed {
+impl SleepHarness {
     fn new(uri: &str, techniques: &Techniques) -> Self {
         let (specs, clock) = ([uri.parse::<EmuSpec>().unwrap()], Clock::start());
         let plan = EmuPlan {
@@ -79,7 +79,7 @@ impl Bed {
                 assert_eq!(statuses, [IoStatus::SUCCESS]);
                 return now.since(begun);
             }
-            assert!(now.since(begun) < FORGOTTEN, "{operation:?} was forgotten");
+            assert!(now.since(begun) < LOST_AFTER, "{operation:?} was forgotten");
             match sleeps {
                 true => self.sleep(now),
                 false => tenmil_linux::named_thread::yield_cpu(),
@@ -90,7 +90,7 @@ impl Bed {
     fn sleep(&mut self, now: Instant) {
         if !self.queue.arm() {
             self.sleeps += 1;
-            let until = self.queue.wake_at().min(now.after(FORGOTTEN));
+            let until = self.queue.wake_at().min(now.after(LOST_AFTER));
             self.sleeper.sleep_until_ready(until.since(now), &mut Vec::new());
         }
         self.queue.disarm();
@@ -98,7 +98,7 @@ impl Bed {
 
     /// Thousands of commands with gaps of one microsecond to five milliseconds, so that the device
     /// is polling, arming, or asleep.
-    fn go_through_gaps(mut self, name: &str, count: u32) {
+    fn run_with_gaps(mut self, name: &str, count: u32) {
         let mut random = Random::new(3);
         let mut latest = Span::default();
         for number in 0..count {
@@ -122,22 +122,22 @@ impl Bed {
 }
 
 #[test]
-fn no_command_is_slept_over_by_either_side() {
+fn neither_side_sleeps_with_a_command_pending() {
     let techniques = Techniques::default();
-    Bed::new("emu:null", &techniques).go_through_gaps("null", 3000);
+    SleepHarness::new("emu:null", &techniques).run_with_gaps("null", 3000);
 }
 
 #[test]
-fn no_command_is_slept_over_with_doorbells_in_memory() {
+fn neither_side_sleeps_with_a_command_pending_in_shadow_doorbells() {
     let techniques = Techniques { shadow_doorbells: true, ..Techniques::default() };
-    Bed::new("emu:ram?size=1m", &techniques).go_through_gaps("shadow", 2000);
+    SleepHarness::new("emu:ram?size=1m", &techniques).run_with_gaps("shadow", 2000);
 }
 
 #[test]
-fn no_answer_of_a_slow_medium_is_slept_over() {
+fn host_does_not_sleep_over_a_completion_of_a_slow_medium() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("emu:file:{}?size=1m", directory.path().join("ssd").display());
     for uri in [file.as_str(), "emu:model:p4800x?size=1m"] {
-        Bed::new(uri, &Techniques::default()).go_through_gaps(uri, 1000);
+        SleepHarness::new(uri, &Techniques::default()).run_with_gaps(uri, 1000);
     }
 }

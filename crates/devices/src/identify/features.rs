@@ -40,63 +40,107 @@ enum Scope {
 }
 
 const SETTINGS: [Setting; 26] = [
-    of(Feature::Arbitration, "arbitration", dword::<Arbitration>),
-    of(Feature::PowerManagement, "power_management", dword::<PowerManagement>),
-    of_namespace(Feature::LbaRangeType, "lba_range_type", page::<LbaRanges>),
-    of(Feature::TemperatureThreshold, "temperature_threshold", dword::<TemperatureThreshold>),
-    of_namespace(Feature::ErrorRecovery, "error_recovery", dword::<ErrorRecovery>),
-    of(Feature::VolatileWriteCache, "volatile_write_cache", dword::<VolatileWriteCache>),
-    of(Feature::NumberOfQueues, "number_of_queues", dword::<NumberOfQueues>),
-    of(Feature::InterruptCoalescing, "interrupt_coalescing", dword::<InterruptCoalescing>),
-    of(
+    controller_setting(Feature::Arbitration, "arbitration", dword_fields::<Arbitration>),
+    controller_setting(
+        Feature::PowerManagement,
+        "power_management",
+        dword_fields::<PowerManagement>,
+    ),
+    namespace_setting(Feature::LbaRangeType, "lba_range_type", page_fields::<LbaRanges>),
+    controller_setting(
+        Feature::TemperatureThreshold,
+        "temperature_threshold",
+        dword_fields::<TemperatureThreshold>,
+    ),
+    namespace_setting(Feature::ErrorRecovery, "error_recovery", dword_fields::<ErrorRecovery>),
+    controller_setting(
+        Feature::VolatileWriteCache,
+        "volatile_write_cache",
+        dword_fields::<VolatileWriteCache>,
+    ),
+    controller_setting(Feature::NumberOfQueues, "number_of_queues", dword_fields::<NumberOfQueues>),
+    controller_setting(
+        Feature::InterruptCoalescing,
+        "interrupt_coalescing",
+        dword_fields::<InterruptCoalescing>,
+    ),
+    controller_setting(
         Feature::InterruptVectorConfiguration,
         "interrupt_vector_configuration",
-        dword::<InterruptVectorConfiguration>,
+        dword_fields::<InterruptVectorConfiguration>,
     ),
-    of(Feature::WriteAtomicity, "write_atomicity", dword::<WriteAtomicity>),
-    of(
+    controller_setting(Feature::WriteAtomicity, "write_atomicity", dword_fields::<WriteAtomicity>),
+    controller_setting(
         Feature::AsynchronousEventConfiguration,
         "asynchronous_event_configuration",
-        dword::<AsynchronousEventConfiguration>,
+        dword_fields::<AsynchronousEventConfiguration>,
     ),
-    of(
+    controller_setting(
         Feature::AutonomousPowerStateTransition,
         "autonomous_power_state_transition",
-        both::<AutonomousPowerStateTransition, PowerStateTransitions>,
+        dword_and_page::<AutonomousPowerStateTransition, PowerStateTransitions>,
     ),
-    of(Feature::HostMemoryBuffer, "host_memory_buffer", dword::<HostMemoryBuffer>),
-    of(Feature::Timestamp, "timestamp", page::<Timestamp>),
-    of(Feature::KeepAliveTimer, "keep_alive_timer", dword::<KeepAliveTimer>),
-    of(Feature::HostControlledThermalManagement, "thermal_management", dword::<ThermalManagement>),
-    of(Feature::LbaStatusAttributes, "lba_status_attributes", dword::<LbaStatusAttributes>),
-    of(Feature::HostBehaviorSupport, "host_behavior_support", page::<HostBehaviorSupport>),
-    of(Feature::SanitizeConfig, "sanitize_config", dword::<SanitizeConfig>),
-    of(Feature::CommandSetProfile, "command_set_profile", dword::<CommandSetProfile>),
-    of(Feature::SoftwareProgressMarker, "software_progress", dword::<SoftwareProgressMarker>),
-    of(Feature::HostIdentifier, "host_identifier", both::<HostIdentifier, HostIdentifierPage>),
-    of_namespace(
+    controller_setting(
+        Feature::HostMemoryBuffer,
+        "host_memory_buffer",
+        dword_fields::<HostMemoryBuffer>,
+    ),
+    controller_setting(Feature::Timestamp, "timestamp", page_fields::<Timestamp>),
+    controller_setting(Feature::KeepAliveTimer, "keep_alive_timer", dword_fields::<KeepAliveTimer>),
+    controller_setting(
+        Feature::HostControlledThermalManagement,
+        "thermal_management",
+        dword_fields::<ThermalManagement>,
+    ),
+    controller_setting(
+        Feature::LbaStatusAttributes,
+        "lba_status_attributes",
+        dword_fields::<LbaStatusAttributes>,
+    ),
+    controller_setting(
+        Feature::HostBehaviorSupport,
+        "host_behavior_support",
+        page_fields::<HostBehaviorSupport>,
+    ),
+    controller_setting(Feature::SanitizeConfig, "sanitize_config", dword_fields::<SanitizeConfig>),
+    controller_setting(
+        Feature::CommandSetProfile,
+        "command_set_profile",
+        dword_fields::<CommandSetProfile>,
+    ),
+    controller_setting(
+        Feature::SoftwareProgressMarker,
+        "software_progress",
+        dword_fields::<SoftwareProgressMarker>,
+    ),
+    controller_setting(
+        Feature::HostIdentifier,
+        "host_identifier",
+        dword_and_page::<HostIdentifier, HostIdentifierPage>,
+    ),
+    namespace_setting(
         Feature::ReservationNotificationMask,
         "reservation_notification_mask",
-        dword::<ReservationNotificationMask>,
+        dword_fields::<ReservationNotificationMask>,
     ),
-    of_namespace(
+    namespace_setting(
         Feature::ReservationPersistence,
         "reservation_persistence",
-        dword::<ReservationPersistence>,
+        dword_fields::<ReservationPersistence>,
     ),
-    of_namespace(
+    namespace_setting(
         Feature::NamespaceWriteProtection,
         "namespace_write_protection",
-        dword::<NamespaceWriteProtection>,
+        dword_fields::<NamespaceWriteProtection>,
     ),
-    of(
+    controller_setting(
         Feature::NonOperationalPowerState,
         "non_operational_power_state",
-        dword::<NonOperationalPowerState>,
+        dword_fields::<NonOperationalPowerState>,
     ),
 ];
 
-const fn of(
+const fn controller_setting(
     feature: Feature,
     path: &'static str,
     decode: fn(&AdminResult) -> Vec<DecodedField>,
@@ -104,7 +148,7 @@ const fn of(
     Setting { feature, path, scope: Scope::Controller, decode }
 }
 
-const fn of_namespace(
+const fn namespace_setting(
     feature: Feature,
     path: &'static str,
     decode: fn(&AdminResult) -> Vec<DecodedField>,
@@ -134,7 +178,7 @@ pub(super) fn read(
         let result = document.execute(controller, &title, command.to_command(), len_bytes)?;
         if let Some(result) = result {
             if is_long {
-                let fields = page::<HostIdentifierExtendedPage>(&result);
+                let fields = page_fields::<HostIdentifierExtendedPage>(&result);
                 document.add(&["features", path], title, fields);
                 continue;
             }
@@ -144,16 +188,18 @@ pub(super) fn read(
     Ok(())
 }
 
-fn dword<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
+fn dword_fields<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
     fields_of_dword::<T>(result.result)
 }
 
-fn page<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
+fn page_fields<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
     fields_of::<T>(&result.bytes)
 }
 
-fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(result: &AdminResult) -> Vec<DecodedField> {
-    let mut fields = dword::<T>(result);
-    fields.extend(page::<U>(result));
+fn dword_and_page<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(
+    result: &AdminResult,
+) -> Vec<DecodedField> {
+    let mut fields = dword_fields::<T>(result);
+    fields.extend(page_fields::<U>(result));
     fields
 }

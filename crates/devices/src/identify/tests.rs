@@ -109,7 +109,7 @@ fn document() -> Document {
 }
 
 #[test]
-fn every_answer_is_decoded_in_its_place() {
+fn every_data_structure_is_decoded_in_its_section() {
     let json: serde_json::Value = serde_json::from_str(&show::json(&document())).unwrap();
     assert_eq!(json["registers"]["cap"]["mqes"], 1023);
     assert_eq!(json["controller"]["identify"]["vid"], 0x1234);
@@ -137,7 +137,7 @@ fn a_controller_memory_buffer_is_shown_if_there_is_one() {
 }
 
 #[test]
-fn what_is_not_answered_is_listed_with_its_status() {
+fn failed_commands_are_listed_with_their_status() {
     let text = show::text(&document(), false);
     assert!(
         text.contains("  Arbitration (feature 01h): Invalid Field in Command (SCT 0x0, SC 0x02)\n")
@@ -145,7 +145,7 @@ fn what_is_not_answered_is_listed_with_its_status() {
 }
 
 #[test]
-fn log_pages_that_are_not_supported_are_not_asked_for() {
+fn unsupported_log_pages_are_not_read() {
     let mut controller = Scripted::default();
     interrogate(&mut controller).unwrap();
     let logs = controller
@@ -160,7 +160,7 @@ fn log_pages_that_are_not_supported_are_not_asked_for() {
 
 /// A controller over fabrics takes nothing else (Base 2.1 §5.1.25.1.28).
 #[test]
-fn over_fabrics_the_host_identifier_of_16_bytes_is_asked_for() {
+fn fabrics_controllers_report_the_16_byte_host_identifier() {
     for (ioccsz, exhid) in [(0, 0), (4, 1)] {
         let mut controller = Scripted { ioccsz, ..Scripted::default() };
         interrogate(&mut controller).unwrap();
@@ -179,7 +179,7 @@ fn over_fabrics_the_host_identifier_of_16_bytes_is_asked_for() {
 }
 
 #[test]
-fn text_leaves_out_what_is_zero_and_says_so() {
+fn text_omits_zero_fields_and_notes_it() {
     let text = show::text(&document(), false);
     assert!(text.contains("  mn                       \"SCRIPTED\""), "{text}");
     assert!(text.contains("    multiple_ports         yes"), "{text}");
@@ -190,7 +190,7 @@ fn text_leaves_out_what_is_zero_and_says_so() {
 }
 
 #[test]
-fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
+fn unsorted_namespace_list_is_a_remote_error() {
     struct Liar(Scripted);
     impl Controller for Liar {
         fn read32(&mut self, offset: usize) -> u32 {
@@ -215,7 +215,7 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
 }
 
 #[test]
-fn as_many_namespaces_are_read_as_the_driver_uses_and_no_more() {
+fn number_of_namespaces_read_is_that_of_the_driver() {
     let mut controller = Scripted { namespaces: (1..=1500).collect(), ..Scripted::default() };
     let document = interrogate(&mut controller).unwrap();
     let identified = document.sections.iter().filter(|section| section.path[0] == "namespaces");
@@ -227,7 +227,7 @@ fn as_many_namespaces_are_read_as_the_driver_uses_and_no_more() {
 }
 
 #[test]
-fn an_answer_that_is_too_short_is_the_peers_lie() {
+fn short_response_is_a_remote_error() {
     struct Short(Scripted);
     impl Controller for Short {
         fn read32(&mut self, offset: usize) -> u32 {
@@ -276,7 +276,7 @@ impl Controller for Grouped {
 }
 
 #[test]
-fn groups_beyond_one_piece_are_read() {
+fn ana_groups_beyond_one_chunk_are_read() {
     for count in [1, 101, 102, 103, 500] {
         let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).bytes();
         for grpid in 1..=u32::from(count) {
@@ -321,7 +321,7 @@ impl Controller for Counted {
 }
 
 #[test]
-fn a_namespace_that_is_not_shown_is_refused_with_those_that_are() {
+fn unknown_namespace_is_rejected_with_the_known_ones() {
     let mut controller = Scripted { namespaces: vec![1, 7], ..Scripted::default() };
     let document = interrogate(&mut controller).unwrap();
     assert_eq!(document.require("tcp://x", 7), Ok(()));

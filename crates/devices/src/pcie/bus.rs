@@ -80,13 +80,15 @@ impl PcieBus {
         if let Some(why) = function.iommufd_error() {
             tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
         }
-        let machine = |what: &str, error: std::io::Error| {
+        let environment_error = |what: &str, error: std::io::Error| {
             Error::environment(format!("attach {}: {what}: {error}", name.address))
         };
-        let bar = function.map_bar0(regions).map_err(|error| machine("map BAR 0", error))?;
+        let bar =
+            function.map_bar0(regions).map_err(|error| environment_error("map BAR 0", error))?;
         let vectors = function.msix_vector_count().min(u32::from(name.wanted.queues) + 1);
         let has_vectors = vectors > 1 && function.prepare_vectors(vectors).is_ok();
-        let alarms = EventVectors::new(2).map_err(|error| machine("make an event", error))?;
+        let alarms =
+            EventVectors::new(2).map_err(|error| environment_error("make an event", error))?;
         // If the kernel supports neither event, removal is detected by registers that read as ones.
         if let Some(event) = alarms.descriptor(DEVICE_REQUEST) {
             let _ = function.set_req_irq(event);

@@ -15,6 +15,6 @@ pub struct Kind;
 impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut steps = StepTimer::begin(opener.clock);
-        attach(&PcieName::of(uri)?, opener.regions, &mut steps)?.open(uri)
+        attach(&PcieName::from_uri(uri)?, opener.regions, &mut steps)?.open(uri)
     }
 }

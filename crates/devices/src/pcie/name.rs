@@ -41,7 +41,7 @@ impl PcieName {
     /// # Errors
     ///
     /// If the path is no PCI address, or an option is invalid.
-    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+    pub fn from_uri(uri: &Uri) -> Result<Self, UriError> {
         let Some(address) = normalize(uri.path()) else {
             let problem = format!(
                 "no PCI address in `{}`, expected pcie:ADDRESS, such as pcie:0000:5e:00.0; \
@@ -65,7 +65,8 @@ impl PcieName {
             }
             (true, _) => IommuMode::None,
         };
-        let wanted = AttachOptions { queues_in_cmb, ..AttachOptions::of(&mut fields)? };
+        let wanted =
+            AttachOptions { queues_in_cmb, ..AttachOptions::from_uri_options(&mut fields)? };
         fields.reject_unknown()?;
         Ok(Self { address, wanted, isolation })
     }
@@ -94,25 +95,25 @@ mod tests {
 
     use super::PcieName;
 
-    fn of(text: &str) -> Result<PcieName, tenmil_base::Error> {
+    fn parse_name(text: &str) -> Result<PcieName, tenmil_base::Error> {
         let uri = text
             .parse()
             .map_err(|error: tenmil_block::uri::UriError| error.to_string())
             .map_err(tenmil_base::Error::environment)?;
-        PcieName::of(&uri).map_err(tenmil_base::Error::environment)
+        PcieName::from_uri(&uri).map_err(tenmil_base::Error::environment)
     }
 
     #[test]
-    fn a_name_is_an_address_and_what_is_wanted_there() {
-        let name = of("pcie:0000:5E:00.0?ns=2&queues=4").unwrap();
+    fn uri_consists_of_address_and_options() {
+        let name = parse_name("pcie:0000:5E:00.0?ns=2&queues=4").unwrap();
         assert_eq!(name.address, "0000:5e:00.0");
         assert_eq!((name.wanted.namespace, name.wanted.queues), (2, 4));
-        let in_cmb = |text: &str| of(text).unwrap().wanted.queues_in_cmb;
+        let in_cmb = |text: &str| parse_name(text).unwrap().wanted.queues_in_cmb;
         assert!(in_cmb("pcie:5e:00.0?cmb=queues"));
         assert!(!in_cmb("pcie:5e:00.0?cmb=no") && !name.wanted.queues_in_cmb);
-        assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().text.contains("expected"));
-        assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
-        let isolation = |text: &str| of(text).unwrap().isolation;
+        assert!(parse_name("pcie:5e:00.0?cmb=data").unwrap_err().text.contains("expected"));
+        assert_eq!(parse_name("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
+        let isolation = |text: &str| parse_name(text).unwrap().isolation;
         assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=yes"), IommuMode::None);
         let behind = |by| IommuMode::Iommu { by };
         assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=no"), behind(None));
@@ -120,18 +121,18 @@ mod tests {
         assert_eq!(isolation("pcie:5e:00.0?vfio=auto"), behind(None));
         assert_eq!(isolation("pcie:5e:00.0?vfio=group"), behind(Some(VfioInterface::Group)));
         assert_eq!(isolation("pcie:5e:00.0?vfio=iommufd"), behind(Some(VfioInterface::Iommufd)));
-        assert!(of("pcie:5e:00.0?unsafe-no-iommu").is_err());
-        assert!(of("pcie:5e:00.0?vfio=type1").unwrap_err().text.contains("expected"));
-        let both = of("pcie:5e:00.0?vfio=iommufd&unsafe-no-iommu=yes").unwrap_err();
+        assert!(parse_name("pcie:5e:00.0?unsafe-no-iommu").is_err());
+        assert!(parse_name("pcie:5e:00.0?vfio=type1").unwrap_err().text.contains("expected"));
+        let both = parse_name("pcie:5e:00.0?vfio=iommufd&unsafe-no-iommu=yes").unwrap_err();
         assert!(both.text.contains("one of the two"), "{both}");
     }
 
     #[test]
-    fn what_names_no_function_is_refused() {
+    fn uri_without_a_pci_function_is_rejected() {
         for text in
             ["pcie:", "pcie:5e", "pcie:5e:00", "pcie:0:0.0", "pcie:1:2:3:4.0", "pcie:xx:00.0"]
         {
-            let refused = of(text).unwrap_err();
+            let refused = parse_name(text).unwrap_err();
             assert!(refused.text.contains("expected"), "{text}: {refused}");
         }
     }

@@ -49,13 +49,13 @@ impl AdminThreadBuilder {
         self,
         name: &TcpName,
         clock: Clock,
-        tender: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
+        make_loop: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
     ) -> Result<AdminThread, Error> {
         let Self { mut sleeper, idle_wait } = self;
         let waker = sleeper.notifier();
         let body = move |stop: &StopFlag| {
-            let mut tender = tender(stop.clone(), idle_wait);
-            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
+            let mut event_loop = make_loop(stop.clone(), idle_wait);
+            tenmil_linux::event_loop::run_event_loop(&mut event_loop, &clock, &mut sleeper);
         };
         let thread = NamedThread::spawn("tend", None, body);
         let thread = thread.map_err(|error| refused(name, THREAD, &error))?;

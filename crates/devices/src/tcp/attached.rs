@@ -44,7 +44,7 @@ struct RemoteControllerState {
     refused: Option<(u16, String)>,
     /// Why it is not there any more.
     lost: Option<String>,
-    pulse: ConnectionHealth,
+    health: ConnectionHealth,
     /// Time at which the connection was lost, while it is.
     disconnected_since: Option<Instant>,
     teller: PathNotifier,
@@ -73,13 +73,17 @@ const TENDED: Span = Span::from_ms(100);
 impl Attached {
     /// Connects and initializes the controller. Its queues and admin data are allocated in
     /// `regions`.
-    pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
-        let machine = |what: &str, error: &dyn std::fmt::Display| {
+    pub(super) fn connect(
+        name: &TcpName,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        let environment_error = |what: &str, error: &dyn std::fmt::Display| {
             Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
         };
         let memory = regions
             .allocate_region(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
-            .map_err(|error| machine("memory for its queues", &error))?;
+            .map_err(|error| environment_error("memory for its queues", &error))?;
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
         pool.map_on_demand();
@@ -91,16 +95,16 @@ impl Attached {
             completions: Vec::new(),
             refused: None,
             lost: None,
-            pulse: ConnectionHealth::default(),
+            health: ConnectionHealth::default(),
             disconnected_since: None,
             teller,
         };
         let shared = Arc::new(RemoteState { remote: Mutex::new(kept) });
-        let tended = Arc::clone(&shared);
+        let loop_state = Arc::clone(&shared);
         // From here on an event of the connection wakes the admin thread.
         shared.lock().remote.set_waker(wake_set.waker());
         let thread = wake_set.begin(name, clock, |stop, idle_wait| TcpAdminLoop {
-            shared: tended,
+            shared: loop_state,
             stop,
             idle_wait,
             watched: 0,
@@ -122,9 +126,9 @@ impl Attached {
     /// If the controller is lost.
     pub(super) fn health(&self) -> Result<ConnectionHealth, Error> {
         let mut kept = self.shared.lock();
-        kept.maintain(self.clock.now());
+        kept.poll_controller(self.clock.now());
         kept.check(&self.name)?;
-        Ok(kept.pulse.clone())
+        Ok(kept.health.clone())
     }
 
     /// Waits for the completion of the admin command with this token.
@@ -133,7 +137,7 @@ impl Attached {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.maintain(now);
+            kept.poll_controller(now);
             let found = kept.completions.iter().position(|completion| completion.token == token);
             if let Some(at) = found {
                 return Ok(kept.completions.swap_remove(at));
@@ -141,7 +145,7 @@ impl Attached {
             kept.check(&self.name)?;
             drop(kept);
             if now >= end {
-                return Err(self.peer("an admin command timed out"));
+                return Err(self.remote_error("an admin command timed out"));
             }
             tenmil_linux::named_thread::yield_cpu();
         }
@@ -154,12 +158,12 @@ impl Attached {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.maintain(now);
+            kept.poll_controller(now);
             kept.check(&self.name)?;
             kept.check_namespace(&self.name)?;
             let RemoteControllerState { remote, refused, .. } = &mut *kept;
             if let Some((_, why)) = refused.take_if(|(id, _)| requested == Some(*id)) {
-                return Err(self.peer(&format!("a queue was refused: {why}")));
+                return Err(self.remote_error(&format!("a queue was refused: {why}")));
             }
             match requested {
                 Some(id) => {
@@ -173,7 +177,7 @@ impl Attached {
             drop(kept);
             self.thread.wake();
             if now >= end {
-                return Err(self.peer("a queue was not connected in time"));
+                return Err(self.remote_error("a queue was not connected in time"));
             }
             tenmil_linux::named_thread::yield_cpu();
         }
@@ -193,7 +197,7 @@ impl Attached {
         match controller.create_queue_pair(now, options) {
             Ok(id) => Ok(Some(id)),
             Err(RequestError::NotReady) => Ok(None),
-            Err(refusal) => Err(self.peer(&refusal.to_string())),
+            Err(refusal) => Err(self.remote_error(&refusal.to_string())),
         }
     }
 
@@ -202,7 +206,7 @@ impl Attached {
         self.shared.lock().remote.namespace_name(self.name.namespace)
     }
 
-    fn peer(&self, problem: &str) -> Error {
+    fn remote_error(&self, problem: &str) -> Error {
         Error::remote(format!("tcp://{}: {problem}", self.name.address))
     }
 }
@@ -215,7 +219,7 @@ impl Drop for Attached {
         let now = self.clock.now();
         let _ = kept.remote.controller().shut_down(now, ShutdownNotification::Normal);
         wait_for_shutdown(&self.clock, |now| {
-            kept.maintain(now);
+            kept.poll_controller(now);
             kept.remote.controller().state() == State::ShuttingDown
         });
     }
@@ -235,7 +239,7 @@ impl RemoteState {
 }
 
 impl RemoteControllerState {
-    fn maintain(&mut self, now: Instant) {
+    fn poll_controller(&mut self, now: Instant) {
         while let Some(event) = self.remote.poll(now) {
             match event {
                 Event::AdminCompleted(completion) => self.completions.push(completion),
@@ -248,16 +252,17 @@ impl RemoteControllerState {
                     let why = self.remote.last_error();
                     self.lose(why.unwrap_or_else(|| "the controller was removed".to_owned()));
                 }
-                Event::Notice { .. } => self.pulse.notices += 1,
+                Event::Notice { .. } => self.health.notices += 1,
                 Event::ResetStarted { cause } => {
                     // Invalid data from the peer is the more precise cause; `remote.last_error()` is the
                     // reason of the transport.
-                    let lie = match cause {
-                        ResetCause::InvalidData(lie) => Some(lie.to_string()),
+                    let invalid_data = match cause {
+                        ResetCause::InvalidData(invalid_data) => Some(invalid_data.to_string()),
                         _ => None,
                     };
-                    let is_other = lie.is_some() && self.pulse.disconnect_reason != lie;
-                    let why = lie.or_else(|| self.remote.last_error());
+                    let is_other =
+                        invalid_data.is_some() && self.health.disconnect_reason != invalid_data;
+                    let why = invalid_data.or_else(|| self.remote.last_error());
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
                     // Several resets may follow before the connection is restored. They are
                     // reported once, unless the cause changes.
@@ -265,14 +270,14 @@ impl RemoteControllerState {
                         self.disconnected_since.get_or_insert(now);
                         self.teller.notify_lost(&why);
                     }
-                    self.pulse.disconnect_reason = Some(why);
-                    self.pulse.losses += 1;
+                    self.health.disconnect_reason = Some(why);
+                    self.health.losses += 1;
                 }
                 Event::Recovered => {
                     let since = self.disconnected_since.take().unwrap_or(now);
                     self.teller.notify_restored(now.since(since));
-                    self.pulse.disconnect_reason = None;
-                    self.pulse.returns += 1;
+                    self.health.disconnect_reason = None;
+                    self.health.returns += 1;
                 }
                 event => self.teller.notify_controller_event(event),
             }
@@ -320,7 +325,7 @@ impl EventLoop for TcpAdminLoop {
             return NextStep::Exit;
         }
         let mut kept = self.shared.lock();
-        kept.maintain(now);
+        kept.poll_controller(now);
         NextStep::SleepUntil(kept.remote.wake_at(now).min(now.after(TENDED)))
     }
 
@@ -348,9 +353,10 @@ fn bring_up(
 ) -> Result<FabricsController, Error> {
     let refuse = |error: &ConnectError| Error::new(error.category(), error.to_string());
     let connector = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
-    let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
+    let controller_options =
+        ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
-    let mut calling = Connecting::begin(pool, connector, options, wishes, clock.now())
+    let mut calling = Connecting::begin(pool, connector, options, controller_options, clock.now())
         .map_err(|error| refuse(&error))?;
     // First the admin connection, then the controller.
     let mut remote = loop {

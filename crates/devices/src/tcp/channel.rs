@@ -55,7 +55,7 @@ impl RemoteDevice {
 
 impl BlockDevice for RemoteDevice {
     fn limits(&self) -> Limits {
-        self.paths.growth().limits(&self.limits)
+        self.paths.size_watch().limits(&self.limits)
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -89,7 +89,7 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {
-        Ok(self.paths.growth().block_count(&self.limits))
+        Ok(self.paths.size_watch().block_count(&self.limits))
     }
 }
 

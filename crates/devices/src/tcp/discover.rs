@@ -50,12 +50,12 @@ pub fn service(text: &str) -> Result<TcpName, Error> {
     let address = addresses.join(",");
     let mark = if query.is_empty() { "" } else { "?" };
     let uri: Uri = format!("tcp://{address}/{}{mark}{query}", nqn::DISCOVERY).parse()?;
-    Ok(TcpName::of(&uri)?)
+    Ok(TcpName::from_uri(&uri)?)
 }
 
 /// Connects to the discovery service that `name` names and reads its log page.
 pub fn discover(name: &TcpName) -> Result<DiscoveryLog, Error> {
-    read_whole(&mut RemoteAdmin::call(name)?)
+    read_whole(&mut RemoteAdmin::connect(name)?)
 }
 
 /// Reads a consistent copy of the log page.

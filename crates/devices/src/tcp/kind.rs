@@ -18,9 +18,9 @@ pub struct Kind;
 
 impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let name = TcpName::of(uri)?;
+        let name = TcpName::from_uri(uri)?;
         let (regions, clock) = (opener.regions, opener.clock);
-        let paths = NamespacePaths::call(&name, regions, clock);
+        let paths = NamespacePaths::connect(&name, regions, clock);
         let medium = paths.and_then(RemoteDevice::new);
         let medium = medium.map_err(|refused| Error::new(refused.category, refused.text))?;
         let medium: Arc<dyn BlockDevice> = Arc::new(medium);

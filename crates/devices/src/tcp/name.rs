@@ -66,7 +66,7 @@ impl TcpName {
     /// # Errors
     ///
     /// If the address or the subsystem is missing, or an option is invalid.
-    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+    pub fn from_uri(uri: &Uri) -> Result<Self, UriError> {
         let expected =
             "expected tcp://HOST:PORT/NQN/NSID, such as tcp://127.0.0.1/nqn.2024-01.example:disk/1";
         let rest = uri.path().strip_prefix("//").unwrap_or("");
@@ -116,13 +116,13 @@ impl TcpName {
             options.host = host;
         }
         let policy = &mut options.policy;
-        for (key, span) in times(policy) {
+        for (key, span) in timeouts_with_keys(policy) {
             if let Some(time) = fields.time_value(key)? {
                 *span = time;
             }
         }
         check(policy).map_err(|problem| uri.error(problem))?;
-        name.sockets = sockets::of(uri, &mut fields)?;
+        name.sockets = sockets::socket_options(uri, &mut fields)?;
         fields.reject_unknown()?;
         name.options.check().map_err(|problem| uri.error(problem.to_string()))?;
         Ok(name)
@@ -202,7 +202,7 @@ fn check_paths(name: &TcpName) -> Result<(), Error> {
 }
 
 /// Timeouts of a policy with their URI keys.
-pub(crate) fn times(policy: &mut TimeoutPolicy) -> [(&'static str, &mut Span); 5] {
+pub(crate) fn timeouts_with_keys(policy: &mut TimeoutPolicy) -> [(&'static str, &mut Span); 5] {
     [
         ("keep-alive-timeout", &mut policy.detect),
         ("connect-timeout", &mut policy.connect),
@@ -227,7 +227,7 @@ pub(crate) const MEANINGS: [(&str, &str); 5] = [
 
 fn check(policy: &TimeoutPolicy) -> Result<(), Error> {
     let (least, most) = (Span::from_ms(100), Span::from_secs(8 * 3600));
-    for (key, span) in times(&mut policy.clone()) {
+    for (key, span) in timeouts_with_keys(&mut policy.clone()) {
         if !(least..=most).contains(span) {
             return Err(Error::environment(format!(
                 "{key} is {span}, expected {least} to 8 hours"
@@ -276,10 +276,10 @@ fn machine_id(salt: u64) -> [u8; 16] {
         source @ MachineKeySource::Process(_) => tracing::warn!("host identifier: {source}"),
         source => tracing::info!("host identifier: {source}"),
     });
-    derive(key.value, salt)
+    derive_host_id(key.value, salt)
 }
 
-fn derive(machine: u128, salt: u64) -> [u8; 16] {
+fn derive_host_id(machine: u128, salt: u64) -> [u8; 16] {
     let half = |shift: u32| u64::try_from(machine >> shift & u128::from(u64::MAX)).unwrap_or(0);
     let (first, second) = (half(64), half(0));
     let mut random = tenmil_base::Random::new(first ^ salt);
@@ -319,27 +319,27 @@ pub fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
                 let problem = "only a device behind a network has a policy, expected tcp://…";
                 return Err(uri.error(problem).into());
             }
-            TcpName::of(&uri)?.options.policy
+            TcpName::from_uri(&uri)?.options.policy
         }
     };
-    let rows = times(&mut policy).into_iter().zip(MEANINGS);
+    let rows = timeouts_with_keys(&mut policy).into_iter().zip(MEANINGS);
     Ok(rows.map(|((key, span), (_, meaning))| TimeoutRow { key, span: *span, meaning }).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{SALT, TcpName, derive};
+    use super::{SALT, TcpName, derive_host_id};
 
     #[test]
     fn host_identifier_differs_between_machines_and_host_names() {
         let machine = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
-        let id = derive(machine, SALT);
+        let id = derive_host_id(machine, SALT);
         assert_eq!((id[6] >> 4, id[8] >> 6), (4, 2), "a UUID of version 4");
         // Either half of the number, and the salt, change it.
-        let others = [machine ^ 1, machine ^ 1 << 64].map(|other| derive(other, SALT));
+        let others = [machine ^ 1, machine ^ 1 << 64].map(|other| derive_host_id(other, SALT));
         assert!(others.iter().all(|other| *other != id) && others[0] != others[1]);
-        assert_ne!(derive(machine, SALT ^ 1), id);
-        assert_eq!(derive(machine, SALT), id);
+        assert_ne!(derive_host_id(machine, SALT ^ 1), id);
+        assert_eq!(derive_host_id(machine, SALT), id);
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
         let own = TcpName::at("127.0.0.1", subsystem).options;
         let named = |host: &str| {
             let uri = format!("tcp://127.0.0.1/{subsystem}?hostnqn={host}");
-            TcpName::of(&uri.parse().unwrap()).unwrap().options
+            TcpName::from_uri(&uri.parse().unwrap()).unwrap().options
         };
         assert_eq!(named(&own.host).host_id, own.host_id, "its own NQN by name");
         let others = ["nqn.2026-01.org.tenmil:a", "nqn.2026-01.org.tenmil:b"].map(named);

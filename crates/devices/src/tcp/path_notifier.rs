@@ -69,7 +69,7 @@ impl PathNotifier {
         }
         let address = path_of(event).and_then(|path| self.addresses.get(path));
         let by = address.map_or_else(String::new, |address| format!(" ({address})"));
-        self.say(format_args!("{event}{by}"));
+        self.log(format_args!("{event}{by}"));
     }
 
     /// Reports an event of the only path. That it is up for the first time is not logged.
@@ -83,7 +83,7 @@ impl PathNotifier {
                     self.notify_restored(now.since(since));
                 }
                 if *access != PathAnaState::Optimized {
-                    self.say(format_args!("its ANA state is {}", access.name()));
+                    self.log(format_args!("its ANA state is {}", access.name()));
                 }
             }
             PathEvent::Down { why, .. } if only.has_been_up => {
@@ -94,12 +94,12 @@ impl PathNotifier {
             PathEvent::Down { why, .. } => self.record(PathChange::Lost(0, why)),
             PathEvent::AnaChanged { access, .. } => {
                 self.record(PathChange::Changed(0, access.name()));
-                self.say(format_args!("its ANA state is {}", access.name()));
+                self.log(format_args!("its ANA state is {}", access.name()));
             }
             PathEvent::NamespaceMismatch { why, .. } => {
                 self.record(PathChange::Mismatch(0, why));
                 if only.has_been_up {
-                    self.say(format_args!("not used: {why}"));
+                    self.log(format_args!("not used: {why}"));
                 }
             }
             PathEvent::Removed { why, .. } => {
@@ -118,7 +118,7 @@ impl PathNotifier {
         }
     }
 
-    fn say(&self, what: fmt::Arguments<'_>) {
+    fn log(&self, what: fmt::Arguments<'_>) {
         tracing::info!(cause = %self.device, "{}: {what}", self.device);
     }
 
@@ -126,7 +126,7 @@ impl PathNotifier {
     pub(super) fn notify_lost(&self, why: &str) {
         if self.is_for_operator {
             let TimeoutPolicy { retry, fail_fast, give_up, .. } = self.policy;
-            self.say(format_args!(
+            self.log(format_args!(
                 "connection lost ({why}); reconnecting every {retry} for up to {give_up}, and what waits \
                  for it fails after {fail_fast}"
             ));
@@ -136,14 +136,14 @@ impl PathNotifier {
     /// Reports that the connection was restored after this time.
     pub(super) fn notify_restored(&self, after: Span) {
         if self.is_for_operator {
-            self.say(format_args!("it is there again, after {}", in_ms(after)));
+            self.log(format_args!("it is there again, after {}", in_ms(after)));
         }
     }
 
     /// Reports that the controller was given up for this reason.
     pub(super) fn notify_removed(&self, why: &str) {
         if self.is_for_operator {
-            self.say(format_args!("removed: {why}"));
+            self.log(format_args!("removed: {why}"));
         }
     }
 

@@ -40,7 +40,7 @@ pub(super) struct NamespacePaths {
 struct PathsState {
     multipath: Mutex<Multipath>,
     notifier: PathNotifier,
-    growth: SizeWatch,
+    size_watch: SizeWatch,
 }
 
 /// Longest sleep of the admin thread, and poll interval while connecting.
@@ -52,7 +52,11 @@ const OPEN_WAIT: Span = Span::from_ms(100);
 
 impl NamespacePaths {
     /// Connects all paths, and waits until each is up or has failed once. At least one must be up.
-    pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
+    pub(super) fn connect(
+        name: &TcpName,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Result<Self, Error> {
         let mut memory = Vec::new();
         let mut setups = Vec::new();
         for address in name.addresses() {
@@ -61,18 +65,18 @@ impl NamespacePaths {
             memory.push(Arc::new(region));
         }
         let wake_set = AdminThreadBuilder::make(name)?;
-        let multipath = Multipath::begin(setups, wishes(name), clock.now())
+        let multipath = Multipath::begin(setups, multipath_options(name), clock.now())
             .map_err(|error| Error::usage(error.to_string()))?;
         let shared = Arc::new(PathsState {
             multipath: Mutex::new(multipath),
             notifier: PathNotifier::of_paths(name),
-            growth: SizeWatch::default(),
+            size_watch: SizeWatch::default(),
         });
         shared.await_paths(name, &clock)?;
         shared.lock().set_waker(wake_set.idle_wait().waker());
-        let tended = Arc::clone(&shared);
+        let loop_state = Arc::clone(&shared);
         let thread = wake_set.begin(name, clock, |stop, idle_wait| PathsAdminLoop {
-            shared: tended,
+            shared: loop_state,
             stop,
             idle_wait,
         })?;
@@ -102,7 +106,7 @@ impl NamespacePaths {
             }
             drop(multipath);
             if now >= end {
-                break self.peer("a queue was not connected in time");
+                break self.remote_error("a queue was not connected in time");
             }
             tenmil_linux::named_thread::yield_cpu();
         };
@@ -165,7 +169,7 @@ impl NamespacePaths {
     /// The namespace, if it takes reservations that exclude other hosts from writing.
     pub(super) fn reserved(&self) -> Option<ReservedNamespace> {
         let rescap = self.shared.lock().namespace()?.reservations;
-        ReservedNamespace::of(&self.name, rescap, &self.regions, self.clock)
+        ReservedNamespace::from_name(&self.name, rescap, &self.regions, self.clock)
     }
 
     /// A queue for reservation commands, of a controller of its own: a reservation belongs to the host,
@@ -174,8 +178,8 @@ impl NamespacePaths {
         let mut refused = None;
         for address in self.name.addresses() {
             let name = TcpName { address: address.to_owned(), ..self.name.to_one_queue() };
-            let attached = Attached::call(&name, &self.regions, self.clock);
-            match attached.and_then(|attached| self.checked(attached)) {
+            let attached = Attached::connect(&name, &self.regions, self.clock);
+            match attached.and_then(|attached| self.verify_namespace(attached)) {
                 Ok(queue) => return Ok(queue),
                 Err(why) => refused = Some(why),
             }
@@ -184,12 +188,12 @@ impl NamespacePaths {
     }
 
     /// How long the namespace is by now.
-    pub(super) fn growth(&self) -> &SizeWatch {
-        &self.shared.growth
+    pub(super) fn size_watch(&self) -> &SizeWatch {
+        &self.shared.size_watch
     }
 
     /// A queue to the namespace that the paths lead to, and to no other.
-    fn checked(&self, attached: Attached) -> Result<ReservationQueue, Error> {
+    fn verify_namespace(&self, attached: Attached) -> Result<ReservationQueue, Error> {
         let (found, expected) = (attached.namespace_name(), self.identity());
         if found != expected {
             let text = |name: Option<String>| name.unwrap_or_else(|| "none".to_owned());
@@ -199,13 +203,13 @@ impl NamespacePaths {
                 self.name.address
             )));
         }
-        ReservationQueue::of(attached)
+        ReservationQueue::from_attached(attached)
     }
 
     fn check(&self) -> Result<(), Error> {
         let now = self.clock.now();
         let multipath = self.shared.lock();
-        multipath.failure(now).map_or(Ok(()), |why| Err(self.peer(why)))
+        multipath.failure(now).map_or(Ok(()), |why| Err(self.remote_error(why)))
     }
 
     /// Checks that a queue is, or may be, connected.
@@ -216,10 +220,10 @@ impl NamespacePaths {
         request: QueueRequest,
     ) -> Result<(), Error> {
         let why = multipath.failure(now).or_else(|| multipath.refusal(request));
-        why.map_or(Ok(()), |why| Err(self.peer(why)))
+        why.map_or(Ok(()), |why| Err(self.remote_error(why)))
     }
 
-    fn peer(&self, problem: &str) -> Error {
+    fn remote_error(&self, problem: &str) -> Error {
         Error::remote(format!("tcp://{}: {problem}", self.name.address))
     }
 }
@@ -280,7 +284,7 @@ impl PathsState {
         if let PathEvent::Controller { event: Event::NamespaceResized { .. }, .. } = event {
             // The size is the same on all paths.
             if let Some(blocks) = multipath.block_count() {
-                self.growth.set_size(blocks);
+                self.size_watch.set_size(blocks);
             }
         }
     }
@@ -313,7 +317,7 @@ fn path_setup(
 }
 
 /// Requests to the paths.
-fn wishes(name: &TcpName) -> MultipathOptions {
+fn multipath_options(name: &TcpName) -> MultipathOptions {
     let techniques = FastPathOptions::default();
     MultipathOptions {
         options: name.options.clone(),

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_takes_the_queue_that_it_has_or_goes_with_the_rest() {
+    fn each_operation_type_uses_its_queue_or_the_default() {
         let requests = [
             request(0, Operation::Write, RequestFlags::NONE),
             request(1, Operation::Read, RequestFlags::NONE),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_ends_what_is_taken() {
+    fn batch_ends_at_a_full_queue() {
         let requests: Vec<Request> = [1, 0, 0, 1, 0]
             .into_iter()
             .zip(0..)

@@ -12,7 +12,7 @@ use tenmil_base::Error;
 
 /// Connects to the controller that `name` names and runs `ask` with admin access to it.
 pub fn with_controller(name: &TcpName, ask: ControllerFn<'_>) -> Result<(), Error> {
-    let mut ssd = RemoteAdmin::call(name)?;
+    let mut ssd = RemoteAdmin::connect(name)?;
     ask(&mut ssd)
 }
 
@@ -26,11 +26,11 @@ pub(super) struct RemoteAdmin {
 
 impl RemoteAdmin {
     /// Connects over the first path that works.
-    pub(super) fn call(name: &TcpName) -> Result<Self, Error> {
+    pub(super) fn connect(name: &TcpName) -> Result<Self, Error> {
         let mut refused = None;
         for address in name.addresses() {
             let name = TcpName { address: address.to_owned(), others: Vec::new(), ..name.clone() };
-            match Self::call_one(&name) {
+            match Self::connect_path(&name) {
                 Ok(submitted) => return Ok(submitted),
                 Err(problem) => drop(refused.get_or_insert(problem)),
             }
@@ -38,10 +38,10 @@ impl RemoteAdmin {
         Err(refused.unwrap_or_else(|| Error::usage("connect: no address".to_owned())))
     }
 
-    fn call_one(name: &TcpName) -> Result<Self, Error> {
+    fn connect_path(name: &TcpName) -> Result<Self, Error> {
         let name = TcpName { queues: 1, depth: MEMORY_DEPTH, ..name.clone() };
         let regions = RegionTable::new(4);
-        let attached = Attached::call(&name, &regions, Clock::start())?;
+        let attached = Attached::connect(&name, &regions, Clock::start())?;
         Ok(Self { attached, submitted: 0, address: name.address })
     }
 

@@ -52,7 +52,7 @@ const COMMAND_MAX: Span = Span::from_secs(30);
 
 impl ReservedNamespace {
     /// The namespace of a name, if its reservations (RESCAP) exclude other hosts from writing.
-    pub(super) fn of(
+    pub(super) fn from_name(
         name: &TcpName,
         rescap: u8,
         regions: &RegionTable,
@@ -280,7 +280,7 @@ impl Drop for Exchange<'_> {
 
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
-    pub(super) fn of(attached: Attached) -> Result<Self, Error> {
+    pub(super) fn from_attached(attached: Attached) -> Result<Self, Error> {
         let queue = attached.queue_pair()?;
         Ok(Self { queue, _attached: attached })
     }

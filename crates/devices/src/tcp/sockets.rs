@@ -13,7 +13,7 @@ use super::name::YES_OR_NO;
 /// # Errors
 ///
 /// If a value is invalid.
-pub fn of(uri: &Uri, fields: &mut UriOptions<'_>) -> Result<SocketOptions, UriError> {
+pub fn socket_options(uri: &Uri, fields: &mut UriOptions<'_>) -> Result<SocketOptions, UriError> {
     let mut options = SocketOptions::default();
     if let Some(gathers) = fields.choice_value("batch-send", &YES_OR_NO)? {
         options.batch_send = gathers;

@@ -10,13 +10,13 @@ use super::queues_by_type::QueueMapOptions;
 
 fn name(text: &str) -> Result<TcpName, Error> {
     let uri: Uri = text.parse().unwrap();
-    TcpName::of(&uri).map_err(Error::environment)
+    TcpName::from_uri(&uri).map_err(Error::environment)
 }
 
 const NQN: &str = "nqn.2024-01.example:disk";
 
 #[test]
-fn a_name_says_who_is_called_and_how() {
+fn uri_is_parsed_into_addresses_and_options() {
     let plain = name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap();
     assert_eq!((plain.address.as_str(), plain.namespace), ("127.0.0.1:4420", 1));
     assert_eq!(plain, name(&format!("tcp://127.0.0.1/{NQN}/1")).unwrap());
@@ -53,7 +53,7 @@ fn a_name_says_who_is_called_and_how() {
 }
 
 #[test]
-fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
+fn kernel_buffers_are_supported_without_data_digests() {
     let takes = |query: &str| {
         name(&format!("tcp://192.0.2.7:4420/nqn.2024-01.example:disk{query}"))
             .unwrap()
@@ -69,7 +69,7 @@ fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
 }
 
 #[test]
-fn what_names_nothing_is_refused_with_what_was_expected() {
+fn invalid_uri_is_rejected_with_the_expected_form() {
     for (text, expected) in [
         ("tcp:4420", "no subsystem at `4420`, expected tcp://HOST:PORT/NQN"),
         ("tcp://127.0.0.1:4420", "no subsystem at `//127.0.0.1:4420`, expected"),
@@ -88,7 +88,7 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
 }
 
 #[test]
-fn several_addresses_are_paths_to_the_same_namespace() {
+fn several_addresses_are_paths_to_one_namespace() {
     let two = name(&format!("tcp://127.0.0.1:4420,[::1]:8009/{NQN}?iopolicy=round-robin")).unwrap();
     assert_eq!(two.addresses().collect::<Vec<_>>(), ["127.0.0.1:4420", "[::1]:8009"]);
     assert_eq!((two.io_policy, two.others.len()), (IoPolicy::RoundRobin, 1));
@@ -109,7 +109,7 @@ fn several_addresses_are_paths_to_the_same_namespace() {
 }
 
 #[test]
-fn a_policy_is_told_for_a_name_and_without_one() {
+fn timeout_rows_are_listed_with_and_without_a_uri() {
     let words: Vec<_> = policy_of(None).unwrap().iter().map(|row| row.key).collect();
     assert_eq!(
         words,

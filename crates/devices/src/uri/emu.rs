@@ -95,7 +95,7 @@ impl EmuSpec {
     /// # Errors
     ///
     /// If a parameter is unknown or invalid.
-    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+    pub fn from_uri(uri: &Uri) -> Result<Self, UriError> {
         let mut spec = Self::new(medium_of(uri)?);
         let mut fields = uri.fields();
         let mut take = |key: &'static str| fields.text_value(key).map(|text| (key, text));
@@ -192,7 +192,7 @@ impl FromStr for EmuSpec {
             let text = format!("no emulated SSDs of kind `{scheme}`, expected {KINDS}");
             return Err(uri.error(text).into());
         }
-        Ok(Self::of(&uri)?)
+        Ok(Self::from_uri(&uri)?)
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uri_says_what_it_names_and_is_written_back_in_its_shortest_form() {
+    fn uri_is_parsed_and_formatted_in_its_shortest_form() {
         let uri = "emu:ram?count=3&size=1048576&block=4096&queue-size=1024";
         let spec: EmuSpec = uri.parse().unwrap();
         let expected = EmuSpec {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_names_the_value_and_what_is_accepted() {
+    fn every_error_names_the_value_and_the_accepted_values() {
         let kinds = "expected emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or \
                      emu:model:p4800x";
         let not_one = "null: no such file or directory, expected KIND:… such as ram:1g";

@@ -68,11 +68,11 @@ impl ControllerBus for VfioUserBus {
     }
 
     fn map(&self, region: RegionId) -> Result<u64, Error> {
-        self.link.show(region).map_err(Error::remote)
+        self.link.map_region(region).map_err(Error::remote)
     }
 
     fn unmap(&self, region: RegionId) -> bool {
-        self.link.hide(region).is_ok()
+        self.link.unmap_region(region).is_ok()
     }
 
     /// Closes the sending direction. The server has released all memory once it has closed its side

@@ -13,6 +13,6 @@ pub struct Kind;
 
 impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        attach(&VfioUserName::of(uri)?, opener.regions, opener.clock)?.open(uri)
+        attach(&VfioUserName::from_uri(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

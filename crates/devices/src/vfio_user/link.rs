@@ -146,7 +146,7 @@ impl ConnectionHandle {
         let name = shown.clone();
         let shared = ConnectionShared { connection, watch, wire, asking, clock, time_limit, name };
         let link = Self { shared: Arc::new(shared) };
-        let offer = link.explore(regions);
+        let offer = link.read_device_info(regions);
         let offer = offer.map_err(|why| Error::remote(format!("attach {shown}: {why}")))?;
         Ok((link, offer))
     }
@@ -210,7 +210,7 @@ impl ConnectionHandle {
 
     /// Maps a region for the server, by its descriptor, or by messages if it has none. Returns its
     /// IOVA.
-    pub(super) fn show(&self, region: RegionId) -> ReplyResult<u64> {
+    pub(super) fn map_region(&self, region: RegionId) -> ReplyResult<u64> {
         let _exchange = self.lock_exchange();
         let mut wire = self.lock();
         if let Some(shown) = wire.shown.iter().find(|shown| shown.region == region) {
@@ -240,7 +240,7 @@ impl ConnectionHandle {
     }
 
     /// Unmaps a region. The server cannot access it once this has returned successfully.
-    pub(super) fn hide(&self, region: RegionId) -> ReplyResult<()> {
+    pub(super) fn unmap_region(&self, region: RegionId) -> ReplyResult<()> {
         // A region that is not mapped needs no request, and must not wait for the lock.
         if self.lock().known(region).is_none() {
             return Ok(());
@@ -318,7 +318,7 @@ impl ConnectionHandle {
     }
 
     /// Negotiates the version and reads the properties of the device.
-    fn explore(&self, regions: &RegionTable) -> ReplyResult<ServerFeatures> {
+    fn read_device_info(&self, regions: &RegionTable) -> ReplyResult<ServerFeatures> {
         let exchange = self.lock_exchange();
         let ends = |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Refused { .. });
         let wants =

@@ -29,13 +29,13 @@ impl VfioUserName {
     /// # Errors
     ///
     /// If the path is empty, or an option is invalid.
-    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+    pub fn from_uri(uri: &Uri) -> Result<Self, UriError> {
         if uri.path().is_empty() {
             let problem = "no socket, expected vfio-user:PATH, such as vfio-user:/run/disk.sock";
             return Err(uri.error(problem));
         }
         let mut fields = uri.fields();
-        let wanted = AttachOptions::of(&mut fields)?;
+        let wanted = AttachOptions::from_uri_options(&mut fields)?;
         fields.reject_unknown()?;
         Ok(Self { path: uri.path().into(), wanted })
     }
@@ -50,30 +50,30 @@ impl VfioUserName {
 mod tests {
     use super::{AttachOptions, VfioUserName};
 
-    fn of(text: &str) -> Result<VfioUserName, tenmil_base::Error> {
+    fn parse_name(text: &str) -> Result<VfioUserName, tenmil_base::Error> {
         let uri = text
             .parse()
             .map_err(|error: tenmil_block::uri::UriError| error.to_string())
             .map_err(tenmil_base::Error::environment)?;
-        VfioUserName::of(&uri).map_err(tenmil_base::Error::environment)
+        VfioUserName::from_uri(&uri).map_err(tenmil_base::Error::environment)
     }
 
     #[test]
-    fn a_name_is_a_path_and_what_is_wanted_there() {
-        let name = of("vfio-user:/run/disk.sock?ns=2&queues=4&depth=31").unwrap();
+    fn uri_consists_of_socket_path_and_options() {
+        let name = parse_name("vfio-user:/run/disk.sock?ns=2&queues=4&depth=31").unwrap();
         assert_eq!(name.path.to_str(), Some("/run/disk.sock"));
         let AttachOptions { namespace, queues, depth, .. } = name.wanted;
         assert_eq!((namespace, queues, depth), (2, 4, 31));
-        let usual = of("vfio-user:a").unwrap().wanted;
+        let usual = parse_name("vfio-user:a").unwrap().wanted;
         assert_eq!((usual.namespace, usual.shadow_doorbells), (1, true));
-        assert!(!of("vfio-user:a?shadow-doorbells=no").unwrap().wanted.shadow_doorbells);
+        assert!(!parse_name("vfio-user:a?shadow-doorbells=no").unwrap().wanted.shadow_doorbells);
     }
 
     #[test]
-    fn what_names_no_socket_is_refused() {
+    fn uri_without_a_socket_is_rejected() {
         for text in ["vfio-user:", "vfio-user:/x?ns=0", "vfio-user:/x?depth=0", "vfio-user:/x?no=1"]
         {
-            let refused = of(text).unwrap_err();
+            let refused = parse_name(text).unwrap_err();
             assert!(refused.text.contains("expected"), "{text}: {refused}");
         }
     }

@@ -26,12 +26,12 @@ const DOORBELL: u64 = 0x1000;
 const COMMAND: u16 = 0x0140;
 
 /// Server side.
-struct Peer {
+struct MockServer {
     connection: LocalConnection,
     server: Server<File>,
 }
 
-impl Peer {
+impl MockServer {
     /// Next request. None if the connection has ended.
     fn next(&mut self) -> Option<Request<File>> {
         let mut buffer = vec![0; 64 << 10];
@@ -115,11 +115,11 @@ fn device(area: Option<(SparseMmapArea, File)>) -> DeviceInfo<File> {
 }
 
 /// A connection that has read the properties of the device.
-fn linked(
+fn connect_to_server(
     time_limit: Span,
     device: DeviceInfo<File>,
     regions: &RegionTable,
-) -> (ConnectionHandle, ServerFeatures, Peer) {
+) -> (ConnectionHandle, ServerFeatures, MockServer) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
     let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
@@ -130,13 +130,13 @@ fn linked(
                 None => tenmil_linux::named_thread::yield_cpu(),
             }
         };
-        let mut peer =
-            Peer { connection: LocalConnection::from(socket), server: Server::new(device) };
+        let mut mock_server =
+            MockServer { connection: LocalConnection::from(socket), server: Server::new(device) };
         // The last request of the connection setup.
-        let written = peer.serve_until_written(region_index::CONFIGURATION);
+        let written = mock_server.serve_until_written(region_index::CONFIGURATION);
         // The initial value with Memory Space, Bus Master, and Interrupt Disable (PCI 3.0 §6.2.2).
         assert_eq!(written, Some((4, 0x0546_u16.to_le_bytes().to_vec())));
-        peer
+        mock_server
     };
     let thread = NamedThread::spawn("peer", None, serve).unwrap();
     let (shadow_doorbells, queues_in_cmb) = (true, false);
@@ -155,87 +155,91 @@ fn linked(
     (link, offer, thread.join())
 }
 
-fn plainly_linked(regions: &RegionTable) -> (ConnectionHandle, Peer) {
-    let (link, _, peer) = linked(TIME_LIMIT, device(None), regions);
-    (link, peer)
+fn connect_without_mapping(regions: &RegionTable) -> (ConnectionHandle, MockServer) {
+    let (link, _, mock_server) = connect_to_server(TIME_LIMIT, device(None), regions);
+    (link, mock_server)
 }
 
 /// Thread that reads a register.
-fn asker(link: &ConnectionHandle) -> NamedThread<Result<Vec<u8>, Error>> {
+fn spawn_register_read(link: &ConnectionHandle) -> NamedThread<Result<Vec<u8>, Error>> {
     let link = link.clone();
     NamedThread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
 }
 
 /// A region that is mapped for the server.
-fn shown(link: &ConnectionHandle, peer: &mut Peer, regions: &RegionTable) -> Region {
+fn map_region_for_server(
+    link: &ConnectionHandle,
+    mock_server: &mut MockServer,
+    regions: &RegionTable,
+) -> Region {
     let region = regions.allocate_shared(4096).unwrap();
     let (id, link) = (region.id(), link.clone());
-    let shows = NamedThread::spawn("shows", None, move |_| link.show(id)).unwrap();
-    let Some(Request::Map { call, map, file }) = peer.next() else { panic!() };
+    let shows = NamedThread::spawn("shows", None, move |_| link.map_region(id)).unwrap();
+    let Some(Request::Map { call, map, file }) = mock_server.next() else { panic!() };
     assert_eq!((map.len_bytes, file.is_some()), (4096, true));
-    peer.done(call);
+    mock_server.done(call);
     assert_eq!(shows.join(), Ok(map.iova));
     region
 }
 
 /// A server that was stopped may continue later with the memory it was given.
 #[test]
-fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
+fn memory_is_released_only_once_the_server_has_closed() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
-    let region = shown(&link, &mut peer, &regions);
+    let (link, mut mock_server) = connect_without_mapping(&regions);
+    let region = map_region_for_server(&link, &mut mock_server, &regions);
     link.lose("a test");
     assert!(!link.has_ended());
-    assert_eq!(link.hide(region.id()), Err(Error::environment("a test")));
-    assert!(peer.next().is_none(), "it is told");
+    assert_eq!(link.unmap_region(region.id()), Err(Error::environment("a test")));
+    assert!(mock_server.next().is_none(), "it is told");
     assert!(!link.has_ended());
-    drop(peer);
+    drop(mock_server);
     assert!(link.has_ended());
-    assert_eq!(link.hide(region.id()), Ok(()));
+    assert_eq!(link.unmap_region(region.id()), Ok(()));
 }
 
 #[test]
-fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_free() {
+fn unmapped_region_is_unmapped_at_the_server_and_frees_its_iova() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
-    let region = shown(&link, &mut peer, &regions);
+    let (link, mut mock_server) = connect_without_mapping(&regions);
+    let region = map_region_for_server(&link, &mut mock_server, &regions);
     let (id, hiding) = (region.id(), link.clone());
-    let hides = NamedThread::spawn("hides", None, move |_| hiding.hide(id)).unwrap();
-    let Some(Request::Unmap { call, iova, len_bytes: 4096 }) = peer.next() else { panic!() };
-    peer.done(call);
+    let hides = NamedThread::spawn("hides", None, move |_| hiding.unmap_region(id)).unwrap();
+    let Some(Request::Unmap { call, iova, len_bytes: 4096 }) = mock_server.next() else { panic!() };
+    mock_server.done(call);
     assert_eq!(hides.join(), Ok(()));
     let other = regions.allocate_shared(4096).unwrap();
     let (id, showing) = (other.id(), link.clone());
-    let shows = NamedThread::spawn("shows", None, move |_| showing.show(id)).unwrap();
-    let Some(Request::Map { call, .. }) = peer.next() else { panic!() };
-    peer.done(call);
+    let shows = NamedThread::spawn("shows", None, move |_| showing.map_region(id)).unwrap();
+    let Some(Request::Map { call, .. }) = mock_server.next() else { panic!() };
+    mock_server.done(call);
     assert_eq!(shows.join(), Ok(iova));
 }
 
 #[test]
-fn a_region_that_was_never_shown_is_hidden_while_somebody_waits() {
+fn never_mapped_region_is_unmapped_while_a_request_is_pending() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
-    let asker = asker(&link);
-    let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
+    let (link, mut mock_server) = connect_without_mapping(&regions);
+    let reader = spawn_register_read(&link);
+    let Some(Request::Read { call, .. }) = mock_server.next() else { panic!() };
     let region = regions.allocate_shared(4096).unwrap();
-    assert_eq!(link.hide(region.id()), Ok(()));
-    peer.server.reply_read(call, &[7; 4]);
-    peer.send();
-    assert_eq!(asker.join(), Ok(vec![7; 4]));
+    assert_eq!(link.unmap_region(region.id()), Ok(()));
+    mock_server.server.reply_read(call, &[7; 4]);
+    mock_server.send();
+    assert_eq!(reader.join(), Ok(vec![7; 4]));
 }
 
 #[test]
-fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
+fn doorbell_write_does_not_wait_for_a_pending_reply() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
-    let asker = asker(&link);
-    let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
+    let (link, mut mock_server) = connect_without_mapping(&regions);
+    let reader = spawn_register_read(&link);
+    let Some(Request::Read { call, .. }) = mock_server.next() else { panic!() };
     link.post(region_index::BAR0, DOORBELL, &[1; 4]);
-    assert!(peer.connection.wait_to_receive(Span::default()).unwrap());
-    peer.server.reply_read(call, &[7; 4]);
-    peer.send();
-    assert_eq!(asker.join(), Ok(vec![7; 4]));
+    assert!(mock_server.connection.wait_to_receive(Span::default()).unwrap());
+    mock_server.server.reply_read(call, &[7; 4]);
+    mock_server.send();
+    assert_eq!(reader.join(), Ok(vec![7; 4]));
 }
 
 /// Posts more doorbell writes than any socket buffers.
@@ -244,42 +248,42 @@ fn fill(link: &ConnectionHandle) {
 }
 
 #[test]
-fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
+fn request_behind_unsent_bytes_is_sent_once_the_socket_is_writable() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
+    let (link, mut mock_server) = connect_without_mapping(&regions);
     fill(&link);
-    let asker = asker(&link);
+    let reader = spawn_register_read(&link);
     let serve = move |_: &StopFlag| {
-        while let Some(request) = peer.next() {
+        while let Some(request) = mock_server.next() {
             match request {
-                Request::Write { call, .. } => peer.done(call),
+                Request::Write { call, .. } => mock_server.done(call),
                 Request::Read { call, .. } => {
-                    peer.server.reply_read(call, &[7; 4]);
-                    peer.send();
-                    return peer;
+                    mock_server.server.reply_read(call, &[7; 4]);
+                    mock_server.send();
+                    return mock_server;
                 }
                 other => panic!("{other:?}"),
             }
         }
         panic!("the link was lost");
     };
-    let peer = NamedThread::spawn("peer", None, serve).unwrap();
-    assert_eq!(asker.join(), Ok(vec![7; 4]));
-    peer.join();
+    let mock_server = NamedThread::spawn("peer", None, serve).unwrap();
+    assert_eq!(reader.join(), Ok(vec![7; 4]));
+    mock_server.join();
 }
 
 #[test]
-fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
+fn connection_thread_is_woken_when_the_socket_is_writable() {
     let regions = RegionTable::new(4);
-    let (link, mut peer) = plainly_linked(&regions);
+    let (link, mut mock_server) = connect_without_mapping(&regions);
     fill(&link);
     let serve = move |_: &StopFlag| {
         for _ in 0..5000 {
-            let Some(Request::Write { call, .. }) = peer.next() else { panic!() };
-            peer.done(call);
+            let Some(Request::Write { call, .. }) = mock_server.next() else { panic!() };
+            mock_server.done(call);
         }
     };
-    let peer = NamedThread::spawn("peer", None, serve).unwrap();
+    let mock_server = NamedThread::spawn("peer", None, serve).unwrap();
     let watch = PollSet::new().unwrap();
     let readable = Interest { readable: true, writable: false };
     watch.add(link.descriptor(), 0, readable).unwrap();
@@ -289,7 +293,7 @@ fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
         assert!(!ready.is_empty(), "no event reports that there is room");
         link.drive_io();
     }
-    peer.join();
+    mock_server.join();
 }
 
 /// DMA_WRITE requests without reply, to an unmapped address (Protocol Specification, Header).
@@ -308,15 +312,15 @@ fn flood() -> Vec<u8> {
 }
 
 #[test]
-fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
+fn server_that_never_replies_times_out_even_if_it_sends_messages() {
     let regions = RegionTable::new(4);
-    let (link, _, peer) = linked(Span::from_ms(100), device(None), &regions);
+    let (link, _, mock_server) = connect_to_server(Span::from_ms(100), device(None), &regions);
     let clock = Clock::start();
     let talk = move |stop: &StopFlag| {
         let message = flood();
         let mut rest = &message[..];
         while !stop.is_stopped() {
-            let Ok(sent) = peer.connection.send(rest) else { return };
+            let Ok(sent) = mock_server.connection.send(rest) else { return };
             rest = if sent == rest.len() { &message } else { &rest[sent..] };
         }
     };
@@ -339,7 +343,7 @@ fn doorbells_that_cannot_be_mapped_are_sent() {
         (SparseMmapArea { offset: 0x1000, size: 0x800 }, false),
     ] {
         let device = device(Some((area, Arc::clone(&file))));
-        let (_link, offer, _peer) = linked(TIME_LIMIT, device, &regions);
+        let (_link, offer, _peer) = connect_to_server(TIME_LIMIT, device, &regions);
         assert_eq!(offer.doorbells.is_some(), is_mapped, "{area:?}");
     }
 }

@@ -17,7 +17,7 @@ fn request(token: u64, first: u32, count: u16) -> Request {
 }
 
 #[test]
-fn what_is_sent_again_is_what_was_kept() {
+fn retried_request_equals_the_stored_request() {
     let mut inflight = InflightRequests::new(2);
     let table: Vec<Segment> =
         (0..5).map(|at| Segment { offset: at, ..Segment::default() }).collect();
@@ -37,7 +37,7 @@ fn what_is_sent_again_is_what_was_kept() {
 }
 
 #[test]
-fn only_what_does_the_same_twice_is_repeated() {
+fn only_idempotent_requests_are_retried() {
     for operation in Operation::ALL {
         let request =
             Request { operation, lba: 100, operand: 200, blocks: 100, ..Request::PLACEHOLDER };
@@ -50,7 +50,7 @@ fn only_what_does_the_same_twice_is_repeated() {
 
 /// Whether a reset has a cause among the requests.
 #[test]
-fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
+fn request_alone_or_overdue_at_a_loss_is_failed_and_others_are_suspects() {
     let late = NOW.after(Span::from_secs(32));
     for (at, failure, expected) in [
         (NOW, ConnectionFailure::NotBroken, LossVerdict::Unrelated),
@@ -70,7 +70,7 @@ fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
 }
 
 #[test]
-fn no_number_of_resets_of_others_is_held_against_a_request() {
+fn resets_caused_by_other_requests_do_not_fail_a_request() {
     let mut inflight = InflightRequests::new(2);
     let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
     for _ in 0..1000 {
@@ -81,7 +81,7 @@ fn no_number_of_resets_of_others_is_held_against_a_request() {
 }
 
 #[test]
-fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
+fn suspect_is_sent_alone_until_it_completes_or_fails() {
     let mut inflight = InflightRequests::new(3);
     let slots =
         [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
@@ -112,7 +112,7 @@ fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
 /// A request that a path has no free entry for belongs to no path: it waits once, whatever becomes of the
 /// path.
 #[test]
-fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
+fn request_rejected_by_a_full_path_is_requeued_without_a_path() {
     let mut inflight = InflightRequests::new(2);
     inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap();
     assert_eq!(inflight.requeue_path(0, RESET, LIMIT, |_| true), (1, Vec::new()));
@@ -126,7 +126,7 @@ fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
 }
 
 #[test]
-fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
+fn request_that_hangs_on_every_path_fails_after_limited_retries() {
     let mut inflight = InflightRequests::new(2);
     let slot = inflight.insert(NOW, &request(7, 0, 0), &[], 0).unwrap().token;
     let mut now = NOW;
@@ -142,7 +142,7 @@ fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
 }
 
 #[test]
-fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
+fn suspect_on_a_lost_path_does_not_delay_other_requests() {
     let mut inflight = InflightRequests::new(3);
     let slots =
         [1, 2].map(|token| inflight.insert(NOW, &request(token, 0, 0), &[], 0).unwrap().token);
@@ -160,7 +160,7 @@ fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
 }
 
 #[test]
-fn a_copy_that_one_of_its_parts_was_refused_is_repeated_only_if_it_does_the_same() {
+fn copy_with_a_rejected_part_is_retried_only_if_idempotent() {
     for (operand, is_permitted) in [(200, true), (150, false)] {
         let copy = Request {
             operation: Operation::Copy,

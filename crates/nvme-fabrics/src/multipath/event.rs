@@ -121,7 +121,7 @@ mod tests {
     use super::PathEvent;
 
     #[test]
-    fn people_are_told_of_a_controller_that_tells_nothing_and_of_no_other() {
+    fn rejected_event_configuration_is_reported_to_operators_only_without_notices() {
         let of = |event| PathEvent::Controller { path: 1, event };
         let refused = |has_notices| {
             of(Event::EventConfigurationRefused { status: Status::INVALID_FIELD, has_notices })

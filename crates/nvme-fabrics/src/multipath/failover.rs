@@ -82,7 +82,7 @@ mod tests {
     use crate::multipath::path_selector::PathAnaState;
 
     #[test]
-    fn only_what_says_that_it_was_not_done_is_believed_to_be_undone() {
+    fn only_statuses_that_deny_execution_permit_immediate_retry() {
         for (status, expected) in [
             (Status::SUCCESS, RetryDecision::Complete),
             (Status::INVALID_FIELD, RetryDecision::Complete),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_changes_or_sends_a_block_goes_elsewhere_before_its_time() {
+    fn idempotent_operations_are_read_flush_and_verify() {
         let idempotent: Vec<_> =
             Operation::ALL.into_iter().filter(|it| is_idempotent(*it)).collect();
         assert_eq!(idempotent, [Operation::Read, Operation::Flush, Operation::Verify]);

@@ -176,7 +176,7 @@ mod tests {
 
     /// Every pair of states, each open and closed.
     #[test]
-    fn optimized_comes_before_non_optimized_and_nothing_else_is_taken() {
+    fn optimized_paths_precede_non_optimized_and_others_are_not_selected() {
         for io_policy in IoPolicy::NAMES.map(|(_, io_policy)| io_policy) {
             for (one, two) in ALL.iter().flat_map(|one| ALL.map(|two| (*one, two))) {
                 for open in [(true, true), (true, false), (false, true), (false, false)] {
@@ -200,7 +200,7 @@ mod tests {
 
     /// A batch has one path exactly if every request of it would get that path.
     #[test]
-    fn batch_goes_where_each_of_its_requests_would_go() {
+    fn batch_is_routed_like_its_single_requests() {
         for io_policy in IoPolicy::NAMES.map(|(_, io_policy)| io_policy) {
             for number in 0..5_u32.pow(3) {
                 let state = |path: u32| ALL[(number / 5_u32.pow(path) % 5) as usize];
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_spread_takes_its_own_order() {
+    fn each_io_policy_has_its_own_path_order() {
         let four = views(&[
             (true, PathAnaState::NonOptimized, 0),
             (true, PathAnaState::Optimized, 5),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resting_path_is_taken_by_nobody() {
+    fn path_in_backoff_is_not_selected() {
         let mut both =
             views(&[(true, PathAnaState::Optimized, 0), (true, PathAnaState::NonOptimized, 0)]);
         both[0].is_backed_off = true;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_back_is_taken_again() {
+    fn recovered_path_is_selected_again() {
         let mut both =
             views(&[(false, PathAnaState::Optimized, 0), (true, PathAnaState::Optimized, 0)]);
         let mut selector = PathSelector::new(IoPolicy::ActivePassive);

@@ -86,7 +86,7 @@ mod tests {
     use super::{ALL, CacheScope, InjectedBugs, PathStates};
 
     #[test]
-    fn what_is_told_of_a_path_is_what_is_found() {
+    fn stored_path_state_is_read_back() {
         let states = PathStates::new(3, CacheScope::Shared, InjectedBugs::default());
         for access in ALL {
             states.set_access(1, access);

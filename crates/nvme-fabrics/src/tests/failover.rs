@@ -24,9 +24,9 @@ use tenmil_base::{IoStatus, Memory, Operation, Random, Segment, Span};
 use tenmil_sim::sim_network::{LinkFault, LinkSide};
 use tenmil_wire::log::ana::AnaState;
 
-use super::multipath::{DETECT, Field};
-use super::target::{BLOCK, load, quiet};
-use super::turning::Turning;
+use super::multipath::{DETECT, MultipathHost};
+use super::simulated_time::SimulatedTime;
+use super::target::{BLOCK, load, max_execution_time};
 use crate::caches::CacheScope;
 use crate::multipath::IoPolicy;
 
@@ -36,16 +36,16 @@ const CELLS: usize = 8;
 /// Requests of a schedule.
 const REQUESTS: u64 = 100;
 /// Requests in flight at once, each with its own memory.
-const PLACES: u64 = 12;
+const BUFFERS: u64 = 12;
 const SCHEDULES: u64 = 24;
 /// Contents of memory that must not be written, or whose bytes must not be sent any more.
 const CANARY: u8 = 0xa5;
 
 struct Schedule {
-    field: Field,
+    host: MultipathHost,
     random: Random,
     cells: Vec<Cell>,
-    under_way: BTreeMap<u64, Sent>,
+    under_way: BTreeMap<u64, SentRequest>,
     /// Places that are not in use and hold the canary.
     free: Vec<u64>,
     next: u64,
@@ -60,8 +60,8 @@ struct Schedule {
     /// Flushes that have reported a loss, and flushes that have succeeded.
     flushes: [u64; 2],
     /// Time of the next fault, and of the recovery of each path.
-    calm_until: tenmil_base::Instant,
-    ill: Vec<Option<tenmil_base::Instant>>,
+    next_fault_at: tenmil_base::Instant,
+    fault_until: Vec<Option<tenmil_base::Instant>>,
     seed: u64,
 }
 
@@ -76,7 +76,7 @@ struct Cell {
 }
 
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentRequest {
     place: u64,
     cell: usize,
     operation: Operation,
@@ -89,12 +89,15 @@ impl Schedule {
         let mut random = Random::new(seed);
         let (count, spread) = (2 + index(&mut random, 2), IoPolicy::NAMES[index(&mut random, 3)].1);
         let (has_caches, holds_on) = (random.chance(1, 2), random.chance(1, 2));
-        let field = match has_caches {
-            true => Field::caching(count, spread, CacheScope::Separate),
-            false => Field::new(count, spread),
+        let host = match has_caches {
+            true => MultipathHost::unconnected_with_caches(count, spread, CacheScope::Separate),
+            false => MultipathHost::new(count, spread),
         };
-        let field = field.heard_in_traffic(random.chance(1, 2)).joined(random.chance(1, 2)).up();
-        for target in &field.targets {
+        let host = host
+            .with_traffic_based_keep_alive(random.chance(1, 2))
+            .with_cross_controller_reset(random.chance(1, 2))
+            .connect_all();
+        for target in &host.targets {
             let mut state = target.state();
             state.late = Some(random.fork());
             state.network.there.splits = random.chance(1, 2);
@@ -105,14 +108,14 @@ impl Schedule {
                 state.network.copied_below = CELL_BLOCKS * 512;
             }
         }
-        let calm_until = field.now;
-        let ill = vec![None; count];
+        let next_fault_at = host.now;
+        let fault_until = vec![None; count];
         let schedule = Self {
-            field,
+            host,
             random,
             cells: vec![Cell::default(); CELLS],
             under_way: BTreeMap::new(),
-            free: (0..PLACES).collect(),
+            free: (0..BUFFERS).collect(),
             next: 0,
             failed: 0,
             faults: 0,
@@ -120,20 +123,20 @@ impl Schedule {
             covered: BTreeMap::new(),
             excused: [0; CELLS],
             flushes: [0; 2],
-            calm_until,
-            ill,
+            next_fault_at,
+            fault_until,
             seed,
         };
-        (0..PLACES).for_each(|place| schedule.hide(place));
+        (0..BUFFERS).for_each(|place| schedule.fill_with_canary(place));
         schedule
     }
 
-    fn place(&self, place: u64) -> Segment {
-        self.field.place(place, CELL_BLOCKS)
+    fn buffer(&self, place: u64) -> Segment {
+        self.host.buffer(place, CELL_BLOCKS)
     }
 
-    fn hide(&self, place: u64) {
-        self.field.regions.fill(self.place(place), CANARY).unwrap();
+    fn fill_with_canary(&self, place: u64) {
+        self.host.regions.fill(self.buffer(place), CANARY).unwrap();
     }
 
     /// A cell after write `number`.
@@ -148,19 +151,19 @@ impl Schedule {
         let Some(place) = self.free.pop() else { return };
         let cell = index(&mut self.random, CELLS);
         let is_write = !self.cells[cell].is_written && self.random.chance(1, 2);
-        let segment = self.place(place);
+        let segment = self.buffer(place);
         let (operation, number) = if self.has_caches && self.random.chance(1, 6) {
             (Operation::Flush, 0)
         } else if is_write {
             let number = self.cells[cell].sent + 1;
-            self.field.regions.store(segment, &Self::content(cell, number)).unwrap();
+            self.host.regions.store(segment, &Self::content(cell, number)).unwrap();
             (Operation::Write, number)
         } else {
             (Operation::Read, self.cells[cell].answered)
         };
         let (lba, token) = (cell as u64 * u64::from(CELL_BLOCKS), self.next);
-        if !self.field.submit(operation, lba, segment, token) {
-            self.hide(place);
+        if !self.host.submit(operation, lba, segment, token) {
+            self.fill_with_canary(place);
             return self.free.push(place);
         }
         match operation {
@@ -174,12 +177,12 @@ impl Schedule {
             _ => {}
         }
         self.next += 1;
-        self.under_way.insert(token, Sent { place, cell, operation, number });
+        self.under_way.insert(token, SentRequest { place, cell, operation, number });
     }
 
     /// Checks completions.
-    fn check(&mut self) {
-        for completion in std::mem::take(&mut self.field.completions) {
+    fn check_completions(&mut self) {
+        for completion in std::mem::take(&mut self.host.completions) {
             let seed = self.seed;
             let sent = self.under_way.remove(&completion.token);
             let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {completion:?} came unasked"));
@@ -197,7 +200,7 @@ impl Schedule {
                 }
             } else if sent.operation == Operation::Read && is_success {
                 let (sent_last, bytes) =
-                    (cell.sent, load(&self.field.regions, self.place(sent.place)));
+                    (cell.sent, load(&self.host.regions, self.buffer(sent.place)));
                 let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                 let found = word >> 8;
                 let whole = bytes == Self::content(sent.cell, found) || found == 0;
@@ -209,7 +212,7 @@ impl Schedule {
                     sent.cell, sent.number
                 );
             }
-            self.hide(sent.place);
+            self.fill_with_canary(sent.place);
             self.free.insert(0, sent.place);
         }
     }
@@ -225,7 +228,7 @@ impl Schedule {
         if !outcome.is_success() {
             return;
         }
-        let durable = self.field.targets[0].state().durable.lock().unwrap().clone();
+        let durable = self.host.targets[0].state().durable.lock().unwrap().clone();
         for (cell, bytes) in durable.chunks(CELL_BLOCKS as usize * BLOCK).take(CELLS).enumerate() {
             let (expected, seed) = (covered[cell], self.seed);
             if expected <= self.excused[cell] {
@@ -245,42 +248,42 @@ impl Schedule {
     /// Checks that memory is as it was at the completion of its request.
     fn check_memory(&self) {
         for place in &self.free {
-            let bytes = load(&self.field.regions, self.place(*place));
+            let bytes = load(&self.host.regions, self.buffer(*place));
             let is_whole = bytes.iter().all(|byte| *byte == CANARY);
             assert!(is_whole, "seed {}: memory was touched behind its answer", self.seed);
         }
     }
 
     /// Checks that all transmitted data belonged to submitted requests.
-    fn check_strays(&self) {
-        for network in self.field.targets.iter().flat_map(|it| it.state().networks.clone()) {
-            network.advance(self.field.now);
+    fn check_unreleased_memory(&self) {
+        for network in self.host.targets.iter().flat_map(|it| it.state().networks.clone()) {
+            network.advance(self.host.now);
             let strays = network.changed_unreleased_memory();
             assert!(strays.is_empty(), "seed {}: {strays:?}", self.seed);
         }
     }
 
     /// Injects a fault into a path, or ends one.
-    fn harm(&mut self) {
-        let now = self.field.now;
-        for path in 0..self.ill.len() {
-            if self.ill[path].is_some_and(|until| now >= until) {
-                self.heal(path);
+    fn inject_fault(&mut self) {
+        let now = self.host.now;
+        for path in 0..self.fault_until.len() {
+            if self.fault_until[path].is_some_and(|until| now >= until) {
+                self.clear_fault(path);
             }
         }
-        if now < self.calm_until {
+        if now < self.next_fault_at {
             return;
         }
-        self.calm_until = now.after(Span::from_us(self.random.below(800_000)));
-        let path = index(&mut self.random, self.ill.len());
+        self.next_fault_at = now.after(Span::from_us(self.random.below(800_000)));
+        let path = index(&mut self.random, self.fault_until.len());
         let duration = Span::from_ms(self.random.below(4000));
-        self.ill[path] = Some(now.after(duration));
+        self.fault_until[path] = Some(now.after(duration));
         self.faults += 1;
-        let target = &self.field.targets[path];
+        let target = &self.host.targets[path];
         match self.random.below(7) {
             0 | 1 => target.cut(),
             2 => {
-                target.state().is_away = true;
+                target.state().refuses_connections = true;
                 target.cut();
             }
             3 => {
@@ -311,52 +314,52 @@ impl Schedule {
             }
             _ => {
                 let all = [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Change];
-                self.field.set_access(path, all[index(&mut self.random, 3)]);
+                self.host.set_ana_state(path, all[index(&mut self.random, 3)]);
             }
         }
     }
 
-    fn heal(&mut self, path: usize) {
-        self.ill[path] = None;
-        self.field.targets[path].state().is_away = false;
-        if self.field.targets[path].state().ana != AnaState::Optimized {
-            self.field.set_access(path, AnaState::Optimized);
+    fn clear_fault(&mut self, path: usize) {
+        self.fault_until[path] = None;
+        self.host.targets[path].state().refuses_connections = false;
+        if self.host.targets[path].state().ana != AnaState::Optimized {
+            self.host.set_ana_state(path, AnaState::Optimized);
         }
     }
 
     /// An iteration; long ones while nothing is left to do but wait.
-    fn turn(&mut self, idle: &mut u64) {
+    fn step(&mut self, idle: &mut u64) {
         let before = self.under_way.len();
-        self.field.now = self.field.now.after(Span::from_us((*idle * 50).min(10_000)));
-        self.field.turn();
-        self.check();
+        self.host.now = self.host.now.after(Span::from_us((*idle * 50).min(10_000)));
+        self.host.step();
+        self.check_completions();
         *idle = if self.under_way.len() == before { *idle + 1 } else { 0 };
     }
 
     fn run(mut self) -> Self {
         let mut idle = 0;
         while self.next < REQUESTS {
-            self.harm();
+            self.inject_fault();
             if self.random.chance(1, 3) {
                 self.submit();
             }
-            self.turn(&mut idle);
+            self.step(&mut idle);
             if self.random.chance(1, 16) {
                 self.check_memory();
             }
         }
         // From here on there are no faults, and every request must complete.
-        (0..self.ill.len()).for_each(|path| self.heal(path));
-        let end = self.field.now.after(Span::from_secs(40));
+        (0..self.fault_until.len()).for_each(|path| self.clear_fault(path));
+        let end = self.host.now.after(Span::from_secs(40));
         while !self.under_way.is_empty() {
-            self.turn(&mut idle);
-            assert!(self.field.now < end, "seed {}: {} left", self.seed, self.under_way.len());
+            self.step(&mut idle);
+            assert!(self.host.now < end, "seed {}: {} left", self.seed, self.under_way.len());
         }
         // By now, the commands left in old controllers have been executed, if ever.
-        self.field.turn_for(Span { ns: 2 * quiet(DETECT, true).ns });
-        self.check();
+        self.host.run_for(Span { ns: 2 * max_execution_time(DETECT, true).ns });
+        self.check_completions();
         self.check_memory();
-        self.check_strays();
+        self.check_unreleased_memory();
         self.read_all();
         self
     }
@@ -364,9 +367,9 @@ impl Schedule {
     fn read_all(&mut self) {
         for cell in 0..CELLS {
             let Cell { answered, sent, .. } = self.cells[cell];
-            let (place, lba) = (self.place(0), cell as u64 * u64::from(CELL_BLOCKS));
-            assert!(self.field.run(Operation::Read, lba, place).is_success());
-            let bytes = load(&self.field.regions, place);
+            let (place, lba) = (self.buffer(0), cell as u64 * u64::from(CELL_BLOCKS));
+            assert!(self.host.run(Operation::Read, lba, place).is_success());
+            let bytes = load(&self.host.regions, place);
             let found = u64::from_le_bytes(bytes[..8].try_into().unwrap()) >> 8;
             assert!(
                 (answered..=sent).contains(&found),
@@ -403,12 +406,12 @@ fn run_all(seeds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn failovers_lose_nothing_undo_nothing_and_answer_everything_once() {
+fn failovers_lose_no_data_revert_no_writes_and_complete_each_request_once() {
     run_all(0..SCHEDULES);
 }
 
 #[test]
 #[ignore = "takes half an hour: .ci/nightly runs it"]
-fn thousands_of_failovers_lose_nothing_undo_nothing_and_answer_everything_once() {
+fn thousands_of_failovers_lose_no_data_revert_no_writes_and_complete_each_request_once() {
     run_all(SCHEDULES..SCHEDULES + 3000);
 }

@@ -21,7 +21,7 @@ use tenmil_wire::register::{Configuration, ControllerStatus};
 use tenmil_wire::tcp::crc32c;
 use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
-use super::notices::Noticing;
+use super::socket_like_stream::SocketLikeStream;
 use crate::connector::{Connector, PendingConnect};
 
 pub(super) const BLOCK: usize = 512;
@@ -62,7 +62,7 @@ pub(super) struct State {
     pub(super) late: Option<Random>,
     /// Commands are executed after this time.
     pub(super) delay: Option<Span>,
-    held: Vec<Held>,
+    held: Vec<DelayedCommand>,
     /// Associations, and the time until which each may execute its commands.
     until: BTreeMap<u16, Instant>,
     kato: Span,
@@ -72,30 +72,30 @@ pub(super) struct State {
     pub(super) admin_commands: u64,
     now: Instant,
     /// Streams are refused.
-    pub(super) is_away: bool,
+    pub(super) refuses_connections: bool,
     /// Streams are neither opened nor refused.
-    pub(super) is_silent: bool,
+    pub(super) ignores_connections: bool,
     /// Error of Connect.
     pub(super) refuses: Option<Status>,
     /// Error of the next Connect of an I/O queue.
     pub(super) refuses_queue: Option<Completion>,
     /// I/O commands are not completed.
-    pub(super) is_idle: bool,
+    pub(super) withholds_completions: bool,
     /// Commands to namespace 0 are not answered.
     pub(super) ignores_probes: bool,
     /// A controller that is to stop (CC.EN is 0) does not confirm it.
-    pub(super) is_stuck: bool,
+    pub(super) ignores_disable: bool,
     /// Status of I/O commands.
     pub(super) status_override: Option<Status>,
     /// A command for this block ends its connection.
-    pub(super) poison: Option<u64>,
+    pub(super) fatal_lba: Option<u64>,
     /// Admin commands with this opcode are not completed.
-    pub(super) mute: Option<u8>,
+    pub(super) withheld_opcode: Option<u8>,
     /// Identifiers of I/O commands that were not answered, and those named by Aborts.
     pub(super) unanswered: Vec<u16>,
     pub(super) aborted: Vec<u16>,
     /// Fault of the stream of this number.
-    pub(super) harm: Option<(usize, LinkSide, u64)>,
+    pub(super) cut_fault: Option<(usize, LinkSide, u64)>,
     /// Targets whose controllers this target resets on request of their host (CCRL).
     siblings: Vec<Weak<Mutex<State>>>,
     /// Index among these targets.
@@ -116,17 +116,17 @@ pub(super) struct State {
     /// Successful Connects, by queue.
     pub(super) connects: Vec<u16>,
     /// Number of received I/O commands.
-    pub(super) heard: u64,
+    pub(super) received_io_commands: u64,
     /// Number of executed I/O commands.
     pub(super) executed: u64,
-    ends: Vec<End>,
+    ends: Vec<TargetConnection>,
     association: u16,
     cc: Configuration,
     csts: ControllerStatus,
 }
 
 /// A command with delayed execution.
-struct Held {
+struct DelayedCommand {
     at: Instant,
     association: u16,
     stream: u64,
@@ -139,23 +139,23 @@ struct Held {
 pub(super) const CQT: Span = Span::from_ms(500);
 
 /// Maximum execution time after the last sign of life of the host (Base 2.1 §9.6).
-pub(super) const fn quiet(kato: Span, is_heard_in_traffic: bool) -> Span {
-    let intervals = if is_heard_in_traffic { 3 } else { 2 };
+pub(super) const fn max_execution_time(kato: Span, is_traffic_based: bool) -> Span {
+    let intervals = if is_traffic_based { 3 } else { 2 };
     Span { ns: intervals * kato.ns + CQT.ns }
 }
 
 /// Maximum number of live networks.
-const NETWORKS: usize = 12;
+const NETWORKS_MAX: usize = 12;
 
 /// A connection.
-struct End {
+struct TargetConnection {
     number: u64,
     /// Asynchronous Event Requests.
     event_tags: Vec<u16>,
     stream: Box<dyn Stream>,
     end: ControllerConnection,
     events: EventQueue<ControllerEvent>,
-    data: Bytes,
+    data: CommandPayloads,
     commands: BTreeMap<u16, Command>,
     /// Association and queue.
     queue: Option<(u16, u16)>,
@@ -163,9 +163,9 @@ struct End {
 }
 
 #[derive(Default)]
-struct Bytes(BTreeMap<u16, Vec<u8>>);
+struct CommandPayloads(BTreeMap<u16, Vec<u8>>);
 
-impl PayloadDigest for Bytes {
+impl PayloadDigest for CommandPayloads {
     fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
     }
@@ -207,19 +207,19 @@ impl Target {
             keep_alives: 0,
             admin_commands: 0,
             now: Instant::default(),
-            is_away: false,
-            is_silent: false,
+            refuses_connections: false,
+            ignores_connections: false,
             refuses: None,
             refuses_queue: None,
-            is_idle: false,
+            withholds_completions: false,
             ignores_probes: false,
-            is_stuck: false,
+            ignores_disable: false,
             status_override: None,
-            poison: None,
-            mute: None,
+            fatal_lba: None,
+            withheld_opcode: None,
             unanswered: Vec::new(),
             aborted: Vec::new(),
-            harm: None,
+            cut_fault: None,
             network: NetworkOptions::default(),
             networks: Vec::new(),
             config: ControllerConfig { transfer_bytes_max: 1 << 20, ..ControllerConfig::default() },
@@ -227,7 +227,7 @@ impl Target {
             mqes: 127,
             admin_entries: 32,
             connects: Vec::new(),
-            heard: 0,
+            received_io_commands: 0,
             executed: 0,
             ends: Vec::new(),
             association: 0,
@@ -241,21 +241,21 @@ impl Target {
     }
 
     /// Connector from a host whose data is in `regions`.
-    pub(super) fn dial(&self, regions: &RegionTable) -> Box<dyn Connector> {
-        Box::new(Line { target: self.clone(), regions: regions.clone() })
+    pub(super) fn connector(&self, regions: &RegionTable) -> Box<dyn Connector> {
+        Box::new(TargetConnector { target: self.clone(), regions: regions.clone() })
     }
 
-    pub(super) fn turn(&self, now: Instant) {
+    pub(super) fn step(&self, now: Instant) {
         let mut state = self.state();
         state.now = now;
         // Older networks do not change any more.
-        for network in state.networks.iter().rev().take(NETWORKS) {
+        for network in state.networks.iter().rev().take(NETWORKS_MAX) {
             network.advance(now);
         }
         let mut ends = std::mem::take(&mut state.ends);
         state.execute_held(&mut ends);
         for end in &mut ends {
-            end.turn(now, &mut state);
+            end.step(now, &mut state);
         }
         ends.retain(|end| !end.is_over);
         ends.append(&mut state.ends);
@@ -273,22 +273,22 @@ impl Target {
     }
 }
 
-struct Line {
+struct TargetConnector {
     target: Target,
     regions: RegionTable,
 }
 
-impl Connector for Line {
+impl Connector for TargetConnector {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let mut state = self.target.state();
-        if state.is_silent {
-            return Box::new(Ring(None));
+        if state.ignores_connections {
+            return Box::new(ImmediateConnect(None));
         }
-        if state.is_away {
-            return Box::new(Ring(Some(Err(StreamError("no listener".into())))));
+        if state.refuses_connections {
+            return Box::new(ImmediateConnect(Some(Err(StreamError("no listener".into())))));
         }
         let mut options = state.network.clone();
-        if let Some((number, direction, at)) = state.harm
+        if let Some((number, direction, at)) = state.cut_fault
             && number == state.networks.len()
         {
             let faults = LinkFaults::single(at, LinkFault::Cut);
@@ -304,19 +304,19 @@ impl Connector for Line {
         );
         network.advance(now);
         state.networks.push(network);
-        let end = End {
+        let end = TargetConnection {
             number: state.networks.len() as u64,
             event_tags: Vec::new(),
             stream: Box::new(theirs),
             end: ControllerConnection::new(state.config, now),
             events: EventQueue::with_capacity(64),
-            data: Bytes::default(),
+            data: CommandPayloads::default(),
             commands: BTreeMap::new(),
             queue: None,
             is_over: false,
         };
         state.ends.push(end);
-        Box::new(Ring(Some(Ok(Box::new(Noticing::new(ours))))))
+        Box::new(ImmediateConnect(Some(Ok(Box::new(SocketLikeStream::new(ours))))))
     }
 
     fn peer(&self) -> String {
@@ -324,9 +324,9 @@ impl Connector for Line {
     }
 }
 
-struct Ring(Option<Result<Box<dyn Stream>, StreamError>>);
+struct ImmediateConnect(Option<Result<Box<dyn Stream>, StreamError>>);
 
-impl PendingConnect for Ring {
+impl PendingConnect for ImmediateConnect {
     fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         self.0.take()
     }
@@ -334,7 +334,7 @@ impl PendingConnect for Ring {
 
 impl Target {
     /// Makes the controllers of all these targets reset each other on request of their host.
-    pub(super) fn join(targets: &[Self]) {
+    pub(super) fn enable_cross_controller_reset(targets: &[Self]) {
         for (salt, target) in (1..).zip(targets) {
             let others = targets.iter().filter(|other| !Arc::ptr_eq(&other.0, &target.0));
             let siblings = others.map(|other| Arc::downgrade(&other.0)).collect();
@@ -348,12 +348,12 @@ impl Target {
 impl State {
     /// How long after the last sign of life of its host an association may execute commands: the maximum,
     /// as if that sign of life had been in transit for the maximum time.
-    pub(super) fn quiet(&self) -> Span {
-        quiet(self.kato, self.identity.tbkas())
+    pub(super) fn max_execution_time(&self) -> Span {
+        max_execution_time(self.kato, self.identity.tbkas())
     }
 
     /// Whether the host has enabled the controller.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         self.cc.en()
     }
 
@@ -389,15 +389,15 @@ impl State {
     }
 
     /// Records a sign of life of the host. An ended association stays ended.
-    fn hear(&mut self, association: u16) {
+    fn record_host_activity(&mut self, association: u16) {
         if self.is_alive(association) {
-            let until = self.now.after(self.quiet());
+            let until = self.now.after(self.max_execution_time());
             self.until.insert(association, until);
         }
     }
 
     /// Records that the host of an association has closed its admin connection.
-    fn part(&mut self, association: u16) {
+    fn record_admin_disconnect(&mut self, association: u16) {
         let latest = self.now.after(CQT);
         if let Some(until) = self.until.get_mut(&association) {
             *until = latest.min(*until);
@@ -405,7 +405,7 @@ impl State {
     }
 
     /// Executes due commands, and sends completions on connections that are still open.
-    fn execute_held(&mut self, ends: &mut [End]) {
+    fn execute_held(&mut self, ends: &mut [TargetConnection]) {
         let (due, later) = std::mem::take(&mut self.held)
             .into_iter()
             .partition::<Vec<_>, _>(|held| held.at <= self.now);
@@ -457,7 +457,7 @@ impl State {
     }
 
     /// Delay of a command: none for most, short for some, and for some beyond the departure of the host.
-    fn lateness(&mut self) -> Option<Span> {
+    fn execution_delay(&mut self) -> Option<Span> {
         if self.delay.is_some() {
             return self.delay;
         }
@@ -470,7 +470,7 @@ impl State {
     }
 
     /// The ANA log page.
-    fn access_page(&self) -> Vec<u8> {
+    fn ana_log_page(&self) -> Vec<u8> {
         let last = self.ana_group;
         let count = u16::try_from(last).unwrap();
         let mut page = AnaHeader::zeroed().with(|it| it.ngrps(count)).as_bytes().to_vec();
@@ -485,7 +485,7 @@ impl State {
         page
     }
 
-    const fn access_status(&self) -> Option<Status> {
+    const fn ana_status(&self) -> Option<Status> {
         match self.ana {
             AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
             AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
@@ -495,8 +495,8 @@ impl State {
     }
 }
 
-impl End {
-    fn turn(&mut self, now: Instant, state: &mut State) {
+impl TargetConnection {
+    fn step(&mut self, now: Instant, state: &mut State) {
         let mut has_parted = false;
         match self.stream.receive() {
             RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
@@ -521,11 +521,11 @@ impl End {
             }
         }
         if let (true, Some((whose, 0))) = (has_parted, self.queue) {
-            state.part(whose);
+            state.record_admin_disconnect(whose);
         }
         // Notices: the ANA state or a namespace has changed, see the log page.
-        self.tell(&mut state.ana_has_changed, 0x000c_0302);
-        self.tell(&mut state.namespace_has_changed, 0x0004_0002);
+        self.complete_event_request(&mut state.ana_has_changed, 0x000c_0302);
+        self.complete_event_request(&mut state.namespace_has_changed, 0x0004_0002);
         self.send(state);
         if self.is_over
             && self.queue.is_some_and(|(whose, queue)| queue == 0 && whose == state.association)
@@ -539,7 +539,7 @@ impl End {
     }
 
     /// Reports an event, if there is one and the host has a pending Asynchronous Event Request.
-    fn tell(&mut self, is_wanted: &mut bool, event: u32) {
+    fn complete_event_request(&mut self, is_wanted: &mut bool, event: u32) {
         if *is_wanted && let Some(tag) = self.event_tags.pop() {
             *is_wanted = false;
             self.end.complete(tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(event)).unwrap();

@@ -34,11 +34,11 @@ pub(crate) fn request(number: u64, operation: Operation) -> Request {
 
 /// A target with the disk.
 pub(crate) fn service(regions: &RegionTable, limits: ServiceLimits) -> Service {
-    offering(Arc::new(NullDevice::new(512, 1 << 20).unwrap()), regions, limits)
+    service_of_device(Arc::new(NullDevice::new(512, 1 << 20).unwrap()), regions, limits)
 }
 
 /// A target with another one.
-pub(crate) fn offering(
+pub(crate) fn service_of_device(
     medium: Arc<dyn BlockDevice>,
     regions: &RegionTable,
     limits: ServiceLimits,

@@ -13,13 +13,13 @@ pub(crate) struct Net {
     pub(crate) ours: SocketFactory,
     pub(crate) theirs: SocketFactory,
     pub(crate) service: Service,
-    pub(crate) guests: Arc<Mutex<Vec<TargetConnection>>>,
+    pub(crate) connections: Arc<Mutex<Vec<TargetConnection>>>,
 }
 
 /// A call that is answered at once.
-struct Answered(Option<Box<dyn Stream>>);
+struct ImmediateConnect(Option<Box<dyn Stream>>);
 
-impl PendingConnect for Answered {
+impl PendingConnect for ImmediateConnect {
     fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         self.0.take().map(Ok)
     }
@@ -29,8 +29,8 @@ impl Connector for Net {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let [one, other] = loopback_pair().unwrap();
         let stream = self.theirs.new_stream(other).unwrap();
-        self.guests.lock().unwrap().push(self.service.accept_stream(stream, 1, now).unwrap());
-        Box::new(Answered(Some(self.ours.new_stream(one).unwrap())))
+        self.connections.lock().unwrap().push(self.service.accept_stream(stream, 1, now).unwrap());
+        Box::new(ImmediateConnect(Some(self.ours.new_stream(one).unwrap())))
     }
 
     fn peer(&self) -> String {
@@ -39,8 +39,8 @@ impl Connector for Net {
 }
 
 /// A turn of everybody who is served.
-pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
-    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.poll_once(now));
+pub(crate) fn poll_connections(connections: &Mutex<Vec<TargetConnection>>, now: Instant) {
+    connections.lock().unwrap().iter_mut().for_each(|connection| _ = connection.poll_once(now));
 }
 
 /// Memory of the host's, for its rings and lists.
@@ -54,8 +54,11 @@ pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
 }
 
 /// A turn of everybody who is served, a moment later: when that is.
-pub(crate) fn later(guests: &Mutex<Vec<TargetConnection>>, now: &mut Instant) -> Instant {
+pub(crate) fn step_connections(
+    connections: &Mutex<Vec<TargetConnection>>,
+    now: &mut Instant,
+) -> Instant {
     *now = now.after(Span::from_us(100));
-    iterate_all(guests, *now);
+    poll_connections(connections, *now);
     *now
 }

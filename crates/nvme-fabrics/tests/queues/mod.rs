@@ -8,16 +8,16 @@ use tenmil_nvme_fabrics::{
 };
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
 
-/// A multipath of one to namespace 1 over `dial`, whose queues have this depth. It dials once.
-pub(crate) fn one_path(
+/// A multipath of one to namespace 1 over `connector`, whose queues have this depth. It dials once.
+pub(crate) fn connect_one_path(
     pool: DevicePool,
-    dial: Box<dyn Connector>,
+    connector: Box<dyn Connector>,
     options: Options,
     (queue_pairs, depth): (u16, u32),
     now: Instant,
 ) -> Multipath {
-    let mut dial = Some(dial);
-    let make_connector = Box::new(move || dial.take().unwrap());
+    let mut connector = Some(connector);
+    let make_connector = Box::new(move || connector.take().unwrap());
     let (vector, techniques) = (None, FastPathOptions::default());
     let options = MultipathOptions {
         options,
@@ -31,8 +31,11 @@ pub(crate) fn one_path(
     Multipath::begin(vec![PathSetup { pool, make_connector }], options, now).unwrap()
 }
 
-/// Makes a queue; `turn` runs the target, and returns the time.
-pub(crate) fn make(multipath: &mut Multipath, mut turn: impl FnMut() -> Instant) -> FabricsChannel {
+/// Opens a queue; `turn` runs the target, and returns the time.
+pub(crate) fn open_queue(
+    multipath: &mut Multipath,
+    mut turn: impl FnMut() -> Instant,
+) -> FabricsChannel {
     let request = multipath.open_queue();
     loop {
         let _ = multipath.poll(turn());

@@ -41,14 +41,14 @@ impl Capabilities {
         crto: Option<ReadyTimeouts>,
     ) -> Result<Self, BringupError> {
         if vs.major() == 0 {
-            return Err(nonsense("VS", vs.0.into(), "a major version of at least 1"));
+            return Err(invalid_value("VS", vs.0.into(), "a major version of at least 1"));
         }
         if cap.mqes() == 0 {
-            return Err(nonsense("CAP.MQES", 0, "at least 1, zero-based"));
+            return Err(invalid_value("CAP.MQES", 0, "at least 1, zero-based"));
         }
         let page_min = cap.mpsmin();
         if page_min > cap.mpsmax() {
-            return Err(nonsense("CAP.MPSMIN", page_min.into(), "at most CAP.MPSMAX"));
+            return Err(invalid_value("CAP.MPSMIN", page_min.into(), "at most CAP.MPSMAX"));
         }
         if page_min > 0 {
             let expected = "0: pages of 4096 bytes";
@@ -56,9 +56,9 @@ impl Capabilities {
             return Err(BringupError::Unsupported { field, found, expected });
         }
         let ready_independent_of_media = cap.crims() && !cap.crwms();
-        let by_cap = units(cap.to().into());
+        let by_cap = timeout_from_units(cap.to().into());
         let by_crto = crto.map_or(by_cap, |crto| {
-            units(if ready_independent_of_media { crto.crimt() } else { crto.crwmt() })
+            timeout_from_units(if ready_independent_of_media { crto.crimt() } else { crto.crwmt() })
         });
         Ok(Self {
             depth_max: u32::from(cap.mqes()) + 1,
@@ -91,15 +91,15 @@ fn command_sets(cap: register::Capabilities) -> Result<CommandSetSelected, Bring
         (true, _, _) => Ok(CommandSetSelected::All),
         (_, true, _) => Ok(CommandSetSelected::Nvm),
         (_, _, true) => Ok(CommandSetSelected::AdminOnly),
-        _ => Err(nonsense("CAP.CSS", cap.0 >> 37 & 0xff, "bit 0, 6 or 7 set")),
+        _ => Err(invalid_value("CAP.CSS", cap.0 >> 37 & 0xff, "bit 0, 6 or 7 set")),
     }
 }
 
-fn nonsense(field: &'static str, found: u64, expected: &'static str) -> BringupError {
+fn invalid_value(field: &'static str, found: u64, expected: &'static str) -> BringupError {
     BringupError::InvalidRegister { field, found, expected }
 }
 
 /// Converts timeout units. Zero is treated as one unit, half a second.
-fn units(count: u16) -> Span {
+fn timeout_from_units(count: u16) -> Span {
     Span::from_ms(u64::from(register::TIMEOUT_UNIT_MS) * u64::from(count.max(1)))
 }

@@ -15,7 +15,7 @@ const ALLOWED: Span = Span::from_ms(500);
 
 /// Failure of a controller at one of its register reads, and at all later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Break {
+enum ControllerFault {
     Gone,
     Fatal,
     /// No register changes any more.
@@ -23,7 +23,7 @@ enum Break {
 }
 
 /// A controller that follows CC.EN with a delay.
-struct Script {
+struct ScriptedRegisters {
     cap: u64,
     vs: u32,
     crto: u32,
@@ -35,12 +35,12 @@ struct Script {
     cc_written_at: Instant,
     reads: u32,
     breaks_at_read: u32,
-    breaks: Break,
+    breaks: ControllerFault,
     stuck: Option<bool>,
     log: Vec<(Register, u64)>,
 }
 
-impl Script {
+impl ScriptedRegisters {
     fn new() -> Self {
         Self {
             cap: CAP,
@@ -54,7 +54,7 @@ impl Script {
             cc_written_at: Instant::default(),
             reads: 0,
             breaks_at_read: u32::MAX,
-            breaks: Break::Gone,
+            breaks: ControllerFault::Gone,
             stuck: None,
             log: Vec::new(),
         }
@@ -67,7 +67,7 @@ impl Script {
     fn read(&mut self, now: Instant, register: Register) -> u64 {
         self.reads += 1;
         let broken = self.reads >= self.breaks_at_read;
-        if broken && self.breaks == Break::Gone {
+        if broken && self.breaks == ControllerFault::Gone {
             return if register.is_wide() { u64::MAX } else { 0xffff_ffff };
         }
         let enable = self.cc & 1 != 0;
@@ -76,10 +76,10 @@ impl Script {
             self.ready = enable;
             self.fatal_until_disabled &= enable;
         }
-        if broken && self.breaks == Break::Stuck {
+        if broken && self.breaks == ControllerFault::Stuck {
             self.ready = *self.stuck.get_or_insert(self.ready);
         }
-        let fatal = self.fatal_until_disabled || broken && self.breaks == Break::Fatal;
+        let fatal = self.fatal_until_disabled || broken && self.breaks == ControllerFault::Fatal;
         match register {
             Register::Cap => self.cap,
             Register::Vs => self.vs.into(),
@@ -104,12 +104,12 @@ impl Script {
 }
 
 /// Runs bring-up in simulated time: the outcome, and its duration.
-fn run(controller: &mut Script) -> (Result<Capabilities, BringupError>, Span) {
-    let mut machine = Bringup::new(Some(ADMIN));
+fn run(controller: &mut ScriptedRegisters) -> (Result<Capabilities, BringupError>, Span) {
+    let mut bringup = Bringup::new(Some(ADMIN));
     let mut now = Instant::default();
     let mut input = BringupInput::Tick;
     for _step in 0..100_000 {
-        match machine.step(now, input) {
+        match bringup.step(now, input) {
             Ok(BringupAction::Read(register)) => {
                 input = BringupInput::Value(controller.read(now, register))
             }
@@ -133,12 +133,12 @@ fn run(controller: &mut Script) -> (Result<Capabilities, BringupError>, Span) {
 }
 
 fn outcome(cap: u64, vs: u32, crto: u32) -> Result<Capabilities, BringupError> {
-    run(&mut Script { cap, vs, crto, ..Script::new() }).0
+    run(&mut ScriptedRegisters { cap, vs, crto, ..ScriptedRegisters::new() }).0
 }
 
 #[test]
-fn the_queues_are_in_place_before_the_controller_is_enabled() {
-    let mut controller = Script::enabled();
+fn admin_queues_are_configured_before_enable() {
+    let mut controller = ScriptedRegisters::enabled();
     assert!(run(&mut controller).0.is_ok());
     use Register::{Acq, Aqa, Asq, Cc};
     let expected = [
@@ -152,15 +152,15 @@ fn the_queues_are_in_place_before_the_controller_is_enabled() {
 }
 
 #[test]
-fn a_controller_that_is_off_is_not_switched_off_again() {
-    let mut controller = Script::new();
+fn disabled_controller_is_not_disabled_again() {
+    let mut controller = ScriptedRegisters::new();
     assert!(run(&mut controller).0.is_ok());
     assert_eq!(controller.written()[0], Register::Aqa);
 }
 
 #[test]
 fn clearing_enable_waits_for_ready_so_that_its_effect_is_defined() {
-    let mut controller = Script { ready: false, ..Script::enabled() };
+    let mut controller = ScriptedRegisters { ready: false, ..ScriptedRegisters::enabled() };
     let (outcome, took) = run(&mut controller);
     assert!(outcome.is_ok());
     // 3 ms until ready, 2 to disable, 3 to enable, and pauses of at most 1 ms between reads.
@@ -168,9 +168,12 @@ fn clearing_enable_waits_for_ready_so_that_its_effect_is_defined() {
 }
 
 #[test]
-fn a_controller_that_will_not_get_ready_is_switched_off_in_the_end() {
-    let mut controller =
-        Script { ready: false, enable_lag: Span::from_ms(60_000), ..Script::enabled() };
+fn controller_that_does_not_become_ready_is_disabled() {
+    let mut controller = ScriptedRegisters {
+        ready: false,
+        enable_lag: Span::from_ms(60_000),
+        ..ScriptedRegisters::enabled()
+    };
     let (outcome, took) = run(&mut controller);
     let late = BringupError::Timeout { want_ready: true, allowed: ALLOWED, csts: 0 };
     assert_eq!(outcome, Err(late));
@@ -179,18 +182,19 @@ fn a_controller_that_will_not_get_ready_is_switched_off_in_the_end() {
 }
 
 #[test]
-fn a_fatal_status_is_cured_by_the_reset() {
-    let mut controller = Script { fatal_until_disabled: true, ..Script::enabled() };
+fn reset_clears_fatal_status() {
+    let mut controller =
+        ScriptedRegisters { fatal_until_disabled: true, ..ScriptedRegisters::enabled() };
     assert!(run(&mut controller).0.is_ok());
 }
 
 /// In time is ready, otherwise `Late`, and the boundary itself is in time.
 #[test]
-fn a_controller_is_ready_or_late_and_never_neither() {
+fn controller_becomes_ready_or_times_out() {
     for lag_ms in 0..=2 * ALLOWED.ns / 1_000_000 {
         let lag = Span::from_ms(lag_ms);
         for want_ready in [false, true] {
-            let mut controller = Script::enabled();
+            let mut controller = ScriptedRegisters::enabled();
             *(if want_ready { &mut controller.enable_lag } else { &mut controller.disable_lag }) =
                 lag;
             let (outcome, took) = run(&mut controller);
@@ -213,11 +217,12 @@ fn a_controller_is_ready_or_late_and_never_neither() {
 /// Breaks the controller at its first read, at its second, and so on, until bring-up finishes before the
 /// failure.
 #[test]
-fn breaking_at_any_moment_is_reported_as_what_it_is() {
-    for breaks in [Break::Gone, Break::Fatal, Break::Stuck] {
+fn fault_at_any_register_read_is_reported_with_its_cause() {
+    for breaks in [ControllerFault::Gone, ControllerFault::Fatal, ControllerFault::Stuck] {
         let mut survived = false;
         for breaks_at_read in 1..1000 {
-            let mut controller = Script { breaks_at_read, breaks, ..Script::enabled() };
+            let mut controller =
+                ScriptedRegisters { breaks_at_read, breaks, ..ScriptedRegisters::enabled() };
             let (outcome, took) = run(&mut controller);
             assert!(took <= Span { ns: 3 * ALLOWED.ns }, "{breaks:?} took {took}");
             match (outcome, breaks) {
@@ -227,12 +232,12 @@ fn breaking_at_any_moment_is_reported_as_what_it_is() {
                     survived = true;
                     break;
                 }
-                (Err(BringupError::Removed { .. }), Break::Gone)
-                | (Err(BringupError::Fatal { .. }), Break::Fatal)
-                | (Err(BringupError::Timeout { .. }), Break::Stuck) => {}
+                (Err(BringupError::Removed { .. }), ControllerFault::Gone)
+                | (Err(BringupError::Fatal { .. }), ControllerFault::Fatal)
+                | (Err(BringupError::Timeout { .. }), ControllerFault::Stuck) => {}
                 (other, _) => panic!("{breaks:?} at read {breaks_at_read}: {other:?}"),
             }
-            if breaks == Break::Gone && breaks_at_read <= 4 {
+            if breaks == ControllerFault::Gone && breaks_at_read <= 4 {
                 assert_eq!(controller.log, [], "nothing is written to a missing device");
             }
         }
@@ -241,7 +246,7 @@ fn breaking_at_any_moment_is_reported_as_what_it_is() {
 }
 
 #[test]
-fn the_longer_of_the_two_promises_counts() {
+fn longer_of_cap_to_and_crto_applies() {
     let with_media = 1 << 59;
     let wait = |cap, crto| outcome(cap, 0x0002_0000, crto).unwrap().ready_timeout;
     assert_eq!(wait(CAP, 7), Span::from_ms(500), "without CAP.CRMS there is no CRTO");
@@ -252,22 +257,22 @@ fn the_longer_of_the_two_promises_counts() {
 }
 
 #[test]
-fn a_controller_is_waited_for_as_long_as_it_asks() {
+fn controller_is_awaited_for_its_ready_timeout() {
     let lag = Span::from_ms(3_400);
-    let patient = Script {
+    let patient = ScriptedRegisters {
         cap: CAP | 1 << 59,
         vs: 0x0002_0000,
         crto: 7,
         enable_lag: lag,
-        ..Script::enabled()
+        ..ScriptedRegisters::enabled()
     };
     assert!(run(&mut { patient }).0.is_ok());
-    let impatient = Script { enable_lag: lag, ..Script::enabled() };
+    let impatient = ScriptedRegisters { enable_lag: lag, ..ScriptedRegisters::enabled() };
     assert!(run(&mut { impatient }).0.is_err());
 }
 
 #[test]
-fn a_controller_that_can_only_be_ready_without_its_media_is_told_so() {
+fn crime_is_set_for_controller_ready_independent_of_media() {
     let found = outcome(CAP | 1 << 60, 0x0002_0000, 9 << 16 | 2).unwrap();
     assert!(found.ready_independent_of_media);
     assert_eq!(found.ready_timeout, Span::from_ms(4_500));
@@ -277,7 +282,7 @@ fn a_controller_that_can_only_be_ready_without_its_media_is_told_so() {
 }
 
 #[test]
-fn what_the_registers_say_is_taken_apart_as_the_specification_draws_it() {
+fn register_fields_are_decoded_per_specification() {
     let cap = 0x3fff | 2 << 24 | 3 << 32 | 1 << 36 | 1 << 43 | 4 << 52 | 1 << 57;
     let found = outcome(cap, 0x0002_0103, 0).unwrap();
     let expected = Capabilities {
@@ -296,7 +301,7 @@ fn what_the_registers_say_is_taken_apart_as_the_specification_draws_it() {
 }
 
 #[test]
-fn registers_that_hold_nonsense_are_refused_by_name_and_nothing_is_written() {
+fn invalid_registers_are_rejected_by_name_and_nothing_is_written() {
     let no_sets = CAP & !(0xff << 37);
     let cases = [
         (CAP & !0xffff, VERSION_1_4, "CAP.MQES", 0),
@@ -305,7 +310,7 @@ fn registers_that_hold_nonsense_are_refused_by_name_and_nothing_is_written() {
         (CAP, 0x0000_0400, "VS", 0x400),
     ];
     for (cap, vs, name, value) in cases {
-        let mut controller = Script { cap, vs, ..Script::enabled() };
+        let mut controller = ScriptedRegisters { cap, vs, ..ScriptedRegisters::enabled() };
         match run(&mut controller).0 {
             Err(BringupError::InvalidRegister { field, found, .. }) => {
                 assert_eq!((field, found), (name, value));
@@ -317,7 +322,7 @@ fn registers_that_hold_nonsense_are_refused_by_name_and_nothing_is_written() {
 }
 
 #[test]
-fn a_controller_without_small_pages_is_unsupported_and_not_a_liar() {
+fn controller_without_4k_pages_is_unsupported() {
     let found = outcome(CAP | 1 << 48 | 4 << 52, VERSION_1_4, 0);
     assert!(matches!(found, Err(BringupError::Unsupported { field: "CAP.MPSMIN", .. })));
 }

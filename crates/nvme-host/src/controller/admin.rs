@@ -116,7 +116,7 @@ impl<T: Transport> Admin<T> {
     }
 
     /// Whether the owner may send one more command.
-    pub(super) fn has_free_for_owner(&self) -> bool {
+    pub(super) fn has_owner_slot(&self) -> bool {
         let owners = self.count(|purpose| matches!(purpose, Purpose::Owner { .. }));
         self.link.state() == QueueState::Running && owners < self.pending.len() - RESERVED
     }

@@ -89,7 +89,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn fall_back_to_notices(&mut self, has_notices: bool) {
         self.event_requests = self.event_requests_target();
         if let Some(status) = self.events_refused {
-            self.tell(Event::EventConfigurationRefused { status, has_notices });
+            self.push_event(Event::EventConfigurationRefused { status, has_notices });
         }
     }
 
@@ -117,7 +117,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             // A new request would fail in the same way, so this one is not replaced.
             self.event_requests = self.event_requests.saturating_sub(1);
             let left = self.event_requests;
-            return self.tell(Event::EventsRefused { status, left });
+            return self.push_event(Event::EventsRefused { status, left });
         }
         let result = EventResult(answer.result);
         let log = PendingLogPage { id: result.lid(), what: result.event() };
@@ -140,27 +140,27 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             (Notice::Error(what), Page::ErrorInformation) => {
                 let entry = log::error::error_entries(&page[..64]).next();
                 let newest = entry.filter(|_| is_read).map(Box::new);
-                self.tell(Event::ErrorReported { what, newest });
+                self.push_event(Event::ErrorReported { what, newest });
             }
             (Notice::Health(_), Page::Health) if is_read => {
                 let mut health = HealthInformation::zeroed();
                 health.as_bytes_mut().copy_from_slice(&page[..512]);
-                self.tell(Event::Health(Box::new(health)));
+                self.push_event(Event::Health(Box::new(health)));
             }
             (Notice::Notice(NoticeEvent::NamespaceChanged), Page::ChangedNamespaces) => {
                 let changed = if is_read { changed_namespaces(page) } else { None };
                 self.scan(now, self.unchanged(changed));
             }
             (Notice::Notice(NoticeEvent::FirmwareActivation), _) => {
-                self.tell(Event::FirmwareActivation);
+                self.push_event(Event::FirmwareActivation);
             }
-            (Notice::Notice(NoticeEvent::Ana), _) => self.tell(Event::AccessChanged),
+            (Notice::Notice(NoticeEvent::Ana), _) => self.push_event(Event::AccessChanged),
             _ => self.emit_notice(log),
         }
     }
 
     fn emit_notice(&mut self, log: PendingLogPage) {
-        self.tell(Event::Notice { what: log.what, log_page: log.id });
+        self.push_event(Event::Notice { what: log.what, log_page: log.id });
     }
 
     /// Namespaces that need no new Identify if only `changed` have changed; none if that is unknown.

@@ -128,10 +128,10 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             CmbState::Open(open) => {
                 let address = open.address;
                 if open.registers != registers {
-                    return Err(changed(registers).into());
+                    return Err(location_changed(registers).into());
                 }
                 match has_control && !self.program_address(address)? {
-                    true => Err(forgotten(address).into()),
+                    true => Err(address_not_retained(address).into()),
                     false => Ok(()),
                 }
             }
@@ -145,7 +145,8 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     ) -> Result<CmbState, ControllerError> {
         let unused = |why| Ok(CmbState::Unused(why));
         let [location, size] = registers;
-        let Some(part) = part_of(MemoryBufferLocation(location), MemoryBufferSize(size))? else {
+        let Some(part) = bar_range_of(MemoryBufferLocation(location), MemoryBufferSize(size))?
+        else {
             return unused(CmbUnavailable::Absent);
         };
         if !MemoryBufferSize(size).sqs() {
@@ -209,11 +210,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let why = match &mut self.buffer {
             CmbState::Unknown => return (in_host(&self.dma), None),
             CmbState::Unused(why) => *why,
-            CmbState::Open(open) => match open.take(QueueMemory::submission_bytes(depth)) {
+            CmbState::Open(open) => match open.allocate(QueueMemory::submission_bytes(depth)) {
                 Ok(submission) => {
-                    let memory = QueueMemory::beside(&self.dma, submission, depth, depth);
+                    let memory = QueueMemory::allocate_with_submission_ring(
+                        &self.dma, submission, depth, depth,
+                    );
                     if memory.is_none() {
-                        open.give_back(submission);
+                        open.release_ring(submission);
                     }
                     return (memory, None);
                 }
@@ -229,7 +232,7 @@ impl CmbState {
     pub(super) fn release<D: Dma>(&mut self, dma: &D, memory: QueueMemory) {
         match self {
             Self::Open(open) if memory.is_in_device => {
-                open.give_back(memory.submission);
+                open.release_ring(memory.submission);
                 dma.release(memory.completion);
             }
             _ => memory.release(dma),
@@ -238,8 +241,8 @@ impl CmbState {
 }
 
 impl OpenCmb {
-    fn take(&mut self, len_bytes: u32) -> Result<Segment, CmbUnavailable> {
-        let first = self.pages.take(len_bytes.div_ceil(PAGE));
+    fn allocate(&mut self, len_bytes: u32) -> Result<Segment, CmbUnavailable> {
+        let first = self.pages.allocate(len_bytes.div_ceil(PAGE));
         let segment = first.and_then(|first| self.memory.slice(first * PAGE, len_bytes));
         segment.ok_or_else(|| CmbUnavailable::Full {
             free_bytes: u64::from(self.pages.free()) * u64::from(PAGE),
@@ -247,7 +250,7 @@ impl OpenCmb {
         })
     }
 
-    fn give_back(&mut self, ring: Segment) {
+    fn release_ring(&mut self, ring: Segment) {
         let skip = ring.offset - self.memory.offset;
         // The ring was allocated here, so the offset is within the length of a segment.
         self.pages.taken.remove(&u32::try_from(skip / u64::from(PAGE)).unwrap_or(u32::MAX));
@@ -256,7 +259,7 @@ impl OpenCmb {
 
 impl PageBitmap {
     /// Allocates the first sufficiently long run of free pages.
-    fn take(&mut self, wanted: u32) -> Option<u32> {
+    fn allocate(&mut self, wanted: u32) -> Option<u32> {
         let mut first = 0;
         for (start, count) in &self.taken {
             if start - first >= wanted {
@@ -277,7 +280,7 @@ impl PageBitmap {
 }
 
 /// Part of a BAR that contains the buffer, if there is one.
-fn part_of(
+fn bar_range_of(
     location: MemoryBufferLocation,
     size: MemoryBufferSize,
 ) -> Result<Option<BarRange>, CmbRegisterError> {
@@ -300,13 +303,13 @@ fn part_of(
     }
 }
 
-fn changed([location, size]: [u32; 2]) -> CmbRegisterError {
+fn location_changed([location, size]: [u32; 2]) -> CmbRegisterError {
     let found = u64::from(size) << 32 | u64::from(location);
     let expected = "what they were before the reset, as queues lie there";
     CmbRegisterError::Field(InvalidValue { field: "CMBLOC and CMBSZ above it", found, expected })
 }
 
-fn forgotten(address: u64) -> CmbRegisterError {
+fn address_not_retained(address: u64) -> CmbRegisterError {
     let (field, expected) = ("CMBMSC.CBA", "to be taken as before the reset");
     CmbRegisterError::Field(InvalidValue { field, found: address, expected })
 }
@@ -341,40 +344,47 @@ mod tests {
     use tenmil_base::BarRange;
     use tenmil_wire::register::{MemoryBufferLocation, MemoryBufferSize};
 
-    use super::{PageBitmap, part_of};
+    use super::{PageBitmap, bar_range_of};
 
-    fn of(location: u32, size: u32) -> Result<Option<BarRange>, String> {
-        let found = part_of(MemoryBufferLocation(location), MemoryBufferSize(size));
+    fn bar_range(location: u32, size: u32) -> Result<Option<BarRange>, String> {
+        let found = bar_range_of(MemoryBufferLocation(location), MemoryBufferSize(size));
         found.map_err(|lie| lie.to_string())
     }
 
     #[test]
-    fn the_two_registers_name_a_part_of_a_bar_or_lie_about_it() {
+    fn cmb_registers_yield_a_bar_range_or_an_error() {
         // 4 MiB in units of 1 MiB, at the third unit of BAR 2.
         let part = BarRange { bar: 2, offset: 3 << 20, len_bytes: 4 << 20 };
-        assert_eq!(of(3 << 12 | 2, 4 << 12 | 2 << 8 | 1), Ok(Some(part)));
-        assert_eq!(of(3 << 12 | 7, 2 << 8 | 1), Ok(None), "without a length nothing else counts");
+        assert_eq!(bar_range(3 << 12 | 2, 4 << 12 | 2 << 8 | 1), Ok(Some(part)));
+        assert_eq!(
+            bar_range(3 << 12 | 7, 2 << 8 | 1),
+            Ok(None),
+            "without a length nothing else counts"
+        );
         for bir in [1, 6, 7] {
             let text = format!("CMBLOC.BIR is {bir:#x}, expected 0 or 2 to 5");
-            assert_eq!(of(bir, 1 << 12), Err(text));
+            assert_eq!(bar_range(bir, 1 << 12), Err(text));
         }
         for unit in 7..16 {
             let text = format!("CMBSZ.SZU is {unit:#x}, expected at most 6: units of 64 GiB");
-            assert_eq!(of(0, 1 << 12 | unit << 8), Err(text));
+            assert_eq!(bar_range(0, 1 << 12 | unit << 8), Err(text));
         }
-        let most = of(0xffff_f005, 0xffff_f600).unwrap().unwrap();
+        let most = bar_range(0xffff_f005, 0xffff_f600).unwrap().unwrap();
         assert_eq!((most.offset, most.len_bytes), (0xf_ffff << 36, 0xf_ffff << 36));
     }
 
     #[test]
-    fn pages_are_taken_once_and_come_back() {
+    fn pages_are_allocated_once_and_released() {
         let mut pages = PageBitmap { count: 8, taken: BTreeMap::new() };
-        let taken = [3, 2, 3].map(|count| pages.take(count));
+        let taken = [3, 2, 3].map(|count| pages.allocate(count));
         assert_eq!(taken, [Some(0), Some(3), Some(5)]);
-        assert_eq!((pages.take(1), pages.free()), (None, 0));
+        assert_eq!((pages.allocate(1), pages.free()), (None, 0));
         pages.taken.remove(&3);
-        assert_eq!((pages.take(3), pages.take(1), pages.take(1)), (None, Some(3), Some(4)));
+        assert_eq!(
+            (pages.allocate(3), pages.allocate(1), pages.allocate(1)),
+            (None, Some(3), Some(4))
+        );
         pages.taken.remove(&0);
-        assert_eq!((pages.take(4), pages.take(3), pages.free()), (None, Some(0), 0));
+        assert_eq!((pages.allocate(4), pages.allocate(3), pages.free()), (None, Some(0), 0));
     }
 }

@@ -48,9 +48,9 @@ impl DmaRevocation {
 
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Revokes the controller's DMA and continues with `then` once none is in flight.
-    pub(super) fn cut_off(&mut self, now: Instant, then: AfterRevocation) {
+    pub(super) fn revoke_dma(&mut self, now: Instant, then: AfterRevocation) {
         if self.dma.revoke_access() {
-            return self.go_on(now, then);
+            return self.continue_after_revocation(now, then);
         }
         self.freeze();
         self.phase = Phase::RevokingDma(DmaRevocation { then, since: now, ended: None });
@@ -68,7 +68,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                     _ => (State::Dead, Event::Dead(ControllerError::DmaActive { waited })),
                 };
                 cutting.ended = Some(state);
-                self.tell(event);
+                self.push_event(event);
             }
             return;
         }
@@ -80,18 +80,18 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             self.end_queues();
             self.fail_admin_commands(now);
         } else {
-            self.go_on(now, cutting.then);
+            self.continue_after_revocation(now, cutting.then);
         }
     }
 
-    fn go_on(&mut self, now: Instant, then: AfterRevocation) {
+    fn continue_after_revocation(&mut self, now: Instant, then: AfterRevocation) {
         match then {
             AfterRevocation::Die(error) => self.end(now, State::Dead, Event::Dead(error)),
             AfterRevocation::Remove => self.end(now, State::Removed, Event::Removed),
             AfterRevocation::EndShutdown => self.end_shutdown(now, false),
             AfterRevocation::Reset(cause) => {
                 self.complete_held(now);
-                self.reset_because(now, cause);
+                self.reset_with_cause(now, cause);
             }
         }
     }

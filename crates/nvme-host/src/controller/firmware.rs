@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_are_the_image_without_gap_or_overlap() {
+    fn firmware_chunks_cover_the_image_without_gap_or_overlap() {
         for len_bytes in [4, 4096, 131_072, 131_076, 1_000_000] {
             for (mdts, fwug) in [(5, 1), (5, 3), (0, 0xff), (2, 0), (1, 200)] {
                 let mut end = 0;
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn no_piece_is_longer_than_a_transfer_or_breaks_the_unit() {
+    fn firmware_chunks_respect_mdts_and_fwug() {
         let pieces = chunks(1_000_000, 5, 3);
         assert!(pieces.iter().all(|(.., data)| data.len_bytes <= 131_072));
         let (last, others) = pieces.split_last().unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_odd_length_is_refused() {
+    fn image_with_unaligned_length_is_rejected() {
         let limits = Identity::check(
             IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44)),
             false,

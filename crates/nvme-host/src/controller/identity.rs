@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_based_and_scaled_numbers_are_made_plain() {
+    fn zeroes_based_and_scaled_fields_are_converted() {
         let page = plain().with(|id| {
             let id = id.mdts(5).acl(3).aerl(7).kas(10).rtd3e(2_000_000).awupf(7);
             id.sgl_support(2).fwug(2)
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_the_nvm_command_set_replaces_what_mdts_said() {
+    fn nvm_command_set_page_replaces_mdts_limits() {
         let mut identity = Identity::check(plain().with(|id| id.mdts(5)), false).unwrap();
         let page = IdentifyControllerNvm::zeroed().with(|id| id.wzsl(9).dmrl(16).dmrsl(1000));
         identity.add_nvm(&page);

@@ -179,7 +179,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                 Err(error) => self.fail_start_up(now, error),
             },
             AdminQuery::Namespaces(mut scan) => match scan.handle(status, &page) {
-                Ok(()) => self.go_on_scanning(now, scan),
+                Ok(()) => self.continue_scan(now, scan),
                 Err(error) => self.abandon_scan(now, error),
             },
             AdminQuery::Log(log) => self.handle_log(now, log, status, &page),
@@ -195,7 +195,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     ) -> Result<(), ControllerError> {
         let refused = |command| Err(ControllerError::CommandFailed { command, status });
         match (step, status.is_success()) {
-            (StartupStep::Controller, true) => self.learn_identity(page)?,
+            (StartupStep::Controller, true) => self.store_identity(page)?,
             (StartupStep::Controller, false) => return refused("identify controller"),
             (StartupStep::ControllerNvm, true) => {
                 if let Some(identity) = &mut self.identity {
@@ -203,7 +203,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                 }
             }
             (StartupStep::QueueCount, true) => {
-                self.granted = granted(result, self.options.queue_pairs)?
+                self.granted = granted_queue_pairs(result, self.options.queue_pairs)?
             }
             (StartupStep::QueueCount, false) => return refused("set number of queues"),
             (StartupStep::ShadowDoorbells, works) => {
@@ -223,7 +223,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         Ok(())
     }
 
-    fn learn_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
+    fn store_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
         let identity =
             Identity::check(IdentifyController::from_bytes(page), self.options.is_discovery)?;
         if let Some(before) = &self.identity
@@ -264,10 +264,10 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             namespaces_max: self.options.namespaces_max,
             has_nvm_page: self.has_command_set_pages(),
         };
-        self.go_on_scanning(now, Box::new(Scan::new(manner, kept)));
+        self.continue_scan(now, Box::new(Scan::new(manner, kept)));
     }
 
-    fn go_on_scanning(&mut self, now: Instant, scan: Box<Scan>) {
+    fn continue_scan(&mut self, now: Instant, scan: Box<Scan>) {
         if scan.next_identify().is_some() {
             return self.send_query(now, AdminQuery::Namespaces(scan));
         }
@@ -309,13 +309,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             ScanError::Lie(lie) => NamespaceError::InvalidData(lie),
             ScanError::Refused(status) => NamespaceError::IdentifyFailed(status),
         };
-        self.tell(Event::NamespaceListUnusable { why });
+        self.push_event(Event::NamespaceListUnusable { why });
     }
 
     fn become_ready(&mut self) {
         self.phase = Phase::Ready;
         let was_ready = core::mem::replace(&mut self.has_been_ready, true);
-        self.tell(if was_ready { Event::Recovered } else { Event::Ready });
+        self.push_event(if was_ready { Event::Recovered } else { Event::Ready });
     }
 
     /// Handles a failed start-up: a controller that was never ready fails permanently; otherwise it is
@@ -323,10 +323,10 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     fn fail_start_up(&mut self, now: Instant, error: ControllerError) {
         match error {
             ControllerError::CommandFailed { command, status } if self.has_been_ready => {
-                self.reset_because(now, ResetCause::CommandFailed { command, status });
+                self.reset_with_cause(now, ResetCause::CommandFailed { command, status });
             }
             ControllerError::InvalidData(lie) if self.has_been_ready => {
-                self.reset_because(now, ResetCause::InvalidData(lie));
+                self.reset_with_cause(now, ResetCause::InvalidData(lie));
             }
             error => self.fail_permanently(now, error),
         }
@@ -355,7 +355,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 }
 
 /// Decodes the granted I/O queue pairs (Base 2.1 §5.1.25.2.1): both counts are 0's based.
-fn granted(result: u32, wanted: u16) -> Result<u16, InvalidValue> {
+fn granted_queue_pairs(result: u32, wanted: u16) -> Result<u16, InvalidValue> {
     let count = NumberOfQueues(result).count();
     match u16::try_from(count) {
         Ok(granted) => Ok(granted.min(wanted)),

@@ -24,7 +24,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     /// Sends a Keep Alive command after half of the timeout.
     pub(super) fn keep_alive(&mut self, now: Instant) {
-        if now < self.keep_alive_at || self.is_standing_still() {
+        if now < self.keep_alive_at || self.is_admin_queue_stopped() {
             return;
         }
         self.keep_alive_at = now.after(self.keep_alive_pause());
@@ -34,7 +34,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Makes the next [`poll`](Self::poll) send a Keep Alive command, if keep-alive is in use.
-    pub fn hurry_keep_alive(&mut self, now: Instant) {
+    pub fn request_keep_alive(&mut self, now: Instant) {
         if self.keep_alive_at != Instant::NEVER {
             self.keep_alive_at = self.keep_alive_at.min(now);
         }

@@ -108,7 +108,7 @@ impl Scan {
             ScanStep::Nvm { at, names, common } => {
                 let nvm = IdentifyNamespaceNvm::from_bytes(page);
                 let nvm = Some(&nvm).filter(|_| status.is_success());
-                self.conclude(at, Namespace::check(self.active[at], &common, nvm, &names))
+                self.record_result(at, Namespace::check(self.active[at], &common, nvm, &names))
             }
             ScanStep::Done => unreachable!("nothing was asked"),
         };
@@ -163,7 +163,7 @@ impl Scan {
         };
         match command_set_of(&names) {
             CommandSet::Nvm => ScanStep::Common { at, names },
-            other => self.set_aside(at, NamespaceError::CommandSet(other)),
+            other => self.record_error(at, NamespaceError::CommandSet(other)),
         }
     }
 
@@ -182,25 +182,25 @@ impl Scan {
             return self.first_step_at(at + 1);
         }
         if !status.is_success() {
-            return self.set_aside(at, NamespaceError::IdentifyFailed(status));
+            return self.record_error(at, NamespaceError::IdentifyFailed(status));
         }
         if common.pit() != 0 && self.manner.has_nvm_page {
             return ScanStep::Nvm { at, names, common: Box::new(common) };
         }
-        self.conclude(at, Namespace::check(self.active[at], &common, None, &names))
+        self.record_result(at, Namespace::check(self.active[at], &common, None, &names))
     }
 
-    fn conclude(&mut self, at: usize, checked: Result<Namespace, InvalidValue>) -> ScanStep {
+    fn record_result(&mut self, at: usize, checked: Result<Namespace, InvalidValue>) -> ScanStep {
         match checked {
             Ok(namespace) => {
                 self.found.insert(self.active[at], Ok(namespace));
                 self.first_step_at(at + 1)
             }
-            Err(lie) => self.set_aside(at, NamespaceError::InvalidData(lie)),
+            Err(lie) => self.record_error(at, NamespaceError::InvalidData(lie)),
         }
     }
 
-    fn set_aside(&mut self, at: usize, why: NamespaceError) -> ScanStep {
+    fn record_error(&mut self, at: usize, why: NamespaceError) -> ScanStep {
         self.found.insert(self.active[at], Err(why));
         self.first_step_at(at + 1)
     }
@@ -270,7 +270,7 @@ mod tests {
     /// Namespaces of the controller: blocks and command set by identifier.
     type Truth = BTreeMap<u32, (u64, CommandSet)>;
 
-    fn truth(ids: impl IntoIterator<Item = u32>) -> Truth {
+    fn scripted_namespaces(ids: impl IntoIterator<Item = u32>) -> Truth {
         ids.into_iter().map(|id| (id, (1000, CommandSet::Nvm))).collect()
     }
 
@@ -319,16 +319,16 @@ mod tests {
     fn lists_longer_than_a_page_are_read_to_their_end() {
         for count in [0, 1, 1023, 1024, 1025, 2048, 2049] {
             let mut known = BTreeMap::new();
-            let events = all(MANNER, &truth(1..=count), &mut known);
+            let events = all(MANNER, &scripted_namespaces(1..=count), &mut known);
             assert_eq!(events.len(), count as usize);
             assert!(known.keys().copied().eq(1..=count));
         }
     }
 
     #[test]
-    fn what_changed_is_told_as_what_it_is() {
+    fn each_namespace_change_yields_its_event() {
         let mut known = BTreeMap::new();
-        let mut now = truth([1, 2, 3]);
+        let mut now = scripted_namespaces([1, 2, 3]);
         all(MANNER, &now, &mut known);
         assert_eq!(all(MANNER, &now, &mut known), [], "nothing changed");
         now.remove(&1);
@@ -347,9 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_have_changed_is_asked_about_again() {
+    fn only_changed_namespaces_are_identified_again() {
         let mut known = BTreeMap::new();
-        let mut now = truth(1..=100);
+        let mut now = scripted_namespaces(1..=100);
         all(MANNER, &now, &mut known);
         now.remove(&50);
         let kept = (1..=100).filter(|id| *id != 7).collect();
@@ -360,16 +360,16 @@ mod tests {
     }
 
     #[test]
-    fn more_namespaces_than_are_kept_track_of_are_counted_and_left_out() {
+    fn namespaces_beyond_the_limit_are_counted_and_ignored() {
         let few = ScanCapabilities { namespaces_max: 3, ..MANNER };
         let mut known = BTreeMap::new();
-        let events = all(few, &truth(1..=5), &mut known);
+        let events = all(few, &scripted_namespaces(1..=5), &mut known);
         assert_eq!(events.last(), Some(&Event::NamespacesIgnored { count: 2 }));
         assert_eq!(known.len(), 3);
     }
 
     #[test]
-    fn a_list_that_does_not_rise_or_names_too_much_is_refused() {
+    fn unsorted_or_out_of_range_namespace_list_is_rejected() {
         for (list, found) in [(vec![1, 1], 1), (vec![5, 4], 4), (vec![3001], 3001)] {
             let mut scan = Scan::new(MANNER, BTreeSet::new());
             let page = NamespaceList::new(list);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_repeats_its_page_cannot_keep_us_for_ever() {
+    fn repeated_list_page_is_rejected() {
         let mut scan = Scan::new(MANNER, BTreeSet::new());
         let page = NamespaceList::new(1..=1024);
         assert_eq!(scan.handle(Status::SUCCESS, page.as_bytes()), Ok(()));
@@ -389,18 +389,19 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_from_before_lists_is_asked_about_every_identifier() {
+    fn controller_without_namespace_lists_is_scanned_by_every_nsid() {
         let old = ScanCapabilities { version: Version(0x0001_0000), highest: 4, ..MANNER };
         let mut known = BTreeMap::new();
-        let (events, questions) = run(old, &truth([1, 3]), &mut known, BTreeSet::new());
+        let (events, questions) =
+            run(old, &scripted_namespaces([1, 3]), &mut known, BTreeSet::new());
         assert_eq!(events.unwrap().len(), 2);
         assert_eq!(questions, 4);
     }
 
     #[test]
-    fn one_namespace_of_nonsense_does_not_take_the_others_with_it() {
+    fn invalid_namespace_does_not_affect_others() {
         let mut known = BTreeMap::new();
-        let mut now = truth([1, 2]);
+        let mut now = scripted_namespaces([1, 2]);
         now.insert(1, (1 << 60, CommandSet::Nvm));
         let events = all(MANNER, &now, &mut known);
         assert!(matches!(
@@ -413,12 +414,12 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_without_a_list_may_claim_four_billion_namespaces() {
+    fn scan_is_bounded_for_a_large_nn_without_lists() {
         let oldest = Version(0x0001_0000);
         let manner =
             ScanCapabilities { version: oldest, highest: u32::MAX, namespaces_max: 8, ..MANNER };
         let (events, questions) =
-            run(manner, &truth([1, 3]), &mut BTreeMap::new(), BTreeSet::new());
+            run(manner, &scripted_namespaces([1, 3]), &mut BTreeMap::new(), BTreeSet::new());
         let attached = |id| Event::NamespaceAttached { id };
         let ignored = Event::NamespacesIgnored { count: u32::MAX - 8 };
         assert_eq!(events.unwrap(), [attached(1), attached(3), ignored]);

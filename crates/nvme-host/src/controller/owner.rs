@@ -41,13 +41,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         command: Command,
         data: Option<Segment>,
     ) -> Result<(), RequestError> {
-        refuse_if_ours(command.opcode())?;
+        reject_driver_opcode(command.opcode())?;
         if !matches!(self.phase, Phase::Ready) {
             return Err(RequestError::NotReady);
         }
         let is_one_abort_too_many =
             command.opcode() == AdminOpcode::Abort.code() && !self.can_abort();
-        if !self.admin.has_free_for_owner() || is_one_abort_too_many {
+        if !self.admin.has_owner_slot() || is_one_abort_too_many {
             return Err(RequestError::Full);
         }
         let (pointer, list) = match data.filter(|data| data.len_bytes > 0) {
@@ -246,7 +246,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 }
 
-fn refuse_if_ours(opcode: u8) -> Result<(), RequestError> {
+fn reject_driver_opcode(opcode: u8) -> Result<(), RequestError> {
     match AdminOpcode::from_u8(opcode) {
         Some(
             ours @ (AdminOpcode::CreateIoSubmissionQueue

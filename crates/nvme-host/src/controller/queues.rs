@@ -105,7 +105,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             .find(|id| self.queues.iter().all(|queue| queue.id != *id))
             .ok_or(RequestError::QueueLimit { granted: self.granted })?;
         let (controller_end, queue_end) = link(id);
-        let (memory, kept_out) = self.allocate_queue_memory(options.depth)?;
+        let (memory, rings_in_host_memory) = self.allocate_queue_memory(options.depth)?;
         let setup = IoQueueSetup {
             id,
             depth: options.depth,
@@ -122,8 +122,8 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             }
         };
         let pair = QueuePair::over(transport, queue_end, self.options.io_timeout);
-        if let Some(why) = kept_out {
-            self.tell(Event::RingInHostMemory { id, why });
+        if let Some(why) = rings_in_host_memory {
+            self.push_event(Event::RingInHostMemory { id, why });
         }
         // An owner may have failed a flush for the loss already, on a queue pair that is gone.
         self.has_lost_writes &= self.queues.iter().all(|queue| queue.link.has_lost_writes());
@@ -153,9 +153,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if !Q::HAS_RINGS {
             return Ok((None, None));
         }
-        let (memory, kept_out) = self.allocate_rings(depth);
+        let (memory, rings_in_host_memory) = self.allocate_rings(depth);
         let no_memory = RequestError::Memory { len_bytes: depth.saturating_mul(64 + 16) };
-        Ok((Some(memory.ok_or(no_memory)?), kept_out))
+        Ok((Some(memory.ok_or(no_memory)?), rings_in_host_memory))
     }
 
     /// Returns a created queue pair, which may move to another thread. Once per queue pair.
@@ -270,7 +270,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                 self.retire(index, Event::QueuePairDeleted { id });
             }
             // A queue that was not deleted may still be written to; only a reset ends that.
-            (_, _) => self.reset_because(now, ResetCause::QueueDeletionFailed { id, status }),
+            (_, _) => self.reset_with_cause(now, ResetCause::QueueDeletionFailed { id, status }),
         }
     }
 
@@ -280,7 +280,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         queue.progress = QueueProgress::Running;
         let id = queue.id;
         let has_run = core::mem::replace(&mut queue.has_run, true);
-        self.tell(match has_run {
+        self.push_event(match has_run {
             false => Event::QueuePairCreated { id },
             true => Event::QueuePairResumed { id },
         });
@@ -314,18 +314,18 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn end_queues(&mut self) {
         self.admin.link.set_state(QueueState::Dead);
         for queue in core::mem::take(&mut self.queues) {
-            self.bury(queue);
+            self.release_queue(queue);
         }
     }
 
     /// Removes a queue pair that the device has released and that is not created again.
     fn retire(&mut self, index: usize, event: Event) {
         let queue = self.queues.remove(index);
-        self.bury(queue);
-        self.tell(event);
+        self.release_queue(queue);
+        self.push_event(event);
     }
 
-    fn bury(&mut self, queue: IoQueue<Q::Io>) {
+    fn release_queue(&mut self, queue: IoQueue<Q::Io>) {
         let IoQueue { link, memory, pair, .. } = queue;
         link.set_state(QueueState::Dead);
         drop(pair);
@@ -346,7 +346,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Whether a queue pair waits for something that no interrupt announces.
-    pub(super) fn queues_are_moving(&self) -> bool {
+    pub(super) fn needs_queue_polling(&self) -> bool {
         self.queues.iter().any(|queue| matches!(queue.progress, QueueProgress::Draining { .. }))
     }
 

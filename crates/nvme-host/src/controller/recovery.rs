@@ -31,14 +31,14 @@ pub(super) struct ResetHistory {
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Aborts timed-out commands, as many at once as the controller permits.
     pub(super) fn abort_overdue(&mut self, now: Instant) {
-        if self.is_standing_still() {
+        if self.is_admin_queue_stopped() {
             return;
         }
         while let Some(overdue) = self.admin.link.next_timeout() {
             match self.admin.purpose_of(overdue.cid) {
                 Some(Purpose::Abort { queue, overdue }) => {
                     let cause = ResetCause::AbortTimeout { queue, cid: overdue.cid };
-                    return self.reset_because(now, cause);
+                    return self.reset_with_cause(now, cause);
                 }
                 _ if self.can_abort() => self.abort(now, 0, overdue),
                 _ => self.admin.link.abort_ended(overdue),
@@ -62,7 +62,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     fn abort(&mut self, now: Instant, queue: u16, overdue: TimedOutCommand) {
         let command = Abort { sqid: queue, abort_cid: overdue.cid };
         self.admin.submit_internal(now, Purpose::Abort { queue, overdue }, &command);
-        self.tell(Event::CommandOverdue { queue, cid: overdue.cid });
+        self.push_event(Event::CommandOverdue { queue, cid: overdue.cid });
     }
 
     /// Handles the completion of an Abort, with any status: if the aborted command does not complete, its
@@ -88,13 +88,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             wanted.next()
         });
         if let Some((id, reason)) = wanted {
-            self.reset_because(now, ResetCause::Queue { id, reason });
+            self.reset_with_cause(now, ResetCause::Queue { id, reason });
         }
         wanted.is_some()
     }
 
     /// Starts a reset, unless the reset limit is exceeded.
-    pub(super) fn reset_because(&mut self, now: Instant, cause: ResetCause) {
+    pub(super) fn reset_with_cause(&mut self, now: Instant, cause: ResetCause) {
         self.freeze();
         if let Phase::Stopping { notification, .. } = self.phase {
             // The shutdown in progress disables the controller, which replaces the reset.
@@ -106,7 +106,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if !self.options.owner_counts_losses && self.has_failed(&cause) {
             self.lose_writes();
         }
-        self.tell(Event::ResetStarted { cause });
+        self.push_event(Event::ResetStarted { cause });
         let (max, within) = (self.options.resets_max, self.options.resets_within);
         self.resets.times.retain(|time| now.since(*time) < within);
         if self.resets.times.len() >= max as usize {
@@ -186,17 +186,17 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn notify_owner(&mut self, token: u64, list: Option<u8>, answer: IoCompletion) {
         self.admin.pointers.release_list(list);
         let IoCompletion { status: outcome, result, .. } = answer;
-        self.tell(Event::AdminCompleted(IoCompletion { token, status: outcome, result }));
+        self.push_event(Event::AdminCompleted(IoCompletion { token, status: outcome, result }));
     }
 
     /// Fails the controller permanently: revokes its DMA and completes everything.
     pub(super) fn fail_permanently(&mut self, now: Instant, error: ControllerError) {
-        self.cut_off(now, AfterRevocation::Die(error));
+        self.revoke_dma(now, AfterRevocation::Die(error));
     }
 
     /// Handles the removal of the controller.
     pub(super) fn remove(&mut self, now: Instant) {
-        self.cut_off(now, AfterRevocation::Remove);
+        self.revoke_dma(now, AfterRevocation::Remove);
     }
 
     pub(super) fn end(&mut self, now: Instant, state: State, event: Event) {
@@ -204,6 +204,6 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.end_queues();
         self.fail_admin_commands(now);
         self.phase = Phase::Ended(state);
-        self.tell(event);
+        self.push_event(event);
     }
 }

@@ -13,7 +13,7 @@ use crate::event::Event;
 /// Register sequence in progress.
 #[derive(Debug)]
 pub(super) struct RegisterSequence {
-    machine: RegisterSequencer,
+    sequencer: RegisterSequencer,
     wake_at: Instant,
 }
 
@@ -30,11 +30,11 @@ const SUBSYSTEM_RESET_PAUSE: Span = Span::from_ms(100);
 impl RegisterSequence {
     /// Initialization from any state, starting at `when`.
     pub(super) fn bring_up(queues: Option<AdminQueues>, when: Instant) -> Self {
-        Self { machine: RegisterSequencer::Bringup(Bringup::new(queues)), wake_at: when }
+        Self { sequencer: RegisterSequencer::Bringup(Bringup::new(queues)), wake_at: when }
     }
 
     fn shut_down(shutdown: Shutdown, now: Instant) -> Self {
-        Self { machine: RegisterSequencer::Shutdown(shutdown), wake_at: now }
+        Self { sequencer: RegisterSequencer::Shutdown(shutdown), wake_at: now }
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -42,13 +42,13 @@ impl RegisterSequence {
     }
 
     pub(super) fn is_shutdown(&self) -> bool {
-        matches!(self.machine, RegisterSequencer::Shutdown(_))
+        matches!(self.sequencer, RegisterSequencer::Shutdown(_))
     }
 
     fn step(&mut self, now: Instant, input: BringupInput) -> Result<BringupAction, BringupError> {
-        match &mut self.machine {
-            RegisterSequencer::Bringup(machine) => machine.step(now, input),
-            RegisterSequencer::Shutdown(machine) => machine.step(now, input),
+        match &mut self.sequencer {
+            RegisterSequencer::Bringup(sequencer) => sequencer.step(now, input),
+            RegisterSequencer::Shutdown(sequencer) => sequencer.step(now, input),
         }
     }
 }
@@ -66,11 +66,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn run_sequence(&mut self, now: Instant) {
         let mut input = BringupInput::Tick;
         loop {
-            let Phase::Registers(walk) = &mut self.phase else { return };
-            if input == BringupInput::Tick && now < walk.wake_at {
+            let Phase::Registers(sequence) = &mut self.phase else { return };
+            if input == BringupInput::Tick && now < sequence.wake_at {
                 return;
             }
-            match walk.step(now, input) {
+            match sequence.step(now, input) {
                 Ok(BringupAction::Read(register)) => {
                     input = BringupInput::Value(self.read(register))
                 }
@@ -79,11 +79,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                     input = BringupInput::Written;
                 }
                 Ok(BringupAction::WaitUntil(wake_at)) => {
-                    walk.wake_at = wake_at;
+                    sequence.wake_at = wake_at;
                     return;
                 }
                 Ok(BringupAction::Disabled) => {
-                    let ended = match &walk.machine {
+                    let ended = match &sequence.sequencer {
                         RegisterSequencer::Bringup(_) => None,
                         RegisterSequencer::Shutdown(shutdown) => Some(shutdown.has_completed()),
                     };
@@ -105,27 +105,28 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                     match self.open_buffer(capabilities.buffer_control) {
                         Ok(()) => {}
                         Err(ControllerError::Bringup(gone)) => {
-                            return self.handle_walk_error(now, gone);
+                            return self.handle_sequence_error(now, gone);
                         }
                         Err(lie) => return self.fail_permanently(now, lie),
                     }
                     self.status_at = now.after(self.options.status_interval);
                     return self.start_up(now);
                 }
-                Err(error) => return self.handle_walk_error(now, error),
+                Err(error) => return self.handle_sequence_error(now, error),
             }
         }
     }
 
-    fn handle_walk_error(&mut self, now: Instant, error: BringupError) {
-        let is_shutdown = matches!(&self.phase, Phase::Registers(walk) if walk.is_shutdown());
+    fn handle_sequence_error(&mut self, now: Instant, error: BringupError) {
+        let is_shutdown =
+            matches!(&self.phase, Phase::Registers(sequence) if sequence.is_shutdown());
         if let BringupError::Removed { .. } = error {
             self.remove(now);
         } else if is_shutdown {
-            self.cut_off(now, AfterRevocation::EndShutdown);
+            self.revoke_dma(now, AfterRevocation::EndShutdown);
         } else if self.has_been_ready {
             // The controller may still access memory, and will not report otherwise.
-            self.cut_off(now, AfterRevocation::Reset(ResetCause::Bringup(error)));
+            self.revoke_dma(now, AfterRevocation::Reset(ResetCause::Bringup(error)));
         } else {
             self.fail_permanently(now, error.into());
         }
@@ -142,9 +143,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if csts == register::ALL_ONES {
             self.remove(now);
         } else if status.cfs() {
-            self.reset_because(now, ResetCause::Fatal { csts });
+            self.reset_with_cause(now, ResetCause::Fatal { csts });
         } else if !status.rdy() {
-            self.reset_because(now, ResetCause::NotReady { csts });
+            self.reset_with_cause(now, ResetCause::NotReady { csts });
         } else {
             return false;
         }
@@ -159,7 +160,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Resets the controller. [`Event::ResetStarted`] and [`Event::Recovered`] follow.
     pub fn reset(&mut self, now: Instant) -> Result<(), RequestError> {
         self.refuse_unless_live()?;
-        self.reset_because(now, ResetCause::Requested);
+        self.reset_with_cause(now, ResetCause::Requested);
         Ok(())
     }
 
@@ -173,9 +174,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.write(Register::Nssr, register::SUBSYSTEM_RESET.into());
         // A subsystem reset has the effect of losing main power.
         self.lose_writes();
-        self.reset_because(now, ResetCause::Requested);
-        if let Phase::Registers(walk) = &mut self.phase {
-            walk.wake_at = now.after(SUBSYSTEM_RESET_PAUSE);
+        self.reset_with_cause(now, ResetCause::Requested);
+        if let Phase::Registers(sequence) = &mut self.phase {
+            sequence.wake_at = now.after(SUBSYSTEM_RESET_PAUSE);
         }
         Ok(())
     }
@@ -204,7 +205,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.end_queues();
         self.fail_admin_commands(now);
         self.phase = Phase::Ended(State::ShutDown);
-        self.tell(Event::ShutDown { is_clean });
+        self.push_event(Event::ShutDown { is_clean });
     }
 
     fn read(&mut self, register: Register) -> u64 {

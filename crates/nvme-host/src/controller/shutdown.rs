@@ -63,21 +63,22 @@ impl Shutdown {
         let (state, action) = match (state, input) {
             (State::Start, BringupInput::Tick) => (State::Cc, BringupAction::Read(Register::Cc)),
             (State::Cc, BringupInput::Value(cc)) => {
-                let cc = Configuration(word(Register::Cc, cc)?).with(|cc| cc.shn(self.kind));
+                let cc =
+                    Configuration(present_dword(Register::Cc, cc)?).with(|cc| cc.shn(self.kind));
                 (State::Notified, BringupAction::Write(Register::Cc, cc.0.into()))
             }
             (State::Notified, BringupInput::Written) => {
                 (State::Status { since: now }, BringupAction::Read(Register::Csts))
             }
             (State::Status { since }, BringupInput::Value(csts)) => {
-                self.on_status(ControllerStatus(word(Register::Csts, csts)?), since, now)?
+                self.on_status(ControllerStatus(present_dword(Register::Csts, csts)?), since, now)?
             }
             (State::Pause { since }, BringupInput::Tick) => {
                 (State::Status { since }, BringupAction::Read(Register::Csts))
             }
-            (State::Disabled(mut machine), input) => {
-                let action = machine.step(now, input)?;
-                (State::Disabled(machine), action)
+            (State::Disabled(mut sequencer), input) => {
+                let action = sequencer.step(now, input)?;
+                (State::Disabled(sequencer), action)
             }
             (state, input) => panic!("{input:?} does not answer {state:?}"),
         };
@@ -94,9 +95,9 @@ impl Shutdown {
         let waited = now.since(since);
         self.completed = csts.shst() == ShutdownStatus::Complete;
         if self.completed || csts.cfs() || waited >= self.allowed {
-            let mut machine = Bringup::new(self.admin);
-            let action = machine.step(now, BringupInput::Tick)?;
-            return Ok((State::Disabled(machine), action));
+            let mut sequencer = Bringup::new(self.admin);
+            let action = sequencer.step(now, BringupInput::Tick)?;
+            return Ok((State::Disabled(sequencer), action));
         }
         let pause = Span { ns: (waited.ns / 4).clamp(20_000, PAUSE_MAX.ns) };
         let wake = now.after(pause).min(since.after(self.allowed));
@@ -104,7 +105,7 @@ impl Shutdown {
     }
 }
 
-fn word(register: Register, value: u64) -> Result<u32, BringupError> {
+fn present_dword(register: Register, value: u64) -> Result<u32, BringupError> {
     match u32::try_from(value) {
         Ok(register::ALL_ONES) | Err(_) => Err(BringupError::Removed { register }),
         Ok(value) => Ok(value),
@@ -135,11 +136,11 @@ mod tests {
     /// Runs a shutdown against a controller that completes after `lag`, or disappears at read `gone_at`:
     /// its result, whether it was clean, its duration, and the values of CC.
     fn run(lag: Span, gone_at: u32) -> (Result<(), BringupError>, bool, Span, Vec<u64>) {
-        let mut machine = Shutdown::new(ShutdownNotification::Normal, ALLOWED, Some(ADMIN));
+        let mut sequencer = Shutdown::new(ShutdownNotification::Normal, ALLOWED, Some(ADMIN));
         let (mut now, mut input) = (Instant::default(), BringupInput::Tick);
         let (mut cc, mut log, mut reads) = (0x0046_0001_u64, Vec::new(), 0);
         loop {
-            match machine.step(now, input) {
+            match sequencer.step(now, input) {
                 Ok(BringupAction::Read(register)) => {
                     reads += 1;
                     input = BringupInput::Value(match register {
@@ -160,7 +161,7 @@ mod tests {
                 }
                 Ok(BringupAction::Disabled) => {
                     let took = now.since(Instant::default());
-                    return (Ok(()), machine.has_completed(), took, log);
+                    return (Ok(()), sequencer.has_completed(), took, log);
                 }
                 Ok(other) => panic!("{other:?}"),
                 Err(error) => return (Err(error), false, now.since(Instant::default()), log),
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_is_told_waited_for_and_switched_off() {
+    fn shutdown_notifies_waits_and_disables() {
         let (outcome, clean, took, log) = run(Span::from_ms(30), u32::MAX);
         assert_eq!((outcome, clean), (Ok(()), true));
         assert!((Span::from_ms(30)..Span::from_ms(41)).contains(&took), "{took}");
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn completing_at_the_last_moment_is_clean_and_after_it_is_not() {
+    fn shutdown_completed_within_the_timeout_is_clean() {
         for lag_ms in 95..=105 {
             let (outcome, clean, took, _) = run(Span::from_ms(lag_ms), u32::MAX);
             assert_eq!((outcome, clean), (Ok(()), lag_ms <= 100), "lag {lag_ms} ms");
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn vanishing_at_any_read_ends_it_at_once() {
+    fn removal_at_any_read_ends_the_shutdown_at_once() {
         for gone_at in 1.. {
             let (outcome, ..) = run(Span::from_ms(1), gone_at);
             if outcome.is_ok() {

@@ -1,20 +1,20 @@
 //! The complete controller side against a scripted controller, in simulated time.
 
+mod cmb;
 mod device;
-mod end;
+mod error_recovery;
 mod events;
-mod ladder;
-mod many;
+mod many_controllers;
 pub(crate) mod memory;
-mod memory_buffer;
-mod owner;
+mod owner_commands;
 mod queues;
+mod shutdown;
 mod startup;
 
 use tenmil_base::{CompletionBatch, Dma, Instant, IoCompletion, Span};
 use tenmil_wire::Command;
 
-use self::device::{Bell, Device};
+use self::device::{Device, ScriptedDoorbell};
 use self::memory::SharedMemory;
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::QueueState;
@@ -22,10 +22,10 @@ use crate::queue_pair::{QueuePair, Rings};
 use crate::{Controller, ControllerOptions, Event, QueuePairOptions, State};
 
 /// Queue pair of the scripted device.
-type Pair = QueuePair<Rings<SharedMemory, Bell>>;
+type Pair = QueuePair<Rings<SharedMemory, ScriptedDoorbell>>;
 
 /// A controller, its device, and the time.
-struct World {
+struct ControllerHarness {
     now: Instant,
     device: Device,
     memory: SharedMemory,
@@ -52,42 +52,45 @@ fn options() -> ControllerOptions {
     }
 }
 
-impl World {
+impl ControllerHarness {
     fn new() -> Self {
         Self::with(options(), |_| {})
     }
 
-    /// A world whose device was changed before the start.
-    fn with(options: ControllerOptions, change: impl FnOnce(&mut device::Script)) -> Self {
+    /// A harness whose device was changed before the start.
+    fn with(options: ControllerOptions, change: impl FnOnce(&mut device::DeviceState)) -> Self {
         let memory = SharedMemory::default();
         let device = Device::new(&memory);
-        change(&mut device.script());
+        change(&mut device.state());
         let controller = Controller::new(device.clone(), memory.clone(), options).unwrap();
         let now = Instant::default();
         let (events, pairs) = (Vec::new(), Vec::new());
         Self { now, device, memory, controller, events, pairs, polls_pairs: true }
     }
 
-    /// A world whose controller is ready.
+    /// A harness whose controller is ready.
     fn ready() -> Self {
         Self::ready_with(options(), |_| {})
     }
 
-    fn ready_with(options: ControllerOptions, change: impl FnOnce(&mut device::Script)) -> Self {
-        let mut world = Self::with(options, change);
-        world.run_until(|event| *event == Event::Ready);
-        world.events.clear();
-        world
+    fn ready_with(
+        options: ControllerOptions,
+        change: impl FnOnce(&mut device::DeviceState),
+    ) -> Self {
+        let mut harness = Self::with(options, change);
+        harness.run_until(|event| *event == Event::Ready);
+        harness.events.clear();
+        harness
     }
 
-    /// A ready world with `count` queue pairs of 16 entries, taken and polled.
+    /// A ready harness with `count` queue pairs of 16 entries, taken and polled.
     fn with_pairs(count: u16) -> Self {
-        let mut world = Self::ready();
+        let mut harness = Self::ready();
         for id in 1..=count {
-            assert_eq!(world.create(None), id);
+            assert_eq!(harness.create(None), id);
         }
-        world.events.clear();
-        world
+        harness.events.clear();
+        harness
     }
 
     fn create(&mut self, vector: Option<u16>) -> u16 {
@@ -99,8 +102,8 @@ impl World {
     }
 
     /// One instant: all parties do what is due.
-    fn moment(&mut self) {
-        self.device.script().turn(self.now);
+    fn poll_all(&mut self) {
+        self.device.state().step(self.now);
         for _ in 0..10_000 {
             let Some(event) = self.controller.poll(self.now) else { break };
             self.events.push((self.now, event));
@@ -121,16 +124,16 @@ impl World {
         while self.now < end {
             self.step(end);
         }
-        self.moment();
+        self.poll_all();
     }
 
     fn step(&mut self, end: Instant) {
-        self.moment();
+        self.poll_all();
         let pairs = self.pairs.iter().map(|(pair, _)| pair.wake_at());
         let own = pairs.min().filter(|_| self.polls_pairs).unwrap_or(Instant::NEVER);
         let busy = self.pairs.iter().any(|(pair, _)| pair.in_flight() > 0) && self.polls_pairs;
         let soon = if busy { self.now.after(Span::from_ms(1)) } else { Instant::NEVER };
-        let next = self.controller.wake_at().min(self.device.script().wake_at()).min(own).min(soon);
+        let next = self.controller.wake_at().min(self.device.state().wake_at()).min(own).min(soon);
         self.now = next.max(self.now.after(Span::from_us(10))).min(end);
     }
 
@@ -143,7 +146,7 @@ impl World {
         let (start, seen) = (self.now, self.events.len());
         let end = start.after(Span::from_secs(120));
         while self.now < end {
-            self.moment();
+            self.poll_all();
             if self.events[seen..].iter().any(|(_, event)| wanted(event)) {
                 return self.now.since(start);
             }
@@ -153,7 +156,7 @@ impl World {
     }
 
     /// The events, without their times.
-    fn told(&self) -> Vec<Event> {
+    fn events_without_times(&self) -> Vec<Event> {
         self.events.iter().map(|(_, event)| event.clone()).collect()
     }
 
@@ -168,7 +171,7 @@ impl World {
         self.controller.submit_admin(self.now, token, Command::new(opcode), Some(data)).unwrap();
     }
 
-    fn assert_order(&self, pair: usize, order: QueueState) {
+    fn assert_queue_state(&self, pair: usize, order: QueueState) {
         assert_eq!(self.pairs[pair].0.state(), order);
     }
 

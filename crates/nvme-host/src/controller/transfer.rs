@@ -97,12 +97,12 @@ mod tests {
         data: Segment,
     ) -> Result<(u64, u64, Option<u8>), RequestError> {
         let (pointer, list) = pointers.build(data)?;
-        let command = pointer.put_in(Command::new(2));
+        let command = pointer.store_in(Command::new(2));
         Ok((command.prp1(), command.prp2(), list))
     }
 
     #[test]
-    fn every_page_is_pointed_to_once_whatever_the_offset() {
+    fn every_page_is_referenced_once_at_every_offset() {
         let memory = SharedMemory::default();
         let mut pages = pointers(&memory);
         let buffer = memory.allocate(8 * PAGE).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_lists_as_reserved_and_each_comes_back() {
+    fn prp_lists_are_limited_to_the_reserved_count_and_released() {
         let memory = SharedMemory::default();
         let mut pages = pointers(&memory);
         let data = memory.allocate(4 * PAGE).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_past_what_one_list_holds_is_refused() {
+    fn transfer_longer_than_one_list_is_rejected() {
         let memory = SharedMemory::default();
         let mut pages = pointers(&memory);
         let most = memory.allocate(TRANSFER_BYTES_MAX).unwrap();

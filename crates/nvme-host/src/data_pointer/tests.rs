@@ -17,7 +17,7 @@ fn lists(dma: &FakeDma, page_bytes: u32, sgl: SglSupport) -> ListPool<FakeDma> {
 }
 
 fn walk(dma: &FakeDma, built: DataPointerBuild<Pointer>, page_bytes: u32) -> Vec<u64> {
-    let command = built.pointer.put_in(Command::new(0x02));
+    let command = built.pointer.store_in(Command::new(0x02));
     dma.walk(&command, u64::from(built.len_bytes), u64::from(page_bytes))
 }
 
@@ -26,7 +26,7 @@ fn segment(region: u32, offset: u64, len_bytes: u32) -> Segment {
 }
 
 /// Number of bytes that PRP entries can describe: byte by byte.
-fn sayable(addresses: &[u64], page: u64, granule: u32, listed_max: usize) -> usize {
+fn fits_prp(addresses: &[u64], page: u64, granule: u32, listed_max: usize) -> usize {
     let mut listed = 0;
     let mut count = 0;
     for (index, address) in addresses.iter().enumerate() {
@@ -54,7 +54,7 @@ fn check_prp(dma: &FakeDma, lists: &mut ListPool<FakeDma>, segments: &[Segment])
     let all = addresses(segments);
     let wanted = u32::try_from(all.len()).unwrap();
     for granule in [1, 4, 8, 32].into_iter().filter(|granule| wanted % granule == 0) {
-        let expected = sayable(&all, u64::from(PAGE), granule, LISTED_MAX);
+        let expected = fits_prp(&all, u64::from(PAGE), granule, LISTED_MAX);
         let built = lists.build(1, Cursor::at(segments, 0), wanted, granule);
         if expected == 0 {
             assert_eq!(built, Err(DataPointerError::Alignment), "{segments:?} by {granule}");
@@ -105,12 +105,7 @@ fn prp_entries_of_scattered_segments_are_right_or_end_where_they_must() {
 }
 
 /// Number of bytes that one SGL can describe; `None` if the controller requires a larger alignment.
-fn sayable_by_sgl(
-    addresses: &[u64],
-    support: SglSupport,
-    most: usize,
-    granule: u32,
-) -> Option<usize> {
+fn fits_sgl(addresses: &[u64], support: SglSupport, most: usize, granule: u32) -> Option<usize> {
     let runs: Vec<&[u64]> = addresses.chunk_by(|one, next| *next == one + 1).take(most).collect();
     let aligned = |run: &&[u64]| run[0].is_multiple_of(4) && run.len().is_multiple_of(4);
     let total: usize = runs.iter().map(|run| run.len()).sum();
@@ -119,7 +114,7 @@ fn sayable_by_sgl(
 }
 
 #[test]
-fn an_sgl_says_what_prp_entries_cannot() {
+fn sgl_describes_data_that_prp_entries_cannot() {
     let dma = FakeDma::new(4);
     let all = || {
         let offsets = [0, 1, 4, 60].into_iter();
@@ -135,10 +130,10 @@ fn an_sgl_says_what_prp_entries_cannot() {
                 let bytes = addresses(&segments);
                 let wanted = u32::try_from(bytes.len()).unwrap();
                 for granule in [1, 4, 32].into_iter().filter(|granule| wanted % granule == 0) {
-                    let by_prp = sayable(&bytes, u64::from(page), granule, page as usize / 8);
-                    let by_sgl = sayable_by_sgl(&bytes, support, descriptors_max, granule);
+                    let by_prp = fits_prp(&bytes, u64::from(page), granule, page as usize / 8);
+                    let by_sgl = fits_sgl(&bytes, support, descriptors_max, granule);
                     let is_short = wanted <= 2 * page
-                        && sayable(&bytes, u64::from(page), granule, 1) == bytes.len();
+                        && fits_prp(&bytes, u64::from(page), granule, 1) == bytes.len();
                     let expected = if is_short { by_prp } else { by_sgl.unwrap_or(by_prp) };
 
                     let built = lists.build(0, Cursor::at(&segments, 0), wanted, granule);
@@ -175,7 +170,7 @@ fn two_pages_need_no_list_even_where_an_sgl_would_do() {
 }
 
 #[test]
-fn the_fast_way_and_the_long_way_say_the_same() {
+fn fast_and_general_paths_build_the_same_pointer() {
     let dma = FakeDma::new(4);
     let mut lists = lists(&dma, PAGE, SglSupport::None);
     let mask = u64::from(PAGE) - 1;
@@ -199,7 +194,7 @@ fn the_fast_way_and_the_long_way_say_the_same() {
 }
 
 #[test]
-fn a_list_lies_in_the_memory_of_its_own_slot() {
+fn list_is_in_the_memory_of_its_slot() {
     let dma = FakeDma::new(8);
     let mut lists = lists(&dma, 4096, SglSupport::None);
     let long = [segment(1, 0, 5 * 4096)];
@@ -218,7 +213,7 @@ fn a_list_lies_in_the_memory_of_its_own_slot() {
 }
 
 #[test]
-fn memory_that_is_missing_or_out_of_reach_is_refused() {
+fn missing_or_unmapped_memory_is_rejected() {
     let dma = FakeDma::new(4);
     for support in [SglSupport::None, SglSupport::Any] {
         let mut lists = lists(&dma, 64, support);
@@ -234,7 +229,7 @@ fn memory_that_is_missing_or_out_of_reach_is_refused() {
 }
 
 #[test]
-fn a_cursor_finds_its_place_in_any_list_of_segments() {
+fn cursor_seeks_to_any_byte_of_any_segment_list() {
     let dma = FakeDma::new(1);
     let segments = [segment(1, 0, 5), segment(2, 0, 0), segment(3, 8, 7)];
     let all = addresses(&segments);

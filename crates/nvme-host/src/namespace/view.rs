@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_in_bytes_become_blocks_and_no_limit_becomes_zero() {
+    fn byte_limits_are_converted_to_blocks_and_no_limit_to_zero() {
         let free = view(&limits(|page| page), |page| page);
         assert_eq!((free.transfer_bytes_max, free.blocks_max), (0, Default::default()));
         assert_eq!((free.nsid, free.block_size, free.block_count), (3, 4096, 1000));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespaces_own_atomic_units_come_before_the_controllers() {
+    fn namespace_atomic_units_take_precedence_over_controller_units() {
         let controller = limits(|page| page.with(|id| id.awupf(3).acwu(1).fuses(1)));
         let common = view(&controller, |page| page);
         assert_eq!((common.atomic_write_blocks, common.blocks_max.compare_and_write), (4, 2));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_show_unless_they_are_protection_and_nothing_else() {
+    fn metadata_is_visible_unless_it_is_only_protection_information() {
         let controller = limits(|page| page);
         let with = |size, extended, kind| {
             let found = view(&controller, |page| {

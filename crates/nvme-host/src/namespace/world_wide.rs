@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_known_by_what_is_unique_about_it_as_the_kernel_has_it() {
+    fn world_wide_name_follows_the_kernel_wwid() {
         let (uuid, nguid, eui64) = ([0x5a; 16], [0xa5; 16], [0xe1; 8]);
         let none = NamespaceIds::default();
         for (names, serial, expected) in [
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_that_every_target_of_that_name_has_is_no_name_by_itself() {
+    fn uuid_shared_by_targets_is_not_a_name_by_itself() {
         let names = NamespaceIds { uuid: derived_uuid(NQN, 1), ..NamespaceIds::default() };
         let mut namespace = namespace(names);
         assert_eq!(namespace.world_wide_name(&controller("S1")), None);

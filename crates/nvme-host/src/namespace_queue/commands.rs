@@ -107,10 +107,10 @@ impl<L: DataPointers> CommandBuilder<L> {
         segments: &[Segment],
         done: u32,
     ) -> Result<((Command, L::Pointer), u32), IoStatus> {
-        let stretch = self.stretch(request, done);
+        let stretch = self.next_range(request, done);
         let made = match request.operation {
             Operation::Flush => {
-                let entry = (self.bare(IoOpcode::Flush), L::Pointer::default());
+                let entry = (self.base_command(IoOpcode::Flush), L::Pointer::default());
                 return Ok((entry, request.blocks));
             }
             Operation::Read => self.transfer(index, IoOpcode::Read, request, segments, stretch),
@@ -140,14 +140,14 @@ impl<L: DataPointers> CommandBuilder<L> {
     }
 
     /// Next blocks of a request that one command may cover.
-    fn stretch(&self, request: &Request, done: u32) -> BlockRange {
+    fn next_range(&self, request: &Request, done: u32) -> BlockRange {
         let lba = request.lba + u64::from(done);
         let limit =
             |reported: u32, field: u32| if reported == 0 { field } else { reported.min(field) };
         let blocks_max = &self.view.blocks_max;
         let most = match request.operation {
             Operation::Read | Operation::Write | Operation::Compare => {
-                self.transfer_blocks_max.min(self.to_boundary(lba))
+                self.transfer_blocks_max.min(self.blocks_to_boundary(lba))
             }
             Operation::WriteZeroes => limit(blocks_max.write_zeroes, NLB_MAX),
             Operation::Verify => limit(blocks_max.verify, NLB_MAX),
@@ -160,7 +160,7 @@ impl<L: DataPointers> CommandBuilder<L> {
     }
 
     /// Blocks from `lba` to the next optimal boundary.
-    fn to_boundary(&self, lba: u64) -> u32 {
+    fn blocks_to_boundary(&self, lba: u64) -> u32 {
         match u64::from(self.view.optimal_boundary_blocks) {
             0 => u32::MAX,
             boundary => u32::try_from(boundary - lba % boundary).unwrap_or(u32::MAX),
@@ -206,7 +206,7 @@ impl<L: DataPointers> CommandBuilder<L> {
     ) -> Result<(Command, L::Pointer), DataPointerError> {
         let range = DatasetRange::new(stretch.lba, stretch.blocks);
         let pointer = self.lists.store_data(index, range.as_bytes())?;
-        let command = self.bare(IoOpcode::DatasetManagement);
+        let command = self.base_command(IoOpcode::DatasetManagement);
         Ok((command.with_cdw10(0).with_cdw11(ATTRIBUTE_DEALLOCATE), pointer))
     }
 
@@ -244,12 +244,12 @@ impl<L: DataPointers> CommandBuilder<L> {
 
     /// Command with a block range in SLBA and NLB.
     fn range(&self, opcode: IoOpcode, stretch: BlockRange) -> Command {
-        let mut command = self.bare(opcode);
+        let mut command = self.base_command(opcode);
         command.0[5] = stretch.lba;
         command.with_cdw12(stretch.blocks - 1)
     }
 
-    fn bare(&self, opcode: IoOpcode) -> Command {
+    fn base_command(&self, opcode: IoOpcode) -> Command {
         Command::new(opcode.code()).with_nsid(self.view.nsid)
     }
 

@@ -68,7 +68,7 @@ impl<T: Transport> NamespaceQueue<T> {
         let mut command = command.with_cid(0);
         let pointer = match data {
             [] => PointerOf::<T>::default(),
-            data => self.build_whole(index, data)?,
+            data => self.build_unsplit(index, data)?,
         };
         if !metadata.is_empty() {
             let wanted = len_of(metadata)?;
@@ -119,7 +119,7 @@ impl<T: Transport> NamespaceQueue<T> {
                 operation,
                 flags,
             };
-            *entry = self.half(index, &request, segments)?;
+            *entry = self.fused_command(index, &request, segments)?;
         }
         let parent = self.parents.begin_sent(token, 2).ok_or(RawSubmitError::Full)?;
         let [compare, write] = entries.map(|(command, pointer)| (parent as u64, command, pointer));
@@ -135,7 +135,7 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Builds one command of a fused pair, which cannot be split.
-    fn half(
+    fn fused_command(
         &mut self,
         index: usize,
         request: &Request,
@@ -162,7 +162,7 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Builds a data pointer to all of `data`.
-    fn build_whole(
+    fn build_unsplit(
         &mut self,
         index: usize,
         data: &[Segment],

@@ -1,6 +1,6 @@
-mod losses;
+mod interrupt_vector;
+mod lost_writes;
 mod raw;
-mod sleep;
 mod splits;
 
 use tenmil_base::{
@@ -51,7 +51,7 @@ const VIEW: NamespaceView = NamespaceView {
     },
 };
 
-struct World {
+struct NamespaceQueueHarness {
     namespace: NamespaceQueue<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
@@ -59,7 +59,7 @@ struct World {
     dma: FakeDma,
 }
 
-impl World {
+impl NamespaceQueueHarness {
     fn new(view: NamespaceView, depth: u32) -> Self {
         let dma = FakeDma::new(64);
         let memory = QueueMemory::allocate(&dma, depth, depth).unwrap();
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// Completes everything until nothing is left, and returns the commands and the completions.
-    fn run_dry(&mut self) -> (Vec<Command>, Vec<(u64, IoStatus)>) {
+    fn complete_all(&mut self) -> (Vec<Command>, Vec<(u64, IoStatus)>) {
         let (mut commands, mut completions) = (Vec::new(), Vec::new());
         loop {
             while !self.device.fetched.is_empty() {
@@ -163,8 +163,8 @@ fn slba(command: &Command) -> u64 {
 
 #[test]
 fn a_page_is_read_with_one_prp_entry() {
-    let mut world = World::new(VIEW, 8);
-    let command = world.command_of(read(0x1_2345_6789, 8, 1), &[segment(1, 8192, 4096)]);
+    let mut harness = NamespaceQueueHarness::new(VIEW, 8);
+    let command = harness.command_of(read(0x1_2345_6789, 8, 1), &[segment(1, 8192, 4096)]);
     let expected = tenmil_wire::io::Read {
         nsid: NSID,
         slba: 0x1_2345_6789,
@@ -177,7 +177,7 @@ fn a_page_is_read_with_one_prp_entry() {
 
 /// Both paths create the same command, bit by bit, wherever the fast path applies.
 #[test]
-fn the_short_way_and_the_long_way_make_the_same_command() {
+fn fast_and_slow_paths_build_the_same_command() {
     let checked = ProtectionChecks {
         check_reference: true,
         check_guard: true,
@@ -194,7 +194,7 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
     let mut random = Random::new(3);
     let mut short = 0;
     for view in views {
-        let mut world = World::new(view, 8);
+        let mut harness = NamespaceQueueHarness::new(view, 8);
         for _ in 0..3000 {
             let operation = if random.chance(1, 2) { Operation::Read } else { Operation::Write };
             let blocks = u32::try_from(random.below(20)).unwrap();
@@ -203,11 +203,11 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
             let segments = [segment(1, 4 * random.below(4096), len_bytes)];
             let flags = RequestFlags(u8::try_from(random.below(8)).unwrap());
             let request = Request { flags, ..request(operation, lba, blocks, 1) };
-            let Some(command) = world.namespace.short_command(&request, &segments) else {
+            let Some(command) = harness.namespace.short_command(&request, &segments) else {
                 continue;
             };
             short += 1;
-            let builder = &mut world.namespace.builder;
+            let builder = &mut harness.namespace.builder;
             assert_eq!(builder.check(&request, &segments), Ok(()));
             let slowly = builder.next_command(0, &request, &segments, 0);
             assert_eq!(slowly, Ok((command, blocks)), "{view:?} {request:?}");
@@ -220,9 +220,9 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
 /// one of which takes every request by itself, must send the same commands and return the same
 /// completions.
 #[test]
-fn a_run_sends_what_its_requests_send_one_by_one() {
+fn batch_sends_the_commands_of_its_single_requests() {
     let mut random = Random::new(11);
-    let mut worlds = [(); 2].map(|()| World::new(VIEW, 8));
+    let mut worlds = [(); 2].map(|()| NamespaceQueueHarness::new(VIEW, 8));
     worlds[1].namespace.short_way.is_simple = false;
     let mut sent = [0, 0];
     for turn in 0..4000 {
@@ -252,10 +252,10 @@ fn a_run_sends_what_its_requests_send_one_by_one() {
                 Request { token: random.next_u64(), segment_first, flags, ..request }
             })
             .collect();
-        let taken = worlds.each_mut().map(|world| {
-            let taken = world.namespace.submit(NOW, &requests, &segments);
-            world.namespace.flush();
-            world.device.fetch();
+        let taken = worlds.each_mut().map(|harness| {
+            let taken = harness.namespace.submit(NOW, &requests, &segments);
+            harness.namespace.flush();
+            harness.device.fetch();
             taken
         });
         assert_eq!(taken[0], taken[1], "turn {turn}");
@@ -263,11 +263,11 @@ fn a_run_sends_what_its_requests_send_one_by_one() {
         sent[0] += worlds[0].device.fetched.len();
         sent[1] += usize::from(taken[0] < count);
         let completed = random.below(9);
-        let completions = worlds.each_mut().map(|world| {
-            for _ in 0..completed.min(world.device.fetched.len() as u64) {
-                world.device.complete_next(0);
+        let completions = worlds.each_mut().map(|harness| {
+            for _ in 0..completed.min(harness.device.fetched.len() as u64) {
+                harness.device.complete_next(0);
             }
-            world.poll()
+            harness.poll()
         });
         assert_eq!(completions[0], completions[1], "turn {turn}");
     }
@@ -278,10 +278,11 @@ fn a_run_sends_what_its_requests_send_one_by_one() {
 }
 
 #[test]
-fn the_short_way_serves_what_most_requests_are() {
-    let world = World::new(NamespaceView { transfer_bytes_max: 65_536, ..VIEW }, 8);
+fn fast_path_serves_common_requests() {
+    let harness =
+        NamespaceQueueHarness::new(NamespaceView { transfer_bytes_max: 65_536, ..VIEW }, 8);
     let short = |request: Request, segments: &[Segment]| {
-        world.namespace.short_command(&request, segments).is_some()
+        harness.namespace.short_command(&request, segments).is_some()
     };
     assert!(short(read(0, 8, 1), &[segment(1, 0, 4096)]));
     assert!(short(read(0, 16, 1), &[segment(1, 4096, 8192)]));
@@ -302,11 +303,11 @@ fn the_short_way_serves_what_most_requests_are() {
 
 #[test]
 fn each_operation_becomes_its_command() {
-    let mut world = World::new(VIEW, 8);
+    let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     let data = [segment(1, 0, 4096)];
     let mut command = |operation, flags, data: &[Segment]| {
         let count = u16::try_from(data.len()).unwrap();
-        world.command_of(Request { flags, ..request(operation, 40, 8, count) }, data)
+        harness.command_of(Request { flags, ..request(operation, 40, 8, count) }, data)
     };
     let (none, all) = (RequestFlags::NONE, RequestFlags(7));
 
@@ -334,18 +335,18 @@ fn each_operation_becomes_its_command() {
 }
 
 #[test]
-fn a_deallocation_brings_its_range_in_memory() {
-    let mut world = World::new(VIEW, 8);
+fn deallocation_range_is_in_host_memory() {
+    let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     let blocks = 1 << 30;
-    let command = world.command_of(request(Operation::Deallocate, 1 << 40, blocks, 0), &[]);
+    let command = harness.command_of(request(Operation::Deallocate, 1 << 40, blocks, 0), &[]);
     let expected = DatasetManagement { nsid: NSID, nr: 0, ad: true, idr: false, idw: false };
     assert_eq!(DatasetManagement::parse(&command), Ok(expected));
-    let range = DatasetRange::from_bytes(&world.bytes(command.prp1()));
+    let range = DatasetRange::from_bytes(&harness.bytes(command.prp1()));
     assert_eq!(range, DatasetRange::new(1 << 40, blocks));
 }
 
 #[test]
-fn a_copy_brings_its_source_in_memory() {
+fn copy_source_ranges_are_in_host_memory() {
     let view = NamespaceView {
         protection: ProtectionChecks {
             action: true,
@@ -355,13 +356,13 @@ fn a_copy_brings_its_source_in_memory() {
         blocks_max: BlocksMax { copy: 100, ..VIEW.blocks_max },
         ..VIEW
     };
-    let mut world = World::new(view, 8);
+    let mut harness = NamespaceQueueHarness::new(view, 8);
     let copy = Request { operand: 5000, ..request(Operation::Copy, 80, 250, 0) };
-    assert!(world.submit(copy, &[]));
+    assert!(harness.submit(copy, &[]));
     let mut seen = Vec::new();
-    for command in world.device.fetched.clone() {
+    for command in harness.device.fetched.clone() {
         let fields = tenmil_wire::io::copy::Copy::parse(&command).unwrap();
-        let range = CopyRange::from_bytes(&world.bytes(command.prp1()));
+        let range = CopyRange::from_bytes(&harness.bytes(command.prp1()));
         assert_eq!((fields.desfmt, fields.nr), (CopyFormat::SameNamespace, 0));
         assert_eq!(u64::from(range.elbt()), range.slba(), "the tag of the source");
         assert_eq!(u64::from(command.cdw14()), slba(&command), "the tag of the destination");
@@ -369,7 +370,7 @@ fn a_copy_brings_its_source_in_memory() {
         seen.push((slba(&command), range.slba(), range.nlb()));
     }
     assert_eq!(seen, [(80, 5000, 99), (180, 5100, 99), (280, 5200, 49)]);
-    assert_eq!(world.run_dry().1, [(77, IoStatus::SUCCESS)]);
+    assert_eq!(harness.complete_all().1, [(77, IoStatus::SUCCESS)]);
 }
 
 #[test]
@@ -381,7 +382,7 @@ fn protection_information_is_asked_for_in_every_command_that_moves_blocks() {
         check_reference: true,
         reference_is_lba: true,
     };
-    let mut world = World::new(NamespaceView { protection, ..VIEW }, 8);
+    let mut harness = NamespaceQueueHarness::new(NamespaceView { protection, ..VIEW }, 8);
     let lba = 0x12_3456_789a;
     for operation in [
         Operation::Read,
@@ -392,7 +393,7 @@ fn protection_information_is_asked_for_in_every_command_that_moves_blocks() {
     ] {
         let has_data = !matches!(operation, Operation::Verify | Operation::WriteZeroes);
         let request = request(operation, lba, 8, u16::from(has_data));
-        let command = world.command_of(request, &[segment(1, 0, 4096)]);
+        let command = harness.command_of(request, &[segment(1, 0, 4096)]);
         assert_eq!(
             (command.cdw12() >> 26, command.cdw14()),
             (0b1101, 0x3456_789a),
@@ -402,85 +403,89 @@ fn protection_information_is_asked_for_in_every_command_that_moves_blocks() {
 }
 
 #[test]
-fn a_request_that_makes_no_sense_is_answered_without_a_command() {
+fn invalid_request_completes_without_a_command() {
     let support =
         OperationSet::from_operations(&[Operation::Read, Operation::Write, Operation::Verify]);
-    let mut world = World::new(NamespaceView { support, ..VIEW }, 8);
+    let mut harness = NamespaceQueueHarness::new(NamespaceView { support, ..VIEW }, 8);
     let page = [segment(1, 0, 4096)];
     let invalid = IoStatus::INVALID_FIELD;
-    assert_eq!(world.refusal_of(read(0, 0, 1), &page), invalid, "no blocks");
-    assert_eq!(world.refusal_of(read(0, 9, 1), &page), invalid, "more blocks than bytes");
-    assert_eq!(world.refusal_of(read(0, 7, 1), &page), invalid, "more bytes than blocks");
-    assert_eq!(world.refusal_of(read(0, 8, 2), &page), invalid, "segments that are not there");
-    assert_eq!(world.refusal_of(read(0, 8, 0), &page), invalid, "no segments");
+    assert_eq!(harness.refusal_of(read(0, 0, 1), &page), invalid, "no blocks");
+    assert_eq!(harness.refusal_of(read(0, 9, 1), &page), invalid, "more blocks than bytes");
+    assert_eq!(harness.refusal_of(read(0, 7, 1), &page), invalid, "more bytes than blocks");
+    assert_eq!(harness.refusal_of(read(0, 8, 2), &page), invalid, "segments that are not there");
+    assert_eq!(harness.refusal_of(read(0, 8, 0), &page), invalid, "no segments");
     let past = Request { segment_first: u32::MAX, ..read(0, 8, 1) };
-    assert_eq!(world.refusal_of(past, &page), invalid);
-    assert_eq!(world.refusal_of(read(0, 9, 9), &[segment(1, 0, 512); 9]), invalid, "too scattered");
+    assert_eq!(harness.refusal_of(past, &page), invalid);
+    assert_eq!(
+        harness.refusal_of(read(0, 9, 9), &[segment(1, 0, 512); 9]),
+        invalid,
+        "too scattered"
+    );
     let last = request(Operation::Verify, u64::MAX, 2, 0);
-    assert_eq!(world.refusal_of(last, &[]), invalid, "past the last number there is");
+    assert_eq!(harness.refusal_of(last, &[]), invalid, "past the last number there is");
     let compare = request(Operation::Compare, 0, 8, 1);
-    assert_eq!(world.refusal_of(compare, &page), IoStatus::INVALID_OPCODE);
+    assert_eq!(harness.refusal_of(compare, &page), IoStatus::INVALID_OPCODE);
 
     let far = [segment(100, 0, 4096)];
-    assert_eq!(world.refusal_of(read(0, 8, 1), &far), IoStatus::DATA_TRANSFER_ERROR);
+    assert_eq!(harness.refusal_of(read(0, 8, 1), &far), IoStatus::DATA_TRANSFER_ERROR);
     let odd = [segment(1, 2, 4096)];
-    assert_eq!(world.refusal_of(read(0, 8, 1), &odd), IoStatus(0x13), "PRP offset invalid");
+    assert_eq!(harness.refusal_of(read(0, 8, 1), &odd), IoStatus(0x13), "PRP offset invalid");
     let torn = [segment(1, 0, 300), segment(2, 0, 724)];
-    assert_eq!(world.refusal_of(read(0, 2, 2), &torn), IoStatus(0x13), "a seam inside a block");
+    assert_eq!(harness.refusal_of(read(0, 2, 2), &torn), IoStatus(0x13), "a seam inside a block");
 }
 
 #[test]
-fn refusals_are_bounded_like_everything_else() {
-    let mut world = World::new(VIEW, 4);
+fn rejected_requests_are_bounded() {
+    let mut harness = NamespaceQueueHarness::new(VIEW, 4);
     let requests = vec![read(0, 0, 0); 10];
-    assert_eq!(world.namespace.submit(NOW, &requests, &[]), 3);
-    assert_eq!(world.poll().len(), 3);
-    assert_eq!(world.namespace.submit(NOW, &requests, &[]), 3);
+    assert_eq!(harness.namespace.submit(NOW, &requests, &[]), 3);
+    assert_eq!(harness.poll().len(), 3);
+    assert_eq!(harness.namespace.submit(NOW, &requests, &[]), 3);
 }
 
 #[test]
-fn a_batch_is_taken_as_far_as_there_is_room_and_no_further() {
-    let mut world = World::new(VIEW, 8);
+fn batch_is_accepted_up_to_the_free_slots() {
+    let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     let requests: Vec<_> =
         (0..20).map(|token| Request { token, ..read(8 * token, 8, 1) }).collect();
     let page = [segment(1, 0, 4096)];
-    assert_eq!(world.namespace.submit(NOW, &requests, &page), 7);
-    assert_eq!(world.namespace.submit(NOW, &requests[7..], &page), 0);
-    world.namespace.flush();
-    assert_eq!(world.device.fetch(), 7);
-    let tokens: Vec<u64> = world.run_dry().1.iter().map(|(token, _)| *token).collect();
+    assert_eq!(harness.namespace.submit(NOW, &requests, &page), 7);
+    assert_eq!(harness.namespace.submit(NOW, &requests[7..], &page), 0);
+    harness.namespace.flush();
+    assert_eq!(harness.device.fetch(), 7);
+    let tokens: Vec<u64> = harness.complete_all().1.iter().map(|(token, _)| *token).collect();
     assert_eq!(tokens, [0, 1, 2, 3, 4, 5, 6]);
-    assert_eq!(world.namespace.queue().stats().submission_doorbells, 1);
+    assert_eq!(harness.namespace.queue().stats().submission_doorbells, 1);
 }
 
 #[test]
-fn a_dead_namespace_answers_everything_with_a_path_error() {
+fn dead_namespace_completes_requests_with_path_error() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
-    let mut world = World::new(view, 4);
+    let mut harness = NamespaceQueueHarness::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(world.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
-    world.controller.set_state(QueueState::Dead);
-    assert_eq!(world.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
-    world.device.reset();
+    assert!(harness.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
+    harness.controller.set_state(QueueState::Dead);
+    assert_eq!(harness.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
+    harness.device.reset();
     for blocks in [1, 10] {
-        let status = world.refusal_of(read(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
+        let status = harness.refusal_of(read(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
         assert_eq!(status, IoStatus::PATH_ERROR);
     }
 }
 
 #[test]
-fn limits_say_what_the_namespace_is() {
-    let mut world = World::new(NamespaceView { block_size: 4096, ..VIEW }, 8);
-    let limits = world.namespace.limits();
+fn limits_match_the_namespace() {
+    let mut harness = NamespaceQueueHarness::new(NamespaceView { block_size: 4096, ..VIEW }, 8);
+    let limits = harness.namespace.limits();
     assert_eq!((limits.block_size, limits.block_count, limits.depth_max), (4096, 1 << 20, 7));
     assert_eq!((limits.segments_max, limits.request_blocks_max), (8, 1 << 18));
     assert_eq!((limits.durability, limits.atomic_write_blocks), (Durability::VolatileCache, 8));
-    world.namespace.resize(5);
-    assert_eq!(world.namespace.limits().block_count, 5);
+    harness.namespace.resize(5);
+    assert_eq!(harness.namespace.limits().block_count, 5);
 }
 
 #[test]
-fn a_namespace_without_memory_for_its_lists_is_not_made() {
+fn namespace_without_list_memory_is_not_created() {
     let dma = FakeDma::new(3);
     let memory = QueueMemory::allocate(&dma, 64, 64).unwrap();
     let device = FakeQueue::new(&dma, memory);

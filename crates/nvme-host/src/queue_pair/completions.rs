@@ -76,8 +76,8 @@ impl<T: Transport> QueuePair<T> {
 
     /// Counts an invalid completion, which is skipped, and requests a controller reset.
     #[cold]
-    pub(super) fn report(&mut self, nonsense: InvalidCompletion) {
-        report(&mut self.cold, &self.link, nonsense);
+    pub(super) fn report(&mut self, invalid_completion: InvalidCompletion) {
+        report(&mut self.cold, &self.link, invalid_completion);
     }
 }
 
@@ -125,18 +125,18 @@ fn end_unusual<P: SplitTracker>(
             };
             complete_special(ended, status, result, parents)
         }
-        Err(nonsense) => {
-            report(cold, link, nonsense);
+        Err(invalid_completion) => {
+            report(cold, link, invalid_completion);
             None
         }
     }
 }
 
 #[cold]
-fn report(cold: &mut ColdState, link: &QueueLinkEnd, nonsense: InvalidCompletion) {
-    cold.nonsense_count += 1;
-    cold.nonsense = Some(nonsense);
-    link.request_reset(ResetReason::InvalidCompletion(nonsense));
+fn report(cold: &mut ColdState, link: &QueueLinkEnd, invalid_completion: InvalidCompletion) {
+    cold.invalid_completion_count += 1;
+    cold.invalid_completion = Some(invalid_completion);
+    link.request_reset(ResetReason::InvalidCompletion(invalid_completion));
 }
 
 /// Completion of a command with flags, if it is complete.

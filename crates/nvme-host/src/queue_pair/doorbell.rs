@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_lies_where_its_register_would() {
+    fn shadow_doorbell_has_the_offset_of_its_register() {
         let buffer = Segment { region: RegionId(1), offset: 8192, len_bytes: 4096 };
         let place = |queue_id, side, stride| ShadowSlot::of(buffer, buffer, queue_id, side, stride);
         let offset = |queue_id, side, stride| {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_is_awake_is_told_by_memory_alone() {
+    fn polling_controller_is_notified_by_shadow_doorbell_alone() {
         let dma = FakeDma::new(2);
         let doorbell = Segment { region: RegionId(0), offset: 64, len_bytes: 4 };
         let event_index = Segment { offset: 128, ..doorbell };
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_queue_of_the_same_number_has_left_is_not_found_by_the_next() {
+    fn shadow_doorbell_of_a_reused_queue_id_is_cleared() {
         let dma = FakeDma::new(2);
         let doorbell = Segment { region: RegionId(0), offset: 64, len_bytes: 4 };
         let event_index = Segment { offset: 128, ..doorbell };

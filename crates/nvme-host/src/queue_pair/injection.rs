@@ -113,7 +113,7 @@ impl<T: Transport> QueuePair<T> {
         // The closed table keeps the fast path out; it is open only for this allocation.
         let hit = injections.next_for(command.opcode());
         self.slots.open();
-        let mark = if hit.is_some() { mark.and(SlotFlags::INJECTED) } else { mark };
+        let mark = if hit.is_some() { mark.union(SlotFlags::INJECTED) } else { mark };
         let cid = self.slots.take(token, tick, mark);
         self.slots.close();
         let cid = cid?;

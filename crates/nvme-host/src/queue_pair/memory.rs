@@ -26,7 +26,12 @@ impl QueueMemory {
     /// Allocates zeroed rings of these depths; `None` if memory is exhausted.
     pub fn allocate<D: Dma>(dma: &D, submission_depth: u32, completion_depth: u32) -> Option<Self> {
         let submission = dma.allocate(Self::submission_bytes(submission_depth))?;
-        let beside = Self::beside(dma, submission, submission_depth, completion_depth);
+        let beside = Self::allocate_with_submission_ring(
+            dma,
+            submission,
+            submission_depth,
+            completion_depth,
+        );
         if beside.is_none() {
             dma.release(submission);
         }
@@ -34,7 +39,7 @@ impl QueueMemory {
     }
 
     /// Like [`allocate`](Self::allocate), with the submission ring in the given device memory.
-    pub(crate) fn beside<D: Dma>(
+    pub(crate) fn allocate_with_submission_ring<D: Dma>(
         dma: &D,
         submission: Segment,
         submission_depth: u32,

@@ -113,7 +113,7 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
         let rings = &mut self.transport;
         // Most polls find nothing, and must be cheap.
         if rings.completion.load(rings.head, rings.phase).is_none() {
-            rings.ring_for_what_was_taken();
+            rings.ring_completion_if_due();
             return 0;
         }
         let before = rings.unrung;
@@ -133,7 +133,7 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
                 ScanEnd::Empty => break,
                 ScanEnd::BatchFull => {}
                 ScanEnd::NeedsSlowPath(entry) => {
-                    match self.end_unusual(parts_of(&entry), parents) {
+                    match self.end_unusual(completion_fields(&entry), parents) {
                         Some(answer) => {
                             places[written] = answer;
                             written += 1;
@@ -144,9 +144,9 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
             }
         }
         if self.transport.unrung == before {
-            self.transport.ring_for_what_was_taken();
-        } else if let Err(nonsense) = self.transport.note_fetched(last) {
-            self.report(nonsense);
+            self.transport.ring_completion_if_due();
+        } else if let Err(invalid_completion) = self.transport.record_submission_head(last) {
+            self.report(invalid_completion);
         }
         written
     }
@@ -272,7 +272,7 @@ impl<D: Dma, B: Doorbell> Rings<D, B> {
     /// Writes the completion doorbell if it is still due, because nothing was submitted since the entries
     /// were consumed.
     #[inline(always)]
-    fn ring_for_what_was_taken(&mut self) {
+    fn ring_completion_if_due(&mut self) {
         if self.unrung > 0 && self.techniques.completion_doorbell == CompletionDoorbell::Poll {
             self.ring_completion();
         }
@@ -291,7 +291,7 @@ impl<D: Dma, B: Doorbell> Rings<D, B> {
     /// Checks the submission head (SQHD): it must be between its previous value and the tail. Only the
     /// last completion of a poll is checked.
     #[inline(always)]
-    fn note_fetched(&mut self, second_half: u64) -> Result<(), InvalidCompletion> {
+    fn record_submission_head(&mut self, second_half: u64) -> Result<(), InvalidCompletion> {
         let depth = self.submission_depth;
         let before = distance(self.fetched, self.tail, depth);
         let head = low_half(second_half);
@@ -343,7 +343,7 @@ impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
             let run = &run[..run.len().min(room)];
             let stored = self.submission.store_built_commands(self.tail, run, |item| {
                 let (command, pointer) = make(item)?;
-                Some(pointer.put_in(command).0)
+                Some(pointer.store_in(command).0)
             });
             count += stored;
             self.tail = step(self.tail, entries_in(stored), self.submission_depth);
@@ -357,7 +357,7 @@ impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
     fn submit(&mut self, command: Command, pointer: Pointer, _: Option<&mut ListPool<D>>) {
         let (index, next) = (self.tail, self.tail + 1);
         self.tail = if next == self.submission_depth { 0 } else { next };
-        self.submission.store(index, &pointer.put_in(command).0);
+        self.submission.store(index, &pointer.store_in(command).0);
     }
 
     #[inline]
@@ -467,7 +467,7 @@ fn complete_simple_entry(
 ///   second  status 63:49 | phase 48 | CID 47:32 | SQID 31:16 | SQHD 15:0
 /// ```
 #[inline]
-const fn parts_of(entry: &CompletionEntry) -> (u16, IoStatus, u32) {
+const fn completion_fields(entry: &CompletionEntry) -> (u16, IoStatus, u32) {
     (low_half(entry[1] >> 32), status_in(entry), result_in(entry))
 }
 

@@ -4,7 +4,7 @@ use tenmil_base::{CompletionBatch, Instant, IoStatus, Span};
 
 use super::completions::complete_special;
 use super::{NEVER, QueuePair, SplitTracker, Transport};
-use crate::queue_link::{QueueState, order_in};
+use crate::queue_link::{QueueState, queue_state_in};
 
 /// Poll interval of a queue that is not running, to see its next state.
 const STATE_POLL_INTERVAL: Span = Span::from_ms(1);
@@ -17,7 +17,7 @@ impl<T: Transport> QueuePair<T> {
         // A state change has no wake-up, so the state is checked periodically.
         self.cold.order_at = now.after(STATE_POLL_INTERVAL);
         let word = self.link.state_word();
-        let order = order_in(word);
+        let order = queue_state_in(word);
         if word == self.cold.adopted
             || order == QueueState::Running && self.cold.returning.is_some()
         {

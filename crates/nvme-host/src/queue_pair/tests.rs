@@ -1,6 +1,6 @@
 mod deadlines;
-mod lies;
-mod orders;
+mod invalid_completions;
+mod queue_states;
 
 use std::collections::BTreeSet;
 
@@ -19,14 +19,14 @@ const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const NOW: Instant = Instant { ns: 5 };
 
-pub(super) struct World {
+pub(super) struct QueuePairHarness {
     queue: QueuePair<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
     completions: CompletionBatch,
 }
 
-impl World {
+impl QueuePairHarness {
     pub(super) fn new(
         submission_depth: u32,
         completion_depth: u32,
@@ -103,29 +103,29 @@ fn all_techniques() -> impl Iterator<Item = FastPathOptions> {
 /// Wraps with every batch size over rings of several depths, so that both wrap at every position, for
 /// every fast-path option. The fake device fails the test if its completion ring overruns.
 #[test]
-fn tokens_come_back_once_and_in_order_across_wraps_under_every_technique() {
+fn tokens_complete_once_in_order_across_wraps_with_all_options() {
     for techniques in all_techniques() {
         for (depth, completion_depth) in [(2, 2), (5, 5), (8, 8), (5, 8), (8, 5)] {
             for batch in 1..depth.min(completion_depth) {
-                let mut world = World::new(depth, completion_depth, techniques);
+                let mut harness = QueuePairHarness::new(depth, completion_depth, techniques);
                 let mut next = 0_u64;
                 for _turn in 0..5 * depth {
                     let expected: Vec<u64> = (next..next + u64::from(batch)).collect();
                     next += u64::from(batch);
                     for token in &expected {
-                        world.submit(*token).unwrap();
+                        harness.submit(*token).unwrap();
                     }
-                    world.queue.flush();
-                    assert_eq!(world.poll(), []);
-                    assert_eq!(world.device.fetch(), batch as usize);
+                    harness.queue.flush();
+                    assert_eq!(harness.poll(), []);
+                    assert_eq!(harness.device.fetch(), batch as usize);
                     for _ in 0..batch {
-                        world.device.complete_next(0);
+                        harness.device.complete_next(0);
                     }
-                    let tokens: Vec<u64> = world.poll().iter().map(|(token, _)| *token).collect();
+                    let tokens: Vec<u64> = harness.poll().iter().map(|(token, _)| *token).collect();
                     assert_eq!(tokens, expected, "{techniques:?} {depth} {batch}");
                 }
-                assert_eq!(world.stats().nonsense, 0);
-                assert_eq!(world.stats().completed, next);
+                assert_eq!(harness.stats().invalid_completions, 0);
+                assert_eq!(harness.stats().completed, next);
             }
         }
     }
@@ -137,77 +137,77 @@ fn tokens_come_back_once_and_in_order_across_wraps_under_every_technique() {
 fn random_traffic_never_overruns_the_completion_ring() {
     for (seed, techniques) in (1..).zip(all_techniques()) {
         let mut random = Random::new(seed);
-        let mut world = World::new(16, 16, techniques);
+        let mut harness = QueuePairHarness::new(16, 16, techniques);
         let (mut next, mut owed) = (0, BTreeSet::new());
         for _ in 0..600 {
-            while random.chance(2, 3) && world.submit(next).is_ok() {
+            while random.chance(2, 3) && harness.submit(next).is_ok() {
                 owed.insert(next);
                 next += 1;
             }
             if random.chance(1, 2) {
-                world.queue.flush();
+                harness.queue.flush();
             }
-            world.device.fetch();
-            while random.chance(2, 3) && !world.device.fetched.is_empty() {
-                let count = world.device.fetched.len() as u64;
+            harness.device.fetch();
+            while random.chance(2, 3) && !harness.device.fetched.is_empty() {
+                let count = harness.device.fetched.len() as u64;
                 let chosen = usize::try_from(random.below(count)).unwrap();
-                world.device.fetched.swap(0, chosen);
-                world.device.complete_next(0);
+                harness.device.fetched.swap(0, chosen);
+                harness.device.complete_next(0);
             }
             if random.chance(1, 2) {
-                for (token, status) in world.poll() {
+                for (token, status) in harness.poll() {
                     assert!(owed.remove(&token), "seed {seed}: {token} came back twice");
                     assert!(status.is_success());
                 }
             }
         }
-        world.queue.flush();
-        world.device.fetch();
-        while !world.device.fetched.is_empty() {
-            world.device.complete_next(0);
+        harness.queue.flush();
+        harness.device.fetch();
+        while !harness.device.fetched.is_empty() {
+            harness.device.complete_next(0);
         }
-        world.poll().iter().for_each(|(token, _)| assert!(owed.remove(token)));
+        harness.poll().iter().for_each(|(token, _)| assert!(owed.remove(token)));
         assert!(owed.is_empty(), "seed {seed}: {owed:?}");
-        assert_eq!(world.stats().nonsense, 0);
+        assert_eq!(harness.stats().invalid_completions, 0);
         assert!(next > 300);
     }
 }
 
 #[test]
-fn a_full_queue_gives_the_command_back_until_one_has_completed() {
+fn full_queue_returns_the_command_until_one_completes() {
     for depth in 2..9 {
-        let mut world = World::plain(depth);
+        let mut harness = QueuePairHarness::plain(depth);
         for token in 1..u64::from(depth) {
-            world.submit(token).unwrap();
+            harness.submit(token).unwrap();
         }
-        assert_eq!(world.submit(99), Err(QueueFull), "a ring of {depth} holds one less");
-        assert_eq!(world.queue.in_flight(), depth - 1);
-        world.queue.flush();
-        world.device.fetch();
-        world.device.complete_next(0);
-        assert_eq!(world.poll().len(), 1);
-        assert!(world.submit(99).is_ok());
+        assert_eq!(harness.submit(99), Err(QueueFull), "a ring of {depth} holds one less");
+        assert_eq!(harness.queue.in_flight(), depth - 1);
+        harness.queue.flush();
+        harness.device.fetch();
+        harness.device.complete_next(0);
+        assert_eq!(harness.poll().len(), 1);
+        assert!(harness.submit(99).is_ok());
     }
 }
 
 #[test]
-fn doorbells_are_rung_as_seldom_as_the_technique_says() {
+fn doorbell_writes_match_the_fast_path_options() {
     let rings = |techniques: FastPathOptions, completion_depth| {
-        let mut world = World::new(16, completion_depth, techniques);
+        let mut harness = QueuePairHarness::new(16, completion_depth, techniques);
         for _ in 0..4 {
             for token in 0..10 {
-                world.submit(token).unwrap();
+                harness.submit(token).unwrap();
             }
-            world.queue.flush();
-            world.queue.flush();
-            world.device.fetch();
-            world.complete(10);
-            assert_eq!(world.poll().len(), 10);
+            harness.queue.flush();
+            harness.queue.flush();
+            harness.device.fetch();
+            harness.complete(10);
+            assert_eq!(harness.poll().len(), 10);
         }
-        assert_eq!(world.poll(), [], "the last head goes with this one: nothing was submitted");
-        let stats = world.stats();
-        assert_eq!(stats.submission_doorbells, u64::from(world.device.tail_doorbell.rings()));
-        assert_eq!(stats.completion_doorbells, u64::from(world.device.head_doorbell.rings()));
+        assert_eq!(harness.poll(), [], "the last head goes with this one: nothing was submitted");
+        let stats = harness.stats();
+        assert_eq!(stats.submission_doorbells, u64::from(harness.device.tail_doorbell.rings()));
+        assert_eq!(stats.completion_doorbells, u64::from(harness.device.head_doorbell.rings()));
         let rung = stats.submission_doorbells + stats.completion_doorbells;
         assert_eq!(stats.doorbell_registers, rung, "without shadows all go to a register");
         (stats.submission_doorbells, stats.completion_doorbells)
@@ -223,22 +223,22 @@ fn doorbells_are_rung_as_seldom_as_the_technique_says() {
 }
 
 #[test]
-fn a_poll_takes_no_more_than_there_is_room_for() {
-    let mut world = World::plain(16);
-    world.completions = CompletionBatch::with_capacity(3);
-    world.send_all(0..10);
-    world.complete(10);
-    let counts: Vec<usize> = (0..5).map(|_| world.poll().len()).collect();
+fn poll_is_bounded_by_the_batch_capacity() {
+    let mut harness = QueuePairHarness::plain(16);
+    harness.completions = CompletionBatch::with_capacity(3);
+    harness.send_all(0..10);
+    harness.complete(10);
+    let counts: Vec<usize> = (0..5).map(|_| harness.poll().len()).collect();
     assert_eq!(counts, [3, 3, 3, 1, 0]);
 }
 
 #[test]
-fn a_failed_command_brings_its_status_and_result() {
-    let mut world = World::plain(8);
-    let cid = world.send(7);
-    world.device.complete_next(0x4281);
-    assert_eq!(world.queue.poll(NOW, &mut world.completions), 1);
-    let answer = world.completions.as_slice()[0];
+fn failed_command_returns_status_and_result() {
+    let mut harness = QueuePairHarness::plain(8);
+    let cid = harness.send(7);
+    harness.device.complete_next(0x4281);
+    assert_eq!(harness.queue.poll(NOW, &mut harness.completions), 1);
+    let answer = harness.completions.as_slice()[0];
     assert_eq!((answer.token, answer.status), (7, IoStatus(0x4281)));
     assert_eq!(answer.result, u32::from(cid) ^ 0xabcd);
 }
@@ -248,112 +248,115 @@ fn fused_halves_are_adjacent_and_announced_together() {
     let batched = FastPathOptions::default();
     for techniques in [batched, FastPathOptions { doorbell_batching: false, ..batched }] {
         for before in 0..8 {
-            let mut world = World::new(8, 8, techniques);
+            let mut harness = QueuePairHarness::new(8, 8, techniques);
             for token in 0..before {
-                world.send(token);
-                world.device.complete_next(0);
-                world.poll();
+                harness.send(token);
+                harness.device.complete_next(0);
+                harness.poll();
             }
-            let rings = world.device.tail_doorbell.rings();
+            let rings = harness.device.tail_doorbell.rings();
             let halves = [(1, Command::new(0x05)), (2, Command::new(WRITE))];
-            world.queue.submit_fused(NOW, halves[0], halves[1]).unwrap();
-            world.queue.flush();
-            assert_eq!(world.device.tail_doorbell.rings(), rings + 1);
-            assert_eq!(world.device.fetch(), 2);
+            harness.queue.submit_fused(NOW, halves[0], halves[1]).unwrap();
+            harness.queue.flush();
+            assert_eq!(harness.device.tail_doorbell.rings(), rings + 1);
+            assert_eq!(harness.device.fetch(), 2);
             let fuses: Vec<_> =
-                world.device.fetched.iter().map(|it| (it.opcode(), it.fuse())).collect();
+                harness.device.fetched.iter().map(|it| (it.opcode(), it.fuse())).collect();
             assert_eq!(fuses, [(0x05, Fuse::First), (WRITE, Fuse::Second)]);
-            world.device.complete_next(0);
-            world.device.complete_next(0);
-            assert_eq!(world.poll().len(), 2);
+            harness.device.complete_next(0);
+            harness.device.complete_next(0);
+            assert_eq!(harness.poll().len(), 2);
         }
     }
 }
 
 #[test]
 fn half_a_fused_pair_is_never_sent() {
-    let mut world = World::plain(4);
-    let pair = |world: &mut World| {
-        world.queue.submit_fused(NOW, (8, Command::new(0x05)), (9, Command::new(WRITE)))
+    let mut harness = QueuePairHarness::plain(4);
+    let pair = |harness: &mut QueuePairHarness| {
+        harness.queue.submit_fused(NOW, (8, Command::new(0x05)), (9, Command::new(WRITE)))
     };
-    world.send(1);
-    world.send(2);
-    assert_eq!(pair(&mut world), Err(QueueFull), "one slot is not enough");
-    world.device.complete_next(0);
-    world.poll();
-    assert!(pair(&mut world).is_ok());
-    world.controller.set_state(QueueState::Quiescing);
-    assert_eq!(pair(&mut world), Err(QueueFull));
+    harness.send(1);
+    harness.send(2);
+    assert_eq!(pair(&mut harness), Err(QueueFull), "one slot is not enough");
+    harness.device.complete_next(0);
+    harness.poll();
+    assert!(pair(&mut harness).is_ok());
+    harness.controller.set_state(QueueState::Quiescing);
+    assert_eq!(pair(&mut harness), Err(QueueFull));
 }
 
 #[test]
-fn an_injected_error_hits_its_opcode_as_often_as_it_says() {
+fn injected_error_hits_its_opcode_the_given_number_of_times() {
     for side in [InjectionSide::Submission, InjectionSide::Completion] {
-        let mut world = World::plain(8);
+        let mut harness = QueuePairHarness::plain(8);
         let status = IoStatus::UNRECOVERED_READ;
-        world.queue.inject(Injection { opcode: READ, side, status, count: 2 });
+        harness.queue.inject(Injection { opcode: READ, side, status, count: 2 });
         let mut seen = Vec::new();
         for token in 0..6 {
             let opcode = if token == 1 { WRITE } else { READ };
-            world.queue.submit(NOW, token, Command::new(opcode)).unwrap();
-            world.queue.flush();
-            let fetched = world.device.fetch();
+            harness.queue.submit(NOW, token, Command::new(opcode)).unwrap();
+            harness.queue.flush();
+            let fetched = harness.device.fetch();
             let unsent = side == InjectionSide::Submission && [0, 2].contains(&token);
             assert_eq!(fetched, usize::from(!unsent), "{side:?} {token}");
-            world.complete(fetched);
-            seen.extend(world.poll());
+            harness.complete(fetched);
+            seen.extend(harness.poll());
         }
         let hit = |token| if [0, 2].contains(&token) { status } else { IoStatus::SUCCESS };
         let expected: Vec<_> = (0..6).map(|token| (token, hit(token))).collect();
         assert_eq!(seen, expected, "{side:?}");
-        assert_eq!((world.stats().injected, world.stats().nonsense), (2, 0));
+        assert_eq!((harness.stats().injected, harness.stats().invalid_completions), (2, 0));
     }
 }
 
 #[test]
-fn injections_can_be_called_off_and_do_not_survive_a_reset_half_done() {
-    let mut world = World::plain(4);
+fn injections_are_cleared_on_request_and_by_reset() {
+    let mut harness = QueuePairHarness::plain(4);
     let (opcode, status) = (READ, IoStatus::INTERNAL_ERROR);
     let side = InjectionSide::Submission;
-    world.queue.inject(Injection { opcode, side, status, count: 100 });
+    harness.queue.inject(Injection { opcode, side, status, count: 100 });
     for token in 0..3 {
-        world.submit(token).unwrap();
+        harness.submit(token).unwrap();
     }
-    assert_eq!(world.submit(3), Err(QueueFull), "backpressure is as it was");
-    assert_eq!(world.queue.wake_at(), Instant::default());
-    world.queue.clear_injections();
-    world.controller.set_state(QueueState::Released);
-    assert_eq!(world.poll().len(), 3);
-    assert_eq!(world.poll(), [], "each token once");
-    assert!(world.queue.wake_at() > NOW, "nothing is left of them but to wait for the next order");
-    world.device.reset();
-    world.controller.set_state(QueueState::Running);
-    world.send(4);
-    world.device.complete_next(0);
-    assert_eq!(world.poll(), [(4, IoStatus::SUCCESS)]);
+    assert_eq!(harness.submit(3), Err(QueueFull), "backpressure is as it was");
+    assert_eq!(harness.queue.wake_at(), Instant::default());
+    harness.queue.clear_injections();
+    harness.controller.set_state(QueueState::Released);
+    assert_eq!(harness.poll().len(), 3);
+    assert_eq!(harness.poll(), [], "each token once");
+    assert!(
+        harness.queue.wake_at() > NOW,
+        "nothing is left of them but to wait for the next order"
+    );
+    harness.device.reset();
+    harness.controller.set_state(QueueState::Running);
+    harness.send(4);
+    harness.device.complete_next(0);
+    assert_eq!(harness.poll(), [(4, IoStatus::SUCCESS)]);
 }
 
 #[test]
-fn a_queue_sleeps_only_after_it_has_looked_again() {
+fn queue_arms_only_without_pending_completions() {
     let deferred = CompletionDoorbell::Deferred;
-    let mut world = World::new(
+    let mut harness = QueuePairHarness::new(
         8,
         8,
         FastPathOptions { completion_doorbell: deferred, ..FastPathOptions::default() },
     );
-    world.poll();
-    assert!(world.queue.arm());
-    world.submit(1).unwrap();
-    assert!(world.queue.arm());
-    assert_eq!(world.device.fetch(), 1, "what was submitted is announced before sleeping");
-    world.device.complete_next(0);
-    assert!(!world.queue.arm(), "there is something to take");
-    world.poll();
-    assert_eq!(world.device.head_doorbell.value(), 0);
-    assert!(world.queue.arm());
-    assert_eq!(world.device.head_doorbell.value(), 1, "and what was taken is announced as well");
-    world.controller.set_state(QueueState::Quiescing);
-    assert!(!world.queue.arm(), "there is an order to follow");
+    harness.poll();
+    assert!(harness.queue.arm());
+    harness.submit(1).unwrap();
+    assert!(harness.queue.arm());
+    assert_eq!(harness.device.fetch(), 1, "what was submitted is announced before sleeping");
+    harness.device.complete_next(0);
+    assert!(!harness.queue.arm(), "there is something to take");
+    harness.poll();
+    assert_eq!(harness.device.head_doorbell.value(), 0);
+    assert!(harness.queue.arm());
+    assert_eq!(harness.device.head_doorbell.value(), 1, "and what was taken is announced as well");
+    harness.controller.set_state(QueueState::Quiescing);
+    assert!(!harness.queue.arm(), "there is an order to follow");
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
 }
 
 #[test]
-fn a_queue_pair_without_memory_is_not_made() {
+fn queue_pair_without_memory_is_not_created() {
     let dma = FakeDma::new(2);
     assert_eq!(QueueMemory::allocate(&dma, 64, 512), None, "one page and then two");
     let memory = QueueMemory::allocate(&FakeDma::new(3), 64, 512).unwrap();

@@ -17,14 +17,14 @@ use tenmil_base::Error;
 const BLOCK: u32 = 512;
 const LEN: u32 = 16 << 10;
 
-struct Bed {
+struct DeviceSetHarness {
     regions: RegionTable,
     clock: Clock,
     /// Memory outside the pools of the SSDs.
     memory: Segment,
 }
 
-impl Bed {
+impl DeviceSetHarness {
     fn new() -> Self {
         let regions = RegionTable::new(512);
         let memory = MemoryMapping::new(LEN as usize, MemoryBacking::Private).unwrap();
@@ -41,7 +41,7 @@ impl Bed {
     /// Runs one operation on all of the memory, and waits for the completion.
     fn run(&self, channel: &mut dyn IoChannel, operation: Operation, lba: u64) -> IoStatus {
         let request = request(7, operation, lba);
-        let (mut completions, end) = (CompletionBatch::with_capacity(1), self.end());
+        let (mut completions, end) = (CompletionBatch::with_capacity(1), self.deadline());
         while channel.submit(self.clock.now(), &[request], &[self.memory]) == 0 {
             assert!(self.clock.now() < end, "never taken");
         }
@@ -53,7 +53,7 @@ impl Bed {
         completions.as_slice()[0].status
     }
 
-    fn end(&self) -> Instant {
+    fn deadline(&self) -> Instant {
         self.clock.now().after(Span::from_secs(10))
     }
 }
@@ -74,10 +74,10 @@ fn request(token: u64, operation: Operation, lba: u64) -> Request {
 }
 
 #[test]
-fn requests_name_memory_that_the_ssd_was_never_given() {
-    let wake_set = Bed::new();
+fn requests_use_memory_outside_the_ssd_pool() {
+    let harness = DeviceSetHarness::new();
     for uri in ["emu:ram?size=1m&queues=2", "stripe:[emu:ram?size=1m],[emu:ram?size=1m]?chunk=4k"] {
-        let opened = wake_set.open(uri).unwrap();
+        let opened = harness.open(uri).unwrap();
         let limits = opened.medium.limits();
         assert_eq!(
             (limits.block_size, limits.durability),
@@ -85,38 +85,38 @@ fn requests_name_memory_that_the_ssd_was_never_given() {
             "{uri}"
         );
         let [mut first, mut second] = [(); 2].map(|()| opened.medium.channel().unwrap());
-        wake_set.regions.fill(wake_set.memory, 0x5a).unwrap();
-        assert_eq!(wake_set.run(&mut *first, Operation::Write, 32), IoStatus::SUCCESS);
-        wake_set.regions.fill(wake_set.memory, 0).unwrap();
-        assert_eq!(wake_set.run(&mut *second, Operation::Read, 32), IoStatus::SUCCESS);
+        harness.regions.fill(harness.memory, 0x5a).unwrap();
+        assert_eq!(harness.run(&mut *first, Operation::Write, 32), IoStatus::SUCCESS);
+        harness.regions.fill(harness.memory, 0).unwrap();
+        assert_eq!(harness.run(&mut *second, Operation::Read, 32), IoStatus::SUCCESS);
         let mut bytes = vec![0; LEN as usize];
-        wake_set.regions.load(wake_set.memory, &mut bytes).unwrap();
+        harness.regions.load(harness.memory, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0x5a), "{uri}");
     }
 }
 
 #[test]
-fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
-    let wake_set = Bed::new();
-    let opened = wake_set.open("emu:null?queues=2").unwrap();
+fn each_channel_is_a_queue_pair_and_closing_frees_it() {
+    let harness = DeviceSetHarness::new();
+    let opened = harness.open("emu:null?queues=2").unwrap();
     assert_eq!(opened.medium.channels_max(), 2);
     for _ in 0..3 {
         let mut two = [(); 2].map(|()| opened.medium.channel().unwrap());
         let third = opened.medium.channel().err().unwrap();
         assert!(third.text.starts_with("2 queue pairs are in use, expected at most 2"), "{third}");
         for channel in &mut two {
-            assert_eq!(wake_set.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
+            assert_eq!(harness.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
         }
     }
 }
 
 #[test]
-fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
-    let wake_set = Bed::new();
+fn channel_is_released_only_once_the_ssd_does_not_access_its_memory() {
+    let harness = DeviceSetHarness::new();
     let spec = "emu:model:p4800x?size=16m".parse().unwrap();
     let opener = Opener {
-        regions: &wake_set.regions,
-        clock: wake_set.clock,
+        regions: &harness.regions,
+        clock: harness.clock,
         seed: 1,
         kinds: tenmil_drivers::KINDS,
     };
@@ -130,7 +130,7 @@ fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
     drop(state);
     let SsdQueue::Direct(mut queue) = made.0 else { panic!("its doorbells are plain ones") };
     let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
-    assert_eq!(queue.submit(wake_set.clock.now(), &reads, &[wake_set.memory]), 8);
+    assert_eq!(queue.submit(harness.clock.now(), &reads, &[harness.memory]), 8);
     queue.flush();
     assert!(queue.queue().in_flight() >= 8, "the device has not been polled");
     super::abandon(&mut queue, &emulated_devices.clock);
@@ -139,43 +139,43 @@ fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
 
 #[test]
 fn a_channel_outlives_its_medium() {
-    let wake_set = Bed::new();
-    let mut channel = wake_set.open("emu:ram?size=1m").unwrap().medium.channel().unwrap();
-    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+    let harness = DeviceSetHarness::new();
+    let mut channel = harness.open("emu:ram?size=1m").unwrap().medium.channel().unwrap();
+    assert_eq!(harness.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
 }
 
 #[test]
-fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
-    let wake_set = Bed::new();
+fn ssd_with_a_lost_controller_fails_requests_and_opens_no_channel() {
+    let harness = DeviceSetHarness::new();
     let spec = "emu:ram?size=1m".parse().unwrap();
     let opener = Opener {
-        regions: &wake_set.regions,
-        clock: wake_set.clock,
+        regions: &harness.regions,
+        clock: harness.clock,
         seed: 1,
         kinds: tenmil_drivers::KINDS,
     };
     let medium = Arc::new(crate::emu::kind::start(&opener, &spec, false).unwrap());
     let emulated_devices = Arc::clone(&medium.emulated_devices);
     let mut channel = medium.channel().unwrap();
-    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+    assert_eq!(harness.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
     emulated_devices.shared.lose(&mut emulated_devices.shared.lock(), Error::remote("it burnt"));
-    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
+    assert_eq!(harness.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), Error::environment("it burnt"));
     assert!(
-        !emulated_devices.shared.poll_controllers(wake_set.clock.now()),
+        !emulated_devices.shared.poll_controllers(harness.clock.now()),
         "and a lost controller is not polled"
     );
 }
 
 #[test]
-fn what_is_no_single_ssd_is_refused() {
-    let wake_set = Bed::new();
+fn uri_of_no_single_ssd_is_rejected() {
+    let harness = DeviceSetHarness::new();
     for (uri, expected) in [
         ("emu:null?count=2", "count is 2, expected 1: one device is one SSD"),
         ("emu:tape", "no medium `tape`, expected emu:null"),
         ("emu:null?colour=1", "no parameter `colour`, expected count, size"),
     ] {
-        let error = wake_set.open(uri).unwrap_err();
+        let error = harness.open(uri).unwrap_err();
         assert_eq!(error.category(), ErrorCategory::Usage);
         assert!(error.to_string().starts_with(&format!("{uri}: {expected}")), "{error}");
     }

@@ -18,16 +18,18 @@ use tenmil_reactor::{
     ThreadBuilder, TimeSource,
 };
 
-use super::stage::{Device, FORGOTTEN, Nap, Planted, READ, Stage, StageController};
+use super::harness::{
+    Device, EmulationHarness, HarnessController, InjectedBug, LOST_AFTER, READ, SimulatedSleeper,
+};
 
-struct World {
+struct ReactorHarness {
     device: Device,
     reactor: Reactor,
     sleeper: Sleeper,
-    reactor_is: ReactorIs,
-    reactor_nap: Nap,
+    reactor_phase: ReactorPhase,
+    reactor_sleeper: SimulatedSleeper,
     looks_once: bool,
-    ledger: Arc<Mutex<Ledger>>,
+    record: Arc<Mutex<PollerRecord>>,
     random: Random,
     now: Instant,
     /// The same, for the statistics of the reactor.
@@ -38,13 +40,13 @@ struct World {
     submitted: Option<Instant>,
     /// The device thread does nothing before this time.
     held_until: Instant,
-    _controller: StageController,
+    _controller: HarnessController,
 }
 
 /// State of the reactor's OS thread.
 #[derive(Clone, Copy, Debug)]
-enum ReactorIs {
-    Turning,
+enum ReactorPhase {
+    Iterating,
     /// No work was found; about to arm.
     Tired(Instant),
     Announced(Instant),
@@ -53,7 +55,7 @@ enum ReactorIs {
 
 /// State of the poller.
 #[derive(Debug, Default)]
-struct Ledger {
+struct PollerRecord {
     completed: u64,
     latest: Span,
     /// Submission time of the command in flight.
@@ -61,35 +63,35 @@ struct Ledger {
 }
 
 /// One command at a time, each after a gap.
-struct Gaps {
+struct GapPoller {
     queue: Box<dyn IoChannel>,
     buffer: Segment,
     completions: CompletionBatch,
     random: Random,
     due: Instant,
-    ledger: Arc<Mutex<Ledger>>,
+    record: Arc<Mutex<PollerRecord>>,
 }
 
 /// Longest gap.
 const GAP_MAX: Span = Span::from_ms(50);
 
-impl World {
-    fn new(seed: u64, planted: Planted) -> Self {
-        let stage = Stage::new(seed, planted);
-        let Stage { device, queue, host_nap, buffer, now, controller } = stage;
+impl ReactorHarness {
+    fn new(seed: u64, injected_bug: InjectedBug) -> Self {
+        let harness = EmulationHarness::new(seed, injected_bug);
+        let EmulationHarness { device, queue, host_sleeper, buffer, now, controller } = harness;
         let stopwatch = Arc::new(AtomicU64::new(now.ns));
         let simulated = TimeSource::Simulated(Arc::clone(&stopwatch));
         let assembly = ReactorSet::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
         let (reactor, sleeper) = assembly.reactors.into_iter().next().unwrap();
-        let ledger = Arc::<Mutex<Ledger>>::default();
+        let record = Arc::<Mutex<PollerRecord>>::default();
         let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
-        let gaps = Gaps {
+        let gaps = GapPoller {
             queue,
             buffer,
             completions: CompletionBatch::with_capacity(8),
             random: Random::new(!seed),
             due: now,
-            ledger: Arc::clone(&ledger),
+            record: Arc::clone(&record),
         };
         let plan = ThreadBuilder::new("gaps")
             .add_poller(PollerBuilder::polled_each_iteration("gaps", woken_by, gaps));
@@ -98,10 +100,10 @@ impl World {
             device,
             reactor,
             sleeper,
-            reactor_is: ReactorIs::Turning,
-            reactor_nap: host_nap,
-            looks_once: planted == Planted::HostLooksOnce,
-            ledger,
+            reactor_phase: ReactorPhase::Iterating,
+            reactor_sleeper: host_sleeper,
+            looks_once: injected_bug == InjectedBug::HostLooksOnce,
+            record,
             random: Random::new(seed),
             now,
             stopwatch,
@@ -115,12 +117,12 @@ impl World {
     /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u64) -> Result<(), Error> {
         loop {
-            let Ledger { completed, pending, .. } = *self.ledger.lock().unwrap();
+            let PollerRecord { completed, pending, .. } = *self.record.lock().unwrap();
             if completed >= commands {
                 return Ok(());
             }
-            if pending.is_some_and(|begun| self.now.since(begun) > FORGOTTEN) {
-                let (device, reactor) = (self.device.is, self.reactor_is);
+            if pending.is_some_and(|begun| self.now.since(begun) > LOST_AFTER) {
+                let (device, reactor) = (self.device.is, self.reactor_phase);
                 return Err(Error::environment(format!(
                     "device {device:?}, reactor {reactor:?}, after {completed}"
                 )));
@@ -163,62 +165,62 @@ impl World {
 
     /// Time of the next event, if both sides sleep or are held.
     fn next_deadline(&self, pending: Option<Instant>) -> Instant {
-        let forgotten = pending.map_or(Instant::NEVER, |begun| begun.after(FORGOTTEN));
+        let forgotten = pending.map_or(Instant::NEVER, |begun| begun.after(LOST_AFTER));
         let is_held = self.now < self.held_until;
         let device = if is_held { self.held_until } else { self.device.deadline() };
         device.min(self.reactor_deadline()).min(forgotten)
     }
 
     fn can_reactor_step(&self) -> bool {
-        self.reactor_nap.is_woken() || self.now >= self.reactor_deadline()
+        self.reactor_sleeper.is_woken() || self.now >= self.reactor_deadline()
     }
 
     /// Wake-up time of the reactor. The current time if it does not sleep.
     fn reactor_deadline(&self) -> Instant {
-        match self.reactor_is {
-            ReactorIs::Asleep(until) => until,
+        match self.reactor_phase {
+            ReactorPhase::Asleep(until) => until,
             _ => Instant::default(),
         }
     }
 
     fn step_reactor(&mut self) {
-        self.reactor_is = match self.reactor_is {
-            ReactorIs::Turning => match self.reactor.iterate(self.now) {
-                NextStep::SleepUntil(until) => ReactorIs::Tired(until),
+        self.reactor_phase = match self.reactor_phase {
+            ReactorPhase::Iterating => match self.reactor.iterate(self.now) {
+                NextStep::SleepUntil(until) => ReactorPhase::Tired(until),
                 wait => {
                     assert_eq!(wait, NextStep::Again, "in adaptive mode, and never ordered to end");
-                    ReactorIs::Turning
+                    ReactorPhase::Iterating
                 }
             },
-            ReactorIs::Tired(until) => {
+            ReactorPhase::Tired(until) => {
                 self.sleeper.announce_sleep();
-                ReactorIs::Announced(until)
+                ReactorPhase::Announced(until)
             }
-            ReactorIs::Announced(until) => {
+            ReactorPhase::Announced(until) => {
                 if self.reactor.arm(self.now) && !self.looks_once {
                     self.wake_reactor()
                 } else {
                     self.sleeps += 1;
-                    ReactorIs::Asleep(until)
+                    ReactorPhase::Asleep(until)
                 }
             }
-            ReactorIs::Asleep(_) => self.wake_reactor(),
+            ReactorPhase::Asleep(_) => self.wake_reactor(),
         };
     }
 
-    fn wake_reactor(&mut self) -> ReactorIs {
+    fn wake_reactor(&mut self) -> ReactorPhase {
         self.sleeper.cancel_sleep();
         self.reactor.handle_wakeup(&[]);
-        ReactorIs::Turning
+        ReactorPhase::Iterating
     }
 }
 
-impl Poller for Gaps {
+impl Poller for GapPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        let mut ledger = self.ledger.lock().unwrap();
-        let token = ledger.completed;
-        if let Some(begun) = ledger.pending {
+        let mut record = self.record.lock().unwrap();
+        let token = record.completed;
+        if let Some(begun) = record.pending {
             if self.queue.poll(now, &mut self.completions) == 0 {
                 return PollResult::Idle;
             }
@@ -228,9 +230,9 @@ impl Poller for Gaps {
                 .map(|completion| (completion.token, completion.status))
                 .collect();
             assert_eq!(completions, [(token, IoStatus::SUCCESS)]);
-            ledger.completed += 1;
-            ledger.pending = None;
-            ledger.latest = ledger.latest.max(now.since(begun));
+            record.completed += 1;
+            record.pending = None;
+            record.latest = record.latest.max(now.since(begun));
             // From one microsecond to 50 milliseconds, log-uniform.
             let scale = 1_u64 << (10 + self.random.below(16));
             let gap = Span { ns: scale + self.random.below(scale) };
@@ -238,7 +240,7 @@ impl Poller for Gaps {
         } else if now >= self.due {
             let request = Request { token, lba: self.random.below(1 << 20), ..READ };
             assert_eq!(self.queue.submit(now, &[request], &[self.buffer]), 1);
-            ledger.pending = Some(now);
+            record.pending = Some(now);
         } else {
             return PollResult::Idle;
         }
@@ -251,7 +253,7 @@ impl Poller for Gaps {
 
     fn arm(&mut self) -> PollResult {
         let is_behind = self.queue.arm();
-        let is_pending = self.ledger.lock().unwrap().pending.is_some();
+        let is_pending = self.record.lock().unwrap().pending.is_some();
         PollResult::from_count(usize::from(is_pending && is_behind))
     }
 
@@ -260,17 +262,17 @@ impl Poller for Gaps {
     }
 
     fn wake_at(&self) -> Instant {
-        let is_pending = self.ledger.lock().unwrap().pending.is_some();
+        let is_pending = self.record.lock().unwrap().pending.is_some();
         if is_pending { self.queue.wake_at() } else { self.due }
     }
 }
 
 /// No command is lost in this number of gaps, and both sides have slept.
-fn go_through_gaps(seed: u64, commands: u64) {
-    let mut world = World::new(seed, Planted::Nothing);
-    assert_eq!(world.run(commands), Ok(()), "seed {seed}");
-    let (latest, sleeps) = (world.ledger.lock().unwrap().latest, world.sleeps);
-    let device = world.device.sleeps;
+fn run_with_gaps(seed: u64, commands: u64) {
+    let mut reactor_harness = ReactorHarness::new(seed, InjectedBug::Nothing);
+    assert_eq!(reactor_harness.run(commands), Ok(()), "seed {seed}");
+    let (latest, sleeps) = (reactor_harness.record.lock().unwrap().latest, reactor_harness.sleeps);
+    let device = reactor_harness.device.sleeps;
     println!(
         "seed {seed}: {commands} gaps, latest {latest}; the device slept {device} times, the \
          reactor {sleeps}"
@@ -284,25 +286,25 @@ fn go_through_gaps(seed: u64, commands: u64) {
 }
 
 #[test]
-fn a_reactor_and_its_ssd_forget_nothing_in_simulated_gaps() {
-    (0..20).for_each(|seed| go_through_gaps(seed, 2_000));
+fn reactor_and_ssd_lose_no_wakeup_in_simulated_gaps() {
+    (0..20).for_each(|seed| run_with_gaps(seed, 2_000));
 }
 
 /// Twenty minutes: `.ci/nightly gaps`. With `short`, a hundredth of it.
 #[test]
 #[ignore = "takes twenty minutes"]
-fn a_reactor_and_its_ssd_forget_nothing_in_a_million_gaps_twenty_times_over() {
+fn reactor_and_ssd_lose_no_wakeup_in_twenty_million_gaps() {
     let is_short = std::env::var_os("TENMIL_GAPS_SHORT").is_some();
     let commands = if is_short { 10_000 } else { 1_000_000 };
-    (0..20).for_each(|seed| go_through_gaps(seed, commands));
+    (0..20).for_each(|seed| run_with_gaps(seed, commands));
 }
 
 #[test]
-fn every_mistake_between_a_reactor_and_its_ssd_is_found() {
-    for planted in Planted::MISTAKES {
+fn every_injected_bug_between_reactor_and_ssd_is_detected() {
+    for injected_bug in InjectedBug::MISTAKES {
         for seed in 0..4 {
-            let ran = World::new(seed, planted).run(50_000);
-            assert!(ran.is_err(), "{planted:?}, seed {seed}: nothing was forgotten");
+            let ran = ReactorHarness::new(seed, injected_bug).run(50_000);
+            assert!(ran.is_err(), "{injected_bug:?}, seed {seed}: nothing was forgotten");
         }
     }
 }

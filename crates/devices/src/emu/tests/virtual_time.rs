@@ -10,10 +10,10 @@
 
 use tenmil_base::{CompletionBatch, Error, Instant, Random, Request, Span};
 
-use super::stage::{FORGOTTEN, Planted, READ, Stage};
+use super::harness::{EmulationHarness, InjectedBug, LOST_AFTER, READ};
 
 #[derive(Clone, Copy, Debug)]
-enum Host {
+enum HostPhase {
     /// Idle until this time.
     Thinking(Instant),
     Submitted,
@@ -24,9 +24,9 @@ enum Host {
     Asleep(Instant),
 }
 
-struct World {
-    stage: Stage,
-    host_is: Host,
+struct HostHarness {
+    harness: EmulationHarness,
+    host_phase: HostPhase,
     completions: CompletionBatch,
     random: Random,
     now: Instant,
@@ -38,13 +38,13 @@ struct World {
     looks_once: bool,
 }
 
-impl World {
-    fn new(seed: u64, planted: Planted) -> Self {
-        let stage = Stage::new(seed, planted);
-        let now = stage.now;
+impl HostHarness {
+    fn new(seed: u64, injected_bug: InjectedBug) -> Self {
+        let harness = EmulationHarness::new(seed, injected_bug);
+        let now = harness.now;
         Self {
-            stage,
-            host_is: Host::Thinking(now),
+            harness,
+            host_phase: HostPhase::Thinking(now),
             completions: CompletionBatch::with_capacity(8),
             random: Random::new(seed),
             now,
@@ -52,27 +52,27 @@ impl World {
             completed: 0,
             latest: Span::default(),
             sleeps: 0,
-            looks_once: planted == Planted::HostLooksOnce,
+            looks_once: injected_bug == InjectedBug::HostLooksOnce,
         }
     }
 
     /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u32) -> Result<(), Error> {
         while self.completed < commands {
-            let waits = !matches!(self.host_is, Host::Thinking(_));
-            if waits && self.now.since(self.begun) > FORGOTTEN {
-                let (device, host) = (self.stage.device.is, self.host_is);
+            let waits = !matches!(self.host_phase, HostPhase::Thinking(_));
+            if waits && self.now.since(self.begun) > LOST_AFTER {
+                let (device, host) = (self.harness.device.is, self.host_phase);
                 return Err(Error::environment(format!(
                     "device {device:?}, host {host:?}, after {}",
                     self.completed
                 )));
             }
-            match (self.stage.device.can_step(self.now), self.can_host_step()) {
-                (true, true) if self.random.chance(1, 2) => self.stage.device.step(self.now),
+            match (self.harness.device.can_step(self.now), self.can_host_step()) {
+                (true, true) if self.random.chance(1, 2) => self.harness.device.step(self.now),
                 (_, true) => self.step_host(),
                 (true, false) => {
                     // The host is idle, so the time step may be larger.
-                    self.stage.device.step(self.now);
+                    self.harness.device.step(self.now);
                     self.now.ns += self.random.below(20_000);
                 }
                 (false, false) => self.now = self.next_deadline(),
@@ -83,49 +83,52 @@ impl World {
     }
 
     fn can_host_step(&self) -> bool {
-        match self.host_is {
-            Host::Thinking(until) => self.now >= until,
-            Host::Asleep(until) => self.stage.host_nap.is_woken() || self.now >= until,
+        match self.host_phase {
+            HostPhase::Thinking(until) => self.now >= until,
+            HostPhase::Asleep(until) => self.harness.host_sleeper.is_woken() || self.now >= until,
             _ => true,
         }
     }
 
     fn next_deadline(&self) -> Instant {
-        let device = self.stage.device.deadline();
-        match self.host_is {
-            Host::Thinking(until) => device.min(until),
-            Host::Asleep(until) => device.min(until).min(self.begun.after(FORGOTTEN)),
+        let device = self.harness.device.deadline();
+        match self.host_phase {
+            HostPhase::Thinking(until) => device.min(until),
+            HostPhase::Asleep(until) => device.min(until).min(self.begun.after(LOST_AFTER)),
             _ => device,
         }
         .max(self.now)
     }
 
     fn step_host(&mut self) {
-        self.host_is = match self.host_is {
-            Host::Thinking(_) => {
+        self.host_phase = match self.host_phase {
+            HostPhase::Thinking(_) => {
                 self.begun = self.now;
                 let (token, lba) = (u64::from(self.completed), self.random.below(1 << 20));
                 let request = Request { token, lba, ..READ };
-                assert_eq!(self.stage.queue.submit(self.now, &[request], &[self.stage.buffer]), 1);
-                Host::Submitted
+                assert_eq!(
+                    self.harness.queue.submit(self.now, &[request], &[self.harness.buffer]),
+                    1
+                );
+                HostPhase::Submitted
             }
-            Host::Submitted => {
-                self.stage.queue.flush();
+            HostPhase::Submitted => {
+                self.harness.queue.flush();
                 // The poll time may end at any time, before the completion or at the same instant.
                 let scale = 1 << self.random.below(10);
-                Host::Polling(u32::try_from(self.random.below(scale)).unwrap())
+                HostPhase::Polling(u32::try_from(self.random.below(scale)).unwrap())
             }
-            Host::Polling(polls) => self.poll(polls),
-            Host::Tired => self.fall_asleep(),
-            Host::Asleep(_) => {
-                self.stage.queue.disarm();
+            HostPhase::Polling(polls) => self.poll(polls),
+            HostPhase::Tired => self.try_sleep(),
+            HostPhase::Asleep(_) => {
+                self.harness.queue.disarm();
                 self.poll(3)
             }
         };
     }
 
-    fn poll(&mut self, polls: u32) -> Host {
-        if self.stage.queue.poll(self.now, &mut self.completions) > 0 {
+    fn poll(&mut self, polls: u32) -> HostPhase {
+        if self.harness.queue.poll(self.now, &mut self.completions) > 0 {
             let tokens: Vec<_> =
                 self.completions.drain().map(|completion| completion.token).collect();
             assert_eq!(tokens, [u64::from(self.completed)]);
@@ -134,40 +137,40 @@ impl World {
             // From one microsecond to four milliseconds, log-uniform.
             let scale = 1_u64 << (10 + self.random.below(12));
             let gap = Span { ns: scale + self.random.below(scale) };
-            return Host::Thinking(self.now.after(gap));
+            return HostPhase::Thinking(self.now.after(gap));
         }
-        if polls > 0 { Host::Polling(polls - 1) } else { Host::Tired }
+        if polls > 0 { HostPhase::Polling(polls - 1) } else { HostPhase::Tired }
     }
 
-    fn fall_asleep(&mut self) -> Host {
-        let has_work = self.stage.queue.arm();
+    fn try_sleep(&mut self) -> HostPhase {
+        let has_work = self.harness.queue.arm();
         if has_work && !self.looks_once {
-            self.stage.queue.disarm();
-            return Host::Polling(0);
+            self.harness.queue.disarm();
+            return HostPhase::Polling(0);
         }
         self.sleeps += 1;
-        Host::Asleep(self.stage.queue.wake_at())
+        HostPhase::Asleep(self.harness.queue.wake_at())
     }
 }
 
 #[test]
-fn in_a_million_gaps_of_simulated_time_nothing_is_forgotten() {
+fn million_simulated_gaps_lose_no_wakeup() {
     for seed in 0..20 {
-        let mut world = World::new(seed, Planted::Nothing);
-        let ran = world.run(50_000);
+        let mut host_harness = HostHarness::new(seed, InjectedBug::Nothing);
+        let ran = host_harness.run(50_000);
         assert_eq!(ran, Ok(()), "seed {seed}");
-        assert!(world.latest < Span::from_ms(20), "seed {seed}: {}", world.latest);
-        let (device, host) = (world.stage.device.sleeps, world.sleeps);
+        assert!(host_harness.latest < Span::from_ms(20), "seed {seed}: {}", host_harness.latest);
+        let (device, host) = (host_harness.harness.device.sleeps, host_harness.sleeps);
         assert!(device > 1_000 && host > 1_000, "seed {seed}: {device} and {host} are no test");
     }
 }
 
 #[test]
-fn every_mistake_in_the_handshake_is_found() {
-    for planted in Planted::MISTAKES {
+fn every_injected_handshake_bug_is_detected() {
+    for injected_bug in InjectedBug::MISTAKES {
         for seed in 0..4 {
-            let ran = World::new(seed, planted).run(50_000);
-            assert!(ran.is_err(), "{planted:?}, seed {seed}: nothing was forgotten");
+            let ran = HostHarness::new(seed, injected_bug).run(50_000);
+            assert!(ran.is_err(), "{injected_bug:?}, seed {seed}: nothing was forgotten");
         }
     }
 }

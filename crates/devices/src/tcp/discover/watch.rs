@@ -45,7 +45,7 @@ impl DiscoveryWatch {
     /// Connects to the service that `name` names. Its log page is read by the first
     /// [`next_changes`](Self::next_changes).
     pub fn begin(name: &TcpName) -> Result<Self, Error> {
-        let service = RemoteAdmin::call(name)?;
+        let service = RemoteAdmin::connect(name)?;
         let seen = service.health()?;
         let known = DiscoveryLog { generation: 0, entries: Vec::new() };
         Ok(Self { service, known, seen, is_stale: true, next_query: Instant::NEVER })
@@ -123,7 +123,7 @@ mod tests {
     use super::{DiscoveryChange, differences};
 
     #[test]
-    fn what_stays_is_no_change_and_what_differs_went_and_came() {
+    fn changed_entry_is_removed_and_added() {
         let entry =
             |port, cntlid| DiscoveryEntry::zeroed().with(|entry| entry.portid(port).cntlid(cntlid));
         let before = [entry(1, 0), entry(2, 0), entry(3, 0)];

@@ -8,9 +8,9 @@ use tenmil_wire::identify::namespace::IdentifyNamespace;
 use tenmil_wire::register::{Capabilities, Configuration, ControllerStatus};
 use tenmil_wire::{AdminOpcode, Command, Completion, FabricsType, Status, TypedCommand};
 
-use super::{BLOCKS, End, Held, State};
+use super::{BLOCKS, DelayedCommand, State, TargetConnection};
 
-impl End {
+impl TargetConnection {
     pub(super) fn execute(&mut self, tag: u16, to_host: u32, state: &mut State) {
         let command = self.commands[&tag];
         let answer = match self.queue {
@@ -54,7 +54,7 @@ impl End {
                     }
                     let is_down = shn != tenmil_wire::register::ShutdownNotification::None;
                     state.csts = ControllerStatus::zeroed().with(|csts| {
-                        let csts = csts.rdy(en || state.is_stuck);
+                        let csts = csts.rdy(en || state.ignores_disable);
                         if is_down {
                             csts.shst(tenmil_wire::register::ShutdownStatus::Complete)
                         } else {
@@ -82,7 +82,8 @@ impl End {
         let field = data.subnqn();
         let name = tenmil_wire::nqn::parse_nqn_field(&field.0).unwrap();
         assert!(
-            [crate::tests::bed::SUBSYSTEM, tenmil_wire::nqn::DISCOVERY].contains(&name),
+            [crate::tests::single_path_host::SUBSYSTEM, tenmil_wire::nqn::DISCOVERY]
+                .contains(&name),
             "{name}"
         );
         let (entries, flow_control) = (connect.sqsize + 1, !connect.disable_sq_flow_control);
@@ -94,7 +95,7 @@ impl End {
             assert_eq!(data.cntlid(), tenmil_wire::fabrics::CNTLID_DYNAMIC);
             state.association += 1;
             state.kato = Span::from_ms(connect.kato.into());
-            let until = state.now.after(state.quiet());
+            let until = state.now.after(state.max_execution_time());
             state.until.insert(state.association, until);
             (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
             self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
@@ -110,7 +111,7 @@ impl End {
 
     fn admin(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
         state.admin_commands += 1;
-        if state.mute == Some(command.opcode()) {
+        if state.withheld_opcode == Some(command.opcode()) {
             return None;
         }
         let ok = Completion::new(0, Status::SUCCESS);
@@ -121,7 +122,7 @@ impl End {
             }
             Some(AdminOpcode::KeepAlive) => {
                 let (whose, _) = self.queue?;
-                state.hear(whose);
+                state.record_host_activity(whose);
                 state.keep_alives += 1;
                 Some(ok)
             }
@@ -137,7 +138,7 @@ impl End {
             }
             Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
                 let page = self.data.0.get_mut(&tag).unwrap();
-                let (whole, from) = (state.access_page(), command.cdw12() as usize);
+                let (whole, from) = (state.ana_log_page(), command.cdw12() as usize);
                 let bytes = &whole[from..whole.len().min(from + page.len())];
                 page[..bytes.len()].copy_from_slice(bytes);
                 Some(ok)
@@ -197,17 +198,17 @@ impl End {
             }
             return Some(Completion::new(0, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()));
         }
-        state.heard += 1;
+        state.received_io_commands += 1;
         let first = u64::from(command.cdw11()) << 32 | u64::from(command.cdw10());
-        if state.poison == Some(first) {
+        if state.fatal_lba == Some(first) {
             self.is_over = true;
             return None;
         }
-        if state.is_idle {
+        if state.withholds_completions {
             state.unanswered.push(command.cid());
             return None;
         }
-        if let Some(status) = state.status_override.or(state.access_status()) {
+        if let Some(status) = state.status_override.or(state.ana_status()) {
             return Some(Completion::new(0, status));
         }
         let (association, _) = self.queue?;
@@ -216,10 +217,10 @@ impl End {
             return None;
         }
         let mut bytes = self.data.0.get(&tag).cloned().unwrap_or_default();
-        if let Some(lateness) = state.lateness() {
-            let (at, stream) = (state.now.after(lateness), self.number);
+        if let Some(execution_delay) = state.execution_delay() {
+            let (at, stream) = (state.now.after(execution_delay), self.number);
             let command = *command;
-            state.held.push(Held { at, association, stream, tag, command, bytes });
+            state.held.push(DelayedCommand { at, association, stream, tag, command, bytes });
             return None;
         }
         let completion = state.execute(association, command, &mut bytes);

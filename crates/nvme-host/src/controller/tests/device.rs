@@ -13,11 +13,11 @@ use super::memory::SharedMemory;
 
 /// Handle to the device: its registers, its doorbells, and the controls for the test.
 #[derive(Clone, Debug)]
-pub(super) struct Device(Arc<Mutex<Script>>);
+pub(super) struct Device(Arc<Mutex<DeviceState>>);
 
 /// Its properties and behavior. Every field may be changed at any time.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(super) struct DeviceState {
     pub(super) now: Instant,
     pub(super) memory: SharedMemory,
     pub(super) cap: u64,
@@ -28,13 +28,13 @@ pub(super) struct Script {
     /// Duration of an admin command.
     pub(super) command_lag: Span,
     /// It is unplugged from this register read on.
-    pub(super) gone_at_read: u32,
+    pub(super) unplugged_at_read: u32,
     pub(super) reads: u32,
     /// CSTS.CFS.
     pub(super) fatal: bool,
-    /// Admin opcodes that are never completed, until the next reset unless `mute_for_ever`.
-    pub(super) mute: BTreeSet<u8>,
-    pub(super) mute_for_ever: bool,
+    /// Admin opcodes that are never completed, until the next reset unless `keeps_muted_after_reset`.
+    pub(super) unanswered_opcodes: BTreeSet<u8>,
+    pub(super) keeps_muted_after_reset: bool,
     /// Admin opcodes that are rejected.
     pub(super) refuse: BTreeMap<u8, Status>,
     /// Feature identifiers of Set Features that are rejected.
@@ -43,7 +43,7 @@ pub(super) struct Script {
     pub(super) events_known: u32,
     pub(super) events_on: u32,
     /// Namespaces for which Identify succeeds without writing data.
-    pub(super) withheld: BTreeSet<u32>,
+    pub(super) identify_without_data: BTreeSet<u32>,
     /// Abort reports that it did not abort.
     pub(super) aborts_fail: bool,
     /// I/O commands are completed.
@@ -134,7 +134,7 @@ const CAP: u64 = 255 | 1 << 16 | 1 << 24 | 1 << 36 | 1 << 37;
 impl Device {
     pub(super) fn new(memory: &SharedMemory) -> Self {
         let one = ScriptedNamespace { blocks: 1000, block_shift: 12 };
-        Self(Arc::new(Mutex::new(Script {
+        Self(Arc::new(Mutex::new(DeviceState {
             now: Instant::default(),
             memory: memory.clone(),
             cap: CAP,
@@ -143,16 +143,16 @@ impl Device {
             disable_lag: Span::from_ms(2),
             shutdown_lag: Span::from_ms(5),
             command_lag: Span::from_us(100),
-            gone_at_read: u32::MAX,
+            unplugged_at_read: u32::MAX,
             reads: 0,
             fatal: false,
-            mute: BTreeSet::new(),
-            mute_for_ever: false,
+            unanswered_opcodes: BTreeSet::new(),
+            keeps_muted_after_reset: false,
             refuse: BTreeMap::new(),
             refuse_features: BTreeSet::new(),
             events_known: u32::MAX,
             events_on: 0,
-            withheld: BTreeSet::new(),
+            identify_without_data: BTreeSet::new(),
             aborts_fail: false,
             answers_io: true,
             granted: 8,
@@ -194,90 +194,90 @@ impl Device {
         })))
     }
 
-    pub(super) fn script(&self) -> MutexGuard<'_, Script> {
+    pub(super) fn state(&self) -> MutexGuard<'_, DeviceState> {
         self.0.lock().unwrap()
     }
 }
 
 impl Mmio for Device {
-    type Doorbell = Bell;
+    type Doorbell = ScriptedDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
-        let mut script = self.script();
-        script.reads += 1;
-        script.settle();
-        if script.is_gone() {
+        let mut state = self.state();
+        state.reads += 1;
+        state.apply_cc();
+        if state.is_unplugged() {
             return u32::MAX;
         }
         match offset {
-            0x08 => script.vs,
-            0x14 => script.cc,
-            0x1c => script.csts(),
-            0x38 | 0x3c | 0x58 => script.read_cmb(offset),
+            0x08 => state.vs,
+            0x14 => state.cc,
+            0x1c => state.csts(),
+            0x38 | 0x3c | 0x58 => state.read_cmb(offset),
             _ => panic!("unexpected read of register {offset:#x}"),
         }
     }
 
     fn read64(&mut self, offset: u32) -> u64 {
-        let mut script = self.script();
-        script.reads += 1;
+        let mut state = self.state();
+        state.reads += 1;
         assert_eq!(offset, 0, "CAP is the only wide register that is read");
-        if script.is_gone() { u64::MAX } else { script.cap }
+        if state.is_unplugged() { u64::MAX } else { state.cap }
     }
 
     fn write32(&mut self, offset: u32, value: u32) {
-        let mut script = self.script();
-        script.settle();
+        let mut state = self.state();
+        state.apply_cc();
         match offset {
-            _ if script.is_gone() => {}
-            0x14 => script.configure(value),
+            _ if state.is_unplugged() => {}
+            0x14 => state.write_cc(value),
             0x20 => {
                 assert_eq!(value, 0x4e56_4d65, "NVMe");
-                script.subsystem_resets += 1;
-                script.fatal = false;
-                script.stop();
-                (script.cc, script.ready, script.cmbmsc) = (0, false, 0);
+                state.subsystem_resets += 1;
+                state.fatal = false;
+                state.stop();
+                (state.cc, state.ready, state.cmbmsc) = (0, false, 0);
             }
-            0x50 => script.control_cmb(value),
-            0x54 => script.cmbmsc = script.cmbmsc & 0xffff_ffff | u64::from(value) << 32,
-            0x24 => script.aqa = value,
+            0x50 => state.write_cmbmsc(value),
+            0x54 => state.cmbmsc = state.cmbmsc & 0xffff_ffff | u64::from(value) << 32,
+            0x24 => state.aqa = value,
             _ => panic!("unexpected write of register {offset:#x}"),
         }
     }
 
     fn write64(&mut self, offset: u32, value: u64) {
-        let mut script = self.script();
+        let mut state = self.state();
         match offset {
-            0x28 => script.asq = value,
-            0x30 => script.acq = value,
+            0x28 => state.asq = value,
+            0x30 => state.acq = value,
             _ => panic!("unexpected write of register {offset:#x}"),
         }
     }
 
-    fn doorbell(&mut self, offset: u32) -> Bell {
-        Bell { device: self.clone(), offset }
+    fn doorbell(&mut self, offset: u32) -> ScriptedDoorbell {
+        ScriptedDoorbell { device: self.clone(), offset }
     }
 }
 
 /// Doorbell of the device.
 #[derive(Clone, Debug)]
-pub(super) struct Bell {
+pub(super) struct ScriptedDoorbell {
     device: Device,
     offset: u32,
 }
 
-impl Doorbell for Bell {
+impl Doorbell for ScriptedDoorbell {
     fn ring(&mut self, value: u32) {
-        let mut script = self.device.script();
-        if script.ready && !script.is_gone() {
-            script.doorbells.insert(self.offset, value);
+        let mut state = self.device.state();
+        if state.ready && !state.is_unplugged() {
+            state.doorbells.insert(self.offset, value);
         }
     }
 }
 
-impl Script {
-    fn is_gone(&self) -> bool {
-        self.reads >= self.gone_at_read
+impl DeviceState {
+    fn is_unplugged(&self) -> bool {
+        self.reads >= self.unplugged_at_read
     }
 
     fn csts(&self) -> u32 {
@@ -306,14 +306,14 @@ impl Script {
     }
 
     /// The low half of CMBMSC: makes the address effective.
-    fn control_cmb(&mut self, low: u32) {
+    fn write_cmbmsc(&mut self, low: u32) {
         assert!(self.has_cmb_control(), "there is no such register");
         self.cmbmsc = self.cmbmsc >> 32 << 32 | u64::from(low);
         self.cmb_base = self.cmbmsc & !0xfff;
     }
 
     /// Offset in the buffer's BAR, if the address is in the buffer.
-    fn in_cmb(&self, at: u64) -> Option<u64> {
+    fn cmb_offset(&self, at: u64) -> Option<u64> {
         let [location, size] = self.cmb;
         let is_on = !self.has_cmb_control() || self.cmbmsc & 3 == 3 && !self.refuses_address;
         let unit = 4096 << (4 * (size >> 8 & 0xf));
@@ -326,7 +326,7 @@ impl Script {
         (is_on && skip < len).then_some(offset + skip)
     }
 
-    fn configure(&mut self, cc: u32) {
+    fn write_cc(&mut self, cc: u32) {
         if self.cc & 1 != cc & 1 {
             self.cc_written_at = self.now;
             if cc & 1 == 0 {
@@ -338,11 +338,11 @@ impl Script {
             self.notified = Some(cc >> 14 & 3).filter(|shn| *shn != 0).or(self.notified);
         }
         self.cc = cc;
-        self.settle();
+        self.apply_cc();
     }
 
     /// Carries out the request in CC once it is due.
-    fn settle(&mut self) {
+    fn apply_cc(&mut self) {
         let enable = self.cc & 1 != 0;
         let waited = self.now.since(self.cc_written_at);
         if enable && !self.ready && waited >= self.enable_lag {
@@ -372,8 +372,8 @@ impl Script {
         self.held.clear();
         self.events.clear();
         self.event_requests.clear();
-        if !self.mute_for_ever {
-            self.mute.clear();
+        if !self.keeps_muted_after_reset {
+            self.unanswered_opcodes.clear();
         }
     }
 
@@ -406,24 +406,24 @@ impl Script {
     }
 
     /// Raises an event: dword 0 of its completion.
-    pub(super) fn raise(&mut self, kind: u8, what: u8, log_page: u8) {
+    pub(super) fn raise_event(&mut self, kind: u8, what: u8, log_page: u8) {
         let word = u32::from(kind) | u32::from(what) << 8 | u32::from(log_page) << 16;
         self.events.push_back(word);
     }
 
     /// Changes the namespaces and raises the event for it.
-    pub(super) fn change(&mut self, id: u32, namespace: Option<ScriptedNamespace>) {
+    pub(super) fn change_namespace(&mut self, id: u32, namespace: Option<ScriptedNamespace>) {
         match namespace {
             Some(namespace) => self.namespaces.insert(id, namespace),
             None => self.namespaces.remove(&id),
         };
         if self.changed.insert(id) && self.changed.len() == 1 {
-            self.raise(2, 0, 4);
+            self.raise_event(2, 0, 4);
         }
     }
 
     /// Posts a completion without a command.
-    pub(super) fn post_nonsense(&mut self, queue: u16, cid: u16) {
+    pub(super) fn post_invalid_completion(&mut self, queue: u16, cid: u16) {
         let completion = Completion::default().with_cid(cid);
         self.completions.push((self.now, queue, completion));
     }
@@ -434,10 +434,10 @@ impl Script {
     }
 
     /// Fetches the commands that the doorbells announce, and posts the completions that are due.
-    pub(super) fn turn(&mut self, now: Instant) {
+    pub(super) fn step(&mut self, now: Instant) {
         self.now = now;
-        self.settle();
-        if !self.ready || self.is_gone() {
+        self.apply_cc();
+        if !self.ready || self.is_unplugged() {
             return;
         }
         let queues: Vec<u16> = self.submission.keys().copied().collect();
@@ -475,7 +475,7 @@ impl Script {
             let mut bytes = [0; 64];
             let at = side.base + u64::from(side.head) * 64;
             side.head = (side.head + 1) % side.depth;
-            let in_cmb = self.in_cmb(at);
+            let in_cmb = self.cmb_offset(at);
             if in_cmb.is_some() {
                 self.cmb_queues.insert(queue);
                 self.cmb_commands += 1;
@@ -520,7 +520,7 @@ impl Script {
 
     fn admin(&mut self, command: &Command) {
         let (opcode, cid) = (command.opcode(), command.cid());
-        if self.mute.contains(&opcode) {
+        if self.unanswered_opcodes.contains(&opcode) {
             return;
         }
         if let Some(status) = self.refuse.get(&opcode) {
@@ -582,7 +582,7 @@ impl Script {
         u32::from(self.held.len() == held)
     }
 
-    fn give(&mut self, command: &Command, page: &[u8]) {
+    fn store_data(&mut self, command: &Command, page: &[u8]) {
         let pointers = [command.prp1(), command.prp2()];
         for (pointer, bytes) in pointers.into_iter().zip(page.chunks(4096)) {
             if !self.memory.device_store(pointer, bytes) {
@@ -605,7 +605,7 @@ impl Script {
             _ => {}
         }
         page.truncate(len);
-        self.give(command, &page);
+        self.store_data(command, &page);
     }
 
     fn identify(&mut self, command: &Command) -> Status {
@@ -633,8 +633,8 @@ impl Script {
             }
             _ => return Status::INVALID_FIELD,
         }
-        if !self.withheld.contains(&id) {
-            self.give(command, &page);
+        if !self.identify_without_data.contains(&id) {
+            self.store_data(command, &page);
         }
         Status::SUCCESS
     }

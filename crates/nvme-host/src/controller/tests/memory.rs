@@ -10,15 +10,15 @@ use tenmil_base::{
 
 /// Handle to the memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedMemory(Arc<Mutex<Inside>>);
+pub(crate) struct SharedMemory(Arc<Mutex<MemoryState>>);
 
 #[derive(Debug, Default)]
-struct Inside {
+struct MemoryState {
     bytes: Vec<u8>,
     /// Offset and length of each allocation.
     allocated: BTreeMap<u64, u32>,
-    is_cut_off: bool,
-    cut_offs: u32,
+    is_dma_revoked: bool,
+    revocation_count: u32,
     /// An access is in progress that a revocation does not end.
     has_under_way: bool,
     /// Limit of bytes allocated in total.
@@ -41,65 +41,65 @@ const BAR_REGION: RegionId = RegionId(1);
 impl SharedMemory {
     pub(crate) fn with_limit(limit: usize) -> Self {
         let memory = Self::default();
-        memory.inside().limit = Some(limit);
+        memory.lock().limit = Some(limit);
         memory
     }
 
     /// Sets the limit of bytes allocated in total.
     pub(super) fn set_limit(&self, limit: Option<usize>) {
-        self.inside().limit = limit;
+        self.lock().limit = limit;
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         self.0.lock().unwrap()
     }
 
-    pub(crate) fn is_cut_off(&self) -> bool {
-        self.inside().is_cut_off
+    pub(crate) fn is_dma_revoked(&self) -> bool {
+        self.lock().is_dma_revoked
     }
 
-    pub(crate) fn cut_offs(&self) -> u32 {
-        self.inside().cut_offs
+    pub(crate) fn revocation_count(&self) -> u32 {
+        self.lock().revocation_count
     }
 
     /// Sets whether an access is in progress that a revocation does not end.
-    pub(crate) fn set_under_way(&self, has_under_way: bool) {
-        self.inside().has_under_way = has_under_way;
+    pub(crate) fn set_dma_in_flight(&self, has_under_way: bool) {
+        self.lock().has_under_way = has_under_way;
     }
 
     /// Number of current allocations.
     pub(crate) fn allocations(&self) -> usize {
-        self.inside().allocated.len()
+        self.lock().allocated.len()
     }
 
     /// Adds a BAR 2 to the device, with remains of an earlier ring.
     pub(super) fn set_bar(&self, len_bytes: usize) {
-        self.inside().bar = vec![0xee; len_bytes];
+        self.lock().bar = vec![0xee; len_bytes];
     }
 
     pub(super) fn set_bar_unusable(&self, why: &'static str) {
-        self.inside().bar_unusable = Some(why);
+        self.lock().bar_unusable = Some(why);
     }
 
     pub(super) fn bar_parts(&self) -> Vec<BarRange> {
-        self.inside().bar_parts.clone()
+        self.lock().bar_parts.clone()
     }
 
     /// Reads from BAR 2.
     pub(super) fn bar_load(&self, offset: u64, into: &mut [u8]) -> bool {
-        let inside = self.inside();
+        let inside = self.lock();
         let first = usize::try_from(offset).unwrap();
         let bytes = inside.bar.get(first..first + into.len());
         bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
     }
 
     fn bar_store(&self, segment: Segment, from: &[u8]) {
-        self.inside().bar[range(segment)].copy_from_slice(from);
+        self.lock().bar[range(segment)].copy_from_slice(from);
     }
 
     /// Read by the device: fails while its DMA is revoked, and outside allocations.
     pub(crate) fn device_load(&self, iova: u64, into: &mut [u8]) -> bool {
-        let inside = self.inside();
+        let inside = self.lock();
         let Some(at) = inside.device_range(iova, into.len()) else { return false };
         into.copy_from_slice(&inside.bytes[at..at + into.len()]);
         true
@@ -107,19 +107,19 @@ impl SharedMemory {
 
     /// Write by the device.
     pub(crate) fn device_store(&self, iova: u64, from: &[u8]) -> bool {
-        let mut inside = self.inside();
+        let mut inside = self.lock();
         let Some(at) = inside.device_range(iova, from.len()) else { return false };
         inside.bytes[at..at + from.len()].copy_from_slice(from);
         true
     }
 }
 
-impl Inside {
+impl MemoryState {
     fn device_range(&self, iova: u64, len: usize) -> Option<usize> {
         let offset = iova.checked_sub(IOVA)?;
         let (start, length) = self.allocated.range(..=offset).next_back()?;
         let inside = offset + len as u64 <= start + u64::from(*length);
-        (inside && !self.is_cut_off).then(|| usize::try_from(offset).unwrap())
+        (inside && !self.is_dma_revoked).then(|| usize::try_from(offset).unwrap())
     }
 }
 
@@ -131,7 +131,7 @@ fn range(segment: Segment) -> core::ops::Range<usize> {
 impl Memory for SharedMemory {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         assert_ne!(segment.region, BAR_REGION, "that is slow, and has no reason");
-        let inside = self.inside();
+        let inside = self.lock();
         let bytes = inside.bytes.get(range(segment)).ok_or(InvalidSegment(segment))?;
         into.copy_from_slice(bytes);
         Ok(())
@@ -139,7 +139,7 @@ impl Memory for SharedMemory {
 
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         assert_ne!(segment.region, BAR_REGION, "a ring is written by its own stores");
-        let mut inside = self.inside();
+        let mut inside = self.lock();
         let bytes = inside.bytes.get_mut(range(segment)).ok_or(InvalidSegment(segment))?;
         bytes.copy_from_slice(from);
         Ok(())
@@ -147,7 +147,7 @@ impl Memory for SharedMemory {
 
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
         assert_ne!(segment.region, BAR_REGION, "a ring is zeroed by its own stores");
-        let mut inside = self.inside();
+        let mut inside = self.lock();
         inside.bytes.get_mut(range(segment)).ok_or(InvalidSegment(segment))?.fill(byte);
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Dma for SharedMemory {
     type Completion = Ring;
 
     fn allocate(&self, len_bytes: u32) -> Option<Segment> {
-        let mut inside = self.inside();
+        let mut inside = self.lock();
         let len = (len_bytes as usize).next_multiple_of(PAGE);
         let used: usize = inside.allocated.values().map(|len| *len as usize).sum();
         if inside.limit.is_some_and(|limit| used + len > limit) {
@@ -172,12 +172,12 @@ impl Dma for SharedMemory {
     }
 
     fn release(&self, segment: Segment) {
-        let released = self.inside().allocated.remove(&segment.offset);
+        let released = self.lock().allocated.remove(&segment.offset);
         assert!(released.is_some(), "{segment:?} is released once, by who allocated it");
     }
 
     fn device_memory(&self, part: BarRange) -> Result<Segment, BarMapError> {
-        let mut inside = self.inside();
+        let mut inside = self.lock();
         inside.bar_parts.push(part);
         if let Some(why) = inside.bar_unusable {
             return Err(BarMapError::Unusable { reason: why });
@@ -194,7 +194,7 @@ impl Dma for SharedMemory {
         if segment.region == BAR_REGION {
             return Some(BAR + segment.offset);
         }
-        (range(segment).end <= self.inside().bytes.len()).then_some(IOVA + segment.offset)
+        (range(segment).end <= self.lock().bytes.len()).then_some(IOVA + segment.offset)
     }
 
     fn submission_ring(&self, memory: Segment, _depth: u32) -> Ring {
@@ -206,14 +206,14 @@ impl Dma for SharedMemory {
     }
 
     fn revoke_access(&self) -> bool {
-        let mut inside = self.inside();
-        inside.cut_offs += u32::from(!inside.is_cut_off);
-        inside.is_cut_off = true;
+        let mut inside = self.lock();
+        inside.revocation_count += u32::from(!inside.is_dma_revoked);
+        inside.is_dma_revoked = true;
         !inside.has_under_way
     }
 
     fn restore_access(&self) {
-        self.inside().is_cut_off = false;
+        self.lock().is_dma_revoked = false;
     }
 }
 

@@ -19,7 +19,7 @@ use tenmil_base::Error;
 
 /// A controller in this process, which runs only while messages are processed and its gate is open.
 #[derive(Clone)]
-struct LateBus {
+struct SlowBus {
     shared: Arc<Shared>,
 }
 
@@ -40,7 +40,7 @@ struct Device {
 /// One I/O queue, and two interrupt vectors.
 const QUEUES: u16 = 1;
 
-impl LateBus {
+impl SlowBus {
     fn new(regions: &RegionTable, clock: Clock) -> Self {
         let event = EventVectors::new(QUEUES + 1).unwrap();
         let (device, lost) = (Mutex::default(), Mutex::default());
@@ -82,7 +82,7 @@ impl LateBus {
     }
 }
 
-impl ControllerBus for LateBus {
+impl ControllerBus for SlowBus {
     type Registers = HostBarHandle;
     type Doorbell = SharedDoorbell;
 
@@ -157,9 +157,9 @@ impl ControllerBus for LateBus {
 }
 
 #[test]
-fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
+fn late_queue_pair_does_not_reduce_the_granted_ones() {
     let (regions, clock) = (RegionTable::new(8), Clock::start());
-    let bus = LateBus::new(&regions, clock);
+    let bus = SlowBus::new(&regions, clock);
     let wanted = AttachOptions {
         namespace: 1,
         depth: 3,

@@ -7,8 +7,8 @@ use tenmil_base::{
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 
+use super::simulated_time::SimulatedTime;
 use super::target::{BLOCK, Target, load, pattern};
-use super::turning::Turning;
 use crate::caches::CacheScope;
 use crate::controller::{ConnectError, Connecting, FabricsController};
 use crate::fabrics_queue_pair::FabricsQueuePair;
@@ -21,9 +21,9 @@ pub(super) const SUBSYSTEM: &str = "nqn.2024-01.example:disk";
 pub(super) const HOST: &str = "nqn.2024-01.example:host";
 
 /// Time of an iteration.
-const TURN: Span = Span::from_us(50);
+const STEP: Span = Span::from_us(50);
 
-pub(super) struct Bed {
+pub(super) struct SinglePathHost {
     pub(super) target: Target,
     pub(super) regions: RegionTable,
     pub(super) memory: Segment,
@@ -38,7 +38,7 @@ pub(super) struct Bed {
     pool: DevicePool,
 }
 
-impl Bed {
+impl SinglePathHost {
     pub(super) fn new() -> Self {
         let regions = RegionTable::new(4);
         let pool = regions
@@ -77,12 +77,12 @@ impl Bed {
     }
 
     /// Connects to the target, and waits for the result.
-    pub(super) fn call(&mut self, options: Options) -> Result<(), Error> {
+    pub(super) fn connect(&mut self, options: Options) -> Result<(), Error> {
         let (target, regions) = (self.target.clone(), self.regions.clone());
-        let make_connector = Box::new(move || target.dial(&regions));
+        let make_connector = Box::new(move || target.connector(&regions));
         let setup = PathSetup { pool: self.pool.clone(), make_connector };
         let (vector, techniques) = (None, FastPathOptions::default());
-        let wishes = MultipathOptions {
+        let requested_options = MultipathOptions {
             options,
             controller: ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() },
             namespace: 1,
@@ -91,11 +91,11 @@ impl Bed {
             queue: QueuePairOptions { depth: 2, vector, techniques },
             sizes: QueueSizes::default(),
         };
-        let multipath = Multipath::begin(vec![setup], wishes, self.now);
+        let multipath = Multipath::begin(vec![setup], requested_options, self.now);
         let mut multipath = multipath.map_err(|error| Error::usage(error.to_string()))?;
         loop {
-            self.now = self.now.after(TURN);
-            self.target.turn(self.now);
+            self.now = self.now.after(STEP);
+            self.target.step(self.now);
             let _ = multipath.poll(self.now);
             if let Some(error) = multipath.path_error(0) {
                 return Err(error.clone());
@@ -108,17 +108,19 @@ impl Bed {
     }
 
     /// Connects a controller without a path, and waits for the result.
-    pub(super) fn call_controller(
+    pub(super) fn connect_controller(
         &mut self,
         options: Options,
     ) -> Result<FabricsController, ConnectError> {
-        let dial = self.target.dial(&self.regions);
-        let wishes = ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() };
-        let mut calling = Connecting::begin(self.pool.clone(), dial, options, wishes, self.now)?;
+        let dial = self.target.connector(&self.regions);
+        let requested_options =
+            ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() };
+        let mut connecting =
+            Connecting::begin(self.pool.clone(), dial, options, requested_options, self.now)?;
         loop {
-            self.now = self.now.after(TURN);
-            self.target.turn(self.now);
-            if let Some(ended) = calling.poll(self.now) {
+            self.now = self.now.after(STEP);
+            self.target.step(self.now);
+            if let Some(ended) = connecting.poll(self.now) {
                 return ended;
             }
         }
@@ -127,8 +129,8 @@ impl Bed {
     /// Waits for an event of a controller without a path.
     pub(super) fn await_event(&mut self, remote: &mut FabricsController, expected: &Event) {
         loop {
-            self.now = self.now.after(TURN);
-            self.target.turn(self.now);
+            self.now = self.now.after(STEP);
+            self.target.step(self.now);
             if remote.poll(self.now).as_ref() == Some(expected) {
                 return;
             }
@@ -136,8 +138,11 @@ impl Bed {
     }
 
     /// A queue pair without retries, and its controller.
-    pub(super) fn raw_queue_pair(&mut self, depth: u32) -> (FabricsController, FabricsQueuePair) {
-        let mut remote = self.call_controller(Self::options()).unwrap();
+    pub(super) fn queue_pair_without_retries(
+        &mut self,
+        depth: u32,
+    ) -> (FabricsController, FabricsQueuePair) {
+        let mut remote = self.connect_controller(Self::options()).unwrap();
         self.await_event(&mut remote, &Event::Ready);
         let options =
             QueuePairOptions { depth, vector: None, techniques: FastPathOptions::default() };
@@ -148,22 +153,22 @@ impl Bed {
     }
 
     /// Whether its path is connected. False if it cannot be.
-    pub(super) fn is_reached(&mut self) -> bool {
-        self.call(Self::options()).is_ok()
+    pub(super) fn try_connect(&mut self) -> bool {
+        self.connect(Self::options()).is_ok()
     }
 
-    /// A bed with a connected target.
-    pub(super) fn ready() -> Self {
-        let mut bed = Self::new();
-        bed.call(Self::options()).unwrap();
-        bed
+    /// A host that is connected to its target.
+    pub(super) fn connected() -> Self {
+        let mut host = Self::new();
+        host.connect(Self::options()).unwrap();
+        host
     }
 
     /// The same, with a queue of this number of entries.
     pub(super) fn with_queue(depth: u32) -> Self {
-        let mut bed = Self::ready();
-        bed.add_queue(depth);
-        bed
+        let mut host = Self::connected();
+        host.add_queue(depth);
+        host
     }
 
     pub(super) fn add_queue(&mut self, depth: u32) {
@@ -171,10 +176,10 @@ impl Bed {
         multipath.set_queue_depth(depth);
         let ticket = multipath.open_queue();
         let count = self.queues.len();
-        self.turn_until(|bed| {
-            let taken = bed.multipath().take_queue(ticket);
-            bed.queues.extend(taken);
-            bed.queues.len() > count
+        self.run_until(|host| {
+            let taken = host.multipath().take_queue(ticket);
+            host.queues.extend(taken);
+            host.queues.len() > count
         });
     }
 
@@ -190,12 +195,12 @@ impl Bed {
     pub(super) fn shut_down(&mut self) {
         let now = self.now;
         self.multipath().shut_down(now);
-        self.turn_until(|bed| !bed.multipath().is_shutting_down());
-        self.turn();
+        self.run_until(|host| !host.multipath().is_shutting_down());
+        self.step();
     }
 
     /// One iteration of the threads of the queues only.
-    pub(super) fn turn_queues(&mut self) {
+    pub(super) fn poll_queues(&mut self) {
         let mut completions = CompletionBatch::with_capacity(64);
         for queue in &mut self.queues {
             queue.poll(self.now, &mut completions);
@@ -205,7 +210,7 @@ impl Bed {
     }
 
     /// The part of the memory for request number `number`, of this number of blocks.
-    pub(super) fn place(&self, number: u64, blocks: u32) -> Segment {
+    pub(super) fn buffer(&self, number: u64, blocks: u32) -> Segment {
         let len = blocks * u32::try_from(BLOCK).unwrap();
         self.memory.slice(u32::try_from(number).unwrap() * len, len).unwrap()
     }
@@ -248,16 +253,16 @@ impl Bed {
     /// Executes one request and waits for its completion.
     #[track_caller]
     pub(super) fn run(&mut self, operation: Operation, lba: u64, segments: &[Segment]) -> IoStatus {
-        self.turn_until(|bed| bed.submit(0, operation, lba, segments, 4711));
-        self.turn_until(|bed| bed.completions.iter().any(|completion| completion.token == 4711));
+        self.run_until(|host| host.submit(0, operation, lba, segments, 4711));
+        self.run_until(|host| host.completions.iter().any(|completion| completion.token == 4711));
         let at = self.completions.iter().position(|completion| completion.token == 4711).unwrap();
         self.completions.remove(at).status
     }
 
     /// Writes a pattern and reads it back into other memory.
     #[track_caller]
-    pub(super) fn exchange(&mut self, lba: u64, blocks: u32, seed: u64) {
-        let (from, to) = (self.place(0, blocks), self.place(1, blocks));
+    pub(super) fn write_and_verify(&mut self, lba: u64, blocks: u32, seed: u64) {
+        let (from, to) = (self.buffer(0, blocks), self.buffer(1, blocks));
         let bytes = pattern(seed, from.len_bytes as usize);
         self.regions.store(from, &bytes).unwrap();
         self.regions.fill(to, 0).unwrap();
@@ -267,14 +272,14 @@ impl Bed {
     }
 }
 
-impl Turning for Bed {
+impl SimulatedTime for SinglePathHost {
     fn now(&mut self) -> &mut Instant {
         &mut self.now
     }
 
-    fn turn(&mut self) {
-        self.now = self.now.after(TURN);
-        self.target.turn(self.now);
+    fn step(&mut self) {
+        self.now = self.now.after(STEP);
+        self.target.step(self.now);
         if let Some(event) = self.multipath.as_mut().and_then(|it| it.poll(self.now)) {
             self.events.extend(match &event {
                 PathEvent::Up { .. } => Some(Event::Recovered),
@@ -283,10 +288,10 @@ impl Turning for Bed {
             });
             self.path_events.push(event);
         }
-        self.turn_queues();
+        self.poll_queues();
     }
 
-    fn story(&self) -> String {
+    fn event_log(&self) -> String {
         format!("{:?}", self.path_events)
     }
 }

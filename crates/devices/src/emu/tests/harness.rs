@@ -24,24 +24,24 @@ use crate::techniques::Techniques;
 use crate::{EmuMedium, EmuSpec};
 
 /// SSD and host of a test.
-pub(super) struct Stage {
+pub(super) struct EmulationHarness {
     pub(super) device: Device,
     /// The only queue pair.
     pub(super) queue: Box<dyn IoChannel>,
     /// Sleeper of the host, woken by the vector of the queue pair.
-    pub(super) host_nap: Nap,
+    pub(super) host_sleeper: SimulatedSleeper,
     pub(super) buffer: Segment,
     pub(super) now: Instant,
     /// Not dropped before the queue pair, whose DMA access it would revoke.
-    pub(super) controller: StageController,
+    pub(super) controller: HarnessController,
 }
 
 /// Controller that has created the queue pair.
-pub(super) type StageController = Controller<HostBarHandle<Bell>, DevicePool>;
+pub(super) type HarnessController = Controller<HostBarHandle<DoorbellWaker>, DevicePool>;
 
 /// An injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Planted {
+pub(super) enum InjectedBug {
     Nothing,
     /// The device sleeps without a second check.
     DeviceLooksOnce,
@@ -51,25 +51,25 @@ pub(super) enum Planted {
     MuteBell,
 }
 
-impl Planted {
+impl InjectedBug {
     pub(super) const MISTAKES: [Self; 3] =
         [Self::DeviceLooksOnce, Self::HostLooksOnce, Self::MuteBell];
 }
 
 /// Time after which a completion counts as lost.
-pub(super) const FORGOTTEN: Span = Span::from_ms(100);
+pub(super) const LOST_AFTER: Span = Span::from_ms(100);
 
 /// Device side, executed step by step.
 pub(super) struct Device {
-    turn: DeviceLoop<Nap>,
-    nap: Nap,
-    pub(super) is: DeviceIs,
+    turn: DeviceLoop<SimulatedSleeper>,
+    simulated_sleeper: SimulatedSleeper,
+    pub(super) is: DevicePhase,
     looks_once: bool,
     pub(super) sleeps: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum DeviceIs {
+pub(super) enum DevicePhase {
     Awake,
     /// No work was found; about to arm.
     Tired(Instant),
@@ -79,16 +79,16 @@ pub(super) enum DeviceIs {
 
 /// A sleeper without a thread.
 #[derive(Clone, Default)]
-pub(super) struct Nap(Arc<NapWords>);
+pub(super) struct SimulatedSleeper(Arc<SleeperState>);
 
 #[derive(Default)]
-struct NapWords {
+struct SleeperState {
     /// Armed.
     is_announced: AtomicBool,
     is_woken: AtomicBool,
 }
 
-impl Nap {
+impl SimulatedSleeper {
     pub(super) fn announce(&self) {
         self.0.is_announced.store(true, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl Nap {
     }
 }
 
-impl Wake for Nap {
+impl Wake for SimulatedSleeper {
     fn wake(&self) {
         if self.0.is_announced.swap(false, Ordering::Relaxed) {
             self.0.is_woken.store(true, Ordering::Relaxed);
@@ -112,13 +112,13 @@ impl Wake for Nap {
 }
 
 /// The only vector of the I/O queue, both ends of it.
-struct NapVector {
-    nap: Nap,
+struct SleeperVector {
+    simulated_sleeper: SimulatedSleeper,
     /// A descriptor that is never signaled.
     silent: EventVectors,
 }
 
-impl Interrupts for Nap {
+impl Interrupts for SimulatedSleeper {
     fn raise(&mut self, vector: u16) {
         if vector == 1 {
             self.wake();
@@ -126,42 +126,43 @@ impl Interrupts for Nap {
     }
 }
 
-impl InterruptVector for NapVector {
+impl InterruptVector for SleeperVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.silent.descriptor(0).expect("it was made with one vector")
     }
 
     fn unmask(&mut self) -> bool {
-        self.nap.withdraw();
-        self.nap.announce();
+        self.simulated_sleeper.withdraw();
+        self.simulated_sleeper.announce();
         true
     }
 
     fn mask(&mut self) {
-        self.nap.withdraw();
+        self.simulated_sleeper.withdraw();
     }
 }
 
 /// Waker of the device for doorbells, unless the injected bug disables it.
 #[derive(Clone)]
-pub(super) struct Bell {
-    nap: Nap,
+pub(super) struct DoorbellWaker {
+    simulated_sleeper: SimulatedSleeper,
     is_mute: Arc<AtomicBool>,
 }
 
-impl Wake for Bell {
+impl Wake for DoorbellWaker {
     fn wake(&self) {
         if !self.is_mute.load(Ordering::Relaxed) {
-            self.nap.wake();
+            self.simulated_sleeper.wake();
         }
     }
 }
 
-impl Stage {
+impl EmulationHarness {
     /// Initializes the SSD. Half of the seeds have a slow one.
-    pub(super) fn new(seed: u64, planted: Planted) -> Self {
-        let (device_nap, host_nap) = (Nap::default(), Nap::default());
-        let notifier = Bell { nap: device_nap.clone(), is_mute: Arc::default() };
+    pub(super) fn new(seed: u64, injected_bug: InjectedBug) -> Self {
+        let (device_nap, host_sleeper) = (SimulatedSleeper::default(), SimulatedSleeper::default());
+        let notifier =
+            DoorbellWaker { simulated_sleeper: device_nap.clone(), is_mute: Arc::default() };
         let regions = RegionTable::new(1);
         let memory = regions
             .add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap())
@@ -179,7 +180,7 @@ impl Stage {
         };
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let mut now = Instant { ns: 1_000_000 };
-        let ssd = EmulatedSsd::new(&spec, 0, medium, &pool, host_nap.clone(), now).unwrap();
+        let ssd = EmulatedSsd::new(&spec, 0, medium, &pool, host_sleeper.clone(), now).unwrap();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let bar = ssd.host_bar(notifier.clone());
         let mut controller = Controller::new(bar, pool.clone(), options).unwrap();
@@ -211,27 +212,27 @@ impl Stage {
         let view = controller.namespace(NSID).unwrap().view(&limits);
         let queue = NamespaceQueue::new(pair, view, QueueSizes::default()).unwrap();
         let silent = EventVectors::new(1).unwrap();
-        let vector = NapVector { nap: host_nap.clone(), silent };
+        let vector = SleeperVector { simulated_sleeper: host_sleeper.clone(), silent };
         let mut queue = queue.with_vector(Box::new(vector));
         queue.disarm();
-        notifier.is_mute.store(planted == Planted::MuteBell, Ordering::Relaxed);
+        notifier.is_mute.store(injected_bug == InjectedBug::MuteBell, Ordering::Relaxed);
         let device = Device {
             turn: device,
-            nap: device_nap,
-            is: DeviceIs::Awake,
-            looks_once: planted == Planted::DeviceLooksOnce,
+            simulated_sleeper: device_nap,
+            is: DevicePhase::Awake,
+            looks_once: injected_bug == InjectedBug::DeviceLooksOnce,
             sleeps: 0,
         };
         let buffer = pool.allocate(4096).unwrap();
         let queue = Box::new(queue);
-        Self { device, queue, host_nap, buffer, now, controller }
+        Self { device, queue, host_sleeper, buffer, now, controller }
     }
 }
 
 impl Device {
     pub(super) fn can_step(&self, now: Instant) -> bool {
         match self.is {
-            DeviceIs::Asleep(until) => self.nap.is_woken() || now >= until,
+            DevicePhase::Asleep(until) => self.simulated_sleeper.is_woken() || now >= until,
             _ => true,
         }
     }
@@ -239,37 +240,37 @@ impl Device {
     /// Wake-up time without an event.
     pub(super) fn deadline(&self) -> Instant {
         match self.is {
-            DeviceIs::Asleep(until) => until,
+            DevicePhase::Asleep(until) => until,
             _ => Instant::NEVER,
         }
     }
 
     pub(super) fn step(&mut self, now: Instant) {
         self.is = match self.is {
-            DeviceIs::Awake => match self.turn.iterate(now) {
-                NextStep::SleepUntil(until) => DeviceIs::Tired(until),
-                _ => DeviceIs::Awake,
+            DevicePhase::Awake => match self.turn.iterate(now) {
+                NextStep::SleepUntil(until) => DevicePhase::Tired(until),
+                _ => DevicePhase::Awake,
             },
-            DeviceIs::Tired(until) => {
-                self.nap.announce();
-                DeviceIs::Announced(until)
+            DevicePhase::Tired(until) => {
+                self.simulated_sleeper.announce();
+                DevicePhase::Announced(until)
             }
-            DeviceIs::Announced(until) => {
+            DevicePhase::Announced(until) => {
                 if !self.looks_once && self.turn.arm(now) {
                     self.wake()
                 } else {
                     self.sleeps += 1;
-                    DeviceIs::Asleep(until)
+                    DevicePhase::Asleep(until)
                 }
             }
-            DeviceIs::Asleep(_) => self.wake(),
+            DevicePhase::Asleep(_) => self.wake(),
         };
     }
 
-    fn wake(&mut self) -> DeviceIs {
-        self.nap.withdraw();
+    fn wake(&mut self) -> DevicePhase {
+        self.simulated_sleeper.withdraw();
         self.turn.handle_wakeup(&[]);
-        DeviceIs::Awake
+        DevicePhase::Awake
     }
 }
 

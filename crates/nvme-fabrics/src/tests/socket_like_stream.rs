@@ -5,7 +5,7 @@ use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSourc
 use tenmil_sim::sim_network::SimStream;
 
 /// An end of a network that keeps its thread awake with unread notices.
-pub(super) struct Noticing {
+pub(super) struct SocketLikeStream {
     end: SimStream,
     /// Result of the last query.
     told: u64,
@@ -16,13 +16,13 @@ pub(super) struct Noticing {
 /// Maximum number of receive calls before announced data has to be sent.
 const LOOKS_MAX: u32 = 1;
 
-impl Noticing {
+impl SocketLikeStream {
     pub(super) const fn new(end: SimStream) -> Self {
         Self { end, told: 0, since_promise: None }
     }
 }
 
-impl Stream for Noticing {
+impl Stream for SocketLikeStream {
     fn receive(&mut self) -> RecvResult {
         if let Some(looks) = &mut self.since_promise {
             *looks += 1;
