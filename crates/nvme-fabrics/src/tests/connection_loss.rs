@@ -546,7 +546,7 @@ fn stream_cut_at_any_byte_leaks_nothing() {
 #[ignore = "takes minutes: .ci/nightly runs it"]
 fn stream_cut_at_every_byte_leaks_nothing() {
     let (count, bytes) =
-        (run_cut_sessions(|_, _| true), stream_lengths().iter().map(|(.., len)| len).sum());
+        (run_cut_sessions(|_, _| true), stream_lengths().iter().map(|(.., len)| len).sum::<u64>());
     assert_eq!(count, bytes);
 }
 

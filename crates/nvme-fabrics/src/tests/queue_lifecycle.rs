@@ -107,7 +107,7 @@ fn queue_that_is_not_closed_in_time_is_ended_by_a_reset() {
         if let Some(Event::ResetStarted { cause }) = remote.poll(host.now) {
             break cause;
         }
-        assert!(bed.now.since(begun) < Span::from_secs(120), "the deletion never ends");
+        assert!(host.now.since(begun) < Span::from_secs(120), "the deletion never ends");
     };
     let waited = host.now.since(begun);
     assert!(waited >= TimeoutPolicy::default().connect, "{waited}");
