@@ -38,6 +38,14 @@ pub trait Stream: Send {
     /// If there are unconsumed [`buffered`](Self::buffered) bytes: they come first.
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult;
 
+    /// As [`receive_into`](Self::receive_into), and in the same call up to `following` of the bytes
+    /// after them, behind which they are [`buffered`](Self::buffered), where supported: usually the
+    /// next header. The number of bytes includes both.
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        let _ = following;
+        self.receive_into(into)
+    }
+
     /// Sends `stretches` in order, as far as the stream has space, and returns the number of bytes
     /// accepted.
     ///

@@ -387,6 +387,11 @@ impl Stream for ConnectionEnd {
         self.stream_end().map_or(RecvResult::Eof, |end| end.receive_into(into))
     }
 
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        self.stream_end()
+            .map_or(RecvResult::Eof, |end| end.receive_into_and_following(into, following))
+    }
+
     fn send(
         &mut self,
         headers: &[u8],

@@ -50,6 +50,8 @@ pub(crate) struct QueueConnection {
     in_place_only: u32,
     /// Number of times that data was received.
     received: u64,
+    /// The last data received in place belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
+    is_receiving_large: bool,
     lost: Option<ConnectionLoss>,
 }
 
@@ -92,6 +94,13 @@ const KERNEL_BUFFER_RECVS: usize = 64;
 /// From this size on, data is received in place. For less, a copy is cheaper than a separate system call.
 const DIRECT_RECV_BYTES_MIN: u32 = 16 << 10;
 
+/// While transfers of this size or more are received, a header is received without the data behind it if
+/// the receive of the data before it did not bring it, so that the data are received in place.
+const HEADER_ALONE_BYTES_MIN: u32 = 128 << 10;
+
+/// Maximum number of receives in place per poll.
+const DIRECT_RECVS: usize = 4;
+
 impl QueueConnection {
     /// A connection over `stream`, which starts to open. Data is in memory that `memory` can resolve. The
     /// identifiers of commands have their tags in the bits of the configuration's mask.
@@ -117,6 +126,7 @@ impl QueueConnection {
             outstanding: 0,
             in_place_only: 0,
             received: 0,
+            is_receiving_large: false,
             lost: None,
         }
     }
@@ -308,7 +318,13 @@ impl QueueConnection {
         if self.in_place_only > 0 {
             self.receive_to_kernel_buffers(now, complete);
         } else if !self.receive_direct(now, complete) {
-            let received = self.stream.receive();
+            let received = if self.is_receiving_large {
+                self.is_receiving_large = false;
+                let waiting = self.stream.buffered().len();
+                self.stream.receive_up_to(self.protocol.bytes_before_data(waiting))
+            } else {
+                self.stream.receive()
+            };
             self.parse_buffered(now, complete);
             match received {
                 RecvResult::Bytes(_) => {
@@ -340,7 +356,7 @@ impl QueueConnection {
             }
             let waiting = self.stream.buffered().len();
             let received = match self.protocol.next_direct_placement().filter(|_| waiting == 0) {
-                Some(place) => self.receive_to(place, now, complete),
+                Some(place) => self.receive_to(place, 0, now, complete),
                 None => self.stream.receive_up_to(self.protocol.bytes_before_data(waiting)),
             };
             match received {
@@ -353,42 +369,64 @@ impl QueueConnection {
         self.parse_buffered(now, complete);
     }
 
-    /// Receives awaited data in place if it is large enough. Returns whether it was.
+    /// Receives awaited data in place if it is large enough, and in the same call the header behind it.
+    /// Returns whether it was.
     #[inline]
     fn receive_direct(
         &mut self,
         now: Instant,
         complete: &mut impl FnMut(CompletedCommand),
     ) -> bool {
-        let place = self
-            .protocol
-            .next_direct_placement()
-            .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
-        let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { return false };
-        match self.receive_to(place, now, complete) {
-            RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
-            RecvResult::Eof => self.handle_eof(complete),
-            RecvResult::Failed(error) => self.set_lost(ConnectionLoss::Broken(error)),
+        let mut has_received = false;
+        for _ in 0..DIRECT_RECVS {
+            let place = self
+                .protocol
+                .next_direct_placement()
+                .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
+            let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { break };
+            has_received = true;
+            self.is_receiving_large = self.commands.len_bytes(place.tag) >= HEADER_ALONE_BYTES_MIN;
+            let following = self.protocol.bytes_between_data();
+            match self.receive_to(place, following, now, complete) {
+                // A short receive has emptied the socket.
+                RecvResult::Bytes(count) if count < place.len_bytes as usize + following => break,
+                RecvResult::Bytes(_) => {}
+                RecvResult::WouldBlock => break,
+                RecvResult::Eof => {
+                    self.handle_eof(complete);
+                    break;
+                }
+                RecvResult::Failed(error) => {
+                    self.set_lost(ConnectionLoss::Broken(error));
+                    break;
+                }
+            }
         }
-        true
+        has_received
     }
 
-    /// Receives data in place.
+    /// Receives data in place, and up to `following` bytes behind it, which it parses.
     #[inline]
     fn receive_to(
         &mut self,
         place: tenmil_nvme_tcp::DataPlacement,
+        following: usize,
         now: Instant,
         complete: &mut impl FnMut(CompletedCommand),
     ) -> RecvResult {
         self.direct_segments.clear();
         self.commands.for_each_segment(place, |segment| self.direct_segments.push(segment));
-        let received = self.stream.receive_into(&self.direct_segments);
+        let received = if following > 0 {
+            self.stream.receive_into_and_following(&self.direct_segments, following)
+        } else {
+            self.stream.receive_into(&self.direct_segments)
+        };
         if let RecvResult::Bytes(count) = received {
             self.received += 1;
-            let count = u32::try_from(count).unwrap_or(u32::MAX);
-            self.protocol.received_direct(now, count, &mut self.events);
+            let direct = u32::try_from(count).unwrap_or(u32::MAX).min(place.len_bytes);
+            self.protocol.received_direct(now, direct, &mut self.events);
             self.handle_events(complete);
+            self.parse_buffered(now, complete);
         }
         received
     }

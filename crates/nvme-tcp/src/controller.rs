@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use tenmil_base::Instant;
-use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, ALIGNMENT_MAX, H2C_DATA_BYTES_MIN, Role};
+use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, ALIGNMENT_MAX, H2C_DATA_BYTES_MIN, PduType, Role};
 use tenmil_wire::{Command, Completion, Status};
 
 use crate::connection::Connection;
@@ -534,6 +534,35 @@ impl fmt::Display for OwnerCallError {
             }
             Self::InTransfer => "data of the command are in transfer",
         })
+    }
+}
+
+impl ControllerConnection {
+    /// Length of the header of a data PDU, with its digest.
+    #[inline]
+    #[must_use]
+    pub fn data_header_bytes(&self) -> usize {
+        usize::from(PduType::H2CData.header_bytes() + self.core.incoming.header_digest_bytes())
+    }
+
+    /// Number of bytes that can be received behind the `buffered` ones, which were not consumed, without
+    /// reaching data that could be [received directly](Connection::next_direct_placement): the rest of a
+    /// command, and the header of a data PDU.
+    #[must_use]
+    pub fn bytes_to_data_header(&self, buffered: &[u8]) -> usize {
+        let header = self.data_header_bytes();
+        if self.core.body.is_some() {
+            return usize::MAX;
+        }
+        let remaining = match buffered.first() {
+            Some(kind) if *kind == PduType::CapsuleCmd as u8 => {
+                let digest = self.core.incoming.header_digest_bytes();
+                let capsule = usize::from(PduType::CapsuleCmd.header_bytes() + digest);
+                capsule.saturating_sub(buffered.len()) + header
+            }
+            _ => header.saturating_sub(buffered.len()),
+        };
+        if remaining == 0 { usize::MAX } else { remaining }
     }
 }
 

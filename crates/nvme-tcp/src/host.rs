@@ -26,6 +26,7 @@ use crate::pdu_body::DataPlacement;
 use crate::receive_loop::ReceivePdus;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, PayloadDigest};
+use receive::{LAST, SUCCESS};
 use slot::{CommandSlot, R2tRange, TransferState};
 
 /// Host side of a connection.
@@ -264,6 +265,20 @@ impl HostConnection {
         };
         // PDUs that are longer than this header and carry no data are parsed as they arrive.
         if remaining == 0 { usize::MAX } else { remaining }
+    }
+
+    /// Number of bytes from the end of the data that are being [received
+    /// directly](Connection::next_direct_placement) to the next data: the header of the next data, and
+    /// before it the response, if this one is the last and does not report success itself.
+    #[inline]
+    #[must_use]
+    pub fn bytes_between_data(&self) -> usize {
+        let digest = self.core.incoming.header_digest_bytes();
+        let header = usize::from(PduType::C2HData.header_bytes() + digest);
+        let response = usize::from(PduType::CapsuleResp.header_bytes() + digest);
+        let has_response =
+            self.core.body.as_ref().is_some_and(|body| body.flags & (LAST | SUCCESS) == LAST);
+        header + usize::from(has_response) * response
     }
 
     /// Tag of the next command. The payload must be available under this tag.

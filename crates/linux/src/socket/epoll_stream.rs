@@ -296,9 +296,37 @@ impl Stream for EpollStream {
         if into.iter().all(|segment| segment.len_bytes == 0) {
             return RecvResult::WouldBlock;
         }
-        match receive_scattered(&self.regions, into, self.socket.as_fd()) {
+        match receive_scattered(&self.regions, into, &mut [], self.socket.as_fd()) {
             Ok(found) => self.result_of(found),
             Err(nowhere) => self.receive_kernel_buffer(into, nowhere.0),
+        }
+    }
+
+    #[inline]
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        assert!(self.buffered().is_empty(), "bytes that came before have not been consumed");
+        if let Some(over) = &self.end {
+            return over.clone();
+        }
+        let direct: usize = into.iter().map(|segment| segment.len_bytes as usize).sum();
+        let Some(space) = self.buffer.free_space().filter(|_| direct > 0) else {
+            return self.receive_into(into);
+        };
+        let following = following.min(space.len());
+        let space = &mut space[..following];
+        match receive_scattered(&self.regions, into, space, self.socket.as_fd()) {
+            Ok(found) => {
+                let behind = found.map_or(0, |count| count.saturating_sub(direct));
+                self.buffer.mark_filled(behind);
+                if behind == 0 {
+                    self.buffer.release_idle();
+                }
+                self.result_of(found)
+            }
+            Err(nowhere) => {
+                self.buffer.release_idle();
+                self.receive_kernel_buffer(into, nowhere.0)
+            }
         }
     }
 

@@ -114,12 +114,13 @@ impl<'a> GatherList<'a> {
         usize::try_from(moved).map_err(|_| last_errno())
     }
 
-    /// Receives into the list. The list must name region memory only.
+    /// Receives into the list. The list must name region memory, and bytes that nothing else accesses
+    /// meanwhile, only.
     #[inline]
     fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let mut message = self.message_header();
-        // SAFETY: as in `send`; no reference into a region exists, and a list made by `scatter`
-        // names regions only.
+        // SAFETY: as in `send`; no reference into a region exists, and the list of
+        // `receive_scattered` names regions and bytes that it has borrowed for writing.
         let moved =
             unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         usize::try_from(moved).map_err(|_| last_errno())
@@ -136,18 +137,24 @@ impl<'a> GatherList<'a> {
     }
 }
 
-/// Receives from a socket into `segments`, in order.
+/// Receives from a socket into `segments`, in order, and then into `following`.
 #[inline]
 pub(crate) fn receive_scattered(
     regions: &RegionTable,
     segments: &[Segment],
+    following: &mut [u8],
     socket: BorrowedFd<'_>,
 ) -> Result<Result<usize, Errno>, InvalidSegment> {
     let mut list = GatherList::new(regions);
+    let mut has_space = true;
     for segment in segments {
-        if !list.add_segment(*segment)? {
+        has_space = list.add_segment(*segment)?;
+        if !has_space {
             break;
         }
+    }
+    if has_space {
+        list.add_bytes(following.as_mut_ptr(), following.len());
     }
     Ok(list.receive(socket))
 }

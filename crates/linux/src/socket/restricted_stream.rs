@@ -71,6 +71,10 @@ impl Stream for RestrictedStream {
         self.stream.receive_into(into)
     }
 
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        self.stream.receive_into_and_following(into, following)
+    }
+
     fn send(
         &mut self,
         headers: &[u8],

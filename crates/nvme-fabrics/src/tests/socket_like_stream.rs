@@ -43,6 +43,10 @@ impl Stream for SocketLikeStream {
         self.end.receive_into(into)
     }
 
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        self.end.receive_into_and_following(into, following)
+    }
+
     fn send(
         &mut self,
         headers: &[u8],

@@ -13,8 +13,8 @@ use crate::pdu_body::{DataPlacement, PduBody, PduBodyProgress};
 use crate::receive_loop::{PduReceiveStep, ReceivePdus, header_array, padding_len};
 
 /// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
-const LAST: u8 = 1 << 2;
-const SUCCESS: u8 = 1 << 3;
+pub(super) const LAST: u8 = 1 << 2;
+pub(super) const SUCCESS: u8 = 1 << 3;
 
 impl ReceivePdus for HostConnection {
     #[inline]

@@ -68,6 +68,8 @@ pub struct TargetConnection {
     /// Wake sources, if the connection may sleep.
     wake_set: Option<WakeSet>,
     recv_backoff: RecvBackoff,
+    /// The last data received directly belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
+    is_receiving_large: bool,
     /// Whether the connection is migrating to another reactor; it receives nothing until it has
     /// arrived.
     is_migrating: bool,
@@ -108,6 +110,9 @@ const EVENTS: usize = 64;
 /// Smallest amount of data that is received directly into its buffer, with a system call of its own
 /// instead of a copy.
 const DIRECT_BYTES: u32 = 16 << 10;
+/// While transfers of this size or more are received, headers are received without the data behind them, so
+/// that the data are received directly.
+const HEADER_ALONE_BYTES_MIN: u32 = 128 << 10;
 /// Largest number of receive calls in an iteration.
 const RECVS_MAX: usize = 4;
 
@@ -147,6 +152,7 @@ impl TargetConnection {
             worked_at: now,
             wake_set: None,
             recv_backoff: RecvBackoff::default(),
+            is_receiving_large: false,
             is_migrating: false,
             service,
             handle,
@@ -264,20 +270,25 @@ impl TargetConnection {
                 break;
             }
             let segment = self.direct_receive_segment();
+            let following = self.end.data_header_bytes();
             let Some(stream) = &mut self.stream else { break };
             let received = match segment {
-                Some(segment) => stream.receive_into(&[segment]),
+                Some(segment) => stream.receive_into_and_following(&[segment], following),
+                None if core::mem::take(&mut self.is_receiving_large) => {
+                    stream.receive_up_to(self.end.bytes_to_data_header(stream.buffered()))
+                }
                 None => stream.receive(),
             };
             match received {
                 RecvResult::Bytes(bytes) => {
                     count += 1;
                     if let Some(segment) = segment {
-                        let received_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-                        self.end.received_direct(now, received_bytes, &mut self.events);
+                        let direct = u32::try_from(bytes).unwrap_or(u32::MAX);
+                        let direct = direct.min(segment.len_bytes);
+                        self.end.received_direct(now, direct, &mut self.events);
                         count += self.handle_events(now);
                         // A short read has emptied the socket.
-                        is_last = received_bytes < segment.len_bytes;
+                        is_last = bytes < segment.len_bytes as usize + following;
                     }
                 }
                 RecvResult::WouldBlock => {
@@ -305,13 +316,18 @@ impl TargetConnection {
 
     /// Buffer that the next data can be received into directly.
     #[inline]
-    fn direct_receive_segment(&self) -> Option<Segment> {
+    fn direct_receive_segment(&mut self) -> Option<Segment> {
         let placement = self
             .end
             .next_direct_placement()
             .filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;
         let stream = self.stream.as_ref()?;
-        if stream.buffered().is_empty() { self.commands.buffer_segment(placement) } else { None }
+        if !stream.buffered().is_empty() {
+            return None;
+        }
+        let (_, transfer_bytes) = self.commands.data_direction_and_len(placement.tag);
+        self.is_receiving_large = transfer_bytes >= HEADER_ALONE_BYTES_MIN;
+        self.commands.buffer_segment(placement)
     }
 
     /// Discards input until the peer closes a connection that has ended.

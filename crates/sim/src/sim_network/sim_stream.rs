@@ -102,10 +102,14 @@ impl SimStream {
 
 impl Stream for SimStream {
     fn receive(&mut self) -> RecvResult {
+        self.receive_up_to(usize::MAX)
+    }
+
+    fn receive_up_to(&mut self, count: usize) -> RecvResult {
         self.inbox.drain(..self.start);
         self.start = 0;
         let waiting = self.inbox.len();
-        let mut room = vec![0; self.inbox_bytes.saturating_sub(waiting)];
+        let mut room = vec![0; self.inbox_bytes.saturating_sub(waiting).min(count)];
         if room.is_empty() {
             return RecvResult::WouldBlock;
         }
@@ -130,12 +134,16 @@ impl Stream for SimStream {
     }
 
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.receive_into_and_following(into, 0)
+    }
+
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
         assert!(self.buffered().is_empty(), "bytes that came before have not been consumed");
         let len: usize = into.iter().map(|segment| segment.len_bytes as usize).sum();
         if len == 0 {
             return RecvResult::WouldBlock;
         }
-        let mut room = vec![0; len];
+        let mut room = vec![0; len + following.min(self.inbox_bytes)];
         let received = self.receive_arrived(&mut room);
         let RecvResult::Bytes(mut left) = received else { return received };
         let mut from = room.as_slice();
@@ -148,6 +156,7 @@ impl Stream for SimStream {
             }
             (from, left) = (&from[count..], left - count);
         }
+        (self.start, self.inbox) = (0, from[..left].to_vec());
         received
     }
 

@@ -46,6 +46,7 @@ pub fn run_stream_tests(seed: u64, mut make: impl FnMut() -> StreamPair) {
     receive_before_send_returns_nothing(make());
     headers_and_segments_arrive_in_order(make());
     bytes_are_received_directly_into_segments(make());
+    following_bytes_are_buffered_behind_segments(make());
     consumed_bytes_are_removed_and_the_rest_stays(make());
     stream_end_follows_the_sent_data(make());
     one_direction_may_end_before_the_other(make());
@@ -219,6 +220,34 @@ fn bytes_are_received_directly_into_segments(mut pair: StreamPair) {
     assert_eq!(pair.load_segment(pair.segment_at(1000, 50)), bytes[40..90]);
     pair.receive(10);
     assert_eq!(pair.other.buffered(), &bytes[90..], "what the segments had no room for");
+}
+
+/// The bytes behind the segments may be received in the same call, but no more of them than asked for.
+fn following_bytes_are_buffered_behind_segments(mut pair: StreamPair) {
+    const FOLLOWING: usize = 24;
+    let bytes: Vec<u8> = (0..100).collect();
+    pair.send(&bytes);
+    let (mut into, mut received) = (pair.segment_at(0, 60), 0);
+    for _ in 0..RESTS_MAX {
+        if into.len_bytes == 0 {
+            break;
+        }
+        match pair.other.receive_into_and_following(&[into], FOLLOWING) {
+            RecvResult::Bytes(count) => {
+                received += count;
+                let direct = into.len_bytes.min(byte_count(count));
+                into = into.slice(direct, into.len_bytes - direct).expect("it is shorter");
+                assert!(pair.other.buffered().len() >= count - direct as usize);
+            }
+            RecvResult::WouldBlock => pair.wait_for(NOTHING, BYTES),
+            over => panic!("{over:?}"),
+        }
+    }
+    assert_eq!(pair.load_segment(pair.segment_at(0, 60)), bytes[..60]);
+    assert!((60..=60 + FOLLOWING).contains(&received), "{received} bytes");
+    assert!(pair.other.buffered().starts_with(&bytes[60..received]));
+    pair.receive(40);
+    assert_eq!(pair.other.buffered(), &bytes[60..]);
 }
 
 fn consumed_bytes_are_removed_and_the_rest_stays(mut pair: StreamPair) {

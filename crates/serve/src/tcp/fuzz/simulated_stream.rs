@@ -79,14 +79,20 @@ impl Stream for SimulatedStream {
     }
 
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.receive_into_and_following(into, 0)
+    }
+
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
         let mut half = self.up.lock();
         let Some(first) = into.first() else { return RecvResult::WouldBlock };
-        let count = half.bytes.len().min(first.len_bytes as usize).min(self.piece);
+        let len = first.len_bytes as usize;
+        let count = half.bytes.len().min(len + following).min(self.piece);
         if count == 0 {
             return if half.is_closed { RecvResult::Eof } else { RecvResult::WouldBlock };
         }
-        let bytes: Vec<u8> = half.bytes.drain(..count).collect();
-        let place = Segment { len_bytes: u32::try_from(count).unwrap_or(0), ..*first };
+        let mut bytes: Vec<u8> = half.bytes.drain(..count).collect();
+        self.inbox = bytes.split_off(count.min(len));
+        let place = Segment { len_bytes: u32::try_from(bytes.len()).unwrap_or(0), ..*first };
         self.regions.store(place, &bytes).expect("a buffer lies in the budget's region");
         RecvResult::Bytes(count)
     }

@@ -122,15 +122,21 @@ impl Stream for TestStream {
     }
 
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.receive_into_and_following(into, 0)
+    }
+
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
         assert!(self.inbox.is_empty(), "what has come comes first");
         let mut half = self.incoming.lock().unwrap();
         let first = into[0];
-        let count = half.bytes.len().min(first.len_bytes as usize).min(self.most);
+        let len = first.len_bytes as usize;
+        let count = half.bytes.len().min(len + following).min(self.most);
         if count == 0 {
             return if half.is_closed { RecvResult::Eof } else { RecvResult::WouldBlock };
         }
-        let bytes: Vec<u8> = half.bytes.drain(..count).collect();
-        let place = first.slice(0, u32::try_from(count).unwrap()).unwrap();
+        let mut bytes: Vec<u8> = half.bytes.drain(..count).collect();
+        self.inbox = bytes.split_off(count.min(len));
+        let place = first.slice(0, u32::try_from(bytes.len()).unwrap()).unwrap();
         self.regions.store(place, &bytes).unwrap();
         RecvResult::Bytes(count)
     }
