@@ -12,6 +12,7 @@
 //!
 //! [`HostTransport`]: crate::transport::HostTransport
 
+use core::convert::Infallible;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -76,6 +77,7 @@ impl AdminTransport {
 
 impl Transport for AdminTransport {
     type Pointers = SegmentLists;
+    type Attachment = Infallible;
 
     fn pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
         SegmentLists::allocate(&self.dma, depth)
@@ -130,6 +132,10 @@ impl Transport for AdminTransport {
 
     fn arm(&mut self, accepts: bool) -> bool {
         accepts && !self.commands.lock().completed.is_empty()
+    }
+
+    fn attach(&mut self, attachment: Infallible) {
+        match attachment {}
     }
 
     fn freeze(&mut self) {

@@ -281,6 +281,7 @@ impl FabricsController {
 impl Drop for FabricsController {
     /// Closes its connections. Requests in flight on queues stay with the queues until those are dropped.
     fn drop(&mut self) {
+        self.controller.freeze();
         self.controller.mmio().close();
     }
 }

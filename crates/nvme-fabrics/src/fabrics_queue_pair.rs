@@ -124,7 +124,7 @@ impl FabricsQueuePair {
     /// Polls completions. [`send_rest`](Self::send_rest) follows.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) {
-        self.transport_mut().update_connection(now);
+        self.transport_mut().poll_drain(now);
         self.queue.poll(now, completions);
     }
 
@@ -142,7 +142,7 @@ impl FabricsQueuePair {
 
     /// Discards completions. Returns true once nothing is in flight.
     pub fn drain(&mut self, now: Instant) -> bool {
-        self.transport_mut().update_connection(now);
+        self.transport_mut().poll_drain(now);
         let is_done = self.queue.drain(now);
         self.queue.flush();
         is_done
@@ -157,9 +157,9 @@ impl FabricsQueuePair {
         self.queue.wake_at().min(self.transport().wake_at())
     }
 
-    /// Makes queue commands wake the thread's wait handle.
+    /// Makes state changes wake the thread's wait handle.
     pub(crate) fn set_waker(&self, wait_handle: &dyn WaitHandle) {
-        self.transport().set_waker(wait_handle.waker());
+        self.queue.queue().set_waker(wait_handle.waker());
     }
 
     /// Arms the wake source. Returns true if the thread must not sleep.

@@ -5,29 +5,31 @@
 //!   complete ◀──────────────────────── completion ◀── receive ◀────── stream
 //! ```
 //!
-//! The controller thread attaches and closes connections by commands in the queue's [mailbox](QueueMailbox).
-//! A command that is submitted without a connection is dropped; it stays in its slot until the old
-//! controller can no longer execute commands.
+//! The connection is the attachment of the queue's link: it comes with `Running`, and is closed when the
+//! queue is frozen, which the controller thread is [notified](QueueReport) of. A command that is submitted
+//! without a connection is dropped; it stays in its slot until the old controller can no longer execute
+//! commands.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus, SharedWaker};
+use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus};
 use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
 use tenmil_nvme_tcp::SendQueueFull;
 use tenmil_wire::{Command, DataPointer, Status};
 
 use crate::caches::Association;
-use crate::queue_connection::{CommandData, CompletedCommand, direction_of};
-use crate::queue_mailbox::{AttachedQueue, ClosedQueue, QueueCommand, QueueMailbox};
+use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection, direction_of};
+use crate::queue_report::{ClosedQueue, QueueReport};
 use crate::remote_dma::RemoteDma;
 use crate::segment_lists::{SegmentLists, SegmentPointer};
+use crate::stall_detector::StallDetector;
 use crate::wait_handle::WaitHandle;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Transport of one I/O queue: a connection, while there is one.
 pub struct TcpTransport {
-    mailbox: Arc<QueueMailbox>,
+    report: Arc<QueueReport>,
     attached: Option<Box<AttachedQueue>>,
     /// Commands that the connection does not accept yet.
     waiting: VecDeque<WaitingCommand>,
@@ -51,6 +53,15 @@ pub struct TcpTransport {
     depth: u16,
 }
 
+/// A connection of the queue.
+pub struct AttachedQueue {
+    pub(crate) connection: QueueConnection,
+    /// Detects a stalled connection.
+    pub(crate) stall_detector: StallDetector,
+    /// The association of the connection.
+    pub(crate) association: Arc<Association>,
+}
+
 /// A command that the connection does not accept yet.
 struct WaitingCommand {
     command: Command,
@@ -59,9 +70,9 @@ struct WaitingCommand {
 
 impl TcpTransport {
     /// A transport without a connection, for `depth` commands in flight.
-    pub(crate) fn new(mailbox: Arc<QueueMailbox>, dma: RemoteDma, depth: u16) -> Self {
+    pub(crate) fn new(report: Arc<QueueReport>, dma: RemoteDma, depth: u16) -> Self {
         Self {
-            mailbox,
+            report,
             attached: None,
             waiting: VecDeque::new(),
             completed: VecDeque::new(),
@@ -77,32 +88,24 @@ impl TcpTransport {
         }
     }
 
-    /// Handles a command of the controller thread, and drains a closed connection. Called in every poll,
-    /// whatever the state of the queue pair.
+    /// Drains a closed connection. Called in every poll, whatever the state of the queue pair.
     #[inline]
-    pub(crate) fn update_connection(&mut self, now: Instant) {
-        if self.mailbox.has_command() {
-            self.handle_command();
-        }
+    pub(crate) fn poll_drain(&mut self, now: Instant) {
         if self.attached.is_none() {
             self.end_drain(now);
         }
     }
 
-    /// Prepares for commands: from now on the queue counts as busy.
+    /// Prepares for commands: from now on the queue counts as busy. If the queue was frozen meanwhile, the
+    /// controller may already count it as closed, and nothing may be sent.
     #[cold]
     fn mark_busy(&mut self) {
-        // A connection may be attached that no poll has seen yet.
-        if self.mailbox.has_command() {
-            self.handle_command();
-        }
         if self.attached.is_none() {
             return;
         }
-        self.mailbox.set_busy();
         self.is_busy = true;
-        if self.mailbox.has_command() {
-            self.handle_command();
+        if !self.report.set_busy() {
+            self.close();
         }
     }
 
@@ -143,9 +146,6 @@ impl TcpTransport {
     /// Sends what is pending.
     #[inline]
     pub(crate) fn send(&mut self) {
-        if self.mailbox.has_command() {
-            return self.handle_command();
-        }
         if !self.waiting.is_empty() {
             self.submit_waiting();
         }
@@ -193,7 +193,7 @@ impl TcpTransport {
         }
         if self.is_busy && connection.outstanding() == 0 && self.waiting.is_empty() {
             self.is_busy = false;
-            self.mailbox.set_idle();
+            self.report.set_idle();
         }
     }
 
@@ -227,29 +227,13 @@ impl TcpTransport {
         }
     }
 
+    /// Closes the connection, if there is one.
     #[cold]
-    fn handle_command(&mut self) {
-        let order = self.mailbox.take_command();
-        if let Some(drain) = &mut self.drain {
-            // The control block is busy with the closed connection, so the command can only be to close
-            // it.
-            drain.1.lost = None;
-            return;
-        }
+    fn close(&mut self) {
         self.is_busy = false;
         self.waiting.clear();
-        let previous = self.attached.take();
-        match order {
-            Some(QueueCommand::Attach(attached)) => {
-                // The previous connection had nothing in flight, or it would have been closed first.
-                drop(previous);
-                self.association = Some(Arc::clone(&attached.association));
-                self.attached = Some(attached);
-                (self.is_watched, self.is_broken) = (false, false);
-                self.mailbox.set_idle();
-            }
-            Some(QueueCommand::Close) => self.close_connection(previous, None),
-            None => self.mailbox.set_idle(),
+        if let Some(attached) = self.attached.take() {
+            self.end_connection(*attached, None);
         }
     }
 
@@ -260,20 +244,18 @@ impl TcpTransport {
         let lost = attached.connection.lost().map(ToString::to_string);
         (self.is_busy, self.is_broken) = (false, true);
         self.waiting.clear();
-        self.close_connection(Some(attached), lost);
+        self.end_connection(*attached, lost);
     }
 
     /// Closes a connection, and reports that once its memory is released.
-    fn close_connection(&mut self, attached: Option<Box<AttachedQueue>>, lost: Option<String>) {
+    fn end_connection(&mut self, attached: AttachedQueue, lost: Option<String>) {
+        let connection = attached.connection;
         // Whether a command was outstanding that would do harm if it were executed late.
-        let may_execute_late =
-            attached.as_ref().is_some_and(|it| it.connection.may_execute_late(false));
+        let may_execute_late = connection.may_execute_late(false);
         let closed = ClosedQueue { lost, may_execute_late };
-        match attached
-            .and_then(|attached| ZeroCopyDrain::begin(attached.connection, may_execute_late))
-        {
+        match ZeroCopyDrain::begin(connection, may_execute_late) {
             Some(drain) => self.drain = Some(Box::new((drain, closed))),
-            None => self.mailbox.report(closed),
+            None => self.report.report(closed),
         }
     }
 
@@ -281,19 +263,14 @@ impl TcpTransport {
     fn end_drain(&mut self, now: Instant) {
         let drain = self.drain.take_if(|drain| drain.0.is_drained(now));
         if let Some(drain) = drain {
-            self.mailbox.report(drain.1);
+            self.report.report(drain.1);
         }
-    }
-
-    /// Sets the waker for queue commands.
-    pub(crate) fn set_waker(&self, waker: SharedWaker) {
-        self.mailbox.set_waker(waker);
     }
 
     /// Arms the wake source of the connection. Returns true if there is work already, or it could come
     /// without a signal.
     pub(crate) fn arm_connection(&mut self, wait_handle: &mut dyn WaitHandle) -> bool {
-        if self.mailbox.has_command() || !self.completed.is_empty() {
+        if !self.completed.is_empty() {
             return true;
         }
         let Some(attached) = &mut self.attached else { return false };
@@ -312,6 +289,7 @@ impl TcpTransport {
 
 impl Transport for TcpTransport {
     type Pointers = SegmentLists;
+    type Attachment = Box<AttachedQueue>;
 
     fn pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
         SegmentLists::allocate(&self.dma, depth)
@@ -407,12 +385,19 @@ impl Transport for TcpTransport {
         accepts && !self.completed.is_empty()
     }
 
+    fn attach(&mut self, attached: Box<AttachedQueue>) {
+        debug_assert!(self.attached.is_none() && self.drain.is_none(), "it was released");
+        self.association = Some(Arc::clone(&attached.association));
+        self.attached = Some(attached);
+        (self.is_watched, self.is_broken) = (false, false);
+    }
+
     fn freeze(&mut self) {
-        self.waiting.clear();
+        self.close();
     }
 
     fn release(&mut self) {
-        self.waiting.clear();
+        self.close();
         self.completed.clear();
     }
 
@@ -466,10 +451,9 @@ pub(crate) fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u3
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        let attached = self.attached.take();
-        self.close_connection(attached, None);
+        self.close();
         if let Some(drain) = self.drain.take() {
-            self.mailbox.close(*drain);
+            self.report.leave_undrained(*drain);
         }
     }
 }

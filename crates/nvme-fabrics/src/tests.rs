@@ -9,6 +9,7 @@ mod lost_writes;
 mod multipath;
 mod one_path;
 mod queue_lifecycle;
+mod queue_states;
 mod simulated_time;
 mod single_path_host;
 mod socket_like_stream;

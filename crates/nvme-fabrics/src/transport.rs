@@ -4,9 +4,9 @@
 //! ```text
 //!   driver     CAP, VS, CC, CSTS       admin queue pair          I/O queue pairs
 //!                │  cached               │ AdminTransport          │ TcpTransport
-//!   transport  state: connect,         admin: commands and       mailbox of each I/O queue:
-//!              properties, losses,     properties share a        its connection is connected here,
-//!              drain of the old        connection                and used by the queue's thread
+//!   transport  state: connect,         admin: commands and       link of each I/O queue: its
+//!              properties, losses,     properties share a        connection is connected here, and
+//!              drain of the old        connection                attached by the queue's thread
 //!              controller
 //! ```
 //!
@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `state` | connection state machine, from the first stream to the end of the controller |
 //! | `admin` | admin queue, and the properties that share its connection |
-//! | `queues` | I/O queues: connect, hand over, close |
+//! | `queues` | I/O queues: connect, wait until they have closed |
 
 mod admin;
 mod queues;
@@ -30,9 +30,8 @@ use std::sync::Arc;
 use tenmil_base::{Dma, Doorbell, Instant, Mmio, Segment, SharedWaker, Span, WakeSource};
 use tenmil_nvme_host::{
     AdminQueueSetup, ControllerError, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports,
-    RequestError,
+    RequestError, StepResult,
 };
-use tenmil_wire::Status;
 use tenmil_wire::cache::CacheInstance;
 use tenmil_wire::register::{
     self, Capabilities, Configuration, ControllerStatus, ReadyTimeouts, offset,
@@ -43,7 +42,7 @@ use crate::caches::{Association, CacheTracker};
 use crate::connector::Connector;
 use crate::options::Options;
 use crate::queue_connect::{self, CONNECT_BYTES};
-use crate::queue_mailbox::{ClosedQueue, EventMailbox};
+use crate::queue_report::{ClosedQueue, EventMailbox};
 use crate::remote_dma::RemoteDma;
 use crate::segment_lists::SegmentLists;
 use crate::tcp_transport::TcpTransport;
@@ -73,7 +72,7 @@ pub struct HostTransport {
     undrained: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
     queues: BTreeMap<u16, IoQueueEntry>,
     /// Results of the creations and deletions of queues, until the driver has handled them.
-    queue_results: VecDeque<(u16, Status)>,
+    queue_results: VecDeque<(u16, StepResult<TcpTransport>)>,
     /// Commands of the admin queue.
     admin_commands: AdminCommands,
     /// Location of the Connect data: of the admin queue, and of I/O queues.
@@ -216,7 +215,8 @@ impl HostTransport {
         queues.chain(draining).fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }
 
-    /// Closes what can be closed, because `poll` will not be called any more.
+    /// Closes what can be closed, because `poll` will not be called any more. The driver has frozen the
+    /// queues.
     pub(crate) fn close(&mut self) {
         self.close_admin();
         self.close_queues();
@@ -466,7 +466,7 @@ impl QueueTransports<HostTransport, RemoteDma> for ConnectionQueues {
         _: &RemoteDma,
         setup: IoQueueSetup,
     ) -> Result<TcpTransport, RequestError> {
-        Ok(transport.queue_transport(setup.id, slots_of(setup.depth)))
+        Ok(transport.queue_transport(setup.id, slots_of(setup.depth), setup.signals))
     }
 
     fn create_step(
@@ -484,7 +484,7 @@ impl QueueTransports<HostTransport, RemoteDma> for ConnectionQueues {
         QueueStep::Started
     }
 
-    fn next_result(transport: &mut HostTransport) -> Option<(u16, Status)> {
+    fn next_result(transport: &mut HostTransport) -> Option<(u16, StepResult<TcpTransport>)> {
         transport.queue_results.pop_front()
     }
 }

@@ -58,6 +58,7 @@ pub use interrupt::{ArmResult, arm};
 pub use options::{ControllerOptions, Quirks};
 pub use queue_transports::{
     AdminQueueSetup, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports, RingQueues,
+    StepResult,
 };
 pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
@@ -68,7 +69,7 @@ use crate::bringup::{AdminQueues, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
 use crate::namespace::{Namespace, NamespaceIds};
-use crate::queue_pair::{QueueMemory, QueuePair};
+use crate::queue_pair::{AttachmentOf, QueueMemory, QueuePair};
 use admin::{Admin, Purpose};
 use async_events::PendingLogPages;
 use cmb::CmbState;
@@ -95,7 +96,7 @@ pub struct Controller<M: Mmio, D: Dma, Q: QueueTransports<M, D> = RingQueues> {
     namespaces: BTreeMap<u32, Namespace>,
     queues: Vec<IoQueue<Q::Io>>,
     /// Deleted queue pairs that their owners may still hold.
-    retired: Vec<RetiredQueue>,
+    retired: Vec<RetiredQueue<AttachmentOf<Q::Io>>>,
     /// I/O queue pairs that the controller grants.
     granted: u16,
     /// The driver's own outstanding command; at most one.
@@ -356,9 +357,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             self.handle_admin_completion(now, purpose, answer);
         }
         while !self.is_admin_queue_stopped()
-            && let Some((id, status)) = Q::next_result(&mut self.mmio)
+            && let Some((id, result)) = Q::next_result(&mut self.mmio)
         {
-            self.handle_queue_result(now, id, status);
+            self.handle_queue_result(now, id, result);
         }
         let steps = [
             Self::poll_async_events,
@@ -384,7 +385,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             // The other purposes have no meaning after a reset or failure.
             _ if self.is_admin_queue_stopped() => {}
             Purpose::DriverQuery => self.handle_query_response(now, answer),
-            Purpose::Queue { id } => self.handle_queue_result(now, id, Status(answer.status.0)),
+            Purpose::Queue { id } => {
+                let status = Status(answer.status.0);
+                let result = if status.is_success() { Ok(None) } else { Err(status) };
+                self.handle_queue_result(now, id, result);
+            }
             Purpose::Event => self.handle_event(answer),
             Purpose::KeepAlive => {}
         }

@@ -7,7 +7,7 @@
 //!   Controller  identify, queues, namespaces,     NamespaceQueue blocks to commands
 //!               events, deadlines, shutdown
 //!         \_____________________ queue_link _____________________/
-//!            running, quiescing, frozen, released; timeouts
+//!            running with a connection, quiescing, frozen, released; timeouts
 //! ```
 //!
 //! Nothing in this crate blocks, reads a clock or starts a thread. The time is an argument;
@@ -32,15 +32,18 @@ mod fast_path;
 mod namespace;
 mod namespace_queue;
 mod queue_link;
+#[cfg(test)]
+mod queue_link_tests;
 mod queue_pair;
 mod slot;
 mod split;
+mod sync;
 
 pub use controller::{
     AdminQueueSetup, ArmResult, CmbMode, CmbUnavailable, Controller, ControllerLimits,
     ControllerOptions, FirmwareDownload, Identity, IoCommands, IoQueueParams, IoQueueSetup,
     QueuePairOptions, QueueStep, QueueTransports, Quirks, RingQueues, Shutdown,
-    ShutdownNotification, State, arm,
+    ShutdownNotification, State, StepResult, arm,
 };
 pub use data_pointer::{Cursor, DataPointerBuild, DataPointerError, ListPool, Pointer, SglSupport};
 pub use error::{CmbRegisterError, ControllerError, InvalidValue, RequestError, ResetCause};
@@ -52,11 +55,12 @@ pub use namespace_queue::{
     ProtectionChecks, QueueSizes, RawSubmitError,
 };
 pub use queue_link::{
-    ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, TimedOutCommand, link,
+    ABORTS_MAX, ControllerLinkEnd, LinkSignals, QueueLinkEnd, QueueState, ResetReason,
+    TimedOutCommand, link,
 };
 pub use queue_pair::{
-    CompletionSink, DataPointers, DoorbellSide, Injection, InjectionSide, PointerOf, QueueDoorbell,
-    QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, Rings, ShadowDoorbell, ShadowSlot,
-    SplitTracker, Transport,
+    AttachmentOf, CompletionSink, DataPointers, DoorbellSide, Injection, InjectionSide, PointerOf,
+    QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, Rings,
+    ShadowDoorbell, ShadowSlot, SplitTracker, Transport,
 };
 pub use slot::{InvalidCompletion, slot_mask};

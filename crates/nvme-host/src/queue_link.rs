@@ -1,10 +1,12 @@
 //! Lock-free link between a queue pair and its controller, on different threads.
 //!
 //! A queue pair lives on the thread that uses it; the controller lives on the thread that does admin
-//! work. The link between them consists of atomics: the queue's poll costs one atomic load.
+//! work. The link between them consists of atomics: the queue's poll costs one atomic load. It is the
+//! only protocol of orders between the two, whatever the queue's transport.
 //!
-//! It is not a [`Mailbox`](tenmil_base::Mailbox): a reset waits until the queue has acknowledged a state
-//! of this generation, and the queue responds in several words of its own.
+//! A [`Mailbox`] beside the atomics carries what a state cannot: the attachment of `Running`, and the
+//! wake-up of a sleeping thread. The state itself is not a message: a reset waits until the queue has
+//! acknowledged a state of this generation, and the queue responds in several words of its own.
 //!
 //! # Queue states: controller → queue
 //!
@@ -17,22 +19,40 @@
 //!
 //! | state | set by the controller when | guaranteed by the queue once acknowledged |
 //! |---|---|---|
-//! | `Running` | both queues exist in the device, empty, at index 0 | – |
+//! | `Running` | both queues exist in the device, empty, at index 0 | uses the attachment, if there is one |
 //! | `Quiescing` | the queue should drain | submits nothing; still takes completions and frees entries |
-//! | `Frozen` | a reset begins | accesses neither ring nor doorbell; commands in flight are parked |
+//! | `Frozen` | a reset begins; a queue without rings is deleted | accesses neither ring nor doorbell, has closed its connection; commands in flight are parked |
 //! | `Released` | **no memory access by the device** | zeroed its rings, withholds no token, uses no abort |
 //! | `Dead` | as `Released`, and permanently | as `Released`, and rejects all new commands |
 //!
 //! - The queue applies a state in its next `submit` or `poll` and acknowledges it:
 //!   [`ControllerLinkEnd::has_acknowledged`]. A queue that is not polled acknowledges nothing, so every
 //!   wait for it is bounded. Proceeding without it is safe as far as `Released`: before the queue
-//!   acknowledges `Frozen`, the only possible effect is a stray doorbell write.
+//!   acknowledges `Frozen`, the only possible effect is a stray doorbell write. A transport for which
+//!   that is not enough has the busy flag, below.
 //! - `Running` may be set only after `Released` **has been acknowledged** and the device has both queues
-//!   again: before that, the completion ring contains old phase bits.
+//!   again: before that, the completion ring contains old phase bits. This is
+//!   [`run`](ControllerLinkEnd::run), whose attachment the queue takes when it applies the state. Every
+//!   other state except `Quiescing` drops an attachment that was not taken, and so does the queue's end.
 //! - Parked tokens are completed after `Released` or `Dead`, not before. This may need several polls,
 //!   since each has limited space for completions; [`ControllerLinkEnd::in_flight`] counts them down.
 //!   `has_acknowledged` does not wait for them.
 //! - An admin queue has a link as well; both of its ends are on one thread.
+//!
+//! # Busy flag: queue → controller
+//!
+//! For a transport that sends by itself, such as a connection. It is busy while anything is in flight.
+//! The controller has to wait until a busy queue has closed its connection, but not for an idle one,
+//! whose thread may not run for hours.
+//!
+//! ```text
+//!   controller thread  state = Frozen ── fence ── busy? no: nothing is in flight, or will be sent
+//!                                                 yes: wait until the queue has closed
+//!   queue thread       idle, and a command comes: busy ── fence ── state? Running, Quiescing: send
+//!                                                                  otherwise close, and do not send
+//! ```
+//!
+//! Each side stores before it loads, so at least one of the two sees the other.
 //!
 //! # Timed-out commands: queue → controller → queue
 //!
@@ -55,9 +75,9 @@
 //!
 //! The first reason is kept until the controller takes it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use tenmil_base::SharedWaker;
 
+use super::sync::{Arc, AtomicBool, AtomicU32, Mailbox, Ordering, fence};
 use crate::slot::InvalidCompletion;
 
 /// State that the controller requests of a queue pair; see the module documentation.
@@ -97,16 +117,24 @@ pub struct TimedOutCommand {
     place: u8,
 }
 
-/// Controller side of a link.
+/// Controller side of a link whose queue is attached to an `A` when it runs.
 #[derive(Debug)]
-pub struct ControllerLinkEnd {
+pub struct ControllerLinkEnd<A> {
     shared: Arc<LinkState>,
+    attachment: Arc<Mailbox<Option<A>>>,
     queue_id: u16,
 }
 
 /// Queue side of a link.
 #[derive(Debug)]
-pub struct QueueLinkEnd {
+pub struct QueueLinkEnd<A> {
+    signals: LinkSignals,
+    attachment: Arc<Mailbox<Option<A>>>,
+}
+
+/// State and busy flag of a link, for both sides of a transport without rings.
+#[derive(Clone, Debug)]
+pub struct LinkSignals {
     shared: Arc<LinkState>,
 }
 
@@ -136,13 +164,15 @@ struct QueueToController {
     in_flight: AtomicU32,
     /// Packed [`ResetReason`], or zero.
     requested_reset: AtomicU32,
+    /// Something is in flight, of a transport without rings.
+    is_busy: AtomicBool,
     /// Completed writes may be lost, and no flush has failed for it. Set by the controller, cleared by
     /// the queue.
     has_lost_writes: AtomicBool,
 }
 
 /// Creates a link for queue `queue_id`. Its initial state is `Released`, acknowledged.
-pub fn link(queue_id: u16) -> (ControllerLinkEnd, QueueLinkEnd) {
+pub fn link<A>(queue_id: u16) -> (ControllerLinkEnd<A>, QueueLinkEnd<A>) {
     let first = state_word_of(QueueState::Released, 0);
     let shared = Arc::new(LinkState {
         order: AtomicU32::new(first),
@@ -150,14 +180,25 @@ pub fn link(queue_id: u16) -> (ControllerLinkEnd, QueueLinkEnd) {
             adopted: AtomicU32::new(first),
             in_flight: AtomicU32::new(0),
             requested_reset: AtomicU32::new(0),
+            is_busy: AtomicBool::new(false),
             has_lost_writes: AtomicBool::new(false),
         },
-        places: [const { AtomicU32::new(0) }; ABORTS_MAX],
+        places: core::array::from_fn(|_| AtomicU32::new(0)),
     });
-    (ControllerLinkEnd { shared: Arc::clone(&shared), queue_id }, QueueLinkEnd { shared })
+    let attachment = Arc::new(Mailbox::new(None));
+    let signals = LinkSignals { shared: Arc::clone(&shared) };
+    let queue_end = QueueLinkEnd { signals, attachment: Arc::clone(&attachment) };
+    (ControllerLinkEnd { shared, attachment, queue_id }, queue_end)
 }
 
-impl ControllerLinkEnd {
+impl QueueState {
+    /// Whether commands that were submitted are still sent, and completions received.
+    pub(crate) const fn is_live(self) -> bool {
+        matches!(self, Self::Running | Self::Quiescing)
+    }
+}
+
+impl<A> ControllerLinkEnd<A> {
     /// Queue identifier.
     pub fn queue_id(&self) -> u16 {
         self.queue_id
@@ -173,29 +214,70 @@ impl ControllerLinkEnd {
         self.shared.order.load(Ordering::Relaxed) >> ORDER_BITS
     }
 
-    /// Sets the state. Setting the current state has no effect, and `Dead` is final.
+    /// Sets `Running`, with what the transport is attached to, if it needs anything. `Dead` is final.
     ///
     /// # Panics
     ///
-    /// `Running` is set before the queue has acknowledged `Released`, other than to return from
-    /// `Quiescing`: the queue's rings would still be those of the previous generation.
+    /// The queue has not acknowledged `Released`: its rings would still be those of the previous
+    /// generation.
+    pub fn run(&self, attachment: Option<A>) {
+        if self.state() == QueueState::Dead {
+            return;
+        }
+        let is_released = self.state() == QueueState::Released && self.has_acknowledged();
+        assert!(is_released, "queue {}: run ordered before its release", self.queue_id);
+        let generation = self.generation().wrapping_add(1);
+        self.store_state(QueueState::Running, generation, |slot| {
+            core::mem::replace(slot, attachment)
+        });
+    }
+
+    /// Sets the state: any but `Running`, other than to return from `Quiescing`. Setting the current
+    /// state has no effect, and `Dead` is final.
+    ///
+    /// # Panics
+    ///
+    /// `Running` is set in any other state.
     pub fn set_state(&self, order: QueueState) {
-        let (before, generation) = (self.state(), self.generation());
+        let before = self.state();
         if before == order || before == QueueState::Dead {
             return;
         }
-        let generation = match (before, order) {
-            (QueueState::Quiescing, QueueState::Running) => generation,
-            (_, QueueState::Running) => {
-                let released = before == QueueState::Released && self.has_acknowledged();
-                assert!(released, "queue {}: run ordered before its release", self.queue_id);
-                generation.wrapping_add(1)
-            }
-            _ => generation,
-        };
-        // Pairs with the acquire load in `QueueLinkEnd::state_word`: a queue that sees `Released` or
-        // `Running` also sees what the controller did to the device before.
-        self.shared.order.store(state_word_of(order, generation), Ordering::Release);
+        let is_possible = order != QueueState::Running || before == QueueState::Quiescing;
+        assert!(is_possible, "queue {}: it runs without its attachment", self.queue_id);
+        self.store_state(order, self.generation(), |slot| {
+            // A connection that the queue has not taken is closed, with the state that supersedes it.
+            slot.take_if(|_| !order.is_live())
+        });
+    }
+
+    /// Sets `Frozen`, unless the queue accesses nothing already.
+    pub fn freeze(&self) {
+        // A released queue may not have acknowledged its state yet.
+        if self.state().is_live() {
+            self.set_state(QueueState::Frozen);
+        }
+    }
+
+    /// Stores the state, has `change` remove an unused attachment, and wakes the queue's thread.
+    fn store_state(
+        &self,
+        order: QueueState,
+        generation: u32,
+        change: impl FnOnce(&mut Option<A>) -> Option<A>,
+    ) {
+        let mut unused = None;
+        self.attachment.send(|slot| {
+            unused = change(slot);
+            // Pairs with the acquire load in `QueueLinkEnd::state_word`: a queue that sees `Released` or
+            // `Running` also sees what the controller did to the device before. Under the lock: it
+            // also finds the attachment.
+            self.shared.order.store(state_word_of(order, generation), Ordering::Release);
+        });
+        // Without the lock, since it may close a socket.
+        drop(unused);
+        // Pairs with the fence in `LinkSignals::set_busy`.
+        fence(Ordering::SeqCst);
     }
 
     /// Whether the queue has acknowledged the current state.
@@ -207,7 +289,7 @@ impl ControllerLinkEnd {
     /// Whether the queue pair has been dropped: nothing will acknowledge a state or access its rings
     /// anymore.
     pub fn is_dropped(&self) -> bool {
-        Arc::strong_count(&self.shared) == 1
+        Arc::strong_count(&self.attachment) == 1
     }
 
     /// Commands in flight or parked. Up to date only while the state is not `Running` and has been
@@ -258,44 +340,62 @@ impl ControllerLinkEnd {
     }
 }
 
-impl QueueLinkEnd {
+impl<A> QueueLinkEnd<A> {
+    /// The part of the link for its transport.
+    pub fn signals(&self) -> &LinkSignals {
+        &self.signals
+    }
+
+    /// Sets the waker of the queue's thread for state changes.
+    pub fn set_waker(&self, waker: SharedWaker) {
+        self.attachment.set_waker(waker);
+    }
+
     /// State word, compared with the last acknowledged one: the one load per poll.
     #[inline]
     pub(crate) fn state_word(&self) -> u32 {
         // Acquire costs nothing over relaxed on x86 and next to nothing on aarch64, and saves the slow
         // path a fence. Pairs with the release store in `ControllerLinkEnd::set_state`.
-        self.shared.order.load(Ordering::Acquire)
+        self.signals.shared.order.load(Ordering::Acquire)
+    }
+
+    /// Takes what the transport is to be attached to, when the queue applies `order`.
+    pub(crate) fn take_attachment(&self, order: QueueState) -> Option<A> {
+        // Under the lock, since the state is visible before the message counts as pending. It is kept for
+        // a queue that begins to quiesce before it has run.
+        self.attachment.lock_contents().take_if(|_| order == QueueState::Running)
     }
 
     /// Acknowledges that the state in `word` has been applied.
     pub(crate) fn acknowledge(&self, word: u32, in_flight: u32) {
         if matches!(queue_state_in(word), QueueState::Released | QueueState::Dead) {
-            for place in &self.shared.places {
+            for place in &self.signals.shared.places {
                 place.store(0, Ordering::Relaxed);
             }
-            self.shared.from_queue.requested_reset.store(0, Ordering::Relaxed);
+            self.signals.shared.from_queue.requested_reset.store(0, Ordering::Relaxed);
         }
         self.set_in_flight(in_flight);
         // Pairs with the acquire load in `has_acknowledged`: the zeroed rings are visible before this
         // word.
-        self.shared.from_queue.adopted.store(word, Ordering::Release);
+        self.signals.shared.from_queue.adopted.store(word, Ordering::Release);
     }
 
     /// Publishes the number of commands in flight or parked.
     pub(crate) fn set_in_flight(&self, in_flight: u32) {
-        self.shared.from_queue.in_flight.store(in_flight, Ordering::Release);
+        self.signals.shared.from_queue.in_flight.store(in_flight, Ordering::Release);
     }
 
     /// Posts a timed-out command; returns false if all places are taken.
     pub(crate) fn post_timeout(&self, cid: u16) -> bool {
-        let free = self.shared.places.iter().find(|place| place.load(Ordering::Relaxed) == 0);
+        let free =
+            self.signals.shared.places.iter().find(|place| place.load(Ordering::Relaxed) == 0);
         // Only the queue fills an empty place, so no other store happens between the load and the store.
         free.map(|place| place.store(slot_word(POSTED, cid), Ordering::Release)).is_some()
     }
 
     /// Takes the identifier of a command whose Abort has ended.
     pub(crate) fn next_ended_abort(&self) -> Option<u16> {
-        self.shared.places.iter().find_map(|place| {
+        self.signals.shared.places.iter().find_map(|place| {
             let word = place.load(Ordering::Acquire);
             (word >> 16 == ENDED).then(|| {
                 place.store(0, Ordering::Relaxed);
@@ -306,12 +406,48 @@ impl QueueLinkEnd {
 
     /// Whether writes may be lost for which no flush has failed. Does not clear the flag.
     pub(crate) fn has_lost_writes(&self) -> bool {
-        self.shared.from_queue.has_lost_writes.load(Ordering::Acquire)
+        self.signals.shared.from_queue.has_lost_writes.load(Ordering::Acquire)
     }
 
     /// Records that a flush fails for the lost writes.
     pub(crate) fn report_lost_writes(&self) {
-        self.shared.from_queue.has_lost_writes.store(false, Ordering::Release);
+        self.signals.shared.from_queue.has_lost_writes.store(false, Ordering::Release);
+    }
+}
+
+impl<A> Drop for QueueLinkEnd<A> {
+    fn drop(&mut self) {
+        let unused = self.attachment.lock_contents().take();
+        drop(unused);
+    }
+}
+
+impl LinkSignals {
+    /// Whether the requested state permits the transport to send.
+    pub fn may_send(&self) -> bool {
+        queue_state_in(self.shared.order.load(Ordering::Acquire)).is_live()
+    }
+
+    /// Queue thread: from now on something is in flight. Returns whether it may be sent. If not, the
+    /// controller may already count the queue as closed.
+    #[must_use]
+    pub fn set_busy(&self) -> bool {
+        self.shared.from_queue.is_busy.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `ControllerLinkEnd::store_state`.
+        fence(Ordering::SeqCst);
+        self.may_send()
+    }
+
+    /// Queue thread: nothing is in flight.
+    #[inline]
+    pub fn set_idle(&self) {
+        // Pairs with the acquire load in `is_idle`: memory is not accessed after this.
+        self.shared.from_queue.is_busy.store(false, Ordering::Release);
+    }
+
+    /// Controller thread: whether nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        !self.shared.from_queue.is_busy.load(Ordering::Acquire)
     }
 
     /// Requests a reset. The first reason is kept until it is taken.
@@ -375,162 +511,4 @@ const fn slot_word(state: u32, cid: u16) -> u32 {
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
 const fn low_half(word: u32) -> u16 {
     word as u16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{
-        ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, link, queue_state_in,
-    };
-    use crate::slot::InvalidCompletion;
-
-    fn acknowledge(queue: &QueueLinkEnd) -> QueueState {
-        let word = queue.state_word();
-        queue.acknowledge(word, 0);
-        queue_state_in(word)
-    }
-
-    fn running() -> (ControllerLinkEnd, QueueLinkEnd) {
-        let (controller, queue) = link(3);
-        controller.set_state(QueueState::Running);
-        assert_eq!(acknowledge(&queue), QueueState::Running);
-        (controller, queue)
-    }
-
-    #[test]
-    fn new_link_is_released_and_each_run_increments_the_generation() {
-        let (controller, queue) = link(3);
-        assert_eq!((controller.queue_id(), controller.state()), (3, QueueState::Released));
-        assert!(controller.has_acknowledged());
-        for generation in 1..4 {
-            controller.set_state(QueueState::Running);
-            assert!(!controller.has_acknowledged());
-            assert_eq!(acknowledge(&queue), QueueState::Running);
-            assert!(controller.has_acknowledged());
-            assert_eq!(controller.generation(), generation);
-            for order in [QueueState::Frozen, QueueState::Released] {
-                controller.set_state(order);
-                assert_eq!(acknowledge(&queue), order);
-            }
-        }
-    }
-
-    #[test]
-    fn quiesced_queue_resumes_in_the_same_generation() {
-        let (controller, queue) = running();
-        controller.set_state(QueueState::Quiescing);
-        assert_eq!(acknowledge(&queue), QueueState::Quiescing);
-        controller.set_state(QueueState::Running);
-        assert_eq!(controller.generation(), 1);
-        assert_eq!(acknowledge(&queue), QueueState::Running);
-    }
-
-    #[test]
-    #[should_panic(expected = "queue 3: run ordered before its release")]
-    fn a_frozen_queue_cannot_run_before_it_was_released() {
-        let (controller, queue) = running();
-        controller.set_state(QueueState::Frozen);
-        acknowledge(&queue);
-        controller.set_state(QueueState::Running);
-    }
-
-    #[test]
-    #[should_panic(expected = "run ordered before its release")]
-    fn a_release_that_was_not_adopted_does_not_count() {
-        let (controller, _queue) = running();
-        controller.set_state(QueueState::Released);
-        controller.set_state(QueueState::Running);
-    }
-
-    #[test]
-    fn dead_state_is_final() {
-        let (controller, queue) = running();
-        controller.set_state(QueueState::Dead);
-        assert_eq!(acknowledge(&queue), QueueState::Dead);
-        for order in
-            [QueueState::Running, QueueState::Quiescing, QueueState::Frozen, QueueState::Released]
-        {
-            controller.set_state(order);
-            assert_eq!(controller.state(), QueueState::Dead);
-        }
-    }
-
-    #[test]
-    fn overdue_command_is_reported_and_acknowledged_once() {
-        let (controller, queue) = running();
-        assert!(queue.post_timeout(0));
-        let overdue = controller.next_timeout().unwrap();
-        assert_eq!(overdue.cid, 0, "identifier zero is not an empty place");
-        assert_eq!(controller.next_timeout(), None);
-        assert_eq!(queue.next_ended_abort(), None, "not before the abort has ended");
-
-        controller.abort_ended(overdue);
-        assert_eq!(queue.next_ended_abort(), Some(0));
-        assert_eq!(queue.next_ended_abort(), None);
-    }
-
-    #[test]
-    fn timeout_slots_are_limited_to_the_configured_count() {
-        let (controller, queue) = running();
-        for cid in 0..u16::try_from(ABORTS_MAX).unwrap() {
-            assert!(queue.post_timeout(cid));
-        }
-        assert!(!queue.post_timeout(9));
-        let overdue = controller.next_timeout().unwrap();
-        assert!(!queue.post_timeout(9), "a command being aborted still has its place");
-        controller.abort_ended(overdue);
-        assert!(!queue.post_timeout(9), "and until the queue knows");
-        assert_eq!(queue.next_ended_abort(), Some(overdue.cid));
-        assert!(queue.post_timeout(9));
-    }
-
-    #[test]
-    fn release_clears_timeout_slots_and_ignores_late_aborts() {
-        let (controller, queue) = running();
-        queue.post_timeout(5);
-        let overdue = controller.next_timeout().unwrap();
-        queue.request_reset(ResetReason::CommandTimeout { cid: 5 });
-        controller.set_state(QueueState::Released);
-        acknowledge(&queue);
-        controller.abort_ended(overdue);
-        assert_eq!(queue.next_ended_abort(), None);
-        assert_eq!(controller.next_timeout(), None);
-        assert_eq!(controller.take_reset_request(), None, "it has just had one");
-    }
-
-    #[test]
-    fn the_first_reason_for_a_reset_is_kept_until_taken() {
-        let (controller, queue) = running();
-        let reasons = [
-            ResetReason::CommandTimeout { cid: 0 },
-            ResetReason::InvalidCompletion(InvalidCompletion::UnknownIdentifier { cid: 0xffff }),
-            ResetReason::InvalidCompletion(InvalidCompletion::NotInFlight { cid: 7 }),
-            ResetReason::InvalidCompletion(InvalidCompletion::SubmissionHead { head: 300 }),
-        ];
-        assert_eq!(controller.take_reset_request(), None);
-        for reason in reasons {
-            queue.request_reset(reason);
-            queue.request_reset(ResetReason::CommandTimeout { cid: 99 });
-            assert_eq!(controller.take_reset_request(), Some(reason));
-            assert_eq!(controller.take_reset_request(), None);
-        }
-    }
-
-    #[test]
-    fn dropped_queue_end_is_detected() {
-        let (controller, queue) = running();
-        assert!(!controller.is_dropped());
-        drop(queue);
-        assert!(controller.is_dropped() && controller.has_acknowledged());
-    }
-
-    #[test]
-    fn in_flight_count_of_a_quiescing_queue_is_visible() {
-        let (controller, queue) = running();
-        controller.set_state(QueueState::Quiescing);
-        queue.acknowledge(queue.state_word(), 12);
-        assert_eq!(controller.in_flight(), 12);
-        queue.set_in_flight(0);
-        assert_eq!(controller.in_flight(), 0);
-    }
 }

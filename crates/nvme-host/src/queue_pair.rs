@@ -26,7 +26,9 @@ mod transport;
 /// Barrier used by `shadow`; the model of the rings substitutes a model checker's.
 use core::sync::atomic as sync;
 
-use tenmil_base::{CompletionBatch, DoorbellStats, Instant, IoCompletion, IoStatus, Span};
+use tenmil_base::{
+    CompletionBatch, DoorbellStats, Instant, IoCompletion, IoStatus, SharedWaker, Span,
+};
 use tenmil_wire::Command;
 
 pub use completions::CompletionSink;
@@ -34,17 +36,17 @@ pub use doorbell::{DoorbellSide, QueueDoorbell, ShadowDoorbell, ShadowSlot};
 pub use injection::{Injection, InjectionSide};
 pub use memory::QueueMemory;
 pub use rings::{QueueSetup, Rings};
-pub use transport::{DataPointers, PointerOf, Transport};
+pub use transport::{AttachmentOf, DataPointers, PointerOf, Transport};
 
 use crate::queue_link::{QueueLinkEnd, QueueState};
 use crate::slot::{InvalidCompletion, SlotFlags, SlotTable, tick_of};
 use injection::Injections;
 
 /// Queue pair.
-pub struct QueuePair<T> {
+pub struct QueuePair<T: Transport> {
     slots: SlotTable,
     transport: T,
-    link: QueueLinkEnd,
+    link: QueueLinkEnd<AttachmentOf<T>>,
     /// State word of the fast path; while the queue is off the fast path, a value that the link never
     /// has.
     ordinary: u32,
@@ -126,7 +128,7 @@ const NEVER: u32 = u32::MAX;
 impl<T: Transport> QueuePair<T> {
     /// Creates a queue pair over an empty transport, whose commands are aborted after `timeout`. It
     /// submits nothing before its controller has set it to `Running`.
-    pub fn over(transport: T, link: QueueLinkEnd, timeout: Span) -> Self {
+    pub fn over(transport: T, link: QueueLinkEnd<AttachmentOf<T>>, timeout: Span) -> Self {
         let mut slots = SlotTable::new(transport.depth());
         slots.close();
         let cold = ColdState {
@@ -158,7 +160,10 @@ impl<T: Transport> QueuePair<T> {
     /// # Panics
     ///
     /// A command is in flight, or the depths differ.
-    pub fn map_transport<U: Transport>(self, change: impl FnOnce(T) -> U) -> QueuePair<U> {
+    pub fn map_transport<U: Transport<Attachment = AttachmentOf<T>>>(
+        self,
+        change: impl FnOnce(T) -> U,
+    ) -> QueuePair<U> {
         let depth = self.transport.depth();
         assert!(self.slots.in_flight() == 0, "a command is in flight");
         let transport = change(self.transport);
@@ -249,6 +254,11 @@ impl<T: Transport> QueuePair<T> {
         let has_entry = self.transport.arm(takes);
         let has_order = self.link.state_word() != self.cold.adopted;
         !has_order && !has_entry
+    }
+
+    /// Sets the waker of the queue's thread, for state changes that the controller requests.
+    pub fn set_waker(&self, waker: SharedWaker) {
+        self.link.set_waker(waker);
     }
 
     /// Time of the next poll, even without activity.

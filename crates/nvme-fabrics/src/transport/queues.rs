@@ -1,25 +1,26 @@
-//! I/O queues: connect, hand over to the thread of the queue, close.
+//! I/O queues: connect, and wait until they have closed.
 //!
 //! ```text
-//!   creation ─▶ stream, ICReq, Connect ─▶ handed over to the queue thread ─▶ success
-//!   deletion ─▶ the queue thread closes ─▶ success; or an error, if the controller may still execute
-//!               commands: then only a reset ends that
+//!   creation ─▶ stream, ICReq, Connect ─▶ success, with the connection: the driver has the queue run
+//!   deletion ─▶ the queue, which the driver has frozen, closes ─▶ success; or an error, if the controller
+//!               may still execute commands: then only a reset ends that
 //! ```
 
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
+use tenmil_nvme_host::{LinkSignals, StepResult};
 use tenmil_wire::Status;
 
 use super::HostTransport;
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
-use crate::queue_mailbox::{AttachedQueue, QueueCommand, QueueMailbox};
+use crate::queue_report::QueueReport;
 use crate::stall_detector::StallDetector;
-use crate::tcp_transport::TcpTransport;
+use crate::tcp_transport::{AttachedQueue, TcpTransport};
 
 /// An I/O queue, as the controller thread knows it.
 pub(super) struct IoQueueEntry {
-    mailbox: Arc<QueueMailbox>,
+    report: Arc<QueueReport>,
     /// Number of commands in flight.
     slots: u16,
     progress: QueueProgress,
@@ -33,8 +34,8 @@ enum QueueProgress {
     Requested,
     /// Its connection, for the result of its creation.
     Connection(Box<QueueConnect>),
-    /// Nothing: the queue thread serves it.
-    Attached,
+    /// Nothing: the driver has the connection, or the queue thread.
+    Connected,
     /// That the queue thread has closed it, for the result of its deletion, within a timeout.
     Deleted { until: Option<Instant> },
     /// That the queue thread has closed it, during a reset.
@@ -50,7 +51,7 @@ impl IoQueueEntry {
             QueueProgress::Requested => now,
             QueueProgress::Connection(connect) => connect.wake_at(now),
             QueueProgress::Deleted { .. } | QueueProgress::Closed => now.after(CLOSE_POLL_INTERVAL),
-            QueueProgress::Nothing | QueueProgress::Attached => Instant::NEVER,
+            QueueProgress::Nothing | QueueProgress::Connected => Instant::NEVER,
         }
     }
 
@@ -62,20 +63,22 @@ impl IoQueueEntry {
 impl HostTransport {
     /// The transport of queue `id` with `depth` commands, for the thread that uses it. Once for each
     /// queue.
-    pub(crate) fn queue_transport(&mut self, id: u16, depth: u16) -> TcpTransport {
-        let (dma, mailbox) = (self.dma.clone(), QueueMailbox::new(&self.events));
+    pub(crate) fn queue_transport(
+        &mut self,
+        id: u16,
+        depth: u16,
+        link: LinkSignals,
+    ) -> TcpTransport {
+        let (dma, report) = (self.dma.clone(), QueueReport::new(link, &self.events));
         // A deleted queue with the same identifier may still be polled by its owner.
-        self.queue(id).mailbox = Arc::clone(&mailbox);
-        TcpTransport::new(mailbox, dma, depth)
+        let progress = QueueProgress::Nothing;
+        self.queues
+            .insert(id, IoQueueEntry { report: Arc::clone(&report), slots: depth, progress });
+        TcpTransport::new(report, dma, depth)
     }
 
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
-        let events = &self.events;
-        self.queues.entry(id).or_insert_with(|| IoQueueEntry {
-            mailbox: QueueMailbox::new(events),
-            slots: 0,
-            progress: QueueProgress::Nothing,
-        })
+        self.queues.get_mut(&id).expect("its transport was created first")
     }
 
     /// Connects queue `id`, with `slots` commands in flight. A result follows.
@@ -84,11 +87,9 @@ impl HostTransport {
         (queue.slots, queue.progress) = (slots, QueueProgress::Requested);
     }
 
-    /// Closes queue `id`. A result follows.
+    /// Waits until queue `id` has closed, which the driver has frozen. A result follows.
     pub(super) fn close_queue(&mut self, id: u16) {
-        let queue = self.queue(id);
-        queue.mailbox.set_command(QueueCommand::Close);
-        queue.progress = QueueProgress::Deleted { until: None };
+        self.queue(id).progress = QueueProgress::Deleted { until: None };
     }
 
     fn begin_connect(&mut self, now: Instant, id: u16) {
@@ -101,8 +102,8 @@ impl HostTransport {
         self.queue(id).progress = QueueProgress::Connection(Box::new(connect));
     }
 
-    fn finish(&mut self, id: u16, status: Status) {
-        self.queue_results.push_back((id, status));
+    fn finish(&mut self, id: u16, result: StepResult<TcpTransport>) {
+        self.queue_results.push_back((id, result));
     }
 
     /// Advances queues that are being opened or closed.
@@ -118,7 +119,7 @@ impl HostTransport {
                 QueueProgress::Requested => self.queue(id).progress = QueueProgress::Nothing,
                 QueueProgress::Connection(_) => self.poll_queue_connect(now, id),
                 QueueProgress::Deleted { .. } | QueueProgress::Closed => self.poll_close(now, id),
-                QueueProgress::Nothing | QueueProgress::Attached => {}
+                QueueProgress::Nothing | QueueProgress::Connected => {}
             }
         }
     }
@@ -130,12 +131,12 @@ impl HostTransport {
         let Some(result) = connect.poll(now, options, dma.pool()) else { return };
         queue.progress = QueueProgress::Nothing;
         match result {
-            Ok(connected) => self.attach_connection(now, id, connected),
+            Ok(connected) => self.finish_connect(now, id, connected),
             // If an I/O queue cannot be connected, the controller counts as lost.
             Err(QueueConnectError { why, is_fatal: false }) => self.handle_queue_loss(now, why),
             Err(QueueConnectError { why, is_fatal: true }) => {
                 self.why = Some(why);
-                self.finish(id, Status::INTERNAL_ERROR);
+                self.finish(id, Err(Status::INTERNAL_ERROR));
             }
         }
     }
@@ -152,7 +153,7 @@ impl HostTransport {
             }
             _ => false,
         };
-        if let Some(closed) = queue.mailbox.take_closed() {
+        if let Some(closed) = queue.report.take_closed() {
             queue.progress = QueueProgress::Nothing;
             // The queue thread may have sent data until now.
             self.last_sent_at = now;
@@ -160,32 +161,31 @@ impl HostTransport {
             // The controller may still execute commands: then only a reset ends that.
             let is_done = !closed.may_execute_late;
             if is_deletion {
-                self.finish(id, if is_done { Status::SUCCESS } else { Status::INTERNAL_ERROR });
+                self.finish(id, if is_done { Ok(None) } else { Err(Status::INTERNAL_ERROR) });
             }
         } else if let QueueProgress::Deleted { until: Some(until) } = queue.progress
             && now >= until
         {
             queue.progress = QueueProgress::Closed;
-            self.finish(id, Status::INTERNAL_ERROR);
+            self.finish(id, Err(Status::INTERNAL_ERROR));
         }
     }
 
-    /// Hands a connection over to the queue thread.
-    fn attach_connection(&mut self, now: Instant, id: u16, connected: ConnectedQueue) {
+    /// Passes a connection to the driver, as the attachment of the queue.
+    fn finish_connect(&mut self, now: Instant, id: u16, connected: ConnectedQueue) {
         let Some(association) = self.association.clone() else {
-            return self.finish(id, Status::INTERNAL_ERROR);
+            return self.finish(id, Err(Status::INTERNAL_ERROR));
         };
         let policy = self.options.policy;
         let queue = self.queue(id);
         let stall_detector = StallDetector::new(&policy, queue.slots, now);
         let connection = *connected.connection;
-        queue.mailbox.set_command(QueueCommand::Attach(Box::new(AttachedQueue {
-            connection,
-            stall_detector,
-            association,
-        })));
-        queue.progress = QueueProgress::Attached;
-        self.finish(id, Status::SUCCESS);
+        queue.report.clear();
+        queue.progress = QueueProgress::Connected;
+        self.finish(
+            id,
+            Ok(Some(Box::new(AttachedQueue { connection, stall_detector, association }))),
+        );
     }
 
     /// Reports drained connections of dropped queues as closed.
@@ -193,7 +193,7 @@ impl HostTransport {
         let Self { undrained, queues, .. } = self;
         for (id, _, closed) in undrained.extract_if(.., |(_, drain, _)| drain.is_drained(now)) {
             if let Some(queue) = queues.get(&id) {
-                queue.mailbox.report(closed);
+                queue.report.report(closed);
             }
         }
     }
@@ -202,13 +202,13 @@ impl HostTransport {
     pub(super) fn check_queues(&mut self, now: Instant) {
         let mut lost = None;
         for (id, queue) in &mut self.queues {
-            if let Some((drain, closed)) = queue.mailbox.take_undrained() {
+            if let Some((drain, closed)) = queue.report.take_undrained() {
                 self.undrained.push((*id, drain, closed));
             }
-            if !matches!(queue.progress, QueueProgress::Attached) {
+            if !matches!(queue.progress, QueueProgress::Connected) {
                 continue;
             }
-            if let Some(closed) = queue.mailbox.take_loss() {
+            if let Some(closed) = queue.report.take_loss() {
                 self.may_execute_late |= closed.may_execute_late;
                 queue.progress = QueueProgress::Nothing;
                 lost = lost.or(closed.lost);
@@ -219,7 +219,8 @@ impl HostTransport {
         }
     }
 
-    /// Closes all queues, without a result for each.
+    /// Ends all queues, without a result for each. The driver freezes them, now or when it sees the state
+    /// of the controller; a connection that it has not handed over is closed here.
     pub(super) fn close_queues(&mut self) {
         self.queue_results.clear();
         for queue in self.queues.values_mut() {
@@ -227,11 +228,9 @@ impl HostTransport {
                 QueueProgress::Requested | QueueProgress::Connection(_) => {
                     queue.progress = QueueProgress::Nothing;
                 }
-                QueueProgress::Attached => {
-                    queue.mailbox.set_command(QueueCommand::Close);
+                QueueProgress::Connected | QueueProgress::Deleted { .. } => {
                     queue.progress = QueueProgress::Closed;
                 }
-                QueueProgress::Deleted { .. } => queue.progress = QueueProgress::Closed,
                 QueueProgress::Closed | QueueProgress::Nothing => {}
             }
         }
@@ -241,7 +240,7 @@ impl HostTransport {
     pub(super) fn reap_closed_queues(&mut self) {
         for queue in self.queues.values_mut() {
             if matches!(queue.progress, QueueProgress::Deleted { .. } | QueueProgress::Closed)
-                && queue.mailbox.take_closed().is_some()
+                && queue.report.take_closed().is_some()
             {
                 queue.progress = QueueProgress::Nothing;
             }

@@ -11,12 +11,12 @@ use tenmil_wire::{AdminOpcode, Command, TypedCommand};
 use super::transfer::AdminPointers;
 use crate::error::ControllerError;
 use crate::queue_link::{ControllerLinkEnd, QueueState, TimedOutCommand, link};
-use crate::queue_pair::{PointerOf, QueueFull, QueuePair, Transport};
+use crate::queue_pair::{AttachmentOf, PointerOf, QueueFull, QueuePair, Transport};
 
 /// Admin queue pair with its outstanding commands.
 pub(super) struct Admin<T: Transport> {
     pub(super) pair: QueuePair<T>,
-    pub(super) link: ControllerLinkEnd,
+    pub(super) link: ControllerLinkEnd<AttachmentOf<T>>,
     pub(super) pointers: AdminPointers<T::Pointers>,
     completions: CompletionBatch,
     /// Indexed by token.

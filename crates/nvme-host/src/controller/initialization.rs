@@ -70,7 +70,7 @@ const COMMAND_SET_PAGES_SINCE: Version = Version(0x0002_0000);
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts the first step.
     pub(super) fn start_up(&mut self, now: Instant) {
-        self.admin.link.set_state(crate::queue_link::QueueState::Running);
+        self.admin.link.run(None);
         self.phase = Phase::Starting;
         self.event_requests = 0;
         self.events_refused = None;

@@ -3,7 +3,7 @@
 //! | queues | admin queue | an I/O queue is created by | deleted by |
 //! |---|---|---|---|
 //! | [`RingQueues`] | AQA, ASQ, ACQ | Create I/O Completion Queue, Create I/O Submission Queue | the two Delete commands |
-//! | of NVMe/TCP | a connection | Connect, on a connection of its own | closing the connection |
+//! | of NVMe/TCP | a connection | Connect, on a connection of its own, which is the attachment of the queue's next run | its thread, which closes the connection when the queue is frozen |
 
 use tenmil_base::{Dma, Mmio, Segment};
 use tenmil_wire::admin::{
@@ -18,7 +18,10 @@ use crate::bringup::AdminQueues;
 use crate::data_pointer::{ListPool, SglSupport};
 use crate::error::{ControllerError, RequestError};
 use crate::fast_path::FastPathOptions;
-use crate::queue_pair::{DoorbellSide, QueueDoorbell, QueueMemory, Rings, ShadowSlot, Transport};
+use crate::queue_link::LinkSignals;
+use crate::queue_pair::{
+    AttachmentOf, DoorbellSide, QueueDoorbell, QueueMemory, Rings, ShadowSlot, Transport,
+};
 
 /// Creates and deletes the queues of a controller with registers `M` and memory `D`.
 ///
@@ -53,14 +56,18 @@ pub trait QueueTransports<M: Mmio, D: Dma> {
     /// Starts a step of the creation of a queue.
     fn create_step(mmio: &mut M, dma: &D, queue: IoQueueParams, step: u8) -> QueueStep;
 
-    /// Starts a step of the deletion of a queue.
+    /// Starts a step of the deletion of a queue. A queue without rings is frozen.
     fn delete_step(mmio: &mut M, id: u16, step: u8) -> QueueStep;
 
     /// Result of a step that was [started](QueueStep::Started), with the identifier of its queue.
-    fn next_result(_: &mut M) -> Option<(u16, Status)> {
+    fn next_result(_: &mut M) -> Option<(u16, StepResult<Self::Io>)> {
         None
     }
 }
+
+/// Result of a step. The last step of a creation has what the transport is attached to, if anything;
+/// no other step has.
+pub type StepResult<T> = Result<Option<AttachmentOf<T>>, Status>;
 
 /// A step of a creation or deletion.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +90,7 @@ pub struct AdminQueueSetup {
 }
 
 /// Parameters of the transport of an I/O queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct IoQueueSetup {
     /// Queue identifier.
     pub id: u16,
@@ -97,6 +104,8 @@ pub struct IoQueueSetup {
     pub shadows: Option<[Segment; 2]>,
     /// Fast-path switches.
     pub techniques: FastPathOptions,
+    /// State of its link, for a transport that sends by itself.
+    pub signals: LinkSignals,
 }
 
 /// Parameters of an I/O queue at its creation in the controller.

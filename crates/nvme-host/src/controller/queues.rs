@@ -12,13 +12,13 @@ use tenmil_base::{Dma, Instant, Mmio};
 use tenmil_wire::Status;
 
 use super::admin::Purpose;
-use super::queue_transports::{IoQueueParams, IoQueueSetup, QueueStep};
+use super::queue_transports::{IoQueueParams, IoQueueSetup, QueueStep, StepResult};
 use super::{CmbUnavailable, Controller, Phase, QueueTransports};
 use crate::error::{RequestError, ResetCause};
 use crate::event::Event;
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::{ControllerLinkEnd, QueueState, link};
-use crate::queue_pair::{QueueMemory, QueuePair};
+use crate::queue_pair::{AttachmentOf, QueueMemory, QueuePair, Transport};
 
 /// Options of a new I/O queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub struct QueuePairOptions {
 }
 
 /// Queue pair, as tracked by the controller.
-pub(super) struct IoQueue<T> {
+pub(super) struct IoQueue<T: Transport> {
     pub(super) id: u16,
-    pub(super) link: ControllerLinkEnd,
+    pub(super) link: ControllerLinkEnd<AttachmentOf<T>>,
     depth: u32,
     /// Its rings, if it has any.
     memory: Option<QueueMemory>,
@@ -47,8 +47,8 @@ pub(super) struct IoQueue<T> {
 
 /// Queue pair deleted from the device, whose owner may still access its rings.
 #[derive(Debug)]
-pub(super) struct RetiredQueue {
-    link: ControllerLinkEnd,
+pub(super) struct RetiredQueue<A> {
+    link: ControllerLinkEnd<A>,
     memory: Option<QueueMemory>,
 }
 
@@ -79,7 +79,7 @@ impl QueueProgress {
     }
 }
 
-impl<T> IoQueue<T> {
+impl<T: Transport> IoQueue<T> {
     fn params(&self) -> IoQueueParams {
         let Self { id, depth, memory, vector, .. } = *self;
         IoQueueParams { id, depth, memory, vector }
@@ -113,6 +113,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             doorbell_stride: self.doorbell_stride,
             shadows: self.memory.shadows.filter(|_| self.uses_shadow_doorbells),
             techniques: options.techniques,
+            signals: queue_end.signals().clone(),
         };
         let transport = match Q::create_io(&mut self.mmio, &self.dma, setup) {
             Ok(transport) => transport,
@@ -204,6 +205,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                 QueueProgress::Draining { until }
                     if now >= until || link.has_acknowledged() && link.in_flight() == 0 =>
                 {
+                    // Rings stay in use until they are deleted: the device completes there what the
+                    // deletion aborts. A connection is closed instead.
+                    if !Q::HAS_RINGS {
+                        link.freeze();
+                    }
                     self.start_deletion(now, index, QueueProgress::Deleting { step: 0 });
                 }
                 _ => {}
@@ -242,41 +248,44 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Handles the result of a step of a queue's creation or deletion.
-    pub(super) fn handle_queue_result(&mut self, now: Instant, id: u16, status: Status) {
+    pub(super) fn handle_queue_result(&mut self, now: Instant, id: u16, result: StepResult<Q::Io>) {
         let Some(index) = self.queues.iter().position(|queue| queue.id == id) else { return };
-        match (self.queues[index].progress, status.is_success()) {
-            (QueueProgress::Creating { step }, true) if step + 1 < Q::STEPS => {
+        match (self.queues[index].progress, result) {
+            (QueueProgress::Creating { step }, Ok(_)) if step + 1 < Q::STEPS => {
                 self.start_creation(now, index, step + 1);
             }
-            (QueueProgress::Creating { .. }, true) => self.run(index),
-            (QueueProgress::Creating { step: 0 }, false) => {
+            (QueueProgress::Creating { .. }, Ok(attachment)) => self.run(index, attachment),
+            (QueueProgress::Creating { step: 0 }, Err(status)) => {
                 self.retire(index, Event::QueuePairRefused { id, status });
             }
-            (QueueProgress::Creating { step }, false) => {
+            (QueueProgress::Creating { step }, Err(status)) => {
                 let step = Q::STEPS - step;
                 self.start_deletion(now, index, QueueProgress::RollingBack { step, status });
             }
-            (QueueProgress::RollingBack { step, status }, true) if step + 1 < Q::STEPS => {
+            (QueueProgress::RollingBack { step, status }, Ok(_)) if step + 1 < Q::STEPS => {
                 let progress = QueueProgress::RollingBack { step: step + 1, status };
                 self.start_deletion(now, index, progress);
             }
-            (QueueProgress::RollingBack { status, .. }, true) => {
+            (QueueProgress::RollingBack { status, .. }, Ok(_)) => {
                 self.retire(index, Event::QueuePairRefused { id, status });
             }
-            (QueueProgress::Deleting { step }, true) if step + 1 < Q::STEPS => {
+            (QueueProgress::Deleting { step }, Ok(_)) if step + 1 < Q::STEPS => {
                 self.start_deletion(now, index, QueueProgress::Deleting { step: step + 1 });
             }
-            (QueueProgress::Deleting { .. }, true) => {
+            (QueueProgress::Deleting { .. }, Ok(_)) => {
                 self.retire(index, Event::QueuePairDeleted { id });
             }
             // A queue that was not deleted may still be written to; only a reset ends that.
-            (_, _) => self.reset_with_cause(now, ResetCause::QueueDeletionFailed { id, status }),
+            (_, result) => {
+                let status = result.err().unwrap_or(Status::SUCCESS);
+                self.reset_with_cause(now, ResetCause::QueueDeletionFailed { id, status });
+            }
         }
     }
 
-    fn run(&mut self, index: usize) {
+    fn run(&mut self, index: usize, attachment: Option<AttachmentOf<Q::Io>>) {
         let queue = &mut self.queues[index];
-        queue.link.set_state(QueueState::Running);
+        queue.link.run(attachment);
         queue.progress = QueueProgress::Running;
         let id = queue.id;
         let has_run = core::mem::replace(&mut queue.has_run, true);

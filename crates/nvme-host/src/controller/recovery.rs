@@ -141,16 +141,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.queues.iter().for_each(|queue| queue.link.lose_writes());
     }
 
-    /// Stops all access to rings and doorbells.
-    pub(super) fn freeze(&mut self) {
+    /// Stops all access to rings and doorbells, and closes the connections of queues. The queues remain
+    /// frozen until the controller is reset or has ended.
+    pub fn freeze(&mut self) {
         self.asked = None;
-        let queues = self.queues.iter().map(|queue| &queue.link);
-        for link in core::iter::once(&self.admin.link).chain(queues) {
-            // A released queue accesses nothing, and may not have acknowledged its state yet.
-            if matches!(link.state(), QueueState::Running | QueueState::Quiescing) {
-                link.set_state(QueueState::Frozen);
-            }
-        }
+        self.admin.link.freeze();
+        self.queues.iter().for_each(|queue| queue.link.freeze());
     }
 
     /// Handles the disabled state of the controller: it may access its memory again.

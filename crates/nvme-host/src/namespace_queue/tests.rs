@@ -3,6 +3,8 @@ mod lost_writes;
 mod raw;
 mod splits;
 
+use core::convert::Infallible;
+
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoStatus, Operation,
     OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span,
@@ -54,7 +56,7 @@ const VIEW: NamespaceView = NamespaceView {
 struct NamespaceQueueHarness {
     namespace: NamespaceQueue<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
-    controller: ControllerLinkEnd,
+    controller: ControllerLinkEnd<Infallible>,
     completions: CompletionBatch,
     dma: FakeDma,
 }
@@ -74,7 +76,7 @@ impl NamespaceQueueHarness {
             techniques: FastPathOptions::default(),
         };
         let queue = QueuePair::new(&dma, setup);
-        controller.set_state(QueueState::Running);
+        controller.run(None);
         let sizes = QueueSizes { parents: 2, segments: 8 };
         let namespace = NamespaceQueue::new(queue, view, sizes).unwrap();
         Self { namespace, device, controller, completions: CompletionBatch::with_capacity(64), dma }

@@ -3,14 +3,14 @@
 use tenmil_base::{CompletionBatch, Instant, IoCompletion, IoStatus};
 
 use super::{ColdState, QueuePair, SplitTracker, Transport};
-use crate::queue_link::{QueueLinkEnd, ResetReason};
+use crate::queue_link::{LinkSignals, ResetReason};
 use crate::slot::{EndedCommand, InvalidCompletion, SlotFlags, SlotTable};
 
 /// Ends commands of a queue pair as their completions arrive, and collects the completions of requests.
 pub struct CompletionSink<'a, P> {
     slots: &'a mut SlotTable,
     cold: &'a mut ColdState,
-    link: &'a QueueLinkEnd,
+    link: &'a LinkSignals,
     places: &'a mut [IoCompletion],
     count: usize,
     parents: &'a mut P,
@@ -58,6 +58,7 @@ impl<T: Transport> QueuePair<T> {
         receive: impl FnOnce(&mut T, &mut CompletionSink<'_, P>),
     ) -> usize {
         let Self { transport, slots, cold, link, .. } = self;
+        let link = link.signals();
         let mut sink = CompletionSink { slots, cold, link, places, count: 0, parents };
         receive(transport, &mut sink);
         sink.count
@@ -71,13 +72,13 @@ impl<T: Transport> QueuePair<T> {
         parents: &mut P,
     ) -> Option<IoCompletion> {
         let Self { slots, cold, link, .. } = self;
-        end_unusual(slots, cold, link, (cid, status, result), parents)
+        end_unusual(slots, cold, link.signals(), (cid, status, result), parents)
     }
 
     /// Counts an invalid completion, which is skipped, and requests a controller reset.
     #[cold]
     pub(super) fn report(&mut self, invalid_completion: InvalidCompletion) {
-        report(&mut self.cold, &self.link, invalid_completion);
+        report(&mut self.cold, self.link.signals(), invalid_completion);
     }
 }
 
@@ -113,7 +114,7 @@ impl<P: SplitTracker> CompletionSink<'_, P> {
 fn end_unusual<P: SplitTracker>(
     slots: &mut SlotTable,
     cold: &mut ColdState,
-    link: &QueueLinkEnd,
+    link: &LinkSignals,
     (cid, status, result): (u16, IoStatus, u32),
     parents: &mut P,
 ) -> Option<IoCompletion> {
@@ -133,7 +134,7 @@ fn end_unusual<P: SplitTracker>(
 }
 
 #[cold]
-fn report(cold: &mut ColdState, link: &QueueLinkEnd, invalid_completion: InvalidCompletion) {
+fn report(cold: &mut ColdState, link: &LinkSignals, invalid_completion: InvalidCompletion) {
     cold.invalid_completion_count += 1;
     cold.invalid_completion = Some(invalid_completion);
     link.request_reset(ResetReason::InvalidCompletion(invalid_completion));

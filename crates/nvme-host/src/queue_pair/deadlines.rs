@@ -61,7 +61,7 @@ impl<T: Transport> QueuePair<T> {
 
     fn handle_overdue(&mut self, cid: u16, mark: SlotFlags, tick: u32) {
         if mark.has(SlotFlags::OVERDUE) {
-            self.link.request_reset(ResetReason::CommandTimeout { cid });
+            self.link.signals().request_reset(ResetReason::CommandTimeout { cid });
         } else if self.link.post_timeout(cid) {
             self.slots.mark_overdue(cid, tick);
             self.cold.overdue_count += 1;

@@ -9,6 +9,7 @@
 //!              head -> '------------'  doorbell, once per poll or later
 //! ```
 
+use core::convert::Infallible;
 use core::sync::atomic::{Ordering, fence};
 
 use tenmil_base::{
@@ -60,7 +61,7 @@ pub struct QueueSetup<D, B> {
     /// Head doorbell of the completion queue.
     pub completion_doorbell: QueueDoorbell<D, B>,
     /// Queue side of the link to the controller.
-    pub link: QueueLinkEnd,
+    pub link: QueueLinkEnd<Infallible>,
     /// Command timeout, after which a command is aborted.
     pub timeout: Span,
     /// Fast-path switches.
@@ -313,6 +314,7 @@ impl<D: Dma, B: Doorbell> Rings<D, B> {
 
 impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
     type Pointers = ListPool<D>;
+    type Attachment = Infallible;
 
     fn pointers(&self, view: &NamespaceView, depth: u32) -> Option<ListPool<D>> {
         let NamespaceView { transfer_bytes_max, page_bytes, sgl, .. } = *view;
@@ -385,6 +387,10 @@ impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
         // and then checks for an entry. With a barrier between, one of them sees the other.
         fence(Ordering::SeqCst);
         takes && self.completion.load(self.head, self.phase).is_some()
+    }
+
+    fn attach(&mut self, attachment: Infallible) {
+        match attachment {}
     }
 
     fn freeze(&mut self) {

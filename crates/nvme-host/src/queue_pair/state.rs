@@ -14,7 +14,7 @@ impl<T: Transport> QueuePair<T> {
     /// parked commands are still being completed.
     #[cold]
     pub(super) fn apply_state(&mut self, now: Instant) {
-        // A state change has no wake-up, so the state is checked periodically.
+        // Not every thread has a waker for state changes, so the state is checked periodically.
         self.cold.order_at = now.after(STATE_POLL_INTERVAL);
         let word = self.link.state_word();
         let order = queue_state_in(word);
@@ -23,8 +23,13 @@ impl<T: Transport> QueuePair<T> {
         {
             return;
         }
+        let attachment = self.link.take_attachment(order);
         match order {
-            QueueState::Running => {}
+            QueueState::Running => {
+                if let Some(attachment) = attachment {
+                    self.transport.attach(attachment);
+                }
+            }
             QueueState::Quiescing => self.slots.close(),
             QueueState::Frozen => {
                 self.slots.close();

@@ -2,6 +2,7 @@ mod deadlines;
 mod invalid_completions;
 mod queue_states;
 
+use core::convert::Infallible;
 use std::collections::BTreeSet;
 
 use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoStatus, Memory, Random, Span};
@@ -22,7 +23,7 @@ const NOW: Instant = Instant { ns: 5 };
 pub(super) struct QueuePairHarness {
     queue: QueuePair<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
-    controller: ControllerLinkEnd,
+    controller: ControllerLinkEnd<Infallible>,
     completions: CompletionBatch,
 }
 
@@ -45,7 +46,7 @@ impl QueuePairHarness {
             techniques,
         };
         let queue = QueuePair::new(&dma, setup);
-        controller.set_state(QueueState::Running);
+        controller.run(None);
         Self { queue, device, controller, completions: CompletionBatch::with_capacity(1024) }
     }
 
@@ -330,7 +331,7 @@ fn injections_are_cleared_on_request_and_by_reset() {
         "nothing is left of them but to wait for the next order"
     );
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     harness.send(4);
     harness.device.complete_next(0);
     assert_eq!(harness.poll(), [(4, IoStatus::SUCCESS)]);
@@ -379,7 +380,7 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
         techniques: FastPathOptions::default(),
     };
     let mut queue = QueuePair::new(&dma, setup);
-    controller.set_state(QueueState::Running);
+    controller.run(None);
     let mut completions = CompletionBatch::with_capacity(8);
     for token in 0..50_u32 {
         queue.submit(NOW, u64::from(token), Command::new(READ)).unwrap();

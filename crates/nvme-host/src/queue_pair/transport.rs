@@ -1,9 +1,9 @@
 //! Transport of a queue pair: how commands reach the controller, and how completions come back.
 //!
-//! | transport | commands | completions |
-//! |---|---|---|
-//! | [`Rings`](super::Rings) | stored into a ring, announced by a doorbell | polled from a ring, by phase bits |
-//! | NVMe/TCP | queued as capsules, sent by `flush` | received from the connection |
+//! | transport | commands | completions | attached to |
+//! |---|---|---|---|
+//! | [`Rings`](super::Rings) | stored into a ring, announced by a doorbell | polled from a ring, by phase bits | nothing: the rings are allocated with it |
+//! | NVMe/TCP | queued as capsules, sent by `flush` | received from the connection | a connection, another one after each reset |
 //!
 //! Everything else is the same for all of them: slots, deadlines, states, splitting, error injection.
 
@@ -18,6 +18,9 @@ use crate::namespace_queue::NamespaceView;
 pub trait Transport: Sized {
     /// Builder of the data pointers of a namespace's commands.
     type Pointers: DataPointers;
+    /// What the controller creates for each run of the queue: a connection.
+    /// [`Infallible`](core::convert::Infallible) if nothing is.
+    type Attachment: Send;
 
     /// Creates the builder for a namespace, for `depth` commands in flight. `None` if there is no memory
     /// left for its lists.
@@ -62,11 +65,14 @@ pub trait Transport: Sized {
     /// Prepares for sleeping. Returns whether a completion has arrived, if `takes` them.
     fn arm(&mut self, takes: bool) -> bool;
 
-    /// From now on nothing is sent: a reset begins.
+    /// The queue runs, over `attachment`.
+    fn attach(&mut self, attachment: Self::Attachment);
+
+    /// From now on nothing is sent, and a connection is closed: a reset or the deletion begins.
     fn freeze(&mut self);
 
     /// The controller can no longer access memory: commands that are queued or in flight are dropped, and
-    /// both directions start empty.
+    /// both directions start empty. [`freeze`](Self::freeze) may not have come before.
     fn release(&mut self);
 
     /// Statistics of its doorbells, of which `commands` were submitted in total.
@@ -107,6 +113,9 @@ pub trait DataPointers {
     /// Frees the memory of lists. No command that refers to it may be in flight.
     fn release(&self);
 }
+
+/// What a transport is attached to.
+pub type AttachmentOf<T> = <T as Transport>::Attachment;
 
 /// Data pointer of a transport's commands.
 pub type PointerOf<T> = <<T as Transport>::Pointers as DataPointers>::Pointer;

@@ -99,8 +99,10 @@ impl FabricsChannel {
         if is_dead && is_idle && (path_channel.queue_pair.is_some() || path_channel.next.is_some())
         {
             path_channel.queue_pair = path_channel.next.take();
-            path_channel.state = QueuePairState::Disconnected;
-            view.is_open = false;
+            // The controller thread may have attached its connection already.
+            let state = path_channel.queue_pair.as_ref().map(FabricsQueuePair::state);
+            path_channel.state = state.unwrap_or(QueuePairState::Disconnected);
+            view.is_open = path_channel.state == QueuePairState::Open;
         }
     }
 

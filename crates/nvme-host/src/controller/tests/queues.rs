@@ -121,6 +121,27 @@ fn deletion_proceeds_without_commands_that_do_not_complete() {
     assert_eq!(outcomes(&harness, 0), [(7, IoStatus::ABORTED_BY_HOST)]);
 }
 
+/// The device completes there what the deletion aborts.
+#[test]
+fn completions_are_processed_until_the_rings_are_deleted() {
+    let mut harness = ControllerHarness::with_pairs(1);
+    harness.device.state().answers_io = false;
+    harness.submit_io(0, 7);
+    harness.run(Span::from_ms(1));
+    harness.controller.delete_queue_pair(harness.now, 1).unwrap();
+    harness.now = harness.now.after(Span::from_ms(50));
+    harness.polls_pairs = false;
+    let sent = harness.device.state().fetched.len();
+    for _ in 0..2 {
+        harness.poll_all();
+        harness.now = harness.now.after(Span::from_us(10));
+    }
+    assert_eq!(harness.device.state().fetched[sent..].len(), 1, "Delete I/O Submission Queue");
+    harness.polls_pairs = true;
+    harness.poll_all();
+    harness.assert_queue_state(0, QueueState::Quiescing);
+}
+
 #[test]
 fn rings_are_not_released_while_the_queue_exists() {
     let mut harness = ControllerHarness::with_pairs(1);

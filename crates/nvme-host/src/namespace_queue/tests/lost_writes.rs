@@ -17,7 +17,7 @@ fn fail(harness: &mut NamespaceQueueHarness) {
     harness.controller.set_state(QueueState::Released);
     harness.poll();
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     harness.poll();
 }
 

@@ -234,7 +234,7 @@ fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards()
     assert_eq!(harness.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
     assert_eq!(harness.poll(), []);
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     assert!(harness.submit(Request { token: 2, ..read(0, 10, 1) }, &large));
     assert_eq!(harness.complete_all().1, [(2, IoStatus::SUCCESS)]);
 }

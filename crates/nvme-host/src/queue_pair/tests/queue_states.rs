@@ -88,7 +88,7 @@ fn parked_tokens_complete_exactly_once_after_release() {
         assert_eq!(harness.controller.in_flight(), 0);
 
         harness.device.reset();
-        harness.controller.set_state(QueueState::Running);
+        harness.controller.run(None);
         for token in 100..120 {
             harness.send(token);
             harness.device.complete_next(0);
@@ -106,7 +106,7 @@ fn queue_resumes_once_all_parked_commands_complete() {
     harness.controller.set_state(QueueState::Released);
     assert_eq!(harness.poll().len(), 2);
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     assert_eq!(harness.submit(9), Err(QueueFull));
     assert_eq!(harness.queue.wake_at(), Instant::default(), "it wants to be polled at once");
     assert_eq!((harness.poll().len(), harness.poll().len()), (2, 1));
@@ -128,7 +128,7 @@ fn idle_queue_resumes_without_being_polled() {
         assert!(harness.controller.has_acknowledged(), "{order:?}");
     }
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     assert!(harness.submit(2).is_ok() && harness.controller.has_acknowledged());
 }
 
@@ -163,7 +163,7 @@ fn a_completion_from_before_a_reset_is_not_seen_after_it() {
     harness.controller.set_state(QueueState::Released);
     assert_eq!(harness.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
     harness.device.reset();
-    harness.controller.set_state(QueueState::Running);
+    harness.controller.run(None);
     harness.send(2);
     assert_eq!(harness.poll(), [], "the ring was zeroed");
     harness.device.post(old, 0);
