@@ -1,8 +1,11 @@
 //! Block device interface: [`BlockDevice`], and [`IoChannel`] per thread.
 
+use core::any::Any;
+use std::sync::Arc;
+
 use crate::Error;
 use crate::request::Operation;
-use crate::{ChannelWakeup, CompletionBatch, Instant, Request, Reservations, Segment};
+use crate::{ChannelWakeup, CompletionBatch, Instant, RegionId, Request, Reservations, Segment};
 
 /// Channel of one thread to a block device: the trait that block devices implement, and the only
 /// dynamic call on the I/O path. Both hot calls process batches, so its cost is paid per batch.
@@ -197,6 +200,12 @@ pub trait BlockDevice: Send + Sync {
         HoleReporting::Never
     }
 
+    /// Memory in which the device has its blocks, if submitters may read them there. Only reads of
+    /// such a device may have the flag [`RequestFlags::IN_PLACE`](crate::RequestFlags::IN_PLACE).
+    fn medium_memory(&self) -> Option<MediumMemory> {
+        None
+    }
+
     /// Re-reads the number of blocks: larger than before if the device was extended elsewhere,
     /// which then applies to all channels. May block: never called on the I/O path.
     ///
@@ -253,6 +262,32 @@ pub enum HoleReporting {
     /// No block is ever allocated: each successful read is of a hole, and leaves the memory
     /// unchanged.
     Everywhere,
+}
+
+/// Memory of a medium: block `b` of the device is at `offset + b * block_size`.
+///
+/// The bytes change whenever the blocks are written, also while they are read: a block that is written
+/// at the same time may be read as a mix of old and new bytes.
+#[derive(Clone, Debug)]
+pub struct MediumMemory {
+    /// Region in the table that requests refer to.
+    pub region: RegionId,
+    /// Offset of the first block in the region.
+    pub offset: u64,
+    /// Keeps the region: it is neither freed nor reused while a clone exists, even if the device
+    /// has been dropped.
+    pub guard: MediumGuard,
+}
+
+/// Reference that keeps the memory of a medium.
+pub type MediumGuard = Arc<dyn Any + Send + Sync>;
+
+impl MediumMemory {
+    /// The memory from `skip_bytes` on.
+    #[must_use]
+    pub fn at_byte(&self, skip_bytes: u64) -> Self {
+        Self { offset: self.offset + skip_bytes, ..self.clone() }
+    }
 }
 
 /// Run of blocks in one allocation state.

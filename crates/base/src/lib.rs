@@ -47,7 +47,7 @@ mod wake;
 
 pub use block_device::{
     BlockDevice, BlockExtent, DoorbellStats, Durability, ExtentKind, HoleReporting, IoChannel,
-    Limits, OperationSet,
+    Limits, MediumGuard, MediumMemory, OperationSet,
 };
 pub use controller_access::{
     BarMapError, BarRange, CompletionEntry, CompletionRing, Dma, DmaMapError, Doorbell, Mmio,

@@ -132,6 +132,11 @@ impl RequestFlags {
     /// its blocks are unallocated, it may leave the memory unchanged and complete with the result
     /// [`IoCompletion::HOLE`]. A device that sends parts of requests to others removes the flag.
     pub const HOLES: Self = Self(16);
+    /// For a read of a device with [medium memory](crate::BlockDevice::medium_memory): it may leave
+    /// the memory of the request unchanged and complete with the result [`IoCompletion::IN_PLACE`];
+    /// the data are then in the medium's memory. A device that sends parts of requests to others
+    /// removes the flag.
+    pub const IN_PLACE: Self = Self(32);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
@@ -258,6 +263,9 @@ impl IoCompletion {
     /// Result of a read with [`RequestFlags::HOLES`]: its blocks read as zeroes, and the memory is
     /// unchanged.
     pub const HOLE: u32 = 1;
+    /// Result of a read with [`RequestFlags::IN_PLACE`]: its data are in the [medium's
+    /// memory](crate::BlockDevice::medium_memory), and the memory of the request is unchanged.
+    pub const IN_PLACE: u32 = 2;
 }
 
 /// Bounded array of completions, owned by the caller.

@@ -49,9 +49,10 @@ pub trait Stream: Send {
     /// Sends `stretches` in order, as far as the stream has space, and returns the number of bytes
     /// accepted.
     ///
-    /// `headers` is read during the call only. Memory named by segments must neither change nor be
-    /// reused before it is [released](Self::released_bytes). `has_more` announces that more data
-    /// follows at once, so that this part need not be a packet of its own.
+    /// `headers` is read during the call only. Memory named by segments must not be reused before
+    /// it is [released](Self::released_bytes); of bytes that change before that, the peer receives
+    /// the old or the new ones. `has_more` announces that more data follows at once, so that this
+    /// part need not be a packet of its own.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tenmil_base::{
     BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Durability, ErrorCategory,
-    ExtentKind, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, OperationSet, Request, Segment, WakeSource,
+    ExtentKind, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, MediumMemory,
+    Memory, Operation, OperationSet, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
 
@@ -40,7 +40,7 @@ struct RamChannel {
 #[derive(Debug)]
 struct RamStorage {
     regions: RegionTable,
-    /// The blocks. The region outlives all channels.
+    /// The blocks. The region outlives all channels, and all guards of [`MediumMemory`].
     blocks: Region,
     block_size: u64,
     /// The device is larger than the caches, so non-temporal stores cost nothing.
@@ -179,6 +179,11 @@ impl BlockDevice for RamDevice {
             kind: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
         })
     }
+
+    fn medium_memory(&self) -> Option<MediumMemory> {
+        let store = Arc::clone(&self.store);
+        Some(MediumMemory { region: store.blocks.id(), offset: 0, guard: store })
+    }
 }
 
 impl IoChannel for RamChannel {
@@ -193,10 +198,16 @@ impl IoChannel for RamChannel {
             if let Some(next) = requests.get(index + 1).filter(|_| store.is_large) {
                 store.prefetch_read(next);
             }
-            let done = validate_request(limits, request, segments)
-                .and_then(|own| store.execute(request, own));
+            let mut result = 0;
+            let done = validate_request(limits, request, segments).and_then(|own| {
+                if request.flags.has(RequestFlags::IN_PLACE) && store.is_in_place(request) {
+                    result = IoCompletion::IN_PLACE;
+                    return Ok(());
+                }
+                store.execute(request, own)
+            });
             let status = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.token, status, result: 0 }
+            IoCompletion { token: request.token, status, result }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -250,6 +261,15 @@ impl RamStorage {
             Operation::Copy => self.copy(request.operand, first, count),
             Operation::CompareAndWrite => self.compare_and_write(first, count, segments),
         }
+    }
+
+    /// Whether the data of a read are in the storage as they are: all blocks are written and readable.
+    #[cold]
+    fn is_in_place(&self, request: &Request) -> bool {
+        let (first, count) = (request.lba, u64::from(request.blocks));
+        request.operation == Operation::Read
+            && !self.uncorrectable.any_set(first, count)
+            && self.written.uniform_run(first, count) == (true, count)
     }
 
     /// Prefetches the first bytes that `request` will read, and the bitmap word of its blocks.
@@ -408,8 +428,8 @@ fn is_zero(regions: &RegionTable, segment: Segment) -> Result<bool, InvalidSegme
 #[cfg(test)]
 mod tests {
     use tenmil_base::{
-        BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant, IoStatus,
-        Memory, Operation, Request, RequestFlags, Segment,
+        BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant,
+        IoCompletion, IoStatus, Memory, Operation, Request, RequestFlags, Segment,
     };
     use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
     use tenmil_linux::NamedThread;
@@ -510,6 +530,64 @@ mod tests {
         assert_eq!(ram.block_status(61), extent(5, ExtentKind::Data));
         assert_eq!(ram.block_status(66), extent(134, ExtentKind::Hole));
         assert_eq!(ram.block_status(200), extent(0, ExtentKind::Hole), "past the end");
+    }
+
+    #[test]
+    fn flagged_read_of_written_blocks_leaves_its_data_in_the_medium() {
+        let regions = RegionTable::new(2);
+        let ram = RamDevice::new(&regions, 512, 200).unwrap();
+        let memory =
+            regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
+        let mut channel = ram.channel().unwrap();
+        let mut run = |operation, lba, flags| {
+            let moves = matches!(operation, Operation::Read | Operation::Write);
+            let request = Request {
+                lba,
+                blocks: 8,
+                segment_count: u16::from(moves),
+                operation,
+                flags,
+                ..Request::PLACEHOLDER
+            };
+            let mut completions = CompletionBatch::with_capacity(1);
+            assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
+            channel.poll(Instant::default(), &mut completions);
+            let IoCompletion { status, result, .. } = completions.as_slice()[0];
+            (status, result)
+        };
+        let (plain, flagged) = (RequestFlags::NONE, RequestFlags::IN_PLACE);
+        regions.fill(memory, 7).unwrap();
+        assert_eq!(run(Operation::Write, 60, flagged), (IoStatus::SUCCESS, 0), "no read");
+        let medium = ram.medium_memory().unwrap();
+        let place = medium.at_byte(60 * 512);
+        let mut bytes = vec![0; 4096];
+        let in_medium = Segment { region: place.region, offset: place.offset, len_bytes: 4096 };
+        regions.load(in_medium, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+
+        let mut read = |lba, flags| {
+            regions.fill(memory, 1).unwrap();
+            let (status, result) = run(Operation::Read, lba, flags);
+            regions.load(memory, &mut bytes).unwrap();
+            (status, result, [bytes[0], bytes[4095]])
+        };
+        assert_eq!(read(60, flagged), (IoStatus::SUCCESS, IoCompletion::IN_PLACE, [1, 1]));
+        assert_eq!(read(60, plain), (IoStatus::SUCCESS, 0, [7, 7]));
+        assert_eq!(read(56, flagged), (IoStatus::SUCCESS, 0, [0, 7]), "partly written");
+        assert_eq!(read(64, flagged), (IoStatus::SUCCESS, 0, [7, 0]));
+        assert_eq!(read(0, flagged), (IoStatus::SUCCESS, 0, [0, 0]), "unwritten");
+        assert_eq!(read(193, flagged).0, IoStatus::LBA_OUT_OF_RANGE);
+        assert_eq!(run(Operation::WriteUncorrectable, 67, plain), (IoStatus::SUCCESS, 0));
+        let mut status = |lba| run(Operation::Read, lba, flagged);
+        assert_eq!(status(60), (IoStatus::UNRECOVERED_READ, 0));
+        assert_eq!(run(Operation::Deallocate, 60, plain), (IoStatus::SUCCESS, 0));
+        assert_eq!(run(Operation::Write, 67, plain), (IoStatus::SUCCESS, 0));
+        assert_eq!(run(Operation::Read, 60, flagged), (IoStatus::SUCCESS, 0), "deallocated");
+
+        drop((ram, channel));
+        assert!(regions.contains(in_medium), "the guard keeps it");
+        drop((medium, place));
+        assert!(!regions.contains(in_medium));
     }
 
     #[test]

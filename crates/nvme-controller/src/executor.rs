@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenmil_base::{CompletionBatch, HostMemory, Instant, RequestFlags, Segment};
+use tenmil_base::{CompletionBatch, HostMemory, Instant, MediumMemory, RequestFlags, Segment};
 use tenmil_wire::Status;
 
 use crate::bounce::BouncePool;
@@ -97,6 +97,8 @@ pub struct Executor<H: HostMemory> {
     scratch: Box<[u8]>,
     page_shift: u8,
     transfer_bytes_max: u32,
+    /// Smallest read that may complete with its data in the medium's memory.
+    in_place_bytes_min: u32,
     write_flags: RequestFlags,
     is_stopping: bool,
 }
@@ -125,7 +127,7 @@ pub enum CommandData {
 }
 
 /// Command that has completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FinishedCommand {
     /// Its tag.
     pub tag: CommandTag,
@@ -133,6 +135,9 @@ pub struct FinishedCommand {
     pub status: Status,
     /// Dword 0 of its completion.
     pub result: u32,
+    /// For a successful read: memory in which its data begin, if they are not in its segment. Only after
+    /// [`Executor::allow_in_place_reads`].
+    pub medium: Option<MediumMemory>,
     opcode: u8,
     nsid: u32,
     lba: u64,
@@ -205,6 +210,7 @@ impl<H: HostMemory> Executor<H> {
             scratch: Box::default(),
             page_shift: config.page_shift,
             transfer_bytes_max: config.transfer_bytes_max,
+            in_place_bytes_min: u32::MAX,
             write_flags: RequestFlags::NONE,
             is_stopping: false,
         };
@@ -227,6 +233,13 @@ impl<H: HostMemory> Executor<H> {
             let slot = self.slots.get_mut(number);
             slot.set_stream(slot.stream() - u16::from(slot.stream() > stream));
         }
+    }
+
+    /// Allows large reads to complete with their data in the [memory of the
+    /// medium](FinishedCommand::medium), if it has one. There they change when the blocks are written, so
+    /// the owner must not rely on reading the same data twice.
+    pub fn allow_in_place_reads(&mut self) {
+        self.in_place_bytes_min = fast_path::IN_PLACE_BYTES_MIN;
     }
 
     /// Sets the callback that wakes the executor's thread when a queue of the subsystem with a fused pair
@@ -396,7 +409,8 @@ impl<H: HostMemory> Executor<H> {
         let tag = CommandTag { stream: slot.stream(), id: slot.id() };
         let nsid = self.namespace_table.nsid_of(slot.channel());
         let (opcode, lba) = (slot.opcode(), slot.lba);
-        self.finished.push(FinishedCommand { tag, status, result, opcode, nsid, lba });
+        let medium = None;
+        self.finished.push(FinishedCommand { tag, status, result, medium, opcode, nsid, lba });
     }
 }
 

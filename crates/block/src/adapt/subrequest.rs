@@ -431,9 +431,10 @@ fn slice_count(slices: &[Segment]) -> u16 {
     u16::try_from(slices.len()).unwrap_or(u16::MAX)
 }
 
-/// The flags that a part inherits. A hole in one part says nothing about the others.
+/// The flags that a part inherits. A hole in one part says nothing about the others, nor does a part
+/// that stays in the medium's memory.
 fn inherited_flags(rules: &DeviceConstraints, flags: RequestFlags) -> RequestFlags {
-    let flags = flags.without(RequestFlags::HOLES);
+    let flags = flags.without(RequestFlags::HOLES.union(RequestFlags::IN_PLACE));
     match rules.force {
         super::FuaMode::Native => flags,
         super::FuaMode::Flush => flags.without(RequestFlags::FUA),

@@ -3,7 +3,9 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, BlockExtent, Error, HoleReporting, IoChannel, Limits};
+use tenmil_base::{
+    BlockDevice, BlockExtent, Error, HoleReporting, IoChannel, Limits, MediumMemory,
+};
 
 use super::event::BdevEventQueue;
 use super::{BdevEvent, BdevShared, ChannelMode, Claim, ClaimGuard};
@@ -132,6 +134,10 @@ impl BlockDevice for BdevDescriptor {
 
     fn hole_reporting(&self) -> HoleReporting {
         self.grant.shared.medium().map_or(HoleReporting::Never, |medium| medium.hole_reporting())
+    }
+
+    fn medium_memory(&self) -> Option<MediumMemory> {
+        self.grant.shared.medium().and_then(|medium| medium.medium_memory())
     }
 
     fn supports_kernel_buffers(&self) -> Result<u32, Error> {

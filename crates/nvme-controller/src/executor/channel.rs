@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, Operation,
-    Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, MediumMemory,
+    Operation, Request, Segment, WakeSource,
 };
 
 use crate::namespace::RevocableCacheInstance;
@@ -18,6 +18,8 @@ pub(super) struct Channel {
     pub(super) limits: Limits,
     device: Arc<dyn BlockDevice>,
     backend: Box<dyn IoChannel>,
+    /// Memory of the blocks, if reads may leave their data there.
+    pub(super) medium: Option<MediumMemory>,
     /// Requests batched in this poll, and those rejected because the block device was full.
     requests: Box<[Request]>,
     /// Segment of the request with the same index: a batched request has at most one.
@@ -61,6 +63,7 @@ impl Channel {
             limits: backend.limits().clone(),
             device: device.clone(),
             backend,
+            medium: device.medium_memory(),
             requests: Box::default(),
             segments: Box::default(),
             depth,

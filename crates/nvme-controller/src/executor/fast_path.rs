@@ -15,6 +15,10 @@ use super::slot_table::{AllocCursor, Slot, SlotTable, State};
 /// Bits of dword 12 supported by the fast path: NLB, FUA and LR (NVM 1.1 §3.3.4, §3.3.6).
 const CDW12_FAST: u32 = 0xc000_ffff;
 
+/// Smallest read whose data may stay in the medium's memory. Below it, the copy costs less than what a
+/// completion of its own does.
+pub(super) const IN_PLACE_BYTES_MIN: u32 = 16 << 10;
+
 /// Run of commands that are being begun: same operation, block count, namespace and flags, and data in the
 /// same direct window. The lookups are done once for the whole run.
 pub(crate) struct FastPathRun<'a> {
@@ -92,6 +96,9 @@ impl<H: HostMemory> Executor<H> {
         };
         let Some(channel) = self.namespace_table.channel(entry.channel) else { return 0 };
         kind.word = word;
+        if kind.len_bytes >= self.in_place_bytes_min && channel.medium.is_some() {
+            kind.permit_in_place(entry.block_shift);
+        }
         let slot = kind.slot.with_stream(stream);
         let (slot_alloc, batch) =
             (self.slots.allocate_cursor(), channel.start_batch(kind.template));
@@ -146,19 +153,21 @@ impl<H: HostMemory> Executor<H> {
         has_completions
     }
 
-    /// Handles completions of the block devices, and calls `finish` with the identifier and dword 0 of each
-    /// successful command of the fast path. Returns whether there were completions; other
-    /// commands that they finish are in [`take_finished`](Self::take_finished).
+    /// Handles completions of the block devices, and calls `finish` with the identifier of each
+    /// successful command of the fast path whose dword 0 is 0. Returns whether there were completions;
+    /// other commands that they finish are in [`take_finished`](Self::take_finished).
     #[inline(always)]
-    pub fn poll_fast_path(&mut self, now: Instant, mut finish: impl FnMut(u16, u32)) -> bool {
+    pub fn poll_fast_path(&mut self, now: Instant, mut finish: impl FnMut(u16)) -> bool {
         self.poll(now, |slots, completions| {
             let mut releasing = slots.release_cursor();
             let mut count = 0;
-            for completion in
-                completions.iter().take_while(|completion| completion.status.is_success())
-            {
+            // One comparison for both.
+            let is_plain = |completion: &&IoCompletion| {
+                u32::from(completion.status.0) | completion.result == 0
+            };
+            for completion in completions.iter().take_while(is_plain) {
                 let Some(id) = releasing.release(completion.token) else { break };
-                finish(id, completion.result);
+                finish(id);
                 count += 1;
             }
             releasing.finish(count);
@@ -194,11 +203,30 @@ impl<H: HostMemory> Executor<H> {
     fn handle_completion(&mut self, now: Instant, completion: IoCompletion) {
         let Some(slot) = self.slots.get(completion.token) else { return };
         match slot.state() {
+            State::Fast if slot.context != 0 => self.complete_in_place_read(*slot, completion),
             State::Fast => {
                 let status = Status(completion.status.0);
                 self.complete_command(low_16_bits(completion.token), status, completion.result);
             }
             _ => self.handle_request_completion(now, slot.context, completion.status),
+        }
+    }
+
+    /// Completes a read whose request has the flag [`RequestFlags::IN_PLACE`]: the result of the request is
+    /// not dword 0 of the command.
+    fn complete_in_place_read(&mut self, slot: Slot, completion: IoCompletion) {
+        let mut status = Status(completion.status.0);
+        let mut medium = None;
+        if status.is_success() && completion.result == IoCompletion::IN_PLACE {
+            let memory = self.namespace_table.medium_memory(slot.channel());
+            medium = memory.map(|memory| memory.at_byte(slot.lba << slot.context));
+            if medium.is_none() {
+                status = Status::INTERNAL_ERROR;
+            }
+        }
+        self.complete_command(low_16_bits(completion.token), status, 0);
+        if let Some(finished) = self.finished.last_mut() {
+            finished.medium = medium;
         }
     }
 }
@@ -312,6 +340,15 @@ impl FastPathKind {
             && lba <= self.lba_max
             && prp1 & self.page_mask <= self.offset_max
             && prp1 & 3 == 0
+    }
+
+    /// Sets the flag with which the data of a read may stay in the medium's memory.
+    #[cold]
+    fn permit_in_place(&mut self, block_shift: u8) {
+        if self.template.operation == Operation::Read {
+            self.template.flags = self.template.flags.union(RequestFlags::IN_PLACE);
+            self.slot.context = block_shift.into();
+        }
     }
 
     /// Index in [`TrafficCounters`].

@@ -1,6 +1,6 @@
 //! Namespace table: maps an NSID to the data of the fast path by one array index.
 
-use tenmil_base::{Error, Instant, Limits, Operation};
+use tenmil_base::{Error, Instant, Limits, MediumMemory, Operation};
 use tenmil_wire::Status;
 
 use super::channel::Channel;
@@ -190,6 +190,11 @@ impl NamespaceTable {
     /// Limits of the block device of a channel.
     pub(super) fn limits(&self, index: u16) -> Option<&Limits> {
         self.channels.get(usize::from(index))?.as_ref().map(|channel| &channel.limits)
+    }
+
+    /// Memory of the block device of a channel, if it has any.
+    pub(super) fn medium_memory(&self, index: u16) -> Option<&MediumMemory> {
+        self.channels.get(usize::from(index))?.as_ref()?.medium.as_ref()
     }
 
     /// NSID of a channel, or 0.

@@ -26,7 +26,8 @@ pub(super) struct Slot {
     pub(super) lba: u64,
     /// Fields of the fast path, loaded and stored as one word.
     key: u64,
-    /// Index of the command context; valid only in [`State::Slow`].
+    /// [`State::Slow`]: index of the command context. [`State::Fast`]: block size as a power of two if the
+    /// request has the flag [`IN_PLACE`](tenmil_base::RequestFlags::IN_PLACE), else 0.
     pub(super) context: u16,
 }
 

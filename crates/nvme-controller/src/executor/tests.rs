@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Instant, Operation, OperationSet, Segment, Span};
+use tenmil_base::{
+    BlockDevice, Instant, MediumGuard, MediumMemory, Operation, OperationSet, RegionId,
+    RequestFlags, Segment, Span,
+};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
 use super::{CommandData, CommandTag, Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
@@ -70,7 +73,7 @@ impl ExecutorFixture {
         self.executor.begin_iteration(self.now);
         self.executor.retry_waiting(self.now);
         self.executor.submit(self.now);
-        self.executor.poll_fast_path(self.now, |id, _| ended.push((id, Status::SUCCESS)));
+        self.executor.poll_fast_path(self.now, |id| ended.push((id, Status::SUCCESS)));
         let finished = self.executor.take_finished();
         ended.extend(finished.iter().map(|command| (command.tag.id, command.status)));
         ended
@@ -333,6 +336,96 @@ fn waiting_fused_half_can_be_aborted_and_an_executing_one_cannot() {
     assert_eq!(rig.executor.in_flight_count(), 1);
 }
 
+/// An executor over a device with medium memory, and the guard of that memory.
+fn with_medium_memory(
+    change: impl FnOnce(FakeDevice) -> FakeDevice,
+) -> (ExecutorFixture, MediumGuard) {
+    let guard: MediumGuard = Arc::new(());
+    let medium = MediumMemory { region: RegionId(77), offset: 0x100, guard: guard.clone() };
+    (ExecutorFixture::with(|device| change(device.with_medium_memory(medium))), guard)
+}
+
+/// Flags of the requests of the device since the last call.
+fn take_flags(rig: &ExecutorFixture) -> Vec<RequestFlags> {
+    rig.device.blocks().log.drain(..).map(|request| request.flags).collect()
+}
+
+const KIB_64: u32 = 128;
+
+#[test]
+fn large_read_completes_with_its_place_in_the_medium() {
+    let (mut rig, guard) = with_medium_memory(|device| device);
+    let large = (read(5, KIB_64), data_segment(0, 64 << 10));
+    for (command, flags) in [
+        (large, RequestFlags::NONE),
+        (large, RequestFlags::IN_PLACE),
+        ((read(5, 1), data_segment(0, 512)), RequestFlags::NONE),
+        ((write(5, KIB_64), large.1), RequestFlags::NONE),
+    ] {
+        assert_eq!(rig.begin_as_run(&[command]), 1);
+        rig.executor.submit(rig.now);
+        let mut fast = 0;
+        rig.executor.poll_fast_path(rig.now, |_| fast += 1);
+        let finished = rig.executor.take_finished();
+        assert_eq!(take_flags(&rig), [flags]);
+        if flags == RequestFlags::IN_PLACE {
+            let [finished] = &finished[..] else { panic!("{finished:?}") };
+            let medium = finished.medium.as_ref().unwrap();
+            assert_eq!((finished.status, finished.result, fast), (Status::SUCCESS, 0, 0));
+            assert_eq!((medium.region, medium.offset), (RegionId(77), 0x100 + 5 * 512));
+            assert!(Arc::ptr_eq(&medium.guard, &guard));
+        } else {
+            assert!(finished.is_empty() && fast == 1);
+        }
+        rig.executor.recycle_finished_list(finished);
+        rig.executor.allow_in_place_reads();
+    }
+    // The job path moves the data.
+    assert_eq!(rig.run_command(large.0, large.1), Status::SUCCESS);
+    assert!(take_flags(&rig).iter().all(|flags| *flags == RequestFlags::NONE));
+}
+
+/// A request larger than those of the device is split, and one of an unlike block size is not.
+#[test]
+fn split_read_moves_its_data() {
+    let (mut rig, _) = with_medium_memory(|device| {
+        device.with_limits(|limits| limits.request_blocks_max = KIB_64 - 1)
+    });
+    rig.executor.allow_in_place_reads();
+    let large = (read(0, KIB_64), data_segment(0, 64 << 10));
+    assert_eq!(rig.begin_as_run(&[large]), 0);
+    assert_eq!(rig.run_command(large.0, large.1), Status::SUCCESS);
+    assert_eq!(take_flags(&rig), [RequestFlags::NONE; 2]);
+}
+
+#[test]
+fn failed_or_stopped_in_place_read_has_no_result_and_no_medium() {
+    let (mut rig, guard) = with_medium_memory(|device| device);
+    rig.executor.allow_in_place_reads();
+    rig.device.blocks().uncorrectable.insert(6);
+    let large = (read(5, KIB_64), data_segment(0, 64 << 10));
+    let idle = Arc::strong_count(&guard);
+    for is_stopping in [false, true] {
+        if is_stopping {
+            rig.device.blocks().uncorrectable.clear();
+        }
+        assert_eq!(rig.begin_as_run(&[large]), 1);
+        rig.executor.submit(rig.now);
+        if is_stopping {
+            rig.executor.stop(rig.now);
+        }
+        rig.executor.poll_fast_path(rig.now, |_| panic!("it is not of the fast path"));
+        let finished = rig.executor.take_finished();
+        assert_eq!(take_flags(&rig), [RequestFlags::IN_PLACE]);
+        let [one] = &finished[..] else { panic!("{finished:?}") };
+        assert_eq!((one.status.is_success(), one.result), (is_stopping, 0));
+        assert_eq!(one.medium.is_some(), is_stopping, "discarded by the owner of a stopped one");
+        rig.executor.recycle_finished_list(finished);
+        assert_eq!(Arc::strong_count(&guard), idle, "nothing keeps it");
+    }
+    assert_eq!(rig.executor.in_flight_count(), 0);
+}
+
 #[test]
 fn stopped_executor_completes_no_command_and_drains() {
     let mut rig = ExecutorFixture::with(|device| device.with_random_delays(7));
@@ -343,7 +436,7 @@ fn stopped_executor_completes_no_command_and_drains() {
     let mut completed = 0;
     for _ in 0..1000 {
         rig.executor.submit(rig.now);
-        rig.executor.poll_fast_path(rig.now, |_, _| completed += 1);
+        rig.executor.poll_fast_path(rig.now, |_| completed += 1);
     }
     assert_eq!((completed, rig.executor.in_flight_count()), (0, 0));
 }

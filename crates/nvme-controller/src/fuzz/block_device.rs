@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
     BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
-    IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, Segment,
-    WakeSource,
+    IoCompletion, IoStatus, Limits, MediumMemory, Memory, Operation, OperationSet, Random, Request,
+    RequestFlags, Segment, WakeSource,
 };
 
 use super::fake_host::FakeRam;
@@ -22,6 +22,7 @@ pub(crate) struct FakeDevice {
     limits: Limits,
     completes_later: bool,
     seeds: Mutex<Random>,
+    medium: Option<MediumMemory>,
 }
 
 /// Contents and history of the device.
@@ -77,6 +78,7 @@ impl FakeDevice {
             limits,
             completes_later: false,
             seeds: Mutex::new(Random::new(0)),
+            medium: None,
         }
     }
 
@@ -91,6 +93,13 @@ impl FakeDevice {
     #[cfg(test)]
     pub(crate) fn with_limits(mut self, change: impl FnOnce(&mut Limits)) -> Self {
         change(&mut self.limits);
+        self
+    }
+
+    /// Leaves the data of reads with [`RequestFlags::IN_PLACE`] in this memory, which the test fills.
+    #[cfg(test)]
+    pub(crate) fn with_medium_memory(mut self, medium: MediumMemory) -> Self {
+        self.medium = Some(medium);
         self
     }
 
@@ -122,6 +131,10 @@ impl BlockDevice for FakeDevice {
             pending: Vec::new(),
             descriptor: stdin(),
         }))
+    }
+
+    fn medium_memory(&self) -> Option<MediumMemory> {
+        self.medium.clone()
     }
 }
 
@@ -159,8 +172,12 @@ impl IoChannel for FakeChannel {
                 at = usize::try_from(random.below(self.pending.len() as u64)).unwrap_or(0);
             }
             let (request, segments) = self.pending.remove(at);
-            let status = self.execute(&request, &segments);
-            completions.push(IoCompletion { token: request.token, status, result: 0 });
+            // A failed read has the result as well, which no device needs to set.
+            let is_in_place = request.flags.has(RequestFlags::IN_PLACE);
+            let segments = if is_in_place { &[] } else { &segments[..] };
+            let status = self.execute(&request, segments);
+            let result = if is_in_place { IoCompletion::IN_PLACE } else { 0 };
+            completions.push(IoCompletion { token: request.token, status, result });
             count += 1;
         }
         count
@@ -203,6 +220,7 @@ impl FakeChannel {
         let len: u64 = segments.iter().map(|segment| u64::from(segment.len_bytes)).sum();
         let is_too_large = request.blocks > self.limits.request_blocks_max
             || segments.len() > self.limits.segments_max.into();
+        let moves = moves && !request.flags.has(RequestFlags::IN_PLACE);
         if moves && (len != u64::from(request.blocks) * 512 || is_too_large) {
             return IoStatus::INVALID_FIELD;
         }

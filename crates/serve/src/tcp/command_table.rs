@@ -14,7 +14,7 @@ mod fused_commands;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use tenmil_base::{Instant, InvalidSegment, Memory, RegionId, Segment};
+use tenmil_base::{Instant, InvalidSegment, MediumGuard, MediumMemory, Memory, RegionId, Segment};
 use tenmil_nvme_tcp::{
     ControllerConnection, DataPlacement, DataTransfer, OwnerCallError, PayloadDigest,
 };
@@ -67,8 +67,11 @@ struct CommandSlot {
     command: Command,
     /// Its memory, set by [`set_buffer`](Self::set_buffer).
     buffer: Option<Buffer>,
-    /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter.
+    /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter. In
+    /// [`CommandState::CompletedInPlace`], a segment of the medium.
     data: Segment,
+    /// Keeps the memory of the medium in [`CommandState::CompletedInPlace`].
+    medium: Option<MediumGuard>,
     len_bytes: u32,
     direction: DataDirection,
     state: CommandState,
@@ -109,6 +112,8 @@ enum CommandState {
     Ready,
     /// Completed; the response is queued.
     Completed,
+    /// Completed; the response is queued, and its data are sent from the medium's memory.
+    CompletedInPlace,
     /// Completed while its data are still being received; the response follows the data.
     Draining,
     /// Waits for a buffer.
@@ -173,7 +178,7 @@ impl CommandTable {
             return result;
         }
         let slot = self.slot_mut(tag);
-        debug_assert!(slot.buffer.is_none(), "a free slot has no buffer");
+        debug_assert!(slot.buffer.is_none() && slot.medium.is_none(), "a free slot has no memory");
         (slot.command, slot.requested_at) = (*command, now);
         (slot.len_bytes, slot.direction, slot.state) = (len_bytes, direction, CommandState::Ready);
         (slot.stalled_checks, slot.is_in_capsule) = (0, false);
@@ -309,6 +314,7 @@ impl CommandTable {
                 CommandState::Half(_) => OWN_BYTES,
                 CommandState::Free
                 | CommandState::Completed
+                | CommandState::CompletedInPlace
                 | CommandState::Draining
                 | CommandState::AwaitingData => {
                     self.waiting.pop_front();
@@ -400,6 +406,14 @@ impl CommandTable {
         slot.data.slice(placement.offset, placement.len_bytes)
     }
 
+    /// Segment of the data of a response, in a buffer or in the medium's memory, while it is being sent.
+    #[inline]
+    pub(super) fn send_segment(&self, placement: DataPlacement) -> Option<Segment> {
+        let has_memory = |slot: &&CommandSlot| slot.buffer.is_some() || slot.medium.is_some();
+        let slot = self.slots.get(usize::from(placement.tag)).filter(has_memory)?;
+        slot.data.slice(placement.offset, placement.len_bytes)
+    }
+
     /// Segment of the first `len_bytes` of a command's buffer.
     pub(super) fn data_segment(&self, tag: u16, len_bytes: u32) -> Option<Segment> {
         self.buffer_segment(DataPlacement { tag, offset: 0, len_bytes })
@@ -463,6 +477,30 @@ impl CommandTable {
         self.record_fault(tag, result);
     }
 
+    /// Completes a read whose data are in the memory of the medium, from where they are sent: the buffer
+    /// is released now, and the memory of the medium is kept until the response has been sent. Ignored if
+    /// the command was dropped meanwhile.
+    pub(super) fn complete_in_place(
+        &mut self,
+        end: &mut ControllerConnection,
+        tag: u16,
+        medium: MediumMemory,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        if slot.state != CommandState::Ready {
+            return;
+        }
+        let (MediumMemory { region, offset, guard }, len_bytes) = (medium, slot.len_bytes);
+        slot.state = CommandState::CompletedInPlace;
+        slot.data = Segment { region, offset, len_bytes };
+        slot.medium = Some(guard);
+        if let Some(buffer) = slot.buffer.take() {
+            self.cache.release_buffer(buffer);
+        }
+        let result = end.complete(tag, len_bytes, Completion::new(0, Status::SUCCESS));
+        self.record_fault(tag, result);
+    }
+
     /// Direction and length of a command's data.
     #[inline]
     pub(super) fn data_direction_and_len(&self, tag: u16) -> (DataDirection, u32) {
@@ -482,7 +520,10 @@ impl CommandTable {
         let matches = |slot: &CommandSlot| {
             !matches!(
                 slot.state,
-                CommandState::Free | CommandState::Completed | CommandState::Draining
+                CommandState::Free
+                    | CommandState::Completed
+                    | CommandState::CompletedInPlace
+                    | CommandState::Draining
             ) && slot.command.cid() == cid
         };
         let (tag, slot) = (0..).zip(&self.slots).find(|(_, slot)| matches(slot))?;
@@ -559,6 +600,7 @@ impl CommandTable {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
         if slot.state != CommandState::Completed {
             self.receiving -= u32::from(slot.state.awaits_host_data());
+            slot.release_medium();
         }
         slot.state = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
@@ -600,21 +642,20 @@ impl CommandTable {
         self.cancel_waiting();
         for tag in (0_u16..).take(self.slots.len()) {
             let state = self.slots[usize::from(tag)].state;
-            let is_read = responses_are_referenced
-                && matches!(state, CommandState::Completed | CommandState::Draining);
+            let is_read = responses_are_referenced && state.has_response();
             if !self.is_executing(tag) && !is_read {
                 self.release_command(tag);
             }
         }
     }
 
-    /// Leaks the buffers of queued responses, because the kernel may read them indefinitely.
-    /// Returns their total length in bytes.
-    pub(super) fn leak_response_buffers(&mut self) -> u64 {
-        let is_read = |slot: &&mut CommandSlot| {
-            matches!(slot.state, CommandState::Completed | CommandState::Draining)
-        };
-        self.slots.iter_mut().filter(is_read).map(CommandSlot::leak_buffer).sum()
+    /// Leaks the memory of queued responses, because the kernel may read it indefinitely: their buffers,
+    /// and the media of those that are sent in place. Returns the length of their data and buffers in
+    /// bytes.
+    pub(super) fn leak_response_memory(&mut self) -> u64 {
+        let is_read = |slot: &&mut CommandSlot| slot.state.has_response();
+        let leak = |slot: &mut CommandSlot| slot.leak_buffer() + slot.leak_medium();
+        self.slots.iter_mut().filter(is_read).map(leak).sum()
     }
 
     /// Leaks the buffers of executing commands, because the device may access them indefinitely,
@@ -668,6 +709,7 @@ impl CommandSlot {
         command: Command([0; 8]),
         buffer: None,
         data: Segment { region: RegionId(0), offset: 0, len_bytes: 0 },
+        medium: None,
         len_bytes: 0,
         direction: DataDirection::None,
         state: CommandState::Free,
@@ -690,16 +732,39 @@ impl CommandSlot {
         buffer.leak_block();
         len_bytes
     }
+
+    /// Releases the memory of the medium.
+    #[cold]
+    #[inline(never)]
+    fn release_medium(&mut self) {
+        self.medium = None;
+    }
+
+    /// Leaks the memory of the medium, which stays allocated. Returns the length of the data in bytes.
+    fn leak_medium(&mut self) -> u64 {
+        let Some(guard) = self.medium.take() else { return 0 };
+        core::mem::forget(guard);
+        self.data.len_bytes.into()
+    }
 }
 
 impl CommandState {
+    /// Whether a response is queued, or follows the data that are being received.
+    fn has_response(self) -> bool {
+        matches!(self, Self::Completed | Self::CompletedInPlace | Self::Draining)
+    }
+
     /// Whether data are outstanding, requested by an R2T or in the capsule.
     #[inline]
     fn awaits_host_data(self) -> bool {
         match self {
             Self::AwaitingData | Self::Draining => true,
             Self::Half(half) => half.is_awaiting_data(),
-            Self::Free | Self::Ready | Self::Completed | Self::AwaitingBuffer => false,
+            Self::Free
+            | Self::Ready
+            | Self::Completed
+            | Self::CompletedInPlace
+            | Self::AwaitingBuffer => false,
         }
     }
 }
@@ -714,7 +779,7 @@ impl PayloadDigest for CommandTable {
             let count = (end - at).min(DIGEST_BYTES);
             let into = &mut bytes[..count as usize];
             if let Some(segment) =
-                self.buffer_segment(DataPlacement { tag, offset: at, len_bytes: count })
+                self.send_segment(DataPlacement { tag, offset: at, len_bytes: count })
             {
                 // The buffer lies in a region that lives as long as its pool.
                 let _ = self.cache.pool().regions().load(segment, into);

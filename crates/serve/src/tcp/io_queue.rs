@@ -96,6 +96,12 @@ impl IoQueue {
         })
     }
 
+    /// Allows large reads to be sent from the memory of the medium: only if the connection has no data
+    /// digest, which must match the data even if they are written meanwhile.
+    pub(super) fn allow_in_place_reads(&mut self) {
+        self.executor.allow_in_place_reads();
+    }
+
     /// Records the time of an iteration without new commands or completions.
     #[inline]
     pub(super) fn record_idle_iteration(&mut self, now: Instant) {
@@ -208,9 +214,9 @@ impl IoQueue {
         end: &mut ControllerConnection,
     ) -> usize {
         let mut count = 0;
-        self.executor.poll_fast_path(now, |tag, result| {
+        self.executor.poll_fast_path(now, |tag| {
             count += 1;
-            commands.complete_executed(end, tag, Status::SUCCESS, result);
+            commands.complete_executed(end, tag, Status::SUCCESS, 0);
         });
         if count > 0 {
             self.latency.record_completions(count);
@@ -218,7 +224,8 @@ impl IoQueue {
         count
     }
 
-    /// Completes the commands that have finished otherwise. Returns their number.
+    /// Completes the commands that have finished otherwise: also reads with their data in the medium's
+    /// memory. Returns their number.
     #[cold]
     fn complete_finished(
         &mut self,
@@ -226,11 +233,15 @@ impl IoQueue {
         commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
-        let finished = self.executor.take_finished();
+        let mut finished = self.executor.take_finished();
         // A stopped queue completes nothing any more.
         let count = if self.is_stopping() { 0 } else { finished.len() };
-        for command in &finished[..count] {
+        for command in &mut finished[..count] {
             let tag = command.tag.id;
+            if let Some(medium) = command.medium.take() {
+                commands.complete_in_place(end, tag, medium);
+                continue;
+            }
             if let Some(report) = command.error_report(self.qid, commands.command_of_tag(tag).cid())
             {
                 let event = QueueEvent::Error(report);

@@ -130,7 +130,7 @@ impl SendState {
                     let placement = DataPlacement { tag, offset: offset + skip, len_bytes: rest };
                     SendSlice::Memory(
                         commands
-                            .buffer_segment(placement)
+                            .send_segment(placement)
                             .ok_or_else(|| missing_buffer_error(placement))?,
                     )
                 }
@@ -142,7 +142,7 @@ impl SendState {
     }
 }
 
-/// Error for data without a buffer: a command keeps its buffer until its data are sent.
+/// Error for data without memory: a command keeps its memory until its data are sent.
 #[cold]
 fn missing_buffer_error(placement: DataPlacement) -> StreamError {
     let DataPlacement { tag, offset, len_bytes } = placement;

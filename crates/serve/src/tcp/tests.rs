@@ -6,6 +6,7 @@ mod connect_errors;
 mod discovery;
 mod export_updates;
 mod fused_pairs;
+mod in_place_reads;
 mod io_commands;
 mod memory_limits;
 mod power_loss;

@@ -100,11 +100,10 @@ fn first_part_error_fails_the_request_and_stops_it() {
 }
 
 #[test]
-fn split_read_reports_no_holes() {
+fn split_read_reports_no_holes_and_moves_its_data() {
     let mut bench = fixture(100);
-    assert!(
-        bench.submit(Request { flags: RequestFlags::HOLES, ..request(Operation::Read, 5, 0, 16) })
-    );
+    let flags = RequestFlags::HOLES.union(RequestFlags::IN_PLACE);
+    assert!(bench.submit(Request { flags, ..request(Operation::Read, 5, 0, 16) }));
     for (part, _) in bench.below.take_accepted() {
         assert_eq!((part.blocks, part.flags), (8, RequestFlags::NONE));
         bench.below.complete_request(part.token, IoStatus::SUCCESS, 0);

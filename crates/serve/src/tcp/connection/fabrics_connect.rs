@@ -181,7 +181,10 @@ impl TargetConnection {
                 // The last step that may fail: it registers the queue with the association.
                 let io =
                     IoQueue::new(&self.service, association, (qid, depth), &self.commands, now);
-                let io = io.map_err(connect_error_of_queue)?;
+                let mut io = io.map_err(connect_error_of_queue)?;
+                if !self.handle.lock_info().data_digest {
+                    io.allow_in_place_reads();
+                }
                 let waker = Arc::clone(&self.handle);
                 io.queue_link().set_waker(Arc::new(move || waker.wake_connection()));
                 self.end.set_queue_kind(QueueKind::Io { entries, flow_control });

@@ -58,7 +58,7 @@ impl TargetConnection {
     /// Leaks the memory that the kernel still references.
     #[cold]
     pub(super) fn leak_referenced_memory(&mut self) {
-        let bytes = self.commands.leak_response_buffers();
+        let bytes = self.commands.leak_response_memory();
         let text = format!(
             "{}: the kernel still references {bytes} bytes of sent data, expected it to release them: \
              this memory is not used again",

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Memory,
-    RecvResult, Request, Segment, SendSlice, Stream, StreamError, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, MediumMemory,
+    Memory, RecvResult, Request, Segment, SendSlice, Stream, StreamError, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -166,6 +166,10 @@ impl BlockDevice for DelayedDevice {
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
         Ok(Box::new(DelayedChannel { channel, is_stuck }))
+    }
+
+    fn medium_memory(&self) -> Option<MediumMemory> {
+        self.ram.medium_memory()
     }
 }
 
