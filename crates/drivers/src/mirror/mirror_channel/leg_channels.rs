@@ -406,6 +406,14 @@ impl LegChannels {
         self.wake.source()
     }
 
+    /// Whether the kernel does the work of every leg.
+    pub(super) fn is_kernel_io(&self) -> bool {
+        self.legs
+            .iter()
+            .filter_map(|leg| leg.backend.as_ref())
+            .all(|backend| backend.is_kernel_io())
+    }
+
     pub(super) fn arm(&mut self) -> bool {
         let must_not_sleep = self.legs.iter().any(|leg| !leg.queue.is_empty());
         self.backends().fold(must_not_sleep, |busy, backend| backend.arm() || busy)
