@@ -19,11 +19,14 @@
 //! | [`IoChannel`], [`BlockDevice`] | any | block device; the only dynamic dispatch of an I/O |
 //! | [`ChannelWakeup`] | any | sleep and wake-up of the thread that polls an I/O channel |
 //!
+//! Channels that one owner uses together may share resources of their drivers ([`ChannelGroup`]).
+//!
 //! There is deliberately no interface for time: time is an argument.
 
 #![forbid(unsafe_code)]
 
 mod block_device;
+mod channel_group;
 mod controller_access;
 mod counter;
 mod error;
@@ -49,6 +52,7 @@ pub use block_device::{
     BlockDevice, BlockExtent, DoorbellStats, Durability, ExtentKind, HoleReporting, IoChannel,
     Limits, MediumGuard, MediumMemory, OperationSet,
 };
+pub use channel_group::ChannelGroup;
 pub use controller_access::{
     BarMapError, BarRange, CompletionEntry, CompletionRing, Dma, DmaMapError, Doorbell, Mmio,
     SubmissionRing, entry_from_dwords, entry_to_dwords,

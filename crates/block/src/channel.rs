@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation,
-    OperationSet, Request, RequestFlags, Segment, WakeSource,
+    ChannelGroup, ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits,
+    Operation, OperationSet, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
@@ -195,7 +195,8 @@ impl Channel {
         }
         let context = shared.shared_context(of, context);
         let member = SharedContext::join(context, &self.port, self.limits.depth_max, || {
-            shared.open_channel()
+            // Other threads use it, too.
+            ChannelGroup::open_alone(|| shared.open_channel())
         })?;
         Ok(HardwareContextRef::shared(member, is_polled))
     }

@@ -369,7 +369,7 @@ fn full_channel_returns_unaccepted_requests() {
 
 #[test]
 fn is_kernel_io_if_all_leaf_devices_are_files() {
-    let others = ["ram:", "null:", "model:", "delay:[", "fault:[", "made:[", "reluctant:"];
+    let others = ["ram:", "null:", "model:", "delay:[", "fault:[", "reluctant:"];
     for subject in all_devices() {
         let files_only = !others.iter().any(|other| subject.name.contains(other));
         let channel = subject.driver().channel;

@@ -14,7 +14,8 @@ mod stripe_layout;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, ErrorCategory, IoChannel, Limits, Operation, OperationSet,
+    BlockDevice, BlockExtent, ChannelGroup, ErrorCategory, IoChannel, Limits, Operation,
+    OperationSet,
 };
 
 pub(crate) use self::stripe_layout::StripeLayout;
@@ -93,7 +94,8 @@ impl BlockDevice for StripeDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        let legs = self.legs.iter().map(|leg| leg.channel()).collect::<Result<_, _>>()?;
+        let legs = self.legs.iter().map(|leg| leg.channel());
+        let legs = ChannelGroup::open_together(|| legs.collect::<Result<_, _>>())?;
         Ok(Box::new(MultiLegChannel::new(legs, self.layout, self.limits.clone())?))
     }
 

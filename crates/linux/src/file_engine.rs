@@ -217,7 +217,7 @@ impl FileEngine {
     /// Disarms the descriptor: its owner polls.
     pub fn disarm(&mut self) {
         match &mut self.kind {
-            FileEngineKind::IoUring(_) => {}
+            FileEngineKind::IoUring(ring) => ring.disarm(),
             FileEngineKind::Threads(workers) => workers.disarm(),
         }
     }

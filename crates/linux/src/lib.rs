@@ -38,12 +38,15 @@
 //!   that a ublk control command names stays valid until the command completes.
 //! - A message slot of a mailbox is accessed by one thread at a time: by the sender until the
 //!   message is published, by the receiver afterwards. A model checker (loom) verifies this.
+//! - The ring of several file engines is accessed by one thread at a time, although each engine may
+//!   move to another thread. The model checker verifies the lock that ensures this.
 //! - A signal handler uses atomics, a timer, a non-blocking write, and `_exit` only.
 //! - The CPU's counter is read only where the kernel itself uses it as a clock source.
 
 #![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
 
 mod asymmetric_barrier;
+mod biased_lock;
 pub mod cgroup;
 pub mod clock;
 pub mod cpu_list;
@@ -81,6 +84,7 @@ pub mod storage_file;
 mod sync;
 pub mod tc_flower;
 mod thread_engine;
+mod thread_flags;
 pub mod thread_pool;
 pub mod topology;
 pub mod ublk;

@@ -1,4 +1,4 @@
-//! The mailbox ring and the sleep/wake-up protocol under a model checker (loom), in every order
+//! The mailbox ring, the biased lock and the sleep/wake-up protocol under a model checker (loom), in every order
 //! that the memory model permits.
 //!
 //! The two source files are the shipped ones; only the primitives of `sync` are the checker's types
@@ -7,6 +7,8 @@
 
 #![allow(clippy::duplicate_mod, reason = "that is the point of it")]
 
+#[path = "biased_lock.rs"]
+mod biased_lock;
 #[path = "mailbox/mailbox_ring.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the models need a part of it")]
 mod mailbox_ring;
@@ -19,10 +21,11 @@ mod sleep_flag;
 /// `crate::sync` with the checker's types.
 mod sync {
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::Arc;
     use loom::sync::atomic::fence;
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+    pub(crate) use loom::sync::{Arc, Mutex};
     pub(crate) use loom::thread::yield_now as yield_cpu;
+    pub(crate) use std::sync::PoisonError;
 
     pub(crate) use super::interrupt::Interrupt;
 
@@ -142,6 +145,53 @@ mod signal {
             }
             *given = false;
         }
+    }
+}
+
+mod lock_models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::biased_lock::{BiasedLock, ThreadFlag};
+    use super::sync::AsymmetricBarrier;
+
+    /// The checker reports a value that two threads access at once.
+    fn check(threads: u32, accesses: u32, barrier: AsymmetricBarrier) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let lock = Arc::new(BiasedLock::new(0, barrier.clone()));
+            let add = move |lock: &BiasedLock<u32>| {
+                let flag = ThreadFlag::leaked();
+                for _ in 0..accesses {
+                    lock.access(flag, |value| *value += 1);
+                }
+            };
+            let start = |_| {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || add(&lock))
+            };
+            let others: Vec<_> = (1..threads).map(start).collect();
+            add(&lock);
+            others.into_iter().for_each(|one| one.join().unwrap());
+            lock.access(ThreadFlag::leaked(), |value| assert_eq!(*value, threads * accesses));
+        });
+    }
+
+    #[test]
+    fn two_threads_alternate_in_any_order() {
+        check(2, 2, AsymmetricBarrier::Fences);
+    }
+
+    #[test]
+    fn three_threads_take_over_from_each_other() {
+        check(3, 1, AsymmetricBarrier::Fences);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn missing_barrier_is_detected_in_the_biased_lock() {
+        check(2, 2, AsymmetricBarrier::Missing);
     }
 }
 

@@ -46,10 +46,14 @@ impl PollSet {
         Ok(Self { epoll })
     }
 
-    /// Adds a descriptor to the set.
+    /// Adds a descriptor to the set. One that is a member already, because several channels have it
+    /// in common, remains as it was.
     pub fn add(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
-        Ok(epoll::add(&self.epoll, descriptor, data, epoll_flags(interest))?)
+        match epoll::add(&self.epoll, descriptor, data, epoll_flags(interest)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Changes the events of a descriptor in the set.

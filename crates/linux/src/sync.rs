@@ -1,11 +1,11 @@
-//! Synchronization primitives of the mailbox and of the sleep/wake-up protocol.
+//! Synchronization primitives of the mailbox, the biased lock and the sleep/wake-up protocol.
 //!
 //! That code is compiled twice. Here the primitives are the real ones; in `loom_tests`, a module of
 //! the same name supplies the types of the loom model checker, which runs the same source in every
 //! order that the memory model permits.
 
-pub(crate) use std::sync::Arc;
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+pub(crate) use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use crate::asymmetric_barrier::AsymmetricBarrier;
 pub(crate) use crate::named_thread::yield_cpu;

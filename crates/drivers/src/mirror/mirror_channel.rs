@@ -606,6 +606,10 @@ impl ChannelWakeup for MirrorChannel {
         self.legs.wake_source()
     }
 
+    fn is_kernel_io(&self) -> bool {
+        self.legs.is_kernel_io()
+    }
+
     fn arm(&mut self) -> bool {
         // Armed before the deadline is read: a thread that raises the waker has stored the deadline
         // before.

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Error, IoChannel, Limits};
+use tenmil_base::{BlockDevice, ChannelGroup, Error, IoChannel, Limits};
 use tenmil_volume::format::BLOCKS_MAX;
 
 use super::PAGE_BYTES;
@@ -83,7 +83,8 @@ impl BlockDevice for SpannedDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        let legs = self.legs.iter().map(|leg| leg.medium.channel()).collect::<Result<_, _>>()?;
+        let legs = self.legs.iter().map(|leg| leg.medium.channel());
+        let legs = ChannelGroup::open_together(|| legs.collect::<Result<_, _>>())?;
         let spans = SpanMap::from_spans(&self.legs, self.limits.block_size);
         Ok(Box::new(MultiLegChannel::new(legs, spans, limits_without_size(&self.limits))?))
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion,
-    IoStatus, Limits, Memory, Operation, Request, RequestFlags, Segment, WakeSource,
+    ChannelGroup, ChannelWakeup, CompletionBatch, Error, Instant, InvalidSegment, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Operation, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_volume::format::BLOCKS_MAX;
@@ -97,10 +97,14 @@ impl VolumeChannel {
     ) -> Result<Self, Error> {
         let volume = info.id;
         let readers = ReadEpochs::new();
-        let (inbox, mut below) = open.open_transfer_channel(Some(readers.register_channel()))?;
-        if info.reach > 0 {
-            below = Box::new(ParentedChannel::new(below, parent, &open.geometry)?);
-        }
+        let (inbox, below) = ChannelGroup::open_together(|| -> Result<_, Error> {
+            let (inbox, mut below) =
+                open.open_transfer_channel(Some(readers.register_channel()))?;
+            if info.reach > 0 {
+                below = Box::new(ParentedChannel::new(below, parent, &open.geometry)?);
+            }
+            Ok((inbox, below))
+        })?;
         let epoch = open.shared.lock().invalidation_count(volume);
         let per_block = u32::try_from(open.geometry.blocks_in_page).unwrap_or(1);
         let waker = inbox.waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);

@@ -17,7 +17,8 @@ use rustix::io::Errno;
 use tenmil_base::{InvalidSegment, Segment};
 use tenmil_wire::ublk::{QueueCommand, QueueOp};
 
-use super::{FILE, FileRing, JobKind, JobSlot};
+use super::ring::{EngineTag, Ring};
+use super::{FILE, FileRing, JobKind, JobSlot, JobTable};
 use crate::file_engine::SubmitError;
 
 /// Remaining part of a job.
@@ -62,7 +63,7 @@ const STEP_SHIFT: u32 = 16;
 
 impl LinkedStep {
     /// Decodes slot and step from `user_data`.
-    pub(super) fn from_user_data(number: u64) -> Option<(u16, Self)> {
+    pub(super) fn from_user_data(number: u32) -> Option<(u16, Self)> {
         let step = match number >> STEP_SHIFT {
             1 => Self::Register,
             2 => Self::Transfer,
@@ -72,13 +73,13 @@ impl LinkedStep {
         Some(((number & 0xffff) as u16, step))
     }
 
-    fn to_user_data(self, index: u16) -> u64 {
+    fn to_user_data(self, index: u16) -> u32 {
         let step = match self {
             Self::Register => 1,
             Self::Transfer => 2,
             Self::Unregister => 3,
         };
-        step << STEP_SHIFT | u64::from(index)
+        step << STEP_SHIFT | u32::from(index)
     }
 }
 
@@ -91,7 +92,8 @@ impl FileRing {
         segments: &[Segment],
         missing: InvalidSegment,
     ) -> Result<(), SubmitError> {
-        let slot = &mut self.slots[usize::from(index)];
+        let Self { ring, tag, jobs, .. } = self;
+        let slot = &mut jobs.slots[usize::from(index)];
         let refused = SubmitError::InvalidSegment(missing);
         // One buffer is registered per job, so it must be the only segment.
         let [segment] = segments else { return Err(refused) };
@@ -107,44 +109,37 @@ impl FileRing {
             is_unregistered: false,
         };
         // The buffer table is registered at the first use; a refusal is remembered.
-        if self.table == BufferTable::Unasked {
-            let places = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-            let registered = self.ring.submitter().register_buffers_sparse(places);
-            self.table = if registered.is_ok() { BufferTable::There } else { BufferTable::Refused };
-        }
-        if self.table == BufferTable::Refused {
+        if !ring.access(Ring::has_buffer_table) {
             return Err(refused);
         }
-        self.slots[usize::from(index)].kernel_buffer = Some(leased);
-        self.free.pop();
-        if !self.push_kernel_buffer(index) {
-            self.to_resubmit.push(index);
-        }
+        slot.kernel_buffer = Some(leased);
+        jobs.free.pop();
+        ring.access(|ring| {
+            ring.begin_job();
+            if !jobs.push_kernel_buffer(ring, *tag, index) {
+                jobs.to_resubmit.push(index);
+            }
+        });
         Ok(())
     }
+}
 
+impl JobTable {
     /// Pushes the entries of a job; false if the ring is full.
-    pub(super) fn push_kernel_buffer(&mut self, index: u16) -> bool {
+    pub(super) fn push_kernel_buffer(
+        &mut self,
+        ring: &mut Ring,
+        tag: EngineTag,
+        index: u16,
+    ) -> bool {
         let slot = &self.slots[usize::from(index)];
-        let (offset, verb) = (slot.offset, slot.kind);
         let Some(leased) = &slot.kernel_buffer else { return true };
-        let entries = leased.linked_entries(index, verb, offset);
-        // A full submission queue is flushed once before giving up.
-        for is_last in [false, true] {
-            // SAFETY: the entries name no memory of this process, but a place in the ring's own
-            // table; the registered file, which `_file` keeps open; and the ublk device, which the
-            // slot's regions keep open.
-            let pushed = unsafe { self.ring.submission().push_multiple(&entries) };
-            if pushed.is_ok() {
-                self.unsubmitted += entries.len();
-                self.flush_if_batch();
-                return true;
-            }
-            if !is_last {
-                self.flush();
-            }
-        }
-        false
+        let place = ring.buffer_place(tag, index);
+        let entries = leased.linked_entries((tag, index, place), slot.kind, slot.offset);
+        // SAFETY: the entries name no memory of this process, but a place in the ring's own table;
+        // the registered file, which `_file` keeps open; and the ublk device, which the slot's
+        // regions keep open.
+        unsafe { ring.push(&entries) }
     }
 }
 
@@ -182,10 +177,12 @@ impl JobSlot {
 impl KernelBufferJob {
     fn linked_entries(
         &self,
-        index: u16,
+        (tag, index, buffer): (EngineTag, u16, u16),
         verb: JobKind,
         offset: u64,
     ) -> [squeue::Entry; ENTRIES as usize] {
+        let file = tag.file(FILE);
+        let user_data = |step: LinkedStep| tag.user_data(step.to_user_data(index));
         // A hard link executes the next entry even after a failure; SKIP_SUCCESS suppresses the
         // completion of a successful registration.
         let after_it = squeue::Flags::IO_HARDLINK;
@@ -195,18 +192,18 @@ impl KernelBufferJob {
         let moves = match verb {
             JobKind::Write { stable } => {
                 let flags = if stable { libc::RWF_DSYNC } else { 0 };
-                let write = opcode::WriteFixed::new(FILE, place, self.left, index);
+                let write = opcode::WriteFixed::new(file, place, self.left, buffer);
                 write.offset(offset).rw_flags(flags).build()
             }
-            _ => opcode::ReadFixed::new(FILE, place, self.left, index).offset(offset).build(),
+            _ => opcode::ReadFixed::new(file, place, self.left, buffer).offset(offset).build(),
         };
         [
-            self.buffer_entry(QueueOp::RegisterBuffer, index)
+            self.buffer_entry(QueueOp::RegisterBuffer, buffer)
                 .flags(after_it | quiet)
-                .user_data(LinkedStep::Register.to_user_data(index)),
-            moves.flags(after_it).user_data(LinkedStep::Transfer.to_user_data(index)),
-            self.buffer_entry(QueueOp::UnregisterBuffer, index)
-                .user_data(LinkedStep::Unregister.to_user_data(index)),
+                .user_data(user_data(LinkedStep::Register)),
+            moves.flags(after_it).user_data(user_data(LinkedStep::Transfer)),
+            self.buffer_entry(QueueOp::UnregisterBuffer, buffer)
+                .user_data(user_data(LinkedStep::Unregister)),
         ]
     }
 
@@ -250,6 +247,7 @@ mod tests {
     use rustix::io::Errno;
     use tenmil_dma::{KernelBufferSource, RegionTable};
 
+    use super::super::ring::EngineTag;
     use super::{BufferTable, KernelBufferJob, LinkedStep};
     use crate::file_engine::{EngineLimits, FileOp, JobCompletion};
     use crate::io_vectors::IoVectors;
@@ -296,8 +294,10 @@ mod tests {
             (JobKind::Write { stable: true }, write_fixed, 2),
         ] {
             let leased = test_slot(verb).kernel_buffer.unwrap();
-            let [register, moves, back] =
-                leased.linked_entries(5, verb, 1 << 20).map(|entry| entry_bytes(&entry));
+            let tag = EngineTag { number: 3, lap: 2 };
+            let [register, moves, back] = leased
+                .linked_entries((tag, 5, 773), verb, 1 << 20)
+                .map(|entry| entry_bytes(&entry));
             assert_eq!([register[0], moves[0], back[0]], [command, opcode, command]);
             assert_eq!(
                 [register[1], moves[1], back[1]],
@@ -305,7 +305,7 @@ mod tests {
             );
             for (entry, op) in [(&register, 0xc010_7523), (&back, 0xc010_7524)] {
                 assert_eq!((entry_u32(entry, 4), entry_u32(entry, 8)), (77, op));
-                let said = "02000900 00000000 05000000 00000000".replace(' ', "");
+                let said = "02000900 00000000 05030000 00000000".replace(' ', "");
                 let found: String = entry[48..].iter().map(|byte| format!("{byte:02x}")).collect();
                 assert_eq!(found, said, "queue, tag, result, place");
             }
@@ -319,9 +319,12 @@ mod tests {
                 (8192, flags),
                 "length, RWF_DSYNC"
             );
-            assert_eq!(moves[40..42], [5, 0], "its place");
+            assert_eq!(moves[40..42], [5, 3], "its place");
+            assert_eq!(entry_u32(&moves, 4), 6, "the first file of the fourth engine");
+            let tags = [register, moves, back].map(|entry| entry_u32(&entry, 36));
+            assert_eq!(tags, [2 << 16 | 3; 3]);
             let steps = [register, moves, back]
-                .map(|entry| LinkedStep::from_user_data(entry_u64(&entry, 32)));
+                .map(|entry| LinkedStep::from_user_data(entry_u32(&entry, 32)));
             let expected = [LinkedStep::Register, LinkedStep::Transfer, LinkedStep::Unregister]
                 .map(|step| Some((5, step)));
             assert_eq!(steps, expected);
@@ -330,7 +333,7 @@ mod tests {
 
     #[test]
     fn invalid_user_data_is_no_step() {
-        for number in [0, 5, 0xffff, 4 << 16, u64::MAX] {
+        for number in [0, 5, 0xffff, 4 << 16, u32::MAX] {
             assert_eq!(LinkedStep::from_user_data(number), None, "{number:#x}");
         }
     }
@@ -427,7 +430,7 @@ mod tests {
             }
             let several = ring.submit(0, FileOp::Read { offset: 0, into: &parts });
             assert!(several.is_err(), "{several:?}");
-            assert_eq!(ring.table, BufferTable::There);
+            assert_eq!(ring.ring.inspect(|ring| ring.table), BufferTable::There);
             assert_eq!(ring.in_flight(), 0);
         }
     }

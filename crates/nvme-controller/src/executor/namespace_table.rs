@@ -1,6 +1,6 @@
 //! Namespace table: maps an NSID to the data of the fast path by one array index.
 
-use tenmil_base::{Error, Instant, Limits, MediumMemory, Operation};
+use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation};
 use tenmil_wire::Status;
 
 use super::channel::Channel;
@@ -12,6 +12,8 @@ pub(super) struct NamespaceTable {
     /// Entry `nsid`; entry 0 is never used.
     entries: Vec<FastPathNamespace>,
     channels: Vec<Option<Channel>>,
+    /// The channels are polled together.
+    group: ChannelGroup,
     nsid_max: u32,
     depth: usize,
     has_retired: bool,
@@ -62,7 +64,9 @@ const NO_ENTRY: FastPathNamespace = FastPathNamespace {
 impl NamespaceTable {
     /// Creates an empty table for a queue of `depth` commands.
     pub(super) fn new(depth: usize) -> Self {
-        Self { entries: Vec::new(), channels: Vec::new(), nsid_max: 0, depth, has_retired: false }
+        let (entries, channels) = (Vec::new(), Vec::new());
+        let group = ChannelGroup::default();
+        Self { entries, channels, group, nsid_max: 0, depth, has_retired: false }
     }
 
     /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
@@ -104,7 +108,8 @@ impl NamespaceTable {
         let index = match known {
             Some(index) => index,
             None => {
-                let mut channel = Channel::open(nsid, device, self.depth)?;
+                let open = || Channel::open(nsid, device, self.depth);
+                let mut channel = self.group.open_member(open)?;
                 channel.cache = namespace.cache.clone();
                 let free = self.channels.iter().position(Option::is_none);
                 let index = free.unwrap_or_else(|| {

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, Error, Instant, IoChannel, Memory, Operation, Request, Segment, WakeSource,
+    ChannelGroup, CompletionBatch, Error, Instant, IoChannel, Memory, Operation, Request, Segment,
+    WakeSource,
 };
 use tenmil_linux::EventVectors;
 
@@ -94,7 +95,7 @@ impl LegChannels {
             under_way: 0,
             acknowledged: 0,
         });
-        let legs: Box<[LegChannel]> = legs.collect();
+        let legs: Box<[LegChannel]> = ChannelGroup::open_together(|| legs.collect());
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
         for leg in (0..).take(legs.len()) {
             table.extend([own.superblock_buffer(leg, 0), own.superblock_buffer(leg, 1)]);
@@ -403,6 +404,14 @@ impl LegChannels {
 
     pub(super) fn wake_source(&self) -> WakeSource<'_> {
         self.wake.source()
+    }
+
+    /// Whether the kernel does the work of every leg.
+    pub(super) fn is_kernel_io(&self) -> bool {
+        self.legs
+            .iter()
+            .filter_map(|leg| leg.backend.as_ref())
+            .all(|backend| backend.is_kernel_io())
     }
 
     pub(super) fn arm(&mut self) -> bool {
