@@ -48,7 +48,7 @@ fn plan(nqn: &str) -> SubsystemExportConfig {
     }
 }
 
-/// A host that is connected, and who serves it.
+/// A connected host, and its target.
 struct HostAndTarget {
     remote: FabricsController,
     service: Service,
@@ -68,8 +68,7 @@ impl HostAndTarget {
         let [ours, theirs] =
             [(); 2].map(|()| SocketFactory::new(regions.clone(), SocketOptions::default()));
         let connections: Arc<Mutex<Vec<TargetConnection>>> = Arc::default();
-        let net =
-            Net { ours, theirs, service: service.clone(), connections: Arc::clone(&connections) };
+        let net = Net::new([ours, theirs], service.clone(), &connections);
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(name, HOST, [1; 16]);
         let controller_options =

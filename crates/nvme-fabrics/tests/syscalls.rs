@@ -27,7 +27,7 @@ const DATA_BYTES: usize = 1 << 20;
 /// Turns of both sides that are counted.
 const ITERATIONS: u32 = 200;
 
-/// A host with some connections, and who serves it.
+/// A host with some connections, and its target.
 struct HostAndTarget {
     queues: Vec<FabricsChannel>,
     _multipath: Multipath,
@@ -59,7 +59,7 @@ impl HostAndTarget {
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
         let (ours, theirs, connections) = (sockets(), sockets(), Arc::default());
         let (mine, its) = (ours.clone(), theirs.clone());
-        let net = Net { ours: mine, theirs: its, service, connections: Arc::clone(&connections) };
+        let net = Net::new([mine, its], service, &connections);
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
         let pool = net::pool(&regions);

@@ -8,15 +8,17 @@ use tenmil_linux::socket::{SocketFactory, loopback_pair};
 use tenmil_nvme_fabrics::{Connector, PendingConnect};
 use tenmil_serve::tcp::{Service, TargetConnection};
 
-/// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
+/// Connects the host to the target: both ends have sockets of their own.
 pub(crate) struct Net {
     pub(crate) ours: SocketFactory,
     pub(crate) theirs: SocketFactory,
     pub(crate) service: Service,
     pub(crate) connections: Arc<Mutex<Vec<TargetConnection>>>,
+    /// Wraps each stream of the target.
+    pub(crate) wrap_target_stream: Box<dyn Fn(Box<dyn Stream>) -> Box<dyn Stream> + Send>,
 }
 
-/// A call that is answered at once.
+/// A connection that is made at once.
 struct ImmediateConnect(Option<Box<dyn Stream>>);
 
 impl PendingConnect for ImmediateConnect {
@@ -25,10 +27,26 @@ impl PendingConnect for ImmediateConnect {
     }
 }
 
+impl Net {
+    pub(crate) fn new(
+        [ours, theirs]: [SocketFactory; 2],
+        service: Service,
+        connections: &Arc<Mutex<Vec<TargetConnection>>>,
+    ) -> Self {
+        Self {
+            ours,
+            theirs,
+            service,
+            connections: Arc::clone(connections),
+            wrap_target_stream: Box::new(|stream| stream),
+        }
+    }
+}
+
 impl Connector for Net {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let [one, other] = loopback_pair().unwrap();
-        let stream = self.theirs.new_stream(other).unwrap();
+        let stream = (self.wrap_target_stream)(self.theirs.new_stream(other).unwrap());
         self.connections.lock().unwrap().push(self.service.accept_stream(stream, 1, now).unwrap());
         Box::new(ImmediateConnect(Some(self.ours.new_stream(one).unwrap())))
     }
@@ -38,12 +56,12 @@ impl Connector for Net {
     }
 }
 
-/// A turn of everybody who is served.
+/// Polls all connections of the target.
 pub(crate) fn poll_connections(connections: &Mutex<Vec<TargetConnection>>, now: Instant) {
     connections.lock().unwrap().iter_mut().for_each(|connection| _ = connection.poll_once(now));
 }
 
-/// Memory of the host's, for its rings and lists.
+/// Memory of the host for its lists.
 pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
     let pool =
         regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
@@ -53,7 +71,7 @@ pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
     pool
 }
 
-/// A turn of everybody who is served, a moment later: when that is.
+/// Polls all connections of the target a moment later, and returns that time.
 pub(crate) fn step_connections(
     connections: &Mutex<Vec<TargetConnection>>,
     now: &mut Instant,

@@ -1,5 +1,5 @@
-//! Data that were lent, over real sockets between our own host and our own target: they lie in no
-//! memory of the host's, not even on their way.
+//! Where received data are stored first, over real sockets between host and target: kernel buffers are
+//! not copied through memory of the host, and large data are received into the memory of their command.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -31,20 +31,20 @@ const EACH: u32 = 512 << 10;
 /// What comes before data, and each response (TCP 1.0 §3.6.2).
 const HEADER_BYTES: u64 = 24;
 
-/// What has come to a host, by where it went first.
+/// Bytes received by one end, by where they are stored first.
 #[derive(Debug, Default)]
 struct ReceivedBytes {
     to_inbox: AtomicU64,
     to_data_buffer: AtomicU64,
 }
 
-/// A stream that counts.
+/// A stream that counts received bytes by where they are stored.
 struct CountingStream {
     stream: Box<dyn Stream>,
     received_bytes: Arc<ReceivedBytes>,
 }
 
-/// Dials streams that count.
+/// Connects with streams that count.
 struct CountingNet {
     net: Net,
     received_bytes: Arc<ReceivedBytes>,
@@ -103,6 +103,18 @@ impl Stream for CountingStream {
         count(&self.received_bytes.to_data_buffer, self.stream.receive_into(into))
     }
 
+    fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
+        let received = self.stream.receive_into_and_following(into, following);
+        if let RecvResult::Bytes(_) = received {
+            let behind = self.stream.buffered().len() as u64;
+            let bytes = &self.received_bytes;
+            bytes.to_inbox.fetch_add(behind, Ordering::Relaxed);
+            count(&bytes.to_data_buffer, received.clone());
+            bytes.to_data_buffer.fetch_sub(behind, Ordering::Relaxed);
+        }
+        received
+    }
+
     fn send(
         &mut self,
         headers: &[u8],
@@ -137,7 +149,7 @@ impl Stream for CountingStream {
     }
 }
 
-/// A host with one connection for I/O, and who serves it.
+/// A host with one connection for I/O, and its target.
 struct HostAndTarget {
     queue: FabricsChannel,
     _multipath: Multipath,
@@ -146,6 +158,7 @@ struct HostAndTarget {
     /// Kernel buffers, whose data are in a file.
     leased: Segment,
     received_bytes: Arc<ReceivedBytes>,
+    target_bytes: Arc<ReceivedBytes>,
     answers: CompletionBatch,
     now: Instant,
 }
@@ -158,12 +171,12 @@ impl HostAndTarget {
         let service = service_of_device(Arc::new(medium), &regions, limits);
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
         let (connections, received_bytes) = (Arc::default(), Arc::<ReceivedBytes>::default());
-        let net = Net {
-            ours: sockets(),
-            theirs: sockets(),
-            service,
-            connections: Arc::clone(&connections),
-        };
+        let mut net = Net::new([sockets(), sockets()], service, &connections);
+        let target_bytes = Arc::<ReceivedBytes>::default();
+        let received_by_target = Arc::clone(&target_bytes);
+        net.wrap_target_stream = Box::new(move |stream| {
+            Box::new(CountingStream { stream, received_bytes: Arc::clone(&received_by_target) })
+        });
         let net = CountingNet { net, received_bytes: Arc::clone(&received_bytes) };
         let mut now = Instant { ns: 1_000_000 };
         let pool = net::pool(&regions);
@@ -186,6 +199,7 @@ impl HostAndTarget {
             regions,
             leased,
             received_bytes,
+            target_bytes,
             answers,
             now,
         }
@@ -233,10 +247,14 @@ impl HostAndTarget {
 
     /// Bytes that have come to the inbox, to their place, and through a copy of the lender's.
     fn counts(&self) -> [u64; 3] {
-        let received_bytes = [&self.received_bytes.to_inbox, &self.received_bytes.to_data_buffer]
-            .map(|at| at.load(Ordering::Relaxed));
-        [received_bytes[0], received_bytes[1], self.regions.copied_bytes(self.leased.region)]
+        let [inbox, direct] = inbox_and_direct_bytes(&self.received_bytes);
+        [inbox, direct, self.regions.copied_bytes(self.leased.region)]
     }
+}
+
+/// Bytes received into the inbox and directly into data buffers, by one end.
+fn inbox_and_direct_bytes(received: &ReceivedBytes) -> [u64; 2] {
+    [&received.to_inbox, &received.to_data_buffer].map(|bytes| bytes.load(Ordering::Relaxed))
 }
 
 fn pattern(seed: u32, len_bytes: u32) -> Vec<u8> {
@@ -299,5 +317,47 @@ fn with_digests_kernel_buffer_data_are_copied_intact() {
             pair.regions.load(*part, &mut found).unwrap();
             assert!(found == pattern(blocks, part.len_bytes), "{blocks} blocks");
         }
+    }
+}
+
+/// Data of this size pass through no receive buffer at either end, other than what arrives before the end
+/// knows that the data are large: headers are received with the data before them, or alone.
+#[test]
+fn large_data_are_received_into_the_memory_of_their_command() {
+    const BLOCKS: u32 = (128 << 10) / BLOCK;
+    const ROUNDS: u64 = 16;
+    let mut pair = HostAndTarget::plain();
+    let buffers = net::pool(&pair.regions);
+    let parts: Vec<Segment> = (0..REQUESTS)
+        .map(|_| tenmil_base::Dma::allocate(&buffers, BLOCKS * BLOCK).unwrap())
+        .collect();
+    for operation in [Operation::Write, Operation::Read] {
+        // The first transfer is recognized as a large one.
+        pair.run(operation, BLOCKS, &parts);
+        for (number, part) in (0..).zip(&parts) {
+            let data = pattern(number, part.len_bytes);
+            pair.regions.store(*part, &data).unwrap();
+        }
+        let receiver = match operation {
+            Operation::Write => Arc::clone(&pair.target_bytes),
+            _ => Arc::clone(&pair.received_bytes),
+        };
+        let before = inbox_and_direct_bytes(&receiver);
+        (0..ROUNDS).for_each(|_| pair.run(operation, BLOCKS, &parts));
+        let after = inbox_and_direct_bytes(&receiver);
+        let transfers = ROUNDS * u64::from(REQUESTS);
+        let data = transfers * u64::from(BLOCKS * BLOCK);
+        let [inbox, direct] = [0, 1].map(|at| after[at] - before[at]);
+        println!("{operation:?}: {inbox} bytes through the inbox, {direct} of {data} directly");
+        assert!(direct <= data && direct >= data / 100 * 99, "{operation:?}: {direct} of {data}");
+    }
+    for part in &parts {
+        pair.regions.store(*part, &vec![0; part.len_bytes as usize]).unwrap();
+    }
+    pair.run(Operation::Read, BLOCKS, &parts);
+    for (number, part) in (0..).zip(&parts) {
+        let mut found = vec![0; part.len_bytes as usize];
+        pair.regions.load(*part, &mut found).unwrap();
+        assert!(found == pattern(number, part.len_bytes), "request {number}");
     }
 }
