@@ -198,16 +198,15 @@ impl IoChannel for RamChannel {
             if let Some(next) = requests.get(index + 1).filter(|_| store.is_large) {
                 store.prefetch_read(next);
             }
-            let mut result = 0;
-            let done = validate_request(limits, request, segments).and_then(|own| {
-                if request.flags.has(RequestFlags::IN_PLACE) && store.is_in_place(request) {
-                    result = IoCompletion::IN_PLACE;
-                    return Ok(());
-                }
-                store.execute(request, own)
-            });
+            if request.flags.has(RequestFlags::IN_PLACE)
+                && let Some(completion) = store.complete_in_place(limits, request, segments)
+            {
+                return completion;
+            }
+            let done = validate_request(limits, request, segments)
+                .and_then(|own| store.execute(request, own));
             let status = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.token, status, result }
+            IoCompletion { token: request.token, status, result: 0 }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -263,13 +262,23 @@ impl RamStorage {
         }
     }
 
-    /// Whether the data of a read are in the storage as they are: all blocks are written and readable.
+    /// Completes a read without a copy, if its blocks are all written and readable.
     #[cold]
-    fn is_in_place(&self, request: &Request) -> bool {
+    #[inline(never)]
+    fn complete_in_place(
+        &self,
+        limits: &Limits,
+        request: &Request,
+        segments: &[Segment],
+    ) -> Option<IoCompletion> {
+        validate_request(limits, request, segments).ok()?;
         let (first, count) = (request.lba, u64::from(request.blocks));
-        request.operation == Operation::Read
+        let is_in_place = request.operation == Operation::Read
             && !self.uncorrectable.any_set(first, count)
-            && self.written.uniform_run(first, count) == (true, count)
+            && self.written.uniform_run(first, count) == (true, count);
+        let status = IoStatus::SUCCESS;
+        let result = IoCompletion::IN_PLACE;
+        is_in_place.then_some(IoCompletion { token: request.token, status, result })
     }
 
     /// Prefetches the first bytes that `request` will read, and the bitmap word of its blocks.

@@ -29,6 +29,9 @@ use fused_commands::{FusedFirst, FusedHalf};
 pub(super) struct CommandTable {
     /// Slots by tag; grown to the largest number used at the same time.
     slots: Vec<CommandSlot>,
+    /// By tag: what keeps the memory of the medium in [`CommandState::CompletedInPlace`]. Beside the slots,
+    /// of which the I/O path reads all fields.
+    media: Vec<Option<MediumGuard>>,
     cache: BufferCache,
     /// Tags of commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
@@ -70,8 +73,6 @@ struct CommandSlot {
     /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter. In
     /// [`CommandState::CompletedInPlace`], a segment of the medium.
     data: Segment,
-    /// Keeps the memory of the medium in [`CommandState::CompletedInPlace`].
-    medium: Option<MediumGuard>,
     len_bytes: u32,
     direction: DataDirection,
     state: CommandState,
@@ -144,6 +145,7 @@ impl CommandTable {
     pub(super) fn new(cache: BufferCache) -> Self {
         Self {
             slots: Vec::new(),
+            media: Vec::new(),
             cache,
             waiting: VecDeque::new(),
             is_stream_blocked: false,
@@ -178,7 +180,7 @@ impl CommandTable {
             return result;
         }
         let slot = self.slot_mut(tag);
-        debug_assert!(slot.buffer.is_none() && slot.medium.is_none(), "a free slot has no memory");
+        debug_assert!(slot.buffer.is_none(), "a free slot has no buffer");
         (slot.command, slot.requested_at) = (*command, now);
         (slot.len_bytes, slot.direction, slot.state) = (len_bytes, direction, CommandState::Ready);
         (slot.stalled_checks, slot.is_in_capsule) = (0, false);
@@ -409,7 +411,9 @@ impl CommandTable {
     /// Segment of the data of a response, in a buffer or in the medium's memory, while it is being sent.
     #[inline]
     pub(super) fn send_segment(&self, placement: DataPlacement) -> Option<Segment> {
-        let has_memory = |slot: &&CommandSlot| slot.buffer.is_some() || slot.medium.is_some();
+        let has_memory = |slot: &&CommandSlot| {
+            slot.buffer.is_some() || slot.state == CommandState::CompletedInPlace
+        };
         let slot = self.slots.get(usize::from(placement.tag)).filter(has_memory)?;
         slot.data.slice(placement.offset, placement.len_bytes)
     }
@@ -493,7 +497,9 @@ impl CommandTable {
         let (MediumMemory { region, offset, guard }, len_bytes) = (medium, slot.len_bytes);
         slot.state = CommandState::CompletedInPlace;
         slot.data = Segment { region, offset, len_bytes };
-        slot.medium = Some(guard);
+        self.media.resize(self.media.len().max(self.slots.len()), None);
+        self.media[usize::from(tag)] = Some(guard);
+        let slot = &mut self.slots[usize::from(tag)];
         if let Some(buffer) = slot.buffer.take() {
             self.cache.release_buffer(buffer);
         }
@@ -600,7 +606,7 @@ impl CommandTable {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
         if slot.state != CommandState::Completed {
             self.receiving -= u32::from(slot.state.awaits_host_data());
-            slot.release_medium();
+            release_medium(&mut self.media, tag);
         }
         slot.state = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
@@ -654,8 +660,15 @@ impl CommandTable {
     /// bytes.
     pub(super) fn leak_response_memory(&mut self) -> u64 {
         let is_read = |slot: &&mut CommandSlot| slot.state.has_response();
-        let leak = |slot: &mut CommandSlot| slot.leak_buffer() + slot.leak_medium();
-        self.slots.iter_mut().filter(is_read).map(leak).sum()
+        let mut len_bytes: u64 =
+            self.slots.iter_mut().filter(is_read).map(CommandSlot::leak_buffer).sum();
+        for (slot, medium) in self.slots.iter().zip(&mut self.media) {
+            if let Some(guard) = medium.take() {
+                core::mem::forget(guard);
+                len_bytes += u64::from(slot.data.len_bytes);
+            }
+        }
+        len_bytes
     }
 
     /// Leaks the buffers of executing commands, because the device may access them indefinitely,
@@ -709,7 +722,6 @@ impl CommandSlot {
         command: Command([0; 8]),
         buffer: None,
         data: Segment { region: RegionId(0), offset: 0, len_bytes: 0 },
-        medium: None,
         len_bytes: 0,
         direction: DataDirection::None,
         state: CommandState::Free,
@@ -732,20 +744,6 @@ impl CommandSlot {
         buffer.leak_block();
         len_bytes
     }
-
-    /// Releases the memory of the medium.
-    #[cold]
-    #[inline(never)]
-    fn release_medium(&mut self) {
-        self.medium = None;
-    }
-
-    /// Leaks the memory of the medium, which stays allocated. Returns the length of the data in bytes.
-    fn leak_medium(&mut self) -> u64 {
-        let Some(guard) = self.medium.take() else { return 0 };
-        core::mem::forget(guard);
-        self.data.len_bytes.into()
-    }
 }
 
 impl CommandState {
@@ -766,6 +764,15 @@ impl CommandState {
             | Self::CompletedInPlace
             | Self::AwaitingBuffer => false,
         }
+    }
+}
+
+/// Releases the memory of the medium that a command has, if any.
+#[cold]
+#[inline(never)]
+fn release_medium(media: &mut [Option<MediumGuard>], tag: u16) {
+    if let Some(medium) = media.get_mut(usize::from(tag)) {
+        *medium = None;
     }
 }
 
