@@ -190,6 +190,9 @@ fn dropped_controller_closes_the_connections_of_its_queues() {
             host.target.step(host.now);
         }
         assert_eq!(queue_pair.state(), QueuePairState::Disconnected, "{is_busy}");
+        // Nothing of an idle queue can be executed late, so its controller could end.
+        let expected = if is_busy { QueueState::Frozen } else { QueueState::Dead };
+        assert_eq!(queue_pair.driver_state(), expected, "{is_busy}");
         assert_eq!(host.target.connections(), 0, "{is_busy}");
         assert!(completions.is_empty(), "its memory may be accessed by the old controller");
     }
