@@ -50,7 +50,7 @@ pub(crate) struct QueueConnection {
     in_place_only: u32,
     /// Number of times that data was received.
     received: u64,
-    /// The last data received in place belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
+    /// The last data belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
     is_receiving_large: bool,
     lost: Option<ConnectionLoss>,
 }
@@ -508,13 +508,25 @@ impl QueueConnection {
                 HostEvent::Data { .. } | HostEvent::Open(_) => {}
             }
         }
-        self.events.clear();
         if has_small_io {
             write_pacing::note_small_completion();
+        } else {
+            self.is_receiving_large |= self.has_large_data();
         }
+        self.events.clear();
         if let Some(cause) = ended {
             self.set_lost(ConnectionLoss::Ended(cause));
         }
+    }
+
+    /// Whether an event has data of a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
+    fn has_large_data(&self) -> bool {
+        self.events.as_slice().iter().any(|event| match event {
+            HostEvent::Data { placement, .. } | HostEvent::ReadCompleted { placement, .. } => {
+                self.commands.len_bytes(placement.tag) >= HEADER_ALONE_BYTES_MIN
+            }
+            HostEvent::Completed { .. } | HostEvent::Ended(_) | HostEvent::Open(_) => false,
+        })
     }
 
     /// Delivers held completions whose data the stream has released.

@@ -68,7 +68,7 @@ pub struct TargetConnection {
     /// Wake sources, if the connection may sleep.
     wake_set: Option<WakeSet>,
     recv_backoff: RecvBackoff,
-    /// The last data received directly belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
+    /// The last data that were not small belonged to a transfer of [`HEADER_ALONE_BYTES_MIN`] or more.
     is_receiving_large: bool,
     /// Whether the connection is migrating to another reactor; it receives nothing until it has
     /// arrived.
@@ -325,9 +325,14 @@ impl TargetConnection {
         if !stream.buffered().is_empty() {
             return None;
         }
-        let (_, transfer_bytes) = self.commands.data_direction_and_len(placement.tag);
-        self.is_receiving_large = transfer_bytes >= HEADER_ALONE_BYTES_MIN;
+        self.record_large_data(placement.tag);
         self.commands.buffer_segment(placement)
+    }
+
+    /// Records data of command `tag`, which are not small.
+    fn record_large_data(&mut self, tag: u16) {
+        let (_, transfer_bytes) = self.commands.data_direction_and_len(tag);
+        self.is_receiving_large = transfer_bytes >= HEADER_ALONE_BYTES_MIN;
     }
 
     /// Discards input until the peer closes a connection that has ended.
@@ -405,6 +410,9 @@ impl TargetConnection {
                 self.commands.reject(&mut self.end, tag, command, status.with_dnr());
             }
             ControllerEvent::Data { placement, at } => {
+                if placement.len_bytes >= DIRECT_BYTES {
+                    self.record_large_data(placement.tag);
+                }
                 let Some(stream) = &self.stream else { return true };
                 let bytes = stream.buffered().get(at as usize..).unwrap_or_default();
                 let bytes = bytes.get(..placement.len_bytes as usize).unwrap_or_default();
