@@ -318,8 +318,8 @@ impl QueueConnection {
         if self.in_place_only > 0 {
             self.receive_to_kernel_buffers(now, complete);
         } else if !self.receive_direct(now, complete) {
-            let received = if self.is_receiving_large {
-                self.is_receiving_large = false;
+            let is_header_alone = self.is_receiving_large;
+            let received = if is_header_alone {
                 let waiting = self.stream.buffered().len();
                 self.stream.receive_up_to(self.protocol.bytes_before_data(waiting))
             } else {
@@ -329,7 +329,8 @@ impl QueueConnection {
             match received {
                 RecvResult::Bytes(_) => {
                     self.received += 1;
-                    self.receive_direct(now, complete);
+                    let is_direct = self.receive_direct(now, complete);
+                    self.is_receiving_large &= is_direct || !is_header_alone;
                 }
                 RecvResult::WouldBlock => {}
                 RecvResult::Eof => self.handle_eof(complete),

@@ -263,7 +263,7 @@ impl TargetConnection {
         if !self.events.as_slice().is_empty() {
             count = self.handle_events(now);
         }
-        let mut is_last = false;
+        let (mut is_last, mut has_partial_command) = (false, false);
         for _ in 0..RECVS_MAX {
             // An event that waits for a buffer is handled before more bytes are received.
             if self.next_event < self.events.as_slice().len() {
@@ -274,7 +274,7 @@ impl TargetConnection {
             let Some(stream) = &mut self.stream else { break };
             let received = match segment {
                 Some(segment) => stream.receive_into_and_following(&[segment], following),
-                None if core::mem::take(&mut self.is_receiving_large) => {
+                None if self.is_receiving_large => {
                     stream.receive_up_to(self.end.bytes_to_data_header(stream.buffered()))
                 }
                 None => stream.receive(),
@@ -306,8 +306,16 @@ impl TargetConnection {
                     break;
                 }
             }
+            let is_header_alone = segment.is_none() && self.is_receiving_large;
             count += self.parse_received(now);
             if is_last || segment.is_none() && self.direct_receive_segment().is_none() {
+                // The start of a command is followed by its rest, once.
+                has_partial_command =
+                    is_header_alone && !has_partial_command && self.has_buffered();
+                if !is_last && has_partial_command {
+                    continue;
+                }
+                self.is_receiving_large &= !is_header_alone;
                 break;
             }
         }
@@ -327,6 +335,11 @@ impl TargetConnection {
         }
         self.record_large_data(placement.tag);
         self.commands.buffer_segment(placement)
+    }
+
+    /// Whether received bytes were not consumed.
+    fn has_buffered(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| !stream.buffered().is_empty())
     }
 
     /// Records data of command `tag`, which are not small.
