@@ -1,13 +1,14 @@
 //! Tests of an executor without rings: commands under tags, data in segments.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, Instant, MediumGuard, MediumMemory, Operation, OperationSet, RegionId,
-    RequestFlags, Segment, Span,
+    BlockDevice, ChannelGroup, Error, Instant, IoChannel, Limits, MediumGuard, MediumMemory,
+    Operation, OperationSet, RegionId, RequestFlags, Segment, Span,
 };
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
+use super::namespace_table::NamespaceTable;
 use super::{CommandData, CommandTag, Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
 use crate::BouncePool;
 use crate::controller::interface::AdminResult;
@@ -439,4 +440,47 @@ fn stopped_executor_completes_no_command_and_drains() {
         rig.executor.poll_fast_path(rig.now, |_| completed += 1);
     }
     assert_eq!((completed, rig.executor.in_flight_count()), (0, 0));
+}
+
+/// A device that counts its channels in the group of each.
+#[derive(Debug)]
+struct GroupedDevice {
+    below: Arc<FakeDevice>,
+    channel: Arc<()>,
+    counts: Mutex<Vec<usize>>,
+}
+
+impl BlockDevice for GroupedDevice {
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
+        let group = ChannelGroup::current().unwrap();
+        group.add_resource(&self.channel);
+        self.counts.lock().unwrap().push(group.resources::<()>().len());
+        self.below.channel()
+    }
+}
+
+#[test]
+fn channels_of_a_table_belong_to_one_group() {
+    let ram = FakeRam::new(0x4_0000, 0x1_0000);
+    let below = Arc::new(FakeDevice::new(&ram, BLOCKS));
+    let device = Arc::new(GroupedDevice {
+        below: below.clone(),
+        channel: Arc::new(()),
+        counts: Mutex::default(),
+    });
+    let entry = |nsid| Arc::new(Namespace { device: device.clone(), ..namespace(nsid, &below) });
+    let mut snapshot = NamespaceSnapshot::new(4);
+    snapshot.insert(entry(1));
+    snapshot.insert(entry(2));
+    let mut table = NamespaceTable::new(4);
+    assert_eq!(table.update(&snapshot), [""; 0]);
+    snapshot.insert(entry(3));
+    assert_eq!(table.update(&snapshot), [""; 0]);
+    let mut other = NamespaceTable::new(4);
+    assert_eq!(other.update(&snapshot), [""; 0]);
+    assert_eq!(*device.counts.lock().unwrap(), [1, 2, 3, 1, 2, 3], "of two tables");
 }

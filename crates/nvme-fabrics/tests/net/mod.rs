@@ -15,8 +15,10 @@ pub(crate) struct Net {
     pub(crate) service: Service,
     pub(crate) connections: Arc<Mutex<Vec<TargetConnection>>>,
     /// Wraps each stream of the target.
-    pub(crate) wrap_target_stream: Box<dyn Fn(Box<dyn Stream>) -> Box<dyn Stream> + Send>,
+    pub(crate) wrap_target_stream: WrapStream,
 }
+
+type WrapStream = Box<dyn Fn(Box<dyn Stream>) -> Box<dyn Stream> + Send>;
 
 /// A connection that is made at once.
 struct ImmediateConnect(Option<Box<dyn Stream>>);
