@@ -36,9 +36,9 @@ pub trait IoChannel: ChannelWakeup + Send {
 
     /// Makes submitted requests visible to the device: doorbells, system calls. Called once per
     /// iteration, or at once by a caller that needs minimum latency.
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         if let Some(below) = self.below_mut() {
-            below.flush();
+            below.flush_submissions();
         }
     }
 
@@ -64,8 +64,8 @@ pub trait IoChannel: ChannelWakeup + Send {
     /// a channel that has failed a flush for a loss, or has read from a controller that was connected
     /// after the loss, returns at least that count. Zero if the device does not count losses. Called
     /// after each poll: takes no lock.
-    fn write_losses(&self) -> u64 {
-        self.below().map_or(0, |below| below.write_losses())
+    fn known_write_loss_count(&self) -> u64 {
+        self.below().map_or(0, |below| below.known_write_loss_count())
     }
 
     /// Acknowledges the first `count` losses, as counted by [`write_losses`](Self::write_losses), after the
@@ -102,8 +102,8 @@ impl IoChannel for Box<dyn IoChannel + '_> {
     }
 
     #[inline]
-    fn flush(&mut self) {
-        (**self).flush();
+    fn flush_submissions(&mut self) {
+        (**self).flush_submissions();
     }
 
     #[inline]

@@ -153,7 +153,7 @@ pub trait SubmissionRing {
         stored.count()
     }
     /// Orders all stored commands before later stores, above all the doorbell.
-    fn publish(&mut self);
+    fn order_before_doorbell(&mut self);
 }
 
 /// Completion queue entry as two 64-bit halves, the second with the phase.

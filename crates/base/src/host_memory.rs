@@ -71,7 +71,11 @@ pub trait RingMemory: HostMemory {
     /// Resolves `len_bytes` at `iova` once, so that a ring needs no lookup per entry. `Ok(None)`
     /// means that the memory exists but is not shared: use [`read`](HostMemory::read) and
     /// [`write`](HostMemory::write).
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<Self::Entries>, AccessFault>;
+    fn resolve_ring(
+        &mut self,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<Option<Self::Entries>, AccessFault>;
 }
 
 /// Resolved view of a ring in host memory.

@@ -50,7 +50,7 @@ impl<T> Drop for OneshotSender<T> {
 
 impl<T> OneshotReceiver<T> {
     /// Receiver that is complete already.
-    pub fn ready(value: T) -> Self {
+    pub fn already_complete(value: T) -> Self {
         let (sender, receiver) = oneshot();
         sender.send(value);
         receiver
@@ -172,7 +172,7 @@ mod tests {
         assert!(receiver.is_complete());
         assert_eq!(receiver.try_take(), Poll::Ready(Some(7)));
         assert_eq!(receiver.try_take(), Poll::Ready(None));
-        assert_eq!(OneshotReceiver::ready(8).wait(), Some(8));
+        assert_eq!(OneshotReceiver::already_complete(8).wait(), Some(8));
     }
 
     #[test]

@@ -362,7 +362,7 @@ impl CompletionBatch {
     /// `take` returns true: for a layer that has submitted requests of its own. `take` may modify
     /// the others. Returns the number removed.
     #[inline]
-    pub fn extract_if(
+    pub fn remove_if(
         &mut self,
         first: usize,
         mut take: impl FnMut(&mut IoCompletion) -> bool,
@@ -423,10 +423,10 @@ mod tests {
         for token in 0..6 {
             answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
-        assert_eq!(answers.extract_if(2, |answer| answer.token % 2 == 0), 2);
+        assert_eq!(answers.remove_if(2, |answer| answer.token % 2 == 0), 2);
         let left: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
         assert_eq!((left, answers.remaining()), (vec![0, 1, 3, 5], 2));
-        assert_eq!(answers.extract_if(4, |_| true), 0);
+        assert_eq!(answers.remove_if(4, |_| true), 0);
     }
 
     #[test]

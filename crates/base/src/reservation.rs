@@ -30,7 +30,7 @@ pub trait Reservations: Send + Sync {
     /// # Errors
     ///
     /// The command sent to the device, and its response.
-    fn release(&self, key: u64) -> Result<(), Error>;
+    fn release_and_unregister(&self, key: u64) -> Result<(), Error>;
 }
 
 /// The holder of a reservation.

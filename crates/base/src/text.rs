@@ -37,7 +37,7 @@ fn escape_where(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
 
 /// A word of a command line, in single quotes if a shell would interpret it: bash, zsh or sh.
 #[must_use]
-pub fn shell_word(word: &str) -> String {
+pub fn quote_shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
     // zsh replaces a leading `=` and the name behind it by the path of a command.
     let is_plain = !word.is_empty() && !word.starts_with('=') && word.chars().all(plain);
@@ -59,7 +59,7 @@ pub fn format_size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{escape, escape_lines, shell_word};
+    use super::{escape, escape_lines, quote_shell_word};
 
     #[test]
     fn terminal_control_characters_are_escaped() {
@@ -75,8 +75,11 @@ mod tests {
         for word in ["perf", "-t", "/a/b.c", "tcp://[::1]:1/nqn.x:d/1", "emu:null?count=2", "=ls"] {
             let is_plain = !word.contains(['[', '?']) && word != "=ls";
             let expected = if is_plain { word.to_owned() } else { format!("'{word}'") };
-            assert_eq!(shell_word(word), expected);
+            assert_eq!(quote_shell_word(word), expected);
         }
-        assert_eq!((shell_word("it's"), shell_word("")), (r"'it'\''s'".into(), "''".into()));
+        assert_eq!(
+            (quote_shell_word("it's"), quote_shell_word("")),
+            (r"'it'\''s'".into(), "''".into())
+        );
     }
 }

@@ -71,8 +71,8 @@ pub trait ChannelWakeup {
     /// Whether the local kernel does all the work, on CPUs that it would share with a polling
     /// thread: then an idle thread sleeps at once instead of spinning. Constant during the
     /// channel's life. A channel stacked on several returns true if all of them do.
-    fn is_kernel_io(&self) -> bool {
-        self.below().is_some_and(|below| below.is_kernel_io())
+    fn is_done_by_local_kernel(&self) -> bool {
+        self.below().is_some_and(|below| below.is_done_by_local_kernel())
     }
 
     /// Arms the channel before its thread sleeps: makes everything submitted visible, arms the wake
@@ -167,7 +167,7 @@ mod tests {
             3
         }
 
-        fn flush(&mut self) {
+        fn flush_submissions(&mut self) {
             self.0 += 1;
         }
 
@@ -179,7 +179,7 @@ mod tests {
             self.0 += 10;
         }
 
-        fn write_losses(&self) -> u64 {
+        fn known_write_loss_count(&self) -> u64 {
             self.0
         }
 
@@ -201,7 +201,7 @@ mod tests {
             WakeSource::Deadline
         }
 
-        fn is_kernel_io(&self) -> bool {
+        fn is_done_by_local_kernel(&self) -> bool {
             true
         }
 
@@ -245,12 +245,12 @@ mod tests {
         assert_eq!(channel.accept_losses().unwrap_err().text, "its own");
         assert_eq!(channel.wake_at(), Instant { ns: 6 });
         assert!(matches!(channel.wake_source(), WakeSource::Deadline));
-        assert!(channel.is_kernel_io());
+        assert!(channel.is_done_by_local_kernel());
         assert!(!channel.arm());
         channel.disarm();
-        channel.flush();
+        channel.flush_submissions();
         channel.ack_repaired_losses(1);
-        assert_eq!(channel.write_losses(), 11_101);
+        assert_eq!(channel.known_write_loss_count(), 11_101);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
     fn stacked_channel_does_not_forward_fences() {
         let mut stacked = Stacked(Full::default());
         stacked.fence_writes();
-        assert_eq!(stacked.write_losses(), 0);
+        assert_eq!(stacked.known_write_loss_count(), 0);
     }
 
     #[test]
@@ -270,10 +270,10 @@ mod tests {
         let mut boxed: Box<dyn IoChannel> = Box::new(Full::default());
         assert_forwards(&mut boxed);
         boxed.fence_writes();
-        assert_eq!(boxed.write_losses(), 11_111);
+        assert_eq!(boxed.known_write_loss_count(), 11_111);
         let mut outer: Box<dyn IoChannel> = Box::new(boxed);
         outer.fence_writes();
-        assert_eq!(outer.write_losses(), 11_121);
+        assert_eq!(outer.known_write_loss_count(), 11_121);
         let mut answers = CompletionBatch::with_capacity(1);
         assert_eq!(outer.submit(Instant::NEVER, &[], &[]), 2);
         assert_eq!(outer.poll(Instant::NEVER, &mut answers), 3);
@@ -282,15 +282,15 @@ mod tests {
     #[test]
     fn channel_without_wake_source_keeps_its_thread_awake() {
         let mut plain = Plain;
-        plain.flush();
+        plain.flush_submissions();
         plain.disarm();
         assert!(plain.arm());
         assert_eq!(plain.wake_at(), Instant::NEVER);
         assert!(matches!(plain.wake_source(), WakeSource::None));
-        assert!(!plain.is_kernel_io());
+        assert!(!plain.is_done_by_local_kernel());
         plain.ack_repaired_losses(1);
         assert!(plain.accept_losses().is_ok());
-        assert_eq!(plain.write_losses(), 0);
+        assert_eq!(plain.known_write_loss_count(), 0);
         assert_eq!(plain.doorbell_stats(), DoorbellStats::default());
     }
 }

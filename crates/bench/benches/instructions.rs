@@ -14,11 +14,11 @@ use tenmil_wire::io::Read;
 use tenmil_wire::{Command, TypedCommand};
 
 /// A queue with `depth` completed reads waiting, warmed up by a few iterations.
-fn completed(depth: u32) -> Box<SteppedSsd> {
-    warmed(SteppedSsd::new(depth).expect("an SSD in memory comes up"))
+fn ssd_with_completed_reads(depth: u32) -> Box<SteppedSsd> {
+    warm_up(SteppedSsd::new(depth).expect("an SSD in memory comes up"))
 }
 
-fn warmed(pair: SteppedSsd) -> Box<SteppedSsd> {
+fn warm_up(pair: SteppedSsd) -> Box<SteppedSsd> {
     // In a box, so that handing it back is no copy that would be counted.
     let mut pair = Box::new(pair);
     for _ in 0..8 {
@@ -30,19 +30,19 @@ fn warmed(pair: SteppedSsd) -> Box<SteppedSsd> {
 }
 
 /// The same, with data that do not lie beside the queues.
-fn answered_elsewhere(depth: u32) -> Box<SteppedSsd> {
-    warmed(SteppedSsd::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
+fn ssd_with_data_in_other_region(depth: u32) -> Box<SteppedSsd> {
+    warm_up(SteppedSsd::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
 }
 
 /// A device with `depth` reads submitted and waiting.
-fn submitted(depth: u32) -> Box<SteppedSsd> {
-    let mut pair = completed(depth);
+fn ssd_with_submitted_reads(depth: u32) -> Box<SteppedSsd> {
+    let mut pair = ssd_with_completed_reads(depth);
     pair.poll_queue();
     pair
 }
 
 // The driver and `perf`: takes what has completed, and submits as many commands.
-#[library_benchmark(setup = completed)]
+#[library_benchmark(setup = ssd_with_completed_reads)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn host(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
@@ -51,7 +51,7 @@ fn host(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
 }
 
 // The same over memory of another owner, such as a device on the bus or another process.
-#[library_benchmark(setup = answered_elsewhere)]
+#[library_benchmark(setup = ssd_with_data_in_other_region)]
 #[bench::depth_128(128)]
 fn elsewhere(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     black_box(pair.poll_queue());
@@ -59,7 +59,7 @@ fn elsewhere(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
 }
 
 // The driver and `perf` when nothing has completed.
-#[library_benchmark(setup = submitted)]
+#[library_benchmark(setup = ssd_with_submitted_reads)]
 #[bench::depth_1(1)]
 fn idle(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     black_box(pair.poll_queue());
@@ -67,7 +67,7 @@ fn idle(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
 }
 
 // The emulated controller over a null medium: takes commands and posts their completions.
-#[library_benchmark(setup = submitted)]
+#[library_benchmark(setup = ssd_with_submitted_reads)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn device(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
@@ -76,7 +76,7 @@ fn device(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
 }
 
 /// Reads as they lie in a ring.
-fn encoded(count: u16) -> Vec<[u8; 64]> {
+fn encoded_reads(count: u16) -> Vec<[u8; 64]> {
     let read = |cid: u16| {
         let command = Command::new(Read::OPCODE).with_cid(cid).with_nsid(1);
         command.with_prp(0x1000, 0).with_cdw10(u32::from(cid)).with_cdw12(7).to_bytes()
@@ -85,7 +85,7 @@ fn encoded(count: u16) -> Vec<[u8; 64]> {
 }
 
 // `wire` alone: bytes to a typed read.
-#[library_benchmark(setup = encoded)]
+#[library_benchmark(setup = encoded_reads)]
 #[bench::commands_128(128)]
 fn parse(ring: Vec<[u8; 64]>) -> Vec<[u8; 64]> {
     for entry in &ring {

@@ -10,18 +10,18 @@ use tenmil_linux::frequency_control::{FrequencyControl, FrequencyError, restore_
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_reactor::load_balancer::{BalancerError, SchedulerHandle, start_balancer};
-use tenmil_reactor::schedule::Options;
+use tenmil_reactor::load_balancer::{BalancerError, BalancerHandle, start_balancer};
+use tenmil_reactor::thread_scheduler::Options;
 use tenmil_reactor::{Reactors, Registry};
 
-pub use scheduler_rules::{check_cores, check_scheduled_cores, parse_scheduler_rules};
+pub use scheduler_rules::{check_cores_allowed, check_rule_cores_scheduled, parse_scheduler_rules};
 use tenmil_base::Error;
 
 /// Owner of a running balancer. Must be dropped after its reactors have stopped. Restores the core
 /// frequencies on drop.
 pub struct BalancerGuard {
     _pool: Arc<ThreadPool>,
-    steering: SchedulerHandle,
+    steering: BalancerHandle,
     /// Description of the frequency scaling.
     frequency_scaling: String,
 }
@@ -59,12 +59,12 @@ impl BalancerGuard {
     }
 
     /// Run-time control of the balancer.
-    pub fn scheduler_handle(&self) -> &SchedulerHandle {
+    pub fn scheduler_handle(&self) -> &BalancerHandle {
         &self.steering
     }
 
     /// Ends the balancer and returns the description of the frequency scaling.
-    pub fn into_frequency_scaling(self) -> String {
+    pub fn stop_and_describe_frequency(self) -> String {
         self.frequency_scaling
     }
 }
@@ -132,7 +132,7 @@ fn start_governor(
     let note = |error: &FrequencyError| report(error.to_string());
     let opened = FrequencyControl::take_control(machine, cores, directory);
     match &opened {
-        Ok(frequency) => frequency.controlled_elsewhere().iter().for_each(note),
+        Ok(frequency) => frequency.errors_of_foreign_policies().iter().for_each(note),
         Err(absent) => report(absent.to_string()),
     }
     opened.ok()
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(held.policies().len(), 1);
         let second = start_governor(machine, &cores, &directory, &report).unwrap();
         assert_eq!(
-            (second.policies().len(), second.controlled_elsewhere().len()),
+            (second.policies().len(), second.errors_of_foreign_policies().len()),
             (0, 1),
             "it is taken"
         );

@@ -15,17 +15,19 @@
 
 mod effort;
 mod experiment_definition;
-pub mod loops;
-mod record;
-mod rounds;
+mod experiment_record;
+pub mod micro_benchmark_loops;
+mod run_rounds;
 #[cfg(test)]
-mod test_data;
+mod test_experiments;
 mod verdict;
 
 pub use effort::{Effort, OVERHEAD};
 pub use experiment_definition::{Criterion, Experiment, Metric, Operand, Threshold, Unit, Variant};
-pub use record::{ExperimentRecord, Round, TrialResult};
-pub use rounds::{Canceled, LEFT_OUT, RoundProgress, TrialError, TrialRunner, run_rounds};
+pub use experiment_record::{ExperimentRecord, Round, TrialResult};
+pub use run_rounds::{
+    ExperimentCanceled, LEFT_OUT, RoundProgress, TrialError, TrialRunner, run_rounds,
+};
 pub use verdict::{
     COUNTED_LEAST, CriterionResult, LOST_MAX, MedianAndRange, OTHERS_MAX, STEAL_MAX, TRIMMED_FROM,
     Verdict, evaluate_criterion, median_and_range,

@@ -17,7 +17,8 @@ mod report_directory;
 mod test_bench;
 
 use crate::experiment::{
-    Canceled, CriterionResult, Effort, Experiment, ExperimentRecord, RoundProgress, Verdict,
+    CriterionResult, Effort, Experiment, ExperimentCanceled, ExperimentRecord, RoundProgress,
+    Verdict,
 };
 use tenmil_base::Span;
 use tenmil_linux::{Clock, MachineEnvironment};
@@ -87,7 +88,7 @@ pub fn run_experiments(
     store: &ReportDirectory,
     clock: Clock,
     tell: &mut ProgressFn<'_>,
-) -> Result<Vec<ExperimentResult>, Canceled> {
+) -> Result<Vec<ExperimentResult>, ExperimentCanceled> {
     let begun = clock.now();
     let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= effort.limit.ns;
     let count = chosen.len();
@@ -109,7 +110,7 @@ pub fn run_experiments(
         let record = match saved {
             Some(record) => record,
             None if !has_time(planned[index]) => {
-                experiment_results.push(ExperimentResult::not_run_for_lack_of_time(experiment));
+                experiment_results.push(ExperimentResult::skipped_for_time(experiment));
                 continue;
             }
             None => {
@@ -178,7 +179,7 @@ impl ExperimentResult {
         })
     }
 
-    fn not_run_for_lack_of_time(experiment: Experiment<BenchTask>) -> Self {
+    fn skipped_for_time(experiment: Experiment<BenchTask>) -> Self {
         let open = || CriterionResult::without_value(Verdict::Inconclusive, NO_TIME.to_owned());
         let findings = experiment.questions.iter().map(|_| open()).collect();
         let record =
@@ -194,7 +195,7 @@ impl ExperimentResult {
 
 impl ReproduceRun {
     /// Number of claims with this verdict.
-    pub fn claims_with_verdict(&self, verdict: Verdict) -> usize {
+    pub fn claim_count_with_verdict(&self, verdict: Verdict) -> usize {
         self.experiment_results
             .iter()
             .filter(|experiment_result| experiment_result.claim_verdict() == verdict)

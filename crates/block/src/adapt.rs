@@ -29,7 +29,7 @@ use tenmil_base::{
 };
 
 pub use self::adapted_device::{AdaptedDevice, QuiesceRangeLock};
-pub use self::bounce::{BounceBuffers, BounceMemory};
+pub use self::bounce::{BounceBufferAllocator, BounceBuffers};
 use self::constraints::{AdaptationPlan, DeviceConstraints, changes_blocks};
 pub use self::range_lock::RangeLock;
 use self::split_request::{ChunkStep, SplitRequest, SplitStage};
@@ -174,7 +174,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         Ok(Self {
             lock,
             children_max: options.children_max,
-            parents: (0..parents).map(|_| SplitRequest::empty(limits.segments_max)).collect(),
+            parents: (0..parents).map(|_| SplitRequest::free_entry(limits.segments_max)).collect(),
             free: (0..options.parents_max).rev().collect(),
             row: VecDeque::with_capacity(parents),
             buffers,
@@ -212,7 +212,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         let Some(index) = self.free.pop() else { return false };
         let syncs = self.rules.must_emulate_fua(request);
-        self.parents[usize::from(index)].begin(request, own, plan, syncs);
+        self.parents[usize::from(index)].init(request, own, plan, syncs);
         if is_exclusive {
             self.exclusive = Some(index);
         }
@@ -223,7 +223,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
 
     /// The number of leading requests that may proceed beside a compare-and-write: none while it waits
     /// for the others to complete, and afterwards those that do not change its blocks.
-    fn allowed_beside_exclusive(&self, requests: &[Request]) -> usize {
+    fn count_allowed_beside_compare_and_write(&self, requests: &[Request]) -> usize {
         let Some(index) = self.exclusive else { return requests.len() };
         let SplitRequest { stage, request: held, .. } = &self.parents[usize::from(index)];
         if *stage == SplitStage::Draining {
@@ -240,7 +240,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Consumes a completion from below if it belongs to a part.
     fn handle_part_completion(&mut self, completion: &IoCompletion) -> bool {
         let Some(number) = index_of_internal_token(completion.token) else { return false };
-        let (index, is_chunk) = subrequest::decode_part_number(number);
+        let (index, is_chunk) = subrequest::parent_and_is_chunk_of(number);
         let Some(parent) = self.parents.get_mut(usize::from(index)) else { return false };
         assert!(parent.under_way > 0, "a backend completes every request once");
         parent.under_way -= 1;
@@ -269,7 +269,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     fn send_parts_below(&mut self, now: Instant) -> bool {
         let mut has_sent = false;
         while let Some(&index) = self.row.front() {
-            let (sent, is_full) = self.send_next_parts(now, index);
+            let (sent, is_full) = self.submit_parts_of(now, index);
             has_sent |= sent;
             if is_full {
                 break;
@@ -306,7 +306,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Whether a parent waits for something without a wake-up.
-    fn must_poll_again(&self) -> bool {
+    fn needs_polling_without_wake(&self) -> bool {
         let locking = self
             .exclusive
             .is_some_and(|index| self.parents[usize::from(index)].stage == SplitStage::Locking);
@@ -327,7 +327,7 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         while self.row.is_empty() && taken < requests.len() {
             let mut rest = &requests[taken..];
             if self.exclusive.is_some() {
-                rest = &rest[..self.allowed_beside_exclusive(rest)];
+                rest = &rest[..self.count_allowed_beside_compare_and_write(rest)];
             }
             let passing = self.rules.passing_count(rest, segments);
             if passing > 0 {
@@ -359,7 +359,7 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
             self.passed -= polled;
             return polled;
         }
-        self.finish_poll(now, completions, before, polled)
+        self.handle_polled_parts(now, completions, before, polled)
     }
 }
 
@@ -377,7 +377,7 @@ impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
     }
 
     fn arm(&mut self) -> bool {
-        let must_look = self.must_poll_again() && self.below.wake_at() == Instant::NEVER;
+        let must_look = self.needs_polling_without_wake() && self.below.wake_at() == Instant::NEVER;
         !self.ready.is_empty() || must_look || self.below.arm()
     }
 }
@@ -385,7 +385,7 @@ impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
 impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Second part of a poll: handles completions of parts and sends more.
     #[inline(never)]
-    fn finish_poll(
+    fn handle_polled_parts(
         &mut self,
         now: Instant,
         completions: &mut CompletionBatch,
@@ -393,12 +393,12 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         polled: usize,
     ) -> usize {
         self.passed -= polled
-            - completions.extract_if(before, |completion| self.handle_part_completion(completion));
+            - completions.remove_if(before, |completion| self.handle_part_completion(completion));
         if let Some(index) = self.exclusive {
             self.queue_parent(index);
         }
         if self.send_parts_below(now) {
-            self.below.flush();
+            self.below.flush_submissions();
         }
         self.ready.drain_into(completions);
         completions.as_slice().len() - before

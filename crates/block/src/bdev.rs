@@ -36,7 +36,7 @@ use crate::io_stats::IoStats;
 use crate::qos::QosLimiter;
 use crate::queue_map::{PER_CHANNEL, QueueMap};
 use crate::quiesce::{QuiesceTimeout, QuiescedRange};
-use crate::scheduler::Scheduler;
+use crate::scheduler::IoScheduler;
 use tenmil_base::Error;
 
 /// A named block device. Clones refer to the same device.
@@ -61,7 +61,7 @@ pub struct BdevOptions {
     /// Clock for waiting times: for locks and for ranges to drain.
     pub clock: Clock,
     /// Scheduler of each context.
-    pub scheduler: Scheduler,
+    pub scheduler: IoScheduler,
     /// Rate limits shared by all channels; adjustable at run time.
     pub limiter: Option<QosLimiter>,
 }
@@ -95,7 +95,7 @@ impl BdevOptions {
             timing: true,
             uuid: Uuid::from_seed(seed),
             clock,
-            scheduler: Scheduler::None,
+            scheduler: IoScheduler::None,
             limiter: None,
         }
     }
@@ -104,7 +104,7 @@ impl BdevOptions {
 /// All bdevs of this process.
 static DEVICES: Mutex<Vec<Weak<BdevShared>>> = Mutex::new(Vec::new());
 
-fn all_devices() -> MutexGuard<'static, Vec<Weak<BdevShared>>> {
+fn lock_all_devices() -> MutexGuard<'static, Vec<Weak<BdevShared>>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -112,8 +112,9 @@ fn all_devices() -> MutexGuard<'static, Vec<Weak<BdevShared>>> {
 /// and notify their holders. For a caller that extended a device without knowing what is stacked on it.
 /// Returns how many have grown. Blocks.
 pub fn refresh_sizes() -> usize {
-    let devices: Vec<Arc<BdevShared>> = all_devices().iter().filter_map(Weak::upgrade).collect();
-    devices.iter().filter(|device| device.notice_size()).count()
+    let devices: Vec<Arc<BdevShared>> =
+        lock_all_devices().iter().filter_map(Weak::upgrade).collect();
+    devices.iter().filter(|device| device.refresh_size()).count()
 }
 
 impl Bdev {
@@ -144,7 +145,7 @@ impl Bdev {
             ));
         }
         let shared = Arc::new(BdevShared::new(name, medium, options));
-        let mut all = all_devices();
+        let mut all = lock_all_devices();
         all.retain(|one| one.strong_count() > 0);
         all.push(Arc::downgrade(&shared));
         Ok(Self(shared))
@@ -201,12 +202,12 @@ impl Bdev {
 
     /// The number of open channels to the device below; zero once a removal has reached every channel.
     pub fn open_channel_count(&self) -> usize {
-        self.0.channels_open()
+        self.0.open_channel_count()
     }
 
     /// Sets the new size of the device. Channels check requests against it from their next iteration on.
-    pub fn handle_resize(&self, block_count: u64) {
-        self.0.resize(block_count);
+    pub fn set_resized_block_count(&self, block_count: u64) {
+        self.0.apply_new_size(block_count);
     }
 
     /// Resizes the device to `block_count` blocks and notifies all holders. Blocks until requests past a
@@ -216,8 +217,8 @@ impl Bdev {
     ///
     /// If the device cannot be resized, has been removed, or the range past the new end does not drain.
     /// The size is then unchanged.
-    pub fn set_size(&self, block_count: u64) -> Result<(), Error> {
-        let done = BdevShared::set_size(&self.0, block_count);
+    pub fn resize_and_wait(&self, block_count: u64) -> Result<(), Error> {
+        let done = BdevShared::resize_device(&self.0, block_count);
         done.map_err(|text| Error::new(ErrorCategory::Usage, text))
     }
 

@@ -34,7 +34,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::context::{HardwareContextRef, SharedContext};
 use crate::queue_map::ContextType;
 use crate::quiesce::QuiesceEntry;
-use crate::write_fence::{FenceWaiter, WriteFence};
+use crate::write_fence::{FencedRequest, WriteFence};
 
 /// The I/O channel of one thread to a bdev.
 pub struct Channel {
@@ -69,7 +69,7 @@ pub struct Channel {
     /// Id of the fence around this channel's writes, once its client has closed it.
     fence: Option<u64>,
     /// Requests that wait for a fence.
-    waiting: Vec<FenceWaiter>,
+    waiting: Vec<FencedRequest>,
     limits: Limits,
     wake: ChannelWakeSource,
 }
@@ -124,7 +124,7 @@ impl Channel {
         let tags = limits.depth_max;
         let support = limits.operations;
         let gate = FastPathCheck {
-            banned: excluded_operations(support),
+            banned: fast_path_excluded_kinds(support),
             block_count: 0,
             support,
             is_read_only: grant.claim.is_read_only(),
@@ -194,7 +194,7 @@ impl Channel {
             return Ok(HardwareContextRef::owned(shared.open_channel()?, is_polled));
         }
         let context = shared.shared_context(of, context);
-        let member = SharedContext::join(context, &self.port, self.limits.depth_max, || {
+        let member = SharedContext::add_member(context, &self.port, self.limits.depth_max, || {
             // Other threads use it, too.
             ChannelGroup::open_alone(|| shared.open_channel())
         })?;
@@ -208,7 +208,7 @@ impl Channel {
         let readable = Interest { readable: true, writable: false };
         let mut added = Vec::new();
         let mut add = |descriptor: BorrowedFd<'_>| added.push(watch.add(descriptor, 0, readable));
-        self.lanes.iter().for_each(|lane| lane.descriptors(&mut add));
+        self.lanes.iter().for_each(|lane| lane.for_each_wake_descriptor(&mut add));
         if added.is_empty() {
             return Ok(ChannelWakeSource::Bell);
         }
@@ -224,7 +224,7 @@ impl Channel {
 
     /// The context of the first request, and how many leading requests use the same.
     #[inline]
-    fn route_requests(&self, requests: &[Request]) -> (usize, usize) {
+    fn context_of_leading_requests(&self, requests: &[Request]) -> (usize, usize) {
         if self.lanes.len() <= 1 {
             return (0, requests.len());
         }
@@ -249,18 +249,18 @@ impl Channel {
 
     /// The number of free tags, grown for `count` requests if permitted.
     #[inline]
-    pub(super) fn free_tags_for(&mut self, count: usize) -> usize {
-        if self.tags.room() < count + self.refused.len() && self.tags.may_grow() {
+    pub(super) fn grow_free_tags(&mut self, count: usize) -> usize {
+        if self.tags.free_tag_count() < count + self.refused.len() && self.tags.may_grow() {
             self.tags.grow(count + self.refused.len());
         }
-        self.tags.room().saturating_sub(self.refused.len())
+        self.tags.free_tag_count().saturating_sub(self.refused.len())
     }
 
     /// Whether a single request has a free tag and qualifies for the fast path.
     #[inline]
     fn can_submit_single(&self, request: &Request) -> bool {
         !self.is_slow
-            && self.tags.room() > self.refused.len()
+            && self.tags.free_tag_count() > self.refused.len()
             && self.gate.allows(BatchTraits::from_requests(request))
     }
 
@@ -300,8 +300,9 @@ impl Channel {
         let mut taken = 0;
         while taken < requests.len() {
             let rest = &requests[taken..];
-            let room = self.free_tags_for(rest.len());
-            let (lane, same) = self.route_requests(&rest[..rest.len().min(room).min(BATCH_MAX)]);
+            let room = self.grow_free_tags(rest.len());
+            let (lane, same) =
+                self.context_of_leading_requests(&rest[..rest.len().min(room).min(BATCH_MAX)]);
             if same == 0 {
                 break;
             }
@@ -358,7 +359,12 @@ impl Channel {
 
     /// Polls one context and restores the original tokens of its completions.
     #[inline(always)]
-    fn poll_lane(&mut self, lane: usize, now: Instant, completions: &mut CompletionBatch) -> usize {
+    fn poll_context(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        completions: &mut CompletionBatch,
+    ) -> usize {
         let Self { tags, lanes, port, block_shift, .. } = self;
         let start = completions.len();
         if lanes[lane].poll(now, completions) == 0 {
@@ -376,13 +382,13 @@ impl Channel {
     /// Not inlined: a channel with one context does not pay for a loop.
     #[inline(never)]
     fn poll_contexts(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
-        (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, completions)).sum()
+        (0..self.lanes.len()).map(|lane| self.poll_context(lane, now, completions)).sum()
     }
 
     /// Not inlined, as [`poll_contexts`](Self::poll_contexts).
     #[inline(never)]
     fn flush_contexts(&mut self) {
-        self.lanes.iter_mut().for_each(HardwareContextRef::flush);
+        self.lanes.iter_mut().for_each(HardwareContextRef::flush_submissions);
     }
 
     /// Publishes the upper bound of requests in flight in this iteration. Returns whether the device has
@@ -425,9 +431,9 @@ impl IoChannel for Channel {
     }
 
     #[inline]
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         match self.lanes.as_mut_slice() {
-            [lane] => lane.flush(),
+            [lane] => lane.flush_submissions(),
             _ => self.flush_contexts(),
         }
     }
@@ -441,11 +447,11 @@ impl IoChannel for Channel {
         }
         let depth = self.tags.in_flight();
         let mut found = match self.lanes.len() {
-            1 => self.poll_lane(0, now, completions),
+            1 => self.poll_context(0, now, completions),
             _ => self.poll_contexts(now, completions),
         };
         if found > 0 {
-            self.port.meter.count_poll(depth as u64);
+            self.port.meter.count_queue_depth(depth as u64);
             self.publish_in_flight();
         }
         if !self.refused.is_empty() {
@@ -491,7 +497,7 @@ impl ChannelWakeup for Channel {
         }
     }
 
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         self.lanes.iter().all(HardwareContextRef::is_kernel_io)
     }
 
@@ -522,7 +528,7 @@ impl FastPathCheck {
 
 /// The fast path accepts supported reads and writes with any flags. A claim that permits writes also
 /// permits reads.
-fn excluded_operations(support: OperationSet) -> u16 {
+fn fast_path_excluded_kinds(support: OperationSet) -> u16 {
     let has = |operation| support.has(operation);
     match (has(Operation::Read), has(Operation::Write)) {
         (true, true) => 0xfe,

@@ -49,14 +49,14 @@ impl CompletionQueue {
             "more completions than requests outstanding"
         );
         if self.completions.len() + completions.len() > 2 * self.depth {
-            self.move_to_front();
+            self.compact();
         }
         self.completions.extend(completions);
     }
 
     /// Moves waiting completions to the front.
     #[cold]
-    fn move_to_front(&mut self) {
+    fn compact(&mut self) {
         self.completions.drain(..self.taken);
         self.taken = 0;
     }
@@ -66,7 +66,7 @@ impl CompletionQueue {
     pub fn push(&mut self, completion: IoCompletion) {
         assert!(self.free_count() > 0, "more completions than requests outstanding");
         if self.completions.len() == 2 * self.depth {
-            self.move_to_front();
+            self.compact();
         }
         self.completions.push(completion);
     }

@@ -5,7 +5,7 @@
 
 mod inbox;
 #[cfg(test)]
-mod model;
+mod loom_model;
 mod shared_context;
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ mod sync {
     pub(super) use std::sync::{Arc, Mutex, MutexGuard};
 
     pub(super) use tenmil_linux::named_thread::yield_cpu;
-    pub(super) use tenmil_linux::{Clock, EventVectors};
+    pub(super) use tenmil_linux::{Clock, EventFdVectors};
 
     pub(super) use crate::bdev::ChannelShared;
 }
@@ -77,10 +77,10 @@ impl HardwareContextRef {
     }
 
     #[inline]
-    pub(crate) fn flush(&mut self) {
+    pub(crate) fn flush_submissions(&mut self) {
         // A shared context is flushed at submission, under the lock.
         if let HardwareContextAccess::Owned(backend) = &mut self.way {
-            backend.flush();
+            backend.flush_submissions();
         }
     }
 
@@ -126,7 +126,7 @@ impl HardwareContextRef {
     pub(crate) fn is_kernel_io(&self) -> bool {
         match &self.way {
             _ if self.is_polled => false,
-            HardwareContextAccess::Owned(backend) => backend.is_kernel_io(),
+            HardwareContextAccess::Owned(backend) => backend.is_done_by_local_kernel(),
             HardwareContextAccess::Shared(member) => member.is_kernel_io(),
             HardwareContextAccess::Closed => false,
         }
@@ -155,7 +155,7 @@ impl HardwareContextRef {
     }
 
     /// Passes the descriptors that wake an armed thread to `each`.
-    pub(crate) fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
+    pub(crate) fn for_each_wake_descriptor(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
         match &self.way {
             _ if self.is_polled => {}
             HardwareContextAccess::Owned(backend) => {
@@ -170,7 +170,7 @@ impl HardwareContextRef {
 
     /// Closes the access to the device; for a shared context, for all of its members. Completions that
     /// other members have put into the inbox are delivered before the rest is aborted.
-    pub(crate) fn close(&mut self, completions: &mut CompletionBatch) -> usize {
+    pub(crate) fn close_and_drain_inbox(&mut self, completions: &mut CompletionBatch) -> usize {
         match std::mem::replace(&mut self.way, HardwareContextAccess::Closed) {
             HardwareContextAccess::Shared(mut member) => member.close(completions),
             _ => 0,

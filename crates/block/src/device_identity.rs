@@ -62,17 +62,18 @@ impl DeviceIdentity {
 
     /// The identity of an open device.
     pub fn of_opened(uri: &Uri, opened: &OpenedDevice) -> Self {
-        Self::with_names(uri, &opened.identities)
+        Self::of_stack_on_names(uri, &opened.identities)
     }
 
     /// The identity of a device stacked on open ones; `names` are their [`OpenedDevice::identities`].
-    pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
+    pub fn of_stack_on_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
         Self::from_system(&KernelFiles::live_system(), uri, names)
     }
 
     fn from_system(machine: &KernelFiles, uri: &Uri, names: &WorldWideNames) -> Self {
         let mut leaves = Vec::new();
-        let key = resolve_names(machine, uri.clone(), names, &mut leaves).to_string();
+        let key =
+            replace_names_collect_leaves(machine, uri.clone(), names, &mut leaves).to_string();
         Self { key, leaves }
     }
 
@@ -88,7 +89,7 @@ impl DeviceIdentity {
     }
 
     /// Description of the blocks that both share, if known: a write to one may change the other.
-    pub fn overlap(&self, other: &Self) -> Option<String> {
+    pub fn describe_overlap(&self, other: &Self) -> Option<String> {
         self.leaves.iter().find_map(|leaf| {
             let meets = other.leaves.iter().find(|other| leaf.overlaps(other));
             meets.map(|other| match leaf.name() == other.name() {
@@ -108,7 +109,7 @@ impl LeafDevice {
 
     fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Known(_, one), Self::Known(_, two)) => one.shared_with(two).is_some(),
+            (Self::Known(_, one), Self::Known(_, two)) => one.shared_extent_with(two).is_some(),
             (Self::Name(one), Self::Name(two)) => one == two,
             _ => false,
         }
@@ -116,7 +117,7 @@ impl LeafDevice {
 }
 
 /// Replaces each device name in the URI by its identity, and collects the devices at the bottom.
-fn resolve_names(
+fn replace_names_collect_leaves(
     machine: &KernelFiles,
     uri: Uri,
     names: &WorldWideNames,
@@ -124,17 +125,17 @@ fn resolve_names(
 ) -> Uri {
     let scheme = uri.scheme();
     if scheme == "file" {
-        return resolve_file(machine, &uri, leaves);
+        return identity_uri_of_file(machine, &uri, leaves);
     }
     if scheme == "emu" {
         return match uri.path().strip_prefix("file:") {
-            Some(path) => resolve_file(machine, &Uri::new("file", path), leaves),
+            Some(path) => identity_uri_of_file(machine, &Uri::new("file", path), leaves),
             None => uri,
         };
     }
     if uri.children().is_empty() {
         if let Some((_, name)) = names.iter().find(|(named, _)| *named == uri) {
-            return device_by_name(&uri, name, leaves);
+            return identity_uri_of_named_device(&uri, name, leaves);
         }
         if !PRIVATE.contains(&scheme) {
             leaves.push(LeafDevice::Name(uri.to_string()));
@@ -142,25 +143,25 @@ fn resolve_names(
         return uri;
     }
     if let ([below], true) = (uri.children(), TRANSPARENT.contains(&scheme)) {
-        return resolve_names(machine, below.clone(), names, leaves);
+        return replace_names_collect_leaves(machine, below.clone(), names, leaves);
     }
     if scheme == "volume"
         && let [below] = uri.children()
     {
         // Volumes of one pool share no block. The size of the metadata cache is irrelevant.
-        let below = resolve_names(machine, below.clone(), names, &mut Vec::new());
-        let known = Uri::stacked("volume", below, uri.path());
+        let below = replace_names_collect_leaves(machine, below.clone(), names, &mut Vec::new());
+        let known = Uri::on_child("volume", below, uri.path());
         leaves.push(LeafDevice::Name(known.to_string()));
         return known;
     }
     let Ok(known) = uri.try_map_children(|below| {
-        Ok::<_, Infallible>(resolve_names(machine, below, names, leaves))
+        Ok::<_, Infallible>(replace_names_collect_leaves(machine, below, names, leaves))
     });
     known
 }
 
 /// A device with a world-wide name, as a whole.
-fn device_by_name(uri: &Uri, name: &str, leaves: &mut Vec<LeafDevice>) -> Uri {
+fn identity_uri_of_named_device(uri: &Uri, name: &str, leaves: &mut Vec<LeafDevice>) -> Uri {
     let whole = StorageExtent { medium: StorageId::Named(name.to_owned()), bytes: 0..u64::MAX };
     leaves.push(LeafDevice::Known(
         uri.to_string(),
@@ -169,7 +170,7 @@ fn device_by_name(uri: &Uri, name: &str, leaves: &mut Vec<LeafDevice>) -> Uri {
     Uri::new("medium", name)
 }
 
-fn resolve_file(machine: &KernelFiles, uri: &Uri, leaves: &mut Vec<LeafDevice>) -> Uri {
+fn identity_uri_of_file(machine: &KernelFiles, uri: &Uri, leaves: &mut Vec<LeafDevice>) -> Uri {
     let extents = StorageExtents::of_path(machine, Path::new(uri.path()));
     let Some(own) = &extents.own else {
         // The file does not exist: its absolute path is its identity.
@@ -249,7 +250,7 @@ mod tests {
         for other in [format!("file:{b}"), format!("file:{}", path("none"))] {
             assert!(
                 !identity_of(&other).is_same_device(&plain)
-                    && identity_of(&other).overlap(&plain).is_none(),
+                    && identity_of(&other).describe_overlap(&plain).is_none(),
                 "{other}"
             );
         }
@@ -258,12 +259,15 @@ mod tests {
         };
         assert!(stripe(&b, "64k").is_same_device(&stripe(&format!("{b}?engine=threads"), "64k")));
         assert!(!stripe(&b, "64k").is_same_device(&stripe(&b, "128k")), "blocks lie elsewhere");
-        let shared = stripe(&b, "64k").overlap(&identity_of(&format!("file:{hard}")));
+        let shared = stripe(&b, "64k").describe_overlap(&identity_of(&format!("file:{hard}")));
         assert_eq!(shared, Some(format!("{a} and {hard}")));
         let inner =
             |name: &str, more: &str| identity_of(&format!("volume:[file:{link}]/{name}{more}"));
         assert!(inner("x", "?metadata-cache=1m").is_same_device(&inner("x", "")));
-        assert!(inner("x", "").overlap(&inner("y", "")).is_none(), "two volumes of one pool");
+        assert!(
+            inner("x", "").describe_overlap(&inner("y", "")).is_none(),
+            "two volumes of one pool"
+        );
     }
 
     #[test]
@@ -278,9 +282,9 @@ mod tests {
         assert!(first.is_same_device(&opened(two, &[(two, "uuid.1")])));
         assert!(!first.is_same_device(&opened(two, &[(two, "uuid.2")])));
         let striped = format!("stripe:[{two}],[ram:1m]");
-        let shared = opened(&striped, &[(two, "uuid.1")]).overlap(&first);
+        let shared = opened(&striped, &[(two, "uuid.1")]).describe_overlap(&first);
         assert_eq!(shared, Some(format!("{two} and {one}")));
-        assert!(opened(&striped, &[(two, "uuid.2")]).overlap(&first).is_none());
+        assert!(opened(&striped, &[(two, "uuid.2")]).describe_overlap(&first).is_none());
     }
 
     #[test]
@@ -320,15 +324,17 @@ mod tests {
     #[test]
     fn ram_devices_are_private() {
         assert!(!identity_of("emu:ram").is_same_device(&identity_of("emu:ram")));
-        assert!(identity_of("emu:ram").overlap(&identity_of("emu:ram")).is_none());
+        assert!(identity_of("emu:ram").describe_overlap(&identity_of("emu:ram")).is_none());
         assert!(
             !identity_of("ram:1m").is_same_device(&identity_of("ram:1m"))
-                && identity_of("ram:1m").overlap(&identity_of("ram:1m")).is_none()
+                && identity_of("ram:1m").describe_overlap(&identity_of("ram:1m")).is_none()
         );
         let [one, two] =
             ["tcp://127.0.0.1:4420/nqn", "tcp://127.0.0.1:4420/nqn?ns=2"].map(identity_of);
         assert!(
-            one.is_same_device(&one) && !one.is_same_device(&two) && one.overlap(&two).is_none()
+            one.is_same_device(&one)
+                && !one.is_same_device(&two)
+                && one.describe_overlap(&two).is_none()
         );
     }
 }

@@ -17,7 +17,7 @@ pub struct IoStats {
     /// Time spent waiting for the lock of the queue. Measured in mode `single` only.
     pub lock_wait: Span,
     /// Queue depth samples, one for each poll that found completions.
-    pub depth: DepthSamples,
+    pub depth: QueueDepthSamples,
 }
 
 /// Statistics of one operation.
@@ -36,7 +36,7 @@ pub struct OperationStats {
 
 /// Samples of the number of requests in flight at a poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DepthSamples {
+pub struct QueueDepthSamples {
     /// Polls that found completions.
     pub samples: u64,
     /// Sum of the requests in flight before each of them.
@@ -65,7 +65,7 @@ impl IoStats {
     }
 }
 
-impl DepthSamples {
+impl QueueDepthSamples {
     /// The average number of requests in flight; zero without samples.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     pub fn mean(&self) -> f64 {
@@ -128,7 +128,7 @@ impl IoCounters {
 
     /// Counts a poll that found completions while `depth` requests were in flight.
     #[inline]
-    pub(crate) fn count_poll(&self, depth: u64) {
+    pub(crate) fn count_queue_depth(&self, depth: u64) {
         self.depth_samples.add(1);
         self.depth_sum.add(depth);
     }
@@ -140,10 +140,13 @@ impl IoCounters {
 
     /// A snapshot of the counters. Exact while the channel is idle; otherwise each number was true at
     /// some time during the call.
-    pub(crate) fn read(&self, clock: &Clock) -> IoStats {
+    pub(crate) fn snapshot(&self, clock: &Clock) -> IoStats {
         let mut statistics = IoStats {
             lock_wait: clock.span_of_ticks(self.lock_wait_ticks.get()),
-            depth: DepthSamples { samples: self.depth_samples.get(), sum: self.depth_sum.get() },
+            depth: QueueDepthSamples {
+                samples: self.depth_samples.get(),
+                sum: self.depth_sum.get(),
+            },
             ..IoStats::default()
         };
         for (done, counter) in statistics.operations.iter_mut().zip(&self.counters) {
@@ -176,15 +179,15 @@ mod tests {
             let operation = usize::try_from(value).unwrap() % Operation::ALL.len();
             for meter in [if value % 3 == 0 { &left } else { &right }, &both] {
                 meter.count_success(operation, value % 4, value * 512, value * value);
-                meter.count_poll(value);
+                meter.count_queue_depth(value);
                 meter.count_failure(operation);
                 meter.add_lock_wait(value);
             }
         }
         let mut sum = IoStats::default();
-        sum.merge(&left.read(&clock));
-        sum.merge(&right.read(&clock));
-        let both = both.read(&clock);
+        sum.merge(&left.snapshot(&clock));
+        sum.merge(&right.snapshot(&clock));
+        let both = both.snapshot(&clock);
         for operation in Operation::ALL {
             let (one, other) = (sum.operation_stats(operation), both.operation_stats(operation));
             assert_eq!(
@@ -202,13 +205,20 @@ mod tests {
         let meter = IoCounters::new(false);
         let timed = |meter: &IoCounters| {
             meter.count_success(0, 2, 1024, 77);
-            meter.read(&Clock::on_kernel_clock()).operation_stats(Operation::Read).latency.count()
+            meter
+                .snapshot(&Clock::on_kernel_clock())
+                .operation_stats(Operation::Read)
+                .latency
+                .count()
         };
         assert_eq!(timed(&meter), 0);
         meter.set_latency_recording(true);
         assert_eq!(timed(&meter), 2);
         meter.set_latency_recording(false);
         assert_eq!(timed(&meter), 2, "nothing new, and what was there stays");
-        assert_eq!(meter.read(&Clock::on_kernel_clock()).operation_stats(Operation::Read).count, 6);
+        assert_eq!(
+            meter.snapshot(&Clock::on_kernel_clock()).operation_stats(Operation::Read).count,
+            6
+        );
     }
 }

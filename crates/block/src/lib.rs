@@ -36,7 +36,7 @@ pub mod uri;
 mod write_fence;
 
 pub use adapt::{
-    AdaptationOptions, AdaptedChannel, AdaptedDevice, BounceBuffers, BounceMemory,
+    AdaptationOptions, AdaptedChannel, AdaptedDevice, BounceBufferAllocator, BounceBuffers,
     DeallocateEmulation, FuaMode, MemoryAlignment, QuiesceRangeLock, RangeLock,
 };
 pub use bdev::{
@@ -46,10 +46,10 @@ pub use bdev::{
 pub use channel::Channel;
 pub use completion_queue::CompletionQueue;
 pub use existing_data::ExistingData;
-pub use io_stats::{DepthSamples, IoStats, OperationStats};
+pub use io_stats::{IoStats, OperationStats, QueueDepthSamples};
 pub use open::{
-    BLOCK_DEFAULT, DeviceControl, DeviceType, NamedDeviceType, OpenedDevice, Opener, block_count,
-    join_device_types,
+    BLOCK_DEFAULT, DeviceControl, DeviceType, NamedDeviceType, OpenedDevice, Opener,
+    join_device_types, whole_block_count,
 };
 pub use qos::{
     IoClass, MINIMUM_PERCENT, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit,
@@ -58,7 +58,7 @@ pub use qos::{
 pub use queue_map::{PER_CHANNEL, QueueMap};
 pub use quiesce::{QuiesceTimeout, QuiescedRange};
 pub use scheduler::{
-    DeadlineOptions, DeadlineScheduler, MergeScheduler, Scheduler, StreamBatchOptions,
+    DeadlineOptions, DeadlineScheduler, IoScheduler, MergeScheduler, StreamBatchOptions,
     StreamBatchScheduler,
 };
 pub use segment_cursor::SegmentCursor;

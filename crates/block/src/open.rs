@@ -87,7 +87,7 @@ impl DeviceControl {
     }
 
     /// The control, if it is of this type.
-    pub fn get<T: Any>(&self) -> Option<&T> {
+    pub fn downcast<T: Any>(&self) -> Option<&T> {
         self.control.downcast_ref()
     }
 }
@@ -135,7 +135,7 @@ impl Opener<'_> {
                 }
             }
             let expected = names.join(", ");
-            let other = suggest_other_form(uri);
+            let other = hint_for_unknown_scheme(uri);
             let text =
                 format!("no devices of kind `{scheme}`, expected one of {expected}; {other}");
             return Err(uri.error(text).into());
@@ -149,7 +149,7 @@ impl Opener<'_> {
 }
 
 /// What the text of a URI of an unknown kind may mean instead.
-fn suggest_other_form(uri: &Uri) -> String {
+fn hint_for_unknown_scheme(uri: &Uri) -> String {
     let is_hexadecimal = uri.scheme().bytes().all(|byte| byte.is_ascii_hexdigit());
     match uri.scheme().len() {
         // DOMAIN:BUS:DEVICE.FUNCTION, or without the domain.
@@ -170,7 +170,7 @@ impl OpenedDevice {
 
     /// Replaces the block device by one stacked on it, and keeps the data, controls and identities below.
     #[must_use]
-    pub fn with_stacked_device(
+    pub fn with_device_stacked_on(
         self,
         medium: Arc<dyn BlockDevice>,
         description: impl Into<String>,
@@ -211,7 +211,7 @@ impl From<UriError> for Error {
 /// # Errors
 ///
 /// If it is not a whole number of at least one.
-pub fn block_count(uri: &Uri, size_bytes: u64, block_size: u32) -> Result<u64, UriError> {
+pub fn whole_block_count(uri: &Uri, size_bytes: u64, block_size: u32) -> Result<u64, UriError> {
     let block = u64::from(block_size);
     if size_bytes == 0 || !size_bytes.is_multiple_of(block) {
         return Err(uri.error(format!(

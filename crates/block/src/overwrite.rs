@@ -64,7 +64,7 @@ pub fn check_overwrite_allowed(
     machine: &KernelFiles,
 ) -> Result<(), OverwriteDenied> {
     let mut findings: Vec<OverwriteReport> =
-        existing.iter().map(|one| OverwriteReport::examine(one, machine)).collect();
+        existing.iter().map(|one| OverwriteReport::probe_existing_data(one, machine)).collect();
     let listed = |of: &[&OverwriteReport]| {
         of.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
     };
@@ -100,7 +100,7 @@ pub fn check_overwrite_allowed(
 impl OverwriteReport {
     /// Examines existing data: reads both edges of the device and files of the kernel. Not for the I/O
     /// path.
-    pub fn examine(existing: &ExistingData, machine: &KernelFiles) -> Self {
+    pub fn probe_existing_data(existing: &ExistingData, machine: &KernelFiles) -> Self {
         let ExistingData { name, found, path } = existing.clone();
         let Some(path) = path else {
             let signatures = Err(Error::environment("it has no file to look at"));

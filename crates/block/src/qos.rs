@@ -112,7 +112,7 @@ impl QosLimiter {
     }
 
     /// Applies the limits to a channel.
-    pub fn limit_channel<B: IoChannel>(&self, below: B, class: IoClass) -> RateLimitedChannel<B> {
+    pub fn wrap_channel<B: IoChannel>(&self, below: B, class: IoClass) -> RateLimitedChannel<B> {
         RateLimitedChannel::new(below, Arc::clone(&self.shared), class)
     }
 }

@@ -35,13 +35,13 @@ pub const PER_CHANNEL: u32 = u32::MAX;
 
 impl Default for QueueMap {
     fn default() -> Self {
-        Self::with_default(PER_CHANNEL)
+        Self::with_default_contexts(PER_CHANNEL)
     }
 }
 
 impl QueueMap {
     /// A map with `default` contexts for all requests.
-    pub const fn with_default(default: u32) -> Self {
+    pub const fn with_default_contexts(default: u32) -> Self {
         Self { default, read: 0, poll: 0 }
     }
 
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn context_is_exclusive_if_one_channel_maps_to_it() {
         for count in (1..=6).chain([PER_CHANNEL]) {
-            let map = QueueMap::with_default(count);
+            let map = QueueMap::with_default_contexts(count);
             for channels in 1..=8 {
                 let of = |channel| map.context_of_channel(ContextType::Default, channel).unwrap();
                 for channel in 0..channels {

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tenmil_base::{Operation, Request, Span};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 use tenmil_linux::named_thread::sleep;
 
 use crate::bdev::BdevShared;
@@ -54,7 +54,7 @@ pub(crate) struct QuiesceEntry {
     /// The exempted channel.
     pub(crate) except: Option<u32>,
     /// Raised when a channel has drained.
-    pub(crate) waker: EventVectors,
+    pub(crate) waker: EventFdVectors,
 }
 
 /// A range of blocks that a request accesses; a request has at most two.
@@ -73,8 +73,8 @@ impl QuiescedRange {
     /// quiesced range overlaps. Once true, it stays true until the range is dropped.
     ///
     /// Never blocks, so that a thread that also runs channels can call it between iterations.
-    pub fn is_quiesced(&self) -> bool {
-        self.shared.is_drained(&self.held, self.generation).is_ok()
+    pub fn has_drained(&self) -> bool {
+        self.shared.check_drained(&self.held, self.generation).is_ok()
     }
 
     /// The range.
@@ -90,7 +90,7 @@ impl QuiescedRange {
         loop {
             // Armed before the check, so that a channel that drains after it wakes this thread.
             let is_heard = self.held.waker.unmask(0);
-            let Err(busy) = self.shared.is_drained(&self.held, self.generation) else {
+            let Err(busy) = self.shared.check_drained(&self.held, self.generation) else {
                 return Ok(());
             };
             let waited = clock.now().since(began);

@@ -34,7 +34,7 @@ use tenmil_base::Error;
 
 /// A scheduler and its parameters in text form: `merge`, `deadline?read=5ms&depth=8`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scheduler {
+pub enum IoScheduler {
     /// No scheduler.
     #[default]
     None,
@@ -46,7 +46,7 @@ pub enum Scheduler {
     StreamBatch(StreamBatchOptions),
 }
 
-impl Scheduler {
+impl IoScheduler {
     /// Wraps a channel in this scheduler.
     pub fn wrap_channel(&self, below: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
         match self {
@@ -58,14 +58,14 @@ impl Scheduler {
     }
 }
 
-impl FromStr for Scheduler {
+impl FromStr for IoScheduler {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (name, query) = text.split_once('?').unwrap_or((text, ""));
         let uri: Uri =
             format!("{name}:?{query}").parse().map_err(|_: UriError| unknown_scheduler(text))?;
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         let scheduler = match name {
             "none" => Self::None,
             "merge" => Self::Merge,
@@ -73,7 +73,7 @@ impl FromStr for Scheduler {
             "stream-batch" => Self::StreamBatch(StreamBatchOptions::parse(&mut fields)?),
             _ => return Err(unknown_scheduler(text)),
         };
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         Ok(scheduler)
     }
 }
@@ -83,7 +83,7 @@ fn unknown_scheduler(text: &str) -> Error {
     Error::new(tenmil_base::ErrorCategory::Usage, format!("no scheduler `{text}`, {expected}"))
 }
 
-impl fmt::Display for Scheduler {
+impl fmt::Display for IoScheduler {
     /// Writes a text that parses to the same scheduler.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -96,24 +96,24 @@ impl fmt::Display for Scheduler {
 }
 
 /// Whether the submitter of a request waits for data: reads, compares and verifies.
-fn is_read_like(request: &Request) -> bool {
+fn waits_for_data(request: &Request) -> bool {
     matches!(request.operation, Operation::Read | Operation::Compare | Operation::Verify)
 }
 
 /// Whether the order of two requests must be preserved.
 fn must_keep_order(left: &Request, right: &Request) -> bool {
     let changed = |request: &Request| {
-        if is_read_like(request) { 0..0 } else { block_range(request.lba, request) }
+        if waits_for_data(request) { 0..0 } else { range_from_block(request.lba, request) }
     };
     let touches = |changed: &Range<u64>, request: &Request| {
         let source = request.operation == Operation::Copy;
-        ranges_overlap(changed, &block_range(request.lba, request))
-            || (source && ranges_overlap(changed, &block_range(request.operand, request)))
+        ranges_overlap(changed, &range_from_block(request.lba, request))
+            || (source && ranges_overlap(changed, &range_from_block(request.operand, request)))
     };
     touches(&changed(left), right) || touches(&changed(right), left)
 }
 
-fn block_range(first: u64, request: &Request) -> Range<u64> {
+fn range_from_block(first: u64, request: &Request) -> Range<u64> {
     first..first.saturating_add(u64::from(request.blocks))
 }
 

@@ -29,7 +29,7 @@ use std::str::FromStr;
 use tenmil_base::ErrorCategory;
 
 pub use self::options::UriOptions;
-pub use self::short_form::{shortest_unescaped, with_default_port};
+pub use self::short_form::{short_form_for_terminal, with_default_port};
 
 /// A parsed device URI with the URIs of the devices below.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Uri {
     }
 
     /// A device of type `scheme` at `path` on `below`.
-    pub fn stacked(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
+    pub fn on_child(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
         let body = UriBody::Children(vec![below], path.into());
         Self { scheme: scheme.into(), body, pairs: Vec::new() }
     }
@@ -197,7 +197,7 @@ impl Uri {
     }
 
     /// The options, to be consumed one by one.
-    pub fn fields(&self) -> UriOptions<'_> {
+    pub fn options(&self) -> UriOptions<'_> {
         UriOptions::new(self, &self.pairs)
     }
 
@@ -227,7 +227,7 @@ impl Uri {
     /// # Errors
     ///
     /// If the text is malformed, or is the path of no file.
-    pub fn parse_with_names(
+    pub fn parse_with_named_devices(
         text: &str,
         named: &dyn Fn(&str) -> Option<Self>,
     ) -> Result<Self, UriError> {
@@ -246,7 +246,7 @@ impl Uri {
         }
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_identifier(scheme))
         else {
-            let (mut uri, query) = short_form::find_device(text, named).map_err(refuse)?;
+            let (mut uri, query) = short_form::parse_path_form(text, named).map_err(refuse)?;
             if depth == STACK_DEPTH_MAX && !uri.children().is_empty() {
                 return Err(too_deep());
             }
@@ -277,7 +277,7 @@ impl FromStr for Uri {
 
     /// Parses a URI or a path, which may need a look at the file system.
     fn from_str(text: &str) -> Result<Self, UriError> {
-        Self::parse_with_names(text, &|_| None)
+        Self::parse_with_named_devices(text, &|_| None)
     }
 }
 
@@ -368,7 +368,8 @@ impl fmt::Display for Uri {
     /// messages: the shortest text that parses to the same URI now.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_short = out.alternate();
-        if let Some(text) = is_short.then(|| short_form::shorten(self)).flatten() {
+        if let Some(text) = is_short.then(|| short_form::short_form_if_unambiguous(self)).flatten()
+        {
             return out.write_str(&text);
         }
         write!(out, "{}:", self.scheme)?;
@@ -483,14 +484,14 @@ mod tests {
         let uri = parse("stripe:[file:/a?size=1m],[ram:2m]?chunk=64k");
         assert_eq!((uri.scheme(), uri.path(), uri.children().len()), ("stripe", "", 2));
         assert_eq!(uri.children()[0].path(), "/a");
-        assert_eq!(uri.children()[0].fields().text_value("size").as_deref(), Some("1m"));
-        let mut fields = uri.fields();
+        assert_eq!(uri.children()[0].options().text_value("size").as_deref(), Some("1m"));
+        let mut fields = uri.options();
         assert_eq!(fields.text_value("chunk").as_deref(), Some("64k"));
         assert_eq!(parse("file:/a%20b").path(), "/a b");
         let on = parse("volume:[file:/a?size=1m]/d%20b?x=y");
         assert_eq!((on.path(), on.children().len()), ("d b", 1));
-        assert_eq!(on.fields().text_value("x").as_deref(), Some("y"));
-        let made = Uri::stacked("volume", parse("file:/a?size=1m"), "d b").with_option("x", "y");
+        assert_eq!(on.options().text_value("x").as_deref(), Some("y"));
+        let made = Uri::on_child("volume", parse("file:/a?size=1m"), "d b").with_option("x", "y");
         assert_eq!(made, on);
         assert_eq!(parse("file:/[x]").path(), "/[x]", "only a leading bracket opens a device");
     }

@@ -32,7 +32,7 @@ pub(crate) struct WriteFence {
 
 /// A request that waits until its blocks are open again.
 #[derive(Debug)]
-pub(crate) struct FenceWaiter {
+pub(crate) struct FencedRequest {
     /// Its segment indices count from the first entry of `segments`.
     pub(crate) request: Request,
     pub(crate) segments: Box<[Segment]>,

@@ -5,14 +5,13 @@
 //! from [`ErrorCategory`] and never from text. `copy` adds two: 4 the devices differ, 130 interrupted.
 
 mod bind;
-mod complete;
-mod completions;
 mod config;
 mod copy;
 mod discover;
 mod doctor;
 mod events;
 mod get;
+mod get_set_completion;
 mod help_examples;
 mod identify;
 mod identify_block;
@@ -29,6 +28,7 @@ mod reproduce;
 mod rpc_endpoint;
 mod serve;
 mod set;
+mod shell_completion_script;
 mod sim;
 mod timeouts;
 mod top;
@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
-use tenmil_base::text::shell_word;
+use tenmil_base::text::quote_shell_word;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::{NamedDeviceType, join_device_types};
 use tenmil_linux::storage_file::CreationPolicy;
@@ -51,7 +51,7 @@ use crate::simulation::SimOptions;
 use tenmil_bench::perf::perf_options::PerfOptions;
 use tenmil_bench::perf::perf_result::PerfResult;
 use tenmil_bench::perf::progress::RunProgress;
-use tenmil_devices::identify::WithControllerFn;
+use tenmil_devices::identify::WithAdminAccessFn;
 
 /// A user-space NVMe storage stack.
 #[derive(Debug, Parser)]
@@ -105,13 +105,13 @@ enum Command {
     /// Show the reactors, threads and pollers of a running tenmil process, live.
     Top(top::TopArguments),
     /// Print a shell completion script.
-    Completions(completions::CompletionsArguments),
+    Completions(shell_completion_script::CompletionsArguments),
     /// Write the manual pages of all commands.
     Man(man::ManArguments),
     /// Convert configuration files of earlier versions
     Config(config::ConfigArguments),
     #[command(hide = true)]
-    Complete(complete::CompleteArguments),
+    Complete(get_set_completion::CompleteArguments),
 }
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ pub struct CommandEngines {
     /// Runs `perf`.
     pub perf: PerfEngine,
     /// Attaches one SSD and runs a closure with its controller.
-    pub identify: WithControllerFn,
+    pub identify: WithAdminAccessFn,
     /// Runs `sim`.
     pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Error>,
 }
@@ -148,8 +148,8 @@ impl CommandEngines {
 /// Device types for commands that only look: volumes and mirrors get no owner by being opened.
 const LOOKING_KINDS: &[NamedDeviceType<'static>] = &join_device_types::<{ tenmil::KINDS.len() + 2 }>(
     &[
-        ("volume", &tenmil_drivers::pool::open_read_only),
-        ("mirror", &tenmil_drivers::mirror::open_read_only),
+        ("volume", &tenmil_drivers::pool::open_volume_read_only),
+        ("mirror", &tenmil_drivers::mirror::open_mirror_read_only),
     ],
     tenmil::KINDS,
 );
@@ -195,7 +195,7 @@ pub fn run_command_line(
         Err(refused) => {
             // All devices are closed here, so files that this run created or grew can be restored.
             tenmil_linux::storage_file::undo_created();
-            crate::process_log::write_error(final_error_text(&refused));
+            crate::process_log::write_final_error(final_error_text(&refused));
             ExitCode::from(refused.category.exit_code())
         }
     }
@@ -203,8 +203,8 @@ pub fn run_command_line(
 
 /// Has panics reported by the log of the process, which blocks no thread. For the program: a library leaves
 /// the panic hook alone.
-pub fn log_panics() {
-    crate::process_log::log_panics();
+pub fn install_panic_logging() {
+    crate::process_log::install_panic_hook();
 }
 
 /// The lines of the error that ends the process.
@@ -222,12 +222,12 @@ fn final_error_text(refused: &Error) -> String {
 
 impl Command {
     /// Whether the command creates and grows no file.
-    fn is_read_only(&self) -> bool {
+    fn creates_and_grows_no_file(&self) -> bool {
         match self {
             Self::Identify(_) => true,
-            Self::Perf(perf) => perf.only_reads(),
-            Self::Mirror(mirror) => mirror.only_reads(),
-            Self::Pool(store) => store.only_reads(),
+            Self::Perf(perf) => perf.creates_and_grows_no_file(),
+            Self::Mirror(mirror) => mirror.creates_and_grows_no_file(),
+            Self::Pool(store) => store.creates_and_grows_no_file(),
             Self::Volume(volume) => volume.only_reads(),
             _ => false,
         }
@@ -242,7 +242,7 @@ fn dispatch(
     let mut command = clap_command();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| CommandLine::from_arg_matches(&matches));
-    if parsed.as_ref().is_ok_and(|arguments| arguments.command.is_read_only()) {
+    if parsed.as_ref().is_ok_and(|arguments| arguments.command.creates_and_grows_no_file()) {
         tenmil_linux::storage_file::reject_creation();
     }
     match parsed {
@@ -283,11 +283,11 @@ fn dispatch(
         Ok(CommandLine { command: Command::Volume(volume) }) => volume::run_volume(&volume, out),
         Ok(CommandLine { command: Command::Top(top) }) => top::run_top(&top, out),
         Ok(CommandLine { command: Command::Completions(asked) }) => {
-            completions::run_completions(&asked, clap_command(), out)
+            shell_completion_script::run_completions(&asked, clap_command(), out)
         }
         Ok(CommandLine { command: Command::Man(man) }) => man::run_man(&man, clap_command(), out),
         Ok(CommandLine { command: Command::Config(config) }) => config::run_config(&config, out),
-        Ok(CommandLine { command: Command::Complete(_) }) => complete::run_complete(out),
+        Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
         Ok(CommandLine { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;
             Ok(ExitCode::SUCCESS)
@@ -324,7 +324,8 @@ fn write_stdout(out: &mut dyn Write, text: &str) -> Result<(), Error> {
 
 /// The command line, quoted for a shell.
 fn quoted_command_line(arguments: &[OsString]) -> String {
-    let quoted = arguments.iter().skip(1).map(|argument| shell_word(&argument.to_string_lossy()));
+    let quoted =
+        arguments.iter().skip(1).map(|argument| quote_shell_word(&argument.to_string_lossy()));
     core::iter::once("tenmil".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }
 

@@ -16,9 +16,9 @@ mod checkpoint;
 mod comparison;
 mod copy_engine;
 mod copy_loop;
+mod copy_result;
 mod device_identity;
-mod geometry;
-mod result;
+mod request_sizes;
 #[cfg(test)]
 mod tests;
 
@@ -31,12 +31,12 @@ use tenmil_linux::Clock;
 pub use self::checkpoint::{CheckpointFile, default_path};
 pub use self::copy_engine::CheckpointSink;
 pub use self::copy_loop::CopyProgressFn;
+pub use self::copy_result::{CompareResult, CopyAbort, CopySide, CopyStats};
 pub use self::device_identity::{DeviceIdentity, backing_files};
-pub use self::result::{CompareResult, CopyAbort, CopySide, CopyStats};
 
 use self::comparison::CopyComparison;
 use self::copy_engine::CopyEngine;
-use self::geometry::CopyGeometry;
+use self::request_sizes::CopyRequestSizes;
 use tenmil_base::Error;
 
 /// Copy parameters.
@@ -76,7 +76,7 @@ pub struct CopyDevices {
 pub struct ValidatedCopy {
     devices: CopyDevices,
     options: CopyOptions,
-    geometry: CopyGeometry,
+    geometry: CopyRequestSizes,
 }
 
 impl Default for CopyOptions {
@@ -99,7 +99,7 @@ impl ValidatedCopy {
     ) -> Result<Self, Error> {
         let limits = (devices.source.limits(), devices.target.limits());
         let geometry =
-            CopyGeometry::from_limits((source, &limits.0), (target, &limits.1), &options)?;
+            CopyRequestSizes::from_limits((source, &limits.0), (target, &limits.1), &options)?;
         Ok(Self { devices, options, geometry })
     }
 

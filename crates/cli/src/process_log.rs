@@ -63,14 +63,14 @@ pub(crate) fn drain_process_log() {
 
 /// Writes the error that ends the process to standard error, for a limited time: a process whose standard
 /// error is not read ends all the same.
-pub(crate) fn write_error(text: String) {
+pub(crate) fn write_final_error(text: String) {
     // A failed write has nowhere to be reported.
     let _ = write_within(StandardError, text, ERROR_MAX);
 }
 
 /// Reports panics as lines of the process log. The standard hook writes on the thread that panics, and
 /// blocks it while standard error is not read.
-pub(crate) fn log_panics() {
+pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         start_process_log();
         let Some(log) = LOG.get() else { return };

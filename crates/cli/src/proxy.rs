@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use tenmil_base::{Instant, Random, Span};
 use tenmil_dma::RegionTable;
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::socket::{ListenAddress, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{ListenAddress, SocketOptions, SocketStreamFactory, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_sim::sim_network::LinkOptions;
 
@@ -42,7 +42,7 @@ pub struct FaultProxy {
     plan: ProxyConfig,
     listener: StreamListener,
     pool: ThreadPool,
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
     random: Random,
     links: Vec<ProxiedConnection>,
     /// Number of connections accepted so far.
@@ -67,7 +67,7 @@ impl FaultProxy {
             let text = format!("listen on {}: {error}", plan.listen);
             Error::environment(text).with_hint("port 0 is any that is free: see what is printed")
         })?;
-        let sockets = SocketFactory::new(RegionTable::new(1), SocketOptions::default());
+        let sockets = SocketStreamFactory::new(RegionTable::new(1), SocketOptions::default());
         let pool = ThreadPool::new(LOOKUPS_MAX, WAITING_MAX);
         let random = Random::new(plan.seed);
         Ok(Self { plan, listener, pool, sockets, random, links: Vec::new(), count: 0 })
@@ -79,7 +79,7 @@ impl FaultProxy {
     }
 
     /// Number of open connections.
-    pub fn connections(&self) -> usize {
+    pub fn open_connection_count(&self) -> usize {
         self.links.len()
     }
 
@@ -136,7 +136,7 @@ impl FaultProxy {
         });
         match link {
             Ok(link) => {
-                report(format!("connection {}: from {}", self.count, link.from()));
+                report(format!("connection {}: from {}", self.count, link.client_description()));
                 self.links.push(link);
             }
             Err(why) => report(format!("connection {}: {why}", self.count)),

@@ -12,13 +12,13 @@
 //! Only `link` and `screen` do I/O; all other modules work on plain values.
 
 mod app_state;
+mod busy_history;
 mod draw_screen;
 mod format;
 mod header;
 #[cfg(test)]
 mod json_schema;
 mod key_bindings;
-mod minute_history;
 mod process_queries;
 mod process_sample;
 mod rates;
@@ -51,12 +51,18 @@ pub(crate) fn run_live_view(
 }
 
 /// The tables of two samples, `interval` apart, as plain text.
-pub(crate) fn sample_text(client: &mut RpcClient, interval: Span) -> Result<String, Error> {
+pub(crate) fn sample_twice_as_text(
+    client: &mut RpcClient,
+    interval: Span,
+) -> Result<String, Error> {
     Ok(sample_output::state_text(&sample_output::sample_twice(client, interval)?))
 }
 
 /// The same as JSON.
-pub(crate) fn sample_json(client: &mut RpcClient, interval: Span) -> Result<String, Error> {
+pub(crate) fn sample_twice_as_json(
+    client: &mut RpcClient,
+    interval: Span,
+) -> Result<String, Error> {
     Ok(format!(
         "{:#}\n",
         sample_output::state_json(&sample_output::sample_twice(client, interval)?)

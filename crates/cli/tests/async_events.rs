@@ -17,7 +17,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use served::Served;
+use served::ServeProcess;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -37,7 +37,7 @@ const REFUSED: [u8; 2] = ((0x4000_u16 | 0x02) << 1).to_le_bytes();
 
 /// Stands between hosts and the target at `to`, and has `change` change every PDU that answers a command
 /// chosen by `is_chosen`. Ends with the process.
-fn controller_with_changing_namespaces(
+fn start_rewriting_proxy(
     to: SocketAddr,
     is_chosen: fn(&[u8]) -> bool,
     change: fn(&mut [u8]),
@@ -51,7 +51,7 @@ fn controller_with_changing_namespaces(
             let (from, into) = (host.try_clone().unwrap(), target.try_clone().unwrap());
             let seen = Arc::clone(&asked);
             std::thread::spawn(move || {
-                forward(from, into, |unit| {
+                forward_pdus(from, into, |unit| {
                     if unit[0] == CAPSULE_COMMAND {
                         let (id, mut seen) = ([unit[10], unit[11]], seen.lock().unwrap());
                         if is_chosen(unit) {
@@ -63,7 +63,7 @@ fn controller_with_changing_namespaces(
                 });
             });
             std::thread::spawn(move || {
-                forward(target, host, |unit| {
+                forward_pdus(target, host, |unit| {
                     let id = match unit[0] {
                         CAPSULE_RESPONSE => [unit[20], unit[21]],
                         DATA_TO_HOST => [unit[8], unit[9]],
@@ -80,8 +80,8 @@ fn controller_with_changing_namespaces(
 }
 
 /// Turns every answer to Set Features of the Asynchronous Event Configuration into a refusal.
-fn reject_event_configuration(to: SocketAddr) -> SocketAddr {
-    controller_with_changing_namespaces(
+fn proxy_rejecting_event_configuration(to: SocketAddr) -> SocketAddr {
+    start_rewriting_proxy(
         to,
         |unit| (unit[8], unit[48]) == (SET_FEATURES, EVENT_CONFIGURATION),
         |unit| unit[22..24].copy_from_slice(&REFUSED),
@@ -89,7 +89,7 @@ fn reject_event_configuration(to: SocketAddr) -> SocketAddr {
 }
 
 /// Passes units on, each as `change` leaves it, until an end closes.
-fn forward(mut from: TcpStream, mut into: TcpStream, mut change: impl FnMut(&mut [u8])) {
+fn forward_pdus(mut from: TcpStream, mut into: TcpStream, mut change: impl FnMut(&mut [u8])) {
     let mut header = [0; 8];
     while from.read_exact(&mut header).is_ok() {
         let len = u32::from_le_bytes(header[4..].try_into().unwrap()) as usize;
@@ -108,7 +108,7 @@ fn forward(mut from: TcpStream, mut into: TcpStream, mut change: impl FnMut(&mut
 }
 
 /// What `perf` says about the device at these addresses while it runs.
-fn stderr_lines_about(addresses: &str) -> String {
+fn perf_stderr_about(addresses: &str) -> String {
     let uri = format!("tcp://{addresses}/{NQN}");
     let output = Command::new(TENMIL).args(["perf", &uri, "-t", "0.2"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -117,9 +117,11 @@ fn stderr_lines_about(addresses: &str) -> String {
 
 #[test]
 fn missing_event_support_is_logged_on_one_and_on_several_paths() {
-    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"
+    ));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
-    let refusing = reject_event_configuration(target.parse().unwrap()).to_string();
+    let refusing = proxy_rejecting_event_configuration(target.parse().unwrap()).to_string();
     let told = |path: usize, address: &str| {
         let address = format!("({address})");
         move |line: &str| {
@@ -127,25 +129,27 @@ fn missing_event_support_is_logged_on_one_and_on_several_paths() {
                 && line.contains(&address)
         }
     };
-    let said = stderr_lines_about(&refusing);
+    let said = perf_stderr_about(&refusing);
     assert_eq!(said.lines().filter(|line| told(0, &refusing)(line)).count(), 1, "{said}");
-    let said = stderr_lines_about(&format!("{target},{refusing}"));
+    let said = perf_stderr_about(&format!("{target},{refusing}"));
     assert_eq!(said.lines().filter(|line| told(1, &refusing)(line)).count(), 1, "{said}");
-    let said = stderr_lines_about(target);
+    let said = perf_stderr_about(target);
     assert!(!said.contains("will not tell of changes"), "{said}");
 }
 
 /// Exit status and standard error of a command about a target whose answers are changed.
-fn open_error(words: &[&str]) -> (Option<i32>, String) {
+fn exit_code_and_stderr(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(TENMIL).args(words).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
 #[test]
 fn registers_reading_all_ones_are_named_in_the_error() {
-    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"
+    ));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
-    let ones = controller_with_changing_namespaces(
+    let ones = start_rewriting_proxy(
         target.parse().unwrap(),
         |unit| (unit[8], unit[12]) == (FABRICS, PROPERTY_GET),
         |unit| unit[8..16].fill(0xff),
@@ -153,7 +157,7 @@ fn registers_reading_all_ones_are_named_in_the_error() {
     for words in
         [["identify", &format!("tcp://{ones}/{NQN}")], ["discover", &format!("tcp://{ones}")]]
     {
-        let (code, error) = open_error(&words);
+        let (code, error) = exit_code_and_stderr(&words);
         assert_eq!(code, Some(3), "{words:?}: {error}");
         assert!(error.contains("reads as") && error.contains("ones"), "{words:?}: {error}");
     }
@@ -161,10 +165,12 @@ fn registers_reading_all_ones_are_named_in_the_error() {
 
 #[test]
 fn discovery_log_of_impossible_length_is_rejected_unread() {
-    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"
+    ));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
     // NUMREC of the header (Base 2.1 §5.1.12.3.1).
-    let endless = controller_with_changing_namespaces(
+    let endless = start_rewriting_proxy(
         target.parse().unwrap(),
         |unit| (unit[8], unit[48]) == (GET_LOG_PAGE, DISCOVERY_LOG),
         |unit| {
@@ -173,7 +179,7 @@ fn discovery_log_of_impossible_length_is_rejected_unread() {
             }
         },
     );
-    let (code, error) = open_error(&["discover", &format!("tcp://{endless}")]);
+    let (code, error) = exit_code_and_stderr(&["discover", &format!("tcp://{endless}")]);
     assert_eq!(code, Some(3), "{error}");
     assert!(error.contains("it has 70000 entries, expected at most 65536"), "{error}");
 }

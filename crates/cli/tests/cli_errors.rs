@@ -3,7 +3,7 @@
 
 use std::process::{Command, Output};
 
-fn tenmil(arguments: &[&str]) -> Output {
+fn run_tenmil(arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_tenmil");
     Command::new(program).args(arguments).output().expect("the program of this package starts")
 }
@@ -11,7 +11,7 @@ fn tenmil(arguments: &[&str]) -> Output {
 /// What is written to standard error, where the exit code is 2 and nothing else is written.
 fn error_line(line: &str) -> String {
     let arguments: Vec<&str> = line.split_whitespace().collect();
-    let output = tenmil(&arguments);
+    let output = run_tenmil(&arguments);
     assert_eq!(output.status.code(), Some(2), "{line}");
     assert_eq!(output.stdout, b"", "{line}");
     let text = String::from_utf8(output.stderr).expect("text");
@@ -280,12 +280,12 @@ fn help_and_version_are_no_errors() {
     for arguments in
         [&["--help"][..], &["help", "perf"], &["perf", "--help"], &["perf", "-h"], &["--version"]]
     {
-        let output = tenmil(arguments);
+        let output = run_tenmil(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert_eq!(output.stderr, b"", "{arguments:?}");
         assert!(!output.stdout.is_empty(), "{arguments:?}");
     }
-    let help = String::from_utf8(tenmil(&["perf", "--help"]).stdout).expect("text");
+    let help = String::from_utf8(run_tenmil(&["perf", "--help"]).stdout).expect("text");
     for flag in [
         "-q",
         "-o",
@@ -316,9 +316,9 @@ fn help_and_version_are_no_errors() {
 
 #[test]
 fn emulated_ssds_are_listed_as_text_and_json() {
-    let text = String::from_utf8(tenmil(&["list"]).stdout).expect("text");
+    let text = String::from_utf8(run_tenmil(&["list"]).stdout).expect("text");
     assert!(text.contains("emu:model:p4800x"), "{text}");
-    let json = tenmil(&["list", "--json"]).stdout;
+    let json = run_tenmil(&["list", "--json"]).stdout;
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["emulated"][0]["uri"], "emu:null");
     assert!(json["pci"].is_array());

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn tenmil(arguments: &[&str]) -> Output {
+fn run_tenmil(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tenmil")).args(arguments).output().expect("it starts")
 }
 
 fn completions(shell: &str) -> String {
-    let output = tenmil(&["completions", shell]);
+    let output = run_tenmil(&["completions", shell]);
     assert!(output.status.success(), "{shell}");
     String::from_utf8(output.stdout).expect("text")
 }
@@ -49,7 +49,7 @@ fn every_other_shell_gets_its_own_script() {
         let script = completions(shell);
         assert!(script.contains(mark) && script.contains("discover"), "{shell}");
     }
-    let output = tenmil(&["completions", "csh"]);
+    let output = run_tenmil(&["completions", "csh"]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8(output.stderr).expect("text");
     assert!(text.contains("csh: expected bash, elvish, fish"), "{text}");
@@ -72,7 +72,7 @@ fn zsh_and_fish_complete_devices_as_paths() {
 fn each_command_has_a_manual_page_with_its_examples() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().display().to_string();
-    let output = tenmil(&["man", &path]);
+    let output = run_tenmil(&["man", &path]);
     assert!(output.status.success());
     let count = std::fs::read_dir(&path).expect("it is there").count();
     let said = String::from_utf8(output.stdout).expect("text");
@@ -84,6 +84,6 @@ fn each_command_has_a_manual_page_with_its_examples() {
     assert!(serve.contains(".TH tenmil-serve 1") && serve.contains("Examples:"), "{serve}");
     assert!(page("tenmil-volume-snapshot.1").contains("snapshot"));
 
-    let output = tenmil(&["man", "/nowhere"]);
+    let output = run_tenmil(&["man", "/nowhere"]);
     assert_eq!(output.status.code(), Some(2));
 }

@@ -8,7 +8,7 @@ mod served;
 
 use std::process::{Child, Command, Stdio};
 
-use served::Served;
+use served::ServeProcess;
 use tenmil_linux::fd_table::DESCRIPTORS_RESERVED;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
@@ -19,7 +19,7 @@ const HOSTS: u64 = 16;
 const DESCRIPTORS: u64 = 6;
 
 /// The number in a line of a file about a process.
-fn count_of(process: &Served, file: &str, line: &str, word: usize) -> u64 {
+fn number_in_proc_file(process: &ServeProcess, file: &str, line: &str, word: usize) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", process.pid())).unwrap();
     let found = text.lines().find_map(|found| found.strip_prefix(line)).unwrap();
     match found.split_whitespace().nth(word).unwrap() {
@@ -29,7 +29,7 @@ fn count_of(process: &Served, file: &str, line: &str, word: usize) -> u64 {
 }
 
 /// A host that reads once a second with each of its queues.
-fn host(address: &str, number: u64) -> Child {
+fn start_reading_host(address: &str, number: u64) -> Child {
     let remote = format!(
         "{address}/nqn.2026-01.org.tenmil:disk?queues={QUEUES}\
          &hostnqn=nqn.2026-01.org.example:host-{number}"
@@ -44,23 +44,27 @@ fn host(address: &str, number: u64) -> Child {
 #[test]
 fn thousand_simultaneous_connections_are_served() {
     let line = format!("{TENMIL} serve 'null:?size=1g' --listen tcp://127.0.0.1:0");
-    let served = Served::of(&line);
+    let served = ServeProcess::start_shell_line(&line);
     let address = served.ready.trim().strip_prefix("ready ").unwrap();
-    let allowed = count_of(&served, "limits", "Max open files", 0);
-    assert_eq!(allowed, count_of(&served, "limits", "Max open files", 1));
-    let room = count_of(&served, "status", "FDSize:", 0);
+    let allowed = number_in_proc_file(&served, "limits", "Max open files", 0);
+    assert_eq!(allowed, number_in_proc_file(&served, "limits", "Max open files", 1));
+    let room = number_in_proc_file(&served, "status", "FDSize:", 0);
     assert!(
         room >= allowed.min(DESCRIPTORS_RESERVED),
         "there is room for {room} of {allowed} descriptors"
     );
 
     let hosts = HOSTS.min(allowed / ((QUEUES + 1) * DESCRIPTORS));
-    let hosts: Vec<_> = (0..hosts).map(|number| host(address, number)).collect();
+    let hosts: Vec<_> = (0..hosts).map(|number| start_reading_host(address, number)).collect();
     for host in hosts {
         let output = host.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
     }
-    assert_eq!(count_of(&served, "status", "FDSize:", 0), room, "it has not waited for more room");
-    assert_eq!(served.end(), Some(0));
+    assert_eq!(
+        number_in_proc_file(&served, "status", "FDSize:", 0),
+        room,
+        "it has not waited for more room"
+    );
+    assert_eq!(served.stop_with_sigterm(), Some(0));
 }

@@ -31,7 +31,7 @@ const NAMES: [&str; 15] = [
 type UriKeys = BTreeMap<String, BTreeSet<String>>;
 
 /// What the program says that it knows.
-fn known() -> UriKeys {
+fn implemented_keys() -> UriKeys {
     let regions = RegionTable::new(16);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: tenmil::KINDS };
     let mut kinds = UriKeys::new();
@@ -74,7 +74,7 @@ fn documentation_lists_every_device_kind_with_exactly_its_keys() {
     let mut written = documented_keys();
     let crypt = written.remove("crypt:").expect("a kind that is not in every build");
     assert_eq!(crypt, BTreeSet::from(["key-file".to_owned()]));
-    assert_eq!(written, known());
+    assert_eq!(written, implemented_keys());
 }
 
 #[test]

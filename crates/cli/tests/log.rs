@@ -17,10 +17,10 @@ struct LoggingTarget {
 
 impl LoggingTarget {
     fn start(error: Stdio) -> Self {
-        Self::of(tempfile::tempdir().unwrap(), "ram:1m", error)
+        Self::start_with_uri(tempfile::tempdir().unwrap(), "ram:1m", error)
     }
 
-    fn of(root: tempfile::TempDir, uri: &str, error: Stdio) -> Self {
+    fn start_with_uri(root: tempfile::TempDir, uri: &str, error: Stdio) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         command.args(["serve", uri, "--listen", "tcp://127.0.0.1:0"]);
         command.env("XDG_RUNTIME_DIR", root.path()).stdout(Stdio::piped()).stderr(error);
@@ -33,7 +33,7 @@ impl LoggingTarget {
 
     /// A Connect command for a subsystem that is not there. Its refusal is a line of the log.
     #[expect(clippy::disallowed_methods, reason = "a test is a client")]
-    fn refused_connect(&self) {
+    fn send_rejected_connect(&self) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut bytes = vec![0; 128 + 72 + 1024];
@@ -61,7 +61,7 @@ impl LoggingTarget {
         stream.read_exact(&mut [0; 128 + 24]).unwrap();
     }
 
-    fn lines(&self, name: &str) -> u64 {
+    fn log_line_count(&self, name: &str) -> u64 {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         command.args(["get", "process", "--json"]).env("XDG_RUNTIME_DIR", self.root.path());
         let output = command.output().unwrap();
@@ -74,12 +74,12 @@ impl LoggingTarget {
     fn stop(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        code_of(&mut self.child)
+        wait_for_exit_code(&mut self.child)
     }
 }
 
 /// Exit code of a process. One that does not end within 6 s is killed, and has none.
-fn code_of(child: &mut Child) -> Option<i32> {
+fn wait_for_exit_code(child: &mut Child) -> Option<i32> {
     let pid = child.id();
     let last = format!(
         "for _ in $(seq 60); do kill -0 {pid} 2>&- || exit 0; sleep 0.1; done; kill -KILL {pid}"
@@ -119,9 +119,9 @@ fn await_condition(mut is_so: impl FnMut() -> bool) {
 fn unwritable_stderr_loses_lines_and_not_the_process() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let target = LoggingTarget::start(full.into());
-    target.refused_connect();
-    await_condition(|| target.lines("log_lines_dropped") > 0);
-    target.refused_connect();
+    target.send_rejected_connect();
+    await_condition(|| target.log_line_count("log_lines_dropped") > 0);
+    target.send_rejected_connect();
     assert_eq!(target.stop(), Some(0));
 }
 
@@ -130,9 +130,9 @@ fn unread_stderr_blocks_neither_service_nor_stop() {
     let (_reader, writer) = full_pipe();
     let target = LoggingTarget::start(writer.into());
     for _ in 0..500 {
-        target.refused_connect();
+        target.send_rejected_connect();
     }
-    target.refused_connect();
+    target.send_rejected_connect();
     assert_eq!(target.stop(), Some(0));
 }
 
@@ -142,7 +142,7 @@ fn final_error_does_not_wait_for_a_reader_of_stderr() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
     command.args(["serve", "file:/nonexistent/disk", "--listen", "tcp://127.0.0.1:0"]);
     let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
-    assert_eq!(code_of(&mut child), Some(2));
+    assert_eq!(wait_for_exit_code(&mut child), Some(2));
 }
 
 /// Runs one test of this file, which is ignored otherwise, as a process of its own.
@@ -155,8 +155,8 @@ fn run_alone(test: &str, errors: Stdio) -> Child {
 #[test]
 #[ignore = "a process of its own, started by the tests below"]
 #[expect(clippy::exit, reason = "it is a program")]
-fn program_of_which_a_thread_panics() {
-    tenmil_cli::commands::log_panics();
+fn child_with_panicking_thread() {
+    tenmil_cli::commands::install_panic_logging();
     let panics = std::thread::Builder::new().name("victim".into()).spawn(|| panic!("on\tpurpose"));
     assert!(panics.unwrap().join().is_err());
     std::process::exit(7);
@@ -166,7 +166,7 @@ fn program_of_which_a_thread_panics() {
 fn panic_does_not_block_while_stderr_is_not_read() {
     let (_reader, writer) = full_pipe();
     let mut child = run_alone("program_of_which_a_thread_panics", writer.into());
-    assert_eq!(code_of(&mut child), Some(7));
+    assert_eq!(wait_for_exit_code(&mut child), Some(7));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn panic_is_one_line_with_thread_location_and_message() {
     let mut child = run_alone("program_of_which_a_thread_panics", Stdio::piped());
     let mut text = String::new();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-    assert_eq!(code_of(&mut child), Some(7));
+    assert_eq!(wait_for_exit_code(&mut child), Some(7));
     let line = "error: thread victim panicked at crates/cli/tests/log.rs:";
     assert!(text.contains(line) && text.contains(": on\\u{9}purpose\n"), "{text}");
 }
@@ -183,9 +183,9 @@ fn panic_is_one_line_with_thread_location_and_message() {
 fn events_of_one_peer_are_rate_limited_and_counted() {
     let mut target = LoggingTarget::start(Stdio::piped());
     for _ in 0..300 {
-        target.refused_connect();
+        target.send_rejected_connect();
     }
-    await_condition(|| target.lines("log_lines_suppressed") > 0);
+    await_condition(|| target.log_line_count("log_lines_suppressed") > 0);
     let mut error = target.child.stderr.take().unwrap();
     assert_eq!(target.stop(), Some(0));
     let mut text = String::new();
@@ -195,13 +195,13 @@ fn events_of_one_peer_are_rate_limited_and_counted() {
 }
 
 /// A command that succeeds.
-fn done(words: &[&str]) {
+fn run_successfully(words: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_tenmil")).args(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {output:?}");
 }
 
 /// A directory, the URIs of two files in it, and a file for what a server reports.
-fn place() -> (tempfile::TempDir, [String; 2], tempfile::NamedTempFile) {
+fn directory_with_two_file_uris() -> (tempfile::TempDir, [String; 2], tempfile::NamedTempFile) {
     let root = tempfile::tempdir().unwrap();
     let files = ["a", "b"].map(|name| format!("file:{}", root.path().join(name).display()));
     (root, files, tempfile::NamedTempFile::new().unwrap())
@@ -209,11 +209,11 @@ fn place() -> (tempfile::TempDir, [String; 2], tempfile::NamedTempFile) {
 
 #[test]
 fn mirror_that_starts_without_a_leg_is_reported() {
-    let (root, [a, b], errors) = place();
-    done(&["mirror", "create", &format!("{a}?size=8m"), &format!("{b}?size=8m")]);
+    let (root, [a, b], errors) = directory_with_two_file_uris();
+    run_successfully(&["mirror", "create", &format!("{a}?size=8m"), &format!("{b}?size=8m")]);
     std::fs::remove_file(root.path().join("b")).unwrap();
     let uri = format!("mirror:[{a}],[{b}]?degraded=yes");
-    let target = LoggingTarget::of(root, &uri, errors.reopen().unwrap().into());
+    let target = LoggingTarget::start_with_uri(root, &uri, errors.reopen().unwrap().into());
     await_condition(|| {
         let text = std::fs::read_to_string(errors.path()).unwrap();
         text.lines().any(|line| line.contains("leg 1 (") && line.contains("in sync, degraded"))
@@ -224,13 +224,13 @@ fn mirror_that_starts_without_a_leg_is_reported() {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it makes the file that is copied")]
 fn stopped_pool_is_reported_in_the_log_and_by_an_event() {
-    let (root, [pool, data], errors) = place();
-    done(&["pool", "create", &format!("{pool}?size=16m")]);
-    done(&["volume", "create", &format!("volume:[{pool}]/v"), "--size", "1m"]);
+    let (root, [pool, data], errors) = directory_with_two_file_uris();
+    run_successfully(&["pool", "create", &format!("{pool}?size=16m")]);
+    run_successfully(&["volume", "create", &format!("volume:[{pool}]/v"), "--size", "1m"]);
     std::fs::write(root.path().join("b"), [7; 1 << 20]).unwrap();
     // Opening it flushes less often.
     let uri = format!("volume:[fault:[{pool}]?rule=error:flush+8]/v");
-    let target = LoggingTarget::of(root, &uri, errors.reopen().unwrap().into());
+    let target = LoggingTarget::start_with_uri(root, &uri, errors.reopen().unwrap().into());
     let events = tempfile::NamedTempFile::new().unwrap();
     let mut follower = Command::new(env!("CARGO_BIN_EXE_tenmil"))
         .args(["events", "--json", "--time", "60"])

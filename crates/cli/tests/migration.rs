@@ -12,19 +12,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use migrating_load::{BUFFER_BYTES, DEPTH, LoadCommand, LoadTotals, MigratingLoad, MigrationMode};
-use served::Served;
+use migrating_load::{BUFFER_BYTES, DEPTH, LoadReport, LoadTotals, MigratingLoad, MigrationMode};
+use served::ServeProcess;
 use tenmil::{Access, Device, IoError, JoinHandle, Runtime};
 use tenmil_base::{IoChannel, Segment, Span};
-use tenmil_bench::perf::perf_options::Techniques;
+use tenmil_bench::perf::perf_options::FastPathSwitches;
 use tenmil_devices::EmuSpec;
-use tenmil_devices::emu::{EmuPlan, Emulated};
+use tenmil_devices::emu::{EmuPlan, EmulatedSsds};
 use tenmil_dma::RegionTable;
-use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions};
+use tenmil_linux::socket::{SocketEngine, SocketOptions, SocketStreamFactory};
 use tenmil_linux::{Clock, CpuList, NamedThread, Sleeper, event_loop};
 use tenmil_reactor::{
     Event, Message, PollerBuilder, PollerId, PollerWake, Reactor, ReactorId, ReactorOptions,
-    ReactorSet, Registry, ThreadBuilder, TimeSource,
+    Registry, ThreadBuilder, TimeSource, UnstartedReactors,
 };
 
 /// How often the thread is moved.
@@ -57,7 +57,7 @@ fn thread_sleeping_on_a_slow_ssd_is_woken_after_migration() {
 fn migrate_load(uri: &str, travel: MigrationMode) {
     let clock = Clock::start();
     let specs = [uri.parse::<EmuSpec>().unwrap()];
-    let techniques = &Techniques::default();
+    let techniques = &FastPathSwitches::default();
     let depth = u32::try_from(DEPTH).unwrap();
     let plan = EmuPlan {
         specs: &specs,
@@ -71,8 +71,8 @@ fn migrate_load(uri: &str, travel: MigrationMode) {
         fills: false,
         seed: 5,
     };
-    let mut emulated = Emulated::start(&plan, &clock).unwrap();
-    let queue = emulated.queue(0, depth, techniques, &clock).unwrap();
+    let mut emulated = EmulatedSsds::start(&plan, &clock).unwrap();
+    let queue = emulated.create_queue_pair(0, depth, techniques, &clock).unwrap();
     let regions = emulated.regions().clone();
     let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
     let maintain = || emulated.poll_controllers(clock.now()).unwrap();
@@ -124,29 +124,29 @@ fn migrate_repeatedly(
     let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
     let load = MigratingLoad::new(queue, regions, buffers, travel, tell.clone());
     let load = PollerBuilder::polled_each_iteration("load", woken_by, load)
-        .on_panic(move |_, panicked| drop(tell.send(LoadCommand::Panicked(panicked.to_string()))));
+        .on_panic(move |_, panicked| drop(tell.send(LoadReport::Panicked(panicked.to_string()))));
 
-    let pair = TargetAndHost::start(clock);
+    let pair = TwoReactors::start_two_reactors(clock);
     let directory = &pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let thread = directory
         .spawn(ThreadBuilder::new("migrating").on_reactor(homes[0]).add_poller(load))
         .unwrap();
     let next = || match told.recv_timeout(TIME_LIMIT) {
-        Ok(LoadCommand::Panicked(text)) => panic!("{text}"),
+        Ok(LoadReport::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
         Err(error) => panic!("{error} after {:?}", directory.events_since(0).events.last()),
     };
     for index in 1..=MOVES {
-        assert!(matches!(next(), LoadCommand::Loaded));
+        assert!(matches!(next(), LoadReport::Loaded));
         maintain();
-        directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
+        directory.migrate_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
     }
-    assert!(matches!(next(), LoadCommand::Loaded));
+    assert!(matches!(next(), LoadReport::Loaded));
     let sample = directory.sample_statistics(clock.now());
     let stop = Message::Data { poller: PollerId::of_builder_index(0), words: [0, 0] };
     thread.send(stop).unwrap();
-    let LoadCommand::Drained(tally) = next() else { panic!("it never drained") };
+    let LoadReport::Drained(tally) = next() else { panic!("it never drained") };
 
     assert_eq!(sample.threads[0].migrations, MOVES);
     assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
@@ -164,14 +164,14 @@ fn migrate_repeatedly(
 
 /// What tasks and the test tell each other.
 #[derive(Default)]
-struct TrafficCounters {
+struct TaskProgress {
     in_flight: AtomicUsize,
     verified: AtomicUsize,
     stops: AtomicBool,
 }
 
 /// Writes and reads a block in turn until it is told to stop.
-async fn task(device: Device, traffic: Arc<TrafficCounters>, lba: u64) -> Result<(), IoError> {
+async fn task(device: Device, traffic: Arc<TaskProgress>, lba: u64) -> Result<(), IoError> {
     let len_bytes = device.limits().block_size;
     let mut buffer = device.buffer(len_bytes).unwrap();
     for version in 1_u64.. {
@@ -206,9 +206,9 @@ fn thread_with_128_async_ios_in_flight_migrates_a_hundred_times() {
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 
 /// A process that serves 1 MiB over NVMe/TCP, and what others call that.
-fn serve_tcp(more: &str) -> (Served, String) {
+fn serve_tcp(more: &str) -> (ServeProcess, String) {
     let listen = "--listen tcp://127.0.0.1:0";
-    let served = Served::of(&format!("{TENMIL} serve ram:1m {listen} {more}"));
+    let served = ServeProcess::start_shell_line(&format!("{TENMIL} serve ram:1m {listen} {more}"));
     let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
     (served, format!("{address}/nqn.2026-01.org.tenmil:disk?ns=1&depth=128"))
 }
@@ -220,7 +220,7 @@ fn thread_with_128_async_remote_ios_in_flight_migrates_a_hundred_times() {
 }
 
 /// The cores of a target with two reactors, as an argument; none where there is one core.
-fn two_cores() -> Option<String> {
+fn two_cores_argument() -> Option<String> {
     let cores: Vec<u32> = CpuList::allowed_cpus().iter().take(2).collect();
     match cores[..] {
         [one, other] => Some(format!("--cores {one},{other}")),
@@ -232,8 +232,9 @@ fn two_cores() -> Option<String> {
 }
 
 /// The threads of a target's connections, and where each lives.
-fn connections(served: &Served) -> Vec<(String, u64)> {
-    let said: serde_json::Value = serde_json::from_str(&served.ask("get threads --json")).unwrap();
+fn connection_threads(served: &ServeProcess) -> Vec<(String, u64)> {
+    let said: serde_json::Value =
+        serde_json::from_str(&served.stdout_of_rpc_command("get threads --json")).unwrap();
     let threads = said.as_array().unwrap().iter();
     let of = |thread: &serde_json::Value| {
         let name = thread["name"].as_str()?;
@@ -244,40 +245,40 @@ fn connections(served: &Served) -> Vec<(String, u64)> {
 
 #[test]
 fn target_connections_with_128_ios_in_flight_migrate() {
-    let Some(cores) = two_cores() else { return };
+    let Some(cores) = two_cores_argument() else { return };
     let (served, name) = serve_tcp(&cores);
-    let crowd = ConnectionCrowd::new(&name);
+    let crowd = AsyncTaskLoad::new(&name);
     let mut migrations = 0;
     for _ in 0..4 {
-        for (thread, reactor) in connections(&served) {
+        for (thread, reactor) in connection_threads(&served) {
             let other = 1 - reactor;
-            crowd.goes_round();
+            crowd.wait_until_all_tasks_progress();
             // On a machine that is busy enough a move is given up, and may be tried again.
             let is_there = || {
-                served.ask(&format!("set thread name={thread} reactor={other}"));
-                crowd.goes_round();
-                connections(&served).contains(&(thread.clone(), other))
+                served.stdout_of_rpc_command(&format!("set thread name={thread} reactor={other}"));
+                crowd.wait_until_all_tasks_progress();
+                connection_threads(&served).contains(&(thread.clone(), other))
             };
-            crowd.until(&is_there, "its connection comes home");
+            crowd.wait_until(&is_there, "its connection comes home");
             migrations += 1;
         }
     }
     assert!(migrations >= 8, "{migrations} moves are no test: there are an admin and an I/O queue");
-    crowd.go_home();
+    crowd.stop_and_join_tasks();
 }
 
 #[test]
 fn connection_bound_to_its_ring_is_not_migrated_and_continues() {
-    let Some(cores) = two_cores() else { return };
+    let Some(cores) = two_cores_argument() else { return };
     let options = SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() };
-    if let Some(why) = SocketFactory::new(RegionTable::new(64), options).io_uring_error() {
+    if let Some(why) = SocketStreamFactory::new(RegionTable::new(64), options).io_uring_error() {
         println!("skipped: {why}");
         return;
     }
     let (served, name) = serve_tcp(&format!("{cores} --socket engine=io_uring"));
-    let crowd = ConnectionCrowd::new(&name);
-    crowd.goes_round();
-    for (thread, reactor) in connections(&served) {
+    let crowd = AsyncTaskLoad::new(&name);
+    crowd.wait_until_all_tasks_progress();
+    for (thread, reactor) in connection_threads(&served) {
         let to = format!("reactor={}", 1 - reactor);
         let output = served.command(&["set", "thread", &format!("name={thread}"), &to]).output();
         let output = output.unwrap();
@@ -285,47 +286,47 @@ fn connection_bound_to_its_ring_is_not_migrated_and_continues() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         let expected = "poller 'connection' cannot leave its reactor: its socket belongs to";
         assert!(said.contains(expected), "{said}");
-        crowd.goes_round();
+        crowd.wait_until_all_tasks_progress();
     }
-    crowd.go_home();
+    crowd.stop_and_join_tasks();
 }
 
 /// Moves a thread with a device and the tasks that use it to and fro.
 fn migrate_async_load(name: &str) {
-    let crowd = ConnectionCrowd::new(name);
+    let crowd = AsyncTaskLoad::new(name);
     let directory = crowd.rt.registry();
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let [one, other] = homes[..] else {
         println!("skipped: there is one core, and two reactors take two");
-        return crowd.go_home();
+        return crowd.stop_and_join_tasks();
     };
     let thread = crowd.device.thread();
     for index in 1..=MOVES {
-        crowd.goes_round();
+        crowd.wait_until_all_tasks_progress();
         // One may be between two I/Os: the one that is being polled.
         let in_flight = crowd.traffic.in_flight.load(Ordering::SeqCst);
         assert!(in_flight + 1 >= DEPTH, "{name}: {in_flight} in flight are no test");
         let home = if index % 2 == 0 { one } else { other };
-        directory.move_thread(thread.id(), home).unwrap();
-        crowd.until(&|| thread.reactor() == home, "it comes home");
+        directory.migrate_thread(thread.id(), home).unwrap();
+        crowd.wait_until(&|| thread.reactor() == home, "it comes home");
     }
     let directory = Arc::clone(directory);
-    crowd.go_home();
+    crowd.stop_and_join_tasks();
     assert_eq!(reported_migrations(&directory), MOVES);
 }
 
 /// 128 tasks that use a device, on a light thread of one of two reactors.
-struct ConnectionCrowd {
+struct AsyncTaskLoad {
     name: String,
     clock: Clock,
     give_up: tenmil_base::Instant,
     device: Device,
-    traffic: Arc<TrafficCounters>,
+    traffic: Arc<TaskProgress>,
     joins: Vec<JoinHandle<Result<(), IoError>>>,
     rt: Runtime,
 }
 
-impl ConnectionCrowd {
+impl AsyncTaskLoad {
     fn new(name: &str) -> Self {
         let clock = Clock::start();
         let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
@@ -334,14 +335,14 @@ impl ConnectionCrowd {
         let builder = Runtime::builder().cores(places).stop_timeout(Duration::from_secs(10));
         let rt = builder.start().unwrap();
         let device = rt.block_on(rt.open(name, Access::ReadWrite)).unwrap();
-        let traffic = Arc::new(TrafficCounters::default());
+        let traffic = Arc::new(TaskProgress::default());
         let begin = |lba| device.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
         let joins = (0..DEPTH as u64).map(begin).collect();
         let give_up = clock.now().after(Span::from_secs(100));
         Self { name: name.to_owned(), clock, give_up, device, traffic, joins, rt }
     }
 
-    fn until(&self, is_so: &dyn Fn() -> bool, what: &str) {
+    fn wait_until(&self, is_so: &dyn Fn() -> bool, what: &str) {
         while !is_so() {
             assert!(self.clock.now() < self.give_up, "{}: {what} never", self.name);
             tenmil_linux::named_thread::yield_cpu();
@@ -349,13 +350,13 @@ impl ConnectionCrowd {
     }
 
     /// Waits until as many I/Os as there are tasks have been verified.
-    fn goes_round(&self) {
+    fn wait_until_all_tasks_progress(&self) {
         let before = self.traffic.verified.load(Ordering::SeqCst);
         let verified = || self.traffic.verified.load(Ordering::SeqCst);
-        self.until(&|| verified() > before + DEPTH, "all go round");
+        self.wait_until(&|| verified() > before + DEPTH, "all go round");
     }
 
-    fn go_home(self) {
+    fn stop_and_join_tasks(self) {
         self.traffic.stops.store(true, Ordering::SeqCst);
         for join in self.joins {
             self.rt.block_on(join).unwrap().unwrap();
@@ -365,19 +366,19 @@ impl ConnectionCrowd {
 }
 
 /// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.
-struct TargetAndHost {
+struct TwoReactors {
     directory: Arc<Registry>,
     _threads: Vec<NamedThread<()>>,
 }
 
-impl TargetAndHost {
-    fn start(clock: &Clock) -> Self {
+impl TwoReactors {
+    fn start_two_reactors(clock: &Clock) -> Self {
         let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
         let places = [cores[0], cores[cores.len() - 1]];
         // However busy the machine is, a move is not given up.
         let options = ReactorOptions { drain_max: DRAIN_MAX, ..ReactorOptions::default() };
         let stopwatch = TimeSource::Clock(*clock);
-        let assembly = ReactorSet::new(&places, &options, &stopwatch, clock.now()).unwrap();
+        let assembly = UnstartedReactors::new(&places, &options, &stopwatch, clock.now()).unwrap();
         let start = |((mut reactor, mut sleeper), core): ((Reactor, Sleeper), u32)| {
             let clock = *clock;
             let body = move |_: &tenmil_linux::StopFlag| {
@@ -390,7 +391,7 @@ impl TargetAndHost {
     }
 }
 
-impl Drop for TargetAndHost {
+impl Drop for TwoReactors {
     fn drop(&mut self) {
         for reactor in self.directory.reactors() {
             // Refused only if it has ended by itself.

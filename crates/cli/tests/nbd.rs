@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use served::{Served, run, tools};
+use served::{ServeProcess, are_tools_installed, run};
 
 const MIB: usize = 1 << 20;
 
@@ -32,7 +32,7 @@ fn write_pattern(path: &Path, len: usize) {
 
 #[test]
 fn server_reports_its_address_and_stops_in_order() {
-    let served = Served::start("ram:1m", &["--listen", "nbd://127.0.0.1:0"]);
+    let served = ServeProcess::start("ram:1m", &["--listen", "nbd://127.0.0.1:0"]);
     let words: Vec<&str> = served.ready.split_whitespace().collect();
     assert_eq!(words.len(), 3, "{}", served.ready);
     assert_eq!(
@@ -43,13 +43,13 @@ fn server_reports_its_address_and_stops_in_order() {
     assert_ne!(port.parse::<u16>().unwrap(), 0);
     let _guest = UnixStream::connect(&served.socket).unwrap();
     let socket = served.socket.clone();
-    assert_eq!(served.end(), Some(0), "with a guest who says nothing");
+    assert_eq!(served.stop_with_sigterm(), Some(0), "with a guest who says nothing");
     assert!(!socket.exists());
 }
 
 #[test]
 fn ready_message_has_the_uri_as_json() {
-    let served = Served::start("ram:1m", &["--json", "--read-only", "--export-name", "disk"]);
+    let served = ServeProcess::start("ram:1m", &["--json", "--read-only", "--export-name", "disk"]);
     let ready: Value = serde_json::from_str(&served.ready).unwrap();
     assert_eq!(ready["ready"], true);
     assert_eq!(ready["connect"][0], served.uri());
@@ -59,7 +59,7 @@ fn ready_message_has_the_uri_as_json() {
 
 #[test]
 fn stale_socket_is_replaced_and_a_live_one_is_not() {
-    let served = Served::start("ram:1m", &[]);
+    let served = ServeProcess::start("ram:1m", &[]);
     let listen = format!("nbd:{}", served.socket.display());
     let second = Command::new(env!("CARGO_BIN_EXE_tenmil"))
         .args(["serve", "ram:1m", "--listen", &listen])
@@ -71,8 +71,8 @@ fn stale_socket_is_replaced_and_a_live_one_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("dead");
     drop(UnixListener::bind(&socket).unwrap());
-    let next = Served::start_at(&socket, "ram:1m", &[]);
-    assert_eq!(next.end(), Some(0));
+    let next = ServeProcess::start_at(&socket, "ram:1m", &[]);
+    assert_eq!(next.stop_with_sigterm(), Some(0));
 }
 
 #[test]
@@ -148,16 +148,17 @@ fn stuck_device_does_not_prevent_process_exit() {
 
 #[test]
 fn serving_process_answers_rpc_queries() {
-    let served = Served::start("ram:1m", &[]);
-    let asked = served.ask("get reactors --json");
+    let served = ServeProcess::start("ram:1m", &[]);
+    let asked = served.stdout_of_rpc_command("get reactors --json");
     let reactors: Value = serde_json::from_str(&asked).unwrap();
     assert!(reactors.to_string().contains("adaptive"), "{reactors}");
 }
 
 #[test]
 fn exports_and_connections_are_listed_and_changed() {
-    let served = Served::start("ram:1m", &["--export-name", "disk", "--limit-iops", "5000"]);
-    let asked = |line: &str| serde_json::from_str::<Value>(&served.ask(line)).unwrap();
+    let served = ServeProcess::start("ram:1m", &["--export-name", "disk", "--limit-iops", "5000"]);
+    let asked =
+        |line: &str| serde_json::from_str::<Value>(&served.stdout_of_rpc_command(line)).unwrap();
     let export = &asked("get exports --json")[0];
     assert_eq!((&export["name"], &export["uri"]), (&"disk".into(), &"ram:1m".into()));
     assert_eq!((&export["limit_iops"], &export["connections"]), (&5000.into(), &0.into()));
@@ -179,12 +180,12 @@ fn exports_and_connections_are_listed_and_changed() {
     asked("set export remove=true --json");
     let late = UnixStream::connect(&served.socket).unwrap().read(&mut [0; 1]).unwrap();
     assert_eq!(late, 0, "a connection to a removed export is closed");
-    assert_eq!(served.end(), Some(0));
+    assert_eq!(served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
 fn qemu_img_copies_to_and_from_the_export() {
-    if !tools(&["qemu-img"]) {
+    if !are_tools_installed(&["qemu-img"]) {
         return;
     }
     for more in [&[][..], &["--poll", "hybrid"]] {
@@ -192,13 +193,13 @@ fn qemu_img_copies_to_and_from_the_export() {
         let [disk, source, back] =
             ["disk", "source", "back"].map(|name| directory.path().join(name));
         write_pattern(&source, 16 * MIB);
-        let served = Served::start(&format!("file:{}?size=16m", disk.display()), more);
+        let served = ServeProcess::start(&format!("file:{}?size=16m", disk.display()), more);
         let uri = served.uri();
         let (source, back) = (source.to_str().unwrap(), back.to_str().unwrap());
         run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, &uri]);
         run("qemu-img", &["compare", "-f", "raw", "-F", "raw", source, &uri]);
         run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back]);
-        assert_eq!(served.end(), Some(0));
+        assert_eq!(served.stop_with_sigterm(), Some(0));
         let written = std::fs::read(&disk).unwrap();
         assert!(
             written == std::fs::read(source).unwrap() && written == std::fs::read(back).unwrap()
@@ -208,13 +209,13 @@ fn qemu_img_copies_to_and_from_the_export() {
 
 #[test]
 fn qemu_io_verifies_every_operation() {
-    if !tools(&["qemu-io"]) {
+    if !are_tools_installed(&["qemu-io"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk");
     for uri in [format!("file:{}?size=64m", disk.display()), "ram:64m?block=4k".into()] {
-        let served = Served::start(&uri, &[]);
+        let served = ServeProcess::start(&uri, &[]);
         let commands = [
             "write -P 0x5a 0 1M",
             "read -P 0x5a 0 1M",
@@ -248,10 +249,10 @@ fn qemu_io_verifies_every_operation() {
 
 #[test]
 fn read_only_export_rejects_writes_of_every_client() {
-    if !tools(&["qemu-io", "nbdinfo"]) {
+    if !are_tools_installed(&["qemu-io", "nbdinfo"]) {
         return;
     }
-    let served = Served::start("ram:1m", &["--read-only"]);
+    let served = ServeProcess::start("ram:1m", &["--read-only"]);
     let uri = served.uri();
     assert!(run("nbdinfo", &[&uri]).contains("is_read_only: true"));
     run("qemu-io", &["-r", "-f", "raw", "-c", "read -P 0 0 64k", &uri]);
@@ -268,7 +269,7 @@ fn file_exported_read_only_can_be_read_by_others() {
     let disk = directory.path().join("disk");
     write_pattern(&disk, MIB);
     let uri = format!("file:{}", disk.display());
-    let [one, _other] = [(); 2].map(|()| Served::start(&uri, &["--read-only"]));
+    let [one, _other] = [(); 2].map(|()| ServeProcess::start(&uri, &["--read-only"]));
     let how = format!("/proc/{}/fdinfo", one.pid());
     let links = std::fs::read_dir(format!("/proc/{}/fd", one.pid())).unwrap().flatten();
     let of_disk = links.filter(|link| std::fs::read_link(link.path()).is_ok_and(|at| at == disk));
@@ -292,10 +293,10 @@ fn file_exported_read_only_can_be_read_by_others() {
 
 #[test]
 fn nbdinfo_shows_the_export_and_its_allocation() {
-    if !tools(&["nbdinfo"]) {
+    if !are_tools_installed(&["nbdinfo"]) {
         return;
     }
-    let served = Served::start("ram:8m", &["--export-name", "disk"]);
+    let served = ServeProcess::start("ram:8m", &["--export-name", "disk"]);
     let uri = served.uri();
     let told: Value = serde_json::from_str(&run("nbdinfo", &["--json", &uri])).unwrap();
     assert_eq!(told["protocol"], "newstyle-fixed");
@@ -328,7 +329,7 @@ fn nbdinfo_shows_the_export_and_its_allocation() {
 
 #[test]
 fn holes_of_a_file_are_reported_through_stacked_devices() {
-    if !tools(&["nbdinfo"]) {
+    if !are_tools_installed(&["nbdinfo"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -338,7 +339,7 @@ fn holes_of_a_file_are_reported_through_stacked_devices() {
     file.write_all_at(&[1; MIB], 5 << 20).unwrap();
     file.sync_all().unwrap();
     let uri = format!("delay:[split:[file:{}]?offset=4m]?read=1us", disk.display());
-    let served = Served::start(&uri, &["--read-only"]);
+    let served = ServeProcess::start(&uri, &["--read-only"]);
     let map = run("nbdinfo", &["--map", "--json", &served.uri()]);
     let map: Value = serde_json::from_str(&map).unwrap();
     let extents: Vec<(u64, u64)> = map
@@ -356,25 +357,25 @@ fn holes_of_a_file_are_reported_through_stacked_devices() {
 
 #[test]
 fn nbdcopy_copies_to_and_from_the_export_over_many_connections() {
-    if !tools(&["nbdcopy"]) {
+    if !are_tools_installed(&["nbdcopy"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let [disk, source, back] = ["disk", "source", "back"].map(|name| directory.path().join(name));
     write_pattern(&source, 16 * MIB);
     let uri = format!("file:{}?size=16m", disk.display());
-    let served = Served::start(&uri, &["--listen", "nbd://127.0.0.1:0"]);
+    let served = ServeProcess::start(&uri, &["--listen", "nbd://127.0.0.1:0"]);
     let port = served.ready.split_whitespace().nth(2).unwrap().to_owned();
     run("nbdcopy", &["--flush", source.to_str().unwrap(), &served.uri()]);
     run("nbdcopy", &["--connections=4", &port, back.to_str().unwrap()]);
-    assert_eq!(served.end(), Some(0));
+    assert_eq!(served.stop_with_sigterm(), Some(0));
     let sent = std::fs::read(&source).unwrap();
     assert!(sent == std::fs::read(&disk).unwrap() && sent == std::fs::read(&back).unwrap());
 }
 
 #[test]
 fn thin_volume_reads_are_exact_although_holes_are_not_sent() {
-    if !tools(&["nbdcopy"]) {
+    if !are_tools_installed(&["nbdcopy"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -390,7 +391,7 @@ fn thin_volume_reads_are_exact_although_holes_are_not_sent() {
     run(tenmil, &["pool", "create", &device]);
     let volume = format!("{}/v", pool.display());
     run(tenmil, &["volume", "create", &volume, "--size", "16m"]);
-    let served = Served::start(&volume, &[]);
+    let served = ServeProcess::start(&volume, &[]);
     run("nbdcopy", &[source.to_str().unwrap(), &served.uri()]);
     // Reads of everything, large and small, without asking where holes are.
     for size in ["4096", "65536", "1048576"] {
@@ -399,12 +400,12 @@ fn thin_volume_reads_are_exact_although_holes_are_not_sent() {
         run("nbdcopy", &["--no-extents", &size, &served.uri(), back.to_str().unwrap()]);
         assert!(std::fs::read(&back).unwrap() == bytes, "{size}");
     }
-    assert_eq!(served.end(), Some(0));
+    assert_eq!(served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
 fn fio_verifies_its_writes() {
-    if !tools(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
+    if !are_tools_installed(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -414,13 +415,13 @@ fn fio_verifies_its_writes() {
         ("ram:32m".into(), &["--bsrange=512-128k", "--iodepth=200"]),
         ("ram:32m".into(), &["--bs=1m", "--iodepth=40"]),
     ] {
-        let served = Served::start(&uri, &[]);
+        let served = ServeProcess::start(&uri, &[]);
         let uri = format!("--uri={}", served.uri());
         let mut arguments = vec!["--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite"];
         arguments.extend(["--size=32m", "--verify=crc32c", "--verify_fatal=1", "--randrepeat=1"]);
         arguments.extend(load);
         let told = run("fio", &arguments);
         assert!(told.contains("err= 0"), "{told}");
-        assert_eq!(served.end(), Some(0));
+        assert_eq!(served.stop_with_sigterm(), Some(0));
     }
 }

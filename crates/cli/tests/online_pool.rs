@@ -14,9 +14,9 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use pool::{MIB, Pool};
+use pool::{MIB, PoolTestDirectory};
 use serde_json::Value;
-use served::tools;
+use served::are_tools_installed;
 
 /// A process that serves a volume over NVMe/TCP, and can be asked by those who use the pool. Dropping it
 /// kills it.
@@ -26,12 +26,12 @@ struct PoolServer {
 }
 
 impl PoolServer {
-    fn start(pool: &Pool, volume: &str) -> Self {
-        Self::of(pool, &pool.volume(volume))
+    fn start(pool: &PoolTestDirectory, volume: &str) -> Self {
+        Self::start_with_uri(pool, &pool.volume_uri(volume))
     }
 
     /// Serves any URI, which another process may have open.
-    fn of(pool: &Pool, uri: &str) -> Self {
+    fn start_with_uri(pool: &PoolTestDirectory, uri: &str) -> Self {
         let words = ["serve", uri, "--listen", "tcp://127.0.0.1:0", "--json"];
         let mut child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
@@ -51,7 +51,7 @@ impl PoolServer {
     }
 
     /// Ends it as a service manager would.
-    fn end(mut self) {
+    fn stop_with_sigterm(mut self) {
         self.signal("TERM");
         let status = self.child.wait().unwrap();
         assert_eq!(status.code(), Some(0));
@@ -74,23 +74,23 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-fn names(pool: &Pool) -> Vec<String> {
-    let listed = parsed(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+fn volume_names_of_pool(pool: &PoolTestDirectory) -> Vec<String> {
+    let listed = parsed(&pool.stdout_of_success(&["volume", "list", &pool.device_uri(), "--json"]));
     let name = |one: &Value| one["name"].as_str().unwrap().to_owned();
     listed["volumes"].as_array().unwrap().iter().map(name).collect()
 }
 
 #[test]
 fn every_pool_command_is_executed_by_the_serving_process() {
-    let pool = Pool::new("64m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let pool = PoolTestDirectory::new("64m");
+    pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "4m"]);
     std::os::unix::fs::symlink(pool.path("pool"), pool.path("link")).unwrap();
     let server = PoolServer::start(&pool, "db");
     let by = format!("by process {} (", server.pid());
     // However its device is spelled: what counts is which file it is.
     let volume = |name: &str| format!("volume:[file:link?engine=threads]/{name}");
     let (db, monday, trial, next) =
-        (volume("db"), volume("monday"), pool.volume("trial"), volume("next"));
+        (volume("db"), volume("monday"), pool.volume_uri("trial"), volume("next"));
     for (words, name) in [
         (vec!["snapshot", &db, "monday"], "monday"),
         (vec!["clone", &monday, "trial"], "trial"),
@@ -102,42 +102,43 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         (vec!["create", &trial, "--size", "2m", "--thick"], "trial"),
     ] {
         if words[0] == "rollback" {
-            pool.done(&["volume", "snapshot", &next, "friday"]);
-            pool.done(&["volume", "resize", &next, "--size", "16m"]);
+            pool.stdout_of_success(&["volume", "snapshot", &next, "friday"]);
+            pool.stdout_of_success(&["volume", "resize", &next, "--size", "16m"]);
         }
         let words = [&["volume"], &words[..]].concat();
-        let text = pool.done(&words);
+        let text = pool.stdout_of_success(&words);
         assert!(text.contains(&by) && text.ends_with("has the pool open\n"), "{words:?}: {text}");
-        let told = parsed(&pool.done(&[&words[..], &["--json"]].concat()));
+        let told = parsed(&pool.stdout_of_success(&[&words[..], &["--json"]].concat()));
         assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
         assert_eq!(told["volume"]["name"], name, "{words:?}");
     }
     for is_changed in [true, false] {
-        let told = parsed(&pool.done(&["volume", "delete", &trial, "--if-exists", "--json"]));
+        let told =
+            parsed(&pool.stdout_of_success(&["volume", "delete", &trial, "--if-exists", "--json"]));
         assert_eq!((&told["changed"], &told["volume"]), (&is_changed.into(), &Value::Null));
     }
-    assert_eq!(names(&pool), ["db", "monday", "next", "friday"]);
-    let list = pool.done(&["volume", "list", &pool.device()]);
+    assert_eq!(volume_names_of_pool(&pool), ["db", "monday", "next", "friday"]);
+    let list = pool.stdout_of_success(&["volume", "list", &pool.device_uri()]);
     assert!(list.contains("snapshot of db") && list.contains(&by), "{list}");
-    let found = parsed(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+    let found = parsed(&pool.stdout_of_success(&["volume", "list", &pool.device_uri(), "--json"]));
     assert_eq!(
         (&found["volumes"][0]["users"], &found["volumes"][1]["users"]),
         (&1.into(), &0.into())
     );
     for words in [vec!["open", "file:link"], vec!["set", "file:pool", "--thresholds", "60"]] {
-        let told = parsed(&pool.done(&[&["pool"], &words[..], &["--json"]].concat()));
+        let told = parsed(&pool.stdout_of_success(&[&["pool"], &words[..], &["--json"]].concat()));
         assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
     }
     // Another device, named relative to the directory of the command that adds it.
     let grow = ["pool", "grow", "file:link", "--add", "file:more?size=16m"];
-    let told = pool.done(&grow);
+    let told = pool.stdout_of_success(&grow);
     assert!(told.contains("now, and had 64 MiB\n  device 0: ") && told.contains(&by), "{told}");
-    let again = parsed(&pool.done(&[&grow[..], &["--json"]].concat()));
+    let again = parsed(&pool.stdout_of_success(&[&grow[..], &["--json"]].concat()));
     assert_eq!((&again["changed"], &again["process"]), (&false.into(), &server.pid().into()));
     assert_eq!(again["devices"].as_array().unwrap().len(), 2, "{again}");
     assert!(again["size_bytes"].as_u64().unwrap() > 79 << 20, "{again}");
     // All or none.
-    let (code, text) = pool.refused(
+    let (code, text) = pool.exit_code_and_stderr(
         &[&["pool", "grow", "file:link", "--add", "file:third?size=16m", "--add", "file:missing"]
             [..]]
         .concat(),
@@ -148,12 +149,13 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         &["pool", "grow", "file:link", "--json"][..],
         &["--add", "file:third?size=16m", "--add", "file:fourth?size=16m"],
     ];
-    let grown = parsed(&pool.done(&grow.concat()));
+    let grown = parsed(&pool.stdout_of_success(&grow.concat()));
     assert_eq!((&grown["changed"], &grown["process"]), (&true.into(), &server.pid().into()));
     assert_eq!(grown["devices"].as_array().unwrap().len(), 4, "{grown}");
-    let told = pool.done(&["pool", "list", &pool.device()]);
+    let told = pool.stdout_of_success(&["pool", "list", &pool.device_uri()]);
     assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
-    let scrubbed = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));
+    let scrubbed =
+        parsed(&pool.stdout_of_success(&["pool", "scrub", &pool.device_uri(), "--json"]));
     assert_eq!((&scrubbed["clean"], &scrubbed["process"]), (&true.into(), &server.pid().into()));
 
     // An invalid change is refused as it is for a pool that no process serves.
@@ -169,40 +171,48 @@ fn every_pool_command_is_executed_by_the_serving_process() {
     ];
     // The device has the name by which the serving process has opened it.
     let plain = |(code, text): (Option<i32>, String)| {
-        let text = text.replace("volume:[file:link?engine=threads]/", &pool.short_volume(""));
-        let text = text.replace("file:link?engine=threads", &pool.device());
-        let text = text.replace("file:link", &pool.device());
-        let short = pool.short_file("pool");
+        let text =
+            text.replace("volume:[file:link?engine=threads]/", &pool.volume_name_in_messages(""));
+        let text = text.replace("file:link?engine=threads", &pool.device_uri());
+        let text = text.replace("file:link", &pool.device_uri());
+        let short = pool.file_path_text("pool");
         (
             code,
-            text.replace(&pool.device(), &short)
+            text.replace(&pool.device_uri(), &short)
                 .replace("error: link:", &format!("error: {short}:")),
         )
     };
-    pool.done(&["volume", "clone", &monday, "child"]);
-    let there: Vec<_> = cases.iter().map(|words| plain(pool.refused(words))).collect();
-    pool.done(&["volume", "resize", &db, "--size", "8m"]);
+    pool.stdout_of_success(&["volume", "clone", &monday, "child"]);
+    let there: Vec<_> = cases.iter().map(|words| plain(pool.exit_code_and_stderr(words))).collect();
+    pool.stdout_of_success(&["volume", "resize", &db, "--size", "8m"]);
     for words in [vec!["volume", "delete", &db], vec!["volume", "rollback", &db, "monday"]] {
-        let (code, text) = pool.refused(&words);
+        let (code, text) = pool.exit_code_and_stderr(&words);
         let expected = format!("it is open in process {}", server.pid());
         assert!(code == Some(2) && text.contains(&expected), "{words:?}: {code:?} {text}");
     }
-    server.end();
+    server.stop_with_sigterm();
     for (words, there) in cases.iter().zip(&there) {
         assert!(there.0.is_some_and(|code| code != 0), "{words:?}");
-        assert_eq!(&plain(pool.refused(words)), there, "{words:?}");
+        assert_eq!(&plain(pool.exit_code_and_stderr(words)), there, "{words:?}");
     }
     assert!(pool.is_clean());
-    assert_eq!(names(&pool), ["db", "monday", "next", "friday", "child"]);
+    assert_eq!(volume_names_of_pool(&pool), ["db", "monday", "next", "friday", "child"]);
 }
 
 #[test]
 fn load_is_exact_while_its_pool_is_snapshotted_cloned_and_scrubbed() {
-    let pool = Pool::new("512m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "16m"]);
-    pool.done(&["volume", "create", &pool.volume("sums"), "--size", "4m", "--checksums"]);
+    let pool = PoolTestDirectory::new("512m");
+    pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "16m"]);
+    pool.stdout_of_success(&[
+        "volume",
+        "create",
+        &pool.volume_uri("sums"),
+        "--size",
+        "4m",
+        "--checksums",
+    ]);
     let source = pool.write("source", 4 * MIB, 3);
-    pool.done(&["copy", &pool.file("source"), &pool.volume("sums")]);
+    pool.stdout_of_success(&["copy", &pool.file_uri("source"), &pool.volume_uri("sums")]);
     let server = PoolServer::start(&pool, "db");
     let words = ["perf", &server.uri, "-w", "randrw", "-t", "8", "--verify", "--overwrite"];
     let mut load = pool.command(&words);
@@ -211,14 +221,15 @@ fn load_is_exact_while_its_pool_is_snapshotted_cloned_and_scrubbed() {
     let mut rounds = 0;
     while began.elapsed() < Duration::from_secs(6) {
         let (snapshot, clone) = (format!("s{rounds}"), format!("c{rounds}"));
-        pool.done(&["volume", "snapshot", &pool.volume("db"), &snapshot]);
-        pool.done(&["volume", "clone", &pool.volume(&snapshot), &clone]);
+        pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("db"), &snapshot]);
+        pool.stdout_of_success(&["volume", "clone", &pool.volume_uri(&snapshot), &clone]);
         if rounds % 4 == 0 {
-            let found = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));
+            let found =
+                parsed(&pool.stdout_of_success(&["pool", "scrub", &pool.device_uri(), "--json"]));
             assert_eq!(found["clean"], true, "{found}");
         }
-        pool.done(&["volume", "delete", &pool.volume(&clone)]);
-        pool.done(&["volume", "delete", &pool.volume(&snapshot)]);
+        pool.stdout_of_success(&["volume", "delete", &pool.volume_uri(&clone)]);
+        pool.stdout_of_success(&["volume", "delete", &pool.volume_uri(&snapshot)]);
         rounds += 1;
     }
     let output = load.wait_with_output().unwrap();
@@ -226,21 +237,21 @@ fn load_is_exact_while_its_pool_is_snapshotted_cloned_and_scrubbed() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "after {rounds} rounds: {said}{errors}");
     assert!(rounds >= 2, "{rounds}");
-    server.end();
+    server.stop_with_sigterm();
     assert!(pool.is_clean());
-    assert_eq!(names(&pool), ["db", "sums"]);
-    assert!(pool.bytes("sums") == source);
+    assert_eq!(volume_names_of_pool(&pool), ["db", "sums"]);
+    assert!(pool.volume_bytes("sums") == source);
 }
 
 #[test]
 fn server_killed_during_commands_leaves_a_clean_pool() {
-    let pool = Pool::new("128m");
+    let pool = PoolTestDirectory::new("128m");
     let source = pool.write("source", 4 * MIB, 4);
     for name in ["db", "kept"] {
-        pool.done(&["volume", "create", &pool.volume(name), "--size", "4m"]);
+        pool.stdout_of_success(&["volume", "create", &pool.volume_uri(name), "--size", "4m"]);
     }
     // Ends with a flush.
-    pool.done(&["copy", &pool.file("source"), &pool.volume("kept")]);
+    pool.stdout_of_success(&["copy", &pool.file_uri("source"), &pool.volume_uri("kept")]);
     for round in 0..4 {
         let server = PoolServer::start(&pool, "db");
         let pid = server.pid();
@@ -254,9 +265,9 @@ fn server_killed_during_commands_leaves_a_clean_pool() {
                 let name = format!("s{round}-{step}");
                 // A command that was done, or was lost with the server, may be repeated.
                 for words in [
-                    ["volume", "snapshot", &pool.volume("kept"), &name],
-                    ["volume", "clone", &pool.volume(&name), &format!("{name}-c")],
-                    ["volume", "delete", &pool.volume(&format!("{name}-c")), "--json"],
+                    ["volume", "snapshot", &pool.volume_uri("kept"), &name],
+                    ["volume", "clone", &pool.volume_uri(&name), &format!("{name}-c")],
+                    ["volume", "delete", &pool.volume_uri(&format!("{name}-c")), "--json"],
                 ] {
                     let output = pool.run(&words);
                     let error = String::from_utf8_lossy(&output.stderr);
@@ -270,21 +281,21 @@ fn server_killed_during_commands_leaves_a_clean_pool() {
         });
         assert!(pool.is_clean(), "round {round}");
         let name = format!("s{round}-0");
-        pool.done(&["volume", "snapshot", &pool.volume("kept"), &name]);
-        assert!(pool.bytes(&name) == source, "round {round}");
+        pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("kept"), &name]);
+        assert!(pool.volume_bytes(&name) == source, "round {round}");
     }
-    assert!(pool.bytes("kept") == source);
+    assert!(pool.volume_bytes("kept") == source);
 }
 
 /// A load that verifies what it reads, for so many seconds, beside what a test does.
-fn load(pool: &Pool, server: &PoolServer, seconds: &str) -> Child {
+fn load(pool: &PoolTestDirectory, server: &PoolServer, seconds: &str) -> Child {
     let words = ["perf", &server.uri, "-w", "randrw", "-t", seconds, "--verify", "--overwrite"];
     let mut load = pool.command(&words);
     load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// It has found nothing wrong.
-fn is_content(load: Child) {
+fn assert_load_found_no_error(load: Child) {
     let output = load.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -293,15 +304,23 @@ fn is_content(load: Child) {
 
 #[test]
 fn snapshot_differences_are_listed_while_the_volume_is_written() {
-    let pool = Pool::new("512m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--cluster-size", "4k"]);
+    let pool = PoolTestDirectory::new("512m");
+    pool.stdout_of_success(&[
+        "volume",
+        "create",
+        &pool.volume_uri("db"),
+        "--size",
+        "40m",
+        "--cluster-size",
+        "4k",
+    ]);
     let server = PoolServer::start(&pool, "db");
-    pool.done(&["volume", "snapshot", &pool.volume("db"), "a"]);
-    is_content(load(&pool, &server, "3"));
-    pool.done(&["volume", "snapshot", &pool.volume("db"), "b"]);
+    pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("db"), "a"]);
+    assert_load_found_no_error(load(&pool, &server, "3"));
+    pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("db"), "b"]);
     let load = load(&pool, &server, "4");
     let by = format!("by process {} (", server.pid());
-    let diff = |b: &str| ["volume".into(), "diff".into(), pool.volume("a"), b.to_owned()];
+    let diff = |b: &str| ["volume".into(), "diff".into(), pool.volume_uri("a"), b.to_owned()];
     let diff = |b: &str, json: &[&'static str]| {
         let words = diff(b);
         let words: Vec<&str> =
@@ -312,11 +331,11 @@ fn snapshot_differences_are_listed_while_the_volume_is_written() {
     let there = text(&diff("b", &[]));
     let mut there_json = parsed(&text(&diff("b", &["--json"])));
     let none = diff("none", &[]);
-    is_content(load);
+    assert_load_found_no_error(load);
     assert!(there.contains(&by) && there.ends_with("which has the pool open\n"), "{there}");
     assert_eq!(there_json["process"], server.pid());
     let ranges = there_json["changed"].as_array().unwrap().len();
-    server.end();
+    server.stop_with_sigterm();
     let here = text(&diff("b", &[]));
     let (there, _) = there.rsplit_once("by process").unwrap();
     assert!(here.lines().count() == ranges + 2 && here == there, "{ranges}");
@@ -327,11 +346,16 @@ fn snapshot_differences_are_listed_while_the_volume_is_written() {
 }
 
 /// Waits until the last job is in another state than `running`, or in it.
-fn job(server: &PoolServer, pool: &Pool, is_running: bool) -> Value {
+fn wait_for_job_state(server: &PoolServer, pool: &PoolTestDirectory, is_running: bool) -> Value {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
-        let rows =
-            parsed(&pool.done(&["get", "jobs", "--json", "--pid", &server.pid().to_string()]));
+        let rows = parsed(&pool.stdout_of_success(&[
+            "get",
+            "jobs",
+            "--json",
+            "--pid",
+            &server.pid().to_string(),
+        ]));
         let last = rows.as_array().unwrap().last().cloned().unwrap_or_default();
         if !last.is_null() && (last["state"] == "running") == is_running {
             return last;
@@ -343,35 +367,39 @@ fn job(server: &PoolServer, pool: &Pool, is_running: bool) -> Value {
 
 #[test]
 fn stopped_or_abandoned_scrub_ends_in_the_serving_process() {
-    let pool = Pool::new("64m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
+    let pool = PoolTestDirectory::new("64m");
+    pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "8m"]);
     pool.write("source", 8 * MIB, 5);
-    pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
+    pool.stdout_of_success(&["copy", &pool.file_uri("source"), &pool.volume_uri("db")]);
     let server = PoolServer::start(&pool, "db");
     let scrub = || {
-        let words = ["pool", "scrub", &pool.device(), "--limit-bytes", "1m"];
+        let words = ["pool", "scrub", &pool.device_uri(), "--limit-bytes", "1m"];
         let mut scrub = pool.command(&words);
         scrub.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let stopped = scrub();
-    job(&server, &pool, true);
+    wait_for_job_state(&server, &pool, true);
     signal(stopped.id(), "INT");
     let output = stopped.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
-    let found = job(&server, &pool, false);
+    let found = wait_for_job_state(&server, &pool, false);
     assert_eq!((&found["state"], &found["what"]), (&"stopped".into(), &"scrub".into()));
 
     let mut left = scrub();
-    assert_ne!(job(&server, &pool, true)["id"], found["id"]);
+    assert_ne!(wait_for_job_state(&server, &pool, true)["id"], found["id"]);
     left.kill().unwrap();
     left.wait().unwrap();
     std::thread::sleep(Duration::from_secs(6));
-    assert_eq!(job(&server, &pool, false)["state"], "stopped", "the client of the job is gone");
+    assert_eq!(
+        wait_for_job_state(&server, &pool, false)["state"],
+        "stopped",
+        "the client of the job is gone"
+    );
 
     let mut running = scrub();
-    job(&server, &pool, true);
+    wait_for_job_state(&server, &pool, true);
     let began = Instant::now();
-    server.end();
+    server.stop_with_sigterm();
     assert!(began.elapsed() < Duration::from_secs(5), "it goes whatever it does");
     assert_ne!(running.wait().unwrap().code(), Some(0));
     assert!(pool.is_clean());
@@ -379,35 +407,35 @@ fn stopped_or_abandoned_scrub_ends_in_the_serving_process() {
 
 #[test]
 fn unresponsive_pool_owner_is_named_with_the_fix() {
-    let pool = Pool::new("64m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let pool = PoolTestDirectory::new("64m");
+    pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "4m"]);
     let server = PoolServer::start(&pool, "db");
     let pid = server.pid();
     server.signal("STOP");
     let began = Instant::now();
-    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    let (code, error) = pool.exit_code_and_stderr(&["volume", "list", &pool.device_uri()]);
     server.signal("CONT");
     assert!(began.elapsed() < Duration::from_secs(20));
     assert_eq!(code, Some(3), "{error}");
     for expected in [&format!("process {pid} ("), "within", &format!("`kill {pid}`")] {
         assert!(error.contains(expected), "{expected}: {error}");
     }
-    assert_eq!(names(&pool), ["db"]);
+    assert_eq!(volume_names_of_pool(&pool), ["db"]);
     // One that has the device for something else.
-    server.end();
-    let words = ["serve", &pool.device(), "--listen", "tcp://127.0.0.1:0"];
+    server.stop_with_sigterm();
+    let words = ["serve", &pool.device_uri(), "--listen", "tcp://127.0.0.1:0"];
     let mut other = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
     let mut ready = String::new();
     BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
-    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
-    let (_, twice) = pool.refused(&["pool", "scrub", &pool.device()]);
+    let (code, error) = pool.exit_code_and_stderr(&["volume", "list", &pool.device_uri()]);
+    let (_, twice) = pool.exit_code_and_stderr(&["pool", "scrub", &pool.device_uri()]);
     other.kill().unwrap();
     other.wait().unwrap();
     let expected =
         format!("Process {} has it open, but does not accept commands for this pool", other.id());
     assert!(code == Some(2) && error.contains(&expected), "{code:?} {error}");
     assert!(twice.contains(&expected), "{twice}");
-    if !tools(&["flock"]) {
+    if !are_tools_installed(&["flock"]) {
         return;
     }
     let path = pool.path("pool");
@@ -417,7 +445,7 @@ fn unresponsive_pool_owner_is_named_with_the_fix() {
     let mut locker = locker.spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(30);
     let error = loop {
-        let output = pool.run(&["volume", "list", &pool.device()]);
+        let output = pool.run(&["volume", "list", &pool.device_uri()]);
         if !output.status.success() {
             break String::from_utf8(output.stderr).unwrap();
         }
@@ -429,22 +457,30 @@ fn unresponsive_pool_owner_is_named_with_the_fix() {
 }
 
 /// What a command has said on standard error.
-fn errors(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
 fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
-    let pool = Pool::new("512m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--cluster-size", "4k"]);
+    let pool = PoolTestDirectory::new("512m");
+    pool.stdout_of_success(&[
+        "volume",
+        "create",
+        &pool.volume_uri("db"),
+        "--size",
+        "24m",
+        "--cluster-size",
+        "4k",
+    ]);
     let server = PoolServer::start(&pool, "db");
     let load = load(&pool, &server, "6");
-    let check = || pool.run(&["pool", "check", &pool.device(), "--json"]);
+    let check = || pool.run(&["pool", "check", &pool.device_uri(), "--json"]);
     let (began, mut rounds) = (Instant::now(), 0);
     let mut generations = Vec::new();
     while began.elapsed() < Duration::from_secs(5) {
         let name = format!("s{rounds}");
-        pool.done(&["volume", "snapshot", &pool.volume("db"), &name]);
+        pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("db"), &name]);
         let found = parsed(&String::from_utf8(check().stdout).unwrap());
         assert_eq!((&found["clean"], &found["process"]), (&true.into(), &server.pid().into()));
         assert_eq!(found["volumes"], rounds + 2, "{found}");
@@ -452,8 +488,8 @@ fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
         rounds += 1;
     }
     assert!(rounds >= 2 && generations.is_sorted_by(|a, b| a < b), "{generations:?}");
-    is_content(load);
-    let text = pool.done(&["pool", "check", &pool.device()]);
+    assert_load_found_no_error(load);
+    let text = pool.stdout_of_success(&["pool", "check", &pool.device_uri()]);
     assert!(text.contains("clean; generation") && text.ends_with("which has the pool open\n"));
 
     // Every block of metadata but the superblocks.
@@ -467,8 +503,8 @@ fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
         }
     }
     let there = check();
-    let stopped = pool.run(&["pool", "check", &pool.device()]);
-    server.end();
+    let stopped = pool.run(&["pool", "check", &pool.device_uri()]);
+    server.stop_with_sigterm();
     let here = check();
     let found = [&there, &here].map(|output| parsed(&String::from_utf8_lossy(&output.stdout)));
     assert_eq!([there.status.code(), here.status.code(), stopped.status.code()], [Some(3); 3]);
@@ -479,31 +515,33 @@ fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
 
 #[test]
 fn relocated_device_is_found_again_and_rescue_requires_a_closed_pool() {
-    let pool = Pool::new("64m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
-    pool.done(&["pool", "grow", "file:pool", "--add", "file:more?size=16m"]);
+    let pool = PoolTestDirectory::new("64m");
+    pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "4m"]);
+    pool.stdout_of_success(&["pool", "grow", "file:pool", "--add", "file:more?size=16m"]);
     let server = PoolServer::start(&pool, "db");
     std::fs::copy(pool.path("more"), pool.path("copy")).unwrap();
     std::fs::rename(pool.path("more"), pool.path("moved")).unwrap();
     let set = |number: &str, name: &str| {
-        let place = format!("{number}={}", pool.file(name));
+        let place = format!("{number}={}", pool.file_uri(name));
         pool.run(&["pool", "set", "file:pool", "--device", &place])
     };
     let by = format!("by process {} (", server.pid());
     for already in ["", " already"] {
         let said = String::from_utf8(set("1", "moved").stdout).unwrap();
-        let expected =
-            format!("device 1 of pool `pool` is at {}{already}\n{by}", pool.short_file("moved"));
+        let expected = format!(
+            "device 1 of pool `pool` is at {}{already}\n{by}",
+            pool.file_path_text("moved")
+        );
         assert!(said.starts_with(&expected), "{said}");
     }
-    let place = format!("1={}", pool.file("moved"));
+    let place = format!("1={}", pool.file_uri("moved"));
     let words = ["pool", "set", "file:pool", "--device", &place, "--json"];
-    let told = parsed(&pool.done(&words));
+    let told = parsed(&pool.stdout_of_success(&words));
     assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
-    assert_eq!(told["devices"][1]["uri"], pool.file("moved"));
+    assert_eq!(told["devices"][1]["uri"], pool.file_uri("moved"));
     for name in ["copy", "none"] {
         let refused = set("1", name);
-        let error = errors(&refused);
+        let error = stderr_of(&refused);
         assert!(
             refused.status.code() == Some(2) && error.contains("is not device 1 of it"),
             "{error}"
@@ -511,21 +549,21 @@ fn relocated_device_is_found_again_and_rescue_requires_a_closed_pool() {
     }
     let unknown = set("5", "moved");
 
-    let other = Pool::new("64m");
+    let other = PoolTestDirectory::new("64m");
     for (source, target, remedy) in [
-        (pool.device(), other.device(), "`send` and `receive`"),
-        (other.device(), pool.device(), "rescue into another pool"),
+        (pool.device_uri(), other.device_uri(), "`send` and `receive`"),
+        (other.device_uri(), pool.device_uri(), "rescue into another pool"),
     ] {
-        let (code, error) = pool.refused(&["pool", "rescue", &source, &target]);
+        let (code, error) = pool.exit_code_and_stderr(&["pool", "rescue", &source, &target]);
         let found = format!("is open in process {} (", server.pid());
         assert!(code == Some(2) && error.contains(&found) && error.contains(remedy), "{error}");
     }
-    server.end();
-    let told = parsed(&pool.done(&words));
+    server.stop_with_sigterm();
+    let told = parsed(&pool.stdout_of_success(&words));
     assert_eq!((&told["changed"], &told["process"]), (&false.into(), &Value::Null));
     let alone = set("5", "moved");
     assert_eq!(unknown.status.code(), alone.status.code());
-    let errors = [&unknown, &alone].map(errors);
+    let errors = [&unknown, &alone].map(stderr_of);
     assert!(errors[0] == errors[1] && errors[0].contains("no device 5"), "{errors:?}");
     assert!(pool.is_clean());
 }

@@ -35,7 +35,7 @@ impl OwnerTestDirectory {
         command
     }
 
-    fn done(&self, words: &[&str]) {
+    fn run_successfully(&self, words: &[&str]) {
         let output = self.command(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
     }
@@ -79,7 +79,10 @@ fn uri_spellings(port: u16) -> [String; 2] {
 
 /// Has one process open what the first URI names and another what the second one does: that is refused
 /// as long as the first is there.
-fn check_takeover_sequence(first: &OwnerTestDirectory, [one, two]: [&str; 2]) {
+fn check_second_open_is_rejected_while_owner_lives(
+    first: &OwnerTestDirectory,
+    [one, two]: [&str; 2],
+) {
     let socket =
         |place: &OwnerTestDirectory| format!("nbd:{}", place.sockets.path().join("nbd").display());
     let second = OwnerTestDirectory::new();
@@ -99,10 +102,10 @@ fn pool_has_one_owner_under_any_uri_and_a_dead_owner_is_ignored() {
     let place = OwnerTestDirectory::new();
     let (_target, port) = place.target("disk");
     let [one, two] = uri_spellings(port);
-    place.done(&["pool", "create", "--overwrite", &one]);
+    place.run_successfully(&["pool", "create", "--overwrite", &one]);
     let volumes = [one, two].map(|uri| format!("volume:[{uri}]/v"));
-    place.done(&["volume", "create", &volumes[0], "--size", "8m"]);
-    check_takeover_sequence(&place, [&volumes[0], &volumes[1]]);
+    place.run_successfully(&["volume", "create", &volumes[0], "--size", "8m"]);
+    check_second_open_is_rejected_while_owner_lives(&place, [&volumes[0], &volumes[1]]);
 }
 
 #[test]
@@ -110,9 +113,9 @@ fn mirror_has_one_owner_under_any_uri_and_a_dead_owner_is_ignored() {
     let place = OwnerTestDirectory::new();
     let ((_a, first), (_b, second)) = (place.target("a"), place.target("b"));
     let [ports_of_a, ports_of_b] = [first, second].map(uri_spellings);
-    place.done(&["mirror", "create", "--overwrite", &ports_of_a[0], &ports_of_b[0]]);
+    place.run_successfully(&["mirror", "create", "--overwrite", &ports_of_a[0], &ports_of_b[0]]);
     let mirrors = [0, 1].map(|at| format!("mirror:[{}],[{}]", ports_of_a[at], ports_of_b[at]));
-    check_takeover_sequence(&place, [&mirrors[0], &mirrors[1]]);
+    check_second_open_is_rejected_while_owner_lives(&place, [&mirrors[0], &mirrors[1]]);
 }
 
 #[test]

@@ -10,10 +10,10 @@ use tenmil_base::Error;
 use tenmil_base::{Durability, ErrorCategory, Span};
 use tenmil_bench::perf::engine;
 use tenmil_bench::perf::perf_options::{
-    AccessPattern, ArrivalProcess, BlockLayer, BlockLayerOptions, MachineResources, OpenLoop,
+    AccessPattern, ArrivalProcess, BlockLayerMode, BlockLayerOptions, MachineResources, OpenLoop,
     PerfOptions, SizeMix,
 };
-use tenmil_bench::perf::perf_result::{IoCounts, PerfResult, RunEnd};
+use tenmil_bench::perf::perf_result::{IoCounts, PerfResult, RunEndReason};
 use tenmil_bench::perf::progress::RunProgress;
 use tenmil_bench::perf::report::text_report;
 use tenmil_block::QueueMap;
@@ -27,7 +27,7 @@ fn run(options: &PerfOptions) -> PerfResult {
     engine::run_perf(options, &progress, &mut |_| {}).unwrap()
 }
 
-fn perf_over(uris: &[&str]) -> PerfOptions {
+fn options_for_uris(uris: &[&str]) -> PerfOptions {
     let uris: Vec<Uri> = uris.iter().map(|uri| uri.parse().unwrap()).collect();
     PerfOptions { uris, depth: 16, warm_up: Span::from_ms(50), ..PerfOptions::default() }
 }
@@ -39,10 +39,10 @@ fn requested_number_of_ios_completes_in_every_poll_mode() {
             io_count: Some(1_001),
             poll,
             pattern: AccessPattern::RandRw,
-            ..perf_over(&["emu:null", "emu:ram?size=1m"])
+            ..options_for_uris(&["emu:null", "emu:ram?size=1m"])
         };
         let result = run(&options);
-        assert_eq!(result.ended, RunEnd::Count);
+        assert_eq!(result.ended, RunEndReason::Count);
         for device in &result.devices {
             assert_eq!(device.counts.ios, 1_001, "{} {poll}", device.name);
             assert_eq!(device.latency.count(), 1_001);
@@ -56,9 +56,10 @@ fn requested_number_of_ios_completes_in_every_poll_mode() {
 
 #[test]
 fn measurement_has_the_requested_duration_and_its_sums_match() {
-    let options = PerfOptions { time: Span::from_ms(350), ..perf_over(&["emu:null?count=2"]) };
+    let options =
+        PerfOptions { time: Span::from_ms(350), ..options_for_uris(&["emu:null?count=2"]) };
     let result = run(&options);
-    assert_eq!(result.ended, RunEnd::Time);
+    assert_eq!(result.ended, RunEndReason::Time);
     assert!(result.elapsed >= options.time, "{}", result.elapsed);
     assert!(result.series.ios.len() >= 3, "a point for each tenth of a second");
     let (ios, sum) = (result.totals.ios, result.series.ios.iter().sum::<u64>());
@@ -81,7 +82,7 @@ fn sleeping_thread_is_woken_for_each_of_its_ssds() {
             depth: 2,
             sizes: SizeMix::single_size(8 << 20),
             time: Span::from_secs(1),
-            ..perf_over(&["emu:model:p4600?count=2&size=64m"])
+            ..options_for_uris(&["emu:model:p4600?count=2&size=64m"])
         };
         let result = run(&options);
         assert!(result.sleeps >= 15, "{} sleeps in mode {poll}", result.sleeps);
@@ -97,20 +98,20 @@ fn sleeping_thread_is_woken_for_each_of_its_ssds() {
 
 #[test]
 fn interrupted_run_reports_what_it_has() {
-    let options = PerfOptions { time: Span::from_secs(600), ..perf_over(&["emu:null"]) };
+    let options = PerfOptions { time: Span::from_secs(600), ..options_for_uris(&["emu:null"]) };
     let progress = Arc::new(RunProgress::new(1));
     let result = engine::run_perf(&options, &progress, &mut |progress| {
-        if progress.sums().ios > 0 {
+        if progress.total_counts().ios > 0 {
             progress.request_stop();
         }
     });
     let result = result.unwrap();
-    assert_eq!(result.ended, RunEnd::Interrupt);
+    assert_eq!(result.ended, RunEndReason::Interrupt);
     assert!(result.totals.ios > 0 && result.elapsed < Span::from_secs(60));
 }
 
 /// Why a run over `uris` is not to be.
-fn error_line(options: &PerfOptions) -> Error {
+fn run_error(options: &PerfOptions) -> Error {
     let progress = Arc::new(RunProgress::new(options.thread_count() as usize));
     let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
     engine::run_perf(&options, &progress, &mut |_| {}).err().unwrap()
@@ -122,9 +123,10 @@ fn any_block_device_is_loaded_and_described() {
     let file = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
     let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
     let pattern = AccessPattern::RandRw;
-    let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..perf_over(&uris) };
+    let options =
+        PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..options_for_uris(&uris) };
     let result = run(&options);
-    assert_eq!((result.ended, result.totals.errors), (RunEnd::Count, 0));
+    assert_eq!((result.ended, result.totals.errors), (RunEndReason::Count, 0));
     let said = [
         "no data is transferred",
         "volatile, lost when the process exits",
@@ -149,10 +151,10 @@ fn default_depth_is_reduced_to_the_device_maximum() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m", directory.path().join("disk").display());
     // A file takes 256 requests. 1024 is the default, not an option that was given.
-    let options = PerfOptions { io_count: Some(5000), depth: 1024, ..perf_over(&[&file]) };
+    let options = PerfOptions { io_count: Some(5000), depth: 1024, ..options_for_uris(&[&file]) };
     let result = run(&options);
     assert_eq!((result.options.depth, result.totals.errors), (256, 0));
-    assert!(error_line(&options).to_string().contains("expected 1 to 256"));
+    assert!(run_error(&options).to_string().contains("expected 1 to 256"));
 }
 
 #[test]
@@ -162,10 +164,10 @@ fn data_read_back_from_a_block_device_is_verified() {
         pattern: AccessPattern::RandRw,
         sizes: SizeMix::parse("4k:3,16k:1").unwrap(),
         verify: true,
-        ..perf_over(&["ram:256k", "model:p4800x?size=256k"])
+        ..options_for_uris(&["ram:256k", "model:p4800x?size=256k"])
     };
     let verified = run(&options).verified.unwrap();
-    assert!(verified.is_clean() && verified.good_blocks > 100, "{verified:?}");
+    assert!(verified.has_no_bad_blocks() && verified.good_blocks > 100, "{verified:?}");
 }
 
 #[test]
@@ -179,9 +181,9 @@ fn existing_data_is_overwritten_only_on_request() {
             io_count: Some(64),
             pattern: AccessPattern::RandWrite,
             overwrite,
-            ..perf_over(&[&uri, "null:"])
+            ..options_for_uris(&[&uri, "null:"])
         };
-        let refused = error_line(&writing(false));
+        let refused = run_error(&writing(false));
         assert_eq!(refused.category, ErrorCategory::Usage);
         let there = format!("{} ({size} bytes; ", path.display());
         assert!(refused.text.contains(&there), "{refused}");
@@ -197,9 +199,9 @@ fn existing_data_is_overwritten_only_on_request() {
 #[test]
 fn unsupported_operation_is_rejected_by_name() {
     let refused = |uri: &str, change: fn(&mut PerfOptions)| {
-        let mut options = perf_over(&[uri]);
+        let mut options = options_for_uris(&[uri]);
         change(&mut options);
-        let refused = error_line(&options);
+        let refused = run_error(&options);
         assert_eq!(refused.category, ErrorCategory::Usage, "{refused}");
         refused.text
     };
@@ -210,7 +212,7 @@ fn unsupported_operation_is_rejected_by_name() {
     assert_eq!(
         refused("null:", |options| {
             options.sizes = SizeMix::single_size(2 << 20);
-            options.layer.layer = Some(BlockLayer::None);
+            options.layer.layer = Some(BlockLayerMode::None);
         }),
         "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to \
          null:, or --block mq, which cuts it"
@@ -228,7 +230,7 @@ fn unsupported_operation_is_rejected_by_name() {
 
 #[test]
 fn too_large_requests_are_split_and_that_is_reported() {
-    for layer in [BlockLayer::Mq, BlockLayer::Single] {
+    for layer in [BlockLayerMode::Mq, BlockLayerMode::Single] {
         let options = PerfOptions {
             io_count: Some(40),
             depth: 4,
@@ -236,27 +238,27 @@ fn too_large_requests_are_split_and_that_is_reported() {
             pattern: AccessPattern::RandRw,
             verify: true,
             layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
-            ..perf_over(&["ram:16m"])
+            ..options_for_uris(&["ram:16m"])
         };
         let result = run(&options);
         let said = &result.devices[0].model;
         assert!(said.contains(", requests of more than 1048576 bytes cut"), "{said}");
         assert_eq!((result.totals.ios, result.totals.errors), (40, 0), "{layer}");
-        assert!(result.verified.unwrap().is_clean(), "{layer}");
+        assert!(result.verified.unwrap().has_no_bad_blocks(), "{layer}");
     }
-    let plain = run(&PerfOptions { io_count: Some(40), ..perf_over(&["ram:16m"]) });
+    let plain = run(&PerfOptions { io_count: Some(40), ..options_for_uris(&["ram:16m"]) });
     assert!(!plain.devices[0].model.contains("cut"), "{}", plain.devices[0].model);
 }
 
 #[test]
 fn every_block_layer_mode_completes_a_load() {
-    for layer in BlockLayer::ALL {
+    for layer in BlockLayerMode::ALL {
         let options = PerfOptions {
             io_count: Some(300),
             pattern: AccessPattern::RandRw,
             verify: true,
             layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
-            ..perf_over(&[
+            ..options_for_uris(&[
                 "ram:1m",
                 "emu:ram?count=2&size=1m",
                 "stripe:[emu:ram],[ram:64m]?chunk=64k",
@@ -264,9 +266,9 @@ fn every_block_layer_mode_completes_a_load() {
         };
         let result = run(&options);
         assert_eq!((result.totals.ios, result.totals.errors), (1_200, 0), "{layer}");
-        assert!(result.verified.unwrap().is_clean(), "{layer}");
+        assert!(result.verified.unwrap().has_no_bad_blocks(), "{layer}");
         let said = result.devices.iter().filter(|device| device.model.contains("block layer"));
-        assert_eq!(said.count(), if layer == BlockLayer::None { 0 } else { 4 }, "{layer}");
+        assert_eq!(said.count(), if layer == BlockLayerMode::None { 0 } else { 4 }, "{layer}");
     }
 }
 
@@ -277,7 +279,8 @@ fn rate_limit_is_kept_and_a_scheduler_loses_nothing() {
         scheduler: "deadline".parse().unwrap(),
         ..BlockLayerOptions::default()
     };
-    let result = run(&PerfOptions { time: Span::from_secs(1), layer, ..perf_over(&["null:"]) });
+    let result =
+        run(&PerfOptions { time: Span::from_secs(1), layer, ..options_for_uris(&["null:"]) });
     assert_eq!(result.totals.errors, 0);
     assert!((800.0..1_100.0).contains(&result.iops()), "{}", result.iops());
 }
@@ -286,17 +289,19 @@ fn rate_limit_is_kept_and_a_scheduler_loses_nothing() {
 fn option_that_needs_a_block_layer_is_rejected_without_one() {
     let refused = |uri: &str, layer: BlockLayerOptions| {
         let supplies = MachineResources::probe_machine(&KernelFiles::live_system());
-        PerfOptions { layer, ..perf_over(&[uri]) }.validate(&supplies).unwrap_err().text
+        PerfOptions { layer, ..options_for_uris(&[uri]) }.validate(&supplies).unwrap_err().text
     };
-    let map =
-        BlockLayerOptions { map: Some(QueueMap::with_default(2)), ..BlockLayerOptions::default() };
+    let map = BlockLayerOptions {
+        map: Some(QueueMap::with_default_contexts(2)),
+        ..BlockLayerOptions::default()
+    };
     assert_eq!(
         refused("emu:null", map),
         "--queue-map: emu:null is reached by --block none, expected --block mq"
     );
     let limit_iops = NonZeroU64::new(5);
     let bypass = BlockLayerOptions {
-        layer: Some(BlockLayer::Bypass),
+        layer: Some(BlockLayerMode::Bypass),
         limit_iops,
         ..BlockLayerOptions::default()
     };
@@ -311,7 +316,7 @@ fn block_layer_modes_are_compared_over_a_null_device() {
     let options = PerfOptions {
         io_count: Some(10),
         null_blk: Some(Span::from_ms(20)),
-        ..perf_over(&["null:"])
+        ..options_for_uris(&["null:"])
     };
     let compared = run(&options).null_blk.unwrap();
     let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();

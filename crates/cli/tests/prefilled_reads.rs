@@ -15,7 +15,7 @@ use tenmil_linux::process_stats::ProcessStats;
 const MIB: u64 = 1 << 20;
 
 /// The most memory that was in use at once, after a run over this device.
-fn memory_growth_after(uri: &str) -> u64 {
+fn peak_memory_after_run_over(uri: &str) -> u64 {
     let options = PerfOptions {
         uris: vec![uri.parse().unwrap()],
         depth: 4,
@@ -32,11 +32,11 @@ fn memory_growth_after(uri: &str) -> u64 {
 /// Each device is larger than all before it together: what those had in use is not enough for it.
 #[test]
 fn ram_device_that_is_read_is_filled_at_open() {
-    let without = memory_growth_after("null:");
+    let without = peak_memory_after_run_over("null:");
     for (uri, blocks) in
         [("emu:ram?size=96m", 96), ("ram:192m", 192), ("stripe:[ram:192m],[ram:192m]", 384)]
     {
-        let (most, expected) = (memory_growth_after(uri), without + blocks * MIB);
+        let (most, expected) = (peak_memory_after_run_over(uri), without + blocks * MIB);
         assert!(most + MIB >= expected, "{uri}: {most} bytes were in use, expected {expected}");
     }
 }

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use served::{Served, run};
+use served::{ServeProcess, run};
 use tenmil_base::Span;
 use tenmil_linux::NamedThread;
 
@@ -18,8 +18,10 @@ const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
 /// A process that serves `uri` over NVMe/TCP, and what others call that.
-fn serve(uri: &str) -> (Served, String) {
-    let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen tcp://127.0.0.1:0"));
+fn serve(uri: &str) -> (ServeProcess, String) {
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve '{uri}' --listen tcp://127.0.0.1:0"
+    ));
     let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
     (served, address)
 }
@@ -77,13 +79,13 @@ fn missing_remote_device_is_reported_with_its_category() {
 }
 
 /// What leads to `address`, until it is dropped.
-fn proxy(address: &str) -> (Served, String) {
+fn proxy(address: &str) -> (ServeProcess, String) {
     proxy_at("127.0.0.1:0", address)
 }
 
-fn proxy_at(at: &str, address: &str) -> (Served, String) {
+fn proxy_at(at: &str, address: &str) -> (ServeProcess, String) {
     let to = address.trim_start_matches("tcp://");
-    let served = Served::of(&format!("{TENMIL} proxy {at} {to}"));
+    let served = ServeProcess::start_shell_line(&format!("{TENMIL} proxy {at} {to}"));
     let ready = served.ready.trim().strip_prefix("ready ").unwrap();
     let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://").to_owned();
     (served, address)
@@ -151,7 +153,7 @@ fn loss_and_return_of_the_only_path_are_logged() {
 }
 
 /// Starts `tenmil events` for a process, and returns once it has received an event.
-fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
+fn start_events_follower(served: &ServeProcess) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut command = served.command(&["events", "--json", "--time", "60"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -171,13 +173,15 @@ fn path_changes_are_listed_and_emitted_as_events() {
     let (_served, address) = serve("ram:16m");
     let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
     let remote = format!("tcp://{one},{two}/{NQN}?keep-alive-timeout=500ms");
-    let user = Served::start(&remote, &[]);
-    let paths = || -> Vec<Value> { serde_json::from_str(&user.ask("get paths --json")).unwrap() };
+    let user = ServeProcess::start(&remote, &[]);
+    let paths = || -> Vec<Value> {
+        serde_json::from_str(&user.stdout_of_rpc_command("get paths --json")).unwrap()
+    };
     let is_up = |row: &Value| row["state"] == "up" && row["access"] == "optimized";
     assert!((0..200).any(|_| paths().iter().all(is_up)), "{:?}", paths());
     assert_eq!(paths()[0]["address"], one.as_str());
     assert_eq!((&paths()[0]["best"], &paths()[1]["best"]), (&true.into(), &false.into()));
-    let (mut follower, mut lines) = follow(&user);
+    let (mut follower, mut lines) = start_events_follower(&user);
     drop(first);
     let mut next = |kind: &str| loop {
         let mut line = String::new();

@@ -9,7 +9,7 @@ mod served;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::Command;
 
-use served::Served;
+use served::ServeProcess;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 /// The subsystem that the record is of.
@@ -35,8 +35,8 @@ fn swapped_file_is_rejected_with_the_disk_that_has_the_reservations() {
         format!("{TENMIL} serve file:{a} --listen tcp://127.0.0.1:0 --state-dir {state} {more}")
     };
     let adopt = format!("--adopt-reservations {record}");
-    assert_eq!(Served::of(&serve(&adopt)).end(), Some(0));
-    assert_eq!(Served::of(&serve("")).end(), Some(0));
+    assert_eq!(ServeProcess::start_shell_line(&serve(&adopt)).stop_with_sigterm(), Some(0));
+    assert_eq!(ServeProcess::start_shell_line(&serve("")).stop_with_sigterm(), Some(0));
     let swap = || {
         for (from, to) in [(&a, &aside), (&b, &a), (&aside, &b)] {
             std::fs::rename(from, to).unwrap();
@@ -50,5 +50,5 @@ fn swapped_file_is_rejected_with_the_disk_that_has_the_reservations() {
     assert!(output.status.code().is_some_and(|code| ![0, 124].contains(&code)), "{error}");
     assert!(error.contains("it holds the reservations of disk `file:"), "{error}");
     swap();
-    assert_eq!(Served::of(&serve("")).end(), Some(0));
+    assert_eq!(ServeProcess::start_shell_line(&serve("")).stop_with_sigterm(), Some(0));
 }

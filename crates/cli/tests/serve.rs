@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use served::{Served, run};
+use served::{ServeProcess, run};
 use tenmil_linux::NamedThread;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
@@ -22,7 +22,7 @@ const TWO: &str = "nqn.2026-01.org.tenmil:two";
 
 /// A file, and a process that serves what it says.
 struct ServeTest {
-    served: Served,
+    served: ServeProcess,
     file: PathBuf,
     /// Where it listens, without a scheme.
     addresses: Vec<String>,
@@ -34,7 +34,10 @@ impl ServeTest {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("target.toml");
         std::fs::write(&file, text).unwrap();
-        let served = Served::of(&format!("{TENMIL} serve --json --config '{}'", file.display()));
+        let served = ServeProcess::start_shell_line(&format!(
+            "{TENMIL} serve --json --config '{}'",
+            file.display()
+        ));
         let ready: Value = serde_json::from_str(&served.ready).unwrap();
         let addresses = ready["listen"].as_array().unwrap().iter();
         let bare = |address: &Value| address.as_str().unwrap().replace("tcp://", "");
@@ -46,28 +49,28 @@ impl ServeTest {
         format!("tcp://{}/{NQN}?ns={nsid}&hostnqn={host}", self.addresses[listener])
     }
 
-    fn hang_up(&self) {
-        hang_up(self.served.pid());
+    fn send_sighup_to_server(&self) {
+        send_sighup(self.served.pid());
     }
 
     /// What is said of the file once it is this one.
-    fn change(&self, text: &str, events: &mut EventsFollower) -> String {
+    fn replace_config_and_reload(&self, text: &str, events: &mut EventsFollower) -> String {
         // At once: it may be read just now.
         let beside = self.file.with_extension("new");
         std::fs::write(&beside, text).unwrap();
         std::fs::rename(&beside, &self.file).unwrap();
-        self.hang_up();
+        self.send_sighup_to_server();
         events.next_change()
     }
 }
 
-fn hang_up(pid: u32) {
+fn send_sighup(pid: u32) {
     let sent = Command::new("sh").args(["-c", &format!("kill -HUP {pid}")]).status();
     assert!(sent.unwrap().success());
 }
 
 /// The size of a namespace, or what is said instead.
-fn size_of(uri: &str) -> Result<u64, String> {
+fn namespace_size_or_error(uri: &str) -> Result<u64, String> {
     let output = Command::new("timeout")
         .args(["-k", "5", "60", TENMIL, "identify", uri, "--json"])
         .output()
@@ -82,8 +85,8 @@ fn size_of(uri: &str) -> Result<u64, String> {
 }
 
 /// Who is connected, as a process says.
-fn queues(served: &Served, of: &str) -> Vec<Value> {
-    let said = served.ask(&format!("get nvme_connections {of}--json"));
+fn connection_rows(served: &ServeProcess, of: &str) -> Vec<Value> {
+    let said = served.stdout_of_rpc_command(&format!("get nvme_connections {of}--json"));
     serde_json::from_str::<Value>(&said).unwrap().as_array().unwrap().clone()
 }
 
@@ -108,7 +111,7 @@ impl EventsFollower {
         let pid = world.served.pid();
         let knocks = NamedThread::spawn("knocks", None, move |stop| {
             while !stop.is_stopped() {
-                hang_up(pid);
+                send_sighup(pid);
             }
         });
         assert_eq!(follower.next(), "nothing has changed");
@@ -180,11 +183,11 @@ ana-state = "inaccessible"
 #[test]
 fn configuration_file_defines_visibility_of_namespaces_per_listener() {
     let world = ServeTest::new(WHOLE);
-    assert_eq!(size_of(&world.uri(0, 1, ONE)), Ok(16 << 20));
-    assert_eq!(size_of(&world.uri(1, 1, TWO)), Ok(16 << 20));
+    assert_eq!(namespace_size_or_error(&world.uri(0, 1, ONE)), Ok(16 << 20));
+    assert_eq!(namespace_size_or_error(&world.uri(1, 1, TWO)), Ok(16 << 20));
     // It is masked.
-    assert_eq!(size_of(&world.uri(0, 2, TWO)), Ok(8 << 20));
-    let said = size_of(&world.uri(0, 2, ONE)).unwrap_err();
+    assert_eq!(namespace_size_or_error(&world.uri(0, 2, TWO)), Ok(8 << 20));
+    let said = namespace_size_or_error(&world.uri(0, 2, ONE)).unwrap_err();
     assert!(said.contains("no namespace 2"), "{said}");
     let identify = |host| {
         let arguments = ["-k", "5", "60", TENMIL, "identify", &world.uri(0, 2, host), "--json"];
@@ -195,7 +198,8 @@ fn configuration_file_defines_visibility_of_namespaces_per_listener() {
     let expected = "no namespace 2 is shown to this host, expected one of: 1, 3";
     assert!(masked.contains(expected) && masked.contains("`allowed-hosts`"), "{masked}");
     // It is not named.
-    let said = size_of(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
+    let said =
+        namespace_size_or_error(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
     assert!(said.contains("this host may not connect"), "{said}");
     // One way leads there. On the other one requests wait for an accessible state.
     let load = |listener| {
@@ -209,7 +213,7 @@ fn configuration_file_defines_visibility_of_namespaces_per_listener() {
     // Both are told of.
     let discovered = run(TENMIL, &["discover", &format!("tcp://{}", world.addresses[0]), "--json"]);
     assert!(!discovered.contains(NQN), "a host that is not listed gets no entry: {discovered}");
-    assert_eq!(world.served.end(), Some(0));
+    assert_eq!(world.served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
@@ -221,20 +225,26 @@ fn named_device_is_shared_by_all_its_users() {
     let part =
         |at| format!("[[subsystem.namespace]]\nuri = \"split:[device:slow]?part={at}&parts=2\"\n");
     let world = ServeTest::new(&format!("{text}{}{}", part(0), part(1)));
-    assert_eq!([4, 5].map(|nsid| size_of(&world.uri(0, nsid, ONE))), [Ok(4 << 20), Ok(4 << 20)]);
-    let delays = world.served.ask("get delays --json");
+    assert_eq!(
+        [4, 5].map(|nsid| namespace_size_or_error(&world.uri(0, nsid, ONE))),
+        [Ok(4 << 20), Ok(4 << 20)]
+    );
+    let delays = world.served.stdout_of_rpc_command("get delays --json");
     let delays: Value = serde_json::from_str(&delays).unwrap();
     assert_eq!(delays.as_array().unwrap().len(), 1, "{delays}");
     // It goes with the last.
     let mut events = EventsFollower::start(&world);
-    let mut change = |text: &str| world.change(text, &mut events);
+    let mut change = |text: &str| world.replace_config_and_reload(text, &mut events);
     let said = change(&format!("{text}{}", part(1)));
     assert!(said.starts_with("removes namespace"), "{said}");
-    assert_eq!(world.served.ask("get delays --json").matches("delay:").count(), 1);
+    assert_eq!(
+        world.served.stdout_of_rpc_command("get delays --json").matches("delay:").count(),
+        1
+    );
     change(&text);
-    assert_eq!(world.served.ask("get delays --json").trim(), "[]");
+    assert_eq!(world.served.stdout_of_rpc_command("get delays --json").trim(), "[]");
     drop(events);
-    assert_eq!(world.served.end(), Some(0));
+    assert_eq!(world.served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
@@ -246,7 +256,7 @@ fn every_connection_is_listed() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let ask = || queues(&world.served, &format!("host={ONE} "));
+    let ask = || connection_rows(&world.served, &format!("host={ONE} "));
     // The admin queue may be listed before its reactor is recorded.
     let is_whole = |rows: &Vec<Value>| {
         rows.iter().any(is_io) && rows.iter().all(|row| !row["reactor"].is_null())
@@ -267,7 +277,7 @@ fn every_connection_is_listed() {
 fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
     let world = ServeTest::new(WHOLE);
     let mut events = EventsFollower::start(&world);
-    let mut change = |text: &str| world.change(text, &mut events);
+    let mut change = |text: &str| world.replace_config_and_reload(text, &mut events);
     let said = change(&WHOLE.replace("64m", "32m"));
     assert!(
         said.starts_with("line 2, `buffer-memory`: it is 33554432 bytes, expected 67108864"),
@@ -282,7 +292,7 @@ fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
     let more = "\n[[subsystem.namespace]]\nuri = \"ram:2m\"\n";
     let said = change(&format!("{WHOLE}{more}{taken}"));
     assert!(said.contains("`address`: listen at 127.0.0.3:"), "{said}");
-    assert!(size_of(&world.uri(0, 4, ONE)).is_err(), "all or nothing");
+    assert!(namespace_size_or_error(&world.uri(0, 4, ONE)).is_err(), "all or nothing");
     // A load runs meanwhile, and is not disturbed.
     let arguments = ["perf", &world.uri(0, 1, ONE), "-t", "3", "-w", "randrw", "--verify"];
     let mut load = Command::new(TENMIL)
@@ -293,18 +303,18 @@ fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
         .unwrap();
     let said = change(&format!("{WHOLE}{more}"));
     assert_eq!(said, format!("adds namespace 4 to {NQN}: ram:2m"));
-    assert_eq!(size_of(&world.uri(0, 4, ONE)), Ok(2 << 20));
+    assert_eq!(namespace_size_or_error(&world.uri(0, 4, ONE)), Ok(2 << 20));
     let open = WHOLE.replace("allowed-hosts = [\"nqn.2026-01.org.tenmil:two\"]\n", "");
     let said = change(&open);
     assert!(
         said.contains("removes namespace 4 of") && said.contains("changes hosts, masks"),
         "{said}"
     );
-    assert!(size_of(&world.uri(0, 4, ONE)).is_err());
-    assert_eq!(size_of(&world.uri(0, 2, ONE)), Ok(8 << 20));
+    assert!(namespace_size_or_error(&world.uri(0, 4, ONE)).is_err());
+    assert_eq!(namespace_size_or_error(&world.uri(0, 2, ONE)), Ok(8 << 20));
     let only_one = open.replace(", \"nqn.2026-01.org.tenmil:two\"]", "]");
     change(&only_one);
-    assert!(size_of(&world.uri(0, 1, TWO)).is_err());
+    assert!(namespace_size_or_error(&world.uri(0, 1, TWO)).is_err());
     let other = "\n[[subsystem]]\nnqn = \"nqn.2026-01.org.tenmil:other\"\n";
     let said = change(&format!("{only_one}{other}{more}"));
     assert!(said.contains("offers nqn.2026-01.org.tenmil:other"), "{said}");
@@ -312,7 +322,7 @@ fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
     assert!(found.contains("nqn.2026-01.org.tenmil:other"), "{found}");
     assert!(load.wait().unwrap().success());
     drop(events);
-    assert_eq!(world.served.end(), Some(0));
+    assert_eq!(world.served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
@@ -339,23 +349,23 @@ fn rejected_configuration_change_creates_and_grows_no_file() {
     let mut events = EventsFollower::start(&world);
     for wrong in ["file:/nowhere/at/all", &format!("file:{}", path("new").display())] {
         let wrong = format!("\n[[subsystem.namespace]]\nuri = \"{wrong}\"\n");
-        let said = world.change(&format!("{WHOLE}{both}{wrong}"), &mut events);
+        let said = world.replace_config_and_reload(&format!("{WHOLE}{both}{wrong}"), &mut events);
         assert!(said.contains("`uri`: serve file:"), "{said}");
         assert_eq!(lens(), shown(&[("short", 4096)]), "{said}");
     }
-    let said = world.change(&format!("{WHOLE}{both}"), &mut events);
+    let said = world.replace_config_and_reload(&format!("{WHOLE}{both}"), &mut events);
     assert!(said.contains("adds namespace 4") && said.contains("adds namespace 5"), "{said}");
     assert_eq!(lens(), shown(&[("new", 1 << 20), ("short", 1 << 20)]));
-    assert_eq!(size_of(&world.uri(0, 4, ONE)), Ok(1 << 20));
+    assert_eq!(namespace_size_or_error(&world.uri(0, 4, ONE)), Ok(1 << 20));
     drop(events);
-    assert_eq!(world.served.end(), Some(0));
+    assert_eq!(world.served.stop_with_sigterm(), Some(0));
 }
 
 #[test]
 fn discovery_watch_reports_changes_across_a_lost_connection() {
     let world = ServeTest::new(WHOLE);
     let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --to-client 60k=cut", world.addresses[0]);
-    let proxy = Served::of(&proxy);
+    let proxy = ServeProcess::start_shell_line(&proxy);
     let ready = proxy.ready.trim().strip_prefix("ready ").unwrap();
     let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://");
     let mut watch = Command::new("timeout")
@@ -385,7 +395,7 @@ fn discovery_watch_reports_changes_across_a_lost_connection() {
         let beside = world.file.with_extension("new");
         std::fs::write(&beside, text).unwrap();
         std::fs::rename(&beside, &world.file).unwrap();
-        world.hang_up();
+        world.send_sighup_to_server();
         loop {
             let change = next();
             away += usize::from(change["change"] == "disconnected");
@@ -406,7 +416,8 @@ fn server_with_a_stuck_device_exits_with_3_and_names_it() {
         let hangs = format!("fault:[ram:16m]?rule=hang:{operation}+10");
         let serve = format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0");
         let errors = tempfile::NamedTempFile::new().unwrap();
-        let served = Served::of(&format!("{serve} 2>{}", errors.path().display()));
+        let served =
+            ServeProcess::start_shell_line(&format!("{serve} 2>{}", errors.path().display()));
         let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
         let uri = format!(
             "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=200ms"
@@ -419,9 +430,9 @@ fn server_with_a_stuck_device_exits_with_3_and_names_it() {
             .unwrap();
         // All commands hold memory of the target, also when it is read again: none is answered.
         let holds_all = |row: &Value| is_io(row) && row["memory_bytes"].as_u64() >= Some(16 * 4096);
-        let waits = || queues(&served, "").iter().any(holds_all);
+        let waits = || connection_rows(&served, "").iter().any(holds_all);
         assert!((0..200).any(|_| waits() && waits()), "its load waits");
-        assert_eq!(served.end(), Some(3), "{operation}");
+        assert_eq!(served.stop_with_sigterm(), Some(3), "{operation}");
         let said = std::fs::read_to_string(errors.path()).unwrap();
         let expected = format!(
             "commands are abandoned: the devices have not completed them, expected them to: {hangs}"
@@ -435,7 +446,9 @@ fn server_with_a_stuck_device_exits_with_3_and_names_it() {
 /// It does not fail I/Os by the million until its time is over.
 #[test]
 fn perf_exits_with_3_and_the_reason_when_its_device_is_lost() {
-    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"
+    ));
     let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
     let uri = format!(
         "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=500ms"
@@ -446,9 +459,9 @@ fn perf_exits_with_3_and_the_reason_when_its_device_is_lost() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let works = |_| queues(&served, "").iter().any(is_io);
+    let works = |_| connection_rows(&served, "").iter().any(is_io);
     assert!((0..200).any(works), "its load runs");
-    assert!(served.end().is_some());
+    assert!(served.stop_with_sigterm().is_some());
     let status = load.wait().unwrap();
     let mut text = String::new();
     load.stderr.take().unwrap().read_to_string(&mut text).unwrap();
@@ -482,15 +495,18 @@ fn server_with_exit_with_parent_ends_with_its_parent() {
 #[test]
 fn scheduler_of_a_server_is_configured_before_and_while_it_runs() {
     let serve = format!("{TENMIL} serve ram:1m --listen tcp://127.0.0.1:0");
-    let served =
-        Served::of(&format!("{serve} --scheduler 'dynamic?load=10&period=200ms' --governor"));
-    let scheduler = |line: &str| -> Value { serde_json::from_str(&served.ask(line)).unwrap() };
+    let served = ServeProcess::start_shell_line(&format!(
+        "{serve} --scheduler 'dynamic?load=10&period=200ms' --governor"
+    ));
+    let scheduler = |line: &str| -> Value {
+        serde_json::from_str(&served.stdout_of_rpc_command(line)).unwrap()
+    };
     let told = scheduler("get scheduler --json");
     assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"dynamic".into(), &10.into()));
     assert_eq!(told["period_ns"], 200_000_000);
     let told = scheduler("set scheduler policy=static --json");
     assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"static".into(), &10.into()));
-    assert_eq!(served.end(), Some(0));
+    assert_eq!(served.stop_with_sigterm(), Some(0));
 
     for (rules, said) in [
         ("dynamic?load=90", "load limit 90 %, core limit 80 %"),
@@ -507,7 +523,7 @@ fn scheduler_of_a_server_is_configured_before_and_while_it_runs() {
 
 #[test]
 fn proxy_answers_rpc_queries() {
-    let proxy = Served::of(&format!("{TENMIL} proxy 127.0.0.1:0 127.0.0.1:9"));
-    assert!(proxy.ask("get process --json").contains("\"version\""));
-    assert_eq!(proxy.end(), Some(0));
+    let proxy = ServeProcess::start_shell_line(&format!("{TENMIL} proxy 127.0.0.1:0 127.0.0.1:9"));
+    assert!(proxy.stdout_of_rpc_command("get process --json").contains("\"version\""));
+    assert_eq!(proxy.stop_with_sigterm(), Some(0));
 }

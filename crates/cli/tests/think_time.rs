@@ -14,9 +14,9 @@ use tenmil_base::{
     CompletionBatch, Histogram, Instant, IoChannel, IoStatus, Operation, Random, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_bench::perf::perf_options::Techniques;
+use tenmil_bench::perf::perf_options::FastPathSwitches;
 use tenmil_devices::EmuSpec;
-use tenmil_devices::emu::{EmuPlan, Emulated};
+use tenmil_devices::emu::{EmuPlan, EmulatedSsds};
 use tenmil_linux::{Clock, CpuList, NamedThread, StopFlag};
 use tenmil_reactor::{
     Context, PollResult, Poller, PollerBuilder, PollerWake, ReactorOptions, Reactors, ThreadBuilder,
@@ -44,7 +44,7 @@ const BUFFER_BYTES: u32 = 4096;
 
 #[test]
 fn no_io_is_late_for_any_preceding_gap() {
-    go_through_gaps(2_000);
+    run_ios_with_random_gaps(2_000);
 }
 
 /// Two minutes: `.ci/nightly gaps`; with `short`, a hundredth of it.
@@ -52,13 +52,13 @@ fn no_io_is_late_for_any_preceding_gap() {
 #[ignore = "takes two minutes"]
 fn none_of_a_hundred_thousand_ios_is_late() {
     let is_short = std::env::var_os("TENMIL_GAPS_SHORT").is_some();
-    go_through_gaps(if is_short { 1_000 } else { 100_000 });
+    run_ios_with_random_gaps(if is_short { 1_000 } else { 100_000 });
 }
 
-fn go_through_gaps(count: u64) {
+fn run_ios_with_random_gaps(count: u64) {
     let clock = Clock::start();
     let specs: Vec<EmuSpec> = URIS.map(|uri| uri.parse().unwrap()).into();
-    let techniques = &Techniques::default();
+    let techniques = &FastPathSwitches::default();
     let plan = EmuPlan {
         specs: &specs,
         queue_pairs: 1,
@@ -71,17 +71,17 @@ fn go_through_gaps(count: u64) {
         fills: false,
         seed: 1,
     };
-    let mut emulated = Emulated::start(&plan, &clock).unwrap();
+    let mut emulated = EmulatedSsds::start(&plan, &clock).unwrap();
     let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
     let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
     let witness = NamedThread::spawn("witness", None, move |stop: &StopFlag| {
-        keep_other_core_idle(stop, clock)
+        measure_worst_oversleep(stop, clock)
     });
     let (tell, told) = channel();
     let done = Arc::new(AtomicU64::new(0));
     for (seed, uri) in (0..).zip(URIS) {
         let ssd = usize::try_from(seed).unwrap();
-        let queue = emulated.queue(ssd, 1, techniques, &clock).unwrap();
+        let queue = emulated.create_queue_pair(ssd, 1, techniques, &clock).unwrap();
         let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
         let lane = LatencyPoller {
             queue,
@@ -105,7 +105,7 @@ fn go_through_gaps(count: u64) {
     loop {
         match told.recv_timeout(TELL) {
             Ok(lane) => lateness.merge(&lane),
-            Err(RecvTimeoutError::Timeout) => progress.tell(),
+            Err(RecvTimeoutError::Timeout) => progress.print_or_fail_if_stuck(),
             Err(RecvTimeoutError::Disconnected) => break,
         }
         emulated.poll_controllers(clock.now()).unwrap();
@@ -131,7 +131,7 @@ fn go_through_gaps(count: u64) {
 
 /// A bystander, who tells what the machine does to anybody: rests until it is stopped, and returns by
 /// how much it has overslept at most.
-fn keep_other_core_idle(stop: &StopFlag, clock: Clock) -> Span {
+fn measure_worst_oversleep(stop: &StopFlag, clock: Clock) -> Span {
     let mut worst = Span::default();
     while !stop.is_stopped() {
         let due = clock.now().after(BYSTANDER);
@@ -190,7 +190,7 @@ impl LatencyPoller {
         self.due = now.after(gap(self.random.next_f64()));
         if self.left == 0 {
             self.tell.send(std::mem::take(&mut self.lateness)).unwrap();
-            context.end_thread();
+            context.request_thread_end();
         }
     }
 }
@@ -210,7 +210,7 @@ impl Poller for LatencyPoller {
     }
 
     fn flush(&mut self) {
-        self.queue.flush();
+        self.queue.flush_submissions();
     }
 
     fn arm(&mut self) -> PollResult {
@@ -248,7 +248,7 @@ impl<'a> GapProgress<'a> {
         Self { done, count, told: 0, in_vain: 0 }
     }
 
-    fn tell(&mut self) {
+    fn print_or_fail_if_stuck(&mut self) {
         let done = self.done.load(Ordering::Relaxed);
         self.in_vain = if done > self.told { 0 } else { self.in_vain + 1 };
         assert!(self.in_vain < STUCK, "nothing was answered for {STUCK} s after {done} I/Os");

@@ -12,13 +12,13 @@ use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{Context, PollResult, Poller, PollerBuilder, ReactorOptions, ThreadBuilder};
-use tenmil_rpc::{MethodState, ProgramInfo, ReactorsSource, RpcServer, TABLE, event_channel};
+use tenmil_rpc::{ProcessParts, ProgramInfo, ReactorsSource, RpcServer, TABLE, event_channel};
 use terminal::{Terminal, await_exit};
 
 /// A poller that finds work every time.
-struct CountingPoller;
+struct AlwaysBusyPoller;
 
-impl Poller for CountingPoller {
+impl Poller for AlwaysBusyPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Busy
     }
@@ -42,14 +42,15 @@ impl TopTest {
             tenmil_reactor::Reactors::start_on_cores(&cores, &options, &Clock::on_kernel_clock())
                 .unwrap();
         for name in ["heart", "\u{1b}[2Jlung"] {
-            let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(5), CountingPoller);
+            let beat =
+                PollerBuilder::polled_each_period("beat", Span::from_ms(5), AlwaysBusyPoller);
             reactors.spawn(ThreadBuilder::new(name).add_poller(beat)).unwrap();
         }
         let running = tenmil_reactor::ReactorsHandle {
             directory: reactors.registry().clone(),
             clock: *reactors.clock(),
         };
-        let state = MethodState::new()
+        let state = ProcessParts::new()
             .with_part(ProgramInfo { version: "9.9.9", log: None })
             .with_part(ReactorsSource::new(move || Some(running.clone())));
         let (_announcer, announced) = event_channel().unwrap();
@@ -68,7 +69,7 @@ impl TopTest {
         self.command(line).output().unwrap()
     }
 
-    fn told(&self, line: &str) -> String {
+    fn stdout_of_success(&self, line: &str) -> String {
         let output = self.run(line);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{line}: {errors}");
@@ -79,7 +80,8 @@ impl TopTest {
 #[test]
 fn one_sample_has_reactors_threads_and_pollers() {
     let world = TopTest::new();
-    let sample: Value = serde_json::from_str(&world.told("top --json --interval 300ms")).unwrap();
+    let sample: Value =
+        serde_json::from_str(&world.stdout_of_success("top --json --interval 300ms")).unwrap();
     assert_eq!((&sample["process"]["version"], &sample["policy"]), (&"9.9.9".into(), &Value::Null));
     assert!(sample["interval_ns"].as_u64() >= Some(300_000_000));
     let reactors = sample["reactors"].as_array().unwrap();
@@ -104,7 +106,7 @@ fn one_sample_has_reactors_threads_and_pollers() {
 fn tables_are_printed_once_without_a_terminal() {
     let world = TopTest::new();
     for line in ["top --once -i 50ms", "top -i 50ms"] {
-        let text = world.told(line);
+        let text = world.stdout_of_success(line);
         assert!(text.starts_with("tenmil 9.9.9  process "), "{text}");
         assert!(text.contains(" of 1 reactor ") && text.contains("  adaptive polling"), "{text}");
         assert!(text.contains("heart") && text.contains("every 5 ms"), "{text}");
@@ -144,8 +146,8 @@ fn terminal_is_restored_however_top_ends() {
     let world = TopTest::new();
     type End = fn(&Terminal, &Child);
     let ends: [(&str, End); 5] = [
-        ("q", |terminal, _| terminal.press("q")),
-        ("ctrl-c", |terminal, _| terminal.press("\u{3}")),
+        ("q", |terminal, _| terminal.send_keys("q")),
+        ("ctrl-c", |terminal, _| terminal.send_keys("\u{3}")),
         ("SIGTERM", |_, child| signal("TERM", child)),
         ("SIGINT", |_, child| signal("INT", child)),
         ("SIGHUP", |_, child| signal("HUP", child)),
@@ -161,12 +163,12 @@ fn terminal_is_restored_however_top_ends() {
         end(&terminal, &child);
         let (code, shown) = terminal.await_end(&mut child);
         assert_eq!(code, Some(0), "{what}: {shown}");
-        terminal.is_as_it_was(&shown);
+        terminal.assert_restored(&shown);
     }
 }
 
 #[test]
-fn exited_process_is_replaced_by_waiting_for_another() {
+fn top_waits_for_another_process_after_one_exits() {
     let world = TopTest::new();
     let mut terminal = Terminal::new();
     let mut child = terminal.run(world.command("top --interval 50ms"));
@@ -175,10 +177,10 @@ fn exited_process_is_replaced_by_waiting_for_another() {
     drop(server);
     terminal.await_shown("GONE");
     assert!(child.try_wait().unwrap().is_none(), "it waits");
-    terminal.press("q");
+    terminal.send_keys("q");
     let (code, shown) = terminal.await_end(&mut child);
     assert_eq!(code, Some(0), "{shown}");
-    terminal.is_as_it_was(&shown);
+    terminal.assert_restored(&shown);
     drop(root);
 }
 
@@ -186,9 +188,9 @@ fn exited_process_is_replaced_by_waiting_for_another() {
 fn top_ends_when_its_terminal_closes() {
     let world = TopTest::new();
     let terminal = Terminal::new();
-    let mut child = terminal.run_unseen(world.command("top --interval 50ms"));
+    let mut child = terminal.start_without_reading(world.command("top --interval 50ms"));
     terminal.await_raw();
-    terminal.leave();
+    terminal.close();
     assert_ne!(await_exit(&mut child), Some(0), "it says that there is no terminal any more");
 }
 
@@ -204,9 +206,9 @@ fn nohup_is_respected() {
     terminal.await_raw();
     terminal.await_shown("heart");
     signal("HUP", &child);
-    terminal.press("?");
+    terminal.send_keys("?");
     terminal.await_shown("ctrl-c");
-    terminal.press("q");
+    terminal.send_keys("q");
     let (code, shown) = terminal.await_end(&mut child);
     assert_eq!(code, Some(0), "{shown}");
 }

@@ -10,15 +10,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use served::{Served, run};
+use served::{ServeProcess, run};
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 
 /// A process that serves `uri`, what others call that, and where its socket is.
-fn serve(uri: &str, more: &str) -> (Served, String, tempfile::TempDir) {
+fn serve(uri: &str, more: &str) -> (ServeProcess, String, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let name = format!("vfio-user:{}", directory.path().join("disk").display());
-    let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen '{name}' {more}"));
+    let served =
+        ServeProcess::start_shell_line(&format!("{TENMIL} serve '{uri}' --listen '{name}' {more}"));
     assert_eq!(served.ready.trim(), format!("ready {name}"));
     (served, name, directory)
 }
@@ -84,7 +85,9 @@ fn several_sockets_have_one_controller_per_device() {
     let names =
         ["a", "b", "c"].map(|name| format!("vfio-user:{}", directory.path().join(name).display()));
     let [a, b, c] = &names;
-    let served = Served::of(&format!("{TENMIL} serve ram:4m ram:8m ram:2m -l {a} -l {b} -l {c}"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve ram:4m ram:8m ram:2m -l {a} -l {b} -l {c}"
+    ));
     assert_eq!(served.ready.trim(), format!("ready {a} {b} {c}"));
     for (name, serial, mebibytes) in [(a, "TENMIL", 4), (b, "TENMIL2", 8), (c, "TENMIL3", 2)] {
         let said: Value =

@@ -65,7 +65,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 #[ignore = "the tests below run it"]
-fn start_peer_server() {
+fn foreign_server_process() {
     let Ok(path) = std::env::var(SOCKET) else { return };
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -106,7 +106,7 @@ fn state_left_by_a_client_is_reset_by_the_next() {
     let mut load = Command::new(TENMIL);
     load.args(["perf", &name, "-w", "randread", "-t", "60"]).stderr(Stdio::null());
     let mut load = load.stdout(Stdio::null()).spawn().unwrap();
-    wait_until("the client maps nothing", || shared(server.child.id()) >= 2);
+    wait_until("the client maps nothing", || memfd_map_count(server.child.id()) >= 2);
     load.kill().unwrap();
     load.wait().unwrap();
     let more = ["perf", &name, "-w", "randrw", "--verify", "--overwrite", "-t", "1"];
@@ -119,7 +119,7 @@ fn client_reports_that_its_server_has_ended() {
     let mut load = Command::new(TENMIL);
     load.args(["perf", &server.name(""), "-w", "randread", "-t", "60"]);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("the client maps nothing", || shared(server.child.id()) >= 2);
+    wait_until("the client maps nothing", || memfd_map_count(server.child.id()) >= 2);
     drop(server);
     let Output { status, stderr, .. } = load.wait_with_output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
@@ -129,7 +129,7 @@ fn client_reports_that_its_server_has_ended() {
 }
 
 /// How many files of a client's memory a process has mapped.
-fn shared(pid: u32) -> usize {
+fn memfd_map_count(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines().filter(|line| line.contains("memfd:")).count()
 }

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use served::Served;
+use served::ServeProcess;
 use tenmil_dma::{Region, RegionTable};
 use vhost_front::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
@@ -46,9 +46,11 @@ struct FrontEndConnection {
     calls: Vec<EventFd>,
 }
 
-fn serve(uri: &str, socket: &Path) -> Served {
+fn serve(uri: &str, socket: &Path) -> ServeProcess {
     let listen = format!("vhost-user:{}", socket.display());
-    let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen '{listen}' --cores 0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve '{uri}' --listen '{listen}' --cores 0"
+    ));
     assert_eq!(served.ready.trim(), format!("ready {listen}"));
     served
 }
@@ -174,7 +176,7 @@ fn foreign_front_end_negotiates_and_uses_the_disk() {
     let mut drivers = [machine.driver(0), machine.driver(1)];
     for number in 0..40 {
         let driver = &mut drivers[usize::try_from(number % 2).unwrap()];
-        driver.store_bytes(driver.data_address(0), &stamp(number));
+        driver.store_bytes(driver.data_offset(0), &stamp(number));
         driver.submit_request(0, write_request(number * 8, 4096));
         connection.kick();
         assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
@@ -193,11 +195,11 @@ fn foreign_front_end_negotiates_and_uses_the_disk() {
     assert!(connection.front.remove_mem_region(&more).is_err(), "it is gone already");
     for number in 0..40 {
         let driver = &mut drivers[usize::try_from(number % 2).unwrap()];
-        driver.store_bytes(driver.data_address(0), &[0; 4096]);
+        driver.store_bytes(driver.data_offset(0), &[0; 4096]);
         driver.submit_request(0, read_request(number * 8, 4096));
         connection.kick();
         assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
-        assert!(driver.load_bytes::<4096>(driver.data_address(0)) == stamp(number), "{number}");
+        assert!(driver.load_bytes::<4096>(driver.data_offset(0)) == stamp(number), "{number}");
     }
     drivers[0].submit_request(0, flush_request());
     connection.kick();
@@ -229,10 +231,10 @@ fn foreign_front_end_is_notified_of_a_grown_volume() {
     assert_eq!(size_bytes(&mut connection), 4 << 20);
     let mut driver = machine.driver(0);
     let end = 4 << 11;
-    driver.store_bytes(driver.data_address(0), &stamp(7));
+    driver.store_bytes(driver.data_offset(0), &stamp(7));
     for (bytes, status) in [(4_u64 << 20, 1), (12 << 20, 0)] {
         if bytes > 4 << 20 {
-            served.ask(&format!("volume resize {volume} --size 12m"));
+            served.stdout_of_rpc_command(&format!("volume resize {volume} --size 12m"));
             back.set_read_timeout(Some(TIME_LIMIT)).unwrap();
             let mut told = [0; 12];
             back.read_exact(&mut told).unwrap();
@@ -268,7 +270,7 @@ fn restarted_server_completes_inflight_requests() {
                 let block = at * 10 + u64::from(head) / 3;
                 numbers += 1;
                 blocks[usize::try_from(block).unwrap()] = numbers;
-                driver.store_bytes(driver.data_address(head), &stamp(numbers));
+                driver.store_bytes(driver.data_offset(head), &stamp(numbers));
                 driver.submit_request(head, write_request(block * 8, 4096));
             }
         }
@@ -297,7 +299,7 @@ fn restarted_server_completes_inflight_requests() {
         connection.kick();
         assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
         assert!(
-            driver.load_bytes::<4096>(driver.data_address(0)) == stamp(*number),
+            driver.load_bytes::<4096>(driver.data_offset(0)) == stamp(*number),
             "block {block}"
         );
     }

@@ -4,16 +4,16 @@ use tenmil_base::{ChannelWakeup, Instant, IoChannel, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_fabrics::PathEvent;
 
-use crate::disk_access::DiskAccess;
-use crate::mirror_legs::MirrorLegs;
+use crate::disk_access::MultipathAccess;
+use crate::mirror_legs::MirrorAccess;
 
 /// Paths to one subsystem, or a mirror.
-pub(crate) enum AccessPath {
-    Paths(Box<DiskAccess>),
-    Mirror(Box<MirrorLegs>),
+pub(crate) enum DiskOrMirrorAccess {
+    Paths(Box<MultipathAccess>),
+    Mirror(Box<MirrorAccess>),
 }
 
-impl AccessPath {
+impl DiskOrMirrorAccess {
     /// All memory of the host.
     pub(crate) fn regions(&self) -> &RegionTable {
         match self {
@@ -39,7 +39,7 @@ impl AccessPath {
     }
 
     /// Takes the queue, if it has to be requested. Returns whether it has just become available.
-    pub(crate) fn take_new_queue(&mut self) -> bool {
+    pub(crate) fn take_multipath_queue(&mut self) -> bool {
         match self {
             Self::Paths(link) => link.take_new_queue(),
             Self::Mirror(_) => false,
@@ -84,7 +84,7 @@ impl AccessPath {
     }
 
     /// The legs, if it is a mirror.
-    pub(crate) fn mirror_legs(&mut self) -> Option<&mut MirrorLegs> {
+    pub(crate) fn mirror_legs(&mut self) -> Option<&mut MirrorAccess> {
         match self {
             Self::Paths(_) => None,
             Self::Mirror(legs) => Some(legs),

@@ -11,14 +11,14 @@ use tenmil_drivers::Mirror;
 use tenmil_nvme_fabrics::PathEvent;
 use tenmil_sim::block_stamp::{BlockContent, BlockStamp};
 
-use crate::access_path::AccessPath;
+use crate::access_path::DiskOrMirrorAccess;
 use crate::cluster_network::ClusterNetwork;
 use crate::cluster_plan::HostPlan;
 use crate::cluster_simulation::RunFailure;
 use crate::consistency_checker::{BlockRead, ConsistencyChecker, WriteEnd};
-use crate::disk_access::{DiskAccess, ExportAddress};
+use crate::disk_access::{ExportAddress, MultipathAccess};
 use crate::injected_bugs::InjectedBugs;
-use crate::mirror_legs::{MirrorLegs, MirrorSetup};
+use crate::mirror_legs::{MirrorAccess, MirrorSetup};
 use crate::run_history::{RecordScope, RunHistory};
 use crate::sim_disk::BLOCK_BYTES;
 
@@ -28,7 +28,7 @@ pub(crate) struct ClusterHost {
     disk: usize,
     plan: HostPlan,
     seed: u64,
-    access_path: AccessPath,
+    access_path: DiskOrMirrorAccess,
     ops: BTreeMap<u64, HostRequest>,
     free: Vec<u32>,
     completions: CompletionBatch,
@@ -112,12 +112,12 @@ impl ClusterHost {
         let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
         let (names, memory) = ((number, bugs), (network, bytes));
         let access_path = match addresses {
-            [address] => {
-                AccessPath::Paths(Box::new(DiskAccess::new(names, plan, address, memory, now)?))
-            }
+            [address] => DiskOrMirrorAccess::Paths(Box::new(MultipathAccess::new(
+                names, plan, address, memory, now,
+            )?)),
             _ => {
-                let legs = MirrorLegs::new(names, plan, addresses, memory, (now, begins_at))?;
-                AccessPath::Mirror(Box::new(legs))
+                let legs = MirrorAccess::new(names, plan, addresses, memory, (now, begins_at))?;
+                DiskOrMirrorAccess::Mirror(Box::new(legs))
             }
         };
         let host = Self {
@@ -137,7 +137,7 @@ impl ClusterHost {
             flushed: 0,
             audited: 0,
         };
-        (0..SLOTS).for_each(|slot| host.overwrite_unowned(slot));
+        (0..SLOTS).for_each(|slot| host.fill_with_canary(slot));
         Ok(host)
     }
 
@@ -177,14 +177,14 @@ impl ClusterHost {
             self.record_path_event(now, leg, &event, shared);
         }
         if self.goal != HostGoal::Close {
-            is_busy |= self.access_path.take_new_queue();
+            is_busy |= self.access_path.take_multipath_queue();
         }
         if let Some(mut queue) = self.access_path.multipath_queue().take() {
             let mut completions =
                 std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut completions);
             let ended: Vec<IoCompletion> = completions.drain().collect();
-            self.record_legs(now, queue.write_losses(), shared);
+            self.record_legs(now, queue.known_write_loss_count(), shared);
             self.completions = completions;
             for completion in ended {
                 is_busy = true;
@@ -193,10 +193,10 @@ impl ClusterHost {
             while self.wants_to_submit(now) && self.submit(now, &mut *queue, shared) {
                 is_busy = true;
             }
-            queue.flush();
+            queue.flush_submissions();
             *self.access_path.multipath_queue() = Some(queue);
         }
-        self.check_time_bounds(now)?;
+        self.check_request_age(now)?;
         Ok(is_busy)
     }
 
@@ -207,8 +207,8 @@ impl ClusterHost {
     }
 
     /// What opens its mirror, if that is to be opened.
-    pub(crate) fn mirror_to_open(&mut self, now: Instant) -> Option<MirrorSetup> {
-        self.access_path.mirror_legs()?.mirror_to_open(now)
+    pub(crate) fn take_mirror_setup(&mut self, now: Instant) -> Option<MirrorSetup> {
+        self.access_path.mirror_legs()?.take_mirror_setup(now)
     }
 
     /// Its mirror was opened, or was not.
@@ -234,8 +234,10 @@ impl ClusterHost {
     }
 
     fn record_legs(&mut self, now: Instant, losses: u64, shared: &mut HostsShared<'_>) {
-        let Some((in_sync, left)) =
-            self.access_path.mirror_legs().and_then(|legs| legs.sync_progress())
+        let Some((in_sync, left)) = self
+            .access_path
+            .mirror_legs()
+            .and_then(|legs| legs.in_sync_mask_and_remaining_regions())
         else {
             return;
         };
@@ -244,7 +246,11 @@ impl ClusterHost {
             shared.checker.record_power_loss(self.disk, now);
         }
         if self.in_sync.replace(in_sync) != Some(in_sync) {
-            if self.access_path.mirror_legs().is_some_and(|legs| legs.may_lack_completed_writes()) {
+            if self
+                .access_path
+                .mirror_legs()
+                .is_some_and(|legs| legs.may_in_sync_legs_lack_writes())
+            {
                 shared.checker.record_power_loss(self.disk, now);
             }
             let legs: Vec<u8> = (0..8).filter(|leg| in_sync >> leg & 1 == 1).collect();
@@ -268,8 +274,8 @@ impl ClusterHost {
         }
         if event.is_for_operator() {
             let leg = match &self.access_path {
-                AccessPath::Paths(_) => String::new(),
-                AccessPath::Mirror(_) => format!("leg {leg}, "),
+                DiskOrMirrorAccess::Paths(_) => String::new(),
+                DiskOrMirrorAccess::Mirror(_) => format!("leg {leg}, "),
             };
             let text = format!("host {}: {leg}{event}", self.number);
             shared.add_record(now, RecordScope::host(self.number), text);
@@ -320,7 +326,7 @@ impl ClusterHost {
         let pause =
             if self.goal == HostGoal::Io { self.random.below(self.plan.think.ns) } else { 0 };
         if queue.submit(now, &[request], &[segment]) == 0 {
-            self.overwrite_unowned(slot);
+            self.fill_with_canary(slot);
             self.next_at = now.after(Span::from_ms(1));
             return false;
         }
@@ -396,11 +402,11 @@ impl ClusterHost {
                     may_flicker: self.plan.is_mirrored || self.path_lost_at >= Some(op.begun),
                 };
                 let ended = shared.checker.record_write_end(id, end);
-                let fail = |lba, why: &str| self.violation_at(lba, &format!("w{id}"), why);
+                let fail = |lba, why: &str| self.block_violation(lba, &format!("w{id}"), why);
                 ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
                 let is_conflict =
                     completion.status.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
-                let kept = shared.checker.check_reservation(id, is_conflict);
+                let kept = shared.checker.check_write_against_reservation(id, is_conflict);
                 kept.map_err(|why| fail(op.first, &why))?;
             }
             Operation::Flush => {
@@ -423,7 +429,7 @@ impl ClusterHost {
             }
             _ => self.check_read(now, id, &op, shared)?,
         }
-        self.overwrite_unowned(op.slot);
+        self.fill_with_canary(op.slot);
         self.free.push(op.slot);
         Ok(())
     }
@@ -447,14 +453,14 @@ impl ClusterHost {
             }
         }
         let values: Vec<String> = found.iter().map(|(_, value)| format!("w{value}")).collect();
-        self.record_request(now, id, op, format!("ends: {}", compress_runs(&values)), shared);
+        self.record_request(now, id, op, format!("ends: {}", format_with_runs(&values)), shared);
         for (lba, found) in found {
             let read = BlockRead { disk: self.disk, lba, found, begun: op.begun, ended: now };
             let checked = shared.checker.check_read(read);
             broken = broken.or(checked.err().map(|why| (lba, why.to_string())));
         }
         let Some((lba, why)) = broken else { return Ok(()) };
-        Err(self.violation_at(lba, &format!("r{id}"), &why))
+        Err(self.block_violation(lba, &format!("r{id}"), &why))
     }
 
     /// Whether a write to any of these blocks is in flight.
@@ -464,7 +470,7 @@ impl ClusterHost {
     }
 
     /// Violation in one block, detected at the end of a request.
-    fn violation_at(&self, lba: u64, request: &str, why: &str) -> RunFailure {
+    fn block_violation(&self, lba: u64, request: &str, why: &str) -> RunFailure {
         let Self { number, disk, .. } = *self;
         let text = format!("host {number}, block {lba} of disk {disk} ({request}): {why}");
         RunFailure {
@@ -506,7 +512,7 @@ impl ClusterHost {
     }
 
     /// Fills memory that no request owns any more.
-    fn overwrite_unowned(&self, slot: u32) {
+    fn fill_with_canary(&self, slot: u32) {
         let _ =
             self.access_path.regions().fill(self.slot_segment(slot, SLOT_BLOCKS.into()), CANARY);
     }
@@ -518,7 +524,7 @@ impl ClusterHost {
         found.unwrap_or(Segment { len_bytes: 0, ..self.access_path.data_segment() })
     }
 
-    fn check_time_bounds(&self, now: Instant) -> Result<(), RunFailure> {
+    fn check_request_age(&self, now: Instant) -> Result<(), RunFailure> {
         let late = self.ops.iter().find(|(_, op)| now.since(op.begun) > BOUND);
         let Some((id, op)) = late else { return Ok(()) };
         let text = format!(
@@ -576,7 +582,7 @@ fn status_name(status: IoStatus) -> String {
 }
 
 /// Formats values, with runs of equal ones combined.
-fn compress_runs(values: &[String]) -> String {
+fn format_with_runs(values: &[String]) -> String {
     let mut told: Vec<String> = Vec::new();
     let mut count = 0_usize;
     for (index, value) in values.iter().enumerate() {

@@ -11,7 +11,9 @@ use tenmil_base::{
 };
 use tenmil_dma::RegionTable;
 use tenmil_nvme_fabrics::{Connector, PendingConnect};
-use tenmil_sim::sim_network::{self, LinkFault, LinkOptions, LinkSide, NetworkOptions, SimStream};
+use tenmil_sim::sim_network::{
+    self, LinkFault, LinkOptions, LinkTransferDirection, NetworkOptions, SimStream,
+};
 
 use crate::pdu_recorder::{CommandRanges, PduRecorder};
 use crate::run_history::RunHistory;
@@ -52,7 +54,7 @@ pub(crate) enum ConnectionFault {
     /// All data are lost silently.
     Vanish,
     /// Data in this direction are delayed by this time, in order.
-    Delay(LinkSide, Span),
+    Delay(LinkTransferDirection, Span),
 }
 
 struct NetworkState {
@@ -97,14 +99,14 @@ struct ConnectionEnd {
     is_host: bool,
 }
 
-struct HostDial {
+struct HostConnector {
     net: ClusterNetwork,
     host: usize,
     process: usize,
     memory: RegionTable,
 }
 
-struct PendingDial {
+struct PendingClusterConnect {
     net: ClusterNetwork,
     host: usize,
     process: usize,
@@ -130,7 +132,7 @@ impl ClusterNetwork {
             let memory = Arc::clone(&nothing);
             PortState { port: PortPower::Refuses, memory, arrivals: Vec::new() }
         };
-        let has_packets = history.lock().is_ok_and(|history| history.has_packets());
+        let has_packets = history.lock().is_ok_and(|history| history.records_pdus());
         Self(Arc::new(Mutex::new(NetworkState {
             has_packets,
             now: Instant::default(),
@@ -145,14 +147,14 @@ impl ClusterNetwork {
     }
 
     /// Connector from a host to a process. The data of the host lie in `memory`.
-    pub(crate) fn dial(
+    pub(crate) fn connector(
         &self,
         host: usize,
         process: usize,
         memory: &RegionTable,
     ) -> Box<dyn Connector> {
         let (net, memory) = (self.clone(), memory.clone());
-        Box::new(HostDial { net, host, process, memory })
+        Box::new(HostConnector { net, host, process, memory })
     }
 
     /// Advances the time.
@@ -203,7 +205,7 @@ impl ClusterNetwork {
         for cable in state.cables.iter_mut().filter(|cable| cable.process == process) {
             if port == PortPower::Dark {
                 cable.is_dark = true;
-                cable.network.inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
+                cable.network.inject_fault(LinkTransferDirection::Downstream, LinkFault::BlackHole);
             } else if was == PortPower::Dark {
                 cable.network.cut_links();
                 orphans.extend(cable.orphan.take());
@@ -223,7 +225,7 @@ impl ClusterNetwork {
         let silent = &mut state.silent[host][process];
         *silent = until.max(*silent);
         for cable in state.connections_between(host, process) {
-            for direction in [LinkSide::Upstream, LinkSide::Downstream] {
+            for direction in [LinkTransferDirection::Upstream, LinkTransferDirection::Downstream] {
                 cable.network.inject_fault(direction, LinkFault::Freeze(span));
             }
         }
@@ -236,7 +238,9 @@ impl ClusterNetwork {
             match harm {
                 ConnectionFault::Reset => cable.network.cut_links(),
                 ConnectionFault::Vanish => {
-                    for direction in [LinkSide::Upstream, LinkSide::Downstream] {
+                    for direction in
+                        [LinkTransferDirection::Upstream, LinkTransferDirection::Downstream]
+                    {
                         cable.network.inject_fault(direction, LinkFault::BlackHole);
                     }
                 }
@@ -286,11 +290,18 @@ impl NetworkState {
     }
 }
 
-impl Connector for HostDial {
+impl Connector for HostConnector {
     fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
         let Self { net, host, process, memory } = self;
         let (net, memory) = (net.clone(), memory.clone());
-        Box::new(PendingDial { net, host: *host, process: *process, memory, begun: now, until })
+        Box::new(PendingClusterConnect {
+            net,
+            host: *host,
+            process: *process,
+            memory,
+            begun: now,
+            until,
+        })
     }
 
     fn peer(&self) -> String {
@@ -298,7 +309,7 @@ impl Connector for HostDial {
     }
 }
 
-impl PendingConnect for PendingDial {
+impl PendingConnect for PendingClusterConnect {
     /// A dark port or a partition does not answer until the timeout; a closed port refuses after one
     /// round trip.
     fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {

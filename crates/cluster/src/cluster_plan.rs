@@ -147,7 +147,7 @@ impl ClusterPlan {
         let cables = ConnectionOptions {
             delay: Span::from_us(draw.random_choice(&[10, 50, 200])),
             jitter: Span::from_us(draw.random_choice(&[0, 20, 500])),
-            splits: draw.random_chance(4),
+            splits: draw.one_in(4),
             release: Span::from_ms(draw.random_choice(&[0, 0, 1, 100])),
         };
         let secs = match kind {
@@ -162,7 +162,7 @@ impl ClusterPlan {
         };
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.draw_faults(kind, &machines, hosts.len(), until);
-        let is_reserved = kind == PlanKind::Pool && draw.random_chance(2);
+        let is_reserved = kind == PlanKind::Pool && draw.one_in(2);
         Self { seed, kind, machines, hosts, cables, faults, is_reserved, until, bugs }
     }
 

@@ -15,11 +15,11 @@ use crate::cluster_host::{ClusterHost, HostGoal, HostsShared};
 use crate::cluster_network::ClusterNetwork;
 use crate::cluster_plan::{ClusterPlan, FaultEvent, MachinePlan};
 use crate::consistency_checker::ConsistencyChecker;
-use crate::disk_access::{DiskAccess, ExportAddress};
+use crate::disk_access::{ExportAddress, MultipathAccess};
 use crate::exports::ExportOpener;
 use crate::injected_bugs::InjectedBugs;
 use crate::pool_host::{self, PoolHost};
-use crate::reservation_client::{RequestedState, ReservationClient};
+use crate::reservation_client::{RequestedReservation, ReservationClient};
 use crate::run_history::{RecordScope, RunHistory};
 use crate::sim_disk::SimDisk;
 use crate::target_process::{TargetProcess, subsystem_nqn};
@@ -54,7 +54,7 @@ struct ClusterSimulation {
     network: ClusterNetwork,
     disks: Vec<SimDisk>,
     processes: Vec<ProcessSlot>,
-    machines: Vec<SimMachine>,
+    machines: Vec<MachineDiskOrder>,
     hosts: Vec<ClusterHost>,
     /// Hosts that use a pool.
     pools: Vec<PoolHost>,
@@ -87,7 +87,7 @@ struct ProcessSlot {
 }
 
 /// Disks of a machine.
-struct SimMachine {
+struct MachineDiskOrder {
     /// Disk that is exported in each slot.
     order: Vec<usize>,
     /// The order was changed and not all processes have started since.
@@ -122,7 +122,7 @@ pub fn run_plan(plan: &ClusterPlan) -> RunOutcome {
 
 /// Complete history of a run.
 #[cfg(test)]
-pub(crate) fn history_of(plan: &ClusterPlan) -> Vec<String> {
+pub(crate) fn run_and_list_history(plan: &ClusterPlan) -> Vec<String> {
     let history = Arc::new(Mutex::new(RunHistory::new(false)));
     let _ = ClusterSimulation::new(plan, &history).and_then(|mut world| world.run_to_end());
     lock(&history).last_lines(&RecordScope::ALL, usize::MAX)
@@ -142,7 +142,7 @@ fn run_plan_once(plan: &ClusterPlan, has_packets: bool) -> RunOutcome {
 
 impl ClusterSimulation {
     fn new(plan: &ClusterPlan, history: &Arc<Mutex<RunHistory>>) -> Result<Self, RunFailure> {
-        tenmil_nvme_fabrics::begin_simulation();
+        tenmil_nvme_fabrics::reset_for_simulation();
         let mut random = Random::new(plan.seed);
         let counts = (plan.hosts.len(), plan.process_count());
         let network = ClusterNetwork::new(plan.cables, counts, random.fork(), Arc::clone(history));
@@ -157,7 +157,7 @@ impl ClusterSimulation {
             state: MemoryDirectory::default(),
             is_exchanged: false,
         };
-        let machine = |of: &MachinePlan| SimMachine {
+        let machine = |of: &MachinePlan| MachineDiskOrder {
             order: (0..of.disks.len()).collect(),
             is_reordered: false,
         };
@@ -205,7 +205,7 @@ impl ClusterSimulation {
                 .map_err(failure_of_simulation)?;
             world.registrants.insert(number, registrant);
         }
-        world.reserve_pool();
+        world.reserve_pool_disk();
         Ok(world)
     }
 
@@ -214,7 +214,7 @@ impl ClusterSimulation {
         self.run_until(until, |_| false)?;
         self.agenda.retain(|_, action| !matches!(action, ScheduledAction::Fault(_)));
         self.network.end_partitions();
-        self.disks.iter().for_each(SimDisk::repair);
+        self.disks.iter().for_each(SimDisk::plug_in_without_delays);
         self.record_event(RecordScope::ALL, "the faults end".into());
         self.run_until_goal(HostGoal::Drain)?;
         self.run_until_goal(HostGoal::Flush)?;
@@ -229,7 +229,7 @@ impl ClusterSimulation {
         self.hosts.clear();
         self.pools.clear();
         self.registrants.clear();
-        self.check_end()
+        self.check_no_leaks()
     }
 
     fn format_mirrors(&self) -> Result<(), RunFailure> {
@@ -247,7 +247,7 @@ impl ClusterSimulation {
                 let regions = RegionTable::new(8);
                 let (process, bugs, now) = (0, InjectedBugs::default(), self.now);
                 let mut opening = ExportOpener { process, regions: &regions, bugs, now };
-                let legs = self.legs_of(number);
+                let legs = self.disks_of_host(number);
                 let disks: Vec<SimDisk> =
                     legs.iter().map(|disk| self.disks[*disk].clone()).collect();
                 opening
@@ -262,12 +262,12 @@ impl ClusterSimulation {
         let (disk, plan) = (self.disk_of(number), &self.plan.hosts[number]);
         if number == 0 {
             let sectors = plan.blocks;
-            pool_host::format_pool(&self.disks[disk], sectors / 8)
+            pool_host::create_pool_on_disk(&self.disks[disk], sectors / 8)
                 .map_err(failure_of_simulation)?;
         }
         let address = self.address_of(disk);
         let memory = (&self.network, pool_host::MEMORY_BYTES);
-        let link = DiskAccess::new((number, self.plan.bugs), plan, &address, memory, self.now);
+        let link = MultipathAccess::new((number, self.plan.bugs), plan, &address, memory, self.now);
         let link = (link.map_err(failure_of_simulation)?, number == 0 && !self.plan.is_reserved);
         let ids = (number, self.plan.seed, self.plan.bugs);
         Ok(PoolHost::new(ids, plan, disk, link, self.now))
@@ -275,7 +275,7 @@ impl ClusterSimulation {
 
     /// A host that begins to work then.
     fn new_host(&self, number: usize, begins_at: Instant) -> Result<ClusterHost, RunFailure> {
-        let legs = self.legs_of(number);
+        let legs = self.disks_of_host(number);
         let addresses: Vec<ExportAddress> =
             legs.iter().map(|disk| self.address_of(*disk)).collect();
         let (ids, plan) = ((number, self.plan.seed, self.plan.bugs), &self.plan.hosts[number]);
@@ -291,7 +291,7 @@ impl ClusterSimulation {
     }
 
     /// The disks of a host: one, or those of all legs of its mirror.
-    fn legs_of(&self, host: usize) -> Vec<usize> {
+    fn disks_of_host(&self, host: usize) -> Vec<usize> {
         let others = self.plan.hosts[host].other_legs.iter();
         let others = others.map(|machine| self.disks_of(*machine).start);
         std::iter::once(self.disk_of(host)).chain(others).collect()
@@ -326,7 +326,7 @@ impl ClusterSimulation {
         // goals after this one could not be reached.
         if goal == HostGoal::Drain && !self.plan.is_reserved {
             for registrant in self.registrants.values_mut() {
-                registrant.set_requested(RequestedState::Released, now, &mut self.checker);
+                registrant.set_requested(RequestedReservation::Released, now, &mut self.checker);
             }
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
@@ -375,7 +375,7 @@ impl ClusterSimulation {
     }
 
     /// Checks that no resources are left after all hosts have ended.
-    fn check_end(&mut self) -> Result<(), RunFailure> {
+    fn check_no_leaks(&mut self) -> Result<(), RunFailure> {
         let end = self.now.after(TIME_LIMIT);
         let is_clean = |world: &mut Self| {
             let mut running = world.processes.iter().filter_map(|slot| slot.process.as_ref());
@@ -430,7 +430,7 @@ impl ClusterSimulation {
     /// Opens the mirrors that hosts want to open. What that waits for comes as the world is turned.
     fn open_mirrors(&mut self) -> Result<(), RunFailure> {
         for number in 0..self.hosts.len() {
-            let Some(setup) = self.hosts[number].mirror_to_open(self.now) else { continue };
+            let Some(setup) = self.hosts[number].take_mirror_setup(self.now) else { continue };
             let (mut step, mut broken) = (STEP_MIN, Ok(()));
             self.is_opening = true;
             let opened = setup.open_mirror(&mut || {

@@ -53,7 +53,7 @@ struct BlockGuarantee {
     /// End of each flush, and the submission time of the last write it has made durable.
     durable: Vec<DurableWrite>,
     /// Values written or read since the last power loss.
-    clusters: BTreeMap<WriteId, ValueOperations>,
+    clusters: BTreeMap<WriteId, ValueTimes>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ struct DurableWrite {
 
 /// Known operations of one value.
 #[derive(Clone, Copy, Debug)]
-struct ValueOperations {
+struct ValueTimes {
     /// Submission time of the write.
     begun: Instant,
     /// Completion time of the write.
@@ -178,9 +178,9 @@ impl ConsistencyChecker {
                 if may_flicker || !is_success {
                     cluster.forget_reads();
                 }
-                broken = broken.and(block.check_order(id).map_err(|why| (lba, why)));
+                broken = broken.and(block.check_linearizable(id).map_err(|why| (lba, why)));
             } else if is_success {
-                block.clusters.insert(id, ValueOperations::from_write(begun, ended));
+                block.clusters.insert(id, ValueTimes::from_write(begun, ended));
             }
             if is_success && is_durable {
                 block.make_durable(DurableWrite { from: ended, write: id, begun });
@@ -279,18 +279,18 @@ impl ConsistencyChecker {
             return Ok(());
         }
         let fresh = || match write {
-            Some(write) if found_ended > lost => ValueOperations {
+            Some(write) if found_ended > lost => ValueTimes {
                 begun: write.begun,
                 ended: found_ended,
                 has_failed: write.ended.is_some() && !write.is_success,
-                ..ValueOperations::from_write(write.begun, found_ended)
+                ..ValueTimes::from_write(write.begun, found_ended)
             },
-            _ => ValueOperations::from_write(lost, lost),
+            _ => ValueTimes::from_write(lost, lost),
         };
         let cluster = block.clusters.entry(found).or_insert_with(fresh);
         cluster.read_ended = cluster.read_ended.min(ended);
         cluster.read_begun = cluster.read_begun.max(begun);
-        block.check_order(found)
+        block.check_linearizable(found)
     }
 
     /// Records that a host holds a reservation on a disk.
@@ -318,7 +318,7 @@ impl ConsistencyChecker {
     /// # Errors
     ///
     /// Description of the violation.
-    pub(crate) fn check_exclusion(
+    pub(crate) fn check_no_write_after_preemption(
         &self,
         (host, disk): (usize, usize),
         submitted: Instant,
@@ -344,7 +344,11 @@ impl ConsistencyChecker {
     /// # Errors
     ///
     /// Description of the violation.
-    pub(crate) fn check_reservation(&self, id: WriteId, is_conflict: bool) -> Result<(), String> {
+    pub(crate) fn check_write_against_reservation(
+        &self,
+        id: WriteId,
+        is_conflict: bool,
+    ) -> Result<(), String> {
         let Some(write) = self.writes.get(&id) else { return Ok(()) };
         let Some(&(holder, since)) = self.reservations.get(&write.disk) else { return Ok(()) };
         let since_text = Instant::since(since, Instant::default()).as_secs_f64();
@@ -404,14 +408,14 @@ impl ConsistencyChecker {
 
 impl BlockGuarantee {
     /// Checks that some order explains the known operations of a value.
-    fn check_order(&self, found: WriteId) -> Result<(), Violation> {
+    fn check_linearizable(&self, found: WriteId) -> Result<(), Violation> {
         let Some(cluster) = self.clusters.get(&found) else { return Ok(()) };
         // A write that has not completed may be sent again.
-        let is_open = |cluster: &ValueOperations| cluster.ended == Instant::NEVER;
+        let is_open = |cluster: &ValueTimes| cluster.ended == Instant::NEVER;
         if is_open(cluster) {
             return Ok(());
         }
-        let conflicts = |other: &ValueOperations| {
+        let conflicts = |other: &ValueTimes| {
             !is_open(other) && cluster.precedes(other) && other.precedes(cluster)
         };
         let other = self.clusters.iter().find(|(id, other)| **id != found && conflicts(other));
@@ -429,7 +433,7 @@ impl BlockGuarantee {
     }
 }
 
-impl ValueOperations {
+impl ValueTimes {
     const fn from_write(begun: Instant, ended: Instant) -> Self {
         let (read_ended, read_begun) = (Instant::NEVER, Instant { ns: 0 });
         Self { begun, ended, has_failed: false, read_ended, read_begun }
@@ -480,54 +484,57 @@ mod tests {
 
     const BLOCK: (u64, u64) = (5, 6);
 
-    fn seconds(ms: u64) -> Instant {
+    fn instant_of_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
-    fn checked_write(
+    fn record_write(
         checker: &mut ConsistencyChecker,
         id: u64,
         begun: u64,
         ended: u64,
         is_success: bool,
     ) {
-        checker.record_write_begin(id, (0, 0), BLOCK, seconds(begun));
-        let ended = seconds(ended);
+        checker.record_write_begin(id, (0, 0), BLOCK, instant_of_ms(begun));
+        let ended = instant_of_ms(ended);
         let end = WriteEnd { ended, is_success, is_durable: false, may_flicker: false };
         checker.record_write_end(id, end).unwrap();
     }
 
-    fn checked_read(
+    fn check_read_between(
         checker: &mut ConsistencyChecker,
         found: u64,
         begun: u64,
         ended: u64,
     ) -> Result<(), Violation> {
-        let (begun, ended) = (seconds(begun), seconds(ended));
+        let (begun, ended) = (instant_of_ms(begun), instant_of_ms(ended));
         checker.check_read(BlockRead { disk: 0, lba: 5, found, begun, ended })
     }
 
     #[test]
     fn read_returns_the_last_or_a_concurrent_write() {
         let mut checker = ConsistencyChecker::default();
-        checked_write(&mut checker, 1, 1, 2, true);
-        assert_eq!(checked_read(&mut checker, 1, 3, 4), Ok(()));
-        checked_write(&mut checker, 2, 5, 8, true);
-        assert_eq!(checked_read(&mut checker, 1, 6, 7), Ok(()));
-        assert_eq!(checked_read(&mut checker, 2, 6, 7), Ok(()));
-        assert!(checked_read(&mut checker, 1, 9, 10).is_err());
-        assert_eq!(checked_read(&mut checker, 9, 9, 10), Err(Violation::NeverWritten { found: 9 }));
+        record_write(&mut checker, 1, 1, 2, true);
+        assert_eq!(check_read_between(&mut checker, 1, 3, 4), Ok(()));
+        record_write(&mut checker, 2, 5, 8, true);
+        assert_eq!(check_read_between(&mut checker, 1, 6, 7), Ok(()));
+        assert_eq!(check_read_between(&mut checker, 2, 6, 7), Ok(()));
+        assert!(check_read_between(&mut checker, 1, 9, 10).is_err());
+        assert_eq!(
+            check_read_between(&mut checker, 9, 9, 10),
+            Err(Violation::NeverWritten { found: 9 })
+        );
     }
 
     #[test]
     fn concurrent_writes_have_one_order() {
         let mut checker = ConsistencyChecker::default();
-        checked_write(&mut checker, 1, 1, 9, true);
-        checked_write(&mut checker, 2, 1, 9, true);
-        assert_eq!(checked_read(&mut checker, 1, 3, 4), Ok(()));
-        assert_eq!(checked_read(&mut checker, 2, 5, 6), Ok(()), "both are under way");
+        record_write(&mut checker, 1, 1, 9, true);
+        record_write(&mut checker, 2, 1, 9, true);
+        assert_eq!(check_read_between(&mut checker, 1, 3, 4), Ok(()));
+        assert_eq!(check_read_between(&mut checker, 2, 5, 6), Ok(()), "both are under way");
         assert_eq!(
-            checked_read(&mut checker, 1, 10, 11),
+            check_read_between(&mut checker, 1, 10, 11),
             Err(Violation::NotLinearizable { found: 1, other: 2 })
         );
     }
@@ -536,13 +543,13 @@ mod tests {
     fn failed_write_may_take_effect_but_not_after_a_later_one() {
         for is_newer_written in [false, true] {
             let mut checker = ConsistencyChecker::default();
-            checked_write(&mut checker, 1, 1, 2, true);
-            checked_write(&mut checker, 2, 3, 4, false);
-            assert_eq!(checked_read(&mut checker, 1, 5, 6), Ok(()));
+            record_write(&mut checker, 1, 1, 2, true);
+            record_write(&mut checker, 2, 3, 4, false);
+            assert_eq!(check_read_between(&mut checker, 1, 5, 6), Ok(()));
             if is_newer_written {
-                checked_write(&mut checker, 3, 7, 8, true);
+                record_write(&mut checker, 3, 7, 8, true);
             }
-            let found = checked_read(&mut checker, 2, 9, 10);
+            let found = check_read_between(&mut checker, 2, 9, 10);
             assert_eq!(found.is_err(), is_newer_written, "{found:?}");
         }
     }
@@ -550,68 +557,75 @@ mod tests {
     #[test]
     fn flushed_data_survives_and_unflushed_data_may() {
         let mut checker = ConsistencyChecker::default();
-        checked_write(&mut checker, 1, 1, 2, true);
-        checked_write(&mut checker, 2, 3, 4, true);
-        checker.record_flush(0, 0, seconds(5), seconds(6));
-        checked_write(&mut checker, 3, 7, 8, true);
-        checked_write(&mut checker, 4, 9, 10, true);
-        checker.record_power_loss(0, seconds(11));
+        record_write(&mut checker, 1, 1, 2, true);
+        record_write(&mut checker, 2, 3, 4, true);
+        checker.record_flush(0, 0, instant_of_ms(5), instant_of_ms(6));
+        record_write(&mut checker, 3, 7, 8, true);
+        record_write(&mut checker, 4, 9, 10, true);
+        checker.record_power_loss(0, instant_of_ms(11));
         assert!(matches!(
-            checked_read(&mut checker, 1, 12, 13),
+            check_read_between(&mut checker, 1, 12, 13),
             Err(Violation::FlushedWriteLost { found: 1, durable: 2, .. })
         ));
-        assert_eq!(checked_read(&mut checker, 3, 12, 13), Ok(()));
-        assert!(checked_read(&mut checker, 2, 14, 15).is_err(), "one value has survived");
+        assert_eq!(check_read_between(&mut checker, 3, 12, 13), Ok(()));
+        assert!(check_read_between(&mut checker, 2, 14, 15).is_err(), "one value has survived");
     }
 
     #[test]
     fn flush_after_a_loss_covers_writes_completed_before() {
         let mut checker = ConsistencyChecker::default();
-        checked_write(&mut checker, 1, 1, 2, true);
-        checker.record_power_loss(0, seconds(3));
-        checker.record_flush(1, 0, seconds(4), seconds(5));
-        assert_eq!(checked_read(&mut checker, 0, 6, 7), Ok(()), "another host has written nothing");
-        checker.record_flush(0, 0, seconds(8), seconds(9));
-        assert!(checked_read(&mut checker, 0, 10, 11).is_err());
+        record_write(&mut checker, 1, 1, 2, true);
+        checker.record_power_loss(0, instant_of_ms(3));
+        checker.record_flush(1, 0, instant_of_ms(4), instant_of_ms(5));
+        assert_eq!(
+            check_read_between(&mut checker, 0, 6, 7),
+            Ok(()),
+            "another host has written nothing"
+        );
+        checker.record_flush(0, 0, instant_of_ms(8), instant_of_ms(9));
+        assert!(check_read_between(&mut checker, 0, 10, 11).is_err());
     }
 
     #[test]
     fn host_notified_of_a_loss_has_no_guarantee_for_it() {
         let mut checker = ConsistencyChecker::default();
-        checked_write(&mut checker, 1, 1, 2, true);
-        checker.record_power_loss(0, seconds(3));
-        checker.record_flush_failure(0, 0, seconds(5));
-        checker.record_flush(0, 0, seconds(6), seconds(7));
-        assert_eq!(checked_read(&mut checker, 0, 8, 9), Ok(()));
-        checker.record_power_loss(0, seconds(10));
-        checker.record_flush(0, 0, seconds(11), seconds(12));
+        record_write(&mut checker, 1, 1, 2, true);
+        checker.record_power_loss(0, instant_of_ms(3));
+        checker.record_flush_failure(0, 0, instant_of_ms(5));
+        checker.record_flush(0, 0, instant_of_ms(6), instant_of_ms(7));
+        assert_eq!(check_read_between(&mut checker, 0, 8, 9), Ok(()));
+        checker.record_power_loss(0, instant_of_ms(10));
+        checker.record_flush(0, 0, instant_of_ms(11), instant_of_ms(12));
         assert_eq!(
-            checked_read(&mut checker, 0, 13, 14),
+            check_read_between(&mut checker, 0, 13, 14),
             Ok(()),
             "its host knows of the first loss"
         );
-        checked_write(&mut checker, 2, 15, 16, true);
-        checker.record_power_loss(0, seconds(17));
-        checker.record_flush(0, 0, seconds(18), seconds(19));
-        assert!(checked_read(&mut checker, 0, 20, 21).is_err(), "the third loss was not told");
+        record_write(&mut checker, 2, 15, 16, true);
+        checker.record_power_loss(0, instant_of_ms(17));
+        checker.record_flush(0, 0, instant_of_ms(18), instant_of_ms(19));
+        assert!(
+            check_read_between(&mut checker, 0, 20, 21).is_err(),
+            "the third loss was not told"
+        );
     }
 
     #[test]
     fn reservation_excludes_writes_of_others_until_released() {
         let mut checker = ConsistencyChecker::default();
-        assert_eq!(checker.record_reservation(1, 0, seconds(5)), Ok(()));
-        assert_eq!(checker.record_reservation(2, 0, seconds(6)), Err(1));
-        checked_write(&mut checker, 1, 4, 9, true);
-        assert!(checker.check_reservation(1, false).is_ok(), "it began before");
-        checked_write(&mut checker, 2, 6, 9, true);
-        assert!(checker.check_reservation(2, false).is_err());
-        checked_write(&mut checker, 3, 6, 9, false);
-        assert!(checker.check_reservation(3, true).is_ok());
+        assert_eq!(checker.record_reservation(1, 0, instant_of_ms(5)), Ok(()));
+        assert_eq!(checker.record_reservation(2, 0, instant_of_ms(6)), Err(1));
+        record_write(&mut checker, 1, 4, 9, true);
+        assert!(checker.check_write_against_reservation(1, false).is_ok(), "it began before");
+        record_write(&mut checker, 2, 6, 9, true);
+        assert!(checker.check_write_against_reservation(2, false).is_err());
+        record_write(&mut checker, 3, 6, 9, false);
+        assert!(checker.check_write_against_reservation(3, true).is_ok());
         checker.record_release_begin(1, 0);
-        checked_write(&mut checker, 4, 10, 11, true);
-        assert!(checker.check_reservation(4, false).is_ok());
-        assert_eq!(checker.record_reservation(0, 0, seconds(12)), Ok(()));
-        checked_write(&mut checker, 5, 13, 14, false);
-        assert!(checker.check_reservation(5, true).is_err(), "the holder may write");
+        record_write(&mut checker, 4, 10, 11, true);
+        assert!(checker.check_write_against_reservation(4, false).is_ok());
+        assert_eq!(checker.record_reservation(0, 0, instant_of_ms(12)), Ok(()));
+        record_write(&mut checker, 5, 13, 14, false);
+        assert!(checker.check_write_against_reservation(5, true).is_err(), "the holder may write");
     }
 }

@@ -14,7 +14,7 @@ use crate::cluster_plan::HostPlan;
 use crate::injected_bugs::InjectedBugs;
 
 /// Paths of a host to a disk.
-pub(crate) struct DiskAccess {
+pub(crate) struct MultipathAccess {
     /// Region table with all memory.
     pub(crate) regions: RegionTable,
     /// Memory for data.
@@ -41,7 +41,7 @@ pub(crate) struct ExportAddress {
 
 const QUEUE_PAIRS: u16 = 2;
 
-impl DiskAccess {
+impl MultipathAccess {
     /// Starts to connect all paths, with `bytes` of memory for data.
     ///
     /// # Errors
@@ -58,8 +58,13 @@ impl DiskAccess {
         let mapping =
             MemoryMapping::new(bytes, MemoryBacking::Private).map_err(|error| error.to_string())?;
         let memory = regions.add_mapping(mapping).map_err(|error| format!("{error:?}"))?;
-        let mut multipath =
-            Self::all_paths((number, bugs), plan, address, (network, &regions, QUEUE_PAIRS), now)?;
+        let mut multipath = Self::with_paths_to_all(
+            (number, bugs),
+            plan,
+            address,
+            (network, &regions, QUEUE_PAIRS),
+            now,
+        )?;
         let ticket = multipath.open_queue();
         Ok(Self { regions, memory, multipath, ticket, queue: None })
     }
@@ -69,7 +74,7 @@ impl DiskAccess {
     /// # Errors
     ///
     /// If there is no memory for them.
-    pub(crate) fn all_paths(
+    pub(crate) fn with_paths_to_all(
         (number, bugs): (usize, InjectedBugs),
         plan: &HostPlan,
         address: &ExportAddress,
@@ -154,5 +159,8 @@ fn path_to_process(
     let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
     pool.map_on_demand();
     let (network, regions) = (network.clone(), regions.clone());
-    Ok(PathSetup { pool, make_connector: Box::new(move || network.dial(host, process, &regions)) })
+    Ok(PathSetup {
+        pool,
+        make_connector: Box::new(move || network.connector(host, process, &regions)),
+    })
 }

@@ -56,8 +56,7 @@ impl ExportOpener<'_> {
     ) -> Result<(Arc<dyn BlockDevice>, Option<BackgroundChannel>), String> {
         match blocks {
             ExportBlocks::Disk(disk) => Ok((
-                block_layer_device(Arc::new(self.open_disk(disk)))
-                    .map_err(|error| error.to_string())?,
+                bdev_over(Arc::new(self.open_disk(disk))).map_err(|error| error.to_string())?,
                 None,
             )),
             ExportBlocks::Mirror(disks) => {
@@ -68,10 +67,7 @@ impl ExportOpener<'_> {
                     Mirror::open(self.regions, &legs, &options, &mut stepping_clock(&mut self.now));
                 let mirror = Arc::new(mirror.map_err(|error| error.to_string())?);
                 let background = mirror.channel().map_err(|error| error.to_string())?;
-                Ok((
-                    block_layer_device(mirror).map_err(|error| error.to_string())?,
-                    Some(background),
-                ))
+                Ok((bdev_over(mirror).map_err(|error| error.to_string())?, Some(background)))
             }
         }
     }
@@ -79,7 +75,7 @@ impl ExportOpener<'_> {
     /// Creates a mirror on empty disks.
     pub(crate) fn create_mirror(&mut self, disks: &[SimDisk], uuid: u128) -> Result<(), String> {
         let legs = self.mirror_legs(disks);
-        Mirror::format_legs(self.regions, &legs, uuid, &mut stepping_clock(&mut self.now))
+        Mirror::write_new_superblocks(self.regions, &legs, uuid, &mut stepping_clock(&mut self.now))
             .map(|_| ())
             .map_err(|error| error.to_string())
     }
@@ -95,7 +91,7 @@ impl ExportOpener<'_> {
         disks.iter().enumerate().map(leg).collect()
     }
 
-    fn open_disk(&self, disk: &SimDisk) -> crate::sim_disk::OpenDisk {
+    fn open_disk(&self, disk: &SimDisk) -> crate::sim_disk::SimDiskOfProcess {
         let durability = match self.bugs.cached_disk_is_stable {
             true => Durability::Persistent,
             false => Durability::VolatileCache,
@@ -120,7 +116,7 @@ fn stepping_clock(now: &mut Instant) -> impl FnMut() -> Instant {
 }
 
 /// Wraps a block device in the block layer, as a service expects.
-fn block_layer_device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
+fn bdev_over(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
     // Timing would use the real clock and is not needed.
     let options = BdevOptions { timing: false, ..BdevOptions::new(Clock::start(), 1) };
     let device = Bdev::new("disk", medium, options).map_err(Error::environment)?;

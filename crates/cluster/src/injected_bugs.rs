@@ -28,7 +28,7 @@ pub struct InjectedBugs {
 
 impl InjectedBugs {
     /// Each bug alone, with its name. 200 seeds find each of them.
-    pub fn each_bug() -> Vec<(&'static str, Self)> {
+    pub fn all_with_names() -> Vec<(&'static str, Self)> {
         let none = Self::default();
         vec![
             (

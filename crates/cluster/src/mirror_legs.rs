@@ -24,11 +24,11 @@ use tenmil_volume::format::OwnerRecord;
 
 use crate::cluster_network::ClusterNetwork;
 use crate::cluster_plan::HostPlan;
-use crate::disk_access::{DiskAccess, ExportAddress};
+use crate::disk_access::{ExportAddress, MultipathAccess};
 use crate::injected_bugs::InjectedBugs;
 
 /// The legs of a host's mirror.
-pub(crate) struct MirrorLegs {
+pub(crate) struct MirrorAccess {
     /// All its memory.
     pub(crate) regions: RegionTable,
     /// That for data.
@@ -93,7 +93,7 @@ const OPEN_AGAIN: Span = Span::from_ms(300);
 /// A mirror's channel, the look at superblocks, and one of a channel that is being given up.
 const QUEUE_PAIRS: u16 = 4;
 
-impl MirrorLegs {
+impl MirrorAccess {
     /// Legs at these addresses, each of which begins to be called, and so many bytes for data.
     ///
     /// # Errors
@@ -112,7 +112,8 @@ impl MirrorLegs {
         let memory = regions.add_mapping(mapping).map_err(|error| format!("{error:?}"))?;
         let leg = |address: &ExportAddress| {
             let reached = (network, &regions, QUEUE_PAIRS);
-            let mut multipath = DiskAccess::all_paths((number, bugs), plan, address, reached, now)?;
+            let mut multipath =
+                MultipathAccess::with_paths_to_all((number, bugs), plan, address, reached, now)?;
             let first = Some(multipath.open_queue());
             let fail_fast = plan.fail_fast;
             Ok(Arc::new(Mutex::new(LegPaths { multipath, first, limits: None, fail_fast })))
@@ -142,11 +143,11 @@ impl MirrorLegs {
     }
 
     /// What opens the mirror, if that is due.
-    pub(crate) fn mirror_to_open(&mut self, now: Instant) -> Option<MirrorSetup> {
+    pub(crate) fn take_mirror_setup(&mut self, now: Instant) -> Option<MirrorSetup> {
         if self.mirror.is_some() || now < self.opens_at {
             return None;
         }
-        let known = self.legs.iter().filter(|leg| lock(leg).is_size_known()).count();
+        let known = self.legs.iter().filter(|leg| lock(leg).has_path_and_size()).count();
         let is_due = known == self.legs.len() || known > 0 && now >= self.opens_without_at;
         is_due.then(|| self.setup.clone())
     }
@@ -158,7 +159,7 @@ impl MirrorLegs {
         match opened {
             Ok((queue, mirror)) => {
                 let text = format!("opens its mirror: {}", mirror.description());
-                self.losses = queue.write_losses();
+                self.losses = queue.known_write_loss_count();
                 (self.queue, self.mirror) = (Some(queue), Some(mirror));
                 text
             }
@@ -170,21 +171,21 @@ impl MirrorLegs {
     }
 
     /// Which legs are in sync, and how many regions are still to be copied.
-    pub(crate) fn sync_progress(&self) -> Option<(u8, u64)> {
-        self.mirror.as_ref().map(Mirror::progress)
+    pub(crate) fn in_sync_mask_and_remaining_regions(&self) -> Option<(u8, u64)> {
+        self.mirror.as_ref().map(Mirror::in_sync_mask_and_remaining_regions)
     }
 
     /// A leg loses its power. Whether no other one has all that was completed.
     pub(crate) fn handle_power_loss(&mut self, leg: usize, now: Instant) -> bool {
         self.exposed[leg] = Some(now);
-        let (in_sync, _) = self.sync_progress().unwrap_or_default();
+        let (in_sync, _) = self.in_sync_mask_and_remaining_regions().unwrap_or_default();
         let has_all = |other: usize| in_sync >> other & 1 == 1 && self.exposed[other].is_none();
         !(0..self.legs.len()).any(has_all)
     }
 
     /// Whether every leg in sync may lack what was completed: another one that had it was given up.
-    pub(crate) fn may_lack_completed_writes(&self) -> bool {
-        let (in_sync, _) = self.sync_progress().unwrap_or_default();
+    pub(crate) fn may_in_sync_legs_lack_writes(&self) -> bool {
+        let (in_sync, _) = self.in_sync_mask_and_remaining_regions().unwrap_or_default();
         let lacks = |leg: usize| in_sync >> leg & 1 == 0 || self.exposed[leg].is_some();
         in_sync != 0 && (0..self.legs.len()).all(lacks)
     }
@@ -255,8 +256,8 @@ impl LegPaths {
     }
 
     /// Whether a path leads there, and the size is known.
-    fn is_size_known(&self) -> bool {
-        self.limits.is_some() && self.multipath.access(0).is_some()
+    fn has_path_and_size(&self) -> bool {
+        self.limits.is_some() && self.multipath.ana_state(0).is_some()
     }
 }
 
@@ -295,9 +296,9 @@ impl IoChannel for LegChannel {
         requests.len()
     }
 
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         if let Some(queue) = &mut self.queue {
-            queue.flush();
+            queue.flush_submissions();
         }
     }
 
@@ -313,8 +314,8 @@ impl IoChannel for LegChannel {
         completions.len() - before
     }
 
-    fn write_losses(&self) -> u64 {
-        self.queue.as_ref().map_or(0, IoChannel::write_losses)
+    fn known_write_loss_count(&self) -> u64 {
+        self.queue.as_ref().map_or(0, IoChannel::known_write_loss_count)
     }
 
     fn ack_repaired_losses(&mut self, count: u64) {

@@ -89,14 +89,14 @@ impl PduRecorder {
             0x02 => (None, "H2CTermReq".to_owned()),
             0x03 => (None, "C2HTermReq".to_owned()),
             0x04 => {
-                let (cid, blocks, what) = header.command_text();
+                let (cid, blocks, what) = header.decode_command();
                 lock(&self.commands).insert(cid, blocks);
                 (Some(cid), what)
             }
             0x05 => (Some(header.u16_at(20)), format!("status {:#06x}", header.u16_at(22) >> 1)),
-            0x06 => (Some(header.u16_at(8)), header.data_text("H2CData")),
-            0x07 => (Some(header.u16_at(8)), header.data_text("C2HData")),
-            0x09 => (Some(header.u16_at(8)), header.data_text("R2T")),
+            0x06 => (Some(header.u16_at(8)), header.describe_data_pdu("H2CData")),
+            0x07 => (Some(header.u16_at(8)), header.describe_data_pdu("C2HData")),
+            0x09 => (Some(header.u16_at(8)), header.describe_data_pdu("R2T")),
             other => (None, format!("unit of type {other:#04x}")),
         };
         let blocks = cid.and_then(|cid| lock(&self.commands).get(&cid).cloned());
@@ -123,13 +123,13 @@ impl PduHeader {
     }
 
     /// Describes a data PDU.
-    fn data_text(&self, name: &str) -> String {
+    fn describe_data_pdu(&self, name: &str) -> String {
         format!("{name} +{} {} bytes", self.u32_at(12), self.u32_at(16))
     }
 
     /// Decodes a command capsule, whose submission queue entry follows the common header: its
     /// identifier, its block range and a description.
-    fn command_text(&self) -> (u16, Range<u64>, String) {
+    fn decode_command(&self) -> (u16, Range<u64>, String) {
         let dword = |index: usize| self.u32_at(COMMON_BYTES + 4 * index);
         let (opcode, cid) = (dword(0) & 0xff, self.u16_at(COMMON_BYTES + 2));
         let first = u64::from(dword(10)) | u64::from(dword(11)) << 32;

@@ -28,7 +28,7 @@ use crate::cluster_host::{HostGoal, HostsShared};
 use crate::cluster_plan::HostPlan;
 use crate::cluster_simulation::RunFailure;
 use crate::consistency_checker::{BlockRead, WriteEnd};
-use crate::disk_access::DiskAccess;
+use crate::disk_access::MultipathAccess;
 use crate::injected_bugs::InjectedBugs;
 use crate::run_history::RecordScope;
 use crate::sim_disk::{BLOCK_BYTES as SECTOR_BYTES, SimDisk};
@@ -42,7 +42,7 @@ pub(crate) struct PoolHost {
     plan: HostPlan,
     seed: u64,
     bugs: InjectedBugs,
-    link: DiskAccess,
+    link: MultipathAccess,
     random: Random,
     stage: PoolStage,
     /// Actions of the pool that wait for a free transfer slot.
@@ -123,7 +123,7 @@ const BOUND: Span = Span::from_secs(60);
 const PAUSE: Span = Span::from_ms(50);
 
 /// Creates a pool on an empty disk.
-pub(crate) fn format_pool(disk: &SimDisk, blocks: u64) -> Result<(), String> {
+pub(crate) fn create_pool_on_disk(disk: &SimDisk, blocks: u64) -> Result<(), String> {
     let new = PoolConfig { name: "pool".into(), uuid: 0x9001, blocks };
     for step in new.create_steps().map_err(|error| error.to_string())? {
         if let CreateStep::Write { at, bytes } = step {
@@ -139,7 +139,7 @@ impl PoolHost {
         (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
         disk: usize,
-        (link, is_first): (DiskAccess, bool),
+        (link, is_first): (MultipathAccess, bool),
         now: Instant,
     ) -> Self {
         Self {
@@ -251,7 +251,7 @@ impl PoolHost {
         let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
         let mut completions = CompletionBatch::with_capacity(16);
         queue.poll(now, &mut completions);
-        self.notice_losses(queue.write_losses(), !completions.is_empty());
+        self.handle_loss_count(queue.known_write_loss_count(), !completions.is_empty());
         for response in completions.drain() {
             is_busy = true;
             self.handle_transfer_completion(now, response, shared)?;
@@ -259,9 +259,9 @@ impl PoolHost {
         is_busy |= self.recover_if_stopped(now, shared);
         is_busy |= self.continue_requests(now, shared)?;
         is_busy |= self.submit_transfers(now, &mut queue);
-        queue.flush();
+        queue.flush_submissions();
         self.link.queue = Some(queue);
-        self.check_time_bounds(now)?;
+        self.check_request_age(now)?;
         Ok(is_busy)
     }
 
@@ -296,7 +296,7 @@ impl PoolHost {
                 }
                 match action {
                     DeviceAction::Zero { token, offset, blocks } => {
-                        self.queue_zeroes(token, offset, blocks)
+                        self.zero_read_data(token, offset, blocks)
                     }
                     action => self.backlog.push_back(action),
                 }
@@ -432,7 +432,7 @@ impl PoolHost {
         match (op.kind, &response) {
             (RequestKind::Claim, Ok(_)) => {
                 shared.checker.record_pool_claim((self.number, self.disk), now);
-                self.forget_unflushed(now, shared);
+                self.record_unflushed_may_be_lost(now, shared);
             }
             (
                 RequestKind::Find | RequestKind::Create,
@@ -446,9 +446,9 @@ impl PoolHost {
                 let (is_durable, may_flicker) = (false, true);
                 let end = WriteEnd { ended: now, is_success, is_durable, may_flicker };
                 let ended = shared.checker.record_write_end(token, end);
-                ended.map_err(|(lba, why)| self.violation_at(lba, &why.to_string()))?;
+                ended.map_err(|(lba, why)| self.block_violation(lba, &why.to_string()))?;
             }
-            (RequestKind::Flush, _) if self.is_loss_reported(response.is_ok()) => {
+            (RequestKind::Flush, _) if self.must_flush_fail(response.is_ok()) => {
                 shared.checker.record_flush_failure(
                     self.number,
                     self.disk,
@@ -501,12 +501,12 @@ impl PoolHost {
         self.volume = None;
         self.flushed = 0;
         (self.is_dirty, self.touched) = (false, BTreeSet::new());
-        self.forget_unflushed(now, shared);
+        self.record_unflushed_may_be_lost(now, shared);
     }
 
     /// Records that unflushed data may be lost, and that this host knows. Does nothing if another
     /// host owns the pool, whose data are not affected.
-    fn forget_unflushed(&self, now: Instant, shared: &mut HostsShared<'_>) {
+    fn record_unflushed_may_be_lost(&self, now: Instant, shared: &mut HostsShared<'_>) {
         if shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number) {
             return;
         }
@@ -533,7 +533,7 @@ impl PoolHost {
                 }
                 other => {
                     let text = format!("found {other:?}, expected a write to this block");
-                    return Err(self.violation_at(lba, &text));
+                    return Err(self.block_violation(lba, &text));
                 }
             }
         }
@@ -543,7 +543,7 @@ impl PoolHost {
         for (lba, found) in found {
             let read = BlockRead { disk: self.disk, lba, found, begun: op.begun, ended: now };
             let checked = shared.checker.check_read(read);
-            checked.map_err(|why| self.violation_at(lba, &why.to_string()))?;
+            checked.map_err(|why| self.block_violation(lba, &why.to_string()))?;
         }
         if self.goal == HostGoal::Audit {
             self.audited = op.first + op.blocks;
@@ -572,8 +572,8 @@ impl PoolHost {
                 });
                 let text = format!("opens the pool, owner {:?}", store.owner().map(|it| it.id));
                 self.record_event(now, &text, shared);
-                self.forget_unflushed(now, shared);
-                self.recovery.record_open(store.loss_count());
+                self.record_unflushed_may_be_lost(now, shared);
+                self.recovery.reset_at_open(store.device_error_stop_count());
                 self.stage = PoolStage::Open(Box::new(store));
             }
             Err(error) => {
@@ -582,7 +582,7 @@ impl PoolHost {
         }
     }
 
-    fn violation_at(&self, lba: u64, why: &str) -> RunFailure {
+    fn block_violation(&self, lba: u64, why: &str) -> RunFailure {
         let Self { number, disk, .. } = *self;
         let text = format!("host {number}, sector {lba} of the volume on disk {disk}: {why}");
         RunFailure {
@@ -591,7 +591,7 @@ impl PoolHost {
         }
     }
 
-    fn check_time_bounds(&self, now: Instant) -> Result<(), RunFailure> {
+    fn check_request_age(&self, now: Instant) -> Result<(), RunFailure> {
         let late = self.ops.values().find(|op| now.since(op.begun) > BOUND);
         let Some(op) = late else { return Ok(()) };
         let text = format!(

@@ -4,9 +4,11 @@
 use tenmil_base::{CompletionBatch, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_fabrics::{
-    Connecting, FabricsController, FabricsQueuePair, Options, TimeoutPolicy,
+    ConnectingController, FabricsController, FabricsQueuePair, Options, TimeoutPolicy,
 };
-use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes, State};
+use tenmil_nvme_host::{
+    ControllerOptions, ControllerState, FastPathOptions, QueuePairOptions, QueueSizes,
+};
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
     ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationType,
@@ -25,7 +27,7 @@ use crate::run_history::RecordScope;
 pub(crate) struct ReservationClient {
     host: usize,
     disk: usize,
-    requested: Option<RequestedState>,
+    requested: Option<RequestedReservation>,
     stage: ClientStage,
     /// Time at which the attempt is given up.
     until: Instant,
@@ -35,7 +37,7 @@ pub(crate) struct ReservationClient {
 
 /// Requested state of the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RequestedState {
+pub(crate) enum RequestedReservation {
     /// The host holds a Write Exclusive reservation that persists through power loss.
     Held,
     /// The same, and the reservation of this other host is preempted.
@@ -49,7 +51,7 @@ enum ClientStage {
     /// The time of the next attempt.
     Pausing(Instant),
     /// The connection.
-    Calling(Box<Connecting>),
+    Calling(Box<ConnectingController>),
     /// The controller to be ready.
     Enabling(Box<FabricsController>),
     /// The queue pair.
@@ -99,11 +101,11 @@ impl ReservationClient {
     /// Requests a state. Attempts are repeated until it is reached.
     pub(crate) fn set_requested(
         &mut self,
-        requested: RequestedState,
+        requested: RequestedReservation,
         now: Instant,
         checker: &mut ConsistencyChecker,
     ) {
-        if requested == RequestedState::Released {
+        if requested == RequestedReservation::Released {
             checker.record_release_begin(self.host, self.disk);
         }
         self.requested = Some(requested);
@@ -119,7 +121,7 @@ impl ReservationClient {
     }
 
     /// Whether the requested state is reached.
-    pub(crate) fn is_reached(&self) -> bool {
+    pub(crate) fn has_reached_requested(&self) -> bool {
         self.requested.is_none()
     }
 
@@ -180,7 +182,7 @@ impl ReservationClient {
             }
             ClientStage::ShuttingDown(mut remote) => {
                 let is_busy = remote.poll(now).is_some();
-                if remote.controller().state() == State::ShuttingDown {
+                if remote.controller().state() == ControllerState::ShuttingDown {
                     self.stage = ClientStage::ShuttingDown(remote);
                     return Ok(is_busy);
                 }
@@ -210,12 +212,12 @@ impl ReservationClient {
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         pool.map_on_demand();
-        let connector = network.dial(self.host, address.process, &regions);
+        let connector = network.connector(self.host, address.process, &regions);
         let mut options =
             Options::new(&address.subsystem, &host_nqn(self.host), host_id(self.host));
         options.policy = TimeoutPolicy { connect: Span::from_secs(1), ..TimeoutPolicy::default() };
         let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let calling = Connecting::begin(pool, connector, options, wishes, now);
+        let calling = ConnectingController::begin(pool, connector, options, wishes, now);
         let calling = calling.map_err(|why| broken(format!("{why:?}")))?;
         self.until = now.after(ATTEMPT);
         self.stage = ClientStage::Calling(Box::new(calling));
@@ -226,7 +228,7 @@ impl ReservationClient {
         let is_busy = remote.poll(now).is_some();
         let techniques = FastPathOptions::default();
         let options = QueuePairOptions { depth: 4, vector: None, techniques };
-        let is_ready = remote.controller().state() == State::Ready;
+        let is_ready = remote.controller().state() == ControllerState::Ready;
         let asked = is_ready.then(|| remote.controller().create_queue_pair(now, options));
         match asked {
             Some(Ok(id)) => self.stage = ClientStage::Creating(remote, id),
@@ -274,7 +276,7 @@ impl ReservationClient {
         queue.poll_raw(now, &mut completions);
         queue.flush();
         let completion = completions.drain().next();
-        let is_lost = remote.controller().state() != State::Ready;
+        let is_lost = remote.controller().state() != ControllerState::Ready;
         match completion {
             None if is_lost => self.abandon_attempt(now, "lost its connection", shared),
             None => self.stage = ClientStage::Asking(remote, queue, step),
@@ -291,7 +293,7 @@ impl ReservationClient {
                     return Ok(true);
                 }
                 if is_certain
-                    && self.requested == Some(RequestedState::Held)
+                    && self.requested == Some(RequestedReservation::Held)
                     && step == ClientStep::Acquire
                 {
                     // Another host holds a reservation, so the request is dropped.
@@ -305,11 +307,13 @@ impl ReservationClient {
             }
             Some(_) => {
                 let next = match (step, self.requested) {
-                    (ClientStep::Register, Some(RequestedState::Held)) => Some(ClientStep::Acquire),
-                    (ClientStep::Register, Some(RequestedState::Preempted(other))) => {
+                    (ClientStep::Register, Some(RequestedReservation::Held)) => {
+                        Some(ClientStep::Acquire)
+                    }
+                    (ClientStep::Register, Some(RequestedReservation::Preempted(other))) => {
                         Some(ClientStep::Preempt(other))
                     }
-                    (ClientStep::Register, Some(RequestedState::Released)) => {
+                    (ClientStep::Register, Some(RequestedReservation::Released)) => {
                         Some(ClientStep::Release)
                     }
                     _ => None,
@@ -323,7 +327,7 @@ impl ReservationClient {
                     Some(_) => self.abandon_attempt(now, "could not send", shared),
                     None => {
                         let requested = self.requested.take();
-                        if let Some(RequestedState::Preempted(_)) = requested {
+                        if let Some(RequestedReservation::Preempted(_)) = requested {
                             shared.checker.record_preemption(self.host, self.disk, now);
                         } else if step == ClientStep::Acquire {
                             self.record_acquired(now, shared)?;
@@ -395,14 +399,15 @@ impl ReservationClient {
         let len = u32::try_from(bytes.len()).unwrap_or(0);
         let Some(data) = self.keys.slice(0, len) else { return false };
         let is_stored = self.memory.store(data, &bytes).is_ok();
-        let sent = queue.queue().submit_raw(now, 1, command, &[data], &[], None);
+        let sent = queue.driver_queue().submit_raw(now, 1, command, &[data], &[], None);
         queue.flush();
         is_stored && sent.is_ok()
     }
 
     /// Shuts the controller down.
     fn shut_down_controller(&mut self, now: Instant, mut remote: Box<FabricsController>) {
-        let is_begun = remote.controller().shut_down(now, ShutdownNotification::Normal).is_ok();
+        let is_begun =
+            remote.controller().start_shutdown(now, ShutdownNotification::Normal).is_ok();
         match is_begun {
             true => self.stage = ClientStage::ShuttingDown(remote),
             false => self.wait_before_retry(now),

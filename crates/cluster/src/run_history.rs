@@ -60,7 +60,7 @@ impl RunHistory {
     }
 
     /// Whether NVMe/TCP PDUs are recorded.
-    pub(crate) const fn has_packets(&self) -> bool {
+    pub(crate) const fn records_pdus(&self) -> bool {
         self.has_packets
     }
 

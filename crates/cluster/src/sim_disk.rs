@@ -44,7 +44,7 @@ pub(crate) struct DiskOptions {
 }
 
 /// A disk opened by one process, as block device of its service.
-pub(crate) struct OpenDisk {
+pub(crate) struct SimDiskOfProcess {
     disk: SimDisk,
     process: u64,
     memory: RegionTable,
@@ -110,7 +110,7 @@ impl SimDisk {
         process: u64,
         memory: &RegionTable,
         durability: Durability,
-    ) -> OpenDisk {
+    ) -> SimDiskOfProcess {
         let limits = Limits {
             block_size: 512,
             metadata_size: 0,
@@ -127,7 +127,7 @@ impl SimDisk {
                 Operation::Flush,
             ]),
         };
-        OpenDisk { disk: self.clone(), process, memory: memory.clone(), limits }
+        SimDiskOfProcess { disk: self.clone(), process, memory: memory.clone(), limits }
     }
 
     /// Executes the requests that are due.
@@ -151,12 +151,12 @@ impl SimDisk {
     }
 
     /// Unplugs the disk, or plugs it in again with its data.
-    pub(crate) fn set_absent(&self, is_absent: bool) {
+    pub(crate) fn set_unplugged(&self, is_absent: bool) {
         self.lock().is_absent = is_absent;
     }
 
     /// Plugs it in again, and has it execute every write at once from now on.
-    pub(crate) fn repair(&self) {
+    pub(crate) fn plug_in_without_delays(&self) {
         let mut state = self.lock();
         state.is_absent = false;
         state.options.slow_one_in = 0;
@@ -186,7 +186,7 @@ impl SimDisk {
     }
 }
 
-impl BlockDevice for OpenDisk {
+impl BlockDevice for SimDiskOfProcess {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -214,7 +214,7 @@ impl IoChannel for DiskChannel {
             let first = request.segment_first as usize;
             let count = usize::from(request.segment_count);
             let segments = segments.get(first..first + count).unwrap_or_default().to_vec();
-            let due = state.completion_time(now, request.operation);
+            let due = state.draw_completion_time(now, request.operation);
             state.taken += 1;
             let one = InFlightRequest {
                 channel: self.number,
@@ -263,7 +263,7 @@ impl Drop for DiskChannel {
 }
 
 impl DiskState {
-    fn completion_time(&mut self, now: Instant, operation: Operation) -> Instant {
+    fn draw_completion_time(&mut self, now: Instant, operation: Operation) -> Instant {
         let DiskOptions { latency: (shortest, longest), slow_one_in, slow_max, .. } = self.options;
         let spread = self.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
         let mut due = now.after(Span { ns: shortest.ns + spread });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tenmil_base::{Instant, Span};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::controller::{
-    NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
+    NamespaceConfig, ReservationPersistenceMode, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::namespace::NamespaceIdentity;
 use tenmil_serve::tcp::{
@@ -77,7 +77,7 @@ impl TargetProcess {
         let service = Service::new(&regions, limits).map_err(|error| error.to_string())?;
         let mut background = Vec::new();
         let mut opening = ExportOpener { process: id, regions: &regions, bugs, now };
-        service.open_port(1, Port { address: None });
+        service.add_port(1, Port { address: None });
         for (nqn, exports) in subsystems {
             let config = |export: SimExport| {
                 let SimExport { nsid, number, blocks } = export;
@@ -94,7 +94,9 @@ impl TargetProcess {
                 Ok::<_, String>(NamespaceConfig {
                     nsid: Some(nsid),
                     identity: NamespaceIdentity { uuid, ..NamespaceIdentity::default() },
-                    persistence: Persistence::Durable(state.reservation_store(&nqn, nsid, &known)),
+                    persistence: ReservationPersistenceMode::Durable(
+                        state.reservation_store(&nqn, nsid, &known),
+                    ),
                     ..NamespaceConfig::new(medium)
                 })
             };
@@ -128,7 +130,7 @@ impl TargetProcess {
             return false;
         }
         exports::poll_background(&mut self.background, now);
-        let mut is_busy = self.state.write_pending();
+        let mut is_busy = self.state.complete_pending_writes();
         for stream in network.accept_connections(port) {
             is_busy = true;
             // A rejected connection is dropped, which closes it.

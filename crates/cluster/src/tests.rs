@@ -24,8 +24,8 @@ fn failed_takeover_claim_is_retried() {
 #[test]
 fn injected_bugs_are_found_by_known_seeds() {
     let seeds = [0, 0, 39, 83, 11, 24, 1, 7, 18, 163];
-    assert_eq!(InjectedBugs::each_bug().len(), seeds.len());
-    for ((name, bugs), seed) in InjectedBugs::each_bug().into_iter().zip(seeds) {
+    assert_eq!(InjectedBugs::all_with_names().len(), seeds.len());
+    for ((name, bugs), seed) in InjectedBugs::all_with_names().into_iter().zip(seeds) {
         assert!(
             run_plan(&ClusterPlan::from_seed(seed, bugs)).failure.is_some(),
             "{name}: seed {seed}"
@@ -36,7 +36,7 @@ fn injected_bugs_are_found_by_known_seeds() {
 #[test]
 #[ignore = "tries many seeds: `tenmil sim --cluster --injected-bugs` does that"]
 fn each_injected_bug_is_found() {
-    for (name, bugs) in InjectedBugs::each_bug() {
+    for (name, bugs) in InjectedBugs::all_with_names() {
         let found = bugs.first_seed(200);
         println!("bug {name}: {:?}", found.map(|found| (found.seed, found.failure)));
     }
@@ -45,11 +45,11 @@ fn each_injected_bug_is_found() {
 /// For manual runs: `SEEDS=0..100`, and `BUG` is the number of an injected bug.
 #[test]
 #[ignore = "prints what seeds do"]
-fn seeds_by_hand() {
+fn run_seeds_from_environment() {
     let range = std::env::var("SEEDS").unwrap();
     let (first, last) = range.split_once("..").unwrap();
     let bug: Option<usize> = std::env::var("BUG").ok().map(|bug| bug.parse().unwrap());
-    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each_bug()[bug].1);
+    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::all_with_names()[bug].1);
     for seed in first.parse::<u64>().unwrap()..last.parse().unwrap() {
         let plan = ClusterPlan::from_seed(seed, bugs);
         let kind = plan.plan_kind();
@@ -71,13 +71,15 @@ fn seeds_by_hand() {
 
 #[test]
 #[ignore = "prints all that a seed does"]
-fn history_by_hand() {
+fn print_history_from_environment() {
     let seed = std::env::var("SEEDS").unwrap().parse().unwrap();
     let bug: Option<usize> = std::env::var("BUG").ok().map(|bug| bug.parse().unwrap());
-    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each_bug()[bug].1);
+    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::all_with_names()[bug].1);
     let plan = ClusterPlan::from_seed(seed, bugs);
     println!("{plan:#?}");
     let warm: u64 = std::env::var("WARM").map_or(0, |warm| warm.parse().unwrap());
     (0..warm).for_each(|_| drop(run_plan(&plan)));
-    super::cluster_simulation::history_of(&plan).iter().for_each(|line| println!("{line}"));
+    super::cluster_simulation::run_and_list_history(&plan)
+        .iter()
+        .for_each(|line| println!("{line}"));
 }

@@ -97,8 +97,11 @@ impl CryptChannel {
         if !self.limits.operations.has(request.operation) {
             return Err(IoStatus::INVALID_OPCODE);
         }
-        let own =
-            if transfers_data(request) { self.check_segments(request, segments)? } else { &[] };
+        let own = if transfers_data(request) {
+            self.valid_data_segments(request, segments)?
+        } else {
+            &[]
+        };
         let place = self.free.pop().ok_or(IoStatus::INTERNAL_ERROR)?;
         let RequestSlot { request: kept, segments } = &mut self.slots[place as usize];
         *kept = *request;
@@ -123,7 +126,7 @@ impl CryptChannel {
     }
 
     /// Checks the segments of a data request, which must be as long as its blocks.
-    fn check_segments<'a>(
+    fn valid_data_segments<'a>(
         &self,
         request: &Request,
         segments: &'a [Segment],
@@ -234,7 +237,7 @@ impl IoChannel for CryptChannel {
         self.completions = below;
         if !self.unsent.is_empty() {
             self.submit_unsent(now);
-            self.inner.flush();
+            self.inner.flush_submissions();
         }
         let count = completions.remaining().min(self.ready.len());
         self.ready.drain(..count).for_each(|completion| completions.push(completion));

@@ -57,7 +57,7 @@ const SUPPORT: OperationSet = OperationSet::from_operations(&[
 ///
 /// If the URI or the key file is invalid, or the underlying device cannot be opened.
 pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     if fields.text_value("key").is_some() {
         // The URI is not repeated in the message: it contains a key.
         return Err(Error::new(
@@ -67,7 +67,7 @@ pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         ));
     }
     let path = fields.text_value("key-file");
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     let path = path.ok_or_else(|| {
         uri.error(format!("the key is missing, expected crypt:[{}]?key-file=PATH", "ram:1g"))
     })?;

@@ -24,7 +24,7 @@ fn bytes_from_hex(digits: &str) -> Vec<u8> {
 }
 
 /// A key file in a directory of its own.
-fn key_file(bytes: &[u8], mode: u32) -> (tempfile::TempDir, String) {
+fn write_key_file(bytes: &[u8], mode: u32) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("key");
     #[expect(clippy::disallowed_methods, reason = "a test may")]
@@ -34,7 +34,7 @@ fn key_file(bytes: &[u8], mode: u32) -> (tempfile::TempDir, String) {
 }
 
 fn key_from_bytes(bytes: &[u8]) -> XtsKey {
-    let (_directory, path) = key_file(bytes, 0o600);
+    let (_directory, path) = write_key_file(bytes, 0o600);
     XtsKey::read(path.as_ref()).unwrap()
 }
 
@@ -43,7 +43,7 @@ const KEY: &str = "2718281828459045235360287471352662497757247093699959574966967
                    3141592653589793238462643383279502884197169399375105820974944592";
 
 #[test]
-fn ieee_1619_test_vectors() {
+fn cipher_matches_ieee_1619_test_vectors() {
     // Vector 10: data unit ffh, whose plain text is 00h to ffh, twice.
     let plain: Vec<u8> = (0..512_u32).map(|byte| u8::try_from(byte % 256).unwrap()).collect();
     let start = bytes_from_hex("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b");
@@ -123,7 +123,7 @@ impl CryptFixture {
         let now = Instant::default();
         let mut completions = CompletionBatch::with_capacity(1);
         assert_eq!(channel.submit(now, &[request], segments), 1);
-        channel.flush();
+        channel.flush_submissions();
         while channel.poll(now, &mut completions) == 0 {}
         let completion = completions.as_slice()[0];
         assert_eq!(completion.token, request.token);
@@ -165,7 +165,7 @@ impl CryptFixture {
 
 #[test]
 fn written_data_is_read_back_with_any_segmentation() {
-    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let (_directory, path) = write_key_file(KEY.as_bytes(), 0o600);
     for block in [512_usize, 4096] {
         let bench = CryptFixture::new();
         let uri = format!("crypt:[ram:1m?block={block}]?key-file={path}");
@@ -259,7 +259,7 @@ fn device_holds_ciphertext_and_a_wrong_key_reads_garbage() {
 
 #[test]
 fn full_channel_returns_unaccepted_requests_and_completes_each_once() {
-    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let (_directory, path) = write_key_file(KEY.as_bytes(), 0o600);
     let bench = CryptFixture::new();
     let uri = format!("crypt:[model:[ram:1m]?device=p4800x]?key-file={path}");
     let mut channel = bench.open(&uri).unwrap().medium.channel().unwrap();
@@ -297,7 +297,7 @@ fn full_channel_returns_unaccepted_requests_and_completes_each_once() {
 
 #[test]
 fn requests_with_wrong_memory_length_are_rejected() {
-    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let (_directory, path) = write_key_file(KEY.as_bytes(), 0o600);
     let bench = CryptFixture::new();
     let medium = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap().medium;
     let mut channel = medium.channel().unwrap();
@@ -320,8 +320,8 @@ fn requests_with_wrong_memory_length_are_rejected() {
 #[test]
 fn key_is_not_in_the_uri_and_a_world_readable_key_file_is_rejected() {
     let bench = CryptFixture::new();
-    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
-    let (_other_directory, open) = key_file(KEY.as_bytes(), 0o644);
+    let (_directory, path) = write_key_file(KEY.as_bytes(), 0o600);
+    let (_other_directory, open) = write_key_file(KEY.as_bytes(), 0o644);
     for (uri, expected) in [
         (format!("crypt:[ram:1m]?key={KEY}"), "crypt: found a key in the name, where other users"),
         ("crypt:[ram:1m]".into(), "crypt:[ram:1m]: the key is missing, expected crypt:["),

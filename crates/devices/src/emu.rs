@@ -30,26 +30,26 @@ use tenmil_block::ExistingData;
 use tenmil_dma::{
     CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, Region, RegionTable,
 };
-use tenmil_linux::{Clock, EventVectors, Notifier};
+use tenmil_linux::{Clock, EventFdVectors, Notifier};
 use tenmil_nvme_controller::transport::HostBarHandle;
 use tenmil_nvme_host::{
-    Controller, ControllerOptions, Event, NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes,
-    RequestError, Rings, State,
+    Controller, ControllerOptions, ControllerState, Event, NamespaceQueue, QueuePair,
+    QueuePairOptions, QueueSizes, RequestError, RingTransport,
 };
 
 use crate::EmuSpec;
-use crate::techniques::{self, Techniques};
+use crate::fast_path_switches::{self, FastPathSwitches};
 pub use device::EmulatedSsd;
 pub use device_set::EmulatedDevices;
 use device_thread::{DeviceThread, DeviceThreadBuilder};
 pub use identify::with_controller;
-pub use kind::Kind;
-use posted_write::{PostedWrite, PostedWriteCost};
+pub use kind::EmulatedSsdKind;
+use posted_write::{DoorbellWithPostedCost, PostedWriteCost};
 use tenmil_base::Error;
 
 /// A set of emulated SSDs with initialized controllers.
-pub struct Emulated {
-    ssds: Vec<Ssd>,
+pub struct EmulatedSsds {
+    ssds: Vec<EmulatedSsdHost>,
     /// Stopped after the controllers have shut down.
     devices: Vec<DeviceThread>,
     regions: RegionTable,
@@ -71,7 +71,7 @@ pub struct EmuPlan<'a> {
     /// memory is backed when queue pairs are created.
     pub buffer_bytes: u64,
     /// Driver options.
-    pub techniques: &'a Techniques,
+    pub techniques: &'a FastPathSwitches,
     /// CPUs of the device threads, one entry for each thread.
     pub device_cores: &'a [Option<u32>],
     /// Whether host and device share a CPU, so that the device thread must yield.
@@ -86,12 +86,12 @@ pub struct EmuPlan<'a> {
 }
 
 /// Host side of one emulated SSD.
-struct Ssd {
+struct EmulatedSsdHost {
     name: String,
     controller: Controller<HostBarHandle<Notifier>, DevicePool>,
     pool: DevicePool,
     /// Interrupt vectors of its queue pairs, if interrupts are enabled.
-    vectors: EventVectors,
+    vectors: EventFdVectors,
     /// Durability of the block device behind it. NVMe has no field for volatile memory.
     durability: Durability,
     /// Unused interrupt vectors; the last one is used next.
@@ -101,15 +101,17 @@ struct Ssd {
 }
 
 /// A doorbell register of an emulated SSD.
-type Register = <HostBarHandle<Notifier> as Mmio>::Doorbell;
+type EmulatedDoorbell = <HostBarHandle<Notifier> as Mmio>::Doorbell;
 
 /// Queue pair of an emulated SSD as an I/O channel. The variants have different types, so that a
 /// plain doorbell pays no test for the model.
 pub enum SsdQueue {
     /// Plain doorbell.
-    Direct(NamespaceQueue<Rings<DevicePool, Register>>),
+    Direct(NamespaceQueue<RingTransport<DevicePool, EmulatedDoorbell>>),
     /// A doorbell whose writes cost what posted writes on the bus do.
-    WithPostedDoorbell(NamespaceQueue<Rings<DevicePool, PostedWrite<Register>>>),
+    WithPostedDoorbell(
+        NamespaceQueue<RingTransport<DevicePool, DoorbellWithPostedCost<EmulatedDoorbell>>>,
+    ),
 }
 
 /// Identifier of the only namespace of an emulated SSD.
@@ -123,7 +125,7 @@ const TIME_LIMIT: Span = Span::from_secs(10);
 
 const PAGE: u64 = 4096;
 
-impl Emulated {
+impl EmulatedSsds {
     /// Starts the SSDs and initializes them concurrently, with a region table of their own.
     pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Error> {
         let regions = RegionTable::new(1 + plan.count() * medium::REGIONS_MAX);
@@ -138,14 +140,20 @@ impl Emulated {
     ) -> Result<Self, Error> {
         let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
-        let Memory { whole: memory, backing: memory_backing, region } =
-            Memory::allocate_pools(regions, pool_bytes * count as u64, plan)?;
+        let EmulatedPoolMemory { whole: memory, backing: memory_backing, region } =
+            EmulatedPoolMemory::allocate_pools(regions, pool_bytes * count as u64, plan)?;
         let (mut ssds, mut existing) = (Vec::with_capacity(count), Vec::new());
         let shifts: Result<Vec<_>, _> =
             (0..plan.device_cores.len().max(1)).map(|_| DeviceThreadBuilder::new()).collect();
         let mut shifts = shifts?;
-        for (index, (spec, number)) in each_of(plan.specs).enumerate() {
-            let pool = pool(regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
+        for (index, (spec, number)) in expand_specs(plan.specs).enumerate() {
+            let pool = create_pool_at_offset(
+                regions,
+                memory,
+                index as u64 * pool_bytes,
+                pool_bytes,
+                plan,
+            )?;
             let opened = medium::open(spec, number, regions, plan)?;
             existing.extend(opened.existing);
             let durability = opened.medium.limits().durability;
@@ -166,13 +174,21 @@ impl Emulated {
             let lane = index % shifts.len();
             let bar = device.host_bar(shifts[lane].notifier());
             // The pool must know the device thread: revoking its DMA access waits for that thread.
-            device.attach(&pool, shifts[lane].notifier());
+            device.register_device_thread(&pool, shifts[lane].notifier());
             shifts[lane].push(device);
             let controller = Controller::new(bar, pool.clone(), options)
                 .map_err(|error| remote_error(&name, &error))?;
             let cost = Span { ns: spec.doorbell_ns.into() };
             let bus = (spec.doorbell_ns > 0).then(|| PostedWriteCost::calibrate(cost, clock));
-            ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free, bus });
+            ssds.push(EmulatedSsdHost {
+                name,
+                controller,
+                pool,
+                vectors,
+                durability,
+                vectors_free,
+                bus,
+            });
         }
         // The threads start after every SSD has been added to one.
         let start = |(index, shift): (usize, DeviceThreadBuilder)| {
@@ -196,7 +212,7 @@ impl Emulated {
             waiting.retain(|index| {
                 let ssd = &mut self.ssds[*index];
                 match ssd.poll_events(clock.now()) {
-                    Ok(()) => ssd.controller.state() != State::Ready,
+                    Ok(()) => ssd.controller.state() != ControllerState::Ready,
                     Err(refused) => {
                         failed = Some(refused);
                         false
@@ -227,7 +243,7 @@ impl Emulated {
     }
 
     /// Existing data on the block devices behind the SSDs.
-    pub fn existing(&self) -> &[ExistingData] {
+    pub fn existing_data(&self) -> &[ExistingData] {
         &self.existing
     }
 
@@ -238,7 +254,7 @@ impl Emulated {
 
     /// Descriptions of the SSDs.
     pub fn descriptions(&self) -> Vec<SsdDescription> {
-        self.ssds.iter().map(Ssd::describe).collect()
+        self.ssds.iter().map(EmulatedSsdHost::describe).collect()
     }
 
     /// Controller of SSD `index`.
@@ -250,14 +266,14 @@ impl Emulated {
     }
 
     /// Creates a queue pair of SSD `index` for `depth` commands in flight.
-    pub fn queue(
+    pub fn create_queue_pair(
         &mut self,
         index: usize,
         depth: u32,
-        techniques: &Techniques,
+        techniques: &FastPathSwitches,
         clock: &Clock,
     ) -> Result<Box<dyn IoChannel>, Error> {
-        let (queue, _) = self.ssds[index].queue(depth, techniques, clock)?;
+        let (queue, _) = self.ssds[index].create_queue_pair(depth, techniques, clock)?;
         Ok(match queue {
             SsdQueue::Direct(queue) => Box::new(queue),
             SsdQueue::WithPostedDoorbell(queue) => Box::new(queue),
@@ -270,10 +286,10 @@ impl Emulated {
         &mut self,
         index: usize,
         depth: u32,
-        techniques: &Techniques,
+        techniques: &FastPathSwitches,
         clock: &Clock,
     ) -> Result<(SsdQueue, Option<u16>), Error> {
-        self.ssds[index].queue(depth, techniques, clock)
+        self.ssds[index].create_queue_pair(depth, techniques, clock)
     }
 
     /// Returns the vector of a dropped queue pair to SSD `index`.
@@ -282,7 +298,7 @@ impl Emulated {
     }
 
     /// Interrupt vectors of all SSDs.
-    pub fn vectors(&self) -> Vec<EventVectors> {
+    pub fn vectors(&self) -> Vec<EventFdVectors> {
         self.ssds.iter().map(|ssd| ssd.vectors.clone()).collect()
     }
 
@@ -293,7 +309,7 @@ impl Emulated {
 
     /// Allows requests to any of the SSDs to refer to any region of the table, which is mapped on
     /// first use.
-    pub fn map_on_use(&self) {
+    pub fn enable_mapping_on_use(&self) {
         self.ssds.iter().for_each(|ssd| ssd.pool.map_on_demand());
     }
 
@@ -313,11 +329,12 @@ impl Emulated {
         let now = clock.now();
         for ssd in &mut self.ssds {
             // A controller that cannot be shut down is dropped, which revokes its DMA access.
-            let _ = ssd.controller.shut_down(now, tenmil_nvme_host::ShutdownNotification::Normal);
+            let _ =
+                ssd.controller.start_shutdown(now, tenmil_nvme_host::ShutdownNotification::Normal);
         }
         let end = now.after(TIME_LIMIT);
         while clock.now() < end
-            && self.ssds.iter().any(|ssd| ssd.controller.state() == State::ShuttingDown)
+            && self.ssds.iter().any(|ssd| ssd.controller.state() == ControllerState::ShuttingDown)
         {
             let now = clock.now();
             self.ssds.iter_mut().for_each(|ssd| while ssd.controller.poll(now).is_some() {});
@@ -326,7 +343,7 @@ impl Emulated {
     }
 }
 
-impl Drop for Emulated {
+impl Drop for EmulatedSsds {
     /// The threads stop first. The SSDs then access no memory, so dropping the controllers revokes
     /// their access at once and notifies every queue pair.
     fn drop(&mut self) {
@@ -359,7 +376,7 @@ impl EmuPlan<'_> {
     }
 }
 
-impl Ssd {
+impl EmulatedSsdHost {
     /// Polls the controller and handles its events.
     fn poll_events(&mut self, now: Instant) -> Result<(), Error> {
         while let Some(event) = self.controller.poll(now) {
@@ -377,10 +394,10 @@ impl Ssd {
         Ok(())
     }
 
-    fn queue(
+    fn create_queue_pair(
         &mut self,
         depth: u32,
-        techniques: &Techniques,
+        techniques: &FastPathSwitches,
         clock: &Clock,
     ) -> Result<(SsdQueue, Option<u16>), Error> {
         let number = self.vectors_free.pop();
@@ -388,10 +405,10 @@ impl Ssd {
         let options = QueuePairOptions {
             depth: ring_entries(depth),
             vector: number,
-            techniques: driver_techniques(techniques),
+            techniques: to_driver_options(techniques),
         };
         let end = clock.now().after(TIME_LIMIT);
-        let id = self.create(options, clock, end)?;
+        let id = self.request_queue_pair_and_wait(options, clock, end)?;
         let pair = loop {
             self.poll_events(clock.now())?;
             if let Some(pair) = self.controller.take_queue_pair(id) {
@@ -408,7 +425,7 @@ impl Ssd {
         let queue = match self.bus {
             None => SsdQueue::Direct(self.bind_namespace(pair, vector)?),
             Some(bus) => {
-                let pair = pair.map_registers(|register| bus.delay_register(register));
+                let pair = pair.map_registers(|register| bus.wrap_doorbell(register));
                 SsdQueue::WithPostedDoorbell(self.bind_namespace(pair, vector)?)
             }
         };
@@ -418,9 +435,9 @@ impl Ssd {
     /// Binds a queue pair to the namespace.
     fn bind_namespace<B: Doorbell>(
         &self,
-        pair: QueuePair<Rings<DevicePool, B>>,
+        pair: QueuePair<RingTransport<DevicePool, B>>,
         vector: Option<impl InterruptVector + 'static>,
-    ) -> Result<NamespaceQueue<Rings<DevicePool, B>>, Error> {
+    ) -> Result<NamespaceQueue<RingTransport<DevicePool, B>>, Error> {
         let limits = self.controller.identity().map(|identity| identity.limits);
         let view = self.controller.namespace(NSID).zip(limits);
         let Some((namespace, limits)) = view else {
@@ -438,7 +455,7 @@ impl Ssd {
     }
 
     /// Requests a queue pair. Retries until `end` while another one is being deleted.
-    fn create(
+    fn request_queue_pair_and_wait(
         &mut self,
         options: QueuePairOptions,
         clock: &Clock,
@@ -488,13 +505,13 @@ pub struct SsdDescription {
 }
 
 /// Command store of the rings of emulated SSDs, with `auto` resolved.
-pub fn command_store(techniques: &Techniques) -> CommandStore {
+pub fn command_store(techniques: &FastPathSwitches) -> CommandStore {
     techniques.command_store.unwrap_or(CommandStore::for_device(DeviceKind::Emulated))
 }
 
 /// Converts the options of `perf` to those of the driver.
-pub fn driver_techniques(techniques: &Techniques) -> tenmil_nvme_host::FastPathOptions {
-    use techniques::CompletionDoorbell;
+pub fn to_driver_options(techniques: &FastPathSwitches) -> tenmil_nvme_host::FastPathOptions {
+    use fast_path_switches::CompletionDoorbell;
     tenmil_nvme_host::FastPathOptions {
         doorbell_batching: techniques.doorbell_batching,
         completion_doorbell: match techniques.completion_doorbell {
@@ -512,7 +529,7 @@ fn ring_entries(depth: u32) -> u32 {
 }
 
 /// Memory of all pools.
-struct Memory {
+struct EmulatedPoolMemory {
     whole: Segment,
     /// Description of its pages.
     backing: String,
@@ -520,7 +537,7 @@ struct Memory {
     region: Option<Arc<Region>>,
 }
 
-impl Memory {
+impl EmulatedPoolMemory {
     fn allocate_pools(
         regions: &RegionTable,
         bytes: u64,
@@ -545,7 +562,7 @@ impl Memory {
         mapping.populate();
         let backing = match mapping.backing() {
             MemoryBacking::SharedHuge => "2 MiB pages",
-            _ if mapping.transparent_huge_pages() => {
+            _ if mapping.has_transparent_huge_pages() => {
                 "transparent huge pages, where the kernel gives them"
             }
             _ => "4 KiB pages",
@@ -557,14 +574,14 @@ impl Memory {
 
 /// Interrupt vectors of one SSD: one for the admin queue, which is polled, and one for each queue
 /// pair.
-fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, Error> {
+fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventFdVectors, Error> {
     let count = if plan.interrupts { plan.queue_pairs.saturating_add(1) } else { 0 };
-    EventVectors::new(count)
+    EventFdVectors::new(count)
         .map_err(|error| Error::environment(format!("{name}: make {count} vectors: {error}")))
 }
 
 /// Pool of one SSD at its offset in the shared memory.
-fn pool(
+fn create_pool_at_offset(
     regions: &RegionTable,
     memory: Segment,
     offset: u64,
@@ -580,7 +597,7 @@ fn pool(
 }
 
 /// Expands `specs` to single SSDs, each with its number within the entry.
-fn each_of(specs: &[EmuSpec]) -> impl Iterator<Item = (&EmuSpec, u32)> {
+fn expand_specs(specs: &[EmuSpec]) -> impl Iterator<Item = (&EmuSpec, u32)> {
     specs.iter().flat_map(|spec| (0..spec.count).map(move |number| (spec, number)))
 }
 

@@ -16,13 +16,13 @@ use crate::EmuSpec;
 use tenmil_base::Error;
 
 /// Attaches the SSD of a URI and calls a function with its controller.
-pub type WithControllerFn = fn(&EmuSpec, ControllerFn<'_>) -> Result<(), Error>;
+pub type WithAdminAccessFn = fn(&EmuSpec, AdminAccessFn<'_>) -> Result<(), Error>;
 
 /// Function that is called with a controller.
-pub type ControllerFn<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), Error>;
+pub type AdminAccessFn<'a> = &'a mut dyn FnMut(&mut dyn AdminAccess) -> Result<(), Error>;
 
 /// Controller that accepts admin commands, independent of the transport.
-pub trait Controller {
+pub trait AdminAccess {
     /// Reads the 32-bit register at `offset`.
     fn read32(&mut self, offset: usize) -> u32;
     /// Reads the 64-bit register at `offset`.
@@ -30,7 +30,7 @@ pub trait Controller {
     /// Executes an admin command that returns up to `len_bytes`. The data pointer of `command` is set
     /// by the implementation; zero bytes need no buffer. An error means that the command did not
     /// complete in time.
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error>;
+    fn execute_admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error>;
 }
 
 /// Completion of an admin command.
@@ -46,7 +46,7 @@ pub struct AdminResult {
 
 /// All data read from a controller.
 #[derive(Clone, Debug, Default)]
-pub struct Document {
+pub struct IdentifyDocument {
     /// Structures read, in order.
     pub sections: Vec<Section>,
     /// Commands that the controller rejected, with the status.
@@ -69,8 +69,8 @@ pub struct Section {
 }
 
 /// Reads everything from `controller`.
-pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Error> {
-    let mut document = Document::default();
+pub fn interrogate(controller: &mut dyn AdminAccess) -> Result<IdentifyDocument, Error> {
+    let mut document = IdentifyDocument::default();
     pages::read_registers(controller, &mut document);
     document.namespaces = pages::read_identify(controller, &mut document)?;
     logs::read(controller, &mut document)?;
@@ -79,13 +79,13 @@ pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Error> {
     Ok(document)
 }
 
-impl Document {
+impl IdentifyDocument {
     /// Checks that namespace `nsid` is visible to this host.
     ///
     /// # Errors
     ///
     /// Names the visible namespaces.
-    pub fn require(&self, name: &str, nsid: u32) -> Result<(), Error> {
+    pub fn require_namespace(&self, name: &str, nsid: u32) -> Result<(), Error> {
         if self.namespaces.contains(&nsid) {
             return Ok(());
         }
@@ -109,12 +109,12 @@ impl Document {
     /// Executes a command. Returns the result, or records that the controller rejected the command.
     fn execute(
         &mut self,
-        controller: &mut dyn Controller,
+        controller: &mut dyn AdminAccess,
         title: &str,
         command: Command,
         len_bytes: u32,
     ) -> Result<Option<AdminResult>, Error> {
-        let result = controller.admin(command, len_bytes)?;
+        let result = controller.execute_admin(command, len_bytes)?;
         if !result.status.is_success() {
             self.rejected.push((title.to_owned(), result.status));
             return Ok(None);
@@ -131,7 +131,7 @@ impl Document {
 
 /// Decodes the fields of `T` in `bytes`.
 fn fields_of<T: Layout>(bytes: &[u8]) -> Vec<DecodedField> {
-    T::parse(bytes).map(|structure| structure.decode()).unwrap_or_default()
+    T::parse(bytes).map(|structure| structure.decode_fields()).unwrap_or_default()
 }
 
 /// Decodes the fields of a structure of one dword.

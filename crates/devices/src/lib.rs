@@ -13,24 +13,24 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
-mod attached;
+mod attached_controller;
 pub mod emu;
+mod fast_path_switches;
 pub mod identify;
 pub mod pcie;
 mod size_watch;
 pub mod tcp;
-mod techniques;
 mod uri;
 pub mod vfio_user;
 
 use tenmil_block::{NamedDeviceType, join_device_types};
 
-pub use attached::AttachOptions;
-pub use pcie::PcieName;
-pub use tcp::TcpName;
-pub use techniques::{CompletionDoorbell, Techniques};
+pub use attached_controller::AttachOptions;
+pub use fast_path_switches::{CompletionDoorbell, FastPathSwitches};
+pub use pcie::PcieUri;
+pub use tcp::TcpUri;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
-pub use vfio_user::VfioUserName;
+pub use vfio_user::VfioUserUri;
 
 /// The device types of this crate and of the drivers, by URI scheme.
 pub const KINDS: &[NamedDeviceType<'static>] = &join_device_types::<
@@ -38,8 +38,8 @@ pub const KINDS: &[NamedDeviceType<'static>] = &join_device_types::<
 >(tenmil_drivers::KINDS, NVME_KINDS);
 
 const NVME_KINDS: &[NamedDeviceType<'static>] = &[
-    (EmuSpec::SCHEME, &emu::Kind { fills: false }),
-    (TcpName::SCHEME, &tcp::Kind),
-    (VfioUserName::SCHEME, &vfio_user::Kind),
-    (PcieName::SCHEME, &pcie::Kind),
+    (EmuSpec::SCHEME, &emu::EmulatedSsdKind { fills: false }),
+    (TcpUri::SCHEME, &tcp::TcpKind),
+    (VfioUserUri::SCHEME, &vfio_user::VfioUserKind),
+    (PcieUri::SCHEME, &pcie::PcieKind),
 ];

@@ -11,7 +11,7 @@
 
 mod bus;
 mod kind;
-mod name;
+mod pcie_uri;
 mod registers;
 mod vector;
 
@@ -21,15 +21,15 @@ use tenmil_linux::{Clock, StepTimer, StepTiming};
 use tenmil_pci::IommuMode;
 
 use self::bus::PcieBus;
-pub use self::kind::Kind;
-pub use self::name::PcieName;
-use crate::attached::{self, AttachedController};
-use crate::identify::ControllerFn;
+pub use self::kind::PcieKind;
+pub use self::pcie_uri::PcieUri;
+use crate::attached_controller::{self, AttachedController};
+use crate::identify::AdminAccessFn;
 use tenmil_base::Error;
 
 /// Opens the function through VFIO and initializes the controller.
 fn attach(
-    name: &PcieName,
+    name: &PcieUri,
     regions: &RegionTable,
     steps: &mut StepTimer,
 ) -> Result<AttachedController<PcieBus>, Error> {
@@ -39,8 +39,8 @@ fn attach(
 
 /// Whether the device is, or is stacked on, an SSD without an IOMMU.
 pub fn lacks_iommu(uri: &Uri) -> bool {
-    let is_one = |name: PcieName| name.isolation == IommuMode::None;
-    let itself = uri.scheme() == PcieName::SCHEME && PcieName::from_uri(uri).is_ok_and(is_one);
+    let is_one = |name: PcieUri| name.isolation == IommuMode::None;
+    let itself = uri.scheme() == PcieUri::SCHEME && PcieUri::from_uri(uri).is_ok_and(is_one);
     itself || uri.children().iter().any(lacks_iommu)
 }
 
@@ -49,19 +49,19 @@ pub fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usize) -> 
     let regions = RegionTable::new(most);
     if uris.into_iter().any(lacks_iommu) {
         // The table is empty, so no region can be discontiguous.
-        regions.use_contiguous();
+        regions.make_allocations_contiguous();
     }
     regions
 }
 
 /// Runs `ask` with admin access to the controller that `name` names.
-pub fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), Error> {
+pub fn with_controller(name: &PcieUri, ask: AdminAccessFn<'_>) -> Result<(), Error> {
     let mut steps = StepTimer::begin(Clock::start());
-    attached::with_controller(attach(name, &RegionTable::new(8), &mut steps)?, ask)
+    attached_controller::with_controller(attach(name, &RegionTable::new(8), &mut steps)?, ask)
 }
 
 /// Initializes the controller and reads its first block. Returns the duration of each step.
-pub fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, Error> {
+pub fn time_first_read(name: &PcieUri) -> Result<Vec<StepTiming>, Error> {
     let (mut steps, regions) = (StepTimer::begin(Clock::start()), RegionTable::new(8));
     attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
     Ok(steps.timings())
@@ -74,7 +74,7 @@ mod tests {
     use tenmil_dma::RegionTable;
     use tenmil_linux::{Clock, StepTimer};
 
-    use super::{PcieBus, PcieName, lacks_iommu, regions_for};
+    use super::{PcieBus, PcieUri, lacks_iommu, regions_for};
 
     #[test]
     fn memory_is_contiguous_for_an_ssd_without_an_iommu_at_any_depth_of_the_uri() {
@@ -90,14 +90,14 @@ mod tests {
         ] {
             assert_eq!(lacks_iommu(&uri(text)), expected, "{text}");
             let among = [uri("ram:1m"), uri(text)];
-            assert_eq!(regions_for(&among, 4).is_contiguous(), expected, "{text}");
+            assert_eq!(regions_for(&among, 4).allocates_contiguous(), expected, "{text}");
         }
     }
 
     #[test]
     fn memory_allocated_before_is_rejected_with_a_hint() {
         let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
-        let (name, regions) = (PcieName::from_uri(&uri).unwrap(), RegionTable::new(2));
+        let (name, regions) = (PcieUri::from_uri(&uri).unwrap(), RegionTable::new(2));
         let _ram = regions.allocate_region(4096).unwrap();
         let mut steps = StepTimer::begin(Clock::on_kernel_clock());
         let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();

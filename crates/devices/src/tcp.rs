@@ -11,29 +11,30 @@
 //! writes.
 
 mod admin_thread;
-mod attached;
 mod channel;
 mod connector;
 mod discover;
+mod fabrics_controller;
 mod kind;
-mod name;
 mod path_notifier;
 mod paths;
 mod queues_by_type;
 mod remote_admin;
 mod reservations;
 mod sockets;
+mod tcp_uri;
 #[cfg(test)]
 mod tests;
 mod wait_set;
 
 pub use discover::{
-    DiscoveryChange, DiscoveryLog, DiscoveryWatch, discover, service as discovery_service,
+    DiscoveryChange, DiscoveryLog, DiscoveryWatch, discover,
+    parse_discovery_uri as discovery_service,
 };
-pub use kind::Kind;
-pub use name::TcpName;
-pub use name::{discovery_name, policy_of};
+pub use kind::TcpKind;
 pub use path_notifier::paths_of_all;
 pub use queues_by_type::QueueMapOptions;
 pub use remote_admin::with_controller;
 pub use sockets::socket_options;
+pub use tcp_uri::TcpUri;
+pub use tcp_uri::{discovery_nqn_and_serial, timeout_rows_of_uri};

@@ -6,7 +6,7 @@ use core::fmt;
 use core::str::FromStr;
 
 pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
-use crate::VfioUserName;
+use crate::VfioUserUri;
 use tenmil_base::Error;
 
 /// Device URI, which may name several devices of one kind.
@@ -36,7 +36,7 @@ impl Uri {
     }
 
     /// Whether it includes a controller of another process, which maps the memory of requests.
-    pub fn is_in_another_process(&self) -> bool {
+    pub fn includes_other_process(&self) -> bool {
         match self {
             Self::Emu(_) => false,
             Self::Block(uri) => names_another_process(uri),
@@ -61,7 +61,7 @@ impl Uri {
 }
 
 fn names_another_process(uri: &tenmil_block::uri::Uri) -> bool {
-    uri.scheme() == VfioUserName::SCHEME || uri.children().iter().any(names_another_process)
+    uri.scheme() == VfioUserUri::SCHEME || uri.children().iter().any(names_another_process)
 }
 
 fn keeps_data(uri: &tenmil_block::uri::Uri) -> bool {
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     fn controller_in_another_process_is_found_at_any_depth_of_the_uri() {
         for text in ["vfio-user:/x", "stripe:[ram:1m],[vfio-user:/x]"] {
-            assert!(parse(text).is_in_another_process(), "{text}");
+            assert!(parse(text).includes_other_process(), "{text}");
         }
-        assert!(!parse("emu:ram").is_in_another_process());
-        assert!(!parse("tcp://127.0.0.1:1/nqn").is_in_another_process());
+        assert!(!parse("emu:ram").includes_other_process());
+        assert!(!parse("tcp://127.0.0.1:1/nqn").includes_other_process());
     }
 
     #[test]

@@ -10,28 +10,28 @@
 //! process are transferred by messages, which is correct but slow.
 
 mod bus;
+mod connection;
 mod kind;
-mod link;
-mod name;
 mod registers;
 #[cfg(test)]
 mod tests;
 mod vector;
+mod vfio_user_uri;
 
 use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, StepTimer};
 
 use self::bus::VfioUserBus;
-use crate::attached::{self, AttachedController};
-use crate::identify::ControllerFn;
+use crate::attached_controller::{self, AttachedController};
+use crate::identify::AdminAccessFn;
 use tenmil_base::Error;
 
-pub use kind::Kind;
-pub use name::VfioUserName;
+pub use kind::VfioUserKind;
+pub use vfio_user_uri::VfioUserUri;
 
 /// Connects to the server and initializes the controller.
 fn attach(
-    name: &VfioUserName,
+    name: &VfioUserUri,
     regions: &RegionTable,
     clock: Clock,
 ) -> Result<AttachedController<VfioUserBus>, Error> {
@@ -40,6 +40,6 @@ fn attach(
 }
 
 /// Runs `ask` with admin access to the controller that `name` names.
-pub fn with_controller(name: &VfioUserName, ask: ControllerFn<'_>) -> Result<(), Error> {
-    attached::with_controller(attach(name, &RegionTable::new(4), Clock::start())?, ask)
+pub fn with_controller(name: &VfioUserUri, ask: AdminAccessFn<'_>) -> Result<(), Error> {
+    attached_controller::with_controller(attach(name, &RegionTable::new(4), Clock::start())?, ask)
 }

@@ -106,7 +106,7 @@ impl CommandStore {
             // made.
             Self::Movdir64b => unsafe { store_movdir64b(entry, &command) },
             // SAFETY: the caller's promises to this function.
-            Self::Device => unsafe { store_device(entry, &command) },
+            Self::Device => unsafe { store_to_device_memory(entry, &command) },
             // SAFETY: the caller's promises to this function. On other processors only this one is
             // selected.
             _ => unsafe { store_plain(entry, &command) },
@@ -145,7 +145,7 @@ unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
 /// # Safety
 ///
 /// As for [`CommandStore::store_command`].
-unsafe fn store_device(entry: NonNull<u64>, command: &[u64; 8]) {
+unsafe fn store_to_device_memory(entry: NonNull<u64>, command: &[u64; 8]) {
     for (index, word) in command.iter().enumerate() {
         // SAFETY: `index < 8`, so the word is within the 64 bytes promised by the caller.
         let target = unsafe { entry.add(index) };

@@ -25,7 +25,7 @@ pub(crate) fn store_completion(first: &AtomicU64, second: &AtomicU64, entry: Com
 
 /// Loads a completion, if its phase tag is `wanted`.
 #[inline(always)]
-pub(crate) fn load_completion(
+pub(crate) fn load_completion_if_new(
     first: &AtomicU64,
     second: &AtomicU64,
     wanted: u64,

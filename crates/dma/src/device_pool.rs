@@ -189,7 +189,7 @@ impl DevicePool {
 
     /// Window within which ranges of `len_bytes` of the pool can be resolved without a call.
     #[inline]
-    pub(crate) fn address_window(&self, len_bytes: u32) -> Option<DirectAccessWindow> {
+    pub(crate) fn direct_access_window(&self, len_bytes: u32) -> Option<DirectAccessWindow> {
         DirectAccessWindow::for_pieces(
             self.memory,
             self.region_iova + self.memory.offset,
@@ -237,7 +237,7 @@ impl DevicePool {
     /// First offset of a region other than the pool's, its length, and its device address; `None` if it
     /// is not mapped.
     #[inline(never)]
-    fn mapped_region_info(&self, region: RegionId) -> Option<(u64, u64, u64)> {
+    fn mapped_region_bounds(&self, region: RegionId) -> Option<(u64, u64, u64)> {
         let iova = self.shared.windows.iova(region)?;
         Some((0, self.regions.len_bytes(region), iova))
     }
@@ -276,14 +276,14 @@ impl DevicePool {
         &self,
         waker: impl Wake + Send + Sync + 'static,
     ) -> DeviceThreadRegistration {
-        self.shared.cut.attach(Box::new(waker));
+        self.shared.cut.attach_device_thread(Box::new(waker));
         DeviceThreadRegistration { pool: self.clone() }
     }
 
     /// Number of the current revocation, for the device, which acknowledges it with
     /// [`acknowledge_revocation`](Self::acknowledge_revocation).
     #[inline]
-    pub(crate) fn revocation_number(&self) -> Option<u32> {
+    pub(crate) fn pending_revocation_number(&self) -> Option<u32> {
         Some(self.shared.cut.current_number()).filter(|number| number % 2 == 1)
     }
 
@@ -304,7 +304,7 @@ impl DevicePool {
 
 impl Drop for DeviceThreadRegistration {
     fn drop(&mut self) {
-        self.pool.shared.cut.detach();
+        self.pool.shared.cut.detach_device_thread();
     }
 }
 
@@ -361,7 +361,7 @@ impl Dma for DevicePool {
         let Segment { region, len_bytes, .. } = like;
         let own = || (self.memory.offset, self.memory.len_bytes.into(), self.region_iova);
         let is_own = region == self.memory.region;
-        let place = if is_own { Some(own()) } else { self.mapped_region_info(region) };
+        let place = if is_own { Some(own()) } else { self.mapped_region_bounds(region) };
         let (first, room, region_iova) = place.unwrap_or_default();
         // From the first to the last offset at which the length fits; none if it fits nowhere.
         let skip_max = place.and_then(|_| room.checked_sub(u64::from(len_bytes)));
@@ -473,7 +473,7 @@ mod tests {
         let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
         assert_eq!(host.kernel_buffer_at_iova(name, 512), Some(part));
         assert_eq!(host.kernel_buffer_at_iova(name + 256, 256), part.slice(256, 256));
-        assert!(host.resolve(name, 512).is_err() && host.entries(name, 512).is_err());
+        assert!(host.resolve(name, 512).is_err() && host.resolve_ring(name, 512).is_err());
         assert_eq!(host.kernel_buffer_at_iova(name, 8192), None, "parts of two requests");
         assert_eq!(pool.iova(leased), None, "of all of them");
         let address = pool.iova(other).unwrap();
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(pool.submission_ring(own, 8).command_store(), store);
         ring.store(1, &[u64::MAX; 8]);
         assert_eq!(ring.store_built_commands(2, &[1, 2], |word| Some([*word; 8])), 2);
-        ring.publish();
+        ring.order_before_doorbell();
         let mut bytes = [0; 8 * 64];
         regions.load(place, &mut bytes).unwrap();
         let words: Vec<u64> =

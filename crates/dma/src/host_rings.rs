@@ -103,7 +103,7 @@ impl HostCompletionRing {
         let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) };
         // SAFETY: as for the second word.
         let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) };
-        completion_order::load_completion(first, second, wanted, self.kind)
+        completion_order::load_completion_if_new(first, second, wanted, self.kind)
     }
 }
 
@@ -191,7 +191,7 @@ impl SubmissionRing for HostSubmissionRing {
     }
 
     #[inline]
-    fn publish(&mut self) {
+    fn order_before_doorbell(&mut self) {
         self.store.order_before_doorbell(self.kind);
     }
 }
@@ -258,11 +258,11 @@ mod tests {
             let memory = pool.allocate(8 * 64).unwrap();
             let mut ring = pool.submission_ring(memory, 8);
             let iova = pool.iova(memory).unwrap();
-            let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+            let entries = SharedHostMemory::new(&pool).resolve_ring(iova, 8 * 64).unwrap().unwrap();
             for index in 0..8 {
                 let command = [u64::from(index); 8];
                 ring.store(index, &command);
-                ring.publish();
+                ring.order_before_doorbell();
                 assert_eq!(entries.load_command(index), Ok(command));
             }
         }
@@ -276,7 +276,7 @@ mod tests {
             let memory = pool.allocate(8 * 64).unwrap();
             let mut ring = pool.submission_ring(memory, 8);
             let iova = pool.iova(memory).unwrap();
-            let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+            let entries = SharedHostMemory::new(&pool).resolve_ring(iova, 8 * 64).unwrap().unwrap();
             for first in 0..=8_u32 {
                 for (count, end) in (0..=8 - first).flat_map(|n| (0..=n).map(move |end| (n, end))) {
                     (0..8).for_each(|index| ring.store(index, &[99; 8]));
@@ -284,7 +284,7 @@ mod tests {
                     let stored = ring.store_built_commands(first, &items, |item| {
                         (*item < end).then_some([u64::from(*item); 8])
                     });
-                    ring.publish();
+                    ring.order_before_doorbell();
                     assert_eq!(stored, end as usize);
                     for index in 0..8 {
                         let is_new = (first..first + end).contains(&index);
@@ -305,7 +305,8 @@ mod tests {
             let memory = pool.allocate(8 * 16).unwrap();
             let ring = pool.completion_ring(memory, 8);
             let iova = pool.iova(memory).unwrap();
-            let mut entries = SharedHostMemory::new(&pool).entries(iova, 8 * 16).unwrap().unwrap();
+            let mut entries =
+                SharedHostMemory::new(&pool).resolve_ring(iova, 8 * 16).unwrap().unwrap();
             let word = |index: u32| [u64::from(index), u64::from((index < fresh) == phase) << 48];
             (0..8).for_each(|index| entries.store_completion(index, word(index)).unwrap());
             for first in 0..=8_u32 {

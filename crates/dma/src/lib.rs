@@ -51,6 +51,6 @@ pub use memory_mapping::{MappingError, MemoryBacking, MemoryMapping};
 pub use nontemporal_copy::prefetch_value;
 pub use region_table::{
     FileRange, ForeignMapError, ForeignRegion, KernelBufferSlice, KernelBufferSource, Region,
-    RegionError, RegionTable, TableFull, UnmapListener,
+    RegionError, RegionTable, RegionTableFull, UnmapListener,
 };
 pub use shared_host_memory::{SharedHostMemory, SharedRingEntries};

@@ -12,11 +12,11 @@ use crate::region_table::{RegionTable, slot_index};
 /// region does not apply to a later one.
 #[derive(Debug)]
 pub(crate) struct MappedRegions {
-    places: Box<[WindowSlot]>,
+    places: Box<[MappedRegionSlot]>,
 }
 
 #[derive(Debug, Default)]
-struct WindowSlot {
+struct MappedRegionSlot {
     /// Region number plus one, or zero.
     open: AtomicU64,
     /// Device address of the region. Stored before `open`.
@@ -26,7 +26,7 @@ struct WindowSlot {
 impl MappedRegions {
     /// Creates an empty table for all places of `regions`.
     pub(crate) fn new(regions: &RegionTable) -> Self {
-        Self { places: (0..regions.regions_max()).map(|_| WindowSlot::default()).collect() }
+        Self { places: (0..regions.regions_max()).map(|_| MappedRegionSlot::default()).collect() }
     }
 
     /// Region mapped at `place`.

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use self::contiguous_memory::ContiguousMemory;
-use crate::sigbus_guard::map_zeroed_memory;
+use crate::sigbus_guard::replace_by_zeroed_memory;
 
 /// Memory mapping, unmapped when dropped.
 #[derive(Debug)]
@@ -208,8 +208,9 @@ impl MemoryMapping {
 
     /// Releases the pages that [`discard_pages`](Self::discard_pages) keeps, once no device and no region uses them:
     /// the addresses stay mapped and read as zeroes, the pages return to the system.
-    pub(crate) fn discard_kept_pages(&mut self) {
-        if self.row.is_some() && map_zeroed_memory(self.base.as_ptr().cast(), self.len_bytes) {
+    pub(crate) fn release_pinned_pages(&mut self) {
+        if self.row.is_some() && replace_by_zeroed_memory(self.base.as_ptr().cast(), self.len_bytes)
+        {
             // Released only after the replacement: a device must never find foreign data at an address of
             // this process.
             self.row = None;
@@ -237,7 +238,7 @@ impl MemoryMapping {
     }
 
     /// Whether the kernel has accepted the advice to use transparent huge pages.
-    pub fn transparent_huge_pages(&self) -> bool {
+    pub fn has_transparent_huge_pages(&self) -> bool {
         self.transparent_huge_pages
     }
 
@@ -319,7 +320,7 @@ mod tests {
     #[test]
     fn memory_has_the_requested_length_and_the_alignment_of_its_backing() {
         let small = MemoryMapping::new(5000, MemoryBacking::Private).unwrap();
-        assert_eq!((small.len_bytes(), small.transparent_huge_pages()), (8192, false));
+        assert_eq!((small.len_bytes(), small.has_transparent_huge_pages()), (8192, false));
         let large = MemoryMapping::new(3 * HUGE_PAGE, MemoryBacking::Private).unwrap();
         assert_eq!(large.base_address().as_ptr().align_offset(HUGE_PAGE), 0);
         large.populate();
@@ -368,7 +369,7 @@ mod tests {
     fn discarded_contiguous_memory_is_zero_and_holds_no_page() {
         let mut mapping = MemoryMapping::new(8192, MemoryBacking::Shared).unwrap();
         let file = mapping.descriptor().unwrap().try_clone_to_owned().unwrap();
-        mapping.discard_kept_pages();
+        mapping.release_pinned_pages();
         let word =
             |mapping: &MemoryMapping| mapping.shared_word(4096).unwrap().load(Ordering::Relaxed);
         mapping.shared_word(4096).unwrap().store(7, Ordering::Relaxed);
@@ -378,7 +379,7 @@ mod tests {
             HUGE_PAGE as u64,
             other_end.into(),
         ));
-        mapping.discard_kept_pages();
+        mapping.release_pinned_pages();
         assert_eq!((mapping.physical_address(), word(&mapping)), (None, 0));
         assert_eq!(held.read(&mut [0; 1]).unwrap(), 0, "what held the pages is closed");
         mapping.shared_word(4096).unwrap().store(9, Ordering::Relaxed);

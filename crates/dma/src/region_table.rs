@@ -99,7 +99,7 @@ const _: () = assert!(LEN_BITS + (32 - SLOT_BITS) == 64, "a generation fits abov
 
 /// Error: the region table is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableFull {
+pub struct RegionTableFull {
     /// Maximum number of its regions.
     pub regions_max: usize,
 }
@@ -129,16 +129,16 @@ impl RegionTable {
     }
 
     /// Whether allocated regions can be shared with another process.
-    pub fn is_shared(&self) -> bool {
-        self.backing() == MemoryBacking::Shared
+    pub fn allocates_shared(&self) -> bool {
+        self.allocation_backing() == MemoryBacking::Shared
     }
 
     /// Makes every region [allocated](Self::allocate_region) from now on [physically
     /// contiguous](Self::physical_address) and pinned: for a device without IOMMU translation. Returns
     /// false if the table already has regions that are not.
-    pub fn use_contiguous(&self) -> bool {
+    pub fn make_allocations_contiguous(&self) -> bool {
         let places = self.lock_mappings();
-        let may = places.mappings.is_empty() || self.is_contiguous();
+        let may = places.mappings.is_empty() || self.allocates_contiguous();
         if may {
             self.table.is_in_rows.store(true, Ordering::Relaxed);
         }
@@ -146,13 +146,13 @@ impl RegionTable {
     }
 
     /// Whether allocated regions are physically contiguous.
-    pub fn is_contiguous(&self) -> bool {
+    pub fn allocates_contiguous(&self) -> bool {
         self.table.is_in_rows.load(Ordering::Relaxed)
     }
 
     /// Backing of allocated regions.
-    fn backing(&self) -> MemoryBacking {
-        if self.is_contiguous() { MemoryBacking::Contiguous } else { self.table.backing }
+    fn allocation_backing(&self) -> MemoryBacking {
+        if self.allocates_contiguous() { MemoryBacking::Contiguous } else { self.table.backing }
     }
 
     /// Physical address of a region, if it is contiguous and pinned.
@@ -172,7 +172,7 @@ impl RegionTable {
 
     /// Adds a mapping for the lifetime of the table, and returns a segment of all of it, or of as much as
     /// a segment can cover.
-    pub fn add_mapping(&self, mapping: MemoryMapping) -> Result<Segment, TableFull> {
+    pub fn add_mapping(&self, mapping: MemoryMapping) -> Result<Segment, RegionTableFull> {
         let len_bytes = mapping.len_bytes() as u64;
         self.add_mapping_part(&mut self.lock_mappings(), mapping, len_bytes)
     }
@@ -183,8 +183,8 @@ impl RegionTable {
         places: &mut MappingTable,
         mapping: MemoryMapping,
         len_bytes: u64,
-    ) -> Result<Segment, TableFull> {
-        let full = TableFull { regions_max: self.table.slots.len() };
+    ) -> Result<Segment, RegionTableFull> {
+        let full = RegionTableFull { regions_max: self.table.slots.len() };
         let place = places.mappings.len();
         let slot = self.table.slots.get(place).ok_or(full)?;
         if len_bytes >> LEN_BITS != 0 {
@@ -361,13 +361,13 @@ fn is_inside(segment: Segment, region_len_bytes: u64) -> bool {
     end.is_some_and(|end| end <= region_len_bytes)
 }
 
-impl fmt::Display for TableFull {
+impl fmt::Display for RegionTableFull {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "add a memory region: the table was made for {}", self.regions_max)
     }
 }
 
-impl std::error::Error for TableFull {}
+impl std::error::Error for RegionTableFull {}
 
 #[cfg(test)]
 mod tests {

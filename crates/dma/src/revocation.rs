@@ -54,11 +54,11 @@ impl AccessRevocation {
         self.let_go.store(number, Ordering::Release);
     }
 
-    pub(crate) fn attach(&self, device: Box<dyn Wake + Send + Sync>) {
+    pub(crate) fn attach_device_thread(&self, device: Box<dyn Wake + Send + Sync>) {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = Some(device);
     }
 
-    pub(crate) fn detach(&self) {
+    pub(crate) fn detach_device_thread(&self) {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -94,7 +94,7 @@ mod tests {
         let (cut, woken) = (AccessRevocation::default(), Arc::new(AtomicU32::new(0)));
         assert!(cut.revoke(), "no device is attached");
         cut.restore();
-        cut.attach(Box::new(Woken(Arc::clone(&woken))));
+        cut.attach_device_thread(Box::new(Woken(Arc::clone(&woken))));
         assert!(!cut.revoke() && !cut.revoke());
         assert_eq!(woken.load(Ordering::Relaxed), 2, "it may be asleep");
         let first = cut.current_number();
@@ -110,7 +110,7 @@ mod tests {
         cut.restore();
         cut.restore();
         assert!(!cut.revoke());
-        cut.detach();
+        cut.detach_device_thread();
         assert!(cut.revoke(), "who is gone touches nothing");
     }
 }

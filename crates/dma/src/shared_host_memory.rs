@@ -72,7 +72,7 @@ impl SharedHostMemory {
 impl RingMemory for SharedHostMemory {
     type Entries = SharedRingEntries;
 
-    fn entries(
+    fn resolve_ring(
         &mut self,
         iova: u64,
         len_bytes: u64,
@@ -94,12 +94,12 @@ impl HostMemory for SharedHostMemory {
 
     #[inline]
     fn direct_access_window(&mut self, len_bytes: u32) -> Option<DirectAccessWindow> {
-        self.pool.address_window(len_bytes).filter(|_| !self.pool.is_access_revoked())
+        self.pool.direct_access_window(len_bytes).filter(|_| !self.pool.is_access_revoked())
     }
 
     #[inline]
     fn is_revoked(&mut self) -> bool {
-        let cut = self.pool.revocation_number();
+        let cut = self.pool.pending_revocation_number();
         self.cut = cut.unwrap_or(self.cut);
         cut.is_some()
     }
@@ -211,7 +211,7 @@ impl RingEntries for SharedRingEntries {
         let mut entry = from;
         for taken in 0..count {
             // SAFETY: `words` has checked `count` entries, of which this is one.
-            let plain = unsafe { load_common_words(entry) };
+            let plain = unsafe { load_read_write_words(entry) };
             ahead = if ahead < end { ahead } else { start };
             prefetch_read(ahead.cast());
             ahead = ahead.wrapping_add(COMMAND_WORDS);
@@ -291,7 +291,7 @@ impl RingEntries for SharedRingEntries {
 ///
 /// As for [`load_word`].
 #[inline(always)]
-unsafe fn load_common_words(entry: NonNull<u64>) -> [u64; 4] {
+unsafe fn load_read_write_words(entry: NonNull<u64>) -> [u64; 4] {
     let mut plain = [0; 4];
     for (place, word) in plain.iter_mut().zip(SIMPLE_IO_WORDS) {
         // SAFETY: as promised by the caller.
@@ -369,7 +369,7 @@ mod tests {
         let mut host = SharedHostMemory::new(&pool);
         for stray in [0, 1, iova - 1, iova + (1 << 16), iova << 1, u64::MAX, u64::MAX << 12] {
             assert!(host.resolve(stray, 1).is_err(), "{stray:#x}");
-            assert!(host.entries(stray, 64).is_err(), "{stray:#x}");
+            assert!(host.resolve_ring(stray, 64).is_err(), "{stray:#x}");
             assert!(host.write(AccessId(0), stray, b"x").is_err(), "{stray:#x}");
         }
         assert!(host.resolve(iova + (1 << 16) - 1, 2).is_err(), "half inside");
@@ -405,7 +405,7 @@ mod tests {
         let pool = test_pool();
         let segment = pool.allocate(8 * 64).unwrap();
         let iova = pool.iova(segment).unwrap();
-        let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+        let entries = SharedHostMemory::new(&pool).resolve_ring(iova, 8 * 64).unwrap().unwrap();
         let bytes: Vec<u8> = (0..64_u64).flat_map(u64::to_le_bytes).collect();
         pool.store(segment, &bytes).unwrap();
         let whole = |index: u32| std::array::from_fn(|word| u64::from(index) * 8 + word as u64);
@@ -433,7 +433,7 @@ mod tests {
                 let pool = test_pool();
                 let iova = pool.iova(pool.allocate(8 * 16).unwrap()).unwrap();
                 let mut host = SharedHostMemory::new(&pool);
-                let mut entries = host.entries(iova, 8 * 16).unwrap().unwrap();
+                let mut entries = host.resolve_ring(iova, 8 * 16).unwrap().unwrap();
                 let items: Vec<u32> = (0..count).collect();
                 let made = entries.store_built_completions(first, &items, |item| {
                     (*item < good).then_some([u64::from(*item) + 1, u64::from(*item) << 32 | 7])
@@ -455,7 +455,7 @@ mod tests {
     fn completions_past_the_ring_end_are_a_fault_and_none_is_stored() {
         let pool = test_pool();
         let iova = pool.iova(pool.allocate(4096).unwrap()).unwrap();
-        let mut entries = SharedHostMemory::new(&pool).entries(iova, 64).unwrap().unwrap();
+        let mut entries = SharedHostMemory::new(&pool).resolve_ring(iova, 64).unwrap().unwrap();
         let (made, stored) = entries.store_built_completions(3, &[(), ()], |()| Some([1, 1]));
         assert!(made == 0 && stored.is_err());
         assert_eq!(entries.load_command(0), Ok([0; 8]));
@@ -465,8 +465,10 @@ mod tests {
     fn shadow_doorbells_are_u32_and_bounds_checked() {
         let pool = test_pool();
         let segment = pool.allocate(4096).unwrap();
-        let mut entries =
-            SharedHostMemory::new(&pool).entries(pool.iova(segment).unwrap(), 64).unwrap().unwrap();
+        let mut entries = SharedHostMemory::new(&pool)
+            .resolve_ring(pool.iova(segment).unwrap(), 64)
+            .unwrap()
+            .unwrap();
         for index in 0..16 {
             entries.store_u32(index, index * 3).unwrap();
         }

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Registration of a mapped foreign file, as long as this exists.
 #[derive(Debug)]
 pub(crate) struct SigbusGuard {
-    slot: &'static GuardedRange,
+    slot: &'static GuardSlot,
 }
 
 /// Registered mapping. `start` is zero if there is none; it is stored last and cleared first.
 #[derive(Debug)]
-struct GuardedRange {
+struct GuardSlot {
     start: AtomicUsize,
     len_bytes: AtomicUsize,
     is_taken: AtomicBool,
@@ -36,7 +36,7 @@ struct GuardedRange {
 /// Number of slots: as many as there are places in a region table.
 const SLOTS: usize = 4096;
 
-static TABLE: [GuardedRange; SLOTS] = [const { GuardedRange::unused() }; SLOTS];
+static TABLE: [GuardSlot; SLOTS] = [const { GuardSlot::unused() }; SLOTS];
 
 /// Previous handler, for unregistered addresses.
 static BEFORE: OnceLock<Result<libc::sigaction, i32>> = OnceLock::new();
@@ -51,7 +51,7 @@ impl SigbusGuard {
         if let Err(errno) = BEFORE.get_or_init(install_handler) {
             return Err(io::Error::from_raw_os_error(*errno));
         }
-        let free = |slot: &&GuardedRange| !slot.is_taken.swap(true, Ordering::AcqRel);
+        let free = |slot: &&GuardSlot| !slot.is_taken.swap(true, Ordering::AcqRel);
         let slot = TABLE.iter().find(free).ok_or(io::ErrorKind::OutOfMemory)?;
         slot.has_failed.store(false, Ordering::Relaxed);
         slot.len_bytes.store(len_bytes, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Drop for SigbusGuard {
     }
 }
 
-impl GuardedRange {
+impl GuardSlot {
     const fn unused() -> Self {
         Self {
             start: AtomicUsize::new(0),
@@ -127,7 +127,7 @@ extern "C" fn handle_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
     let address = unsafe { info.si_addr() } as usize;
     let found = TABLE.iter().find_map(|slot| Some((slot, slot.mapping_of(address)?)));
     if let Some((slot, (start, len_bytes))) = found
-        && map_zeroed_memory(start as *mut libc::c_void, len_bytes)
+        && replace_by_zeroed_memory(start as *mut libc::c_void, len_bytes)
     {
         slot.has_failed.store(true, Ordering::Release);
         return;
@@ -140,7 +140,7 @@ extern "C" fn handle_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
 }
 
 /// Replaces a mapping by zeroed private memory. Returns false if the kernel has none.
-pub(crate) fn map_zeroed_memory(start: *mut libc::c_void, len_bytes: usize) -> bool {
+pub(crate) fn replace_by_zeroed_memory(start: *mut libc::c_void, len_bytes: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: the range is a whole mapping of this process, which stays mapped throughout: it is replaced

@@ -14,10 +14,10 @@ use tenmil_base::{
     Request, Segment, Span,
 };
 use tenmil_block::{
-    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, QueueMap,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceBufferAllocator, Claim, QueueMap,
 };
 use tenmil_dma::RegionTable;
-use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
+use tenmil_drivers::{ModelProfile, ModeledLatencyDevice, NullDevice};
 use tenmil_linux::Clock;
 
 const READERS: usize = 16;
@@ -31,7 +31,7 @@ const READS: u64 = 1_000_000;
 const BLOCK_COUNT: u64 = 1 << 31;
 
 /// A model whose largest command is smaller.
-struct NarrowModel(LatencyModel);
+struct SmallTransferLimitModel(ModeledLatencyDevice);
 
 /// One thread's channel and what it has in flight.
 struct ChannelLoad {
@@ -56,13 +56,13 @@ fn main() {
         "reads, in microseconds", "p50", "p99", "p99.99", "max"
     );
     let apart = QueueMap { default: 1, read: 17, poll: 0 };
-    let alone = run_load(profile, apart, false);
+    let alone = measure_read_latencies(profile, apart, false);
     print_result("alone", &alone);
-    let own = run_load(profile, apart, true);
+    let own = measure_read_latencies(profile, apart, true);
     print_result("beside the writer, contexts of their own", &own);
-    let shared = run_load(profile, QueueMap::with_default(1), true);
+    let shared = measure_read_latencies(profile, QueueMap::with_default_contexts(1), true);
     print_result("beside the writer, one shared context", &shared);
-    let p = |of: &Histogram| micros(of.percentile(999_900));
+    let p = |of: &Histogram| ns_to_us(of.percentile(999_900));
     println!(
         "\np99.99 with contexts of their own: {:.1} times that alone (aim: at most 4)",
         p(&own) / p(&alone)
@@ -71,14 +71,18 @@ fn main() {
 }
 
 /// Latencies of the reads.
-fn run_load(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram {
+fn measure_read_latencies(
+    profile: &'static ModelProfile,
+    map: QueueMap,
+    writes: bool,
+) -> Histogram {
     let null = NullDevice::new(512, BLOCK_COUNT).expect("a null medium");
-    let medium = NarrowModel(LatencyModel::new(Arc::new(null), profile, 1));
+    let medium = SmallTransferLimitModel(ModeledLatencyDevice::new(Arc::new(null), profile, 1));
     let options =
         BdevOptions { map, channels_max: 17, depth: TAGS, ..BdevOptions::new(Clock::start(), 1) };
     let device = Bdev::new("model", Arc::new(medium), options).expect("a device");
     let open = device.open(Claim::WriteOnce, "bench").expect("no other claim");
-    let bounce = BounceMemory::new(&RegionTable::new(64), 4096, 1).expect("a buffer");
+    let bounce = BounceBufferAllocator::new(&RegionTable::new(64), 4096, 1).expect("a buffer");
     let open =
         AdaptedDevice::new(&device, open, bounce, AdaptationOptions::default()).expect("it fits");
     let load = |index: usize| {
@@ -107,13 +111,13 @@ fn run_load(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Hist
 }
 
 fn print_result(what: &str, reads: &Histogram) {
-    let at = |per_million| micros(reads.percentile(per_million));
+    let at = |per_million| ns_to_us(reads.percentile(per_million));
     let (p50, p99, p9999) = (at(500_000), at(990_000), at(999_900));
-    println!("{what:<42} {p50:>9.1} {p99:>9.1} {p9999:>9.1} {:>9.1}", micros(reads.max()));
+    println!("{what:<42} {p50:>9.1} {p99:>9.1} {p9999:>9.1} {:>9.1}", ns_to_us(reads.max()));
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn micros(ns: u64) -> f64 {
+fn ns_to_us(ns: u64) -> f64 {
     ns as f64 / 1_000.0
 }
 
@@ -170,11 +174,11 @@ impl ChannelLoad {
         let segment = Segment { len_bytes: self.blocks * 512, ..Segment::default() };
         let taken = self.channel.submit(now, &self.waiting, &[segment]);
         self.waiting.drain(..taken);
-        self.channel.flush();
+        self.channel.flush_submissions();
     }
 }
 
-impl BlockDevice for NarrowModel {
+impl BlockDevice for SmallTransferLimitModel {
     fn limits(&self) -> Limits {
         Limits { request_blocks_max: COMMAND_BLOCKS, ..self.0.limits() }
     }

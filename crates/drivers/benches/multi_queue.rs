@@ -52,7 +52,7 @@ impl ReadLoad {
     fn run_iteration(&mut self) {
         self.now.ns += 1_000;
         let taken = self.backend.submit(self.now, &self.requests, &[Segment::default()]);
-        self.backend.flush();
+        self.backend.flush_submissions();
         let completed = self.backend.poll(self.now, &mut self.completions);
         assert_eq!((taken, completed), (self.requests.len(), self.requests.len()));
         self.completions.clear();
@@ -60,13 +60,13 @@ impl ReadLoad {
 }
 
 /// A null device as it is.
-fn null_device(count: u64) -> ReadLoad {
+fn null_device_read_load(count: u64) -> ReadLoad {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
     ReadLoad::with_requests(medium.channel().expect("a channel"), count)
 }
 
 /// A null device behind the multi-queue layer.
-fn bdev_over_null(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
+fn bdev_read_load(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
     let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     let options = BdevOptions { mode, map, channels_max: 2, ..options };
@@ -75,26 +75,26 @@ fn bdev_over_null(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
     ReadLoad::with_requests(descriptor.channel().expect("a channel"), count)
 }
 
-fn exclusive_context(count: u64) -> ReadLoad {
-    bdev_over_null(count, ChannelMode::Mq, QueueMap::with_default(2))
+fn exclusive_context_read_load(count: u64) -> ReadLoad {
+    bdev_read_load(count, ChannelMode::Mq, QueueMap::with_default_contexts(2))
 }
 
-fn shared_context(count: u64) -> ReadLoad {
-    bdev_over_null(count, ChannelMode::Mq, QueueMap::with_default(1))
+fn shared_context_read_load(count: u64) -> ReadLoad {
+    bdev_read_load(count, ChannelMode::Mq, QueueMap::with_default_contexts(1))
 }
 
-fn single_queue(count: u64) -> ReadLoad {
-    bdev_over_null(count, ChannelMode::SingleQueue, QueueMap::with_default(1))
+fn single_queue_read_load(count: u64) -> ReadLoad {
+    bdev_read_load(count, ChannelMode::SingleQueue, QueueMap::with_default_contexts(1))
 }
 
 // The multi-queue layer over a null device, and that alone: the difference is what the layer costs.
 #[library_benchmark]
-#[bench::null_1(args = (1,), setup = null_device)]
-#[bench::null_128(args = (128,), setup = null_device)]
-#[bench::owned_1(args = (1,), setup = exclusive_context)]
-#[bench::owned_128(args = (128,), setup = exclusive_context)]
-#[bench::shared_128(args = (128,), setup = shared_context)]
-#[bench::single_128(args = (128,), setup = single_queue)]
+#[bench::null_1(args = (1,), setup = null_device_read_load)]
+#[bench::null_128(args = (128,), setup = null_device_read_load)]
+#[bench::owned_1(args = (1,), setup = exclusive_context_read_load)]
+#[bench::owned_128(args = (128,), setup = exclusive_context_read_load)]
+#[bench::shared_128(args = (128,), setup = shared_context_read_load)]
+#[bench::single_128(args = (128,), setup = single_queue_read_load)]
 fn layer(mut reads: ReadLoad) -> ReadLoad {
     reads.run_iteration();
     reads

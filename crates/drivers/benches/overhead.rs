@@ -18,7 +18,7 @@ fn main() {
     println!("{:>5} {:>22} {:>22} {:>22}", "depth", "device, ns", "volume, ns", "volume more, ns");
     for depth in [1, 128] {
         let (mut device, mut volume) = (ram_device(depth), volume_on_ram(depth));
-        let rounds = || [time_reads(&mut device, depth), time_reads(&mut volume, depth)];
+        let rounds = || [ns_per_read(&mut device, depth), ns_per_read(&mut volume, depth)];
         let rounds: Vec<[f64; 2]> = std::iter::repeat_with(rounds).take(ROUNDS).collect();
         let column = |of: fn(&[f64; 2]) -> f64| median_and_range(rounds.iter().map(of).collect());
         let columns = [column(|both| both[0]), column(|both| both[1]), column(|[a, b]| b - a)];
@@ -27,7 +27,7 @@ fn main() {
 }
 
 /// Nanoseconds for each of many reads.
-fn time_reads(reads: &mut ReadLoad, depth: u64) -> f64 {
+fn ns_per_read(reads: &mut ReadLoad, depth: u64) -> f64 {
     let clock = Clock::start();
     let begun = clock.now();
     (0..READS / depth).for_each(|_| reads.run_iteration());

@@ -34,8 +34,8 @@ fn main() {
     let open = OpenPool::open(&opener, &place).expect("a pool");
     let (name, unit, uuid) = ("v".into(), 16, 1);
     let change = VolumeOp::Create { name, blocks: BLOCKS, unit, uuid, checksums: false };
-    open.change_volume(change).expect("a volume");
-    let volume = opener.open(&place.with_name("v")).expect("a volume");
+    open.execute_volume_op(change).expect("a volume");
+    let volume = opener.open(&place.uri_of_other_volume("v")).expect("a volume");
     let (is_over, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (ends, fails) = (Arc::clone(&is_over), Arc::clone(&failed));
     let memory = regions.allocate_region(4096).expect("memory");
@@ -49,7 +49,7 @@ fn main() {
         tenmil_linux::named_thread::sleep(Span::from_ms(100));
         let (volume, name) = ("v".into(), format!("s{number}"));
         let begun = clock.now();
-        open.change_volume(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
+        open.execute_volume_op(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
         clock.now().since(begun).ns
     };
     let mut times: Vec<u64> = (0..SNAPSHOTS).map(snapshot).collect();
@@ -89,7 +89,7 @@ fn write_until(
             }
             in_flight += 1;
         }
-        channel.flush();
+        channel.flush_submissions();
         channel.poll(clock.now(), &mut completions);
         for completion in completions.drain() {
             in_flight -= 1;

@@ -34,7 +34,7 @@ impl BadBlocks {
 
     /// Removes the marks of blocks.
     pub(crate) fn clear(&self, first: u64, count: u64) {
-        if count == 0 || !self.is_used() {
+        if count == 0 || !self.has_any() {
             return;
         }
         let mut ranges = self.lock_bad_ranges();
@@ -56,15 +56,15 @@ impl BadBlocks {
     /// Whether any of these blocks is marked.
     #[inline]
     pub(crate) fn any_in(&self, first: u64, count: u64) -> bool {
-        self.is_used() && {
-            let (is_lost, run) = self.uniform_run(first, count);
+        self.has_any() && {
+            let (is_lost, run) = self.state_run_at(first, count);
             is_lost || run < count
         }
     }
 
     /// Whether `first` is marked, and the number of blocks from there on, at most `count`, in the same
     /// state.
-    pub(crate) fn uniform_run(&self, first: u64, count: u64) -> (bool, u64) {
+    pub(crate) fn state_run_at(&self, first: u64, count: u64) -> (bool, u64) {
         let ranges = self.lock_bad_ranges();
         if let Some((_, &until)) = ranges.range(..=first).next_back()
             && until > first
@@ -77,7 +77,7 @@ impl BadBlocks {
 
     /// Acquire pairs with the release stores. If it is set, the lock orders the ranges.
     #[inline]
-    fn is_used(&self) -> bool {
+    fn has_any(&self) -> bool {
         self.has_bad_blocks.load(Ordering::Acquire)
     }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::BadBlocks;
 
     #[test]
-    fn bad_blocks_equal_an_array_of_flags() {
+    fn random_bad_block_operations_match_an_array_of_flags() {
         let mut random = Random::new(7);
         for _ in 0..200 {
             let (lost, mut marks) = (BadBlocks::default(), [false; 64]);
@@ -112,12 +112,12 @@ mod tests {
                     let left = &marks[block..];
                     let run = left.iter().take_while(|other| *other == mark).count() as u64;
                     let (at, count) = (block as u64, left.len() as u64);
-                    assert_eq!(lost.uniform_run(at, count), (*mark, run), "{marks:?} {block}");
+                    assert_eq!(lost.state_run_at(at, count), (*mark, run), "{marks:?} {block}");
                     assert_eq!(lost.any_in(at, count), left.contains(&true), "{marks:?} {block}");
                 }
             }
             lost.clear(0, u64::MAX);
-            assert!(!lost.is_used() && !lost.any_in(0, u64::MAX));
+            assert!(!lost.has_any() && !lost.any_in(0, u64::MAX));
         }
     }
 }

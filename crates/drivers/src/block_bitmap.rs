@@ -63,13 +63,13 @@ impl BlockBitmap {
     }
 
     /// Whether the bit of `block` is set.
-    pub(crate) fn has(&self, block: u64) -> bool {
+    pub(crate) fn is_set(&self, block: u64) -> bool {
         self.any_set(block, 1)
     }
 
     /// The bit of `first`, and the number of blocks from there on, at most `count`, with the same bit.
     #[inline]
-    pub(crate) fn uniform_run(&self, first: u64, count: u64) -> (bool, u64) {
+    pub(crate) fn bit_run_at(&self, first: u64, count: u64) -> (bool, u64) {
         if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
             // Fast path: usually all bits are equal and in one word. Pairs with the release in `set`.
             let bits = word.load(Ordering::Acquire) >> (first % 64);
@@ -84,7 +84,7 @@ impl BlockBitmap {
     }
 
     fn uniform_run_by_words(&self, first: u64, count: u64) -> (bool, u64) {
-        let marked = self.has(first);
+        let marked = self.is_set(first);
         let mut length = 0;
         for (word, mask) in self.words_of_range(first, count) {
             // Pairs with the release in `set`.
@@ -123,7 +123,7 @@ mod tests {
     use super::BlockBitmap;
 
     #[test]
-    fn block_bitmap_equals_an_array_of_flags() {
+    fn random_bitmap_operations_match_an_array_of_flags() {
         const BLOCKS: usize = 200;
         let mut random = Random::new(5);
         let marks = BlockBitmap::new(BLOCKS as u64);
@@ -146,7 +146,7 @@ mod tests {
                 _ if count > 0 => {
                     let alike = range.iter().take_while(|flag| **flag == range[0]).count();
                     assert_eq!(
-                        marks.uniform_run(from, many),
+                        marks.bit_run_at(from, many),
                         (range[0], alike as u64),
                         "round {round}"
                     );
@@ -154,6 +154,6 @@ mod tests {
                 _ => assert!(!marks.any_set(from, 0)),
             }
         }
-        assert!((0..BLOCKS).all(|block| marks.has(block as u64) == flags[block]));
+        assert!((0..BLOCKS).all(|block| marks.is_set(block as u64) == flags[block]));
     }
 }

@@ -81,13 +81,13 @@ impl CombinedWakeSource {
 #[cfg(test)]
 mod tests {
     use tenmil_base::{Interrupts, WakeSource};
-    use tenmil_linux::{EventVectors, Sleeper};
+    use tenmil_linux::{EventFdVectors, Sleeper};
 
     use super::CombinedWakeSource;
 
     #[test]
-    fn one_source_without_wakeup_disables_all() {
-        let vectors = EventVectors::new(1).unwrap();
+    fn combination_with_a_none_source_is_none() {
+        let vectors = EventFdVectors::new(1).unwrap();
         let descriptor = || WakeSource::Descriptor(vectors.descriptor(0).unwrap());
         let joined = CombinedWakeSource::from_sources([descriptor(), WakeSource::None]).unwrap();
         assert!(matches!(joined.source(), WakeSource::None));
@@ -100,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn any_combined_descriptor_wakes() {
-        let mut vectors = EventVectors::new(3).unwrap();
+    fn any_combined_descriptor_makes_the_epoll_descriptor_readable() {
+        let mut vectors = EventFdVectors::new(3).unwrap();
         let sources = [0, 1, 2].map(|n| WakeSource::Descriptor(vectors.descriptor(n).unwrap()));
         let joined = CombinedWakeSource::from_sources(sources).unwrap();
         let WakeSource::Descriptor(descriptor) = joined.source() else { panic!("{joined:?}") };

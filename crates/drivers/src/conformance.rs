@@ -1,11 +1,11 @@
 //! Conformance tests of every device.
 
 mod array_comparison;
-mod crypt_kind;
 mod durability;
+mod partial_accept_device;
 mod power_loss_device;
-mod slow_device;
 mod tested_devices;
+mod zeroed_crypt_device;
 
 use tenmil_base::{
     CompletionBatch, Durability, Instant, IoStatus, Operation, Random, RegionId, RequestFlags,
@@ -13,14 +13,14 @@ use tenmil_base::{
 };
 use tenmil_linux::Sleeper;
 
-pub(crate) use self::power_loss_device::PowerLossKind;
-pub(crate) use self::slow_device::SlowDevice;
-use self::tested_devices::{ChannelDriver, all_devices, data_devices};
+pub(crate) use self::partial_accept_device::PartialAcceptDevice;
+pub(crate) use self::power_loss_device::PowerLossDeviceType;
+use self::tested_devices::{SynchronousChannel, all_devices, readable_tested_devices};
 
 #[test]
 fn random_operations_match_the_expected_contents() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let mut blocks = ExpectedBlocks::new(64);
         let mut random = Random::new(1);
         for round in 0..400 {
@@ -33,7 +33,7 @@ fn random_operations_match_the_expected_contents() {
                     let flags =
                         if random.chance(1, 4) { RequestFlags::FUA } else { RequestFlags::NONE };
                     assert_eq!(driver.write(first, count, byte, flags), IoStatus::SUCCESS);
-                    blocks.fill(first, count, ExpectedState::Holds(byte));
+                    blocks.set_state(first, count, ExpectedState::Holds(byte));
                 }
                 3 if driver.supports(Operation::WriteZeroes) => {
                     let flags = if random.chance(1, 2) {
@@ -41,35 +41,45 @@ fn random_operations_match_the_expected_contents() {
                     } else {
                         RequestFlags::FUA
                     };
-                    driver.expect(Operation::WriteZeroes, first, count, flags);
-                    blocks.fill(first, count, ExpectedState::Holds(0));
+                    driver.run_expecting_success(Operation::WriteZeroes, first, count, flags);
+                    blocks.set_state(first, count, ExpectedState::Holds(0));
                 }
                 4 if driver.supports(Operation::Deallocate) => {
-                    driver.expect(Operation::Deallocate, first, count, RequestFlags::NONE);
-                    blocks.deallocate(first, count, subject.is_ciphered);
+                    driver.run_expecting_success(
+                        Operation::Deallocate,
+                        first,
+                        count,
+                        RequestFlags::NONE,
+                    );
+                    blocks.apply_deallocate(first, count, subject.is_ciphered);
                 }
                 5 if driver.supports(Operation::Copy) => {
                     let status = driver.copy(source, first, count);
-                    blocks.copy(source, first, count, status);
+                    blocks.apply_copy(source, first, count, status);
                     if !status.is_success() {
                         // How far it got before the unreadable block is undefined.
                         assert_eq!(
                             driver.write(first, count, 9, RequestFlags::NONE),
                             IoStatus::SUCCESS
                         );
-                        blocks.fill(first, count, ExpectedState::Holds(9));
+                        blocks.set_state(first, count, ExpectedState::Holds(9));
                     }
                 }
                 6 if driver.supports(Operation::WriteUncorrectable) => {
-                    driver.expect(Operation::WriteUncorrectable, first, count, RequestFlags::NONE);
-                    blocks.fill(first, count, ExpectedState::Lost);
+                    driver.run_expecting_success(
+                        Operation::WriteUncorrectable,
+                        first,
+                        count,
+                        RequestFlags::NONE,
+                    );
+                    blocks.set_state(first, count, ExpectedState::Lost);
                 }
-                _ => blocks.check(&mut driver, first, count, round),
+                _ => blocks.read_and_check(&mut driver, first, count, round),
             }
         }
         // Not every device accepts so many blocks at once.
-        blocks.check(&mut driver, 0, 32, 400);
-        blocks.check(&mut driver, 32, 32, 400);
+        blocks.read_and_check(&mut driver, 0, 32, 400);
+        blocks.read_and_check(&mut driver, 32, 32, 400);
     }
 }
 
@@ -102,11 +112,11 @@ impl ExpectedBlocks {
         &mut self.0[first..first + count as usize]
     }
 
-    fn fill(&mut self, first: u64, count: u32, state: ExpectedState) {
+    fn set_state(&mut self, first: u64, count: u32, state: ExpectedState) {
         self.slice_mut(first, count).fill(state);
     }
 
-    fn deallocate(&mut self, first: u64, count: u32, is_ciphered: bool) {
+    fn apply_deallocate(&mut self, first: u64, count: u32, is_ciphered: bool) {
         for state in self.slice_mut(first, count) {
             if let ExpectedState::Holds(byte) = *state {
                 *state =
@@ -115,7 +125,7 @@ impl ExpectedBlocks {
         }
     }
 
-    fn copy(&mut self, source: u64, target: u64, count: u32, status: IoStatus) {
+    fn apply_copy(&mut self, source: u64, target: u64, count: u32, status: IoStatus) {
         let from = self.slice_mut(source, count).to_vec();
         if from.contains(&ExpectedState::Lost) {
             assert_eq!(status, IoStatus::UNRECOVERED_READ);
@@ -125,7 +135,13 @@ impl ExpectedBlocks {
         }
     }
 
-    fn check(&mut self, driver: &mut ChannelDriver, first: u64, count: u32, round: usize) {
+    fn read_and_check(
+        &mut self,
+        driver: &mut SynchronousChannel,
+        first: u64,
+        count: u32,
+        round: usize,
+    ) {
         let states = self.slice_mut(first, count).to_vec();
         let (status, bytes) = driver.read(first, count, RequestFlags::NONE);
         let verified = driver.run_request(Operation::Verify, first, count, RequestFlags::NONE);
@@ -150,9 +166,9 @@ impl ExpectedBlocks {
 }
 
 #[test]
-fn segments_may_be_split_anywhere() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+fn data_is_correct_with_random_segment_splits() {
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let mut random = Random::new(2);
         let size = driver.block_size();
         for _ in 0..60 {
@@ -160,23 +176,32 @@ fn segments_may_be_split_anywhere() {
             let bytes: Vec<u8> =
                 (0..blocks as usize * size).map(|_| random.next_u64().to_le_bytes()[0]).collect();
             let (out, back) = (
-                driver.random_segments(&bytes, &mut random),
-                driver.random_segments(&bytes, &mut random),
+                driver.store_in_random_segments(&bytes, &mut random),
+                driver.store_in_random_segments(&bytes, &mut random),
             );
             driver.write_segments(&out, &bytes);
-            assert_eq!(driver.transfer(Operation::Write, 5, blocks, &out), IoStatus::SUCCESS);
+            assert_eq!(
+                driver.run_with_segments(Operation::Write, 5, blocks, &out),
+                IoStatus::SUCCESS
+            );
             driver.write_segments(&back, &vec![0xee; bytes.len()]);
-            assert_eq!(driver.transfer(Operation::Read, 5, blocks, &back), IoStatus::SUCCESS);
+            assert_eq!(
+                driver.run_with_segments(Operation::Read, 5, blocks, &back),
+                IoStatus::SUCCESS
+            );
             assert!(driver.read_segments(&back) == bytes, "{}: {out:?} {back:?}", driver.name);
-            assert_eq!(driver.transfer(Operation::Compare, 5, blocks, &back), IoStatus::SUCCESS);
+            assert_eq!(
+                driver.run_with_segments(Operation::Compare, 5, blocks, &back),
+                IoStatus::SUCCESS
+            );
         }
     }
 }
 
 #[test]
 fn compare_finds_any_single_wrong_byte() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let size = driver.block_size();
         let memory = driver.memory(4);
         assert_eq!(driver.write(8, 2, 3, RequestFlags::NONE), IoStatus::SUCCESS);
@@ -184,11 +209,14 @@ fn compare_finds_any_single_wrong_byte() {
         let mut bytes = vec![3; 2 * size];
         bytes.resize(4 * size, 0);
         driver.write_segments(&[memory], &bytes);
-        assert_eq!(driver.transfer(Operation::Compare, 8, 4, &[memory]), IoStatus::SUCCESS);
+        assert_eq!(
+            driver.run_with_segments(Operation::Compare, 8, 4, &[memory]),
+            IoStatus::SUCCESS
+        );
         for wrong in [0, size - 1, 2 * size - 1, 2 * size, 4 * size - 1] {
             bytes[wrong] ^= 0x80;
             driver.write_segments(&[memory], &bytes);
-            let status = driver.transfer(Operation::Compare, 8, 4, &[memory]);
+            let status = driver.run_with_segments(Operation::Compare, 8, 4, &[memory]);
             assert_eq!(status, IoStatus::COMPARE_FAILURE, "{} at {wrong}", driver.name);
             bytes[wrong] ^= 0x80;
         }
@@ -201,15 +229,15 @@ fn compare_finds_any_single_wrong_byte() {
 
 #[test]
 fn compare_and_write_is_atomic() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let size = driver.block_size();
         let memory = driver.memory(4);
         assert_eq!(driver.write(8, 2, 3, RequestFlags::NONE), IoStatus::SUCCESS);
         let mut bytes = [vec![3; 2 * size], vec![4; 2 * size]].concat();
-        let run = |driver: &mut ChannelDriver, bytes: &[u8]| {
+        let run = |driver: &mut SynchronousChannel, bytes: &[u8]| {
             driver.write_segments(&[memory], bytes);
-            driver.transfer(Operation::CompareAndWrite, 8, 2, &[memory])
+            driver.run_with_segments(Operation::CompareAndWrite, 8, 2, &[memory])
         };
         if !driver.limits().operations.has(Operation::CompareAndWrite) {
             assert_eq!(run(&mut driver, &bytes), IoStatus::INVALID_OPCODE, "{}", driver.name);
@@ -227,19 +255,19 @@ fn compare_and_write_is_atomic() {
             assert!(read.iter().all(|byte| *byte == holds), "{} {holds}", driver.name);
         }
         let short = memory.slice(0, 2 * driver.limits().block_size).unwrap();
-        let status = driver.transfer(Operation::CompareAndWrite, 8, 2, &[short]);
+        let status = driver.run_with_segments(Operation::CompareAndWrite, 8, 2, &[short]);
         assert_eq!(status, IoStatus::INVALID_FIELD, "{}", driver.name);
     }
 }
 
 #[test]
 fn overlapping_copy_is_correct() {
-    for subject in data_devices() {
+    for subject in readable_tested_devices() {
         let most = match subject.medium.limits().request_blocks_max {
             u32::MAX => 64,
             most => u64::from(most),
         };
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         if !driver.supports(Operation::Copy) {
             assert_eq!(driver.copy(10, 13, 1), IoStatus::INVALID_OPCODE, "{}", driver.name);
             continue;
@@ -267,7 +295,7 @@ fn overlapping_copy_is_correct() {
 #[test]
 fn blocks_beyond_the_end_are_out_of_range() {
     for subject in all_devices() {
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         let end = driver.limits().block_count;
         let memory = driver.memory(2);
         for (lba, blocks) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2)] {
@@ -280,7 +308,7 @@ fn blocks_beyond_the_end_are_out_of_range() {
                     _ if moves => {
                         let len_bytes = blocks * driver.limits().block_size;
                         let segment = memory.slice(0, len_bytes).unwrap();
-                        driver.transfer(operation, lba, blocks, &[segment])
+                        driver.run_with_segments(operation, lba, blocks, &[segment])
                     }
                     _ => driver.run_request(operation, lba, blocks, RequestFlags::NONE),
                 };
@@ -290,22 +318,23 @@ fn blocks_beyond_the_end_are_out_of_range() {
                 assert_eq!(driver.copy(lba, 0, blocks), IoStatus::LBA_OUT_OF_RANGE);
             }
         }
-        driver.expect(Operation::Verify, end - 1, 1, RequestFlags::NONE);
-        driver.expect(Operation::Verify, end, 0, RequestFlags::NONE);
+        driver.run_expecting_success(Operation::Verify, end - 1, 1, RequestFlags::NONE);
+        driver.run_expecting_success(Operation::Verify, end, 0, RequestFlags::NONE);
     }
 }
 
 #[test]
 fn invalid_segments_are_rejected() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let size = driver.limits().block_size;
         let memory = driver.memory(2);
         let short = memory.slice(0, size).unwrap();
         let stray = Segment { region: RegionId(99), ..short };
         for operation in [Operation::Read, Operation::Write, Operation::Compare] {
-            let mut try_with =
-                |blocks, segments: &[Segment]| driver.transfer(operation, 0, blocks, segments);
+            let mut try_with = |blocks, segments: &[Segment]| {
+                driver.run_with_segments(operation, 0, blocks, segments)
+            };
             assert_eq!(try_with(2, &[short]), IoStatus::INVALID_FIELD);
             assert_eq!(try_with(1, &[memory]), IoStatus::INVALID_FIELD);
             assert_eq!(try_with(1, &[]), IoStatus::INVALID_FIELD);
@@ -314,7 +343,7 @@ fn invalid_segments_are_rejected() {
             let most = driver.limits().request_blocks_max;
             if most < u32::MAX {
                 let large = Segment { len_bytes: (most + 1) * size, ..memory };
-                let status = driver.transfer(operation, 0, most + 1, &[large]);
+                let status = driver.run_with_segments(operation, 0, most + 1, &[large]);
                 assert_eq!(status, IoStatus::INVALID_FIELD);
             }
             let mut request = driver.request(operation, 0, 1);
@@ -323,14 +352,14 @@ fn invalid_segments_are_rejected() {
             (request.segment_first, request.metadata_count) = (0, 1);
             assert_eq!(driver.submit(request, &[short, short]), IoStatus::INVALID_FIELD);
         }
-        assert_eq!(driver.transfer(Operation::Read, 0, 1, &[short]), IoStatus::SUCCESS);
+        assert_eq!(driver.run_with_segments(Operation::Read, 0, 1, &[short]), IoStatus::SUCCESS);
     }
 }
 
 #[test]
 fn full_channel_returns_unaccepted_requests() {
     for subject in all_devices() {
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         let depth = u64::from(driver.limits().depth_max);
         let memory = driver.memory(1);
         let requests: Vec<_> = (0..depth + 100)
@@ -368,19 +397,19 @@ fn full_channel_returns_unaccepted_requests() {
 }
 
 #[test]
-fn is_kernel_io_if_all_leaf_devices_are_files() {
+fn channel_is_kernel_io_exactly_if_all_leaves_are_files() {
     let others = ["ram:", "null:", "model:", "delay:[", "fault:[", "reluctant:"];
     for subject in all_devices() {
         let files_only = !others.iter().any(|other| subject.name.contains(other));
-        let channel = subject.driver().channel;
-        assert_eq!(channel.is_kernel_io(), files_only, "{}", subject.name);
+        let channel = subject.synchronous_channel().channel;
+        assert_eq!(channel.is_done_by_local_kernel(), files_only, "{}", subject.name);
     }
 }
 
 #[test]
 fn sleeping_thread_is_woken_for_every_completion() {
     for subject in all_devices() {
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         let memory = driver.memory(1);
         let mut sleeper = Sleeper::new().unwrap();
         if let WakeSource::Descriptor(descriptor) = driver.channel.wake_source() {
@@ -406,7 +435,7 @@ fn sleeping_thread_is_woken_for_every_completion() {
 #[test]
 fn poll_returns_at_most_the_batch_capacity() {
     for subject in all_devices() {
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         let requests = [driver.request(Operation::Flush, 0, 0); 3];
         assert_eq!(driver.channel.submit(Instant::default(), &requests, &[]), 3);
         assert_eq!(driver.channel.poll(driver.now, &mut CompletionBatch::with_capacity(0)), 0);
@@ -421,8 +450,8 @@ fn poll_returns_at_most_the_batch_capacity() {
 
 #[test]
 fn all_channels_see_the_same_blocks() {
-    for subject in data_devices() {
-        let (mut left, mut right) = (subject.driver(), subject.driver());
+    for subject in readable_tested_devices() {
+        let (mut left, mut right) = (subject.synchronous_channel(), subject.synchronous_channel());
         assert_eq!(left.write(3, 1, 0x77, RequestFlags::NONE), IoStatus::SUCCESS);
         let (status, bytes) = right.read(3, 1, RequestFlags::NONE);
         assert_eq!(status, IoStatus::SUCCESS);
@@ -430,15 +459,15 @@ fn all_channels_see_the_same_blocks() {
         if !right.supports(Operation::WriteUncorrectable) {
             continue;
         }
-        right.expect(Operation::WriteUncorrectable, 3, 1, RequestFlags::NONE);
+        right.run_expecting_success(Operation::WriteUncorrectable, 3, 1, RequestFlags::NONE);
         assert_eq!(left.read(3, 1, RequestFlags::NONE).0, IoStatus::UNRECOVERED_READ);
     }
 }
 
 #[test]
-fn uncorrectable_blocks_stay_so_until_written() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+fn uncorrectable_block_fails_reads_until_written() {
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         if !driver.supports(Operation::WriteUncorrectable) {
             let status =
                 driver.run_request(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
@@ -446,11 +475,11 @@ fn uncorrectable_blocks_stay_so_until_written() {
             continue;
         }
         for cure in 0..if driver.supports(Operation::Copy) { 3 } else { 2 } {
-            driver.expect(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
-            driver.expect(Operation::Deallocate, 20, 3, RequestFlags::NONE);
+            driver.run_expecting_success(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
+            driver.run_expecting_success(Operation::Deallocate, 20, 3, RequestFlags::NONE);
             let memory = driver.memory(1);
             for operation in [Operation::Read, Operation::Compare] {
-                let status = driver.transfer(operation, 21, 1, &[memory]);
+                let status = driver.run_with_segments(operation, 21, 1, &[memory]);
                 assert_eq!(status, IoStatus::UNRECOVERED_READ, "{} {operation:?}", driver.name);
             }
             if driver.supports(Operation::Copy) {
@@ -464,7 +493,7 @@ fn uncorrectable_blocks_stay_so_until_written() {
             match cure {
                 0 => assert_eq!(driver.write(21, 1, 1, RequestFlags::NONE), IoStatus::SUCCESS),
                 1 if driver.supports(Operation::WriteZeroes) => {
-                    driver.expect(Operation::WriteZeroes, 21, 1, RequestFlags::NONE);
+                    driver.run_expecting_success(Operation::WriteZeroes, 21, 1, RequestFlags::NONE);
                 }
                 1 => assert_eq!(driver.write(21, 1, 0, RequestFlags::FUA), IoStatus::SUCCESS),
                 _ => assert_eq!(driver.copy(50, 21, 1), IoStatus::SUCCESS),
@@ -478,9 +507,9 @@ fn uncorrectable_blocks_stay_so_until_written() {
 #[test]
 fn fua_and_flush_requests_complete() {
     for subject in all_devices() {
-        let mut driver = subject.driver();
+        let mut driver = subject.synchronous_channel();
         assert_eq!(driver.write(0, 1, 5, RequestFlags::FUA), IoStatus::SUCCESS);
-        driver.expect(Operation::Flush, 0, 0, RequestFlags::NONE);
+        driver.run_expecting_success(Operation::Flush, 0, 0, RequestFlags::NONE);
         let (status, bytes) = driver.read(0, 1, RequestFlags::FUA);
         assert_eq!(status, IoStatus::SUCCESS);
         assert!(subject.moves == bytes.iter().all(|byte| *byte == 5), "{}", driver.name);
@@ -489,7 +518,7 @@ fn fua_and_flush_requests_complete() {
             [(Operation::Deallocate, RequestFlags::FUA), (Operation::WriteZeroes, away)]
         {
             if driver.supports(operation) {
-                driver.expect(operation, 0, 1, flags);
+                driver.run_expecting_success(operation, 0, 1, flags);
             }
         }
         let expected =
@@ -500,8 +529,8 @@ fn fua_and_flush_requests_complete() {
 
 #[test]
 fn concurrent_requests_do_not_interfere() {
-    for subject in data_devices() {
-        let mut driver = subject.driver();
+    for subject in readable_tested_devices() {
+        let mut driver = subject.synchronous_channel();
         let mut random = Random::new(4);
         let size = driver.limits().block_size;
         // Each place has its own block and its own memory, some of it unaligned.

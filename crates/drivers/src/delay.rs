@@ -84,19 +84,19 @@ const RATIO_MAX: u64 = 40;
 /// Opens `delay:[URI]?read=80us&read-p99=1ms&write=20us&write-p99=100us&seed=1`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.single_child()?;
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let read = parse_latency_spec(&mut fields, "read", "read-p99")?;
     let write = parse_latency_spec(&mut fields, "write", "write-p99")?;
     let delays = DelaySettings { read, write };
     let seed = fields.seed_value()?.unwrap_or(opener.seed);
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     delays.check().map_err(|problem| uri.error(problem))?;
     let below = opener.open(child)?;
     let delay = DelayDevice::new(below.medium.clone(), delays, seed)?;
     let description =
         format!("delay: reads {read}, writes {write} later; over {}", below.description);
     let handle = DeviceControl::new(uri, delay.control());
-    Ok(below.with_stacked_device(Arc::new(delay), description).with_control(handle))
+    Ok(below.with_device_stacked_on(Arc::new(delay), description).with_control(handle))
 }
 
 fn parse_latency_spec(
@@ -133,7 +133,7 @@ impl DelayDevice {
 
 impl BlockDevice for DelayDevice {
     fn limits(&self) -> Limits {
-        delayed_channel::limits(&*self.inner)
+        delayed_channel::delayed_device_limits(&*self.inner)
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -231,7 +231,12 @@ impl DelayTiming {
 }
 
 impl CompletionTiming for DelayTiming {
-    fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant)) {
+    fn completion_times(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        each: &mut dyn FnMut(Instant),
+    ) {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
             self.apply_current_delays();
         }

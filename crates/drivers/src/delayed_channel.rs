@@ -16,7 +16,12 @@ use tenmil_block::CompletionQueue;
 /// Computes completion times.
 pub(crate) trait CompletionTiming: Send {
     /// Passes to `each` the completion time of each of `requests`, which are submitted now.
-    fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant));
+    fn completion_times(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        each: &mut dyn FnMut(Instant),
+    );
 }
 
 /// I/O channel over another one, with completion times.
@@ -46,7 +51,7 @@ struct DelayedRequest {
 const DEPTH_MAX: u32 = 4096;
 
 /// The limits of a delayed device over `inner`.
-pub(crate) fn limits(inner: &dyn BlockDevice) -> Limits {
+pub(crate) fn delayed_device_limits(inner: &dyn BlockDevice) -> Limits {
     let inner = inner.limits();
     Limits { depth_max: inner.depth_max.min(DEPTH_MAX), ..inner }
 }
@@ -54,7 +59,7 @@ pub(crate) fn limits(inner: &dyn BlockDevice) -> Limits {
 impl<T: CompletionTiming> DelayedChannel<T> {
     /// Opens a channel of `medium` with the completion times of `timing`. Allocates here and never again.
     pub(crate) fn open(medium: &dyn BlockDevice, timing: T) -> Result<Self, Error> {
-        let limits = limits(medium);
+        let limits = delayed_device_limits(medium);
         let depth = limits.depth_max;
         let room = depth as usize;
         Ok(Self {
@@ -88,7 +93,7 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         // `inner` accepts a prefix. Only the accepted requests take slots and draw a completion time.
         let Self { timing, slots, free, timers, .. } = self;
         let mut tokens = requests[..taken].iter().map(|request| request.token);
-        timing.schedule(now, &requests[..taken], &mut |due_at| {
+        timing.completion_times(now, &requests[..taken], &mut |due_at| {
             if let (Some(slot), Some(token)) = (free.pop(), tokens.next()) {
                 slots[slot as usize] = DelayedRequest { token, completion: None, due: false };
                 timers.push(Reverse((due_at, slot)));
@@ -133,7 +138,7 @@ impl<T: CompletionTiming> ChannelWakeup for DelayedChannel<T> {
     }
 
     /// Completions are held back here.
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         false
     }
 

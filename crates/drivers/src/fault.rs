@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{BlockDevice, BlockExtent, ErrorCategory, Interrupts, IoChannel, Limits};
 use tenmil_dma::RegionTable;
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use self::fault_channel::FaultChannel;
 use self::rule::FaultRules;
@@ -46,7 +46,7 @@ struct FaultShared {
     aborts: AtomicU64,
     hanging: AtomicU64,
     /// Wakers of sleeping channels, by number.
-    wakers: Mutex<Vec<(u64, EventVectors)>>,
+    wakers: Mutex<Vec<(u64, EventFdVectors)>>,
 }
 
 /// Maximum number of requests in flight.
@@ -58,10 +58,10 @@ const SEGMENTS_MORE: u16 = 2;
 /// Opens `fault:[URI]?rule=error:write@0-1023x3;hang:read/100&seed=1`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.single_child()?;
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let rules = fields.text_value("rule").unwrap_or_default();
     let seed = fields.seed_value()?.unwrap_or(opener.seed);
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     let rules =
         FaultRule::parse_all(&rules).map_err(|problem| uri.error(format!("rule: {problem}")))?;
     let said: Vec<String> = rules.iter().map(ToString::to_string).collect();
@@ -70,7 +70,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
     let fault = FaultDevice::new(Arc::clone(&below.medium), opener.regions, rules, seed)?;
     let description = format!("fault: {said}, on purpose; over {}", below.description);
     let handle = DeviceControl::new(uri, fault.control());
-    Ok(below.with_stacked_device(Arc::new(fault), description).with_control(handle))
+    Ok(below.with_device_stacked_on(Arc::new(fault), description).with_control(handle))
 }
 
 impl FaultDevice {
@@ -150,7 +150,7 @@ impl PartialEq for FaultControl {
 impl FaultControl {
     /// The current rules and how often each was applied.
     pub fn rules(&self) -> Vec<(FaultRule, u64)> {
-        self.shared.rules().list()
+        self.shared.lock_rules().rules_with_counts()
     }
 
     /// The number of hanging requests.
@@ -162,7 +162,7 @@ impl FaultControl {
     /// keep hanging.
     pub fn set_rules(&self, rules: Vec<FaultRule>) {
         let is_armed = !rules.is_empty();
-        let mut current = self.shared.rules();
+        let mut current = self.shared.lock_rules();
         *current = FaultRules::new(rules, self.shared.seed);
         self.shared.is_armed.store(is_armed, Ordering::Release);
     }
@@ -170,43 +170,43 @@ impl FaultControl {
     /// Removes all rules and completes hanging requests with the status of the device below.
     pub fn clear_rules(&self) {
         self.set_rules(Vec::new());
-        self.shared.release_hanging();
+        self.shared.signal_release_hanging();
     }
 
     /// Completes hanging requests as aborted. The rules remain.
     pub fn abort_hanging(&self) {
         self.shared.aborts.fetch_add(1, Ordering::Release);
-        self.shared.release_hanging();
+        self.shared.signal_release_hanging();
     }
 }
 
 impl FaultShared {
-    fn rules(&self) -> MutexGuard<'_, FaultRules> {
+    fn lock_rules(&self) -> MutexGuard<'_, FaultRules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleepers(&self) -> MutexGuard<'_, Vec<(u64, EventVectors)>> {
+    fn lock_wakers(&self) -> MutexGuard<'_, Vec<(u64, EventFdVectors)>> {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes all channels release hanging requests, and wakes sleeping ones.
-    fn release_hanging(&self) {
+    fn signal_release_hanging(&self) {
         self.releases.fetch_add(1, Ordering::Release);
-        for (_, sleeper) in &mut *self.sleepers() {
+        for (_, sleeper) in &mut *self.lock_wakers() {
             sleeper.raise(0);
         }
     }
 
     /// Registers a channel for wake-ups and returns its number.
-    fn register_waker(&self, sleeper: EventVectors) -> u64 {
-        let mut sleepers = self.sleepers();
+    fn register_waker(&self, sleeper: EventFdVectors) -> u64 {
+        let mut sleepers = self.lock_wakers();
         let number = sleepers.last().map_or(0, |(last, _)| last + 1);
         sleepers.push((number, sleeper));
         number
     }
 
     fn unregister_waker(&self, number: u64) {
-        self.sleepers().retain(|(other, _)| *other != number);
+        self.lock_wakers().retain(|(other, _)| *other != number);
     }
 }
 

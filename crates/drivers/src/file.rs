@@ -1,7 +1,7 @@
 //! File device: blocks in a file or a kernel block device; flushed data is persistent.
 
 #[cfg(test)]
-pub(crate) mod failing_file;
+pub(crate) mod failing_sync_file;
 mod file_channel;
 mod file_io;
 mod file_request;
@@ -25,14 +25,14 @@ use tenmil_linux::storage_file::{
 
 use self::file_channel::FileChannel;
 pub(crate) use self::file_io::FileIo;
-use self::lost_write::LostWrites;
+use self::lost_write::LostWriteCounts;
 pub use self::lost_write::{LostWrite, subscribe_lost_writes};
 use super::bad_blocks::BadBlocks;
 use super::request_validation::validate_geometry;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
 use tenmil_block::uri::Uri;
-use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
+use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, whole_block_count};
 
 /// Blocks in a file or a kernel block device. Transfers use direct I/O (`O_DIRECT`) if file, block size
 /// and memory allow it. If only the memory does not, they go through a buffer of the channel; otherwise
@@ -87,14 +87,14 @@ struct FileShared {
     /// Blocks marked uncorrectable, which cannot be read until they are written.
     uncorrectable: BadBlocks,
     /// Whether completed writes never reached stable storage.
-    lost_writes: LostWrites,
+    lost_writes: LostWriteCounts,
     /// [`CHUNK_BYTES`] of zeroes, for files that do not support zeroing a range.
     zeroes: Region,
 }
 
 /// Device handle and buffer memory of a channel.
 #[derive(Debug)]
-struct ChannelResources {
+struct ChannelBuffers {
     shared: Arc<FileShared>,
     memory: Region,
 }
@@ -120,15 +120,15 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
     if uri.path().is_empty() {
         return Err(uri.error("the file is missing, expected file:/path/to/it").into());
     }
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let size_bytes = fields.size_value("size")?;
     let direct = fields.choice_value("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);
     let read_only =
         fields.choice_value("read-only", &[("yes", true), ("no", false)])?.unwrap_or(false);
     let engine = fields.choice_value("engine", &engines)?.unwrap_or_default();
-    fields.reject_unknown()?;
-    size_bytes.map(|size| block_count(uri, size, block_size)).transpose()?;
+    fields.reject_unconsumed()?;
+    size_bytes.map(|size| whole_block_count(uri, size, block_size)).transpose()?;
     let path = PathBuf::from(uri.path());
     let options = FileDeviceOptions { path, size_bytes, block_size, direct, read_only, engine };
     let medium = FileDevice::open(opener.regions, &options)?;
@@ -153,7 +153,7 @@ impl FileDevice {
             .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
         let file = Arc::new(file);
         let (engine, has_ring) = probe_engine(&file, regions, choice)?;
-        let zeroes = memory(regions, CHUNK_BYTES)
+        let zeroes = allocate_memory(regions, CHUNK_BYTES)
             .map_err(|text| Error::new(ErrorCategory::Environment, format!("file: {text}")))?;
         let mut limits = limits(&file, block_size);
         if read_only {
@@ -161,7 +161,7 @@ impl FileDevice {
         }
         let shared = FileShared {
             uncorrectable: BadBlocks::default(),
-            lost_writes: LostWrites::default(),
+            lost_writes: LostWriteCounts::default(),
             block_count: AtomicU64::new(limits.block_count),
             direct: file.direct_io_alignment(),
             file,
@@ -191,15 +191,15 @@ impl FileDevice {
         &self,
         jobs: J,
     ) -> Result<Box<dyn IoChannel>, Error> {
-        Ok(Box::new(FileChannel::new(jobs, ChannelResources::allocate(&self.shared)?)))
+        Ok(Box::new(FileChannel::new(jobs, ChannelBuffers::allocate(&self.shared)?)))
     }
 
     /// Data that a write would destroy: the contents of the file before it was opened, unless read-only.
     pub fn existing_data(&self) -> Option<ExistingData> {
         let FileShared { file, limits, .. } = &*self.shared;
-        let found = format!("{} bytes", file.previous_len_bytes());
+        let found = format!("{} bytes", file.len_bytes_before_open());
         let name = file.path().display().to_string();
-        let can_be_lost = file.previous_len_bytes() > 0 && limits.operations != READING;
+        let can_be_lost = file.len_bytes_before_open() > 0 && limits.operations != READING;
         can_be_lost.then_some(ExistingData { name, found, path: Some(file.path().into()) })
     }
 
@@ -234,7 +234,7 @@ impl BlockDevice for FileDevice {
         let block_size = u64::from(limits.block_size);
         let found = to_whole_blocks(file.extent_at(lba * block_size), block_size);
         let blocks = found.blocks.min(left).min(EXTENT_BLOCKS_MAX);
-        let (is_lost, run) = uncorrectable.uniform_run(lba, blocks);
+        let (is_lost, run) = uncorrectable.state_run_at(lba, blocks);
         // An uncorrectable block does not read as zeroes.
         let holds = if is_lost { ExtentKind::Data } else { found.kind };
         Ok(BlockExtent { blocks: run, kind: holds })
@@ -306,9 +306,9 @@ impl FileShared {
     }
 }
 
-impl ChannelResources {
+impl ChannelBuffers {
     fn allocate(shared: &Arc<FileShared>) -> Result<Self, Error> {
-        let memory = memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?;
+        let memory = allocate_memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?;
         Ok(Self { shared: Arc::clone(shared), memory })
     }
 
@@ -369,6 +369,6 @@ fn limits(file: &StorageFile, block_size: u32) -> Limits {
     }
 }
 
-fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
+fn allocate_memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
     regions.allocate_region(len_bytes as usize).map_err(Error::environment)
 }

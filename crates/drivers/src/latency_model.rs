@@ -26,7 +26,7 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 
 /// Device with the latencies of a modeled SSD.
-pub struct LatencyModel {
+pub struct ModeledLatencyDevice {
     inner: Arc<dyn BlockDevice>,
     profile: &'static ModelProfile,
     device: Arc<Mutex<ModelState>>,
@@ -57,13 +57,13 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         ModelProfile::find_by_name(name)
             .ok_or_else(|| uri.error(format!("no model `{name}`, expected {names}")))
     };
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let seed = fields.seed_value()?.unwrap_or(opener.seed);
     let (profile, below) = if uri.children().is_empty() {
         let profile = profile(uri.path())?;
         let size = fields.text_value("size").unwrap_or("1g".into());
         let block = fields.text_value("block").unwrap_or("512".into());
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         let ram: Uri = format!("ram:{size}?block={block}").parse()?;
         (profile, opener.open(&ram)?)
     } else {
@@ -71,15 +71,15 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         let device = fields
             .text_value("device")
             .ok_or_else(|| uri.error(format!("device is missing, expected device={names}")))?;
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         (profile(&device)?, opener.open(child)?)
     };
     let description = format!("{}; over {}", profile.describe(), below.description);
-    let medium = LatencyModel::new(below.medium.clone(), profile, seed);
-    Ok(below.with_stacked_device(Arc::new(medium), description))
+    let medium = ModeledLatencyDevice::new(below.medium.clone(), profile, seed);
+    Ok(below.with_device_stacked_on(Arc::new(medium), description))
 }
 
-impl LatencyModel {
+impl ModeledLatencyDevice {
     /// A model of `profile` over `inner`, with the blocks and durability of `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>, profile: &'static ModelProfile, seed: u64) -> Self {
         let device = ModelState::new(profile, seed);
@@ -92,9 +92,9 @@ impl LatencyModel {
     }
 }
 
-impl BlockDevice for LatencyModel {
+impl BlockDevice for ModeledLatencyDevice {
     fn limits(&self) -> Limits {
-        delayed_channel::limits(&*self.inner)
+        delayed_channel::delayed_device_limits(&*self.inner)
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -117,10 +117,15 @@ impl BlockDevice for LatencyModel {
 }
 
 impl CompletionTiming for ModelTiming {
-    fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant)) {
+    fn completion_times(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        each: &mut dyn FnMut(Instant),
+    ) {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         for request in requests {
-            each(device.schedule(now, request, self.block_size));
+            each(device.completion_time(now, request, self.block_size));
         }
     }
 }
@@ -149,7 +154,7 @@ impl ModelState {
     }
 
     /// The completion time of a request submitted now.
-    fn schedule(&mut self, now: Instant, request: &Request, block_size: u32) -> Instant {
+    fn completion_time(&mut self, now: Instant, request: &Request, block_size: u32) -> Instant {
         let ModelProfile { read_rates, write_rates, overhead, other, .. } = self.profile;
         let block_size = u64::from(block_size);
         let len = u64::from(request.blocks) * block_size;
@@ -161,7 +166,7 @@ impl ModelState {
                     now,
                     read_rates.request_spacing(len),
                 );
-                self.occupy(TransferDirection::Read, start, first, len)
+                self.reserve_units(TransferDirection::Read, start, first, len)
             }
             Operation::Write | Operation::CompareAndWrite => {
                 let start = self.pass_rate_gate(
@@ -169,7 +174,7 @@ impl ModelState {
                     now,
                     write_rates.request_spacing(len),
                 );
-                self.occupy(TransferDirection::Write, start, first, len)
+                self.reserve_units(TransferDirection::Write, start, first, len)
             }
             Operation::Copy => {
                 let start = self.pass_rate_gate(
@@ -178,13 +183,13 @@ impl ModelState {
                     read_rates.request_spacing(len),
                 );
                 let source = request.operand.saturating_mul(block_size);
-                let between = self.occupy(TransferDirection::Read, start, source, len);
+                let between = self.reserve_units(TransferDirection::Read, start, source, len);
                 let start = self.pass_rate_gate(
                     TransferDirection::Write,
                     between,
                     write_rates.request_spacing(len),
                 );
-                self.occupy(TransferDirection::Write, start, first, len)
+                self.reserve_units(TransferDirection::Write, start, first, len)
             }
             Operation::Flush
             | Operation::Deallocate
@@ -205,7 +210,13 @@ impl ModelState {
     /// Assigns each stripe of a transfer to its unit, behind earlier work, and returns when the last one
     /// is done. A transfer of more stripes than units uses each unit once; the rates cover the remaining
     /// bytes.
-    fn occupy(&mut self, way: TransferDirection, start: Instant, first: u64, len: u64) -> Instant {
+    fn reserve_units(
+        &mut self,
+        way: TransferDirection,
+        start: Instant,
+        first: u64,
+        len: u64,
+    ) -> Instant {
         let latency = match way {
             TransferDirection::Read => &self.profile.read,
             TransferDirection::Write => &self.profile.write,
@@ -215,7 +226,7 @@ impl ModelState {
         let mut done = start;
         for stripe in (first / stripe_bytes..).take(usize::try_from(stripes).unwrap_or(1)) {
             let unit = unit_of_stripe(stripe, self.units.len());
-            done = done.max(self.units[unit].occupy(
+            done = done.max(self.units[unit].reserve(
                 way,
                 start,
                 latency.random_latency(&mut self.random),
@@ -227,7 +238,7 @@ impl ModelState {
 
 impl ParallelUnit {
     /// Occupies the unit for `time` once it is free; returns when it is done.
-    fn occupy(&mut self, way: TransferDirection, start: Instant, time: Span) -> Instant {
+    fn reserve(&mut self, way: TransferDirection, start: Instant, time: Span) -> Instant {
         match way {
             TransferDirection::Read => {
                 let free = start.max(self.read_until);
@@ -254,7 +265,7 @@ fn unit_of_stripe(stripe: u64, units: usize) -> usize {
     usize::try_from(wide >> 64).unwrap_or(0)
 }
 
-impl std::fmt::Debug for LatencyModel {
+impl std::fmt::Debug for ModeledLatencyDevice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Model").field("profile", &self.profile.name).finish_non_exhaustive()
     }
@@ -269,7 +280,7 @@ mod tests {
         RequestFlags, Span,
     };
 
-    use super::{LatencyModel, ModelState, unit_of_stripe};
+    use super::{ModelState, ModeledLatencyDevice, unit_of_stripe};
     use crate::{ModelProfile, NullDevice};
 
     #[test]
@@ -278,18 +289,18 @@ mod tests {
         let read_behind = |writes| {
             let mut device = ModelState::new(ModelProfile::find_by_name("p4600").unwrap(), 1);
             for index in 0..writes {
-                device.schedule(
+                device.completion_time(
                     now,
                     &model_request(Operation::Write, 0, index * u64::from(mib), mib),
                     512,
                 );
             }
-            device.schedule(now, &model_request(Operation::Read, 0, 0, 8), 512)
+            device.completion_time(now, &model_request(Operation::Read, 0, 0, 8), 512)
         };
         let write_until = |writes: u64| {
             let mut device = ModelState::new(ModelProfile::find_by_name("p4600").unwrap(), 1);
             let each = (0..writes).map(|index| {
-                device.schedule(
+                device.completion_time(
                     now,
                     &model_request(Operation::Write, 0, index * u64::from(mib), mib),
                     512,
@@ -303,15 +314,15 @@ mod tests {
         // An operation in progress is not interrupted.
         let unit = &mut super::ParallelUnit::default();
         let (write, read) = (Span::from_us(10), Span::from_us(80));
-        assert_eq!(unit.occupy(super::TransferDirection::Write, now, write), now.after(write));
+        assert_eq!(unit.reserve(super::TransferDirection::Write, now, write), now.after(write));
         let done = now.after(write).after(read);
         assert_eq!(
-            unit.occupy(super::TransferDirection::Read, now, read),
+            unit.reserve(super::TransferDirection::Read, now, read),
             done,
             "behind a write under way"
         );
         assert_eq!(
-            unit.occupy(super::TransferDirection::Write, now, write),
+            unit.reserve(super::TransferDirection::Write, now, write),
             done.after(write),
             "and the reverse"
         );
@@ -320,7 +331,7 @@ mod tests {
     fn model_channel(name: &str, seed: u64) -> Box<dyn IoChannel> {
         let profile = ModelProfile::find_by_name(name).unwrap();
         let null = NullDevice::new(512, profile.capacity_bytes / 512).unwrap();
-        LatencyModel::new(Arc::new(null), profile, seed).channel().unwrap()
+        ModeledLatencyDevice::new(Arc::new(null), profile, seed).channel().unwrap()
     }
 
     fn model_request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
@@ -443,7 +454,7 @@ mod tests {
     fn model_channels_share_the_device() {
         let profile = ModelProfile::find_by_name("p4800x").unwrap();
         let null: Arc<dyn BlockDevice> = Arc::new(NullDevice::new(512, 1 << 20).unwrap());
-        let model = LatencyModel::new(null, profile, 3);
+        let model = ModeledLatencyDevice::new(null, profile, 3);
         let mut channels = [model.channel().unwrap(), model.channel().unwrap()];
         let now = Instant { ns: 1 };
         let many: Vec<Request> =

@@ -32,12 +32,12 @@ mod model_profile;
 mod multi_leg_channel;
 mod null;
 mod owner_identity;
+mod owner_reservations;
 pub mod pool;
 mod ram;
 mod request_validation;
 mod split;
 mod stripe;
-mod write_exclusion;
 
 #[cfg(test)]
 mod conformance;
@@ -49,7 +49,7 @@ use tenmil_block::NamedDeviceType;
 pub use delay::{DelayControl, DelayDevice, DelaySettings, LatencySpec};
 pub use fault::{FaultControl, FaultDevice, FaultEffect, FaultRule, FaultTrigger};
 pub use file::{FileDevice, FileDeviceOptions, LostWrite, subscribe_lost_writes};
-pub use latency_model::LatencyModel;
+pub use latency_model::ModeledLatencyDevice;
 pub use mirror::Mirror;
 pub use model_profile::{LatencyDistribution, MaximumRates, ModelProfile, PROFILES};
 pub use null::NullDevice;

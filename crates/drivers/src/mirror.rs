@@ -57,26 +57,26 @@ use tenmil_dma::RegionTable;
 use self::assembly::assemble;
 use self::create::check_leg;
 pub use self::create::create_mirror;
-pub use self::events::{MirrorEvent, MirrorEventCounters, MirrorNotice, subscribe_mirrors};
-use self::leg_reservations::{LegReservations, OpenMode, assemble_and_reserve};
+pub use self::events::{MirrorEvent, MirrorEventCounters, MirrorNotice, subscribe_mirror_events};
+use self::leg_reservations::{LegReservations, OwnerPolicy, reserve_legs_and_read_superblocks};
 use self::maintenance_thread::MaintenanceThread;
 pub use self::membership::{ConfirmReplace, add_leg, remove_leg, replace_leg};
 use self::mirror_channel::MirrorChannel;
-use self::mirror_shared::{MirrorShared, superblock_bytes};
+use self::mirror_shared::{MirrorShared, superblock_len_bytes};
 use self::mirror_state::MirrorState;
 pub use self::options::{InjectedBugs, MirrorOptions};
 use self::ownership_claim::OwnershipClaim;
-pub use self::progress::{Health, LegProgress, LegState, MirrorMonitor, ResyncProgress};
-pub use self::read_only::open_read_only;
+pub use self::progress::{Health, LegProgress, LegState, MirrorMonitor, MirrorProgress};
+pub use self::read_only::open_mirror_read_only;
 use self::status::describe_assembly;
-pub use self::status::{MirrorReport, percentage, read_status};
-use self::superblock_io::read_superblocks;
+pub use self::status::{MirrorReport, format_percentage, read_mirror_report};
+use self::superblock_io::read_leg_candidates;
 pub use self::takeover::take_over_mirror;
 use crate::owner_identity;
-use crate::write_exclusion::WriteExclusion;
+use crate::owner_reservations::OwnerReservations;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_block::{DeviceControl, OpenedDevice, Opener};
 use tenmil_volume::mirror::MirrorGeometry;
 
@@ -103,7 +103,7 @@ pub struct MirrorLegDevice {
 impl MirrorLegDevice {
     /// Name in messages: the short form of the URI.
     fn display_name(&self) -> String {
-        shortest_unescaped(&self.name)
+        short_form_for_terminal(&self.name)
     }
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         .map_err(refuse)?
         .map(Arc::new);
     let description = mirror.description.clone();
-    let handle = mirror.monitor();
+    let handle = mirror.progress_monitor();
     // The identity of the mirror does not depend on which legs are present.
     identities.extend(handle.progress().map(|progress| (uri.clone(), progress.uuid)));
     let handle = DeviceControl::new(uri, handle);
@@ -152,11 +152,11 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 }
 
 fn parse_options(uri: &Uri) -> Result<MirrorOptions, Error> {
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let default = MirrorOptions::default();
     let resync = fields.size_value("resync")?.unwrap_or(default.resync);
     let degraded = fields.choice_value("degraded", &[("yes", true), ("no", false)])?;
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     if uri.children().is_empty() {
         return Err(uri.error("the legs are missing, expected mirror:[URI],[URI]").into());
     }
@@ -200,31 +200,33 @@ impl Mirror {
     ) -> Result<Self, Error> {
         // Order: check the owner, assemble, then write the claim. The mirror serves I/O only after the
         // claim is durable on all in-sync legs.
-        let opener = options
-            .opener
-            .map_or_else(owner_identity::OwnerId::new_random, owner_identity::OwnerId::register);
-        let reserved = LegReservations::new(WriteExclusion::new(opener.record().id));
+        let opener = options.opener.map_or_else(
+            owner_identity::RegisteredOwner::for_this_process,
+            owner_identity::RegisteredOwner::from_record,
+        );
+        let reserved = LegReservations::new(OwnerReservations::new(opener.owner_record().id));
         let exclusion = Arc::clone(&reserved.exclusion);
-        let opened = Self::open_as(regions, legs, options, (opener, reserved), now);
+        let opened = Self::open_with_owner(regions, legs, options, (opener, reserved), now);
         opened.inspect_err(|_| exclusion.release())
     }
 
-    fn open_as(
+    fn open_with_owner(
         regions: &RegionTable,
         legs: &[MirrorLegDevice],
         options: &MirrorOptions,
-        (opener, reserved): (owner_identity::OwnerId, LegReservations),
+        (opener, reserved): (owner_identity::RegisteredOwner, LegReservations),
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, Error> {
         let is_forced = options.force || options.bugs.ignores_fence;
-        let entry = (options.opener, if is_forced { OpenMode::Force } else { OpenMode::Open });
+        let entry =
+            (options.opener, if is_forced { OwnerPolicy::Force } else { OwnerPolicy::Open });
         let (candidates, former) =
-            assemble_and_reserve((regions, legs), entry, &reserved.exclusion, now)?;
+            reserve_legs_and_read_superblocks((regions, legs), entry, &reserved.exclusion, now)?;
         let mut assembly = assemble(&candidates, options.start_policy())?;
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
         there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.geometry))?;
         let claim = OwnershipClaim { regions, legs, is_forced: is_forced && former.is_some() };
-        claim.claim_ownership(&mut assembly, opener.record(), now)?;
+        claim.claim_ownership(&mut assembly, opener.owner_record(), now)?;
         let description = describe_assembly(&assembly, &candidates);
         let media: Box<[Option<Arc<dyn BlockDevice>>]> = assembly.places
             [..usize::from(assembly.legs)]
@@ -236,7 +238,7 @@ impl Mirror {
         let limits = limits_of(&media, &assembly.geometry);
         let chunk_bytes = CHUNK_BYTES
             .min(limits.request_blocks_max * limits.block_size)
-            .max(2 * superblock_bytes(limits.block_size));
+            .max(2 * superblock_len_bytes(limits.block_size));
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = MirrorState::new(&assembly, options, chunk_blocks);
         let owner = (opener, reserved);
@@ -253,7 +255,7 @@ impl Mirror {
     ///
     /// If a leg is absent or too small.
     #[doc(hidden)]
-    pub fn format_legs(
+    pub fn write_new_superblocks(
         regions: &RegionTable,
         legs: &[MirrorLegDevice],
         uuid: u128,
@@ -268,12 +270,12 @@ impl Mirror {
     }
 
     /// Monitor of the progress, valid for as long as the mirror is open.
-    pub fn monitor(&self) -> MirrorMonitor {
+    pub fn progress_monitor(&self) -> MirrorMonitor {
         MirrorMonitor::new(&self.shared, Arc::clone(&self.names))
     }
 
     /// Bit mask of the in-sync legs, and the number of regions to resynchronize.
-    pub fn progress(&self) -> (u8, u64) {
+    pub fn in_sync_mask_and_remaining_regions(&self) -> (u8, u64) {
         let meta = self.shared.lock();
         (meta.in_sync, meta.todo.count())
     }
@@ -299,7 +301,7 @@ impl BlockDevice for Mirror {
 
     fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, Error> {
         let masks = self.shared.masks();
-        let leg = self.shared.media.get(masks.exclusive_read_leg().trailing_zeros() as usize);
+        let leg = self.shared.media.get(masks.single_source_leg().trailing_zeros() as usize);
         let leg = leg
             .and_then(Option::as_ref)
             .ok_or("no leg of the mirror is there")

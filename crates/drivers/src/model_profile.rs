@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn description_says_that_it_is_a_model() {
+    fn profile_description_marks_it_as_a_model() {
         assert_eq!(
             ModelProfile::find_by_name("p4600").unwrap().describe(),
             "a model of an Intel SSD DC P4600 1.6 TB and not one: typical read 85 us and write \

@@ -6,7 +6,7 @@ use tenmil_base::{
 };
 
 use crate::combined_wake_source::CombinedWakeSource;
-use crate::request_validation::validate_request;
+use crate::request_validation::valid_request_segments;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
 
@@ -32,10 +32,10 @@ pub(crate) trait BlockLayout: Send {
     const MARK: u64 = 0;
 
     /// The leg of a block, and the number of consecutive blocks from there on that are on it.
-    fn location(&self, lba: u64) -> (usize, u64);
+    fn leg_of_block(&self, lba: u64) -> (usize, u64);
 
     /// The range of `leg` that stores its part of `blocks` blocks from `lba` on: first block and count.
-    fn leg_range(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32);
+    fn range_on_leg(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32);
 }
 
 /// A leg and its outbox.
@@ -117,7 +117,11 @@ impl<D: BlockLayout> MultiLegChannel<D> {
 
     /// Replaces the channel of the first leg, which has not been used yet, by one with completions
     /// pending for another submitter; their tokens lack [`BlockLayout::MARK`].
-    pub(crate) fn replace_first_leg(&mut self, channel: Box<dyn IoChannel>, outstanding: usize) {
+    pub(crate) fn replace_first_channel(
+        &mut self,
+        channel: Box<dyn IoChannel>,
+        outstanding: usize,
+    ) {
         // A source that cannot be added to the epoll set keeps the thread awake.
         if self.wake.add_source(channel.wake_source()).is_err() {
             self.wake = CombinedWakeSource::Nothing;
@@ -129,7 +133,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     }
 
     /// Splits leading `requests` until a batch is full; returns their number.
-    fn split_requests(&mut self, requests: &[Request], segments: &[Segment]) -> usize {
+    fn accept_and_split_requests(&mut self, requests: &[Request], segments: &[Segment]) -> usize {
         let mut count = 0;
         for request in requests.iter().take(BATCH) {
             // A completion that waits to be polled has freed its entry, and still counts.
@@ -137,8 +141,8 @@ impl<D: BlockLayout> MultiLegChannel<D> {
                 break;
             }
             count += 1;
-            match validate_request(&self.limits, request, segments) {
-                Err(status) => self.complete_request(request.token, status),
+            match valid_request_segments(&self.limits, request, segments) {
+                Err(status) => self.queue_completion(request.token, status),
                 Ok(own) => self.split_request(request, own),
             }
         }
@@ -157,14 +161,14 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     fn split_request(&mut self, request: &Request, own: &[Segment]) {
         let is_flush = request.operation == Operation::Flush;
         if request.blocks == 0 && !is_flush {
-            return self.complete_request(request.token, IoStatus::SUCCESS);
+            return self.queue_completion(request.token, IoStatus::SUCCESS);
         }
         let Some(number) = self.free.pop() else { return };
         let mut left = 0;
         for (index, leg) in self.legs.iter_mut().enumerate() {
             let (lba, blocks) = match is_flush {
                 true => (request.lba, request.blocks),
-                false => self.deal.leg_range(index, request.lba, request.blocks),
+                false => self.deal.range_on_leg(index, request.lba, request.blocks),
             };
             if blocks > 0 || is_flush {
                 let segment_first = u32::try_from(leg.segments.len()).unwrap_or(u32::MAX);
@@ -193,7 +197,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         let mut pieces = SegmentCursor::new(own);
         let (mut lba, end) = (request.lba, request.lba + u64::from(request.blocks));
         while lba < end && !own.is_empty() {
-            let (leg, left) = self.deal.location(lba);
+            let (leg, left) = self.deal.leg_of_block(lba);
             let blocks = left.min(end - lba);
             let len_bytes = blocks * u64::from(self.limits.block_size);
             let leg = &mut self.legs[leg];
@@ -208,7 +212,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     }
 
     /// Submits the outboxes as the legs accept them. Returns whether all were submitted.
-    fn submit_outboxes(&mut self, now: Instant) -> bool {
+    fn submit_queued_children(&mut self, now: Instant) -> bool {
         let mut all = true;
         for leg in &mut self.legs {
             let taken = leg.channel.submit(now, &leg.requests[leg.sent..], &leg.segments);
@@ -225,11 +229,11 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         all
     }
 
-    fn has_unsent(&self) -> bool {
+    fn has_queued_children(&self) -> bool {
         self.legs.iter().any(|leg| !leg.requests.is_empty())
     }
 
-    fn complete_request(&mut self, token: u64, status: IoStatus) {
+    fn queue_completion(&mut self, token: u64, status: IoStatus) {
         self.ready.push(IoCompletion { token, status, result: 0 });
     }
 
@@ -263,21 +267,21 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let mut done = 0;
-        if self.has_unsent() && !self.submit_outboxes(now) {
+        if self.has_queued_children() && !self.submit_queued_children(now) {
             return done;
         }
         while done < requests.len() {
-            let count = self.split_requests(&requests[done..], segments);
+            let count = self.accept_and_split_requests(&requests[done..], segments);
             done += count;
-            if count == 0 || !self.submit_outboxes(now) {
+            if count == 0 || !self.submit_queued_children(now) {
                 break;
             }
         }
         done
     }
 
-    fn flush(&mut self) {
-        self.legs.iter_mut().for_each(|leg| leg.channel.flush());
+    fn flush_submissions(&mut self) {
+        self.legs.iter_mut().for_each(|leg| leg.channel.flush_submissions());
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
@@ -286,9 +290,9 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
             leg.outstanding -= leg.channel.poll(now, &mut self.below);
             self.handle_leg_completions();
         }
-        if self.has_unsent() {
-            self.submit_outboxes(now);
-            self.flush();
+        if self.has_queued_children() {
+            self.submit_queued_children(now);
+            self.flush_submissions();
         }
         self.ready.drain_into(completions)
     }
@@ -298,13 +302,14 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         each.fold(DoorbellStats::default(), DoorbellStats::plus)
     }
 
-    fn write_losses(&self) -> u64 {
-        self.legs.iter().map(|leg| leg.channel.write_losses()).sum()
+    fn known_write_loss_count(&self) -> u64 {
+        self.legs.iter().map(|leg| leg.channel.known_write_loss_count()).sum()
     }
 
     /// All losses so far, or none: a smaller count does not identify the leg.
     fn ack_repaired_losses(&mut self, count: u64) {
-        let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.write_losses()).collect();
+        let counts: Vec<u64> =
+            self.legs.iter().map(|leg| leg.channel.known_write_loss_count()).collect();
         if counts.iter().sum::<u64>() <= count {
             for (leg, count) in self.legs.iter_mut().zip(counts) {
                 leg.channel.ack_repaired_losses(count);
@@ -330,8 +335,8 @@ impl<D: BlockLayout> ChannelWakeup for MultiLegChannel<D> {
         self.wake.source()
     }
 
-    fn is_kernel_io(&self) -> bool {
-        self.legs.iter().all(|leg| leg.channel.is_kernel_io())
+    fn is_done_by_local_kernel(&self) -> bool {
+        self.legs.iter().all(|leg| leg.channel.is_done_by_local_kernel())
     }
 
     fn arm(&mut self) -> bool {

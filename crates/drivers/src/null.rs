@@ -11,7 +11,7 @@ use super::request_validation::SEGMENTS_MAX;
 use tenmil_base::Error;
 use tenmil_block::CompletionQueue;
 use tenmil_block::uri::Uri;
-use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
+use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, whole_block_count};
 
 /// A device without storage. A read leaves the memory unchanged, a write is discarded, a compare finds no
 /// difference; only the LBA range is checked. What remains is the cost of the layers above.
@@ -43,11 +43,11 @@ pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let problem = format!("path is `{}`, expected none: null:?size=1t", uri.path());
         return Err(uri.error(problem).into());
     }
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let size_bytes = fields.size_value("size")?.unwrap_or(SIZE_DEFAULT);
-    fields.reject_unknown()?;
-    let null = NullDevice::new(block_size, block_count(uri, size_bytes, block_size)?)?;
+    fields.reject_unconsumed()?;
+    let null = NullDevice::new(block_size, whole_block_count(uri, size_bytes, block_size)?)?;
     Ok(OpenedDevice::without_existing_data(Arc::new(null), "null: no data is transferred"))
 }
 
@@ -104,7 +104,7 @@ impl NullChannel {
         let block_count = self.limits.block_count;
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
             token: request.token,
-            status: null_status(request, block_count),
+            status: range_check_status(request, block_count),
             result: 0,
         }));
         count
@@ -120,7 +120,8 @@ impl IoChannel for NullChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
             [request] if self.alone.is_none() && self.ready.is_empty() => {
-                self.alone = Some((request.token, null_status(request, self.limits.block_count)));
+                self.alone =
+                    Some((request.token, range_check_status(request, self.limits.block_count)));
                 1
             }
             _ => self.submit_batch(requests),
@@ -155,7 +156,7 @@ impl ChannelWakeup for NullChannel {
 }
 
 #[inline]
-fn null_status(request: &Request, block_count: u64) -> IoStatus {
+fn range_check_status(request: &Request, block_count: u64) -> IoStatus {
     // The operand is zero unless it is the first source block of a copy. So the larger of the two is
     // checked, without a branch on the operation.
     let first = request.lba.max(request.operand);

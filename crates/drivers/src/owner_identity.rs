@@ -13,11 +13,11 @@ static OPEN_HERE: Mutex<Vec<u128>> = Mutex::new(Vec::new());
 
 /// Owner id of this process, for as long as a pool or a mirror is open.
 #[derive(Debug)]
-pub(super) struct OwnerId(PoolOwner);
+pub(super) struct RegisteredOwner(PoolOwner);
 
-impl OwnerId {
+impl RegisteredOwner {
     /// Draws a new id and fills in the record of this process.
-    pub(super) fn new_random() -> Self {
+    pub(super) fn for_this_process() -> Self {
         let id =
             u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
         let ProcessIdentity { boot, machine, pid_namespace: pid_space, pid, started, host } =
@@ -30,21 +30,21 @@ impl OwnerId {
         let record =
             OwnerRecord { boot, machine, pid_space, started, since, pid, gap: 0, host: name };
         // Zero means no owner.
-        Self::register(PoolOwner { id: id.max(1), record })
+        Self::from_record(PoolOwner { id: id.max(1), record })
     }
 
     /// Registers a given owner as one of this process, whatever its record contains.
-    pub(super) fn register(owner: PoolOwner) -> Self {
+    pub(super) fn from_record(owner: PoolOwner) -> Self {
         with_open_owners(|open| open.push(owner.id));
         Self(owner)
     }
 
-    pub(super) const fn record(&self) -> PoolOwner {
+    pub(super) const fn owner_record(&self) -> PoolOwner {
         self.0
     }
 }
 
-impl Drop for OwnerId {
+impl Drop for RegisteredOwner {
     fn drop(&mut self) {
         with_open_owners(|open| open.retain(|id| *id != self.0.id));
     }
@@ -55,7 +55,7 @@ fn with_open_owners<T>(look: impl FnOnce(&mut Vec<u128>) -> T) -> T {
 }
 
 /// The process in an owner record.
-pub(super) fn process_identity(owner: &PoolOwner) -> ProcessIdentity {
+pub(super) fn process_of_owner(owner: &PoolOwner) -> ProcessIdentity {
     let OwnerRecord { boot, machine, pid_space, started, pid, host, .. } = owner.record;
     ProcessIdentity {
         boot,
@@ -70,7 +70,7 @@ pub(super) fn process_identity(owner: &PoolOwner) -> ProcessIdentity {
 /// Whether an owner is known to have ended. Another process of this machine is checked by pid and start
 /// time; on other machines nothing is known.
 pub(super) fn has_owner_ended(owner: &PoolOwner) -> bool {
-    let (process, this) = (process_identity(owner), ProcessIdentity::of_this_process());
+    let (process, this) = (process_of_owner(owner), ProcessIdentity::of_this_process());
     let is_here =
         process.is_same_boot(&this) && (process.pid, process.started) == (this.pid, this.started);
     match is_here {
@@ -81,12 +81,12 @@ pub(super) fn has_owner_ended(owner: &PoolOwner) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{OwnerId, has_owner_ended};
+    use super::{RegisteredOwner, has_owner_ended};
 
     #[test]
-    fn owner_in_this_process_exists_while_the_pool_is_open() {
-        let opener = OwnerId::new_random();
-        let owner = opener.record();
+    fn owner_of_this_process_counts_as_ended_after_close() {
+        let opener = RegisteredOwner::for_this_process();
+        let owner = opener.owner_record();
         assert!(!has_owner_ended(&owner));
         drop(opener);
         assert!(has_owner_ended(&owner));

@@ -12,7 +12,7 @@
 
 mod blocking_volume_io;
 mod bounce_memory;
-mod cached_reads;
+mod cached_extent_reads;
 mod capacity_events;
 mod create_pool;
 mod decouple;
@@ -65,18 +65,18 @@ pub use self::create_pool::{
     CreateResult, check_closed_pool, create_on_devices, create_pool, open_and_grow, take_over_pool,
 };
 pub use self::decouple::DecoupleResult;
-pub use self::device_key::{device_key, file_holder};
+pub use self::device_key::{device_key, file_lock_holder};
 pub use self::grow_pool::GrowResult;
 pub use self::inflate::InflateResult;
 pub use self::parent_image::ParentCheck;
 pub use self::pool_check::PoolCheckResult;
 pub use self::pool_devices::DeviceInfo;
-pub use self::pool_registry::open_pools;
+pub use self::pool_registry::list_open_pools;
 pub use self::receive_stream::INCOMPLETE;
 pub use self::rescue_volumes::{RescueReport, RescuedVolumeReport, rescue_pool};
 pub use self::scrub::{DamageCause, DamagedRun, VolumeScrubReport};
 pub use self::send_stream::{ChangedRange, ProgressFn, TransferSummary};
-pub use self::stop_events::{PoolStopNotice, subscribe_stops};
+pub use self::stop_events::{PoolStopEvent, subscribe_stops};
 pub use self::volume_ref::VolumeRef;
 pub use tenmil_volume::{
     CapacityState, CheckFinding, CheckReport, CountedUsage, ParentInfo, SpaceUsage,
@@ -90,7 +90,7 @@ use self::pool_devices::PoolDevices;
 use self::pool_shared::{ClientInbox, ClientMessage, PoolShared, PoolSharedState};
 use self::volume_channel::VolumeChannel;
 use crate::owner_identity;
-use crate::write_exclusion::PreemptedReservation;
+use crate::owner_reservations::PreemptionPolicy;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
 use tenmil_block::uri::Uri;
@@ -114,7 +114,7 @@ pub struct OpenPool {
     identity: String,
     owner: Option<NamedThread<()>>,
     /// The owner id of this process, which is recorded in the pool.
-    owns: owner_identity::OwnerId,
+    owns: owner_identity::RegisteredOwner,
     /// Whether the devices refuse the writes of other hosts.
     reserved: Arc<PoolReservations>,
 }
@@ -174,7 +174,7 @@ const TIME_LIMIT: Span = Span::from_secs(120);
 
 /// Opens `volume:[URI]/name?metadata-cache=32m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    open_identified(opener, (&VolumeRef::parse(uri)?, uri), true)
+    open_volume_with_identity(opener, (&VolumeRef::parse(uri)?, uri), true)
 }
 
 /// Opens the same to look at it: the pool gets no owner by that, and its devices are not written.
@@ -182,18 +182,22 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 /// # Errors
 ///
 /// As of any opening.
-pub fn open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    open_identified(opener, (&VolumeRef::parse(uri)?, uri), false)
+pub fn open_volume_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    open_volume_with_identity(opener, (&VolumeRef::parse(uri)?, uri), false)
 }
 
-fn open_identified(
+fn open_volume_with_identity(
     opener: &Opener<'_>,
     (place, uri): (&VolumeRef, &Uri),
     claims: bool,
 ) -> Result<OpenedDevice, Error> {
     let name = place.volume_name(uri)?;
-    let mut opened =
-        open_volume(opener, &pool_registry::open_pool(opener, place)?, (uri, name), claims)?;
+    let mut opened = open_volume(
+        opener,
+        &pool_registry::open_or_share_pool(opener, place)?,
+        (uri, name),
+        claims,
+    )?;
     // A volume has an identity of its own, although it is stacked on other devices.
     if !uri.children().is_empty() {
         opened.add_identity(uri);
@@ -210,7 +214,7 @@ fn open_volume(
 ) -> Result<OpenedDevice, Error> {
     let info = open.find_volume(name)?;
     let parent = open.open_parent(opener, &info)?;
-    let pool_devices = open.pool_devices();
+    let pool_devices = open.lock_pool_devices();
     let below = pool_devices.description();
     let size = info.blocks * u64::from(PAGE_BYTES);
     let kind = if info.is_read_only { "snapshot" } else { "volume" };
@@ -239,7 +243,7 @@ fn open_volume(
         // Another owner could delete a snapshot, and its blocks would then be reused for other data.
         return Err(open.pool_error(&PoolError::Owned { by: Box::new(owner) }));
     }
-    let medium = medium.counted_as_user();
+    let medium = medium.mark_in_use();
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
     Ok(OpenedDevice { medium: Arc::new(medium), description, existing, handles, identities })
 }
@@ -251,7 +255,7 @@ impl OpenPool {
     ///
     /// If the device cannot be opened, or contains no valid pool.
     pub fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Self>, Error> {
-        pool_registry::open_pool(opener, place)
+        pool_registry::open_or_share_pool(opener, place)
     }
 
     /// Opens the pool on an open device.
@@ -262,21 +266,21 @@ impl OpenPool {
         closing_max: Span,
     ) -> Result<Self, Error> {
         let (regions, clock) = (opener.regions, opener.clock);
-        let mut pool_devices = PoolDevices::from_first(&place.store, below)?;
-        let owns = owner_identity::OwnerId::new_random();
-        let me = Some(owns.record());
+        let mut pool_devices = PoolDevices::with_single_device(&place.store, below)?;
+        let owns = owner_identity::RegisteredOwner::for_this_process();
+        let me = Some(owns.owner_record());
         let (first, geometry) = (Arc::clone(&pool_devices.medium), pool_devices.geometry);
-        let mut opened = create_pool::read_pool(opener, place, &*first, &geometry, me)?;
+        let mut opened = create_pool::open_pool_store(opener, place, &*first, &geometry, me)?;
         pool_devices.open_others(opener, place, &opened.store, false)?;
         let (device, name) = (place.store.to_string(), format!("{:#}", place.store));
-        let reserved = PoolReservations::new(&name, owns.record().id, &pool_devices);
+        let reserved = PoolReservations::new(&name, owns.owner_record().id, &pool_devices);
         let mut excluded = None;
         if place.takes_over {
-            excluded = reserved.take_over(&opened.store, place.force)?;
+            excluded = reserved.preempt_owner(&opened.store, place.force)?;
             // Until then the former owner may have changed it.
             let devices = opened.store.devices().clone();
-            opened = create_pool::read_pool(opener, place, &*first, &geometry, me)?;
-            reserved.check_no_new_devices(&devices, opened.store.devices())?;
+            opened = create_pool::open_pool_store(opener, place, &*first, &geometry, me)?;
+            reserved.check_device_count_unchanged(&devices, opened.store.devices())?;
         }
         let claim = place.claim_condition(&opened.store, excluded);
         opened.store.set_claim_condition(claim);
@@ -285,12 +289,15 @@ impl OpenPool {
             |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
         let backend = pool_devices.medium.channel().map_err(machine)?;
-        let shared =
-            Arc::new(PoolShared::new(opened.store, backend.write_losses(), sleeper.notifier()));
+        let shared = Arc::new(PoolShared::new(
+            opened.store,
+            backend.known_write_loss_count(),
+            sleeper.notifier(),
+        ));
         let inbox = shared.register_client(None, true).map_err(machine)?;
         let owner =
             MetadataThread::new(&name, Arc::clone(&shared), (inbox, backend), geometry, regions);
-        let owner = owner.map_err(machine)?.with_reserved(&reserved);
+        let owner = owner.map_err(machine)?.with_reservations(&reserved);
         let owner = NamedThread::spawn("pool", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
@@ -319,32 +326,32 @@ impl OpenPool {
     ///
     /// If there is another owner, or I/O fails.
     pub fn claim_ownership(&self) -> Result<(), Error> {
-        self.run_request(PoolRequest::Claim).map(|_| ())
+        self.request_and_wait(PoolRequest::Claim).map(|_| ())
     }
 
     /// Has the devices refuse the writes of other hosts, unless the claim is going to be refused anyway.
     fn reserve_devices(&self) -> Result<(), Error> {
         let owner = self.shared.lock().store.owner();
         let is_gone = |owner: &Owning| owner_identity::has_owner_ended(owner);
-        match owner.filter(|owner| owner.id != self.owns.record().id) {
+        match owner.filter(|owner| owner.id != self.owns.owner_record().id) {
             Some(owner) if is_gone(&owner) => {
-                self.reserved.acquire_reservations(PreemptedReservation::Departed(owner.id))
+                self.reserved.acquire_reservations(PreemptionPolicy::Departed(owner.id))
             }
             Some(_) => Ok(()),
-            None => self.reserved.acquire_reservations(PreemptedReservation::Nothing),
+            None => self.reserved.acquire_reservations(PreemptionPolicy::Nothing),
         }
     }
 
     /// Whether this process owns the pool already.
     fn is_owner(&self) -> bool {
         let owner = self.shared.lock().store.owner();
-        owner.is_some_and(|owner| owner.id == self.owns.record().id)
+        owner.is_some_and(|owner| owner.id == self.owns.owner_record().id)
     }
 
     /// The process of this machine that has the pool open for writing, if it is another one.
-    pub fn local_owner(&self) -> Option<u32> {
+    pub fn other_local_owner_pid(&self) -> Option<u32> {
         let owner = self.other_owner()?;
-        let process = owner_identity::process_identity(&owner);
+        let process = owner_identity::process_of_owner(&owner);
         let this = tenmil_linux::process_stats::ProcessIdentity::of_this_process();
         (process.is_same_boot(&this) && process.pid != this.pid).then_some(process.pid)
     }
@@ -352,11 +359,11 @@ impl OpenPool {
     /// Another owner that has the pool open for writing and is not known to have ended.
     fn other_owner(&self) -> Option<Owning> {
         let owner = self.shared.lock().store.owner()?;
-        (owner.id != self.owns.record().id && !owner_identity::has_owner_ended(&owner))
+        (owner.id != self.owns.owner_record().id && !owner_identity::has_owner_ended(&owner))
             .then_some(owner)
     }
 
-    fn pool_devices(&self) -> MutexGuard<'_, PoolDevices> {
+    fn lock_pool_devices(&self) -> MutexGuard<'_, PoolDevices> {
         self.pool_devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -364,9 +371,9 @@ impl OpenPool {
     /// notified of added devices.
     fn open_transfer_channel(
         &self,
-        reads: Option<read_epochs::ReadEpoch>,
+        reads: Option<read_epochs::OldestReadTransaction>,
     ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), Error> {
-        let pool_devices = self.pool_devices();
+        let pool_devices = self.lock_pool_devices();
         let inbox = self.shared.register_client(reads, true)?;
         let way = pool_devices.medium.channel();
         if way.is_err() {
@@ -376,21 +383,21 @@ impl OpenPool {
     }
 
     /// Sends a request without data transfer, and waits for the response.
-    fn run_request(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
-        self.run_with_transfers(ask, &mut |_| Err(IoStatus::ABORTED))
+    fn request_and_wait(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
+        self.request_with_transfers(ask, &mut |_| Err(IoStatus::ABORTED))
     }
 
     /// Sends a request, performs its transfers by `carry`, and waits for the response.
-    fn run_with_transfers(
+    fn request_with_transfers(
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
     ) -> Result<PoolResponse, Error> {
-        self.run_with_transfers_if(ask, carry, |_| Ok(()))
+        self.request_with_transfers_if(ask, carry, |_| Ok(()))
     }
 
     /// The same, if `admit` permits it, evaluated under the lock at submission.
-    fn run_with_transfers_if(
+    fn request_with_transfers_if(
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
@@ -398,11 +405,11 @@ impl OpenPool {
     ) -> Result<PoolResponse, Error> {
         let machine =
             |problem| Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.name));
-        if device_reservations::changes_pool(&ask) {
+        if device_reservations::is_changing_request(&ask) {
             self.reserve_devices()?;
         }
         let inbox = self.shared.register_client(None, false).map_err(machine)?;
-        let mut state = self.shared.lock_to_notify();
+        let mut state = self.shared.lock_to_submit();
         if let Err(refused) = admit(&state) {
             drop(state);
             self.shared.unregister_client(&inbox, core::iter::empty());
@@ -447,8 +454,8 @@ impl OpenPool {
             Ok(TransferResult::Sums(sums)) => ActionResult::Sums(sums),
             Ok(TransferResult::Contents(holds)) => ActionResult::Contents(holds),
         };
-        let mut state = self.shared.lock_to_notify();
-        state.store.complete(io, end);
+        let mut state = self.shared.lock_to_submit();
+        state.store.handle_action_result(io, end);
         self.shared.dispatch_actions(&mut state);
     }
 
@@ -479,8 +486,8 @@ impl OpenPool {
     }
 
     /// Number of device failures after which completed but unflushed writes may have been lost.
-    pub fn loss_count(&self) -> u64 {
-        self.shared.lock().store.loss_count()
+    pub fn write_loss_count(&self) -> u64 {
+        self.shared.lock().store.device_error_stop_count()
     }
 
     /// The volume with this name.
@@ -489,7 +496,7 @@ impl OpenPool {
     ///
     /// If there is no such volume, or its metadata is damaged.
     pub fn find_volume(&self, name: &str) -> Result<VolumeInfo, Error> {
-        match self.run_request(PoolRequest::Find(name.into()))? {
+        match self.request_and_wait(PoolRequest::Find(name.into()))? {
             PoolResponse::Volume(info) => Ok(info),
             _ => Err(self.pool_error(&PoolError::NoVolume(name.into()))),
         }
@@ -501,7 +508,7 @@ impl OpenPool {
     ///
     /// If the volume list is damaged.
     pub fn list_volumes(&self) -> Result<Vec<VolumeInfo>, Error> {
-        match self.run_request(PoolRequest::List)? {
+        match self.request_and_wait(PoolRequest::List)? {
             PoolResponse::Volumes(volumes) => Ok(volumes),
             _ => Ok(Vec::new()),
         }
@@ -513,7 +520,7 @@ impl OpenPool {
     ///
     /// If there is no such volume, or its map is damaged.
     pub fn volume_usage(&self, name: &str) -> Result<SpaceUsage, Error> {
-        match self.run_request(PoolRequest::SpaceUsage(name.into()))? {
+        match self.request_and_wait(PoolRequest::SpaceUsage(name.into()))? {
             PoolResponse::Account(account) => Ok(account),
             _ => Ok(SpaceUsage::default()),
         }
@@ -525,7 +532,7 @@ impl OpenPool {
     ///
     /// If the pool does not respond.
     pub fn pool_usage(&self) -> Result<Option<PoolUsage>, Error> {
-        match self.run_request(PoolRequest::Usage)? {
+        match self.request_and_wait(PoolRequest::Usage)? {
             PoolResponse::Usage(usage) => Ok(Some(usage)),
             _ => Ok(None),
         }
@@ -536,16 +543,16 @@ impl OpenPool {
     /// # Errors
     ///
     /// Why the change was rejected. A change that would lose data of an open volume is rejected.
-    pub fn change_volume(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
-        let at_stake = self.affected_volume(&change)?;
+    pub fn execute_volume_op(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
+        let at_stake = self.volume_losing_data(&change)?;
         if !self.is_owner() {
             // A change that is refused neither reserves the devices nor writes an owner to them.
-            self.run_request(PoolRequest::MayChange(change.clone()))?;
+            self.request_and_wait(PoolRequest::MayChange(change.clone()))?;
         }
         let admit =
             |state: &PoolSharedState| self.check_change_allowed(state, &change, at_stake.as_ref());
         let asked = PoolRequest::Change(change.clone());
-        match self.run_with_transfers_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {
+        match self.request_with_transfers_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {
             PoolResponse::Volume(info) => Ok(Some(info)),
             _ => Ok(None),
         }
@@ -558,7 +565,7 @@ impl OpenPool {
         let is_settled = || {
             let state = self.shared.lock();
             let is_used = !state.used.is_empty() || !state.written.is_empty();
-            state.store.is_idle() || (is_used && state.store.has_freed_all())
+            state.store.is_idle() || (is_used && state.store.are_deferred_frees_done())
         };
         while !is_settled() {
             if self.clock.now() > until {
@@ -586,10 +593,10 @@ impl VolumeDevice {
         info: &VolumeInfo,
         parent: Option<ParentImage>,
     ) -> Result<Self, Error> {
-        let pool_devices = open.pool_devices();
+        let pool_devices = open.lock_pool_devices();
         let limits = volume_limits(&pool_devices.medium.limits(), &pool_devices.geometry, info);
         drop(pool_devices);
-        let limits = parent.iter().fold(limits, |limits, parent| parent.limit_volume(limits));
+        let limits = parent.iter().fold(limits, |limits, parent| parent.volume_limits(limits));
         let is_written = limits.operations.has(Operation::Write);
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
@@ -608,7 +615,7 @@ impl VolumeDevice {
     }
 
     /// Marks the volume as in use outside this module.
-    fn counted_as_user(mut self) -> Self {
+    fn mark_in_use(mut self) -> Self {
         self.open.shared.lock().used.push(self.info.id);
         self.is_used = true;
         self
@@ -662,12 +669,13 @@ impl BlockDevice for VolumeDevice {
 
     fn channels_max(&self) -> u32 {
         // One channel is used by the metadata thread.
-        let own = self.open.pool_devices().medium.channels_max().saturating_sub(1);
+        let own = self.open.lock_pool_devices().medium.channels_max().saturating_sub(1);
         self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
     }
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
-        let asked = self.open.run_request(PoolRequest::Extent { volume: self.info.id, block: lba });
+        let asked =
+            self.open.request_and_wait(PoolRequest::Extent { volume: self.info.id, block: lba });
         match asked.map_err(Error::environment)? {
             PoolResponse::Extent { blocks, is_parents: true, .. } => match &self.parent {
                 Some(parent) => parent.extent(lba, blocks),

@@ -10,13 +10,13 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 
 use super::block_bitmap::BlockBitmap;
-use super::request_validation::{SEGMENTS_MAX, validate_geometry, validate_request};
+use super::request_validation::{SEGMENTS_MAX, valid_request_segments, validate_geometry};
 use tenmil_base::Error;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
 use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
-use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
+use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, whole_block_count};
 
 /// Blocks in a memory region of the table that requests refer to, so that data moves by one copy between
 /// regions. A block that was never written, or was deallocated, reads as zeroes and uses no memory until
@@ -62,7 +62,7 @@ const AHEAD_BYTES: u32 = 1024;
 
 /// Opens `ram:1g?block=512`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    Ok(open_ram(ram_from_uri(opener, uri)?))
+    Ok(opened_ram_device(ram_device_from_uri(opener, uri)?))
 }
 
 /// Opens the same with every block [written](RamDevice::new_filled). A device type for benchmarks.
@@ -71,18 +71,18 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 ///
 /// If the URI has an unknown option, or memory is exhausted.
 pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    Ok(open_ram(ram_from_uri(opener, uri)?.new_filled()))
+    Ok(opened_ram_device(ram_device_from_uri(opener, uri)?.new_filled()))
 }
 
-fn open_ram(ram: RamDevice) -> OpenedDevice {
+fn opened_ram_device(ram: RamDevice) -> OpenedDevice {
     OpenedDevice::without_existing_data(Arc::new(ram), "ram: volatile, lost when the process exits")
 }
 
-fn ram_from_uri(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
-    let mut fields = uri.fields();
+fn ram_device_from_uri(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
+    let mut fields = uri.options();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let by_key = fields.size_value("size")?;
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     let by_path = match uri.path() {
         "" => None,
         path => Some(parse_size(path).map_err(|problem| uri.error(problem))?),
@@ -94,7 +94,7 @@ fn ram_from_uri(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
             return Err(uri.error("the size is given twice, expected once: ram:1g").into());
         }
     };
-    RamDevice::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)
+    RamDevice::new(opener.regions, block_size, whole_block_count(uri, size_bytes, block_size)?)
 }
 
 impl RamDevice {
@@ -171,9 +171,9 @@ impl BlockDevice for RamDevice {
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Hole });
         }
-        let (written, blocks) = self.store.written.uniform_run(lba, left);
+        let (written, blocks) = self.store.written.bit_run_at(lba, left);
         // An uncorrectable block does not read as zeroes.
-        let (is_lost, blocks) = self.store.uncorrectable.uniform_run(lba, blocks);
+        let (is_lost, blocks) = self.store.uncorrectable.bit_run_at(lba, blocks);
         Ok(BlockExtent {
             blocks,
             kind: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
@@ -203,7 +203,7 @@ impl IoChannel for RamChannel {
             {
                 return completion;
             }
-            let done = validate_request(limits, request, segments)
+            let done = valid_request_segments(limits, request, segments)
                 .and_then(|own| store.execute(request, own));
             let status = done.err().unwrap_or(IoStatus::SUCCESS);
             IoCompletion { token: request.token, status, result: 0 }
@@ -271,11 +271,11 @@ impl RamStorage {
         request: &Request,
         segments: &[Segment],
     ) -> Option<IoCompletion> {
-        validate_request(limits, request, segments).ok()?;
+        valid_request_segments(limits, request, segments).ok()?;
         let (first, count) = (request.lba, u64::from(request.blocks));
         let is_in_place = request.operation == Operation::Read
             && !self.uncorrectable.any_set(first, count)
-            && self.written.uniform_run(first, count) == (true, count);
+            && self.written.bit_run_at(first, count) == (true, count);
         let status = IoStatus::SUCCESS;
         let result = IoCompletion::IN_PLACE;
         is_in_place.then_some(IoCompletion { token: request.token, status, result })
@@ -303,7 +303,7 @@ impl RamStorage {
     fn read(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), IoStatus> {
         self.check_readable(first, count)?;
         let mut pieces = SegmentCursor::new(segments);
-        self.for_each_run(first, count, |written, from, len_bytes| {
+        self.for_each_written_run(first, count, |written, from, len_bytes| {
             pieces.take_each_piece(len_bytes, |piece, done| {
                 if written {
                     self.regions.copy_segment(self.segment_at(from + done, piece.len_bytes), piece)
@@ -356,7 +356,7 @@ impl RamStorage {
         pieces: &mut SegmentCursor<'_>,
     ) -> Result<(), IoStatus> {
         self.check_readable(first, count)?;
-        self.for_each_run(first, count, |written, from, len_bytes| {
+        self.for_each_written_run(first, count, |written, from, len_bytes| {
             pieces.take_each_piece(len_bytes, |piece, done| {
                 let equal = if written {
                     self.regions
@@ -379,7 +379,7 @@ impl RamStorage {
         for step in 0..count {
             let block = if source < target { count - 1 - step } else { step };
             let (from, to) = (source + block, target + block);
-            if self.written.has(from) {
+            if self.written.is_set(from) {
                 let (from, to) = (self.block_segment(from), self.block_segment(to));
                 self.regions.copy_segment(from, to).map_err(|_| IoStatus::INTERNAL_ERROR)?;
                 self.written.set(target + block, 1);
@@ -393,7 +393,7 @@ impl RamStorage {
 
     /// Calls `each` for runs of written or unwritten blocks: with which it is, the byte offset of the run
     /// and its length.
-    fn for_each_run<E>(
+    fn for_each_written_run<E>(
         &self,
         first: u64,
         count: u64,
@@ -401,7 +401,7 @@ impl RamStorage {
     ) -> Result<(), E> {
         let mut done = 0;
         while done < count {
-            let (written, run) = self.written.uniform_run(first + done, count - done);
+            let (written, run) = self.written.bit_run_at(first + done, count - done);
             each(written, (first + done) * self.block_size, run * self.block_size)?;
             done += run;
         }
@@ -456,7 +456,7 @@ mod tests {
 
     /// Writes every block of its share repeatedly, with the round in every byte, and reads each back at
     /// once. Returns the number of mismatches.
-    fn write_and_check_repeatedly(
+    fn count_write_read_mismatches(
         ram: &RamDevice,
         regions: &RegionTable,
         memory: Segment,
@@ -507,7 +507,7 @@ mod tests {
                 .unwrap();
             let (ram, regions) = (ram.clone(), regions.clone());
             NamedThread::spawn("hammer", None, move |_| {
-                write_and_check_repeatedly(&ram, &regions, memory, first)
+                count_write_read_mismatches(&ram, &regions, memory, first)
             })
             .unwrap()
         });

@@ -12,7 +12,7 @@ pub(crate) const SEGMENTS_MAX: u16 = 257;
 /// Checks that the operation is supported, the blocks exist, and the memory of a request with data is as
 /// long as its blocks. Whether the memory itself exists is checked on access.
 #[inline]
-pub(crate) fn validate_request<'a>(
+pub(crate) fn valid_request_segments<'a>(
     limits: &Limits,
     request: &Request,
     segments: &'a [Segment],
@@ -23,10 +23,10 @@ pub(crate) fn validate_request<'a>(
     validate_block_range(limits, request)?;
     match request.operation {
         Operation::Read | Operation::Write | Operation::Compare => {
-            validate_data_length(limits, request, segments, 1)
+            valid_data_segments(limits, request, segments, 1)
         }
         // The expected data and the new data.
-        Operation::CompareAndWrite => validate_data_length(limits, request, segments, 2),
+        Operation::CompareAndWrite => valid_data_segments(limits, request, segments, 2),
         _ => Ok(&[]),
     }
 }
@@ -45,7 +45,7 @@ pub(crate) fn validate_block_range(limits: &Limits, request: &Request) -> Result
 }
 
 /// Checks that the memory is `times` as long as the blocks.
-fn validate_data_length<'a>(
+fn valid_data_segments<'a>(
     limits: &Limits,
     request: &Request,
     segments: &'a [Segment],

@@ -41,11 +41,11 @@ const BATCH: usize = 256;
 /// Opens `split:[URI]?part=0&parts=4` or `split:[URI]?offset=1m&size=4m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.single_child()?;
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let parts = fields.number_value("parts", 1..=u64::from(u32::MAX))?;
     let part = fields.number_value("part", 0..=parts.unwrap_or(1) - 1)?;
     let (offset, size) = (fields.size_value("offset")?, fields.size_value("size")?);
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     let by_bytes = offset.is_some() || size.is_some();
     if by_bytes == parts.is_some() || part.is_some() != parts.is_some() {
         let problem = "which part is not clear, expected part=0&parts=4 or offset=1m&size=4m";
@@ -55,13 +55,13 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
     let limits = below.medium.limits();
     let (first, count) = match (part, parts) {
         (Some(part), Some(parts)) => equal_part_range(&limits, part, parts),
-        _ => offset_range(uri, &limits, offset.unwrap_or(0), size)?,
+        _ => range_from_offset_and_size(uri, &limits, offset.unwrap_or(0), size)?,
     };
     let split = SplitDevice::new(Arc::clone(&below.medium), first, count)
         .map_err(|error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {error}")))?;
     let last = first + count - 1;
     let description = format!("split: blocks {first} to {last} of {}", below.description);
-    Ok(below.with_stacked_device(Arc::new(split), description))
+    Ok(below.with_device_stacked_on(Arc::new(split), description))
 }
 
 /// The blocks of one of several equal parts, aligned to the optimal boundary of the device if it has one.
@@ -73,7 +73,7 @@ fn equal_part_range(limits: &Limits, part: u64, parts: u64) -> (u64, u64) {
     (part * each, each)
 }
 
-fn offset_range(
+fn range_from_offset_and_size(
     uri: &Uri,
     limits: &Limits,
     offset: u64,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn split_extent_ends_with_the_part() {
+    fn block_status_extent_ends_at_the_part_end() {
         let part = SplitDevice::new(Arc::new(NullDevice::new(512, 64).unwrap()), 8, 16).unwrap();
         assert_eq!(part.block_status(4), Ok(BlockExtent { blocks: 12, kind: ExtentKind::Data }));
         assert_eq!(part.block_status(16), Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data }));

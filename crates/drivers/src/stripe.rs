@@ -42,9 +42,9 @@ const CHUNK_DEFAULT: u64 = 64 << 10;
 
 /// Opens `stripe:[URI],[URI]?chunk=64k`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let chunk_bytes = fields.size_value("chunk")?.unwrap_or(CHUNK_DEFAULT);
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     if uri.children().is_empty() {
         let problem = "stands on nothing, expected its legs: stripe:[ram:1g],[ram:1g]";
         return Err(uri.error(problem).into());
@@ -80,7 +80,7 @@ impl StripeDevice {
         let refuse = |text: Error| Error::new(ErrorCategory::Usage, format!("stripe: {text}"));
         let with_limits: Vec<(&str, Limits)> =
             legs.iter().map(|(name, leg)| (name.as_str(), leg.limits())).collect();
-        check_blocks_agree(&with_limits).map_err(refuse)?;
+        check_leg_block_sizes(&with_limits).map_err(refuse)?;
         let layout = StripeLayout::from_legs(&with_limits, chunk_bytes).map_err(refuse)?;
         let limits = stripe_limits(&with_limits, &layout);
         let legs = legs.into_iter().map(|(_, leg)| leg).collect();
@@ -109,14 +109,14 @@ impl BlockDevice for StripeDevice {
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: tenmil_base::ExtentKind::Data });
         }
-        let location = self.layout.location(lba);
+        let location = self.layout.leg_of_block(lba);
         let BlockExtent { blocks, kind: holds } =
             self.legs[location.leg].block_status(location.lba)?;
         Ok(BlockExtent { blocks: blocks.min(location.left), kind: holds })
     }
 }
 
-fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), Error> {
+fn check_leg_block_sizes(legs: &[(&str, Limits)]) -> Result<(), Error> {
     let Some((first, expected)) = legs.first() else {
         return Err(Error::environment("stands on nothing, expected at least one leg"));
     };
@@ -152,7 +152,8 @@ fn stripe_limits(legs: &[(&str, Limits)], layout: &StripeLayout) -> Limits {
     // Each further chunk of a request on a leg may split one more of its segments. At most half of the
     // leg's segments are reserved for that.
     let chunks = u64::from(limits.segments_max / 2).max(1);
-    limits.request_blocks_max = limits.request_blocks_max.min(layout.blocks_max(chunks));
+    limits.request_blocks_max =
+        limits.request_blocks_max.min(layout.blocks_within_chunks_max(chunks));
     let cuts = layout.chunks_on_a_leg_max(limits.request_blocks_max) - 1;
     limits.segments_max -= u16::try_from(cuts).unwrap_or(u16::MAX).min(limits.segments_max - 1);
     limits

@@ -4,7 +4,7 @@ pub(crate) mod adapt;
 mod all_layers;
 mod open;
 mod qos;
-pub(crate) mod schedule;
+pub(crate) mod scheduled_device;
 mod threads;
 
 use tenmil_block::NamedDeviceType;

@@ -41,7 +41,7 @@ fn with_opener<T>(body: impl FnOnce(&Opener<'_>) -> T) -> T {
 }
 
 /// What the blocks of a volume begin with, without the zeroes behind it.
-fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
+fn read_block_texts(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
     let opened = opener.open(volume).unwrap();
     let blocks = u32::try_from(opened.medium.limits().block_count).unwrap();
     let mut channel = opened.medium.channel().unwrap();
@@ -76,7 +76,7 @@ fn run_request(
         let now = opener.clock.now();
         assert!(now < until, "no answer in 20 s");
         is_taken = is_taken || channel.submit(now, &[request], segments) == 1;
-        channel.flush();
+        channel.flush_submissions();
         channel.poll(now, &mut completions);
         tenmil_linux::named_thread::yield_cpu();
     }
@@ -91,8 +91,8 @@ fn expected_contents(word: &str, blocks: usize, written: usize, zeroes: &[usize]
     (0..blocks).map(block).collect()
 }
 
-fn volume(device: &Uri, name: &str) -> Uri {
-    VolumeRef::pool_on(device).with_name(name)
+fn volume_uri(device: &Uri, name: &str) -> Uri {
+    VolumeRef::pool_on(device).uri_of_other_volume(name)
 }
 
 /// It is what it was, before and after a change has been made to it.
@@ -101,13 +101,17 @@ fn check_image(opener: &Opener<'_>, place: &VolumeRef, volumes: &[(&str, Vec<Str
         let checked = check_closed_pool(opener, place).unwrap();
         assert!(checked.damaged.is_empty() && checked.report.findings.is_empty(), "{round}");
         for (name, blocks) in volumes {
-            assert_eq!(&read(opener, &volume(&place.store, name)), blocks, "{name} {round}");
+            assert_eq!(
+                &read_block_texts(opener, &volume_uri(&place.store, name)),
+                blocks,
+                "{name} {round}"
+            );
         }
         let open = OpenPool::open(opener, place).unwrap();
         if round == "as it was made" {
             let (name, blocks) = ("more".into(), 4);
             let change = VolumeOp::Create { name, blocks, unit: 1, uuid: 7, checksums: false };
-            open.change_volume(change).unwrap();
+            open.execute_volume_op(change).unwrap();
         }
         assert_eq!(open.list_volumes().unwrap().len(), volumes.len() + 1, "{round}");
     }
@@ -133,7 +137,7 @@ fn format_1_pool_over_two_devices_opens() {
         // Where the second one was is not where it is.
         let place = VolumeRef { moved: vec![(1, second.clone())], ..VolumeRef::pool_on(&first) };
         let open = OpenPool::open(opener, &place).unwrap();
-        assert!(open.record_locations().unwrap());
+        assert!(open.record_device_uris().unwrap());
         drop(open);
         check_image(opener, &place, &[("spread", expected_contents("spread", 1024, 500, &[]))]);
     });

@@ -15,7 +15,7 @@ use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::{Clock, Sleeper};
 
 /// Descriptors and threads of this process, and regions of memory.
-fn open_device(regions: &RegionTable) -> (usize, usize, usize) {
+fn count_process_resources(regions: &RegionTable) -> (usize, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
     (descriptors, threads, regions.region_count())
@@ -28,7 +28,7 @@ const SLACK_BYTES: u64 = 4 << 20;
 /// How long it may take until what has ended is listed no more.
 const SETTLING_MAX: Span = Span::from_secs(5);
 
-fn read(token: u64) -> Request {
+fn read_request(token: u64) -> Request {
     Request {
         token,
         lba: token % 64,
@@ -43,7 +43,7 @@ fn read(token: u64) -> Request {
 }
 
 /// Reads until the device has gone, asleep whenever it may be; then what it was answered last.
-fn reader(
+fn read_until_removed(
     descriptor: Arc<BdevDescriptor>,
     segment: Segment,
 ) -> impl FnOnce(&tenmil_linux::StopFlag) -> Vec<IoStatus> {
@@ -57,10 +57,10 @@ fn reader(
         let (mut token, mut in_flight, mut bad) = (0, 0, Vec::new());
         while !bad.contains(&IoStatus::NO_DEVICE) {
             if in_flight < 8 {
-                let taken = channel.submit(clock.now(), &[read(token)], &[segment]);
+                let taken = channel.submit(clock.now(), &[read_request(token)], &[segment]);
                 (token, in_flight) = (token + taken as u64, in_flight + taken);
             }
-            channel.flush();
+            channel.flush_submissions();
             in_flight -= channel.poll(clock.now(), &mut completions);
             bad.extend(
                 completions
@@ -91,14 +91,14 @@ fn removed_device_closes_its_resources_within_a_second() {
     let clock = Clock::on_kernel_clock();
     let kinds = [
         ("auto", QueueMap::default()),
-        ("auto", QueueMap::with_default(1)),
+        ("auto", QueueMap::with_default_contexts(1)),
         ("threads", QueueMap::default()),
-        ("threads", QueueMap::with_default(1)),
+        ("threads", QueueMap::with_default_contexts(1)),
     ];
     let mut resident = 0;
     for (round, (engine, map)) in (0..ROUNDS).flat_map(|round| kinds.map(|kind| (round, kind))) {
         // What the process has open from the first time on: a clock, a pool.
-        let before = open_device(&regions);
+        let before = count_process_resources(&regions);
         let uri = format!("file:{}?size=64k&engine={engine}", directory.path().join("x").display());
         let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
@@ -107,7 +107,8 @@ fn removed_device_closes_its_resources_within_a_second() {
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let threads: Vec<_> = (0..2)
             .map(|_| {
-                NamedThread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap()
+                NamedThread::spawn("reader", None, read_until_removed(descriptor.clone(), segment))
+                    .unwrap()
             })
             .collect();
         while device.statistics().operation_stats(Operation::Read).count < 5_000 {}
@@ -124,8 +125,9 @@ fn removed_device_closes_its_resources_within_a_second() {
         drop((descriptor, device));
         // The kernel lists a thread for a moment after it was waited for.
         let ended = clock.now();
-        while open_device(&regions) != before {
-            let (now, is_late) = (open_device(&regions), clock.now().since(ended) > SETTLING_MAX);
+        while count_process_resources(&regions) != before {
+            let (now, is_late) =
+                (count_process_resources(&regions), clock.now().since(ended) > SETTLING_MAX);
             assert!(!is_late, "{engine} {map:?}: {now:?}, expected {before:?}");
         }
         let now = ProcessStats::read().resident_bytes.unwrap();

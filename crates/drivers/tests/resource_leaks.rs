@@ -81,7 +81,7 @@ fn opening_and_closing_devices_leaks_nothing() {
         let uri = uri.replace("DISK", &format!("{path}/disk"));
         let mut resident = 0;
         for round in 0..ROUNDS {
-            open_and_close(&uri, &regions, clock, memory, round as u64);
+            open_load_and_close(&uri, &regions, clock, memory, round as u64);
             assert_eq!(
                 ProcessResources::wait_until_stable(&regions, clock, before),
                 before,
@@ -98,7 +98,7 @@ fn opening_and_closing_devices_leaks_nothing() {
 }
 
 /// Opens a device, loads it, and takes it away in one of three ways while requests are under way.
-fn open_and_close(uri: &str, regions: &RegionTable, clock: Clock, memory: Segment, seed: u64) {
+fn open_load_and_close(uri: &str, regions: &RegionTable, clock: Clock, memory: Segment, seed: u64) {
     let opener = Opener { regions, clock, seed, kinds: tenmil_drivers::KINDS };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     match seed % 3 {
@@ -114,11 +114,11 @@ fn drop_channels(opened: &OpenedDevice, memory: Segment, seed: u64) {
     let mut random = Random::new(seed);
     let mut channels: Vec<_> = (0..2).map(|_| opened.medium.channel().unwrap()).collect();
     for channel in &mut channels {
-        run_load(&mut **channel, memory, &mut random, 200);
+        leave_requests_in_flight(&mut **channel, memory, &mut random, 200);
     }
     drop(channels);
     for handle in handles {
-        if let Some(handle) = handle.get::<tenmil_drivers::FaultControl>() {
+        if let Some(handle) = handle.downcast::<tenmil_drivers::FaultControl>() {
             assert_eq!(handle.hanging_count(), 0, "what hung has gone with its channel");
         }
     }
@@ -132,7 +132,7 @@ fn remove_while_loaded(opened: &OpenedDevice, clock: Clock, memory: Segment, mod
     let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
     let mut random = Random::new(2);
     let mut channel = BlockDevice::channel(&descriptor).unwrap();
-    let mut owed = run_load(&mut *channel, memory, &mut random, 200);
+    let mut owed = leave_requests_in_flight(&mut *channel, memory, &mut random, 200);
     device.remove();
     let removed = clock.now();
     let mut completions = CompletionBatch::with_capacity(64);
@@ -160,7 +160,7 @@ fn remove_while_loaded(opened: &OpenedDevice, clock: Clock, memory: Segment, mod
 }
 
 /// Keeps a channel busy for some turns and leaves it so. Returns how many it owes.
-fn run_load(
+fn leave_requests_in_flight(
     channel: &mut dyn IoChannel,
     memory: Segment,
     random: &mut Random,
@@ -188,7 +188,7 @@ fn run_load(
         if owed < 64 {
             owed += channel.submit(now, &[request; 3], &[memory]);
         }
-        channel.flush();
+        channel.flush_submissions();
         owed -= channel.poll(now, &mut completions);
         completions.clear();
         now.ns += 1_000;

@@ -23,9 +23,9 @@ pub(crate) fn all_seeds() -> Vec<CorpusSeed> {
     of("wire", wire_seeds())
         .chain(of("controller", controller_seeds()))
         .chain(of("front", front_end_seeds()))
-        .chain(of("control", control_seeds()))
-        .chain(of("block", block_seed()))
-        .chain(of("signatures", signature_seeds()))
+        .chain(of("control", control_connection_seeds()))
+        .chain(of("block", block_seeds()))
+        .chain(of("signatures", device_signature_seeds()))
         .chain(of("nbd", nbd_seeds()))
         .chain(of("tcp_host", tcp_host_seeds()))
         .chain(of("tcp_controller", tcp_controller_seeds()))
@@ -41,7 +41,7 @@ pub(crate) fn all_seeds() -> Vec<CorpusSeed> {
 
 /// First and last bytes of devices, preceded by a byte that describes the part between; see
 /// `tenmil_block::guard`.
-fn signature_seeds() -> Vec<(&'static str, Vec<u8>)> {
+fn device_signature_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let disk = |marks: &[(usize, &[u8])]| {
         let mut bytes = vec![0; 8 << 10];
         bytes[0] = 40;
@@ -148,7 +148,7 @@ fn front_end_seeds() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Lines of a control connection: requests and replies.
-fn control_seeds() -> Vec<(&'static str, Vec<u8>)> {
+fn control_connection_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let requests = [
         r#"{"id":1,"method":"methods"}"#,
         r#"{"id":"two","method":"set_poll","parameters":{"mode":"always","reactor":0}}"#,
@@ -160,7 +160,7 @@ fn control_seeds() -> Vec<(&'static str, Vec<u8>)> {
         r#"{"id":2,"error":{"code":"not_found","category":"usage","message":"no","hint":"yes"}}"#,
         r#"{"event":{"kind":"set","time":"2024-02-29T12:34:56.789000Z","monotonic_ns":5,"text":"","about":{}}}"#,
     ];
-    vec![("requests", line_seeds(&requests)), ("replies", line_seeds(&replies))]
+    vec![("requests", join_lines(&requests)), ("replies", join_lines(&replies))]
 }
 
 /// Segmentation of the stream, then the client's data: handshake and requests.
@@ -173,8 +173,8 @@ fn nbd_seeds() -> Vec<(&'static str, Vec<u8>)> {
         [&OptionHeader { option, len_bytes }.to_bytes(), data].concat()
     };
     let (mut query, mut export) = (Vec::new(), Vec::new());
-    option::ContextQuery::emit("", &[option::BASE_ALLOCATION], &mut query);
-    option::InfoQuery::emit("fuzz", &[tenmil_wire::nbd::InfoCode::NAME], &mut export);
+    option::MetaContextOption::emit("", &[option::BASE_ALLOCATION], &mut query);
+    option::InfoOption::emit("fuzz", &[tenmil_wire::nbd::InfoCode::NAME], &mut export);
     let handshake = [
         vec![0, 0, 0, 3],
         option(OptionCode::LIST, &[]),
@@ -250,12 +250,12 @@ fn tcp_controller_seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn line_seeds(lines: &[&str]) -> Vec<u8> {
+fn join_lines(lines: &[&str]) -> Vec<u8> {
     lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect()
 }
 
 /// Device URIs, rules and quantities.
-fn block_seed() -> Vec<(&'static str, Vec<u8>)> {
+fn block_seeds() -> Vec<(&'static str, Vec<u8>)> {
     [
         ("stack", "stripe:[file:/a%20b?size=1m],[delay:[ram:2m]?read=1us]?chunk=64k"),
         (

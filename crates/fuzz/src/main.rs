@@ -24,18 +24,18 @@ use tenmil_linux::Clock;
 
 /// All fuzz targets.
 const TARGETS: [FuzzTarget; 16] = [
-    FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz },
+    FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz_all_parsers },
     FuzzTarget {
         name: "controller",
         feed: tenmil_nvme_controller::controller::fuzz_admin_commands,
     },
-    FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::run_memory_transport },
+    FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::fuzz_memory_transport },
     FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_rpc_connection },
     FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz_uri },
     FuzzTarget { name: "signatures", feed: tenmil_block::fuzz::fuzz_device_edges },
     FuzzTarget { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz_nbd_connection },
-    FuzzTarget { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
-    FuzzTarget { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
+    FuzzTarget { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::fuzz_host },
+    FuzzTarget { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::fuzz_controller },
     FuzzTarget { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz_nvme_tcp_target },
     FuzzTarget { name: "volume", feed: tenmil_volume::fuzz::fuzz_decoders },
     FuzzTarget { name: "volume_stream", feed: tenmil_volume::fuzz::fuzz_stream },
@@ -102,7 +102,7 @@ fn run_fuzzer(options: &FuzzOptions) -> Result<(), String> {
     if options.make_corpus {
         return make_corpus(&options.corpus);
     }
-    target_runner::save_crashes(&options.keep);
+    target_runner::install_crash_saving_hook(&options.keep);
     for target in selected_targets(options)? {
         match &options.replay {
             Some(file) => {

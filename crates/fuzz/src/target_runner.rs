@@ -16,7 +16,7 @@ pub(crate) struct FuzzTarget {
 }
 
 /// Target with an injected bug, to prove that bugs are found.
-pub(crate) const INJECTED_BUG: FuzzTarget = FuzzTarget { name: "canary", feed: injected_bug };
+pub(crate) const INJECTED_BUG: FuzzTarget = FuzzTarget { name: "canary", feed: fuzz_injected_bug };
 
 thread_local! {
     /// Current target and input.
@@ -43,7 +43,7 @@ impl PartialEq for FuzzTarget {
 
 /// Installs a panic hook that saves the input in `folder`, prints how to reproduce the panic, and
 /// ends the process with exit code 1.
-pub(crate) fn save_crashes(folder: &Path) {
+pub(crate) fn install_crash_saving_hook(folder: &Path) {
     let folder = folder.to_owned();
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -70,7 +70,7 @@ fn save_input(folder: &Path, name: &str, bytes: &[u8]) {
 }
 
 /// Injected bug: assumes that no word begins with two bytes of ones.
-fn injected_bug(bytes: &[u8]) {
+fn fuzz_injected_bug(bytes: &[u8]) {
     for word in bytes.chunks_exact(4) {
         assert_ne!(word[..2], [0xff, 0xff], "the planted bug");
     }

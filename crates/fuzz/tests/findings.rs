@@ -36,7 +36,7 @@ fn run_fuzz(folder: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn output_text(output: &Output) -> String {
+fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -44,17 +44,17 @@ fn output_text(output: &Output) -> String {
 fn injected_bug_is_found_saved_and_reproduced_from_file_and_seed() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let first = run_fuzz(one.path(), &["--injected-bugs", "--seed", "7"]);
-    assert_eq!(first.status.code(), Some(1), "{}", output_text(&first));
+    assert_eq!(first.status.code(), Some(1), "{}", stderr_text(&first));
     let file = one.path().join("fuzz-canary.input");
-    assert!(output_text(&first).contains("the planted bug"), "{}", output_text(&first));
+    assert!(stderr_text(&first).contains("the planted bug"), "{}", stderr_text(&first));
     assert!(
-        output_text(&first).contains(&format!("--replay {}", file.display())),
+        stderr_text(&first).contains(&format!("--replay {}", file.display())),
         "{}",
-        output_text(&first)
+        stderr_text(&first)
     );
 
     let again = run_fuzz(two.path(), &["--injected-bugs", "--replay", file.to_str().unwrap()]);
-    assert_eq!(again.status.code(), Some(1), "{}", output_text(&again));
+    assert_eq!(again.status.code(), Some(1), "{}", stderr_text(&again));
 
     run_fuzz(two.path(), &["--injected-bugs", "--seed", "7"]);
     let kept = std::fs::read(two.path().join("fuzz-canary.input")).unwrap();
@@ -65,7 +65,7 @@ fn injected_bug_is_found_saved_and_reproduced_from_file_and_seed() {
 fn every_target_runs_its_corpus_and_some_inputs_without_findings() {
     let folder = tempfile::tempdir().unwrap();
     let output = run_fuzz(folder.path(), &["--count", "50", "--seconds", "60"]);
-    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for target in TARGETS {
         assert!(text.contains(&format!("fuzz {target}: 50 inputs from seed 1")), "{text}");
@@ -81,7 +81,7 @@ fn unknown_target_is_rejected_with_the_known_ones() {
     let (last, others) = TARGETS.split_last().unwrap();
     let expected = format!("{} or {last}", others.join(", "));
     assert_eq!(
-        output_text(&output),
+        stderr_text(&output),
         format!("error: --target wires: there is none, expected {expected}\n")
     );
 }

@@ -77,7 +77,12 @@ mod tests {
     /// Returns in which rounds that load missed the store.
     ///
     /// Each side waits for a varying number of spins, so that the rounds overlap differently.
-    fn store_and_load(mine: &Side, theirs: &Side, rhythm: usize, half: impl Fn()) -> Vec<bool> {
+    fn missed_store_per_round(
+        mine: &Side,
+        theirs: &Side,
+        rhythm: usize,
+        half: impl Fn(),
+    ) -> Vec<bool> {
         let one = |round| {
             // Both sides start each round at nearly the same moment.
             mine.gate.0.store(round, Ordering::Release);
@@ -104,11 +109,12 @@ mod tests {
             let sides: Arc<[Side; 2]> = Arc::default();
             let others = Arc::clone(&sides);
             let ringer = move |_: &_| {
-                store_and_load(&others[0], &others[1], 31, || barrier.notifier_barrier())
+                missed_store_per_round(&others[0], &others[1], 31, || barrier.notifier_barrier())
             };
             let ringer = NamedThread::spawn("ringer", None, ringer).unwrap();
-            let sleeper =
-                store_and_load(&sides[1], &sides[0], 97, || assert!(barrier.sleeper_barrier()));
+            let sleeper = missed_store_per_round(&sides[1], &sides[0], 97, || {
+                assert!(barrier.sleeper_barrier())
+            });
             let both =
                 ringer.join().iter().zip(&sleeper).filter(|(one, two)| **one && **two).count();
             assert_eq!(both, 0, "of {ROUNDS} rounds, with {barrier:?}");

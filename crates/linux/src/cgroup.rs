@@ -63,8 +63,8 @@ impl CgroupLimits {
 
     fn read_quota(&mut self, machine: &KernelFiles, directory: &str) {
         for (file, quota) in [
-            ("cpu.max", cpu_max_v2(machine, directory)),
-            ("cpu.cfs_quota_us", cfs_quota_v1(machine, directory)),
+            ("cpu.max", read_cpu_max_v2(machine, directory)),
+            ("cpu.cfs_quota_us", read_cfs_quota_v1(machine, directory)),
         ] {
             let Some(quota) = quota else { continue };
             if self.quota.is_none_or(|smallest| quota < smallest) {
@@ -76,14 +76,14 @@ impl CgroupLimits {
 }
 
 /// cgroup v2 `cpu.max`: `150000 100000`, or `max 100000` for no limit.
-fn cpu_max_v2(machine: &KernelFiles, directory: &str) -> Option<f64> {
+fn read_cpu_max_v2(machine: &KernelFiles, directory: &str) -> Option<f64> {
     let text = machine.read_trimmed(&format!("{directory}/cpu.max"))?;
     let (quota, period) = text.split_once(' ')?;
     quota_cpus(quota.parse().ok()?, period.parse().ok()?)
 }
 
 /// cgroup v1 `cpu.cfs_quota_us` and `cpu.cfs_period_us`; −1 is no limit.
-fn cfs_quota_v1(machine: &KernelFiles, directory: &str) -> Option<f64> {
+fn read_cfs_quota_v1(machine: &KernelFiles, directory: &str) -> Option<f64> {
     let quota = machine.read_trimmed(&format!("{directory}/cpu.cfs_quota_us"))?.parse().ok()?;
     let period = machine.read_trimmed(&format!("{directory}/cpu.cfs_period_us"))?.parse().ok()?;
     quota_cpus(quota, period)
@@ -97,11 +97,11 @@ fn quota_cpus(quota_us: f64, period_us: f64) -> Option<f64> {
 mod tests {
     use super::CgroupLimits;
     use crate::CpuList;
-    use crate::kernel_files::{KernelFiles, tests::kernel_files_with};
+    use crate::kernel_files::{KernelFiles, tests::fake_kernel_files};
 
     #[test]
     fn smallest_quota_up_to_the_root_applies() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/self/cgroup", "0::/outer/inner\n"),
             ("sys/fs/cgroup/outer/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/outer/inner/cpu.max", "300000 100000\n"),
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn cgroup_v1_quota_is_read() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/self/cgroup", "3:cpuset:/box\n1:cpu,cpuacct:/box\n0::/\n"),
             ("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "50000\n"),
             ("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n"),
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn container_with_host_path_is_read_at_the_mount_root() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/self/cgroup", "0::/docker/0123\n"),
             ("sys/fs/cgroup/cpu.max", "200000 100000\n"),
         ]);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn missing_cgroups_mean_no_limits() {
-        let (_root, machine) = kernel_files_with(&[]);
+        let (_root, machine) = fake_kernel_files(&[]);
         assert_eq!(CgroupLimits::read(&machine), CgroupLimits::default());
         CgroupLimits::read(&KernelFiles::live_system());
     }

@@ -15,7 +15,7 @@
 //! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | identity of the device |
 
 mod holder_kind;
-mod open_by_process;
+mod processes_with_open_devices;
 mod storage_extent;
 mod storage_identity;
 
@@ -25,7 +25,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, major, minor, stat};
 
 pub use self::holder_kind::HolderKind;
-pub use self::open_by_process::{ProcessesWithOpenDevices, find_processes_with_open_devices};
+pub use self::processes_with_open_devices::{
+    ProcessesWithOpenDevices, find_processes_with_open_devices,
+};
 pub use self::storage_extent::{FilePart, StorageExtent, StorageExtents, StorageId, backing_parts};
 pub use self::storage_identity::{device_identity, file_identity, persistent_identity};
 use crate::kernel_files::KernelFiles;
@@ -116,7 +118,7 @@ impl DeviceUser {
     }
 
     /// Whether the user is on `disk` or one of its partitions.
-    pub fn is_on(&self, disk: &str) -> bool {
+    pub fn is_user_of_disk(&self, disk: &str) -> bool {
         let device = match self {
             Self::Mounted { device, .. } | Self::HeldBy { device, .. } => device,
             Self::Open { device, .. } => device,
@@ -127,7 +129,7 @@ impl DeviceUser {
     }
 
     /// Command or action that releases the device.
-    pub fn fix(&self) -> String {
+    pub fn release_command(&self) -> String {
         match self {
             Self::Mounted { at, .. } => format!("`sudo umount {at}`"),
             Self::Swap { name } => format!("`sudo swapoff {name}`"),
@@ -157,7 +159,7 @@ impl HardwareIdentity {
 
 /// Cache mode of a block device, or of the disk of a partition: `write back` or `write through`
 /// (`queue/write_cache`). `None` if not reported.
-pub fn write_cache(machine: &KernelFiles, device: (u32, u32)) -> Option<String> {
+pub fn write_cache_mode(machine: &KernelFiles, device: (u32, u32)) -> Option<String> {
     let disk = disk_of_partition(machine, &device_sysfs_directory(device));
     machine.read_trimmed(&format!("{disk}/queue/write_cache"))
 }
@@ -364,7 +366,7 @@ impl fmt::Display for DeviceUser {
 #[cfg(test)]
 mod tests {
     use super::{DevicePath, DeviceUser, HardwareIdentity, lock_holder};
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     const DISK: &str = "sys/dev/block/8:0";
     const DM: &str = "sys/dev/block/8:0/sda2/holders/dm-0";
@@ -379,7 +381,7 @@ mod tests {
 
     #[test]
     fn users_of_a_disk_are_found_through_partitions_and_holders() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             (&format!("{DISK}/uevent"), "MAJOR=8\nDEVNAME=sda\n"),
             (&format!("{DISK}/device/model"), "Disk 9\n"),
             (&format!("{DISK}/device/serial"), "S4EW\n"),
@@ -418,7 +420,7 @@ mod tests {
 
     #[test]
     fn mounted_disk_is_found_by_number_and_by_name() {
-        let (_root, machine) = kernel_files_with(&[(
+        let (_root, machine) = fake_kernel_files(&[(
             "proc/self/mountinfo",
             "24 22 8:16 / /a rw - xfs /dev/root rw\n25 22 0:9 / /b rw - btrfs /dev/sdb rw\n",
         )]);
@@ -435,7 +437,7 @@ mod tests {
 
     #[test]
     fn file_is_found_below_a_loop_device_and_as_swap() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("sys/block/loop0/loop/backing_file", "/srv/other\n"),
             ("sys/block/loop3/loop/backing_file", "/srv/disk\n"),
             ("sys/block/loop3/dev", "7:3\n"),
@@ -451,14 +453,14 @@ mod tests {
 
     #[test]
     fn circular_stacking_terminates() {
-        let (_root, machine) = kernel_files_with(&[("sys/dev/block/9:0/holders/md0/dev", "9:0\n")]);
+        let (_root, machine) = fake_kernel_files(&[("sys/dev/block/9:0/holders/md0/dev", "9:0\n")]);
         let found = DeviceUser::users_of(&machine, &device_path("/dev/md0", Some((9, 0))));
         assert_eq!(found.len(), 8);
     }
 
     #[test]
     fn disk_of_a_partition_has_its_hardware_identity() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("sys/dev/block/259:1/partition", "1\n"),
             ("sys/dev/block/device/model", "NVMe 1\n"),
             ("sys/dev/block/wwid", "eui.1\n"),
@@ -471,7 +473,7 @@ mod tests {
 
     #[test]
     fn lock_holder_is_found_by_device_and_inode() {
-        let (_root, machine) = kernel_files_with(&[(
+        let (_root, machine) = fake_kernel_files(&[(
             "proc/locks",
             "1: POSIX  ADVISORY  WRITE 7 fd:01:12 0 EOF\n\
              2: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF\n\

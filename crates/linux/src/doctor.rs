@@ -115,9 +115,9 @@ pub trait KernelProbe {
     /// Whether an `io_uring` can be created; the error is the kernel's text.
     fn io_uring(&self) -> Result<(), String>;
     /// Ring sizes of a network card.
-    fn rings(&self, card: &str) -> Result<ethtool::NicRings, Errno>;
+    fn nic_rings(&self, card: &str) -> Result<ethtool::NicRings, Errno>;
     /// Queue counts of a network card.
-    fn channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno>;
+    fn nic_channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno>;
     /// Interrupt coalescing of a network card.
     fn coalescing(&self, card: &str) -> Result<ethtool::NicCoalescing, Errno>;
     /// Flower filters of the card with this interface index.
@@ -133,11 +133,11 @@ impl KernelProbe for LiveKernelProbe {
         uring_engine::check_io_uring().map_err(|errno| errno.to_string())
     }
 
-    fn rings(&self, card: &str) -> Result<ethtool::NicRings, Errno> {
+    fn nic_rings(&self, card: &str) -> Result<ethtool::NicRings, Errno> {
         ethtool::nic_rings(card)
     }
 
-    fn channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno> {
+    fn nic_channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno> {
         ethtool::nic_channels(card)
     }
 
@@ -232,11 +232,11 @@ impl MachineCheck {
         Self { severity: CheckSeverity::Info, found: found.into(), ..self }
     }
 
-    fn with_slow(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+    fn with_warning(self, found: impl Into<String>, command: impl Into<String>) -> Self {
         self.with_severity(CheckSeverity::Warning, found.into(), command.into())
     }
 
-    fn with_missing(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+    fn with_required(self, found: impl Into<String>, command: impl Into<String>) -> Self {
         self.with_severity(CheckSeverity::Required, found.into(), command.into())
     }
 
@@ -282,6 +282,6 @@ impl fmt::Display for MachineCheck {
 }
 
 /// Command line for a root shell that writes a value to a file.
-fn write_command(value: &str, path: &str) -> String {
+fn shell_write_command(value: &str, path: &str) -> String {
     format!("echo {value} | sudo tee /{path}")
 }

@@ -75,7 +75,7 @@ pub fn run_event_loop(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleep
 }
 
 /// Whether the current thread runs an event loop and must not block.
-pub fn in_event_loop() -> bool {
+pub fn is_in_event_loop() -> bool {
     IN_LOOP.get()
 }
 
@@ -93,12 +93,12 @@ fn run_until_exit(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: 
             }
             NextStep::Pause(span) => {
                 let until = now.after(span);
-                sleeper.announce_pause();
+                sleeper.announce_sleep_without_descriptors();
                 // Work that arrived before the announcement was not notified: check for it now.
                 if turn.has_unnotified_work() {
                     sleeper.cancel_sleep();
                 } else {
-                    sleeper.pause(until.since(clock.now()));
+                    sleeper.sleep_without_descriptors(until.since(clock.now()));
                 }
             }
             NextStep::SleepUntil(deadline) => {
@@ -165,14 +165,14 @@ mod tests {
         }
     }
 
-    fn run_script<F: FnMut(usize, Instant) -> NextStep>(
+    fn run_scripted_loop<F: FnMut(usize, Instant) -> NextStep>(
         sleeper: &mut Sleeper,
         script: F,
     ) -> Scripted<F> {
-        run_script_with(sleeper, script, false)
+        run_scripted_loop_with_work(sleeper, script, false)
     }
 
-    fn run_script_with<F: FnMut(usize, Instant) -> NextStep>(
+    fn run_scripted_loop_with_work<F: FnMut(usize, Instant) -> NextStep>(
         sleeper: &mut Sleeper,
         script: F,
         work_when_armed: bool,
@@ -182,14 +182,14 @@ mod tests {
         turn
     }
 
-    fn no_events() -> Call {
+    fn woken_without_events() -> Call {
         Call::Woken(Vec::new())
     }
 
     #[test]
     fn iteration_that_requests_another_gets_it_at_once() {
         let script = |count, _| if count < 4 { NextStep::Again } else { NextStep::Exit };
-        let played = run_script(&mut Sleeper::new().unwrap(), script);
+        let played = run_scripted_loop(&mut Sleeper::new().unwrap(), script);
         assert_eq!(played.calls, [Call::Turn, Call::Turn, Call::Turn, Call::Turn]);
     }
 
@@ -200,8 +200,8 @@ mod tests {
             1 => NextStep::SleepUntil(now.after(span)),
             _ => NextStep::Exit,
         };
-        let played = run_script(&mut Sleeper::new().unwrap(), script);
-        assert_eq!(played.calls, [Call::Turn, Call::Arm, no_events(), Call::Turn]);
+        let played = run_scripted_loop(&mut Sleeper::new().unwrap(), script);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, woken_without_events(), Call::Turn]);
         // The clock's rate is known to one part in a thousand; the kernel's deadline is exact.
         let slept = played.turns[1].since(played.turns[0]);
         assert!(slept.ns >= span.ns - span.ns / 500, "{slept}");
@@ -216,7 +216,7 @@ mod tests {
         let mut sleeper = Sleeper::new().unwrap();
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
         sleeper.sources().add_source(&event, 7).unwrap();
-        let played = run_script(&mut sleeper, script);
+        let played = run_scripted_loop(&mut sleeper, script);
         assert_eq!(played.calls, [Call::Turn, Call::Arm, Call::Woken(vec![7]), Call::Turn]);
     }
 
@@ -229,8 +229,8 @@ mod tests {
         let mut sleeper = Sleeper::new().unwrap();
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
         sleeper.sources().add_source(&event, 7).unwrap();
-        let played = run_script_with(&mut sleeper, script, true);
-        assert_eq!(played.calls, [Call::Turn, Call::Arm, no_events(), Call::Turn]);
+        let played = run_scripted_loop_with_work(&mut sleeper, script, true);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, woken_without_events(), Call::Turn]);
         assert!(
             !sleeper.sleep_until_ready(Span::default(), &mut Vec::new()),
             "no wake-up was requested"
@@ -278,17 +278,17 @@ mod tests {
         };
         let mut sleeper = Sleeper::new().unwrap();
         sleeper.sources().add_source(&event, 7).unwrap();
-        let played = run_script(&mut sleeper, script);
+        let played = run_scripted_loop(&mut sleeper, script);
         let told: Vec<_> =
             played.calls.iter().filter(|call| matches!(call, Call::Woken(_))).collect();
-        assert_eq!(told, [&Call::Woken(vec![7]), &no_events()]);
+        assert_eq!(told, [&Call::Woken(vec![7]), &woken_without_events()]);
     }
 
     #[test]
     fn pause_arms_no_descriptors() {
         let span = Span::from_us(400);
         let script = |count, _| if count == 1 { NextStep::Pause(span) } else { NextStep::Exit };
-        let played = run_script(&mut Sleeper::new().unwrap(), script);
+        let played = run_scripted_loop(&mut Sleeper::new().unwrap(), script);
         assert_eq!(played.calls, [Call::Turn, Call::Turn]);
         let paused = played.turns[1].since(played.turns[0]);
         assert!(paused.ns >= span.ns - span.ns / 500, "{paused}");
@@ -344,7 +344,7 @@ mod tests {
             within = current_timer_slack().unwrap();
             NextStep::Exit
         };
-        run_script(&mut Sleeper::new().unwrap(), script);
+        run_scripted_loop(&mut Sleeper::new().unwrap(), script);
         assert_eq!((within, current_timer_slack().unwrap()), (1, before));
     }
 

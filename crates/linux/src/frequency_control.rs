@@ -124,7 +124,7 @@ impl<F: CpufreqFiles> FrequencyControl<F> {
     }
 
     /// Policies that another tenmil process controls; they are not changed.
-    pub fn controlled_elsewhere(&self) -> &[FrequencyError] {
+    pub fn errors_of_foreign_policies(&self) -> &[FrequencyError] {
         &self.held
     }
 

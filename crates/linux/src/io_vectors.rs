@@ -56,12 +56,15 @@ impl IoVectors {
 
     /// Replaces the list. `Ok(false)` if the segments do not fit.
     pub(crate) fn set_all(&mut self, segments: &[Segment]) -> Result<bool, InvalidSegment> {
-        Ok(self.set_prefix(segments)? == segments.len())
+        Ok(self.set_fitting_segments(segments)? == segments.len())
     }
 
     /// Replaces the list by as many of `segments` as fit, and returns their number. Adjacent
     /// segments are merged.
-    pub(crate) fn set_prefix(&mut self, segments: &[Segment]) -> Result<usize, InvalidSegment> {
+    pub(crate) fn set_fitting_segments(
+        &mut self,
+        segments: &[Segment],
+    ) -> Result<usize, InvalidSegment> {
         self.list.clear();
         self.done = 0;
         for (index, segment) in segments.iter().enumerate() {

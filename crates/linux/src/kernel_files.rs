@@ -124,7 +124,7 @@ pub(crate) mod tests {
     use crate::CpuList;
 
     /// A machine made of these files.
-    pub(crate) fn kernel_files_with(files: &[(&str, &str)]) -> (tempfile::TempDir, KernelFiles) {
+    pub(crate) fn fake_kernel_files(files: &[(&str, &str)]) -> (tempfile::TempDir, KernelFiles) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
@@ -137,7 +137,7 @@ pub(crate) mod tests {
 
     #[test]
     fn topology_is_read_from_sysfs() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("sys/devices/system/cpu/online", "0-7\n"),
             ("sys/devices/system/cpu/isolated", "\n"),
             ("sys/devices/system/cpu/cpu2/topology/thread_siblings_list", "2,6\n"),
@@ -157,7 +157,7 @@ pub(crate) mod tests {
 
     #[test]
     fn keys_of_cpuinfo_and_meminfo_are_found() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/cpuinfo", "processor\t: 0\nmodel name\t: A: fast one\n\nprocessor\t: 1\n"),
             ("proc/meminfo", "HugePages_Total:      16\nHugePages_Free:       12\n"),
         ]);

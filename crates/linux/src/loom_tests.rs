@@ -384,7 +384,7 @@ mod handshake_models {
         /// Notifier thread.
         fn send(&self, sender: &Sender<u32>) {
             sender.send(1).unwrap();
-            if self.handshake.needs_wakeup() {
+            if self.handshake.claim_wakeup() {
                 self.woken.fetch_add(1, Ordering::Relaxed);
                 self.event.send_one();
             }
@@ -496,7 +496,7 @@ mod doze_models {
         /// Notifier thread, for the light thread.
         fn send(&self, sender: &Sender<u32>) {
             sender.send(1).unwrap();
-            if self.handshake.needs_wakeup_parked(&self.doze) {
+            if self.handshake.notify_parked_and_claim_wakeup(&self.doze) {
                 self.event.send_one();
             }
         }
@@ -506,14 +506,14 @@ mod doze_models {
         fn park_and_receive(&self, receiver: &mut Receiver<u32>, count: usize) {
             let mut had = 0;
             while had < count {
-                self.doze.park();
+                self.doze.mark_parked();
                 assert!(self.handshake.announce());
                 if receiver.is_empty() {
                     self.sleep_until_notified();
                 } else {
                     self.handshake.cancel();
                 }
-                self.doze.unpark();
+                self.doze.mark_runnable();
                 while receiver.receive().is_some() {
                     had += 1;
                 }
@@ -523,11 +523,11 @@ mod doze_models {
         /// The sleep has been announced.
         fn sleep_until_notified(&self) {
             loop {
-                if !self.handshake.has_parked_notify() {
+                if !self.handshake.has_notified_parked_thread() {
                     self.event.wait();
                 }
                 self.handshake.cancel();
-                if self.handshake.take_parked_notified() && self.doze.is_notified() {
+                if self.handshake.clear_notified_parked_thread() && self.doze.is_notified() {
                     return;
                 }
                 assert!(self.handshake.announce());

@@ -82,7 +82,7 @@ impl MachineEnvironment {
 
     /// Usable CPUs: the available ones, or the quota if that is smaller.
     #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
-    pub fn usable_cpus(&self) -> f64 {
+    pub fn usable_cpu_count(&self) -> f64 {
         let allowed = self.allowed.len() as f64;
         self.quota.map_or(allowed, |quota| quota.min(allowed))
     }
@@ -210,7 +210,7 @@ impl CpuTime {
     /// Share of the time since `earlier`, from 0 to 1, used by programs of this machine. Excludes
     /// interrupts, whose work may serve any program.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-    pub fn used_since(self, earlier: Self) -> f64 {
+    pub fn used_fraction_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total);
         let idle = self.idle.saturating_sub(earlier.idle);
         let steal = self.steal.saturating_sub(earlier.steal);
@@ -247,7 +247,7 @@ fn has_hyperthread_siblings(machine: &KernelFiles, allowed: &CpuList) -> bool {
 mod tests {
     use super::{CpuTime, MachineEnvironment};
     use crate::CpuList;
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     fn core_list(text: &str) -> CpuList {
         CpuList::parse(text).unwrap()
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn slow_machine_gets_recommendations() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/cpuinfo", "model name : Slow 1\nflags : fpu hypervisor sse2\n"),
             ("proc/meminfo", "HugePages_Free: 0\n"),
             ("proc/self/cgroup", "0::/box\n"),
@@ -269,7 +269,7 @@ mod tests {
             MachineEnvironment::from_kernel_files(&machine, core_list("1"), Err("EPERM".into()));
         assert_eq!(found.cpu_model.as_deref(), Some("Slow 1"));
         assert_eq!(found.hypervisor.as_deref(), Some("Clouds"));
-        assert!((found.usable_cpus() - 1.0).abs() < 1e-9);
+        assert!((found.usable_cpu_count() - 1.0).abs() < 1e-9);
         let remedies = found.recommendations();
         for (remedy, expected) in remedies.iter().zip([
             "`taskset -c 0-3`",
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn fast_machine_gets_no_recommendations() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/cpuinfo", "model name : Fast 9\nflags : fpu sse2\n"),
             ("proc/meminfo", "HugePages_Free: 64\n"),
             ("sys/devices/system/cpu/online", "0-3\n"),
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(found.hypervisor, None);
         assert_eq!(found.transparent_huge_pages.as_deref(), Some("always"));
         assert_eq!(found.recommendations(), Vec::<String>::new());
-        assert!((found.usable_cpus() - 2.0).abs() < 1e-9);
+        assert!((found.usable_cpu_count() - 2.0).abs() < 1e-9);
 
         let shared = MachineEnvironment::from_kernel_files(&machine, core_list("0-3"), Ok(()));
         assert!(shared.shares_cores && shared.recommendations()[0].contains("lscpu -e"));
@@ -308,15 +308,15 @@ mod tests {
     fn steal_time_is_a_fraction_of_the_time_between_two_samples() {
         let at = |line| {
             CpuTime::from_kernel_files(
-                &kernel_files_with(&[("proc/stat", line)]).1,
+                &fake_kernel_files(&[("proc/stat", line)]).1,
                 &core_list("1,3"),
             )
         };
         let before = at("cpu  9 0\ncpu0 1 1\ncpu1 90 0 50 800 10 0 0 40 7 7\ncpu3 10 0 0\n");
         let after = at("cpu  9 0\ncpu0 5 1\ncpu1 140 0 50 815 10 2 3 70 9 9\ncpu3 10 0 0\n");
         assert!((after.steal_since(before) - 0.3).abs() < 1e-9);
-        assert!((after.used_since(before) - 0.5).abs() < 1e-9);
-        assert!(before.used_since(before).abs() < 1e-9);
+        assert!((after.used_fraction_since(before) - 0.5).abs() < 1e-9);
+        assert!(before.used_fraction_since(before).abs() < 1e-9);
         assert!(before.steal_since(before).abs() < 1e-9);
         assert!(CpuTime::read(&CpuList::allowed_cpus()).total > 0);
     }
@@ -324,6 +324,6 @@ mod tests {
     #[test]
     fn environment_of_this_machine_is_read() {
         let found = MachineEnvironment::read();
-        assert!(!found.kernel.is_empty() && found.usable_cpus() > 0.0);
+        assert!(!found.kernel.is_empty() && found.usable_cpu_count() > 0.0);
     }
 }

@@ -27,7 +27,7 @@ pub use self::bind::{BoundDevice, bind_functions};
 pub use self::bind_kernel::BindKernel;
 pub use self::bind_obstacle::BindObstacle;
 pub use self::bind_plan::{BindPlan, BindRequest, DiskSignature, plan_bind};
-pub use self::bind_records::recorded_functions;
+pub use self::bind_records::functions_bound_by_tenmil;
 pub use self::bind_step::BindStep;
 pub use self::error::BindError;
 pub use self::nvme_function::{

@@ -125,7 +125,7 @@ mod tests {
     use tenmil_base::{Interrupts, Span};
 
     use super::{Interest, PollSet, ReadyDescriptor};
-    use crate::EventVectors;
+    use crate::EventFdVectors;
     use crate::local_socket::LocalConnection;
 
     const READABLE: Interest = Interest { readable: true, writable: false };
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn ready_descriptor_is_reported_by_token_until_consumed() {
-        let mut vectors = EventVectors::new(2).unwrap();
+        let mut vectors = EventFdVectors::new(2).unwrap();
         let watch = PollSet::new().unwrap();
         watch.add(vectors.descriptor(0).unwrap(), 7, READABLE).unwrap();
         watch.add(vectors.descriptor(1).unwrap(), 9, READABLE).unwrap();

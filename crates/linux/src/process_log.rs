@@ -174,7 +174,7 @@ impl<W: Write> LogWriter<W> {
                 Err(RecvTimeoutError::Disconnected) => return self.write_all_summaries(),
             }
             let now = self.clock.now();
-            while let Some(summary) = self.limiter.next_summary(now) {
+            while let Some(summary) = self.limiter.take_due_summary(now) {
                 self.write_summary(&summary);
             }
             self.report_dropped();
@@ -182,7 +182,7 @@ impl<W: Write> LogWriter<W> {
     }
 
     fn handle_record(&mut self, record: &LogRecord) {
-        if self.limiter.admit_line(record, self.clock.now()) {
+        if self.limiter.admits_line(record, self.clock.now()) {
             self.write_line(&record.text);
         } else {
             self.counters.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -191,7 +191,7 @@ impl<W: Write> LogWriter<W> {
 
     /// Writes all summaries without waiting for their interval.
     fn write_all_summaries(&mut self) {
-        while let Some(summary) = self.limiter.take_summary() {
+        while let Some(summary) = self.limiter.take_any_summary() {
             self.write_summary(&summary);
         }
     }

@@ -85,7 +85,7 @@ pub fn has_ended(pid: u32) -> bool {
 
 /// CPU time of process `pid` and of its children that it has waited for, in steps of 10 ms. `None`
 /// if the process does not exist.
-pub fn tree_cpu_time(pid: u32) -> Option<Span> {
+pub fn cpu_time_with_reaped_children(pid: u32) -> Option<Span> {
     cpu_time(&KernelFiles::live_system(), pid)
 }
 
@@ -137,15 +137,15 @@ mod tests {
     use tenmil_base::Span;
 
     use super::{
-        ProcessStats, command_line, command_line_words, cpu_time, has_ended, is_dead_or_exiting,
-        process_name_from, tree_cpu_time,
+        ProcessStats, command_line, command_line_words, cpu_time, cpu_time_with_reaped_children,
+        has_ended, is_dead_or_exiting, process_name_from,
     };
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     #[test]
     fn kernel_files_are_parsed() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 4 0 3000 999 88";
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             ("proc/self/stat", stat),
             ("proc/self/status", "Name:\ta\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nThreads:\t4\n"),
             ("proc/9/cmdline", "tenmil\0perf\0\0-t\0"),
@@ -162,15 +162,15 @@ mod tests {
     #[test]
     fn tree_cpu_time_includes_reaped_children() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 5 6 70 80 20 0 4 0 3000 999 88";
-        let (_root, machine) = kernel_files_with(&[("proc/7/stat", stat)]);
+        let (_root, machine) = fake_kernel_files(&[("proc/7/stat", stat)]);
         assert_eq!(cpu_time(&machine, 7), Some(Span::from_ms(1610)));
         assert_eq!(cpu_time(&machine, 8), None);
-        assert!(tree_cpu_time(std::process::id()).is_some());
+        assert!(cpu_time_with_reaped_children(std::process::id()).is_some());
     }
 
     #[test]
     fn unknown_values_are_none() {
-        let (_root, machine) = kernel_files_with(&[]);
+        let (_root, machine) = fake_kernel_files(&[]);
         assert_eq!(
             ProcessStats::from_kernel_files(&machine, Span::from_secs(1)),
             ProcessStats::default()
@@ -192,7 +192,7 @@ mod tests {
         for (state, flags, expected) in
             [("S", 0x40_0000, false), ("R", 0x40_0004, true), ("Z", 0x40_0000, true)]
         {
-            let (_root, machine) = kernel_files_with(&[("proc/7/stat", &stat(state, flags))]);
+            let (_root, machine) = fake_kernel_files(&[("proc/7/stat", &stat(state, flags))]);
             assert_eq!(is_dead_or_exiting(&machine, 7), expected, "{state} {flags:x}");
             assert!(is_dead_or_exiting(&machine, 8), "no process has that number");
             assert_eq!(process_name_from(&machine, 7).as_deref(), Some("a) b"));

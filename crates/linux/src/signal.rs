@@ -38,7 +38,7 @@ pub fn limit_stop_time(span: Span, message: String, exit_code: u8) -> io::Result
 }
 
 /// Makes the first SIGINT or SIGTERM set [`is_stop_requested`] instead of ending the process.
-pub fn catch_interrupts() -> io::Result<()> {
+pub fn request_stop_on_sigint_or_sigterm() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         install_handler(signal, handle_stop_signal)?;
     }
@@ -54,7 +54,7 @@ pub fn ignore_file_size_signal() -> io::Result<()> {
 }
 
 /// Makes SIGHUP (terminal closed) set [`is_stop_requested`], unless SIGHUP is ignored, as under `nohup`.
-pub fn catch_hangup() -> io::Result<()> {
+pub fn request_stop_on_sighup() -> io::Result<()> {
     // SAFETY: all zeroes is a valid `sigaction`.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: `old` is a local that outlives the call; the action is only read.
@@ -73,7 +73,7 @@ pub fn end_with_parent() -> io::Result<()> {
 }
 
 /// Makes SIGHUP set [`take_reload_request`] instead of ending the process.
-pub fn catch_reload() -> io::Result<()> {
+pub fn request_reload_on_sighup() -> io::Result<()> {
     install_handler(libc::SIGHUP, handle_reload)
 }
 

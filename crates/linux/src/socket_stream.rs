@@ -76,7 +76,7 @@ impl SocketStream {
     /// The error of the system call, or a segment outside every region.
     #[inline]
     pub fn receive(&mut self, segments: &[Segment]) -> io::Result<RecvResult> {
-        self.vectors.set_prefix(segments).map_err(invalid_segment)?;
+        self.vectors.set_fitting_segments(segments).map_err(invalid_segment)?;
         loop {
             return match self.vectors.receive(&self.socket) {
                 Ok(0) | Err(Errno::CONNRESET) => Ok(RecvResult::Eof),
@@ -95,7 +95,7 @@ impl SocketStream {
     /// The error of the system call, or a segment outside every region.
     #[inline]
     pub fn send(&mut self, segments: &[Segment]) -> io::Result<usize> {
-        self.vectors.set_prefix(segments).map_err(invalid_segment)?;
+        self.vectors.set_fitting_segments(segments).map_err(invalid_segment)?;
         loop {
             return match self.vectors.send(&self.socket) {
                 Err(Errno::AGAIN) => Ok(0),

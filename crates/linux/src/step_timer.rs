@@ -53,7 +53,7 @@ mod tests {
     use crate::Clock;
 
     #[test]
-    fn steps_are_contiguous() {
+    fn step_durations_cover_the_whole_time() {
         let clock = Clock::on_kernel_clock();
         let before = clock.now();
         let mut steps = StepTimer::begin(clock);

@@ -27,7 +27,7 @@ use tenmil_base::{Durability, ErrorCategory};
 
 pub use self::creation_undo::{FileUndo, contains_only_zeroes, may_contain_data};
 pub use self::deferred_creation::{
-    CreationPolicy, accessible_path, commit_created, commit_if_ok, reject_creation,
+    CreationPolicy, commit_created, create_files_if_ok, path_or_proc_link, reject_creation,
     set_creation_policy, undo_created,
 };
 use self::file_opening::{grow_and_measure, open_or_create, sync_descriptor};
@@ -236,7 +236,7 @@ impl StorageFile {
     }
 
     /// Length before opening: zero if the file was created or empty.
-    pub fn previous_len_bytes(&self) -> u64 {
+    pub fn len_bytes_before_open(&self) -> u64 {
         self.found_bytes
     }
 
@@ -280,7 +280,7 @@ impl StorageFile {
     /// The kernel reports a writeback error once per file description (errseq), so channels that
     /// shared one would not all see it. Where a second one cannot be opened (no `/proc`), the same
     /// description is used.
-    pub(crate) fn open_for_sync(&self) -> Result<OwnedFd, Errno> {
+    pub(crate) fn open_sync_descriptor(&self) -> Result<OwnedFd, Errno> {
         let link = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
         open(&*link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .or_else(|_| fcntl_dupfd_cloexec(&self.descriptor, 0))

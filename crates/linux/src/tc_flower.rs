@@ -53,7 +53,12 @@ pub fn flower_filters(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0 is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    sendto(&socket, &filter_request(card), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        &socket,
+        &encode_filter_request(card),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     let (mut found, mut part) = (Vec::new(), vec![0; PART_MAX]);
     for _ in 0..PARTS_MAX {
         // The kernel produces the next part during the receive call, so this does not block.
@@ -66,7 +71,7 @@ pub fn flower_filters(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
     Err(Errno::MSGSIZE)
 }
 
-fn filter_request(card: u32) -> Vec<u8> {
+fn encode_filter_request(card: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + TRAFFIC);
     bytes.extend_from_slice(&36_u32.to_ne_bytes());
     bytes.extend_from_slice(&GET.to_ne_bytes());
@@ -180,7 +185,7 @@ mod tests {
 
     #[test]
     fn request_matches_the_netlink_format() {
-        let bytes = filter_request(7);
+        let bytes = encode_filter_request(7);
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((bytes.len(), word(0), word(4)), (36, 36, u32::from(ALL) << 16 | 46));
         assert_eq!((word(20), word(28)), (7, 0xffff_fff2));

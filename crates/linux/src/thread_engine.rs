@@ -36,13 +36,13 @@ struct EngineShared {
     slots: Box<[Mutex<JobSlot>]>,
     queue: Mutex<PendingJobs>,
     queued: Condvar,
-    ended: Mutex<LockedJobQueue>,
+    ended: Mutex<CompletedJobs>,
     /// Written when a job completes while a waiter has armed the engine.
     event: OwnedFd,
 }
 
 #[derive(Debug)]
-struct LockedJobQueue {
+struct CompletedJobs {
     jobs: Vec<(u16, JobCompletion)>,
     is_armed: bool,
 }
@@ -85,14 +85,14 @@ impl ThreadEngine {
             Mutex::new(JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors })
         };
         let room = usize::from(depth);
-        let to_sync = file.open_for_sync()?;
+        let to_sync = file.open_sync_descriptor()?;
         let shared = Arc::new(EngineShared {
             file,
             to_sync,
             slots: (0..depth).map(|_| slot()).collect(),
             queue: Mutex::new(PendingJobs { jobs: VecDeque::with_capacity(room), stop: false }),
             queued: Condvar::new(),
-            ended: Mutex::new(LockedJobQueue { jobs: Vec::with_capacity(room), is_armed: false }),
+            ended: Mutex::new(CompletedJobs { jobs: Vec::with_capacity(room), is_armed: false }),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let mut workers = Self {
@@ -271,7 +271,7 @@ mod tests {
         let file = StorageFile::open(&options).unwrap();
         let vectors = IoVectors::with_capacity(RegionTable::new(1), 1);
         let mut slot = JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors };
-        assert_eq!(slot.run_job(&file, &file.open_for_sync().unwrap()), Ok(()));
+        assert_eq!(slot.run_job(&file, &file.open_sync_descriptor().unwrap()), Ok(()));
         // A pipe cannot be synced (fsync(2)).
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert_eq!(slot.run_job(&file, &pipe), Err(Errno::INVAL));

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::event_loop::in_event_loop;
+use crate::event_loop::is_in_event_loop;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Thread pool. Threads are started on demand, when a task is queued and no thread is idle.
@@ -177,7 +177,7 @@ impl Drop for ThreadPool {
             std::mem::take(&mut state.threads)
         };
         self.0.shared.changed.notify_all();
-        if in_event_loop() {
+        if is_in_event_loop() {
             return;
         }
         for thread in threads {

@@ -15,7 +15,7 @@ mod ublk_device;
 mod ublk_queue;
 
 pub use ublk_control::{CONTROL, ControlError, UblkControl};
-pub use ublk_device::UblkDevice;
+pub use ublk_device::UblkCharDevice;
 pub use ublk_queue::{FetchedTag, UblkQueue, UblkQueueRing};
 
 use rustix::io::Errno;

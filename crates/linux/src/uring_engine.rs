@@ -95,7 +95,7 @@ impl FileRing {
         capacity: EngineLimits,
     ) -> Result<Self, Errno> {
         let EngineLimits { depth, segments_max } = capacity;
-        let to_sync = file.open_for_sync()?;
+        let to_sync = file.open_sync_descriptor()?;
         let files = [file.as_fd().as_raw_fd(), to_sync.as_raw_fd()];
         let (ring, tag) = RingHandle::open(depth, files)?;
         let slot = || JobSlot {
@@ -212,7 +212,7 @@ impl JobTable {
     fn handle_completion(&mut self, place: u32, answer: i32, ended: &mut Vec<JobCompletion>) {
         // A plain number is a slot index; larger values are slot and step of a kernel-buffer job.
         let (index, result_of) = match u16::try_from(place) {
-            Ok(index) => (index, self.slots[usize::from(index)].result_of(answer)),
+            Ok(index) => (index, self.slots[usize::from(index)].handle_cqe_result(answer)),
             Err(_) => {
                 let Some((index, step)) = LinkedStep::from_user_data(place) else { return };
                 let slot = &mut self.slots[usize::from(index)];
@@ -293,7 +293,7 @@ impl JobSlot {
     }
 
     /// Result of the job after a completion; `None` if part of it remains.
-    fn result_of(&mut self, answer: i32) -> Option<Result<(), Errno>> {
+    fn handle_cqe_result(&mut self, answer: i32) -> Option<Result<(), Errno>> {
         let Ok(count) = u32::try_from(answer) else {
             let errno = Errno::from_raw_os_error(-answer);
             // EINTR and EAGAIN are temporary: the job is resubmitted.
@@ -390,18 +390,18 @@ mod tests {
     #[test]
     fn partial_transfer_continues() {
         let mut slot = test_slot(JobKind::Read);
-        assert_eq!(slot.result_of(4096), None);
+        assert_eq!(slot.handle_cqe_result(4096), None);
         assert_eq!((slot.offset, slot.vectors.remaining()[0].iov_len), ((1 << 20) + 4096, 4096));
-        assert_eq!(slot.result_of(4096), Some(Ok(())));
+        assert_eq!(slot.handle_cqe_result(4096), Some(Ok(())));
     }
 
     #[test]
     fn interrupted_job_is_resubmitted_and_a_failed_one_is_not() {
         let mut slot = test_slot(JobKind::Write { stable: true });
-        assert_eq!(slot.result_of(-libc::EINTR), None);
-        assert_eq!(slot.result_of(-libc::EAGAIN), None);
-        assert_eq!(slot.result_of(-libc::ENOSPC), Some(Err(Errno::NOSPC)));
-        assert_eq!(slot.result_of(0), Some(Err(Errno::IO)), "no progress is no success");
+        assert_eq!(slot.handle_cqe_result(-libc::EINTR), None);
+        assert_eq!(slot.handle_cqe_result(-libc::EAGAIN), None);
+        assert_eq!(slot.handle_cqe_result(-libc::ENOSPC), Some(Err(Errno::NOSPC)));
+        assert_eq!(slot.handle_cqe_result(0), Some(Err(Errno::IO)), "no progress is no success");
     }
 
     /// Opcode and flags of an entry (io_uring.h: `struct io_uring_sqe`, bytes 0 and 28).
@@ -495,9 +495,9 @@ mod tests {
 
     #[test]
     fn sync_result_of_zero_is_success() {
-        assert_eq!(test_slot(JobKind::Sync).result_of(0), Some(Ok(())));
+        assert_eq!(test_slot(JobKind::Sync).handle_cqe_result(0), Some(Ok(())));
         assert_eq!(
-            test_slot(JobKind::Allocate { mode: 0, len_bytes: 1 }).result_of(0),
+            test_slot(JobKind::Allocate { mode: 0, len_bytes: 1 }).handle_cqe_result(0),
             Some(Ok(()))
         );
     }

@@ -12,7 +12,7 @@
 //! `wakeup/sleep_flag.rs` contains the argument, and the checks, that no wake-up is lost. Sources
 //! that need not end a sleep at once are handled by `wakeup/coalesced.rs`.
 
-mod coalesced;
+mod coalesced_wake_sources;
 mod epoll;
 mod park_flag;
 mod sleep_flag;
@@ -26,8 +26,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tenmil_base::Span;
 
-pub use self::coalesced::COALESCE_DELAY;
-use self::coalesced::CoalescedSources;
+pub use self::coalesced_wake_sources::COALESCE_DELAY;
+use self::coalesced_wake_sources::CoalescedSources;
 use self::epoll::{Epoll, ReadyList};
 pub use self::park_flag::ParkFlag;
 pub(crate) use self::sleep_flag::SleepFlag;
@@ -140,7 +140,7 @@ impl Sleeper {
     }
 
     /// As [`announce_sleep`](Self::announce_sleep), before a [`pause`](Self::pause).
-    pub fn announce_pause(&mut self) {
+    pub fn announce_sleep_without_descriptors(&mut self) {
         if std::mem::take(&mut self.stale) {
             // Cleared before the announcement: a later notification writes again.
             let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
@@ -150,7 +150,7 @@ impl Sleeper {
 
     /// Sleeps until a notification arrives or `at_most` has passed, without waiting for
     /// descriptors. May return spuriously. Returns whether a notification arrived.
-    pub fn pause(&mut self, at_most: Span) -> bool {
+    pub fn sleep_without_descriptors(&mut self, at_most: Span) -> bool {
         let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
         let limit = Timespec {
             tv_sec: i64::try_from(at_most.ns / 1_000_000_000).unwrap_or(i64::MAX),
@@ -231,7 +231,7 @@ impl Notifier {
     /// polls, and one system call for the first notification of a sleep.
     #[inline]
     pub fn notify(&self) {
-        if self.0.sleep_flag.needs_wakeup() {
+        if self.0.sleep_flag.claim_wakeup() {
             self.0.write_eventfd();
         }
     }
@@ -239,8 +239,8 @@ impl Notifier {
     /// As [`notify`](Self::notify), after a store for one of the light threads that the sleeper
     /// runs, which is unparked if it is parked. Costs one more load while it is not parked.
     #[inline]
-    pub fn notify_parked(&self, doze: &ParkFlag) {
-        if self.0.sleep_flag.needs_wakeup_parked(doze) {
+    pub fn notify_parked_thread(&self, doze: &ParkFlag) {
+        if self.0.sleep_flag.notify_parked_and_claim_wakeup(doze) {
             self.0.write_eventfd();
         }
     }
@@ -248,14 +248,14 @@ impl Notifier {
     /// Whether a parked thread was [notified](Self::notify_parked). The sleeper checks this in
     /// every iteration, and once more after it has announced a sleep.
     #[inline]
-    pub fn has_parked_notify(&self) -> bool {
-        self.0.sleep_flag.has_parked_notify()
+    pub fn has_notified_parked_thread(&self) -> bool {
+        self.0.sleep_flag.has_notified_parked_thread()
     }
 
     /// Clears that flag. If it was set, each parked thread that was notified [reports
     /// it](ParkFlag::is_notified).
-    pub fn take_parked_notified(&self) -> bool {
-        self.0.sleep_flag.take_parked_notified()
+    pub fn clear_notified_parked_thread(&self) -> bool {
+        self.0.sleep_flag.clear_notified_parked_thread()
     }
 }
 
@@ -307,7 +307,7 @@ impl WakeSources {
     }
 
     /// Makes a coalesced descriptor prompt and level-triggered again.
-    pub fn clear_coalesced(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+    pub fn set_prompt(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         // Added to the new set before it leaves the old one, so that no event is missed.
         self.prompt.add(&source, token, EventFlags::IN)?;
         self.coalesced.remove_source(source)

@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use tenmil_linux::storage_file::{
-    CreationPolicy, FileError, FileOptions, StorageFile, accessible_path, commit_created,
-    commit_if_ok, set_creation_policy, undo_created,
+    CreationPolicy, FileError, FileOptions, StorageFile, commit_created, create_files_if_ok,
+    path_or_proc_link, set_creation_policy, undo_created,
 };
 
 fn open_file(path: &Path, len_bytes: u64) -> Result<StorageFile, FileError> {
@@ -30,7 +30,7 @@ fn files_are_created_and_grown_on_commit() {
         println!("skipped: no files without a name here, or no /proc");
         return;
     }
-    assert!(accessible_path(&new).metadata().is_ok_and(|found| found.len() == 8192));
+    assert!(path_or_proc_link(&new).metadata().is_ok_and(|found| found.len() == 8192));
     let error = open_file(&new, 8192).unwrap_err().to_string();
     assert!(error.contains("this process has it open already"), "{error}");
     drop(file);
@@ -77,10 +77,10 @@ fn create_and_grow_by_changes(directory: &Path) {
     let on_disk = || std::fs::metadata(&short).unwrap().len();
     // Refused: by what is wrong, or by what comes to be there meanwhile.
     for wrong in [Some(directory.join("no/such")), None] {
-        let refused = commit_if_ok(|| {
+        let refused = create_files_if_ok(|| {
             let files = (open_file(&short, 8192)?, open_file(&new, 8192)?);
             assert!(!new.exists() && on_disk() == 1000);
-            assert!(accessible_path(&new).metadata().is_ok_and(|found| found.len() == 8192));
+            assert!(path_or_proc_link(&new).metadata().is_ok_and(|found| found.len() == 8192));
             let one = other.clone();
             std::thread::spawn(move || drop(open_file(&one, 512).unwrap())).join().unwrap();
             assert!(other.exists(), "another thread makes its files at once");
@@ -95,9 +95,10 @@ fn create_and_grow_by_changes(directory: &Path) {
         assert!(other.exists());
     }
     std::fs::remove_file(&new).unwrap();
-    let files =
-        commit_if_ok(|| Ok::<_, FileError>((open_file(&new, 8192)?, open_file(&short, 8192)?)))
-            .unwrap();
+    let files = create_files_if_ok(|| {
+        Ok::<_, FileError>((open_file(&new, 8192)?, open_file(&short, 8192)?))
+    })
+    .unwrap();
     assert_eq!((new.metadata().unwrap().len(), on_disk()), (8192, 8192));
     drop(files);
     drop(open_file(&directory.join("at once again"), 512).unwrap());

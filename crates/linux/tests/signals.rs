@@ -7,7 +7,8 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tenmil_base::Span;
 use tenmil_linux::signal::{
-    catch_interrupts, catch_reload, is_stop_requested, limit_stop_time, take_reload_request,
+    is_stop_requested, limit_stop_time, request_reload_on_sighup,
+    request_stop_on_sigint_or_sigterm, take_reload_request,
 };
 
 fn main() {
@@ -29,8 +30,8 @@ fn main() {
 /// Prints `ready`, prints `interrupted` when the flag is set, and ends when its input does.
 fn run_child() {
     assert!(!is_stop_requested());
-    catch_interrupts().expect("handlers can be installed");
-    catch_reload().expect("handlers can be installed");
+    request_stop_on_sigint_or_sigterm().expect("handlers can be installed");
+    request_reload_on_sighup().expect("handlers can be installed");
     print_line("ready");
     while !is_stop_requested() {
         if take_reload_request() {
@@ -45,7 +46,7 @@ fn run_child() {
 
 /// Never stops by itself, with a limit of 50 ms.
 fn child_that_ignores_stop() {
-    catch_interrupts().expect("handlers can be installed");
+    request_stop_on_sigint_or_sigterm().expect("handlers can be installed");
     limit_stop_time(Span::from_ms(50), "error: stuck\n".into(), 3)
         .expect("a handler can be installed");
     if std::env::args().nth(2).as_deref() == Some("full") {

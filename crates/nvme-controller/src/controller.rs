@@ -26,26 +26,26 @@ use crate::namespace::{NamespaceSnapshot, VersionedValue};
 use commands::CommandResult;
 use events::{AsyncEvent, AsyncEventQueue};
 use features::commands::Timestamp;
-use features::persistence::PendingFeatureSave;
+use features::reservation_persistence::PendingFeatureSave;
 use features::{FeatureKey, FeatureValues, event_bit};
 use firmware::FirmwareDownload;
 use format::FormatInProgress;
 use health::{Health, WARNING_READ_ONLY, WARNING_RELIABILITY, WARNING_SPARE, WARNING_TEMPERATURE};
-use interface::{
-    AdminCompletion, AdminOutcome, AdminResult, Arbitration, Coalescing, ErrorReport,
-    InvalidDoorbell, IoCounters, ReservationCompletion, TransportAction,
-};
+use io_queue_commands::GrantedQueues;
 use keep_alive::KeepAlive;
-use log::error::ErrorLog;
+use log::error_information::ErrorLog;
 use log::telemetry::Telemetry;
 use power::PowerManagement;
-use queues::GrantedQueues;
 use reservation::change_queue::ReservationReplyTarget;
 use reservation::preempt_abort::PendingPreemption;
 pub(crate) use reservation::preempt_abort::PreemptedWriterTracker;
-use reservation::{HostId, HostNqn, OriginLimit};
+use reservation::{HostId, HostNqn, OriginRegistrantLimit};
 use self_test::SelfTests;
 use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, SubsystemState};
+use transport_interface::{
+    AdminCompletion, AdminOutcome, AdminResult, Arbitration, ErrorReport, InvalidDoorbell,
+    IoCounters, IoQueueCoalescing, ReservationCompletion, TransportAction,
+};
 
 mod commands;
 mod config;
@@ -53,32 +53,32 @@ mod events;
 mod features;
 mod firmware;
 mod format;
-mod full_scan;
 mod fuzz;
 mod health;
 mod identify;
-pub mod interface;
+mod io_queue_commands;
 mod keep_alive;
 mod log;
-mod management;
+mod namespace_management;
 mod power;
-mod queues;
+mod range_operation;
 mod reservation;
 mod self_test;
 mod subsystem;
 #[cfg(test)]
 mod tests;
+pub mod transport_interface;
 
 pub use config::{
-    ControllerConfig, ControllerInstance, NamespaceConfig, NamespacePool, Persistence,
-    ReservationStore, SubsystemConfig, TransportModel,
+    ControllerConfig, ControllerInstance, NamespaceConfig, NamespacePool,
+    ReservationPersistenceMode, ReservationStore, SubsystemConfig, TransportModel,
 };
 pub use firmware::build_firmware_image as firmware_image;
 pub use fuzz::fuzz_admin_commands;
 pub use health::SensorReadings;
 pub use reservation::HostId as HostIdentity;
 pub use reservation::preempt_abort::PreemptedWriterGuard;
-pub use subsystem::{AnaState, HostInUse, PersistRequest, Subsystem, WakeFn};
+pub use subsystem::{AnaState, HostIdentifierInUse, PersistRequest, Subsystem, WakeFn};
 
 /// Admin controller: one host's view of an NVM subsystem.
 pub struct Controller {
@@ -89,7 +89,7 @@ pub struct Controller {
     /// Host NQN, if the transport supplies one.
     nqn: Option<HostNqn>,
     /// Network origin of the host, set if hosts from there may use any host NQN.
-    origin: Option<OriginLimit>,
+    origin: Option<OriginRegistrantLimit>,
     values: FeatureValues,
     granted: GrantedQueues,
     events: AsyncEventQueue,
@@ -170,7 +170,7 @@ impl Controller {
     /// controllers.
     #[inline]
     pub fn poll(&mut self, now: Instant) {
-        if self.keep_alive.expired(now) {
+        if self.keep_alive.take_expiration(now) {
             self.signals.push_back(TransportAction::KeepAliveExpired);
         }
         self.power.poll(now);
@@ -201,7 +201,7 @@ impl Controller {
 
     /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
     #[inline]
-    pub fn next_event(&mut self) -> Option<u32> {
+    pub fn next_async_event_dword0(&mut self) -> Option<u32> {
         self.events.next_reported_event()
     }
 
@@ -212,7 +212,7 @@ impl Controller {
     }
 
     /// Records a completion with an error status.
-    pub fn report_error(&mut self, _now: Instant, report: &ErrorReport) {
+    pub fn record_error_completion(&mut self, _now: Instant, report: &ErrorReport) {
         // Status code type 2h: media and data integrity errors (Base 2.1 §4.2.3.3).
         if report.status.sct() == 2 {
             self.health.media_errors += 1;
@@ -221,7 +221,7 @@ impl Controller {
     }
 
     /// Records an invalid doorbell write and raises the event for it.
-    pub fn invalid_doorbell(&mut self, now: Instant, doorbell: InvalidDoorbell) {
+    pub fn record_invalid_doorbell(&mut self, now: Instant, doorbell: InvalidDoorbell) {
         let (event, status) = match doorbell {
             InvalidDoorbell::Register => {
                 (AsyncEvent::INVALID_DOORBELL, Status::INVALID_QUEUE_IDENTIFIER)
@@ -230,7 +230,7 @@ impl Controller {
         };
         let no_command =
             ErrorReport { sqid: u16::MAX, cid: u16::MAX, opcode: 0, status, lba: 0, nsid: 0 };
-        self.report_error(now, &no_command);
+        self.record_error_completion(now, &no_command);
         self.events.raise_event(event);
     }
 
@@ -246,18 +246,18 @@ impl Controller {
     }
 
     /// Records that an I/O queue was created: the number of queues is fixed until the next reset.
-    pub fn queue_created(&mut self) {
+    pub fn note_queue_created(&mut self) {
         self.granted.is_fixed = true;
     }
 
     /// Records that the transport has completed an Abort command.
-    pub fn abort_ended(&mut self) {
+    pub fn note_abort_completed(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
     /// Records that the transport itself has completed an outstanding Asynchronous Event Request.
-    pub fn event_request_aborted(&mut self) {
-        self.events.request_aborted();
+    pub fn note_event_request_aborted(&mut self) {
+        self.events.note_request_aborted();
     }
 
     /// Sets the sensor readings and raises the enabled health events.
@@ -272,7 +272,7 @@ impl Controller {
     /// # Errors
     ///
     /// The identifier belongs to a host with another NQN.
-    pub fn connect_host(&mut self, nqn: &str, identifier: u128) -> Result<(), HostInUse> {
+    pub fn connect_host(&mut self, nqn: &str, identifier: u128) -> Result<(), HostIdentifierInUse> {
         let host = match identifier {
             0 => HostId::Anonymous(self.config.cntlid),
             _ => HostId::Extended(identifier),
@@ -287,13 +287,14 @@ impl Controller {
     /// Limits the registrants of hosts that may use any NQN: all hosts from `origin`, an address,
     /// together have at most `registrants_max` registrations in a namespace.
     pub fn limit_origin_registrants(&mut self, origin: &str, registrants_max: usize) {
-        self.origin = Some(OriginLimit { name: origin.into(), count_max: registrants_max });
+        self.origin =
+            Some(OriginRegistrantLimit { name: origin.into(), count_max: registrants_max });
     }
 
     /// Sets the host identifier, for a transport that has no host NQN.
     pub fn set_host(&mut self, host: HostId) {
         self.host = host;
-        let mut state = self.subsystem.lock();
+        let mut state = self.subsystem.lock_state();
         if let Some(entry) = state.controllers.get_mut(&self.config.cntlid) {
             entry.host = host;
         }
@@ -309,7 +310,7 @@ impl Controller {
 
     /// Sets the keep-alive timeout given in the Connect command (fabrics, Base 2.1 §6.3).
     pub fn set_keep_alive(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
-        self.keep_alive.set(now, timeout_ms)
+        self.keep_alive.set_timeout(now, timeout_ms)
     }
 
     /// Keep-alive timeout in milliseconds; zero disables it.
@@ -319,7 +320,7 @@ impl Controller {
 
     /// Records that the controller is ready: from now on the keep-alive timer runs, if the host has set a
     /// timeout (Base 2.1 §3.9.2).
-    pub fn enabled(&mut self, now: Instant) {
+    pub fn note_enabled(&mut self, now: Instant) {
         self.keep_alive.restart(now);
     }
 
@@ -331,7 +332,7 @@ impl Controller {
     /// Sets the callback that wakes this controller's thread when another controller has posted updates
     /// for it.
     pub fn set_waker(&self, waker: WakeFn) {
-        if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
+        if let Some(entry) = self.subsystem.lock_state().controllers.get_mut(&self.config.cntlid) {
             entry.waker = Some(waker);
         }
     }
@@ -366,13 +367,13 @@ impl Controller {
         self.deferred_completions.clear();
         self.reservation_completions.clear();
         self.pending_saves.clear();
-        self.reset_preemptions();
+        self.drop_own_preemptions();
         self.remove_anonymous_host();
     }
 
     /// Records that the host has announced a shutdown (CC.SHN): power loss is not an unsafe shutdown
     /// anymore.
-    pub fn shutdown(&mut self) {
+    pub fn note_host_shutdown(&mut self) {
         self.is_in_use = false;
         self.publish_power_loss_unsafe();
     }
@@ -393,7 +394,7 @@ impl Controller {
     }
 
     /// Interrupt coalescing of the I/O queues.
-    pub fn coalescing(&self) -> Coalescing {
+    pub fn coalescing(&self) -> IoQueueCoalescing {
         self.values.coalescing()
     }
 
@@ -416,7 +417,7 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if let Some(format) = &mut self.format {
-            format.release_remaining(&self.subsystem);
+            format.release_remaining_namespaces(&self.subsystem);
         }
         self.subsystem.remove_controller(self.config.cntlid);
     }
@@ -427,15 +428,15 @@ impl Controller {
         matches!(self.config.transport, TransportModel::Fabrics { .. })
     }
 
-    fn manages_namespaces(&self) -> bool {
-        self.supports(tenmil_wire::AdminOpcode::NamespaceManagement)
+    fn supports_namespace_management(&self) -> bool {
+        self.supports_admin_opcode(tenmil_wire::AdminOpcode::NamespaceManagement)
     }
 
     /// Whether a namespace of the subsystem may lose a completed write at power loss (VWC): one with a
     /// volatile cache, or one in memory, which is all cache to its host. All namespaces count, because a
     /// host that found no cache sends no Flush to a namespace attached later.
     fn has_volatile_cache(&self) -> bool {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         state.records.values().any(|record| record.limits.durability != Durability::Persistent)
     }
 
@@ -452,7 +453,7 @@ impl Controller {
     }
 
     /// Namespaces selected by an NSID: one, or every attached namespace for FFFFFFFFh.
-    fn select_namespaces(&self, state: &SubsystemState, nsid: u32) -> Result<Vec<u32>, Status> {
+    fn selected_nsids(&self, state: &SubsystemState, nsid: u32) -> Result<Vec<u32>, Status> {
         if nsid == u32::MAX {
             return Ok(state
                 .attached_namespaces(self.config.cntlid)
@@ -471,7 +472,7 @@ impl Controller {
     }
 
     fn publish_power_loss_unsafe(&self) {
-        if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
+        if let Some(entry) = self.subsystem.lock_state().controllers.get_mut(&self.config.cntlid) {
             entry.is_in_use = self.is_in_use;
         }
     }
@@ -483,7 +484,7 @@ impl Controller {
         if !self.is_fabrics() {
             self.host = anonymous;
         }
-        let mut state = self.subsystem.lock();
+        let mut state = self.subsystem.lock_state();
         state.firmware.activate();
         state.drop_requesters(self.config.cntlid, |_| true);
         state.remove_anonymous_host(anonymous);
@@ -495,7 +496,7 @@ impl Controller {
 
     /// Raises events for new critical warnings that the host has enabled (Base 2.1 §5.1.2.1, Figure 152).
     fn raise_health_events(&mut self) {
-        let new = self.health.new_warnings(self.values.thresholds());
+        let new = self.health.take_new_warnings(self.values.temperature_thresholds());
         for (warning, event) in [
             (WARNING_SPARE, AsyncEvent::SPARE),
             (WARNING_TEMPERATURE, AsyncEvent::TEMPERATURE),
@@ -508,7 +509,11 @@ impl Controller {
         }
     }
 
-    fn device_self_test(&mut self, now: Instant, command: &DeviceSelfTest) -> CommandResult {
+    fn execute_device_self_test(
+        &mut self,
+        now: Instant,
+        command: &DeviceSelfTest,
+    ) -> CommandResult {
         match command.stc {
             SelfTestCode::Abort => {
                 self.self_tests
@@ -519,12 +524,12 @@ impl Controller {
                     return Err(Status::SELF_TEST_IN_PROGRESS);
                 }
                 let subsystem = self.subsystem.clone();
-                let state = subsystem.lock();
+                let state = subsystem.lock_state();
                 let nsids = match command.nsid {
                     // The lock is held from the check for a format to the start of the test: no format
                     // begins between.
                     0 => Vec::new(),
-                    nsid => self.select_namespaces(&state, nsid)?,
+                    nsid => self.selected_nsids(&state, nsid)?,
                 };
                 let is_formatting = |nsid| {
                     state
@@ -563,7 +568,7 @@ impl Controller {
     /// Reads the updates posted by other controllers and turns them into events and signals.
     #[inline]
     fn poll_posted_updates(&mut self, now: Instant) {
-        let posted = self.subsystem.update_count();
+        let posted = self.subsystem.posted_update_count();
         if posted != self.updates_seen {
             self.apply_posted_updates(now, posted);
         }
@@ -573,7 +578,7 @@ impl Controller {
         self.updates_seen = posted;
         // The lock is released before the updates are processed: that calls back into the subsystem.
         let updates = {
-            let mut state = self.subsystem.lock();
+            let mut state = self.subsystem.lock_state();
             let entry = state.controllers.get_mut(&self.config.cntlid);
             let updates = entry
                 .map_or_else(PendingUpdates::default, |entry| core::mem::take(&mut entry.updates));
@@ -594,7 +599,9 @@ impl Controller {
             .extend(updates.persist_error.map(|why| TransportAction::PersistFailed { why }));
         for (reply, end) in updates.results {
             match reply {
-                ReservationReplyTarget::Queue(from) => self.end_reservation(now, from, end),
+                ReservationReplyTarget::Queue(from) => {
+                    self.finish_reservation_command(now, from, end)
+                }
                 ReservationReplyTarget::Feature(number) => {
                     self.handle_persist_result(number, end.map(|_| ()))
                 }

@@ -32,7 +32,7 @@ struct DoorbellPair {
 /// Handle to one doorbell, resolved once: a write costs only a bounds check. `W` wakes the device's
 /// thread if it may sleep.
 #[derive(Clone, Debug)]
-pub struct SharedDoorbell<W = ()> {
+pub struct DoorbellHandle<W = ()> {
     page: Arc<DoorbellPage>,
     /// `2 × qid`, plus one for a completion queue.
     index: usize,
@@ -63,7 +63,7 @@ impl DoorbellPage {
     /// Writes doorbell `index`: twice the queue identifier, plus one for a completion queue. Returns
     /// false if it does not exist.
     #[inline]
-    pub fn ring(&self, index: usize, value: u32) -> bool {
+    pub fn write_doorbell(&self, index: usize, value: u32) -> bool {
         let Some(pair) = self.pairs.get(index / 2) else { return false };
         let doorbell = if index.is_multiple_of(2) { &pair.tail } else { &pair.head };
         // Pairs with the acquire load of the queue, which then sees the entries stored before.
@@ -86,16 +86,16 @@ impl DoorbellPage {
 
     /// Resets the tail doorbell of a new submission queue.
     pub(crate) fn clear_tail(&self, qid: u16) {
-        self.ring(usize::from(qid) * 2, 0);
+        self.write_doorbell(usize::from(qid) * 2, 0);
     }
 
     /// Resets the head doorbell of a new completion queue.
     pub(crate) fn clear_head(&self, qid: u16) {
-        self.ring(usize::from(qid) * 2 + 1, 0);
+        self.write_doorbell(usize::from(qid) * 2 + 1, 0);
     }
 }
 
-impl<W> SharedDoorbell<W> {
+impl<W> DoorbellHandle<W> {
     /// Creates a handle to doorbell `index` of `page`; `device` wakes the device's thread. Writes to a
     /// doorbell that does not exist have no effect.
     pub fn new(page: Arc<DoorbellPage>, index: usize, device: W) -> Self {
@@ -103,28 +103,28 @@ impl<W> SharedDoorbell<W> {
     }
 }
 
-impl<W: Wake> tenmil_base::Doorbell for SharedDoorbell<W> {
+impl<W: Wake> tenmil_base::Doorbell for DoorbellHandle<W> {
     #[inline]
     fn ring(&mut self, value: u32) {
-        self.page.ring(self.index, value);
+        self.page.write_doorbell(self.index, value);
         self.device.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DoorbellPage, SharedDoorbell};
+    use super::{DoorbellHandle, DoorbellPage};
     use tenmil_base::Doorbell;
 
     #[test]
     fn each_doorbell_is_independent_and_a_nonexistent_one_is_ignored() {
         let page = DoorbellPage::new(2);
         for index in 0..6_u32 {
-            SharedDoorbell::new(page.clone(), index as usize, ()).ring(index + 10);
+            DoorbellHandle::new(page.clone(), index as usize, ()).ring(index + 10);
         }
         let seen: Vec<_> = (0..3).map(|qid| (page.tail(qid), page.head(qid))).collect();
         assert_eq!(seen, [(10, 11), (12, 13), (14, 15)]);
-        assert!(!page.ring(6, 1));
+        assert!(!page.write_doorbell(6, 1));
         page.clear_tail(1);
         page.clear_head(2);
         let seen: Vec<_> = (0..3).map(|qid| (page.tail(qid), page.head(qid))).collect();

@@ -25,9 +25,9 @@ use std::sync::atomic::AtomicBool;
 use tenmil_base::{CompletionBatch, HostMemory, Instant, MediumMemory, RequestFlags, Segment};
 use tenmil_wire::Status;
 
-use crate::bounce::BouncePool;
+use crate::bounce_pool::BouncePool;
 use crate::controller::WakeFn;
-use crate::controller::interface::{AdminResult, ErrorReport, IoCounters};
+use crate::controller::transport_interface::{AdminResult, ErrorReport, IoCounters};
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::queue::QueueEvent;
 use abort::PreemptedWrites;
@@ -45,7 +45,6 @@ mod decode;
 mod fast_path;
 mod fused;
 mod fused_arbiter;
-mod idle;
 mod io_counters;
 mod job;
 mod job_driver;
@@ -54,6 +53,7 @@ mod segment_memory;
 mod slot_table;
 #[cfg(test)]
 mod tests;
+mod wakeup;
 
 pub(crate) use fast_path::low_16_bits;
 pub use segment_memory::SegmentMemory;
@@ -115,7 +115,7 @@ pub struct CommandTag {
 
 /// Where the data of a command lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommandData {
+pub enum CommandDataLocation {
     /// In host memory, described by the command's PRPs or SGL.
     Pointers,
     /// In this segment of a [`SegmentMemory`], which the owner moves from or to the host. Its length is the
@@ -254,7 +254,7 @@ impl<H: HostMemory> Executor<H> {
         if self.namespaces.refresh() {
             self.apply_namespace_snapshot();
         }
-        let is_idle = self.slots.taken() == 0;
+        let is_idle = self.slots.allocated_count() == 0;
         if is_idle {
             self.traffic.set_idle(now);
         }
@@ -278,7 +278,7 @@ impl<H: HostMemory> Executor<H> {
     /// Commands in flight.
     #[inline]
     pub fn in_flight_count(&self) -> usize {
-        self.slots.taken()
+        self.slots.allocated_count()
     }
 
     /// Commands that may be begun now.
@@ -301,13 +301,13 @@ impl<H: HostMemory> Executor<H> {
 
     /// Whether commands have finished that were not taken.
     #[inline]
-    pub fn has_finished(&self) -> bool {
+    pub fn has_finished_commands(&self) -> bool {
         !self.finished.is_empty()
     }
 
     /// Commands that have finished since the last call, oldest first. Give the list back, emptied, to
     /// [`recycle_finished_list`](Self::recycle_finished_list).
-    pub fn take_finished(&mut self) -> Vec<FinishedCommand> {
+    pub fn take_finished_commands(&mut self) -> Vec<FinishedCommand> {
         core::mem::take(&mut self.finished)
     }
 
@@ -326,7 +326,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Completes the command of [`QueueEvent::Reservation`], with the data of a report.
-    pub fn complete_reservation(
+    pub fn complete_reservation_command(
         &mut self,
         now: Instant,
         ticket: u32,

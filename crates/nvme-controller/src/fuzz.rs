@@ -25,17 +25,17 @@ pub(crate) mod fake_host;
 /// # Panics
 ///
 /// The controller panics, or a reset does not complete: a finding.
-pub fn run_memory_transport(script: &[u8]) {
+pub fn fuzz_memory_transport(script: &[u8]) {
     let Some((&mode, script)) = script.split_first() else { return };
     let Some(mut run) = MemoryTransportFuzz::new(mode) else { return };
-    let mut script = Script(script);
+    let mut script = FuzzScript(script);
     for _ in 0..STEPS_MAX {
         if script.0.is_empty() {
             break;
         }
         run.run_script_step(&mut script);
     }
-    run.reset_and_check();
+    run.reset_and_check_no_new_access();
 }
 
 /// Maximum steps of one script; each performs bounded work.
@@ -55,11 +55,11 @@ struct MemoryTransportFuzz {
     tails: [u16; 4],
 }
 
-struct Script<'a>(&'a [u8]);
+struct FuzzScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl FuzzScript<'_> {
     /// Next `N` bytes, padded with zeroes.
-    fn take<const N: usize>(&mut self) -> [u8; N] {
+    fn next_bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         let (taken, rest) = self.0.split_at(N.min(self.0.len()));
         bytes[..taken.len()].copy_from_slice(taken);
@@ -67,13 +67,13 @@ impl Script<'_> {
         bytes
     }
 
-    fn byte(&mut self) -> u8 {
-        let [byte] = self.take();
+    fn next_byte(&mut self) -> u8 {
+        let [byte] = self.next_bytes();
         byte
     }
 
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
+    fn next_u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.next_bytes())
     }
 }
 
@@ -119,54 +119,62 @@ impl MemoryTransportFuzz {
         Some(Self { ram, transport, buffers, now, tails: [0; 4] })
     }
 
-    fn run_script_step(&mut self, script: &mut Script<'_>) {
-        match script.byte() % 10 {
-            0 => self.enable(),
-            1 => self.create_queue(u16::from(script.byte() % 3) + 1),
+    fn run_script_step(&mut self, script: &mut FuzzScript<'_>) {
+        match script.next_byte() % 10 {
+            0 => self.enable_controller(),
+            1 => self.create_queue(u16::from(script.next_byte() % 3) + 1),
             // A command with a chosen opcode and namespace, the rest arbitrary.
             2 => {
-                let [queue, opcode, flags, place] = script.take();
-                let command = Command(core::array::from_fn(|_| u64::from_le_bytes(script.take())));
+                let [queue, opcode, flags, place] = script.next_bytes();
+                let command =
+                    Command(core::array::from_fn(|_| u64::from_le_bytes(script.next_bytes())));
                 let data = 0x1_0000 + u64::from(place) * 0x40;
                 let command = command.with_opcode(opcode % 0x20).with_nsid(u32::from(flags & 3));
                 let command = if flags & 4 != 0 { command.with_prp(data, data) } else { command };
                 self.submit_command(usize::from(queue % 4), command);
             }
             3 => {
-                let queue = usize::from(script.byte() % 4);
-                let command = Command(core::array::from_fn(|_| u64::from_le_bytes(script.take())));
+                let queue = usize::from(script.next_byte() % 4);
+                let command =
+                    Command(core::array::from_fn(|_| u64::from_le_bytes(script.next_bytes())));
                 self.submit_command(queue, command);
             }
             4 => {
-                let (at, value) = (script.word() & 0x3fff, script.word());
-                let size = [1, 2, 4, 8][usize::from(script.byte() % 4)];
-                self.transport.write(self.now, at, size, u64::from(value) << (value & 31));
-                let _ = self.transport.read(at, size);
+                let (at, value) = (script.next_u32() & 0x3fff, script.next_u32());
+                let size = [1, 2, 4, 8][usize::from(script.next_byte() % 4)];
+                self.transport.write_register(self.now, at, size, u64::from(value) << (value & 31));
+                let _ = self.transport.read_register(at, size);
             }
             5 => {
-                let (index, value) = (u32::from(script.byte() % 12), script.word());
+                let (index, value) = (u32::from(script.next_byte() % 12), script.next_u32());
                 let value = if value & 1 == 0 { value % 20 } else { value };
                 self.transport.write_doorbell(self.now, index, value);
             }
             6 => {
-                let (at, bytes) = (script.word() % HOST_BYTES, script.take::<16>());
+                let (at, bytes) = (script.next_u32() % HOST_BYTES, script.next_bytes::<16>());
                 self.write_host_memory(u64::from(at), &bytes);
             }
             // Frees completion entries.
             7 => {
-                let (index, head) = (u32::from(script.byte() % 4), u32::from(script.byte() % 8));
+                let (index, head) =
+                    (u32::from(script.next_byte() % 4), u32::from(script.next_byte() % 8));
                 self.transport.write_doorbell(self.now, index * 2 + 1, head);
             }
-            8 => self.poll(usize::from(script.byte() % 64)),
+            8 => self.poll(usize::from(script.next_byte() % 64)),
             _ => {
-                self.transport.write(self.now, 0x14, 4, u64::from(script.word() & 0xc001));
+                self.transport.write_register(
+                    self.now,
+                    0x14,
+                    4,
+                    u64::from(script.next_u32() & 0xc001),
+                );
                 self.poll(4);
             }
         }
         self.poll(1);
     }
 
-    fn enable(&mut self) {
+    fn enable_controller(&mut self) {
         self.tails = [0; 4];
         self.write_host_memory(0x1000, &[0; 0x1000]);
         let depth = u64::from(ENTRIES - 1);
@@ -176,7 +184,7 @@ impl MemoryTransportFuzz {
             (0x30, 8, 0x2000),
             (0x14, 4, 4 << 20 | 6 << 16 | 1),
         ] {
-            self.transport.write(self.now, at, size, value);
+            self.transport.write_register(self.now, at, size, value);
         }
         self.poll(3);
     }
@@ -218,21 +226,21 @@ impl MemoryTransportFuzz {
         }
     }
 
-    fn reset_and_check(&mut self) {
-        self.transport.write(self.now, 0x14, 4, 0);
+    fn reset_and_check_no_new_access(&mut self) {
+        self.transport.write_register(self.now, 0x14, 4, 0);
         self.poll(1);
         self.ram.forbid_new_access(true);
         for _ in 0..10_000 {
-            if self.transport.read(0x1c, 4) & 1 == 0 {
+            if self.transport.read_register(0x1c, 4) & 1 == 0 {
                 break;
             }
             self.poll(1);
         }
-        assert_eq!(self.transport.read(0x1c, 4) & 3, 0, "it comes to rest");
+        assert_eq!(self.transport.read_register(0x1c, 4) & 3, 0, "it comes to rest");
         self.ram.forbid_all_access(true);
         self.poll(20);
-        assert_eq!(self.ram.violations(), 0, "nothing touches the host after that");
-        assert_eq!(self.buffers.free(), BUFFERS, "every buffer is back");
+        assert_eq!(self.ram.violation_count(), 0, "nothing touches the host after that");
+        assert_eq!(self.buffers.free_count(), BUFFERS, "every buffer is back");
     }
 }
 
@@ -240,7 +248,7 @@ impl MemoryTransportFuzz {
 mod tests {
     use tenmil_base::Random;
 
-    use super::run_memory_transport;
+    use super::fuzz_memory_transport;
 
     #[test]
     fn random_scripts_violate_no_transport_invariant() {
@@ -251,13 +259,13 @@ mod tests {
             // Half of the scripts begin as a driver does.
             let mode = random.next_u64().to_le_bytes()[0];
             let opening: &[u8] = if seed % 2 == 0 { &[0, 1, 0, 1, 1] } else { &[] };
-            run_memory_transport(&[&[mode], opening, &script].concat());
+            fuzz_memory_transport(&[&[mode], opening, &script].concat());
         }
     }
 
     #[test]
-    fn empty_script_is_accepted() {
-        run_memory_transport(&[]);
-        run_memory_transport(&[0]);
+    fn empty_fuzz_script_runs_without_panic() {
+        fuzz_memory_transport(&[]);
+        fuzz_memory_transport(&[0]);
     }
 }

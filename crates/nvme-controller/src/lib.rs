@@ -17,16 +17,16 @@
 
 #![forbid(unsafe_code)]
 
-mod bounce;
+mod bounce_pool;
 pub mod controller;
+mod data_pointer_walk;
 mod doorbell;
 pub mod executor;
 pub mod fuzz;
 pub mod namespace;
 pub mod queue;
-mod transfer;
 pub mod transport;
 
-pub use bounce::BouncePool;
-pub use doorbell::{DoorbellPage, STRIDE, SharedDoorbell};
-pub use transfer::SGLS;
+pub use bounce_pool::BouncePool;
+pub use data_pointer_walk::SGLS;
+pub use doorbell::{DoorbellHandle, DoorbellPage, STRIDE};

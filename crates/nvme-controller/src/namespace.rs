@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{BlockDevice, Limits};
 use tenmil_wire::Status;
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 
 /// Namespaces attached to one controller, by identifier.
 #[derive(Clone, Debug, Default)]
@@ -209,7 +209,7 @@ impl NamespaceSnapshot {
 
 impl Namespace {
     /// Blocks of the block device per logical block, as a power of two.
-    pub fn device_shift(&self) -> u8 {
+    pub fn device_blocks_per_block_shift(&self) -> u8 {
         let device_shift = self.limits.block_size.trailing_zeros();
         self.block_shift.saturating_sub(u8::try_from(device_shift).unwrap_or(u8::MAX))
     }
@@ -307,11 +307,11 @@ impl<T> VersionedValueReader<T> {
     /// Fetches a newer value and returns whether there was one. Costs one relaxed load if not.
     #[inline]
     pub fn refresh(&mut self) -> bool {
-        self.shared.generation.load(Ordering::Relaxed) != self.generation && self.load()
+        self.shared.generation.load(Ordering::Relaxed) != self.generation && self.reload_value()
     }
 
     #[cold]
-    fn load(&mut self) -> bool {
+    fn reload_value(&mut self) -> bool {
         let value = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
         self.generation = self.shared.generation.load(Ordering::Relaxed);
         self.value = value.clone();

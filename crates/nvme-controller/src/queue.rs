@@ -19,7 +19,9 @@ use tenmil_base::{AccessCompletion, AccessFault, AccessProgress, Instant, RingMe
 use tenmil_wire::Command;
 
 use crate::controller::WakeFn;
-use crate::controller::interface::{AdminResult, ErrorReport, InvalidDoorbell, IoCounters};
+use crate::controller::transport_interface::{
+    AdminResult, ErrorReport, InvalidDoorbell, IoCounters,
+};
 use crate::doorbell::DoorbellPage;
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext};
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
@@ -221,7 +223,7 @@ impl<H: RingMemory> Queue<H> {
             }
             taken += count;
             if self.executor.in_flight_count() > 0 {
-                self.executor.submit(now);
+                self.executor.submit_all_channels(now);
                 is_busy |= self.poll_executor(now);
             }
             self.post_finished();
@@ -247,14 +249,14 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// Completes the command of [`QueueEvent::Reservation`], with the data of a report.
-    pub fn complete_reservation(
+    pub fn complete_reservation_command(
         &mut self,
         now: Instant,
         ticket: u32,
         end: AdminResult,
         bytes: &[u8],
     ) {
-        self.executor.complete_reservation(now, ticket, end, bytes);
+        self.executor.complete_reservation_command(now, ticket, end, bytes);
         self.post_finished();
     }
 
@@ -290,8 +292,8 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// See [`Executor::new_descriptors`].
-    pub fn new_descriptors(&mut self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
-        self.executor.new_descriptors(each);
+    pub fn for_each_new_wake_fd(&mut self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
+        self.executor.for_each_new_wake_fd(each);
     }
 
     /// Handles completed host accesses. Returns whether there were any.
@@ -317,7 +319,7 @@ impl<H: RingMemory> Queue<H> {
     fn handle_fetch_completion(&mut self, ended: AccessCompletion, sqid: u32) {
         self.ring_accesses = self.ring_accesses.saturating_sub(1);
         if let Err(fault) = ended.result {
-            self.fail(fault);
+            self.stop_after_ring_fault(fault);
         }
         let queue = self.submissions.iter_mut().find(|queue| u32::from(queue.id) == sqid);
         if let Some(queue) = queue {
@@ -350,7 +352,7 @@ impl<H: RingMemory> Queue<H> {
 
     /// Stops the queue after a ring access failed.
     #[cold]
-    fn fail(&mut self, fault: AccessFault) {
+    fn stop_after_ring_fault(&mut self, fault: AccessFault) {
         if !self.executor.is_stopping() {
             self.executor.set_stopping();
             self.executor.push_event(QueueEvent::RingFault(fault));

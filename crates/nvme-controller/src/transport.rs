@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tenmil_base::{Instant, Interrupts, RingMemory, Span};
 use tenmil_wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
 
-use crate::bounce::BouncePool;
+use crate::bounce_pool::BouncePool;
 use crate::controller::Controller;
-use crate::controller::interface::{
-    CommandOrigin, InvalidDoorbell, ReservationCompletion, TransportAction,
+use crate::controller::transport_interface::{
+    InvalidDoorbell, QueueCommandId, ReservationCompletion, TransportAction,
 };
 use crate::doorbell::STRIDE;
 use crate::queue::{Queue, QueueEvent};
@@ -37,19 +37,19 @@ use bar_registers::BarStoreTarget;
 pub use bar_registers::{BarRegisters, HostBarHandle};
 use controller_state::ControllerState;
 use msix_vectors::InterruptVectors;
-use shutdown::ShutdownFlush;
+use shutdown_flush::ShutdownFlush;
 
+mod admin_commands;
 mod admin_queue;
 mod bar_registers;
-mod commands;
 mod controller_state;
 pub mod fabrics;
-mod idle;
+mod io_queues;
 mod msix_vectors;
-mod queues;
-mod shutdown;
+mod shutdown_flush;
 #[cfg(test)]
 mod tests;
+mod wakeup;
 
 /// Memory-based transport: a controller behind registers, rings and MSI-X.
 pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
@@ -176,10 +176,10 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let ready = ReadyTimeouts(0).with(|ready| ready.crwmt(to.into()));
         let bar = BarRegisters::new(capabilities.0, ready.0, queues, vectors);
         if config.vectors_armed {
-            bar.arm_vectors();
+            bar.enable_and_unmask_vectors();
         }
         let mut transport = Self {
-            changes_seen: bar.changes(),
+            changes_seen: bar.store_count(),
             vectors: InterruptVectors::new(interrupts, vectors, controller.coalescing()),
             is_write_through: Arc::default(),
             bar,
@@ -203,12 +203,12 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             completed_count: 0,
             last_error: None,
         };
-        transport.configure();
+        transport.apply_feature_values();
         transport
     }
 
     /// Registers, shared with the host.
-    pub fn bar(&self) -> &Arc<BarRegisters> {
+    pub fn bar_registers(&self) -> &Arc<BarRegisters> {
         &self.bar
     }
 
@@ -223,19 +223,19 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Reads `size` bytes at `offset`; `size` is 1, 2, 4 or 8.
-    pub fn read(&self, offset: u32, size: u32) -> u64 {
+    pub fn read_register(&self, offset: u32, size: u32) -> u64 {
         self.bar.read(offset, size)
     }
 
     /// Writes 4 or 8 bytes at `offset`. The write takes effect in the next poll.
-    pub fn write(&mut self, now: Instant, offset: u32, size: u32, value: u64) {
+    pub fn write_register(&mut self, now: Instant, offset: u32, size: u32, value: u64) {
         let is_missing = match self.bar.store(offset, size, value) {
             BarStoreTarget::Register => false,
             BarStoreTarget::NoDoorbell => true,
             BarStoreTarget::Doorbell(index) => !self.has_doorbell(index),
         };
         if is_missing && self.state == ControllerState::Enabled {
-            self.controller.invalid_doorbell(now, InvalidDoorbell::Register);
+            self.controller.record_invalid_doorbell(now, InvalidDoorbell::Register);
         }
     }
 
@@ -243,7 +243,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     pub fn write_doorbell(&mut self, now: Instant, index: u32, value: u32) {
         let at = index.checked_mul(4 << STRIDE).and_then(|distance| distance.checked_add(0x1000));
         if let Some(at) = at {
-            self.write(now, at, 4, value.into());
+            self.write_register(now, at, 4, value.into());
         }
     }
 
@@ -257,7 +257,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Number of queue creations and deletions. A caller that keeps state per queue refreshes it when
     /// this number has changed.
-    pub fn queue_changes(&self) -> u32 {
+    pub fn queue_change_count(&self) -> u32 {
         self.queue_change_count
     }
 
@@ -265,12 +265,13 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// pair does not count: the host may never send the second one.
     pub fn is_quiesced(&self) -> bool {
         let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
-        is_admin_quiet && self.queues.iter().all(|signalled| signalled.queue.is_at_rest())
+        is_admin_quiet
+            && self.queues.iter().all(|signalled| signalled.queue.is_idle_except_fused_halves())
     }
 
     /// I/O commands in flight.
-    pub fn in_flight(&self) -> usize {
-        self.queues.iter().map(|signalled| signalled.queue.in_flight()).sum()
+    pub fn executing_count(&self) -> usize {
+        self.queues.iter().map(|signalled| signalled.queue.executing_count()).sum()
     }
 
     /// Number of I/O commands completed since the last call.
@@ -280,7 +281,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Polls the transport: performs a bounded amount of work.
     pub fn poll(&mut self, now: Instant) -> NextPoll {
-        let changes = self.bar.changes();
+        let changes = self.bar.store_count();
         let has_changed = changes != self.changes_seen;
         if has_changed {
             self.changes_seen = changes;
@@ -307,7 +308,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         }
         let is_pending = is_pending
             || self.is_transitioning()
-            || self.admin.as_ref().is_some_and(|admin| admin.is_pending());
+            || self.admin.as_ref().is_some_and(|admin| admin.waits_for_entry_or_host());
         self.next_poll_time(is_pending)
     }
 
@@ -342,7 +343,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                     }
                 }
                 TransportAction::CheckPreempted => {
-                    self.queues.iter_mut().for_each(|signalled| signalled.queue.check_preempted());
+                    self.queues
+                        .iter_mut()
+                        .for_each(|signalled| signalled.queue.poll_preempted_writes());
                 }
                 TransportAction::PersistFailed { why } => self.last_error = Some(why),
             }
@@ -352,7 +355,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         {
             is_busy = true;
             if let Some(signalled) = self.find_completion_queue(from.queue) {
-                signalled.queue.complete_reservation(now, from.ticket, end, &[]);
+                signalled.queue.complete_reservation_command(now, from.ticket, end, &[]);
             }
         }
         is_busy |= self.poll_deferred_admin(now);
@@ -389,13 +392,16 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             let queue = signalled.queue.cqid();
             while let Some(event) = signalled.queue.next_event() {
                 match event {
-                    QueueEvent::Error(report) => controller.report_error(now, &report),
-                    QueueEvent::InvalidDoorbell(kind) => controller.invalid_doorbell(now, kind),
+                    QueueEvent::Error(report) => controller.record_error_completion(now, &report),
+                    QueueEvent::InvalidDoorbell(kind) => {
+                        controller.record_invalid_doorbell(now, kind)
+                    }
                     QueueEvent::Reservation { ticket, command, mut bytes } => {
-                        let from = CommandOrigin { queue, ticket };
-                        let end = controller.reservation(now, from, &command, &mut bytes);
+                        let from = QueueCommandId { queue, ticket };
+                        let end =
+                            controller.execute_reservation_command(now, from, &command, &mut bytes);
                         if let Some(end) = end {
-                            signalled.queue.complete_reservation(now, ticket, end, &bytes);
+                            signalled.queue.complete_reservation_command(now, ticket, end, &bytes);
                         }
                     }
                     QueueEvent::OpenFailed(what) => *last_error = Some(what),
@@ -421,12 +427,12 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Applies the feature values that the host has set.
-    fn configure(&mut self) {
+    fn apply_feature_values(&mut self) {
         let controller = &self.controller;
         let is_write_through = !controller.write_cache_enabled();
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
         let is_exempt = |vector| controller.is_coalescing_disabled(vector);
-        self.vectors.configure(controller.coalescing(), is_exempt);
+        self.vectors.set_coalescing(controller.coalescing(), is_exempt);
         let burst = self.fetch_burst_max();
         for signalled in &mut self.queues {
             signalled.queue.set_arbitration_burst(burst);

@@ -25,7 +25,7 @@ use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, Pending
 use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
 use tenmil_sim::sim_network::{self, NetworkOptions};
 
-use disk::{BYTES, NQN, request, service};
+use disk::{BYTES, NQN, null_disk_service, request};
 
 /// A stream that can be told to go nowhere and to bring what it brought before.
 struct ReplayStream {
@@ -122,7 +122,7 @@ impl Stream for ReplayStream {
 }
 
 /// The network, and who is at its other end.
-struct Net {
+struct SimTargetConnector {
     regions: RegionTable,
     service: Service,
     connections: Arc<Mutex<Vec<TargetConnection>>>,
@@ -138,7 +138,7 @@ impl PendingConnect for ImmediateConnect {
     }
 }
 
-impl Connector for Net {
+impl Connector for SimTargetConnector {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let memory = || Arc::new(self.regions.clone());
         let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
@@ -194,7 +194,7 @@ impl ReadBatch {
 
     fn of_side(count: u64, end: MeasuredSide) -> Self {
         let regions = RegionTable::new(16);
-        let service = service(&regions, ServiceLimits::default());
+        let service = null_disk_service(&regions, ServiceLimits::default());
         let pool = regions
             .add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap())
             .unwrap();
@@ -206,7 +206,7 @@ impl ReadBatch {
         pool.map_on_demand();
         let connections = Arc::new(Mutex::new(Vec::new()));
         let recordings: [Arc<Mutex<Recording>>; 2] = Default::default();
-        let net = Net {
+        let net = SimTargetConnector {
             regions,
             service,
             connections: Arc::clone(&connections),
@@ -252,8 +252,8 @@ impl ReadBatch {
         // And then so that what comes lies ready.
         this.submit();
         match end {
-            MeasuredSide::Host => record(&recordings[0], || _ = turn(&this.connections)),
-            MeasuredSide::Target => record(&recordings[1], || {}),
+            MeasuredSide::Host => record_stream(&recordings[0], || _ = turn(&this.connections)),
+            MeasuredSide::Target => record_stream(&recordings[1], || {}),
         }
         this
     }
@@ -261,7 +261,7 @@ impl ReadBatch {
     fn submit(&mut self) {
         let taken = self.queue.submit(self.now, &self.requests, &self.segments);
         assert_eq!(taken, self.requests.len());
-        self.queue.flush();
+        self.queue.flush_submissions();
     }
 
     #[inline(never)]
@@ -287,7 +287,7 @@ impl ReadBatch {
 
 /// What would come now lies ready, and nothing comes or goes any more. The line holds less than all
 /// answers, so the other end has to go on when some have been taken from it.
-fn record(recording: &Mutex<Recording>, mut other: impl FnMut()) {
+fn record_stream(recording: &Mutex<Recording>, mut other: impl FnMut()) {
     let inner = Arc::clone(recording.lock().unwrap().inner.last().unwrap());
     loop {
         other();

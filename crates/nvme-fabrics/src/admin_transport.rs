@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus};
 use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
-use tenmil_nvme_tcp::SendQueueFull;
+use tenmil_nvme_tcp::CannotSubmit;
 use tenmil_wire::{Command, Status};
 
 use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection};
@@ -55,7 +55,7 @@ impl AdminCommands {
         let (command, data) = queues.submitted.pop_front()?;
         match connection.submit(&command, data) {
             Ok(()) => Some(command),
-            Err((SendQueueFull, data)) => {
+            Err((CannotSubmit, data)) => {
                 queues.submitted.push_front((command, data));
                 None
             }
@@ -63,7 +63,7 @@ impl AdminCommands {
     }
 
     /// Completes a command.
-    pub(crate) fn complete(&self, command: CompletedCommand) {
+    pub(crate) fn push_completed(&self, command: CompletedCommand) {
         self.lock().completed.push_back(completion_fields(command));
     }
 }
@@ -79,7 +79,7 @@ impl Transport for AdminTransport {
     type Pointers = SegmentLists;
     type Attachment = Infallible;
 
-    fn pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
+    fn create_data_pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
         SegmentLists::allocate(&self.dma, depth)
     }
 
@@ -114,7 +114,7 @@ impl Transport for AdminTransport {
     /// The controller's poll sends what was submitted.
     fn flush(&mut self, _: u32) {}
 
-    fn complete<P: SplitTracker>(
+    fn receive_completions<P: SplitTracker>(
         pair: &mut QueuePair<Self>,
         _: Instant,
         slots: &mut [IoCompletion],
@@ -138,11 +138,11 @@ impl Transport for AdminTransport {
         match attachment {}
     }
 
-    fn freeze(&mut self) {
+    fn stop_sending(&mut self) {
         self.commands.lock().submitted.clear();
     }
 
-    fn release(&mut self) {
+    fn drop_outstanding(&mut self) {
         *self.commands.lock() = AdminCommandQueues::default();
     }
 

@@ -98,7 +98,7 @@ impl CommandTable {
 
     /// Stores received data.
     #[inline]
-    pub(crate) fn store(&mut self, placement: DataPlacement, bytes: &[u8]) {
+    pub(crate) fn store_received(&mut self, placement: DataPlacement, bytes: &[u8]) {
         let DataPlacement { tag, offset, len_bytes } = placement;
         let entry = &mut self.commands[usize::from(tag)];
         if !entry.is_listed {
@@ -158,7 +158,7 @@ impl PayloadDigest for CommandTable {
         let (mut digest, mut chunk) = (Crc32c::new(), [0; CHUNK as usize]);
         self.for_each_segment(DataPlacement { tag, offset, len_bytes }, |segment| {
             let mut at = 0;
-            while let Some(part) = chunk_of(segment, at) {
+            while let Some(part) = next_chunk(segment, at) {
                 let bytes = &mut chunk[..part.len_bytes as usize];
                 // Memory that was removed cannot be sent either, which ends the connection.
                 let _ = self.memory.load(part, bytes);
@@ -171,7 +171,7 @@ impl PayloadDigest for CommandTable {
 }
 
 /// The next part of `segment`, from `at` on, to load.
-fn chunk_of(segment: Segment, at: u32) -> Option<Segment> {
+fn next_chunk(segment: Segment, at: u32) -> Option<Segment> {
     let len_bytes = (segment.len_bytes - at).min(CHUNK);
     segment.slice(at, len_bytes).filter(|part| part.len_bytes > 0)
 }

@@ -11,7 +11,7 @@ use tenmil_base::{
 };
 use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
 
-use crate::caches::Association;
+use crate::cache_tracker::Association;
 use crate::tcp_transport::TcpTransport;
 use crate::wait_handle::WaitHandle;
 
@@ -59,7 +59,7 @@ impl FabricsQueuePair {
     }
 
     /// The queue pair of the driver.
-    pub fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
+    pub fn driver_queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
         &mut self.queue
     }
 
@@ -98,8 +98,8 @@ impl FabricsQueuePair {
     }
 
     /// Whether the connection was lost by itself, and there is no new one yet.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.transport().is_broken()
+    pub(crate) fn is_connection_lost(&self) -> bool {
+        self.transport().is_connection_lost()
     }
 
     /// Submits requests to the queue pair, as it accepts them.
@@ -117,7 +117,7 @@ impl FabricsQueuePair {
     #[inline]
     pub fn flush(&mut self) {
         if self.sends_on_flush {
-            self.queue.flush();
+            self.queue.flush_submissions();
         }
     }
 
@@ -130,25 +130,25 @@ impl FabricsQueuePair {
 
     /// Sends data requested by the controller (R2T), and the rest of split requests.
     #[inline]
-    pub(crate) fn send_rest(&mut self) {
-        self.queue.flush();
+    pub(crate) fn send_remaining_data(&mut self) {
+        self.queue.flush_submissions();
     }
 
     /// Polls completions and sends what is left to send, for an owner of raw commands.
     pub fn poll_raw(&mut self, now: Instant, completions: &mut CompletionBatch) {
         self.poll(now, completions);
-        self.send_rest();
+        self.send_remaining_data();
     }
 
     /// Discards completions. Returns true once nothing is in flight.
     pub fn drain(&mut self, now: Instant) -> bool {
         self.transport_mut().poll_drain(now);
-        let is_done = self.queue.drain(now);
-        self.queue.flush();
+        let is_done = self.queue.drain_discarding_completions(now);
+        self.queue.flush_submissions();
         is_done
     }
 
-    pub(crate) fn doorbells(&self) -> DoorbellStats {
+    pub(crate) fn doorbell_stats(&self) -> DoorbellStats {
         self.queue.doorbell_stats()
     }
 

@@ -17,13 +17,14 @@
 #![forbid(unsafe_code)]
 
 mod admin_transport;
-mod caches;
+mod cache_tracker;
 mod command_table;
 mod connector;
-mod controller;
+mod fabrics_controller;
 mod fabrics_queue_pair;
-mod flushes;
-mod inflight;
+mod flush_fanout;
+mod host_transport;
+mod inflight_requests;
 mod multipath;
 mod options;
 mod path_table;
@@ -38,30 +39,31 @@ mod tcp_transport;
 #[cfg(test)]
 mod tests;
 mod timeout_policy;
-mod transport;
 mod wait_handle;
 mod write_pacing;
 mod zero_copy_drain;
 
 pub use admin_transport::AdminTransport;
-pub use caches::CacheScope;
+pub use cache_tracker::CacheScope;
 pub use connector::{Connector, PendingConnect};
-pub use controller::{ConnectError, Connecting, FabricsController, RemoteController};
+pub use fabrics_controller::{
+    ConnectError, ConnectingController, FabricsController, RemoteController,
+};
 pub use fabrics_queue_pair::FabricsQueuePair;
+pub use host_transport::{ConnectionQueues, ConnectionStats, HostTransport, NoDoorbell};
 pub use multipath::{
     FabricsChannel, IoPolicy, Multipath, MultipathOptions, PATHS_MAX, PathAnaState, PathEvent,
     PathSetup, QueueRequest,
 };
 #[doc(hidden)]
 pub use options::InjectedBugs;
-pub use options::{InvalidName, Options};
+pub use options::{InvalidNqn, Options};
 pub use path_table::{DevicePaths, PathChange, PathObserver, PathRow, PathTable};
 pub use remote_dma::RemoteDma;
 pub use segment_lists::{SegmentLists, SegmentPointer};
 pub use tcp_transport::{AttachedQueue, TcpTransport};
 pub use tenmil_nvme_tcp::DigestMode;
 pub use timeout_policy::TimeoutPolicy;
-pub use transport::{ConnectionQueues, ConnectionStats, HostTransport, NoDoorbell};
 pub use wait_handle::WaitHandle;
 #[doc(hidden)]
-pub use write_pacing::begin_simulation;
+pub use write_pacing::reset_for_simulation;

@@ -12,11 +12,11 @@
 //! A device with a single path is a multipath of one, with one difference: its controller is not replaced.
 //! If it fails permanently, or its reconnects have ended (ctrl-loss timeout), the device is gone.
 
-mod channel;
-mod event;
+mod controller_fencing;
+mod fabrics_channel;
 mod failover;
-mod fence;
 mod path;
+mod path_event;
 mod path_selector;
 mod path_states;
 
@@ -25,19 +25,19 @@ use std::sync::Arc;
 
 use tenmil_base::{Error, Instant, Limits, SharedWaker};
 use tenmil_nvme_host::{
-    ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, RequestError,
-    ShutdownNotification, State,
+    ControllerOptions, ControllerState, Event, Namespace, QueuePairOptions, QueueSizes,
+    RequestError, ShutdownNotification,
 };
 
-use crate::caches::CacheScope;
-use crate::controller::FabricsController;
-use crate::options::{InvalidName, Options};
+use crate::cache_tracker::CacheScope;
+use crate::fabrics_controller::FabricsController;
+use crate::options::{InvalidNqn, Options};
 use crate::wait_handle::WaitHandle;
-pub use channel::FabricsChannel;
-pub use event::PathEvent;
-use fence::Fences;
+use controller_fencing::ControllerFencing;
+pub use fabrics_channel::FabricsChannel;
 pub use path::PathSetup;
 use path::{NamespaceMismatch, Path, PathStage, PathUpdate};
+pub use path_event::PathEvent;
 pub use path_selector::{IoPolicy, PathAnaState};
 use path_selector::{PathSelector, PathView};
 use path_states::{PathStates, QueueInbox};
@@ -46,7 +46,7 @@ use path_states::{PathStates, QueueInbox};
 pub struct Multipath {
     paths: Vec<Path>,
     shared: Arc<PathStates>,
-    queues: Vec<QueueState>,
+    queues: Vec<MultipathQueue>,
     options: MultipathOptions,
     /// The namespace as the first path reports it; all others have to report the same.
     first_namespace: Option<FirstNamespace>,
@@ -58,7 +58,7 @@ pub struct Multipath {
     /// Why the only path is gone.
     removed: Option<String>,
     /// Resets of old controllers by other ones.
-    fences: Fences,
+    fences: ControllerFencing,
     next_queue: u64,
 }
 
@@ -101,20 +101,20 @@ pub const PATHS_MAX: usize = 16;
 pub struct QueueRequest(u64);
 
 /// A queue, as the managing thread knows it.
-struct QueueState {
+struct MultipathQueue {
     number: u64,
     inbox: Arc<QueueInbox>,
     /// It has been taken. If its inbox has no other owner, it has been dropped.
     is_taken: bool,
     /// Its queue pairs, by path.
-    pairs: Vec<PathQueuePair>,
+    pairs: Vec<PathQueuePairState>,
     /// Why a controller has not created the last one that was requested.
     refusal: Option<String>,
 }
 
 /// A queue pair of a queue on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PathQueuePair {
+enum PathQueuePairState {
     None,
     Requested {
         id: u16,
@@ -143,15 +143,15 @@ impl Multipath {
         paths: Vec<PathSetup>,
         options: MultipathOptions,
         now: Instant,
-    ) -> Result<Self, InvalidName> {
+    ) -> Result<Self, InvalidNqn> {
         let count = paths.len();
         assert!(count <= PATHS_MAX, "{count} paths, expected at most {PATHS_MAX}");
-        options.options.check()?;
+        options.options.check_nqns()?;
         let bugs = options.options.injected_bugs;
         let is_only = count == 1;
         let cache = if is_only { CacheScope::Separate } else { options.cache };
         let shared = Arc::new(PathStates::new(count, cache, bugs));
-        let fences = Fences::new(count);
+        let fences = ControllerFencing::new(count);
         let caches = shared.caches();
         let path = |(index, setup)| Path::new(setup, (Arc::clone(caches), index), is_only, now);
         let paths = paths.into_iter().enumerate().map(path).collect();
@@ -173,14 +173,16 @@ impl Multipath {
     /// Performs a bounded amount of work and returns the next event.
     pub fn poll(&mut self, now: Instant) -> Option<PathEvent> {
         self.refresh_stale_states();
-        self.drop_queues();
+        self.remove_dropped_queues();
         for index in 0..self.paths.len() {
             self.poll_path(now, index);
-            if self.paths[index].remote().is_some() {
-                self.create_queue_pairs(now, index);
+            if self.paths[index].connected_controller().is_some() {
+                self.request_queue_pairs(now, index);
             } else {
                 // The queue pairs end with their controller.
-                self.queues.iter_mut().for_each(|queue| queue.pairs[index] = PathQueuePair::None);
+                self.queues
+                    .iter_mut()
+                    .for_each(|queue| queue.pairs[index] = PathQueuePairState::None);
             }
         }
         self.fences.poll(now, &mut self.paths);
@@ -200,40 +202,40 @@ impl Multipath {
             return;
         };
         match new_events {
-            PathUpdate::Access(access) => self.handle_access(now, index, before, access),
-            PathUpdate::Down(why) => self.handle_down(now, index, why),
+            PathUpdate::Access(access) => self.handle_ana_state(now, index, before, access),
+            PathUpdate::Down(why) => self.handle_path_down(now, index, why),
             PathUpdate::NamespaceMismatch(why) => {
-                self.shared.set_access(index, PathAnaState::default());
+                self.shared.set_ana_state(index, PathAnaState::default());
                 self.publish_states();
                 self.events.push_back(PathEvent::NamespaceMismatch { path: index, why });
             }
-            PathUpdate::Removed(why) => self.handle_removed(now, index, why),
+            PathUpdate::Removed(why) => self.handle_device_removed(now, index, why),
             PathUpdate::Controller(event) => self.handle_event(now, index, event),
         }
     }
 
     /// Handles a new ANA state of a path.
-    fn handle_access(
+    fn handle_ana_state(
         &mut self,
         now: Instant,
         path: usize,
         before: Option<PathAnaState>,
         access: PathAnaState,
     ) {
-        self.shared.set_access(path, access);
+        self.shared.set_ana_state(path, access);
         // Even without a change: queues that requested the refresh are waiting.
         self.publish_states();
         match before {
             None => {
                 for queue in &mut self.queues {
-                    if let PathQueuePair::Rejected { .. } = queue.pairs[path] {
-                        queue.pairs[path] = PathQueuePair::None;
+                    if let PathQueuePairState::Rejected { .. } = queue.pairs[path] {
+                        queue.pairs[path] = PathQueuePairState::None;
                     }
                 }
                 // Keep Alive completions of the others prove that they are alive at the same time as this
                 // one, so that they can cover it.
                 let others = self.paths.iter_mut().enumerate().filter(|(other, _)| *other != path);
-                for remote in others.filter_map(|(_, other)| other.remote()) {
+                for remote in others.filter_map(|(_, other)| other.connected_controller()) {
                     remote.controller().request_keep_alive(now);
                 }
                 self.events.push_back(PathEvent::Up { path, access });
@@ -244,17 +246,17 @@ impl Multipath {
         self.update_best_path(now);
     }
 
-    fn handle_down(&mut self, now: Instant, path: usize, why: String) {
-        self.shared.set_access(path, PathAnaState::default());
+    fn handle_path_down(&mut self, now: Instant, path: usize, why: String) {
+        self.shared.set_ana_state(path, PathAnaState::default());
         self.publish_states();
         self.events.push_back(PathEvent::Down { path, why });
         self.update_best_path(now);
     }
 
     /// Handles the end of the only path.
-    fn handle_removed(&mut self, now: Instant, path: usize, why: String) {
-        self.shared.set_access(path, PathAnaState::default());
-        self.shared.end();
+    fn handle_device_removed(&mut self, now: Instant, path: usize, why: String) {
+        self.shared.set_ana_state(path, PathAnaState::default());
+        self.shared.record_device_gone();
         self.publish_states();
         self.removed = Some(why.clone());
         self.update_best_path(now);
@@ -269,9 +271,10 @@ impl Multipath {
         let [path] = &mut self.paths[..] else { return };
         if is_overdue && path.is_abandoned() {
             path.stop_reconnecting();
-            let why =
-                path.error().map_or_else(|| "it was given up".to_owned(), |it| it.text.clone());
-            self.handle_removed(now, 0, why);
+            let why = path
+                .down_reason()
+                .map_or_else(|| "it was given up".to_owned(), |it| it.text.clone());
+            self.handle_device_removed(now, 0, why);
         }
     }
 
@@ -304,15 +307,19 @@ impl Multipath {
         match event {
             Event::QueuePairCreated { id } => self.attach_queue_pair(now, path, id),
             Event::QueuePairRefused { id, status } => {
-                let last_error = self.paths[path].remote().and_then(FabricsController::last_error);
+                let last_error =
+                    self.paths[path].connected_controller().and_then(FabricsController::last_error);
                 let why = last_error.unwrap_or_else(|| status.to_string());
-                let rejected = self.rejected_state(now);
+                let rejected = self.rejected_pair_state(now);
                 if let Some(queue) = self.set_pair_state(path, id, rejected) {
                     queue.refusal = Some(format!("a queue was refused: {why}"));
                 }
             }
-            Event::AdminCompleted(completion) if Fences::is_reset_completion(&completion) => {
-                if let Some(of) = self.fences.handle(&mut self.paths, path, &completion) {
+            Event::AdminCompleted(completion)
+                if ControllerFencing::is_reset_completion(&completion) =>
+            {
+                if let Some(of) = self.fences.handle_completion(&mut self.paths, path, &completion)
+                {
                     self.events.push_back(PathEvent::ControllerFenced { path: of, by: path });
                 }
             }
@@ -321,18 +328,19 @@ impl Multipath {
     }
 
     /// The state of a queue pair that was rejected now.
-    fn rejected_state(&self, now: Instant) -> PathQueuePair {
-        PathQueuePair::Rejected { retry_at: now.after(self.options.options.policy.retry) }
+    fn rejected_pair_state(&self, now: Instant) -> PathQueuePairState {
+        PathQueuePairState::Rejected { retry_at: now.after(self.options.options.policy.retry) }
     }
 
     fn set_pair_state(
         &mut self,
         path: usize,
         id: u16,
-        to: PathQueuePair,
-    ) -> Option<&mut QueueState> {
-        let has_id = |pair: PathQueuePair| {
-            pair == PathQueuePair::Requested { id } || pair == PathQueuePair::Created { id }
+        to: PathQueuePairState,
+    ) -> Option<&mut MultipathQueue> {
+        let has_id = |pair: PathQueuePairState| {
+            pair == PathQueuePairState::Requested { id }
+                || pair == PathQueuePairState::Created { id }
         };
         let queue = self.queues.iter_mut().find(|queue| has_id(queue.pairs[path]))?;
         queue.pairs[path] = to;
@@ -342,13 +350,14 @@ impl Multipath {
     /// Hands a created queue pair over to the queue that requested it.
     fn attach_queue_pair(&mut self, now: Instant, path: usize, id: u16) {
         let (nsid, sizes) = (self.options.namespace, self.options.sizes);
-        let queue_pair =
-            self.paths[path].remote().and_then(|remote| remote.take_queue_pair(id, nsid, sizes));
+        let queue_pair = self.paths[path]
+            .connected_controller()
+            .and_then(|remote| remote.take_queue_pair(id, nsid, sizes));
         // Without a queue that needs it, or memory, the queue pair is dropped.
         let pair = if queue_pair.is_some() {
-            PathQueuePair::Created { id }
+            PathQueuePairState::Created { id }
         } else {
-            self.rejected_state(now)
+            self.rejected_pair_state(now)
         };
         let Some(queue) = self.set_pair_state(path, id, pair) else { return };
         if let Some(queue_pair) = queue_pair {
@@ -371,20 +380,21 @@ impl Multipath {
     }
 
     /// Removes queues that were dropped.
-    fn drop_queues(&mut self) {
+    fn remove_dropped_queues(&mut self) {
         self.queues.retain(|queue| !queue.is_taken || Arc::strong_count(&queue.inbox) > 1);
     }
 
     /// Requests missing queue pairs from the controller of a path.
-    fn create_queue_pairs(&mut self, now: Instant, path: usize) {
+    fn request_queue_pairs(&mut self, now: Instant, path: usize) {
         let Self { paths, queues, options, .. } = self;
         if paths[path].access.is_none() {
             return;
         }
-        let Some(remote) = paths[path].remote() else { return };
+        let Some(remote) = paths[path].connected_controller() else { return };
         let retry_at = now.after(options.options.policy.retry);
-        for queue in
-            queues.iter_mut().filter(|queue| queue.request_at(path).is_some_and(|at| now >= at))
+        for queue in queues
+            .iter_mut()
+            .filter(|queue| queue.next_request_at(path).is_some_and(|at| now >= at))
         {
             let controller = remote.controller();
             let depth_max = controller.capabilities().map_or(2, |known| known.depth_max);
@@ -392,13 +402,13 @@ impl Multipath {
             let options = QueuePairOptions { depth, ..options.queue };
             match controller.create_queue_pair(now, options) {
                 Ok(id) => {
-                    queue.pairs[path] = PathQueuePair::Requested { id };
+                    queue.pairs[path] = PathQueuePairState::Requested { id };
                     queue.refusal = None;
                 }
                 // If the queue IDs are used up, it is retried after a deletion in progress.
                 Err(RequestError::QueueLimit { .. } | RequestError::NotReady) => {}
                 Err(refusal) => {
-                    queue.pairs[path] = PathQueuePair::Rejected { retry_at };
+                    queue.pairs[path] = PathQueuePairState::Rejected { retry_at };
                     queue.refusal = Some(refusal.to_string());
                 }
             }
@@ -408,10 +418,10 @@ impl Multipath {
     /// Requests a queue: a queue pair on each path.
     pub fn open_queue(&mut self) -> QueueRequest {
         self.next_queue += 1;
-        let pairs = vec![PathQueuePair::None; self.paths.len()];
+        let pairs = vec![PathQueuePairState::None; self.paths.len()];
         let number = self.next_queue;
         let (inbox, is_taken, refusal) = (Arc::default(), false, None);
-        self.queues.push(QueueState { number, inbox, is_taken, pairs, refusal });
+        self.queues.push(MultipathQueue { number, inbox, is_taken, pairs, refusal });
         QueueRequest(number)
     }
 
@@ -428,10 +438,10 @@ impl Multipath {
     }
 
     /// Why no queue pair of a queue was created, if all connected paths have rejected it.
-    pub fn refusal(&self, request: QueueRequest) -> Option<&str> {
+    pub fn queue_refusal(&self, request: QueueRequest) -> Option<&str> {
         let queue = self.queues.iter().find(|queue| queue.number == request.0)?;
-        let is_rejected = |(path, pair): (&Path, &PathQueuePair)| {
-            path.access.is_none() || matches!(pair, PathQueuePair::Rejected { .. })
+        let is_rejected = |(path, pair): (&Path, &PathQueuePairState)| {
+            path.access.is_none() || matches!(pair, PathQueuePairState::Rejected { .. })
         };
         let are_rejected = self.paths.iter().zip(&queue.pairs).all(is_rejected);
         queue.refusal.as_deref().filter(|_| are_rejected)
@@ -442,9 +452,12 @@ impl Multipath {
     pub fn take_queue(&mut self, request: QueueRequest) -> Option<FabricsChannel> {
         let Self { paths, queues, options, shared, .. } = self;
         let queue = queues.iter_mut().find(|queue| queue.number == request.0 && !queue.is_taken)?;
-        let is_resolved = |(path, pair): (&Path, &PathQueuePair)| {
+        let is_resolved = |(path, pair): (&Path, &PathQueuePairState)| {
             path.access.is_none()
-                || matches!(pair, PathQueuePair::Created { .. } | PathQueuePair::Rejected { .. })
+                || matches!(
+                    pair,
+                    PathQueuePairState::Created { .. } | PathQueuePairState::Rejected { .. }
+                )
         };
         if !paths.iter().zip(&queue.pairs).all(is_resolved) {
             return None;
@@ -467,14 +480,14 @@ impl Multipath {
     }
 
     /// The ANA state of a path; `None` if it is down.
-    pub fn access(&self, path: usize) -> Option<PathAnaState> {
+    pub fn ana_state(&self, path: usize) -> Option<PathAnaState> {
         self.paths.get(path)?.access
     }
 
     /// Number of blocks of the namespace: the smallest that any controller reports.
     pub fn block_count(&mut self) -> Option<u64> {
         let nsid = self.options.namespace;
-        let remotes = self.paths.iter_mut().filter_map(Path::remote);
+        let remotes = self.paths.iter_mut().filter_map(Path::connected_controller);
         let found = remotes.filter_map(|remote| remote.controller().namespace(nsid));
         found.map(|namespace| namespace.block_count).min()
     }
@@ -491,23 +504,23 @@ impl Multipath {
 
     /// Maximum number of queues: the largest number that a connected controller has granted.
     pub fn queues_max(&mut self) -> Option<u16> {
-        let remotes = self.paths.iter_mut().filter_map(Path::remote);
+        let remotes = self.paths.iter_mut().filter_map(Path::connected_controller);
         remotes.map(|remote| remote.controller().queue_pairs_max()).max().filter(|most| *most > 0)
     }
 
     /// The controller of a path, if connected.
-    pub fn remote(&mut self, path: usize) -> Option<&mut FabricsController> {
-        self.paths.get_mut(path)?.remote()
+    pub fn path_controller(&mut self, path: usize) -> Option<&mut FabricsController> {
+        self.paths.get_mut(path)?.connected_controller()
     }
 
     /// Number of paths, connected or not.
-    pub fn paths(&self) -> usize {
+    pub fn path_count(&self) -> usize {
         self.paths.len()
     }
 
     /// Why a path is not up, with the name of its peer.
     pub fn path_error(&self, path: usize) -> Option<&Error> {
-        self.paths.get(path)?.error()
+        self.paths.get(path)?.down_reason()
     }
 
     /// Since when no path is usable.
@@ -518,7 +531,7 @@ impl Multipath {
     /// Why it is not usable any more: after the policy's [ctrl-loss
     /// timeout](crate::TimeoutPolicy::give_up), or when the only controller has failed permanently. `None`
     /// while it is usable, or may become so.
-    pub fn failure(&self, now: Instant) -> Option<&str> {
+    pub fn failure_reason(&self, now: Instant) -> Option<&str> {
         if self.paths.len() == 1 {
             return self.removed.as_deref();
         }
@@ -529,7 +542,7 @@ impl Multipath {
 
     /// Whether it is usable, or may become so.
     pub fn is_usable(&self, now: Instant) -> bool {
-        self.failure(now).is_none()
+        self.failure_reason(now).is_none()
     }
 
     /// Latest time of the next poll.
@@ -539,7 +552,7 @@ impl Multipath {
         }
         let queues = self.queues.iter().flat_map(|queue| {
             (0..queue.pairs.len()).filter_map(move |path| match queue.pairs[path] {
-                PathQueuePair::Rejected { .. } => queue.request_at(path),
+                PathQueuePairState::Rejected { .. } => queue.next_request_at(path),
                 _ => None,
             })
         });
@@ -559,7 +572,7 @@ impl Multipath {
         for path in &mut self.paths {
             let PathStage::Connected(remote) = &mut path.stage else { continue };
             // The stream changes with each reset.
-            let number = remote.counts().connected;
+            let number = remote.connection_stats().connected;
             if number != path.watched_connection && wait_handle.watch(remote.wake_source()) {
                 path.watched_connection = number;
                 remote.set_waker(wait_handle.waker());
@@ -571,37 +584,43 @@ impl Multipath {
 
     /// Ends the preparation for a sleep.
     pub fn disarm(&mut self) {
-        self.paths.iter_mut().filter_map(Path::remote).for_each(FabricsController::disarm);
+        self.paths
+            .iter_mut()
+            .filter_map(Path::connected_controller)
+            .for_each(FabricsController::disarm);
     }
 
     /// Shuts all controllers down. No path is connected any more.
     pub fn shut_down(&mut self, now: Instant) {
         self.paths.iter_mut().for_each(Path::stop_reconnecting);
-        for remote in self.paths.iter_mut().filter_map(Path::remote) {
+        for remote in self.paths.iter_mut().filter_map(Path::connected_controller) {
             // A controller that cannot be shut down is dropped, which disconnects it.
-            let _ = remote.controller().shut_down(now, ShutdownNotification::Normal);
+            let _ = remote.controller().start_shutdown(now, ShutdownNotification::Normal);
         }
     }
 
     /// Whether a controller is still being shut down.
     pub fn is_shutting_down(&mut self) -> bool {
-        let mut remotes = self.paths.iter_mut().filter_map(Path::remote);
-        remotes.any(|remote| remote.controller().state() == State::ShuttingDown)
+        let mut remotes = self.paths.iter_mut().filter_map(Path::connected_controller);
+        remotes.any(|remote| remote.controller().state() == ControllerState::ShuttingDown)
     }
 }
 
-impl QueueState {
+impl MultipathQueue {
     /// When its queue pair on `path` is to be requested, if it is.
-    fn request_at(&self, path: usize) -> Option<Instant> {
-        let is_live = |pair: &PathQueuePair| {
-            matches!(pair, PathQueuePair::Requested { .. } | PathQueuePair::Created { .. })
+    fn next_request_at(&self, path: usize) -> Option<Instant> {
+        let is_live = |pair: &PathQueuePairState| {
+            matches!(
+                pair,
+                PathQueuePairState::Requested { .. } | PathQueuePairState::Created { .. }
+            )
         };
         match self.pairs[path] {
-            PathQueuePair::None => Some(Instant::default()),
-            PathQueuePair::Rejected { retry_at } => {
+            PathQueuePairState::None => Some(Instant::default()),
+            PathQueuePairState::Rejected { retry_at } => {
                 (!self.pairs.iter().any(is_live)).then_some(retry_at)
             }
-            PathQueuePair::Requested { .. } | PathQueuePair::Created { .. } => None,
+            PathQueuePairState::Requested { .. } | PathQueuePairState::Created { .. } => None,
         }
     }
 }

@@ -3,8 +3,8 @@
 use core::fmt;
 
 use tenmil_nvme_tcp::DigestMode;
-use tenmil_wire::element::Ascii;
 use tenmil_wire::fabrics::ConnectData;
+use tenmil_wire::field_type::Ascii;
 use tenmil_wire::nqn;
 
 use crate::timeout_policy::TimeoutPolicy;
@@ -41,7 +41,7 @@ pub struct InjectedBugs {
 
 /// Error: a name that is not a valid NQN.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidName {
+pub struct InvalidNqn {
     /// The field: `subsystem` or `host`.
     pub whose: &'static str,
     /// The name.
@@ -71,9 +71,9 @@ impl Options {
     /// # Errors
     ///
     /// If one of the NQNs is invalid.
-    pub fn check(&self) -> Result<(), InvalidName> {
+    pub fn check_nqns(&self) -> Result<(), InvalidNqn> {
         for (whose, name) in [("subsystem", &self.subsystem), ("host", &self.host)] {
-            nqn::check_nqn(name).map_err(|problem| InvalidName {
+            nqn::check_nqn(name).map_err(|problem| InvalidNqn {
                 whose,
                 name: name.clone(),
                 problem,
@@ -99,10 +99,10 @@ impl Options {
     }
 }
 
-impl fmt::Display for InvalidName {
+impl fmt::Display for InvalidNqn {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} `{}`: {}", self.whose, self.name, self.problem)
     }
 }
 
-impl core::error::Error for InvalidName {}
+impl core::error::Error for InvalidNqn {}

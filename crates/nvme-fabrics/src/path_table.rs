@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Table of the paths to remote devices. Clones share the table.
 #[derive(Clone, Debug, Default)]
-pub struct PathTable(Arc<Mutex<Devices>>);
+pub struct PathTable(Arc<Mutex<PathTableState>>);
 
 /// Paths of one device, updated by its driver. They leave the table on drop.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct PathRow {
 pub type PathObserver = Box<dyn Fn(&str, Option<&str>, PathChange<'_>) + Send>;
 
 #[derive(Default)]
-struct Devices {
+struct PathTableState {
     rows: BTreeMap<u64, Vec<PathRow>>,
     names: BTreeMap<u64, String>,
     /// Number of the next device.
@@ -69,7 +69,7 @@ struct Devices {
 
 impl PathTable {
     /// Sets the function that is called with each change.
-    pub fn observe(&self, observer: PathObserver) {
+    pub fn set_observer(&self, observer: PathObserver) {
         self.lock().observer = Some(observer);
     }
 
@@ -100,7 +100,7 @@ impl PathTable {
         self.lock().rows.values().flatten().cloned().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Devices> {
+    fn lock(&self) -> MutexGuard<'_, PathTableState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -109,11 +109,11 @@ impl DevicePaths {
     /// Records a change, and passes it to the observer.
     pub fn record(&self, change: PathChange<'_>) {
         let mut devices = self.table.lock();
-        let Devices { rows, names, observer, .. } = &mut *devices;
+        let PathTableState { rows, names, observer, .. } = &mut *devices;
         let Some(rows) = rows.get_mut(&self.number) else { return };
         change.apply(rows);
         if let Some(observer) = observer {
-            let address = change.path().and_then(|path| rows.get(path));
+            let address = change.path_index().and_then(|path| rows.get(path));
             let device = names.get(&self.number).map_or("", String::as_str);
             observer(device, address.map(|row| row.address.as_str()), change);
         }
@@ -130,7 +130,7 @@ impl Drop for DevicePaths {
 
 impl PathChange<'_> {
     /// The number of the path that has changed.
-    pub const fn path(&self) -> Option<usize> {
+    pub const fn path_index(&self) -> Option<usize> {
         match *self {
             Self::Up(path, _)
             | Self::Lost(path, _)
@@ -146,7 +146,7 @@ impl PathChange<'_> {
             rows.iter_mut().for_each(|row| row.is_preferred = false);
         }
         let has_preferred = rows.iter().any(|row| row.is_preferred);
-        let Some(row) = self.path().and_then(|path| rows.get_mut(path)) else { return };
+        let Some(row) = self.path_index().and_then(|path| rows.get_mut(path)) else { return };
         match self {
             Self::Up(_, access) => {
                 (row.state, row.access, row.reason) = ("up", Some(access), None);
@@ -168,7 +168,7 @@ impl PathChange<'_> {
     }
 }
 
-impl fmt::Debug for Devices {
+impl fmt::Debug for PathTableState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Devices").field("devices", &self.names.len()).finish_non_exhaustive()
     }

@@ -88,11 +88,13 @@ impl QueueConnect {
         if let ConnectStage::Stream(pending) = &mut self.stage {
             match pending.poll(now) {
                 Some(Ok(stream)) => {
-                    let config = self.config(options);
+                    let config = self.host_config(options);
                     let connection = QueueConnection::new(stream, config, memory.clone(), now);
                     self.stage = ConnectStage::IcResp(Box::new(connection));
                 }
-                Some(Err(broken)) => return self.end(Err(retryable(broken.to_string()))),
+                Some(Err(broken)) => {
+                    return self.end_connect(Err(retryable_error(broken.to_string())));
+                }
                 None => {}
             }
         }
@@ -102,18 +104,18 @@ impl QueueConnect {
         {
             connection.send(&mut |_| {});
             connection.receive(now, &mut |command| completion = Some(command.completion));
-            connection.expire(now);
-            if let Some(lost) = connection.lost() {
-                let problem = retryable_loss(lost);
-                return self.end(Err(problem));
+            connection.check_timeouts(now);
+            if let Some(lost) = connection.loss() {
+                let problem = retryable_loss_error(lost);
+                return self.end_connect(Err(problem));
             }
         }
         if matches!(&self.stage, ConnectStage::IcResp(connection) if connection.is_open()) {
-            self.connect(options);
+            self.send_connect(options);
         }
         if let Some(completion) = completion {
-            let connected = connected(self.params.queue, completion);
-            return self.end(connected);
+            let connected = connect_result(self.params.queue, completion);
+            return self.end_connect(connected);
         }
         if now >= self.until {
             let found = match self.stage {
@@ -124,12 +126,12 @@ impl QueueConnect {
                 }
             };
             let within = options.policy.connect;
-            return self.end(Err(retryable(format!("{found} within {within}"))));
+            return self.end_connect(Err(retryable_error(format!("{found} within {within}"))));
         }
         None
     }
 
-    fn config(&self, options: &Options) -> HostConfig {
+    fn host_config(&self, options: &Options) -> HostConfig {
         let timeouts =
             Timeouts { connect: options.policy.connect, pdu: PDU_TIMEOUT, close: CLOSE_TIMEOUT };
         HostConfig {
@@ -145,7 +147,7 @@ impl QueueConnect {
         }
     }
 
-    fn connect(&mut self, options: &Options) {
+    fn send_connect(&mut self, options: &Options) {
         let ConnectStage::IcResp(mut connection) =
             core::mem::replace(&mut self.stage, ConnectStage::Nothing)
         else {
@@ -169,7 +171,7 @@ impl QueueConnect {
         self.stage = ConnectStage::ConnectCompletion(connection);
     }
 
-    fn end(
+    fn end_connect(
         &mut self,
         result: Result<u16, QueueConnectError>,
     ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
@@ -179,7 +181,7 @@ impl QueueConnect {
                 Ok(ConnectedQueue { connection, cntlid })
             }
             (Ok(_), _) => {
-                Err(retryable("a completion was received before Connect was sent".to_owned()))
+                Err(retryable_error("a completion was received before Connect was sent".to_owned()))
             }
             (Err(problem), _) => Err(problem),
         })
@@ -211,7 +213,7 @@ pub(crate) fn store_connect_data(
 }
 
 /// The result of a Connect on this queue: the controller identifier.
-fn connected(queue: u16, completion: Completion) -> Result<u16, QueueConnectError> {
+fn connect_result(queue: u16, completion: Completion) -> Result<u16, QueueConnectError> {
     let status = completion.status();
     if status.is_success() {
         let connected = Connected(completion.dw0());
@@ -231,7 +233,7 @@ fn connected(queue: u16, completion: Completion) -> Result<u16, QueueConnectErro
 fn is_controller_missing(status: Status, result: u32) -> bool {
     let found = InvalidParameter(result);
     let is_controller = found.in_data() && found.ipo() == CNTLID_OFFSET;
-    status.same_code(Status::CONNECT_INVALID_PARAMETERS) && is_controller
+    status.has_same_code_as(Status::CONNECT_INVALID_PARAMETERS) && is_controller
 }
 
 /// Offset of the controller identifier in the Connect data.
@@ -249,12 +251,12 @@ fn rejection_reason(status: Status, result: u32) -> String {
         (Status::CONNECT_RESTART_DISCOVERY, "the subsystem has moved: discover it again"),
         (Status::CONNECT_INVALID_HOST, "this host may not connect to that subsystem"),
     ];
-    if status.same_code(Status::CONNECT_INVALID_PARAMETERS) {
+    if status.has_same_code_as(Status::CONNECT_INVALID_PARAMETERS) {
         let found = InvalidParameter(result);
         let (at, of) = (found.ipo(), if found.in_data() { "data" } else { "command" });
         return format!("byte {at} of its {of} is refused{}", field_meaning(at, found.in_data()));
     }
-    let known = known.iter().find(|(code, _)| status.same_code(*code));
+    let known = known.iter().find(|(code, _)| status.has_same_code_as(*code));
     known.map_or_else(|| status.to_string(), |(_, field_meaning)| (*field_meaning).to_owned())
 }
 
@@ -268,11 +270,11 @@ fn field_meaning(offset: u16, in_data: bool) -> &'static str {
     }
 }
 
-fn retryable_loss(lost: &ConnectionLoss) -> QueueConnectError {
-    retryable(lost.to_string())
+fn retryable_loss_error(lost: &ConnectionLoss) -> QueueConnectError {
+    retryable_error(lost.to_string())
 }
 
-const fn retryable(why: String) -> QueueConnectError {
+const fn retryable_error(why: String) -> QueueConnectError {
     QueueConnectError { why, is_fatal: false }
 }
 

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use tenmil_base::{Instant, RecvResult, Segment, SendSlice, Span, Stream, StreamError, WakeSource};
 use tenmil_dma::DevicePool;
 use tenmil_nvme_tcp::{
-    CloseReason, Connection, DataDirection, EventQueue, HostConfig, HostConnection, HostEvent,
-    SendPiece, SendQueueFull,
+    CannotSubmit, CloseReason, Connection, DataDirection, EventQueue, HostConfig, HostConnection,
+    HostEvent, SendPiece,
 };
 use tenmil_wire::{Command, Completion, Status};
 
@@ -138,23 +138,23 @@ impl QueueConnection {
 
     /// Cause of its end, if it has ended.
     #[inline]
-    pub(crate) fn lost(&self) -> Option<&ConnectionLoss> {
+    pub(crate) fn loss(&self) -> Option<&ConnectionLoss> {
         self.lost.as_ref()
     }
 
     /// Number of commands that have not completed, or whose memory the stream may still read.
     #[inline]
-    pub(crate) fn outstanding(&self) -> u32 {
+    pub(crate) fn outstanding_count(&self) -> u32 {
         self.outstanding
     }
 
     /// Number of times that data was received.
-    pub(crate) const fn received(&self) -> u64 {
+    pub(crate) const fn receive_count(&self) -> u64 {
         self.received
     }
 
     /// Ends the connection, because nothing was received for `waited` although a completion was due.
-    pub(crate) fn set_stalled(&mut self, waited: Span) {
+    pub(crate) fn end_as_stalled(&mut self, waited: Span) {
         self.set_lost(ConnectionLoss::Stalled(waited));
     }
 
@@ -172,12 +172,12 @@ impl QueueConnection {
     }
 
     /// Whether no command has this tag.
-    pub(crate) fn is_free(&self, tag: u16) -> bool {
+    pub(crate) fn is_tag_free(&self, tag: u16) -> bool {
         self.protocol.is_tag_free(tag)
     }
 
     /// Discards unsent data, so that the peer receives none of it.
-    pub(crate) fn abort(&mut self) {
+    pub(crate) fn discard_unsent(&mut self) {
         self.stream.abort();
     }
 
@@ -188,10 +188,10 @@ impl QueueConnection {
         command: &Command,
         data: DataDirection,
         segment: Segment,
-    ) -> Result<(), SendQueueFull> {
+    ) -> Result<(), CannotSubmit> {
         let cid = command.cid();
         self.commands.insert(cid & self.tag_mask, command.opcode(), segment);
-        self.protocol.submit_as(cid, command, data, &self.commands)?;
+        self.protocol.submit_with_cid(cid, command, data, &self.commands)?;
         self.outstanding += 1;
         Ok(())
     }
@@ -206,7 +206,7 @@ impl QueueConnection {
         &mut self,
         command: &Command,
         data: CommandData,
-    ) -> Result<(), (SendQueueFull, CommandData)> {
+    ) -> Result<(), (CannotSubmit, CommandData)> {
         let tag = command.cid() & self.tag_mask;
         match data {
             CommandData::None => {
@@ -229,7 +229,12 @@ impl QueueConnection {
             }
             CommandData::List(direction, list) => {
                 self.commands.insert_list(tag, command.opcode(), list);
-                match self.protocol.submit_as(command.cid(), command, direction, &self.commands) {
+                match self.protocol.submit_with_cid(
+                    command.cid(),
+                    command,
+                    direction,
+                    &self.commands,
+                ) {
                     Ok(()) => {
                         self.outstanding += 1;
                         Ok(())
@@ -321,7 +326,7 @@ impl QueueConnection {
             let is_header_alone = self.is_receiving_large;
             let received = if is_header_alone {
                 let waiting = self.stream.buffered().len();
-                self.stream.receive_up_to(self.protocol.bytes_before_data(waiting))
+                self.stream.receive_up_to(self.protocol.receivable_bytes_before_data(waiting))
             } else {
                 self.stream.receive()
             };
@@ -338,7 +343,7 @@ impl QueueConnection {
             }
         }
         if !self.held_completions.is_empty() {
-            self.release(complete);
+            self.deliver_released(complete);
         }
     }
 
@@ -358,7 +363,9 @@ impl QueueConnection {
             let waiting = self.stream.buffered().len();
             let received = match self.protocol.next_direct_placement().filter(|_| waiting == 0) {
                 Some(place) => self.receive_to(place, 0, now, complete),
-                None => self.stream.receive_up_to(self.protocol.bytes_before_data(waiting)),
+                None => {
+                    self.stream.receive_up_to(self.protocol.receivable_bytes_before_data(waiting))
+                }
             };
             match received {
                 RecvResult::Bytes(_) => self.received += 1,
@@ -449,8 +456,10 @@ impl QueueConnection {
                 if let HostEvent::Data { placement, at }
                 | HostEvent::ReadCompleted { placement, at, .. } = *event
                 {
-                    commands
-                        .store(placement, &bytes[at as usize..][..placement.len_bytes as usize]);
+                    commands.store_received(
+                        placement,
+                        &bytes[at as usize..][..placement.len_bytes as usize],
+                    );
                 }
             }
             stream.consume(consumed);
@@ -532,7 +541,7 @@ impl QueueConnection {
 
     /// Delivers held completions whose data the stream has released.
     #[cold]
-    fn release(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
+    fn deliver_released(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
         let released = self.stream.released_bytes();
         while let Some((_, command)) =
             self.held_completions.pop_front_if(|(protocol, _)| *protocol <= released)
@@ -555,7 +564,7 @@ impl QueueConnection {
     }
 
     /// Ends the connection if a timeout of the peer has expired.
-    pub(crate) fn expire(&mut self, now: Instant) {
+    pub(crate) fn check_timeouts(&mut self, now: Instant) {
         if now >= self.deadline() {
             self.protocol.handle_deadline(now, &mut self.events);
             self.handle_events(&mut |_| {});
@@ -595,13 +604,13 @@ impl QueueConnection {
         let has_unsent = !wants_space && self.protocol.has_more();
         has_unsent
             || self.lost.is_some()
-            || self.has_released()
+            || self.poll_releases()
             || self.stream.arm(true, wants_space)
     }
 
     /// Consumes release notifications of the kernel, which would otherwise end every sleep at once.
     /// Returns true if a completion can be delivered now.
-    fn has_released(&mut self) -> bool {
+    fn poll_releases(&mut self) -> bool {
         if self.released_bytes == self.sent_bytes {
             return false;
         }

@@ -131,13 +131,13 @@ impl QueueReport {
 mod tests {
     use std::sync::Arc;
 
-    use tenmil_nvme_host::{ControllerLinkEnd, QueueState, link};
+    use tenmil_nvme_host::{ControllerLinkEnd, QueueState, create_link};
 
     use super::{ClosedQueue, EventMailbox, QueueReport};
 
     /// The report of a queue whose link is running.
     fn running() -> (ControllerLinkEnd<()>, Arc<EventMailbox>, Arc<QueueReport>) {
-        let (controller, queue) = link(1);
+        let (controller, queue) = create_link(1);
         controller.run(None);
         let events = Arc::<EventMailbox>::default();
         let report = QueueReport::new(queue.signals().clone(), &events);

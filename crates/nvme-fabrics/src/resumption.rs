@@ -8,15 +8,20 @@ use tenmil_base::{Instant, Span};
 
 /// How long a queue waits for its own connection once its controller is connected.
 #[derive(Debug, Default)]
-pub(crate) struct Resumption {
+pub(crate) struct QueueResumptionWait {
     /// The association that the queue is to use, and the end of the wait.
     awaited: Option<(u64, Instant)>,
 }
 
-impl Resumption {
+impl QueueResumptionWait {
     /// Whether to wait for the queue to use `association`, for at most `limit` from the first call that names
     /// it.
-    pub(crate) fn is_due(&mut self, association: Option<u64>, now: Instant, limit: Span) -> bool {
+    pub(crate) fn must_wait(
+        &mut self,
+        association: Option<u64>,
+        now: Instant,
+        limit: Span,
+    ) -> bool {
         let Some(association) = association else { return false };
         let known = self.awaited.filter(|(of, _)| *of == association);
         let (_, until) = *self.awaited.insert(known.unwrap_or((association, now.after(limit))));
@@ -28,13 +33,13 @@ impl Resumption {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::Resumption;
+    use super::QueueResumptionWait;
 
     #[test]
     fn each_association_is_awaited_once() {
-        let mut resumption = Resumption::default();
+        let mut resumption = QueueResumptionWait::default();
         let mut is_due =
-            |association, ns| resumption.is_due(association, Instant { ns }, Span { ns: 10 });
+            |association, ns| resumption.must_wait(association, Instant { ns }, Span { ns: 10 });
         assert!(!is_due(None, 0));
         assert!(is_due(Some(1), 5) && is_due(Some(1), 14) && !is_due(Some(1), 15));
         assert!(!is_due(None, 16) && !is_due(Some(1), 17));

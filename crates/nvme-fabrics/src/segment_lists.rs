@@ -1,7 +1,7 @@
 //! Data of commands on NVMe/TCP: segments of this process's memory, which need no address of a device.
 
 use tenmil_base::{Dma, Memory, Segment};
-use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers};
+use tenmil_nvme_host::{BuiltDataPointer, DataPointerError, DataPointers, SegmentListCursor};
 
 use crate::remote_dma::RemoteDma;
 
@@ -49,12 +49,12 @@ impl SegmentLists {
     }
 
     /// Takes the list of `slot`.
-    pub(crate) fn take(&mut self, slot: u16) -> Vec<Segment> {
+    pub(crate) fn take_list(&mut self, slot: u16) -> Vec<Segment> {
         core::mem::take(&mut self.lists[usize::from(slot)])
     }
 
     /// Returns the memory of a list to `slot`.
-    pub(crate) fn put(&mut self, slot: u16, list: Vec<Segment>) {
+    pub(crate) fn return_list(&mut self, slot: u16, list: Vec<Segment>) {
         self.lists[usize::from(slot)] = list;
     }
 
@@ -74,7 +74,7 @@ impl DataPointers for SegmentLists {
         move |segment| iova_of(segment).map(|_| SegmentPointer::Contiguous(segment))
     }
 
-    fn contiguous(&self, segment: Segment) -> Option<SegmentPointer> {
+    fn pointer_to_contiguous(&self, segment: Segment) -> Option<SegmentPointer> {
         self.dma.iova(segment)?;
         Some(match self.is_kernel_buffer(segment) {
             false => SegmentPointer::Contiguous(segment),
@@ -85,12 +85,12 @@ impl DataPointers for SegmentLists {
     fn build(
         &mut self,
         index: usize,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<DataPointerBuild<SegmentPointer>, DataPointerError> {
+    ) -> Result<BuiltDataPointer<SegmentPointer>, DataPointerError> {
         let slot = u16::try_from(index).map_err(|_| DataPointerError::Unreachable)?;
-        let mut list = self.take(slot);
+        let mut list = self.take_list(slot);
         list.clear();
         let built = self.collect(&mut list, cursor, len_max, granule);
         let first = list.first().copied();
@@ -99,11 +99,11 @@ impl DataPointers for SegmentLists {
         let len_bytes = built?;
         let pointer = match first {
             Some(segment) if count == 1 => {
-                self.contiguous(segment).ok_or(DataPointerError::Alignment)?
+                self.pointer_to_contiguous(segment).ok_or(DataPointerError::Alignment)?
             }
             _ => SegmentPointer::Listed { slot, len_bytes },
         };
-        Ok(DataPointerBuild { pointer, len_bytes })
+        Ok(BuiltDataPointer { pointer, len_bytes })
     }
 
     fn store_data(&self, index: usize, bytes: &[u8]) -> Result<SegmentPointer, DataPointerError> {
@@ -117,7 +117,11 @@ impl DataPointers for SegmentLists {
     }
 
     /// A capsule has no address of metadata: they are interleaved with the data.
-    fn metadata(&self, _: Cursor<'_>, _: u32) -> Result<(u64, u32), DataPointerError> {
+    fn metadata_address(
+        &self,
+        _: SegmentListCursor<'_>,
+        _: u32,
+    ) -> Result<(u64, u32), DataPointerError> {
         Err(DataPointerError::Unreachable)
     }
 
@@ -136,7 +140,7 @@ impl SegmentLists {
     fn collect(
         &self,
         list: &mut Vec<Segment>,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
     ) -> Result<u32, DataPointerError> {
@@ -181,7 +185,7 @@ mod tests {
     use tenmil_dma::{
         CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable,
     };
-    use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers};
+    use tenmil_nvme_host::{BuiltDataPointer, DataPointerError, DataPointers, SegmentListCursor};
 
     use super::{RemoteDma, SEGMENTS_MAX, SegmentLists, SegmentPointer};
 
@@ -204,12 +208,12 @@ mod tests {
         let (mut lists, data) = lists();
         // 300 segments of 24 bytes for blocks of 512.
         let segments: Vec<Segment> = (0..300).map(|at| data.slice(at * 64, 24).unwrap()).collect();
-        let built = lists.build(1, Cursor::at(&segments, 0), 7168, 512).unwrap();
+        let built = lists.build(1, SegmentListCursor::at(&segments, 0), 7168, 512).unwrap();
         let found = u32::try_from(SEGMENTS_MAX).unwrap() * 24;
         let len_bytes = found - found % 512;
         let pointer = SegmentPointer::Listed { slot: 1, len_bytes };
-        assert_eq!(built, DataPointerBuild { pointer, len_bytes });
-        let list = lists.take(1);
+        assert_eq!(built, BuiltDataPointer { pointer, len_bytes });
+        let list = lists.take_list(1);
         assert_eq!(list.iter().map(|segment| segment.len_bytes).sum::<u32>(), len_bytes);
         assert_eq!(list[..10], segments[..10]);
     }
@@ -219,7 +223,7 @@ mod tests {
         let (mut lists, data) = lists();
         let two = [data.slice(0, 3).unwrap(), data.slice(8, 3).unwrap()];
         let build = |lists: &mut SegmentLists, segments: &[Segment], len| {
-            lists.build(0, Cursor::at(segments, 0), len, 1)
+            lists.build(0, SegmentListCursor::at(segments, 0), len, 1)
         };
         assert_eq!(build(&mut lists, &two[..1], 3), Err(DataPointerError::Alignment));
         assert_eq!(build(&mut lists, &two, 6), Err(DataPointerError::Alignment));

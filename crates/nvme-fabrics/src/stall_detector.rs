@@ -76,10 +76,10 @@ impl StallDetector {
     #[cold]
     pub(crate) fn check(&mut self, now: Instant, connection: &mut QueueConnection) {
         self.next_check = now.after(self.check_interval);
-        let count = connection.received();
+        let count = connection.receive_count();
         let is_new = core::mem::replace(&mut self.received_before, count) != count;
-        if is_new || connection.outstanding() == 0 {
-            self.since = (connection.outstanding() > 0).then_some(now);
+        if is_new || connection.outstanding_count() == 0 {
+            self.since = (connection.outstanding_count() > 0).then_some(now);
             self.is_probing = false;
             return;
         }
@@ -89,11 +89,11 @@ impl StallDetector {
         };
         let waited = now.since(since);
         if self.is_probing || waited >= self.time_limit {
-            connection.set_stalled(waited);
-        } else if !connection.is_free(self.cid) {
+            connection.end_as_stalled(waited);
+        } else if !connection.is_tag_free(self.cid) {
             // The last probe has no completion, although others have: it serves for this silence too.
             self.is_probing = true;
-        } else if connection.outstanding() < u32::from(self.cid) {
+        } else if connection.outstanding_count() < u32::from(self.cid) {
             let probe = Command::new(IoOpcode::Flush.code()).with_cid(self.cid);
             let nothing = tenmil_base::Segment::default();
             self.is_probing =

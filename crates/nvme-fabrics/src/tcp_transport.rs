@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus};
 use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
-use tenmil_nvme_tcp::SendQueueFull;
+use tenmil_nvme_tcp::CannotSubmit;
 use tenmil_wire::{Command, DataPointer, Status};
 
-use crate::caches::Association;
+use crate::cache_tracker::Association;
 use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection, direction_of};
 use crate::queue_report::{ClosedQueue, QueueReport};
 use crate::remote_dma::RemoteDma;
@@ -92,7 +92,7 @@ impl TcpTransport {
     #[inline]
     pub(crate) fn poll_drain(&mut self, now: Instant) {
         if self.attached.is_none() {
-            self.end_drain(now);
+            self.report_if_drained(now);
         }
     }
 
@@ -111,7 +111,7 @@ impl TcpTransport {
 
     /// The connection, if it accepts commands at once.
     #[inline]
-    fn open(&mut self) -> Option<&mut AttachedQueue> {
+    fn accepting_connection(&mut self) -> Option<&mut AttachedQueue> {
         if !self.is_busy {
             self.mark_busy();
         }
@@ -137,7 +137,7 @@ impl TcpTransport {
             if attached.stall_detector.is_probing() {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
-            if let Err((SendQueueFull, data)) = attached.connection.submit(&command, data) {
+            if let Err((CannotSubmit, data)) = attached.connection.submit(&command, data) {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
         }
@@ -157,7 +157,7 @@ impl TcpTransport {
                 completed.push_back(completion_fields(command));
             }
         });
-        if connection.lost().is_some() {
+        if connection.loss().is_some() {
             self.lose_connection();
         }
     }
@@ -186,12 +186,12 @@ impl TcpTransport {
             stall_detector.check(now, connection);
         }
         if now >= connection.deadline() {
-            connection.expire(now);
+            connection.check_timeouts(now);
         }
-        if connection.lost().is_some() {
+        if connection.loss().is_some() {
             return self.lose_connection();
         }
-        if self.is_busy && connection.outstanding() == 0 && self.waiting.is_empty() {
+        if self.is_busy && connection.outstanding_count() == 0 && self.waiting.is_empty() {
             self.is_busy = false;
             self.report.set_idle();
         }
@@ -210,7 +210,7 @@ impl TcpTransport {
     }
 
     /// Whether the last connection was lost by itself.
-    pub(crate) fn is_broken(&self) -> bool {
+    pub(crate) fn is_connection_lost(&self) -> bool {
         self.is_broken
     }
 
@@ -241,7 +241,7 @@ impl TcpTransport {
     #[cold]
     fn lose_connection(&mut self) {
         let Some(attached) = self.attached.take() else { return };
-        let lost = attached.connection.lost().map(ToString::to_string);
+        let lost = attached.connection.loss().map(ToString::to_string);
         (self.is_busy, self.is_broken) = (false, true);
         self.waiting.clear();
         self.end_connection(*attached, lost);
@@ -260,8 +260,8 @@ impl TcpTransport {
     }
 
     /// Reports a closed connection once its memory is released.
-    fn end_drain(&mut self, now: Instant) {
-        let drain = self.drain.take_if(|drain| drain.0.is_drained(now));
+    fn report_if_drained(&mut self, now: Instant) {
+        let drain = self.drain.take_if(|drain| drain.0.poll_drained(now));
         if let Some(drain) = drain {
             self.report.report(drain.1);
         }
@@ -291,7 +291,7 @@ impl Transport for TcpTransport {
     type Pointers = SegmentLists;
     type Attachment = Box<AttachedQueue>;
 
-    fn pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
+    fn create_data_pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
         SegmentLists::allocate(&self.dma, depth)
     }
 
@@ -315,9 +315,9 @@ impl Transport for TcpTransport {
                 unreachable!("a run has contiguous memory");
             };
             let direction = direction_of(&command, segment.len_bytes);
-            let submitted = match self.open() {
+            let submitted = match self.accepting_connection() {
                 Some(attached) => attached.connection.submit_segment(&command, direction, segment),
-                None => Err(SendQueueFull),
+                None => Err(CannotSubmit),
             };
             if submitted.is_err() {
                 self.submit_later(command, CommandData::Segment(direction, segment));
@@ -340,14 +340,16 @@ impl Transport for TcpTransport {
                 return;
             }
         };
-        let Some(attached) = self.open() else { return self.submit_later(command, data) };
+        let Some(attached) = self.accepting_connection() else {
+            return self.submit_later(command, data);
+        };
         match attached.connection.submit(&command, data) {
             Ok(()) => {
                 if let (SegmentPointer::Listed { slot, .. }, Some(lists)) = (pointer, lists) {
-                    lists.put(slot, attached.connection.take_replaced_list());
+                    lists.return_list(slot, attached.connection.take_replaced_list());
                 }
             }
-            Err((SendQueueFull, data)) => self.submit_later(command, data),
+            Err((CannotSubmit, data)) => self.submit_later(command, data),
         }
     }
 
@@ -360,7 +362,7 @@ impl Transport for TcpTransport {
     }
 
     #[inline(always)]
-    fn complete<P: SplitTracker>(
+    fn receive_completions<P: SplitTracker>(
         pair: &mut QueuePair<Self>,
         now: Instant,
         slots: &mut [IoCompletion],
@@ -392,11 +394,11 @@ impl Transport for TcpTransport {
         (self.is_watched, self.is_broken) = (false, false);
     }
 
-    fn freeze(&mut self) {
+    fn stop_sending(&mut self) {
         self.close();
     }
 
-    fn release(&mut self) {
+    fn drop_outstanding(&mut self) {
         self.close();
         self.completed.clear();
     }
@@ -428,7 +430,7 @@ pub(crate) fn command_data(
             CommandData::KernelBuffer(direction_of(command, segment.len_bytes), segment)
         }
         SegmentPointer::Listed { slot, len_bytes } => {
-            let list = lists.map(|lists| lists.take(slot)).unwrap_or_default();
+            let list = lists.map(|lists| lists.take_list(slot)).unwrap_or_default();
             CommandData::List(direction_of(command, len_bytes), list)
         }
     })
@@ -441,7 +443,7 @@ pub(crate) fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u3
     let status = completion.status();
     // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause endless
     // retries.
-    let status = if status.same_code(Status::ABORTED_BY_HOST) {
+    let status = if status.has_same_code_as(Status::ABORTED_BY_HOST) {
         Status::INTERNAL_PATH_ERROR
     } else {
         status

@@ -48,7 +48,7 @@ thread_local! {
 
 /// Starts a simulation on this thread: resets the state, because its time starts anew.
 #[doc(hidden)]
-pub fn begin_simulation() {
+pub fn reset_for_simulation() {
     LARGE_DATA_SENT.set(false);
     for cell in [&ITERATION_START, &SMALL_IO_UNTIL, &PAUSED_UNTIL] {
         cell.set(Instant { ns: 0 });

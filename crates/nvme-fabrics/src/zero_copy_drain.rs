@@ -24,13 +24,13 @@ impl ZeroCopyDrain {
     pub(crate) fn begin(mut connection: QueueConnection, may_execute_late: bool) -> Option<Self> {
         let is_referenced = connection.has_kernel_references();
         if may_execute_late || is_referenced {
-            connection.abort();
+            connection.discard_unsent();
         }
         is_referenced.then_some(Self { connection, next_check: Instant::default() })
     }
 
     /// Whether the kernel has released everything.
-    pub(crate) fn is_drained(&mut self, now: Instant) -> bool {
+    pub(crate) fn poll_drained(&mut self, now: Instant) -> bool {
         if now < self.next_check {
             return false;
         }

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use tenmil_base::Instant;
 use tenmil_dma::RegionTable;
 use tenmil_drivers::NullDevice;
-use tenmil_linux::socket::{SocketFactory, SocketOptions};
+use tenmil_linux::socket::{SocketOptions, SocketStreamFactory};
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
-use tenmil_nvme_fabrics::{Connecting, FabricsController, Options};
+use tenmil_nvme_fabrics::{ConnectingController, FabricsController, Options};
 use tenmil_nvme_host::{ControllerOptions, Event};
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
@@ -21,22 +21,22 @@ use tenmil_serve::tcp::{
 };
 use tenmil_wire::log::event::{AsyncEvent as Notice, NoticeEvent};
 
-use net::Net;
+use net::LoopbackNet;
 
 const NQN: &str = "nqn.2024-01.example:disk";
 const HOST: &str = "nqn.2024-01.example:host";
 /// Turns within which whatever is told has been told.
 const ITERATIONS: u32 = 2_000;
 
-fn namespace() -> NamespaceConfig {
+fn namespace_config() -> NamespaceConfig {
     NamespaceConfig::new(Arc::new(NullDevice::new(512, 1 << 20).unwrap()))
 }
 
-fn plan(nqn: &str) -> SubsystemExportConfig {
+fn export_config(nqn: &str) -> SubsystemExportConfig {
     let config = SubsystemConfig {
         nqn: nqn.to_owned(),
         ana_groups: 2,
-        ..SubsystemConfig::new("1", vec![namespace()])
+        ..SubsystemConfig::new("1", vec![namespace_config()])
     };
     SubsystemExportConfig {
         subsystem: Subsystem::new(config).unwrap(),
@@ -63,19 +63,20 @@ impl HostAndTarget {
         let regions = RegionTable::new(16);
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = Service::new(&regions, limits).unwrap();
-        service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
-        service.add_subsystem(plan(NQN)).unwrap();
+        service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+        service.add_subsystem(export_config(NQN)).unwrap();
         let [ours, theirs] =
-            [(); 2].map(|()| SocketFactory::new(regions.clone(), SocketOptions::default()));
+            [(); 2].map(|()| SocketStreamFactory::new(regions.clone(), SocketOptions::default()));
         let connections: Arc<Mutex<Vec<TargetConnection>>> = Arc::default();
-        let net = Net::new([ours, theirs], service.clone(), &connections);
+        let net = LoopbackNet::new([ours, theirs], service.clone(), &connections);
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(name, HOST, [1; 16]);
         let controller_options =
             ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let pool = net::pool(&regions);
+        let pool = net::host_pool(&regions);
         let mut connecting =
-            Connecting::begin(pool, Box::new(net), options, controller_options, now).unwrap();
+            ConnectingController::begin(pool, Box::new(net), options, controller_options, now)
+                .unwrap();
         let mut remote = loop {
             if let Some(ended) = connecting.poll(net::step_connections(&connections, &mut now)) {
                 break ended.unwrap();
@@ -112,7 +113,7 @@ impl HostAndTarget {
 fn host_receives_event_for_attached_namespace() {
     let mut pair = HostAndTarget::connected_to(NQN);
     for id in 2..=4 {
-        assert_eq!(pair.service.add_namespace(NQN, namespace()), Ok(id));
+        assert_eq!(pair.service.add_namespace(NQN, namespace_config()), Ok(id));
         pair.await_event(|event| *event == Event::NamespaceAttached { id });
     }
 }
@@ -139,7 +140,7 @@ fn discovery_host_receives_event_for_added_and_removed_subsystems() {
         let what = Notice::Notice(NoticeEvent::Discovery);
         *event == Event::Notice { what, log_page: 0x70 }
     };
-    pair.service.add_subsystem(plan(other)).unwrap();
+    pair.service.add_subsystem(export_config(other)).unwrap();
     pair.await_event(is_told);
     assert!(pair.service.remove_subsystem(other));
     pair.await_event(is_told);

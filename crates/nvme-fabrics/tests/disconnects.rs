@@ -19,7 +19,7 @@ use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapp
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
-use tenmil_sim::sim_network::{self, LinkFault, LinkSide, NetworkOptions, SimNetwork};
+use tenmil_sim::sim_network::{self, LinkFault, LinkTransferDirection, NetworkOptions, SimNetwork};
 
 use disk::{NQN, service_of_device};
 
@@ -79,7 +79,7 @@ struct PendingRequest {
 }
 
 /// A host with a queue and a load.
-struct Host {
+struct LoadHost {
     multipath: Multipath,
     queue: FabricsChannel,
     regions: RegionTable,
@@ -137,7 +137,7 @@ impl TargetRig {
     }
 
     /// A host that is connected, and has a queue.
-    fn host(&mut self, number: u8) -> Host {
+    fn connect_host(&mut self, number: u8) -> LoadHost {
         let networks = Networks::default();
         let line = SimConnector {
             regions: self.regions.clone(),
@@ -167,7 +167,7 @@ impl TargetRig {
             self.poll_connections();
             self.now
         });
-        Host {
+        LoadHost {
             multipath,
             queue,
             regions: self.regions.clone(),
@@ -185,7 +185,7 @@ impl TargetRig {
     }
 }
 
-impl Host {
+impl LoadHost {
     fn buffer(&self, cell: u64) -> Segment {
         let len = CELL_BLOCKS * BLOCK;
         self.memory.slice(u32::try_from(cell).unwrap() * len, len).unwrap()
@@ -224,7 +224,7 @@ impl Host {
             self.written[index] += u64::from(operation == Operation::Write);
             self.under_way.insert(cell, PendingRequest { operation, at: now });
         }
-        self.queue.flush();
+        self.queue.flush_submissions();
     }
 
     /// Whether there is room for it.
@@ -244,7 +244,7 @@ impl Host {
     }
 
     /// Goes on, and checks what has come.
-    fn step(&mut self, now: Instant) {
+    fn poll_and_check(&mut self, now: Instant) {
         let mut networks = self.networks.lock().unwrap();
         let old = networks.len().saturating_sub(8);
         networks.drain(..old);
@@ -259,7 +259,7 @@ impl Host {
         }
         let mut answers = CompletionBatch::with_capacity(32);
         self.queue.poll(now, &mut answers);
-        self.queue.flush();
+        self.queue.flush_submissions();
         for answer in answers.drain() {
             let cell = answer.token;
             let PendingRequest { operation, at } = self.under_way.remove(&cell).expect("once");
@@ -286,20 +286,20 @@ impl Host {
     }
 
     /// Number of times that its controller was lost.
-    fn losses(&mut self) -> u64 {
-        self.multipath.remote(0).unwrap().counts().lost
+    fn loss_count(&mut self) -> u64 {
+        self.multipath.path_controller(0).unwrap().connection_stats().lost
     }
 
     /// Cuts one of its newest connections: now, or at the next byte that goes there or comes back.
-    fn cut(&mut self) {
+    fn cut_random_connection(&mut self) {
         let networks = self.networks.lock().unwrap();
         let newest = networks.len().saturating_sub(2);
         let which = newest + usize::try_from(self.random.below(2)).unwrap();
         let Some(network) = networks.get(which) else { return };
         match self.random.below(3) {
             0 => network.cut_links(),
-            1 => network.inject_fault(LinkSide::Upstream, LinkFault::Cut),
-            _ => network.inject_fault(LinkSide::Downstream, LinkFault::Cut),
+            1 => network.inject_fault(LinkTransferDirection::Upstream, LinkFault::Cut),
+            _ => network.inject_fault(LinkTransferDirection::Downstream, LinkFault::Cut),
         }
     }
 }
@@ -307,8 +307,8 @@ impl Host {
 #[test]
 fn thousand_random_cuts_under_load_lose_no_data_leak_nothing_and_delay_no_other_host() {
     let mut target_rig = TargetRig::new();
-    let mut undisturbed = target_rig.host(1);
-    let mut disturbed = target_rig.host(2);
+    let mut undisturbed = target_rig.connect_host(1);
+    let mut disturbed = target_rig.connect_host(2);
     let mut random = Random::new(7);
     let mut cuts = 0;
     while cuts < CUTS {
@@ -316,32 +316,32 @@ fn thousand_random_cuts_under_load_lose_no_data_leak_nothing_and_delay_no_other_
             host.submit(target_rig.now);
         }
         // Not while it is away: each cut is one of a connection that works.
-        let is_there = disturbed.multipath.remote(0).unwrap().lost_since().is_none();
+        let is_there = disturbed.multipath.path_controller(0).unwrap().lost_since().is_none();
         if is_there && random.chance(1, 24) {
-            disturbed.cut();
+            disturbed.cut_random_connection();
             cuts += 1;
         }
         target_rig.poll_connections();
-        disturbed.step(target_rig.now);
-        undisturbed.step(target_rig.now);
+        disturbed.poll_and_check(target_rig.now);
+        undisturbed.poll_and_check(target_rig.now);
         target_rig.now = target_rig.now.after(if is_there { STEP } else { IDLE_STEP });
     }
     for _ in 0..100_000 {
         target_rig.poll_connections();
-        disturbed.step(target_rig.now);
-        undisturbed.step(target_rig.now);
+        disturbed.poll_and_check(target_rig.now);
+        undisturbed.poll_and_check(target_rig.now);
         target_rig.now = target_rig.now.after(STEP);
         if disturbed.under_way.is_empty() && undisturbed.under_way.is_empty() {
             break;
         }
     }
     assert!(disturbed.under_way.is_empty(), "{} left", disturbed.under_way.len());
-    let (lost, done) = (disturbed.losses(), disturbed.done);
+    let (lost, done) = (disturbed.loss_count(), disturbed.done);
     println!("{lost} losses, {done} I/Os verified, beside {} of the other host", undisturbed.done);
     assert!(lost > CUTS / 2 && done > CUTS, "{lost} losses, {done} I/Os");
     // Few of those that were cut have met three cuts alone.
     assert!(disturbed.given_up < CUTS / 20, "{} given up", disturbed.given_up);
-    assert_eq!((undisturbed.losses(), undisturbed.given_up), (0, 0));
+    assert_eq!((undisturbed.loss_count(), undisturbed.given_up), (0, 0));
     assert!(undisturbed.slowest < LATENCY_MAX, "the other host waited {}", undisturbed.slowest);
 
     for host in [&mut disturbed, &mut undisturbed] {
@@ -349,8 +349,8 @@ fn thousand_random_cuts_under_load_lose_no_data_leak_nothing_and_delay_no_other_
     }
     for _ in 0..10_000 {
         target_rig.poll_connections();
-        disturbed.step(target_rig.now);
-        undisturbed.step(target_rig.now);
+        disturbed.poll_and_check(target_rig.now);
+        undisturbed.poll_and_check(target_rig.now);
         target_rig.now = target_rig.now.after(STEP);
     }
     drop((disturbed, undisturbed));

@@ -18,12 +18,12 @@ use tenmil_base::{
 };
 use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
-use tenmil_linux::socket::{SocketFactory, SocketOptions};
+use tenmil_linux::socket::{SocketOptions, SocketStreamFactory};
 use tenmil_nvme_fabrics::{Connector, FabricsChannel, Multipath, Options, PendingConnect};
 use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{NQN, service_of_device};
-use net::{Net, poll_connections};
+use net::{LoopbackNet, poll_connections};
 
 const BLOCK: u32 = 512;
 const REQUESTS: u16 = 8;
@@ -45,17 +45,17 @@ struct CountingStream {
 }
 
 /// Connects with streams that count.
-struct CountingNet {
-    net: Net,
+struct CountingConnector {
+    net: LoopbackNet,
     received_bytes: Arc<ReceivedBytes>,
 }
 
-struct CountingConnect {
+struct CountingPendingConnect {
     pending: Box<dyn PendingConnect>,
     received_bytes: Arc<ReceivedBytes>,
 }
 
-impl PendingConnect for CountingConnect {
+impl PendingConnect for CountingPendingConnect {
     fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         let received_bytes = Arc::clone(&self.received_bytes);
         let counting =
@@ -64,10 +64,13 @@ impl PendingConnect for CountingConnect {
     }
 }
 
-impl Connector for CountingNet {
+impl Connector for CountingConnector {
     fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
         let pending = self.net.begin_connect(now, until);
-        Box::new(CountingConnect { pending, received_bytes: Arc::clone(&self.received_bytes) })
+        Box::new(CountingPendingConnect {
+            pending,
+            received_bytes: Arc::clone(&self.received_bytes),
+        })
     }
 
     fn peer(&self) -> String {
@@ -75,7 +78,7 @@ impl Connector for CountingNet {
     }
 }
 
-fn count(into: &AtomicU64, received: RecvResult) -> RecvResult {
+fn count_received(into: &AtomicU64, received: RecvResult) -> RecvResult {
     if let RecvResult::Bytes(count) = received {
         into.fetch_add(count as u64, Ordering::Relaxed);
     }
@@ -84,11 +87,11 @@ fn count(into: &AtomicU64, received: RecvResult) -> RecvResult {
 
 impl Stream for CountingStream {
     fn receive(&mut self) -> RecvResult {
-        count(&self.received_bytes.to_inbox, self.stream.receive())
+        count_received(&self.received_bytes.to_inbox, self.stream.receive())
     }
 
     fn receive_up_to(&mut self, most: usize) -> RecvResult {
-        count(&self.received_bytes.to_inbox, self.stream.receive_up_to(most))
+        count_received(&self.received_bytes.to_inbox, self.stream.receive_up_to(most))
     }
 
     fn buffered(&self) -> &[u8] {
@@ -100,7 +103,7 @@ impl Stream for CountingStream {
     }
 
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
-        count(&self.received_bytes.to_data_buffer, self.stream.receive_into(into))
+        count_received(&self.received_bytes.to_data_buffer, self.stream.receive_into(into))
     }
 
     fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
@@ -109,7 +112,7 @@ impl Stream for CountingStream {
             let behind = self.stream.buffered().len() as u64;
             let bytes = &self.received_bytes;
             bytes.to_inbox.fetch_add(behind, Ordering::Relaxed);
-            count(&bytes.to_data_buffer, received.clone());
+            count_received(&bytes.to_data_buffer, received.clone());
             bytes.to_data_buffer.fetch_sub(behind, Ordering::Relaxed);
         }
         received
@@ -169,17 +172,17 @@ impl HostAndTarget {
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let medium = RamDevice::new(&regions, BLOCK, 1 << 14).unwrap();
         let service = service_of_device(Arc::new(medium), &regions, limits);
-        let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
+        let sockets = || SocketStreamFactory::new(regions.clone(), SocketOptions::default());
         let (connections, received_bytes) = (Arc::default(), Arc::<ReceivedBytes>::default());
-        let mut net = Net::new([sockets(), sockets()], service, &connections);
+        let mut net = LoopbackNet::new([sockets(), sockets()], service, &connections);
         let target_bytes = Arc::<ReceivedBytes>::default();
         let received_by_target = Arc::clone(&target_bytes);
         net.wrap_target_stream = Box::new(move |stream| {
             Box::new(CountingStream { stream, received_bytes: Arc::clone(&received_by_target) })
         });
-        let net = CountingNet { net, received_bytes: Arc::clone(&received_bytes) };
+        let net = CountingConnector { net, received_bytes: Arc::clone(&received_bytes) };
         let mut now = Instant { ns: 1_000_000 };
-        let pool = net::pool(&regions);
+        let pool = net::host_pool(&regions);
         let mut multipath = queues::connect_one_path(pool, Box::new(net), options, (1, 33), now);
         let queue =
             queues::open_queue(&mut multipath, || net::step_connections(&connections, &mut now));
@@ -205,16 +208,16 @@ impl HostAndTarget {
         }
     }
 
-    fn plain() -> Self {
+    fn without_digests() -> Self {
         Self::new(Options::new(NQN, "nqn.2024-01.example:host", [1; 16]))
     }
 
-    fn part(&self, request: u16, blocks: u32) -> Segment {
+    fn request_segment(&self, request: u16, blocks: u32) -> Segment {
         self.leased.slice(u32::from(request) * EACH, blocks * BLOCK).unwrap()
     }
 
     /// Does the same with several requests at once, each `blocks` long and behind the one before.
-    fn run(&mut self, operation: Operation, blocks: u32, segments: &[Segment]) {
+    fn run_requests(&mut self, operation: Operation, blocks: u32, segments: &[Segment]) {
         let request = |token: u32| Request {
             token: token.into(),
             lba: u64::from(token * blocks),
@@ -229,13 +232,13 @@ impl HostAndTarget {
         let count = u32::try_from(segments.len()).unwrap();
         let requests: Vec<Request> = (0..count).map(request).collect();
         assert_eq!(self.queue.submit(self.now, &requests, segments), requests.len());
-        self.queue.flush();
+        self.queue.flush_submissions();
         let (mut ended, mut turns) = (0, 0);
         while ended < segments.len() {
             self.now = self.now.after(Span::from_us(10));
             poll_connections(&self.connections, self.now);
             self.queue.poll(self.now, &mut self.answers);
-            self.queue.flush();
+            self.queue.flush_submissions();
             for answer in self.answers.drain() {
                 assert_eq!(answer.status, IoStatus::SUCCESS, "{answer:?}");
                 ended += 1;
@@ -246,7 +249,7 @@ impl HostAndTarget {
     }
 
     /// Bytes that have come to the inbox, to their place, and through a copy of the lender's.
-    fn counts(&self) -> [u64; 3] {
+    fn received_counts(&self) -> [u64; 3] {
         let [inbox, direct] = inbox_and_direct_bytes(&self.received_bytes);
         [inbox, direct, self.regions.copied_bytes(self.leased.region)]
     }
@@ -265,24 +268,25 @@ fn pattern(seed: u32, len_bytes: u32) -> Vec<u8> {
 /// at the place where a ring would move the data, and nowhere else.
 #[test]
 fn kernel_buffer_data_bypass_the_receive_buffer() {
-    let mut pair = HostAndTarget::plain();
+    let mut pair = HostAndTarget::without_digests();
     for (seed, blocks) in [(1, 1), (2, 8), (3, 16), (4, 100), (5, 1024)] {
         let len_bytes = blocks * BLOCK;
-        let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
+        let parts: Vec<Segment> =
+            (0..REQUESTS).map(|request| pair.request_segment(request, blocks)).collect();
         for (number, part) in (0..).zip(&parts) {
             pair.regions.store(*part, &pattern(10 * seed + number, len_bytes)).unwrap();
         }
         let data = u64::from(len_bytes) * u64::from(REQUESTS);
-        let before = pair.counts();
-        pair.run(Operation::Write, blocks, &parts);
-        let written = pair.counts();
+        let before = pair.received_counts();
+        pair.run_requests(Operation::Write, blocks, &parts);
+        let written = pair.received_counts();
         assert_eq!(written[1], before[1], "nothing comes but headers");
         for part in &parts {
             pair.regions.store(*part, &vec![0; len_bytes as usize]).unwrap();
         }
-        let before = pair.counts();
-        pair.run(Operation::Read, blocks, &parts);
-        let read = pair.counts();
+        let before = pair.received_counts();
+        pair.run_requests(Operation::Read, blocks, &parts);
+        let read = pair.received_counts();
         let [inbox, place, copied] = [0, 1, 2].map(|at| read[at] - before[at]);
         assert_eq!((place, copied), (data, data), "of {blocks} blocks");
         assert!(inbox.is_multiple_of(HEADER_BYTES), "{inbox}");
@@ -303,15 +307,16 @@ fn with_digests_kernel_buffer_data_are_copied_intact() {
     let mut pair =
         HostAndTarget::new(Options { header_digest: Required, data_digest: Required, ..options });
     for blocks in [1, 8, 500] {
-        let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
+        let parts: Vec<Segment> =
+            (0..REQUESTS).map(|request| pair.request_segment(request, blocks)).collect();
         for part in &parts {
             pair.regions.store(*part, &pattern(blocks, part.len_bytes)).unwrap();
         }
-        pair.run(Operation::Write, blocks, &parts);
+        pair.run_requests(Operation::Write, blocks, &parts);
         for part in &parts {
             pair.regions.store(*part, &vec![0; part.len_bytes as usize]).unwrap();
         }
-        pair.run(Operation::Read, blocks, &parts);
+        pair.run_requests(Operation::Read, blocks, &parts);
         for part in &parts {
             let mut found = vec![0; part.len_bytes as usize];
             pair.regions.load(*part, &mut found).unwrap();
@@ -329,14 +334,14 @@ fn large_data_are_received_into_the_memory_of_their_command() {
     const ROUNDS: u64 = 16;
     /// For a transfer: a command, and its data in two PDUs; and keep-alives.
     const HEADERS_MAX: u64 = 72 + 2 * HEADER_BYTES + 24;
-    let mut pair = HostAndTarget::plain();
-    let buffers = net::pool(&pair.regions);
+    let mut pair = HostAndTarget::without_digests();
+    let buffers = net::host_pool(&pair.regions);
     let parts: Vec<Segment> = (0..REQUESTS)
         .map(|_| tenmil_base::Dma::allocate(&buffers, BLOCKS * BLOCK).unwrap())
         .collect();
     for operation in [Operation::Write, Operation::Read] {
         // The first transfer is recognized as a large one.
-        pair.run(operation, BLOCKS, &parts);
+        pair.run_requests(operation, BLOCKS, &parts);
         for (number, part) in (0..).zip(&parts) {
             let data = pattern(number, part.len_bytes);
             pair.regions.store(*part, &data).unwrap();
@@ -346,7 +351,7 @@ fn large_data_are_received_into_the_memory_of_their_command() {
             _ => Arc::clone(&pair.received_bytes),
         };
         let before = inbox_and_direct_bytes(&receiver);
-        (0..ROUNDS).for_each(|_| pair.run(operation, BLOCKS, &parts));
+        (0..ROUNDS).for_each(|_| pair.run_requests(operation, BLOCKS, &parts));
         let after = inbox_and_direct_bytes(&receiver);
         let transfers = ROUNDS * u64::from(REQUESTS);
         let data = transfers * u64::from(BLOCKS * BLOCK);
@@ -360,7 +365,7 @@ fn large_data_are_received_into_the_memory_of_their_command() {
     for part in &parts {
         pair.regions.store(*part, &vec![0; part.len_bytes as usize]).unwrap();
     }
-    pair.run(Operation::Read, BLOCKS, &parts);
+    pair.run_requests(Operation::Read, BLOCKS, &parts);
     for (number, part) in (0..).zip(&parts) {
         let mut found = vec![0; part.len_bytes as usize];
         pair.regions.load(*part, &mut found).unwrap();

@@ -29,13 +29,13 @@ pub use capabilities::Capabilities;
 /// Controller initialization in progress.
 #[derive(Debug)]
 pub struct Bringup {
-    state: State,
-    admin: Option<AdminQueues>,
+    state: BringupState,
+    admin: Option<AdminQueueAddresses>,
 }
 
 /// Addresses and depth of the admin queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AdminQueues {
+pub struct AdminQueueAddresses {
     /// I/O virtual address of the submission ring.
     pub submission_iova: u64,
     /// I/O virtual address of the completion ring.
@@ -147,7 +147,7 @@ pub enum BringupError {
 
 /// States, named for the awaited input.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum BringupState {
     Start,
     Cap,
     Vs { cap: register::Capabilities },
@@ -194,10 +194,10 @@ impl Bringup {
     /// # Panics
     ///
     /// The depth is not valid for AQA; it comes from the driver's own configuration.
-    pub fn new(admin: Option<AdminQueues>) -> Self {
+    pub fn new(admin: Option<AdminQueueAddresses>) -> Self {
         let is_valid = admin.is_none_or(|admin| (2..=4096).contains(&admin.depth));
         assert!(is_valid, "AQA holds 2 to 4096 entries (§3.1.4.8)");
-        Self { state: State::Start, admin }
+        Self { state: BringupState::Start, admin }
     }
 
     /// Performs one step. After an error, the machine has ended and must not be stepped again.
@@ -211,37 +211,39 @@ impl Bringup {
         now: Instant,
         input: BringupInput,
     ) -> Result<BringupAction, BringupError> {
-        let state = core::mem::replace(&mut self.state, State::Done);
+        let state = core::mem::replace(&mut self.state, BringupState::Done);
         let (state, action) = match (state, input) {
-            (State::Start, BringupInput::Tick) => (State::Cap, BringupAction::Read(Register::Cap)),
-            (State::Cap, BringupInput::Value(cap)) => on_cap(cap)?,
-            (State::Vs { cap }, BringupInput::Value(vs)) => on_version(cap, low_dword(vs))?,
-            (State::Crto { cap, vs }, BringupInput::Value(crto)) => {
+            (BringupState::Start, BringupInput::Tick) => {
+                (BringupState::Cap, BringupAction::Read(Register::Cap))
+            }
+            (BringupState::Cap, BringupInput::Value(cap)) => on_cap(cap)?,
+            (BringupState::Vs { cap }, BringupInput::Value(vs)) => on_version(cap, low_dword(vs))?,
+            (BringupState::Crto { cap, vs }, BringupInput::Value(crto)) => {
                 on_ready_timeouts(cap, vs, low_dword(crto))?
             }
-            (State::Cc { capabilities }, BringupInput::Value(cc)) => {
+            (BringupState::Cc { capabilities }, BringupInput::Value(cc)) => {
                 on_configuration(capabilities, low_dword(cc), now)?
             }
-            (State::Status(wait), BringupInput::Value(csts)) => {
+            (BringupState::Status(wait), BringupInput::Value(csts)) => {
                 self.on_status(low_dword(csts), now, wait)?
             }
-            (State::Pause(wait), BringupInput::Tick) => {
-                (State::Status(wait), BringupAction::Read(Register::Csts))
+            (BringupState::Pause(wait), BringupInput::Tick) => {
+                (BringupState::Status(wait), BringupAction::Read(Register::Csts))
             }
-            (State::DisableWritten { capabilities }, BringupInput::Written) => {
-                await_status(ReadyGoal::Disabled, now, capabilities)
+            (BringupState::DisableWritten { capabilities }, BringupInput::Written) => {
+                await_status_step(ReadyGoal::Disabled, now, capabilities)
             }
-            (State::MayTouchRings { capabilities }, BringupInput::Tick) => {
+            (BringupState::MayTouchRings { capabilities }, BringupInput::Tick) => {
                 let first = if self.admin.is_some() { 0 } else { SETUP_STEPS - 1 };
-                self.set_up(first, capabilities)
+                self.admin_setup_step(first, capabilities)
             }
-            (State::SetupWritten { next, capabilities }, BringupInput::Written)
+            (BringupState::SetupWritten { next, capabilities }, BringupInput::Written)
                 if next < SETUP_STEPS =>
             {
-                self.set_up(next, capabilities)
+                self.admin_setup_step(next, capabilities)
             }
-            (State::SetupWritten { capabilities, .. }, BringupInput::Written) => {
-                await_status(ReadyGoal::Ready, now, capabilities)
+            (BringupState::SetupWritten { capabilities, .. }, BringupInput::Written) => {
+                await_status_step(ReadyGoal::Ready, now, capabilities)
             }
             (state, input) => panic!("{input:?} does not answer {state:?}"),
         };
@@ -254,7 +256,7 @@ impl Bringup {
         csts: u32,
         now: Instant,
         wait: ReadyWait,
-    ) -> Result<(State, BringupAction), BringupError> {
+    ) -> Result<(BringupState, BringupAction), BringupError> {
         let ReadyWait { goal, since, allowed, capabilities } = wait;
         check_present(Register::Csts, csts)?;
         let status = ControllerStatus(csts);
@@ -263,14 +265,18 @@ impl Bringup {
         let late = now.since(since) >= allowed;
         match goal {
             // A controller that failed or never became ready is disabled nevertheless.
-            ReadyGoal::MayDisable { cc } if ready || fatal || late => Ok(disable(cc, capabilities)),
+            ReadyGoal::MayDisable { cc } if ready || fatal || late => {
+                Ok(disable_step(cc, capabilities))
+            }
             ReadyGoal::Disabled if !ready => {
-                Ok((State::MayTouchRings { capabilities }, BringupAction::Disabled))
+                Ok((BringupState::MayTouchRings { capabilities }, BringupAction::Disabled))
             }
             // The reset in progress may clear a fatal status, so it is an error only after the timeout.
             ReadyGoal::Disabled if late && fatal => Err(BringupError::Fatal { csts }),
             ReadyGoal::Ready if fatal => Err(BringupError::Fatal { csts }),
-            ReadyGoal::Ready if ready => Ok((State::Done, BringupAction::Ready(capabilities))),
+            ReadyGoal::Ready if ready => {
+                Ok((BringupState::Done, BringupAction::Ready(capabilities)))
+            }
             _ if late => {
                 let want_ready = goal == ReadyGoal::Ready;
                 Err(BringupError::Timeout { want_ready, allowed, csts })
@@ -280,23 +286,29 @@ impl Bringup {
                 let pause = Span { ns: (waited / 4).clamp(PAUSE_MIN.ns, PAUSE_MAX.ns) };
                 // The last read happens at the deadline itself.
                 let wake = now.after(pause).min(since.after(allowed));
-                Ok((State::Pause(wait), BringupAction::WaitUntil(wake)))
+                Ok((BringupState::Pause(wait), BringupAction::WaitUntil(wake)))
             }
         }
     }
 
-    fn set_up(&self, step: usize, capabilities: Capabilities) -> (State, BringupAction) {
-        let admin = self.admin.unwrap_or(AdminQueues { depth: 1, ..AdminQueues::default() });
+    fn admin_setup_step(
+        &self,
+        step: usize,
+        capabilities: Capabilities,
+    ) -> (BringupState, BringupAction) {
+        let admin = self
+            .admin
+            .unwrap_or(AdminQueueAddresses { depth: 1, ..AdminQueueAddresses::default() });
         let depth_zero_based = u64::from(admin.depth) - 1;
         let writes: [(Register, u64); SETUP_STEPS] = [
             (Register::Aqa, (depth_zero_based << 16) | depth_zero_based),
             (Register::Asq, admin.submission_iova),
             (Register::Acq, admin.completion_iova),
-            (Register::Cc, capabilities.configuration().0.into()),
+            (Register::Cc, capabilities.enable_configuration().0.into()),
         ];
         let (register, value) = writes[step];
         (
-            State::SetupWritten { next: step + 1, capabilities },
+            BringupState::SetupWritten { next: step + 1, capabilities },
             BringupAction::Write(register, value),
         )
     }
@@ -350,65 +362,68 @@ impl Register {
     }
 }
 
-fn on_cap(cap: u64) -> Result<(State, BringupAction), BringupError> {
+fn on_cap(cap: u64) -> Result<(BringupState, BringupAction), BringupError> {
     if cap == u64::MAX {
         return Err(BringupError::Removed { register: Register::Cap });
     }
-    Ok((State::Vs { cap: cap.into() }, BringupAction::Read(Register::Vs)))
+    Ok((BringupState::Vs { cap: cap.into() }, BringupAction::Read(Register::Vs)))
 }
 
 fn on_version(
     cap: register::Capabilities,
     vs: u32,
-) -> Result<(State, BringupAction), BringupError> {
+) -> Result<(BringupState, BringupAction), BringupError> {
     check_present(Register::Vs, vs)?;
     if cap.crwms() || cap.crims() {
-        return Ok((State::Crto { cap, vs: Version(vs) }, BringupAction::Read(Register::Crto)));
+        return Ok((
+            BringupState::Crto { cap, vs: Version(vs) },
+            BringupAction::Read(Register::Crto),
+        ));
     }
-    Ok(read_configuration(Capabilities::check(cap, Version(vs), None)?))
+    Ok(read_configuration_step(Capabilities::from_registers(cap, Version(vs), None)?))
 }
 
 fn on_ready_timeouts(
     cap: register::Capabilities,
     vs: Version,
     crto: u32,
-) -> Result<(State, BringupAction), BringupError> {
+) -> Result<(BringupState, BringupAction), BringupError> {
     check_present(Register::Crto, crto)?;
-    let capabilities = Capabilities::check(cap, vs, Some(ReadyTimeouts(crto)))?;
-    Ok(read_configuration(capabilities))
+    let capabilities = Capabilities::from_registers(cap, vs, Some(ReadyTimeouts(crto)))?;
+    Ok(read_configuration_step(capabilities))
 }
 
-fn read_configuration(capabilities: Capabilities) -> (State, BringupAction) {
-    (State::Cc { capabilities }, BringupAction::Read(Register::Cc))
+fn read_configuration_step(capabilities: Capabilities) -> (BringupState, BringupAction) {
+    (BringupState::Cc { capabilities }, BringupAction::Read(Register::Cc))
 }
 
 fn on_configuration(
     capabilities: Capabilities,
     cc: u32,
     now: Instant,
-) -> Result<(State, BringupAction), BringupError> {
+) -> Result<(BringupState, BringupAction), BringupError> {
     check_present(Register::Cc, cc)?;
     let cc = Configuration(cc);
     let goal = if cc.en() { ReadyGoal::MayDisable { cc } } else { ReadyGoal::Disabled };
-    Ok(await_status(goal, now, capabilities))
+    Ok(await_status_step(goal, now, capabilities))
 }
 
-fn disable(cc: Configuration, capabilities: Capabilities) -> (State, BringupAction) {
+fn disable_step(cc: Configuration, capabilities: Capabilities) -> (BringupState, BringupAction) {
     let cc = cc.with(|cc| cc.en(false).shn(ShutdownNotification::None));
-    (State::DisableWritten { capabilities }, BringupAction::Write(Register::Cc, cc.0.into()))
+    (BringupState::DisableWritten { capabilities }, BringupAction::Write(Register::Cc, cc.0.into()))
 }
 
-fn await_status(
+fn await_status_step(
     goal: ReadyGoal,
     now: Instant,
     capabilities: Capabilities,
-) -> (State, BringupAction) {
+) -> (BringupState, BringupAction) {
     let allowed = match goal {
         ReadyGoal::Ready => capabilities.ready_timeout,
         ReadyGoal::MayDisable { .. } | ReadyGoal::Disabled => capabilities.disable_timeout,
     };
     let wait = ReadyWait { goal, since: now, allowed, capabilities };
-    (State::Status(wait), BringupAction::Read(Register::Csts))
+    (BringupState::Status(wait), BringupAction::Read(Register::Csts))
 }
 
 /// Checks that a 32-bit register does not read as all ones, the value of a missing controller. No valid

@@ -25,7 +25,9 @@
 //! | `owner`, `firmware` | interface for the owner |
 //! | `graceful_shutdown`, `shutdown` | shutdown |
 
-mod admin;
+mod admin_pointers;
+mod admin_queue_pair;
+mod arm_interrupt;
 mod async_events;
 mod cmb;
 mod dma_revocation;
@@ -33,51 +35,49 @@ mod firmware;
 mod graceful_shutdown;
 mod identity;
 mod initialization;
-mod interrupt;
+mod io_queue_pairs;
 mod keep_alive;
 mod namespace_scan;
 mod options;
-mod owner;
+mod owner_commands;
 mod queue_transports;
-mod queues;
 mod recovery;
-mod register_steps;
+mod register_sequence;
 mod shutdown;
 #[cfg(test)]
 mod tests;
-mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use tenmil_base::{Dma, Instant, IoCompletion, Mmio, Segment};
 
+pub use arm_interrupt::{ArmResult, arm_interrupt};
 pub use cmb::{CmbMode, CmbUnavailable};
-pub use firmware::FirmwareDownload;
-pub use identity::{ControllerLimits, Identity, IoCommands};
-pub use interrupt::{ArmResult, arm};
+pub use firmware::FirmwareDownloadCommands;
+pub use identity::{ControllerLimits, Identity, OptionalIoCommands};
+pub use io_queue_pairs::QueuePairOptions;
 pub use options::{ControllerOptions, Quirks};
 pub use queue_transports::{
     AdminQueueSetup, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports, RingQueues,
     StepResult,
 };
-pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
 use tenmil_wire::Status;
 pub use tenmil_wire::register::ShutdownNotification;
 
-use crate::bringup::{AdminQueues, Capabilities};
+use crate::bringup::{AdminQueueAddresses, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
 use crate::namespace::{Namespace, NamespaceIds};
 use crate::queue_pair::{AttachmentOf, QueueMemory, QueuePair};
-use admin::{Admin, Purpose};
+use admin_queue_pair::{AdminCommandPurpose, AdminQueuePair};
 use async_events::PendingLogPages;
 use cmb::CmbState;
 use dma_revocation::DmaRevocation;
 use initialization::AdminQuery;
-use queues::{IoQueue, RetiredQueue};
+use io_queue_pairs::{IoQueue, RetiredQueue};
 use recovery::ResetHistory;
-use register_steps::RegisterSequence;
+use register_sequence::RegisterSequence;
 
 /// A controller with all state that its host keeps: registers `M`, memory `D`, queues `Q`.
 pub struct Controller<M: Mmio, D: Dma, Q: QueueTransports<M, D> = RingQueues> {
@@ -85,9 +85,9 @@ pub struct Controller<M: Mmio, D: Dma, Q: QueueTransports<M, D> = RingQueues> {
     dma: D,
     options: ControllerOptions,
     memory: ControllerMemory,
-    admin: Admin<Q::Admin>,
+    admin: AdminQueuePair<Q::Admin>,
     /// Admin rings, as programmed at every initialization, if it has any.
-    admin_queues: Option<AdminQueues>,
+    admin_queues: Option<AdminQueueAddresses>,
     phase: Phase,
     events: VecDeque<Event>,
     doorbell_stride: u8,
@@ -132,7 +132,7 @@ struct ControllerMemory {
 
 /// State of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ControllerState {
     /// First initialization in progress.
     Starting,
     /// Ready for commands.
@@ -163,7 +163,7 @@ enum Phase {
     /// End of DMA in flight.
     RevokingDma(DmaRevocation),
     /// Nothing anymore.
-    Ended(State),
+    Ended(ControllerState),
 }
 
 const PAGE: u32 = 4096;
@@ -176,7 +176,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     ///
     /// `options.admin_depth` is not 16 to 4096; it comes from the driver's own configuration.
     pub fn new(mmio: M, dma: D, options: ControllerOptions) -> Result<Self, ControllerError> {
-        Self::with_queues(mmio, dma, options)
+        Self::with_queue_transports(mmio, dma, options)
     }
 }
 
@@ -186,22 +186,24 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// # Panics
     ///
     /// `options.admin_depth` is not 16 to 4096.
-    pub fn with_queues(
+    pub fn with_queue_transports(
         mut mmio: M,
         dma: D,
         options: ControllerOptions,
     ) -> Result<Self, ControllerError> {
         assert!((16..=4096).contains(&options.admin_depth), "depth {}", options.admin_depth);
-        let doorbell_stride = register_steps::doorbell_stride(&mut mmio)?;
+        let doorbell_stride = register_sequence::read_doorbell_stride(&mut mmio)?;
         let memory = ControllerMemory::allocate(&dma, &options, Q::HAS_RINGS)?;
         let setup =
             AdminQueueSetup { depth: options.admin_depth, memory: memory.admin, doorbell_stride };
-        let queues =
-            memory.admin.map(|rings| queue_transports::admin_queues(&dma, rings)).transpose();
+        let queues = memory
+            .admin
+            .map(|rings| queue_transports::admin_queue_addresses(&dma, rings))
+            .transpose();
         let made = queues.and_then(|queues| {
-            let transport = Q::create_admin(&mut mmio, &dma, setup)?;
-            let lists = Q::admin_pointers(&dma, transfer::LISTS);
-            Ok((Admin::new(transport, lists, options.admin_timeout)?, queues))
+            let transport = Q::create_admin_transport(&mut mmio, &dma, setup)?;
+            let lists = Q::create_admin_pointers(&dma, admin_pointers::LISTS);
+            Ok((AdminQueuePair::new(transport, lists, options.admin_timeout)?, queues))
         });
         let (admin, admin_queues) = match made {
             Ok(made) => made,
@@ -261,7 +263,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             Phase::Registers(walk) => return walk.wake_at(),
             Phase::Ended(_) if self.retired.is_empty() => return Instant::NEVER,
             Phase::Ended(_) => return self.polled_at.after(self.options.poll_interval),
-            Phase::RevokingDma(cutting) if cutting.ended().is_none() => {
+            Phase::RevokingDma(cutting) if cutting.reported_state().is_none() => {
                 return self.polled_at.after(options::BUSY_INTERVAL);
             }
             Phase::RevokingDma(_) => return self.polled_at.after(self.options.poll_interval),
@@ -275,18 +277,20 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ControllerState {
         match &self.phase {
-            Phase::Registers(walk) if walk.is_shutdown() => State::ShuttingDown,
-            Phase::Registers(_) | Phase::Starting if self.has_been_ready => State::Resetting,
-            Phase::Registers(_) | Phase::Starting => State::Starting,
-            Phase::Ready => State::Ready,
-            Phase::Stopping { .. } => State::ShuttingDown,
-            Phase::RevokingDma(cutting) => match cutting.ended() {
+            Phase::Registers(walk) if walk.is_shutdown() => ControllerState::ShuttingDown,
+            Phase::Registers(_) | Phase::Starting if self.has_been_ready => {
+                ControllerState::Resetting
+            }
+            Phase::Registers(_) | Phase::Starting => ControllerState::Starting,
+            Phase::Ready => ControllerState::Ready,
+            Phase::Stopping { .. } => ControllerState::ShuttingDown,
+            Phase::RevokingDma(cutting) => match cutting.reported_state() {
                 Some(state) => state,
-                None if cutting.is_shutdown() => State::ShuttingDown,
-                None if self.has_been_ready => State::Resetting,
-                None => State::Starting,
+                None if cutting.ends_shutdown() => ControllerState::ShuttingDown,
+                None if self.has_been_ready => ControllerState::Resetting,
+                None => ControllerState::Starting,
             },
             Phase::Ended(state) => *state,
         }
@@ -314,7 +318,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     /// Requires that this namespace keeps its identifiers across every reset: a controller that presents
     /// a different one under this NSID is reset and not used. Only the first call has an effect.
-    pub fn expect_namespace(&mut self, id: u32) {
+    pub fn require_same_namespace(&mut self, id: u32) {
         if let Some(namespace) = self.namespaces.get(&id) {
             self.expected.get_or_insert((id, namespace.names));
         }
@@ -353,11 +357,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if self.poll_csts(now) || self.process_reset_requests(now) {
             return;
         }
-        for (purpose, answer) in self.admin.take(now) {
+        for (purpose, answer) in self.admin.take_completions(now) {
             self.handle_admin_completion(now, purpose, answer);
         }
         while !self.is_admin_queue_stopped()
-            && let Some((id, result)) = Q::next_result(&mut self.mmio)
+            && let Some((id, result)) = Q::next_step_result(&mut self.mmio)
         {
             self.handle_queue_result(now, id, result);
         }
@@ -365,7 +369,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             Self::poll_async_events,
             Self::advance_queues,
             Self::abort_overdue,
-            Self::keep_alive,
+            Self::send_keep_alive_if_due,
             Self::continue_shutdown,
         ];
         for step in steps {
@@ -378,20 +382,27 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.admin.pair.flush();
     }
 
-    fn handle_admin_completion(&mut self, now: Instant, purpose: Purpose, answer: IoCompletion) {
+    fn handle_admin_completion(
+        &mut self,
+        now: Instant,
+        purpose: AdminCommandPurpose,
+        answer: IoCompletion,
+    ) {
         match purpose {
-            Purpose::Owner { token, list } => self.notify_owner(token, list, answer),
-            Purpose::Abort { queue, overdue } => self.handle_aborted(queue, overdue),
+            AdminCommandPurpose::Owner { token, list } => self.notify_owner(token, list, answer),
+            AdminCommandPurpose::Abort { queue, overdue } => {
+                self.handle_abort_completion(queue, overdue)
+            }
             // The other purposes have no meaning after a reset or failure.
             _ if self.is_admin_queue_stopped() => {}
-            Purpose::DriverQuery => self.handle_query_response(now, answer),
-            Purpose::Queue { id } => {
+            AdminCommandPurpose::DriverQuery => self.handle_query_response(now, answer),
+            AdminCommandPurpose::Queue { id } => {
                 let status = Status(answer.status.0);
                 let result = if status.is_success() { Ok(None) } else { Err(status) };
                 self.handle_queue_result(now, id, result);
             }
-            Purpose::Event => self.handle_event(answer),
-            Purpose::KeepAlive => {}
+            AdminCommandPurpose::Event => self.handle_event_completion(answer),
+            AdminCommandPurpose::KeepAlive => {}
         }
     }
 

@@ -57,7 +57,7 @@ pub struct ListPool<D> {
 
 /// A data pointer, and the number of bytes it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataPointerBuild<P> {
+pub struct BuiltDataPointer<P> {
     /// The pointer.
     pub pointer: P,
     /// Bytes that it covers.
@@ -80,7 +80,7 @@ pub enum Pointer {
 
 /// Position in a list of segments.
 #[derive(Clone, Copy, Debug)]
-pub struct Cursor<'a> {
+pub struct SegmentListCursor<'a> {
     segments: &'a [Segment],
     skip_bytes: u32,
 }
@@ -104,7 +104,11 @@ const FAST_PAGE_MASK: u64 = FAST_PAGE_BYTES as u64 - 1;
 /// PRP entries of contiguous memory in at most two pages, as for nearly every command. `None` if more
 /// entries are needed.
 #[inline(always)]
-pub(crate) const fn contiguous(iova: u64, len_bytes: u32, page_mask: u64) -> Option<(u64, u64)> {
+pub(crate) const fn contiguous_prps(
+    iova: u64,
+    len_bytes: u32,
+    page_mask: u64,
+) -> Option<(u64, u64)> {
     let offset = iova & page_mask;
     let end = offset + len_bytes as u64;
     // The offset of PRP1 is a multiple of four (Base 2.1 §4.3.1).
@@ -145,7 +149,7 @@ impl DataPointerError {
     }
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> SegmentListCursor<'a> {
     /// Position `skip_bytes` into `segments`; beyond their end, an empty cursor.
     pub fn at(segments: &'a [Segment], skip_bytes: u64) -> Self {
         let mut skip = skip_bytes;
@@ -207,7 +211,7 @@ impl<'a> Cursor<'a> {
 
     /// Address of metadata from here on, and how many of `len_max` bytes are contiguous. MPTR is the
     /// address of one contiguous range, a multiple of four (Base 2.1 §4.1.1).
-    pub(crate) fn metadata<D: Dma>(
+    pub(crate) fn contiguous_metadata<D: Dma>(
         self,
         dma: &D,
         len_max: u32,
@@ -267,7 +271,7 @@ impl<D: Dma> ListPool<D> {
         Ok(self.iova + u64::from(offset))
     }
 
-    fn has_list(&self, pointer: Pointer) -> bool {
+    fn uses_list(&self, pointer: Pointer) -> bool {
         let lists = self.iova..self.iova + u64::from(self.memory.len_bytes);
         matches!(pointer, Pointer::Prp(_, second) if lists.contains(&second))
     }
@@ -276,10 +280,10 @@ impl<D: Dma> ListPool<D> {
     fn build_sgl(
         &mut self,
         index: usize,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<Option<DataPointerBuild<Pointer>>, DataPointerError> {
+    ) -> Result<Option<BuiltDataPointer<Pointer>>, DataPointerError> {
         let descriptors_max = self.scratch.len() / 2;
         let (mut at, mut count, mut total) = (cursor, 0, 0);
         while total < len_max && count < descriptors_max {
@@ -313,16 +317,16 @@ impl<D: Dma> ListPool<D> {
             let len_bytes = u32::try_from(count * Descriptor::BYTES).unwrap_or(u32::MAX);
             Descriptor::last_segment(iova, len_bytes)
         };
-        Ok(Some(DataPointerBuild { pointer: Pointer::Sgl(descriptor), len_bytes: total }))
+        Ok(Some(BuiltDataPointer { pointer: Pointer::Sgl(descriptor), len_bytes: total }))
     }
 
     fn build_prp(
         &mut self,
         index: usize,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<DataPointerBuild<Pointer>, DataPointerError> {
+    ) -> Result<BuiltDataPointer<Pointer>, DataPointerError> {
         let page_mask = self.page_bytes - 1;
         let (mut at, mut total) = (cursor, 0_u32);
         // End of the bytes covered, and the number of list entries used.
@@ -362,7 +366,7 @@ impl<D: Dma> ListPool<D> {
             2 => self.scratch[0],
             _ => self.store_scratch(index, listed.min(usize::try_from(pages - 1).unwrap_or(0)))?,
         };
-        Ok(DataPointerBuild { pointer: Pointer::Prp(first, second), len_bytes })
+        Ok(BuiltDataPointer { pointer: Pointer::Prp(first, second), len_bytes })
     }
 
     fn store_scratch(&mut self, index: usize, words: usize) -> Result<u64, DataPointerError> {
@@ -388,25 +392,25 @@ impl<D: Dma> DataPointers for ListPool<D> {
     }
 
     #[inline]
-    fn contiguous(&self, segment: Segment) -> Option<Pointer> {
+    fn pointer_to_contiguous(&self, segment: Segment) -> Option<Pointer> {
         let iova = self.dma.iova(segment)?;
-        let (one, two) = contiguous(iova, segment.len_bytes, FAST_PAGE_MASK)?;
+        let (one, two) = contiguous_prps(iova, segment.len_bytes, FAST_PAGE_MASK)?;
         Some(Pointer::Prp(one, two))
     }
 
     fn build(
         &mut self,
         index: usize,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<DataPointerBuild<Pointer>, DataPointerError> {
+    ) -> Result<BuiltDataPointer<Pointer>, DataPointerError> {
         let (first, _) =
             cursor.next_piece(&self.dma, len_max)?.ok_or(DataPointerError::TooShort)?;
         if first.len_bytes == len_max
-            && let Some((one, two)) = contiguous(first.iova, len_max, self.page_bytes - 1)
+            && let Some((one, two)) = contiguous_prps(first.iova, len_max, self.page_bytes - 1)
         {
-            return Ok(DataPointerBuild { pointer: Pointer::Prp(one, two), len_bytes: len_max });
+            return Ok(BuiltDataPointer { pointer: Pointer::Prp(one, two), len_bytes: len_max });
         }
         if self.sgl == SglSupport::None {
             return self.build_prp(index, cursor, len_max, granule);
@@ -415,7 +419,7 @@ impl<D: Dma> DataPointers for ListPool<D> {
         if u64::from(len_max) <= 2 * self.page_bytes
             && let Ok(built) = self.build_prp(index, cursor, len_max, granule)
             && built.len_bytes == len_max
-            && !self.has_list(built.pointer)
+            && !self.uses_list(built.pointer)
         {
             return Ok(built);
         }
@@ -429,8 +433,12 @@ impl<D: Dma> DataPointers for ListPool<D> {
         Ok(Pointer::Prp(self.store(index, bytes)?, 0))
     }
 
-    fn metadata(&self, cursor: Cursor<'_>, len_max: u32) -> Result<(u64, u32), DataPointerError> {
-        cursor.metadata(&self.dma, len_max)
+    fn metadata_address(
+        &self,
+        cursor: SegmentListCursor<'_>,
+        len_max: u32,
+    ) -> Result<(u64, u32), DataPointerError> {
+        cursor.contiguous_metadata(&self.dma, len_max)
     }
 
     fn transfer_bytes_max(&self) -> u32 {

@@ -407,7 +407,7 @@ mod tests {
     use crate::{InvalidCompletion, ResetReason};
 
     #[test]
-    fn text_names_found_and_expected_values() {
+    fn error_text_names_found_and_expected_values() {
         let late =
             BringupError::Timeout { want_ready: true, allowed: Span::from_ms(7_500), csts: 0 };
         let cause = ResetCause::Queue { id: 3, reason: ResetReason::CommandTimeout { cid: 0x105 } };

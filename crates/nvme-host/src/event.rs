@@ -6,7 +6,7 @@ use tenmil_base::IoCompletion;
 use tenmil_wire::Status;
 use tenmil_wire::identify::CommandSet;
 use tenmil_wire::log;
-use tenmil_wire::log::error::ErrorEntry;
+use tenmil_wire::log::error_information::ErrorEntry;
 use tenmil_wire::log::event::ErrorEvent;
 use tenmil_wire::log::health::HealthInformation;
 

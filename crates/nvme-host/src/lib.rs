@@ -27,28 +27,30 @@ mod data_pointer;
 mod error;
 mod event;
 #[cfg(test)]
-mod fake;
-mod fast_path;
+mod fake_device;
+mod fast_path_options;
 mod namespace;
 mod namespace_queue;
 mod queue_link;
 #[cfg(test)]
 mod queue_link_tests;
 mod queue_pair;
-mod slot;
+mod slot_table;
 mod split;
 mod sync;
 
 pub use controller::{
     AdminQueueSetup, ArmResult, CmbMode, CmbUnavailable, Controller, ControllerLimits,
-    ControllerOptions, FirmwareDownload, Identity, IoCommands, IoQueueParams, IoQueueSetup,
-    QueuePairOptions, QueueStep, QueueTransports, Quirks, RingQueues, Shutdown,
-    ShutdownNotification, State, StepResult, arm,
+    ControllerOptions, ControllerState, FirmwareDownloadCommands, Identity, IoQueueParams,
+    IoQueueSetup, OptionalIoCommands, QueuePairOptions, QueueStep, QueueTransports, Quirks,
+    RingQueues, Shutdown, ShutdownNotification, StepResult, arm_interrupt,
 };
-pub use data_pointer::{Cursor, DataPointerBuild, DataPointerError, ListPool, Pointer, SglSupport};
+pub use data_pointer::{
+    BuiltDataPointer, DataPointerError, ListPool, Pointer, SegmentListCursor, SglSupport,
+};
 pub use error::{CmbRegisterError, ControllerError, InvalidValue, RequestError, ResetCause};
 pub use event::{Event, NamespaceError};
-pub use fast_path::{CompletionDoorbell, FastPathOptions};
+pub use fast_path_options::{CompletionDoorbell, FastPathOptions};
 pub use namespace::{CopyLimits, INSTANCE, IoPreferences, Namespace, NamespaceIds, Protection};
 pub use namespace_queue::{
     BlockRange, BlocksMax, CompareAndWrite, Metadata, NamespaceQueue, NamespaceView,
@@ -56,11 +58,11 @@ pub use namespace_queue::{
 };
 pub use queue_link::{
     ABORTS_MAX, ControllerLinkEnd, LinkSignals, QueueLinkEnd, QueueState, ResetReason,
-    TimedOutCommand, link,
+    TimedOutCommand, create_link,
 };
 pub use queue_pair::{
     AttachmentOf, CompletionSink, DataPointers, DoorbellSide, Injection, InjectionSide, PointerOf,
-    QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, Rings,
+    QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, RingTransport,
     ShadowDoorbell, ShadowSlot, SplitTracker, Transport,
 };
-pub use slot::{InvalidCompletion, slot_mask};
+pub use slot_table::{InvalidCompletion, slot_mask};

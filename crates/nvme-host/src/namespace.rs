@@ -1,11 +1,11 @@
 //! Namespace properties, checked against the specification.
 
 mod view;
-mod world_wide;
+mod world_wide_name;
 
-pub use world_wide::INSTANCE;
+pub use world_wide_name::INSTANCE;
 
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::identify::namespace::{DeallocatedRead, GuardFormat};
 use tenmil_wire::identify::{
     CommandSet, IdentifyNamespace, IdentifyNamespaceNvm, NamespaceIdentifier,
@@ -121,7 +121,7 @@ const PROTECTION_BYTES_LONG: u16 = 16;
 impl Namespace {
     /// Checks the Identify data of namespace `id`. `nvm` is given if the controller supports that page;
     /// without it, guards have 16 bits.
-    pub fn check(
+    pub fn from_identify(
         id: u32,
         common: &IdentifyNamespace,
         nvm: Option<&IdentifyNamespaceNvm>,
@@ -151,7 +151,7 @@ impl Namespace {
             protection: protection_of(common, nvm, &format)?,
             optimal_boundary_blocks: common.noiob().into(),
             atomic_write_blocks: one_based_if(gives_atomicity, common.nawupf()),
-            atomic_boundary_blocks: boundary(common.nabspf()),
+            atomic_boundary_blocks: boundary_from_zero_based(common.nabspf()),
             atomic_offset_blocks: common.nabo().into(),
             compare_and_write_blocks: one_based_if(gives_atomicity, common.nacwu()),
             preferences: IoPreferences {
@@ -216,13 +216,13 @@ pub(crate) fn command_set_of(descriptors: &[NamespaceIdentifier]) -> CommandSet 
 
 /// LBA format of a namespace.
 #[derive(Clone, Copy, Debug)]
-struct Format {
+struct NamespaceFormat {
     index: u8,
     block_size: u32,
     metadata_size: u16,
 }
 
-fn format_of(common: &IdentifyNamespace) -> Result<Format, InvalidValue> {
+fn format_of(common: &IdentifyNamespace) -> Result<NamespaceFormat, InvalidValue> {
     let formats = u16::from(common.nlbaf()) + 1 + u16::from(common.nulbaf());
     // With at most 16 formats, the upper bits of the index are ignored (NVM 1.1 §4.1.5.1).
     let index = if formats > 16 { common.format_index() } else { common.fidxl() };
@@ -233,7 +233,7 @@ fn format_of(common: &IdentifyNamespace) -> Result<Format, InvalidValue> {
     let format = common.lbaf(usize::from(index)).unwrap_or_default();
     match format.block_bytes() {
         Some(block_size) if format.lbads() <= BLOCK_SHIFT_MAX => {
-            Ok(Format { index, block_size, metadata_size: format.ms() })
+            Ok(NamespaceFormat { index, block_size, metadata_size: format.ms() })
         }
         _ => Err(invalid_value("identify namespace: LBADS", format.lbads().into(), "9 to 16")),
     }
@@ -242,7 +242,7 @@ fn format_of(common: &IdentifyNamespace) -> Result<Format, InvalidValue> {
 fn protection_of(
     common: &IdentifyNamespace,
     nvm: Option<&IdentifyNamespaceNvm>,
-    format: &Format,
+    format: &NamespaceFormat,
 ) -> Result<Option<Protection>, InvalidValue> {
     let kind = common.pit();
     if kind == 0 {
@@ -273,7 +273,7 @@ fn one_based_if(is_given: bool, zero_based: u16) -> u32 {
 }
 
 /// Converts a 0's based boundary, where zero means none (NVM 1.1 §4.1.5.1, NABSPF).
-fn boundary(zero_based: u16) -> u32 {
+fn boundary_from_zero_based(zero_based: u16) -> u32 {
     if zero_based == 0 { 0 } else { u32::from(zero_based) + 1 }
 }
 
@@ -286,18 +286,18 @@ mod tests {
 
     use super::{CopyLimits, IoPreferences, Namespace, Protection, command_set_of};
 
-    fn plain() -> IdentifyNamespace {
+    fn plain_identify_namespace() -> IdentifyNamespace {
         IdentifyNamespace::zeroed()
             .with(|id| id.nsze(1000).ncap(900).lbaf(0, LbaFormat::new(12, 0)))
     }
 
-    fn check(common: &IdentifyNamespace) -> Result<Namespace, (&'static str, u64)> {
-        Namespace::check(7, common, None, &[]).map_err(|lie| (lie.field, lie.found))
+    fn check_namespace(common: &IdentifyNamespace) -> Result<Namespace, (&'static str, u64)> {
+        Namespace::from_identify(7, common, None, &[]).map_err(|lie| (lie.field, lie.found))
     }
 
     #[test]
     fn plain_namespace_is_limited_only_by_its_size() {
-        let found = check(&plain()).unwrap();
+        let found = check_namespace(&plain_identify_namespace()).unwrap();
         assert_eq!((found.id, found.block_count, found.capacity_blocks), (7, 1000, 900));
         assert_eq!((found.block_size, found.metadata_size, found.protection), (4096, 0, None));
         assert_eq!((found.optimal_boundary_blocks, found.atomic_write_blocks), (0, 0));
@@ -310,15 +310,15 @@ mod tests {
     #[test]
     fn zeroes_based_fields_apply_only_if_reported() {
         let all = |given| {
-            plain().with(|id| {
+            plain_identify_namespace().with(|id| {
                 let id = id.nsabp(given).optperf(u8::from(given)).nawupf(7).nabspf(15).nabo(3);
                 id.npwg(1).npwa(2).npdg(3).npda(4).nows(5).noiob(64).mssrl(8).mcl(32).msrc(3)
             })
         };
-        let silent = check(&all(false)).unwrap();
+        let silent = check_namespace(&all(false)).unwrap();
         assert_eq!(silent.atomic_write_blocks, 0);
         assert_eq!(silent.preferences, IoPreferences::default());
-        let found = check(&all(true)).unwrap();
+        let found = check_namespace(&all(true)).unwrap();
         assert_eq!((found.atomic_write_blocks, found.atomic_boundary_blocks), (8, 16));
         assert_eq!((found.atomic_offset_blocks, found.optimal_boundary_blocks), (3, 64));
         let preferences = IoPreferences {
@@ -336,53 +336,69 @@ mod tests {
     #[test]
     fn invalid_value_is_rejected_with_its_field_name() {
         let cases = [
-            (plain().with(|id| id.nsze(0).ncap(0)), ("identify namespace: NSZE", 0)),
-            (plain().with(|id| id.nsze(1 << 52)), ("identify namespace: NSZE", 1 << 52)),
-            (plain().with(|id| id.ncap(1001)), ("identify namespace: NCAP", 1001)),
-            (plain().with(|id| id.fidxl(1)), ("identify namespace: FLBAS", 1)),
-            (plain().with(|id| id.lbaf(0, LbaFormat::new(8, 0))), ("identify namespace: LBADS", 8)),
             (
-                plain().with(|id| id.lbaf(0, LbaFormat::new(17, 0))),
+                plain_identify_namespace().with(|id| id.nsze(0).ncap(0)),
+                ("identify namespace: NSZE", 0),
+            ),
+            (
+                plain_identify_namespace().with(|id| id.nsze(1 << 52)),
+                ("identify namespace: NSZE", 1 << 52),
+            ),
+            (
+                plain_identify_namespace().with(|id| id.ncap(1001)),
+                ("identify namespace: NCAP", 1001),
+            ),
+            (plain_identify_namespace().with(|id| id.fidxl(1)), ("identify namespace: FLBAS", 1)),
+            (
+                plain_identify_namespace().with(|id| id.lbaf(0, LbaFormat::new(8, 0))),
+                ("identify namespace: LBADS", 8),
+            ),
+            (
+                plain_identify_namespace().with(|id| id.lbaf(0, LbaFormat::new(17, 0))),
                 ("identify namespace: LBADS", 17),
             ),
-            (plain().with(|id| id.pit(4)), ("identify namespace: DPS", 4)),
+            (plain_identify_namespace().with(|id| id.pit(4)), ("identify namespace: DPS", 4)),
             (
-                plain().with(|id| id.pit(1).lbaf(0, LbaFormat::new(9, 7))),
+                plain_identify_namespace().with(|id| id.pit(1).lbaf(0, LbaFormat::new(9, 7))),
                 ("identify namespace: MS", 7),
             ),
         ];
         for (common, expected) in cases {
-            assert_eq!(check(&common), Err(expected));
+            assert_eq!(check_namespace(&common), Err(expected));
         }
-        assert!(check(&plain().with(|id| id.nsze((1 << 52) - 1))).is_ok());
+        assert!(
+            check_namespace(&plain_identify_namespace().with(|id| id.nsze((1 << 52) - 1))).is_ok()
+        );
     }
 
     #[test]
     fn upper_format_bits_apply_only_with_more_than_16_formats() {
-        let upper = plain().with(|id| id.fidxu(1).lbaf(16, LbaFormat::new(9, 0)));
-        assert_eq!(check(&upper).unwrap().block_size, 4096);
+        let upper =
+            plain_identify_namespace().with(|id| id.fidxu(1).lbaf(16, LbaFormat::new(9, 0)));
+        assert_eq!(check_namespace(&upper).unwrap().block_size, 4096);
         let many = upper.with(|id| id.nlbaf(10).nulbaf(6));
-        assert_eq!(check(&many).unwrap().block_size, 512);
+        assert_eq!(check_namespace(&many).unwrap().block_size, 512);
     }
 
     #[test]
     fn a_wide_guard_needs_more_metadata() {
-        let common = plain().with(|id| id.pit(2).pip(true).lbaf(0, LbaFormat::new(12, 8)));
+        let common = plain_identify_namespace()
+            .with(|id| id.pit(2).pip(true).lbaf(0, LbaFormat::new(12, 8)));
         let narrow = Protection { kind: 2, is_first: true, guard: GuardFormat::Bits16 };
-        assert_eq!(check(&common).unwrap().protection, Some(narrow));
+        assert_eq!(check_namespace(&common).unwrap().protection, Some(narrow));
         let wide = ExtendedLbaFormat::zeroed().with(|format| format.pif(GuardFormat::Bits64));
         let nvm = IdentifyNamespaceNvm::zeroed().with(|id| id.elbaf(0, wide));
-        assert!(Namespace::check(7, &common, Some(&nvm), &[]).is_err());
+        assert!(Namespace::from_identify(7, &common, Some(&nvm), &[]).is_err());
         let roomy = common.with(|id| id.lbaf(0, LbaFormat::new(12, 16)));
-        let found = Namespace::check(7, &roomy, Some(&nvm), &[]).unwrap();
+        let found = Namespace::from_identify(7, &roomy, Some(&nvm), &[]).unwrap();
         assert_eq!(found.protection.map(|protection| protection.guard), Some(GuardFormat::Bits64));
     }
 
     #[test]
     fn descriptors_supply_identifiers_missing_in_the_page() {
-        let common = plain().with(|id| id.eui64([1; 8]).nguid([2; 16]));
+        let common = plain_identify_namespace().with(|id| id.eui64([1; 8]).nguid([2; 16]));
         let descriptors = [NamespaceIdentifier::Nguid([3; 16]), NamespaceIdentifier::Uuid([4; 16])];
-        let names = Namespace::check(7, &common, None, &descriptors).unwrap().names;
+        let names = Namespace::from_identify(7, &common, None, &descriptors).unwrap().names;
         assert_eq!((names.eui64, names.nguid, names.uuid), ([1; 8], [3; 16], [4; 16]));
         assert_eq!(command_set_of(&descriptors), CommandSet::Nvm);
         let zoned = [NamespaceIdentifier::Csi(CommandSet::Zoned)];
@@ -391,10 +407,15 @@ mod tests {
 
     #[test]
     fn only_a_change_of_size_is_a_resize() {
-        let one = check(&plain()).unwrap();
-        let grown = check(&plain().with(|id| id.nsze(2000).ncap(2000))).unwrap();
+        let one = check_namespace(&plain_identify_namespace()).unwrap();
+        let grown =
+            check_namespace(&plain_identify_namespace().with(|id| id.nsze(2000).ncap(2000)))
+                .unwrap();
         assert!(one.is_same_but_for_size(&grown) && one != grown);
-        let formatted = check(&plain().with(|id| id.lbaf(0, LbaFormat::new(9, 0)))).unwrap();
+        let formatted = check_namespace(
+            &plain_identify_namespace().with(|id| id.lbaf(0, LbaFormat::new(9, 0))),
+        )
+        .unwrap();
         assert!(!one.is_same_but_for_size(&formatted));
     }
 }

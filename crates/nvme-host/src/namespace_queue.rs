@@ -7,7 +7,7 @@
 //!   poll   <-- completions of the queue pair, and of parents after their last child
 //! ```
 
-mod commands;
+mod command_builder;
 mod raw;
 #[cfg(test)]
 mod tests;
@@ -19,21 +19,21 @@ use tenmil_base::{
 };
 use tenmil_wire::{Command, IoOpcode};
 
-pub use commands::BlockRange;
+pub use command_builder::BlockRange;
 pub use raw::{CompareAndWrite, RawSubmitError};
 pub use view::{BlocksMax, Metadata, NamespaceView, ProtectionChecks};
 
 use crate::data_pointer::FAST_PAGE_BYTES;
 use crate::queue_link::QueueState;
 use crate::queue_pair::{DataPointers, PointerOf, QueuePair, Transport};
-use crate::slot::{SlotFlags, tick_of};
+use crate::slot_table::{SlotFlags, tick_of};
 use crate::split::SplitTable;
-use commands::{CommandBuilder, PRINFO_SHIFT, flag_bits};
+use command_builder::{CommandBuilder, PRINFO_SHIFT, cdw12_flags};
 
 /// Namespace on a dedicated queue pair.
 pub struct NamespaceQueue<T: Transport> {
     queue: QueuePair<T>,
-    short_way: FastPath,
+    short_way: FastPathParams,
     parents: SplitTable,
     /// Completions of requests that never became a command.
     ready: Vec<IoCompletion>,
@@ -47,7 +47,7 @@ pub struct NamespaceQueue<T: Transport> {
 
 /// Data for the one-segment fast path.
 #[derive(Clone, Copy, Debug)]
-struct FastPath {
+struct FastPathParams {
     /// First qword of a read; that of a write is one less.
     read_word: u64,
     /// Block size, or a number of which no segment is a multiple, if every request must take the slow
@@ -85,12 +85,12 @@ impl<T: Transport> NamespaceQueue<T> {
     /// for its lists.
     pub fn new(queue: QueuePair<T>, view: NamespaceView, sizes: QueueSizes) -> Option<Self> {
         let depth = queue.depth();
-        let lists = queue.transport().pointers(&view, depth)?;
+        let lists = queue.transport().create_data_pointers(&view, depth)?;
         let builder = CommandBuilder::new(view, lists);
         let parents = SplitTable::new(usize::from(sizes.parents), usize::from(sizes.segments));
         Some(Self {
             queue,
-            short_way: FastPath::new(&view, builder.transfer_blocks_max()),
+            short_way: FastPathParams::new(&view, builder.transfer_blocks_max()),
             parents,
             ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
             builder,
@@ -119,7 +119,7 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Sets a new namespace size. Commands in flight are not affected.
-    pub fn resize(&mut self, block_count: u64) {
+    pub fn set_block_count(&mut self, block_count: u64) {
         self.builder.view.block_count = block_count;
         self.limits.block_count = block_count;
     }
@@ -131,10 +131,10 @@ impl<T: Transport> NamespaceQueue<T> {
     /// The drop itself cannot wait. The owner of the queue as an [`IoChannel`] calls this until it
     /// returns true, while the controller is polled: recovery ends commands that the device never
     /// completes.
-    pub fn drain(&mut self, now: Instant) -> bool {
+    pub fn drain_discarding_completions(&mut self, now: Instant) -> bool {
         let mut nowhere = CompletionBatch::with_capacity(ABANDONED_AT_ONCE);
         self.queue.flush();
-        self.queue.poll_with(now, &mut nowhere, &mut self.parents);
+        self.queue.poll_with_tracker(now, &mut nowhere, &mut self.parents);
         self.queue.in_flight() == 0
     }
 
@@ -142,7 +142,7 @@ impl<T: Transport> NamespaceQueue<T> {
     /// parts in flight have completed.
     pub fn abort_unsent(&mut self) {
         while self.parents.has_unsent() {
-            self.ready.extend(self.parents.fail_unsent(IoStatus::ABORTED_BY_HOST));
+            self.ready.extend(self.parents.fail_oldest_unsent(IoStatus::ABORTED_BY_HOST));
         }
     }
 
@@ -191,7 +191,7 @@ impl<T: Transport> NamespaceQueue<T> {
     /// Submits one request on the fast or the slow path. Returns false if the queue is full.
     #[inline(never)]
     fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
-        match self.short_command(request, segments) {
+        match self.fast_path_command(request, segments) {
             Some(entry) => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
@@ -202,7 +202,7 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Command for a read or write with one segment within all limits.
-    fn short_command(
+    fn fast_path_command(
         &self,
         request: &Request,
         segments: &[Segment],
@@ -221,8 +221,8 @@ impl<T: Transport> NamespaceQueue<T> {
         {
             return None;
         }
-        let pointer = self.builder.lists.contiguous(segment)?;
-        let dword12 = nlb | u64::from(flag_bits(flags)) | way.prinfo_bits;
+        let pointer = self.builder.lists.pointer_to_contiguous(segment)?;
+        let dword12 = nlb | u64::from(cdw12_flags(flags)) | way.prinfo_bits;
         let first_word = way.read_word - u64::from(operation as u8);
         let command = Command([first_word, 0, 0, 0, 0, lba, dword12, lba & way.tag_mask]);
         Some((command, pointer))
@@ -232,7 +232,8 @@ impl<T: Transport> NamespaceQueue<T> {
     /// full.
     #[cold]
     fn complete_if_dead(&mut self, token: u64) -> bool {
-        self.queue.state() == QueueState::Dead && self.refuse(token, IoStatus::PATH_ERROR)
+        self.queue.state() == QueueState::Dead
+            && self.complete_without_command(token, IoStatus::PATH_ERROR)
     }
 
     /// Submits a request on the slow path. Returns false if the queue is full.
@@ -246,20 +247,20 @@ impl<T: Transport> NamespaceQueue<T> {
             | QueueState::Dead => return false,
         }
         if request.operation == Operation::Flush && self.has_lost_writes() {
-            return self.report_lost_writes(request.token);
+            return self.fail_flush_for_lost_writes(request.token);
         }
         let Some(own) = segments_of(request, segments) else {
-            return self.refuse(request.token, IoStatus::INVALID_FIELD);
+            return self.complete_without_command(request.token, IoStatus::INVALID_FIELD);
         };
         if own.len() > usize::from(self.limits.segments_max) {
-            return self.refuse(request.token, IoStatus::INVALID_FIELD);
+            return self.complete_without_command(request.token, IoStatus::INVALID_FIELD);
         }
-        if let Err(status) = self.builder.check(request, own) {
-            return self.refuse(request.token, status);
+        if let Err(status) = self.builder.check_request(request, own) {
+            return self.complete_without_command(request.token, status);
         }
         let Some(index) = self.queue.next_index() else { return false };
         match self.builder.next_command(index, request, own, 0) {
-            Err(status) => self.refuse(request.token, status),
+            Err(status) => self.complete_without_command(request.token, status),
             Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
@@ -280,17 +281,17 @@ impl<T: Transport> NamespaceQueue<T> {
         has_cache && (self.is_reporting || self.queue.has_lost_writes())
     }
 
-    fn report_lost_writes(&mut self, token: u64) -> bool {
-        let is_answered = self.refuse(token, IoStatus::WRITE_FAULT);
+    fn fail_flush_for_lost_writes(&mut self, token: u64) -> bool {
+        let is_answered = self.complete_without_command(token, IoStatus::WRITE_FAULT);
         if is_answered {
-            self.queue.report_lost_writes();
+            self.queue.note_lost_writes_reported();
             self.is_reporting = true;
         }
         is_answered
     }
 
     /// Completes a request without a command. Returns false if the completion list is full.
-    fn refuse(&mut self, token: u64, status: IoStatus) -> bool {
+    fn complete_without_command(&mut self, token: u64, status: IoStatus) -> bool {
         let has_space = self.ready.len() < self.limits.depth_max as usize;
         if has_space {
             self.ready.push(IoCompletion { token, status, result: 0 });
@@ -313,19 +314,19 @@ impl<T: Transport> NamespaceQueue<T> {
                     if self.queue.enqueue(tick, parent, SlotFlags::CHILD, entry, lists).is_none() {
                         return;
                     }
-                    self.parents.sent(blocks);
+                    self.parents.record_sent_child(blocks);
                 }
-                Err(status) => self.ready.extend(self.parents.fail_unsent(status)),
+                Err(status) => self.ready.extend(self.parents.fail_oldest_unsent(status)),
             }
         }
     }
 
     /// Sends children, and delivers completions of requests without a command.
     #[cold]
-    fn poll_leftovers(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+    fn poll_unsent_children(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         if self.queue.state() == QueueState::Dead {
             while self.parents.has_unsent() {
-                self.ready.extend(self.parents.fail_unsent(IoStatus::PATH_ERROR));
+                self.ready.extend(self.parents.fail_oldest_unsent(IoStatus::PATH_ERROR));
             }
         }
         self.send_children(now);
@@ -368,14 +369,14 @@ where
         taken
     }
 
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         self.queue.flush();
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
-        let count = self.queue.poll_with(now, completions, &mut self.parents);
+        let count = self.queue.poll_with_tracker(now, completions, &mut self.parents);
         if self.parents.has_unsent() || !self.ready.is_empty() {
-            return count + self.poll_leftovers(now, completions);
+            return count + self.poll_unsent_children(now, completions);
         }
         count
     }
@@ -411,7 +412,7 @@ where
     fn arm(&mut self) -> bool {
         let Some(vector) = &mut self.vector else { return true };
         let mut is_signalled = false;
-        let armed = crate::arm(&mut self.queue, || is_signalled = vector.unmask());
+        let armed = crate::arm_interrupt(&mut self.queue, || is_signalled = vector.unmask());
         // No interrupt announces requests completed without a command, or unsent children.
         let has_leftovers = self.wake_at() == Instant::default();
         !is_signalled || armed == crate::ArmResult::Pending || has_leftovers
@@ -434,7 +435,7 @@ impl<T: Transport> Drop for NamespaceQueue<T> {
     }
 }
 
-impl FastPath {
+impl FastPathParams {
     fn new(view: &NamespaceView, transfer_blocks_max: u32) -> Self {
         let boundary = u64::from(view.optimal_boundary_blocks);
         let block_bytes = u64::from(view.block_bytes());

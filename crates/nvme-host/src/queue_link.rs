@@ -78,7 +78,7 @@
 use tenmil_base::SharedWaker;
 
 use super::sync::{Arc, AtomicBool, AtomicU32, Mailbox, Ordering, fence};
-use crate::slot::InvalidCompletion;
+use crate::slot_table::InvalidCompletion;
 
 /// State that the controller requests of a queue pair; see the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ struct QueueToController {
 }
 
 /// Creates a link for queue `queue_id`. Its initial state is `Released`, acknowledged.
-pub fn link<A>(queue_id: u16) -> (ControllerLinkEnd<A>, QueueLinkEnd<A>) {
+pub fn create_link<A>(queue_id: u16) -> (ControllerLinkEnd<A>, QueueLinkEnd<A>) {
     let first = state_word_of(QueueState::Released, 0);
     let shared = Arc::new(LinkState {
         order: AtomicU32::new(first),
@@ -307,7 +307,7 @@ impl<A> ControllerLinkEnd<A> {
                 continue;
             }
             let cid = low_half(word);
-            let taken = slot_word(TAKEN, cid);
+            let taken = timeout_slot_word(TAKEN, cid);
             if place.compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return Some(TimedOutCommand { cid, place: index });
             }
@@ -316,16 +316,16 @@ impl<A> ControllerLinkEnd<A> {
     }
 
     /// Records that the Abort for `overdue` has completed, with any result: its identifier may be reused.
-    pub fn abort_ended(&self, overdue: TimedOutCommand) {
+    pub fn note_abort_completed(&self, overdue: TimedOutCommand) {
         let TimedOutCommand { cid, place } = overdue;
         let place = &self.shared.places[usize::from(place)];
         // Fails if `Released` has cleared the place meanwhile; then nothing is left to record.
-        let (taken, ended) = (slot_word(TAKEN, cid), slot_word(ENDED, cid));
+        let (taken, ended) = (timeout_slot_word(TAKEN, cid), timeout_slot_word(ENDED, cid));
         let _ = place.compare_exchange(taken, ended, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Records that completed writes may be lost with the controller's cache.
-    pub fn lose_writes(&self) {
+    pub fn record_lost_writes(&self) {
         self.shared.from_queue.has_lost_writes.store(true, Ordering::Release);
     }
 
@@ -390,7 +390,7 @@ impl<A> QueueLinkEnd<A> {
         let free =
             self.signals.shared.places.iter().find(|place| place.load(Ordering::Relaxed) == 0);
         // Only the queue fills an empty place, so no other store happens between the load and the store.
-        free.map(|place| place.store(slot_word(POSTED, cid), Ordering::Release)).is_some()
+        free.map(|place| place.store(timeout_slot_word(POSTED, cid), Ordering::Release)).is_some()
     }
 
     /// Takes the identifier of a command whose Abort has ended.
@@ -410,7 +410,7 @@ impl<A> QueueLinkEnd<A> {
     }
 
     /// Records that a flush fails for the lost writes.
-    pub(crate) fn report_lost_writes(&self) {
+    pub(crate) fn note_lost_writes_reported(&self) {
         self.signals.shared.from_queue.has_lost_writes.store(false, Ordering::Release);
     }
 }
@@ -478,7 +478,7 @@ impl ResetReason {
             Self::InvalidCompletion(InvalidCompletion::NotInFlight { cid }) => (3, cid),
             Self::InvalidCompletion(InvalidCompletion::SubmissionHead { head }) => (4, head),
         };
-        slot_word(number, found)
+        timeout_slot_word(number, found)
     }
 
     const fn unpack(word: u32) -> Option<Self> {
@@ -504,7 +504,7 @@ const fn state_word_of(order: QueueState, generation: u32) -> u32 {
     generation << ORDER_BITS | order as u32
 }
 
-const fn slot_word(state: u32, cid: u16) -> u32 {
+const fn timeout_slot_word(state: u32, cid: u16) -> u32 {
     state << 16 | cid as u32
 }
 

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenmil_base::Wake;
 
 use crate::queue_link::{
-    ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, link, queue_state_in,
+    ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, create_link,
+    queue_state_in,
 };
-use crate::slot::InvalidCompletion;
+use crate::slot_table::InvalidCompletion;
 
 #[path = "../../base/src/mailbox.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the model needs a part of it")]
@@ -51,7 +52,7 @@ fn acknowledge(queue: &QueueLinkEnd<Attachment>) -> QueueState {
 }
 
 fn running() -> (ControllerLinkEnd<Attachment>, QueueLinkEnd<Attachment>) {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     controller.run(None);
     assert_eq!(acknowledge(&queue), QueueState::Running);
     (controller, queue)
@@ -59,7 +60,7 @@ fn running() -> (ControllerLinkEnd<Attachment>, QueueLinkEnd<Attachment>) {
 
 #[test]
 fn new_link_is_released_and_each_run_increments_the_generation() {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     assert_eq!((controller.queue_id(), controller.state()), (3, QueueState::Released));
     assert!(controller.has_acknowledged());
     for generation in 1..4 {
@@ -124,7 +125,7 @@ fn overdue_command_is_reported_and_acknowledged_once() {
     assert_eq!(controller.next_timeout(), None);
     assert_eq!(queue.next_ended_abort(), None, "not before the abort has ended");
 
-    controller.abort_ended(overdue);
+    controller.note_abort_completed(overdue);
     assert_eq!(queue.next_ended_abort(), Some(0));
     assert_eq!(queue.next_ended_abort(), None);
 }
@@ -138,7 +139,7 @@ fn timeout_slots_are_limited_to_the_configured_count() {
     assert!(!queue.post_timeout(9));
     let overdue = controller.next_timeout().unwrap();
     assert!(!queue.post_timeout(9), "a command being aborted still has its place");
-    controller.abort_ended(overdue);
+    controller.note_abort_completed(overdue);
     assert!(!queue.post_timeout(9), "and until the queue knows");
     assert_eq!(queue.next_ended_abort(), Some(overdue.cid));
     assert!(queue.post_timeout(9));
@@ -152,7 +153,7 @@ fn release_clears_timeout_slots_and_ignores_late_aborts() {
     queue.signals().request_reset(ResetReason::CommandTimeout { cid: 5 });
     controller.set_state(QueueState::Released);
     acknowledge(&queue);
-    controller.abort_ended(overdue);
+    controller.note_abort_completed(overdue);
     assert_eq!(queue.next_ended_abort(), None);
     assert_eq!(controller.next_timeout(), None);
     assert_eq!(controller.take_reset_request(), None, "it has just had one");
@@ -204,7 +205,7 @@ fn apply(queue: &QueueLinkEnd<Attachment>) -> (QueueState, Option<Attachment>) {
 
 /// A connection that was handed over to a new link, and the reference that shows whether it is closed.
 fn handed_over() -> (ControllerLinkEnd<Attachment>, QueueLinkEnd<Attachment>, Attachment) {
-    let (controller, queue) = link(3);
+    let (controller, queue) = create_link(3);
     let connection = Attachment::default();
     controller.run(Some(Arc::clone(&connection)));
     (controller, queue, connection)
@@ -273,14 +274,14 @@ fn dead_queue_is_not_attached() {
 #[test]
 #[should_panic(expected = "queue 3: it runs without its attachment")]
 fn released_queue_is_not_set_to_running_without_an_attachment() {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     apply(&queue);
     controller.set_state(QueueState::Running);
 }
 
 #[test]
 fn every_state_change_wakes_the_thread_of_the_queue() {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     let count = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&count);
     let waker = Arc::new(move || {
@@ -303,7 +304,7 @@ fn every_state_change_wakes_the_thread_of_the_queue() {
 
 #[test]
 fn only_running_and_quiescing_queues_may_send() {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     let signals = queue.signals().clone();
     assert!(!signals.may_send() && !signals.set_busy() && !signals.is_idle());
     signals.set_idle();
@@ -321,7 +322,7 @@ fn only_running_and_quiescing_queues_may_send() {
 
 #[test]
 fn freeze_stops_only_a_live_queue() {
-    let (controller, queue) = link::<Attachment>(3);
+    let (controller, queue) = create_link::<Attachment>(3);
     controller.freeze();
     assert_eq!(controller.state(), QueueState::Released);
     for quiesces in [false, true] {
@@ -365,7 +366,7 @@ fn holds(omitted: Omitted, model: fn()) -> bool {
 
 /// A controller that freezes an idle queue and counts it as closed, while a command comes to the queue.
 fn check_queue_that_counts_as_closed_sends_nothing() {
-    let (controller, queue) = queue_link::link::<()>(1);
+    let (controller, queue) = queue_link::create_link::<()>(1);
     controller.run(Some(()));
     let applied = queue.state_word();
     queue.acknowledge(applied, 0);
@@ -393,7 +394,7 @@ fn check_queue_that_counts_as_closed_sends_nothing() {
 
 /// A queue that polls once while it is set to run, or frozen after that.
 fn check_attachment_has_one_owner(is_running: bool) {
-    let (controller, queue) = queue_link::link::<Attachment>(1);
+    let (controller, queue) = queue_link::create_link::<Attachment>(1);
     let connection = Attachment::default();
     if is_running {
         controller.run(Some(Arc::clone(&connection)));

@@ -13,11 +13,11 @@
 mod completions;
 mod deadlines;
 mod doorbell;
-mod injection;
-mod memory;
-mod rings;
-mod shadow;
-mod state;
+mod error_injection;
+mod queue_memory;
+mod ring_transport;
+mod shadow_doorbell;
+mod state_changes;
 mod submissions;
 #[cfg(test)]
 mod tests;
@@ -33,14 +33,14 @@ use tenmil_wire::Command;
 
 pub use completions::CompletionSink;
 pub use doorbell::{DoorbellSide, QueueDoorbell, ShadowDoorbell, ShadowSlot};
-pub use injection::{Injection, InjectionSide};
-pub use memory::QueueMemory;
-pub use rings::{QueueSetup, Rings};
+pub use error_injection::{Injection, InjectionSide};
+pub use queue_memory::QueueMemory;
+pub use ring_transport::{QueueSetup, RingTransport};
 pub use transport::{AttachmentOf, DataPointers, PointerOf, Transport};
 
 use crate::queue_link::{QueueLinkEnd, QueueState};
-use crate::slot::{InvalidCompletion, SlotFlags, SlotTable, tick_of};
-use injection::Injections;
+use crate::slot_table::{InvalidCompletion, SlotFlags, SlotTable, tick_of};
+use error_injection::Injections;
 
 /// Queue pair.
 pub struct QueuePair<T: Transport> {
@@ -53,11 +53,11 @@ pub struct QueuePair<T: Transport> {
     scan_at: Instant,
     polls: u64,
     idle_polls: u64,
-    cold: Box<ColdState>,
+    cold: Box<SlowPathState>,
 }
 
 /// Fields off the fast path.
-struct ColdState {
+struct SlowPathState {
     /// Last state applied, decoded and as a state word.
     standing: QueueState,
     adopted: u32,
@@ -110,14 +110,24 @@ pub struct QueueStats {
 /// the request after its last child.
 pub trait SplitTracker {
     /// A child has ended. Returns the completion of its request after the last one.
-    fn child_ended(&mut self, token: u64, status: IoStatus, result: u32) -> Option<IoCompletion>;
+    fn handle_child_completion(
+        &mut self,
+        token: u64,
+        status: IoStatus,
+        result: u32,
+    ) -> Option<IoCompletion>;
 }
 
 /// Tracker for queues without split requests.
-pub(crate) struct NoSplit;
+pub(crate) struct NoSplitTracker;
 
-impl SplitTracker for NoSplit {
-    fn child_ended(&mut self, token: u64, status: IoStatus, result: u32) -> Option<IoCompletion> {
+impl SplitTracker for NoSplitTracker {
+    fn handle_child_completion(
+        &mut self,
+        token: u64,
+        status: IoStatus,
+        result: u32,
+    ) -> Option<IoCompletion> {
         Some(IoCompletion { token, status, result })
     }
 }
@@ -128,15 +138,19 @@ const NEVER: u32 = u32::MAX;
 impl<T: Transport> QueuePair<T> {
     /// Creates a queue pair over an empty transport, whose commands are aborted after `timeout`. It
     /// submits nothing before its controller has set it to `Running`.
-    pub fn over(transport: T, link: QueueLinkEnd<AttachmentOf<T>>, timeout: Span) -> Self {
+    pub fn with_transport(
+        transport: T,
+        link: QueueLinkEnd<AttachmentOf<T>>,
+        timeout: Span,
+    ) -> Self {
         let mut slots = SlotTable::new(transport.depth());
         slots.close();
-        let cold = ColdState {
+        let cold = SlowPathState {
             standing: QueueState::Released,
             adopted: link.state_word(),
             returning: None,
             order_at: Instant::default(),
-            limit_ticks: deadlines::ticks_in(timeout),
+            limit_ticks: deadlines::timeout_to_ticks(timeout),
             own_limits: vec![0; slots.len()].into_boxed_slice(),
             injections: None,
             invalid_completion_count: 0,
@@ -242,7 +256,7 @@ impl<T: Transport> QueuePair<T> {
     /// Returns the number of completions added.
     #[inline]
     pub fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
-        self.poll_with(now, completions, &mut NoSplit)
+        self.poll_with_tracker(now, completions, &mut NoSplitTracker)
     }
 
     /// Prepares for sleeping until an interrupt: sends everything, so that the controller has a reason to
@@ -300,8 +314,8 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Records that a flush fails for the lost writes.
-    pub(crate) fn report_lost_writes(&self) {
-        self.link.report_lost_writes();
+    pub(crate) fn note_lost_writes_reported(&self) {
+        self.link.note_lost_writes_reported();
     }
 
     /// Last invalid completion.
@@ -312,10 +326,10 @@ impl<T: Transport> QueuePair<T> {
     /// Statistics.
     pub fn stats(&self) -> QueueStats {
         let DoorbellStats { submission, completion, registers, cmb_commands } =
-            self.transport.doorbell_stats(self.slots.sent());
+            self.transport.doorbell_stats(self.slots.sent_count());
         QueueStats {
-            submitted: self.slots.sent(),
-            completed: self.slots.ended(),
+            submitted: self.slots.sent_count(),
+            completed: self.slots.ended_count(),
             submission_doorbells: submission,
             completion_doorbells: completion,
             doorbell_registers: registers,
@@ -324,7 +338,7 @@ impl<T: Transport> QueuePair<T> {
             idle_polls: self.idle_polls,
             invalid_completions: self.cold.invalid_completion_count,
             overdue: self.cold.overdue_count,
-            injected: self.cold.injections.as_ref().map_or(0, Injections::count),
+            injected: self.cold.injections.as_ref().map_or(0, Injections::injected_count),
         }
     }
 }

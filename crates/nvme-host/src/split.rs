@@ -15,7 +15,7 @@ use crate::queue_pair::SplitTracker;
 /// Parents of one queue.
 #[derive(Debug)]
 pub(crate) struct SplitTable {
-    parents: Box<[Parent]>,
+    parents: Box<[SplitParent]>,
     /// Segments of all parents, `segments_max` for each.
     segments: Box<[Segment]>,
     segments_max: usize,
@@ -25,7 +25,7 @@ pub(crate) struct SplitTable {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Parent {
+struct SplitParent {
     request: Request,
     segment_count: usize,
     /// Blocks covered by the children sent.
@@ -59,7 +59,7 @@ const EMPTY: Request = Request {
 impl SplitTable {
     /// Creates a table for `count` requests of `segments_max` segments each.
     pub(crate) fn new(count: usize, segments_max: usize) -> Self {
-        let unused = Parent {
+        let unused = SplitParent {
             request: EMPTY,
             segment_count: 0,
             sent_blocks: 0,
@@ -77,26 +77,26 @@ impl SplitTable {
 
     /// Adds a request whose children are to be sent. `None` if the table is full.
     pub(crate) fn begin(&mut self, request: &Request, segments: &[Segment]) -> Option<usize> {
-        let parent = self.take(request, segments)?;
+        let parent = self.allocate_parent(request, segments)?;
         self.unsent.push_back(parent);
         Some(parent)
     }
 
     /// Adds a request of which all `children` are sent at once.
-    pub(crate) fn begin_sent(&mut self, token: u64, children: u32) -> Option<usize> {
-        let parent = self.take(&Request { token, ..EMPTY }, &[])?;
+    pub(crate) fn begin_all_sent(&mut self, token: u64, children: u32) -> Option<usize> {
+        let parent = self.allocate_parent(&Request { token, ..EMPTY }, &[])?;
         self.parents[parent].children = children;
         Some(parent)
     }
 
-    fn take(&mut self, request: &Request, segments: &[Segment]) -> Option<usize> {
+    fn allocate_parent(&mut self, request: &Request, segments: &[Segment]) -> Option<usize> {
         if segments.len() > self.segments_max {
             return None;
         }
         let parent = self.free.pop()?;
         let first = parent * self.segments_max;
         self.segments[first..first + segments.len()].copy_from_slice(segments);
-        self.parents[parent] = Parent {
+        self.parents[parent] = SplitParent {
             request: *request,
             segment_count: segments.len(),
             sent_blocks: 0,
@@ -115,14 +115,14 @@ impl SplitTable {
     /// Oldest request with unsent children.
     pub(crate) fn next_unsent(&self) -> Option<UnsentPart<'_>> {
         let parent = *self.unsent.front()?;
-        let Parent { request, segment_count, sent_blocks, .. } = &self.parents[parent];
+        let SplitParent { request, segment_count, sent_blocks, .. } = &self.parents[parent];
         let first = parent * self.segments_max;
         let segments = &self.segments[first..first + segment_count];
         Some(UnsentPart { parent, request, segments, sent_blocks: *sent_blocks })
     }
 
     /// Records that the oldest such request has sent a child of `blocks`.
-    pub(crate) fn sent(&mut self, blocks: u32) {
+    pub(crate) fn record_sent_child(&mut self, blocks: u32) {
         let Some(parent) = self.unsent.front() else { return };
         let parent = &mut self.parents[*parent];
         parent.children += 1;
@@ -133,7 +133,7 @@ impl SplitTable {
     }
 
     /// Fails the oldest such request. Returns its completion if none of its children is in flight.
-    pub(crate) fn fail_unsent(&mut self, status: IoStatus) -> Option<IoCompletion> {
+    pub(crate) fn fail_oldest_unsent(&mut self, status: IoStatus) -> Option<IoCompletion> {
         let parent = self.unsent.pop_front()?;
         self.parents[parent].merge_status(status);
         self.finish_if_done(parent)
@@ -151,7 +151,12 @@ impl SplitTable {
 }
 
 impl SplitTracker for SplitTable {
-    fn child_ended(&mut self, token: u64, status: IoStatus, _: u32) -> Option<IoCompletion> {
+    fn handle_child_completion(
+        &mut self,
+        token: u64,
+        status: IoStatus,
+        _: u32,
+    ) -> Option<IoCompletion> {
         let index = usize::try_from(token).ok()?;
         let parent = self.parents.get_mut(index)?;
         parent.children = parent.children.checked_sub(1)?;
@@ -163,7 +168,7 @@ impl SplitTracker for SplitTable {
     }
 }
 
-impl Parent {
+impl SplitParent {
     /// Keeps the worse of two statuses; of equally severe ones the first.
     fn merge_status(&mut self, status: IoStatus) {
         if severity(status) > severity(self.status) {
@@ -178,8 +183,8 @@ fn severity(status: IoStatus) -> u8 {
     let status = Status(status.0);
     if status.is_success() {
         0
-    } else if status.same_code(Status::ABORTED_FAILED_FUSED)
-        || status.same_code(Status::ABORTED_MISSING_FUSED)
+    } else if status.has_same_code_as(Status::ABORTED_FAILED_FUSED)
+        || status.has_same_code_as(Status::ABORTED_MISSING_FUSED)
     {
         1
     } else if status.is_path_error() {
@@ -203,7 +208,7 @@ mod tests {
     }
 
     fn end(table: &mut SplitTable, parent: usize, status: IoStatus) -> Option<(u64, IoStatus)> {
-        let answer = table.child_ended(u64::try_from(parent).unwrap(), status, 9)?;
+        let answer = table.handle_child_completion(u64::try_from(parent).unwrap(), status, 9)?;
         Some((answer.token, answer.status))
     }
 
@@ -211,14 +216,14 @@ mod tests {
     fn parent_completes_once_after_its_last_child() {
         let mut table = SplitTable::new(1, 2);
         let parent = table.begin(&request(7, 3), &[]).unwrap();
-        table.sent(1);
+        table.record_sent_child(1);
         assert_eq!(
             end(&mut table, parent, IoStatus::SUCCESS),
             None,
             "the others are not even sent"
         );
-        table.sent(1);
-        table.sent(1);
+        table.record_sent_child(1);
+        table.record_sent_child(1);
         assert!(!table.has_unsent());
         assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), None);
         assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), Some((7, IoStatus::SUCCESS)));
@@ -240,7 +245,7 @@ mod tests {
             for better in &rising[..=worse] {
                 for pair in [[status, better], [better, status]] {
                     let mut table = SplitTable::new(1, 0);
-                    let parent = table.begin_sent(1, 2).unwrap();
+                    let parent = table.begin_all_sent(1, 2).unwrap();
                     assert_eq!(end(&mut table, parent, *pair[0]), None);
                     assert_eq!(end(&mut table, parent, *pair[1]), Some((1, *status)));
                 }
@@ -252,8 +257,8 @@ mod tests {
     fn no_child_is_sent_after_a_failure() {
         let mut table = SplitTable::new(2, 0);
         let first = table.begin(&request(1, 9), &[]).unwrap();
-        table.sent(1);
-        table.sent(1);
+        table.record_sent_child(1);
+        table.record_sent_child(1);
         let second = table.begin(&request(2, 1), &[]).unwrap();
         assert_eq!(table.next_unsent().unwrap().parent, first);
         assert_eq!(end(&mut table, first, IoStatus::WRITE_FAULT), None, "one is still out");
@@ -265,13 +270,13 @@ mod tests {
     fn failed_parent_completes_once_no_child_is_in_flight() {
         let mut table = SplitTable::new(2, 0);
         table.begin(&request(1, 9), &[]).unwrap();
-        let answer = table.fail_unsent(IoStatus::INVALID_FIELD).unwrap();
+        let answer = table.fail_oldest_unsent(IoStatus::INVALID_FIELD).unwrap();
         assert_eq!((answer.token, answer.status), (1, IoStatus::INVALID_FIELD));
         let parent = table.begin(&request(2, 9), &[]).unwrap();
-        table.sent(4);
-        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None);
+        table.record_sent_child(4);
+        assert_eq!(table.fail_oldest_unsent(IoStatus::INVALID_FIELD), None);
         assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), Some((2, IoStatus::INVALID_FIELD)));
-        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None, "no request is left");
+        assert_eq!(table.fail_oldest_unsent(IoStatus::INVALID_FIELD), None, "no request is left");
     }
 
     #[test]
@@ -284,7 +289,7 @@ mod tests {
         assert_ne!(first, second);
         assert_eq!(table.begin(&request(3, 2), &[]), None);
         assert_eq!(table.next_unsent().unwrap().segments, &segments[..1]);
-        table.sent(2);
+        table.record_sent_child(2);
         assert!(end(&mut table, first, IoStatus::SUCCESS).is_some());
         assert!(table.begin(&request(3, 2), &[]).is_some());
     }

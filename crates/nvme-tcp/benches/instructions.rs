@@ -33,16 +33,16 @@ impl PayloadDigest for Zeros {
 
 /// Completion method of the reads.
 #[derive(Clone, Copy)]
-struct CompletionMode {
+struct ReadCompletionMode {
     digests: bool,
     success: bool,
 }
 
-const SUCCESS: CompletionMode = CompletionMode { digests: false, success: true };
-const RESPONSE: CompletionMode = CompletionMode { digests: false, success: false };
-const DIGESTS: CompletionMode = CompletionMode { digests: true, success: true };
+const SUCCESS: ReadCompletionMode = ReadCompletionMode { digests: false, success: true };
+const RESPONSE: ReadCompletionMode = ReadCompletionMode { digests: false, success: false };
+const DIGESTS: ReadCompletionMode = ReadCompletionMode { digests: true, success: true };
 
-impl CompletionMode {
+impl ReadCompletionMode {
     fn framing(self) -> PduFraming {
         PduFraming { header_digest: self.digests, data_digest: self.digests, alignment: 0 }
     }
@@ -75,7 +75,7 @@ struct HostIteration {
 }
 
 impl HostIteration {
-    fn new(mode: CompletionMode, count: u16) -> Self {
+    fn new(mode: ReadCompletionMode, count: u16) -> Self {
         let digest_mode = if mode.digests { DigestMode::Required } else { DigestMode::Off };
         let config = HostConfig {
             depth: count,
@@ -157,7 +157,7 @@ struct ControllerIteration {
 }
 
 impl ControllerIteration {
-    fn new(mode: CompletionMode, count: u16) -> Self {
+    fn new(mode: ReadCompletionMode, count: u16) -> Self {
         let success =
             if mode.success { SuccessFlagPolicy::Always } else { SuccessFlagPolicy::Never };
         let config = ControllerConfig { depth: count, success, ..ControllerConfig::default() };
@@ -175,7 +175,7 @@ impl ControllerIteration {
         iteration.send();
         for cid in 0..count {
             let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
-            let read = read.with_sgl1(Descriptor::transport(BYTES));
+            let read = read.with_sgl1(Descriptor::transport_data_block(BYTES));
             mode.append_header(
                 CapsuleCmd::new(mode.framing(), &read, 0).as_bytes(),
                 &mut iteration.reads,

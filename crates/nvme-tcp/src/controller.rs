@@ -385,7 +385,7 @@ impl ControllerConnection {
         completion: Completion,
     ) -> Result<(), OwnerCallError> {
         if len_bytes > 0 {
-            if self.send_all_data(tag, len_bytes, completion) {
+            if self.try_queue_all_data_at_once(tag, len_bytes, completion) {
                 return Ok(());
             }
             self.add_ready_bytes(tag, TransferState::ToHost, len_bytes)?;
@@ -420,7 +420,7 @@ impl ControllerConnection {
     #[inline]
     pub fn record_sent_each(&mut self, count: usize, mut release: impl FnMut(u16)) {
         self.core.send_queue.record_sent(count);
-        while let Some(tag) = self.next_sent_command() {
+        while let Some(tag) = self.free_next_sent_command() {
             release(tag);
         }
         self.clear_sent_response_ends();
@@ -428,7 +428,7 @@ impl ControllerConnection {
 
     /// Frees the tag of the next command of which everything was sent, and returns it.
     #[inline(always)]
-    fn next_sent_command(&mut self) -> Option<u16> {
+    fn free_next_sent_command(&mut self) -> Option<u16> {
         let (end, tag) = *self.response_ends.get(self.responses_sent)?;
         if end > self.core.send_queue.sent_bytes() {
             return None;
@@ -492,7 +492,7 @@ impl ControllerConnection {
     #[inline]
     fn outstanding_slot(&mut self, tag: u16) -> Result<&mut CommandSlot, OwnerCallError> {
         let slot = self.slots.get_mut(usize::from(tag));
-        slot.filter(|slot| slot.awaits_completion()).ok_or(OwnerCallError::NotOutstanding)
+        slot.filter(|slot| slot.is_outstanding()).ok_or(OwnerCallError::NotOutstanding)
     }
 
     /// Adds the next `len_bytes` of a command's data in this direction to what may be transferred.
@@ -603,7 +603,7 @@ impl Connection for ControllerConnection {
     fn record_sent(&mut self, count: usize, events: &mut EventQueue<ControllerEvent>) {
         self.core.send_queue.record_sent(count);
         while events.remaining_capacity() > 0
-            && let Some(tag) = self.next_sent_command()
+            && let Some(tag) = self.free_next_sent_command()
         {
             events.push(ControllerEvent::Sent { tag });
         }

@@ -232,7 +232,7 @@ impl ConnectionCore {
         bytes: &'a [u8],
     ) -> Result<Option<PduHeader<'a>>, RejectedPdu<'a>> {
         let Some(common) = bytes.get(..tenmil_wire::tcp::COMMON_BYTES) else { return Ok(None) };
-        let kind = tenmil_wire::tcp::check::received_pdu_type(self.role, bytes[0])
+        let kind = tenmil_wire::tcp::pdu_validation::received_pdu_type(self.role, bytes[0])
             .map_err(|why| (why, common))?;
         let len = usize::from(kind.header_bytes());
         if !self.incoming.header_digest || !kind.has_digest() {
@@ -243,7 +243,7 @@ impl ConnectionCore {
         };
         let (header, found) = (&bytes[..len], u32::from_le_bytes(*found));
         if tenmil_wire::tcp::crc32c(header) != found {
-            return Err((FatalError::digest(found), header));
+            return Err((FatalError::header_digest_error(found), header));
         }
         Ok(Some((kind, header, len + 4)))
     }

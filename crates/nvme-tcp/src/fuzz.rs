@@ -11,8 +11,8 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::tcp::{PduFraming, crc32c};
 
 use crate::{Connection, EventQueue, PayloadDigest, SendPiece};
-pub use controller::controller;
-pub use host::host;
+pub use controller::fuzz_controller;
+pub use host::fuzz_host;
 
 /// Largest number of commands at each end.
 const DEPTH: u16 = 4;
@@ -46,7 +46,7 @@ impl FuzzScript<'_> {
     }
 
     /// Next length, usually a valid one.
-    fn len(&mut self) -> u32 {
+    fn next_len(&mut self) -> u32 {
         match self.byte_or_zero() {
             pdu @ 0..=0x3f => u32::from(pdu) * 4,
             pdu @ 0x40..=0x7f => u32::from(pdu - 0x40) * 256,
@@ -130,7 +130,7 @@ fn mutate_pdu(
 }
 
 /// End under test and its owner, with a scripted peer.
-struct ScriptedPeer<E: Connection, O> {
+struct ScriptedSession<E: Connection, O> {
     end: E,
     owner: O,
     events: EventQueue<E::Event>,
@@ -153,7 +153,7 @@ trait EndpointOwner {
     fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8>;
 }
 
-impl<E, O> ScriptedPeer<E, O>
+impl<E, O> ScriptedSession<E, O>
 where
     E: Connection<Event: Copy>,
     Self: EndpointOwner<Event = E::Event>,
@@ -246,12 +246,12 @@ mod tests {
         for _ in 0..3_000 {
             let len = random.below(400);
             let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
-            super::host(&bytes);
-            super::controller(&bytes);
+            super::fuzz_host(&bytes);
+            super::fuzz_controller(&bytes);
             // Few bits: digests off, valid connection setup, unmodified PDUs.
             let unmodified: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
-            super::host(&unmodified);
-            super::controller(&unmodified);
+            super::fuzz_host(&unmodified);
+            super::fuzz_controller(&unmodified);
         }
     }
 }

@@ -136,7 +136,7 @@ pub enum HostEvent {
 /// A command cannot be submitted now: all tags or the send queue are in use, or the connection is
 /// not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SendQueueFull;
+pub struct CannotSubmit;
 
 /// Longest header with digest and padding: data after a command are aligned to at most 128 bytes.
 const CAPSULE_BYTES: usize = 128;
@@ -257,10 +257,10 @@ impl HostConnection {
     /// reaching data that could be [received directly](Connection::next_direct_placement). For owners whose data
     /// have no address, so that storing them from a receive buffer should be avoided.
     #[must_use]
-    pub fn bytes_before_data(&self, unconsumed: usize) -> usize {
+    pub fn receivable_bytes_before_data(&self, unconsumed: usize) -> usize {
         let header = PduType::C2HData.header_bytes() + self.core.incoming.header_digest_bytes();
         let remaining = match &self.core.body {
-            Some(body) => body.bytes_before_direct(),
+            Some(body) => body.padding_before_direct_data(),
             None => usize::from(header).saturating_sub(unconsumed),
         };
         // PDUs that are longer than this header and carry no data are parsed as they arrive.

@@ -57,7 +57,7 @@ pub use controller::{
 };
 pub use endpoint::{CloseReason, ConnectionCore, Timeouts};
 pub use events::{EVENTS_PER_PDU, EventQueue};
-pub use host::{DataDirection, DigestMode, HostConfig, HostConnection, HostEvent, SendQueueFull};
+pub use host::{CannotSubmit, DataDirection, DigestMode, HostConfig, HostConnection, HostEvent};
 pub use pdu_body::DataPlacement;
 pub use send_queue::SendPiece;
 

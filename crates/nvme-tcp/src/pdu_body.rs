@@ -86,7 +86,7 @@ impl PduBody {
     /// Receives the body at `at`, if it is there as a whole and not empty. Returns the position of the data,
     /// the end of the body, and whether the data are intact.
     #[inline(always)]
-    pub(crate) fn receive_complete(&self, bytes: &[u8], at: usize) -> Option<(u32, usize, bool)> {
+    pub(crate) fn receive_if_whole(&self, bytes: &[u8], at: usize) -> Option<(u32, usize, bool)> {
         let begin = at + usize::from(self.padding);
         let end = begin + self.remaining as usize;
         if end > bytes.len() || self.remaining == 0 {
@@ -124,7 +124,7 @@ impl PduBody {
 
     /// Number of bytes in front of data that can be received [directly](Self::direct_placement); zero if none
     /// can.
-    pub(crate) fn bytes_before_direct(&self) -> usize {
+    pub(crate) fn padding_before_direct_data(&self) -> usize {
         if self.is_needed && !self.has_digest { self.padding.into() } else { 0 }
     }
 }

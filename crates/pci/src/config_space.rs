@@ -40,13 +40,13 @@ impl PciConfigSpace {
     }
 
     /// Command register value that enables memory space and bus mastering (DMA).
-    pub(crate) fn command_enabled(&self) -> u16 {
+    pub(crate) fn command_with_memory_and_bus_master(&self) -> u16 {
         self.read_u16(4) | MEMORY_SPACE | BUS_MASTER
     }
 
     /// As above, with bus mastering disabled.
-    pub(crate) fn command_without_dma(&self) -> u16 {
-        self.command_enabled() & !BUS_MASTER
+    pub(crate) fn command_with_memory_only(&self) -> u16 {
+        self.command_with_memory_and_bus_master() & !BUS_MASTER
     }
 
     /// Size of the MSI-X table.
@@ -141,8 +141,8 @@ mod tests {
         let mut bytes = [0; 256];
         bytes[4..6].copy_from_slice(&[0x41, 0x05]);
         let found = PciConfigSpace::new(bytes);
-        assert_eq!(found.command_enabled(), 0x0547);
-        bytes[4..6].copy_from_slice(&found.command_enabled().to_le_bytes());
-        assert_eq!(PciConfigSpace::new(bytes).command_without_dma(), 0x0543);
+        assert_eq!(found.command_with_memory_and_bus_master(), 0x0547);
+        bytes[4..6].copy_from_slice(&found.command_with_memory_and_bus_master().to_le_bytes());
+        assert_eq!(PciConfigSpace::new(bytes).command_with_memory_only(), 0x0543);
     }
 }

@@ -91,7 +91,7 @@ impl DmaMapFailure {
     pub(crate) fn new(iova: u64, len_bytes: u64, error: io::Error) -> Self {
         // Error when the locked memory limit is exceeded (drivers/vfio/vfio_iommu_type1.c).
         let is_locked_out = error.raw_os_error() == Some(libc::ENOMEM);
-        let lockable_bytes = is_locked_out.then(lockable_bytes).flatten();
+        let lockable_bytes = is_locked_out.then(memlock_limit_bytes).flatten();
         Self { iova, len_bytes, error, lockable_bytes, mapped: (0, 0) }
     }
 
@@ -117,13 +117,13 @@ impl DmaMapFailure {
 }
 
 /// Limit of lockable memory; `None` is unlimited.
-fn lockable_bytes() -> Option<u64> {
+fn memlock_limit_bytes() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
 impl AttachError {
     /// Whether the only cause is missing permission to open a file.
-    pub(crate) fn is_forbidden(&self) -> bool {
+    pub(crate) fn is_permission_denied(&self) -> bool {
         matches!(self, Self::Open { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
     }
 
@@ -148,10 +148,10 @@ impl AttachError {
                  newer); without `vfio=iommufd` it is driven through its group."
                     .to_owned(),
             ),
-            Self::Open { path, .. } if self.is_forbidden() && path.contains("noiommu") => {
+            Self::Open { path, .. } if self.is_permission_denied() && path.contains("noiommu") => {
                 Some("Without an IOMMU only root may drive it (CAP_SYS_RAWIO).".to_owned())
             }
-            Self::Open { path, .. } if self.is_forbidden() => {
+            Self::Open { path, .. } if self.is_permission_denied() => {
                 Some(format!("Give {path} to the user, or ask root; `tenmil doctor` looks."))
             }
             Self::Open { error, .. } if error.raw_os_error() == Some(libc::EBUSY) => {
@@ -295,14 +295,18 @@ mod tests {
         }
         let apart = call(libc::EPERM);
         assert!(apart.hint().unwrap().contains("iommufd/parameters/allow_unsafe_interrupts"));
-        assert!(!apart.is_forbidden(), "another way would not help");
+        assert!(!apart.is_permission_denied(), "another way would not help");
         assert_eq!(call(libc::ENOMEM).hint(), None);
         let open = |number| {
             let (address, path) = ("0000:5e:00.0".to_owned(), "/dev/iommu".to_owned());
             AttachError::Open { address, path, error: io::Error::from_raw_os_error(number) }
         };
-        assert!(open(libc::EACCES).is_forbidden() && open(libc::EPERM).is_forbidden());
-        assert!(!open(libc::ENODEV).is_forbidden() && !open(libc::EBUSY).is_forbidden());
+        assert!(
+            open(libc::EACCES).is_permission_denied() && open(libc::EPERM).is_permission_denied()
+        );
+        assert!(
+            !open(libc::ENODEV).is_permission_denied() && !open(libc::EBUSY).is_permission_denied()
+        );
     }
 
     #[test]

@@ -37,7 +37,7 @@ static OPEN: Mutex<Vec<Arc<VfioGroup>>> = Mutex::new(Vec::new());
 
 /// Returns the group of this number, opened by `open` unless this process has it; its functions
 /// access memory of `regions`, through the same interface.
-pub(crate) fn join_group(
+pub(crate) fn open_or_share_group(
     root: &Path,
     number: u32,
     address: &str,
@@ -86,7 +86,7 @@ mod tests {
 
     use tenmil_dma::RegionTable;
 
-    use super::join_group;
+    use super::open_or_share_group;
     use crate::iommu_context::IommuContext;
     use crate::iommu_interface::IommuInterface;
     use crate::vfio_function::VfioInterface;
@@ -97,7 +97,7 @@ mod tests {
             (tempfile::tempdir().unwrap(), RegionTable::new(4), Cell::new(0));
         let file = || tempfile::tempfile().unwrap();
         let by = |way, number, regions: &RegionTable| {
-            join_group(root.path(), number, "0000:5e:00.0", (regions, way), || {
+            open_or_share_group(root.path(), number, "0000:5e:00.0", (regions, way), || {
                 opened.set(opened.get() + 1);
                 Ok((
                     Some(file()),

@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn without_iommu_a_region_maps_to_its_physical_address() {
         let regions = RegionTable::new(4);
-        assert!(regions.use_contiguous());
+        assert!(regions.make_allocations_contiguous());
         let container = IommuContext::without_iommu(tempfile::tempfile().unwrap(), regions.clone());
         let scattered = regions.allocate_shared(8192).unwrap();
         let refused = container.map_region(scattered.id()).unwrap_err();

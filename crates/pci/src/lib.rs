@@ -28,4 +28,4 @@ mod vfio_ioctl;
 pub use config_space::PciConfigSpace;
 pub use error::{AttachError, DmaMapFailure};
 pub use iommu_context::IommuContext;
-pub use vfio_function::{IommuMode, MappedBar, VfioFunction, VfioInterface, VfioRoot};
+pub use vfio_function::{IommuMode, KernelFilesRoot, MappedBar, VfioFunction, VfioInterface};

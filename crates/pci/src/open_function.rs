@@ -19,12 +19,12 @@ use crate::group::{self, GroupMember};
 use crate::iommu_context::IommuContext;
 use crate::iommu_interface::IommuInterface;
 use crate::iommufd::Ioas;
-use crate::vfio_function::{IommuMode, VfioInterface, VfioRoot};
+use crate::vfio_function::{IommuMode, KernelFilesRoot, VfioInterface};
 use crate::vfio_ioctl::{self, GroupStatus, IoctlArgument};
 
 /// Function being opened, which is known to be bound to vfio-pci.
 pub(crate) struct OpenRequest<'a> {
-    pub(crate) place: &'a VfioRoot,
+    pub(crate) place: &'a KernelFilesRoot,
     pub(crate) address: &'a str,
     /// Group number.
     pub(crate) number: u32,
@@ -50,7 +50,7 @@ impl OpenRequest<'_> {
         match isolation {
             IommuMode::Iommu { by: Some(VfioInterface::Iommufd) } => self.open_by_iommufd(),
             IommuMode::Iommu { by: None } if self.has_iommufd() => match self.open_by_iommufd() {
-                Err(why) if why.is_forbidden() => Ok(OpenedFunction {
+                Err(why) if why.is_permission_denied() => Ok(OpenedFunction {
                     iommufd_error: Some(why.to_string()),
                     ..self.open_by_group(isolation)?
                 }),
@@ -66,19 +66,19 @@ impl OpenRequest<'_> {
             IommuMode::Iommu { .. } => (format!("dev/vfio/{number}"), vfio_ioctl::TYPE1V2_IOMMU),
             IommuMode::None => (format!("dev/vfio/noiommu-{number}"), vfio_ioctl::NOIOMMU_IOMMU),
         };
-        let group = group::join_group(
+        let group = group::open_or_share_group(
             root,
             number,
             self.address,
             (self.regions, VfioInterface::Group),
             || {
                 let container = self.open_file(root.join("dev/vfio/vfio"))?;
-                check_container(&container, isolation)
-                    .map_err(self.attach_error("look at VFIO"))?;
+                check_container_iommu_type(&container, isolation)
+                    .map_err(self.ioctl_error_mapper("look at VFIO"))?;
                 let group = self.open_file(root.join(&node))?;
                 let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
                 vfio_ioctl::ioctl_with(group.as_fd(), vfio_ioctl::GROUP_GET_STATUS, &mut status)
-                    .map_err(self.attach_error("look at its group"))?;
+                    .map_err(self.ioctl_error_mapper("look at its group"))?;
                 // Viable: every function of the group is unbound or bound to a VFIO driver.
                 if status.flags & vfio_ioctl::GROUP_VIABLE == 0 {
                     let address = self.address.to_owned();
@@ -86,9 +86,9 @@ impl OpenRequest<'_> {
                 }
                 // The IOMMU type can be set only after a group has joined the container.
                 vfio_ioctl::set_container(group.as_fd(), container.as_fd())
-                    .map_err(self.attach_error("join its group"))?;
+                    .map_err(self.ioctl_error_mapper("join its group"))?;
                 vfio_ioctl::ioctl(container.as_fd(), vfio_ioctl::SET_IOMMU, iommu)
-                    .map_err(self.attach_error(USE_IOMMU))?;
+                    .map_err(self.ioctl_error_mapper(USE_IOMMU))?;
                 let regions = self.regions.clone();
                 let container = match isolation {
                     IommuMode::Iommu { .. } => {
@@ -100,9 +100,9 @@ impl OpenRequest<'_> {
             },
         )?;
         let group_file = group.file.as_ref().ok_or(io::ErrorKind::NotFound.into());
-        let device = group_file.and_then(|file| device_by_group(file, self.address));
+        let device = group_file.and_then(|file| device_fd_of_group(file, self.address));
         Ok(OpenedFunction {
-            device: device.map_err(self.attach_error("take it"))?,
+            device: device.map_err(self.ioctl_error_mapper("take it"))?,
             group,
             iommufd_error: None,
         })
@@ -114,12 +114,12 @@ impl OpenRequest<'_> {
         let node = self.device_node().ok_or_else(none)?;
         let device = self.open_file(node)?;
         let enter = |ioas: &Ioas| {
-            ioas.bind_function(device.as_fd()).map_err(self.attach_error(BIND_IOMMUFD))?;
+            ioas.bind_function(device.as_fd()).map_err(self.ioctl_error_mapper(BIND_IOMMUFD))?;
             ioas.attach_function(device.as_fd())
-                .map_err(self.attach_error("reach its address space"))
+                .map_err(self.ioctl_error_mapper("reach its address space"))
         };
         let mut is_first = false;
-        let group = group::join_group(
+        let group = group::open_or_share_group(
             root,
             number,
             self.address,
@@ -128,7 +128,7 @@ impl OpenRequest<'_> {
                 is_first = true;
                 let context = self.open_file(root.join(IOMMU))?;
                 let ioas =
-                    Ioas::new(context).map_err(self.attach_error("make an address space"))?;
+                    Ioas::new(context).map_err(self.ioctl_error_mapper("make an address space"))?;
                 enter(&ioas)?;
                 // The IOVA ranges are known only after the function was attached.
                 Ok((None, IommuContext::new(IommuInterface::Iommufd(ioas), self.regions.clone())))
@@ -162,13 +162,13 @@ impl OpenRequest<'_> {
         })
     }
 
-    fn attach_error(&self, what: &'static str) -> impl Fn(io::Error) -> AttachError + use<> {
+    fn ioctl_error_mapper(&self, what: &'static str) -> impl Fn(io::Error) -> AttachError + use<> {
         let address = self.address.to_owned();
         move |error| AttachError::Ioctl { address: address.clone(), what, error }
     }
 }
 
-fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
+fn check_container_iommu_type(container: &File, isolation: IommuMode) -> io::Result<()> {
     let version = vfio_ioctl::ioctl(container.as_fd(), vfio_ioctl::GET_API_VERSION, 0)?;
     if version != vfio_ioctl::API_VERSION {
         let expected = vfio_ioctl::API_VERSION;
@@ -186,9 +186,9 @@ fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
     }
 }
 
-fn device_by_group(group: &File, address: &str) -> io::Result<File> {
+fn device_fd_of_group(group: &File, address: &str) -> io::Result<File> {
     let name = CString::new(address).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let descriptor = vfio_ioctl::group_device_fd(group.as_fd(), &name)?;
+    let descriptor = vfio_ioctl::group_get_device_fd(group.as_fd(), &name)?;
     // SAFETY: the descriptor was just created by the kernel for this call and has no other owner.
     let device = unsafe { OwnedFd::from_raw_fd(descriptor) };
     Ok(File::from(device))

@@ -19,7 +19,7 @@ use crate::vfio_ioctl::{self, DeviceInfo, IoctlArgument, IrqInfo, RegionInfo};
 
 /// Root of `/dev` and `/sys`: `/`, or a directory made by a test.
 #[derive(Clone, Debug)]
-pub struct VfioRoot {
+pub struct KernelFilesRoot {
     root: PathBuf,
 }
 
@@ -85,13 +85,13 @@ const PAGE: u64 = 4096;
 /// 4096 entries of 64 bytes.
 const MEMORY_MAX: u64 = 256 << 20;
 
-impl Default for VfioRoot {
+impl Default for KernelFilesRoot {
     fn default() -> Self {
         Self { root: PathBuf::from("/") }
     }
 }
 
-impl VfioRoot {
+impl KernelFilesRoot {
     /// Uses a directory made by a test.
     pub fn in_directory(root: &Path) -> Self {
         Self { root: root.to_owned() }
@@ -147,7 +147,7 @@ impl VfioFunction {
     ///
     /// [`AttachError`] names the cause.
     pub fn open_controller(
-        place: &VfioRoot,
+        place: &KernelFilesRoot,
         address: &str,
         isolation: IommuMode,
         regions: &RegionTable,
@@ -210,7 +210,7 @@ impl VfioFunction {
     }
 
     /// IOMMU context.
-    pub fn container(&self) -> &IommuContext {
+    pub fn iommu_context(&self) -> &IommuContext {
         &self.group.container
     }
 
@@ -220,7 +220,7 @@ impl VfioFunction {
     }
 
     /// Reason why iommufd is not used, if the kernel supports it and this process may not use it.
-    pub fn iommufd_error(&self) -> Option<&str> {
+    pub fn iommufd_unused_reason(&self) -> Option<&str> {
         self.instead.as_deref()
     }
 
@@ -260,7 +260,11 @@ impl VfioFunction {
     /// If the function was removed.
     pub fn set_bus_master(&self, may: bool) -> io::Result<()> {
         let found = self.read_config_space()?;
-        let command = if may { found.command_enabled() } else { found.command_without_dma() };
+        let command = if may {
+            found.command_with_memory_and_bus_master()
+        } else {
+            found.command_with_memory_only()
+        };
         self.device.write_all_at(&command.to_le_bytes(), self.configuration_at + COMMAND)
     }
 
@@ -307,7 +311,7 @@ impl VfioFunction {
         let address = configuration.bar_address(part.bar);
         let address = address.and_then(|address| address.checked_add(part.offset));
         let address = address.ok_or(unusable("its BAR has no address"))?;
-        if !self.container().exclude_iovas(address, part.len_bytes) {
+        if !self.iommu_context().exclude_iovas(address, part.len_bytes) {
             return Err(unusable("the IOMMU has memory of ours at the address of its BAR"));
         }
         let len_bytes = part.len_bytes.min(MEMORY_MAX);
@@ -323,7 +327,7 @@ impl VfioFunction {
     /// # Errors
     ///
     /// If there are fewer, or no interrupts are left.
-    pub fn prepare_vectors(&self, count: u32) -> io::Result<()> {
+    pub fn enable_vectors(&self, count: u32) -> io::Result<()> {
         vfio_ioctl::set_irq_eventfds(self.device.as_fd(), irq::MSIX, 0, &vec![None; count as usize])
     }
 
@@ -342,7 +346,7 @@ impl VfioFunction {
     /// # Errors
     ///
     /// If the kernel does not support it.
-    pub fn set_req_irq(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn set_device_request_eventfd(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         vfio_ioctl::set_irq_eventfds(self.device.as_fd(), irq::REQUEST, 0, &[Some(event)])
     }
 
@@ -352,7 +356,7 @@ impl VfioFunction {
     /// # Errors
     ///
     /// If the function does not report errors.
-    pub fn set_err_irq(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn set_error_eventfd(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         vfio_ioctl::set_irq_eventfds(self.device.as_fd(), irq::ERROR, 0, &[Some(event)])
     }
 }
@@ -378,7 +382,7 @@ impl MappedBar {
     }
 
     /// Whether access has failed: the function was removed or released.
-    pub fn has_failed(&self) -> bool {
+    pub fn has_access_failed(&self) -> bool {
         self.memory.has_failed()
     }
 
@@ -394,7 +398,7 @@ impl MappedBar {
     }
 
     /// Four bytes at `offset`, if they are inside.
-    pub fn register_word(&self, offset: u32) -> Option<Segment> {
+    pub fn register_segment(&self, offset: u32) -> Option<Segment> {
         let offset = u64::from(offset);
         let is_inside = offset.is_multiple_of(4) && offset + 4 <= self.len_bytes();
         is_inside.then(|| Segment { region: self.memory.id(), offset, len_bytes: 4 })
@@ -427,14 +431,14 @@ mod tests {
 
     use tenmil_base::{BarMapError, BarRange};
 
-    use super::{IommuMode, VfioFunction, VfioInterface, VfioRoot, check_bar_range};
+    use super::{IommuMode, KernelFilesRoot, VfioFunction, VfioInterface, check_bar_range};
     use crate::AttachError;
 
     const AT: &str = "0000:5e:00.0";
     const ANY: IommuMode = IommuMode::Iommu { by: None };
 
     /// Kernel files of a function.
-    fn test_tree(driver: Option<&str>, group: Option<u32>) -> tempfile::TempDir {
+    fn fake_kernel_files(driver: Option<&str>, group: Option<u32>) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let function = root.path().join("sys/bus/pci/devices").join(AT);
         fs::create_dir_all(&function).unwrap();
@@ -465,7 +469,7 @@ mod tests {
 
     fn open_error(root: &Path, address: &str) -> AttachError {
         VfioFunction::open_controller(
-            &VfioRoot::in_directory(root),
+            &KernelFilesRoot::in_directory(root),
             address,
             ANY,
             &RegionTable::new(4),
@@ -475,8 +479,8 @@ mod tests {
 
     #[test]
     fn obstacle_is_named_with_its_fix() {
-        let bound = test_tree(Some("vfio-pci"), Some(12));
-        let group = VfioRoot::in_directory(bound.path()).group_of_function(AT, ANY);
+        let bound = fake_kernel_files(Some("vfio-pci"), Some(12));
+        let group = KernelFilesRoot::in_directory(bound.path()).group_of_function(AT, ANY);
         assert_eq!(group.unwrap(), 12);
         let without = open_error(bound.path(), AT);
         assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
@@ -485,19 +489,19 @@ mod tests {
         assert_eq!(absent.to_string(), "attach 0000:5e:00.1: no PCI function is there");
         assert!(absent.hint().unwrap().contains("tenmil list"));
 
-        let kernel = open_error(test_tree(Some("nvme"), Some(12)).path(), AT);
+        let kernel = open_error(fake_kernel_files(Some("nvme"), Some(12)).path(), AT);
         let text = "attach 0000:5e:00.0: driver is 'nvme', expected 'vfio-pci'";
         assert_eq!(kernel.to_string(), text);
         assert!(kernel.hint().unwrap().contains("tenmil bind 0000:5e:00.0"));
 
-        let none = open_error(test_tree(None, Some(12)).path(), AT);
+        let none = open_error(fake_kernel_files(None, Some(12)).path(), AT);
         assert!(none.to_string().contains("driver is none"), "{none}");
 
-        let off = open_error(test_tree(Some("vfio-pci"), None).path(), AT);
+        let off = open_error(fake_kernel_files(Some("vfio-pci"), None).path(), AT);
         assert!(off.to_string().contains("in no IOMMU group"), "{off}");
         assert!(off.hint().unwrap().contains("tenmil doctor"));
 
-        let unsafely = enable_unsafe_noiommu();
+        let unsafely = fake_noiommu_kernel_files();
         let off = open_error(unsafely.path(), AT);
         assert!(off.to_string().contains("in no IOMMU group"), "{off}");
         assert!(off.hint().unwrap().contains("unsafe-no-iommu=yes"));
@@ -506,30 +510,32 @@ mod tests {
     #[test]
     fn noiommu_is_only_used_on_explicit_request_and_reported() {
         let open = |root: &Path| {
-            let (place, regions) = (VfioRoot::in_directory(root), RegionTable::new(4));
+            let (place, regions) = (KernelFilesRoot::in_directory(root), RegionTable::new(4));
             VfioFunction::open_controller(&place, AT, IommuMode::None, &regions).unwrap_err()
         };
-        let has_one = open(test_tree(Some("vfio-pci"), Some(12)).path());
+        let has_one = open(fake_kernel_files(Some("vfio-pci"), Some(12)).path());
         assert!(has_one.to_string().contains("behind an IOMMU, expected none"), "{has_one}");
         assert!(has_one.hint().unwrap().contains("unsafe-no-iommu"));
 
-        let bound = enable_unsafe_noiommu();
+        let bound = fake_noiommu_kernel_files();
         assert_eq!(
-            VfioRoot::in_directory(bound.path()).group_of_function(AT, IommuMode::None).unwrap(),
+            KernelFilesRoot::in_directory(bound.path())
+                .group_of_function(AT, IommuMode::None)
+                .unwrap(),
             7
         );
         let without = open(bound.path());
         assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
-        let none = open(test_tree(Some("vfio-pci"), None).path());
+        let none = open(fake_kernel_files(Some("vfio-pci"), None).path());
         assert!(none.hint().unwrap().contains("--unsafe-no-iommu"), "{none}");
     }
 
     #[test]
     fn iommufd_is_used_if_available_and_by_name_only_then() {
-        let bound = test_tree(Some("vfio-pci"), Some(12));
+        let bound = fake_kernel_files(Some("vfio-pci"), Some(12));
         let (root, regions) = (bound.path(), RegionTable::new(4));
         let open = |by| {
-            let place = VfioRoot::in_directory(root);
+            let place = KernelFilesRoot::in_directory(root);
             VfioFunction::open_controller(&place, AT, IommuMode::Iommu { by }, &regions)
                 .unwrap_err()
         };
@@ -557,8 +563,8 @@ mod tests {
     }
 
     /// Kernel files of a function in no-IOMMU mode.
-    fn enable_unsafe_noiommu() -> tempfile::TempDir {
-        let root = test_tree(Some("vfio-pci"), Some(7));
+    fn fake_noiommu_kernel_files() -> tempfile::TempDir {
+        let root = fake_kernel_files(Some("vfio-pci"), Some(7));
         let group = root.path().join("sys/kernel/iommu_groups/7");
         fs::create_dir_all(&group).unwrap();
         let mut name = OpenOptions::new();

@@ -151,7 +151,7 @@ pub(crate) fn ioctl_with<T: IoctlArgument>(
     // SAFETY: `at` is a structure that begins with its own length, and VFIO and iommufd access no
     // more than that.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), at) };
-    capability_chain(result)
+    check_ioctl_result(result)
 }
 
 /// Connects interrupts of a kind, from `start` on, to these eventfds (`None` disconnects); without
@@ -170,14 +170,14 @@ pub(crate) fn set_irq_eventfds(
     words.extend(events.iter().map(|event| raw(event).cast_unsigned()));
     // SAFETY: the kernel reads as many bytes as the first word states, which is all of `words`.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS.into(), words.as_ptr()) };
-    capability_chain(result).map(drop)
+    check_ioctl_result(result).map(drop)
 }
 
 /// Executes an ioctl with an integer argument.
 pub(crate) fn ioctl(file: BorrowedFd<'_>, number: u32, value: i32) -> io::Result<i32> {
     // SAFETY: the ioctls issued through this function take an integer and no address.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), libc::c_long::from(value)) };
-    capability_chain(result)
+    check_ioctl_result(result)
 }
 
 /// Executes the ioctl that takes a pointer to a descriptor.
@@ -186,15 +186,15 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
     let at: *const libc::c_int = &raw const descriptor;
     // SAFETY: the kernel reads one descriptor there.
     let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_SET_CONTAINER.into(), at) };
-    capability_chain(result)
+    check_ioctl_result(result)
 }
 
 /// Executes the ioctl that takes a name.
-pub(crate) fn group_device_fd(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<i32> {
+pub(crate) fn group_get_device_fd(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<i32> {
     // SAFETY: the kernel reads a zero-terminated string there.
     let result =
         unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr()) };
-    capability_chain(result)
+    check_ioctl_result(result)
 }
 
 /// IOVA ranges of an IOMMU, each by its first and last address; empty if the kernel does not report
@@ -208,7 +208,7 @@ pub(crate) fn iova_ranges(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64
         // SAFETY: the kernel reads and writes no more bytes than the first word states, which is
         // all of `words`.
         let result = unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO.into(), at) };
-        capability_chain(result)?;
+        check_ioctl_result(result)?;
         // The kernel returns the length that would have been needed.
         if words[0] <= len_bytes {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -244,7 +244,7 @@ fn iova_ranges_of_capability(info: &[u8]) -> Vec<(u64, u64)> {
     Vec::new()
 }
 
-fn capability_chain(result: libc::c_int) -> io::Result<i32> {
+fn check_ioctl_result(result: libc::c_int) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 

@@ -11,17 +11,17 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::{Clock, CpuList, EventLoop, EventVectors, NamedThread, NextStep};
+use tenmil_linux::{Clock, CpuList, EventFdVectors, EventLoop, NamedThread, NextStep};
 use tenmil_reactor::{
     Context, PollMode, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions,
-    ReactorSet, Reactors, ThreadBuilder, TimeSource,
+    Reactors, ThreadBuilder, TimeSource, UnstartedReactors,
 };
 
 /// Poller that never finds work: it loads one word, as a queue loads its next entry.
 struct IdlePoller(u64);
 
 /// Poller that waits for a deadline that is never reached.
-struct DelayedPoller(Instant);
+struct NeverDuePoller(Instant);
 
 const ROUNDS: usize = 1_000;
 const TURNS: u32 = 20_000;
@@ -31,26 +31,26 @@ fn main() {
     let seconds = arguments.next().map_or(30, |text| text.parse().expect("a number of seconds"));
     let clock = Clock::start();
     let cores = CpuList::allowed_cpus();
-    NamedThread::spawn("turns", cores.iter().last(), move |_| run_iterations(&clock))
+    NamedThread::spawn("turns", cores.iter().last(), move |_| bench_iterations(&clock))
         .expect("a thread")
         .join();
     let first_two: CpuList = cores.iter().take(2).collect();
     for poll in [PollMode::Adaptive, PollMode::Hybrid, PollMode::Always] {
-        idle_reactor(poll, &first_two, Span::from_secs(seconds), &clock);
+        bench_idle_cpu_share(poll, &first_two, Span::from_secs(seconds), &clock);
     }
 }
 
 /// Nanoseconds per iteration: the clock alone, no poller, one poller, and one beside 100 timed
 /// ones.
-fn run_iterations(clock: &Clock) {
-    let timed = |count, period| bench_iteration(1, count, period, clock);
-    let mut cases: [(&str, Option<(Reactor, ReactorSet)>); 6] = [
+fn bench_iterations(clock: &Clock) {
+    let timed = |count, period| reactor_for_bench(1, count, period, clock);
+    let mut cases: [(&str, Option<(Reactor, UnstartedReactors)>); 6] = [
         ("the clock alone", None),
-        ("no poller", Some(bench_iteration(0, 0, Span::default(), clock))),
+        ("no poller", Some(reactor_for_bench(0, 0, Span::default(), clock))),
         ("1 active poller", Some(timed(0, Span::default()))),
         ("1 active, 100 timed every 10 ms", Some(timed(100, Span::from_ms(10)))),
         ("1 active, 100 timed every 1 ms", Some(timed(100, Span::from_ms(1)))),
-        ("8 active pollers", Some(bench_iteration(8, 0, Span::default(), clock))),
+        ("8 active pollers", Some(reactor_for_bench(8, 0, Span::default(), clock))),
     ];
     let mut results = [(); 6].map(|()| Vec::with_capacity(ROUNDS));
     for _ in 0..ROUNDS {
@@ -58,7 +58,7 @@ fn run_iterations(clock: &Clock) {
             let begin = clock.now();
             match reactor {
                 None => (0..TURNS).for_each(|_| _ = black_box(clock.now())),
-                Some((reactor, _)) => run_iterations_with(reactor, clock),
+                Some((reactor, _)) => run_iteration_turns(reactor, clock),
             }
             results.push(clock.now().since(begin).ns);
         }
@@ -74,7 +74,7 @@ fn run_iterations(clock: &Clock) {
 }
 
 #[inline]
-fn run_iterations_with(reactor: &mut Reactor, clock: &Clock) {
+fn run_iteration_turns(reactor: &mut Reactor, clock: &Clock) {
     // As in `tenmil_linux::event_loop::run`.
     let mut now = clock.now();
     for _ in 0..TURNS {
@@ -87,10 +87,16 @@ fn run_iterations_with(reactor: &mut Reactor, clock: &Clock) {
 }
 
 /// A reactor with one thread, on this OS thread. The rest of its set keeps its notifier alive.
-fn bench_iteration(active: u32, timed: u32, period: Span, clock: &Clock) -> (Reactor, ReactorSet) {
+fn reactor_for_bench(
+    active: u32,
+    timed: u32,
+    period: Span,
+    clock: &Clock,
+) -> (Reactor, UnstartedReactors) {
     let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
     let stopwatch = TimeSource::Clock(*clock);
-    let mut assembly = ReactorSet::new(&[0], &options, &stopwatch, clock.now()).expect("a reactor");
+    let mut assembly =
+        UnstartedReactors::new(&[0], &options, &stopwatch, clock.now()).expect("a reactor");
     let mut plan = ThreadBuilder::new("bench");
     for _ in 0..active {
         plan = plan.add_poller(PollerBuilder::polled_each_iteration(
@@ -108,10 +114,10 @@ fn bench_iteration(active: u32, timed: u32, period: Span, clock: &Clock) -> (Rea
 }
 
 /// Share of one core used by an idle process.
-fn idle_reactor(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
+fn bench_idle_cpu_share(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
     let options = ReactorOptions { poll, ..ReactorOptions::default() };
     let reactors = Reactors::start_on_cores(cores, &options, clock).expect("reactors");
-    let vectors = EventVectors::new(8).expect("descriptors");
+    let vectors = EventFdVectors::new(8).expect("descriptors");
     for number in 0_u16..8 {
         let descriptor = vectors.descriptor(number).expect("a vector");
         let descriptor: OwnedFd = descriptor.try_clone_to_owned().expect("a descriptor");
@@ -129,7 +135,7 @@ fn idle_reactor(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
             .add_poller(PollerBuilder::polled_each_iteration(
                 "deadline",
                 PollerWake::Deadline,
-                DelayedPoller(Instant::NEVER),
+                NeverDuePoller(Instant::NEVER),
             ))
             .add_poller(PollerBuilder::polled_each_period(
                 "statistics",
@@ -171,7 +177,7 @@ impl Poller for IdlePoller {
     }
 }
 
-impl Poller for DelayedPoller {
+impl Poller for NeverDuePoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         if context.now() >= self.0 { PollResult::Busy } else { PollResult::Idle }
     }

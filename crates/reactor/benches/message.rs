@@ -18,7 +18,7 @@ use tenmil_reactor::{
 /// Counter that shares its cache lines with nothing.
 #[derive(Default)]
 #[repr(align(128))]
-struct ReceivedCounter(AtomicU64);
+struct PaddedCounter(AtomicU64);
 
 const ROUNDS: usize = 60;
 const TRIPS: u64 = 5_000;
@@ -55,7 +55,7 @@ fn main() {
 }
 
 fn bench_mailbox(here: u32, there: u32, clock: &Clock) -> Span {
-    let lines: Arc<[ReceivedCounter; 2]> = Arc::default();
+    let lines: Arc<[PaddedCounter; 2]> = Arc::default();
     let theirs = Arc::clone(&lines);
     let echo = NamedThread::spawn("echo", Some(there), move |_| {
         for count in 1..=TRIPS {
@@ -66,21 +66,21 @@ fn bench_mailbox(here: u32, there: u32, clock: &Clock) -> Span {
     let clock = *clock;
     let ask = NamedThread::spawn("ask", Some(here), move |_| {
         // The first round trip waits for the other thread to start.
-        round_trip(&lines, 1);
+        bench_cache_line_round_trip(&lines, 1);
         let begun = clock.now();
-        (2..=TRIPS).for_each(|count| round_trip(&lines, count));
+        (2..=TRIPS).for_each(|count| bench_cache_line_round_trip(&lines, count));
         clock.now().since(begun)
     });
     echo.expect("a thread").join();
     ask.expect("a thread").join()
 }
 
-fn round_trip(lines: &[ReceivedCounter; 2], count: u64) {
+fn bench_cache_line_round_trip(lines: &[PaddedCounter; 2], count: u64) {
     lines[0].0.store(count, Ordering::Release);
     await_count(&lines[1], count);
 }
 
-fn await_count(line: &ReceivedCounter, count: u64) {
+fn await_count(line: &PaddedCounter, count: u64) {
     while line.0.load(Ordering::Acquire) != count {
         spin_loop();
     }
@@ -108,7 +108,7 @@ struct ReplyPoller {
 }
 
 /// Sends as many messages as fit.
-struct StreamPoller {
+struct OneWayPoller {
     whom: ThreadHandle,
     left: u64,
     run: Vec<Message>,
@@ -118,7 +118,7 @@ const ONLY: PollerId = PollerId::of_builder_index(0);
 const QUESTION: u64 = 0;
 const STREAMED: u64 = 1;
 
-fn message_words(kind: u64) -> Message {
+fn data_message(kind: u64) -> Message {
     Message::Data { poller: ONLY, words: [kind, 0] }
 }
 
@@ -137,7 +137,7 @@ impl Poller for RequestPoller {
             _ => {}
         }
         self.left -= 1;
-        bench_single_send(&self.whom);
+        send_single_message(&self.whom);
     }
 }
 
@@ -148,7 +148,7 @@ impl Poller for ReplyPoller {
 
     fn handle_message(&mut self, [kind, _]: [u64; 2], _: &mut Context<'_>) {
         if kind == QUESTION {
-            return bench_single_send(&self.whom);
+            return send_single_message(&self.whom);
         }
         if self.counted == 0 {
             self.begun = self.clock.now();
@@ -160,10 +160,10 @@ impl Poller for ReplyPoller {
     }
 }
 
-impl Poller for StreamPoller {
+impl Poller for OneWayPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         while self.run.len() < BATCH && self.left > 0 {
-            self.run.push(message_words(STREAMED));
+            self.run.push(data_message(STREAMED));
             self.left -= 1;
         }
         PollResult::from_count(self.whom.send_many(&mut self.run))
@@ -174,8 +174,8 @@ impl Poller for StreamPoller {
     }
 }
 
-fn bench_single_send(whom: &MessageTarget) {
-    let sent = whom.get().map(|whom| whom.send(message_words(QUESTION)));
+fn send_single_message(whom: &MessageTarget) {
+    let sent = whom.get().map(|whom| whom.send(data_message(QUESTION)));
     assert!(matches!(sent, Some(Ok(()))), "there is room for one");
 }
 
@@ -211,9 +211,9 @@ fn bench_reactor_messages(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
         PollerBuilder::polled_each_iteration("answer", PollerWake::Messages, answer),
     );
     let is_new = asker.set(asking.clone()).is_ok() && answerer.set(answering.clone()).is_ok();
-    assert!(is_new && asking.send(message_words(QUESTION)).is_ok());
+    assert!(is_new && asking.send(data_message(QUESTION)).is_ok());
     let trips = told.recv().expect("answers");
-    let stream = StreamPoller { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
+    let stream = OneWayPoller { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
     spawn(
         "stream",
         0,

@@ -99,7 +99,7 @@ impl AdaptiveSpin {
 
     /// Sets whether spinning can find work. If not, spins after work have zero length in adaptive
     /// mode, from the next on.
-    pub fn set_spin_enabled(&mut self, is_useful: bool) {
+    pub fn set_spin_useful(&mut self, is_useful: bool) {
         self.longest = if is_useful { SPIN_MAX } else { Span::default() };
     }
 
@@ -140,7 +140,7 @@ impl AdaptiveSpin {
 
     /// Pause due now in hybrid mode, if I/O in flight takes `latency`. At most one per piece of
     /// work; after it another spin starts.
-    pub fn hybrid_sleep(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
+    pub fn take_hybrid_pause(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
         self.has_paused = true;
         let until = self.last_work.after(Span { ns: latency?.ns / 4 * 3 });
         let rest = until.since(now).min(PAUSE_MAX);
@@ -148,7 +148,7 @@ impl AdaptiveSpin {
     }
 
     /// Whether a pause is to be considered before a sleep.
-    pub fn wants_pause(&self) -> bool {
+    pub fn is_hybrid_pause_due(&self) -> bool {
         self.mode == PollMode::Hybrid && !self.has_paused
     }
 
@@ -211,7 +211,7 @@ mod tests {
     use super::{AdaptiveSpin, PAUSE_MAX, PollMode, SPIN_MAX, SPIN_MIN};
 
     /// Spin time after work with these gaps.
-    fn spin_after_gap(gaps: impl IntoIterator<Item = Span>) -> Span {
+    fn spin_length_after_gaps(gaps: impl IntoIterator<Item = Span>) -> Span {
         let mut now = Instant { ns: 1_000 };
         let mut spell = AdaptiveSpin::new(PollMode::Adaptive, now);
         for gap in gaps {
@@ -226,7 +226,7 @@ mod tests {
         for seed in 0..1_000 {
             let mut random = Random::new(seed);
             let gaps = (0..50).map(|_| Span { ns: 1 << random.below(40) });
-            let length = spin_after_gap(gaps.collect::<Vec<_>>());
+            let length = spin_length_after_gaps(gaps.collect::<Vec<_>>());
             let is_none = length == Span::default();
             assert!(is_none || SPIN_MIN <= length && length <= SPIN_MAX, "seed {seed}: {length}");
         }
@@ -235,16 +235,16 @@ mod tests {
     #[test]
     fn steady_work_is_found_while_spinning_even_over_several_iterations() {
         let one = [Span::from_us(80), Span { ns: 100 }, Span { ns: 100 }, Span { ns: 100 }];
-        let length = spin_after_gap(one.repeat(100));
+        let length = spin_length_after_gaps(one.repeat(100));
         assert!(length > Span::from_us(120) && length <= Span::from_us(160), "{length}");
     }
 
     #[test]
     fn rare_work_leads_to_the_shortest_spin() {
         let steady = [Span::from_us(400)].repeat(10);
-        assert_eq!(spin_after_gap(steady.iter().copied()), Span::from_us(800));
+        assert_eq!(spin_length_after_gaps(steady.iter().copied()), Span::from_us(800));
         let rare = [Span::from_ms(100)].repeat(5);
-        assert_eq!(spin_after_gap(steady.into_iter().chain(rare)), SPIN_MIN);
+        assert_eq!(spin_length_after_gaps(steady.into_iter().chain(rare)), SPIN_MIN);
     }
 
     #[test]
@@ -252,17 +252,18 @@ mod tests {
         let mut random = Random::new(5);
         // A thousand hosts that are each active every other second.
         let gaps: Vec<_> = (0..2_000).map(|_| Span::from_us(1 + random.below(4_000))).collect();
-        let looked: u64 = (100..2_000).map(|count| spin_after_gap(gaps[..count].to_vec()).ns).sum();
+        let looked: u64 =
+            (100..2_000).map(|count| spin_length_after_gaps(gaps[..count].to_vec()).ns).sum();
         assert!(looked / 1_900 < SPIN_MIN.ns / 10, "{looked} ns");
         // Then one of them is active every 400 us.
         let steady = [Span::from_us(400)].repeat(12);
-        assert_eq!(spin_after_gap(gaps.into_iter().chain(steady)), Span::from_us(800));
+        assert_eq!(spin_length_after_gaps(gaps.into_iter().chain(steady)), Span::from_us(800));
     }
 
     #[test]
     fn one_gap_in_steady_work_does_not_end_spinning() {
         let gaps = [[Span::from_us(80)].repeat(20), vec![Span::from_ms(3)]].concat().repeat(50);
-        assert!(spin_after_gap(gaps) > SPIN_MIN);
+        assert!(spin_length_after_gaps(gaps) > SPIN_MIN);
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
     fn useless_spinning_is_skipped_until_it_becomes_useful() {
         let mut now = Instant { ns: 1_000_000 };
         let mut spell = AdaptiveSpin::new(PollMode::Adaptive, now);
-        spell.set_spin_enabled(false);
+        spell.set_spin_useful(false);
         for gap in [5, 80, 800, 20_000].map(Span::from_us) {
             now = now.after(gap);
             spell.record_work(now);
@@ -288,10 +289,10 @@ mod tests {
         spell.restart_spin(now);
         assert!(!spell.is_spin_over(now), "a sleep that was refused is not tried again at once");
         assert!(spell.is_spin_over(now.after(SPIN_MIN)));
-        spell.set_spin_enabled(true);
+        spell.set_spin_useful(true);
         spell.record_work(now);
         assert!(!spell.is_spin_over(now));
-        spell.set_spin_enabled(false);
+        spell.set_spin_useful(false);
         spell.set_mode(PollMode::Always, now);
         spell.record_work(now);
         assert!(
@@ -318,19 +319,19 @@ mod tests {
         let now = Instant { ns: 1_000_000 };
         let mut spell = AdaptiveSpin::new(PollMode::Hybrid, Instant::default());
         spell.record_work(now);
-        assert!(spell.is_spin_over(now) && spell.wants_pause());
-        let rest = spell.hybrid_sleep(now.after(Span::from_us(10)), Some(Span::from_us(80)));
+        assert!(spell.is_spin_over(now) && spell.is_hybrid_pause_due());
+        let rest = spell.take_hybrid_pause(now.after(Span::from_us(10)), Some(Span::from_us(80)));
         assert_eq!(rest, Some(Span::from_us(50)));
-        assert!(!spell.wants_pause());
+        assert!(!spell.is_hybrid_pause_due());
         spell.record_work(now);
-        assert!(spell.wants_pause());
+        assert!(spell.is_hybrid_pause_due());
         assert_eq!(
-            spell.hybrid_sleep(now, Some(Span::from_us(8))),
+            spell.take_hybrid_pause(now, Some(Span::from_us(8))),
             None,
             "too short to be worth it"
         );
-        assert_eq!(spell.hybrid_sleep(now, Some(Span::from_secs(8))), Some(PAUSE_MAX));
-        assert_eq!(spell.hybrid_sleep(now, None), None);
+        assert_eq!(spell.take_hybrid_pause(now, Some(Span::from_secs(8))), Some(PAUSE_MAX));
+        assert_eq!(spell.take_hybrid_pause(now, None), None);
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use tenmil_base::{Instant, Span};
 
-use crate::channel::{Channel, ChannelProvider, ForEachChannel, SharedProvider};
 use crate::error::ReactorError;
-use crate::light_thread::{PollerCommand, ThreadState};
+use crate::light_thread::{DeferredCommand, ThreadState};
 use crate::message::{Message, ThreadHandle};
 use crate::poller::{PollResult, Poller, PollerBuilder, PollerId};
-use crate::reactor::ReactorShared;
+use crate::reactor::ReactorLocal;
 use crate::registry::{ReactorId, Registry, ThreadId};
+use crate::thread_channel::{Channel, ChannelProvider, ForEachChannel, SharedProvider};
 
 /// Light thread that the caller runs on, and its reactor.
 ///
@@ -17,7 +17,7 @@ use crate::registry::{ReactorId, Registry, ThreadId};
 pub struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) thread_state: &'a mut ThreadState,
-    pub(crate) local: &'a mut ReactorShared,
+    pub(crate) local: &'a mut ReactorLocal,
 }
 
 /// A poller was not added.
@@ -38,7 +38,7 @@ impl Context<'_> {
 
     /// Thread number.
     #[inline]
-    pub fn thread(&self) -> ThreadId {
+    pub fn thread_id(&self) -> ThreadId {
         self.thread_state.record.id
     }
 
@@ -59,7 +59,7 @@ impl Context<'_> {
     }
 
     /// Reactor that runs this.
-    pub fn reactor(&self) -> ReactorId {
+    pub fn reactor_id(&self) -> ReactorId {
         self.local.id
     }
 
@@ -79,29 +79,29 @@ impl Context<'_> {
             let why = ReactorError::TooManyPollers { poller: registration.name.clone() };
             return Err(refuse(why, registration));
         };
-        self.thread_state.changes.push_back(PollerCommand::Add(id, Box::new(registration)));
+        self.thread_state.changes.push_back(DeferredCommand::Add(id, Box::new(registration)));
         Ok(id)
     }
 
     /// Removes a poller of the thread, if it still exists; a poller may remove itself.
     pub fn remove_poller(&mut self, poller: PollerId) {
-        self.thread_state.changes.push_back(PollerCommand::Remove(poller));
+        self.thread_state.changes.push_back(DeferredCommand::Remove(poller));
     }
 
     /// Pauses a poller. It still receives messages, and is polled for I/O in flight when its thread
     /// leaves.
     pub fn pause_poller(&mut self, poller: PollerId) {
-        self.thread_state.changes.push_back(PollerCommand::Pause(poller));
+        self.thread_state.changes.push_back(DeferredCommand::Pause(poller));
     }
 
     /// Resumes a poller. A timed poller is due one period from now.
     pub fn resume_poller(&mut self, poller: PollerId) {
-        self.thread_state.changes.push_back(PollerCommand::Resume(poller));
+        self.thread_state.changes.push_back(DeferredCommand::Resume(poller));
     }
 
     /// Sets the period of a timed poller, which is next due one period from now.
     pub fn set_poller_period(&mut self, poller: PollerId, period: Span) {
-        self.thread_state.changes.push_back(PollerCommand::SetPeriod(poller, period));
+        self.thread_state.changes.push_back(DeferredCommand::SetPeriod(poller, period));
     }
 
     /// Runs `call` on this thread when `span` has passed, unless the returned poller is removed
@@ -117,13 +117,13 @@ impl Context<'_> {
     /// Requests a flush of the thread's pollers in this iteration or the next, even if it finds no
     /// work. Not needed by a poller that returns [`PollResult::Busy`], nor initially: a poller that
     /// was added, or arrived with its thread, is flushed soon.
-    pub fn flush_pollers(&mut self) {
-        self.thread_state.changes.push_back(PollerCommand::Flush);
+    pub fn request_poller_flush(&mut self) {
+        self.thread_state.changes.push_back(DeferredCommand::Flush);
     }
 
     /// Ends the thread, once its pollers have detached.
-    pub fn end_thread(&mut self) {
-        self.thread_state.changes.push_back(PollerCommand::End);
+    pub fn request_thread_end(&mut self) {
+        self.thread_state.changes.push_back(DeferredCommand::End);
     }
 
     /// Opens this thread's channel to a shared object, or adds a use of it. The channel closes some
@@ -156,9 +156,9 @@ impl Context<'_> {
 
     /// Sends a message, in a later iteration if the mailbox is full: for messages that must not be
     /// lost and whose sender cannot take them back.
-    pub(crate) fn send_reliable(&mut self, to: ThreadHandle, message: Message) {
+    pub(crate) fn send_or_retry(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message) {
-            self.thread_state.changes.push_back(PollerCommand::Send(to, message));
+            self.thread_state.changes.push_back(DeferredCommand::Send(to, message));
         }
     }
 }

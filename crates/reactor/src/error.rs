@@ -92,7 +92,7 @@ impl ReactorError {
         }
     }
 
-    pub(crate) fn environment(what: &'static str, error: &std::io::Error) -> Self {
+    pub(crate) fn from_io_error(what: &'static str, error: &std::io::Error) -> Self {
         Self::Os { what, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) }
     }
 }

@@ -91,7 +91,7 @@ pub enum Event {
         /// Duration.
         took: Span,
         /// What took the most time in it.
-        attribution: Attribution,
+        attribution: SlowIterationCause,
     },
     /// An iteration has not returned for so long that it may never do: nothing else on its reactor
     /// runs.
@@ -140,7 +140,7 @@ pub enum Event {
         error: String,
     },
     /// Event of the scheduler.
-    Schedule(crate::schedule::SchedulerEvent),
+    Schedule(crate::thread_scheduler::SchedulerEvent),
     /// The frequency of a core could not be set.
     Frequency(FrequencyError),
 }
@@ -158,7 +158,7 @@ pub struct PollerPanicked {
 
 /// What took the most time in a slow iteration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attribution {
+pub enum SlowIterationCause {
     /// This poller.
     Poller(String),
     /// A message to this thread.
@@ -323,7 +323,7 @@ impl fmt::Display for PollerPanicked {
 
 impl std::error::Error for PollerPanicked {}
 
-impl fmt::Display for Attribution {
+impl fmt::Display for SlowIterationCause {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Poller(name) => write!(out, "poller '{name}'"),

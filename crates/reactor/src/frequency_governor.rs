@@ -16,7 +16,7 @@
 
 use tenmil_linux::frequency_control::FrequencyRequest;
 
-use crate::schedule::{Options, ReactorLoad, SchedulerSnapshot, SchedulingPlan};
+use crate::thread_scheduler::{Options, ReactorLoad, SchedulerSnapshot, SchedulingPlan};
 
 /// Below this load, in parts per thousand, a reactor sleeps nearly all the time.
 const IDLE_PERMILLE: u64 = 10;
@@ -43,13 +43,9 @@ pub fn frequency_requests(
         } else if plan.empty.contains(reactor.core) {
             FrequencyRequest::Lowest
         } else if plan.idle_core == Some(reactor.core) {
-            if others_busy {
-                FrequencyRequest::Highest
-            } else {
-                load.frequency_of_scheduling_core()
-            }
+            if others_busy { FrequencyRequest::Highest } else { load.request_of_scheduling_core() }
         } else {
-            load.frequency_when_busy(arrives)
+            load.request_of_working_reactor(arrives)
         };
         (reactor.core, speed)
     };
@@ -64,7 +60,7 @@ struct CoreLoad {
 
 impl CoreLoad {
     /// Request for a reactor with work of its own.
-    fn frequency_when_busy(&self, arrives: bool) -> FrequencyRequest {
+    fn request_of_working_reactor(&self, arrives: bool) -> FrequencyRequest {
         if arrives || self.permille >= self.load_limit {
             FrequencyRequest::Highest
         } else if self.permille < IDLE_PERMILLE {
@@ -75,7 +71,7 @@ impl CoreLoad {
     }
 
     /// Request for the reactor that collects idle threads.
-    fn frequency_of_scheduling_core(&self) -> FrequencyRequest {
+    fn request_of_scheduling_core(&self) -> FrequencyRequest {
         if self.permille > self.core_limit {
             FrequencyRequest::Up
         } else if self.permille < self.load_limit {
@@ -95,10 +91,12 @@ mod tests {
     };
 
     use super::frequency_requests;
-    use crate::schedule::{Options, Policy, ReactorLoad, Scheduler, SchedulerSnapshot, ThreadLoad};
+    use crate::thread_scheduler::{
+        Options, Policy, ReactorLoad, SchedulerSnapshot, ThreadLoad, ThreadScheduler,
+    };
 
     /// Reactors with one thread each, with these loads in percent; `None` has no thread.
-    fn frequencies_of(
+    fn requests_for_loads(
         policy: Policy,
         loads: &[Option<u64>],
         taken: Option<usize>,
@@ -117,7 +115,7 @@ mod tests {
         }
         let options = Options { policy, ..Options::default() };
         let cores = snapshot.reactors.iter().map(|reactor| reactor.core).collect();
-        let mut scheduler = Scheduler::new(options.clone(), cores).unwrap();
+        let mut scheduler = ThreadScheduler::new(options.clone(), cores).unwrap();
         let plan = scheduler.plan(Instant::default(), &snapshot);
         frequency_requests(&options, &snapshot, &plan).into_iter().map(|(_, speed)| speed).collect()
     }
@@ -126,22 +124,28 @@ mod tests {
     fn idle_cores_get_the_lowest_frequency_and_busy_ones_the_highest() {
         let loads = [Some(30), None, Some(20), Some(100), Some(0), Some(10)];
         let expected = [Highest, Lowest, Highest, Highest, Lowest, Keep];
-        assert_eq!(frequencies_of(Policy::Static, &loads, None), expected);
-        assert_eq!(frequencies_of(Policy::Dynamic, &loads, None), expected);
+        assert_eq!(requests_for_loads(Policy::Static, &loads, None), expected);
+        assert_eq!(requests_for_loads(Policy::Dynamic, &loads, None), expected);
     }
 
     #[test]
     fn scheduling_core_changes_frequency_only_while_it_works_alone() {
         for (load, speed) in [(81, Up), (80, Keep), (20, Keep), (19, Down), (0, Down)] {
-            assert_eq!(frequencies_of(Policy::Dynamic, &[Some(load), None], None), [speed, Lowest]);
+            assert_eq!(
+                requests_for_loads(Policy::Dynamic, &[Some(load), None], None),
+                [speed, Lowest]
+            );
         }
-        assert_eq!(frequencies_of(Policy::Dynamic, &[Some(5), Some(20)], None), [Highest, Highest]);
-        assert_eq!(frequencies_of(Policy::Static, &[Some(81), None], None), [Highest, Lowest]);
+        assert_eq!(
+            requests_for_loads(Policy::Dynamic, &[Some(5), Some(20)], None),
+            [Highest, Highest]
+        );
+        assert_eq!(requests_for_loads(Policy::Static, &[Some(81), None], None), [Highest, Lowest]);
     }
 
     #[test]
     fn offline_core_keeps_its_frequency() {
-        assert_eq!(frequencies_of(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Restore);
+        assert_eq!(requests_for_loads(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Restore);
         // Its thread arrives on the other core, which was unused before.
         let mut snapshot = SchedulerSnapshot { elapsed: 100, ..SchedulerSnapshot::default() };
         for core in 0..2 {
@@ -149,7 +153,7 @@ mod tests {
             snapshot.reactors.push(reactor);
         }
         snapshot.threads.push(ThreadLoad { id: 0, home: 1, busy: 50, ..ThreadLoad::default() });
-        let mut scheduler = Scheduler::new(Options::default(), (0..2).collect()).unwrap();
+        let mut scheduler = ThreadScheduler::new(Options::default(), (0..2).collect()).unwrap();
         let plan = scheduler.plan(Instant::default(), &snapshot);
         assert_eq!(plan.migrations.len(), 1);
         assert_eq!(frequency_requests(&Options::default(), &snapshot, &plan)[0], (0, Highest));

@@ -39,7 +39,6 @@
 #![forbid(unsafe_code)]
 
 mod adaptive_spin;
-mod channel;
 mod context;
 mod error;
 mod event;
@@ -53,28 +52,29 @@ mod poller;
 mod reactor;
 mod reactors;
 mod registry;
-pub mod schedule;
 #[cfg(test)]
 mod simulation;
 pub mod task;
+mod thread_channel;
+pub mod thread_scheduler;
 mod time_accounting;
 mod timer_heap;
 mod watchdog;
 
 pub use adaptive_spin::{AdaptiveSpin, PAUSE_MAX, PAUSE_MIN, PollMode, SPIN_MAX, SPIN_MIN};
-pub use channel::{Channel, ChannelProvider, SharedProvider};
 pub use context::{AddPollerError, Context};
 pub use error::ReactorError;
-pub use event::{Attribution, Event, EventBatch, EventRecord, PollerPanicked};
+pub use event::{Event, EventBatch, EventRecord, PollerPanicked, SlowIterationCause};
 pub use light_thread::ThreadBuilder;
 pub use mean_latency::MeanLatency;
 pub use message::{Message, MessageFn, ThreadHandle};
 pub use poller::{DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
-pub use reactor::{Reactor, ReactorOptions, ReactorSet};
+pub use reactor::{Reactor, ReactorOptions, UnstartedReactors};
 pub use reactors::{Reactors, ReactorsHandle};
 pub use registry::{
     PollerSample, ReactorId, ReactorSample, Registry, SpawnError, StatisticsSample, ThreadId,
     ThreadSample,
 };
+pub use thread_channel::{Channel, ChannelProvider, SharedProvider};
 pub use time_accounting::TimeSource;
 pub use watchdog::{STALL_THRESHOLD, Watchdog};

@@ -12,18 +12,18 @@ use std::sync::Arc;
 use tenmil_base::{Instant, Span};
 use tenmil_linux::{Notifier, Receiver, mailbox};
 
-use crate::channel::{ErasedChannel, ThreadChannels};
 use crate::context::Context;
 use crate::event::{Event, PollerPanicked};
 use crate::message::{Message, MessageFn, ThreadHandle};
 use crate::panic_text::panic_text;
 use crate::poller::{PollerBuilder, PollerId, wake_at};
-use crate::reactor::ReactorShared;
+use crate::reactor::ReactorLocal;
 use crate::registry::{ReactorId, Registry, ThreadCounters, ThreadId};
+use crate::thread_channel::{ErasedChannel, ThreadChannels};
 pub use builder::ThreadBuilder;
 pub(crate) use migration::DetachProgress;
 use migration::DetachRequest;
-pub(crate) use poller_slots::PollerIds;
+pub(crate) use poller_slots::PollerIdAllocator;
 use poller_slots::{PollerSlot, PollerSlots};
 pub(crate) use spurious_wakeups::EDGE_MAX;
 use spurious_wakeups::SpuriousWakeFilter;
@@ -48,15 +48,15 @@ pub(crate) struct ThreadState {
     /// Number of the mailbox, unique among mailboxes and pollers.
     number: u64,
     pub(crate) current: Option<PollerId>,
-    pub(crate) changes: VecDeque<PollerCommand>,
-    pub(crate) ids: PollerIds,
+    pub(crate) changes: VecDeque<DeferredCommand>,
+    pub(crate) ids: PollerIdAllocator,
     pub(crate) channels: ThreadChannels,
     pub(crate) busy_ns: u64,
     messages: u64,
 }
 
 /// Deferred change requested by a poller, applied when no poller is being polled.
-pub(crate) enum PollerCommand {
+pub(crate) enum DeferredCommand {
     Add(PollerId, Box<PollerBuilder>),
     Remove(PollerId),
     Pause(PollerId),
@@ -83,10 +83,10 @@ impl LightThread {
         let thread_state = ThreadState {
             record: Arc::new(ThreadCounters::new(id, &plan, send, home, bells)),
             mailbox: mail,
-            number: directory.allocate_number(),
+            number: directory.allocate_account_number(),
             current: None,
             changes: VecDeque::new(),
-            ids: PollerIds::default(),
+            ids: PollerIdAllocator::default(),
             channels: ThreadChannels::default(),
             busy_ns: 0,
             messages: 0,
@@ -117,13 +117,13 @@ impl LightThread {
         &mut self,
         now: Instant,
         due: bool,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) -> bool {
         let mut found = false;
         if !self.state.mailbox.is_empty() {
             found |= self.run_messages(now, local);
         }
-        self.slots.any_active_poller(|slot| {
+        self.slots.find_active_poller_where(|slot| {
             found |= slot.poll(&mut Context { now, thread_state: &mut self.state, local });
             false
         });
@@ -139,7 +139,7 @@ impl LightThread {
         found
     }
 
-    fn run_messages(&mut self, now: Instant, local: &mut ReactorShared) -> bool {
+    fn run_messages(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut count = 0;
         while count < MESSAGES
             && let Some(message) = self.state.mailbox.receive()
@@ -155,16 +155,16 @@ impl LightThread {
         count > 0
     }
 
-    fn run_message(&mut self, message: Message, now: Instant, local: &mut ReactorShared) {
+    fn run_message(&mut self, message: Message, now: Instant, local: &mut ReactorLocal) {
         match message {
             Message::Call(call) => {
-                local.accounting.start_poll(self.state.number);
+                local.accounting.begin_account(self.state.number);
                 self.state.current = None;
                 call(&mut Context { now, thread_state: &mut self.state, local });
             }
             Message::Data { poller, words } => {
                 let Some(slot) = self.slots.get(poller) else { return };
-                local.accounting.start_poll(slot.number);
+                local.accounting.begin_account(slot.number);
                 self.state.current = Some(poller);
                 slot.poller.handle_message(
                     words,
@@ -172,16 +172,16 @@ impl LightThread {
                 );
             }
         }
-        self.state.busy_ns += local.accounting.end_poll(true);
+        self.state.busy_ns += local.accounting.finish_account(true);
     }
 
     /// Polls the timed pollers that are due.
-    fn run_due_timers(&mut self, now: Instant, local: &mut ReactorShared) -> bool {
+    fn run_due_timers(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut found = false;
         while let Some((due, id)) = self.slots.timers.pop_due(now) {
             let Some(slot) = self.slots.get(id) else { continue };
             let mut context = Context { now, thread_state: &mut self.state, local };
-            if let Some((work, next)) = slot.poll_due(due, &mut context) {
+            if let Some((work, next)) = slot.poll_timed(due, &mut context) {
                 found |= work;
                 self.slots.timers.push(next, id);
             }
@@ -189,33 +189,35 @@ impl LightThread {
         found
     }
 
-    fn flush(&mut self, local: &mut ReactorShared) {
+    fn flush(&mut self, local: &mut ReactorLocal) {
         for slot in self.slots.iter_mut() {
-            local.accounting.start_poll(slot.number);
+            local.accounting.begin_account(slot.number);
             slot.poller.flush();
-            local.accounting.end_poll(false);
+            local.accounting.finish_account(false);
         }
     }
 
     /// Applies deferred changes. Those not yet possible stay. Returns whether a flush is needed.
-    fn apply_changes(&mut self, now: Instant, local: &mut ReactorShared) -> bool {
+    fn apply_changes(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut flush = false;
         // Bounded by the initial length, since a change may queue further ones.
         for _ in 0..self.state.changes.len() {
             match self.state.changes.pop_front() {
-                Some(PollerCommand::Add(id, registration)) => {
+                Some(DeferredCommand::Add(id, registration)) => {
                     self.add_poller(id, *registration, now, local)
                 }
-                Some(PollerCommand::Remove(id)) => self.remove_poller(id, now, local),
-                Some(PollerCommand::Pause(id)) => self.set_poller_paused(id, true, now, local),
-                Some(PollerCommand::Resume(id)) => self.set_poller_paused(id, false, now, local),
-                Some(PollerCommand::SetPeriod(id, period)) => {
+                Some(DeferredCommand::Remove(id)) => self.remove_poller(id, now, local),
+                Some(DeferredCommand::Pause(id)) => self.set_poller_paused(id, true, now, local),
+                Some(DeferredCommand::Resume(id)) => self.set_poller_paused(id, false, now, local),
+                Some(DeferredCommand::SetPeriod(id, period)) => {
                     self.set_poller_period(id, period, now, local)
                 }
-                Some(PollerCommand::Run(call)) => self.run_message(Message::Call(call), now, local),
-                Some(PollerCommand::Send(to, message)) => self.send_or_defer(to, message),
-                Some(PollerCommand::Flush) => flush = true,
-                Some(PollerCommand::End) => self.detach_pollers(None, now, local),
+                Some(DeferredCommand::Run(call)) => {
+                    self.run_message(Message::Call(call), now, local)
+                }
+                Some(DeferredCommand::Send(to, message)) => self.send_or_defer(to, message),
+                Some(DeferredCommand::Flush) => flush = true,
+                Some(DeferredCommand::End) => self.detach_pollers(None, now, local),
                 None => break,
             }
         }
@@ -227,15 +229,15 @@ impl LightThread {
         id: PollerId,
         registration: PollerBuilder,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
-        let slot = PollerSlot::new(id, registration, local.registry.allocate_number());
+        let slot = PollerSlot::new(id, registration, local.registry.allocate_account_number());
         self.state.record.lock_pollers().push(Arc::clone(&slot.record));
         self.slots.insert(slot);
         self.attach_pollers(now, local);
     }
 
-    pub(crate) fn remove_poller(&mut self, id: PollerId, now: Instant, local: &mut ReactorShared) {
+    pub(crate) fn remove_poller(&mut self, id: PollerId, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.remove(id) else { return };
         let record = Arc::clone(&slot.record);
         self.state.ids.free(id);
@@ -253,7 +255,7 @@ impl LightThread {
         id: PollerId,
         paused: bool,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.paused = paused;
@@ -265,7 +267,7 @@ impl LightThread {
         id: PollerId,
         period: Span,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.set_period(period);
@@ -276,7 +278,7 @@ impl LightThread {
         if let Err(message) = to.send(message)
             && !to.has_ended()
         {
-            self.state.changes.push_back(PollerCommand::Send(to, message));
+            self.state.changes.push_back(DeferredCommand::Send(to, message));
         }
     }
 
@@ -286,20 +288,20 @@ impl LightThread {
     }
 
     /// Arms every poller before a sleep. True if one of them, or a message, has work.
-    pub(crate) fn arm(&mut self, local: &mut ReactorShared) -> bool {
+    pub(crate) fn arm(&mut self, local: &mut ReactorLocal) -> bool {
         if self.has_pending() {
             return true;
         }
-        self.slots.any_active_poller(|slot| {
-            local.accounting.start_poll(slot.number);
+        self.slots.find_active_poller_where(|slot| {
+            local.accounting.begin_account(slot.number);
             slot.poller.arm().is_busy() || slot.is_busy()
         })
     }
 
-    pub(crate) fn disarm(&mut self, local: &mut ReactorShared) {
-        self.state.record.park_flag.unpark();
-        self.slots.any_active_poller(|slot| {
-            local.accounting.start_poll(slot.number);
+    pub(crate) fn disarm(&mut self, local: &mut ReactorLocal) {
+        self.state.record.park_flag.mark_runnable();
+        self.slots.find_active_poller_where(|slot| {
+            local.accounting.begin_account(slot.number);
             slot.poller.disarm();
             false
         });
@@ -308,59 +310,60 @@ impl LightThread {
     /// Whether only a notification, a descriptor and the clock bring it work: all of its pollers
     /// permit parking, and it is not migrating. A thread without active pollers costs nothing
     /// anyway.
-    pub(crate) fn may_park(&self, local: &mut ReactorShared) -> bool {
+    pub(crate) fn may_park(&self, local: &mut ReactorLocal) -> bool {
         let is_settled = !self.is_migrating() && !self.has_pending() && !self.keeps_awake();
         let mut active = self.slots.active_slots().peekable();
         is_settled
             && active.peek().is_some()
             && active.all(|slot| {
-                local.accounting.start_poll(slot.number);
+                local.accounting.begin_account(slot.number);
                 !slot.spurious_filter.is_edge_triggered() && slot.poller.may_park()
             })
     }
 
     /// Sets the wake mode of its pollers' descriptors before a sleep: coalesced or prompt.
-    pub(crate) fn update_wake_modes(&mut self, local: &mut ReactorShared) {
-        self.slots.any_active_poller(|slot| {
-            local.accounting.start_poll(slot.number);
+    pub(crate) fn update_wake_modes(&mut self, local: &mut ReactorLocal) {
+        self.slots.find_active_poller_where(|slot| {
+            local.accounting.begin_account(slot.number);
             slot.update_wake_mode(local);
             false
         });
     }
 
     /// Numbers of its pollers with a descriptor.
-    pub(crate) fn wake_descriptors(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn descriptor_poller_numbers(&self) -> impl Iterator<Item = u64> {
         self.slots.active_slots().filter(|slot| slot.has_descriptor()).map(|slot| slot.number)
     }
 
     /// Time at which it must be polled even if nothing happens.
-    pub(crate) fn wake_at(&mut self, now: Instant, local: &mut ReactorShared) -> Instant {
+    pub(crate) fn wake_at(&mut self, now: Instant, local: &mut ReactorLocal) -> Instant {
         self.restore_level_triggered(now, local);
         let mut earliest = self.slots.timers.earliest_due();
         for slot in self.slots.active_slots() {
-            local.accounting.start_poll(slot.number);
-            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.spurious_filter.edge_until());
+            local.accounting.begin_account(slot.number);
+            earliest =
+                earliest.min(wake_at(&*slot.poller)).min(slot.spurious_filter.level_triggered_at());
         }
         earliest
     }
 
     /// Minimum of its pollers' expected completion times.
-    pub(crate) fn expected_latency(&self, local: &mut ReactorShared) -> Option<Span> {
+    pub(crate) fn expected_latency(&self, local: &mut ReactorLocal) -> Option<Span> {
         let expects = |slot: &PollerSlot| {
-            local.accounting.start_poll(slot.number);
+            local.accounting.begin_account(slot.number);
             slot.poller.expected_latency()
         };
         self.slots.active_slots().filter_map(expects).min()
     }
 
     /// Due time of its earliest timed poller.
-    pub(crate) fn next_timer(&self) -> Instant {
+    pub(crate) fn earliest_timed_poll(&self) -> Instant {
         self.slots.timers.earliest_due()
     }
 
     /// Number of active pollers, and the number of those for which spinning can find work before it
     /// is announced.
-    pub(crate) fn spinning_pollers(&self) -> (usize, usize) {
+    pub(crate) fn active_and_spinning_counts(&self) -> (usize, usize) {
         (self.slots.active.len(), self.slots.spinning)
     }
 
@@ -370,12 +373,12 @@ impl LightThread {
     }
 
     /// Number of accounts among which its time is divided.
-    pub(crate) fn account_count(&self) -> usize {
+    pub(crate) fn time_account_count(&self) -> usize {
         1 + self.slots.iter().count()
     }
 
     /// Closes unused channels and publishes statistics.
-    pub(crate) fn run_housekeeping(&mut self, now: Instant, local: &mut ReactorShared) {
+    pub(crate) fn close_unused_and_publish(&mut self, now: Instant, local: &mut ReactorLocal) {
         while let Some(unused) = self.state.channels.take_unused_channel() {
             self.close_channel(unused, now, local);
         }
@@ -391,8 +394,8 @@ impl LightThread {
     }
 
     /// Closes a channel. If that panics, the channel is gone nevertheless.
-    fn close_channel(&mut self, open: ErasedChannel, now: Instant, local: &mut ReactorShared) {
-        local.accounting.start_poll(self.state.number);
+    fn close_channel(&mut self, open: ErasedChannel, now: Instant, local: &mut ReactorLocal) {
+        local.accounting.begin_account(self.state.number);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| open.close())) {
             let (thread, name) = (self.state.record.id, self.state.record.name.clone());
             let panic = panic_text(&*panic);
@@ -414,7 +417,7 @@ impl LightThread {
         self.slots.get(id).map(|slot| slot.name().to_owned())
     }
 
-    pub(crate) fn has_mailbox(&self, number: u64) -> bool {
+    pub(crate) fn is_mailbox_number(&self, number: u64) -> bool {
         self.state.number == number
     }
 
@@ -424,13 +427,13 @@ impl LightThread {
         id: PollerId,
         panicked: PollerPanicked,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         let tell = self.slots.get(id).and_then(|slot| slot.when_panicked.take());
         self.remove_poller(id, now, local);
         if let Some(tell) = tell {
             let tell: MessageFn = Box::new(move |context| tell(context, panicked));
-            self.state.changes.push_back(PollerCommand::Run(tell));
+            self.state.changes.push_back(DeferredCommand::Run(tell));
         }
     }
 }

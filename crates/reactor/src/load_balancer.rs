@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_linux::CpuList;
+use tenmil_linux::cpu_topology::CpuLocation;
 use tenmil_linux::frequency_control::{FrequencyControl, FrequencyRequest};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_linux::topology::CpuLocation;
 
 use crate::context::Context;
 use crate::error::ReactorError;
@@ -27,15 +27,15 @@ use crate::light_thread::ThreadBuilder;
 use crate::message::ThreadHandle;
 use crate::poller::{PollResult, Poller, PollerBuilder};
 use crate::registry::{LoadSnapshot, ReactorUsage, Registry, ThreadId, ThreadUsage};
-use crate::schedule::{
-    Migration, Options, OptionsError, ReactorLoad, Scheduler, SchedulerSnapshot, SchedulingPlan,
-    ThreadLoad,
+use crate::thread_scheduler::{
+    Migration, Options, OptionsError, ReactorLoad, SchedulerSnapshot, SchedulingPlan, ThreadLoad,
+    ThreadScheduler,
 };
 pub use cpu_platform::{CpuPlatform, LinuxPlatform};
 
 /// Poller that balances threads over reactors.
 struct Balancer {
-    handle: SchedulerHandle,
+    handle: BalancerHandle,
     platform: Box<dyn CpuPlatform>,
     /// CPU locations of the reactors.
     cpu_locations: Vec<CpuLocation>,
@@ -48,11 +48,11 @@ struct Balancer {
 
 /// Handle to query and configure a balancer, from any thread.
 #[derive(Clone, Debug)]
-pub struct SchedulerHandle(Arc<Mutex<SchedulerState>>);
+pub struct BalancerHandle(Arc<Mutex<BalancerState>>);
 
 #[derive(Debug)]
-struct SchedulerState {
-    scheduler: Scheduler,
+struct BalancerState {
+    scheduler: ThreadScheduler,
     plan: SchedulingPlan,
     /// Frequency requests of the last period; empty without frequency control.
     frequencies: Vec<(u32, FrequencyRequest)>,
@@ -73,11 +73,11 @@ pub fn new_balancer(
     options: Options,
     cpu_locations: Vec<CpuLocation>,
     ground: impl CpuPlatform + 'static,
-) -> Result<(PollerBuilder, SchedulerHandle), OptionsError> {
+) -> Result<(PollerBuilder, BalancerHandle), OptionsError> {
     let cores: CpuList = cpu_locations.iter().map(|place| place.core).collect();
     let period = options.period;
-    let scheduler = Scheduler::new(options, cores)?;
-    let steering = SchedulerHandle(Arc::new(Mutex::new(SchedulerState {
+    let scheduler = ThreadScheduler::new(options, cores)?;
+    let steering = BalancerHandle(Arc::new(Mutex::new(BalancerState {
         scheduler,
         plan: SchedulingPlan::default(),
         frequencies: Vec::new(),
@@ -100,7 +100,7 @@ pub fn start_balancer(
     options: Options,
     frequency: Option<FrequencyControl>,
     pool: Arc<ThreadPool>,
-) -> Result<(ThreadHandle, SchedulerHandle), BalancerError> {
+) -> Result<(ThreadHandle, BalancerHandle), BalancerError> {
     let machine = KernelFiles::live_system();
     let reactors = directory.sample_statistics(Instant::default()).reactors;
     let cores: CpuList = reactors.iter().map(|reactor| reactor.core).collect();
@@ -123,7 +123,7 @@ impl Balancer {
         directory: &Registry,
     ) -> Option<Span> {
         let now = loads.at;
-        let snapshot = self.snapshot(last, loads);
+        let snapshot = self.build_snapshot(last, loads);
         let steering = self.handle.clone();
         let mut steered = match steering.0.try_lock() {
             Ok(steered) => steered,
@@ -152,14 +152,14 @@ impl Balancer {
         Some(period)
     }
 
-    fn snapshot(&mut self, last: &LoadSnapshot, loads: &LoadSnapshot) -> SchedulerSnapshot {
+    fn build_snapshot(&mut self, last: &LoadSnapshot, loads: &LoadSnapshot) -> SchedulerSnapshot {
         let ours = self.platform.available_cpus();
         let reactor = |reactor: &ReactorUsage| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.cpu_locations.iter().find(|place| place.core == reactor.core);
             ReactorLoad {
                 core: reactor.core,
-                busy: elapsed_since(reactor.busy, before.map(|before| before.busy)),
+                busy: busy_ns_since(reactor.busy, before.map(|before| before.busy)),
                 taken: !ours.cores.contains(reactor.core),
                 siblings: place.map(|place| place.siblings.clone()).unwrap_or_default(),
                 node: place.and_then(|place| place.node),
@@ -172,7 +172,7 @@ impl Balancer {
             if before.is_some_and(|before| before.migrations < thread.migrations) {
                 self.arrived.insert(thread.id, loads.at);
             }
-            threads.extend(self.load_of_reactor(thread, before, loads));
+            threads.extend(self.thread_load_since(thread, before, loads));
         }
         SchedulerSnapshot {
             elapsed: loads.at.since(last.at).ns,
@@ -182,7 +182,7 @@ impl Balancer {
         }
     }
 
-    fn load_of_reactor(
+    fn thread_load_since(
         &self,
         thread: &ThreadUsage,
         before: Option<&ThreadUsage>,
@@ -197,7 +197,7 @@ impl Balancer {
         Some(ThreadLoad {
             id: u64::from(thread.id.0),
             home: home.core,
-            busy: elapsed_since(thread.busy, before.map(|before| before.busy)),
+            busy: busy_ns_since(thread.busy, before.map(|before| before.busy)),
             mask,
             node: thread.node,
             last_migration: self.arrived.get(&thread.id).copied(),
@@ -228,7 +228,7 @@ impl Poller for Balancer {
     }
 }
 
-impl SchedulerHandle {
+impl BalancerHandle {
     /// Current options.
     pub fn options(&self) -> Options {
         self.lock().scheduler.options().clone()
@@ -246,11 +246,11 @@ impl SchedulerHandle {
     }
 
     /// Frequency requests of the last period; empty without frequency control.
-    pub fn frequency_requests(&self) -> Vec<(u32, FrequencyRequest)> {
+    pub fn last_frequency_requests(&self) -> Vec<(u32, FrequencyRequest)> {
         self.lock().frequencies.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
+    fn lock(&self) -> MutexGuard<'_, BalancerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -277,7 +277,7 @@ fn send_migration(order: &Migration, loads: &LoadSnapshot, directory: &Registry)
     let _ = directory.force_migration(thread, to.id);
 }
 
-fn elapsed_since(now: Span, before: Option<Span>) -> u64 {
+fn busy_ns_since(now: Span, before: Option<Span>) -> u64 {
     now.ns.saturating_sub(before.unwrap_or_default().ns)
 }
 

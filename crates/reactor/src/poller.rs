@@ -83,7 +83,7 @@ pub trait Poller: Send {
     ///
     /// Returns false while I/O is in flight; then it is polled further and called again in the next
     /// iteration. After true it is not polled until [`attach`](Self::attach).
-    fn detach(&mut self, parting: DetachReason) -> bool {
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
         let _ = parting;
         true
     }

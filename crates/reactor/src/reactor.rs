@@ -22,7 +22,7 @@ use tenmil_linux::{EventLoop, NextStep, Notifier, Receiver, Sleeper, WakeSources
 
 use crate::adaptive_spin::{AdaptiveSpin, PollMode};
 use crate::error::ReactorError;
-use crate::event::{Attribution, Event, PollerPanicked};
+use crate::event::{Event, PollerPanicked, SlowIterationCause};
 use crate::light_thread::LightThread;
 use crate::message::{Message, ThreadHandle};
 use crate::panic_text::panic_text;
@@ -32,7 +32,7 @@ use parking::ParkedThreads;
 
 /// Reactor, run by its owner: an OS thread of its own, or a simulation.
 pub struct Reactor {
-    local: ReactorShared,
+    local: ReactorLocal,
     inbox: Receiver<ReactorCommand>,
     /// Threads polled in every iteration; parked threads are kept separately.
     threads: Vec<LightThread>,
@@ -71,7 +71,7 @@ pub struct Reactor {
 }
 
 /// Per-reactor state that is borrowed by its threads.
-pub(crate) struct ReactorShared {
+pub(crate) struct ReactorLocal {
     pub(crate) id: ReactorId,
     pub(crate) registry: Arc<Registry>,
     pub(crate) sources: WakeSources,
@@ -105,7 +105,7 @@ pub struct ReactorOptions {
 }
 
 /// Reactors that are not running yet.
-pub struct ReactorSet {
+pub struct UnstartedReactors {
     /// Registry shared by the reactors.
     pub registry: Arc<Registry>,
     /// The reactors, each with its sleeper.
@@ -133,7 +133,7 @@ impl Default for ReactorOptions {
     }
 }
 
-impl ReactorSet {
+impl UnstartedReactors {
     /// Creates a reactor for each core. `stopwatch` measures the same time that iterations are
     /// called with, of which `now` is the present. In simulated time, notifications are ordered by
     /// fences only.
@@ -151,7 +151,7 @@ impl ReactorSet {
                 TimeSource::Simulated(_) => Sleeper::with_fences(),
             };
             let sleeper =
-                sleeper.map_err(|error| ReactorError::environment("make a bell", &error))?;
+                sleeper.map_err(|error| ReactorError::from_io_error("make a bell", &error))?;
             let record = Arc::new(ReactorCounters::new(*core, options.poll, now));
             let (send, inbox) = mailbox(options.inbox);
             entries.push((Arc::clone(&record), send, sleeper.notifier()));
@@ -159,7 +159,7 @@ impl ReactorSet {
         }
         let directory = Arc::new(Registry::new(entries, options.events));
         let reactors = directory.reactors().zip(parts).map(|(id, (record, inbox, sleeper))| {
-            let local = ReactorShared {
+            let local = ReactorLocal {
                 id,
                 registry: Arc::clone(&directory),
                 sources: sleeper.sources(),
@@ -180,7 +180,7 @@ impl ReactorSet {
 
 impl Reactor {
     fn new(
-        local: ReactorShared,
+        local: ReactorLocal,
         inbox: Receiver<ReactorCommand>,
         options: &ReactorOptions,
         now: Instant,
@@ -233,7 +233,7 @@ impl Reactor {
             self.slept = false;
         } else {
             if self.busy {
-                self.charge_time(now, took);
+                self.charge_last_worker(now, took);
             }
             if took > self.record_above {
                 self.record_slow_iteration(now, took);
@@ -246,7 +246,7 @@ impl Reactor {
     }
 
     #[inline]
-    fn charge_time(&mut self, now: Instant, took: Span) {
+    fn charge_last_worker(&mut self, now: Instant, took: Span) {
         self.busy_ns += took.ns;
         let rest = self.local.accounting.charge_elapsed(now);
         if let Some(thread) = self.threads.get_mut(self.last_worker) {
@@ -268,8 +268,8 @@ impl Reactor {
         }
         record.slow_iterations.add(1);
         self.local.accounting.charge_elapsed(now);
-        let number = self.local.accounting.longest_in_iteration(took, now);
-        let cause = self.attribution_of(number);
+        let number = self.local.accounting.longest_account_of_iteration(took, now);
+        let cause = self.slow_cause_of(number);
         if longest {
             let mut kept =
                 record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,16 +281,16 @@ impl Reactor {
             .record_event(now, Event::SlowIteration { reactor, took, attribution: cause });
     }
 
-    fn attribution_of(&mut self, number: u64) -> Attribution {
+    fn slow_cause_of(&mut self, number: u64) -> SlowIterationCause {
         for thread in &mut self.threads {
-            if thread.has_mailbox(number) {
-                return Attribution::Message(thread.thread_counters().name.clone());
+            if thread.is_mailbox_number(number) {
+                return SlowIterationCause::Message(thread.thread_counters().name.clone());
             }
             if let Some(id) = thread.find_poller(number) {
-                return Attribution::Poller(thread.poller_name(id).unwrap_or_default());
+                return SlowIterationCause::Poller(thread.poller_name(id).unwrap_or_default());
             }
         }
-        Attribution::Unknown
+        SlowIterationCause::Unknown
     }
 
     /// Body of an iteration. Returns whether it found work.
@@ -305,7 +305,7 @@ impl Reactor {
             found |= self.poll_migrations(now);
         }
         // Unparked threads run in this iteration.
-        if self.local.notifier.has_parked_notify() {
+        if self.local.notifier.has_notified_parked_thread() {
             self.unpark_notified(now);
         }
         let due = now >= self.local.due;
@@ -319,7 +319,7 @@ impl Reactor {
             }
         }
         if due {
-            self.run_housekeeping(now);
+            self.publish_if_due(now);
         }
         found
     }
@@ -328,7 +328,9 @@ impl Reactor {
         for _ in 0..COMMANDS_PER_ITERATION {
             match self.inbox.receive() {
                 Some(ReactorCommand::AddThread(thread)) => self.add_thread(*thread, now),
-                Some(ReactorCommand::RecheckThread(thread)) => self.recheck_thread(thread, now),
+                Some(ReactorCommand::RecheckThread(thread)) => {
+                    self.apply_thread_request(thread, now)
+                }
                 Some(ReactorCommand::SetPoll(mode)) => self.set_poll_mode(mode, now),
                 Some(ReactorCommand::Stop) => self.stop_all_threads(now),
                 None => return,
@@ -351,26 +353,26 @@ impl Reactor {
     }
 
     /// Publishes statistics, at a limited rate, and determines the next due time.
-    fn run_housekeeping(&mut self, now: Instant) {
+    fn publish_if_due(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
             self.publish_statistics(now);
-            self.local.accounting.end_close_timing(now);
-            if self.wants_descriptor_poll(now) {
+            self.local.accounting.end_timing_of_every_poller(now);
+            if self.is_descriptor_poll_due(now) {
                 (self.poll_descriptors, self.has_deferred) = (true, true);
             }
         }
-        let timer = self.threads.iter().map(LightThread::next_timer).min();
+        let timer = self.threads.iter().map(LightThread::earliest_timed_poll).min();
         let due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
         self.local.due = due.min(self.parked.next_deadline());
     }
 
     fn publish_statistics(&mut self, now: Instant) {
         let local = &mut self.local;
-        self.threads.iter_mut().for_each(|thread| thread.run_housekeeping(now, local));
+        self.threads.iter_mut().for_each(|thread| thread.close_unused_and_publish(now, local));
         self.local.record.busy_ns.set(self.busy_ns);
         self.local.record.messages.set(self.local.messages);
-        let workers: usize = self.threads.iter().map(LightThread::account_count).sum();
+        let workers: usize = self.threads.iter().map(LightThread::time_account_count).sum();
         // A single mailbox and a single poller share an account.
         self.local.accounting.has_several_accounts = workers > 2;
     }
@@ -391,7 +393,7 @@ impl Reactor {
 
     #[cold]
     fn handle_panic(&mut self, panic: &(dyn Any + Send), now: Instant) {
-        let number = self.local.accounting.last_started();
+        let number = self.local.accounting.last_started_account();
         let panic = panic_text(panic);
         for thread in &mut self.threads {
             let (id, name) = (thread.thread_counters().id, thread.thread_counters().name.clone());
@@ -402,7 +404,7 @@ impl Reactor {
                 thread.drop_panicked(poller, panicked, now, &mut self.local);
                 return;
             }
-            if thread.has_mailbox(number) {
+            if thread.is_mailbox_number(number) {
                 let event = Event::MessagePanicked { thread: id, name, panic };
                 self.local.registry.record_event(now, event);
                 return;
@@ -413,12 +415,12 @@ impl Reactor {
     /// Next step after an iteration that found work.
     #[inline]
     fn next_step_when_busy(&mut self) -> NextStep {
-        if self.has_deferred { self.handle_deferred() } else { NextStep::Again }
+        if self.has_deferred { self.handle_stop_or_descriptor_poll() } else { NextStep::Again }
     }
 
     /// Handles a stop, or polls the descriptors of parked threads.
     #[cold]
-    fn handle_deferred(&mut self) -> NextStep {
+    fn handle_stop_or_descriptor_poll(&mut self) -> NextStep {
         // Exit only when no thread, departing thread or undelivered message is left.
         let nobody_waits = || self.departing.is_empty() && self.undelivered.is_empty();
         let nobody_lives = || self.threads.is_empty() && self.parked.is_empty();
@@ -442,7 +444,7 @@ impl EventLoop for Reactor {
         self.account_iteration(now);
         // An iteration in which something panicked counts as busy.
         self.busy = self.catch_panic(now, |reactor| reactor.run_threads(now)).unwrap_or(true);
-        self.local.accounting.stop_charging();
+        self.local.accounting.begin_uncharged();
         if self.busy {
             self.spin.record_work(now);
             return self.next_step_when_busy();
@@ -472,7 +474,7 @@ impl EventLoop for Reactor {
     }
 
     fn handle_ready(&mut self, ready: &[u64]) {
-        self.unpark_polled(ready);
+        self.unpark_while_awake(ready);
     }
 }
 
@@ -483,7 +485,7 @@ impl fmt::Debug for Reactor {
     }
 }
 
-impl fmt::Debug for ReactorSet {
+impl fmt::Debug for UnstartedReactors {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Assembly").field("reactors", &self.reactors.len()).finish()
     }

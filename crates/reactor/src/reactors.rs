@@ -9,7 +9,7 @@ use crate::error::ReactorError;
 use crate::event::Event;
 use crate::light_thread::ThreadBuilder;
 use crate::message::ThreadHandle;
-use crate::reactor::{ReactorOptions, ReactorSet};
+use crate::reactor::{ReactorOptions, UnstartedReactors};
 use crate::registry::{ReactorId, Registry, SpawnError, StatisticsSample};
 use crate::time_accounting::TimeSource;
 
@@ -48,8 +48,8 @@ impl Reactors {
         }
         let cores: Vec<u32> = cores.iter().collect();
         let stopwatch = TimeSource::Clock(*clock);
-        let assembly = ReactorSet::new(&cores, options, &stopwatch, clock.now())?;
-        let ReactorSet { registry: directory, reactors } = assembly;
+        let assembly = UnstartedReactors::new(&cores, options, &stopwatch, clock.now())?;
+        let UnstartedReactors { registry: directory, reactors } = assembly;
         let mut started = Self { directory, threads: Vec::new(), clock: *clock };
         for ((mut reactor, mut sleeper), core) in reactors.into_iter().zip(cores) {
             let clock = *clock;
@@ -59,7 +59,7 @@ impl Reactors {
                 event_loop::run_event_loop(&mut reactor, &clock, &mut sleeper)
             };
             let thread = NamedThread::spawn(&name, options.pin.then_some(core), body)
-                .map_err(|error| ReactorError::environment("start a reactor", &error))?;
+                .map_err(|error| ReactorError::from_io_error("start a reactor", &error))?;
             if let Err(error) = thread.pin_result() {
                 let event = Event::NotPinned { reactor: id, error: error.to_string() };
                 started.directory.record_event(clock.now(), event);
@@ -108,14 +108,14 @@ impl Reactors {
 
     fn send_stop(&self) {
         for (reactor, thread) in self.directory.reactors().zip(&self.threads) {
-            while self.is_inbox_full(reactor) && !thread.is_finished() {
+            while self.stop_fails_with_full_inbox(reactor) && !thread.is_finished() {
                 tenmil_linux::named_thread::yield_cpu();
             }
         }
     }
 
     /// Whether the reactor's inbox has no slot for the stop command.
-    fn is_inbox_full(&self, reactor: ReactorId) -> bool {
+    fn stop_fails_with_full_inbox(&self, reactor: ReactorId) -> bool {
         matches!(self.directory.stop_reactor(reactor), Err(ReactorError::InboxFull(_)))
     }
 }
@@ -278,9 +278,9 @@ mod tests {
         let thread = reactors.spawn(plan).unwrap();
         let homes: Vec<_> = reactors.registry().reactors().collect();
         for home in homes.iter().cycle().take(50) {
-            reactors.registry().move_thread(thread.id(), *home).unwrap();
+            reactors.registry().migrate_thread(thread.id(), *home).unwrap();
             let end = reactors.clock().now().after(Span::from_secs(20));
-            while call_on_thread(&thread, |context| context.reactor()) != *home {
+            while call_on_thread(&thread, |context| context.reactor_id()) != *home {
                 assert!(reactors.clock().now() < end, "it never comes to {home}");
             }
         }

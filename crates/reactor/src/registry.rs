@@ -132,7 +132,7 @@ impl Registry {
     /// thread have detached; an event reports it. It replaces a migration in progress: a thread
     /// that is moved to its current reactor stays there. Rejected at once if one of its pollers is
     /// [pinned](crate::PollerBuilder::pinned).
-    pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
+    pub fn migrate_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
         let _alone = self.lock_migrations();
         let record = self.thread_counters(thread)?;
         let core = self.reactor_entry(to)?.record.core;
@@ -186,9 +186,9 @@ impl Registry {
     pub fn end_thread(&self, thread: ThreadId) -> Result<(), ReactorError> {
         let _alone = self.lock_migrations();
         let record = self.thread_counters(thread)?;
-        let before = record.request_end(true);
+        let before = record.swap_end_requested(true);
         // If its reactor cannot be notified, the previous request is restored.
-        self.notify_reactor(&record).inspect_err(|_| _ = record.request_end(before))
+        self.notify_reactor(&record).inspect_err(|_| _ = record.swap_end_requested(before))
     }
 
     /// Requests that a thread runs on a reactor, and notifies it.
@@ -211,7 +211,9 @@ impl Registry {
 
     /// Makes a thread process its pending request.
     fn notify_reactor(&self, record: &ThreadCounters) -> Result<(), ReactorError> {
-        match self.send_command(record.notify_target(), ReactorCommand::RecheckThread(record.id)) {
+        match self
+            .send_command(record.reactor_to_notify(), ReactorCommand::RecheckThread(record.id))
+        {
             // It was migrating there; it processes the request when it has come back.
             Ok(()) | Err((ReactorError::Stopped(_), _)) => Ok(()),
             Err((why, _)) => Err(why),
@@ -247,7 +249,7 @@ impl Registry {
     fn check_poll_mode(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
         self.reactor_entry(reactor)?;
         if mode != PollMode::Always
-            && let Some(poller) = self.poller_without_wake(reactor)
+            && let Some(poller) = self.name_of_poller_without_wake(reactor)
         {
             return Err(ReactorError::NoWakeSource { poller, mode });
         }
@@ -341,7 +343,7 @@ impl Registry {
     }
 
     /// Returns a unique number for a mailbox or a poller.
-    pub(crate) fn allocate_number(&self) -> u64 {
+    pub(crate) fn allocate_account_number(&self) -> u64 {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -394,7 +396,7 @@ impl Registry {
         Err(ReactorError::MaskOutside { thread: thread.to_owned(), mask, cores })
     }
 
-    fn poller_without_wake(&self, reactor: ReactorId) -> Option<String> {
+    fn name_of_poller_without_wake(&self, reactor: ReactorId) -> Option<String> {
         let here =
             self.live_threads().into_iter().filter(|thread| thread.current_reactor() == reactor);
         let sleepless = |thread: Arc<ThreadCounters>| {

@@ -21,8 +21,8 @@ use tenmil_base::{Instant, Random, Span};
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
 
 use crate::{
-    Context, Event, PollMode, Reactor, ReactorId, ReactorOptions, ReactorSet, Registry,
-    ThreadHandle, TimeSource,
+    Context, Event, PollMode, Reactor, ReactorId, ReactorOptions, Registry, ThreadHandle,
+    TimeSource, UnstartedReactors,
 };
 
 /// Simulated reactors and their clock.
@@ -61,8 +61,8 @@ impl Simulation {
         let now_ns = Arc::new(AtomicU64::new(start.ns));
         let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
         let cores: Vec<u32> = (0..reactors).collect();
-        let ReactorSet { registry: directory, reactors } =
-            ReactorSet::new(&cores, options, &stopwatch, start).unwrap();
+        let UnstartedReactors { registry: directory, reactors } =
+            UnstartedReactors::new(&cores, options, &stopwatch, start).unwrap();
         let member =
             |(reactor, sleeper)| SimReactor { reactor, sleeper, stage: SimReactorState::Turning };
         let members = reactors.into_iter().map(member).collect();
@@ -82,7 +82,7 @@ impl Simulation {
         Instant { ns: self.now_ns.load(Ordering::Relaxed) }
     }
 
-    pub(crate) fn pass_time(&self, span: Span) {
+    pub(crate) fn advance_clock(&self, span: Span) {
         self.now_ns.fetch_add(span.ns, Ordering::Relaxed);
     }
 
@@ -130,7 +130,7 @@ impl Simulation {
                 }
             }
             SimReactorState::Weary(until) => {
-                sleeper.announce_pause();
+                sleeper.announce_sleep_without_descriptors();
                 SimReactorState::Leaning(until)
             }
             SimReactorState::Leaning(until) => {
@@ -142,11 +142,11 @@ impl Simulation {
                 }
             }
             SimReactorState::Resting(until) => {
-                if sleeper.pause(Span::default()) || now >= until {
+                if sleeper.sleep_without_descriptors(Span::default()) || now >= until {
                     SimReactorState::Turning
                 } else {
                     // It continues to pause: no notification could occur in between.
-                    sleeper.announce_pause();
+                    sleeper.announce_sleep_without_descriptors();
                     SimReactorState::Resting(until)
                 }
             }
@@ -155,19 +155,19 @@ impl Simulation {
     }
 
     /// Executes one step of a random reactor, and advances the clock a little.
-    pub(crate) fn step_any(&mut self) {
+    pub(crate) fn step_random_reactor(&mut self) {
         let count = self.members.len() as u64;
         let index = usize::try_from(self.random.below(count)).unwrap();
         self.step_reactor(index);
         let span = Span { ns: self.random.below(8_000) };
-        self.pass_time(span);
+        self.advance_clock(span);
     }
 
     /// Runs `count` iterations of every reactor, 100 ns apart.
-    pub(crate) fn iterate_all(&mut self, count: usize) {
+    pub(crate) fn step_all(&mut self, count: usize) {
         for _ in 0..count {
             (0..self.members.len()).for_each(|index| self.step_reactor(index));
-            self.pass_time(Span { ns: 100 });
+            self.advance_clock(Span { ns: 100 });
         }
     }
 
@@ -183,7 +183,7 @@ impl Simulation {
                 None => {
                     quiet = 0;
                     let span = Span { ns: self.random.below(2_000) };
-                    self.pass_time(span);
+                    self.advance_clock(span);
                 }
             }
         }
@@ -200,7 +200,7 @@ impl Simulation {
     }
 
     /// Advances to the next deadline, if that is before `end`.
-    pub(crate) fn skip_to_deadline(&mut self, end: Instant) -> bool {
+    pub(crate) fn run_to_next_deadline(&mut self, end: Instant) -> bool {
         let next = self.run_until_idle();
         let continues = next <= end;
         let until = next.min(end).max(self.now());
@@ -211,7 +211,7 @@ impl Simulation {
     /// Runs for `span`.
     pub(crate) fn run_for(&mut self, span: Span) {
         let end = self.now().after(span);
-        while self.skip_to_deadline(end) {}
+        while self.run_to_next_deadline(end) {}
     }
 
     /// Earliest deadline, if all reactors sleep or have ended.

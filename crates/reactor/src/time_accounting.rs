@@ -108,9 +108,9 @@ impl TimeAccounting {
 
     /// Starts the mailbox or poller with this number.
     #[inline]
-    pub(crate) fn start_poll(&mut self, number: u64) {
+    pub(crate) fn begin_account(&mut self, number: u64) {
         if self.has_several_accounts && self.begun > 0 {
-            self.check_tick();
+            self.account_passed_tick();
         }
         self.record.running.set(number);
         self.begun += 1;
@@ -118,17 +118,17 @@ impl TimeAccounting {
 
     /// Nothing runs until the next start; the time until then is charged to nothing.
     #[inline]
-    pub(crate) fn stop_charging(&mut self) {
+    pub(crate) fn begin_uncharged(&mut self) {
         if self.has_several_accounts && self.begun > 1 {
-            self.check_tick();
+            self.account_passed_tick();
         }
     }
 
     /// Ends a poll. Returns its duration, if it found work and was measured.
     #[inline]
-    pub(crate) fn end_poll(&mut self, found: bool) -> u64 {
+    pub(crate) fn finish_account(&mut self, found: bool) -> u64 {
         if self.times_everything || (found && self.has_several_accounts) {
-            self.stop_charging();
+            self.begin_uncharged();
             let took = self.charge_elapsed(self.stopwatch.now()).ns;
             if found { took } else { 0 }
         } else {
@@ -138,7 +138,7 @@ impl TimeAccounting {
 
     /// Checks whether a tick has passed during the last poll.
     #[inline]
-    fn check_tick(&mut self) {
+    fn account_passed_tick(&mut self) {
         let tick = self.stopwatch.coarse_tick();
         if tick != self.tick {
             self.account_ticks(tick, self.stopwatch.now());
@@ -153,7 +153,7 @@ impl TimeAccounting {
         let passed = passed.min(now.since(self.mark));
         self.tick = tick;
         if passed > self.ticked {
-            (self.ticked, self.ticker) = (passed, self.last_started());
+            (self.ticked, self.ticker) = (passed, self.last_started_account());
         }
     }
 
@@ -164,20 +164,20 @@ impl TimeAccounting {
         if took > self.longest {
             self.longest = took;
             // Time shared by several polls cannot be attributed.
-            self.cause = if self.begun == 1 { self.last_started() } else { 0 };
+            self.cause = if self.begun == 1 { self.last_started_account() } else { 0 };
         }
         (self.mark, self.begun) = (now, 0);
         took
     }
 
     /// Number of what started last.
-    pub(crate) fn last_started(&self) -> u64 {
+    pub(crate) fn last_started_account(&self) -> u64 {
         self.record.running.get()
     }
 
     /// Number of what took the most time in the last iteration, which lasted `took`. If that is
     /// unknown, everything is timed for a while, so that the next occurrence can be attributed.
-    pub(crate) fn longest_in_iteration(&mut self, took: Span, now: Instant) -> u64 {
+    pub(crate) fn longest_account_of_iteration(&mut self, took: Span, now: Instant) -> u64 {
         // A poll that has seen ticks for more than half of the iteration is the likely cause.
         if self.cause == 0 && self.ticked.ns > took.ns / 2 {
             return self.ticker;
@@ -191,7 +191,7 @@ impl TimeAccounting {
     }
 
     /// Ends the timing of every poller after its period.
-    pub(crate) fn end_close_timing(&mut self, now: Instant) {
+    pub(crate) fn end_timing_of_every_poller(&mut self, now: Instant) {
         if now >= self.closely_until {
             self.times_everything = false;
         }

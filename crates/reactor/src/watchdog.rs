@@ -10,12 +10,12 @@ use crate::registry::{ReactorId, Registry};
 #[derive(Debug, Default)]
 pub struct Watchdog {
     /// State by reactor.
-    seen: Vec<LastProgress>,
+    seen: Vec<ObservedIteration>,
 }
 
 /// Iteration last observed on a reactor.
 #[derive(Clone, Copy, Debug)]
-struct LastProgress {
+struct ObservedIteration {
     iteration: u64,
     since: Instant,
     is_reported: bool,
@@ -30,7 +30,7 @@ impl Watchdog {
     pub fn check_reactors(&mut self, now: Instant, directory: &Registry) {
         for (index, reactor) in directory.reactors().enumerate() {
             let iteration = directory.iterations_of(reactor);
-            let found = LastProgress { iteration, since: now, is_reported: false };
+            let found = ObservedIteration { iteration, since: now, is_reported: false };
             let Some(seen) = self.seen.get_mut(index) else {
                 self.seen.push(found);
                 continue;

@@ -104,13 +104,16 @@ impl Arguments {
 
 /// Converts `key=value` words of a command line into request parameters. They are validated as the
 /// server would, so a typing error is reported without a connection.
-pub fn parse_words(method: &Method, words: &[String]) -> Result<Map<String, Value>, RpcError> {
+pub fn parse_command_line_words(
+    method: &Method,
+    words: &[String],
+) -> Result<Map<String, Value>, RpcError> {
     let mut given = Map::new();
     for word in words {
         let Some((name, text)) = word.split_once('=') else {
             let names: Vec<&str> = method.parameters.iter().map(|known| known.name).collect();
             let (typed, word, names) =
-                (method.typed_name(), quote_untrusted(word), join_alternatives(&names));
+                (method.command_line_name(), quote_untrusted(word), join_alternatives(&names));
             return Err(RpcError::usage(
                 ErrorCode::NoSuchParameter,
                 format!("{typed}: {word} has no `=`, expected NAME=VALUE where NAME is {names}"),
@@ -127,7 +130,7 @@ pub fn parse_words(method: &Method, words: &[String]) -> Result<Map<String, Valu
                 list.push(value);
             }
         } else if given.insert(name.to_owned(), value).is_some() {
-            let typed = method.typed_name();
+            let typed = method.command_line_name();
             return Err(RpcError::usage(
                 ErrorCode::BadValue,
                 format!("{typed}: {name} is given twice, expected once"),
@@ -139,13 +142,13 @@ pub fn parse_words(method: &Method, words: &[String]) -> Result<Map<String, Valu
 }
 
 fn invalid_argument(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
-    let message = format!("{}: {} {why}", method.typed_name(), parameter.name);
+    let message = format!("{}: {} {why}", method.command_line_name(), parameter.name);
     RpcError::usage(ErrorCode::BadValue, message)
 }
 
 fn missing_argument(method: &Method, parameter: &Parameter) -> RpcError {
     let (typed, name, expected) =
-        (method.typed_name(), parameter.name, parameter.kind.expected_text());
+        (method.command_line_name(), parameter.name, parameter.kind.expected_text());
     RpcError::usage(
         ErrorCode::MissingParameter,
         format!("{typed}: {name} is missing, expected {expected}"),
@@ -157,7 +160,7 @@ fn missing_argument(method: &Method, parameter: &Parameter) -> RpcError {
 mod tests {
     use serde_json::{Map, Value, json};
 
-    use super::{Arguments, parse_words};
+    use super::{Arguments, parse_command_line_words};
     use crate::error::ErrorCode;
     use crate::method::{Method, MethodKind, ParamDefault, Parameter};
     use crate::param_type::ParamType;
@@ -196,9 +199,9 @@ mod tests {
             .map_err(|refusal| (refusal.code, refusal.message))
     }
 
-    fn parse_typed(line: &str) -> Result<Map<String, Value>, String> {
+    fn parse_command_line(line: &str) -> Result<Map<String, Value>, String> {
         let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse_words(&METHOD, &line).map_err(|refusal| refusal.message)
+        parse_command_line_words(&METHOD, &line).map_err(|refusal| refusal.message)
     }
 
     #[test]
@@ -244,9 +247,9 @@ mod tests {
 
     #[test]
     fn command_line_words_become_request_parameters() {
-        let given = parse_typed("name=a=b spokes=7 tubeless=off").unwrap();
+        let given = parse_command_line("name=a=b spokes=7 tubeless=off").unwrap();
         assert_eq!(Value::from(given), json!({ "name": "a=b", "spokes": 7, "tubeless": false }));
-        let given = parse_typed("name=a tags=a tags=b").unwrap();
+        let given = parse_command_line("name=a tags=a tags=b").unwrap();
         assert_eq!(Value::from(given), json!({ "name": "a", "tags": ["a", "b"] }));
         let given = json!({ "name": "a", "tags": ["a", "b"] });
         assert_eq!(validate_test_arguments(given).unwrap().texts("tags"), ["a", "b"]);
@@ -274,7 +277,7 @@ mod tests {
                 "set wheel: no parameter `nam`, expected name, spokes, tubeless, mask or tags",
             ),
         ] {
-            assert_eq!(parse_typed(line).unwrap_err(), message);
+            assert_eq!(parse_command_line(line).unwrap_err(), message);
         }
     }
 }

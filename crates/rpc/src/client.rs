@@ -128,7 +128,7 @@ impl RpcClient {
             };
             rest = &rest[sent..];
             files = if sent > 0 { &[] } else { files };
-            if sent == 0 && !self.wait_for_socket(LocalConnection::wait_to_send, end)? {
+            if sent == 0 && !self.wait_until_ready(LocalConnection::wait_to_send, end)? {
                 return Err(RpcError::remote(
                     ErrorCode::Timeout,
                     "send: it takes nothing any more",
@@ -165,7 +165,7 @@ impl RpcClient {
                     return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
                 }
                 RecvResult::WouldBlock
-                    if !self.wait_for_socket(LocalConnection::wait_to_receive, end)? =>
+                    if !self.wait_until_ready(LocalConnection::wait_to_receive, end)? =>
                 {
                     return Ok(None);
                 }
@@ -175,7 +175,7 @@ impl RpcClient {
     }
 
     /// Waits for the socket. Returns whether to try again before `end`.
-    fn wait_for_socket(
+    fn wait_until_ready(
         &self,
         wait: fn(&LocalConnection, Span) -> io::Result<bool>,
         end: Instant,

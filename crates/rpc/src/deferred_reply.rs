@@ -17,7 +17,7 @@ type MethodResult = Result<Value, RpcError>;
 
 /// Slot in which a method's function registers that its response is deferred.
 #[derive(Debug, Default)]
-pub struct DeferredReply(RefCell<Option<PendingReply>>);
+pub struct DeferredReplySlot(RefCell<Option<PendingReply>>);
 
 /// Pending response of a deferred method.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct ReplySender {
     announcer: EventSender,
 }
 
-impl DeferredReply {
+impl DeferredReplySlot {
     /// Registers a deferred response. The return value of the function is then ignored.
     pub(crate) fn defer(&self, pending: PendingReply) {
         self.0.replace(Some(pending));
@@ -85,7 +85,7 @@ impl Drop for ReplySender {
 mod tests {
     use serde_json::json;
 
-    use super::{DeferredReply, ReplySender};
+    use super::{DeferredReplySlot, ReplySender};
     use crate::error::ErrorCode;
     use crate::event::event_channel;
 
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(pending.take_result(), Some(Ok(json!(7))));
 
         let (promise, pending) = ReplySender::new(announcer);
-        let later = DeferredReply::default();
+        let later = DeferredReplySlot::default();
         later.defer(pending);
         drop(promise);
         let pending = later.take_pending().unwrap();

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use serde_json::{Value, json};
 use tenmil_base::{Instant, Interrupts, UtcTime};
-use tenmil_linux::{Clock, EventVectors};
+use tenmil_linux::{Clock, EventFdVectors};
 
 /// Kind of an event, a constant of its emitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl EventKind {
 pub struct EventSender {
     queue: SyncSender<Event>,
     lost: Arc<AtomicU64>,
-    wake: EventVectors,
+    wake: EventFdVectors,
 }
 
 /// Receiving end of the event queue, owned by a server.
@@ -62,7 +62,7 @@ pub struct EventSender {
 pub struct EventReceiver {
     queue: Receiver<Event>,
     lost: Arc<AtomicU64>,
-    pub(crate) wake: EventVectors,
+    pub(crate) wake: EventFdVectors,
 }
 
 /// Capacity of the event queue.
@@ -72,7 +72,7 @@ const WAITING_MAX: usize = 256;
 pub fn event_channel() -> std::io::Result<(EventSender, EventReceiver)> {
     let (sender, receiver) = sync_channel(WAITING_MAX);
     let lost = Arc::new(AtomicU64::new(0));
-    let wake = EventVectors::new(1)?;
+    let wake = EventFdVectors::new(1)?;
     let announcer = EventSender { queue: sender, lost: Arc::clone(&lost), wake: wake.clone() };
     Ok((announcer, EventReceiver { queue: receiver, lost, wake }))
 }
@@ -94,7 +94,7 @@ impl EventSender {
     }
 
     /// Adds events that were dropped elsewhere.
-    pub(crate) fn add_dropped(&self, count: u64) {
+    pub(crate) fn report_dropped(&self, count: u64) {
         self.lost.fetch_add(count, Ordering::Relaxed);
         self.wake.clone().raise(0);
     }

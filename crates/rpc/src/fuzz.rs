@@ -3,8 +3,8 @@
 use serde_json::Value;
 use tenmil_base::{Instant, Span};
 
-use crate::method_state::MethodState;
 use crate::methods::SAME_EVERYWHERE;
+use crate::process_parts::ProcessParts;
 use crate::reply_parser::ReplyParser;
 use crate::request::Request;
 use crate::session::{LineResult, ServerContext, Session, SessionLimits};
@@ -45,7 +45,7 @@ pub fn fuzz_rpc_connection(bytes: &[u8]) {
 /// Returns the responses of a session to `bytes`, fed in pieces of at most `cut`.
 fn run_session(bytes: &[u8], cut: usize) -> Vec<u8> {
     // No parts: the state of a real process would not be reproducible.
-    let state = MethodState::new();
+    let state = ProcessParts::new();
     let served = ServerContext { table: &SAME_EVERYWHERE, state: &state };
     let now = Instant::default();
     let mut session = Session::new(now, "fuzz", LIMITS);

@@ -8,7 +8,7 @@ use crate::method::{Method, MethodRegistry, ParamDefault, Parameter};
 /// parameters and result.
 pub fn table_schema(table: &MethodRegistry) -> Value {
     let methods: Map<String, Value> =
-        table.methods().map(|method| (method.wire_name(), method_schema(method))).collect();
+        table.methods().map(|method| (method.request_name(), method_schema(method))).collect();
     json!({ "$schema": "https://json-schema.org/draft/2020-12/schema", "methods": methods })
 }
 

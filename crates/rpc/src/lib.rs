@@ -23,18 +23,17 @@
 
 mod arguments;
 mod client;
-mod command_completion;
 mod deferred_reply;
 mod error;
 mod event;
 pub mod fuzz;
 mod json_schema;
 mod method;
-mod method_state;
 pub mod methods;
 mod param_type;
 mod passed_fd;
 pub mod pool_commands;
+mod process_parts;
 mod reference_doc;
 mod reply_parser;
 mod request;
@@ -42,25 +41,25 @@ mod result_text;
 mod result_type;
 mod server;
 mod session;
+mod shell_completion;
 mod spelling_suggestion;
 mod strict_json;
 pub mod target_config;
 
-pub use arguments::{Argument, Arguments, parse_words};
+pub use arguments::{Argument, Arguments, parse_command_line_words};
 pub use client::RpcClient;
-pub use command_completion::completions;
-pub use deferred_reply::DeferredReply;
+pub use deferred_reply::DeferredReplySlot;
 pub use error::{ErrorCode, RpcError};
 pub use event::{Event, EventKind, EventReceiver, EventSender, event_channel};
 pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
-pub use method_state::MethodState;
 pub use methods::{
     CopyProgress, DeviceControls, EventRelay, NbdExports, NvmeConnections, ProgramInfo,
-    ReactorsSource, SchedulerSource, TABLE, emit_path_changes,
+    ReactorsSource, SchedulerSource, TABLE, subscribe_path_events,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;
+pub use process_parts::ProcessParts;
 pub use reference_doc::reference_markdown;
 pub use reply_parser::{Reply, ReplyParser};
 pub use request::Request;
@@ -68,3 +67,4 @@ pub use result_text::format_result;
 pub use result_type::{FieldSchema, ResultType};
 pub use server::{RpcServer, ServerError};
 pub use session::{CloseReason, LineResult, ServerContext, Session, SessionLimits};
+pub use shell_completion::complete_last_word;

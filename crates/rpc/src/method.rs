@@ -3,12 +3,12 @@
 use serde_json::Value;
 
 use crate::arguments::Arguments;
-use crate::deferred_reply::DeferredReply;
+use crate::deferred_reply::DeferredReplySlot;
 use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::EventKind;
-use crate::method_state::MethodState;
 use crate::param_type::ParamType;
 use crate::passed_fd::PassedFd;
+use crate::process_parts::ProcessParts;
 use crate::result_type::ResultType;
 use crate::spelling_suggestion::nearest_name;
 
@@ -73,11 +73,11 @@ pub struct CallContext<'a> {
     /// Table of the method.
     pub table: &'a MethodRegistry,
     /// State of the process.
-    pub state: &'a MethodState,
+    pub state: &'a ProcessParts,
     /// Validated arguments.
     pub arguments: &'a Arguments,
     /// Slot for a deferred response.
-    pub later: &'a DeferredReply,
+    pub later: &'a DeferredReplySlot,
     /// File descriptor attached to the request, if any.
     pub passed: &'a PassedFd,
 }
@@ -102,7 +102,7 @@ impl MethodKind {
 
 impl Method {
     /// Name in a request: that of the row, with `set_` prepended for a set method.
-    pub fn wire_name(&self) -> String {
+    pub fn request_name(&self) -> String {
         match self.verb {
             MethodKind::Get | MethodKind::Subscribe => self.name.to_owned(),
             MethodKind::Set => format!("set_{}", self.name),
@@ -110,7 +110,7 @@ impl Method {
     }
 
     /// Name on a command line.
-    pub fn typed_name(&self) -> String {
+    pub fn command_line_name(&self) -> String {
         match self.verb {
             MethodKind::Subscribe => self.name.to_owned(),
             verb => format!("{} {}", verb.name(), self.name),
@@ -122,7 +122,7 @@ impl Method {
         let names = || self.parameters.iter().map(|parameter| parameter.name);
         let renamed = RENAMED_PARAMETERS.iter().find(|(old, _)| *old == name);
         if let Some((_, new)) = renamed.filter(|(_, new)| names().any(|name| name == *new)) {
-            let (method, old) = (self.typed_name(), quote_untrusted(name));
+            let (method, old) = (self.command_line_name(), quote_untrusted(name));
             let text = format!("{method}: no parameter {old}: it is now {}", quote_untrusted(new));
             return Err(RpcError::usage(ErrorCode::NoSuchParameter, text));
         }
@@ -132,7 +132,7 @@ impl Method {
         let expected = join_alternatives(&names().collect::<Vec<_>>());
         let name_shown = quote_untrusted(name);
         let message =
-            format!("{}: no parameter {name_shown}, expected {expected}", self.typed_name());
+            format!("{}: no parameter {name_shown}, expected {expected}", self.command_line_name());
         let refusal = RpcError::usage(ErrorCode::NoSuchParameter, message);
         Err(match nearest_name(name, names()) {
             Some(near) => refusal.with_hint(format!("did you mean `{near}`?")),
@@ -162,16 +162,20 @@ impl MethodRegistry {
 
     /// Finds a method by its name in a request.
     pub fn find(&self, wire_name: &str) -> Result<&'static Method, RpcError> {
-        let found = self.methods().find(|method| method.wire_name() == wire_name);
+        let found = self.methods().find(|method| method.request_name() == wire_name);
         found.ok_or_else(|| {
-            let names: Vec<String> = self.methods().map(Method::wire_name).collect();
+            let names: Vec<String> = self.methods().map(Method::request_name).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             unknown_name_error("method", wire_name, &names)
         })
     }
 
     /// Finds a method by its name on a command line.
-    pub fn find_typed(&self, verb: MethodKind, name: &str) -> Result<&'static Method, RpcError> {
+    pub fn find_by_command_line_name(
+        &self,
+        verb: MethodKind,
+        name: &str,
+    ) -> Result<&'static Method, RpcError> {
         let of_verb = || self.methods().filter(|method| method.verb == verb);
         let found = of_verb().find(|method| method.name == name);
         found.ok_or_else(|| {
@@ -198,7 +202,7 @@ const RENAMED: [(&str, &str); 9] = [
 const RENAMED_PARAMETERS: [(&str, &str); 1] = [("unit_bytes", "cluster_bytes")];
 
 /// The present name of a method of version 0.1, with the prefix of `found`.
-fn renamed_method(found: &str, names: &[&str]) -> Option<String> {
+fn current_name_of_renamed(found: &str, names: &[&str]) -> Option<String> {
     let (prefix, bare) = match found.strip_prefix("set_") {
         Some(bare) => ("set_", bare),
         None => ("", found),
@@ -209,7 +213,7 @@ fn renamed_method(found: &str, names: &[&str]) -> Option<String> {
 }
 
 fn unknown_name_error(what: &str, found: &str, names: &[&str]) -> RpcError {
-    if let Some(new) = renamed_method(found, names) {
+    if let Some(new) = current_name_of_renamed(found, names) {
         let text =
             format!("no {what} {}: it is now {}", quote_untrusted(found), quote_untrusted(&new));
         return RpcError::usage(ErrorCode::NoSuchMethod, text);
@@ -226,14 +230,17 @@ fn unknown_name_error(what: &str, found: &str, names: &[&str]) -> RpcError {
 
 #[cfg(test)]
 mod tests {
-    use super::{RENAMED, renamed_method};
+    use super::{RENAMED, current_name_of_renamed};
 
     #[test]
     fn renamed_method_is_suggested_with_its_prefix_only_where_it_exists() {
         let names = ["nvme_connections", "set_pool_scrub"];
-        assert_eq!(renamed_method("queues", &names).as_deref(), Some("nvme_connections"));
-        assert_eq!(renamed_method("set_store_scrub", &names).as_deref(), Some("set_pool_scrub"));
-        assert_eq!(renamed_method("store_scrub", &names), None);
+        assert_eq!(current_name_of_renamed("queues", &names).as_deref(), Some("nvme_connections"));
+        assert_eq!(
+            current_name_of_renamed("set_store_scrub", &names).as_deref(),
+            Some("set_pool_scrub")
+        );
+        assert_eq!(current_name_of_renamed("store_scrub", &names), None);
         assert!(RENAMED.iter().all(|(old, new)| old != new));
     }
 }

@@ -19,7 +19,7 @@ pub use copy::CopyProgress;
 pub use mirrors_and_delays::DeviceControls;
 pub use nbd_exports::NbdExports;
 pub use nvme_connections::NvmeConnections;
-pub use paths::emit_path_changes;
+pub use paths::subscribe_path_events;
 pub use process::ProgramInfo;
 pub use reactors::{EventRelay, ReactorsSource};
 pub use scheduler::SchedulerSource;

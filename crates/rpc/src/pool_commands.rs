@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tenmil_base::Error;
-use tenmil_drivers::pool::{OpenPool, open_pools};
+use tenmil_drivers::pool::{OpenPool, list_open_pools};
 use tenmil_linux::local_socket::LocalConnection;
 
 use crate::deferred_reply::ReplySender;
@@ -37,15 +37,16 @@ use crate::methods::mirrors_and_delays::is_uri_of_device;
 pub use diff_page::{DIFFERENCE, DiffPage, range_kind as kind_of_range};
 pub use execute::execute_command;
 pub(crate) use jobs::EVENTS;
-pub use jobs::{JOB, JobData, JobKind, JobSpec};
+pub use jobs::{JOB, JobKind, JobSpec, JobStream};
 pub use pool_command::PoolCommand;
 pub(crate) use pool_command::{
     STORE as WHICH_STORE, boolean_parameter, name_parameter, percent_parameter,
     size_parameter as bytes,
 };
 pub use pool_json::{
-    CommandResult, FIELDS, LISTED, STORE, VOLUME, check_json, device_json, devices_text,
-    format_bytes, format_percents, grown_text, pool_json, scrub_json, transfer_json, volumes_json,
+    CommandResult, FIELDS, LISTED, STORE, VOLUME, check_json, device_json, format_bytes,
+    format_devices, format_growth, format_percents, pool_json, scrub_json, transfer_json,
+    volumes_json,
 };
 
 use self::jobs::Jobs;
@@ -70,7 +71,7 @@ impl PoolCommands {
     }
 
     /// Executes the rest of a call on a worker thread.
-    fn reply_deferred(
+    fn run_on_worker(
         &self,
         call: &CallContext<'_>,
         answer: impl FnOnce() -> Result<Value, RpcError> + Send + 'static,
@@ -98,15 +99,15 @@ impl std::fmt::Debug for PoolCommands {
 /// Lists all open pools.
 pub(crate) fn list_pools(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let orders = pool_commands_of(call)?;
-    orders.reply_deferred(call, || {
-        open_pools().iter().map(|open| to_rpc_error(pool_json(open))).collect()
+    orders.run_on_worker(call, || {
+        list_open_pools().iter().map(|open| to_rpc_error(pool_json(open))).collect()
     })
 }
 
 /// Lists the volumes of a pool.
 pub(crate) fn list_volumes(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
-    orders.reply_deferred(call, move || to_rpc_error(volumes_json(&find_pool(wanted.as_deref())?)))
+    orders.run_on_worker(call, move || to_rpc_error(volumes_json(&find_pool(wanted.as_deref())?)))
 }
 
 /// Returns one page of the differences between two volumes.
@@ -115,21 +116,24 @@ pub(crate) fn volume_differences(call: &CallContext<'_>) -> Result<Value, RpcErr
     let text = |name| call.arguments.text(name).unwrap_or_default().to_owned();
     let (from, to) = (text("from"), text("to"));
     let at_bytes = call.arguments.integer("at_bytes").unwrap_or_default();
-    orders.reply_deferred(call, move || {
+    orders.run_on_worker(call, move || {
         let open = find_pool(wanted.as_deref())?;
-        to_rpc_error(DiffPage::from_volumes(&open, (&from, &to), at_bytes))
+        to_rpc_error(DiffPage::read_page(&open, (&from, &to), at_bytes))
             .map(|portion| portion.as_json())
     })
 }
 
 /// Executes the command of a method.
-pub(crate) fn execute_method(call: &CallContext<'_>, method: &str) -> Result<Value, RpcError> {
+pub(crate) fn execute_command_of_method(
+    call: &CallContext<'_>,
+    method: &str,
+) -> Result<Value, RpcError> {
     let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
     let order = PoolCommand::from_arguments(method, call.arguments);
     let order = order
         .map_err(|why| RpcError::usage(ErrorCode::BadValue, format!("set {method}: {why}")))?;
     let kinds = orders.kinds;
-    orders.reply_deferred(call, move || {
+    orders.run_on_worker(call, move || {
         let open = find_pool(wanted.as_deref())?;
         to_rpc_error(execute_command(&open, kinds, &order)).map(|told| told.as_json())
     })
@@ -138,21 +142,17 @@ pub(crate) fn execute_method(call: &CallContext<'_>, method: &str) -> Result<Val
 /// Starts a job and returns its row.
 pub(crate) fn start_job(call: &CallContext<'_>, long: JobSpec) -> Result<Value, RpcError> {
     let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
-    let stream =
-        if long.what.has_stream() { Some(take_attached_stream(call, &long)?) } else { None };
+    let stream = if long.what.has_stream() { Some(take_stream_fd(call, &long)?) } else { None };
     let (kinds, jobs) = (orders.kinds, Arc::clone(&orders.jobs));
-    orders.reply_deferred(call, move || {
+    orders.run_on_worker(call, move || {
         let open = find_pool(wanted.as_deref())?;
         jobs.start_job(&open, kinds, long, stream)
     })
 }
 
 /// Takes the stream that was attached to a request.
-fn take_attached_stream(
-    call: &CallContext<'_>,
-    long: &JobSpec,
-) -> Result<LocalConnection, RpcError> {
-    let (method, _) = long.rpc_request("");
+fn take_stream_fd(call: &CallContext<'_>, long: &JobSpec) -> Result<LocalConnection, RpcError> {
+    let (method, _) = long.start_request("");
     let given = call.passed.take_fd().ok_or_else(|| {
         std::io::Error::other("found no descriptor beside it, expected one end of a Unix stream")
     });
@@ -183,7 +183,7 @@ fn pool_argument(call: &CallContext<'_>) -> Option<String> {
 
 /// Finds a pool by device, name or UUID; without a name, the only open one.
 fn find_pool(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
-    let all = open_pools();
+    let all = list_open_pools();
     let is_it = |open: &&Arc<OpenPool>| {
         let is_named =
             |wanted| is_uri_of_device(open.device_uri(), wanted) || open.name() == wanted;

@@ -14,7 +14,7 @@ pub fn reference_markdown(table: &MethodRegistry) -> String {
     let mut text = HEAD.to_owned();
     text += "\n## Methods\n\n| command | method | description |\n|---|---|---|\n";
     for method in table.methods() {
-        let (typed, wire, help) = (method.typed_name(), method.wire_name(), method.help);
+        let (typed, wire, help) = (method.command_line_name(), method.request_name(), method.help);
         let _ = writeln!(text, "| `tenmil {typed}` | `{wire}` | {help} |");
     }
     for method in table.methods() {
@@ -34,7 +34,7 @@ pub fn reference_markdown(table: &MethodRegistry) -> String {
 
 fn describe_method(method: &Method, text: &mut String) {
     let Method { help, example, .. } = method;
-    let _ = writeln!(text, "\n### {}\n\n{help}.\n\n    {example}", method.typed_name());
+    let _ = writeln!(text, "\n### {}\n\n{help}.\n\n    {example}", method.command_line_name());
     if !method.parameters.is_empty() {
         *text += "\n| parameter | values | default | description |\n|---|---|---|---|\n";
     }

@@ -100,7 +100,7 @@ mod tests {
         "\n",
     );
 
-    fn expected_replies() -> [Reply; 3] {
+    fn sample_replies() -> [Reply; 3] {
         let refusal = RpcError::usage(ErrorCode::Busy, "no").with_hint("wait");
         [
             Reply::Response { id: Some(1), result: Ok(json!({ "a": 1 })) },
@@ -119,7 +119,7 @@ mod tests {
                     replies.receive(piece).unwrap();
                 }
                 let all: Vec<_> = std::iter::from_fn(|| replies.next_reply()).collect();
-                assert_eq!(all, expected_replies(), "cut at {first} and {second}");
+                assert_eq!(all, sample_replies(), "cut at {first} and {second}");
             }
         }
     }

@@ -4,11 +4,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::arguments::Arguments;
-use crate::deferred_reply::{DeferredReply, PendingReply};
+use crate::deferred_reply::{DeferredReplySlot, PendingReply};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 use crate::method::{CallContext, Method, MethodRegistry};
-use crate::method_state::MethodState;
 use crate::passed_fd::PassedFd;
+use crate::process_parts::ProcessParts;
 use crate::spelling_suggestion::nearest_name;
 use crate::strict_json;
 
@@ -71,18 +71,23 @@ impl Request {
     pub(crate) fn dispatch(
         &self,
         table: &MethodRegistry,
-        state: &MethodState,
+        state: &ProcessParts,
         passed: &PassedFd,
     ) -> Result<(&'static Method, DispatchResult), RpcError> {
         let method = table.find(&self.method)?;
         let arguments = Arguments::validate(method, &self.parameters)?;
-        let later = DeferredReply::default();
+        let later = DeferredReplySlot::default();
         let call = CallContext { table, state, arguments: &arguments, later: &later, passed };
         let answer = (method.run)(&call)?;
         if let Some(pending) = later.take_pending() {
             return Ok((method, DispatchResult::Later(pending)));
         }
-        debug_assert_eq!(method.answer.check_value(&answer), Ok(()), "{}", method.typed_name());
+        debug_assert_eq!(
+            method.answer.check_value(&answer),
+            Ok(()),
+            "{}",
+            method.command_line_name()
+        );
         Ok((method, DispatchResult::Now(answer)))
     }
 

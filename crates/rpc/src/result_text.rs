@@ -106,7 +106,7 @@ fn format_cell(name: &str, value: &Value) -> String {
         // Keep it on one line.
         Value::String(text) => text.chars().flat_map(escape_control_character).collect(),
         Value::Number(number) => match number.as_u64() {
-            Some(ns) if name.ends_with("_ns") => format_span(Span { ns }),
+            Some(ns) if name.ends_with("_ns") => format_duration(Span { ns }),
             Some(bytes) if name.ends_with("_bytes") => format_bytes(bytes),
             _ if name.ends_with("_percent") => {
                 format!("{:.1} %", number.as_f64().unwrap_or_default())
@@ -132,7 +132,7 @@ fn escape_control_character(character: char) -> Vec<char> {
 
 /// Duration with about three digits and a readable unit.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn format_span(span: Span) -> String {
+fn format_duration(span: Span) -> String {
     let ns = span.ns as f64;
     match span.ns {
         0..1_000 => format!("{} ns", span.ns),

@@ -16,12 +16,12 @@ use tenmil_linux::clock::utc_now;
 use tenmil_linux::local_socket::{LocalConnection, LocalListener, PeerCredentials};
 use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
 use tenmil_linux::runtime_directory::{RuntimeDirectory, current_uid};
-use tenmil_linux::{Clock, EventVectors, NamedThread, StopFlag};
+use tenmil_linux::{Clock, EventFdVectors, NamedThread, StopFlag};
 
 use crate::error::{ErrorCode, RpcError};
 use crate::event::{ENDING, Event, EventReceiver};
 use crate::method::MethodRegistry;
-use crate::method_state::MethodState;
+use crate::process_parts::ProcessParts;
 use crate::session::{ServerContext, SessionLimits};
 use connection::ServerConnection;
 
@@ -30,7 +30,7 @@ use connection::ServerConnection;
 #[derive(Debug)]
 pub struct RpcServer {
     path: PathBuf,
-    wake: EventVectors,
+    wake: EventFdVectors,
     thread: Option<NamedThread<()>>,
 }
 
@@ -62,7 +62,7 @@ impl RpcServer {
         directory: &RuntimeDirectory,
         pid: u32,
         table: &'static MethodRegistry,
-        state: MethodState,
+        state: ProcessParts,
         announcements: EventReceiver,
     ) -> Result<Self, ServerError> {
         let path = directory.socket_of(pid);
@@ -105,7 +105,7 @@ struct ServerLoop {
     watch: PollSet,
     clock: Clock,
     table: &'static MethodRegistry,
-    state: MethodState,
+    state: ProcessParts,
     announcements: EventReceiver,
     connections: Vec<Option<ServerConnection>>,
     /// Events of the last wait.
@@ -120,7 +120,7 @@ impl ServerLoop {
     fn new(
         listener: LocalListener,
         table: &'static MethodRegistry,
-        state: MethodState,
+        state: ProcessParts,
         announcements: EventReceiver,
     ) -> io::Result<Self> {
         let watch = PollSet::new()?;
@@ -160,8 +160,8 @@ impl ServerLoop {
 
     /// Waits for work. Returns whether a connection is pending.
     fn wait_for_work(&mut self) -> io::Result<bool> {
-        let at_once =
-            self.more_events || self.connections.iter().flatten().any(ServerConnection::is_pending);
+        let at_once = self.more_events
+            || self.connections.iter().flatten().any(ServerConnection::has_unsignaled_work);
         let connections = self.connections.iter().flatten().map(ServerConnection::deadline);
         let until = connections.chain(self.closed_until).min().unwrap_or(Instant::NEVER);
         let timeout = match until {
@@ -235,7 +235,8 @@ impl ServerLoop {
     /// Admits a connection, or sends an error.
     fn admit_connection(&mut self, now: Instant, connection: LocalConnection) {
         let Ok(peer) = connection.peer() else { return };
-        let refusal = check_peer_uid(peer, current_uid()).and_then(|()| self.free_slot_for(peer));
+        let refusal =
+            check_peer_uid(peer, current_uid()).and_then(|()| self.find_slot_for_peer(peer));
         let connection = ServerConnection::new(now, connection, peer, SessionLimits::USUAL);
         match refusal {
             Ok(index) => {
@@ -247,7 +248,7 @@ impl ServerLoop {
         }
     }
 
-    fn free_slot_for(&self, peer: PeerCredentials) -> Result<usize, RpcError> {
+    fn find_slot_for_peer(&self, peer: PeerCredentials) -> Result<usize, RpcError> {
         let of_peer = self
             .connections
             .iter()

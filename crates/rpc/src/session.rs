@@ -13,8 +13,8 @@ use crate::deferred_reply::PendingReply;
 use crate::error::{ErrorCode, RpcError};
 use crate::event::{Event, SET};
 use crate::method::{Method, MethodKind, MethodRegistry};
-use crate::method_state::MethodState;
 use crate::passed_fd::PassedFd;
+use crate::process_parts::ProcessParts;
 use crate::request::{DispatchResult, InvalidRequest, Request, RequestId, response_line};
 
 /// Session of a connected client.
@@ -86,7 +86,7 @@ pub struct ServerContext<'a> {
     /// Method table.
     pub table: &'a MethodRegistry,
     /// State of the process.
-    pub state: &'a MethodState,
+    pub state: &'a ProcessParts,
 }
 
 /// Result of [`Session::process_line`].
@@ -133,9 +133,9 @@ impl Session {
     }
 
     /// Number of bytes that can be received now.
-    pub fn free_receive_bytes(&self) -> usize {
+    pub fn receive_capacity_bytes(&self) -> usize {
         let held = self.input.len() - self.begin;
-        if self.is_waiting_for_client() || self.ending.is_some() {
+        if self.is_output_full() || self.ending.is_some() {
             0
         } else {
             self.limits.line_len_max - held
@@ -144,7 +144,7 @@ impl Session {
 
     /// Receives bytes, as far as there is space; returns the number consumed.
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> usize {
-        let taken = &bytes[..bytes.len().min(self.free_receive_bytes())];
+        let taken = &bytes[..bytes.len().min(self.receive_capacity_bytes())];
         self.input.drain(..self.begin);
         self.searched -= self.begin;
         self.begin = 0;
@@ -178,11 +178,11 @@ impl Session {
 
     /// Processes one line, if one is complete and there is space for the response.
     pub fn process_line(&mut self, served: ServerContext<'_>) -> LineResult {
-        if self.has_stopped_processing() || self.is_waiting_for_client() {
+        if self.has_stopped_processing() || self.is_output_full() {
             return LineResult::Nothing;
         }
         if self.waited_for.is_some() {
-            return self.take_response();
+            return self.queue_deferred_response();
         }
         let Some(length) = self.input[self.searched..].iter().position(|byte| *byte == b'\n')
         else {
@@ -199,7 +199,7 @@ impl Session {
             return LineResult::Replied;
         }
         match Request::parse_line(&self.input[line]) {
-            Ok(request) => self.queue_reply(&request, served),
+            Ok(request) => self.dispatch_and_queue_reply(&request, served),
             Err(InvalidRequest { id, refusal }) => {
                 self.queue_line(&response_line(&id, &Err(refusal)));
                 LineResult::Replied
@@ -213,7 +213,7 @@ impl Session {
             Some(waited_for) => waited_for.pending.is_available(),
             None => self.input[self.searched..].contains(&b'\n'),
         };
-        !self.has_stopped_processing() && !self.is_waiting_for_client() && is_there
+        !self.has_stopped_processing() && !self.is_output_full() && is_there
     }
 
     /// Queues an event if the client has subscribed. Closes the connection if the client does not
@@ -268,7 +268,7 @@ impl Session {
     }
 
     /// Closes the connection if a time limit was exceeded.
-    pub fn check_timeouts(&mut self, now: Instant) {
+    pub fn close_if_timed_out(&mut self, now: Instant) {
         if now < self.deadline() {
             return;
         }
@@ -303,21 +303,26 @@ impl Session {
         }
     }
 
-    fn queue_reply(&mut self, request: &Request, served: ServerContext<'_>) -> LineResult {
+    fn dispatch_and_queue_reply(
+        &mut self,
+        request: &Request,
+        served: ServerContext<'_>,
+    ) -> LineResult {
         let ServerContext { table, state } = served;
         let (verb, result) = match request.dispatch(table, state, &self.passed) {
             Ok((method, DispatchResult::Now(answer))) => (Some(method.verb), Ok(answer)),
             Ok((method, DispatchResult::Later(pending))) => {
-                let changed = (method.verb == MethodKind::Set).then(|| self.change_event(request));
+                let changed =
+                    (method.verb == MethodKind::Set).then(|| self.method_called_event(request));
                 let id = request.id.clone();
                 self.waited_for = Some(AwaitedReply { id, method, pending, changed });
-                return self.take_response();
+                return self.queue_deferred_response();
             }
             Err(refusal) => (None, Err(refusal)),
         };
         self.queue_line(&response_line(&request.id, &result));
         match verb {
-            Some(MethodKind::Set) => LineResult::Changed(self.change_event(request)),
+            Some(MethodKind::Set) => LineResult::Changed(self.method_called_event(request)),
             Some(MethodKind::Subscribe) => {
                 self.follows = true;
                 LineResult::Replied
@@ -327,7 +332,7 @@ impl Session {
     }
 
     /// Sends the deferred response, if it is available.
-    fn take_response(&mut self) -> LineResult {
+    fn queue_deferred_response(&mut self) -> LineResult {
         let Some(waited_for) = self.waited_for.take() else { return LineResult::Nothing };
         let Some(result) = waited_for.pending.take_result() else {
             self.waited_for = Some(waited_for);
@@ -335,13 +340,18 @@ impl Session {
         };
         let AwaitedReply { id, method, changed, .. } = waited_for;
         if let Ok(answer) = &result {
-            debug_assert_eq!(method.answer.check_value(answer), Ok(()), "{}", method.typed_name());
+            debug_assert_eq!(
+                method.answer.check_value(answer),
+                Ok(()),
+                "{}",
+                method.command_line_name()
+            );
         }
         self.queue_line(&response_line(&id, &result));
         changed.filter(|_| result.is_ok()).map_or(LineResult::Replied, LineResult::Changed)
     }
 
-    fn change_event(&self, request: &Request) -> Event {
+    fn method_called_event(&self, request: &Request) -> Event {
         let parameters = Value::from(request.parameters.clone());
         let (client, method) = (&self.client, &request.method);
         Event {
@@ -365,7 +375,7 @@ impl Session {
     }
 
     /// Whether processing waits for the client to read.
-    fn is_waiting_for_client(&self) -> bool {
+    fn is_output_full(&self) -> bool {
         self.unsent_bytes().len() >= self.limits.unsent_soft_max
     }
 

@@ -47,7 +47,7 @@ fn edit_distance(from: &[char], to: &[char]) -> usize {
 mod tests {
     use super::{edit_distance, nearest_name};
 
-    fn test_distance(from: &str, to: &str) -> usize {
+    fn distance_of_texts(from: &str, to: &str) -> usize {
         let letters = |text: &str| text.chars().collect::<Vec<_>>();
         edit_distance(&letters(from), &letters(to))
     }
@@ -64,8 +64,8 @@ mod tests {
             ("reactor", "reactors", 1),
             ("kitten", "sitting", 3),
         ] {
-            assert_eq!(test_distance(from, to), slips, "{from} {to}");
-            assert_eq!(test_distance(to, from), slips, "{to} {from}");
+            assert_eq!(distance_of_texts(from, to), slips, "{from} {to}");
+            assert_eq!(distance_of_texts(to, from), slips, "{to} {from}");
         }
     }
 

@@ -43,15 +43,15 @@ pub use self::named_devices::SCHEME;
 /// Line of the file, from 1; 0 if there is no file. All lines compare equal, since the position of
 /// a setting is not part of its value.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LineNumber(pub usize);
+pub struct IgnoredLineNumber(pub usize);
 
-impl PartialEq for LineNumber {
+impl PartialEq for IgnoredLineNumber {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for LineNumber {}
+impl Eq for IgnoredLineNumber {}
 
 /// Configuration of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,12 +59,12 @@ pub struct TargetConfig {
     /// Buffer memory in bytes; `None` selects the default.
     pub memory_bytes: Option<u64>,
     /// Line of the setting.
-    pub memory_line: LineNumber,
+    pub memory_line: IgnoredLineNumber,
     /// State directory, for reservations that persist through power loss. Without it, reservations
     /// do not persist.
     pub state: Option<PathBuf>,
     /// Line of the setting.
-    pub state_line: LineNumber,
+    pub state_line: IgnoredLineNumber,
     /// Listeners: at least one.
     pub listeners: Vec<ListenerConfig>,
     /// Exported subsystems: at least one.
@@ -98,7 +98,7 @@ pub struct ConnectionLimits {
     /// Longest keep-alive timeout.
     pub keep_alive_max: Option<Span>,
     /// Line of the table.
-    pub line: LineNumber,
+    pub line: IgnoredLineNumber,
 }
 
 /// Listen address.
@@ -107,7 +107,7 @@ pub struct ListenerConfig {
     /// Address and port.
     pub address: SocketAddr,
     /// Line of the setting.
-    pub line: LineNumber,
+    pub line: IgnoredLineNumber,
 }
 
 /// Exported subsystem.
@@ -116,7 +116,7 @@ pub struct SubsystemConfig {
     /// NQN.
     pub nqn: String,
     /// Line of the NQN.
-    pub line: LineNumber,
+    pub line: IgnoredLineNumber,
     /// Serial number; `None` derives one from the NQN.
     pub serial: Option<String>,
     /// Hosts that may connect.
@@ -147,7 +147,7 @@ pub struct NamespaceConfig {
     /// URI of its device; a device name is followed by what it refers to.
     pub uri: Uri,
     /// Line of the URI.
-    pub line: LineNumber,
+    pub line: IgnoredLineNumber,
     /// Whether it is write protected.
     pub is_read_only: bool,
     /// Hosts of the subsystem that see it; all of them if none are listed.
@@ -202,7 +202,7 @@ impl TargetConfig {
 
 impl SubsystemConfig {
     /// Number of ANA groups; 0 if all namespaces are optimized at every listener.
-    pub fn ana_groups(&self) -> u32 {
+    pub fn ana_group_count(&self) -> u32 {
         let namespaces = self.namespaces.iter().map(|namespace| namespace.ana_group);
         let groups = namespaces.chain(self.paths.iter().map(|path| path.ana_group));
         match groups.max() {
@@ -228,7 +228,7 @@ impl AnaStateConfig {
 
 impl HostsConfig {
     /// Whether `host` may connect.
-    pub fn is_allowed(&self, host: &str) -> bool {
+    pub fn allows_host(&self, host: &str) -> bool {
         match self {
             Self::Any => true,
             Self::Only(hosts) => hosts.iter().any(|allowed| allowed == host),

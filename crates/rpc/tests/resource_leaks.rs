@@ -6,7 +6,7 @@ use tenmil_base::Span;
 use tenmil_linux::Clock;
 use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::{MethodState, ProgramInfo, RpcClient, RpcServer, TABLE, event_channel};
+use tenmil_rpc::{ProcessParts, ProgramInfo, RpcClient, RpcServer, TABLE, event_channel};
 
 const TIME_LIMIT: Span = Span::from_secs(20);
 
@@ -34,7 +34,7 @@ fn dropped_server_leaves_no_descriptor_thread_or_socket() {
     assert!(before.0.is_some() && before.1.is_some(), "it can be counted");
     for round in 0..20 {
         let (announcer, announced) = event_channel().unwrap();
-        let state = MethodState::new().with_part(ProgramInfo { version: "1", log: None });
+        let state = ProcessParts::new().with_part(ProgramInfo { version: "1", log: None });
         let server = RpcServer::start(&directory, 7, &TABLE, state, announced).unwrap();
         let mut clients: Vec<RpcClient> = (0..10)
             .map(|_| RpcClient::connect(server.socket_path(), TIME_LIMIT).unwrap())

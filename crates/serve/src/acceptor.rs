@@ -6,12 +6,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tenmil_base::{Error, Interrupts, Span};
 use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
-use tenmil_linux::{EventVectors, NamedThread, StopFlag};
+use tenmil_linux::{EventFdVectors, NamedThread, StopFlag};
 
 /// Receiver of the sockets that an [`Acceptor`] accepts.
 pub(crate) trait AcceptHandler: Send + 'static {
     /// Takes over a socket accepted on the listener with index `listen_socket`.
-    fn accept(&mut self, socket: OwnedFd, listen_socket: usize) -> Result<(), Error>;
+    fn handle_accepted_socket(
+        &mut self,
+        socket: OwnedFd,
+        listen_socket: usize,
+    ) -> Result<(), Error>;
 
     /// Handles pending events of the exported device; called when its event source is readable.
     fn handle_device_event(&mut self) {}
@@ -24,7 +28,7 @@ pub(crate) trait AcceptHandler: Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     addresses: Vec<ListenAddress>,
-    wake: EventVectors,
+    wake: EventFdVectors,
     thread: Option<NamedThread<()>>,
 }
 
@@ -37,7 +41,7 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl Acceptor {
     /// Starts a thread that accepts on `listen_sockets` and reports device events when `served` is readable.
-    pub(crate) fn open(
+    pub(crate) fn start(
         name: &str,
         listen_sockets: Vec<StreamListener>,
         served: Option<BorrowedFd<'_>>,
@@ -45,7 +49,7 @@ impl Acceptor {
     ) -> io::Result<Self> {
         let addresses =
             listen_sockets.iter().map(|listen_socket| listen_socket.address().clone()).collect();
-        let wake = EventVectors::new(1)?;
+        let wake = EventFdVectors::new(1)?;
         let watch = PollSet::new()?;
         watch.add(wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?, WAKE, READABLE)?;
         if let Some(served) = served {
@@ -113,7 +117,7 @@ fn accept_pending(
     match listen_sockets[listen_socket].accept() {
         Ok(None) => {}
         Ok(Some(socket)) => {
-            if let Err(text) = keeper.accept(socket, listen_socket) {
+            if let Err(text) = keeper.handle_accepted_socket(socket, listen_socket) {
                 keeper.report_error(format!("connect: {text}"));
             }
         }

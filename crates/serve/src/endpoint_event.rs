@@ -26,7 +26,7 @@ pub(crate) struct EventReporter {
 
 /// Deadline after which a slow drain is reported.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DrainTimer {
+pub(crate) struct SlowDrainReport {
     until: Instant,
     is_late: bool,
 }
@@ -83,7 +83,7 @@ impl EventReporter {
     }
 }
 
-impl DrainTimer {
+impl SlowDrainReport {
     pub(crate) fn new(now: Instant) -> Self {
         Self { until: now.after(DRAIN_WARNING), is_late: false }
     }

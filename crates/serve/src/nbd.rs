@@ -11,12 +11,12 @@
 //! enough to make progress: bytes are received only when there is a place for the data they
 //! announce. No request allocates memory.
 
-mod address;
 mod buffer_pool;
 mod connection;
+mod connection_memory;
 mod export;
 mod exported_device;
-mod memory;
+mod listen_address;
 mod negotiation;
 mod receive_buffer;
 mod reply;
@@ -32,12 +32,12 @@ pub mod fuzz;
 #[cfg(test)]
 mod tests;
 
-pub use address::parse_address;
 pub use buffer_pool::{BufferPool, POOL_BYTES};
 pub use connection::Connection;
+pub use connection_memory::MEMORY_BYTES;
 pub use export::Export;
 pub use exported_device::{ExportConfig, ExportedDevice};
-pub use memory::MEMORY_BYTES;
+pub use listen_address::parse_listen_address;
 pub use server::{Server, ServerConfig};
 pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
 pub use transmission::{NbdStats, QueryKind, SlowQuery};

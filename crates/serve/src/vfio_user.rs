@@ -22,7 +22,7 @@
 mod client_memory;
 mod doorbells;
 mod endpoint;
-mod irq;
+mod irq_eventfds;
 mod nvme_pci_function;
 mod poller;
 mod rejected_clients;

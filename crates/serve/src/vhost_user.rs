@@ -20,7 +20,6 @@
 //! keeps. A server that was killed and restarted then executes again what had not completed, and
 //! the guest sees no error.
 
-mod device;
 mod disk;
 mod endpoint;
 mod guest_memory_table;
@@ -30,6 +29,7 @@ mod request_table;
 mod server;
 #[cfg(test)]
 mod tests;
+mod vhost_block_device;
 mod virtqueue;
 
 pub use server::{Server, ServerConfig, adapt_device, device_id_of_uri};

@@ -19,7 +19,7 @@ use tenmil_reactor::{ReactorOptions, Reactors};
 use tenmil_serve::nbd::{
     DisconnectReason, ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig,
 };
-use tenmil_wire::nbd::option::InfoQuery;
+use tenmil_wire::nbd::option::InfoOption;
 use tenmil_wire::nbd::{
     ClientFlags, Command, CommandFlags, ErrorCode, OptionCode, OptionHeader, RequestHeader,
     SimpleReply,
@@ -29,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 const LEN: u32 = 4096;
 
 /// Number of open files and threads of this process.
-fn open_descriptors() -> (usize, usize) {
+fn count_descriptors_and_threads() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -37,18 +37,18 @@ fn open_descriptors() -> (usize, usize) {
     (descriptors, names.filter(|name| !name.starts_with("iou-")).count())
 }
 
-fn has_device_open(path: &Path) -> bool {
+fn is_file_open_here(path: &Path) -> bool {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     links.filter_map(|link| std::fs::read_link(link.path()).ok()).any(|open| open == path)
 }
 
-fn connect_host(path: &Path) -> UnixStream {
+fn connect_nbd_client(path: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     let flags = ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES);
     let mut data = Vec::new();
-    InfoQuery::emit("", &[], &mut data);
+    InfoOption::emit("", &[], &mut data);
     let header = OptionHeader { option: OptionCode::GO, len_bytes: 6 };
     stream.write_all(&[&flags.0.to_be_bytes()[..], &header.to_bytes(), &data].concat()).unwrap();
     // Two option replies of 20 bytes with 12 and 14 bytes of data, and the last reply.
@@ -58,7 +58,10 @@ fn connect_host(path: &Path) -> UnixStream {
 
 /// Keeps 16 reads outstanding until the server closes. Returns the errors and the time of the first
 /// one.
-fn submit_load(mut stream: UnixStream, clock: Clock) -> (Vec<ErrorCode>, Option<Instant>) {
+fn keep_reads_outstanding(
+    mut stream: UnixStream,
+    clock: Clock,
+) -> (Vec<ErrorCode>, Option<Instant>) {
     let header = RequestHeader {
         flags: CommandFlags::NONE,
         command: Command::READ,
@@ -121,7 +124,7 @@ fn start_server(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -
 }
 
 /// Disconnect reasons, once all clients are disconnected.
-fn disconnect_reasons(house: &TestServer, count: usize) -> Vec<DisconnectReason> {
+fn await_disconnect_reasons(house: &TestServer, count: usize) -> Vec<DisconnectReason> {
     let mut reasons = Vec::new();
     while reasons.len() < count {
         match house.server.next_event() {
@@ -140,23 +143,24 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
     let clock = Clock::start();
     let regions = RegionTable::new(64);
     for engine in ["auto", "threads"] {
-        let before = (open_descriptors(), regions.region_count());
+        let before = (count_descriptors_and_threads(), regions.region_count());
         let uri = format!("file:{}?size=1m&engine={engine}", disk.display());
         let house = start_server(&uri, &socket, &regions, clock);
         // The server owns memory for its whole lifetime.
         let idle = regions.region_count();
         let clients: Vec<_> = (0..2)
             .map(|_| {
-                let stream = connect_host(&socket);
-                NamedThread::spawn("client", None, move |_| submit_load(stream, clock)).unwrap()
+                let stream = connect_nbd_client(&socket);
+                NamedThread::spawn("client", None, move |_| keep_reads_outstanding(stream, clock))
+                    .unwrap()
             })
             .collect();
         while house.device.statistics().operation_stats(Operation::Read).count < 2_000 {
             tenmil_linux::named_thread::yield_cpu();
         }
-        assert!(has_device_open(&disk));
+        assert!(is_file_open_here(&disk));
         let removed = clock.now();
-        house.served.remove_device();
+        house.served.remove_and_disconnect();
         for client in clients {
             let (errors, first) = client.join();
             assert!(!errors.is_empty(), "{engine}");
@@ -165,11 +169,11 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
             assert!(took < Span::from_secs(1), "{engine}: {took}");
         }
         let gone = [DisconnectReason::DeviceRemoved, DisconnectReason::DeviceRemoved];
-        assert_eq!(disconnect_reasons(&house, 2), gone, "{engine}");
+        assert_eq!(await_disconnect_reasons(&house, 2), gone, "{engine}");
         // The resources of a connection are released shortly after its event.
         while regions.region_count() > idle
             || house.device.open_channel_count() > 0
-            || has_device_open(&disk)
+            || is_file_open_here(&disk)
         {
             assert!(clock.now().since(removed) < Span::from_secs(20), "{engine}: something stays");
             tenmil_linux::named_thread::yield_cpu();
@@ -184,8 +188,8 @@ fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open
         drop((served, device));
         // The kernel lists a thread for a moment after it was joined.
         let ended = clock.now();
-        while (open_descriptors(), regions.region_count()) != before {
-            let now = (open_descriptors(), regions.region_count());
+        while (count_descriptors_and_threads(), regions.region_count()) != before {
+            let now = (count_descriptors_and_threads(), regions.region_count());
             let is_late = clock.now().since(ended) > Span::from_secs(5);
             assert!(!is_late, "{engine}: {now:?}, expected {before:?}");
             tenmil_linux::named_thread::yield_cpu();

@@ -22,7 +22,7 @@ use crate::violation::Violation;
 #[derive(Debug, Default)]
 pub struct BufferOwnership {
     pages: BTreeMap<u64, PageOwner>,
-    leased: BTreeMap<u64, BufferLoan>,
+    leased: BTreeMap<u64, BufferInUse>,
     /// By address of the submission ring and command identifier.
     commands: BTreeMap<(u64, u16), OwnedCommand>,
     /// Submission queue addresses by queue identifier.
@@ -54,7 +54,7 @@ pub struct OwnedCommand {
 }
 
 #[derive(Clone, Debug)]
-struct BufferLoan {
+struct BufferInUse {
     pages: Vec<u64>,
     /// An injected fault completed its command before the device had finished.
     is_tainted: bool,
@@ -80,13 +80,13 @@ impl BufferOwnership {
         for page in &pages {
             self.pages.insert(*page, PageOwner::InUse { token, direction });
         }
-        self.leased.insert(token, BufferLoan { pages, is_tainted: false });
+        self.leased.insert(token, BufferInUse { pages, is_tainted: false });
     }
 
     /// Returns the buffers of a completed request to the host. Returns true if a fault has tainted
     /// them; they should not be reused then.
     pub fn return_to_host(&mut self, token: u64, at: Instant) -> Result<bool, Violation> {
-        let Some(BufferLoan { pages, is_tainted }) = self.leased.remove(&token) else {
+        let Some(BufferInUse { pages, is_tainted }) = self.leased.remove(&token) else {
             return Ok(false);
         };
         for page in pages {
@@ -255,7 +255,7 @@ mod tests {
 
     /// The buffer of token 7 is with the device; its write command 3 is in queue 1, whose creation
     /// was recorded.
-    fn lent_buffer() -> BufferOwnership {
+    fn ownership_with_device_buffer() -> BufferOwnership {
         let mut ledger = BufferOwnership::default();
         ledger.record_admin_ring(0x4000);
         let create = [0x01, 0, 0, RING, 0, 1, 0, 0];
@@ -277,24 +277,24 @@ mod tests {
 
     #[test]
     fn early_completion_of_an_owned_command_is_a_violation() {
-        assert!(is_early_return(&lent_buffer().return_to_host(7, NOW)));
-        let mut other_queue = lent_buffer();
+        assert!(is_early_return(&ownership_with_device_buffer().return_to_host(7, NOW)));
+        let mut other_queue = ownership_with_device_buffer();
         other_queue.record_completion(0, 3, true, false);
         assert!(is_early_return(&other_queue.return_to_host(7, NOW)));
     }
 
     #[test]
     fn completion_deletion_and_stop_each_end_the_ownership_of_the_device() {
-        let mut completed = lent_buffer();
+        let mut completed = ownership_with_device_buffer();
         completed.record_completion(1, 3, true, false);
         assert_eq!(completed.return_to_host(7, NOW), Ok(false));
 
-        let mut stopped = lent_buffer();
+        let mut stopped = ownership_with_device_buffer();
         stopped.record_device_stop();
         assert_eq!(stopped.return_to_host(7, NOW), Ok(false));
 
         for is_success in [true, false] {
-            let mut deleted = lent_buffer();
+            let mut deleted = ownership_with_device_buffer();
             deleted.record_stored_command(NOW, 0x4000, &[0x0009_0000, 0, 0, 0, 0, 1, 0, 0], &[]);
             deleted.record_completion(0, 9, is_success, false);
             assert_eq!(is_early_return(&deleted.return_to_host(7, NOW)), !is_success);
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn access_to_a_returned_buffer_names_its_token() {
-        let mut ledger = lent_buffer();
+        let mut ledger = ownership_with_device_buffer();
         assert_eq!(ledger.check_device_access(NOW, BUFFER.0, 8192, false), Ok(()));
         assert!(matches!(
             ledger.check_device_access(NOW, BUFFER.0 + 4096, 1, true),
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn invalid_completion_taints_the_buffer_and_excuses_the_driver() {
-        let mut ledger = lent_buffer();
+        let mut ledger = ownership_with_device_buffer();
         ledger.record_completion(1, 3, true, true);
         assert_eq!(ledger.return_to_host(7, NOW), Ok(true));
         assert_eq!(ledger.check_device_access(NOW, BUFFER.0, 1, true), Ok(()));

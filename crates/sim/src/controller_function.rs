@@ -10,7 +10,7 @@ use tenmil_nvme_controller::controller::{
 };
 use tenmil_nvme_controller::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
 
-use crate::device_memory::{DataAccess, DeviceMemory, MediumMemory};
+use crate::device_memory::{DataAccessMode, DeviceMemory, MediumMemory};
 use crate::sim_bus::SimBus;
 use crate::sim_medium::SimMedium;
 use crate::sim_pci_device::PciFunctionModel;
@@ -19,7 +19,7 @@ use crate::sim_pci_device::PciFunctionModel;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionOptions {
     /// How it accesses data in host memory.
-    pub reach: DataAccess,
+    pub reach: DataAccessMode,
     /// Maximum data transfer size in bytes (MDTS).
     pub transfer_bytes_max: u32,
     /// Maximum number of I/O queues.
@@ -51,7 +51,7 @@ const PENDING_STEP: Span = Span::from_us(100);
 impl Default for FunctionOptions {
     fn default() -> Self {
         Self {
-            reach: DataAccess::Direct,
+            reach: DataAccessMode::Direct,
             transfer_bytes_max: 64 << 10,
             io_queues_max: 4,
             queue_entries_max: 256,
@@ -110,11 +110,11 @@ impl ControllerFunction {
 
 impl PciFunctionModel for ControllerFunction {
     fn read_register(&mut self, _: Instant, offset: u32, is_wide: bool) -> u64 {
-        self.front.read(offset, register_width(is_wide))
+        self.front.read_register(offset, register_width(is_wide))
     }
 
     fn write_register(&mut self, now: Instant, offset: u32, value: u64, is_wide: bool) {
-        self.front.write(now, offset, register_width(is_wide), value);
+        self.front.write_register(now, offset, register_width(is_wide), value);
         self.wait = NextPoll::Busy;
     }
 

@@ -146,7 +146,7 @@ impl DataOracle {
     }
 
     /// Records a submitted write. If it writes stamps, [`next_stamp`](Self::next_stamp) fills its buffer.
-    pub fn write_submitted(
+    pub fn record_write_submitted(
         &mut self,
         token: u64,
         blocks: Range<u64>,
@@ -163,7 +163,7 @@ impl DataOracle {
     }
 
     /// Fills `bytes` with the stamps of the write `token`.
-    pub fn next_stamp(&self, token: u64, bytes: &mut [u8]) {
+    pub fn fill_with_stamps(&self, token: u64, bytes: &mut [u8]) {
         let Some(write) = self.writes.get(&token) else { return };
         for (lba, block) in write.blocks.clone().zip(bytes.chunks_exact_mut(self.block_size)) {
             let newest = self.blocks.get(&lba).and_then(|history| history.versions.last());
@@ -173,7 +173,7 @@ impl DataOracle {
     }
 
     /// Records a completed write.
-    pub fn write_ended(&mut self, token: u64, is_success: bool) {
+    pub fn record_write_ended(&mut self, token: u64, is_success: bool) {
         let Some(write) = self.writes.remove(&token) else { return };
         if !is_success {
             return;
@@ -187,33 +187,37 @@ impl DataOracle {
                 version.is_seen = version.leaves != WriteEffect::Anything;
             }
             if write.is_durable {
-                history.raise_minimum(self.sequence);
+                history.raise_persistent_version(self.sequence);
             }
         }
     }
 
     /// Records a submitted flush.
-    pub fn flush_submitted(&mut self, token: u64) {
+    pub fn record_flush_submitted(&mut self, token: u64) {
         self.flushes.insert(token, self.sequence);
     }
 
     /// Records a completed flush.
-    pub fn flush_ended(&mut self, token: u64, is_success: bool) {
+    pub fn record_flush_ended(&mut self, token: u64, is_success: bool) {
         let Some(sequence) = self.flushes.remove(&token) else { return };
         if is_success {
-            self.blocks.values_mut().for_each(|history| history.raise_minimum(sequence));
+            self.blocks.values_mut().for_each(|history| history.raise_persistent_version(sequence));
         }
     }
 
     /// Records a submitted read.
-    pub fn read_submitted(&mut self, token: u64, blocks: Range<u64>) {
+    pub fn record_read_submitted(&mut self, token: u64, blocks: Range<u64>) {
         let oldest = |lba| self.blocks.get(&lba).map_or(0, BlockHistory::oldest_allowed);
         let read = SubmittedRead { first: blocks.start, oldest: blocks.map(oldest).collect() };
         self.reads.insert(token, read);
     }
 
     /// Verifies the data of a completed read. `None` if it failed.
-    pub fn read_ended(&mut self, token: u64, bytes: Option<&[u8]>) -> Result<(), DataMismatch> {
+    pub fn verify_read_data(
+        &mut self,
+        token: u64,
+        bytes: Option<&[u8]>,
+    ) -> Result<(), DataMismatch> {
         let Some(read) = self.reads.remove(&token) else { return Ok(()) };
         let Some(bytes) = bytes else { return Ok(()) };
         let blocks = bytes.chunks_exact(self.block_size);
@@ -295,7 +299,7 @@ impl DataOracle {
             BlockContent::Zeroes => None,
         };
         let history = self.blocks.entry(lba).or_default();
-        history.accept(lba, oldest, found)
+        history.accept_observed(lba, oldest, found)
     }
 }
 
@@ -321,7 +325,7 @@ impl BlockHistory {
     }
 
     /// Makes the newest version that was completed by `sequence` persistent.
-    fn raise_minimum(&mut self, sequence: u64) {
+    fn raise_persistent_version(&mut self, sequence: u64) {
         let is_stable = |version: &BlockVersion| {
             version.leaves != WriteEffect::Anything
                 && version.completed.is_some_and(|completed| completed <= sequence)
@@ -332,7 +336,7 @@ impl BlockHistory {
     }
 
     /// Accepts a version that was read, or returns the mismatch. `found` is `None` for zeroes.
-    fn accept(
+    fn accept_observed(
         &mut self,
         lba: u64,
         oldest: u64,
@@ -395,18 +399,18 @@ mod tests {
 
     /// Writes block 7 and returns its contents.
     fn complete_write(oracle: &mut DataOracle, token: u64, completion: Option<bool>) -> Vec<u8> {
-        oracle.write_submitted(token, 7..8, WriteEffect::Stamps, false);
+        oracle.record_write_submitted(token, 7..8, WriteEffect::Stamps, false);
         let mut bytes = vec![0; PART];
-        oracle.next_stamp(token, &mut bytes);
+        oracle.fill_with_stamps(token, &mut bytes);
         if let Some(is_success) = completion {
-            oracle.write_ended(token, is_success);
+            oracle.record_write_ended(token, is_success);
         }
         bytes
     }
 
     fn check_read(oracle: &mut DataOracle, bytes: &[u8]) -> Result<(), DataMismatch> {
-        oracle.read_submitted(0, 7..8);
-        oracle.read_ended(0, Some(bytes))
+        oracle.record_read_submitted(0, 7..8);
+        oracle.verify_read_data(0, Some(bytes))
     }
 
     #[test]
@@ -437,9 +441,9 @@ mod tests {
     fn read_that_began_before_a_completion_may_return_older_data() {
         let mut oracle = test_oracle(true);
         let first = complete_write(&mut oracle, 1, Some(true));
-        oracle.read_submitted(5, 7..8);
+        oracle.record_read_submitted(5, 7..8);
         complete_write(&mut oracle, 2, Some(true));
-        assert_eq!(oracle.read_ended(5, Some(&first)), Ok(()));
+        assert_eq!(oracle.verify_read_data(5, Some(&first)), Ok(()));
         assert!(check_read(&mut oracle, &first).is_err());
     }
 
@@ -448,9 +452,9 @@ mod tests {
         let mut oracle = test_oracle(true);
         let lost = complete_write(&mut oracle, 1, Some(true));
         let floor = complete_write(&mut oracle, 2, Some(true));
-        oracle.flush_submitted(3);
+        oracle.record_flush_submitted(3);
         let later = complete_write(&mut oracle, 4, Some(true));
-        oracle.flush_ended(3, true);
+        oracle.record_flush_ended(3, true);
         oracle.record_power_cut();
         assert!(check_read(&mut oracle, &lost).is_err());
         assert_eq!(check_read(&mut oracle, &floor), Ok(()));
@@ -470,10 +474,10 @@ mod tests {
     #[test]
     fn torn_misplaced_foreign_and_garbage_blocks_are_distinguished() {
         let mut oracle = DataOracle::new(SEED, 2 * PART, true);
-        oracle.write_submitted(1, 7..8, WriteEffect::Stamps, false);
+        oracle.record_write_submitted(1, 7..8, WriteEffect::Stamps, false);
         let mut whole = vec![0; 2 * PART];
-        oracle.next_stamp(1, &mut whole);
-        oracle.write_ended(1, true);
+        oracle.fill_with_stamps(1, &mut whole);
+        oracle.record_write_ended(1, true);
         let mut torn = whole.clone();
         torn[PART..].fill(0);
         assert_eq!(check_read(&mut oracle, &torn), Err(DataMismatch::Torn { lba: 7 }));
@@ -502,8 +506,8 @@ mod tests {
     fn deallocated_blocks_read_as_before_or_as_zeroes() {
         let mut oracle = test_oracle(true);
         let first = complete_write(&mut oracle, 1, Some(true));
-        oracle.write_submitted(2, 7..8, WriteEffect::Anything, false);
-        oracle.write_ended(2, true);
+        oracle.record_write_submitted(2, 7..8, WriteEffect::Anything, false);
+        oracle.record_write_ended(2, true);
         assert_eq!(check_read(&mut oracle, &first), Ok(()));
         assert_eq!(check_read(&mut oracle, &[0; PART]), Ok(()));
         assert!(check_read(&mut oracle, &first).is_err(), "once it is gone it is gone");

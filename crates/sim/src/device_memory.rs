@@ -14,7 +14,7 @@ use crate::sim_bus::{MemoryAccessor, SimBus};
 
 /// How the device accesses data in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataAccess {
+pub enum DataAccessMode {
     /// The medium transfers data directly to and from host memory.
     Direct,
     /// The controller copies data at once.
@@ -27,7 +27,7 @@ pub enum DataAccess {
 /// own tickets.
 pub struct DeviceMemory {
     bus: SimBus,
-    reach: DataAccess,
+    reach: DataAccessMode,
     open: BTreeMap<u32, PendingAccess>,
     arrived: BTreeMap<u32, Vec<u8>>,
 }
@@ -50,10 +50,10 @@ pub struct MediumMemory {
 struct PendingAccess {
     due: Instant,
     iova: u64,
-    access: AccessKind,
+    access: DeferredAccessKind,
 }
 
-enum AccessKind {
+enum DeferredAccessKind {
     Read { len_bytes: usize },
     Write { bytes: Vec<u8> },
 }
@@ -64,12 +64,17 @@ const WORD_BYTES: u64 = 4;
 
 impl DeviceMemory {
     /// Creates a view over `bus`.
-    pub fn new(bus: &SimBus, reach: DataAccess) -> Self {
+    pub fn new(bus: &SimBus, reach: DataAccessMode) -> Self {
         Self { bus: bus.clone(), reach, open: BTreeMap::new(), arrived: BTreeMap::new() }
     }
 
-    fn defer_access(&mut self, ticket: AccessId, iova: u64, access: AccessKind) -> AccessProgress {
-        let DataAccess::Late(longest) = self.reach else { return AccessProgress::Done };
+    fn defer_access(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        access: DeferredAccessKind,
+    ) -> AccessProgress {
+        let DataAccessMode::Late(longest) = self.reach else { return AccessProgress::Done };
         let due = self.bus.with_state(|state| state.defer_access(longest));
         let before = self.open.insert(ticket.0, PendingAccess { due, iova, access });
         debug_assert!(before.is_none(), "ticket {ticket:?} is open already");
@@ -86,7 +91,11 @@ impl DeviceMemory {
 impl RingMemory for DeviceMemory {
     type Entries = DeviceEntries;
 
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<DeviceEntries>, AccessFault> {
+    fn resolve_ring(
+        &mut self,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<Option<DeviceEntries>, AccessFault> {
         let inner = self.bus.resolve_ring(iova, len_bytes)?;
         Ok(Some(DeviceEntries { bus: self.bus.clone(), inner, iova, len_bytes }))
     }
@@ -100,7 +109,7 @@ impl HostMemory for DeviceMemory {
             len_bytes as usize,
             false,
         )?;
-        Ok((self.reach == DataAccess::Direct).then_some(segment))
+        Ok((self.reach == DataAccessMode::Direct).then_some(segment))
     }
 
     fn read(
@@ -109,8 +118,12 @@ impl HostMemory for DeviceMemory {
         iova: u64,
         into: &mut [u8],
     ) -> Result<AccessProgress, AccessFault> {
-        if matches!(self.reach, DataAccess::Late(_)) {
-            return Ok(self.defer_access(ticket, iova, AccessKind::Read { len_bytes: into.len() }));
+        if matches!(self.reach, DataAccessMode::Late(_)) {
+            return Ok(self.defer_access(
+                ticket,
+                iova,
+                DeferredAccessKind::Read { len_bytes: into.len() },
+            ));
         }
         self.bus.device_read(MemoryAccessor::Device, iova, into)?;
         Ok(AccessProgress::Done)
@@ -122,8 +135,12 @@ impl HostMemory for DeviceMemory {
         iova: u64,
         from: &[u8],
     ) -> Result<AccessProgress, AccessFault> {
-        if matches!(self.reach, DataAccess::Late(_)) {
-            return Ok(self.defer_access(ticket, iova, AccessKind::Write { bytes: from.to_vec() }));
+        if matches!(self.reach, DataAccessMode::Late(_)) {
+            return Ok(self.defer_access(
+                ticket,
+                iova,
+                DeferredAccessKind::Write { bytes: from.to_vec() },
+            ));
         }
         self.write_now(iova, from)?;
         Ok(AccessProgress::Done)
@@ -139,13 +156,13 @@ impl HostMemory for DeviceMemory {
         let PendingAccess { iova, access, due } = self.open.remove(&number)?;
         self.bus.with_state(|state| state.remove_deferred(due));
         let result = match access {
-            AccessKind::Read { len_bytes } => {
+            DeferredAccessKind::Read { len_bytes } => {
                 let mut bytes = vec![0; len_bytes];
                 let result = self.bus.device_read(MemoryAccessor::Device, iova, &mut bytes);
                 self.arrived.insert(number, bytes);
                 result
             }
-            AccessKind::Write { bytes } => self.write_now(iova, &bytes),
+            DeferredAccessKind::Write { bytes } => self.write_now(iova, &bytes),
         };
         Some(AccessCompletion { id: AccessId(number), result })
     }
@@ -209,7 +226,7 @@ impl RingEntries for DeviceEntries {
     fn load_u32(&self, index: u32) -> Result<u32, AccessFault> {
         let at = self.check_entry(index, WORD_BYTES, false)?;
         let word = self.inner.load_u32(index)?;
-        Ok(self.bus.with_state(|state| state.translate_shadow(at, word)))
+        Ok(self.bus.with_state(|state| state.translate_shadow_head(at, word)))
     }
 
     fn store_u32(&mut self, index: u32, value: u32) -> Result<(), AccessFault> {
@@ -257,7 +274,7 @@ impl Memory for MediumMemory {
 mod tests {
     use tenmil_base::{AccessId, AccessProgress, Dma, HostMemory, Memory, Random, Span};
 
-    use super::{DataAccess, DeviceMemory, MediumMemory};
+    use super::{DataAccessMode, DeviceMemory, MediumMemory};
     use crate::fault_injector::FaultInjector;
     use crate::host_memory::SimDma;
     use crate::sim_bus::SimBus;
@@ -266,8 +283,8 @@ mod tests {
         SimBus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap()
     }
 
-    fn jump_to(bus: &SimBus) {
-        bus.with_state(|state| state.clock.jump_to(state.late_wake_at()));
+    fn jump_to_next_deferred_access(bus: &SimBus) {
+        bus.with_state(|state| state.clock.jump_to(state.next_deferred_access_at()));
     }
 
     #[test]
@@ -276,14 +293,14 @@ mod tests {
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
-        let reach = DataAccess::Late(Span::from_us(50));
+        let reach = DataAccessMode::Late(Span::from_us(50));
         let mut device = DeviceMemory::new(&bus, reach);
         assert_eq!(device.write(AccessId(1), iova, b"late"), Ok(AccessProgress::Pending));
         assert_eq!(device.poll(), None);
-        jump_to(&bus);
+        jump_to_next_deferred_access(&bus);
         assert_eq!(device.poll().unwrap().result, Ok(()));
         assert_eq!(device.read(AccessId(2), iova, &mut [0; 4]), Ok(AccessProgress::Pending));
-        jump_to(&bus);
+        jump_to_next_deferred_access(&bus);
         assert_eq!(device.poll().unwrap().id, AccessId(2));
         let mut bytes = [0; 4];
         device.copy_out_read_data(AccessId(2), &mut bytes);
@@ -296,11 +313,11 @@ mod tests {
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
-        let reach = DataAccess::Late(Span::from_us(50));
+        let reach = DataAccessMode::Late(Span::from_us(50));
         let mut device = DeviceMemory::new(&bus, reach);
         device.write(AccessId(1), iova, b"late").unwrap();
         dma.release(segment);
-        jump_to(&bus);
+        jump_to_next_deferred_access(&bus);
         assert!(device.poll().unwrap().result.is_err());
         assert_eq!(bus.with_state(|state| state.failures.len()), 1);
     }

@@ -89,7 +89,7 @@ impl FaultInjector {
     }
 
     /// Adds a planned fault.
-    pub fn arm(&mut self, mischief: PlannedFault) {
+    pub fn add_planned_fault(&mut self, mischief: PlannedFault) {
         self.plan.push(ArmedFault { mischief, seen: 0, done: 0 });
     }
 
@@ -111,7 +111,7 @@ impl FaultInjector {
     }
 
     /// Number of injected faults.
-    pub fn applied_faults(&self) -> u64 {
+    pub fn applied_fault_count(&self) -> u64 {
         self.faults
     }
 
@@ -122,7 +122,7 @@ impl FaultInjector {
             return None;
         }
         let site = InjectionPoint { queue: QueueKind::Any, opcode: None };
-        let deed = self.next_due_fault(now, site, is_unsolicited)?;
+        let deed = self.take_due_fault(now, site, is_unsolicited)?;
         self.idle_until = now.after(FAULT_INTERVAL);
         Some(deed)
     }
@@ -167,7 +167,7 @@ impl FaultInjector {
     }
 
     /// First planned fault of the wanted kind that is due at this injection point.
-    fn next_due_fault(
+    fn take_due_fault(
         &mut self,
         now: Instant,
         site: InjectionPoint,
@@ -251,7 +251,7 @@ mod tests {
             }
         }
         assert_eq!(struck, [12, 13, 14]);
-        assert_eq!(evil.applied_faults(), 3);
+        assert_eq!(evil.applied_fault_count(), 3);
     }
 
     #[test]

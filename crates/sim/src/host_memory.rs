@@ -136,8 +136,8 @@ impl SubmissionRing for SimSubmissionRing {
         self.inner.store(index, command);
     }
 
-    fn publish(&mut self) {
-        self.inner.publish();
+    fn order_before_doorbell(&mut self) {
+        self.inner.order_before_doorbell();
     }
 }
 

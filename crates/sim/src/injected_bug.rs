@@ -148,8 +148,8 @@ impl IoChannel for BuggyChannel<'_> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
+    fn flush_submissions(&mut self) {
+        self.inner.flush_submissions();
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {

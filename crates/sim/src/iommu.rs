@@ -60,7 +60,7 @@ impl SimIommu {
     }
 
     /// Revokes or restores the access of the device to all memory.
-    pub fn revoke_all(&mut self, cut_off: bool) {
+    pub fn set_revoked(&mut self, cut_off: bool) {
         self.cut_off = cut_off;
     }
 
@@ -83,7 +83,7 @@ impl SimIommu {
     }
 
     /// Number of mapped pages.
-    pub fn pages_mapped(&self) -> u64 {
+    pub fn mapped_page_count(&self) -> u64 {
         self.mapped.len() as u64
     }
 }
@@ -119,7 +119,7 @@ mod tests {
         assert!(iommu.unmap(AT, 0x11000, 0x2000));
         let unmapped = UnmapRecord { allocation: 2, at: AT };
         assert_eq!(iommu.check_access(0x10ff8, 16), Err(AccessDenied::Stray(Some(unmapped))));
-        assert_eq!(iommu.pages_mapped(), 1);
+        assert_eq!(iommu.mapped_page_count(), 1);
         assert!(!iommu.unmap(AT, 0x11000, 0x1000), "unmapped twice");
     }
 
@@ -127,10 +127,10 @@ mod tests {
     fn revoked_device_can_access_nothing() {
         let mut iommu = SimIommu::default();
         iommu.map(0x10000, 0x1000);
-        iommu.revoke_all(true);
+        iommu.set_revoked(true);
         assert_eq!(iommu.check_access(0x10000, 1), Err(AccessDenied::CutOff));
         assert_eq!(iommu.check_mapped(0x10000, 1), Ok(()), "the host still can");
-        iommu.revoke_all(false);
+        iommu.set_revoked(false);
         assert_eq!(iommu.check_access(0x10000, 1), Ok(()));
     }
 }

@@ -4,7 +4,7 @@ use tenmil_base::{Durability, IoStatus, Operation, Random, Span};
 use tenmil_nvme_host::{CompletionDoorbell, FastPathOptions};
 use tenmil_wire::AdminOpcode;
 
-use crate::device_memory::DataAccess;
+use crate::device_memory::DataAccessMode;
 use crate::fault_injector::{
     BogusCid, CorruptionMethod, DataCorruption, DmaFault, Fault, FaultTarget, FaultTrigger,
     PlannedFault, QueueKind, ReleaseTrigger, lies,
@@ -76,9 +76,9 @@ impl RandomDraw {
     fn draw_device_options(&mut self, options: &mut WorldOptions) {
         let function = &mut options.function;
         function.reach = match self.random_below(4) {
-            0 => DataAccess::Copied,
-            1 => DataAccess::Late(Span::from_us(self.0.below(200))),
-            _ => DataAccess::Direct,
+            0 => DataAccessMode::Copied,
+            1 => DataAccessMode::Late(Span::from_us(self.0.below(200))),
+            _ => DataAccessMode::Direct,
         };
         function.transfer_bytes_max = self.random_choice(&[8 << 10, 16 << 10, 64 << 10]);
         function.io_queues_max = self.random_choice(&[1, 2, 4]);

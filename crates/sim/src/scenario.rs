@@ -4,7 +4,7 @@ use core::fmt;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
 use crate::fault_injector::PlannedFault;
 use crate::simulation::{Simulation, WorldOptions};
@@ -42,7 +42,7 @@ pub enum ScenarioCheck {
     /// Some requests are aborted by the host.
     Abort,
     /// State of the driver when the faults stop.
-    EndState(State),
+    EndState(ControllerState),
     /// No queue pair is in use.
     NoQueues,
     /// The IOMMU rejects an access.

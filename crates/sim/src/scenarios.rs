@@ -42,7 +42,7 @@ pub fn all_scenarios() -> Vec<Scenario> {
 }
 
 /// A slow medium: the driver polls its registers many times while requests are in flight.
-fn slow_medium(options: &mut WorldOptions) {
+fn set_slow_medium(options: &mut WorldOptions) {
     options.medium.latency = (Span::from_ms(2), Span::from_ms(30));
 }
 

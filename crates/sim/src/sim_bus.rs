@@ -231,7 +231,7 @@ impl SimBus {
     ) -> Result<SharedRingEntries, AccessFault> {
         let fault = AccessFault { iova, len_bytes };
         self.with_state(|state| state.check_access(MemoryAccessor::Device, fault, false))?;
-        SharedHostMemory::new(&self.pool).entries(iova, len_bytes)?.ok_or(fault)
+        SharedHostMemory::new(&self.pool).resolve_ring(iova, len_bytes)?.ok_or(fault)
     }
 
     /// Posts a completion at `index` of the ring at `iova`, which has `depth` entries. The fault
@@ -253,7 +253,9 @@ impl SimBus {
                 view: RingView::new(depth),
             });
             ring.view.record_posted(index);
-            emissions.iter().try_for_each(|emission| state.post_to_host_position(iova, emission))
+            emissions
+                .iter()
+                .try_for_each(|emission| state.post_completion_to_host_ring(iova, emission))
         })
     }
 
@@ -262,7 +264,7 @@ impl SimBus {
         self.with_state(|state| {
             let now = state.clock.now();
             let Some((command, at)) = state.ledger.admin_command_at(iova) else { return };
-            if state.evil.on_admin_data(now, &command, iova - at, bytes) {
+            if state.evil.corrupt_admin_data(now, &command, iova - at, bytes) {
                 state.record(TraceKind::Mischief, [1, iova, u64::from(command.cdw10)]);
             }
         });
@@ -283,9 +285,9 @@ impl SimBus {
         use crate::fault_injector::{DmaFault, Fault as Evilness};
         self.with_state(|state| {
             let now = state.clock.now();
-            for (queue, emission) in state.evil.next_released(now) {
+            for (queue, emission) in state.evil.take_released_completions(now) {
                 if let Some(iova) = state.completion_queues.get(&queue).copied() {
-                    let _ = state.post_to_host_position(iova, &emission);
+                    let _ = state.post_completion_to_host_ring(iova, &emission);
                 }
             }
         });
@@ -380,14 +382,14 @@ impl BusState {
     /// Restores the DMA access.
     pub fn restore_access(&mut self) {
         self.cut_off_at = None;
-        self.iommu.revoke_all(false);
+        self.iommu.set_revoked(false);
     }
 
     /// Completes a revocation that is due.
     fn complete_due_revocation(&mut self) {
         let is_due = self.cut_off_at.is_some_and(|at| self.clock.now() >= at);
         if is_due && !self.iommu.is_revoked() && !self.ignores_cut_off {
-            self.iommu.revoke_all(true);
+            self.iommu.set_revoked(true);
             self.ledger.record_device_stop();
         }
     }
@@ -410,12 +412,12 @@ impl BusState {
     }
 
     /// Due time of the next delayed access.
-    pub fn late_wake_at(&self) -> Instant {
+    pub fn next_deferred_access_at(&self) -> Instant {
         self.late.keys().next().copied().unwrap_or(Instant::NEVER)
     }
 
     /// Registers a new completion queue, whose ring starts empty.
-    pub fn completion_queue_created(&mut self, id: u16, iova: u64) {
+    pub fn record_completion_queue_created(&mut self, id: u16, iova: u64) {
         self.completion_queues.insert(id, iova);
         self.completion_rings.remove(&iova);
     }
@@ -432,7 +434,7 @@ impl BusState {
         let cid = u16::from_le_bytes([cid_low, cid_high]);
         if opcode == tenmil_wire::AdminOpcode::CreateIoCompletionQueue.code() {
             let [id_low, id_high, ..] = command[5].to_le_bytes();
-            self.completion_queue_created(u16::from_le_bytes([id_low, id_high]), command[3]);
+            self.record_completion_queue_created(u16::from_le_bytes([id_low, id_high]), command[3]);
         }
         if opcode == tenmil_wire::AdminOpcode::DoorbellBufferConfig.code() {
             self.shadows = Some([command[3], command[4]]);
@@ -441,19 +443,19 @@ impl BusState {
         if let Some(emission) = self.evil.on_admin_command(now, opcode, cid)
             && let Some(iova) = self.completion_queues.get(&0).copied()
         {
-            let _ = self.post_to_host_position(iova, &emission);
+            let _ = self.post_completion_to_host_ring(iova, &emission);
         }
     }
 
     /// Translates the value that the host writes to the head doorbell of completion queue `id` for
     /// the controller.
-    pub fn translate_head(&mut self, id: u16, head: u32) -> u32 {
+    pub fn translate_head_doorbell(&mut self, id: u16, head: u32) -> u32 {
         let ring = self.completion_queues.get(&id).and_then(|at| self.completion_rings.get_mut(at));
         ring.map_or(head, |ring| ring.view.translate_head(head))
     }
 
     /// Handles a disabled controller.
-    pub fn handle_disabled(&mut self) {
+    pub fn handle_controller_disable(&mut self) {
         self.shadows = None;
         self.is_misled = false;
         self.evil.on_disable();
@@ -461,27 +463,27 @@ impl BusState {
 
     /// Translates the shadow of a head doorbell that the controller loads at `iova`, like the
     /// doorbell itself.
-    pub fn translate_shadow(&mut self, iova: u64, word: u32) -> u32 {
-        let queue = self.shadows.and_then(|[shadows, _]| completion_queue_at(shadows, iova));
-        queue.map_or(word, |queue| self.translate_head(queue, word))
+    pub fn translate_shadow_head(&mut self, iova: u64, word: u32) -> u32 {
+        let queue = self.shadows.and_then(|[shadows, _]| completion_queue_of_shadow(shadows, iova));
+        queue.map_or(word, |queue| self.translate_head_doorbell(queue, word))
     }
 
     /// Translates the event index that the controller stores at `iova`: for a head doorbell it is
     /// the last head of the host.
     pub fn translate_event_index(&self, iova: u64, word: u32) -> u32 {
-        let queue = self.shadows.and_then(|[_, indices]| completion_queue_at(indices, iova));
+        let queue = self.shadows.and_then(|[_, indices]| completion_queue_of_shadow(indices, iova));
         let at = queue.and_then(|queue| self.completion_queues.get(&queue));
         at.and_then(|at| self.completion_rings.get(at)).map_or(word, |ring| ring.view.host_head())
     }
 
     /// Posts a completion at the position that the host polls next.
-    fn post_to_host_position(
+    fn post_completion_to_host_ring(
         &mut self,
         iova: u64,
         emission: &EmittedCompletion,
     ) -> Result<(), AccessFault> {
         let Some(ring) = self.completion_rings.get_mut(&iova) else { return Ok(()) };
-        let (index, entry) = ring.view.place_next(emission);
+        let (index, entry) = ring.view.next_host_entry(emission);
         let at = iova + u64::from(index) * ENTRY_BYTES;
         let fault = AccessFault { iova: at, len_bytes: ENTRY_BYTES };
         self.check_access(MemoryAccessor::Device, fault, true)?;
@@ -537,7 +539,7 @@ impl BusState {
 
 /// Completion queue whose shadow doorbell is at `iova` in `page`. Shadow doorbells have the stride
 /// of the doorbells (Base 2.1 §5.2.5).
-fn completion_queue_at(page: u64, iova: u64) -> Option<u16> {
+fn completion_queue_of_shadow(page: u64, iova: u64) -> Option<u16> {
     let distance = iova.checked_sub(page).filter(|distance| *distance < 4096)?;
     let index = distance >> (2 + tenmil_nvme_controller::STRIDE);
     if index % 2 == 1 { u16::try_from(index / 2).ok() } else { None }

@@ -41,7 +41,7 @@ impl Default for NextWakeup {
 impl NextWakeup {
     /// Adds a wake-up time.
     #[must_use]
-    pub fn or_at(self, other: Instant) -> Self {
+    pub fn with_wakeup_at(self, other: Instant) -> Self {
         Self(self.0.min(other))
     }
 
@@ -69,8 +69,10 @@ mod tests {
 
     #[test]
     fn no_wakeup_has_no_earliest_time() {
-        assert_eq!(NextWakeup::default().or_at(Instant::NEVER).earliest(), None);
-        let both = NextWakeup::default().or_at(Instant { ns: 9 }).or_at(Instant { ns: 4 });
+        assert_eq!(NextWakeup::default().with_wakeup_at(Instant::NEVER).earliest(), None);
+        let both = NextWakeup::default()
+            .with_wakeup_at(Instant { ns: 9 })
+            .with_wakeup_at(Instant { ns: 4 });
         assert_eq!(both.earliest(), Some(Instant { ns: 4 }));
     }
 }

@@ -2,8 +2,8 @@
 
 use tenmil_base::{ChannelWakeup, Dma, Durability, Instant, IoChannel, Span};
 use tenmil_nvme_host::{
-    ArmResult, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
-    NamespaceQueue, QueuePairOptions, QueueSizes, Rings, State, arm,
+    ArmResult, Controller, ControllerError, ControllerOptions, ControllerState, Event,
+    FastPathOptions, NamespaceQueue, QueuePairOptions, QueueSizes, RingTransport, arm_interrupt,
 };
 
 use crate::event_trace::{TraceKind, digest_bytes};
@@ -50,7 +50,7 @@ pub struct SimHostOptions {
 /// A queue pair and its namespace.
 struct HostQueue {
     id: u16,
-    queue: NamespaceQueue<Rings<SimDma, SimDoorbell>>,
+    queue: NamespaceQueue<RingTransport<SimDma, SimDoorbell>>,
     /// Sleeping until its interrupt vector is signaled.
     is_asleep: bool,
     /// The queue pair is deleted: no new requests are submitted.
@@ -118,7 +118,7 @@ impl SimHost {
     }
 
     /// State of the driver.
-    pub fn driver_state(&self) -> State {
+    pub fn driver_state(&self) -> ControllerState {
         self.controller.state()
     }
 
@@ -143,7 +143,7 @@ impl SimHost {
 
     /// Creates the queue pairs again if none is left.
     pub fn recreate_queue_pairs(&mut self, now: Instant) {
-        if self.queue_pair_count() == 0 && self.driver_state() == State::Ready {
+        if self.queue_pair_count() == 0 && self.driver_state() == ControllerState::Ready {
             self.create_queue_pairs(now);
         }
     }
@@ -156,7 +156,7 @@ impl SimHost {
     /// Whether the controller is ready and all queue pair requests have completed.
     pub fn is_ready(&self) -> bool {
         let is_started = self.driver_events.contains(&Event::Ready);
-        is_started && self.driver_state() == State::Ready && self.judged >= self.requested
+        is_started && self.driver_state() == ControllerState::Ready && self.judged >= self.requested
     }
 
     /// One iteration of the host thread.
@@ -190,11 +190,10 @@ impl SimHost {
         if self.saboteur.is_oversleeping() {
             return NextWakeup::default();
         }
-        let queues = self
-            .queues
-            .iter()
-            .fold(NextWakeup::default(), |earliest, queue| earliest.or_at(queue.queue.wake_at()));
-        queues.or_at(self.controller.wake_at())
+        let queues = self.queues.iter().fold(NextWakeup::default(), |earliest, queue| {
+            earliest.with_wakeup_at(queue.queue.wake_at())
+        });
+        queues.with_wakeup_at(self.controller.wake_at())
     }
 
     /// Drops the queue pairs.
@@ -217,7 +216,7 @@ impl SimHost {
                 self.queues.iter_mut().filter(of).for_each(|queue| queue.is_leaving = true);
             }
             Event::NamespaceResized { id: NSID, to_blocks, .. } => {
-                self.queues.iter_mut().for_each(|queue| queue.queue.resize(*to_blocks));
+                self.queues.iter_mut().for_each(|queue| queue.queue.set_block_count(*to_blocks));
             }
             _ => {}
         }
@@ -270,8 +269,9 @@ impl SimHost {
         }
         for queue in &mut self.queues {
             let (bus, bit) = (&self.bus, 1_u64 << queue.id);
-            let armed =
-                arm(queue.queue.queue_mut(), || bus.with_state(|state| state.interrupts &= !bit));
+            let armed = arm_interrupt(queue.queue.queue_mut(), || {
+                bus.with_state(|state| state.interrupts &= !bit)
+            });
             queue.is_asleep = armed == ArmResult::Armed;
         }
     }

@@ -137,17 +137,17 @@ impl SimMedium {
     }
 
     /// Number of executed requests.
-    pub fn completed_operations(&self) -> u64 {
+    pub fn completed_request_count(&self) -> u64 {
         self.lock().done
     }
 
     /// Number of requests in flight.
-    pub fn in_flight_requests(&self) -> usize {
+    pub fn in_flight_count(&self) -> usize {
         self.lock().under_way.len()
     }
 
     /// Cuts the power after a number of executed requests.
-    pub fn cut_power_after(&self, done: u64) {
+    pub fn cut_power_after_requests(&self, done: u64) {
         self.lock().cut_after = Some(done);
     }
 
@@ -186,7 +186,7 @@ impl SimMedium {
     }
 
     /// Discards all requests in flight, at the end of a run.
-    pub fn detach_channels(&self) {
+    pub fn discard_in_flight(&self) {
         let mut state = self.lock();
         state.is_dismantled = true;
         state.under_way.clear();
@@ -286,7 +286,7 @@ impl MediumState {
         let (shortest, longest) = self.options.latency;
         let spread = self.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
         let mut due = now.after(Span { ns: shortest.ns + spread });
-        match self.next_due_fault(request.operation, |fault| {
+        match self.take_due_fault(request.operation, |fault| {
             matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
         }) {
             Some(MediumFault::Stall) => due = Instant::NEVER,
@@ -319,7 +319,7 @@ impl MediumState {
         if operation != Operation::Flush && end.is_none_or(|end| end > self.limits.block_count) {
             return IoStatus::LBA_OUT_OF_RANGE;
         }
-        let struck = self.next_due_fault(operation, |fault| {
+        let struck = self.take_due_fault(operation, |fault| {
             !matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
         });
         if let Some(MediumFault::Fail(status)) = struck {
@@ -464,7 +464,7 @@ impl MediumState {
         }
     }
 
-    fn next_due_fault(
+    fn take_due_fault(
         &mut self,
         operation: Operation,
         is_wanted: impl Fn(&MediumFault) -> bool,

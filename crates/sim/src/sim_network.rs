@@ -15,7 +15,7 @@
 
 mod link_direction;
 mod sim_stream;
-pub mod stream_conformance;
+pub mod stream_conformance_tests;
 mod zero_copy_tracker;
 
 use std::fmt;
@@ -49,12 +49,12 @@ pub struct NetworkOptions {
 /// Control of the network between two ends: advances the time and injects faults. Cheap to clone.
 #[derive(Clone)]
 pub struct SimNetwork {
-    shared: Arc<Mutex<SimLink>>,
+    shared: Arc<Mutex<SimNetworkState>>,
 }
 
 /// Direction of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkSide {
+pub enum LinkTransferDirection {
     /// From the first end to the second.
     Upstream,
     /// From the second end to the first.
@@ -62,7 +62,7 @@ pub enum LinkSide {
 }
 
 /// State of both directions, and the time.
-struct SimLink {
+struct SimNetworkState {
     now: Instant,
     lines: [LinkDirection; 2],
     /// Sent memory that is not released, by direction.
@@ -108,64 +108,67 @@ pub fn connected_pair(
     let mut unreleased = || ZeroCopyTracker::new(release_lag, release_jitter, random.fork());
     let unreleased = [unreleased(), unreleased()];
     let now = Instant { ns: 1_000_000 };
-    let cables = SimLink { now, lines, unreleased, cut: None, gone: [false; 2] };
+    let cables = SimNetworkState { now, lines, unreleased, cut: None, gone: [false; 2] };
     let network = SimNetwork { shared: Arc::new(Mutex::new(cables)) };
     let (inbox_bytes, copied_below) = (options.inbox_bytes, options.copied_below);
     let end =
         |sends, memory| SimStream::new(network.clone(), sends, memory, inbox_bytes, copied_below);
-    let ends = (end(LinkSide::Upstream, first), end(LinkSide::Downstream, second));
+    let ends = (
+        end(LinkTransferDirection::Upstream, first),
+        end(LinkTransferDirection::Downstream, second),
+    );
     (ends.0, ends.1, network)
 }
 
 impl SimNetwork {
     /// Current time of the network.
     pub fn now(&self) -> Instant {
-        self.live_links().now
+        self.lock_state().now
     }
 
     /// Advances the time. It never goes back.
     pub fn advance(&self, now: Instant) {
-        let mut cables = self.live_links();
+        let mut cables = self.lock_state();
         cables.now = cables.now.max(now);
-        cables.released_bytes_of(LinkSide::Upstream);
-        cables.released_bytes_of(LinkSide::Downstream);
+        cables.released_bytes_of(LinkTransferDirection::Upstream);
+        cables.released_bytes_of(LinkTransferDirection::Downstream);
     }
 
     /// Time of the next arrival or release.
     pub fn wake_at(&self) -> Instant {
-        let cables = self.live_links();
+        let cables = self.lock_state();
         let [there, back] = &cables.lines;
         there.wake_at(cables.now).min(back.wake_at(cables.now))
     }
 
     /// Breaks the connection now. Data in flight never arrive.
     pub fn cut_links(&self) {
-        self.live_links().cut_link("the network was cut");
+        self.lock_state().cut_link("the network was cut");
     }
 
     /// Injects `fault` in one direction before the next byte arrives.
-    pub fn inject_fault(&self, direction: LinkSide, fault: LinkFault) {
-        self.live_links().lines[direction as usize].inject_fault(fault);
+    pub fn inject_fault(&self, direction: LinkTransferDirection, fault: LinkFault) {
+        self.lock_state().lines[direction as usize].inject_fault(fault);
     }
 
     /// Number of bytes that have arrived.
-    pub fn is_data_available(&self, direction: LinkSide) -> u64 {
-        self.live_links().lines[direction as usize].delivered_bytes()
+    pub fn arrived_byte_count(&self, direction: LinkTransferDirection) -> u64 {
+        self.lock_state().lines[direction as usize].delivered_bytes()
     }
 
     /// Segments whose contents changed after they had arrived, or after the end of the connection:
     /// memory that was reused before it was [`released`](tenmil_base::Stream::released_bytes).
     pub fn changed_unreleased_memory(&self) -> Vec<String> {
-        let cables = self.live_links();
+        let cables = self.lock_state();
         cables.unreleased.iter().flat_map(ZeroCopyTracker::changed_segments).cloned().collect()
     }
 
-    fn live_links(&self) -> MutexGuard<'_, SimLink> {
+    fn lock_state(&self) -> MutexGuard<'_, SimNetworkState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl SimLink {
+impl SimNetworkState {
     fn cut_link(&mut self, by: &'static str) {
         self.cut.get_or_insert(by);
         for line in &mut self.lines {
@@ -174,7 +177,7 @@ impl SimLink {
     }
 
     /// Number of released bytes in a direction.
-    fn released_bytes_of(&mut self, direction: LinkSide) -> u64 {
+    fn released_bytes_of(&mut self, direction: LinkTransferDirection) -> u64 {
         let given = self.lines[direction as usize].delivered_bytes();
         self.unreleased[direction as usize].release_delivered(self.now, given)
     }
@@ -182,7 +185,7 @@ impl SimLink {
 
 impl fmt::Debug for SimNetwork {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cables = self.live_links();
+        let cables = self.lock_state();
         out.debug_struct("Network")
             .field("now", &cables.now)
             .field("lines", &cables.lines)
@@ -191,7 +194,7 @@ impl fmt::Debug for SimNetwork {
     }
 }
 
-impl LinkSide {
+impl LinkTransferDirection {
     /// Opposite direction.
     #[must_use]
     pub fn reverse(self) -> Self {

@@ -42,7 +42,7 @@ pub struct SimPciDevice {
 
 /// Timing of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceOptions {
+pub struct BusTimingOptions {
     /// Shortest and longest time from a write to its arrival.
     pub posting: (Span, Span),
     /// Time without any activity of the device after a write to CC.
@@ -62,7 +62,7 @@ pub struct SimDoorbell {
 
 struct SimDeviceShared {
     function: Option<Box<dyn PciFunctionModel>>,
-    options: DeviceOptions,
+    options: BusTimingOptions,
     random: Random,
     posted: VecDeque<PostedWrite>,
     /// The device is inactive until this time.
@@ -91,7 +91,7 @@ enum MmioStore {
     Doorbell { offset: u32, value: u32 },
 }
 
-impl Default for DeviceOptions {
+impl Default for BusTimingOptions {
     fn default() -> Self {
         Self {
             posting: (Span { ns: 200 }, Span::from_us(2)),
@@ -117,7 +117,7 @@ impl SimPciDevice {
         bus: &SimBus,
         function: Box<dyn PciFunctionModel>,
         medium: SimMedium,
-        options: DeviceOptions,
+        options: BusTimingOptions,
         random: Random,
     ) -> Self {
         let shared = SimDeviceShared {
@@ -195,13 +195,13 @@ impl SimPciDevice {
         let posted = shared.posted.iter().map(|posted| posted.due).min();
         let function = shared.function.as_ref().map_or(Instant::NEVER, |one| one.wake_at(now));
         NextWakeup::default()
-            .or_at(posted.unwrap_or(Instant::NEVER))
-            .or_at(
+            .with_wakeup_at(posted.unwrap_or(Instant::NEVER))
+            .with_wakeup_at(
                 function
-                    .min(self.bus.with_state(|state| state.late_wake_at()))
+                    .min(self.bus.with_state(|state| state.next_deferred_access_at()))
                     .max(shared.asleep_until),
             )
-            .or_at(self.bus.with_state(|state| state.evil.wake_at()))
+            .with_wakeup_at(self.bus.with_state(|state| state.evil.wake_at()))
     }
 
     fn lock(&self) -> MutexGuard<'_, SimDeviceShared> {
@@ -252,7 +252,9 @@ impl SimPciDevice {
         let now = self.bus.now();
         let index = (offset - DOORBELLS) >> (2 + shared.stride_seen);
         let driver_events = match (index % 2, u16::try_from(index / 2)) {
-            (1, Ok(queue)) => self.bus.with_state(|state| state.translate_head(queue, value)),
+            (1, Ok(queue)) => {
+                self.bus.with_state(|state| state.translate_head_doorbell(queue, value))
+            }
             _ => value,
         };
         self.bus.record(TraceKind::Doorbell, [index.into(), value.into(), driver_events.into()]);
@@ -314,18 +316,18 @@ impl SimPciDevice {
             return;
         }
         // A lost write leaves the device in a state that the host does not know.
-        if !self.bus.with_state(|state| state.evil.on_register_write(now)) {
+        if !self.bus.with_state(|state| state.evil.passes_register_write(now)) {
             self.bus.with_state(|state| state.is_misled = true);
             return;
         }
         match offset {
             CC => {
                 let before = core::mem::replace(&mut shared.configuration, low_dword(value));
-                self.note_configuration(&shared, before);
+                self.note_cc_write(&shared, before);
             }
             NSSR if low_dword(value) == SUBSYSTEM_RESET => {
                 let before = core::mem::replace(&mut shared.configuration, 0);
-                self.note_configuration(&shared, before);
+                self.note_cc_write(&shared, before);
             }
             // A 32-bit write changes the low half only.
             ASQ | ACQ => {
@@ -343,17 +345,17 @@ impl SimPciDevice {
         self.post_write(&mut shared, now, MmioStore::Register { offset, value, is_wide });
     }
 
-    fn note_configuration(&self, shared: &SimDeviceShared, before: u32) {
+    fn note_cc_write(&self, shared: &SimDeviceShared, before: u32) {
         let (was_enabled, is_enabled) =
             (Configuration(before).en(), Configuration(shared.configuration).en());
         self.bus.with_state(|state| {
-            state.evil.on_configuration(before, shared.configuration);
+            state.evil.count_cc_transitions(before, shared.configuration);
             if is_enabled && !was_enabled {
                 state.ledger.record_admin_ring(shared.admin_submission);
-                state.completion_queue_created(0, shared.admin_completion);
+                state.record_completion_queue_created(0, shared.admin_completion);
             }
             if was_enabled && !is_enabled {
-                state.handle_disabled();
+                state.handle_controller_disable();
             }
         });
     }
@@ -406,7 +408,8 @@ impl Doorbell for SimDoorbell {
         let device = &self.device;
         let now = device.bus.now();
         let mut shared = device.lock();
-        if device.bus.with_state(|state| state.evil.on_register_write(now)) && shared.is_powered {
+        if device.bus.with_state(|state| state.evil.passes_register_write(now)) && shared.is_powered
+        {
             device.post_write(&mut shared, now, MmioStore::Doorbell { offset: self.at, value });
         }
     }
@@ -423,7 +426,7 @@ mod tests {
 
     use tenmil_base::{Doorbell, Instant, Mmio, Random};
 
-    use super::{DeviceOptions, PciFunctionModel, SimPciDevice};
+    use super::{BusTimingOptions, PciFunctionModel, SimPciDevice};
     use crate::fault_injector::{Fault, FaultInjector, PlannedFault, lies};
     use crate::sim_bus::SimBus;
     use crate::sim_medium::{MediumOptions, SimMedium};
@@ -469,7 +472,7 @@ mod tests {
         let medium = SimMedium::new(&bus, MediumOptions::default(), Random::new(2));
         let plain = Plain::default();
         let log = Arc::clone(&plain.log);
-        let options = DeviceOptions::default();
+        let options = BusTimingOptions::default();
         let device = SimPciDevice::new(&bus, Box::new(plain), medium, options, Random::new(3));
         (bus, device, log)
     }

@@ -7,7 +7,7 @@
 //! ```
 
 use tenmil_base::{Durability, Instant, Random, Span};
-use tenmil_nvme_host::{ControllerError, State};
+use tenmil_nvme_host::{ControllerError, ControllerState};
 
 use crate::controller_function::{ControllerFunction, FunctionOptions};
 use crate::data_oracle::DataOracle;
@@ -17,7 +17,7 @@ use crate::injected_bug::InjectedBug;
 use crate::sim_bus::SimBus;
 use crate::sim_host::{SimHost, SimHostOptions, WorkloadPhase};
 use crate::sim_medium::{MediumOptions, SimMedium};
-use crate::sim_pci_device::{DeviceOptions, SimPciDevice};
+use crate::sim_pci_device::{BusTimingOptions, SimPciDevice};
 use crate::violation::Violation;
 use crate::workload::{DataLayout, OperationMix, Workload, WorkloadProfile};
 
@@ -29,7 +29,7 @@ pub struct WorldOptions {
     /// Options of the host.
     pub host: SimHostOptions,
     /// Options of the bus and the registers.
-    pub device: DeviceOptions,
+    pub device: BusTimingOptions,
     /// Options of the controller.
     pub function: FunctionOptions,
     /// Options of the medium.
@@ -91,7 +91,7 @@ impl Default for WorldOptions {
         Self {
             seed: 1,
             host: SimHostOptions::default(),
-            device: DeviceOptions::default(),
+            device: BusTimingOptions::default(),
             function: FunctionOptions::default(),
             medium: MediumOptions::default(),
             plan: Vec::new(),
@@ -155,13 +155,18 @@ impl Simulation {
     }
 
     /// State of the driver. `None` without a host.
-    pub fn state(&self) -> Option<State> {
+    pub fn driver_state(&self) -> Option<ControllerState> {
         self.host.as_ref().map(SimHost::driver_state)
     }
 
     /// Whether the driver has given up the controller or has shut it down.
-    pub fn has_ended(&self) -> bool {
-        matches!(self.state(), None | Some(State::Dead | State::Removed | State::ShutDown))
+    pub fn has_driver_ended(&self) -> bool {
+        matches!(
+            self.driver_state(),
+            None | Some(
+                ControllerState::Dead | ControllerState::Removed | ControllerState::ShutDown
+            )
+        )
     }
 
     /// Runs the world until `is_done`, for at most `bound`. Returns whether it was done in time.
@@ -182,7 +187,7 @@ impl Simulation {
         // advance while there is progress. Only an iteration without progress jumps to the next
         // wake-up.
         loop {
-            let before = self.progress();
+            let before = self.progress_count();
             self.run_iteration(work);
             if let Some(failure) = self.bus.with_state(|state| state.failures.first().cloned()) {
                 return Err(failure);
@@ -191,7 +196,7 @@ impl Simulation {
                 return Ok(true);
             }
             let now = self.bus.now();
-            if self.progress() != before {
+            if self.progress_count() != before {
                 (turns, spin, restless_since) = (turns + 1, SPIN_MIN, None);
                 if turns > ITERATIONS_MAX {
                     return Err(Violation::Spinning { at: now, turns });
@@ -246,7 +251,7 @@ impl Simulation {
         TimeBounds { attach, completion: recovery, recovery, shutdown }
     }
 
-    fn progress(&self) -> u64 {
+    fn progress_count(&self) -> u64 {
         self.bus.with_state(|state| state.trace.progress_count())
     }
 
@@ -287,7 +292,7 @@ impl Drop for Simulation {
     /// are discarded.
     fn drop(&mut self) {
         self.bus.record(TraceKind::Harness, [0, 0, 0]);
-        self.medium.detach_channels();
+        self.medium.discard_in_flight();
         self.host = None;
         self.device.drop_controller();
     }
@@ -299,7 +304,7 @@ const SLACK: Span = Span::from_ms(100);
 
 #[cfg(test)]
 mod tests {
-    use tenmil_nvme_host::{Event, ShutdownNotification, State};
+    use tenmil_nvme_host::{ControllerState, Event, ShutdownNotification};
 
     use super::{Simulation, WorldOptions};
     use crate::sim_host::{SimHost, WorkloadPhase};
@@ -324,8 +329,8 @@ mod tests {
         );
         let now = world.bus.now();
         let host = world.host.as_mut().unwrap();
-        host.driver().shut_down(now, ShutdownNotification::Normal).unwrap();
-        let is_down = |world: &Simulation| world.state() == Some(State::ShutDown);
+        host.driver().start_shutdown(now, ShutdownNotification::Normal).unwrap();
+        let is_down = |world: &Simulation| world.driver_state() == Some(ControllerState::ShutDown);
         assert_eq!(
             world.run_until(WorkloadPhase::Drain, bounds.shutdown, is_down),
             Ok(true),

@@ -7,7 +7,7 @@
 //! ```
 
 use tenmil_base::Span;
-use tenmil_nvme_host::{Event, ShutdownNotification, State};
+use tenmil_nvme_host::{ControllerState, Event, ShutdownNotification};
 
 use crate::controller_function::ControllerFunction;
 use crate::fault_injector::{PlannedFault, TriggerCounters};
@@ -89,7 +89,7 @@ pub struct RunRecord {
     /// Counts of requests while faults were on.
     pub counts: RequestCounts,
     /// State of the driver when the faults stopped.
-    pub state: Option<State>,
+    pub state: Option<ControllerState>,
     /// Number of queue pairs at that time.
     pub queues: usize,
     /// Device accesses that were rejected.
@@ -146,11 +146,11 @@ impl TestRun {
             RunStep::Work => self.run_workload(),
             RunStep::WorkPartly(count) => self.run_workload_for(count),
             RunStep::Request(wish) => {
-                self.submit_only(wish);
+                self.submit_owner_action(wish);
                 Ok(())
             }
             RunStep::Arm(mischief) => {
-                self.world.bus.with_state(|state| state.evil.arm(mischief));
+                self.world.bus.with_state(|state| state.evil.add_planned_fault(mischief));
                 Ok(())
             }
             RunStep::StopFaults => {
@@ -175,7 +175,9 @@ impl TestRun {
                 Ok(())
             }
             RunStep::CutPowerAfter(count) => {
-                self.world.medium.cut_power_after(self.world.medium.completed_operations() + count);
+                self.world
+                    .medium
+                    .cut_power_after_requests(self.world.medium.completed_request_count() + count);
                 Ok(())
             }
             RunStep::RestorePower => self.restore_power(),
@@ -189,13 +191,14 @@ impl TestRun {
         }
         let bound = self.world.time_bounds().attach;
         let is_settled = |world: &Simulation| {
-            world.host.as_ref().is_some_and(SimHost::is_ready) || world.has_ended()
+            world.host.as_ref().is_some_and(SimHost::is_ready) || world.has_driver_ended()
         };
         if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.timed_out("a verdict on the controller", bound);
+            return self.timeout_violation("a verdict on the controller", bound);
         }
-        if self.world.has_ended() {
-            let why = self.world.host.as_ref().and_then(|host| end_reason(host.driver_events()));
+        if self.world.has_driver_ended() {
+            let why =
+                self.world.host.as_ref().and_then(|host| driver_end_reason(host.driver_events()));
             self.record.refused.get_or_insert(why.unwrap_or_default());
         }
         Ok(())
@@ -208,7 +211,7 @@ impl TestRun {
         let bound = Span { ns: self.world.time_bounds().recovery.ns * 4 };
         let is_over = |world: &Simulation| {
             let is_abandoned =
-                world.has_ended() || !world.device.is_powered() || !has_queues(world);
+                world.has_driver_ended() || !world.device.is_powered() || !has_queues(world);
             world.workload.is_done() || is_abandoned && world.workload.outstanding_requests() == 0
         };
         if !self.world.run_until(WorkloadPhase::Submit, bound, is_over)? {
@@ -226,7 +229,7 @@ impl TestRun {
         let is_enough = |world: &Simulation| {
             world.workload.request_counts().submitted >= wanted
                 || world.workload.is_done()
-                || world.has_ended()
+                || world.has_driver_ended()
                 || !world.medium.is_powered()
                 || !has_queues(world)
         };
@@ -236,7 +239,7 @@ impl TestRun {
         Ok(())
     }
 
-    fn submit_only(&mut self, wish: OwnerAction) {
+    fn submit_owner_action(&mut self, wish: OwnerAction) {
         let now = self.world.bus.now();
         let Some(host) = &mut self.world.host else { return };
         let controller = host.driver();
@@ -246,9 +249,9 @@ impl TestRun {
             OwnerAction::Reset => controller.reset(now),
             OwnerAction::ResetSubsystem => controller.reset_subsystem(now),
             OwnerAction::DeleteQueuePair => controller.delete_queue_pair(now, 1),
-            OwnerAction::ShutDown => controller.shut_down(now, ShutdownNotification::Normal),
+            OwnerAction::ShutDown => controller.start_shutdown(now, ShutdownNotification::Normal),
             OwnerAction::ShutDownAbruptly => {
-                controller.shut_down(now, ShutdownNotification::Abrupt)
+                controller.start_shutdown(now, ShutdownNotification::Abrupt)
             }
         };
     }
@@ -256,7 +259,7 @@ impl TestRun {
     fn stop_faults(&mut self) {
         self.has_repented = true;
         self.record_counts();
-        self.record.state = self.world.state();
+        self.record.state = self.world.driver_state();
         self.record.queues = self.world.host.as_ref().map_or(0, SimHost::queue_pair_count);
         self.world.bus.with_state(|state| state.evil.stop_faults());
         self.world.medium.stop_faults();
@@ -266,12 +269,13 @@ impl TestRun {
         // A dropped completion shows only when its command times out.
         self.world.run_until(WorkloadPhase::Drain, SETTLE, |_| false)?;
         let bound = self.world.time_bounds().recovery;
-        let is_settled =
-            |world: &Simulation| world.has_ended() || world.state() == Some(State::Ready);
+        let is_settled = |world: &Simulation| {
+            world.has_driver_ended() || world.driver_state() == Some(ControllerState::Ready)
+        };
         if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.timed_out("a controller that works or is given up", bound);
+            return self.timeout_violation("a controller that works or is given up", bound);
         }
-        if self.world.has_ended() && !self.is_removed() {
+        if self.world.has_driver_ended() && !self.is_removed() {
             self.reattach()?;
         }
         let now = self.world.bus.now();
@@ -279,10 +283,10 @@ impl TestRun {
             host.recreate_queue_pairs(now);
         }
         let is_settled = |world: &Simulation| {
-            world.has_ended() || world.host.as_ref().is_some_and(|host| host.is_ready())
+            world.has_driver_ended() || world.host.as_ref().is_some_and(|host| host.is_ready())
         };
         if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.timed_out("queue pairs, or their refusal", bound);
+            return self.timeout_violation("queue pairs, or their refusal", bound);
         }
         Ok(())
     }
@@ -310,15 +314,15 @@ impl TestRun {
     }
 
     fn read_back_all(&mut self) -> Result<(), Violation> {
-        if !self.has_queues() || self.world.has_ended() {
+        if !self.has_queues() || self.world.has_driver_ended() {
             return Ok(());
         }
         self.world.workload.read_back_written_blocks();
-        self.require_success("reads of what was written")
+        self.run_workload_without_errors("reads of what was written")
     }
 
     fn restart_workload(&mut self) -> Result<(), Violation> {
-        if !self.has_queues() || self.world.has_ended() {
+        if !self.has_queues() || self.world.has_driver_ended() {
             return Ok(());
         }
         let profile = self.world.options().profile;
@@ -337,10 +341,10 @@ impl TestRun {
             }
         }
         self.world.workload.restart(profile);
-        self.require_success("requests to an honest device")
+        self.run_workload_without_errors("requests to an honest device")
     }
 
-    fn require_success(&mut self, what: &str) -> Result<(), Violation> {
+    fn run_workload_without_errors(&mut self, what: &str) -> Result<(), Violation> {
         let before = self.world.workload.request_counts();
         // Each request has a limit of its own; this one covers all of them one after the other.
         let bound = Span { ns: self.world.time_bounds().recovery.ns * 8 };
@@ -360,7 +364,7 @@ impl TestRun {
     }
 
     fn shut_down(&mut self) -> Result<(), Violation> {
-        if self.world.state() != Some(State::Ready) {
+        if self.world.driver_state() != Some(ControllerState::Ready) {
             return Ok(());
         }
         self.await_shutdown(true)
@@ -369,19 +373,21 @@ impl TestRun {
     /// Waits for a requested shutdown. A request that was rejected during a reset is repeated.
     fn await_shutdown(&mut self, must_be_clean: bool) -> Result<(), Violation> {
         let bounds = self.world.time_bounds();
-        if self.world.state() == Some(State::Resetting) {
-            let is_settled =
-                |world: &Simulation| world.has_ended() || world.state() == Some(State::Ready);
+        if self.world.driver_state() == Some(ControllerState::Resetting) {
+            let is_settled = |world: &Simulation| {
+                world.has_driver_ended() || world.driver_state() == Some(ControllerState::Ready)
+            };
             if !self.world.run_until(WorkloadPhase::Drain, bounds.recovery, is_settled)? {
-                return self.timed_out("a controller that works or is given up", bounds.recovery);
+                return self
+                    .timeout_violation("a controller that works or is given up", bounds.recovery);
             }
         }
-        if self.world.state() == Some(State::Ready) {
-            self.submit_only(OwnerAction::ShutDown);
+        if self.world.driver_state() == Some(ControllerState::Ready) {
+            self.submit_owner_action(OwnerAction::ShutDown);
         }
         let bound = bounds.shutdown;
-        if !self.world.run_until(WorkloadPhase::Drain, bound, Simulation::has_ended)? {
-            return self.timed_out("a controller that is shut down", bound);
+        if !self.world.run_until(WorkloadPhase::Drain, bound, Simulation::has_driver_ended)? {
+            return self.timeout_violation("a controller that is shut down", bound);
         }
         let clean = Event::ShutDown { is_clean: true };
         let is_clean =
@@ -403,7 +409,7 @@ impl TestRun {
 
     fn restore_power(&mut self) -> Result<(), Violation> {
         self.world.device.poll_device();
-        self.world.workload.power_cut();
+        self.world.workload.handle_power_cut();
         self.world.medium.restore_power();
         let function = ControllerFunction::new(
             &self.world.bus,
@@ -443,7 +449,7 @@ impl TestRun {
         if !self.has_repented {
             self.stop_faults();
         }
-        if self.world.host.is_some() && !self.world.has_ended() {
+        if self.world.host.is_some() && !self.world.has_driver_ended() {
             self.await_shutdown(false)?;
         }
         self.release_controller()?;
@@ -464,12 +470,12 @@ impl TestRun {
         self.record_events();
         let mut record = self.record;
         record.longest_completion = self.world.workload.longest_completion();
-        record.medium_done = self.world.medium.completed_operations();
+        record.medium_done = self.world.medium.completed_request_count();
         self.world.bus.with_state(|state| {
             record.hash = state.trace.running_hash();
             record.events = state.trace.record_count();
             record.blocked = state.iommu.blocked;
-            record.faults = state.evil.applied_faults();
+            record.faults = state.evil.applied_fault_count();
             record.counters = state.evil.trigger_counters();
             if let Err(failure) = ended {
                 record.tail = state.trace.last_records(TAIL);
@@ -500,8 +506,8 @@ impl TestRun {
             || !self.world.device.is_powered()
     }
 
-    fn timed_out(&self, what: &str, bound: Span) -> Result<(), Violation> {
-        let found = format!("{:?}", self.world.state());
+    fn timeout_violation(&self, what: &str, bound: Span) -> Result<(), Violation> {
+        let found = format!("{:?}", self.world.driver_state());
         Err(Violation::Expectation { expected: format!("{what} within {bound}"), found })
     }
 
@@ -512,7 +518,7 @@ impl TestRun {
                     (self.world.workload.outstanding_requests(), self.world.bus.now());
                 Err(Violation::NeverCompleted { token, count, at })
             }
-            None => self.timed_out("a controller that takes requests", bound),
+            None => self.timeout_violation("a controller that takes requests", bound),
         }
     }
 }
@@ -528,7 +534,7 @@ const REPORTS_MAX: u32 = 16;
 /// Lines of the trace that are kept after a violation.
 const TAIL: usize = 80;
 
-fn end_reason(driver_events: &[Event]) -> Option<String> {
+fn driver_end_reason(driver_events: &[Event]) -> Option<String> {
     driver_events.iter().rev().find_map(|event| match event {
         Event::Dead(error) => Some(error.to_string()),
         Event::Removed => Some("removed".to_owned()),

@@ -211,7 +211,7 @@ impl Workload {
             }
             self.left -= 1;
         }
-        backend.flush();
+        backend.flush_submissions();
     }
 
     /// Switches to reads of every block that was ever written, and nothing after them.
@@ -248,7 +248,7 @@ impl Workload {
     }
 
     /// Discards all outstanding requests after a power cut.
-    pub fn power_cut(&mut self) {
+    pub fn handle_power_cut(&mut self) {
         self.oracle.record_power_cut();
         self.bus.with_state(|state| state.ledger.record_device_stop());
         for (token, flight) in core::mem::take(&mut self.outstanding) {
@@ -302,7 +302,7 @@ impl Workload {
         let len_bytes = u32::try_from(count).unwrap_or(0) * self.block_size;
         let buffer = match direction {
             None => None,
-            Some(_) => match self.take_buffer(len_bytes) {
+            Some(_) => match self.allocate_buffer(len_bytes) {
                 None => return false,
                 some => some,
             },
@@ -313,7 +313,7 @@ impl Workload {
         if let (Some(buffer), Some(direction)) = (buffer, direction) {
             self.fill_buffer(token, operation, buffer);
             segments = self.split_data(buffer.data);
-            self.submit_to_device(token, buffer, direction);
+            self.mark_buffer_in_use(token, buffer, direction);
         }
         let request = Request {
             token,
@@ -346,25 +346,25 @@ impl Workload {
     fn draw_flags(&mut self, operation: Operation) -> RequestFlags {
         // FUA is derived from the token, so that the model knows it before the submission.
         match operation {
-            Operation::Write if self.is_forced(self.next_token) => RequestFlags::FUA,
+            Operation::Write if self.has_fua(self.next_token) => RequestFlags::FUA,
             Operation::WriteZeroes if self.next_token.is_multiple_of(3) => RequestFlags::DEALLOCATE,
             _ => RequestFlags::NONE,
         }
     }
 
-    fn is_forced(&self, token: u64) -> bool {
+    fn has_fua(&self, token: u64) -> bool {
         matches!(self.profile.mix, OperationMix::Flushes | OperationMix::Everything)
             && token.is_multiple_of(7)
     }
 
     fn inform_oracle(&mut self, token: u64, operation: Operation, blocks: &Range<u64>) {
-        let is_forced = self.is_forced(token) && operation == Operation::Write;
+        let is_forced = self.has_fua(token) && operation == Operation::Write;
         match (operation, write_effect(operation)) {
-            (Operation::Read, _) => self.oracle.read_submitted(token, blocks.clone()),
-            (Operation::Flush, _) => self.oracle.flush_submitted(token),
+            (Operation::Read, _) => self.oracle.record_read_submitted(token, blocks.clone()),
+            (Operation::Flush, _) => self.oracle.record_flush_submitted(token),
             (Operation::Copy | Operation::WriteUncorrectable, _) | (_, None) => {}
             (_, Some(leaves)) => {
-                self.oracle.write_submitted(token, blocks.clone(), leaves, is_forced);
+                self.oracle.record_write_submitted(token, blocks.clone(), leaves, is_forced);
             }
         }
     }
@@ -388,7 +388,7 @@ impl Workload {
         }
     }
 
-    fn submit_to_device(&self, token: u64, buffer: WorkloadBuffer, direction: DataDirection) {
+    fn mark_buffer_in_use(&self, token: u64, buffer: WorkloadBuffer, direction: DataDirection) {
         if let Some(iova) = self.bus.iova_of(buffer.pages) {
             let len_bytes = u64::from(buffer.pages.len_bytes);
             self.bus.with_state(|state| {
@@ -397,7 +397,7 @@ impl Workload {
         }
     }
 
-    fn take_buffer(&mut self, len_bytes: u32) -> Option<WorkloadBuffer> {
+    fn allocate_buffer(&mut self, len_bytes: u32) -> Option<WorkloadBuffer> {
         let offset = match self.profile.pieces {
             DataLayout::Offset => {
                 let drawn = self.random.below(u64::from(PAGE) / OFFSET_UNIT) * OFFSET_UNIT;
@@ -415,7 +415,7 @@ impl Workload {
     fn fill_buffer(&mut self, token: u64, operation: Operation, buffer: WorkloadBuffer) {
         let mut bytes = vec![0xa5; buffer.data.len_bytes as usize];
         if operation == Operation::Write {
-            self.oracle.next_stamp(token, &mut bytes);
+            self.oracle.fill_with_stamps(token, &mut bytes);
         }
         // Cannot fail: the memory was just allocated.
         let _ = self.dma.store(buffer.data, &bytes);
@@ -474,15 +474,15 @@ impl Workload {
                 let is_evidence = is_success && !self.bus.with_state(|state| state.is_scribbled);
                 self.counts.verified += u64::from(is_evidence);
                 let bytes = is_evidence.then_some(&bytes[..]);
-                let looked = self.oracle.read_ended(token, bytes);
+                let looked = self.oracle.verify_read_data(token, bytes);
                 looked.map_err(|complaint| Violation::Data { token, complaint })
             }
             (Operation::Flush, _) => {
-                self.oracle.flush_ended(token, is_success);
+                self.oracle.record_flush_ended(token, is_success);
                 Ok(())
             }
             _ => {
-                self.oracle.write_ended(token, is_success);
+                self.oracle.record_write_ended(token, is_success);
                 Ok(())
             }
         }

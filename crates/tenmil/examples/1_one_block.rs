@@ -5,13 +5,13 @@ use tenmil::{Access, Error, Runtime};
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     // One reactor thread per core. Reactors poll while there is work and sleep otherwise.
     let rt = Runtime::new()?;
-    let text = rt.block_on(one_block(&rt))?;
+    let text = rt.block_on(write_and_read_one_block(&rt))?;
     assert_eq!(&text, b"ten million");
     println!("block 7 holds: {}", text.escape_ascii());
     Ok(())
 }
 
-async fn one_block(rt: &Runtime) -> Result<[u8; 11], Error> {
+async fn write_and_read_one_block(rt: &Runtime) -> Result<[u8; 11], Error> {
     // An emulated SSD, which needs no hardware. Other devices are opened by URI as well, such as
     // `file:/var/tmp/disk`, `tcp://…` or `pcie:…`.
     let device = rt.open("emu:ram", Access::ReadWrite).await?;

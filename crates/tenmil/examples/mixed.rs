@@ -60,7 +60,7 @@ async fn write_until(
 }
 
 /// Runs one part of the test, and prints the latencies of the readers and the rate of the writer.
-fn run_part(
+fn run_load_part(
     rt: &Runtime,
     device: &Device,
     time: Duration,
@@ -96,8 +96,8 @@ fn run_part(
 pub(crate) fn run_mixed_load(uri: &str, time: Duration) -> Result<(), Box<dyn Error>> {
     let rt = Runtime::new()?;
     let device = rt.block_on(rt.open(uri, Access::ReadWrite))?;
-    run_part(&rt, &device, time, 0)?;
-    run_part(&rt, &device, time, WRITES)
+    run_load_part(&rt, &device, time, 0)?;
+    run_load_part(&rt, &device, time, WRITES)
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use tenmil_linux::event_loop::in_event_loop;
+use tenmil_linux::event_loop::is_in_event_loop;
 use tenmil_linux::thread_pool::BlockingTask;
 
 thread_local! {
@@ -36,8 +36,8 @@ pub(crate) fn blocking_task(
 }
 
 /// Whether the current thread may wait for reactors and for the threads of a pool.
-pub(crate) fn is_wait_allowed() -> bool {
-    !in_event_loop() && !IN_TASK.get()
+pub(crate) fn may_block() -> bool {
+    !is_in_event_loop() && !IN_TASK.get()
 }
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ mod tests {
 
     use tenmil_linux::thread_pool::ThreadPool;
 
-    use super::{blocking_task, is_wait_allowed};
+    use super::{blocking_task, may_block};
 
     #[test]
     fn pool_thread_must_not_block_during_a_task() {
@@ -54,12 +54,12 @@ mod tests {
         let (send, may) = channel();
         pool.submit(blocking_task("panics", || panic!("on purpose"))).unwrap();
         let found = send.clone();
-        pool.submit(blocking_task("asks", move || found.send(is_wait_allowed()).unwrap())).unwrap();
+        pool.submit(blocking_task("asks", move || found.send(may_block()).unwrap())).unwrap();
         let outside = tenmil_linux::thread_pool::BlockingTask::new("outside", move || {
-            send.send(is_wait_allowed()).unwrap();
+            send.send(may_block()).unwrap();
         });
         pool.submit(outside).unwrap();
         assert_eq!([may.recv().unwrap(), may.recv().unwrap()], [false, true]);
-        assert!(is_wait_allowed());
+        assert!(may_block());
     }
 }

@@ -43,7 +43,7 @@ pub use buffer::Buffer;
 pub(crate) use buffer::BufferPool;
 use device_poller::DevicePoller;
 pub use error::{IoError, IoErrorKind};
-use operation_slots::{CLOSE_TOKEN, DeviceState};
+use operation_slots::{CLOSE_TOKEN, SharedDeviceState};
 use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 
 /// An open block device. Clones refer to the same device, which is closed when the last one has been
@@ -78,7 +78,7 @@ pub struct Device(Arc<DeviceHandleInner>);
 
 /// State shared by all clones of a handle.
 struct DeviceHandleInner {
-    shared: Arc<DeviceState>,
+    shared: Arc<SharedDeviceState>,
     closed: Weak<CloseNotifier>,
     /// Claim that an export shares. None after the device has been closed.
     claim: Weak<DeviceClaim>,
@@ -140,8 +140,8 @@ impl Device {
         let thread = &home.thread;
         let refuse = |why: &dyn fmt::Display| Error::environment(format!("attach '{name}': {why}"));
         let woken_by = wake_sources_of(&*channel).map_err(|error| refuse(&error))?;
-        let is_done_by_kernel = channel.is_kernel_io();
-        let (shared, incoming) = DeviceState::new(thread, name, channel.limits(), buffers);
+        let is_done_by_kernel = channel.is_done_by_local_kernel();
+        let (shared, incoming) = SharedDeviceState::new(thread, name, channel.limits(), buffers);
         let shared = Arc::new(shared);
         let (state, notifier) = (Arc::clone(&shared), Arc::downgrade(&closed));
         let hold = DeviceHandleInner { shared: state, closed: notifier, claim, home: home.clone() };
@@ -267,7 +267,7 @@ impl Device {
     /// ```
     pub fn close(self) -> impl Future<Output = ()> + Send + use<> {
         let Some(closed) = self.0.closed.upgrade() else {
-            return CloseFuture(OneshotReceiver::ready(()));
+            return CloseFuture(OneshotReceiver::already_complete(()));
         };
         let (promise, later) = oneshot();
         closed.0.lock().unwrap_or_else(PoisonError::into_inner).push(promise);
@@ -319,7 +319,7 @@ impl Device {
         if self.is_removed() { None } else { self.0.claim.upgrade() }
     }
 
-    fn device_state(&self) -> &DeviceState {
+    fn device_state(&self) -> &SharedDeviceState {
         &self.0.shared
     }
 }

@@ -17,7 +17,7 @@ use tenmil_base::{
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{
-    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevOptions, BounceMemory,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevOptions, BounceBufferAllocator,
     ClaimConflict, ClaimError,
 };
 use tenmil_dma::RegionTable;
@@ -132,7 +132,8 @@ impl OpenDevices {
             Arc::new(descriptor.map_err(|why| claim_conflict_error(name, access, &why))?);
         let refuse = |why: Error| with_device_name("open", name, &why);
         let chunk_bytes = CHUNK_BYTES.max(descriptor.limits().block_size.next_power_of_two());
-        let memory = BounceMemory::new(&self.regions, chunk_bytes, CHUNKS).map_err(refuse)?;
+        let memory =
+            BounceBufferAllocator::new(&self.regions, chunk_bytes, CHUNKS).map_err(refuse)?;
         let (shared, options) = (Arc::clone(&descriptor), AdaptationOptions::default());
         let adapted = AdaptedDevice::new(&open.device, shared, memory, options).map_err(refuse)?;
         let channel = adapted.channel().map_err(refuse)?;
@@ -163,7 +164,7 @@ impl OpenDevices {
             kinds: KINDS,
         };
         // A refused opening leaves no file behind that it has created.
-        let opened = tenmil_linux::storage_file::commit_if_ok(|| {
+        let opened = tenmil_linux::storage_file::create_files_if_ok(|| {
             opener.open(if is_read_only { &to_read } else { uri })
         });
         let opened = opened.map_err(|why| with_device_name("open", name, &why))?;
@@ -246,8 +247,8 @@ impl IoChannel for ChannelLease {
         self.channel().submit(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.channel().flush();
+    fn flush_submissions(&mut self) {
+        self.channel().flush_submissions();
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {

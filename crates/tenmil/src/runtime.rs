@@ -225,7 +225,7 @@ impl Runtime {
     /// If it is called on a reactor, which must not wait.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
-            !tenmil_linux::event_loop::in_event_loop(),
+            !tenmil_linux::event_loop::is_in_event_loop(),
             "block_on is called on a reactor, which must not wait: `Device::spawn` runs futures there"
         );
         let mut future = pin!(future);
@@ -301,7 +301,7 @@ impl Drop for RuntimeInner {
         // First the reactors, which close their devices in the pool; then the pool, which waits for
         // that: a tuple drops its fields in order.
         let parts = (self.reactors.take(), self.pool.take());
-        if blocking::is_wait_allowed() {
+        if blocking::may_block() {
             return drop(parts);
         }
         // Neither a reactor nor a thread of the pool can wait for itself. A failed spawn drops its

@@ -63,7 +63,7 @@ impl ExternalCrate {
         Self { directory, target }
     }
 
-    fn cargo_command(&self, arguments: &[&str]) -> String {
+    fn run_cargo(&self, arguments: &[&str]) -> String {
         let output = Command::new(env!("CARGO"))
             .args(arguments)
             .arg("--offline")
@@ -81,7 +81,7 @@ impl ExternalCrate {
     }
 
     /// Runs a program, which must end well.
-    fn run_cargo(&self, program: &str, arguments: &[&str]) {
+    fn run_program(&self, program: &str, arguments: &[&str]) {
         let path = self.target.join("debug").join(program);
         let clock = Clock::on_kernel_clock();
         let end = clock.now().after(TIME_LIMIT);
@@ -139,7 +139,7 @@ fn readme_and_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
     }
     assert!(examples.len() >= 8, "{examples:?}");
 
-    let tree = outside.cargo_command(&[
+    let tree = outside.run_cargo(&[
         "tree",
         "--edges",
         "normal",
@@ -158,11 +158,11 @@ fn readme_and_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
         assert!(!packages.iter().any(|name| name.starts_with(executor)), "{executor}");
     }
 
-    outside.cargo_command(&["build", "--quiet", "--bins", "--examples"]);
-    outside.run_cargo("outside", &[]);
-    outside.run_cargo("front_page", &[]);
+    outside.run_cargo(&["build", "--quiet", "--bins", "--examples"]);
+    outside.run_program("outside", &[]);
+    outside.run_program("front_page", &[]);
     for example in &examples {
         let arguments: &[&str] = if example == "mixed" { &["ram:64m", "1"] } else { &[] };
-        outside.run_cargo(&format!("examples/{example}"), arguments);
+        outside.run_program(&format!("examples/{example}"), arguments);
     }
 }

@@ -10,7 +10,9 @@ use crate::region::INFO_BYTES;
 use crate::send_queue::SendQueue;
 use crate::server::DmaMap;
 use crate::violation::Errno;
-use crate::{Command, IrqInfo, IrqSet, Outgoing, RegionInfo, VersionCapabilities, Violation};
+use crate::{
+    Command, IrqInfo, IrqSet, OutgoingMessage, RegionInfo, VersionCapabilities, Violation,
+};
 
 /// Connection to a server.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ struct PendingRequest {
 /// DMA access of the server to client memory, which must be answered once.
 #[derive(Debug)]
 #[must_use = "the server waits for it"]
-pub struct DmaRequest {
+pub struct ServerDmaRequest {
     id: u16,
     command: Command,
     iova: u64,
@@ -96,7 +98,7 @@ pub enum ClientEvent<F> {
     /// The server reads client memory.
     DmaRead {
         /// Handle for the reply.
-        call: DmaRequest,
+        call: ServerDmaRequest,
         /// Address.
         iova: u64,
         /// Length in bytes.
@@ -105,7 +107,7 @@ pub enum ClientEvent<F> {
     /// The server writes client memory.
     DmaWrite {
         /// Handle for the reply.
-        call: DmaRequest,
+        call: ServerDmaRequest,
         /// Address.
         iova: u64,
         /// Data.
@@ -137,7 +139,7 @@ impl<F> Client<F> {
     }
 
     /// Capabilities of the server; `None` until received.
-    pub fn limits(&self) -> Option<VersionCapabilities> {
+    pub fn server_capabilities(&self) -> Option<VersionCapabilities> {
         self.capabilities
     }
 
@@ -161,7 +163,7 @@ impl<F> Client<F> {
     }
 
     /// Maps memory for DMA, shared through `file` if given.
-    pub fn map_dma(&mut self, map: DmaMap, file: Option<F>) -> u16 {
+    pub fn request_dma_map(&mut self, map: DmaMap, file: Option<F>) -> u16 {
         let DmaMap { iova, len_bytes, file_offset, is_readable, is_writable } = map;
         let flags = u32::from(is_readable) | u32::from(is_writable) << 1;
         let body = BodyWriter::default().u32(32).u32(flags);
@@ -170,35 +172,35 @@ impl<F> Client<F> {
     }
 
     /// Unmaps memory: the device does not access it any more once the reply arrives.
-    pub fn unmap_dma(&mut self, iova: u64, len_bytes: u64) -> u16 {
+    pub fn request_dma_unmap(&mut self, iova: u64, len_bytes: u64) -> u16 {
         let body = BodyWriter::default().u32(24).u32(0).u64(iova).u64(len_bytes).into_bytes();
         self.send_request(Command::DmaUnmap, 0, &body, Vec::new())
     }
 
     /// Configures, masks or triggers interrupts.
-    pub fn set_irqs(&mut self, irqs: IrqSet<F>) -> u16 {
+    pub fn request_set_irqs(&mut self, irqs: IrqSet<F>) -> u16 {
         let body = irqs.encode();
         let files = match irqs.data {
-            crate::IrqData::Files(files) => files,
+            crate::IrqSelection::Files(files) => files,
             _ => Vec::new(),
         };
         self.send_request(Command::DeviceSetIrqs, 0, &body, files)
     }
 
     /// Reads from a region.
-    pub fn read(&mut self, region: u32, offset: u64, len_bytes: u32) -> u16 {
+    pub fn request_region_read(&mut self, region: u32, offset: u64, len_bytes: u32) -> u16 {
         let body = BodyWriter::default().u64(offset).u32(region).u32(len_bytes).into_bytes();
         self.send_request(Command::RegionRead, len_bytes, &body, Vec::new())
     }
 
     /// Writes to a region.
-    pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> u16 {
+    pub fn request_region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> u16 {
         let body = region_write_body(region, offset, data);
         self.send_request(Command::RegionWrite, 0, &body, Vec::new())
     }
 
     /// Writes to a region without a reply.
-    pub fn write_no_reply(&mut self, region: u32, offset: u64, data: &[u8]) {
+    pub fn write_region_without_reply(&mut self, region: u32, offset: u64, data: &[u8]) {
         self.ids = self.ids.wrapping_add(1);
         let kind = MessageKind::Command { wants_reply: false };
         let header = Header { id: self.ids, command: Command::RegionWrite, body_bytes: 0, kind };
@@ -220,17 +222,17 @@ impl<F> Client<F> {
     }
 
     /// Replies to a DMA read.
-    pub fn reply_dma_read(&mut self, call: DmaRequest, data: &[u8]) {
+    pub fn reply_dma_read(&mut self, call: ServerDmaRequest, data: &[u8]) {
         self.reply(call, Some(data));
     }
 
     /// Replies to a DMA write.
-    pub fn reply_dma_write(&mut self, call: DmaRequest) {
+    pub fn reply_dma_write(&mut self, call: ServerDmaRequest) {
         self.reply(call, None);
     }
 
-    fn reply(&mut self, call: DmaRequest, data: Option<&[u8]>) {
-        let DmaRequest { id, command, iova, len_bytes, wants_reply } = call;
+    fn reply(&mut self, call: ServerDmaRequest, data: Option<&[u8]>) {
+        let ServerDmaRequest { id, command, iova, len_bytes, wants_reply } = call;
         if wants_reply {
             let body = BodyWriter::default().u64(iova);
             // The count of a DMA_WRITE reply has four bytes, that of a DMA_READ reply eight.
@@ -244,7 +246,7 @@ impl<F> Client<F> {
     }
 
     /// Rejects a DMA access.
-    pub fn reject_dma(&mut self, call: DmaRequest, error: Errno) {
+    pub fn reject_dma(&mut self, call: ServerDmaRequest, error: Errno) {
         if call.wants_reply {
             let kind = MessageKind::Reply { error: Some(error) };
             let header = Header { id: call.id, command: call.command, body_bytes: 0, kind };
@@ -253,13 +255,13 @@ impl<F> Client<F> {
     }
 
     /// Next message to send.
-    pub fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
+    pub fn next_outgoing(&self) -> Option<OutgoingMessage<'_, F>> {
         self.outbox.next_outgoing()
     }
 
     /// Records that `len_bytes` of it were sent; the descriptors are sent with the first byte.
     pub fn record_sent(&mut self, len_bytes: usize) {
-        self.outbox.sent(len_bytes);
+        self.outbox.record_sent(len_bytes);
     }
 
     /// Number of bytes to receive next. Zero while the server does not read what is queued for it.
@@ -273,12 +275,12 @@ impl<F> Client<F> {
     /// # Errors
     ///
     /// If the server violated the protocol; the connection must be closed.
-    pub fn receive(
+    pub fn handle_received(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<ClientEvent<F>>, Violation> {
-        let Some(message) = self.inbox.receive(bytes, files)? else { return Ok(None) };
+        let Some(message) = self.inbox.handle_received(bytes, files)? else { return Ok(None) };
         match message.header.kind {
             MessageKind::Reply { error } => self.handle_reply(message, error).map(Some),
             MessageKind::Command { wants_reply } => {
@@ -385,7 +387,7 @@ fn parse_server_command<F>(
         found: count,
         expected: "at most what was negotiated",
     })?;
-    let call = DmaRequest { id, command, iova, len_bytes, wants_reply };
+    let call = ServerDmaRequest { id, command, iova, len_bytes, wants_reply };
     if is_read {
         return Ok(ClientEvent::DmaRead { call, iova, len_bytes });
     }

@@ -111,36 +111,36 @@ impl ConfigSpace {
         let ConfigSpaceConfig { vendor, device, bar_bytes, vectors, table_offset, pending_offset } =
             self.shape;
         (self.bytes, self.writable) = ([0; CONVENTIONAL_BYTES], [0; CONVENTIONAL_BYTES]);
-        self.store_u16(0x00, vendor, 0);
-        self.store_u16(0x02, device, 0);
-        self.store_u16(COMMAND, 0, COMMAND_WRITABLE);
-        self.store_u16(STATUS, HAS_CAPABILITIES, 0);
+        self.init_u16(0x00, vendor, 0);
+        self.init_u16(0x02, device, 0);
+        self.init_u16(COMMAND, 0, COMMAND_WRITABLE);
+        self.init_u16(STATUS, HAS_CAPABILITIES, 0);
         self.bytes[CLASS..CLASS + 3].copy_from_slice(&NVM_EXPRESS);
         self.writable[CACHE_LINE] = 0xff;
-        self.store_u32(BAR0, WIDE, !(bar_bytes - 1));
-        self.store_u32(BAR0 + 4, 0, u32::MAX);
-        self.store_u16(SUBSYSTEM, vendor, 0);
-        self.store_u16(SUBSYSTEM + 2, device, 0);
+        self.init_u32(BAR0, WIDE, !(bar_bytes - 1));
+        self.init_u32(BAR0 + 4, 0, u32::MAX);
+        self.init_u16(SUBSYSTEM, vendor, 0);
+        self.init_u16(SUBSYSTEM + 2, device, 0);
         self.bytes[CAPABILITIES] = 0x40;
         self.writable[INTERRUPT_LINE] = 0xff;
 
-        self.store_u16(POWER, 0x01 | 0x50 << 8, 0);
-        self.store_u16(POWER + 2, POWER_VERSION, 0);
-        self.store_u16(POWER + 4, NO_SOFT_RESET, 3);
+        self.init_u16(POWER, 0x01 | 0x50 << 8, 0);
+        self.init_u16(POWER + 2, POWER_VERSION, 0);
+        self.init_u16(POWER + 4, NO_SOFT_RESET, 3);
 
-        self.store_u16(EXPRESS, 0x10 | 0x90 << 8, 0);
-        self.store_u16(EXPRESS + 2, EXPRESS_VERSION, 0);
-        self.store_u32(EXPRESS + 4, DEVICE_CAPABILITIES, 0);
-        self.store_u16(DEVICE_CONTROL, 0, DEVICE_CONTROL_WRITABLE);
-        self.store_u32(EXPRESS + 12, LINK.into(), 0);
-        self.store_u16(EXPRESS + 16, 0, 0x0fff);
-        self.store_u16(EXPRESS + 18, LINK, 0);
+        self.init_u16(EXPRESS, 0x10 | 0x90 << 8, 0);
+        self.init_u16(EXPRESS + 2, EXPRESS_VERSION, 0);
+        self.init_u32(EXPRESS + 4, DEVICE_CAPABILITIES, 0);
+        self.init_u16(DEVICE_CONTROL, 0, DEVICE_CONTROL_WRITABLE);
+        self.init_u32(EXPRESS + 12, LINK.into(), 0);
+        self.init_u16(EXPRESS + 16, 0, 0x0fff);
+        self.init_u16(EXPRESS + 18, LINK, 0);
 
-        self.store_u16(MSIX, 0x11, 0);
-        self.store_u16(MSIX_CONTROL, vectors.saturating_sub(1) & 0x7ff, MSIX_ENABLE | MSIX_MASK);
+        self.init_u16(MSIX, 0x11, 0);
+        self.init_u16(MSIX_CONTROL, vectors.saturating_sub(1) & 0x7ff, MSIX_ENABLE | MSIX_MASK);
         // The low three bits select the BAR, which is 0.
-        self.store_u32(MSIX + 4, table_offset, 0);
-        self.store_u32(MSIX + 8, pending_offset, 0);
+        self.init_u32(MSIX + 4, table_offset, 0);
+        self.init_u32(MSIX + 8, pending_offset, 0);
     }
 
     /// Reads from `offset` on. Bytes after the last capability are zero.
@@ -154,7 +154,7 @@ impl ConfigSpace {
     /// Writes from `offset` on, where writable.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> ConfigSpaceChange {
         let first = usize::try_from(offset).unwrap_or(usize::MAX);
-        let before = self.msix_state();
+        let before = self.msix_enabled_and_masked();
         for (at, byte) in from.iter().enumerate() {
             let Some(at) = first.checked_add(at).filter(|at| *at < CONVENTIONAL_BYTES) else {
                 break;
@@ -166,7 +166,7 @@ impl ConfigSpace {
             let writable = self.writable[at];
             self.bytes[at] = self.bytes[at] & !writable | byte & writable;
         }
-        let (is_enabled, is_masked) = self.msix_state();
+        let (is_enabled, is_masked) = self.msix_enabled_and_masked();
         if (is_enabled, is_masked) == before {
             return ConfigSpaceChange::Nothing;
         }
@@ -174,17 +174,17 @@ impl ConfigSpace {
     }
 
     /// Whether MSI-X is enabled, and whether all vectors are masked.
-    pub fn msix_state(&self) -> (bool, bool) {
+    pub fn msix_enabled_and_masked(&self) -> (bool, bool) {
         let control = u16::from_le_bytes([self.bytes[MSIX_CONTROL], self.bytes[MSIX_CONTROL + 1]]);
         (control & MSIX_ENABLE != 0, control & MSIX_MASK != 0)
     }
 
-    fn store_u16(&mut self, at: usize, value: u16, writable: u16) {
+    fn init_u16(&mut self, at: usize, value: u16, writable: u16) {
         self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
         self.writable[at..at + 2].copy_from_slice(&writable.to_le_bytes());
     }
 
-    fn store_u32(&mut self, at: usize, value: u32, writable: u32) {
+    fn init_u32(&mut self, at: usize, value: u32, writable: u32) {
         self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
         self.writable[at..at + 4].copy_from_slice(&writable.to_le_bytes());
     }

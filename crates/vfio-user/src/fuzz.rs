@@ -27,13 +27,13 @@ impl FuzzScript<'_> {
     }
 
     /// Next byte; zero at the end of the script.
-    fn small(&mut self) -> u8 {
+    fn next_byte_or_zero(&mut self) -> u8 {
         self.byte().unwrap_or(0)
     }
 
     /// Next offset or length, usually a valid one.
-    fn word(&mut self) -> u64 {
-        match self.small() {
+    fn next_offset_or_length(&mut self) -> u64 {
+        match self.next_byte_or_zero() {
             small @ 0..=0x7f => u64::from(small) * 4,
             page @ 0x80..=0xbf => u64::from(page - 0x80) << 12,
             shift @ 0xc0..=0xfe => 1 << (shift - 0xc0),
@@ -41,8 +41,8 @@ impl FuzzScript<'_> {
         }
     }
 
-    fn half(&mut self) -> u32 {
-        u32::try_from(self.word() & 0xffff_ffff).unwrap_or(0)
+    fn next_u32_offset_or_length(&mut self) -> u32 {
+        u32::try_from(self.next_offset_or_length() & 0xffff_ffff).unwrap_or(0)
     }
 }
 
@@ -73,24 +73,24 @@ fn sample_region() -> RegionInfo {
 pub fn fuzz_server(bytes: &[u8]) {
     let mut script = FuzzScript(bytes);
     let mut server = Server::new(sample_device());
-    let piece = usize::from(script.small()) + 1;
+    let piece = usize::from(script.next_byte_or_zero()) + 1;
     let first =
         command_message(Command::Version, 1, &VersionCapabilities::OURS.encode_proposal(), true);
-    if script.small() < 0xf0
+    if script.next_byte_or_zero() < 0xf0
         && pass_bytes_to_server(&mut server, &first, 0, piece, &mut script).is_err()
     {
         panic!("a proposal that is right was refused");
     }
     for _ in 0..STEPS_MAX {
         let Some(step) = script.byte() else { break };
-        let (command, body) = client_command(&mut script, step);
+        let (command, body) = scripted_client_command(&mut script, step);
         let wants_reply = step & 0x40 == 0;
         let whole = match step & 0x30 {
             0x30 => dma_reply(&mut script),
             _ => command_message(command, u16::from(step), &body, wants_reply),
         };
-        let whole = mutate_message(&mut script, whole);
-        let files = if step & 0x80 != 0 { script.small() % 20 } else { 0 };
+        let whole = maybe_mutate_message(&mut script, whole);
+        let files = if step & 0x80 != 0 { script.next_byte_or_zero() % 20 } else { 0 };
         if pass_bytes_to_server(&mut server, &whole, files, piece, &mut script).is_err() {
             return;
         }
@@ -110,9 +110,9 @@ fn pass_bytes_to_server(
         assert!(receive_len > 0, "everything is sent at once, so nothing waits");
         let (first, rest) = bytes.split_at(bytes.len().min(receive_len).min(piece));
         bytes = rest;
-        server.receive(first, core::mem::take(&mut files))?;
+        server.handle_received(first, core::mem::take(&mut files))?;
         while let Some(request) = server.next_request()? {
-            serve_request(server, request, script);
+            check_and_answer_request(server, request, script);
         }
         while let Some(outgoing) = server.next_outgoing() {
             let len = outgoing.bytes.len();
@@ -123,7 +123,7 @@ fn pass_bytes_to_server(
 }
 
 /// Checks that a request is valid for the device, and answers it.
-fn serve_request(
+fn check_and_answer_request(
     server: &mut Server<FakeFile>,
     request: Request<FakeFile>,
     script: &mut FuzzScript<'_>,
@@ -136,7 +136,7 @@ fn serve_request(
     match request {
         Request::Map { call, map, .. } => {
             assert!(map.len_bytes > 0 && map.iova.checked_add(map.len_bytes).is_some());
-            server.dma_read(7, map.iova, script.half() & 0xfff);
+            server.request_dma_read(7, map.iova, script.next_u32_offset_or_length() & 0xfff);
             server.reply_success(call);
         }
         Request::Unmap { call, .. } => server.reply_error(call, Errno::NO_ENTRY),
@@ -150,7 +150,7 @@ fn serve_request(
         }
         Request::Write { call, region, offset, data } => {
             fits(region, offset, data.len());
-            server.dma_write(8, offset, &data);
+            server.request_dma_write(8, offset, &data);
             server.reply_success(call);
         }
         Request::Reset { call } => server.reply_success(call),
@@ -170,7 +170,7 @@ fn serve_request(
 pub fn fuzz_client(bytes: &[u8]) {
     let mut script = FuzzScript(bytes);
     let mut client: Client<FakeFile> = Client::new();
-    let piece = usize::from(script.small()) + 1;
+    let piece = usize::from(script.next_byte_or_zero()) + 1;
     let mut asked = vec![(1, Command::Version)];
     for _ in 0..STEPS_MAX {
         let Some(step) = script.byte() else { break };
@@ -182,25 +182,28 @@ pub fn fuzz_client(bytes: &[u8]) {
             (1, _) | (_, None) => {
                 let is_read = step & 8 == 0;
                 let command = if is_read { Command::DmaRead } else { Command::DmaWrite };
-                command_message(command, 3, &vec![0; usize::from(script.small())], true)
+                command_message(command, 3, &vec![0; usize::from(script.next_byte_or_zero())], true)
             }
             (_, Some((id, Command::Version))) => {
                 reply_message(Command::Version, id, &VersionCapabilities::OURS.encode_proposal())
             }
             (_, Some((id, Command::DeviceGetRegionInfo))) => {
                 let shape = RegionInfo {
-                    size: script.word(),
-                    areas: vec![SparseMmapArea { offset: script.word(), size: script.word() }],
+                    size: script.next_offset_or_length(),
+                    areas: vec![SparseMmapArea {
+                        offset: script.next_offset_or_length(),
+                        size: script.next_offset_or_length(),
+                    }],
                     ..sample_region()
                 };
                 reply_message(Command::DeviceGetRegionInfo, id, &shape.encode(1, 4096))
             }
             (_, Some((id, command))) => {
-                reply_message(command, id, &vec![0; usize::from(script.small())])
+                reply_message(command, id, &vec![0; usize::from(script.next_byte_or_zero())])
             }
         };
-        let whole = mutate_message(&mut script, whole);
-        let files = if step & 0x80 != 0 { script.small() % 20 } else { 0 };
+        let whole = maybe_mutate_message(&mut script, whole);
+        let files = if step & 0x80 != 0 { script.next_byte_or_zero() % 20 } else { 0 };
         if pass_bytes_to_client(&mut client, &whole, files, piece).is_err() {
             return;
         }
@@ -212,11 +215,14 @@ fn send_client_request(
     script: &mut FuzzScript<'_>,
     asked: &mut Vec<(u16, Command)>,
 ) {
-    asked.push(match script.small() % 5 {
+    asked.push(match script.next_byte_or_zero() % 5 {
         0 => (client.request_device_info(), Command::DeviceGetInfo),
         1 => (client.request_region_info(1), Command::DeviceGetRegionInfo),
         2 => (client.request_irq_info(1), Command::DeviceGetIrqInfo),
-        3 => (client.read(0, 0, script.half() & 0xff), Command::RegionRead),
+        3 => (
+            client.request_region_read(0, 0, script.next_u32_offset_or_length() & 0xff),
+            Command::RegionRead,
+        ),
         _ => (client.request_reset(), Command::DeviceReset),
     });
     while let Some(outgoing) = client.next_outgoing() {
@@ -235,7 +241,7 @@ fn pass_bytes_to_client(
     while !bytes.is_empty() {
         let (first, rest) = bytes.split_at(bytes.len().min(client.receive_len()).min(piece));
         bytes = rest;
-        match client.receive(first, core::mem::take(&mut files))? {
+        match client.handle_received(first, core::mem::take(&mut files))? {
             Some(ClientEvent::Region { shape, .. }) => {
                 let is_inside = |area: &SparseMmapArea| area.offset + area.size <= shape.size;
                 assert!(shape.areas.iter().all(is_inside));
@@ -294,37 +300,62 @@ fn reply_message(command: Command, id: u16, body: &[u8]) -> Vec<u8> {
 
 /// Reply to a DMA access, existing or not.
 fn dma_reply(script: &mut FuzzScript<'_>) -> Vec<u8> {
-    let command = if script.small() & 1 == 0 { Command::DmaRead } else { Command::DmaWrite };
-    let id = script.small().into();
-    reply_message(command, id, &vec![0; usize::from(script.small())])
+    let command =
+        if script.next_byte_or_zero() & 1 == 0 { Command::DmaRead } else { Command::DmaWrite };
+    let id = script.next_byte_or_zero().into();
+    reply_message(command, id, &vec![0; usize::from(script.next_byte_or_zero())])
 }
 
 /// Command of a client.
-fn client_command(script: &mut FuzzScript<'_>, step: u8) -> (Command, Vec<u8>) {
+fn scripted_client_command(script: &mut FuzzScript<'_>, step: u8) -> (Command, Vec<u8>) {
     let command = Command::from_number(u16::from(step & 0xf));
     let halves = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let words = |values: &[u64]| -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     };
     let mut body: Vec<u8> = match command {
-        Command::DmaMap => halves(&[32, 1 + u32::from(script.small() & 3)]),
+        Command::DmaMap => halves(&[32, 1 + u32::from(script.next_byte_or_zero() & 3)]),
         Command::DmaUnmap => halves(&[24, 0]),
         Command::DeviceGetInfo => halves(&[16, 0, 0, 0]),
-        Command::DeviceGetRegionInfo => {
-            halves(&[script.half() | 32, 0, script.half() / 4, 0, 0, 0, 0, 0])
-        }
-        Command::DeviceGetIrqInfo => halves(&[16, 0, script.half() / 4, 0]),
+        Command::DeviceGetRegionInfo => halves(&[
+            script.next_u32_offset_or_length() | 32,
+            0,
+            script.next_u32_offset_or_length() / 4,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]),
+        Command::DeviceGetIrqInfo => halves(&[16, 0, script.next_u32_offset_or_length() / 4, 0]),
         Command::DeviceSetIrqs => {
-            let flags = 1 << (script.small() & 3) | 8 << (script.small() & 3);
-            halves(&[20, flags, script.half() / 4, script.half() / 4, script.half() / 4])
+            let flags =
+                1 << (script.next_byte_or_zero() & 3) | 8 << (script.next_byte_or_zero() & 3);
+            halves(&[
+                20,
+                flags,
+                script.next_u32_offset_or_length() / 4,
+                script.next_u32_offset_or_length() / 4,
+                script.next_u32_offset_or_length() / 4,
+            ])
         }
         _ => Vec::new(),
     };
     match command {
-        Command::DmaMap => body.extend(words(&[script.word(), script.word(), script.word()])),
-        Command::DmaUnmap => body.extend(words(&[script.word(), script.word()])),
+        Command::DmaMap => body.extend(words(&[
+            script.next_offset_or_length(),
+            script.next_offset_or_length(),
+            script.next_offset_or_length(),
+        ])),
+        Command::DmaUnmap => {
+            body.extend(words(&[script.next_offset_or_length(), script.next_offset_or_length()]))
+        }
         Command::RegionRead | Command::RegionWrite => {
-            let (offset, region, len) = (script.word(), script.half() / 4, script.half());
+            let (offset, region, len) = (
+                script.next_offset_or_length(),
+                script.next_u32_offset_or_length() / 4,
+                script.next_u32_offset_or_length(),
+            );
             body.extend(words(&[offset, u64::from(region) | u64::from(len) << 32]));
             if command == Command::RegionWrite {
                 body.resize(16 + (len as usize).min(5000), 0);
@@ -336,8 +367,12 @@ fn client_command(script: &mut FuzzScript<'_>, step: u8) -> (Command, Vec<u8>) {
 }
 
 /// Modifies a byte or truncates the message; usually does nothing.
-fn mutate_message(script: &mut FuzzScript<'_>, mut whole: Vec<u8>) -> Vec<u8> {
-    let (how, at, value) = (script.small(), usize::from(script.small()), script.small());
+fn maybe_mutate_message(script: &mut FuzzScript<'_>, mut whole: Vec<u8>) -> Vec<u8> {
+    let (how, at, value) = (
+        script.next_byte_or_zero(),
+        usize::from(script.next_byte_or_zero()),
+        script.next_byte_or_zero(),
+    );
     let place = at % whole.len();
     match how & 0xf0 {
         0xe0 => whole[place % HEADER_BYTES] = value,

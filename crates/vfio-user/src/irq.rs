@@ -26,7 +26,7 @@ pub struct IrqSet<F> {
     /// Action, or the condition under which eventfds are signalled.
     pub action: IrqAction,
     /// Selected interrupts, or eventfds.
-    pub data: IrqData<F>,
+    pub data: IrqSelection<F>,
 }
 
 /// Action on an interrupt.
@@ -42,7 +42,7 @@ pub enum IrqAction {
 
 /// Selection of interrupts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IrqData<F> {
+pub enum IrqSelection<F> {
     /// All of the range.
     All,
     /// Those with a true entry.
@@ -85,9 +85,11 @@ impl IrqInfo {
 impl<F> IrqSet<F> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (flag, bytes) = match &self.data {
-            IrqData::All => (DATA_NONE, Vec::new()),
-            IrqData::Some(which) => (DATA_BOOL, which.iter().map(|is| u8::from(*is)).collect()),
-            IrqData::Files(_) => (DATA_EVENTFD, Vec::new()),
+            IrqSelection::All => (DATA_NONE, Vec::new()),
+            IrqSelection::Some(which) => {
+                (DATA_BOOL, which.iter().map(|is| u8::from(*is)).collect())
+            }
+            IrqSelection::Files(_) => (DATA_EVENTFD, Vec::new()),
         };
         let action = match self.action {
             IrqAction::Mask => ACTION_MASK,
@@ -128,14 +130,14 @@ impl<F> IrqSet<F> {
         };
         let found_files = files.len();
         let (data, len, files) = match flags & DATA {
-            DATA_NONE => (IrqData::All, 0, 0),
+            DATA_NONE => (IrqSelection::All, 0, 0),
             DATA_BOOL => {
                 let which = reader.remaining().iter().map(|byte| *byte != 0).collect();
-                (IrqData::Some(which), count as usize, 0)
+                (IrqSelection::Some(which), count as usize, 0)
             }
             DATA_EVENTFD => {
                 let expected = if found_files == 0 { 0 } else { count as usize };
-                (IrqData::Files(files), 0, expected)
+                (IrqSelection::Files(files), 0, expected)
             }
             _ => return Err(irq_field_violation("flags", flags, "one kind of data")),
         };

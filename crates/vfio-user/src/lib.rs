@@ -25,7 +25,6 @@
 #![forbid(unsafe_code)]
 
 mod body_codec;
-mod capabilities;
 pub mod client;
 pub mod config_space;
 pub mod fuzz;
@@ -37,15 +36,16 @@ mod send_queue;
 pub mod server;
 #[cfg(test)]
 mod tests;
+mod version_capabilities;
 mod violation;
 
-pub use capabilities::VersionCapabilities;
 pub use client::{Client, ClientEvent};
 pub use header::{Command, HEADER_BYTES};
-pub use irq::{IrqAction, IrqData, IrqInfo, IrqSet};
+pub use irq::{IrqAction, IrqInfo, IrqSelection, IrqSet};
 pub use region::{RegionInfo, SparseMmapArea};
-pub use send_queue::Outgoing;
+pub use send_queue::OutgoingMessage;
 pub use server::{DeviceInfo, PendingReply, Request, Server};
+pub use version_capabilities::VersionCapabilities;
 pub use violation::{Errno, Violation};
 
 /// Region indices of a PCI device (`VFIO_PCI_*_REGION_INDEX`).

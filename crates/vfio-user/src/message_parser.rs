@@ -56,7 +56,7 @@ impl<F> MessageParser<F> {
 
     /// Receives at most `receive_len` bytes and the descriptors that arrived with them. Returns a
     /// message if it is complete.
-    pub(crate) fn receive(
+    pub(crate) fn handle_received(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,

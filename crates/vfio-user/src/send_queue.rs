@@ -6,7 +6,7 @@ use crate::header::Header;
 
 /// Message to send next, or the rest of one.
 #[derive(Debug)]
-pub struct Outgoing<'a, F> {
+pub struct OutgoingMessage<'a, F> {
     /// Remaining bytes.
     pub bytes: &'a [u8],
     /// Descriptors to send with the first byte; empty once that was sent.
@@ -48,14 +48,14 @@ impl<F> SendQueue<F> {
         self.waiting_bytes > WAITING_BYTES_MAX || self.queue.len() > WAITING_MAX
     }
 
-    pub(crate) fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
+    pub(crate) fn next_outgoing(&self) -> Option<OutgoingMessage<'_, F>> {
         let first = self.queue.front()?;
         let files = if self.sent_bytes == 0 { &first.files[..] } else { &[] };
-        Some(Outgoing { bytes: &first.bytes[self.sent_bytes..], files })
+        Some(OutgoingMessage { bytes: &first.bytes[self.sent_bytes..], files })
     }
 
     /// Records that `count` bytes of the next message were sent.
-    pub(crate) fn sent(&mut self, count: usize) {
+    pub(crate) fn record_sent(&mut self, count: usize) {
         self.sent_bytes += count;
         self.waiting_bytes -= count;
         if self.queue.front().is_some_and(|first| self.sent_bytes >= first.bytes.len()) {

@@ -12,13 +12,15 @@
 use std::collections::VecDeque;
 
 use crate::body_codec::{BodyReader, BodyWriter};
-use crate::capabilities::VERSION_BYTES_MAX;
 use crate::header::{Header, MessageKind};
 use crate::message_parser::{Message, MessageParser};
 use crate::region::INFO_BYTES;
 use crate::send_queue::SendQueue;
+use crate::version_capabilities::VERSION_BYTES_MAX;
 use crate::violation::Errno;
-use crate::{Command, IrqInfo, IrqSet, Outgoing, RegionInfo, VersionCapabilities, Violation};
+use crate::{
+    Command, IrqInfo, IrqSet, OutgoingMessage, RegionInfo, VersionCapabilities, Violation,
+};
 
 /// Description of a device.
 #[derive(Clone, Debug)]
@@ -219,12 +221,12 @@ impl<F: Clone> Server<F> {
     /// # Errors
     ///
     /// If the stream cannot be parsed any further; the connection must be closed.
-    pub fn receive(
+    pub fn handle_received(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<(), Violation> {
-        let Some(mut message) = self.inbox.receive(bytes, files)? else { return Ok(()) };
+        let Some(mut message) = self.inbox.handle_received(bytes, files)? else { return Ok(()) };
         // One excess descriptor suffices to detect that there are too many; further ones are closed
         // at once.
         message.files.truncate(message_files_max(&message) + 1);
@@ -262,7 +264,7 @@ impl<F: Clone> Server<F> {
                 MessageKind::Command { .. } if self.awaits == AwaitedMessage::Version => {
                     self.handle_version(message).map(|()| None)
                 }
-                MessageKind::Command { .. } => self.command(message),
+                MessageKind::Command { .. } => self.handle_command(message),
             };
             match taken {
                 Ok(None) => {}
@@ -278,12 +280,12 @@ impl<F: Clone> Server<F> {
     }
 
     /// Whether the version was negotiated.
-    pub fn has_version(&self) -> bool {
+    pub fn is_version_negotiated(&self) -> bool {
         self.awaits != AwaitedMessage::Version
     }
 
     /// Capabilities of the client.
-    pub fn limits(&self) -> VersionCapabilities {
+    pub fn client_capabilities(&self) -> VersionCapabilities {
         self.client_capabilities
     }
 
@@ -317,13 +319,13 @@ impl<F: Clone> Server<F> {
 
     /// Requests `len_bytes` of client memory, at most the peer's [`limits`](Self::limits).
     /// [`Request::DmaRead`] returns the data.
-    pub fn dma_read(&mut self, token: u32, iova: u64, len_bytes: u32) {
+    pub fn request_dma_read(&mut self, token: u32, iova: u64, len_bytes: u32) {
         let body = BodyWriter::default().u64(iova).u64(len_bytes.into()).into_bytes();
         self.send_request(Command::DmaRead, token, iova, len_bytes, &body);
     }
 
     /// Writes to client memory. [`Request::DmaWritten`] returns the result.
-    pub fn dma_write(&mut self, token: u32, iova: u64, data: &[u8]) {
+    pub fn request_dma_write(&mut self, token: u32, iova: u64, data: &[u8]) {
         let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let body = BodyWriter::default().u64(iova).u64(len_bytes.into()).slice(data).into_bytes();
         self.send_request(Command::DmaWrite, token, iova, len_bytes, &body);
@@ -345,18 +347,18 @@ impl<F: Clone> Server<F> {
     }
 
     /// Number of outstanding DMA requests.
-    pub fn pending(&self) -> usize {
+    pub fn pending_dma_count(&self) -> usize {
         self.pending_dma_count.len()
     }
 
     /// Next message to send.
-    pub fn next_outgoing(&self) -> Option<Outgoing<'_, F>> {
+    pub fn next_outgoing(&self) -> Option<OutgoingMessage<'_, F>> {
         self.outbox.next_outgoing()
     }
 
     /// Records that `len_bytes` of it were sent; the descriptors are sent with the first byte.
     pub fn record_sent(&mut self, len_bytes: usize) {
-        self.outbox.sent(len_bytes);
+        self.outbox.record_sent(len_bytes);
     }
 
     fn queue_reply(&mut self, id: u16, command: Command, body: &[u8], files: Vec<F>) {
@@ -399,7 +401,7 @@ impl<F: Clone> Server<F> {
     }
 
     /// Executes a command, or turns it into a request to the owner.
-    fn command(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
+    fn handle_command(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
         let (id, command) = (message.header.id, message.header.command);
         let found = message.files.len();
         let expected = match command {
@@ -437,13 +439,13 @@ impl<F: Clone> Server<F> {
             Command::DmaMap => parse_dma_map(message)?,
             Command::DmaUnmap => parse_dma_unmap(&message)?,
             Command::DeviceSetIrqs => {
-                let call = PendingReply::to_message(&message, &[]);
+                let call = PendingReply::from_message(&message, &[]);
                 let irqs = IrqSet::parse(&message.body, message.files, &self.device.irqs)?;
                 Request::SetIrqs { call, irqs }
             }
             Command::RegionRead | Command::RegionWrite => self.parse_region_access(message)?,
             Command::DeviceReset => {
-                Request::Reset { call: PendingReply::to_message(&message, &[]) }
+                Request::Reset { call: PendingReply::from_message(&message, &[]) }
             }
             Command::DeviceGetRegionIoFds
             | Command::DmaRead
@@ -541,7 +543,7 @@ impl<F: Clone> Server<F> {
         if reader.remaining().len() != expected_data {
             return Err(Violation::Body { command, found, expected: "as many data as it counts" });
         }
-        let call = PendingReply::to_message(&message, &body[..16]);
+        let call = PendingReply::from_message(&message, &body[..16]);
         if command == Command::RegionRead {
             return Ok(Request::Read { call, region, offset, len_bytes });
         }
@@ -584,7 +586,7 @@ impl<F: Clone> Server<F> {
 }
 
 impl PendingReply {
-    fn to_message<F>(message: &Message<F>, echo: &[u8]) -> Self {
+    fn from_message<F>(message: &Message<F>, echo: &[u8]) -> Self {
         let Header { id, command, kind, .. } = message.header;
         let wants_reply = kind == MessageKind::Command { wants_reply: true };
         Self { id, command, wants_reply, echo: echo.to_vec() }
@@ -594,7 +596,7 @@ impl PendingReply {
 /// Parses DMA_MAP.
 fn parse_dma_map<F>(message: Message<F>) -> Result<Request<F>, Violation> {
     let command = Command::DmaMap;
-    let call = PendingReply::to_message(&message, &[]);
+    let call = PendingReply::from_message(&message, &[]);
     let Message { body, files, .. } = message;
     let mut reader = BodyReader(&body);
     let mut fields = || {
@@ -631,7 +633,7 @@ fn parse_dma_unmap<F>(message: &Message<F>) -> Result<Request<F>, Violation> {
         let (field, found) = ("flags", flags.into());
         return Err(Violation::Field { command, field, found, expected: "0" });
     }
-    Ok(Request::Unmap { call: PendingReply::to_message(message, body), iova, len_bytes })
+    Ok(Request::Unmap { call: PendingReply::from_message(message, body), iova, len_bytes })
 }
 
 /// Largest number of descriptors that a message may carry.

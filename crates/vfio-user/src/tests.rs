@@ -2,7 +2,7 @@
 
 use crate::server::{DeviceInfo, DmaMap};
 use crate::{
-    Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqAction, IrqData, IrqInfo, IrqSet,
+    Client, ClientEvent, Command, Errno, HEADER_BYTES, IrqAction, IrqInfo, IrqSelection, IrqSet,
     RegionInfo, Request, Server, SparseMmapArea, VersionCapabilities, Violation,
 };
 
@@ -46,9 +46,9 @@ impl ClientServerPair {
                 let len = self.piece.min(outgoing.bytes.len()).min(self.server.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
                 self.client.record_sent(len);
-                self.server.receive(&bytes, files).unwrap();
+                self.server.handle_received(&bytes, files).unwrap();
                 while let Some(request) = self.server.next_request().unwrap() {
-                    self.serve(request);
+                    self.answer_request(request);
                 }
                 has_moved = true;
             }
@@ -56,7 +56,7 @@ impl ClientServerPair {
                 let len = self.piece.min(outgoing.bytes.len()).min(self.client.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
                 self.server.record_sent(len);
-                match self.client.receive(&bytes, files).unwrap() {
+                match self.client.handle_received(&bytes, files).unwrap() {
                     Some(ClientEvent::DmaRead { call, iova, len_bytes }) => {
                         self.log.push(format!("client reads {iova:#x} {len_bytes}"));
                         self.client.reply_dma_read(call, &vec![0xdd; len_bytes as usize]);
@@ -76,7 +76,7 @@ impl ClientServerPair {
         }
     }
 
-    fn serve(&mut self, request: Request<FakeFile>) {
+    fn answer_request(&mut self, request: Request<FakeFile>) {
         self.log.push(match &request {
             Request::Map { map, file, .. } => format!("map {:#x} {file:?}", map.iova),
             Request::Unmap { iova, len_bytes, .. } => format!("unmap {iova:#x} {len_bytes:#x}"),
@@ -99,8 +99,8 @@ impl ClientServerPair {
                 server.reply_read(call, &data);
             }
             Request::Write { call, offset, .. } => {
-                server.dma_read(5, offset, 3);
-                server.dma_write(6, offset, &[1, 2]);
+                server.request_dma_read(5, offset, 3);
+                server.request_dma_write(6, offset, &[1, 2]);
                 server.reply_success(call);
             }
             Request::Unmap { call, iova: 0, .. } => server.reply_error(call, Errno::NO_ENTRY),
@@ -125,16 +125,16 @@ fn run_session(piece: usize) -> (Vec<String>, Vec<String>) {
     client.request_device_info();
     client.request_region_info(0);
     client.request_irq_info(1);
-    client.map_dma(dma_map(0x10000), Some(5));
-    client.map_dma(dma_map(0x20000), None);
+    client.request_dma_map(dma_map(0x10000), Some(5));
+    client.request_dma_map(dma_map(0x20000), None);
     let (index, start, count) = (1, 2, 3);
-    let data = IrqData::Files(vec![10, 11, 12]);
-    client.set_irqs(IrqSet { index, start, count, action: IrqAction::Trigger, data });
-    client.read(1, 0x10, 4);
-    client.write(0, 0x1000, &[9, 8, 7, 6]);
-    client.write_no_reply(0, 0x1008, &[5]);
-    client.unmap_dma(0x20000, 0x2000);
-    client.unmap_dma(0, 0x2000);
+    let data = IrqSelection::Files(vec![10, 11, 12]);
+    client.request_set_irqs(IrqSet { index, start, count, action: IrqAction::Trigger, data });
+    client.request_region_read(1, 0x10, 4);
+    client.request_region_write(0, 0x1000, &[9, 8, 7, 6]);
+    client.write_region_without_reply(0, 0x1008, &[5]);
+    client.request_dma_unmap(0x20000, 0x2000);
+    client.request_dma_unmap(0, 0x2000);
     client.request_reset();
     let answers = pair.exchange();
     (answers.iter().map(|answer| format!("{answer:?}")).collect(), pair.log)
@@ -208,7 +208,7 @@ fn server_reaction(
     let mut feed = |mut bytes: &[u8], mut files: Vec<FakeFile>| {
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
-            server.receive(first, core::mem::take(&mut files))?;
+            server.handle_received(first, core::mem::take(&mut files))?;
             bytes = rest;
         }
         let request = server.next_request()?;
@@ -269,27 +269,27 @@ fn unparsable_message_ends_the_connection_with_its_violation() {
 #[test]
 fn commands_before_version_and_beyond_the_limit_are_rejected() {
     let mut server = Server::new(sample_device());
-    server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap();
+    server.handle_received(&raw_message(13, 0, &[]), Vec::new()).unwrap();
     assert_eq!(
         server.next_request().unwrap_err().to_string(),
         "DEVICE_RESET: expected VERSION first"
     );
     let mut server = Server::new(sample_device());
     for _ in 0..256 {
-        server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap();
+        server.handle_received(&raw_message(13, 0, &[]), Vec::new()).unwrap();
     }
-    let crowd = server.receive(&raw_message(13, 0, &[]), Vec::new()).unwrap_err();
+    let crowd = server.handle_received(&raw_message(13, 0, &[]), Vec::new()).unwrap_err();
     assert_eq!(crowd, Violation::TooManyPending { expected_max: 256, what: "commands" });
 }
 
 /// Number of such messages that a server queues behind an unanswered command, and the violation
 /// that the next one causes.
-fn queued_messages_max(message: &[u8], files: usize) -> (usize, String) {
+fn count_queued_until_violation(message: &[u8], files: usize) -> (usize, String) {
     let mut server = Server::new(sample_device());
     let feed = |server: &mut Server<FakeFile>, mut bytes: &[u8], mut files: Vec<FakeFile>| {
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
-            server.receive(first, core::mem::take(&mut files))?;
+            server.handle_received(first, core::mem::take(&mut files))?;
             bytes = rest;
         }
         Ok::<_, Violation>(())
@@ -312,11 +312,14 @@ fn queued_messages_max(message: &[u8], files: usize) -> (usize, String) {
 fn queued_messages_are_bounded_in_bytes_and_descriptors() {
     let write = raw_message(10, 0, &vec![0; 1 << 20]);
     let bytes = "more bytes of commands at once than expected, which is at most 4194304";
-    assert_eq!(queued_messages_max(&write, 0), (4, bytes.into()));
+    assert_eq!(count_queued_until_violation(&write, 0), (4, bytes.into()));
     let files = "more descriptors with commands at once than expected, which is at most 128";
-    assert_eq!(queued_messages_max(&raw_message(8, 0, &[0; 20]), 16), (8, files.into()));
+    assert_eq!(count_queued_until_violation(&raw_message(8, 0, &[0; 20]), 16), (8, files.into()));
     // A command that must not carry descriptors keeps at most one, for the report.
-    assert_eq!(queued_messages_max(&raw_message(10, 0, &[0; 16]), 16), (128, files.into()));
+    assert_eq!(
+        count_queued_until_violation(&raw_message(10, 0, &[0; 16]), 16),
+        (128, files.into())
+    );
 }
 
 #[test]
@@ -366,21 +369,21 @@ fn one_command_at_a_time_is_returned_and_dma_replies_in_between() {
     let mut pair = ClientServerPair::new(usize::MAX);
     pair.exchange();
     let server = &mut pair.server;
-    server.dma_read(1, 0x1000, 4);
+    server.request_dma_read(1, 0x1000, 4);
     let (id, reset) = (1_u16, raw_message(13, 0, &[]));
-    server.receive(&reset, Vec::new()).unwrap();
-    server.receive(&reset, Vec::new()).unwrap();
+    server.handle_received(&reset, Vec::new()).unwrap();
+    server.handle_received(&reset, Vec::new()).unwrap();
     let Some(Request::Reset { call }) = server.next_request().unwrap() else { panic!() };
     assert!(server.next_request().unwrap().is_none());
     let body = [&0x1000_u64.to_le_bytes()[..], &4_u64.to_le_bytes(), &[1, 2, 3, 4]].concat();
     let mut answer = raw_message(11, 1, &body);
     answer[..2].copy_from_slice(&id.to_le_bytes());
-    server.receive(&answer[..16], Vec::new()).unwrap();
-    server.receive(&answer[16..], Vec::new()).unwrap();
+    server.handle_received(&answer[..16], Vec::new()).unwrap();
+    server.handle_received(&answer[16..], Vec::new()).unwrap();
     let Some(Request::DmaRead { token: 1, data: Ok(data) }) = server.next_request().unwrap() else {
         panic!()
     };
-    assert_eq!((data, server.pending()), (vec![1, 2, 3, 4], 0));
+    assert_eq!((data, server.pending_dma_count()), (vec![1, 2, 3, 4], 0));
     server.reply_success(call);
     assert!(matches!(server.next_request(), Ok(Some(Request::Reset { .. }))));
 }
@@ -421,8 +424,8 @@ fn region_capability_list_out_of_bounds_is_rejected() {
 fn second_client_is_rejected_with_busy() {
     let mut server: Server<FakeFile> = Server::new_rejecting();
     let proposal = raw_message(1, 0, &VersionCapabilities::OURS.encode_proposal());
-    server.receive(&proposal[..16], Vec::new()).unwrap();
-    server.receive(&proposal[16..], Vec::new()).unwrap();
+    server.handle_received(&proposal[..16], Vec::new()).unwrap();
+    server.handle_received(&proposal[16..], Vec::new()).unwrap();
     assert_eq!(server.next_request().unwrap_err(), Violation::Busy);
     let answer = server.next_outgoing().unwrap().bytes;
     assert_eq!((answer.len(), answer[8], answer[12]), (16, 0x21, 16));
@@ -441,9 +444,9 @@ fn peer_that_does_not_receive_gets_no_further_dma_requests() {
     let mut answered = 0;
     while client.receive_len() > 0 {
         let bytes = read(answered);
-        client.receive(&bytes[..16], Vec::new()).unwrap();
+        client.handle_received(&bytes[..16], Vec::new()).unwrap();
         let Some(ClientEvent::DmaRead { call, len_bytes, .. }) =
-            client.receive(&bytes[16..], Vec::new()).unwrap()
+            client.handle_received(&bytes[16..], Vec::new()).unwrap()
         else {
             panic!()
         };
@@ -466,7 +469,7 @@ fn dma_unmap_with_a_descriptor_is_accepted_and_its_range_can_be_mapped_again() {
         let (mut bytes, mut files) = (message, files);
         while !bytes.is_empty() {
             let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
-            server.receive(first, core::mem::take(&mut files)).unwrap();
+            server.handle_received(first, core::mem::take(&mut files)).unwrap();
             bytes = rest;
         }
         let request = server.next_request().unwrap();

@@ -7,11 +7,11 @@ use std::sync::Mutex;
 
 use tenmil_base::{InvalidSegment, Memory, RegionId, Segment};
 
-use crate::blk::CONFIG_BYTES;
 use crate::inflight::InflightLog;
 use crate::message_types::{HEADER_BYTES, RULES};
+use crate::virtio_blk::CONFIG_BYTES;
 use crate::{
-    BackendConfig, DescriptorChain, GuestMemory, GuestRegion, InflightBuffer, Request, Server,
+    BackendConfig, DescriptorChain, GuestMemory, GuestRegion, InflightBuffer, OwnerRequest, Server,
     Violation, Vring, VringAddresses,
 };
 
@@ -26,7 +26,7 @@ const QUEUES: u16 = 3;
 struct FuzzScript<'a>(&'a [u8]);
 
 impl FuzzScript<'_> {
-    fn byte(&mut self) -> u8 {
+    fn next_byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
@@ -37,13 +37,13 @@ impl FuzzScript<'_> {
     }
 
     /// Next number, usually a meaningful one.
-    fn word(&mut self) -> u64 {
-        match self.byte() {
+    fn next_number(&mut self) -> u64 {
+        match self.next_byte() {
             small @ 0..=0x3f => small.into(),
             page @ 0x40..=0x7f => u64::from(page - 0x40) << 12,
             power @ 0x80..=0xbf => 1 << (power - 0x80),
             0xff => u64::MAX,
-            other => u64::from(other) << 8 | u64::from(self.byte()),
+            other => u64::from(other) << 8 | u64::from(self.next_byte()),
         }
     }
 }
@@ -59,7 +59,7 @@ pub fn fuzz_server(bytes: &[u8]) {
     let config = vec![7; CONFIG_BYTES];
     let mut server =
         Server::new(BackendConfig { features: 1 << 32, queues: QUEUES, config, slots: 4 });
-    let piece = usize::from(script.byte()) + 1;
+    let piece = usize::from(script.next_byte()) + 1;
     for _ in 0..STEPS_MAX {
         if script.is_over() {
             return;
@@ -73,21 +73,21 @@ pub fn fuzz_server(bytes: &[u8]) {
 
 /// Builds an almost correct message.
 fn encode_message(script: &mut FuzzScript<'_>) -> (Vec<u8>, Vec<FakeFile>) {
-    let step = script.byte();
+    let step = script.next_byte();
     let rule = &RULES[usize::from(step) % RULES.len()];
     let (least, most) = rule.payload_bytes;
-    let len = least + u32::from(script.byte()) * 8 % (most - least + 1);
+    let len = least + u32::from(script.next_byte()) * 8 % (most - least + 1);
     let mut payload = Vec::new();
     while payload.len() < len as usize {
-        let word = script.word();
-        if script.byte() & 1 == 0 {
+        let word = script.next_number();
+        if script.next_byte() & 1 == 0 {
             payload.extend(word.to_le_bytes());
         } else {
             payload.extend(u32::try_from(word & 0xffff_ffff).unwrap_or(0).to_le_bytes());
         }
     }
     payload.truncate(len as usize);
-    let how = script.byte();
+    let how = script.next_byte();
     let flags = if how & 1 == 0 { 1 } else { 9 };
     let mut bytes = [rule.code.0, flags, len].map(u32::to_le_bytes).concat();
     bytes.extend(payload);
@@ -98,8 +98,8 @@ fn encode_message(script: &mut FuzzScript<'_>) -> (Vec<u8>, Vec<FakeFile>) {
         _ => most,
     };
     if how & 0xf0 == 0xf0 {
-        let at = usize::from(script.byte()) % bytes.len();
-        bytes[at] = script.byte();
+        let at = usize::from(script.next_byte()) % bytes.len();
+        bytes[at] = script.next_byte();
     }
     (bytes, (0..files).map(|_| 3).collect())
 }
@@ -133,32 +133,32 @@ fn pass_bytes_to_server(
 /// Checks that a request is valid, and answers it.
 fn serve_request(
     server: &mut Server<FakeFile>,
-    request: Request<FakeFile>,
+    request: OwnerRequest<FakeFile>,
     script: &mut FuzzScript<'_>,
 ) {
     match request {
-        Request::GetInflightFd { call, queues, size } => {
+        OwnerRequest::GetInflightFd { call, queues, size } => {
             assert!(queues > 0 && (1..=1024).contains(&size));
             let area = InflightBuffer { len_bytes: 4096, file_offset: 0, queues, size };
             server.reply_inflight(call, area, 1);
         }
-        Request::Stop { call, queue } => {
+        OwnerRequest::Stop { call, queue } => {
             assert!(queue < QUEUES);
-            server.reply_stopped(call, script.byte().into());
+            server.reply_queue_stopped(call, script.next_byte().into());
         }
-        Request::Start { call, queue, start } => {
+        OwnerRequest::Start { call, queue, start } => {
             assert!(queue < QUEUES && start.size.is_power_of_two() && start.size <= 1024);
             reply_or_reject(server, call, script);
         }
-        Request::SetCall { call, queue, .. } => {
+        OwnerRequest::SetCall { call, queue, .. } => {
             assert!(queue < QUEUES);
             reply_or_reject(server, call, script);
         }
-        Request::SetInflightFd { call, area, .. } => {
+        OwnerRequest::SetInflightFd { call, area, .. } => {
             assert!(area.file_offset.checked_add(area.len_bytes).is_some());
             reply_or_reject(server, call, script);
         }
-        Request::Memory { call, .. } | Request::SetBackChannel { call, .. } => {
+        OwnerRequest::Memory { call, .. } | OwnerRequest::SetBackChannel { call, .. } => {
             reply_or_reject(server, call, script);
         }
     }
@@ -169,7 +169,7 @@ fn reply_or_reject(
     call: crate::PendingReply,
     script: &mut FuzzScript<'_>,
 ) {
-    if script.byte() & 7 == 7 {
+    if script.next_byte() & 7 == 7 {
         let _ = server.reply_error(call);
     } else {
         server.reply_success(call);
@@ -233,7 +233,7 @@ pub fn fuzz_ring(bytes: &[u8]) {
         return;
     };
     let record = Segment { region: RegionId(0), offset: 0xc00, len_bytes: 0x140 };
-    if let Ok((mut record, heads)) = InflightLog::open(&memory, record, SIZE, ring.used()) {
+    if let Ok((mut record, heads)) = InflightLog::open(&memory, record, SIZE, ring.used_index()) {
         assert!(heads.len() <= usize::from(SIZE) && heads.iter().all(|head| *head < SIZE));
         let _ = record
             .mark_in_flight(3)

@@ -51,7 +51,7 @@ impl GuestMemory {
     }
 
     /// Regions by ascending guest address.
-    pub fn areas(&self) -> &[GuestRegion] {
+    pub fn regions(&self) -> &[GuestRegion] {
         &self.regions
     }
 

@@ -14,7 +14,7 @@
 
 use tenmil_base::{InvalidSegment, Memory, Segment};
 
-use crate::ring::VringError;
+use crate::vring::VringError;
 
 /// Inflight record of one queue.
 #[derive(Debug)]

@@ -23,7 +23,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod blk;
 pub mod features;
 pub mod fuzz;
 mod guest_memory;
@@ -33,18 +32,19 @@ mod message_types;
 mod payload;
 mod payload_reader;
 mod request;
-mod ring;
 mod server;
 #[cfg(test)]
 mod tests;
 mod violation;
+pub mod virtio_blk;
+mod vring;
 
 pub use guest_memory::{GuestMemory, GuestRegion, InvalidAddress};
 pub use message_types::{HEADER_BYTES, MessageType};
 pub use request::{
-    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, PendingReply, QueueStart,
-    ReplyDisposition, Request,
+    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, OwnerRequest, PendingReply,
+    QueueStartParams, ReplyDisposition,
 };
-pub use ring::{DescriptorChain, QUEUE_SIZE_MAX, Vring, VringAddresses, VringError};
 pub use server::{CONFIG_CHANGED, Server};
 pub use violation::Violation;
+pub use vring::{DescriptorChain, QUEUE_SIZE_MAX, Vring, VringAddresses, VringError};

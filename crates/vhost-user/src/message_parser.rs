@@ -70,7 +70,7 @@ impl<F> MessageParser<F> {
             None => self.header.extend_from_slice(bytes),
         }
         if self.known.is_none() && self.header.len() == HEADER_BYTES {
-            self.known = Some(ParsedHeader::read(&self.header)?);
+            self.known = Some(ParsedHeader::parse(&self.header)?);
         }
         let Some(known) = self.known.filter(|_| self.receive_len() == 0) else { return Ok(None) };
         self.header.clear();
@@ -89,7 +89,7 @@ impl ParsedHeader {
     ///   0       4        8                12
     ///   | type  | flags  | payload bytes  |
     /// ```
-    fn read(header: &[u8]) -> Result<Self, Violation> {
+    fn parse(header: &[u8]) -> Result<Self, Violation> {
         let mut fields = PayloadReader(header);
         let (code, flags, size) = (MessageType(fields.u32()), fields.u32(), fields.u32());
         if flags & VERSION_BITS != VERSION || flags & REPLY != 0 {

@@ -98,7 +98,7 @@ impl MessageRule {
         Self { is_question: true, ..Self::setter(code, name, bytes) }
     }
 
-    const fn files(self, least: usize, most: usize) -> Self {
+    const fn with_files(self, least: usize, most: usize) -> Self {
         Self { with_files: (least, most), ..self }
     }
 
@@ -106,7 +106,7 @@ impl MessageRule {
         Self { payload_bytes: (self.payload_bytes.0, bytes_max), ..self }
     }
 
-    const fn needs(self, needs: u64) -> Self {
+    const fn with_required_feature(self, needs: u64) -> Self {
         Self { with_required_feature: needs, ..self }
     }
 }
@@ -119,43 +119,43 @@ pub(crate) const RULES: [MessageRule; 24] = [
     MessageRule::setter(MessageType::RESET_OWNER, "RESET_OWNER", 0),
     MessageRule::setter(MessageType::SET_MEM_TABLE, "SET_MEM_TABLE", 8)
         .with_payload_max(TABLE_BYTES_MAX)
-        .files(0, TABLE_MAX),
+        .with_files(0, TABLE_MAX),
     MessageRule::setter(MessageType::SET_VRING_NUM, "SET_VRING_NUM", 8),
     MessageRule::setter(MessageType::SET_VRING_ADDR, "SET_VRING_ADDR", 40),
     MessageRule::setter(MessageType::SET_VRING_BASE, "SET_VRING_BASE", 8),
     MessageRule::query(MessageType::GET_VRING_BASE, "GET_VRING_BASE", 8),
-    MessageRule::setter(MessageType::SET_VRING_KICK, "SET_VRING_KICK", 8).files(0, 1),
-    MessageRule::setter(MessageType::SET_VRING_CALL, "SET_VRING_CALL", 8).files(0, 1),
-    MessageRule::setter(MessageType::SET_VRING_ERR, "SET_VRING_ERR", 8).files(0, 1),
+    MessageRule::setter(MessageType::SET_VRING_KICK, "SET_VRING_KICK", 8).with_files(0, 1),
+    MessageRule::setter(MessageType::SET_VRING_CALL, "SET_VRING_CALL", 8).with_files(0, 1),
+    MessageRule::setter(MessageType::SET_VRING_ERR, "SET_VRING_ERR", 8).with_files(0, 1),
     MessageRule::query(MessageType::GET_PROTOCOL_FEATURES, "GET_PROTOCOL_FEATURES", 0),
     MessageRule::setter(MessageType::SET_PROTOCOL_FEATURES, "SET_PROTOCOL_FEATURES", 8),
-    MessageRule::query(MessageType::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).needs(MQ),
+    MessageRule::query(MessageType::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).with_required_feature(MQ),
     MessageRule::setter(MessageType::SET_VRING_ENABLE, "SET_VRING_ENABLE", 8),
     MessageRule::setter(MessageType::SET_BACKEND_REQ_FD, "SET_BACKEND_REQ_FD", 0)
-        .files(1, 1)
-        .needs(BACKEND_REQ),
+        .with_files(1, 1)
+        .with_required_feature(BACKEND_REQ),
     MessageRule::query(MessageType::GET_CONFIG, "GET_CONFIG", CONFIG_FIELDS)
         .with_payload_max(CONFIG_FIELDS + CONFIG_MAX)
-        .needs(CONFIG),
+        .with_required_feature(CONFIG),
     MessageRule::setter(MessageType::SET_CONFIG, "SET_CONFIG", CONFIG_FIELDS)
         .with_payload_max(CONFIG_FIELDS + CONFIG_MAX)
-        .needs(CONFIG),
+        .with_required_feature(CONFIG),
     // The two counts at the end take 4 bytes; some compilers add 4 bytes of padding.
     MessageRule::query(MessageType::GET_INFLIGHT_FD, "GET_INFLIGHT_FD", 20)
         .with_payload_max(24)
-        .needs(INFLIGHT_SHMFD),
+        .with_required_feature(INFLIGHT_SHMFD),
     MessageRule::setter(MessageType::SET_INFLIGHT_FD, "SET_INFLIGHT_FD", 20)
         .with_payload_max(24)
-        .files(1, 1)
-        .needs(INFLIGHT_SHMFD),
+        .with_files(1, 1)
+        .with_required_feature(INFLIGHT_SHMFD),
     MessageRule::query(MessageType::GET_MAX_MEM_SLOTS, "GET_MAX_MEM_SLOTS", 0)
-        .needs(CONFIGURE_MEM_SLOTS),
+        .with_required_feature(CONFIGURE_MEM_SLOTS),
     MessageRule::setter(MessageType::ADD_MEM_REG, "ADD_MEM_REG", 40)
-        .files(1, 1)
-        .needs(CONFIGURE_MEM_SLOTS),
+        .with_files(1, 1)
+        .with_required_feature(CONFIGURE_MEM_SLOTS),
     MessageRule::setter(MessageType::REM_MEM_REG, "REM_MEM_REG", 40)
-        .files(0, 1)
-        .needs(CONFIGURE_MEM_SLOTS),
+        .with_files(0, 1)
+        .with_required_feature(CONFIGURE_MEM_SLOTS),
 ];
 
 impl MessageType {

@@ -3,9 +3,9 @@
 use crate::message_parser::Message;
 use crate::message_types::{MessageRule, MessageType};
 use crate::payload_reader::PayloadReader;
-use crate::request::{MemoryChange, MemoryRegionDesc, PendingReply, Request};
-use crate::ring::QUEUE_SIZE_MAX;
+use crate::request::{MemoryChange, MemoryRegionDesc, OwnerRequest, PendingReply};
 use crate::violation::Violation;
+use crate::vring::QUEUE_SIZE_MAX;
 
 pub(crate) fn field_violation(
     code: MessageType,
@@ -48,7 +48,7 @@ pub(crate) fn parse_memory_region(
 pub(crate) fn parse_memory_change<F>(
     call: PendingReply,
     message: Message<F>,
-) -> Result<Request<F>, Violation> {
+) -> Result<OwnerRequest<F>, Violation> {
     let code = call.code;
     let mut fields = PayloadReader(&message.payload);
     let _ = fields.u64();
@@ -58,18 +58,18 @@ pub(crate) fn parse_memory_change<F>(
         // Some front ends attach the descriptor to the removal; it is closed.
         _ => MemoryChange::Remove(area),
     };
-    Ok(Request::Memory { call, change })
+    Ok(OwnerRequest::Memory { call, change })
 }
 
 pub(crate) fn parse_get_inflight<F>(
     call: PendingReply,
     message: &Message<F>,
-) -> Result<Request<F>, Violation> {
+) -> Result<OwnerRequest<F>, Violation> {
     let mut fields = PayloadReader(&message.payload);
     let (_, _) = (fields.u64(), fields.u64());
     let (queues, size) = (fields.u16(), fields.u16());
     check_inflight_buffer(call.code, queues, size)?;
-    Ok(Request::GetInflightFd { call, queues, size })
+    Ok(OwnerRequest::GetInflightFd { call, queues, size })
 }
 
 pub(crate) fn check_inflight_buffer(

@@ -17,7 +17,7 @@ pub struct BackendConfig {
 
 /// Request to the owner.
 #[derive(Debug)]
-pub enum Request<F> {
+pub enum OwnerRequest<F> {
     /// Change the memory of the front end.
     Memory {
         /// Handle for the reply.
@@ -32,7 +32,7 @@ pub enum Request<F> {
         /// Queue index.
         queue: u16,
         /// Parameters.
-        start: QueueStart<F>,
+        start: QueueStartParams<F>,
     },
     /// Stop a queue. Answered with [`stopped`](crate::Server::reply_stopped) once the queue accesses
     /// nothing.
@@ -105,7 +105,7 @@ pub struct MemoryRegionDesc {
 
 /// Parameters of a queue to start.
 #[derive(Clone, Debug)]
-pub struct QueueStart<F> {
+pub struct QueueStartParams<F> {
     /// Number of entries.
     pub size: u16,
     /// First available index to take.

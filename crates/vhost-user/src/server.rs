@@ -28,18 +28,18 @@ use crate::payload::{
 };
 use crate::payload_reader::PayloadReader;
 use crate::request::{
-    BackendConfig, InflightBuffer, MemoryChange, PendingReply, QueueStart, ReplyDisposition,
-    Request,
+    BackendConfig, InflightBuffer, MemoryChange, OwnerRequest, PendingReply, QueueStartParams,
+    ReplyDisposition,
 };
-use crate::ring::QUEUE_SIZE_MAX;
 use crate::violation::Violation;
+use crate::vring::QUEUE_SIZE_MAX;
 
 /// Connection to a front end.
 #[derive(Debug)]
 pub struct Server<F> {
     offer: BackendConfig,
     inbox: MessageParser<F>,
-    outbox: VecDeque<Outgoing<F>>,
+    outbox: VecDeque<OutgoingMessage<F>>,
     /// Bytes of the first queued message that were sent.
     sent_bytes: usize,
     message: Option<Message<F>>,
@@ -68,7 +68,7 @@ struct KickFile<F>(Option<F>);
 
 /// Queued message.
 #[derive(Debug)]
-struct Outgoing<F> {
+struct OutgoingMessage<F> {
     bytes: Vec<u8>,
     file: Option<F>,
 }
@@ -136,7 +136,7 @@ impl<F: Clone> Server<F> {
     ///
     /// If a message is invalid and the front end did not request an acknowledgement; the connection
     /// must be closed.
-    pub fn next_request(&mut self) -> Result<Option<Request<F>>, Violation> {
+    pub fn next_request(&mut self) -> Result<Option<OwnerRequest<F>>, Violation> {
         let Some(message) = self.message.take() else { return Ok(None) };
         let (code, wants_reply) = (message.code, message.wants_reply);
         match self.execute_message(message) {
@@ -187,7 +187,7 @@ impl<F: Clone> Server<F> {
 
     /// Replies that a queue has stopped and accesses nothing any more. `next` is its next available
     /// index.
-    pub fn reply_stopped(&mut self, call: PendingReply, next: u16) {
+    pub fn reply_queue_stopped(&mut self, call: PendingReply, next: u16) {
         self.queues[usize::from(call.queue)].base = next;
         if call.code == MessageType::GET_VRING_BASE {
             self.is_awaiting_reply = false;
@@ -238,7 +238,7 @@ impl<F: Clone> Server<F> {
         let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let mut bytes = [code.0, VERSION | REPLY, size].map(u32::to_le_bytes).concat();
         bytes.extend_from_slice(payload);
-        self.outbox.push_back(Outgoing { bytes, file });
+        self.outbox.push_back(OutgoingMessage { bytes, file });
     }
 
     fn queue_u64_reply(&mut self, code: MessageType, word: u64) {
@@ -257,7 +257,10 @@ impl<F: Clone> Server<F> {
     }
 
     /// Executes a message, or turns it into a request to the owner.
-    fn execute_message(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
+    fn execute_message(
+        &mut self,
+        message: Message<F>,
+    ) -> Result<Option<OwnerRequest<F>>, Violation> {
         let code = message.code;
         let rule = code.rule().ok_or(Violation::NotOffered { code })?;
         if rule.with_required_feature != 0 && !self.has_protocol_feature(rule.with_required_feature)
@@ -284,7 +287,7 @@ impl<F: Clone> Server<F> {
             }
             MessageType::SET_BACKEND_REQ_FD => {
                 let file = message.files.into_iter().next();
-                return Ok(file.map(|file| Request::SetBackChannel { call, file }));
+                return Ok(file.map(|file| OwnerRequest::SetBackChannel { call, file }));
             }
             MessageType::GET_INFLIGHT_FD => return parse_get_inflight(call, &message).map(Some),
             MessageType::SET_INFLIGHT_FD => return self.set_inflight(call, message).map(Some),
@@ -402,7 +405,7 @@ impl<F: Clone> Server<F> {
         &mut self,
         call: PendingReply,
         message: Message<F>,
-    ) -> Result<Option<Request<F>>, Violation> {
+    ) -> Result<Option<OwnerRequest<F>>, Violation> {
         let code = call.code;
         let mut fields = PayloadReader(&message.payload);
         let file = message.files.into_iter().next();
@@ -413,13 +416,13 @@ impl<F: Clone> Server<F> {
                 return Err(field_violation(code, "num", found.into(), "0 or 1"));
             }
             queue.is_enabled = found == 1;
-            return Ok(self.start_or_stop_queue(call, index));
+            return Ok(self.start_or_stop_queue_if_due(call, index));
         }
         if code == MessageType::GET_VRING_BASE {
             let index = fields.u32();
             let queue = self.queue_mut(code, index)?;
             queue.kick = None;
-            return Ok(match self.start_or_stop_queue(call, index) {
+            return Ok(match self.start_or_stop_queue_if_due(call, index) {
                 None => {
                     self.reply_vring_base(u16::try_from(index).unwrap_or(0));
                     None
@@ -440,14 +443,18 @@ impl<F: Clone> Server<F> {
         match code {
             MessageType::SET_VRING_CALL => {
                 let queue = u16::try_from(index).unwrap_or(0);
-                Ok(Some(Request::SetCall { call: PendingReply { queue, ..call }, queue, file }))
+                Ok(Some(OwnerRequest::SetCall {
+                    call: PendingReply { queue, ..call },
+                    queue,
+                    file,
+                }))
             }
             MessageType::SET_VRING_KICK if queue.is_running => {
                 Err(field_violation(code, "payload", found, "a queue that does not run"))
             }
             MessageType::SET_VRING_KICK => {
                 queue.kick = Some(KickFile(file));
-                Ok(self.start_or_stop_queue(call, index))
+                Ok(self.start_or_stop_queue_if_due(call, index))
             }
             // Errors end the connection, so the error eventfd is not needed.
             _ => {
@@ -459,7 +466,11 @@ impl<F: Clone> Server<F> {
 
     /// Starts or stops a queue if its configuration requires it. Otherwise acknowledges the
     /// message, unless it has a reply of its own.
-    fn start_or_stop_queue(&mut self, call: PendingReply, index: u32) -> Option<Request<F>> {
+    fn start_or_stop_queue_if_due(
+        &mut self,
+        call: PendingReply,
+        index: u32,
+    ) -> Option<OwnerRequest<F>> {
         let number = u16::try_from(index).unwrap_or(0);
         let call = PendingReply { queue: number, ..call };
         let features = self.features;
@@ -468,11 +479,11 @@ impl<F: Clone> Server<F> {
         match (queue.is_running, start) {
             (false, Some(start)) => {
                 queue.is_running = true;
-                Some(Request::Start { call, queue: number, start })
+                Some(OwnerRequest::Start { call, queue: number, start })
             }
             (true, None) => {
                 queue.is_running = false;
-                Some(Request::Stop { call, queue: number })
+                Some(OwnerRequest::Stop { call, queue: number })
             }
             _ => {
                 if call.code != MessageType::GET_VRING_BASE {
@@ -527,7 +538,7 @@ impl<F: Clone> Server<F> {
         &self,
         call: PendingReply,
         message: Message<F>,
-    ) -> Result<Request<F>, Violation> {
+    ) -> Result<OwnerRequest<F>, Violation> {
         let code = call.code;
         let mut fields = PayloadReader(&message.payload);
         let (count, _) = (fields.u32(), fields.u32());
@@ -546,14 +557,14 @@ impl<F: Clone> Server<F> {
             .into_iter()
             .map(|file| Ok((parse_memory_region(code, &mut fields)?, file)))
             .collect();
-        Ok(Request::Memory { call, change: MemoryChange::Replace(areas?) })
+        Ok(OwnerRequest::Memory { call, change: MemoryChange::Replace(areas?) })
     }
 
     fn set_inflight(
         &self,
         call: PendingReply,
         message: Message<F>,
-    ) -> Result<Request<F>, Violation> {
+    ) -> Result<OwnerRequest<F>, Violation> {
         let code = call.code;
         let mut fields = PayloadReader(&message.payload);
         let (len_bytes, file_offset) = (fields.u64(), fields.u64());
@@ -568,7 +579,7 @@ impl<F: Clone> Server<F> {
         }
         let area = InflightBuffer { len_bytes, file_offset, queues, size };
         match message.files.into_iter().next() {
-            Some(file) => Ok(Request::SetInflightFd { call, area, file }),
+            Some(file) => Ok(OwnerRequest::SetInflightFd { call, area, file }),
             None => Err(Violation::Files { code, found: 0, expected: (1, 1) }),
         }
     }
@@ -581,10 +592,16 @@ impl<F: Clone> VringState<F> {
 
     /// Parameters of the queue, if it is ready to run. Without protocol features, queues are always
     /// enabled.
-    fn start_parameters(&self, features: u64) -> Option<QueueStart<F>> {
+    fn start_parameters(&self, features: u64) -> Option<QueueStartParams<F>> {
         let is_enabled = self.is_enabled || features & device::PROTOCOL_FEATURES == 0;
         let (addresses, kick) = (self.addresses?, self.kick.clone()?.0);
         let Self { size, base, .. } = *self;
-        (is_enabled && size > 0).then_some(QueueStart { size, base, addresses, kick, features })
+        (is_enabled && size > 0).then_some(QueueStartParams {
+            size,
+            base,
+            addresses,
+            kick,
+            features,
+        })
     }
 }

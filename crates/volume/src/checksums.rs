@@ -30,7 +30,7 @@ pub fn block_checksum(block: &Block) -> u32 {
 }
 
 /// Checksums in a record.
-pub(crate) fn record_checksums(record: &Record) -> [u32; GROUP] {
+pub(crate) fn checksums_in_record(record: &Record) -> [u32; GROUP] {
     let mut sums = [0; GROUP];
     let words = [record.value, record.extra].map(u64::to_le_bytes);
     for (sum, bytes) in sums.iter_mut().zip(words.as_flattened().chunks_exact(4)) {
@@ -39,13 +39,13 @@ pub(crate) fn record_checksums(record: &Record) -> [u32; GROUP] {
     sums
 }
 
-fn checksum_record(key: u64, sums: [u32; GROUP]) -> Record {
+fn group_record(key: u64, sums: [u32; GROUP]) -> Record {
     let word = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
     Record { key, value: word(sums[0], sums[1]), extra: word(sums[2], sums[3]) }
 }
 
 /// Groups that contain blocks of a range.
-fn checksum_groups(range: &Range<u64>) -> Range<u64> {
+fn groups_of_blocks(range: &Range<u64>) -> Range<u64> {
     range.start / GROUP_BLOCKS..range.end.div_ceil(GROUP_BLOCKS)
 }
 
@@ -70,14 +70,14 @@ impl Metadata {
         body: &VolumeBody,
         range: &Range<u64>,
     ) -> Result<Vec<u32>, TransactionStop> {
-        let (tree, groups) = (body.checksum_tree(), checksum_groups(range));
+        let (tree, groups) = (body.checksum_tree(), groups_of_blocks(range));
         let mut sums = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
         let mut key = groups.start;
-        while let Some(leaf) = self.leaf(&tree, body.sums, key)? {
+        while let Some(leaf) = self.find_leaf(&tree, body.sums, key)? {
             let records = leaf.page.records();
             let from = records.partition_point(|record| record.key < key);
             for record in records[from..].iter().take_while(|record| record.key < groups.end) {
-                for (block, sum) in (record.key * GROUP_BLOCKS..).zip(record_checksums(record)) {
+                for (block, sum) in (record.key * GROUP_BLOCKS..).zip(checksums_in_record(record)) {
                     let index = block.checked_sub(range.start).map(usize::try_from);
                     if let Some(Ok(place)) = index
                         && let Some(place) = sums.get_mut(place)
@@ -101,7 +101,9 @@ impl Metadata {
         group: u64,
     ) -> Result<[u32; GROUP], TransactionStop> {
         let line = self.next_run(&body.checksum_tree(), body.sums, group)?;
-        Ok(line.filter(|line| line.key == group).map_or([0; GROUP], |line| record_checksums(&line)))
+        Ok(line
+            .filter(|line| line.key == group)
+            .map_or([0; GROUP], |line| checksums_in_record(&line)))
     }
 
     /// Stores the checksums of blocks from `block` on.
@@ -114,12 +116,12 @@ impl Metadata {
         let range = block..block + sums.len() as u64;
         let of = |at: u64| usize::try_from(at - block).map_or(0, |index| sums[index]);
         let mut lines = Vec::with_capacity(sums.len() / GROUP + 2);
-        for group in checksum_groups(&range) {
+        for group in groups_of_blocks(&range) {
             let first = group * GROUP_BLOCKS;
             let is_whole = range.start <= first && first + GROUP_BLOCKS <= range.end;
             let mut own = if is_whole { [0; GROUP] } else { self.checksum_group(body, group)? };
             replace_in_group(group, &range, &mut own, of);
-            lines.push(checksum_record(group, own));
+            lines.push(group_record(group, own));
         }
         let (tree, mut done) = (body.checksum_tree(), 0);
         while done < lines.len() {
@@ -135,12 +137,12 @@ impl Metadata {
         body: &VolumeBody,
         range: &Range<u64>,
     ) -> Result<u64, TransactionStop> {
-        let (tree, groups) = (body.checksum_tree(), checksum_groups(range));
+        let (tree, groups) = (body.checksum_tree(), groups_of_blocks(range));
         let first = self.next_run(&tree, body.sums, groups.start)?;
         let Some(first) = first.filter(|line| groups.contains(&line.key)) else {
             return Ok(range.end);
         };
-        let leaf = self.leaf(&tree, body.sums, first.key)?;
+        let leaf = self.find_leaf(&tree, body.sums, first.key)?;
         let end = leaf.map_or(u64::MAX, |leaf| leaf.bounds.end);
         Ok(end.saturating_mul(GROUP_BLOCKS).min(range.end))
     }
@@ -155,9 +157,9 @@ impl Metadata {
         let whole = range.start.div_ceil(GROUP_BLOCKS)..range.end / GROUP_BLOCKS;
         let mut at = whole.start;
         while at < whole.end {
-            (at, _) = self.clear_range(&tree, &mut body.sums, &(at..whole.end), false)?;
+            (at, _) = self.clear_range_in_leaf(&tree, &mut body.sums, &(at..whole.end), false)?;
         }
-        let groups = checksum_groups(range);
+        let groups = groups_of_blocks(range);
         let edges = [groups.start, groups.end - 1];
         let count = if edges[0] == edges[1] { 1 } else { 2 };
         for group in edges.into_iter().take(count).filter(|group| !whole.contains(group)) {
@@ -167,8 +169,8 @@ impl Metadata {
             if sums == before {
                 continue;
             }
-            let line = Some(checksum_record(group, sums)).filter(|_| sums != [0; GROUP]);
-            self.replace_range(&tree, &mut body.sums, group..group + 1, line)?;
+            let line = Some(group_record(group, sums)).filter(|_| sums != [0; GROUP]);
+            self.replace_range_in_leaf(&tree, &mut body.sums, group..group + 1, line)?;
         }
         Ok(())
     }
@@ -180,7 +182,8 @@ impl Metadata {
         body: &mut VolumeBody,
     ) -> Result<bool, TransactionStop> {
         let behind = body.cut.div_ceil(GROUP_BLOCKS)..ALL.end;
-        let (end, _) = self.clear_range(&body.checksum_tree(), &mut body.sums, &behind, false)?;
+        let (end, _) =
+            self.clear_range_in_leaf(&body.checksum_tree(), &mut body.sums, &behind, false)?;
         if end == ALL.end && !body.cut.is_multiple_of(GROUP_BLOCKS) {
             let rest = body.cut..body.cut.next_multiple_of(GROUP_BLOCKS);
             self.remove_checksums(body, &rest)?;

@@ -13,7 +13,7 @@ use crate::tree::{ALL, child_bounds, child_index};
 
 /// Part of the reserve for commits and deletions that a change must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReserveLevel {
+pub(crate) enum ReserveToLeave {
     /// Three quarters: the start of a new request.
     Most,
     /// Half: the end of a started request, or a trim.
@@ -29,13 +29,17 @@ const RANGES_MAX: usize = 64;
 
 impl Metadata {
     /// Whether the remaining reserve is too low for a change to start.
-    pub(crate) fn is_space_low(&self, leaves: ReserveLevel) -> bool {
+    pub(crate) fn is_below_reserve(&self, leaves: ReserveToLeave) -> bool {
         let kept = self.space.kept;
         match leaves {
-            ReserveLevel::Most => self.metadata_space() <= self.reserve() + kept / 4 * 3,
-            ReserveLevel::Half => self.metadata_space() <= self.reserve() + kept / 2,
-            ReserveLevel::Provisioned => self.metadata_space() <= kept / 4,
-            ReserveLevel::Nothing => false,
+            ReserveToLeave::Most => {
+                self.free_metadata_blocks() <= self.thick_reserved_blocks() + kept / 4 * 3
+            }
+            ReserveToLeave::Half => {
+                self.free_metadata_blocks() <= self.thick_reserved_blocks() + kept / 2
+            }
+            ReserveToLeave::Provisioned => self.free_metadata_blocks() <= kept / 4,
+            ReserveToLeave::Nothing => false,
         }
     }
 
@@ -71,14 +75,14 @@ impl Metadata {
 
     /// Whether there is space for a commit of the changes, and for `more` blocks.
     pub(crate) fn has_room_for_commit(&mut self, more: u64) -> Result<bool, TransactionStop> {
-        let Some(room) = self.metadata_space().checked_sub(more) else { return Ok(false) };
+        let Some(room) = self.free_metadata_blocks().checked_sub(more) else { return Ok(false) };
         if self.commit_nodes_max() <= room {
             return Ok(true);
         }
         if self.space.deltas.len() > RANGES_MAX {
             return Ok(false);
         }
-        Ok(self.commit_nodes(room)? <= room)
+        Ok(self.count_commit_nodes(room)? <= room)
     }
 
     /// Upper bound of the nodes that a commit writes: a path for each range and for each leaf that it may
@@ -92,7 +96,7 @@ impl Metadata {
     }
 
     /// Number of nodes that the commit will write, or any number above `enough`.
-    fn commit_nodes(&mut self, enough: u64) -> Result<u64, TransactionStop> {
+    fn count_commit_nodes(&mut self, enough: u64) -> Result<u64, TransactionStop> {
         let ranges = self.space.deltas.len() as u64;
         let mut left: Vec<Range<u64>> = self.space.deltas.iter().map(|(range, _)| range).collect();
         // New nodes use blocks of the allocation pool, which thereby get counts.
@@ -123,14 +127,14 @@ impl Metadata {
     ) -> Result<(u64, Vec<u64>), TransactionStop> {
         let (mut pointer, mut bounds, mut level) = (self.superblock.space, ALL, None);
         let mut moved = Vec::new();
-        while !pointer.is_none() {
+        while !pointer.is_null() {
             if pointer.generation != self.generation && nodes.insert(pointer.address) {
                 moved.push(pointer.address);
             }
             if level == Some(0) {
                 break;
             }
-            let page = self.node(&SPACE, pointer, level, &bounds)?;
+            let page = self.load_node(&SPACE, pointer, level, &bounds)?;
             if page.level() == 0 {
                 break;
             }

@@ -137,7 +137,7 @@ struct PendingNode {
 impl ConsistencyCheck {
     /// Starts a check of everything reachable from the last durable superblock of a pool.
     pub fn of_pool(store: &Pool) -> Self {
-        let (id, superblock) = store.durable();
+        let (id, superblock) = store.uuid_and_durable_superblock();
         let mut check = Self {
             store: id,
             superblock,
@@ -186,7 +186,7 @@ impl ConsistencyCheck {
         let page = bytes
             .map_err(|status| Corruption::at_address(address, CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, address))
-            .and_then(|page| visit.check(page));
+            .and_then(|page| visit.check_page(page));
         match page {
             Ok(page) => self.process_page(&visit, &page),
             Err(damage) => {
@@ -199,7 +199,7 @@ impl ConsistencyCheck {
     /// Counts a reference to a block, and schedules the block for reading at the first one.
     fn queue_node(&mut self, visit: PendingNode) {
         let address = visit.at.address;
-        if visit.at.is_none() {
+        if visit.at.is_null() {
             return;
         }
         if !self.superblock.data_area().contains(&address) {
@@ -304,14 +304,14 @@ impl ConsistencyCheck {
     }
 
     /// Result of the check, after everything was read.
-    pub fn finish(mut self) -> CheckReport {
+    pub fn into_report(mut self) -> CheckReport {
         let is_whole = self.findings.is_empty();
         let used = self.recorded.iter().map(|run| run.extra).sum();
         let mut volume_usages = Vec::new();
         if is_whole {
-            volume_usages = self.accounts();
+            volume_usages = self.counted_usages();
             self.compare_refcounts();
-            self.compare_mapped();
+            self.compare_mapped_blocks();
             self.compare_names();
             self.compare_reservations();
             self.compare_number("used blocks", 0, self.superblock.used, used);
@@ -332,17 +332,17 @@ impl ConsistencyCheck {
     }
 
     /// Space usage of every volume, from the references of all volumes.
-    fn accounts(&self) -> Vec<CountedUsage> {
+    fn counted_usages(&self) -> Vec<CountedUsage> {
         let live = self.volumes.values().filter(|body| !body.has_flag(flags::DOOMED));
         let counted = |body: &VolumeBody| CountedUsage {
             volume: body.id,
             name: decode_name(&body.name),
-            volume_usage: self.account(body),
+            volume_usage: self.count_usage(body),
         };
         live.map(counted).collect()
     }
 
-    fn account(&self, body: &VolumeBody) -> SpaceUsage {
+    fn count_usage(&self, body: &VolumeBody) -> SpaceUsage {
         let is_one = |count: &i64| *count == 1;
         let own_parent = self.references.get(&body.parent.address).is_some_and(is_one);
         let (mut unique, mut own) = (1 + u64::from(own_parent), ExclusiveUsage::default());
@@ -368,7 +368,7 @@ impl ConsistencyCheck {
         for (range, uses) in uses.iter() {
             let mut at = range.start;
             while at < range.end {
-                let RangeLookup::Taken(end) = self.data.get(at) else { break };
+                let RangeLookup::Taken(end) = self.data.lookup(at) else { break };
                 if self.data.at(at) == uses {
                     own.insert(at..end.min(range.end));
                 }
@@ -402,11 +402,11 @@ impl ConsistencyCheck {
     }
 
     /// Compares the mapped blocks of each root; a node shared by several trees is summed once.
-    fn compare_mapped(&mut self) {
+    fn compare_mapped_blocks(&mut self) {
         let mut sums: BTreeMap<u64, SubtreeSum> = BTreeMap::new();
         let volumes: Vec<VolumeBody> = self.volumes.values().copied().collect();
         for body in volumes.iter().filter(|body| !body.has_flag(flags::DOOMED)) {
-            let SubtreeSum { mapped, spare, end } = match body.map.is_none() {
+            let SubtreeSum { mapped, spare, end } = match body.map.is_null() {
                 true => SubtreeSum::default(),
                 false => self.sum_mapped_blocks(body.map.address, &mut sums),
             };
@@ -458,7 +458,7 @@ impl ConsistencyCheck {
     /// Compares the reservation for thick volumes, and checks that the feature bits for unwritten runs
     /// and parents keep programs out that do not support them.
     fn compare_reservations(&mut self) {
-        let provisioned = self.volumes.values().map(VolumeBody::reservation);
+        let provisioned = self.volumes.values().map(VolumeBody::reserved_blocks);
         let provisioned = provisioned.fold(0, u64::saturating_add);
         self.compare_number("promised blocks", 0, self.superblock.provisioned, provisioned);
         let is_thick = |body: &&VolumeBody| body.spare > 0 || body.has_flag(flags::THICK);
@@ -488,7 +488,7 @@ impl ConsistencyCheck {
 
 impl PendingNode {
     /// Compares a block with the reference to it.
-    fn check(&self, page: Page) -> Result<Page, Corruption> {
+    fn check_page(&self, page: Page) -> Result<Page, Corruption> {
         let damage = |flaw| Corruption::at_address(self.at.address, flaw);
         let (found, expected) = (page.generation, self.at.generation);
         if page.kind != self.tree.kind || self.level.is_some_and(|level| level != page.level()) {

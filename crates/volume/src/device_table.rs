@@ -113,7 +113,7 @@ impl DeviceTable {
     }
 
     /// Number of pool blocks on a device.
-    pub fn pool_blocks_on(&self, device: u32) -> u64 {
+    pub fn pool_block_count_on(&self, device: u32) -> u64 {
         self.spans_with_start()
             .filter(|(_, span)| span.device == device)
             .map(|(_, span)| span.blocks)
@@ -175,7 +175,7 @@ impl DeviceTable {
     }
 
     /// Whether the spans of each device are in order and after its label, and every device has one.
-    fn is_in_order(&self) -> bool {
+    fn are_spans_in_order(&self) -> bool {
         let mut ends: Vec<u64> = vec![LABEL_BLOCKS; self.count()];
         ends[0] = self.first;
         let follows = self.spans.iter().all(|span| {
@@ -210,7 +210,7 @@ impl DeviceTable {
 
     /// Decodes and checks the table of a superblock; `bytes` begin after it.
     pub(crate) fn decode(superblock: &Superblock, bytes: &[u8]) -> Result<Self, CorruptionKind> {
-        if superblock.is_unknown() || superblock.first == 0 {
+        if superblock.is_unsupported() || superblock.first == 0 {
             return Ok(Self::single(superblock.blocks));
         }
         let (devices, spans) = (superblock.devices as usize, superblock.spans as usize);
@@ -234,7 +234,7 @@ impl DeviceTable {
         };
         let spans = lines.chunks_exact(SpanRecord::BYTES).map(span).collect();
         let table = Self { first: superblock.first, spans, others };
-        let is_whole = table.is_in_order() && table.blocks() == superblock.blocks;
+        let is_whole = table.are_spans_in_order() && table.blocks() == superblock.blocks;
         if is_whole && table.check().is_ok() { Ok(table) } else { Err(CorruptionKind::Contents) }
     }
 
@@ -262,7 +262,7 @@ impl DeviceTable {
                 at == (begin, span.device, span.at) && now.blocks >= span.blocks
             })
         });
-        keeps && stays && self.is_in_order() && self.first >= STORE_BLOCKS_MIN
+        keeps && stays && self.are_spans_in_order() && self.first >= STORE_BLOCKS_MIN
     }
 }
 
@@ -300,7 +300,7 @@ impl DeviceLabel {
         let page = Page::decode(bytes, store, 0).map_err(|damage| damage.flaw)?;
         let PageBody::Label(body) = page.body else { return Err(CorruptionKind::Contents) };
         let LabelBody { uuid, number, begin, name, .. } = *body;
-        let first_uri = body.name().unwrap_or_default().to_owned();
+        let first_uri = body.uri_text().unwrap_or_default().to_owned();
         let (name, generation) = (decode_name(&name), page.generation);
         Ok(Self { store, name, number, uuid, generation, begin, first_uri })
     }
@@ -311,14 +311,14 @@ impl LabelBody {
     pub(crate) fn check(&self) -> Result<(), CorruptionKind> {
         let is_other = (1..DEVICES_MAX as u64).contains(&u64::from(self.number));
         let begins = (STORE_BLOCKS_MIN..BLOCKS_MAX).contains(&self.begin);
-        if is_other && begins && self.name().is_some() {
+        if is_other && begins && self.uri_text().is_some() {
             Ok(())
         } else {
             Err(CorruptionKind::Contents)
         }
     }
 
-    fn name(&self) -> Option<&str> {
+    fn uri_text(&self) -> Option<&str> {
         let bytes = self.uri.get(..usize::try_from(self.uri_bytes).ok()?)?;
         str::from_utf8(bytes).ok().filter(|name| is_valid_uri(name))
     }
@@ -390,7 +390,7 @@ mod tests {
         let begins: Vec<u64> = devices.spans_with_start().map(|(begin, _)| begin).collect();
         assert_eq!(begins, [0, 1200, 1600, 1700]);
         assert_eq!([0, 1, 2].map(|device| devices.device_blocks_min(device)), [1600, 401, 101]);
-        assert_eq!([0, 1, 2].map(|device| devices.pool_blocks_on(device)), [1600, 400, 100]);
+        assert_eq!([0, 1, 2].map(|device| devices.pool_block_count_on(device)), [1600, 400, 100]);
         assert_eq!([1, 2].map(|device| devices.first_block_of(device)), [1200, 1600]);
         assert_eq!(encode_and_decode(&devices), Ok(devices.clone()));
         assert!(

@@ -7,7 +7,7 @@ use tenmil_base::{ErrorCategory, IoStatus};
 use crate::device_table::{DEVICES_MAX, DeviceLabel, SPANS_MAX, TABLE_BYTES};
 use crate::format::{BlockKind, VERSION};
 use crate::ownership::PoolOwner;
-use crate::volumes::VOLUMES_MAX;
+use crate::volume_catalog::VOLUMES_MAX;
 
 /// Damaged metadata block.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -407,7 +407,7 @@ impl Pointer {
     pub const NONE: Self = Self { address: 0, generation: 0 };
 
     /// Whether it is null.
-    pub const fn is_none(self) -> bool {
+    pub const fn is_null(self) -> bool {
         self.address == 0
     }
 }
@@ -448,13 +448,14 @@ impl Superblock {
     }
 
     /// Blocks on the first device before the first span.
-    pub const fn first_device_blocks(&self) -> u64 {
+    pub const fn first_device_reserved_blocks(&self) -> u64 {
         if self.first == 0 { self.blocks } else { self.first }
     }
 
     /// Blocks available for metadata and data.
     pub const fn data_area(&self) -> DataArea {
-        let slots = self.first_device_blocks() - SLOTS..self.first_device_blocks();
+        let slots =
+            self.first_device_reserved_blocks() - SLOTS..self.first_device_reserved_blocks();
         if self.first == 0 {
             return DataArea { start: SLOTS, end: slots.start, slots: 0..0 };
         }
@@ -462,19 +463,19 @@ impl Superblock {
     }
 
     /// Unsupported feature bits that prevent opening the pool, or writing to it.
-    pub(crate) const fn unknown_features(&self) -> u64 {
+    pub(crate) const fn blocking_unknown_features(&self) -> u64 {
         (self.incompatible & !features::KNOWN) | (self.read_only_compatible & !features::OWNED)
     }
 
     /// Whether it has another version or unsupported features.
-    pub(crate) const fn is_unknown(&self) -> bool {
-        self.version != VERSION || self.unknown_features() != 0
+    pub(crate) const fn is_unsupported(&self) -> bool {
+        self.version != VERSION || self.blocking_unknown_features() != 0
     }
 
     /// Checks a superblock whose checksum is right. One of an unsupported version is accepted, because
     /// the meaning of its fields is unknown.
     pub fn check(&self) -> Result<(), CorruptionKind> {
-        if self.is_unknown() {
+        if self.is_unsupported() {
             return Ok(());
         }
         let sized = (STORE_BLOCKS_MIN..=BLOCKS_MAX).contains(&self.blocks);
@@ -504,12 +505,12 @@ impl VolumeBody {
     pub(crate) fn validate(&self) -> Result<(), CorruptionKind> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
         let known = self.flags & !flags::KNOWN == 0;
-        let summed = self.has_flag(flags::CHECKSUMS) || self.sums.is_none();
+        let summed = self.has_flag(flags::CHECKSUMS) || self.sums.is_null();
         let never_thick = flags::READ_ONLY | flags::DOOMED | flags::CHECKSUMS;
         let thick = !self.has_flag(flags::THICK) || !self.has_flag(never_thick);
         let owing = self.owed <= if self.has_flag(flags::THICK) { BLOCKS_MAX } else { 0 };
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
-        let over = self.parent.is_none() == (self.reach == 0) && self.reach <= self.blocks;
+        let over = self.parent.is_null() == (self.reach == 0) && self.reach <= self.blocks;
         let is_right = sized && known && summed && thick && owing && numbered && over;
         if is_right { Ok(()) } else { Err(CorruptionKind::Contents) }
     }
@@ -539,12 +540,12 @@ pub fn hash_name(name: &[u8]) -> u64 {
 impl BlockKind {
     /// Key after the last one covered by a leaf record; `None` if it is not representable.
     pub(crate) fn end_key(self, record: &Record) -> Option<u64> {
-        let len = if self.has_runs() { record.extra } else { 1 };
+        let len = if self.has_run_records() { record.extra } else { 1 };
         record.key.checked_add(len).filter(|_| len > 0)
     }
 
     /// Whether the records of its leaves are runs of keys.
-    pub(crate) const fn has_runs(self) -> bool {
+    pub(crate) const fn has_run_records(self) -> bool {
         matches!(self, Self::SpaceMap | Self::Map)
     }
 

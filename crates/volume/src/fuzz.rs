@@ -12,8 +12,10 @@ use crate::on_disk_layout::Layout;
 use crate::open::{CreateStep, PoolConfig, PoolOpening};
 use crate::parent::ParentInfo;
 use crate::pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse};
-use crate::stream::{self, DATA_BLOCKS_MAX, StreamEncoder, StreamEvent, StreamInfo, StreamParser};
-use crate::volumes::VolumeOp;
+use crate::snapshot_stream::{
+    self, DATA_BLOCKS_MAX, StreamEncoder, StreamEvent, StreamInfo, StreamParser,
+};
+use crate::volume_catalog::VolumeOp;
 
 /// Blocks of the corrupted pool, and number of them on its first device.
 const BLOCKS: u64 = 600;
@@ -34,7 +36,7 @@ const DATA_MAX: usize = DATA_BLOCKS_MAX as usize * BLOCK_BYTES;
 pub fn fuzz_decoders(bytes: &[u8]) {
     decode_resealed_block(bytes);
     if let Some((how, patches)) = bytes.split_first() {
-        fuzz_pool(*how, patches);
+        fuzz_corrupted_pool(*how, patches);
     }
 }
 
@@ -44,13 +46,13 @@ pub fn fuzz_decoders(bytes: &[u8]) {
 ///
 /// An invariant is violated: a bug in this crate, never in the bytes.
 pub fn fuzz_stream(bytes: &[u8]) {
-    receive_stream(bytes);
+    parse_stream(bytes);
     let mut sealed = bytes.to_vec();
-    stream::fix_checksums(&mut sealed);
-    receive_stream(&sealed);
+    snapshot_stream::fix_checksums(&mut sealed);
+    parse_stream(&sealed);
 }
 
-fn receive_stream(mut rest: &[u8]) {
+fn parse_stream(mut rest: &[u8]) {
     let (mut receiver, mut at) = (StreamParser::new(), 0);
     while receiver.bytes_needed() > 0 {
         assert!(receiver.bytes_needed() <= DATA_MAX, "memory is bounded");
@@ -81,7 +83,7 @@ fn decode_resealed_block(bytes: &[u8]) {
 }
 
 /// Checks and uses a pool with volumes that was changed at some places, with all checksums corrected.
-fn fuzz_pool(how: u8, patches: &[u8]) {
+fn fuzz_corrupted_pool(how: u8, patches: &[u8]) {
     let mut image = sample_pool();
     for patch in patches.chunks_exact(PATCH_BYTES).take(64) {
         let at = usize::from(patch[0]) % (image.len() / BLOCK_BYTES);
@@ -99,32 +101,45 @@ fn fuzz_pool(how: u8, patches: &[u8]) {
     while let Some(at) = check.next_read() {
         check.handle_read(Ok(block_at(&image, at)));
     }
-    drop(check.finish());
-    send_every_request(&mut store, &mut image);
+    drop(check.into_report());
+    submit_every_request(&mut store, &mut image);
 }
 
 /// Sends every kind of request.
-fn send_every_request(store: &mut Pool, image: &mut [u8]) {
-    let Some(PoolResponse::Volumes(volumes)) = run_request(store, image, PoolRequest::List) else {
+fn submit_every_request(store: &mut Pool, image: &mut [u8]) {
+    let Some(PoolResponse::Volumes(volumes)) = execute_request(store, image, PoolRequest::List)
+    else {
         return;
     };
     for info in volumes.iter().take(8) {
         let (volume, blocks) = (info.id, info.blocks.min(64));
-        run_request(store, image, PoolRequest::Read { volume, block: 0, blocks });
-        run_request(
+        execute_request(store, image, PoolRequest::Read { volume, block: 0, blocks });
+        execute_request(
             store,
             image,
             PoolRequest::Write { volume, block: blocks / 2, blocks: blocks.min(3) },
         );
-        run_request(store, image, PoolRequest::Trim { volume, block: 0, blocks: blocks.min(2) });
-        run_request(store, image, PoolRequest::SpaceUsage(info.name.clone()));
-        run_request(store, image, PoolRequest::Difference { volume, base: info.origin, block: 0 });
-        run_request(store, image, PoolRequest::ReserveThick(info.name.clone()));
-        run_request(store, image, PoolRequest::MakeExclusive { volume, block: 0, blocks: 32 });
-        run_request(store, image, PoolRequest::MakeExclusive { volume, block: blocks, blocks: 16 });
-        run_request(store, image, PoolRequest::Parent { volume });
-        run_request(store, image, PoolRequest::CopyFromParent { volume, blocks: 5 });
-        run_request(
+        execute_request(
+            store,
+            image,
+            PoolRequest::Trim { volume, block: 0, blocks: blocks.min(2) },
+        );
+        execute_request(store, image, PoolRequest::SpaceUsage(info.name.clone()));
+        execute_request(
+            store,
+            image,
+            PoolRequest::Difference { volume, base: info.origin, block: 0 },
+        );
+        execute_request(store, image, PoolRequest::ReserveThick(info.name.clone()));
+        execute_request(store, image, PoolRequest::MakeExclusive { volume, block: 0, blocks: 32 });
+        execute_request(
+            store,
+            image,
+            PoolRequest::MakeExclusive { volume, block: blocks, blocks: 16 },
+        );
+        execute_request(store, image, PoolRequest::Parent { volume });
+        execute_request(store, image, PoolRequest::CopyFromParent { volume, blocks: 5 });
+        execute_request(
             store,
             image,
             PoolRequest::Trim { volume, block: blocks / 3, blocks: blocks.min(4) },
@@ -134,22 +149,26 @@ fn send_every_request(store: &mut Pool, image: &mut [u8]) {
         let name = info.name;
         let snapshot =
             VolumeOp::Snapshot { volume: name.clone(), name: format!("{name}s"), uuid: 1 };
-        run_request(store, image, PoolRequest::Change(snapshot));
-        run_request(store, image, PoolRequest::Change(VolumeOp::Decouple { name: name.clone() }));
-        run_request(
+        execute_request(store, image, PoolRequest::Change(snapshot));
+        execute_request(
+            store,
+            image,
+            PoolRequest::Change(VolumeOp::Decouple { name: name.clone() }),
+        );
+        execute_request(
             store,
             image,
             PoolRequest::Change(VolumeOp::Resize { name: name.clone(), blocks: 7 }),
         );
-        run_request(store, image, PoolRequest::Change(VolumeOp::Delete { name, orphan: true }));
+        execute_request(store, image, PoolRequest::Change(VolumeOp::Delete { name, orphan: true }));
     }
     let mut devices = store.devices().clone();
     devices.add_device(SecondaryDevice { uuid: 9, uri: "ram:2m".into() }, 40);
-    run_request(store, image, PoolRequest::Grow(devices));
-    run_request(store, image, PoolRequest::Flush);
+    execute_request(store, image, PoolRequest::Grow(devices));
+    execute_request(store, image, PoolRequest::Flush);
 }
 
-fn run_request(store: &mut Pool, image: &mut [u8], ask: PoolRequest) -> Option<PoolResponse> {
+fn execute_request(store: &mut Pool, image: &mut [u8], ask: PoolRequest) -> Option<PoolResponse> {
     store.submit(0, ask);
     for _ in 0..ACTIONS_MAX {
         let Some(action) = store.next_action() else {
@@ -164,11 +183,11 @@ fn run_request(store: &mut Pool, image: &mut [u8], ask: PoolRequest) -> Option<P
 fn execute_action(store: &mut Pool, image: &mut [u8], action: DeviceAction) {
     match action {
         DeviceAction::ReadPage { io, at } => {
-            store.complete(io, ActionResult::Read(block_at(image, at)))
+            store.handle_action_result(io, ActionResult::Read(block_at(image, at)))
         }
         DeviceAction::ReadSlots { io } => {
             let slots = [*block_at(image, 0), *block_at(image, 1)];
-            store.complete(io, ActionResult::Slots(&slots));
+            store.handle_action_result(io, ActionResult::Slots(&slots));
         }
         DeviceAction::WritePages { io, at, bytes } => {
             for (at, block) in (at..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
@@ -179,21 +198,21 @@ fn execute_action(store: &mut Pool, image: &mut [u8], action: DeviceAction) {
                     room.copy_from_slice(block);
                 }
             }
-            store.complete(io, ActionResult::Done);
+            store.handle_action_result(io, ActionResult::Done);
         }
         DeviceAction::ReadData { io, at, blocks, is_summed: true, .. } => {
             let sums: Vec<u32> =
                 (at..at + blocks).map(|at| block_checksum(block_at(image, at))).collect();
-            store.complete(io, ActionResult::Sums(&sums));
+            store.handle_action_result(io, ActionResult::Sums(&sums));
         }
         DeviceAction::WriteData { io, blocks, is_summed: true, .. } => {
             let sums = vec![1; usize::try_from(blocks).unwrap_or(0)];
-            store.complete(io, ActionResult::Sums(&sums));
+            store.handle_action_result(io, ActionResult::Sums(&sums));
         }
         DeviceAction::ReadData { io, .. }
         | DeviceAction::ReadParent { io, .. }
         | DeviceAction::WriteData { io, .. }
-        | DeviceAction::Flush { io } => store.complete(io, ActionResult::Done),
+        | DeviceAction::Flush { io } => store.handle_action_result(io, ActionResult::Done),
         DeviceAction::Zero { .. } => {}
     }
 }
@@ -228,39 +247,43 @@ fn sample_pool() -> Vec<u8> {
     let mut devices = DeviceTable::single(FIRST_BLOCKS);
     devices
         .add_device(SecondaryDevice { uuid: 8, uri: "ram:1m".into() }, BLOCKS - FIRST_BLOCKS + 1);
-    run_request(&mut store, &mut image, PoolRequest::Grow(devices));
+    execute_request(&mut store, &mut image, PoolRequest::Grow(devices));
     let create =
         VolumeOp::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1, checksums: false };
-    run_request(&mut store, &mut image, PoolRequest::Change(create));
+    execute_request(&mut store, &mut image, PoolRequest::Change(create));
     for block in [0, 9, 22, 35, 41, 50] {
-        run_request(&mut store, &mut image, PoolRequest::Write { volume: 1, block, blocks: 3 });
+        execute_request(&mut store, &mut image, PoolRequest::Write { volume: 1, block, blocks: 3 });
     }
     let snapshot = VolumeOp::Snapshot { volume: "a".into(), name: "b".into(), uuid: 2 };
-    run_request(&mut store, &mut image, PoolRequest::Change(snapshot));
-    run_request(&mut store, &mut image, PoolRequest::Write { volume: 1, block: 10, blocks: 30 });
+    execute_request(&mut store, &mut image, PoolRequest::Change(snapshot));
+    execute_request(
+        &mut store,
+        &mut image,
+        PoolRequest::Write { volume: 1, block: 10, blocks: 30 },
+    );
     let clone = VolumeOp::Clone { from: "b".into(), name: "c".into(), uuid: 3 };
-    run_request(&mut store, &mut image, PoolRequest::Change(clone));
+    execute_request(&mut store, &mut image, PoolRequest::Change(clone));
     let name = || "d".to_owned();
     let create = VolumeOp::Create { name: name(), blocks: 64, unit: 4, uuid: 4, checksums: true };
-    run_request(&mut store, &mut image, PoolRequest::Change(create));
+    execute_request(&mut store, &mut image, PoolRequest::Change(create));
     for block in [0, 9, 22, 35, 41, 50] {
-        run_request(&mut store, &mut image, PoolRequest::Write { volume: 4, block, blocks: 3 });
+        execute_request(&mut store, &mut image, PoolRequest::Write { volume: 4, block, blocks: 3 });
     }
     let create = VolumeOp::CreateThick { name: "e".into(), blocks: 40, unit: 4, uuid: 5 };
-    run_request(&mut store, &mut image, PoolRequest::Change(create));
-    run_request(
+    execute_request(&mut store, &mut image, PoolRequest::Change(create));
+    execute_request(
         &mut store,
         &mut image,
         PoolRequest::MakeExclusive { volume: 5, block: 0, blocks: 16 },
     );
-    run_request(&mut store, &mut image, PoolRequest::Write { volume: 5, block: 7, blocks: 3 });
+    execute_request(&mut store, &mut image, PoolRequest::Write { volume: 5, block: 7, blocks: 3 });
     let (name, parent) = ("f".into(), sample_parent());
     let over =
         VolumeOp::CreateOver { name, blocks: 60, unit: 4, uuid: 6, checksums: false, parent };
-    run_request(&mut store, &mut image, PoolRequest::Change(over));
-    run_request(&mut store, &mut image, PoolRequest::Trim { volume: 6, block: 3, blocks: 20 });
-    run_request(&mut store, &mut image, PoolRequest::Write { volume: 6, block: 7, blocks: 3 });
-    run_request(&mut store, &mut image, PoolRequest::Flush);
+    execute_request(&mut store, &mut image, PoolRequest::Change(over));
+    execute_request(&mut store, &mut image, PoolRequest::Trim { volume: 6, block: 3, blocks: 20 });
+    execute_request(&mut store, &mut image, PoolRequest::Write { volume: 6, block: 7, blocks: 3 });
+    execute_request(&mut store, &mut image, PoolRequest::Flush);
     image
 }
 
@@ -322,11 +345,12 @@ pub fn stream_seeds() -> Vec<(&'static str, Vec<u8>)> {
         base,
     };
     let data = [7; 2 * BLOCK_BYTES];
-    let (mut sender, mut whole) = StreamEncoder::head(&contents(None));
+    let (mut sender, mut whole) = StreamEncoder::start_with_head(&contents(None));
     whole.extend(sender.data_record(3, &data));
     whole.extend(data);
     whole.extend(sender.end_record());
-    let (mut sender, mut changed) = StreamEncoder::head(&contents(Some((3, "b".into()))));
+    let (mut sender, mut changed) =
+        StreamEncoder::start_with_head(&contents(Some((3, "b".into()))));
     changed.extend(sender.hole_record(3, 4));
     changed.extend(sender.data_record(9, &data[..BLOCK_BYTES]));
     changed.extend(&data[..BLOCK_BYTES]);

@@ -11,7 +11,7 @@
 
 #![forbid(unsafe_code)]
 
-mod capacity;
+mod capacity_monitor;
 mod checksums;
 mod commit_cost;
 mod consistency_check;
@@ -31,16 +31,16 @@ mod parent;
 mod pool;
 mod ranges;
 pub mod rescue;
+pub mod snapshot_stream;
 mod space_map;
 mod space_usage;
-pub mod stream;
 mod thick;
 mod tree;
 mod tree_edit;
+mod volume_catalog;
 mod volume_diff;
-mod volumes;
 
-pub use capacity::{CapacityNotice, CapacityState, THRESHOLDS};
+pub use capacity_monitor::{CapacityNotice, CapacityState, THRESHOLDS};
 pub use checksums::block_checksum;
 pub use consistency_check::{CheckFinding, CheckReport, ConsistencyCheck, CountedUsage};
 pub use error::{Corruption, CorruptionKind, PoolError};
@@ -50,4 +50,4 @@ pub use ownership::{ClaimCondition, InjectedBugs, PoolOwner, SuperblockSlots};
 pub use parent::ParentInfo;
 pub use pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
 pub use space_usage::SpaceUsage;
-pub use volumes::{VOLUMES_MAX, VolumeInfo, VolumeOp};
+pub use volume_catalog::{VOLUMES_MAX, VolumeInfo, VolumeOp};

@@ -231,7 +231,8 @@ impl Metadata {
             let uses = lying().filter(|other| place(other) == at).count() as u64;
             let goes_to = at + (blocks.start - start)..at + (blocks.end - start);
             // A failed write to blocks that are not mapped there may still reach the device later.
-            let is_spoilt = self.space.is_bad(&goes_to) && !has_at(runs, blocks, goes_to.start);
+            let is_spoilt =
+                self.space.is_bad(&goes_to) && !has_blocks_at(runs, blocks, goes_to.start);
             if self.refcount(at)? == uses && !self.space.has_undurable_decrement(at) && !is_spoilt {
                 return Ok(WriteTarget::InPlace(at, runs.to_vec()));
             }
@@ -278,7 +279,7 @@ impl Metadata {
 
     /// Maps a part of a segment, as far as one leaf extends, and enters its checksums, if it has any.
     /// Returns the block where it stopped.
-    pub(crate) fn map_segment(
+    pub(crate) fn map_write_run(
         &mut self,
         id: u64,
         segment: &WriteRun,
@@ -290,7 +291,7 @@ impl Metadata {
         let range = segment.block..segment.block + segment.blocks.min(most);
         let line = Record { key: segment.block, value: segment.at, extra: segment.blocks };
         let tree = body.map_tree();
-        let (end, gain) = self.replace_range(&tree, &mut body.map, range, Some(line))?;
+        let (end, gain) = self.replace_range_in_leaf(&tree, &mut body.map, range, Some(line))?;
         body.apply_map_delta(gain);
         if body.map_tree().keeps {
             let count = usize::try_from(end - segment.block).unwrap_or(usize::MAX);
@@ -308,7 +309,11 @@ impl Metadata {
     /// Removes blocks from a volume's map, as far as one leaf extends. Those of a thick volume become
     /// unwritten, and those that would otherwise read from its parent become a hole. Returns the block
     /// where it stopped.
-    pub(crate) fn unmap(&mut self, id: u64, range: &Range<u64>) -> Result<u64, TransactionStop> {
+    pub(crate) fn unmap_in_leaf(
+        &mut self,
+        id: u64,
+        range: &Range<u64>,
+    ) -> Result<u64, TransactionStop> {
         let mut body = self.expect_volume(id)?;
         let (map, sums, tree) = (body.map, body.sums, body.map_tree());
         let end = if tree.keeps { self.checksum_leaf_end(&body, range)? } else { range.end };
@@ -320,7 +325,7 @@ impl Metadata {
         } else if body.has_flag(flags::THICK) {
             self.make_unwritten(&tree, &mut body.map, &range)?
         } else {
-            self.clear_range(&tree, &mut body.map, &range, false)?
+            self.clear_range_in_leaf(&tree, &mut body.map, &range, false)?
         };
         body.apply_map_delta(gain);
         if tree.keeps {
@@ -361,12 +366,12 @@ fn unmapped_runs(body: &VolumeBody, range: Range<u64>) -> impl Iterator<Item = M
 
 /// One cluster's part of a write. It is new to the map, unless a run already has the blocks there.
 fn cluster_write_run(blocks: Range<u64>, at: u64, runs: &[Record]) -> WriteRun {
-    let is_new = !has_written_at(runs, &blocks, at);
+    let is_new = !has_written_blocks_at(runs, &blocks, at);
     WriteRun { block: blocks.start, blocks: blocks.end - blocks.start, at, is_new }
 }
 
 /// Whether one of the runs has these blocks, written, at that place.
-fn has_written_at(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
+fn has_written_blocks_at(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
     let holds = |run: &Record| {
         run.key <= blocks.start
             && run.key + run.extra >= blocks.end
@@ -376,7 +381,7 @@ fn has_written_at(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
 }
 
 /// Whether the runs have these blocks at that place, written or unwritten.
-fn has_at(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
+fn has_blocks_at(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
     let common = |run: &Record| {
         let (start, end) = (run.key.max(blocks.start), (run.key + run.extra).min(blocks.end));
         let is_there = !run.is_hole() && run.first_address() + blocks.start == at + run.key;

@@ -119,7 +119,7 @@ impl Metadata {
             self.raise_reserve();
         }
         self.remapped = others.remapped;
-        self.space.inherit(&others.space);
+        self.space.copy_bad_blocks(&others.space);
     }
 
     /// Makes a change completely or not at all.
@@ -132,7 +132,7 @@ impl Metadata {
         if status.is_err() {
             // The steps are undone in reverse order.
             while let Some(step) = self.undo.pop() {
-                self.undo(step);
+                self.undo_step(step);
             }
             (self.superblock, self.space.fresh) = (superblock, fresh);
         }
@@ -140,7 +140,7 @@ impl Metadata {
         status
     }
 
-    fn undo(&mut self, step: UndoRecord) {
+    fn undo_step(&mut self, step: UndoRecord) {
         match step {
             UndoRecord::Page(address, Some(page)) => {
                 self.dirty.insert(address, page);
@@ -242,7 +242,7 @@ impl Metadata {
     }
 
     /// Drops the only reference to a page.
-    pub(crate) fn drop_page(&mut self, address: u64) {
+    pub(crate) fn free_page(&mut self, address: u64) {
         self.add_references(address..address + 1, -1);
         // If the change is undone, the block remains a page, and the entry becomes true later.
         self.space.dropped.insert(address);
@@ -259,13 +259,15 @@ impl Metadata {
 
     /// Handles the result of a requested read.
     pub(crate) fn handle_read(&mut self, address: u64, page: Result<Page, Corruption>) {
-        let inside = page.and_then(|page| match page.is_within(&self.superblock.data_area()) {
-            true => Ok(page),
-            false => {
-                let (kind, owner, flaw) = (Some(page.kind), page.owner, CorruptionKind::Records);
-                Err(Corruption { address, kind, owner, flaw })
-            }
-        });
+        let inside =
+            page.and_then(|page| match page.are_records_within(&self.superblock.data_area()) {
+                true => Ok(page),
+                false => {
+                    let (kind, owner, flaw) =
+                        (Some(page.kind), page.owner, CorruptionKind::Records);
+                    Err(Corruption { address, kind, owner, flaw })
+                }
+            });
         match inside {
             Ok(page) => self.cache.put(address, Arc::new(page)),
             Err(damage) => {

@@ -7,6 +7,6 @@ mod superblock;
 pub use ownership::MirrorOwnership;
 pub use region_bitmap::RegionBitmap;
 pub use superblock::{
-    COPIES_AT, LEGS_MAX, MirrorCommonFields, MirrorGeometry, MirrorSuperblock, NoSuperblock,
-    SUPERBLOCK_BYTES, uuid_text,
+    COPIES_AT, LEGS_MAX, MirrorCommonFields, MirrorGeometry, MirrorSuperblock, SUPERBLOCK_BYTES,
+    SuperblockError, uuid_text,
 };

@@ -186,8 +186,8 @@ impl PoolOpening {
         let decoded =
             bytes.map_err(CorruptionKind::ReadError).and_then(|bytes| decode_superblock(bytes, at));
         match decoded {
-            Ok((_, _, superblock, _)) if superblock.is_unknown() => {
-                self.newer = Some((superblock.version, superblock.unknown_features()));
+            Ok((_, _, superblock, _)) if superblock.is_unsupported() => {
+                self.newer = Some((superblock.version, superblock.blocking_unknown_features()));
             }
             Ok((store, generation, superblock, devices)) => {
                 self.found
@@ -203,13 +203,15 @@ impl PoolOpening {
 
     /// If the device is longer than the pool's part of it, the last superblocks are not at its end.
     fn check_previous_end(&mut self, superblock: &Superblock) {
-        if superblock.first_device_blocks() >= self.blocks {
+        if superblock.first_device_reserved_blocks() >= self.blocks {
             return;
         }
         let device_end = self.blocks - SLOTS;
         self.damaged.retain(|damage| damage.address < device_end);
         self.to_read.retain(|at| *at < device_end);
-        for at in superblock.first_device_blocks() - SLOTS..superblock.first_device_blocks() {
+        for at in superblock.first_device_reserved_blocks() - SLOTS
+            ..superblock.first_device_reserved_blocks()
+        {
             // Some of these blocks may have been read already, or be queued.
             let is_known = self.to_read.contains(&at)
                 || self.found.iter().any(|(found, _)| *found == at)
@@ -249,7 +251,7 @@ impl PoolOpening {
             self.damaged.retain(|damage| damage.address < SLOTS);
         }
         let mut store = Pool::new(store, generation, superblock, devices, self.cache_bytes);
-        store.open_as(owner, self.me, self.bugs);
+        store.set_owner_state(owner, self.me, self.bugs);
         Ok(OpenedPool { store, damaged: self.damaged })
     }
 }

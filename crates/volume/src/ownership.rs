@@ -68,7 +68,7 @@ const _: () =
 
 impl PoolOwner {
     /// Owner named in a superblock.
-    pub(crate) fn of_process(superblock: &Superblock, record: OwnerRecord) -> Option<Self> {
+    pub(crate) fn from_record(superblock: &Superblock, record: OwnerRecord) -> Option<Self> {
         (superblock.owner != 0).then_some(Self { id: superblock.owner, record })
     }
 }
@@ -76,7 +76,7 @@ impl PoolOwner {
 /// Checks that the superblocks at the start are as this generation left them: none is newer, none of the
 /// same generation has another owner, and none belongs to another pool. An unreadable one is ignored; if
 /// neither can be read, the pool was overwritten.
-pub(crate) fn check_superblocks(
+pub(crate) fn check_superblocks_unchanged(
     slots: &SuperblockSlots,
     store: u128,
     (generation, owner): (u64, u128),
@@ -88,7 +88,7 @@ pub(crate) fn check_superblocks(
         let is_same = found == generation && superblock.owner == owner;
         if other != store || !(is_same || found < generation) {
             let by =
-                PoolOwner::of_process(&superblock, decode_owner(block)).filter(|_| other == store);
+                PoolOwner::from_record(&superblock, decode_owner(block)).filter(|_| other == store);
             return Err(PoolError::TakenOver { by: by.map(Box::new) });
         }
     }

@@ -56,7 +56,7 @@ impl MetadataCache {
     }
 
     /// Completes a step: the pages it used may be evicted.
-    pub(crate) fn evict(&mut self) {
+    pub(crate) fn end_step(&mut self) {
         self.done = self.clock;
         if self.pages.len() > self.pages_max {
             self.evict_least_recently_used();
@@ -113,7 +113,7 @@ mod tests {
         for address in 0..PAGES_MIN as u64 {
             cache.put(address, page());
         }
-        cache.evict();
+        cache.end_step();
         assert!(cache.get(0).is_some(), "used in the next step");
         cache.put(1000, page());
         assert!(cache.len() <= PAGES_MIN);
@@ -124,7 +124,7 @@ mod tests {
             cache.put(address, page());
         }
         assert!((2000..3000).all(|address| cache.get(address).is_some()));
-        cache.evict();
+        cache.end_step();
         assert!(cache.len() <= PAGES_MIN, "{}", cache.len());
         assert!(cache.get(2999).is_some(), "the last one used");
     }

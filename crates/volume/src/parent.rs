@@ -19,7 +19,7 @@ use crate::format::{
 };
 use crate::mapping::ReadSource;
 use crate::metadata::{Metadata, TransactionStop};
-use crate::volumes::CommandProgress;
+use crate::volume_catalog::CommandProgress;
 
 /// Description of a volume's parent, read where nothing is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl ParentBody {
         let sized = (1..=BLOCKS_MAX).contains(&self.blocks);
         let block = self.block_bytes as usize;
         let is_block = block.is_power_of_two() && block <= BLOCK_BYTES;
-        if sized && is_block && self.name().is_some() {
+        if sized && is_block && self.uri_text().is_some() {
             Ok(())
         } else {
             Err(CorruptionKind::Contents)
         }
     }
 
-    fn name(&self) -> Option<&str> {
+    fn uri_text(&self) -> Option<&str> {
         let bytes = self.uri.get(..usize::try_from(self.uri_bytes).ok()?)?;
         str::from_utf8(bytes).ok().filter(|name| is_valid_uri(name))
     }
@@ -80,7 +80,7 @@ impl ParentInfo {
 
     pub(crate) fn from_body(body: &ParentBody) -> Self {
         let ParentBody { blocks, block_bytes, uuid, print, .. } = *body;
-        let uri = body.name().unwrap_or_default().to_owned();
+        let uri = body.uri_text().unwrap_or_default().to_owned();
         Self { uri, blocks, block_bytes, uuid, print }
     }
 }
@@ -104,7 +104,7 @@ impl Metadata {
         &mut self,
         body: &VolumeBody,
     ) -> Result<Option<ParentInfo>, TransactionStop> {
-        if body.parent.is_none() {
+        if body.parent.is_null() {
             return Ok(None);
         }
         match &self.load_page(body.parent, BlockKind::Parent, None)?.body {
@@ -119,12 +119,12 @@ impl Metadata {
         body: &VolumeBody,
     ) -> Result<(), TransactionStop> {
         let address = body.parent.address;
-        if body.parent.is_none() {
+        if body.parent.is_null() {
             return Ok(());
         }
         match self.refcount(address)? {
             0 => return Err(corrupt_parent(body, CorruptionKind::Count)),
-            1 => self.drop_page(address),
+            1 => self.free_page(address),
             _ => self.add_references(address..address + 1, -1),
         }
         Ok(())
@@ -147,7 +147,11 @@ impl Metadata {
     }
 
     /// Shrinks the overlap with the parent to a block. Returns the overlap.
-    pub(crate) fn shrink_overlap(&mut self, id: u64, to: u64) -> Result<u64, TransactionStop> {
+    pub(crate) fn shrink_parent_overlap(
+        &mut self,
+        id: u64,
+        to: u64,
+    ) -> Result<u64, TransactionStop> {
         let mut body = self.expect_volume(id)?;
         if body.reach > to {
             body.reach = to;

@@ -22,8 +22,8 @@
 
 mod commit;
 mod ownership;
-mod recovery;
 mod request;
+mod stop_recovery;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,8 +31,8 @@ use std::sync::Arc;
 
 use tenmil_base::IoStatus;
 
-use crate::capacity::{CapacityMonitor, CapacityNotice};
-use crate::commit_cost::ReserveLevel;
+use crate::capacity_monitor::{CapacityMonitor, CapacityNotice};
+use crate::commit_cost::ReserveToLeave;
 use crate::device_table::DeviceTable;
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{OwnerRecord, Page, SLOTS, Superblock, decode_name, flags};
@@ -42,8 +42,8 @@ use crate::ownership::{ClaimCondition, InjectedBugs, PoolOwner};
 use crate::space_map::{CHANGE_BLOCKS, POOL_BLOCKS};
 use crate::tree_edit::FULL;
 use commit::{CommitSnapshot, CommitState};
-use recovery::RecoveryState;
 pub use request::{ActionResult, DeviceAction, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
+use stop_recovery::RecoveryState;
 use task::{RequestTask, TaskWaitReason};
 
 /// Open pool.
@@ -218,20 +218,20 @@ impl Pool {
     }
 
     /// Blocks with the copies of the last durable superblock.
-    pub const fn superblocks(&self) -> [u64; 2] {
+    pub const fn superblock_addresses(&self) -> [u64; 2] {
         Superblock::superblock_addresses(
             self.durable_superblock.generation,
-            self.durable_superblock.superblock.first_device_blocks(),
+            self.durable_superblock.superblock.first_device_reserved_blocks(),
         )
     }
 
     /// UUID of the pool, and the last durable superblock.
-    pub(crate) const fn durable(&self) -> (u128, Superblock) {
+    pub(crate) const fn uuid_and_durable_superblock(&self) -> (u128, Superblock) {
         (self.books.store, self.durable_superblock.superblock)
     }
 
     /// Generation of the open transaction.
-    pub const fn transaction(&self) -> u64 {
+    pub const fn open_generation(&self) -> u64 {
         self.books.generation
     }
 
@@ -248,7 +248,7 @@ impl Pool {
             return None;
         }
         let run = self.books.next_run(&body.map_tree(), body.map, block).ok().flatten()?;
-        self.books.cache.evict();
+        self.books.cache.end_step();
         let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
         let is_there = run.key <= block && run.is_written();
         is_there.then_some(VolumeRun { block: run.key, blocks, at: run.value })
@@ -256,7 +256,7 @@ impl Pool {
 
     /// A volume with mapped blocks that may have moved or been unmapped: cached runs of it are invalid.
     /// The caller must drain this before it delivers a completion.
-    pub fn next_remapped_volume(&mut self) -> Option<u64> {
+    pub fn next_invalidated_volume(&mut self) -> Option<u64> {
         self.books.remapped.pop_first()
     }
 
@@ -272,7 +272,7 @@ impl Pool {
 
     /// Sets the transaction in which the oldest direct read in flight began, a read by cached runs;
     /// `u64::MAX` if there are no such reads.
-    pub fn note_oldest_read(&mut self, transaction: u64) {
+    pub fn set_oldest_direct_read(&mut self, transaction: u64) {
         if std::mem::replace(&mut self.oldest_read, transaction) < transaction {
             self.release_freed_blocks();
             self.reread_when_idle();
@@ -283,7 +283,7 @@ impl Pool {
     /// [`unpin_metadata`](Self::unpin_metadata) is called with its generation, none of its metadata is
     /// overwritten, whatever happens to this pool.
     #[must_use]
-    pub fn pin_metadata(&mut self) -> Self {
+    pub fn pinned_read_only_pool(&mut self) -> Self {
         let CommitSnapshot { generation, superblock, devices, .. } =
             self.durable_superblock.clone();
         self.held.push(generation);
@@ -300,13 +300,13 @@ impl Pool {
     }
 
     /// Whether free space is short because of pinned metadata: the reader should unpin them.
-    pub fn pin_blocks_space(&self) -> bool {
+    pub fn is_space_short_by_pin(&self) -> bool {
         let space = &self.books.space;
         let (held, free) = (
-            space.pinned_blocks(self.durable_superblock.generation),
-            space.free(&self.books.superblock),
+            space.pinned_metadata_blocks(self.durable_superblock.generation),
+            space.free_blocks(&self.books.superblock),
         );
-        held > 0 && free < space.kept + held + self.books.reserve()
+        held > 0 && free < space.kept + held + self.books.thick_reserved_blocks()
     }
 
     /// Bytes of metadata in memory.
@@ -318,7 +318,7 @@ impl Pool {
     /// Whether no request, I/O or deferred free is pending.
     pub fn is_idle(&self) -> bool {
         let is_still = matches!(self.commit, CommitState::Idle) && !self.wants_commit;
-        !self.has_tasks() && self.ios.is_empty() && is_still && self.has_freed_all()
+        !self.has_tasks() && self.ios.is_empty() && is_still && self.are_deferred_frees_done()
     }
 
     /// Whether a request is not completed yet.
@@ -327,8 +327,8 @@ impl Pool {
     }
 
     /// Whether all deferred frees are done, as far as possible at present.
-    pub fn has_freed_all(&self) -> bool {
-        self.stopped || self.is_sweep_stuck || self.books.superblock.work.is_none()
+    pub fn are_deferred_frees_done(&self) -> bool {
+        self.stopped || self.is_sweep_stuck || self.books.superblock.work.is_null()
     }
 
     /// Submits a request. Its completion has the same `token`.
@@ -353,14 +353,14 @@ impl Pool {
     }
 
     /// Handles the result of an action. A result for an action that is not in flight is ignored.
-    pub fn complete(&mut self, io: u64, end: ActionResult<'_>) {
+    pub fn handle_action_result(&mut self, io: u64, end: ActionResult<'_>) {
         match self.ios.remove(&io) {
             Some(IoPurpose::Page(address)) => self.handle_page(address, end),
             Some(IoPurpose::Data(task) | IoPurpose::Flush(task)) => {
                 self.handle_transfer(task, io, end)
             }
-            Some(IoPurpose::Commit) => self.handle_commit(end),
-            Some(IoPurpose::Recover) => self.handle_recovered(end),
+            Some(IoPurpose::Commit) => self.handle_commit_completion(end),
+            Some(IoPurpose::Recover) => self.handle_recovery_read(end),
             None => {}
         }
         self.run_tasks();
@@ -420,7 +420,7 @@ impl Pool {
     }
 
     /// Whether nothing has changed since the last commit began.
-    fn is_unchanged(&self) -> bool {
+    fn is_unchanged_since_commit(&self) -> bool {
         let is_same = self.frozen == self.books.superblock;
         is_same && self.books.dirty.is_empty() && self.books.space.deltas.len() == 0
     }
@@ -434,7 +434,7 @@ impl Pool {
             }
             TaskWaitReason::Commit(generation) => {
                 let is_open = generation == self.books.generation;
-                self.wants_commit |= is_open && !self.commit.is_gathering();
+                self.wants_commit |= is_open && !self.commit.accepts_changes();
                 self.on_commit.push((generation, task));
             }
             TaskWaitReason::Apply => self.on_apply.push(task),
@@ -446,15 +446,15 @@ impl Pool {
     /// Fails with the reason why a change must wait: a commit is being assembled, or is so far behind
     /// that memory would fill up.
     fn check_may_change(&mut self) -> Result<(), TaskWaitReason> {
-        let is_tight = !self.is_unchanged() && !self.has_space()?;
+        let is_tight = !self.is_unchanged_since_commit() && !self.has_space_for_change()?;
         match &self.commit {
             CommitState::Applying => Err(TaskWaitReason::Apply),
-            CommitState::Idle if is_tight || self.commit_backlog() > BACKLOG => {
+            CommitState::Idle if is_tight || self.pending_commit_writes() > BACKLOG => {
                 self.wants_commit = true;
                 Err(TaskWaitReason::Apply)
             }
             CommitState::Idle => Ok(()),
-            _ if is_tight || self.commit_backlog() > BACKLOG_MAX => {
+            _ if is_tight || self.pending_commit_writes() > BACKLOG_MAX => {
                 Err(TaskWaitReason::Commit(self.durable_superblock.generation + 1))
             }
             _ => Ok(()),
@@ -462,7 +462,7 @@ impl Pool {
     }
 
     /// Whether space is left for one more change and the commit after it.
-    fn has_space(&mut self) -> Result<bool, TaskWaitReason> {
+    fn has_space_for_change(&mut self) -> Result<bool, TaskWaitReason> {
         match self.books.has_room_for_commit(POOL_BLOCKS) {
             Err(TransactionStop::NeedPage(address)) => Err(TaskWaitReason::Page(address)),
             // The next access to the corrupt page reports the error.
@@ -471,13 +471,13 @@ impl Pool {
     }
 
     /// Number of pages and ranges that the next commit has to write.
-    fn commit_backlog(&self) -> usize {
+    fn pending_commit_writes(&self) -> usize {
         self.books.dirty.len() + self.books.space.deltas.len()
     }
 
     /// Frees a part of the deferred frees. False if there are none, or it has to wait.
     fn free_deferred_step(&mut self) -> bool {
-        let is_done = self.books.superblock.work.is_none();
+        let is_done = self.books.superblock.work.is_null();
         if self.stopped || self.is_sweep_stuck || is_done {
             return false;
         }
@@ -494,16 +494,16 @@ impl Pool {
             }
             return false;
         }
-        let swept = match self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Nothing) {
-            Ok(()) => self.books.try_step_with_commit_space(Metadata::free_deferred),
+        let swept = match self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveToLeave::Nothing) {
+            Ok(()) => self.books.try_step_with_commit_space(Metadata::step_deferred_free),
             Err(stop) => Err(stop),
         };
         match swept {
             Ok(did) => {
-                let is_done = self.books.superblock.work.is_none();
+                let is_done = self.books.superblock.work.is_null();
                 self.wants_commit |= is_done;
                 self.is_sweep_stuck = !did && !is_done;
-                self.books.cache.evict();
+                self.books.cache.end_step();
                 did
             }
             Err(TransactionStop::NeedPage(address)) => {
@@ -511,13 +511,13 @@ impl Pool {
                 false
             }
             Err(TransactionStop::Full | TransactionStop::NeedSpace(_)) => {
-                self.is_sweep_stuck = self.is_unchanged();
+                self.is_sweep_stuck = self.is_unchanged_since_commit();
                 self.wants_commit |= !self.is_sweep_stuck;
                 false
             }
             // A check reports the corruption; no other deferred free is delayed by it.
             Err(TransactionStop::Error(_)) => {
-                self.is_sweep_stuck = !self.books.skip_corrupt_entry();
+                self.is_sweep_stuck = !self.books.skip_corrupt_deferred_entry();
                 !self.is_sweep_stuck
             }
         }

@@ -59,15 +59,15 @@ impl RangeSet {
             }
             self.ranges.remove(&first);
             self.blocks -= last - first;
-            self.insert_raw(range.end.max(first)..last);
+            self.insert_disjoint(range.end.max(first)..last);
             if first < range.start {
-                self.insert_raw(first..range.start);
+                self.insert_disjoint(first..range.start);
                 break;
             }
         }
     }
 
-    fn insert_raw(&mut self, range: Range<u64>) {
+    fn insert_disjoint(&mut self, range: Range<u64>) {
         if !range.is_empty() {
             self.ranges.insert(range.start, range.end);
             self.blocks += range.end - range.start;
@@ -78,7 +78,7 @@ impl RangeSet {
     pub(crate) fn count_in(&self, range: &Range<u64>) -> u64 {
         let (mut at, mut blocks) = (range.start, 0);
         while at < range.end {
-            match self.get(at) {
+            match self.lookup(at) {
                 RangeLookup::Taken(end) => {
                     blocks += end.min(range.end) - at;
                     at = end;
@@ -110,7 +110,7 @@ impl RangeSet {
     }
 
     /// State of a block.
-    pub(crate) fn get(&self, at: u64) -> RangeLookup {
+    pub(crate) fn lookup(&self, at: u64) -> RangeLookup {
         match self.ranges.range(..=at).next_back() {
             Some((_, &end)) if end > at => RangeLookup::Taken(end),
             _ => RangeLookup::Free(
@@ -166,7 +166,7 @@ impl RefcountDeltas {
 
     /// Subtracts a `delta` that has been applied to the counts of a range. Only entries that are not zero
     /// remain.
-    pub(crate) fn retain_positive(&mut self, range: Range<u64>, delta: i64) {
+    pub(crate) fn subtract_applied(&mut self, range: Range<u64>, delta: i64) {
         self.add_delta(range.clone(), -delta);
         let settled = |(&start, &(_, left)): (&u64, &(u64, i64))| (left == 0).then_some(start);
         let settled: Vec<u64> = self.ranges.range(range).filter_map(settled).collect();
@@ -201,7 +201,7 @@ impl RefcountDeltas {
     }
 
     /// State of a block.
-    pub(crate) fn get(&self, at: u64) -> RangeLookup {
+    pub(crate) fn lookup(&self, at: u64) -> RangeLookup {
         match self.ranges.range(..=at).next_back() {
             Some((_, &(end, _))) if end > at => RangeLookup::Taken(end),
             _ => RangeLookup::Free(
@@ -246,7 +246,7 @@ mod tests {
             }
             (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] = insert);
             for at in 0..64 {
-                let taken = matches!(set.get(at), RangeLookup::Taken(end) if end > at);
+                let taken = matches!(set.lookup(at), RangeLookup::Taken(end) if end > at);
                 assert_eq!(taken, plain[usize::try_from(at).unwrap()], "{at} in {set:?}");
             }
             let count = |plain: &[bool]| plain.iter().filter(|taken| **taken).count() as u64;
@@ -268,7 +268,7 @@ mod tests {
         let mut random = Random::new(5);
         let mut deltas = RefcountDeltas::default();
         for _ in 0..2_000 {
-            let before: Vec<bool> = (0..64).map(|at| is_taken(&deltas, at)).collect();
+            let before: Vec<bool> = (0..64).map(|at| has_delta_at(&deltas, at)).collect();
             let mut steps = Vec::new();
             for _ in 0..4 {
                 let start = random.below(64);
@@ -280,19 +280,19 @@ mod tests {
             while let Some((range, delta, gaps)) = steps.pop() {
                 deltas.subtract_all(range, delta, gaps);
             }
-            let after: Vec<bool> = (0..64).map(|at| is_taken(&deltas, at)).collect();
+            let after: Vec<bool> = (0..64).map(|at| has_delta_at(&deltas, at)).collect();
             assert_eq!(after, before);
             assert_eq!(deltas.blocks(), after.iter().filter(|is_in| **is_in).count() as u64);
             let start = random.below(60);
             deltas.add_delta(start..start + random.below(4), 1);
             if let Some((range, delta)) = deltas.first_range().filter(|_| random.chance(1, 2)) {
-                deltas.retain_positive(range, delta);
+                deltas.subtract_applied(range, delta);
             }
         }
     }
 
-    fn is_taken(deltas: &RefcountDeltas, at: u64) -> bool {
-        matches!(deltas.get(at), RangeLookup::Taken(_))
+    fn has_delta_at(deltas: &RefcountDeltas, at: u64) -> bool {
+        matches!(deltas.lookup(at), RangeLookup::Taken(_))
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
             if random.chance(1, 8) {
                 let Some((range, delta)) = deltas.first_range() else { continue };
                 range.clone().for_each(|at| plain[usize::try_from(at).unwrap()] -= delta);
-                deltas.retain_positive(range.clone(), delta);
+                deltas.subtract_applied(range.clone(), delta);
                 assert_ne!(deltas.first_range().map(|(range, _)| range.start), Some(range.start));
             } else {
                 let delta = if random.chance(1, 2) { 1 } else { -1 };

@@ -17,7 +17,7 @@ use std::ops::Range;
 use tenmil_base::IoStatus;
 
 pub use self::tree_walk::{LostRange, TreeWalk};
-use crate::checksums::{GROUP_BLOCKS, record_checksums};
+use crate::checksums::{GROUP_BLOCKS, checksums_in_record};
 use crate::device_table::DataArea;
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
@@ -29,7 +29,7 @@ use crate::open::PoolOpening;
 use crate::parent::ParentInfo;
 use crate::ranges::{RangeLookup, RangeSet};
 use crate::tree::TreeDescriptor;
-use crate::volumes::{CATALOGUE, NAMES, VolumeInfo};
+use crate::volume_catalog::{CATALOGUE, NAMES, VolumeInfo};
 
 /// Rescue in progress.
 #[derive(Debug)]
@@ -93,13 +93,13 @@ pub struct FoundVolume {
 
 impl FoundVolume {
     /// Walks its map: the keys of runs and lost ranges are blocks of the volume.
-    pub fn walk_map(&self) -> TreeWalk {
+    pub fn map_walk(&self) -> TreeWalk {
         TreeWalk::new(self.store, &self.room, self.body.map_tree(), self.body.map)
     }
 
     /// Block with the description of its parent, or `None` if it has no parent.
-    pub fn parent_at(&self) -> Option<u64> {
-        Some(self.body.parent.address).filter(|_| !self.body.parent.is_none())
+    pub fn parent_address(&self) -> Option<u64> {
+        Some(self.body.parent.address).filter(|_| !self.body.parent.is_null())
     }
 
     /// The parent, from the contents of that block.
@@ -107,7 +107,7 @@ impl FoundVolume {
     /// # Errors
     ///
     /// The corruption of the block.
-    pub fn parent(&self, bytes: Result<&Block, IoStatus>) -> Result<ParentInfo, Corruption> {
+    pub fn decode_parent(&self, bytes: Result<&Block, IoStatus>) -> Result<ParentInfo, Corruption> {
         let Pointer { address, generation } = self.body.parent;
         let damage = |flaw| {
             let kind = Some(BlockKind::Parent);
@@ -150,7 +150,7 @@ impl FoundVolume {
     }
 
     /// Walks its checksums, for [`block_checksum_in`]: the keys of lost ranges are groups of four blocks.
-    pub fn walk_checksums(&self) -> TreeWalk {
+    pub fn checksum_walk(&self) -> TreeWalk {
         TreeWalk::new(self.store, &self.room, self.body.checksum_tree(), self.body.sums)
     }
 }
@@ -159,7 +159,7 @@ impl FoundVolume {
 pub fn block_checksum_in(records: &[Record], block: u64) -> Option<u32> {
     let (group, index) = (block / GROUP_BLOCKS, usize::try_from(block % GROUP_BLOCKS));
     let at = records.binary_search_by_key(&group, |record| record.key).ok()?;
-    let sums = record_checksums(records.get(at)?);
+    let sums = checksums_in_record(records.get(at)?);
     sums.get(index.ok()?).copied().filter(|sum| *sum != 0)
 }
 
@@ -242,10 +242,10 @@ impl PoolRescue {
     }
 
     /// First block at or after `at` that a scan reads.
-    fn next_scanned(&self, mut at: u64) -> Option<u64> {
+    fn next_block_to_scan(&self, mut at: u64) -> Option<u64> {
         let room = self.scanned_area();
         while at < room.end {
-            match self.present.get(at) {
+            match self.present.lookup(at) {
                 RangeLookup::Taken(_) if room.contains(&at) => return Some(at),
                 RangeLookup::Taken(_) => at += 1,
                 RangeLookup::Free(next) => at = next,
@@ -267,7 +267,7 @@ impl PoolRescue {
                 | RescueStage::Names(walk)
                 | RescueStage::Space(walk) => walk.next_read(),
                 RescueStage::Volumes => self.to_read.last().map(|(_, at)| at.address),
-                RescueStage::Scan(at) => self.next_scanned(*at),
+                RescueStage::Scan(at) => self.next_block_to_scan(*at),
                 RescueStage::Done => return Ok(None),
             };
             if let Some(next) = next {
@@ -276,7 +276,7 @@ impl PoolRescue {
                 }
                 return Ok(Some(next));
             }
-            self.advance()?;
+            self.begin_next_stage()?;
         }
     }
 
@@ -301,7 +301,7 @@ impl PoolRescue {
                 let address = *at;
                 *at += 1;
                 if let Ok(bytes) = bytes {
-                    self.inspect_block(address, bytes);
+                    self.handle_scanned_block(address, bytes);
                 }
             }
             RescueStage::Done => {}
@@ -309,31 +309,32 @@ impl PoolRescue {
     }
 
     /// Begins the next stage.
-    fn advance(&mut self) -> Result<(), PoolError> {
+    fn begin_next_stage(&mut self) -> Result<(), PoolError> {
         let stage = std::mem::replace(&mut self.stage, RescueStage::Done);
         self.stage = match stage {
             RescueStage::Superblocks(opening) => self.handle_superblock(*opening)?,
             RescueStage::Catalogue(walk) => {
-                let (records, lost) = walk.finish();
+                let (records, lost) = walk.into_records_and_lost_ranges();
                 self.to_read = records.iter().rev().map(|line| (line.key, line.child())).collect();
                 self.untold = lost.iter().map(|lost| lost.keys.clone()).collect();
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
                 RescueStage::Volumes
             }
             RescueStage::Volumes if self.untold.is_empty() => RescueStage::Done,
-            RescueStage::Volumes => {
-                self.walk_tree(NAMES).map_or(RescueStage::Scan(SLOTS), RescueStage::Names)
-            }
+            RescueStage::Volumes => self
+                .superblock_tree_walk(NAMES)
+                .map_or(RescueStage::Scan(SLOTS), RescueStage::Names),
             RescueStage::Names(walk) => {
-                let (records, lost) = walk.finish();
+                let (records, lost) = walk.into_records_and_lost_ranges();
                 let names = || records.iter().map(|line| (line.key, line.value)).collect();
                 self.names = lost.is_empty().then(names);
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
                 let space = TreeDescriptor::pool_tree(BlockKind::SpaceMap);
-                self.walk_tree(space).map_or(RescueStage::Scan(SLOTS), RescueStage::Space)
+                self.superblock_tree_walk(space)
+                    .map_or(RescueStage::Scan(SLOTS), RescueStage::Space)
             }
             RescueStage::Space(walk) => {
-                let (records, lost) = walk.finish();
+                let (records, lost) = walk.into_records_and_lost_ranges();
                 let mut counted = RangeSet::default();
                 records.iter().for_each(|run| counted.insert(run.key..run.key + run.extra));
                 self.counted = lost.is_empty().then_some(counted);
@@ -341,7 +342,7 @@ impl PoolRescue {
                 RescueStage::Scan(SLOTS)
             }
             RescueStage::Scan(_) => {
-                self.select_newest();
+                self.select_newest_volumes();
                 RescueStage::Done
             }
             RescueStage::Done => RescueStage::Done,
@@ -352,11 +353,11 @@ impl PoolRescue {
     fn handle_superblock(&mut self, opening: PoolOpening) -> Result<RescueStage, PoolError> {
         match opening.finish() {
             Ok(opened) => {
-                let (store, superblock) = opened.store.durable();
+                let (store, superblock) = opened.store.uuid_and_durable_superblock();
                 (self.store, self.superblock) = (store, Some(superblock));
                 self.generation = opened.store.generation();
                 self.damaged.extend(opened.damaged);
-                let walk = self.walk_tree(CATALOGUE);
+                let walk = self.superblock_tree_walk(CATALOGUE);
                 Ok(walk.map_or(RescueStage::Volumes, RescueStage::Catalogue))
             }
             Err(PoolError::NotAPool(damaged)) => {
@@ -369,7 +370,7 @@ impl PoolRescue {
     }
 
     /// Walk of a tree of the superblock.
-    fn walk_tree(&self, tree: TreeDescriptor) -> Option<TreeWalk> {
+    fn superblock_tree_walk(&self, tree: TreeDescriptor) -> Option<TreeWalk> {
         let superblock = self.superblock?;
         let root = match tree.kind {
             BlockKind::Catalog => superblock.catalogue,
@@ -403,7 +404,7 @@ impl PoolRescue {
     }
 
     /// Handles a scanned block.
-    fn inspect_block(&mut self, address: u64, bytes: &Block) {
+    fn handle_scanned_block(&mut self, address: u64, bytes: &Block) {
         let store = Header::decode(&bytes[..]).store;
         let is_ours = self.superblock.is_none() || store == self.store;
         let Some(Page { body: PageBody::Volume(body), generation, .. }) =
@@ -418,7 +419,7 @@ impl PoolRescue {
         // A volume pending deletion has no name any more, but its block supersedes older ones of the same
         // volume.
         let is_known = self.names.as_ref().is_none_or(is_named) || body.has_flag(flags::DOOMED);
-        let is_used = |counted: &RangeSet| matches!(counted.get(address), RangeLookup::Taken(_));
+        let is_used = |counted: &RangeSet| matches!(counted.lookup(address), RangeLookup::Taken(_));
         let is_used = self.counted.as_ref().is_none_or(is_used);
         if is_untold && is_known && is_used && generation <= self.generation {
             self.found.insert((store, body.id, generation), body);
@@ -426,7 +427,7 @@ impl PoolRescue {
     }
 
     /// Selects the newest found block of each volume, of the pool with the most of them.
-    fn select_newest(&mut self) {
+    fn select_newest_volumes(&mut self) {
         if self.superblock.is_none() {
             let mut counts: BTreeMap<u128, u64> = BTreeMap::new();
             self.found.keys().for_each(|(store, ..)| *counts.entry(*store).or_default() += 1);
@@ -456,7 +457,7 @@ impl PoolRescue {
     }
 
     /// The result, once everything has been read.
-    pub fn finish(self) -> RescueResult {
+    pub fn into_result(self) -> RescueResult {
         let (store, room) = (self.store, self.whole_data_area());
         let found =
             |body: VolumeBody| FoundVolume { info: body.info(), body, store, room: room.clone() };

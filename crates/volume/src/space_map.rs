@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{BlockKind, Pointer, Record, SLOTS, Superblock, UNIT_SHIFT_MAX};
 use crate::metadata::{Metadata, TransactionStop};
@@ -79,7 +79,7 @@ const HEIGHT: u8 = 5;
 const KEPT_MAX: u64 = 16_384;
 
 /// Reserve for a pool with this number of blocks.
-fn reserve_blocks(blocks: u64) -> u64 {
+fn metadata_reserve_blocks(blocks: u64) -> u64 {
     (blocks / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX)
 }
 
@@ -109,12 +109,12 @@ impl SpaceMap {
             cursors: std::array::from_fn(|index| {
                 search(if index == 0 { room.start } else { room.start + total / 64 })
             }),
-            kept: reserve_blocks(total),
+            kept: metadata_reserve_blocks(total),
         }
     }
 
     /// Copies the bad blocks of another space map: late writes to them are still possible.
-    pub(crate) fn inherit(&mut self, other: &Self) {
+    pub(crate) fn copy_bad_blocks(&mut self, other: &Self) {
         other.spoilt.iter().for_each(|range| self.spoilt.insert(range));
     }
 
@@ -122,7 +122,7 @@ impl SpaceMap {
     /// transaction is durable.
     pub(crate) fn grow(&mut self, generation: u64, end: u64, superblock: &Superblock) {
         let room = superblock.data_area();
-        self.kept = self.kept.max(reserve_blocks(room.end - room.start));
+        self.kept = self.kept.max(metadata_reserve_blocks(room.end - room.start));
         let freed = (end - SLOTS..end).filter(|block| room.contains(block));
         freed.for_each(|block| self.quarantine(generation, block..block + 1));
         self.spoilt.insert(room.slots);
@@ -130,7 +130,7 @@ impl SpaceMap {
     }
 
     /// Number of blocks that can be allocated at once.
-    pub(crate) fn free(&self, superblock: &Superblock) -> u64 {
+    pub(crate) fn free_blocks(&self, superblock: &Superblock) -> u64 {
         let room = superblock.data_area();
         let quarantined = self.quarantine.values().chain(self.freed_pages.values());
         let quarantined: u64 = quarantined.map(RangeSet::blocks).sum();
@@ -140,7 +140,7 @@ impl SpaceMap {
     }
 
     /// Whether a commit would free blocks that cannot be allocated now.
-    pub(crate) fn awaits_commit(&self) -> bool {
+    pub(crate) fn would_commit_free_blocks(&self) -> bool {
         let is_freed = !self.quarantine.is_empty() || !self.freed_pages.is_empty();
         is_freed || self.deltas.iter().any(|(_, delta)| delta <= 0)
     }
@@ -154,7 +154,7 @@ impl SpaceMap {
 
     /// Releases blocks freed by transactions up to the `durable` one: data only up to `past`, before
     /// which no transfer in flight began, and metadata only up to `held`, which is pinned by a reader.
-    pub(crate) fn release(&mut self, durable: u64, past: u64, held: u64) {
+    pub(crate) fn release_quarantined(&mut self, durable: u64, past: u64, held: u64) {
         let before = self.quarantine.len() + self.freed_pages.len();
         self.quarantine.retain(|freed, _| *freed > past);
         self.freed_pages.retain(|freed, _| *freed > durable.min(held));
@@ -179,12 +179,12 @@ impl SpaceMap {
     }
 
     /// Number of metadata blocks pinned by readers of an older state.
-    pub(crate) fn pinned_blocks(&self, durable: u64) -> u64 {
+    pub(crate) fn pinned_metadata_blocks(&self, durable: u64) -> u64 {
         self.freed_pages.range(..=durable).map(|(_, set)| set.blocks()).sum()
     }
 
     /// Returns an allocated cluster that was not used.
-    pub(crate) fn return_unused(&mut self, unit: Range<u64>) {
+    pub(crate) fn return_unused_cluster(&mut self, unit: Range<u64>) {
         self.pending.remove(unit);
         self.restart_searches();
     }
@@ -196,7 +196,7 @@ impl SpaceMap {
 
     /// Whether one of these blocks is bad.
     pub(crate) fn is_bad(&self, range: &Range<u64>) -> bool {
-        match self.spoilt.get(range.start) {
+        match self.spoilt.lookup(range.start) {
             RangeLookup::Taken(_) => true,
             RangeLookup::Free(next) => next < range.end,
         }
@@ -219,7 +219,7 @@ impl SpaceMap {
 
     /// Whether a block has lost a reference, and that is not durable.
     pub(crate) fn has_undurable_decrement(&self, block: u64) -> bool {
-        self.lowered.values().any(|set| matches!(set.get(block), RangeLookup::Taken(_)))
+        self.lowered.values().any(|set| matches!(set.lookup(block), RangeLookup::Taken(_)))
     }
 
     /// Whether that applies to any block.
@@ -235,11 +235,11 @@ impl SpaceMap {
 
     /// Whether that applies to a block.
     pub(crate) fn is_unmap_undurable(&self, block: u64) -> bool {
-        self.vacated.values().any(|set| matches!(set.get(block), RangeLookup::Taken(_)))
+        self.vacated.values().any(|set| matches!(set.lookup(block), RangeLookup::Taken(_)))
     }
 
     /// Ends both states for transactions up to this one.
-    pub(crate) fn free_committed(&mut self, generation: u64) {
+    pub(crate) fn forget_durable_changes(&mut self, generation: u64) {
         self.vacated.retain(|since, _| *since > generation);
         self.lowered.retain(|since, _| *since > generation);
     }
@@ -249,7 +249,7 @@ impl SpaceMap {
         let sets = [&self.pool, &self.pending, &self.spoilt];
         let freed = self.quarantine.values().chain(self.freed_pages.values());
         let sets = sets.into_iter().chain(freed);
-        let places = sets.map(|set| set.get(at)).chain([self.deltas.get(at)]);
+        let places = sets.map(|set| set.lookup(at)).chain([self.deltas.lookup(at)]);
         places.fold(RangeLookup::Free(u64::MAX), |so_far, place| match (so_far, place) {
             (RangeLookup::Taken(a), RangeLookup::Taken(b)) => RangeLookup::Taken(a.max(b)),
             (RangeLookup::Taken(end), _) | (_, RangeLookup::Taken(end)) => RangeLookup::Taken(end),
@@ -272,7 +272,7 @@ impl Metadata {
             Some(run) => (run.key, 0),
             None => (u64::MAX, 0),
         };
-        let until = match self.space.deltas.get(block) {
+        let until = match self.space.deltas.lookup(block) {
             RangeLookup::Taken(end) | RangeLookup::Free(end) => end,
         };
         let sum = count.checked_add_signed(self.space.deltas.at(block));
@@ -284,16 +284,16 @@ impl Metadata {
     pub(crate) fn fill_metadata_reserve(
         &mut self,
         needed: u64,
-        leaves: ReserveLevel,
+        leaves: ReserveToLeave,
     ) -> Result<(), TransactionStop> {
-        if self.is_space_low(leaves) {
+        if self.is_below_reserve(leaves) {
             return Err(TransactionStop::Full);
         }
         let wanted = needed.max(POOL_BLOCKS);
         while self.space.pool.blocks() < wanted {
             let missing = wanted - self.space.pool.blocks();
             let is_enough = self.space.pool.blocks() >= needed;
-            if self.space.free(&self.superblock) == 0 {
+            if self.space.free_blocks(&self.superblock) == 0 {
                 return if is_enough { Ok(()) } else { Err(TransactionStop::Full) };
             }
             match self.find_free_run(AllocationKind::Metadata, 1, missing) {
@@ -306,8 +306,8 @@ impl Metadata {
     }
 
     /// Number of blocks available for metadata before the next commit.
-    pub(crate) fn metadata_space(&self) -> u64 {
-        self.space.free(&self.superblock) + self.space.pool.blocks()
+    pub(crate) fn free_metadata_blocks(&self) -> u64 {
+        self.space.free_blocks(&self.superblock) + self.space.pool.blocks()
     }
 
     /// Allocates clusters for data: at most `units` contiguous ones of `unit` blocks each, for a volume
@@ -330,8 +330,8 @@ impl Metadata {
         units: u64,
         owed: u64,
     ) -> Result<Range<u64>, TransactionStop> {
-        let free = self.space.free(&self.superblock) + owed;
-        let room = free.saturating_sub(self.space.kept + self.reserve());
+        let free = self.space.free_blocks(&self.superblock) + owed;
+        let room = free.saturating_sub(self.space.kept + self.thick_reserved_blocks());
         if room < unit {
             return Err(TransactionStop::Full);
         }
@@ -346,8 +346,8 @@ impl Metadata {
 
     /// Error for a caller that found no free space.
     pub(crate) fn no_space_error(&self) -> PoolError {
-        let kept = self.space.kept + self.reserve();
-        PoolError::NoSpace { free: self.space.free(&self.superblock), kept }
+        let kept = self.space.kept + self.thick_reserved_blocks();
+        PoolError::NoSpace { free: self.space.free_blocks(&self.superblock), kept }
     }
 
     /// Finds a free run of whole clusters, of at most `blocks_max`. Stops where a page has to be read,
@@ -430,7 +430,7 @@ impl Metadata {
             self.space.quarantine(self.generation, piece.clone());
         }
         // The change of the tree may itself have added to the counts of these blocks.
-        self.space.deltas.retain_positive(piece, delta);
+        self.space.deltas.subtract_applied(piece, delta);
         Ok(true)
     }
 
@@ -444,7 +444,7 @@ impl Metadata {
             let mut root: Pointer = books.superblock.space;
             let line = Record { key: piece.start, value: count, extra: 0 };
             let line = (count > 0).then_some(line);
-            let (end, _) = books.replace_range(&SPACE, &mut root, piece.clone(), line)?;
+            let (end, _) = books.replace_range_in_leaf(&SPACE, &mut root, piece.clone(), line)?;
             books.superblock.space = root;
             books.space.tree_height = books.height(&SPACE, root)?;
             Ok(piece.start..end)
@@ -472,17 +472,17 @@ mod tests {
         space.quarantine(5, page..page + 1);
         space.quarantine(5, data..data + 16);
         let is_kept = |space: &SpaceMap, at| matches!(space.block_state(at), RangeLookup::Taken(_));
-        let free = space.free(&empty);
+        let free = space.free_blocks(&empty);
         for (durable, past, expected) in
             [(4, 4, [true, true]), (4, 9, [true, false]), (5, 4, [false, false])]
         {
-            space.release(durable, past, u64::MAX);
+            space.release_quarantined(durable, past, u64::MAX);
             assert_eq!([page, data + 15].map(|at| is_kept(&space, at)), expected);
         }
-        assert_eq!(space.free(&empty), free + 17);
+        assert_eq!(space.free_blocks(&empty), free + 17);
         // A data block that was a metadata block before is not treated as one.
         space.quarantine(6, page..page + 1);
-        space.release(6, 5, u64::MAX);
+        space.release_quarantined(6, 5, u64::MAX);
         assert!(is_kept(&space, page));
     }
 
@@ -495,14 +495,14 @@ mod tests {
             let page = 100 + 2 * generation;
             space.dropped.insert(page);
             space.quarantine(generation, page..page + 1);
-            space.release(generation, u64::MAX, 6);
+            space.release_quarantined(generation, u64::MAX, 6);
         }
         // The state of 6 does not contain those of 5 and 6.
         let kept = [5, 6, 7, 8, 9].map(|generation| is_kept(&space, 100 + 2 * generation));
         assert_eq!(kept, [false, false, true, true, true]);
-        assert_eq!((space.freed_pages.len(), space.pinned_blocks(9)), (1, 3));
-        space.release(9, u64::MAX, u64::MAX);
-        assert_eq!((space.freed_pages.len(), space.pinned_blocks(9)), (0, 0));
+        assert_eq!((space.freed_pages.len(), space.pinned_metadata_blocks(9)), (1, 3));
+        space.release_quarantined(9, u64::MAX, u64::MAX);
+        assert_eq!((space.freed_pages.len(), space.pinned_metadata_blocks(9)), (0, 0));
         assert!(!is_kept(&space, 118));
     }
 }

@@ -114,7 +114,7 @@ impl ExclusiveUsage {
 
 impl Metadata {
     /// Adds up the exclusive blocks of one more leaf. Returns `None` after the last one.
-    pub(crate) fn add_next_leaf(
+    pub(crate) fn scan_next_leaf(
         &mut self,
         body: &VolumeBody,
         tally: &UsageScan,
@@ -124,7 +124,7 @@ impl Metadata {
                 return Ok(None);
             }
             let at = body.parent.address;
-            let own_parent = !body.parent.is_none() && self.refcount(at)? == 1;
+            let own_parent = !body.parent.is_null() && self.refcount(at)? == 1;
             let unique = tally.unique + u64::from(own_parent);
             return Ok(Some(UsageScan { kind: BlockKind::Checksums, key: 0, unique, ..*tally }));
         }
@@ -142,7 +142,7 @@ impl Metadata {
     }
 
     /// The leaf that covers a key, if the path to it is not shared.
-    pub(crate) fn unshared_leaf(
+    pub(crate) fn leaf_if_unshared(
         &mut self,
         tree: &TreeDescriptor,
         root: Pointer,
@@ -160,13 +160,13 @@ impl Metadata {
     ) -> Result<UnsharedPath, TransactionStop> {
         let mut way = UnsharedPath { nodes: 0, end: ALL.end, leaf: None };
         let (mut pointer, mut bounds, mut level) = (root, ALL, None);
-        while !pointer.is_none() {
+        while !pointer.is_null() {
             way.end = bounds.end;
             if self.refcount(pointer.address)? > 1 {
                 break;
             }
             way.nodes += u64::from(key == bounds.start);
-            let page = self.node(tree, pointer, level, &bounds)?;
+            let page = self.load_node(tree, pointer, level, &bounds)?;
             if page.level() == 0 {
                 way.leaf = Some(page);
                 break;

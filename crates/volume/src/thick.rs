@@ -20,8 +20,8 @@ use crate::error::PoolError;
 use crate::format::{NUMBER_MAX, UNIT_SHIFT_MAX, VolumeBody, decode_name, features, flags};
 use crate::metadata::{Metadata, TransactionStop};
 use crate::tree_edit::FULL;
-use crate::volumes::CommandProgress;
-pub(crate) use exclusive::{ClusterCopy, ExclusiveStep};
+use crate::volume_catalog::CommandProgress;
+pub(crate) use exclusive::{ClusterCopy, MakeExclusiveStep};
 
 /// Minimum number of children of a new node, or of records in a leaf of single blocks.
 const HALF: u64 = FULL as u64 / 2;
@@ -47,7 +47,7 @@ impl VolumeBody {
     }
 
     /// Number of blocks reserved for it: zero unless it is thick.
-    pub(crate) const fn reservation(&self) -> u64 {
+    pub(crate) const fn reserved_blocks(&self) -> u64 {
         if !self.has_flag(flags::THICK) {
             return 0;
         }
@@ -57,14 +57,14 @@ impl VolumeBody {
 
 impl Metadata {
     /// Number of blocks reserved for thick volumes.
-    pub(crate) const fn reserve(&self) -> u64 {
+    pub(crate) const fn thick_reserved_blocks(&self) -> u64 {
         match self.superblock.provisioned {
             0 => 0,
-            provisioned => provisioned + self.space_nodes_max(),
+            provisioned => provisioned + self.space_map_nodes_max(),
         }
     }
 
-    const fn space_nodes_max(&self) -> u64 {
+    const fn space_map_nodes_max(&self) -> u64 {
         tree_nodes_max(self.superblock.blocks, HALF)
     }
 
@@ -81,9 +81,9 @@ impl Metadata {
         before: u64,
         body: &VolumeBody,
     ) -> Result<(), TransactionStop> {
-        let wanted = body.reservation().saturating_sub(before);
-        let taken = self.space.kept + self.superblock.provisioned + self.space_nodes_max();
-        let free = self.space.free(&self.superblock).saturating_sub(taken);
+        let wanted = body.reserved_blocks().saturating_sub(before);
+        let taken = self.space.kept + self.superblock.provisioned + self.space_map_nodes_max();
+        let free = self.space.free_blocks(&self.superblock).saturating_sub(taken);
         if wanted <= free {
             return Ok(());
         }
@@ -93,12 +93,12 @@ impl Metadata {
 
     /// Reserves space for all blocks of a volume, of which clusters with `missing` blocks are not
     /// allocated.
-    pub(crate) fn thicken(
+    pub(crate) fn convert_to_thick(
         &mut self,
         name: &str,
         missing: u64,
     ) -> Result<CommandProgress, TransactionStop> {
-        let body = self.lookup(name)?;
+        let body = self.expect_volume_by_name(name)?;
         if body.has_flag(flags::READ_ONLY) {
             return Err(PoolError::ReadOnly(name.into()).into());
         }
@@ -107,7 +107,7 @@ impl Metadata {
         }
         body.expect_no_parent()?;
         let thick = VolumeBody { flags: body.flags | flags::THICK, owed: missing, ..body };
-        self.check_reservation_space(body.reservation(), &thick)?;
+        self.check_reservation_space(body.reserved_blocks(), &thick)?;
         self.superblock.incompatible |= features::UNWRITTEN;
         self.store_volume(&thick)?;
         Ok(CommandProgress::Made(Some(thick.info())))

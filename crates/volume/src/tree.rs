@@ -65,7 +65,7 @@ impl TreeDescriptor {
 
 impl Metadata {
     /// The leaf that covers a key; `None` if the tree is empty.
-    pub(crate) fn leaf(
+    pub(crate) fn find_leaf(
         &mut self,
         tree: &TreeDescriptor,
         root: Pointer,
@@ -82,12 +82,12 @@ impl Metadata {
         key: u64,
         wants_sharing: bool,
     ) -> Result<Option<LeafPath>, TransactionStop> {
-        if root.is_none() {
+        if root.is_null() {
             return Ok(None);
         }
         let (mut pointer, mut bounds, mut level, mut is_shared) = (root, ALL, None, false);
         loop {
-            let page = self.node(tree, pointer, level, &bounds)?;
+            let page = self.load_node(tree, pointer, level, &bounds)?;
             if wants_sharing && !is_shared {
                 let at = pointer.address;
                 is_shared = self.refcount(at)? > 1 || self.space.has_undurable_decrement(at);
@@ -103,7 +103,7 @@ impl Metadata {
     }
 
     /// A node, whose keys must be within `bounds`.
-    pub(crate) fn node(
+    pub(crate) fn load_node(
         &mut self,
         tree: &TreeDescriptor,
         pointer: Pointer,
@@ -131,7 +131,7 @@ impl Metadata {
         tree: &TreeDescriptor,
         root: Pointer,
     ) -> Result<u8, TransactionStop> {
-        if root.is_none() { Ok(0) } else { Ok(self.load_page(root, tree.kind, None)?.level()) }
+        if root.is_null() { Ok(0) } else { Ok(self.load_page(root, tree.kind, None)?.level()) }
     }
 
     /// The first run that ends after `key`.
@@ -142,7 +142,7 @@ impl Metadata {
         key: u64,
     ) -> Result<Option<Record>, TransactionStop> {
         let mut at = key;
-        while let Some(leaf) = self.leaf(tree, root, at)? {
+        while let Some(leaf) = self.find_leaf(tree, root, at)? {
             let records = leaf.page.records();
             let ends = |record: &Record| tree.kind.end_key(record).is_some_and(|end| end <= key);
             if let Some(run) = records.get(records.partition_point(ends)) {

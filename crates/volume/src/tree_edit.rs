@@ -33,14 +33,14 @@ struct LeafEdit {
 impl Metadata {
     /// Replaces the contents of a key range within one leaf: by `line`, cut to fit, or by nothing.
     /// Returns the key reached.
-    pub(crate) fn replace_range(
+    pub(crate) fn replace_range_in_leaf(
         &mut self,
         tree: &TreeDescriptor,
         root: &mut Pointer,
         range: Range<u64>,
         line: Option<Record>,
     ) -> Result<TreeEditResult, TransactionStop> {
-        if root.is_none() {
+        if root.is_null() {
             return self.create_first_leaf(tree, root, range, line);
         }
         *root = self.make_node_exclusive(tree, *root, None, &ALL)?;
@@ -66,7 +66,7 @@ impl Metadata {
         node_records_mut: &[Record],
     ) -> Result<usize, TransactionStop> {
         let Some(first) = node_records_mut.first() else { return Ok(0) };
-        if root.is_none() {
+        if root.is_null() {
             self.create_first_leaf(tree, root, first.key..first.key + 1, Some(*first))?;
             return Ok(1);
         }
@@ -76,7 +76,7 @@ impl Metadata {
         }
         let (full, mut done) = (self.full, 0);
         let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
-            let records = books.lines(leaf)?;
+            let records = books.node_records_mut(leaf)?;
             for line in node_records_mut.iter().take_while(|line| line.key < end) {
                 let at = records.partition_point(|record| record.key < line.key);
                 let is_there = records.get(at).is_some_and(|record| record.key == line.key);
@@ -119,7 +119,7 @@ impl Metadata {
         tree: &TreeDescriptor,
         root: &mut Pointer,
     ) -> Result<(), TransactionStop> {
-        let page = self.node(tree, *root, None, &ALL)?;
+        let page = self.load_node(tree, *root, None, &ALL)?;
         let level = page.level() + 1;
         if level > LEVEL_MAX {
             return Err(corrupt_node(tree, *root, CorruptionKind::Contents));
@@ -139,7 +139,7 @@ impl Metadata {
         at: u64,
         edit: &mut dyn FnMut(&mut Self, Pointer, u64) -> Result<LeafEdit, TransactionStop>,
     ) -> Result<TreeEditResult, TransactionStop> {
-        let page = self.node(tree, pointer, None, bounds)?;
+        let page = self.load_node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
             // With another reference, the edit would copy the page.
             drop(page);
@@ -149,13 +149,13 @@ impl Metadata {
         let (index, inner) = self.make_path_exclusive(tree, pointer, bounds, at)?;
         let child = self.node_records(pointer)?[index].child();
         let changed = self.replace_in_subtree(tree, child, &inner, at, edit)?;
-        self.drop_if_empty(pointer, index)?;
+        self.drop_child_if_empty(pointer, index)?;
         Ok(changed)
     }
 
     /// Removes the contents of a range within one leaf. If the `whole` tree is freed, it may also release
     /// a shared subtree at once; the mapped blocks are then not counted.
-    pub(crate) fn clear_range(
+    pub(crate) fn clear_range_in_leaf(
         &mut self,
         tree: &TreeDescriptor,
         root: &mut Pointer,
@@ -190,12 +190,13 @@ impl Metadata {
         at: u64,
         whole: bool,
     ) -> Result<TreeEditResult, TransactionStop> {
-        let page = self.node(tree, pointer, None, bounds)?;
+        let page = self.load_node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
             let range = range.start.max(bounds.start)..range.end.min(bounds.end);
-            let range = range.start..free_step_end(tree, page.records(), &range, self.step_blocks);
+            let range =
+                range.start..end_key_after_freeing(tree, page.records(), &range, self.step_blocks);
             let RecordReplacement { removed, added, .. } =
-                replace_records(self.lines(pointer)?, tree.kind, &range, None);
+                replace_records(self.node_records_mut(pointer)?, tree.kind, &range, None);
             return Ok((range.end, self.update_block_counts(tree, &removed, &added)));
         }
         let index = child_index(page.records(), at);
@@ -208,14 +209,14 @@ impl Metadata {
                 || (page.level() == 1 && self.can_free_leaf_at_once(tree, child, &inner)?)
             {
                 let gain = self.drop_child(tree, &page, index, is_shared, &inner)?;
-                self.lines(pointer)?.remove(index);
+                self.node_records_mut(pointer)?.remove(index);
                 return Ok((inner.end, gain));
             }
         }
         let (index, inner) = self.make_path_exclusive(tree, pointer, bounds, at)?;
         let child = self.node_records(pointer)?[index].child();
         let changed = self.clear_in_subtree(tree, child, &inner, range, at, whole)?;
-        self.drop_if_empty(pointer, index)?;
+        self.drop_child_if_empty(pointer, index)?;
         Ok(changed)
     }
 
@@ -226,8 +227,8 @@ impl Metadata {
         leaf: Pointer,
         bounds: &Range<u64>,
     ) -> Result<bool, TransactionStop> {
-        let leaf = self.node(tree, leaf, Some(0), bounds)?;
-        Ok(free_step_end(tree, leaf.records(), bounds, self.step_blocks) == bounds.end)
+        let leaf = self.load_node(tree, leaf, Some(0), bounds)?;
+        Ok(end_key_after_freeing(tree, leaf.records(), bounds, self.step_blocks) == bounds.end)
     }
 
     /// Releases a child with everything below it: a shared one, or a leaf.
@@ -244,14 +245,14 @@ impl Metadata {
             self.drop_references(child.address..child.address + 1);
             return Ok(MapDelta::default());
         }
-        let leaf = self.node(tree, child, Some(0), bounds)?;
+        let leaf = self.load_node(tree, child, Some(0), bounds)?;
         if is_shared {
             self.drop_references(child.address..child.address + 1);
         } else {
             leaf.records()
                 .iter()
                 .for_each(|run| self.drop_references(referenced_blocks(tree, &leaf, run)));
-            self.drop_page(child.address);
+            self.free_page(child.address);
         }
         Ok(map_delta(tree, leaf.records(), &[]))
     }
@@ -264,14 +265,14 @@ impl Metadata {
         level: Option<u8>,
         bounds: &Range<u64>,
     ) -> Result<Pointer, TransactionStop> {
-        let page = self.node(tree, pointer, level, bounds)?;
+        let page = self.load_node(tree, pointer, level, bounds)?;
         let count = if tree.can_share_nodes() { self.refcount(pointer.address)? } else { 1 };
         match count {
             0 => Err(corrupt_node(tree, pointer, CorruptionKind::Count)),
             1 if page.generation == self.generation => Ok(pointer),
             1 => {
                 let copy = self.create_page(tree.kind, tree.owner, page.body.clone())?;
-                self.drop_page(pointer.address);
+                self.free_page(pointer.address);
                 if self.space.has_undurable_decrement(pointer.address) {
                     // Blocks that another tree frees with this node are referenced by the copy as well.
                     let children = page.records().iter();
@@ -285,14 +286,14 @@ impl Metadata {
             _ => {
                 let copy = self.create_page(tree.kind, tree.owner, page.body.clone())?;
                 self.add_references(pointer.address..pointer.address + 1, -1);
-                self.share_children(tree, &page);
+                self.add_child_references(tree, &page);
                 Ok(copy)
             }
         }
     }
 
     /// Increments the counts of everything referenced by a node that was copied.
-    fn share_children(&mut self, tree: &TreeDescriptor, page: &Page) {
+    fn add_child_references(&mut self, tree: &TreeDescriptor, page: &Page) {
         page.records()
             .iter()
             .for_each(|line| self.add_references(referenced_blocks(tree, page, line), 1));
@@ -331,13 +332,13 @@ impl Metadata {
         index: usize,
         bounds: &Range<u64>,
     ) -> Result<(), TransactionStop> {
-        let page = self.node(tree, parent, None, bounds)?;
+        let page = self.load_node(tree, parent, None, bounds)?;
         let Record { key, .. } = page.records()[index];
         let child = page.records()[index].child();
         let inner = child_bounds(page.records(), index, bounds);
         let own = self.make_node_exclusive(tree, child, Some(page.level() - 1), &inner)?;
         if own != child {
-            self.lines(parent)?[index] = child_record(key, own);
+            self.node_records_mut(parent)?[index] = child_record(key, own);
         }
         Ok(())
     }
@@ -360,28 +361,32 @@ impl Metadata {
             return Ok(());
         }
         let (mut left, mut right) = (records[..at].to_vec(), records[at..].to_vec());
-        if let Some(last) = left.last_mut().filter(|_| level == 0 && tree.kind.has_runs())
+        if let Some(last) = left.last_mut().filter(|_| level == 0 && tree.kind.has_run_records())
             && last.key + last.extra > parting
         {
-            right.insert(0, run_from(tree.kind, last, parting));
+            right.insert(0, rest_of_run(tree.kind, last, parting));
             last.extra = parting - last.key;
         }
         // The first child also contains keys below the one in its parent.
         let first = left.first().map_or(0, |record| record.key);
         let body = PageBody::Node { level, records: right };
         let right = self.create_page(tree.kind, tree.owner, body)?;
-        *self.lines(child)? = left;
-        let lines = self.lines(parent)?;
+        *self.node_records_mut(child)? = left;
+        let lines = self.node_records_mut(parent)?;
         lines[index].key = lines[index].key.min(first);
         lines.insert(index + 1, child_record(parting, right));
         Ok(())
     }
 
-    fn drop_if_empty(&mut self, parent: Pointer, index: usize) -> Result<(), TransactionStop> {
+    fn drop_child_if_empty(
+        &mut self,
+        parent: Pointer,
+        index: usize,
+    ) -> Result<(), TransactionStop> {
         let child = self.node_records(parent)?[index].child();
         if self.node_records(child)?.is_empty() {
-            self.drop_page(child.address);
-            self.lines(parent)?.remove(index);
+            self.free_page(child.address);
+            self.node_records_mut(parent)?.remove(index);
         }
         Ok(())
     }
@@ -398,7 +403,7 @@ impl Metadata {
             [only] if page.level() > 0 => only.child(),
             _ => return Ok(()),
         };
-        self.drop_page(root.address);
+        self.free_page(root.address);
         *root = below;
         Ok(())
     }
@@ -444,7 +449,7 @@ impl Metadata {
     }
 
     /// Same, mutable.
-    fn lines(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, TransactionStop> {
+    fn node_records_mut(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, TransactionStop> {
         let address = pointer.address;
         let flaw = CorruptionKind::Contents;
         let damage = Corruption { address, kind: None, owner: 0, flaw };
@@ -477,11 +482,11 @@ pub(crate) fn replace_records(
         fresh.push(Record { extra: range.start - left.key, ..*left });
     }
     if let Some(line) = line {
-        let extra = if kind.has_runs() { range.end - range.start } else { line.extra };
+        let extra = if kind.has_run_records() { range.end - range.start } else { line.extra };
         fresh.push(Record { key: range.start, extra, ..line });
     }
     if let Some(right) = records[first..last].last().filter(|right| end(right) > range.end) {
-        fresh.push(run_from(kind, right, range.end));
+        fresh.push(rest_of_run(kind, right, range.end));
     }
     // Neighbors that continue the replacement are included, so that they merge with it.
     if let (Some(before), Some(head)) = (first.checked_sub(1), fresh.first())
@@ -511,7 +516,7 @@ pub(crate) fn replace_records(
 }
 
 /// Key in a range up to which `blocks` blocks are freed.
-fn free_step_end(
+fn end_key_after_freeing(
     tree: &TreeDescriptor,
     records: &[Record],
     range: &Range<u64>,
@@ -534,7 +539,7 @@ fn free_step_end(
 
 /// Joins two runs, if they are contiguous.
 fn merge_runs(kind: BlockKind, left: &Record, right: &Record) -> Option<Record> {
-    let follows = kind.has_runs() && left.key + left.extra == right.key;
+    let follows = kind.has_run_records() && left.key + left.extra == right.key;
     let fits = match kind {
         BlockKind::Map => left.value + left.extra == right.value,
         _ => left.value == right.value,
@@ -543,7 +548,7 @@ fn merge_runs(kind: BlockKind, left: &Record, right: &Record) -> Option<Record> 
 }
 
 /// Remainder of a run from `key` on.
-pub(crate) fn run_from(kind: BlockKind, run: &Record, key: u64) -> Record {
+pub(crate) fn rest_of_run(kind: BlockKind, run: &Record, key: u64) -> Record {
     let off = key - run.key;
     let value = if kind == BlockKind::Map { run.value + off } else { run.value };
     Record { key, value, extra: run.extra - off }

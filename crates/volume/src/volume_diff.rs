@@ -82,7 +82,7 @@ impl DiffCursor {
 impl Metadata {
     /// Compares the maps of two volumes from `at` on. Without a base, every mapped block differs. Blocks
     /// after a volume's end are not mapped.
-    pub(crate) fn next_difference(
+    pub(crate) fn compare_from(
         &mut self,
         base: Option<&VolumeBody>,
         body: &VolumeBody,
@@ -123,8 +123,8 @@ impl Metadata {
     }
 
     fn load_cursor_page(&mut self, stand: &mut DiffCursor) -> Result<(), TransactionStop> {
-        if stand.page.is_none() && !stand.pointer.is_none() {
-            let page = self.node(&stand.tree, stand.pointer, stand.height, &stand.bounds)?;
+        if stand.page.is_none() && !stand.pointer.is_null() {
+            let page = self.load_node(&stand.tree, stand.pointer, stand.height, &stand.bounds)?;
             stand.page = Some(page);
         }
         Ok(())

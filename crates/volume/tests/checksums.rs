@@ -25,11 +25,11 @@ struct ChecksumFixture {
     next_value: u64,
 }
 
-fn create(name: &str, unit: u64, checksums: bool) -> VolumeOp {
+fn create_op(name: &str, unit: u64, checksums: bool) -> VolumeOp {
     VolumeOp::Create { name: name.into(), blocks: SIZE, unit, uuid: 1, checksums }
 }
 
-fn change(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
+fn execute_change(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
     match rig.run_request(PoolRequest::Change(change)) {
         Ok(PoolResponse::Volume(info)) => info,
         other => panic!("{other:?}"),
@@ -40,26 +40,26 @@ impl ChecksumFixture {
     fn new(unit: u64) -> Self {
         let image = fixture::new_pool_image(BLOCKS);
         let mut rig = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(unit)).unwrap();
-        let info = change(&mut rig, create("a", unit, true));
+        let info = execute_change(&mut rig, create_op("a", unit, true));
         assert!(info.has_checksums);
         let (values, random) = (BTreeMap::new(), Random::new(7 + unit));
         let mut bench = Self { rig, random, infos: vec![info], values, next_value: 1 };
-        (0..SIZE / 2).for_each(|_| bench.write_somewhere(0));
+        (0..SIZE / 2).for_each(|_| bench.write_random_block(0));
         for (from, name) in [("a", "b"), ("b", "c"), ("a", "d")] {
             let (from, name) = (from.to_owned(), name.to_owned());
-            let clone = change(&mut bench.rig, VolumeOp::Clone { from, name, uuid: 1 });
+            let clone = execute_change(&mut bench.rig, VolumeOp::Clone { from, name, uuid: 1 });
             assert!(clone.has_checksums, "as what it was made from");
             let of = bench.infos.iter().find(|info| info.id == clone.origin).unwrap().id;
             let same: Vec<_> =
                 bench.values.range((of, 0)..(of, SIZE)).map(|((_, at), it)| (*at, *it)).collect();
             bench.values.extend(same.into_iter().map(|(at, it)| ((clone.id, at), it)));
             bench.infos.push(clone);
-            (0..40).for_each(|_| bench.write_somewhere(bench.infos.len() - 1));
+            (0..40).for_each(|_| bench.write_random_block(bench.infos.len() - 1));
         }
         bench
     }
 
-    fn write_somewhere(&mut self, index: usize) {
+    fn write_random_block(&mut self, index: usize) {
         let block = self.random.below(SIZE);
         self.write(self.infos[index].id, block);
     }
@@ -73,7 +73,7 @@ impl ChecksumFixture {
     }
 
     /// Place of every block.
-    fn addresses(&mut self) -> BTreeMap<(u64, u64), u64> {
+    fn block_addresses(&mut self) -> BTreeMap<(u64, u64), u64> {
         let mut places = BTreeMap::new();
         for info in self.infos.clone() {
             for block in 0..info.blocks {
@@ -87,12 +87,12 @@ impl ChecksumFixture {
     }
 
     /// Reads every block, and returns the corrupt ones; all others have their expected contents.
-    fn scrub(&mut self, places: &BTreeMap<(u64, u64), u64>) -> BTreeSet<(u64, u64)> {
+    fn read_corrupt_blocks(&mut self, places: &BTreeMap<(u64, u64), u64>) -> BTreeSet<(u64, u64)> {
         let mut damaged = BTreeSet::new();
         for info in self.infos.clone() {
             for block in 0..info.blocks {
                 let key = (info.id, block);
-                match self.rig.read(info.id, block, 1) {
+                match self.rig.read_blocks(info.id, block, 1) {
                     Ok(found) => {
                         let expected = self.values.get(&key).copied().unwrap_or(0);
                         assert_eq!(found, [[expected; 8]], "{key:?}");
@@ -111,8 +111,8 @@ impl ChecksumFixture {
     }
 
     /// Corrupts an intact block. Returns the corrupt places, each with its expected contents.
-    fn corrupt_block(&mut self, hurt: &BTreeSet<u64>) -> Vec<u64> {
-        let places = self.addresses();
+    fn corrupt_random_block(&mut self, hurt: &BTreeSet<u64>) -> Vec<u64> {
+        let places = self.block_addresses();
         let whole: Vec<_> = places.into_iter().filter(|(_, at)| !hurt.contains(at)).collect();
         let pick =
             |random: &mut Random| whole[usize::try_from(random.below(whole.len() as u64)).unwrap()];
@@ -161,16 +161,16 @@ fn corrupt_and_verify(damages: usize, unit: u64) {
     while done < damages {
         let mut hurt = BTreeSet::new();
         for _ in 0..50 {
-            let now = bench.corrupt_block(&hurt);
+            let now = bench.corrupt_random_block(&hurt);
             hurt.extend(now);
             done += 1;
         }
-        let places = bench.addresses();
+        let places = bench.block_addresses();
         let of_hurt = |(key, at): (&(u64, u64), &u64)| hurt.contains(at).then_some(*key);
         let expected: BTreeSet<_> = places.iter().filter_map(of_hurt).collect();
-        assert_eq!(bench.scrub(&places), expected, "all of them, and no other");
+        assert_eq!(bench.read_corrupt_blocks(&places), expected, "all of them, and no other");
         bench.restore_contents(&places, &hurt);
-        assert_eq!(bench.scrub(&places), BTreeSet::new());
+        assert_eq!(bench.read_corrupt_blocks(&places), BTreeSet::new());
     }
     let report = fixture::check_pool(&bench.rig.store, bench.rig.disk.image());
     assert_eq!(report.findings, []);
@@ -232,7 +232,11 @@ fn late_completed_failed_write_does_not_corrupt_checksums() {
         // The late write reaches the device.
         bench.rig.disk.replace_block(at, stamped_block(77));
         let expected = bench.values[&(volume, block)];
-        assert_eq!(bench.rig.read(volume, block, 1), Ok(vec![[expected; 8]]), "block {block}");
+        assert_eq!(
+            bench.rig.read_blocks(volume, block, 1),
+            Ok(vec![[expected; 8]]),
+            "block {block}"
+        );
     }
 }
 
@@ -250,9 +254,9 @@ fn trim_truncate_and_delete_remove_checksums() {
         };
         usage.used
     };
-    let keeper = change(&mut rig, create("keeper", 1, false));
+    let keeper = execute_change(&mut rig, create_op("keeper", 1, false));
     let before = used(&mut rig);
-    let info = change(&mut rig, create("v", 1, true));
+    let info = execute_change(&mut rig, create_op("v", 1, true));
     let empty = used(&mut rig);
     for round in 0..3 {
         let token = rig.submit_write(info.id, 1, SIZE - 2, 5);
@@ -270,8 +274,8 @@ fn trim_truncate_and_delete_remove_checksums() {
             ),
             _ => {
                 let name = || "v".to_owned();
-                change(&mut rig, VolumeOp::Resize { name: name(), blocks: 1 });
-                change(&mut rig, VolumeOp::Resize { name: name(), blocks: SIZE });
+                execute_change(&mut rig, VolumeOp::Resize { name: name(), blocks: 1 });
+                execute_change(&mut rig, VolumeOp::Resize { name: name(), blocks: SIZE });
             }
         }
         assert_eq!(used(&mut rig), empty, "round {round}");

@@ -4,7 +4,7 @@
 
 mod fixture;
 
-use fixture::{PoolFixture, check_pool, new_pool_image, open};
+use fixture::{PoolFixture, check_pool, new_pool_image, open_read_only};
 use tenmil_base::Random;
 use tenmil_volume::{DeviceAction, PoolError, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 
@@ -14,39 +14,39 @@ fn empty_pool_fixture() -> PoolFixture {
     PoolFixture::with_normal_trees(new_pool_image(BLOCKS), BLOCKS, Random::new(4)).unwrap()
 }
 
-fn change_volume(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
+fn execute_change(rig: &mut PoolFixture, change: VolumeOp) -> VolumeInfo {
     match rig.run_request(PoolRequest::Change(change)).unwrap() {
         PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
 
-fn create(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
-    change_volume(
+fn create_volume(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
+    execute_change(
         rig,
         VolumeOp::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false },
     )
 }
 
-fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
+fn write_and_wait(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.run_until_idle();
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
-fn snapshot(volume: &str, name: &str) -> PoolRequest {
+fn snapshot_request(volume: &str, name: &str) -> PoolRequest {
     PoolRequest::Change(VolumeOp::Snapshot { volume: volume.into(), name: name.into(), uuid: 2 })
 }
 
 #[test]
 fn snapshot_waits_for_earlier_writes_and_delays_later_ones() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 64);
-    write(&mut rig, info.id, 0, 64, 1);
+    let info = create_volume(&mut rig, "v", 64);
+    write_and_wait(&mut rig, info.id, 0, 64, 1);
     rig.holds_data = true;
     let before = rig.submit_write(info.id, 3, 1, 2);
     rig.run_until_idle();
-    let taken = rig.submit(snapshot("v", "s"));
+    let taken = rig.submit(snapshot_request("v", "s"));
     rig.run_until_idle();
     let behind = rig.submit_write(info.id, 3, 1, 3);
     rig.run_until_idle();
@@ -60,15 +60,15 @@ fn snapshot_waits_for_earlier_writes_and_delays_later_ones() {
     let PoolResponse::Volume(kept) = rig.run_request(PoolRequest::Find("s".into())).unwrap() else {
         panic!()
     };
-    assert_eq!(rig.read(kept.id, 3, 1).unwrap(), [[2; 8]]);
-    assert_eq!(rig.read(info.id, 3, 1).unwrap(), [[3; 8]]);
+    assert_eq!(rig.read_blocks(kept.id, 3, 1).unwrap(), [[2; 8]]);
+    assert_eq!(rig.read_blocks(info.id, 3, 1).unwrap(), [[3; 8]]);
 }
 
 #[test]
 fn blocks_being_read_are_not_reallocated() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1500));
-    write(&mut rig, one.id, 0, 600, 1);
+    let (one, two) = (create_volume(&mut rig, "one", 600), create_volume(&mut rig, "two", 1500));
+    write_and_wait(&mut rig, one.id, 0, 600, 1);
     rig.run_request(PoolRequest::Flush).unwrap();
     rig.holds_data = true;
     let token = rig.submit(PoolRequest::Read { volume: one.id, block: 0, blocks: 600 });
@@ -113,16 +113,16 @@ fn transfer_range(action: &DeviceAction) -> Option<(u64, u64)> {
 }
 
 /// A volume with two written clusters and a clone of it, both durable.
-fn volume_and_clone(rig: &mut PoolFixture) -> (VolumeInfo, VolumeInfo) {
-    let one = create(rig, "one", 32);
-    write(rig, one.id, 0, 32, 1);
+fn create_volume_and_clone(rig: &mut PoolFixture) -> (VolumeInfo, VolumeInfo) {
+    let one = create_volume(rig, "one", 32);
+    write_and_wait(rig, one.id, 0, 32, 1);
     let clone = VolumeOp::Clone { from: "one".into(), name: "two".into(), uuid: 3 };
-    let two = change_volume(rig, clone);
+    let two = execute_change(rig, clone);
     (one, two)
 }
 
 /// Contents of the volume `two` after a power loss now, with all completed writes on the device.
-fn volume_two_after_power_loss(rig: &mut PoolFixture) -> Vec<[u64; 8]> {
+fn read_two_after_power_loss(rig: &mut PoolFixture) -> Vec<[u64; 8]> {
     let image =
         rig.disk.image_after_power_loss(fixture::fake_disk::PowerLoss::AsSeen, &mut Random::new(1));
     let mut again = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(1)).unwrap();
@@ -130,31 +130,31 @@ fn volume_two_after_power_loss(rig: &mut PoolFixture) -> Vec<[u64; 8]> {
     else {
         panic!()
     };
-    again.read(info.id, 0, info.blocks).unwrap()
+    again.read_blocks(info.id, 0, info.blocks).unwrap()
 }
 
 #[test]
 fn blocks_trimmed_by_a_clone_are_not_overwritten_until_durable() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = volume_and_clone(&mut rig);
+    let (one, two) = create_volume_and_clone(&mut rig);
     rig.run_request(PoolRequest::Trim { volume: two.id, block: 0, blocks: 32 }).unwrap();
-    write(&mut rig, one.id, 0, 20, 2);
-    assert_eq!(volume_two_after_power_loss(&mut rig), [[1; 8]; 32], "the trim was never flushed");
+    write_and_wait(&mut rig, one.id, 0, 20, 2);
+    assert_eq!(read_two_after_power_loss(&mut rig), [[1; 8]; 32], "the trim was never flushed");
 }
 
 #[test]
 fn blocks_of_a_deleted_clone_are_not_overwritten_until_durable() {
     let mut rig = empty_pool_fixture();
-    let (one, _) = volume_and_clone(&mut rig);
+    let (one, _) = create_volume_and_clone(&mut rig);
     rig.holds_flushes = true;
     let delete = VolumeOp::Delete { name: "two".into(), orphan: false };
     let token = rig.submit(PoolRequest::Change(delete));
     rig.run_until_idle();
     // The first of these makes the map's node exclusive to the volume; the second finds it exclusive.
-    write(&mut rig, one.id, 3, 1, 2);
-    write(&mut rig, one.id, 19, 1, 3);
+    write_and_wait(&mut rig, one.id, 3, 1, 2);
+    write_and_wait(&mut rig, one.id, 19, 1, 3);
     assert_eq!(
-        volume_two_after_power_loss(&mut rig),
+        read_two_after_power_loss(&mut rig),
         [[1; 8]; 32],
         "the deletion was never answered"
     );
@@ -164,8 +164,8 @@ fn blocks_of_a_deleted_clone_are_not_overwritten_until_durable() {
 #[test]
 fn volume_truncated_and_grown_reads_zeroes_after_the_truncation_point() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 64);
-    write(&mut rig, info.id, 0, 64, 1);
+    let info = create_volume(&mut rig, "v", 64);
+    write_and_wait(&mut rig, info.id, 0, 64, 1);
     let resize = |blocks| PoolRequest::Change(VolumeOp::Resize { name: "v".into(), blocks });
     let read = PoolRequest::Read { volume: info.id, block: 0, blocks: 64 };
     let tokens = [rig.submit(resize(10)), rig.submit(resize(64)), rig.submit(read)];
@@ -190,18 +190,18 @@ fn volume_truncated_and_grown_reads_zeroes_after_the_truncation_point() {
 #[test]
 fn flush_of_an_unchanged_pool_reaches_the_device() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 16);
-    write(&mut rig, info.id, 0, 16, 1);
+    let info = create_volume(&mut rig, "v", 16);
+    write_and_wait(&mut rig, info.id, 0, 16, 1);
     rig.run_request(PoolRequest::Flush).unwrap();
     let generation = rig.store.generation();
-    write(&mut rig, info.id, 0, 16, 2);
+    write_and_wait(&mut rig, info.id, 0, 16, 2);
     rig.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(rig.store.generation(), generation, "in place: no commit");
     let image = rig
         .disk
         .image_after_power_loss(fixture::fake_disk::PowerLoss::Nothing, &mut Random::new(1));
     let mut again = PoolFixture::new(image, BLOCKS, Random::new(1)).unwrap();
-    assert_eq!(again.read(info.id, 0, 16).unwrap(), [[2; 8]; 16]);
+    assert_eq!(again.read_blocks(info.id, 0, 16).unwrap(), [[2; 8]; 16]);
 }
 
 /// Keeps everything in flight until the test resumes it.
@@ -219,22 +219,24 @@ fn hold_all_io(rig: &mut PoolFixture) {
 #[test]
 fn first_commit_flushes_what_a_killed_process_left_unflushed() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = volume_and_clone(&mut rig);
+    let (one, two) = create_volume_and_clone(&mut rig);
     rig.run_request(PoolRequest::Trim { volume: two.id, block: 0, blocks: 32 }).unwrap();
     rig.submit(PoolRequest::Flush);
-    while open(rig.disk.image(), BLOCKS).unwrap().store.generation() == rig.store.generation() {
-        assert!(rig.step(), "the commit comes to its superblock");
+    while open_read_only(rig.disk.image(), BLOCKS).unwrap().store.generation()
+        == rig.store.generation()
+    {
+        assert!(rig.execute_random_action(), "the commit comes to its superblock");
     }
     let image = rig.disk.image().clone();
     let mut again = PoolFixture::with_normal_trees(image.clone(), BLOCKS, Random::new(1)).unwrap();
-    again.disk = rig.disk.with_only_unflushed(image);
-    write(&mut again, one.id, 0, 20, 2);
+    again.disk = rig.disk.after_writer_killed(image);
+    write_and_wait(&mut again, one.id, 0, 20, 2);
     for seed in 0..200 {
         let image = again
             .disk
             .image_after_power_loss(fixture::fake_disk::PowerLoss::Random, &mut Random::new(seed));
         let mut last = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(1)).unwrap();
-        for found in last.read(two.id, 0, 32).unwrap() {
+        for found in last.read_blocks(two.id, 0, 32).unwrap() {
             assert!(found == [0; 8] || found == [1; 8], "{found:?} is the other volume's");
         }
     }
@@ -243,14 +245,14 @@ fn first_commit_flushes_what_a_killed_process_left_unflushed() {
 #[test]
 fn pages_of_an_abandoned_transaction_are_not_reused() {
     let mut rig = empty_pool_fixture();
-    create(&mut rig, "v", 64);
+    create_volume(&mut rig, "v", 64);
     let generation = rig.store.generation();
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
     assert_eq!(again.store.generation(), generation, "nothing is written before it must be");
     let read = again.run_request(PoolRequest::List).unwrap();
     assert_eq!((again.store.generation(), again.disk.writes), (generation, 0), "{read:?}");
-    create(&mut again, "w", 64);
+    create_volume(&mut again, "w", 64);
     // One generation is skipped, and the pool is taken over from its owner: both slots name the new
     // owner.
     assert_eq!(again.store.generation(), generation + 3);
@@ -259,13 +261,13 @@ fn pages_of_an_abandoned_transaction_are_not_reused() {
 #[test]
 fn cluster_being_read_is_not_overwritten_by_its_new_owner() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = volume_and_clone(&mut rig);
+    let (one, two) = create_volume_and_clone(&mut rig);
     let token = rig.submit(PoolRequest::Read { volume: two.id, block: 0, blocks: 16 });
     hold_all_io(&mut rig);
-    write(&mut rig, two.id, 0, 16, 5);
+    write_and_wait(&mut rig, two.id, 0, 16, 5);
     rig.run_request(PoolRequest::Flush).unwrap();
     rig.run_request(PoolRequest::Flush).unwrap();
-    write(&mut rig, one.id, 0, 16, 2);
+    write_and_wait(&mut rig, one.id, 0, 16, 2);
     rig.held.clear();
     rig.run_until_idle();
     assert!(rig.responses.remove(&token).unwrap().is_ok());
@@ -274,14 +276,14 @@ fn cluster_being_read_is_not_overwritten_by_its_new_owner() {
         data.iter().all(|block| fixture::fake_disk::sector_values(block) == [1; 8]),
         "what the clone held"
     );
-    write(&mut rig, one.id, 0, 32, 3);
+    write_and_wait(&mut rig, one.id, 0, 32, 3);
     let used = |rig: &mut PoolFixture| match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage.used,
         other => panic!("{other:?}"),
     };
     rig.run_request(PoolRequest::Flush).unwrap();
     let before = used(&mut rig);
-    write(&mut rig, one.id, 0, 32, 4);
+    write_and_wait(&mut rig, one.id, 0, 32, 4);
     rig.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(used(&mut rig), before, "once the read has ended, writes are in place again");
 }
@@ -289,16 +291,16 @@ fn cluster_being_read_is_not_overwritten_by_its_new_owner() {
 #[test]
 fn waiting_change_quiesces_the_volume_that_has_the_name_now() {
     let mut rig = empty_pool_fixture();
-    let (a, c) = (create(&mut rig, "a", 16), create(&mut rig, "c", 16));
-    write(&mut rig, a.id, 0, 16, 1);
-    write(&mut rig, c.id, 0, 16, 3);
+    let (a, c) = (create_volume(&mut rig, "a", 16), create_volume(&mut rig, "c", 16));
+    write_and_wait(&mut rig, a.id, 0, 16, 1);
+    write_and_wait(&mut rig, c.id, 0, 16, 3);
     rig.submit_write(a.id, 0, 16, 2);
     hold_all_io(&mut rig);
     let to_a = rig.held.clone();
-    let taken = rig.submit(snapshot("a", "s"));
+    let taken = rig.submit(snapshot_request("a", "s"));
     rig.run_until_idle();
     for (name, to) in [("a", "b"), ("c", "a")] {
-        change_volume(&mut rig, VolumeOp::Rename { name: name.into(), to: to.into() });
+        execute_change(&mut rig, VolumeOp::Rename { name: name.into(), to: to.into() });
     }
     rig.submit_write(c.id, 0, 16, 4);
     hold_all_io(&mut rig);
@@ -311,17 +313,17 @@ fn waiting_change_quiesces_the_volume_that_has_the_name_now() {
         panic!()
     };
     assert_eq!(kept.origin, c.id);
-    write(&mut rig, a.id, 0, 1, 7);
-    assert_eq!(rig.read(kept.id, 0, 16).unwrap(), [[4; 8]; 16]);
+    write_and_wait(&mut rig, a.id, 0, 1, 7);
+    assert_eq!(rig.read_blocks(kept.id, 0, 16).unwrap(), [[4; 8]; 16]);
 }
 
 #[test]
 fn pool_stops_when_a_flush_fails_without_changes() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 16);
-    write(&mut rig, info.id, 0, 16, 1);
+    let info = create_volume(&mut rig, "v", 16);
+    write_and_wait(&mut rig, info.id, 0, 16, 1);
     rig.run_request(PoolRequest::Flush).unwrap();
-    write(&mut rig, info.id, 0, 16, 2);
+    write_and_wait(&mut rig, info.id, 0, 16, 2);
     rig.fails_flushes = true;
     assert!(matches!(rig.run_request(PoolRequest::Flush), Err(PoolError::Device { .. })));
     assert_eq!(
@@ -330,7 +332,7 @@ fn pool_stops_when_a_flush_fails_without_changes() {
         "what was lost stays lost"
     );
     assert_eq!(
-        rig.read(info.id, 0, 1),
+        rig.read_blocks(info.id, 0, 1),
         Err(PoolError::ReadInterrupted),
         "the device may have blocks from before, of any volume"
     );
@@ -339,11 +341,11 @@ fn pool_stops_when_a_flush_fails_without_changes() {
 #[test]
 fn stopped_pool_issues_no_io() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 64);
+    let info = create_volume(&mut rig, "v", 64);
     rig.holds_flushes = true;
     let mut tokens = Vec::new();
     for block in [0, 32] {
-        write(&mut rig, info.id, block, 16, 1);
+        write_and_wait(&mut rig, info.id, block, 16, 1);
         tokens.push(rig.submit(PoolRequest::Flush));
         rig.run_until_idle();
     }
@@ -358,8 +360,8 @@ fn stopped_pool_issues_no_io() {
 #[test]
 fn cluster_with_a_failed_write_is_not_allocated() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 64);
-    write(&mut rig, info.id, 0, 16, 1);
+    let info = create_volume(&mut rig, "v", 64);
+    write_and_wait(&mut rig, info.id, 0, 16, 1);
     let free = |rig: &mut PoolFixture| match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage.free,
         other => panic!("{other:?}"),
@@ -370,15 +372,15 @@ fn cluster_with_a_failed_write_is_not_allocated() {
     rig.run_until_idle();
     assert!(matches!(rig.responses.remove(&token), Some(Err(PoolError::Device { .. }))));
     assert_eq!(free(&mut rig), before - 16, "the write may still come to pass");
-    write(&mut rig, info.id, 16, 16, 2);
-    assert_eq!(rig.read(info.id, 16, 16).unwrap(), [[2; 8]; 16]);
+    write_and_wait(&mut rig, info.id, 16, 16, 2);
+    assert_eq!(rig.read_blocks(info.id, 16, 16).unwrap(), [[2; 8]; 16]);
 }
 
 #[test]
 fn late_completed_failed_write_does_not_overwrite_newer_data() {
     for other_ends_first in [true, false] {
         let mut rig = empty_pool_fixture();
-        let info = create(&mut rig, "v", 64);
+        let info = create_volume(&mut rig, "v", 64);
         let other = rig.submit_write(info.id, 0, 4, 1);
         hold_all_io(&mut rig);
         let others = rig.held.clone();
@@ -392,13 +394,13 @@ fn late_completed_failed_write_does_not_overwrite_newer_data() {
         (rig.held, rig.fails_late) = (others, true);
         rig.run_until_idle();
         assert!(matches!(rig.responses.remove(&failing), Some(Err(PoolError::Device { .. }))));
-        write(&mut rig, info.id, 4, 4, 3);
-        write(&mut rig, info.id, 8, 2, 4);
+        write_and_wait(&mut rig, info.id, 4, 4, 3);
+        write_and_wait(&mut rig, info.id, 8, 2, 4);
         rig.complete_failed_writes_late();
         rig.held.clear();
         rig.run_until_idle();
         let [old, new, last] = [(0, 4), (4, 4), (8, 2)]
-            .map(|(block, blocks)| rig.read(info.id, block, blocks).unwrap());
+            .map(|(block, blocks)| rig.read_blocks(info.id, block, blocks).unwrap());
         assert_eq!((old, new, last), (vec![[1; 8]; 4], vec![[3; 8]; 4], vec![[4; 8]; 2]));
         rig.run_request(PoolRequest::Flush).unwrap();
         assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
@@ -408,8 +410,8 @@ fn late_completed_failed_write_does_not_overwrite_newer_data() {
 #[test]
 fn blocks_with_a_failed_in_place_write_are_not_reallocated() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1800));
-    write(&mut rig, one.id, 0, 600, 1);
+    let (one, two) = (create_volume(&mut rig, "one", 600), create_volume(&mut rig, "two", 1800));
+    write_and_wait(&mut rig, one.id, 0, 600, 1);
     rig.run_request(PoolRequest::Flush).unwrap();
     rig.fails_late = true;
     let token = rig.submit_write(one.id, 0, 600, 2);
@@ -440,7 +442,7 @@ fn blocks_with_a_failed_in_place_write_are_not_reallocated() {
     assert!(written.len() > 3 && written.len() < 18, "and for some again: {written:?}");
     rig.complete_failed_writes_late();
     for block in written {
-        assert_eq!(rig.read(two.id, block, 100).unwrap(), [[9; 8]; 100], "from {block} on");
+        assert_eq!(rig.read_blocks(two.id, block, 100).unwrap(), [[9; 8]; 100], "from {block} on");
     }
     rig.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
@@ -452,16 +454,19 @@ fn blocks_with_a_failed_in_place_write_are_not_reallocated() {
 #[test]
 fn blocks_of_a_cached_run_are_not_reallocated() {
     let mut rig = empty_pool_fixture();
-    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1500));
-    write(&mut rig, one.id, 0, 600, 1);
+    let (one, two) = (create_volume(&mut rig, "one", 600), create_volume(&mut rig, "two", 1500));
+    write_and_wait(&mut rig, one.id, 0, 600, 1);
     rig.run_request(PoolRequest::Flush).unwrap();
     let run = rig.store.mapped_run(one.id, 300).unwrap();
     assert_eq!((run.block, run.blocks), (0, 600));
-    assert_eq!(rig.store.next_remapped_volume(), None);
-    rig.store.note_oldest_read(rig.store.transaction());
+    assert_eq!(rig.store.next_invalidated_volume(), None);
+    rig.store.set_oldest_direct_read(rig.store.open_generation());
     rig.run_request(PoolRequest::Trim { volume: one.id, block: 0, blocks: 600 }).unwrap();
-    assert_eq!(rig.store.next_remapped_volume(), Some(one.id));
-    assert_eq!((rig.store.next_remapped_volume(), rig.store.mapped_run(one.id, 300)), (None, None));
+    assert_eq!(rig.store.next_invalidated_volume(), Some(one.id));
+    assert_eq!(
+        (rig.store.next_invalidated_volume(), rig.store.mapped_run(one.id, 300)),
+        (None, None)
+    );
     let fill = |rig: &mut PoolFixture| {
         let writes: Vec<u64> =
             (0..1500).step_by(100).map(|block| rig.submit_write(two.id, block, 100, 9)).collect();
@@ -472,7 +477,7 @@ fn blocks_of_a_cached_run_are_not_reallocated() {
     for at in run.at..run.at + run.blocks {
         assert_eq!(fixture::fake_disk::sector_values(&rig.disk.read(at)), [1; 8], "block {at}");
     }
-    rig.store.note_oldest_read(u64::MAX);
+    rig.store.set_oldest_direct_read(u64::MAX);
     assert_eq!(fill(&mut rig), 0, "and is there when the read has ended");
     assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
@@ -480,16 +485,16 @@ fn blocks_of_a_cached_run_are_not_reallocated() {
 #[test]
 fn remapped_volumes_are_reported_exactly_when_blocks_move() {
     let mut rig = empty_pool_fixture();
-    let v = create(&mut rig, "v", 256);
+    let v = create_volume(&mut rig, "v", 256);
     let said = |rig: &mut PoolFixture| {
-        std::iter::from_fn(|| rig.store.next_remapped_volume()).collect::<Vec<_>>()
+        std::iter::from_fn(|| rig.store.next_invalidated_volume()).collect::<Vec<_>>()
     };
-    write(&mut rig, v.id, 0, 64, 1);
-    write(&mut rig, v.id, 8, 8, 2);
-    write(&mut rig, v.id, 64, 64, 1);
-    rig.run_request(snapshot("v", "s")).unwrap();
+    write_and_wait(&mut rig, v.id, 0, 64, 1);
+    write_and_wait(&mut rig, v.id, 8, 8, 2);
+    write_and_wait(&mut rig, v.id, 64, 64, 1);
+    rig.run_request(snapshot_request("v", "s")).unwrap();
     assert_eq!(said(&mut rig), [], "first writes, writes in place, a snapshot");
-    write(&mut rig, v.id, 8, 1, 3);
+    write_and_wait(&mut rig, v.id, 8, 1, 3);
     assert_eq!(said(&mut rig), [v.id], "a write after a snapshot");
     rig.run_request(PoolRequest::Trim { volume: v.id, block: 200, blocks: 50 }).unwrap();
     assert_eq!(said(&mut rig), [], "nothing was mapped there");
@@ -508,14 +513,18 @@ fn remapped_volumes_are_reported_exactly_when_blocks_move() {
 fn failed_metadata_write_stops_the_pool_without_losing_durable_state() {
     for failing in 0..20 {
         let mut rig = empty_pool_fixture();
-        let info = create(&mut rig, "v", 256);
-        write(&mut rig, info.id, 0, 64, 1);
+        let info = create_volume(&mut rig, "v", 256);
+        write_and_wait(&mut rig, info.id, 0, 64, 1);
         rig.run_request(PoolRequest::Flush).unwrap();
         rig.fails_pages = Some(failing);
         let writes: Vec<u64> =
             (0..8).map(|part| rig.submit_write(info.id, 64 + part * 16, 16, 2)).collect();
-        let changes =
-            [snapshot("v", "s"), PoolRequest::Flush, snapshot("v", "t"), PoolRequest::Flush];
+        let changes = [
+            snapshot_request("v", "s"),
+            PoolRequest::Flush,
+            snapshot_request("v", "t"),
+            PoolRequest::Flush,
+        ];
         let responses: Vec<_> = changes.into_iter().map(|ask| rig.run_request(ask)).collect();
         assert!(writes.iter().all(|token| rig.responses.contains_key(token)), "all are answered");
         if rig.fails_pages.is_some() {
@@ -527,9 +536,9 @@ fn failed_metadata_write_stops_the_pool_without_losing_durable_state() {
         assert!(
             responses[failed + 1..].iter().all(|one| *one == Err(PoolError::ReadOnlyAfterError))
         );
-        assert_eq!(rig.read(info.id, 63, 1).unwrap(), [[1; 8]], "it is still read from");
+        assert_eq!(rig.read_blocks(info.id, 63, 1).unwrap(), [[1; 8]], "it is still read from");
         assert!(rig.store.is_idle());
-        let again = open(rig.disk.image(), BLOCKS).unwrap();
+        let again = open_read_only(rig.disk.image(), BLOCKS).unwrap();
         assert_eq!(check_pool(&again.store, rig.disk.image()).findings, [], "{failing}");
         let mut rig =
             PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(4))
@@ -538,7 +547,7 @@ fn failed_metadata_write_stops_the_pool_without_losing_durable_state() {
             let found = rig.run_request(PoolRequest::Find(name.into())).is_ok();
             assert!(found || response.is_err(), "{failing}: {name} was answered");
         }
-        assert_eq!(rig.read(info.id, 0, 64).unwrap(), [[1; 8]; 64], "{failing}");
+        assert_eq!(rig.read_blocks(info.id, 0, 64).unwrap(), [[1; 8]; 64], "{failing}");
     }
     panic!("there is no end of pages");
 }
@@ -546,8 +555,8 @@ fn failed_metadata_write_stops_the_pool_without_losing_durable_state() {
 #[test]
 fn extent_query_matches_the_map() {
     let mut rig = empty_pool_fixture();
-    let info = create(&mut rig, "v", 256);
-    write(&mut rig, info.id, 10, 20, 1);
+    let info = create_volume(&mut rig, "v", 256);
+    write_and_wait(&mut rig, info.id, 10, 20, 1);
     for (block, blocks, is_mapped) in
         [(0, 10, false), (10, 20, true), (29, 1, true), (30, 226, false), (256, 0, false)]
     {
@@ -560,7 +569,7 @@ fn extent_query_matches_the_map() {
 #[test]
 fn flush_of_an_unchanged_pool_writes_nothing() {
     let mut rig = empty_pool_fixture();
-    create(&mut rig, "v", 64);
+    create_volume(&mut rig, "v", 64);
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(4)).unwrap();
     again.holds_flushes = true;

@@ -7,7 +7,7 @@ mod fixture;
 
 use fixture::pool_with_model::PoolWithModel;
 
-fn run_until_power_loss(blocks: u64, seed: u64, operations: u64, cut_every: u64) -> PoolWithModel {
+fn run_with_power_losses(blocks: u64, seed: u64, operations: u64, cut_every: u64) -> PoolWithModel {
     let mut world = PoolWithModel::new(blocks, seed);
     world.cut_every = cut_every;
     world.changes = 10 + seed % 3 * 15;
@@ -22,7 +22,7 @@ fn run_until_power_loss(blocks: u64, seed: u64, operations: u64, cut_every: u64)
 fn pool_recovers_from_random_power_loss() {
     let mut cuts = 0;
     for seed in 1..=4 {
-        cuts += run_until_power_loss(if seed % 2 == 0 { 700 } else { 4096 }, seed, 800, 3).cuts;
+        cuts += run_with_power_losses(if seed % 2 == 0 { 700 } else { 4096 }, seed, 800, 3).cuts;
     }
     assert!(cuts > 500, "only {cuts} cuts");
 }
@@ -50,6 +50,6 @@ fn growing_pool_recovers_from_independent_power_loss_of_its_devices() {
 #[test]
 #[ignore = "a cut at every step of 10 000 operations: run it with --release"]
 fn pool_recovers_from_power_loss_at_every_step() {
-    run_until_power_loss(4096, 5, 5_000, 1);
-    run_until_power_loss(700, 6, 5_000, 1);
+    run_with_power_losses(4096, 5, 5_000, 1);
+    run_with_power_losses(700, 6, 5_000, 1);
 }

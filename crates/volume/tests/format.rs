@@ -7,7 +7,7 @@ use tenmil_volume::format::{
     BlockKind, DeviceRecord, Header, LabelBody, OwnerRecord, ParentBody, Pointer, Record,
     SpanRecord, Superblock, VolumeBody,
 };
-use tenmil_volume::stream::{StreamHead, StreamRecord};
+use tenmil_volume::snapshot_stream::{StreamHead, StreamRecord};
 
 fn format_document() -> String {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/developer/volume-format.md");
@@ -26,7 +26,7 @@ fn documented_fields(text: &str, heading: &str) -> Vec<(usize, usize, String)> {
     rows.map(row).collect()
 }
 
-fn compare_layout<T: Layout>(text: &str) {
+fn assert_layout_documented<T: Layout>(text: &str) {
     let found = documented_fields(text, &format!("### {}: {} bytes", T::NAME, T::BYTES));
     let mut at = 0;
     let mut expected = Vec::new();
@@ -40,18 +40,18 @@ fn compare_layout<T: Layout>(text: &str) {
 #[test]
 fn documented_structures_match_the_layouts() {
     let text = format_document();
-    compare_layout::<Header>(&text);
-    compare_layout::<Pointer>(&text);
-    compare_layout::<Superblock>(&text);
-    compare_layout::<OwnerRecord>(&text);
-    compare_layout::<DeviceRecord>(&text);
-    compare_layout::<SpanRecord>(&text);
-    compare_layout::<LabelBody>(&text);
-    compare_layout::<Record>(&text);
-    compare_layout::<VolumeBody>(&text);
-    compare_layout::<ParentBody>(&text);
-    compare_layout::<StreamHead>(&text);
-    compare_layout::<StreamRecord>(&text);
+    assert_layout_documented::<Header>(&text);
+    assert_layout_documented::<Pointer>(&text);
+    assert_layout_documented::<Superblock>(&text);
+    assert_layout_documented::<OwnerRecord>(&text);
+    assert_layout_documented::<DeviceRecord>(&text);
+    assert_layout_documented::<SpanRecord>(&text);
+    assert_layout_documented::<LabelBody>(&text);
+    assert_layout_documented::<Record>(&text);
+    assert_layout_documented::<VolumeBody>(&text);
+    assert_layout_documented::<ParentBody>(&text);
+    assert_layout_documented::<StreamHead>(&text);
+    assert_layout_documented::<StreamRecord>(&text);
 }
 
 #[test]

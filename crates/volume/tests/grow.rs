@@ -5,10 +5,10 @@
 
 mod fixture;
 
-use fixture::comparison::compare_with_model;
 use fixture::fake_disk::{DiskImage, PowerLoss};
+use fixture::model_comparison::compare_with_model;
 use fixture::pool_with_model::PoolWithModel;
-use fixture::{PoolFixture, check_pool, open};
+use fixture::{PoolFixture, check_pool, open_read_only};
 use tenmil_base::Random;
 use tenmil_volume::device_table::{DeviceTable, SecondaryDevice};
 use tenmil_volume::format::Superblock;
@@ -16,7 +16,7 @@ use tenmil_volume::{DeviceAction, PoolError, PoolRequest, PoolResponse, VolumeOp
 
 const BEFORE: u64 = 1000;
 
-fn worked_pool(seed: u64) -> PoolWithModel {
+fn pool_after_random_work(seed: u64) -> PoolWithModel {
     let mut world = PoolWithModel::new(BEFORE, seed);
     while world.operations < 500 {
         world.run_random_operation();
@@ -39,16 +39,20 @@ fn grown_devices(front: u64, more: u64) -> DeviceTable {
 }
 
 /// Grows the pool to these devices, and returns the possible contents after a power loss at each step.
-fn grow_pool(rig: &mut PoolFixture, devices: &DeviceTable, random: &mut Random) -> Vec<DiskImage> {
+fn images_while_growing(
+    rig: &mut PoolFixture,
+    devices: &DeviceTable,
+    random: &mut Random,
+) -> Vec<DiskImage> {
     rig.disk.runs = devices.spans_with_start().map(|(begin, run)| (begin, run.device)).collect();
     let token = rig.submit(PoolRequest::Grow(devices.clone()));
     let mut cuts = Vec::new();
     loop {
-        rig.begin();
+        rig.start_pool_actions();
         for cut in [PowerLoss::AsSeen, PowerLoss::Nothing, PowerLoss::Random, PowerLoss::Random] {
             cuts.push(rig.disk.image_after_power_loss(cut, random));
         }
-        if !rig.step() {
+        if !rig.execute_random_action() {
             break;
         }
     }
@@ -85,10 +89,10 @@ fn fill_until_full(rig: &mut PoolFixture) -> u64 {
 fn growing_keeps_contents_at_any_power_loss() {
     let ways = [(1001, 0), (1002, 0), (1003, 0), (1300, 0), (1000, 1), (1000, 300), (1001, 40)];
     for (seed, (front, more)) in (1..).zip(ways) {
-        let mut world = worked_pool(seed);
+        let mut world = pool_after_random_work(seed);
         let mut random = Random::new(seed);
         let devices = grown_devices(front, more);
-        let cuts = grow_pool(&mut world.rig, &devices, &mut random);
+        let cuts = images_while_growing(&mut world.rig, &devices, &mut random);
         assert!(cuts.len() > 20);
         let done = world.rig.disk.image().clone();
         let mut sizes = [0; 2];
@@ -111,7 +115,7 @@ fn growing_keeps_contents_at_any_power_loss() {
                 compare_with_model(&mut rig, &world.model).unwrap();
                 rig.run_request(PoolRequest::Flush).unwrap();
                 let image = rig.disk.image().clone();
-                let opened = open(&image, front).unwrap();
+                let opened = open_read_only(&image, front).unwrap();
                 assert_eq!(opened.damaged, [], "seed {seed}, cut {index}");
                 assert_eq!(
                     check_pool(&opened.store, &image).findings,
@@ -132,7 +136,7 @@ fn full_pool_has_space_after_growing() {
                 .unwrap();
         let before = fill_until_full(&mut rig);
         assert!((700..1000).contains(&before), "{before}");
-        grow_pool(&mut rig, &grown_devices(front, more), &mut Random::new(2));
+        images_while_growing(&mut rig, &grown_devices(front, more), &mut Random::new(2));
         let PoolResponse::Volume(info) = rig.run_request(PoolRequest::Find("new".into())).unwrap()
         else {
             panic!()
@@ -149,7 +153,7 @@ fn full_pool_has_space_after_growing() {
         assert!(block > before + 350, "{before} and then {block}");
         rig.run_request(PoolRequest::Flush).unwrap();
         // All four superblocks are valid, whatever is between them.
-        let opened = open(rig.disk.image(), front).unwrap();
+        let opened = open_read_only(rig.disk.image(), front).unwrap();
         assert_eq!(opened.damaged, []);
         assert_eq!(opened.store.blocks(), 1400);
         let [one, other] = [0, 1].map(|slot| Superblock::superblock_addresses(slot, front));
@@ -162,13 +166,13 @@ fn full_pool_has_space_after_growing() {
 
 #[test]
 fn repeated_grow_writes_nothing() {
-    let mut world = worked_pool(3);
+    let mut world = pool_after_random_work(3);
     let devices = grown_devices(1000, 500);
-    grow_pool(&mut world.rig, &devices, &mut Random::new(4));
+    images_while_growing(&mut world.rig, &devices, &mut Random::new(4));
     let (writes, generation) = (world.rig.disk.writes, world.rig.store.generation());
     assert_eq!(world.rig.run_request(PoolRequest::Grow(devices.clone())), Ok(PoolResponse::Done));
     assert_eq!((world.rig.disk.writes, world.rig.store.generation()), (writes, generation));
-    let mut again = open(world.rig.disk.image(), 1000).unwrap();
+    let mut again = open_read_only(world.rig.disk.image(), 1000).unwrap();
     assert_eq!((again.damaged, again.store.devices()), (Vec::new(), &devices));
     again.store.submit(0, PoolRequest::Grow(devices));
     assert_eq!(again.store.next_action(), None);
@@ -176,15 +180,15 @@ fn repeated_grow_writes_nothing() {
 
 #[test]
 fn multi_device_pool_opens_with_any_superblock_destroyed() {
-    let mut world = worked_pool(6);
+    let mut world = pool_after_random_work(6);
     let devices = grown_devices(1000, 500);
-    grow_pool(&mut world.rig, &devices, &mut Random::new(4));
+    images_while_growing(&mut world.rig, &devices, &mut Random::new(4));
     let image = world.rig.disk.image();
     let generation = world.rig.store.generation();
     for pair in [[0, 1], [998, 999], Superblock::superblock_addresses(generation, 1000)] {
         let mut wrong = image.clone();
         wrong.extend(pair.map(|at| (at, [0xa5; 4096].into())));
-        let opened = open(&wrong, 1000).unwrap();
+        let opened = open_read_only(&wrong, 1000).unwrap();
         assert_eq!(opened.store.devices(), &devices, "without {pair:?}");
         assert_eq!(opened.damaged.len(), 2);
     }
@@ -192,8 +196,8 @@ fn multi_device_pool_opens_with_any_superblock_destroyed() {
 
 #[test]
 fn device_table_that_moves_blocks_is_rejected() {
-    let mut world = worked_pool(5);
-    grow_pool(&mut world.rig, &grown_devices(1000, 500), &mut Random::new(4));
+    let mut world = pool_after_random_work(5);
+    images_while_growing(&mut world.rig, &grown_devices(1000, 500), &mut Random::new(4));
     let mut refused =
         |devices: DeviceTable| world.rig.run_request(PoolRequest::Grow(devices)).unwrap_err();
     let blocks = 1500;
@@ -215,7 +219,7 @@ fn device_table_that_moves_blocks_is_rejected() {
     nameless.others[0].uri = String::new();
     assert_eq!(refused(nameless), PoolError::BadDevice { uri: String::new() });
     let image = world.rig.disk.image();
-    let smaller = open(image, 999).unwrap_err();
+    let smaller = open_read_only(image, 999).unwrap_err();
     assert_eq!(smaller, PoolError::DeviceTooSmall { blocks: 999, needed: 1000 });
 }
 
@@ -231,14 +235,14 @@ fn previous_superblock_location_is_not_allocated_while_in_use() {
     };
     let grow = rig.submit(PoolRequest::Grow(DeviceTable::single(1400)));
     while rig.store.uncommitted_devices().first < 1400 {
-        assert!(rig.step());
+        assert!(rig.execute_random_action());
     }
     // All need space at once.
     let tokens: Vec<u64> =
         (before..before + 300).map(|block| rig.submit_write(info.id, block, 1, 9)).collect();
     let (mut since, mut seen) = (None, 0);
     loop {
-        rig.begin();
+        rig.start_pool_actions();
         if rig.store.devices().first == 1400 {
             since = since.or(Some(rig.store.generation()));
         }
@@ -250,7 +254,7 @@ fn previous_superblock_location_is_not_allocated_while_in_use() {
                 seen += 1;
             }
         }
-        if !rig.step() {
+        if !rig.execute_random_action() {
             break;
         }
     }

@@ -4,8 +4,10 @@
 
 mod fixture;
 
-use fixture::comparison::volume_usage;
-use fixture::{PoolFixture, check_pool, new_pool_image, open, owner, take_over};
+use fixture::model_comparison::volume_usage;
+use fixture::{
+    PoolFixture, allow_claim_over_owner, check_pool, new_pool_image, open_read_only, owner,
+};
 use tenmil_base::Random;
 use tenmil_volume::{
     PoolConfig, PoolError, PoolOpening, PoolRequest, PoolResponse, SpaceUsage, VolumeInfo, VolumeOp,
@@ -17,7 +19,7 @@ fn pool_fixture(blocks: u64) -> PoolFixture {
     PoolFixture::new(new_pool_image(blocks), blocks, Random::new(9)).unwrap()
 }
 
-fn create(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
+fn create_volume(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
     let change =
         VolumeOp::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false };
     match rig.run_request(PoolRequest::Change(change)).unwrap() {
@@ -26,17 +28,21 @@ fn create(rig: &mut PoolFixture, name: &str, blocks: u64) -> VolumeInfo {
     }
 }
 
-fn snapshot(rig: &mut PoolFixture, volume: &str, name: &str) -> Result<PoolResponse, PoolError> {
+fn create_snapshot(
+    rig: &mut PoolFixture,
+    volume: &str,
+    name: &str,
+) -> Result<PoolResponse, PoolError> {
     let (volume, name) = (volume.into(), name.into());
     rig.run_request(PoolRequest::Change(VolumeOp::Snapshot { volume, name, uuid: 2 }))
 }
 
-fn clone(rig: &mut PoolFixture, from: &str, name: &str) {
+fn create_clone(rig: &mut PoolFixture, from: &str, name: &str) {
     let change = VolumeOp::Clone { from: from.into(), name: name.into(), uuid: 3 };
     rig.run_request(PoolRequest::Change(change)).unwrap();
 }
 
-fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
+fn write_and_wait(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.run_until_idle();
     assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
@@ -47,7 +53,7 @@ fn thin_usage(used: u64, shared: u64, unique: u64, missing: u64) -> SpaceUsage {
     SpaceUsage { used, shared, unique, reserved: 0, missing }
 }
 
-fn used_blocks(rig: &mut PoolFixture) -> u64 {
+fn flush_and_read_used_blocks(rig: &mut PoolFixture) -> u64 {
     rig.run_request(PoolRequest::Flush).unwrap();
     rig.run_until_idle();
     rig.run_request(PoolRequest::Flush).unwrap();
@@ -61,11 +67,11 @@ fn used_blocks(rig: &mut PoolFixture) -> u64 {
 fn pool_with_a_thousand_volumes_opens_with_four_reads() {
     let mut rig = pool_fixture(TIB);
     for number in 0..1000 {
-        let info = create(&mut rig, &format!("volume {number}"), TIB);
-        write(&mut rig, info.id, number * 1000, 3, number + 1);
+        let info = create_volume(&mut rig, &format!("volume {number}"), TIB);
+        write_and_wait(&mut rig, info.id, number * 1000, 3, number + 1);
     }
     rig.run_request(PoolRequest::Flush).unwrap();
-    let opened = open(rig.disk.image(), TIB).unwrap();
+    let opened = open_read_only(rig.disk.image(), TIB).unwrap();
     assert_eq!(opened.damaged, []);
     assert_eq!(check_pool(&opened.store, rig.disk.image()).findings, []);
     let mut again = PoolFixture::new(rig.disk.image().clone(), TIB, Random::new(1)).unwrap();
@@ -74,7 +80,7 @@ fn pool_with_a_thousand_volumes_opens_with_four_reads() {
     else {
         panic!()
     };
-    assert_eq!(again.read(info.id, 777_000, 3).unwrap(), [[778; 8]; 3]);
+    assert_eq!(again.read_blocks(info.id, 777_000, 3).unwrap(), [[778; 8]; 3]);
     let most = again.store.memory_bytes();
     assert!(most < 64 << 10, "{most} bytes of metadata were needed to get there");
 }
@@ -82,15 +88,15 @@ fn pool_with_a_thousand_volumes_opens_with_four_reads() {
 #[test]
 fn sequential_volume_has_one_run_and_trim_frees_it() {
     let mut rig = pool_fixture(1 << 16);
-    let empty = used_blocks(&mut rig);
-    let info = create(&mut rig, "v", 20_000);
+    let empty = flush_and_read_used_blocks(&mut rig);
+    let info = create_volume(&mut rig, "v", 20_000);
     for block in (0..20_000).step_by(100) {
-        write(&mut rig, info.id, block, 100, block + 1);
+        write_and_wait(&mut rig, info.id, block, 100, block + 1);
     }
-    let full = used_blocks(&mut rig);
+    let full = flush_and_read_used_blocks(&mut rig);
     assert!(full - empty < 20_000 + 16, "{} blocks of metadata", full - empty - 20_000);
     rig.run_request(PoolRequest::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
-    let trimmed = used_blocks(&mut rig);
+    let trimmed = flush_and_read_used_blocks(&mut rig);
     assert!(trimmed - empty < 8, "{trimmed} blocks are used after the trim, {empty} before all");
     assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
@@ -98,18 +104,19 @@ fn sequential_volume_has_one_run_and_trim_frees_it() {
 #[test]
 fn write_after_a_snapshot_allocates_one_cluster() {
     let mut rig = pool_fixture(1 << 14);
-    let info = create(&mut rig, "v", 64);
-    write(&mut rig, info.id, 0, 64, 1);
-    snapshot(&mut rig, "v", "s").unwrap();
+    let info = create_volume(&mut rig, "v", 64);
+    write_and_wait(&mut rig, info.id, 0, 64, 1);
+    create_snapshot(&mut rig, "v", "s").unwrap();
     assert_eq!(volume_usage(&mut rig, "v"), thin_usage(64, 64, 1, 64));
     let before = rig.disk.writes;
-    write(&mut rig, info.id, 17, 1, 2);
+    write_and_wait(&mut rig, info.id, 17, 1, 2);
     assert_eq!(rig.disk.writes - before, 1, "one block was written, and none was copied");
-    write(&mut rig, info.id, 19, 1, 3);
+    write_and_wait(&mut rig, info.id, 19, 1, 3);
     // Both are in one cluster, and the map has a leaf.
     assert_eq!(volume_usage(&mut rig, "v"), thin_usage(64, 62, 1 + 1 + 16, 48));
     assert_eq!(volume_usage(&mut rig, "s"), thin_usage(64, 64, 1 + 1, 64));
-    let values: Vec<u64> = rig.read(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
+    let values: Vec<u64> =
+        rig.read_blocks(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
     assert_eq!(values, [1, 2, 1, 3, 1]);
     let change = VolumeOp::Delete { name: "s".into(), orphan: false };
     rig.run_request(PoolRequest::Change(change)).unwrap();
@@ -129,23 +136,27 @@ fn unique_usage_equals_the_space_freed_by_delete() {
             panic!()
         };
         for block in (0..1000).step_by(10) {
-            write(&mut rig, v.id, block, 7, block + 1);
+            write_and_wait(&mut rig, v.id, block, 7, block + 1);
         }
-        snapshot(&mut rig, "v", "s").unwrap();
-        clone(&mut rig, "s", "c");
+        create_snapshot(&mut rig, "v", "s").unwrap();
+        create_clone(&mut rig, "s", "c");
         let Ok(PoolResponse::Volume(c)) = rig.run_request(PoolRequest::Find("c".into())) else {
             panic!()
         };
         for block in (0..300).step_by(20) {
-            write(&mut rig, v.id, block, 2, 9);
-            write(&mut rig, c.id, block + 600, 3, 8);
+            write_and_wait(&mut rig, v.id, block, 2, 9);
+            write_and_wait(&mut rig, c.id, block + 600, 3, 8);
         }
         for name in ["v", "c"] {
-            let before = used_blocks(&mut rig);
+            let before = flush_and_read_used_blocks(&mut rig);
             let unique = volume_usage(&mut rig, name).unique;
             let change = VolumeOp::Delete { name: name.into(), orphan: true };
             rig.run_request(PoolRequest::Change(change)).unwrap();
-            assert_eq!(used_blocks(&mut rig) + unique, before, "`{name}`, {checksums}, {unit}");
+            assert_eq!(
+                flush_and_read_used_blocks(&mut rig) + unique,
+                before,
+                "`{name}`, {checksums}, {unit}"
+            );
             assert!(unique > 30, "{unique}");
         }
     }
@@ -162,13 +173,13 @@ fn clone_usage_does_not_read_the_whole_map() {
         panic!()
     };
     for block in (0..8000).step_by(2) {
-        write(&mut rig, fine.id, block, 1, 1);
+        write_and_wait(&mut rig, fine.id, block, 1, 1);
     }
-    clone(&mut rig, "v", "c");
+    create_clone(&mut rig, "v", "c");
     let Ok(PoolResponse::Volume(c)) = rig.run_request(PoolRequest::Find("c".into())) else {
         panic!()
     };
-    write(&mut rig, c.id, 4000, 1, 2);
+    write_and_wait(&mut rig, c.id, 4000, 1, 2);
     rig.run_request(PoolRequest::Flush).unwrap();
     let image = rig.disk.image().clone();
     let mut cold = PoolFixture::with_normal_trees(image, BLOCKS, Random::new(3)).unwrap();
@@ -186,15 +197,15 @@ fn random_writes_after_a_snapshot_have_low_write_amplification() {
     const WRITES: u64 = 4096;
     let mut rig =
         PoolFixture::with_normal_trees(new_pool_image(1 << 19), 1 << 19, Random::new(3)).unwrap();
-    let info = create(&mut rig, "v", SIZE);
+    let info = create_volume(&mut rig, "v", SIZE);
     for block in (0..SIZE).step_by(256) {
-        write(&mut rig, info.id, block, 256, 1);
+        write_and_wait(&mut rig, info.id, block, 256, 1);
     }
-    snapshot(&mut rig, "v", "s").unwrap();
+    create_snapshot(&mut rig, "v", "s").unwrap();
     let mut random = Random::new(7);
     let before = rig.disk.writes;
     for number in 0..WRITES {
-        write(&mut rig, info.id, random.below(SIZE), 1, 2);
+        write_and_wait(&mut rig, info.id, random.below(SIZE), 1, 2);
         if number % 256 == 255 {
             rig.run_request(PoolRequest::Flush).unwrap();
         }
@@ -209,13 +220,13 @@ fn snapshot_cost_is_independent_of_size() {
     let mut costs = Vec::new();
     for blocks in [64, 1 << 20] {
         let mut rig = pool_fixture(1 << 22);
-        let info = create(&mut rig, "v", blocks);
+        let info = create_volume(&mut rig, "v", blocks);
         for block in (0..blocks).step_by(usize::try_from(blocks / 32).unwrap()) {
-            write(&mut rig, info.id, block, 1, 5);
+            write_and_wait(&mut rig, info.id, block, 1, 5);
         }
         rig.run_request(PoolRequest::Flush).unwrap();
         let before = rig.disk.writes;
-        snapshot(&mut rig, "v", "s").unwrap();
+        create_snapshot(&mut rig, "v", "s").unwrap();
         costs.push(rig.disk.writes - before);
     }
     assert_eq!(costs[0], costs[1], "blocks written");
@@ -225,10 +236,10 @@ fn snapshot_cost_is_independent_of_size() {
 #[test]
 fn chain_of_64_snapshots_keeps_each_content() {
     let mut rig = pool_fixture(1 << 14);
-    let info = create(&mut rig, "v", 64);
+    let info = create_volume(&mut rig, "v", 64);
     for number in 0..64 {
-        write(&mut rig, info.id, number, 1, number + 1);
-        snapshot(&mut rig, "v", &format!("s{number}")).unwrap();
+        write_and_wait(&mut rig, info.id, number, 1, number + 1);
+        create_snapshot(&mut rig, "v", &format!("s{number}")).unwrap();
     }
     for number in [0, 31, 63] {
         let PoolResponse::Volume(info) =
@@ -236,7 +247,7 @@ fn chain_of_64_snapshots_keeps_each_content() {
         else {
             panic!()
         };
-        let found = rig.read(info.id, 0, 64).unwrap();
+        let found = rig.read_blocks(info.id, 0, 64).unwrap();
         for (block, values) in (0..).zip(found) {
             assert_eq!(values, [if block <= number { block + 1 } else { 0 }; 8]);
         }
@@ -245,7 +256,7 @@ fn chain_of_64_snapshots_keeps_each_content() {
         let change = VolumeOp::Delete { name: format!("s{number}"), orphan: false };
         rig.run_request(PoolRequest::Change(change)).unwrap();
     }
-    used_blocks(&mut rig);
+    flush_and_read_used_blocks(&mut rig);
     assert!(rig.store.is_idle());
     let report = check_pool(&rig.store, rig.disk.image());
     assert_eq!((report.findings, report.volumes), (vec![], 1));
@@ -256,7 +267,7 @@ fn chain_of_64_snapshots_keeps_each_content() {
 #[test]
 fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     let mut rig = pool_fixture(1024);
-    let info = create(&mut rig, "v", 10);
+    let info = create_volume(&mut rig, "v", 10);
     let mut refusal = |ask: PoolRequest| rig.run_request(ask).unwrap_err().to_string();
     let create = |name: &str, blocks, unit| {
         PoolRequest::Change(VolumeOp::Create {
@@ -292,8 +303,8 @@ fn names_sizes_and_devices_beyond_the_limits_are_refused() {
 #[test]
 fn snapshot_is_read_only_and_not_deleted_while_it_has_clones() {
     let mut rig = pool_fixture(2048);
-    create(&mut rig, "v", 10);
-    let PoolResponse::Volume(snap) = snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
+    create_volume(&mut rig, "v", 10);
+    let PoolResponse::Volume(snap) = create_snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
     let write = PoolRequest::Write { volume: snap.id, block: 0, blocks: 1 };
     assert_eq!(rig.run_request(write), Err(PoolError::ReadOnly("s".into())));
     let clone = VolumeOp::Clone { from: "s".into(), name: "c".into(), uuid: 3 };
@@ -312,16 +323,16 @@ fn snapshot_is_read_only_and_not_deleted_while_it_has_clones() {
     }
     rig.run_request(delete(false)).unwrap();
     assert_eq!(rig.run_request(delete(true)), Err(PoolError::NoVolume("s".into())));
-    used_blocks(&mut rig);
+    flush_and_read_used_blocks(&mut rig);
     assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
 }
 
 #[test]
 fn resized_device_and_stale_superblocks_are_detected() {
     let image = new_pool_image(1024);
-    assert_eq!(open(&image, 4096).unwrap().damaged, [], "the old end is looked at");
+    assert_eq!(open_read_only(&image, 4096).unwrap().damaged, [], "the old end is looked at");
     assert!(matches!(
-        open(&image, 1000),
+        open_read_only(&image, 1000),
         Err(PoolError::DeviceTooSmall { blocks: 1000, needed: 1024 })
     ));
     let mut two = image.clone();
@@ -332,15 +343,15 @@ fn resized_device_and_stale_superblocks_are_detected() {
             two.insert(at, (*bytes).into());
         }
     }
-    assert!(matches!(open(&two, 1024), Err(PoolError::MixedSuperblocks { .. })));
+    assert!(matches!(open_read_only(&two, 1024), Err(PoolError::MixedSuperblocks { .. })));
 }
 
 #[test]
 fn run_split_into_more_pieces_than_a_leaf_holds() {
     let mut rig =
         PoolFixture::with_normal_trees(new_pool_image(1 << 14), 1 << 14, Random::new(3)).unwrap();
-    let info = create(&mut rig, "v", 1000);
-    write(&mut rig, info.id, 0, 1000, 1);
+    let info = create_volume(&mut rig, "v", 1000);
+    write_and_wait(&mut rig, info.id, 0, 1000, 1);
     for block in (1..1000).step_by(2) {
         rig.run_request(PoolRequest::Trim { volume: info.id, block, blocks: 1 }).unwrap();
     }
@@ -348,7 +359,7 @@ fn run_split_into_more_pieces_than_a_leaf_holds() {
     assert_eq!(check_pool(&rig.store, rig.disk.image()).findings, []);
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), 1 << 14, Random::new(1)).unwrap();
-    for (block, values) in (0..).zip(again.read(info.id, 0, 1000).unwrap()) {
+    for (block, values) in (0..).zip(again.read_blocks(info.id, 0, 1000).unwrap()) {
         assert_eq!(values, [1 - block % 2; 8], "block {block}");
     }
 }
@@ -356,11 +367,11 @@ fn run_split_into_more_pieces_than_a_leaf_holds() {
 #[test]
 fn a_write_of_no_blocks_changes_nothing() {
     let mut rig = pool_fixture(1024);
-    let info = create(&mut rig, "v", 10);
+    let info = create_volume(&mut rig, "v", 10);
     rig.run_request(PoolRequest::Flush).unwrap();
     let before = rig.disk.writes;
     for block in [0, 5, 10] {
-        write(&mut rig, info.id, block, 0, 1);
+        write_and_wait(&mut rig, info.id, block, 0, 1);
     }
     rig.run_request(PoolRequest::Flush).unwrap();
     assert_eq!(rig.disk.writes, before);
@@ -379,21 +390,21 @@ fn free_space_search_reads_each_leaf_once() {
         panic!()
     };
     for block in (0..3000).step_by(500) {
-        write(&mut rig, fine.id, block, 500, 1);
+        write_and_wait(&mut rig, fine.id, block, 500, 1);
     }
     for block in (0..3000).step_by(2) {
         rig.run_request(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
     }
-    let coarse = create(&mut rig, "coarse", 16);
+    let coarse = create_volume(&mut rig, "coarse", 16);
     let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
+    again.store = allow_claim_over_owner(opening.finish().unwrap().store.with_node_records_max(4));
     let token = again.submit_write(coarse.id, 0, 16, 1);
-    let steps = (0..8000).take_while(|_| again.step()).count();
+    let steps = (0..8000).take_while(|_| again.execute_random_action()).count();
     assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
     assert!(steps > 500, "{steps} steps: there were few leaves to read");
 }
@@ -410,7 +421,7 @@ fn write_planning_works_with_more_leaves_than_the_cache() {
         panic!()
     };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
-        write(&mut rig, fine.id, block, 1, 1);
+        write_and_wait(&mut rig, fine.id, block, 1, 1);
     }
     rig.run_request(PoolRequest::Flush).unwrap();
     let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
@@ -419,9 +430,9 @@ fn write_planning_works_with_more_leaves_than_the_cache() {
     }
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
+    again.store = allow_claim_over_owner(opening.finish().unwrap().store.with_node_records_max(4));
     let token = again.submit_write(fine.id, 0, 1000, 2);
-    let steps = (0..8000).take_while(|_| again.step()).count();
+    let steps = (0..8000).take_while(|_| again.execute_random_action()).count();
     assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
     again.run_request(PoolRequest::Flush).unwrap();
     let most = again.store.memory_bytes();
@@ -440,7 +451,7 @@ fn usage_scan_stays_within_the_cache_budget() {
         panic!()
     };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
-        write(&mut rig, fine.id, block, 1, 1);
+        write_and_wait(&mut rig, fine.id, block, 1, 1);
     }
     rig.run_request(PoolRequest::Flush).unwrap();
     let mut opening = PoolOpening::new(BLOCKS, 0).for_writing(owner(7));
@@ -449,9 +460,9 @@ fn usage_scan_stays_within_the_cache_budget() {
     }
     let mut again =
         PoolFixture::with_normal_trees(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = take_over(opening.finish().unwrap().store.with_node_records_max(4));
+    again.store = allow_claim_over_owner(opening.finish().unwrap().store.with_node_records_max(4));
     let (token, mut most) = (again.submit(PoolRequest::SpaceUsage("fine".into())), 0);
-    while again.step() {
+    while again.execute_random_action() {
         most = most.max(again.store.memory_bytes());
     }
     let found = again.responses.remove(&token);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fixture::fake_disk::{DiskImage, SharedBlock};
 use fixture::pool_with_model::PoolWithModel;
-use fixture::{PoolFixture, check_pool, open};
+use fixture::{PoolFixture, check_pool, open_read_only};
 use tenmil_base::Random;
 use tenmil_volume::format::{
     BlockKind, OwnerRecord, Page, PageBody, Superblock, VolumeBody, decode_superblock, flags,
@@ -26,7 +26,7 @@ fn pool_with_volumes() -> (PoolWithModel, Vec<u64>) {
     }
     world.compare_contents();
     let image = world.rig.disk.image().clone();
-    let opened = open(&image, BLOCKS).unwrap();
+    let opened = open_read_only(&image, BLOCKS).unwrap();
     let mut walk = tenmil_volume::ConsistencyCheck::of_pool(&opened.store);
     let mut metadata = Vec::new();
     while let Some(at) = walk.next_read() {
@@ -50,7 +50,7 @@ fn read_result_of_all_volumes(image: &DiskImage) -> Vec<Result<(), PoolError>> {
     let mut rig = PoolFixture::new(image.clone(), BLOCKS, Random::new(1)).unwrap();
     match rig.run_request(PoolRequest::List) {
         Ok(PoolResponse::Volumes(volumes)) => {
-            volumes.iter().map(|info| rig.read(info.id, 0, info.blocks).map(drop)).collect()
+            volumes.iter().map(|info| rig.read_blocks(info.id, 0, info.blocks).map(drop)).collect()
         }
         Ok(other) => panic!("{other:?}"),
         Err(error) => vec![Err(error)],
@@ -70,7 +70,7 @@ fn any_corrupt_metadata_block_is_identified() {
             ("a torn sector", corrupt_image(image, at, |block| block[1024..1536].fill(0xa5))),
         ];
         for (how, image) in &ways {
-            let store = open(image, BLOCKS).unwrap().store;
+            let store = open_read_only(image, BLOCKS).unwrap().store;
             let report = check_pool(&store, image);
             let named = |finding: &CheckFinding| matches!(finding, CheckFinding::Damaged(damage) if damage.address == at);
             assert!(report.findings.iter().any(named), "{how} in {at}: {:?}", report.findings);
@@ -92,7 +92,7 @@ fn corrupt_map_node_affects_only_its_volume() {
     };
     let image = world.rig.disk.image().clone();
     assert_eq!(names.len(), volumes.len());
-    let opened = open(&image, BLOCKS).unwrap();
+    let opened = open_read_only(&image, BLOCKS).unwrap();
     let mut walk = tenmil_volume::ConsistencyCheck::of_pool(&opened.store);
     let mut hit = 0;
     while let Some(at) = walk.next_read() {
@@ -113,7 +113,7 @@ fn corrupt_map_node_affects_only_its_volume() {
 fn lost_and_misdirected_metadata_writes_are_detected() {
     let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
-    let store = open(image, BLOCKS).unwrap().store;
+    let store = open_read_only(image, BLOCKS).unwrap().store;
     let mut seen = 0;
     for pair in metadata.windows(2) {
         let (at, other) = (pair[0], pair[1]);
@@ -155,13 +155,13 @@ fn corrupt_superblock_copy_is_reported_and_rewritten() {
     let generation = world.rig.store.generation();
     for at in Superblock::superblock_addresses(generation, BLOCKS) {
         let image = corrupt_image(world.rig.disk.image(), at, |block| block.fill(0));
-        let opened = open(&image, BLOCKS).unwrap();
+        let opened = open_read_only(&image, BLOCKS).unwrap();
         assert_eq!(opened.store.generation(), generation, "the other copy has it");
         let named: Vec<u64> = opened.damaged.iter().map(|damage| damage.address).collect();
         assert_eq!(named, [at]);
 
         let mut rig = PoolFixture::new(image, BLOCKS, Random::new(2)).unwrap();
-        fixture::comparison::compare_with_model(&mut rig, &world.model).unwrap();
+        fixture::model_comparison::compare_with_model(&mut rig, &world.model).unwrap();
         for name in ["one more", "and another"] {
             let (name, uuid) = (name.into(), 1);
             rig.run_request(PoolRequest::Change(tenmil_volume::VolumeOp::Create {
@@ -173,7 +173,7 @@ fn corrupt_superblock_copy_is_reported_and_rewritten() {
             }))
             .unwrap();
         }
-        assert_eq!(open(rig.disk.image(), BLOCKS).unwrap().damaged, []);
+        assert_eq!(open_read_only(rig.disk.image(), BLOCKS).unwrap().damaged, []);
     }
     world.compare_contents();
 }
@@ -184,14 +184,14 @@ fn missing_superblocks_are_all_reported() {
     for at in [0, 1, BLOCKS - 2, BLOCKS - 1] {
         image = corrupt_image(&image, at, |block| block[100] ^= 1);
     }
-    let error = open(&image, BLOCKS).unwrap_err();
+    let error = open_read_only(&image, BLOCKS).unwrap_err();
     let PoolError::NotAPool(damaged) = &error else { panic!("{error}") };
     assert_eq!(damaged.len(), 4);
     assert!(error.to_string().contains("superblock at block 4095: its checksum is"), "{error}");
 }
 
 /// A pool whose superblock was changed, with valid checksums.
-fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> DiskImage {
+fn image_with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> DiskImage {
     let mut image = fixture::new_pool_image(BLOCKS);
     let (store, found, mut body, devices) = decode_superblock(&image[&0], 0).unwrap();
     change(&mut body);
@@ -211,21 +211,21 @@ fn pool_with_unknown_features_is_not_opened() {
         (superblock.version, superblock.blocks, superblock.next_volume) = (2, 3, 0);
         superblock.block_shift = 9;
     };
-    let error = open(&with_superblock(None, newer), BLOCKS).unwrap_err();
+    let error = open_read_only(&image_with_superblock(None, newer), BLOCKS).unwrap_err();
     assert_eq!(error, PoolError::UnsupportedVersion { version: 2, features: 0 });
-    let image = with_superblock(None, |body| body.incompatible = 16);
-    let error = open(&image, BLOCKS).unwrap_err();
+    let image = image_with_superblock(None, |body| body.incompatible = 16);
+    let error = open_read_only(&image, BLOCKS).unwrap_err();
     assert_eq!(error, PoolError::UnsupportedVersion { version: 1, features: 16 });
-    open(&with_superblock(None, |body| body.compatible = 4), BLOCKS).unwrap();
+    open_read_only(&image_with_superblock(None, |body| body.compatible = 4), BLOCKS).unwrap();
 }
 
 #[test]
 fn overflowing_superblock_counters_are_rejected() {
     for image in [
-        with_superblock(None, |body| body.next_volume = 1 << 55),
-        with_superblock(Some(1 << 55), |_| {}),
+        image_with_superblock(None, |body| body.next_volume = 1 << 55),
+        image_with_superblock(Some(1 << 55), |_| {}),
     ] {
-        let opened = open(&image, BLOCKS).unwrap();
+        let opened = open_read_only(&image, BLOCKS).unwrap();
         assert_eq!((opened.damaged.len(), opened.store.generation()), (1, 2), "others serve");
     }
 }
@@ -234,7 +234,7 @@ fn overflowing_superblock_counters_are_rejected() {
 fn map_address_outside_the_pool_is_corruption() {
     let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
-    let store = open(image, BLOCKS).unwrap().store;
+    let store = open_read_only(image, BLOCKS).unwrap().store;
     let mut seen = 0;
     for at in metadata {
         let mut page = Page::decode(&image[&at], store.uuid(), at).unwrap();
@@ -260,7 +260,7 @@ fn map_address_outside_the_pool_is_corruption() {
 fn mappings_beyond_the_volume_end_are_found() {
     let (world, metadata) = pool_with_volumes();
     let image = world.rig.disk.image();
-    let store = open(image, BLOCKS).unwrap().store;
+    let store = open_read_only(image, BLOCKS).unwrap().store;
     let mut found = [0; 2];
     for at in metadata {
         let page = Page::decode(&image[&at], store.uuid(), at).unwrap();

@@ -8,9 +8,9 @@ mod fixture;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fixture::fake_disk::{DiskImage, ZEROES, sector_values};
-use fixture::model::{VolumeModel, parent_value};
+use fixture::pool_model::{VolumeModel, parent_value};
 use fixture::pool_with_model::PoolWithModel;
-use fixture::{PoolFixture, check_pool, new_pool_image, open};
+use fixture::{PoolFixture, check_pool, new_pool_image, open_read_only};
 use tenmil_base::Random;
 use tenmil_volume::format::{BlockKind, Page, PageBody, Superblock, decode_superblock};
 use tenmil_volume::rescue::{FoundVolume, LostRange, PoolRescue, RescueResult};
@@ -18,7 +18,7 @@ use tenmil_volume::{CheckFinding, ConsistencyCheck, PoolRequest, VolumeOp};
 
 const BLOCKS: u64 = 4096;
 
-fn worked_pool(seed: u64) -> PoolWithModel {
+fn pool_after_random_work(seed: u64) -> PoolWithModel {
     let mut world = PoolWithModel::new(BLOCKS, seed);
     world.changes = 15;
     while world.operations < 1500 {
@@ -29,8 +29,8 @@ fn worked_pool(seed: u64) -> PoolWithModel {
 }
 
 /// All metadata blocks in use.
-fn metadata_blocks(image: &DiskImage) -> Vec<u64> {
-    let store = open(image, BLOCKS).unwrap().store;
+fn metadata_block_addresses(image: &DiskImage) -> Vec<u64> {
+    let store = open_read_only(image, BLOCKS).unwrap().store;
     let mut walk = ConsistencyCheck::of_pool(&store);
     let mut metadata = Vec::new();
     while let Some(at) = walk.next_read() {
@@ -44,29 +44,32 @@ fn image_block(image: &DiskImage, at: u64) -> &[u8; 4096] {
     image.get(&at).map_or(&ZEROES, |block| block)
 }
 
-fn rescue(image: &DiskImage) -> RescueResult {
+fn rescue_image(image: &DiskImage) -> RescueResult {
     let mut rescue = PoolRescue::new(BLOCKS);
     while let Some(at) = rescue.next_read().unwrap() {
         rescue.handle_read(Ok(image_block(image, at)));
     }
-    rescue.finish()
+    rescue.into_result()
 }
 
 /// Contents of a volume's blocks, the lost ranges, and the metadata blocks that describe them.
-fn read(image: &DiskImage, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
-    let (mut walk, mut told) = (found.walk_map(), BTreeSet::new());
+fn read_rescued_volume(
+    image: &DiskImage,
+    found: &FoundVolume,
+) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
+    let (mut walk, mut told) = (found.map_walk(), BTreeSet::new());
     while let Some(at) = walk.next_read() {
         told.insert(at);
         walk.handle_read(Ok(image_block(image, at)));
     }
-    let (records, mut lost) = walk.finish();
+    let (records, mut lost) = walk.into_records_and_lost_ranges();
     let mut cells = vec![[0; 8]; usize::try_from(found.info.blocks).unwrap()];
-    if let Some(at) = found.parent_at() {
+    if let Some(at) = found.parent_address() {
         told.insert(at);
         for (index, cell) in (0..found.info.reach).zip(&mut cells) {
             *cell = [parent_value(index); 8];
         }
-        match found.parent(Ok(image_block(image, at))) {
+        match found.decode_parent(Ok(image_block(image, at))) {
             Ok(parent) => assert_eq!(parent.uri, "ram:1m"),
             Err(damage) => lost.push(LostRange { keys: 0..found.info.reach, damage }),
         }
@@ -87,11 +90,16 @@ fn read(image: &DiskImage, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange
 }
 
 /// Compares the rescued contents of a volume with the model, except for lost ranges.
-fn compare_rescued(cells: &[[u64; 8]], lost: &[LostRange], expected: &VolumeModel, what: &str) {
+fn assert_rescued_matches(
+    cells: &[[u64; 8]],
+    lost: &[LostRange],
+    expected: &VolumeModel,
+    what: &str,
+) {
     assert_eq!(cells.len(), expected.cells.len(), "{what}");
     for (index, (found, cell)) in (0..).zip(cells.iter().zip(&expected.cells)) {
         if !lost.iter().any(|lost| lost.keys.contains(&index)) {
-            assert_eq!(*found, [cell.value(); 8], "{what}: block {index}");
+            assert_eq!(*found, [cell.current_value(); 8], "{what}: block {index}");
         }
     }
 }
@@ -100,41 +108,41 @@ fn compare_rescued(cells: &[[u64; 8]], lost: &[LostRange], expected: &VolumeMode
 fn any_metadata_block_may_be_destroyed_and_the_rest_is_rescued() {
     let (mut partly, mut scans) = (0, 0);
     for seed in [18, 31, 32] {
-        let world = worked_pool(seed);
+        let world = pool_after_random_work(seed);
         let image = world.rig.disk.image();
         // The volumes that each block describes.
         let mut describes: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
-        for found in rescue(image).volumes {
-            for at in read(image, &found).2 {
+        for found in rescue_image(image).volumes {
+            for at in read_rescued_volume(image, &found).2 {
                 describes.entry(at).or_default().insert(found.info.name.clone());
             }
         }
-        let store = open(image, BLOCKS).unwrap().store;
+        let store = open_read_only(image, BLOCKS).unwrap().store;
         let generation = store.generation();
         let superblocks = Superblock::superblock_addresses(generation, BLOCKS);
-        for at in metadata_blocks(image).into_iter().chain(superblocks) {
+        for at in metadata_block_addresses(image).into_iter().chain(superblocks) {
             for byte in [0, 0xa5] {
                 let mut wrong = image.clone();
                 let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
                 wrong.insert(at, [byte; 4096].into());
-                let opened = open(&wrong, BLOCKS).unwrap();
+                let opened = open_read_only(&wrong, BLOCKS).unwrap();
                 let found = check_pool(&opened.store, &wrong).findings;
                 let is_named = |finding: &CheckFinding| matches!(finding, CheckFinding::Damaged(damage) if damage.address == at);
                 let is_superblock = opened.damaged.iter().any(|damage| damage.address == at);
                 assert!(is_superblock || found.iter().any(is_named), "{at} is named");
 
-                let rescued = rescue(&wrong);
+                let rescued = rescue_image(&wrong);
                 scans += u64::from(rescued.was_scanned);
                 let mut left: BTreeSet<&String> = world.model.volumes.keys().collect();
                 for found in &rescued.volumes {
                     let name = &found.info.name;
                     let what = format!("seed {seed}, {} at {at}: `{name}`", page.kind.name());
                     assert!(left.remove(name), "{what} is no volume");
-                    let (cells, lost, _) = read(&wrong, found);
+                    let (cells, lost, _) = read_rescued_volume(&wrong, found);
                     let of = describes.get(&at).filter(|names| names.contains(name));
                     assert_eq!(lost.is_empty(), of.is_none(), "{what}");
                     assert!(lost.iter().all(|lost| lost.damage.address == at), "{what}");
-                    compare_rescued(&cells, &lost, &world.model.volumes[name], &what);
+                    assert_rescued_matches(&cells, &lost, &world.model.volumes[name], &what);
                     partly += u64::from(!lost.is_empty());
                 }
                 // If a volume's block is destroyed, only that volume is missing.
@@ -156,7 +164,7 @@ fn any_metadata_block_may_be_destroyed_and_the_rest_is_rescued() {
 #[test]
 fn volumes_are_rescued_without_superblocks_by_a_full_scan() {
     for seed in [18, 33, 35, 36] {
-        let mut world = worked_pool(seed);
+        let mut world = pool_after_random_work(seed);
         for name in world.model.volumes.keys().cloned().collect::<Vec<_>>() {
             // Deleted volumes must not reappear.
             if name.as_str() > "h" {
@@ -170,17 +178,17 @@ fn volumes_are_rescued_without_superblocks_by_a_full_scan() {
         for at in [0, 1, BLOCKS - 2, BLOCKS - 1] {
             image.insert(at, [0x5a; 4096].into());
         }
-        assert!(open(&image, BLOCKS).is_err());
-        let rescued = rescue(&image);
+        assert!(open_read_only(&image, BLOCKS).is_err());
+        let rescued = rescue_image(&image);
         assert!(rescued.was_scanned && rescued.damaged.len() == 4, "{:?}", rescued.damaged);
         assert_eq!(rescued.store, world.rig.store.uuid());
         for (name, expected) in &world.model.volumes {
             let found = rescued.volumes.iter().filter(|found| found.info.name == *name);
             let found: Vec<&FoundVolume> = found.collect();
             let [found] = found[..] else { panic!("`{name}` is found {} times", found.len()) };
-            let (cells, lost, _) = read(&image, found);
+            let (cells, lost, _) = read_rescued_volume(&image, found);
             assert_eq!(lost, []);
-            compare_rescued(&cells, &lost, expected, &format!("seed {seed}: `{name}`"));
+            assert_rescued_matches(&cells, &lost, expected, &format!("seed {seed}: `{name}`"));
         }
     }
 }
@@ -205,7 +213,7 @@ fn pages_of_an_abandoned_transaction_are_not_rescued_as_a_volume() {
     rig.run_until_idle();
     rig.holds_flushes = false;
     while !rig.responses.contains_key(&first) {
-        assert!(rig.step());
+        assert!(rig.execute_random_action());
     }
     rig.fails_flushes = true;
     rig.run_until_idle();
@@ -220,20 +228,20 @@ fn pages_of_an_abandoned_transaction_are_not_rescued_as_a_volume() {
     let at = Superblock::superblock_addresses(rig.store.generation(), BLOCKS)[0];
     let (_, _, superblock, _) = decode_superblock(&image[&at], at).unwrap();
     image.insert(superblock.catalogue.address, [0; 4096].into());
-    let rescued = rescue(&image);
+    let rescued = rescue_image(&image);
     let sizes: Vec<u64> = rescued.volumes.iter().map(|found| found.info.blocks).collect();
     assert_eq!(sizes, [20, 10, 10, 10, 10, 10, 10, 10, 10]);
 }
 
 #[test]
 fn rescue_of_an_intact_pool_does_not_scan() {
-    let world = worked_pool(34);
+    let world = pool_after_random_work(34);
     let image = world.rig.disk.image();
-    let rescued = rescue(image);
+    let rescued = rescue_image(image);
     assert!(!rescued.was_scanned && rescued.damaged.is_empty());
     let names: Vec<&String> = rescued.volumes.iter().map(|found| &found.info.name).collect();
     assert_eq!(names.len(), world.model.volumes.len());
-    let store = open(image, BLOCKS).unwrap().store;
+    let store = open_read_only(image, BLOCKS).unwrap().store;
     assert_eq!((rescued.store, rescued.name), (store.uuid(), store.name()));
     let root = image.values().filter(|block| block[4] == BlockKind::Volume.code());
     assert!(root.count() >= names.len());

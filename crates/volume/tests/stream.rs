@@ -4,12 +4,12 @@
 
 mod fixture;
 
-use fixture::comparison::differences;
 use fixture::fake_disk::stamped_block;
+use fixture::model_comparison::read_volume_differences;
 use fixture::pool_with_model::PoolWithModel;
 use fixture::{PoolFixture, new_pool_image};
 use tenmil_base::Random;
-use tenmil_volume::stream::{
+use tenmil_volume::snapshot_stream::{
     DATA_BLOCKS_MAX, StreamEncoder, StreamError, StreamErrorKind, StreamEvent, StreamHead,
     StreamInfo, StreamParser,
 };
@@ -18,7 +18,7 @@ use tenmil_volume::{Layout, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 const BLOCKS: u64 = 8192;
 
 /// Sends a snapshot as a stream.
-fn send_difference(rig: &mut PoolFixture, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
+fn send_stream(rig: &mut PoolFixture, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
     let contents = StreamInfo {
         store: rig.store.uuid(),
         uuid: info.uuid,
@@ -28,8 +28,10 @@ fn send_difference(rig: &mut PoolFixture, base: Option<&VolumeInfo>, info: &Volu
         has_checksums: info.has_checksums,
         base: base.map(|base| (base.uuid, base.name.clone())),
     };
-    let (mut sender, mut stream) = StreamEncoder::head(&contents);
-    for (block, blocks, is_mapped) in differences(rig, base.map_or(0, |base| base.id), info.id) {
+    let (mut sender, mut stream) = StreamEncoder::start_with_head(&contents);
+    for (block, blocks, is_mapped) in
+        read_volume_differences(rig, base.map_or(0, |base| base.id), info.id)
+    {
         if !is_mapped {
             stream.extend(sender.hole_record(block, blocks));
             continue;
@@ -113,8 +115,8 @@ fn find_volume(rig: &mut PoolFixture, name: &str) -> VolumeInfo {
     }
 }
 
-fn sector_bytes(rig: &mut PoolFixture, info: &VolumeInfo) -> Vec<[u64; 8]> {
-    rig.read(info.id, 0, info.blocks).unwrap()
+fn read_sector_values(rig: &mut PoolFixture, info: &VolumeInfo) -> Vec<[u64; 8]> {
+    rig.read_blocks(info.id, 0, info.blocks).unwrap()
 }
 
 /// A pool with a volume and two snapshots of it, with different sizes and contents.
@@ -151,8 +153,8 @@ fn full_and_incremental_streams_reproduce_the_snapshots() {
     for seed in 1..=12 {
         let mut source = two_snapshots(seed);
         let (one, two) = (find_volume(&mut source, "one"), find_volume(&mut source, "two"));
-        let whole = send_difference(&mut source, None, &one);
-        let changed = send_difference(&mut source, Some(&one), &two);
+        let whole = send_stream(&mut source, None, &one);
+        let changed = send_stream(&mut source, Some(&one), &two);
 
         let random = Random::new(seed);
         let mut target = PoolFixture::new(new_pool_image(BLOCKS), BLOCKS, random).unwrap();
@@ -163,8 +165,8 @@ fn full_and_incremental_streams_reproduce_the_snapshots() {
             assert!(received.is_read_only && received.uuid == 9);
             assert_eq!((received.blocks, received.mapped), (sent.blocks, sent.mapped), "{name}");
             assert_eq!(
-                sector_bytes(&mut target, &received),
-                sector_bytes(&mut source, sent),
+                read_sector_values(&mut target, &received),
+                read_sector_values(&mut source, sent),
                 "{name}"
             );
         }
@@ -195,7 +197,7 @@ fn shared_subtrees_are_neither_sent_nor_read() {
     let mut again = PoolFixture::with_normal_trees(image, 1 << 20, Random::new(4)).unwrap();
     let (one, two) = (find_volume(&mut again, "one"), find_volume(&mut again, "two"));
     let before = again.reads;
-    assert_eq!(differences(&mut again, one.id, two.id), [(5_000_000, 3, true)]);
+    assert_eq!(read_volume_differences(&mut again, one.id, two.id), [(5_000_000, 3, true)]);
     let read = again.reads - before;
     assert!(read <= 12, "{read} blocks of metadata were read");
 }
@@ -221,14 +223,14 @@ fn removed_leaf_is_part_of_the_difference() {
         let (one, two) = (find_volume(&mut rig, "one"), find_volume(&mut rig, "two"));
         let holes: Vec<(u64, u64, bool)> =
             (first..first + 40).step_by(2).map(|block| (block, 1, false)).collect();
-        assert_eq!(differences(&mut rig, one.id, two.id), holes);
+        assert_eq!(read_volume_differences(&mut rig, one.id, two.id), holes);
         let back = holes.iter().map(|(block, ..)| (*block, 1, true));
-        assert_eq!(differences(&mut rig, two.id, one.id), back.collect::<Vec<_>>());
+        assert_eq!(read_volume_differences(&mut rig, two.id, one.id), back.collect::<Vec<_>>());
     }
 }
 
 /// A short stream of data, a hole and data.
-fn truncated() -> Vec<u8> {
+fn short_stream() -> Vec<u8> {
     let contents = StreamInfo {
         store: 1,
         uuid: 2,
@@ -238,7 +240,7 @@ fn truncated() -> Vec<u8> {
         has_checksums: false,
         base: Some((3, "b".into())),
     };
-    let (mut sender, mut stream) = StreamEncoder::head(&contents);
+    let (mut sender, mut stream) = StreamEncoder::start_with_head(&contents);
     let data: Vec<u8> = [5, 6].iter().flat_map(|value| *stamped_block(*value)).collect();
     stream.extend(sender.data_record(3, &data));
     stream.extend(&data);
@@ -251,7 +253,7 @@ fn truncated() -> Vec<u8> {
 
 #[test]
 fn truncated_stream_is_detected() {
-    let stream = truncated();
+    let stream = short_stream();
     assert_eq!(parse_events(&stream).unwrap().last().unwrap().0, StreamEvent::Ended);
     for len in 0..stream.len() {
         let error = parse_events(&stream[..len]).unwrap_err();
@@ -262,7 +264,7 @@ fn truncated_stream_is_detected() {
 
 #[test]
 fn any_flipped_stream_bit_is_detected() {
-    let stream = truncated();
+    let stream = short_stream();
     for bit in 0..stream.len() * 8 {
         let mut wrong = stream.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
@@ -274,7 +276,7 @@ fn any_flipped_stream_bit_is_detected() {
 
 #[test]
 fn missing_duplicate_or_reordered_records_are_detected() {
-    let stream = truncated();
+    let stream = short_stream();
     let places = [0, 384, 384 + 32 + 8192, 384 + 64 + 8192, stream.len() - 32, stream.len()];
     let parts: Vec<&[u8]> = places.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect();
     let of = |order: &[usize]| order.iter().map(|part| parts[*part]).collect::<Vec<_>>().concat();
@@ -285,7 +287,7 @@ fn missing_duplicate_or_reordered_records_are_detected() {
         assert_eq!(error.wrong, StreamErrorKind::Order, "{order:?}: {error}");
     }
     // The records of one stream after the head of another.
-    let (_, other) = StreamEncoder::head(&StreamInfo {
+    let (_, other) = StreamEncoder::start_with_head(&StreamInfo {
         store: 1,
         uuid: 77,
         name: "t".into(),

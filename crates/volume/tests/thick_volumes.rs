@@ -4,7 +4,7 @@
 
 mod fixture;
 
-use fixture::comparison::volume_usage;
+use fixture::model_comparison::volume_usage;
 use fixture::{PoolFixture, check_pool, new_pool_image};
 use tenmil_base::Random;
 use tenmil_volume::format::{Page, PageBody};
@@ -13,49 +13,49 @@ use tenmil_volume::{
     VolumeInfo, VolumeOp,
 };
 
-fn thick_fixture(blocks: u64, seed: u64) -> PoolFixture {
+fn empty_pool_fixture(blocks: u64, seed: u64) -> PoolFixture {
     PoolFixture::with_normal_trees(new_pool_image(blocks), blocks, Random::new(seed)).unwrap()
 }
 
-fn change(rig: &mut PoolFixture, change: VolumeOp) -> Result<VolumeInfo, PoolError> {
+fn execute_change(rig: &mut PoolFixture, change: VolumeOp) -> Result<VolumeInfo, PoolError> {
     match rig.run_request(PoolRequest::Change(change))? {
         PoolResponse::Volume(info) => Ok(info),
         other => panic!("{other:?}"),
     }
 }
 
-fn thin(rig: &mut PoolFixture, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
+fn create_thin_volume(rig: &mut PoolFixture, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
     let (name, checksums) = (name.into(), false);
-    change(rig, VolumeOp::Create { name, blocks, unit, uuid: 1, checksums }).unwrap()
+    execute_change(rig, VolumeOp::Create { name, blocks, unit, uuid: 1, checksums }).unwrap()
 }
 
-fn create(
+fn create_thick_volume(
     rig: &mut PoolFixture,
     name: &str,
     blocks: u64,
     unit: u64,
 ) -> Result<VolumeInfo, PoolError> {
-    change(rig, VolumeOp::CreateThick { name: name.into(), blocks, unit, uuid: 2 })
+    execute_change(rig, VolumeOp::CreateThick { name: name.into(), blocks, unit, uuid: 2 })
 }
 
 /// A thick volume with all of its blocks in exclusive clusters.
-fn thick(rig: &mut PoolFixture, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
-    create(rig, name, blocks, unit).unwrap();
-    rig.inflate(name).unwrap()
+fn create_inflated_volume(rig: &mut PoolFixture, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
+    create_thick_volume(rig, name, blocks, unit).unwrap();
+    rig.make_volume_thick(name).unwrap()
 }
 
-fn snapshot(rig: &mut PoolFixture, volume: &str, name: &str) {
+fn create_snapshot(rig: &mut PoolFixture, volume: &str, name: &str) {
     let (volume, name) = (volume.into(), name.into());
-    change(rig, VolumeOp::Snapshot { volume, name, uuid: 3 }).unwrap();
+    execute_change(rig, VolumeOp::Snapshot { volume, name, uuid: 3 }).unwrap();
 }
 
-fn delete(rig: &mut PoolFixture, name: &str) {
+fn delete_volume(rig: &mut PoolFixture, name: &str) {
     rig.run_request(PoolRequest::Change(VolumeOp::Delete { name: name.into(), orphan: true }))
         .unwrap();
     rig.run_request(PoolRequest::Flush).unwrap();
 }
 
-fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) -> bool {
+fn try_write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64) -> bool {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.run_until_idle();
     match rig.responses.remove(&token).unwrap() {
@@ -65,7 +65,7 @@ fn write(rig: &mut PoolFixture, volume: u64, block: u64, blocks: u64, value: u64
     }
 }
 
-fn usage(rig: &mut PoolFixture) -> PoolUsage {
+fn flush_and_read_usage(rig: &mut PoolFixture) -> PoolUsage {
     rig.run_request(PoolRequest::Flush).unwrap();
     match rig.run_request(PoolRequest::Usage).unwrap() {
         PoolResponse::Usage(usage) => usage,
@@ -76,12 +76,12 @@ fn usage(rig: &mut PoolFixture) -> PoolUsage {
 /// Creates thin volumes that use all unreserved space, down to the last block, and fragment the space map
 /// as far as possible.
 fn fill_pool(rig: &mut PoolFixture) {
-    let [coarse, fine] =
-        [("coarse", 16), ("fine", 1)].map(|(name, unit)| thin(rig, name, 1 << 20, unit));
+    let [coarse, fine] = [("coarse", 16), ("fine", 1)]
+        .map(|(name, unit)| create_thin_volume(rig, name, 1 << 20, unit));
     let full = |rig: &mut PoolFixture, volume: u64, step: u64| {
         (0..)
             .step_by(usize::try_from(step).unwrap())
-            .find(|at| !write(rig, volume, *at, 1, 5))
+            .find(|at| !try_write(rig, volume, *at, 1, 5))
             .unwrap()
     };
     full(rig, coarse.id, 16);
@@ -92,13 +92,13 @@ fn fill_pool(rig: &mut PoolFixture) {
     }
     rig.run_request(PoolRequest::Flush).unwrap();
     // Far from its other blocks, so that no runs merge.
-    assert!((1 << 18..1 << 19).any(|at| !write(rig, fine.id, 2 * at, 1, 5)));
+    assert!((1 << 18..1 << 19).any(|at| !try_write(rig, fine.id, 2 * at, 1, 5)));
     let snapshot = |number: u64| VolumeOp::Snapshot {
         volume: "coarse".into(),
         name: format!("coarse {number}"),
         uuid: 3,
     };
-    assert!((0..1000).any(|number| change(rig, snapshot(number)).is_err()));
+    assert!((0..1000).any(|number| execute_change(rig, snapshot(number)).is_err()));
 }
 
 /// Writes every block of a volume separately, in any order, many at a time: all must succeed.
@@ -120,13 +120,13 @@ fn write_all(rig: &mut PoolFixture, info: &VolumeInfo, value: impl Fn(u64) -> u6
     }
 }
 
-fn expect_usage(rig: &mut PoolFixture, info: &VolumeInfo, value: impl Fn(u64) -> u64) {
-    for (block, found) in (0..).zip(rig.read(info.id, 0, info.blocks).unwrap()) {
+fn assert_contents(rig: &mut PoolFixture, info: &VolumeInfo, value: impl Fn(u64) -> u64) {
+    for (block, found) in (0..).zip(rig.read_blocks(info.id, 0, info.blocks).unwrap()) {
         assert_eq!(found, [value(block); 8], "block {block} of `{}`", info.name);
     }
 }
 
-fn expect_consistent(rig: &mut PoolFixture) {
+fn assert_pool_consistent(rig: &mut PoolFixture) {
     rig.run_request(PoolRequest::Flush).unwrap();
     rig.run_request(PoolRequest::Flush).unwrap();
     let report = check_pool(&rig.store, rig.disk.image());
@@ -144,30 +144,30 @@ fn thick_volume_is_writable_in_a_full_pool() {
         (8192, 5000, 4, 64),
         (4096, 2000, 1, 256),
     ]) {
-        let mut rig = thick_fixture(blocks, seed);
-        let info = thick(&mut rig, "v", size, unit);
+        let mut rig = empty_pool_fixture(blocks, seed);
+        let info = create_inflated_volume(&mut rig, "v", size, unit);
         let room = volume_usage(&mut rig, "v");
         assert_eq!((room.used, room.shared, room.reserved, room.missing), (0, 0, size, 0));
         fill_pool(&mut rig);
-        let before = usage(&mut rig);
+        let before = flush_and_read_usage(&mut rig);
         assert!(before.free < before.kept + before.provisioned + unit, "{before:?}");
-        expect_usage(&mut rig, &info, |_| 0);
+        assert_contents(&mut rig, &info, |_| 0);
         write_all(&mut rig, &info, |block| block + 1, at_once);
         assert_eq!(volume_usage(&mut rig, "v").reserved, 0);
-        expect_usage(&mut rig, &info, |block| block + 1);
+        assert_contents(&mut rig, &info, |block| block + 1);
         // Every other block is trimmed, so that no map can be longer, and written again.
         for block in (0..size).step_by(2) {
             rig.run_request(PoolRequest::Trim { volume: info.id, block, blocks: 1 }).unwrap();
         }
-        expect_usage(&mut rig, &info, |block| if block % 2 == 0 { 0 } else { block + 1 });
+        assert_contents(&mut rig, &info, |block| if block % 2 == 0 { 0 } else { block + 1 });
         assert_eq!(volume_usage(&mut rig, "v").reserved, size.div_ceil(2));
-        expect_consistent(&mut rig);
+        assert_pool_consistent(&mut rig);
         write_all(&mut rig, &info, |block| block + 7, at_once);
-        expect_usage(&mut rig, &info, |block| block + 7);
-        expect_consistent(&mut rig);
+        assert_contents(&mut rig, &info, |block| block + 7);
+        assert_pool_consistent(&mut rig);
         let Ok(PoolResponse::Volumes(all)) = rig.run_request(PoolRequest::List) else { panic!() };
-        all.iter().for_each(|info| delete(&mut rig, &info.name));
-        let after = usage(&mut rig);
+        all.iter().for_each(|info| delete_volume(&mut rig, &info.name));
+        let after = flush_and_read_usage(&mut rig);
         // The space map may keep one node.
         assert!(after.provisioned == 0 && after.used <= 1, "all came back: {after:?}");
     }
@@ -176,8 +176,8 @@ fn thick_volume_is_writable_in_a_full_pool() {
 #[test]
 fn largest_thick_map_fits_while_a_read_pins_metadata() {
     const BLOCKS: u64 = 1 << 14;
-    let mut rig = thick_fixture(BLOCKS, 2);
-    let info = thick(&mut rig, "v", 14_900, 16);
+    let mut rig = empty_pool_fixture(BLOCKS, 2);
+    let info = create_inflated_volume(&mut rig, "v", 14_900, 16);
     fill_pool(&mut rig);
     let Ok(PoolResponse::Volume(other)) = rig.run_request(PoolRequest::Find("coarse".into()))
     else {
@@ -192,90 +192,93 @@ fn largest_thick_map_fits_while_a_read_pins_metadata() {
     // A leaf is split when it is full, and the blocks before the split are never written again.
     for first in [0, 1] {
         for block in (first..info.blocks).step_by(2) {
-            assert!(write(&mut rig, info.id, block, 1, block + 1), "block {block}");
+            assert!(try_write(&mut rig, info.id, block, 1, block + 1), "block {block}");
             if block % 50 == 0 {
                 rig.run_request(PoolRequest::Flush).unwrap();
             }
         }
     }
-    expect_usage(&mut rig, &info, |block| block + 1);
+    assert_contents(&mut rig, &info, |block| block + 1);
     rig.held.clear();
     rig.run_until_idle();
     assert!(rig.responses.remove(&slow).unwrap().is_ok());
-    expect_consistent(&mut rig);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn thick_volume_without_space_is_rejected_without_changes() {
-    let mut rig = thick_fixture(4096, 1);
-    let before = usage(&mut rig);
-    let error = create(&mut rig, "v", 4000, 16).unwrap_err();
+    let mut rig = empty_pool_fixture(4096, 1);
+    let before = flush_and_read_usage(&mut rig);
+    let error = create_thick_volume(&mut rig, "v", 4000, 16).unwrap_err();
     let PoolError::NoSpaceForThick { name, wanted, free } = error else { panic!("{error}") };
     assert_eq!(name, "v");
     assert!(wanted > 4000 && free < 4000, "{wanted} of {free}");
-    let after = usage(&mut rig);
+    let after = flush_and_read_usage(&mut rig);
     assert_eq!((after.used, after.provisioned), (before.used, before.provisioned));
     // All space reported as free can be allocated.
-    let most = (1..free).rev().find(|blocks| create(&mut rig, "v", *blocks, 16).is_ok()).unwrap();
+    let most = (1..free)
+        .rev()
+        .find(|blocks| create_thick_volume(&mut rig, "v", *blocks, 16).is_ok())
+        .unwrap();
     assert!(most + 80 > free, "{most} of {free}");
-    rig.inflate("v").unwrap();
-    thin(&mut rig, "other", 4000, 16);
-    let refused = rig.inflate("other").unwrap_err();
+    rig.make_volume_thick("v").unwrap();
+    create_thin_volume(&mut rig, "other", 4000, 16);
+    let refused = rig.make_volume_thick("other").unwrap_err();
     assert!(matches!(refused, PoolError::NoSpaceForThick { .. }), "{refused}");
     let Ok(PoolResponse::Volume(other)) = rig.run_request(PoolRequest::Find("other".into())) else {
         panic!()
     };
     assert!(!other.is_thick && other.spare == 0);
-    expect_consistent(&mut rig);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn thin_volume_and_clone_become_thick_and_keep_their_contents() {
     for unit in [16, 4, 1] {
-        let mut rig = thick_fixture(1 << 14, 7);
-        let base = thin(&mut rig, "base", 1000, unit);
+        let mut rig = empty_pool_fixture(1 << 14, 7);
+        let base = create_thin_volume(&mut rig, "base", 1000, unit);
         for block in (0..900).step_by(5) {
-            write(&mut rig, base.id, block, 3, block + 1);
+            try_write(&mut rig, base.id, block, 3, block + 1);
         }
-        snapshot(&mut rig, "base", "s");
+        create_snapshot(&mut rig, "base", "s");
         let from = "s".into();
         let clone = VolumeOp::Clone { from, name: "c".into(), uuid: 4 };
-        let clone = change(&mut rig, clone).unwrap();
-        write(&mut rig, clone.id, 11, 20, 7777);
-        let held: Vec<[u64; 8]> = rig.read(clone.id, 0, 1000).unwrap();
-        let was = rig.read(base.id, 0, 1000).unwrap();
-        rig.inflate("c").unwrap();
+        let clone = execute_change(&mut rig, clone).unwrap();
+        try_write(&mut rig, clone.id, 11, 20, 7777);
+        let held: Vec<[u64; 8]> = rig.read_blocks(clone.id, 0, 1000).unwrap();
+        let was = rig.read_blocks(base.id, 0, 1000).unwrap();
+        rig.make_volume_thick("c").unwrap();
         let room = volume_usage(&mut rig, "c");
         assert_eq!((room.shared, room.used + room.reserved, room.missing), (0, 1000, 0));
-        assert_eq!(rig.read(clone.id, 0, 1000).unwrap(), held);
-        expect_consistent(&mut rig);
+        assert_eq!(rig.read_blocks(clone.id, 0, 1000).unwrap(), held);
+        assert_pool_consistent(&mut rig);
         // Repeated: it is thick already, and nothing is written.
         let writes = rig.disk.writes;
-        rig.inflate("c").unwrap();
+        rig.make_volume_thick("c").unwrap();
         assert_eq!(rig.disk.writes, writes);
         fill_pool(&mut rig);
         write_all(&mut rig, &clone, |block| block + 100_000, 32);
-        expect_usage(&mut rig, &clone, |block| block + 100_000);
-        assert_eq!(rig.read(base.id, 0, 1000).unwrap(), was, "other volumes are unchanged");
-        expect_consistent(&mut rig);
+        assert_contents(&mut rig, &clone, |block| block + 100_000);
+        assert_eq!(rig.read_blocks(base.id, 0, 1000).unwrap(), was, "other volumes are unchanged");
+        assert_pool_consistent(&mut rig);
     }
 }
 
 #[test]
 fn snapshot_reduces_the_reservation_and_inflate_restores_it() {
-    let mut rig = thick_fixture(1 << 13, 3);
-    let info = thick(&mut rig, "v", 1000, 16);
+    let mut rig = empty_pool_fixture(1 << 13, 3);
+    let info = create_inflated_volume(&mut rig, "v", 1000, 16);
     write_all(&mut rig, &info, |block| block + 1, 64);
     rig.run_request(PoolRequest::Trim { volume: info.id, block: 500, blocks: 100 }).unwrap();
     assert_eq!(volume_usage(&mut rig, "v").reserved, 100);
-    snapshot(&mut rig, "v", "s");
+    create_snapshot(&mut rig, "v", "s");
     let room = volume_usage(&mut rig, "v");
     assert_eq!((room.used, room.shared, room.reserved), (900, 900, 0));
     assert_eq!(room.missing, 1008, "whole units");
-    let before = usage(&mut rig).used;
-    assert!(write(&mut rig, info.id, 0, 1, 9));
-    assert!(usage(&mut rig).used >= before + 16, "a new unit");
-    rig.inflate("v").unwrap();
+    let before = flush_and_read_usage(&mut rig).used;
+    assert!(try_write(&mut rig, info.id, 0, 1, 9));
+    assert!(flush_and_read_usage(&mut rig).used >= before + 16, "a new unit");
+    rig.make_volume_thick("v").unwrap();
     let room = volume_usage(&mut rig, "v");
     assert_eq!((room.used, room.shared, room.reserved), (901 - 1, 0, 100));
     fill_pool(&mut rig);
@@ -283,78 +286,85 @@ fn snapshot_reduces_the_reservation_and_inflate_restores_it() {
     let Ok(PoolResponse::Volume(kept)) = rig.run_request(PoolRequest::Find("s".into())) else {
         panic!()
     };
-    expect_usage(&mut rig, &kept, |block| if (500..600).contains(&block) { 0 } else { block + 1 });
-    expect_consistent(&mut rig);
+    assert_contents(
+        &mut rig,
+        &kept,
+        |block| if (500..600).contains(&block) { 0 } else { block + 1 },
+    );
+    assert_pool_consistent(&mut rig);
     // Blocks exclusive to the snapshot are freed, and the volume is intact without it.
-    delete(&mut rig, "s");
+    delete_volume(&mut rig, "s");
     let room = volume_usage(&mut rig, "v");
     assert_eq!((room.used, room.shared, room.reserved, room.missing), (1000, 0, 0, 0));
-    expect_consistent(&mut rig);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn thick_resize_changes_the_reservation_or_fails() {
-    let mut rig = thick_fixture(4096, 3);
-    let info = thick(&mut rig, "v", 1001, 16);
+    let mut rig = empty_pool_fixture(4096, 3);
+    let info = create_inflated_volume(&mut rig, "v", 1001, 16);
     let blocks = |name: &str, blocks| VolumeOp::Resize { name: name.into(), blocks };
-    let refused = change(&mut rig, blocks("v", 9000)).unwrap_err();
+    let refused = execute_change(&mut rig, blocks("v", 9000)).unwrap_err();
     assert!(matches!(refused, PoolError::NoSpaceForThick { .. }), "{refused}");
-    change(&mut rig, blocks("v", 2000)).unwrap();
+    execute_change(&mut rig, blocks("v", 2000)).unwrap();
     let room = volume_usage(&mut rig, "v");
     assert_eq!((room.reserved, room.missing), (1001, 992));
-    rig.inflate("v").unwrap();
+    rig.make_volume_thick("v").unwrap();
     assert_eq!(volume_usage(&mut rig, "v").reserved, 2000);
-    let large = usage(&mut rig);
-    change(&mut rig, blocks("v", 500)).unwrap();
+    let large = flush_and_read_usage(&mut rig);
+    execute_change(&mut rig, blocks("v", 500)).unwrap();
     rig.run_request(PoolRequest::Flush).unwrap();
-    let small = usage(&mut rig);
+    let small = flush_and_read_usage(&mut rig);
     assert!(small.used + 1480 <= large.used && small.provisioned < large.provisioned);
     assert_eq!(volume_usage(&mut rig, "v").reserved, 500);
     fill_pool(&mut rig);
     write_all(&mut rig, &VolumeInfo { blocks: 500, ..info }, |_| 4, 64);
-    expect_consistent(&mut rig);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn snapshots_and_checksummed_volumes_have_no_reservation() {
-    let mut rig = thick_fixture(4096, 3);
+    let mut rig = empty_pool_fixture(4096, 3);
     let create =
         VolumeOp::Create { name: "sums".into(), blocks: 10, unit: 1, uuid: 1, checksums: true };
-    change(&mut rig, create).unwrap();
-    let refused = rig.inflate("sums").unwrap_err();
+    execute_change(&mut rig, create).unwrap();
+    let refused = rig.make_volume_thick("sums").unwrap_err();
     assert_eq!(refused, PoolError::ThickChecksums("sums".into()));
     assert!(refused.hint().is_some() && refused.to_string().contains("sums"));
-    thick(&mut rig, "v", 100, 4);
-    snapshot(&mut rig, "v", "s");
-    assert_eq!(rig.inflate("s").unwrap_err(), PoolError::ReadOnly("s".into()));
+    create_inflated_volume(&mut rig, "v", 100, 4);
+    create_snapshot(&mut rig, "v", "s");
+    assert_eq!(rig.make_volume_thick("s").unwrap_err(), PoolError::ReadOnly("s".into()));
     // A volume that becomes a snapshot has no reservation any more.
-    let provisioned = usage(&mut rig).provisioned;
-    change(&mut rig, VolumeOp::ConvertToSnapshot { name: "v".into(), to: "t".into(), uuid: 9 })
-        .unwrap();
-    assert!(provisioned > 0 && usage(&mut rig).provisioned == 0);
-    expect_consistent(&mut rig);
+    let provisioned = flush_and_read_usage(&mut rig).provisioned;
+    execute_change(
+        &mut rig,
+        VolumeOp::ConvertToSnapshot { name: "v".into(), to: "t".into(), uuid: 9 },
+    )
+    .unwrap();
+    assert!(provisioned > 0 && flush_and_read_usage(&mut rig).provisioned == 0);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn large_thick_volume_is_created_in_few_steps_as_one_run() {
     const TIB: u64 = 1 << 28;
-    let mut rig = thick_fixture(2 * TIB, 3);
+    let mut rig = empty_pool_fixture(2 * TIB, 3);
     let writes = rig.disk.writes;
-    let info = thick(&mut rig, "v", TIB, 16);
+    let info = create_inflated_volume(&mut rig, "v", TIB, 16);
     rig.run_request(PoolRequest::Flush).unwrap();
     assert!(rig.disk.writes - writes < 200, "{} blocks written", rig.disk.writes - writes);
     assert_eq!(volume_usage(&mut rig, "v").reserved, TIB);
-    assert!(write(&mut rig, info.id, 12_345_678, 3, 8));
+    assert!(try_write(&mut rig, info.id, 12_345_678, 3, 8));
     assert_eq!(volume_usage(&mut rig, "v").reserved, TIB - 3);
     let SpaceUsage { unique, .. } = volume_usage(&mut rig, "v");
     assert!(unique <= TIB + 8, "{} blocks of metadata", unique - TIB);
-    expect_consistent(&mut rig);
+    assert_pool_consistent(&mut rig);
 }
 
 #[test]
 fn check_reports_wrong_thick_volume_counts() {
-    let mut rig = thick_fixture(4096, 3);
-    thick(&mut rig, "v", 100, 4);
+    let mut rig = empty_pool_fixture(4096, 3);
+    create_inflated_volume(&mut rig, "v", 100, 4);
     rig.run_request(PoolRequest::Flush).unwrap();
     let (uuid, image) = (rig.store.uuid(), rig.disk.image().clone());
     let broken = |edit: &dyn Fn(&mut PageBody)| {

@@ -4,7 +4,7 @@
 //! command. Extensive code sets (log pages, features, Identify structures) are numbers here and are
 //! named in the modules of their data structures.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 use crate::opcode::AdminOpcode;
 use crate::typed::commands;
@@ -467,7 +467,7 @@ impl GetLogPage {
     /// `len_bytes` (a multiple of 4, not 0) of log page `lid`.
     #[must_use]
     pub fn new(lid: u8, len_bytes: u32) -> Self {
-        Self { lid, numd: numd(len_bytes), ..Self::default() }
+        Self { lid, numd: numd_of_bytes(len_bytes), ..Self::default() }
     }
 
     /// Length of the requested data.
@@ -494,13 +494,13 @@ impl FirmwareImageDownload {
 impl FormatNvm {
     /// The index of the LBA format, LBAFL and LBAFU together.
     #[must_use]
-    pub const fn format(&self) -> u8 {
+    pub const fn lba_format_index(&self) -> u8 {
         self.lbafu << 4 | self.lbafl
     }
 
     /// Sets the index of the LBA format, 0 to 63.
     #[must_use]
-    pub const fn with_format(mut self, format: u8) -> Self {
+    pub const fn with_lba_format_index(mut self, format: u8) -> Self {
         (self.lbafl, self.lbafu) = (format & 0xf, format >> 4 & 3);
         self
     }
@@ -508,13 +508,13 @@ impl FormatNvm {
 
 /// Converts a length in bytes to a 0's based number of dwords.
 #[must_use]
-pub const fn numd(len_bytes: u32) -> u32 {
+pub const fn numd_of_bytes(len_bytes: u32) -> u32 {
     (len_bytes / 4).saturating_sub(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FormatNvm, GetLogPage, Identify, numd};
+    use super::{FormatNvm, GetLogPage, Identify, numd_of_bytes};
     use crate::typed::TypedCommand;
 
     #[test]
@@ -523,7 +523,7 @@ mod tests {
         let command = page.to_command();
         assert_eq!((command.cdw10(), command.cdw11()), (0xffff_8002, 0x07ff));
         assert_eq!((command.cdw12(), command.cdw13()), (2, 1));
-        assert_eq!((page.len_bytes(), numd(4), numd(0)), (512 << 20, 0, 0));
+        assert_eq!((page.len_bytes(), numd_of_bytes(4), numd_of_bytes(0)), (512 << 20, 0, 0));
     }
 
     #[test]
@@ -537,8 +537,11 @@ mod tests {
     #[test]
     fn lba_format_index_is_split_into_lower_and_upper_bits() {
         for format in 0..64 {
-            assert_eq!(FormatNvm::default().with_format(format).format(), format);
+            assert_eq!(
+                FormatNvm::default().with_lba_format_index(format).lba_format_index(),
+                format
+            );
         }
-        assert_eq!(FormatNvm::default().with_format(0x21).to_command().cdw10(), 0x2001);
+        assert_eq!(FormatNvm::default().with_lba_format_index(0x21).to_command().cdw10(), 0x2001);
     }
 }

@@ -79,21 +79,21 @@ impl Completion {
     #[inline]
     #[must_use]
     pub const fn sqhd(&self) -> u16 {
-        low_dword(self.0[2])
+        low_word(self.0[2])
     }
 
     /// SQID: submission queue of the command.
     #[inline]
     #[must_use]
     pub const fn sqid(&self) -> u16 {
-        low_dword(self.0[2] >> 16)
+        low_word(self.0[2] >> 16)
     }
 
     /// CID: command identifier.
     #[inline]
     #[must_use]
     pub const fn cid(&self) -> u16 {
-        low_dword(self.0[3])
+        low_word(self.0[3])
     }
 
     /// P: the phase tag.
@@ -107,7 +107,7 @@ impl Completion {
     #[inline]
     #[must_use]
     pub const fn status(&self) -> Status {
-        Status(low_dword(self.0[3] >> 17))
+        Status(low_word(self.0[3] >> 17))
     }
 
     /// Sets DW0.
@@ -179,7 +179,7 @@ impl Completion {
 
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the low half is wanted")]
-const fn low_dword(dword: u32) -> u16 {
+const fn low_word(dword: u32) -> u16 {
     dword as u16
 }
 

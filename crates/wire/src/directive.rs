@@ -1,6 +1,6 @@
 //! Directives and data placement: operations and data structures (Base 2.1 §8.1.8, §7.3).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::{Layout, layout};
 
 code! {

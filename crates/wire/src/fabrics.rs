@@ -2,7 +2,7 @@
 //!
 //! All share opcode 7Fh and are distinguished by FCTYPE, which occupies the low byte of NSID.
 
-use crate::element::{Ascii, code};
+use crate::field_type::{Ascii, code};
 use crate::layout::layout;
 use crate::opcode::{AdminOpcode, FabricsType};
 use crate::status::Status;
@@ -140,7 +140,7 @@ impl InvalidParameter {
 mod tests {
     use super::{Connect, ConnectData, Disconnect, PropertyGet, PropertySet, PropertySize};
     use crate::command::Command;
-    use crate::element::Ascii;
+    use crate::field_type::Ascii;
     use crate::nqn;
     use crate::status::Status;
     use crate::typed::TypedCommand;

@@ -4,7 +4,7 @@
 //! dwords, and some a page of data. Each such value is a structure here, in the module of its
 //! subject.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 pub mod identity;

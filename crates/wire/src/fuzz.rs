@@ -18,8 +18,8 @@ use crate::layout::{Field, Layout, LayoutVisitor, TruncatedError, decode};
 use crate::log::event::EventResult;
 use crate::log::firmware::TelemetryHost;
 use crate::log::self_test::{SelfTestOutcome, SelfTestPage};
-use crate::log::{ana, discovery, error, lba, persistent_events};
-use crate::protection::ProtectionInfoFormat;
+use crate::log::{ana, discovery, error_information, lba, persistent_events};
+use crate::protection_information::ProtectionInfoFormat;
 use crate::sgl::Descriptor;
 use crate::status::Status;
 use crate::typed::{CommandVisitor, TypedCommand};
@@ -30,7 +30,7 @@ use crate::{directive, nbd, nqn, prp, tcp};
 /// # Panics
 ///
 /// If an invariant is violated, which is a bug of this crate.
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz_all_parsers(bytes: &[u8]) {
     crate::visit_layouts(&mut StructureVisitor(bytes));
     if let Some(bytes) = bytes.first_chunk::<64>() {
         let command = Command::from_bytes(bytes);
@@ -51,7 +51,7 @@ struct StructureVisitor<'a>(&'a [u8]);
 impl LayoutVisitor for StructureVisitor<'_> {
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
         check_structure(T::NAME, T::BYTES, T::fields(), self.0, |bytes| {
-            Ok(T::parse(bytes)?.bytes())
+            Ok(T::parse(bytes)?.to_bytes())
         });
     }
 }
@@ -113,12 +113,12 @@ fn fuzz_fabrics(bytes: &[u8]) {
         assert_eq!(tcp::CapsuleCmd::new(framing, &pdu.command(), 0).command(), pdu.command());
     }
     if let Ok(pdu) = tcp::H2CData::parse(bytes)
-        && pdu.check(framing).is_ok()
+        && pdu.check_header(framing).is_ok()
     {
         assert!(u64::from(pdu.plen()) >= u64::from(pdu.datal()) + 24 && pdu.pdo() >= 24);
     }
     if let Ok(pdu) = tcp::C2HData::parse(bytes)
-        && pdu.check(framing).is_ok()
+        && pdu.check_header(framing).is_ok()
     {
         assert!(!pdu.success() || pdu.last());
     }
@@ -159,7 +159,7 @@ fn fuzz_lists(bytes: &[u8]) {
     assert!(
         ana::parse_ana_groups(bytes).map(|(_, nsids)| nsids.count()).sum::<usize>() <= length / 4
     );
-    assert!(error::error_entries(bytes).count() <= length / 64);
+    assert!(error_information::error_entries(bytes).count() <= length / 64);
     assert!(
         persistent_events::parse_persistent_events(bytes)
             .map(|(_, body)| body.len())
@@ -169,7 +169,7 @@ fn fuzz_lists(bytes: &[u8]) {
     assert!(lba::lba_status_descriptors(bytes).count() <= length / 16);
     assert_eq!(dataset::parse_dataset_ranges(bytes).count(), length / 16);
     for range in dataset::parse_dataset_ranges(bytes) {
-        assert!(range.end().is_none_or(|end| end >= range.slba()));
+        assert!(range.end_lba().is_none_or(|end| end >= range.slba()));
     }
     assert!(reservation::report_registrants(bytes).count() <= length / 24);
     assert!(reservation::report_registrants_extended(bytes).count() <= length / 64);
@@ -194,7 +194,8 @@ fn fuzz_lists(bytes: &[u8]) {
         assert!(page.results().all(|result| result.outcome() != SelfTestOutcome::Unused));
     }
     if let Ok(page) = TelemetryHost::parse(bytes) {
-        assert!((1..=4).all(|area| page.len_bytes(area) % 512 == 0 && page.len_bytes(area) > 0));
+        assert!((1..=4).all(|area| page.len_bytes_through_area(area) % 512 == 0
+            && page.len_bytes_through_area(area) > 0));
     }
     let named: Vec<NamespaceIdentifier> = namespace_identifiers(bytes).collect();
     let mut emitted = Vec::new();
@@ -218,9 +219,9 @@ fn fuzz_protection_information(bytes: &[u8]) {
     else {
         return;
     };
-    if let Some(parsed) = format.parse(tuple) {
+    if let Some(parsed) = format.parse_tuple(tuple) {
         let mut emitted = vec![0; format.tuple_bytes()];
-        format.emit(&parsed, &mut emitted);
+        format.store_tuple(&parsed, &mut emitted);
         assert_eq!(emitted, tuple[..emitted.len()]);
         assert_eq!(format.join_tags(format.split_tags(parsed.tags)), parsed.tags);
     }
@@ -238,15 +239,15 @@ fn fuzz_nbd(bytes: &[u8]) {
         assert_eq!(&parsed.to_bytes(), header);
     }
     let mut emitted = Vec::new();
-    if let Ok(query) = nbd::option::InfoQuery::parse(bytes) {
+    if let Ok(query) = nbd::option::InfoOption::parse(bytes) {
         let infos: Vec<_> = query.infos().collect();
-        nbd::option::InfoQuery::emit(query.name, &infos, &mut emitted);
+        nbd::option::InfoOption::emit(query.name, &infos, &mut emitted);
         assert_eq!(emitted, bytes);
     }
     emitted.clear();
-    if let Ok(query) = nbd::option::ContextQuery::parse(bytes) {
+    if let Ok(query) = nbd::option::MetaContextOption::parse(bytes) {
         let queries: Vec<_> = query.queries().collect();
-        nbd::option::ContextQuery::emit(query.name, &queries, &mut emitted);
+        nbd::option::MetaContextOption::emit(query.name, &queries, &mut emitted);
         assert_eq!(emitted, bytes);
     }
     let Some((kind, payload)) = bytes.split_first_chunk::<2>() else { return };
@@ -274,7 +275,7 @@ fn fuzz_prps(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::fuzz;
+    use super::fuzz_all_parsers;
 
     /// A small generator (xorshift64*): the corpus is the same in every run.
     struct Seed(u64);
@@ -296,8 +297,8 @@ mod tests {
     fn random_bytes_violate_no_wire_invariant() {
         let mut seed = Seed(0x7e41_0000_0000_0001);
         for length in [0, 1, 7, 8, 15, 16, 63, 64, 65, 511, 512, 4095, 4096, 4608] {
-            fuzz(&vec![0; length]);
-            fuzz(&vec![0xff; length]);
+            fuzz_all_parsers(&vec![0; length]);
+            fuzz_all_parsers(&vec![0xff; length]);
         }
         for _ in 0..200 {
             let mut bytes = vec![0; seed.below(4700)];
@@ -306,7 +307,7 @@ mod tests {
                 let drawn = seed.next().to_le_bytes();
                 *byte = if dense || drawn[1] < 8 { drawn[0] } else { 0 };
             }
-            fuzz(&bytes);
+            fuzz_all_parsers(&bytes);
         }
     }
 }

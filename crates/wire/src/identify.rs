@@ -2,23 +2,23 @@
 //!
 //! Every data structure has 4096 bytes; [`Cns`] selects it.
 
-use crate::element::code;
+use crate::field_type::code;
 
 pub mod controller;
-pub mod descriptor;
 pub mod limits;
 pub mod list;
 pub mod namespace;
+pub mod namespace_identification_descriptor;
 pub mod power;
 pub mod resource;
 
 pub use controller::IdentifyController;
-pub use descriptor::{NamespaceIdentifier, namespace_identifiers};
 pub use limits::IdentifyControllerNvm;
 pub use list::{CommandSetVector, CommandSets, ControllerList, NamespaceList};
 pub use namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm, LbaFormat,
 };
+pub use namespace_identification_descriptor::{NamespaceIdentifier, namespace_identifiers};
 pub use power::PowerState;
 
 /// Length of every data structure (Base 2.1 §5.1.13).

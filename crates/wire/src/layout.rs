@@ -30,11 +30,11 @@
 
 use core::fmt;
 
-mod declare;
+mod layout_macro;
 
-pub(crate) use declare::layout;
+pub(crate) use layout_macro::layout;
 
-pub use crate::element::{Ascii, BitFieldType, FieldKind, FieldType};
+pub use crate::field_type::{Ascii, BitFieldType, FieldKind, FieldType};
 
 /// Structure whose fields are declared with `layout!`.
 pub trait Layout: Clone + Sized + 'static {
@@ -52,11 +52,11 @@ pub trait Layout: Clone + Sized + 'static {
     fn parse(bytes: &[u8]) -> Result<Self, TruncatedError>;
 
     /// Bytes of the structure on the wire.
-    fn bytes(&self) -> Vec<u8>;
+    fn to_bytes(&self) -> Vec<u8>;
 
     /// All fields with their values, for printing.
-    fn decode(&self) -> Vec<DecodedField> {
-        decode(&self.bytes(), Self::fields())
+    fn decode_fields(&self) -> Vec<DecodedField> {
+        decode(&self.to_bytes(), Self::fields())
     }
 }
 
@@ -162,7 +162,7 @@ pub struct TruncatedError {
 
 impl TruncatedError {
     /// `Ok` if `got_bytes` suffice for `need_bytes` of `what`.
-    pub const fn check(
+    pub const fn check_length(
         what: &'static str,
         got_bytes: usize,
         need_bytes: usize,
@@ -270,7 +270,7 @@ impl Field {
 /// Formats the fields that are not zero, which keeps a 4 KiB page readable in a failed assertion.
 pub fn debug_nonzero_fields<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut shown = out.debug_struct(T::NAME);
-    for field in structure.decode().iter().filter(|field| !field.value.is_zero()) {
+    for field in structure.decode_fields().iter().filter(|field| !field.value.is_zero()) {
         shown.field(field.name, &format_args!("{}", field.value));
     }
     shown.finish()
@@ -300,13 +300,17 @@ pub const fn low_bits_mask(width: u32) -> u64 {
 
 /// Extracts the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
-pub(crate) fn extract_part<W: BitFieldType, P: BitFieldType>(word: W, ends: &[u32]) -> P {
+pub(crate) fn extract_bit_range<W: BitFieldType, P: BitFieldType>(word: W, ends: &[u32]) -> P {
     P::from_bits(extract_bits(word.to_bits(), ends[0], bit_range_width(ends)))
 }
 
 /// Replaces the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
-pub(crate) fn with_part<W: BitFieldType, P: BitFieldType>(word: W, ends: &[u32], value: P) -> W {
+pub(crate) fn with_bit_range<W: BitFieldType, P: BitFieldType>(
+    word: W,
+    ends: &[u32],
+    value: P,
+) -> W {
     W::from_bits(with_bits(word.to_bits(), ends[0], bit_range_width(ends), value.to_bits()))
 }
 
@@ -360,7 +364,7 @@ mod tests {
     #[test]
     fn layout_macro_generates_the_field_table() {
         let page = Page::zeroed().with(|page| page.size(7).level(2));
-        let decoded = page.decode();
+        let decoded = page.decode_fields();
         assert_eq!((decoded[0].name, decoded[0].description), ("size", "A number of two bytes."));
         assert_eq!(decoded[0].value, FieldValue::Number(7));
         assert_eq!(decoded[1].parts[1].value, FieldValue::Number(2));

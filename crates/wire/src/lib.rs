@@ -20,15 +20,15 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod cache;
+pub mod cache_instance;
 pub mod command;
 pub mod completion;
 pub mod derived_uuid;
 pub mod directive;
-#[doc(hidden)]
-pub mod element;
 pub mod fabrics;
 pub mod feature;
+#[doc(hidden)]
+pub mod field_type;
 pub mod fuzz;
 pub mod identify;
 pub mod io;
@@ -37,7 +37,7 @@ pub mod log;
 pub mod nbd;
 pub mod nqn;
 pub mod opcode;
-pub mod protection;
+pub mod protection_information;
 pub mod prp;
 pub mod register;
 pub mod sgl;
@@ -47,9 +47,9 @@ pub mod typed;
 pub mod ublk;
 
 #[cfg(test)]
-mod layout_check;
+mod field_width_tests;
 #[cfg(test)]
-mod round_trip;
+mod round_trip_tests;
 
 pub use command::{Command, DataPointer, Fuse};
 pub use completion::Completion;
@@ -81,7 +81,7 @@ pub fn visit_layouts(visitor: &mut impl layout::LayoutVisitor) {
     log::ana::visit(visitor);
     log::discovery::visit(visitor);
     log::effects::visit(visitor);
-    log::error::visit(visitor);
+    log::error_information::visit(visitor);
     log::event::visit(visitor);
     log::firmware::visit(visitor);
     log::health::visit(visitor);

@@ -4,12 +4,12 @@
 //! has a header structure and an iterator over its entries; the iterator stops at the header's
 //! count or at the end of the bytes, whichever comes first.
 
-use crate::element::code;
+use crate::field_type::code;
 
 pub mod ana;
 pub mod discovery;
 pub mod effects;
-pub mod error;
+pub mod error_information;
 pub mod event;
 pub mod firmware;
 pub mod health;

@@ -24,7 +24,7 @@ pub use handshake::{
     ServerGreeting, TransmissionFlags,
 };
 pub use reply::{
-    ChunkCode, ChunkFlags, ChunkHeader, ErrorCode, ExtentFlags, SimpleReply, StatusExtent,
+    BlockStatusExtent, ChunkCode, ChunkFlags, ChunkHeader, ErrorCode, ExtentFlags, SimpleReply,
 };
 pub use request::{Command, CommandFlags, RequestHeader};
 
@@ -96,12 +96,12 @@ impl<'a> ByteReader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    pub(crate) fn magic_u32(&mut self, expected: u32) -> Result<(), ParseError> {
+    pub(crate) fn expect_magic_u32(&mut self, expected: u32) -> Result<(), ParseError> {
         let (found, expected) = (u64::from(self.u32()?), u64::from(expected));
         if found == expected { Ok(()) } else { Err(ParseError::Magic { found, expected }) }
     }
 
-    pub(crate) fn magic_u64(&mut self, expected: u64) -> Result<(), ParseError> {
+    pub(crate) fn expect_magic_u64(&mut self, expected: u64) -> Result<(), ParseError> {
         let found = self.u64()?;
         if found == expected { Ok(()) } else { Err(ParseError::Magic { found, expected }) }
     }
@@ -115,13 +115,13 @@ impl<'a> ByteReader<'a> {
     }
 
     /// Reads a string preceded by its length.
-    pub(crate) fn text_u32(&mut self) -> Result<&'a str, ParseError> {
+    pub(crate) fn take_length_prefixed_text(&mut self) -> Result<&'a str, ParseError> {
         let count = usize::try_from(self.u32()?).map_err(|_| ParseError::Length)?;
         self.text(count)
     }
 
     /// Succeeds if everything has been read.
-    pub(crate) fn end(&self) -> Result<(), ParseError> {
+    pub(crate) fn expect_end(&self) -> Result<(), ParseError> {
         if self.0.is_empty() { Ok(()) } else { Err(ParseError::Length) }
     }
 }
@@ -143,7 +143,7 @@ impl<const N: usize> ByteWriter<N> {
         self
     }
 
-    pub(crate) fn finish(self) -> [u8; N] {
+    pub(crate) fn into_array(self) -> [u8; N] {
         debug_assert_eq!(self.done, N, "the fields fill the structure");
         self.bytes
     }

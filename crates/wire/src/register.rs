@@ -3,7 +3,7 @@
 //! Each register is a type of one word: `Capabilities::from(value)` reads, `.with(...)` writes, and
 //! [`offset`] contains its position in the BAR. Over fabrics the same offsets are property offsets.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 pub mod offset;

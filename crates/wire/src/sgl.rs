@@ -154,7 +154,12 @@ impl Descriptor {
     /// `len_bytes` (24 bits) of data at `address`, with `key`.
     #[inline]
     #[must_use]
-    pub const fn keyed(address: u64, len_bytes: u32, key: u32, invalidate_key: bool) -> Self {
+    pub const fn keyed_data_block(
+        address: u64,
+        len_bytes: u32,
+        key: u32,
+        invalidate_key: bool,
+    ) -> Self {
         let subtype = if invalidate_key { Self::INVALIDATE_KEY } else { Self::ADDRESS };
         let base = Self::new(address, 0, Self::KEYED_DATA_BLOCK, subtype);
         Self([address, base.0[1] | (key as u64) << 24 | (len_bytes as u64 & low_bits_mask(24))])
@@ -163,7 +168,7 @@ impl Descriptor {
     /// `len_bytes` transferred by the transport itself.
     #[inline]
     #[must_use]
-    pub const fn transport(len_bytes: u32) -> Self {
+    pub const fn transport_data_block(len_bytes: u32) -> Self {
         Self::new(0, len_bytes, Self::TRANSPORT_DATA_BLOCK, Self::TRANSPORT)
     }
 
@@ -189,7 +194,7 @@ impl Descriptor {
     /// Descriptor type.
     #[inline]
     #[must_use]
-    pub const fn kind(&self) -> u8 {
+    pub const fn type_code(&self) -> u8 {
         self.0[1].to_le_bytes()[7] >> 4
     }
 
@@ -219,7 +224,7 @@ impl Descriptor {
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
     pub const fn decode(&self) -> DescriptorKind {
-        let (kind, subtype, len_bytes) = (self.kind(), self.subtype(), self.len_bytes());
+        let (kind, subtype, len_bytes) = (self.type_code(), self.subtype(), self.len_bytes());
         let place = match subtype {
             Self::ADDRESS => DataLocation::Address(self.0[0]),
             _ => DataLocation::Offset(self.0[0]),
@@ -277,9 +282,9 @@ impl DescriptorKind {
                 descriptor_at(place, len_bytes, Descriptor::LAST_SEGMENT)
             }
             Self::KeyedDataBlock { address, len_bytes, key, invalidate_key } => {
-                Descriptor::keyed(address, len_bytes, key, invalidate_key)
+                Descriptor::keyed_data_block(address, len_bytes, key, invalidate_key)
             }
-            Self::TransportDataBlock { len_bytes } => Descriptor::transport(len_bytes),
+            Self::TransportDataBlock { len_bytes } => Descriptor::transport_data_block(len_bytes),
             Self::Unknown { kind, subtype } => Descriptor::new(0, 0, kind, subtype),
         }
     }
@@ -301,12 +306,12 @@ mod tests {
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 0, 0x00]);
         assert_eq!(Descriptor::last_segment(0, 0).to_bytes()[15], 0x30);
         assert_eq!(Descriptor::in_capsule(0, 0).to_bytes()[15], 0x01);
-        assert_eq!(Descriptor::transport(0).to_bytes()[15], 0x5a);
+        assert_eq!(Descriptor::transport_data_block(0).to_bytes()[15], 0x5a);
     }
 
     #[test]
     fn keyed_data_block_has_a_24_bit_length_and_a_32_bit_key() {
-        let bytes = Descriptor::keyed(0, 0x03_0201, 0x0706_0504, true).to_bytes();
+        let bytes = Descriptor::keyed_data_block(0, 0x03_0201, 0x0706_0504, true).to_bytes();
         assert_eq!(bytes[8..], [1, 2, 3, 4, 5, 6, 7, 0x4f]);
         assert_eq!(
             Descriptor::from_bytes(&bytes).decode(),
@@ -327,7 +332,7 @@ mod tests {
                 let (address, tail) = if bit < 64 { (1 << bit, 0) } else { (0, 1 << (bit - 64)) };
                 let described = Descriptor([address, tail | u64::from(identifier) << 56]);
                 let again = described.decode().to_descriptor();
-                assert_eq!((again.kind(), again.subtype()), (kind, subtype));
+                assert_eq!((again.type_code(), again.subtype()), (kind, subtype));
                 assert_eq!(again.decode(), described.decode());
                 let shown = match described.decode() {
                     DescriptorKind::Unknown { .. } => continue,

@@ -90,7 +90,7 @@ impl Status {
     /// M: the Error Information log page contains details.
     #[inline]
     #[must_use]
-    pub const fn more(self) -> bool {
+    pub const fn has_more_information(self) -> bool {
         self.0 & Self::MORE != 0
     }
 
@@ -104,14 +104,14 @@ impl Status {
     /// Without CRD, M and DNR, for comparison with the constants.
     #[inline]
     #[must_use]
-    pub const fn sct_and_sc(self) -> Self {
+    pub const fn without_crd_more_dnr(self) -> Self {
         Self(self.0 & Self::CODE)
     }
 
     /// Whether status code and type are those of `other`; ignores CRD, M and DNR.
     #[inline]
     #[must_use]
-    pub const fn same_code(self, other: Self) -> bool {
+    pub const fn has_same_code_as(self, other: Self) -> bool {
         (self.0 ^ other.0) & Self::CODE == 0
     }
 
@@ -164,13 +164,13 @@ impl Status {
     /// Where fabrics commands share a code with the NVM command set, this is the NVM entry.
     #[must_use]
     pub fn table_entry(self) -> Option<&'static StatusEntry> {
-        TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.sct_and_sc())
+        TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.without_crd_more_dnr())
     }
 
     /// Table entry for a status of a fabrics command.
     #[must_use]
     pub fn fabrics_table_entry(self) -> Option<&'static StatusEntry> {
-        let code = self.sct_and_sc();
+        let code = self.without_crd_more_dnr();
         let fabrics = TABLE.iter().find(|entry| entry.is_fabrics && entry.status == code);
         fabrics.or_else(|| self.table_entry())
     }
@@ -192,7 +192,7 @@ impl fmt::Display for Status {
         if self.crd() != 0 {
             write!(out, ", CRD {}", self.crd())?;
         }
-        out.write_str(if self.more() { ", more" } else { "" })?;
+        out.write_str(if self.has_more_information() { ", more" } else { "" })?;
         out.write_str(if self.dnr() { ", do not retry)" } else { ")" })
     }
 }
@@ -214,14 +214,14 @@ mod tests {
         for bits in 0..1 << 15 {
             let status = Status(bits);
             let mut again = Status::new(status.sct(), status.sc()).with_crd(status.crd());
-            again = if status.more() { again.with_more() } else { again };
+            again = if status.has_more_information() { again.with_more() } else { again };
             again = if status.dnr() { again.with_dnr() } else { again };
             assert_eq!(again, status);
-            assert!(status.same_code(status.sct_and_sc()));
+            assert!(status.has_same_code_as(status.without_crd_more_dnr()));
         }
         assert_eq!((Status(0x7ff).sct(), Status(0x7ff).sc()), (7, 0xff));
         assert_eq!(
-            (Status(0x1800).crd(), Status(0x2000).more(), Status(0x4000).dnr()),
+            (Status(0x1800).crd(), Status(0x2000).has_more_information(), Status(0x4000).dnr()),
             (3, true, true)
         );
     }
@@ -233,7 +233,7 @@ mod tests {
                 other.status == entry.status && other.is_fabrics == entry.is_fabrics
             };
             assert_eq!(TABLE[..index].iter().find(same), None, "{}", entry.name);
-            assert_eq!(entry.status, entry.status.sct_and_sc());
+            assert_eq!(entry.status, entry.status.without_crd_more_dnr());
         }
     }
 

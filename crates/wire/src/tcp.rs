@@ -19,9 +19,9 @@
 //!
 //! The crate `tcp` implements the sequence of PDUs; this module only their encoding.
 
-pub mod check;
 pub mod digest;
 pub mod pdu;
+pub mod pdu_validation;
 #[cfg(test)]
 mod tests;
 pub mod validation_rules;
@@ -312,19 +312,19 @@ impl FatalError {
 
     /// The field at `offset` is invalid.
     #[must_use]
-    pub const fn field(offset: u8) -> Self {
+    pub const fn invalid_field(offset: u8) -> Self {
         Self { status: FatalStatus::InvalidHeaderField, information: offset as u32 }
     }
 
     /// The parameter at `offset` is not supported.
     #[must_use]
-    pub const fn parameter(offset: u8) -> Self {
+    pub const fn unsupported_parameter(offset: u8) -> Self {
         Self { status: FatalStatus::UnsupportedParameter, information: offset as u32 }
     }
 
     /// The received header digest is `found`, which is wrong.
     #[must_use]
-    pub const fn digest(found: u32) -> Self {
+    pub const fn header_digest_error(found: u32) -> Self {
         Self { status: FatalStatus::HeaderDigestError, information: found }
     }
 }

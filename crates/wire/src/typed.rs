@@ -59,12 +59,12 @@ pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
     /// Whether the command has the FCTYPE of this one; always true if this one has none.
     #[doc(hidden)]
     #[inline]
-    fn has_fctype(command: &Command) -> bool {
+    fn matches_fctype(command: &Command) -> bool {
         Self::FCTYPE.is_none_or(|own| command.bits(FCTYPE_BIT, 8) == u64::from(own.code()))
     }
 
     /// All fields with their values, for printing.
-    fn decode(&self) -> Vec<DecodedField> {
+    fn decode_fields(&self) -> Vec<DecodedField> {
         decode(&self.to_command().to_bytes(), Self::fields())
     }
 }
@@ -82,7 +82,7 @@ pub const FCTYPE_BIT: usize = 32;
 /// First bit of dword `dword` of a command.
 #[doc(hidden)]
 #[must_use]
-pub const fn bit_of(dword: usize, low: u32) -> usize {
+pub const fn dword_bit_index(dword: usize, low: u32) -> usize {
     dword * 32 + low as usize
 }
 
@@ -125,7 +125,7 @@ macro_rules! commands {
                     $crate::layout::Field {
                         name: stringify!($field),
                         description: $crate::layout::join_doc_lines(concat!($($meaning),+)),
-                        bit: $crate::typed::bit_of($dword, $low),
+                        bit: $crate::typed::dword_bit_index($dword, $low),
                         width: $crate::layout::bit_range_width(&[$low $(, $high)?]) as usize,
                         count: 1,
                         repeated: false,
@@ -156,7 +156,7 @@ macro_rules! commands {
                 fn to_command(&self) -> $crate::command::Command {
                     <Self as $crate::typed::TypedCommand>::with_opcode_of($crate::command::Command::new(0))
                         $(.with_bits(
-                            $crate::typed::bit_of($dword, $low),
+                            $crate::typed::dword_bit_index($dword, $low),
                             const { $crate::layout::bit_range_width(&[$low $(, $high)?]) },
                             $crate::layout::BitFieldType::to_bits(self.$field),
                         ))*
@@ -164,12 +164,12 @@ macro_rules! commands {
 
                 #[inline]
                 fn parse(command: &$crate::command::Command) -> Result<Self, $crate::status::Status> {
-                    if command.opcode() != Self::OPCODE || !<Self as $crate::typed::TypedCommand>::has_fctype(command) {
+                    if command.opcode() != Self::OPCODE || !<Self as $crate::typed::TypedCommand>::matches_fctype(command) {
                         return Err($crate::status::Status::INVALID_OPCODE);
                     }
                     Ok(Self {
                         $( $field: $crate::layout::BitFieldType::from_bits(command.bits(
-                            $crate::typed::bit_of($dword, $low),
+                            $crate::typed::dword_bit_index($dword, $low),
                             const { $crate::layout::bit_range_width(&[$low $(, $high)?]) },
                         )), )*
                     })

@@ -15,13 +15,13 @@
 //! The test needs `/dev/fuse` and permission to mount, which it obtains in a mount namespace of its
 //! own.
 
-mod crash_world;
+mod crash_test_stack;
+mod fault_injected_disks;
 mod fuse_protocol;
-mod medium;
 mod nbd_client;
 mod round_plan;
 mod server_process;
-mod trapped_disks;
+mod volatile_cache_disk;
 mod volume_model;
 mod workload;
 
@@ -31,10 +31,10 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crash_world::{CrashWorld, EventTotals, RunLocation};
-use round_plan::{CrashEvent, DeviceStack, RoundPlan, SyncWalk};
+use crash_test_stack::{CrashTestResources, CrashTestStack, EventTotals};
+use fault_injected_disks::{FaultInjectedDisks, FuseMount};
+use round_plan::{CrashEvent, DeviceStack, RoundPlan, SyncPositionIterator};
 use server_process::ServerProcess;
-use trapped_disks::{FuseMount, TrappedDisks};
 use volume_model::ModelCounts;
 
 /// Directory of all files.
@@ -123,14 +123,19 @@ pub(crate) fn run_crash_tests(options: &CrashOptions) -> Result<bool, String> {
     std::fs::create_dir_all(&directory).map_err(refuse)?;
     let absolute_directory = directory.canonicalize().map_err(refuse)?;
     let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { random_seed() });
-    let disks = Arc::new(Mutex::new(TrappedDisks::new(2, seed, options.ignore_syncs)));
+    let disks = Arc::new(Mutex::new(FaultInjectedDisks::new(2, seed, options.ignore_syncs)));
     let mounts = (0..2)
         .map(|disk| FuseMount::new(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
     let _mounts: Vec<FuseMount> = mounts.collect::<Result<_, _>>()?;
     let servers =
         ["target-a", "target-b", "host"].map(|name| ServerProcess::new(name, &absolute_directory));
-    let place =
-        RunLocation { tenmil, directory, absolute_directory, disks, servers: servers.to_vec() };
+    let place = CrashTestResources {
+        tenmil,
+        directory,
+        absolute_directory,
+        disks,
+        servers: servers.to_vec(),
+    };
     println!("crash: seed {seed}");
     let summary = run_rounds(options, &place, seed);
     for server in place.servers.iter().rev() {
@@ -182,16 +187,17 @@ fn random_seed() -> u64 {
 
 /// Where a round takes place, and at which event if that is not drawn. A world has an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct CrashTestRun {
+struct CrashRoundSelection {
     stack: DeviceStack,
     event: Option<CrashEvent>,
     identity: u64,
 }
 
-fn test_runs(options: &CrashOptions) -> Vec<CrashTestRun> {
+fn selected_rounds(options: &CrashOptions) -> Vec<CrashRoundSelection> {
     if options.short {
         let each = |stack: DeviceStack| {
-            let course = move |event| CrashTestRun { stack, event: Some(event), identity: 0 };
+            let course =
+                move |event| CrashRoundSelection { stack, event: Some(event), identity: 0 };
             stack.possible_events().map(course)
         };
         return DeviceStack::ALL.into_iter().flat_map(each).collect();
@@ -202,23 +208,25 @@ fn test_runs(options: &CrashOptions) -> Vec<CrashTestRun> {
         let stack = options.stack.unwrap_or(drawn);
         // Worlds in a row on one stack are new ones, too.
         let identity = if options.stack.is_some() { world } else { world / 3 };
-        CrashTestRun { stack, event: options.event, identity }
+        CrashRoundSelection { stack, event: options.event, identity }
     };
     (0..options.rounds).map(course).collect()
 }
 
-fn run_rounds(options: &CrashOptions, place: &RunLocation, seed: u64) -> CrashSummary {
+fn run_rounds(options: &CrashOptions, place: &CrashTestResources, seed: u64) -> CrashSummary {
     let begun = Instant::now();
     let mut summary = CrashSummary::default();
-    let mut walk = SyncWalk::default();
-    let mut world: Option<CrashWorld> = None;
+    let mut walk = SyncPositionIterator::default();
+    let mut world: Option<CrashTestStack> = None;
     let mut is_over = false;
-    for (round, CrashTestRun { stack, event, identity }) in (0..).zip(test_runs(options)) {
+    for (round, CrashRoundSelection { stack, event, identity }) in
+        (0..).zip(selected_rounds(options))
+    {
         if world.as_ref().is_none_or(|world| !world.matches_stack(stack, (seed << 20) + identity)) {
             if let Some(world) = world.take() {
                 end_world(world, round, &mut summary);
             }
-            match CrashWorld::new(place, stack, (seed << 20) + identity) {
+            match CrashTestStack::new(place, stack, (seed << 20) + identity) {
                 Ok(made) => world = Some(made),
                 Err(why) => {
                     println!("before round {round}: FAILED: {why}");
@@ -259,7 +267,7 @@ fn run_rounds(options: &CrashOptions, place: &RunLocation, seed: u64) -> CrashSu
     summary
 }
 
-fn end_world(world: CrashWorld, round: u64, summary: &mut CrashSummary) {
+fn end_world(world: CrashTestStack, round: u64, summary: &mut CrashSummary) {
     summary.totals.merge_totals(&world.event_totals());
     if let Err(why) = world.stop_and_check() {
         println!("after round {round}: FAILED: {why}");
@@ -269,9 +277,9 @@ fn end_world(world: CrashWorld, round: u64, summary: &mut CrashSummary) {
 
 /// Prints the report of a failed round and saves its files.
 fn report_failed_round(
-    place: &RunLocation,
+    place: &CrashTestResources,
     plan: &RoundPlan,
-    world: &CrashWorld,
+    world: &CrashTestStack,
     why: &str,
     summary: &mut CrashSummary,
 ) {
@@ -350,7 +358,7 @@ mod tests {
     use clap::Parser;
 
     use super::round_plan::{DeviceStack, parse_event};
-    use super::{CrashOptions, CrashTestRun, WORLD_ROUNDS, test_runs};
+    use super::{CrashOptions, CrashRoundSelection, WORLD_ROUNDS, selected_rounds};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -358,9 +366,9 @@ mod tests {
         options: CrashOptions,
     }
 
-    fn parse_options(words: &[&str]) -> Vec<CrashTestRun> {
+    fn parse_options(words: &[&str]) -> Vec<CrashRoundSelection> {
         let words = std::iter::once(&"crash").chain(words);
-        test_runs(&Line::try_parse_from(words).unwrap().options)
+        selected_rounds(&Line::try_parse_from(words).unwrap().options)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use tenmil_block::uri::Uri;
 use tenmil_linux::CpuList;
-use tenmil_reactor::schedule::{Options, Policy};
+use tenmil_reactor::thread_scheduler::{Options, Policy};
 
 use tenmil_base::Error;
 
@@ -15,7 +15,7 @@ pub fn parse_scheduler_rules(text: &str) -> Result<Options, String> {
     let (name, query) = text.split_once('?').unwrap_or((text, ""));
     let policy: Policy = name.parse().map_err(|_| unknown(&format_args!("no policy `{name}`")))?;
     let uri: Uri = format!("{name}:?{query}").parse().map_err(|_| unknown(&"not KEY=VALUE"))?;
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let mut rules = Options { policy, ..Options::default() };
     for (key, setting) in [
         ("load", &mut rules.load_limit),
@@ -36,7 +36,7 @@ pub fn parse_scheduler_rules(text: &str) -> Result<Options, String> {
     if let Some(cores) = fields.text_value("isolated") {
         rules.isolated = CpuList::parse(&cores).map_err(|error| format!("isolated: {error}"))?;
     }
-    fields.reject_unknown().map_err(|error| unknown(&error))?;
+    fields.reject_unconsumed().map_err(|error| unknown(&error))?;
     check_consistency(&rules)?;
     Ok(rules)
 }
@@ -51,7 +51,7 @@ fn parse_core(text: &str) -> Result<u32, String> {
 }
 
 /// Rejects cores that this process must not use.
-pub fn check_cores(flag: &str, cores: &CpuList, allowed: &CpuList) -> Result<(), Error> {
+pub fn check_cores_allowed(flag: &str, cores: &CpuList, allowed: &CpuList) -> Result<(), Error> {
     match cores.iter().find(|core| !allowed.contains(*core)) {
         None => Ok(()),
         Some(core) => Err(Error::usage(format!(
@@ -61,7 +61,7 @@ pub fn check_cores(flag: &str, cores: &CpuList, allowed: &CpuList) -> Result<(),
 }
 
 /// Rejects rules about cores that are not scheduled.
-pub fn check_scheduled_cores(rules: &Options, cores: &CpuList) -> Result<(), Error> {
+pub fn check_rule_cores_scheduled(rules: &Options, cores: &CpuList) -> Result<(), Error> {
     rules.validate(cores).map_err(|why| Error::usage(why.to_string()))
 }
 
@@ -75,7 +75,7 @@ fn check_consistency(rules: &Options) -> Result<(), String> {
 mod tests {
     use tenmil_base::Span;
     use tenmil_linux::CpuList;
-    use tenmil_reactor::schedule::{Options, Policy};
+    use tenmil_reactor::thread_scheduler::{Options, Policy};
 
     use super::parse_scheduler_rules;
 

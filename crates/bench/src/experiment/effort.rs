@@ -57,12 +57,13 @@ impl Effort {
     /// Maximum duration of an experiment, including the additional rounds.
     pub fn duration_max<W>(&self, experiment: &Experiment<W>) -> Span {
         let sides = experiment.sides.iter().filter(|side| self.includes_variant(side));
-        let round: u64 = sides.map(|side| u64::from(side.lengths) * self.trial_length().ns).sum();
+        let round: u64 =
+            sides.map(|side| u64::from(side.lengths) * self.normal_trial_duration().ns).sum();
         Span { ns: round * u64::from(self.rounds + self.spare) }
     }
 
     /// Duration of a trial of normal length, including warm-up and overhead.
-    pub const fn trial_length(&self) -> Span {
+    pub const fn normal_trial_duration(&self) -> Span {
         Span { ns: self.trial_time.ns + self.warm_up.ns + OVERHEAD.ns }
     }
 }
@@ -70,11 +71,11 @@ impl Effort {
 #[cfg(test)]
 mod tests {
     use super::{Effort, OVERHEAD};
-    use crate::experiment::test_data::experiment;
+    use crate::experiment::test_experiments::two_variant_experiment;
 
     #[test]
     fn planned_duration_covers_every_trial_of_every_round_and_the_extra_ones() {
-        let mut experiment = experiment();
+        let mut experiment = two_variant_experiment();
         let trial_time = Effort::QUICK.trial_time.ns + Effort::QUICK.warm_up.ns + OVERHEAD.ns;
         assert_eq!(Effort::QUICK.duration_max(&experiment).ns, trial_time * 2 * 4);
         experiment.sides[1].lengths = 3;

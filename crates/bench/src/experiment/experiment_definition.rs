@@ -123,7 +123,7 @@ impl<W> Variant<W> {
 
     /// Sets the length of its trials, as a multiple of the normal length.
     #[must_use]
-    pub fn with_length(mut self, lengths: u32) -> Self {
+    pub fn with_trial_length(mut self, lengths: u32) -> Self {
         self.lengths = lengths;
         self
     }

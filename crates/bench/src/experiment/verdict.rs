@@ -106,8 +106,8 @@ pub fn evaluate_criterion(question: &Criterion, record: &ExperimentRecord) -> Cr
         );
     }
     let values = sort_values(seen.iter().map(|seen| seen.value).collect());
-    let lows = sort_values(seen.iter().map(|seen| seen.lower_bound()).collect());
-    let highs = sort_values(seen.iter().map(|seen| seen.upper_bound()).collect());
+    let lows = sort_values(seen.iter().map(|seen| seen.undisturbed_lower_bound()).collect());
+    let highs = sort_values(seen.iter().map(|seen| seen.undisturbed_upper_bound()).collect());
     let dropped = usize::from(seen.len() >= TRIMMED_FROM);
     let kept = |values: &[f64]| (values[dropped], values[values.len() - 1 - dropped]);
     let disturbed = seen.iter().filter(|seen| !seen.is_undisturbed()).count();
@@ -162,12 +162,12 @@ impl RoundValue {
     }
 
     /// Lower bound of the value without the disturbance.
-    fn lower_bound(self) -> f64 {
+    fn undisturbed_lower_bound(self) -> f64 {
         self.value * (1.0 - self.lost)
     }
 
     /// Upper bound of the value without the disturbance.
-    fn upper_bound(self) -> f64 {
+    fn undisturbed_upper_bound(self) -> f64 {
         self.value / (1.0 - self.lost)
     }
 }
@@ -229,7 +229,7 @@ fn sort_values(mut values: Vec<f64>) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::{Verdict, evaluate_criterion, median_and_range};
-    use crate::experiment::test_data::{cpu_times, record};
+    use crate::experiment::test_experiments::{is_close, record_of_fast_and_slow};
     use crate::experiment::{Criterion, ExperimentRecord, Operand, Threshold};
 
     fn test_criterion(bound: Threshold) -> Criterion {
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn values_on_one_side_in_every_round_decide_the_verdict() {
-        let record = record(&[(20.0, 10.0), (22.0, 10.0), (36.0, 20.0)]);
+        let record = record_of_fast_and_slow(&[(20.0, 10.0), (22.0, 10.0), (36.0, 20.0)]);
         let verdict = |bound| evaluate_criterion(&test_criterion(bound), &record).verdict;
         assert_eq!(verdict(Threshold::AtLeast(1.8)), Verdict::Confirmed);
         assert_eq!(verdict(Threshold::AtLeast(2.3)), Verdict::Refuted);
@@ -249,17 +249,17 @@ mod tests {
         let open = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.9)), &record);
         assert_eq!(open.verdict, Verdict::Inconclusive);
         assert_eq!(open.reason, "3 rounds lie on both sides of the criterion");
-        assert!(cpu_times(open.values.unwrap().median, 2.0));
+        assert!(is_close(open.values.unwrap().median, 2.0));
     }
 
     /// The machine is twice as fast in the second round, which does not affect the ratios within a
     /// round.
     #[test]
     fn drift_between_rounds_changes_no_ratio() {
-        let record = record(&[(11.0, 10.0), (22.0, 20.0), (5.5, 5.0)]);
+        let record = record_of_fast_and_slow(&[(11.0, 10.0), (22.0, 20.0), (5.5, 5.0)]);
         let found = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.05)), &record);
         assert_eq!(found.verdict, Verdict::Confirmed);
-        assert!(cpu_times(found.values.unwrap().most, 1.1));
+        assert!(is_close(found.values.unwrap().most, 1.1));
     }
 
     #[test]
@@ -267,20 +267,29 @@ mod tests {
         let mut rounds = vec![(20.0, 10.0); 7];
         rounds.extend([(9.0, 10.0), (90.0, 10.0)]);
         assert_eq!(
-            evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record(&rounds)).verdict,
+            evaluate_criterion(
+                &test_criterion(Threshold::AtLeast(1.5)),
+                &record_of_fast_and_slow(&rounds)
+            )
+            .verdict,
             Verdict::Confirmed
         );
         rounds[0] = (9.0, 10.0);
-        let two = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record(&rounds));
+        let two = evaluate_criterion(
+            &test_criterion(Threshold::AtLeast(1.5)),
+            &record_of_fast_and_slow(&rounds),
+        );
         assert_eq!(two.verdict, Verdict::Inconclusive);
-        let eight =
-            evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record(&rounds[1..]));
+        let eight = evaluate_criterion(
+            &test_criterion(Threshold::AtLeast(1.5)),
+            &record_of_fast_and_slow(&rounds[1..]),
+        );
         assert_eq!(eight.verdict, Verdict::Inconclusive, "none is left out of eight");
     }
 
     #[test]
     fn disturbed_round_counts_unless_the_disturbance_could_change_the_verdict() {
-        let mut record = record(&[(20.0, 10.0); 3]);
+        let mut record = record_of_fast_and_slow(&[(20.0, 10.0); 3]);
         let quiet = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.9)), &record);
         assert_eq!((quiet.verdict, quiet.disturbed), (Verdict::Confirmed, 0));
         // 5 % of two CPUs is 10 % of one.
@@ -288,7 +297,7 @@ mod tests {
         let verdict = |bound| evaluate_criterion(&test_criterion(bound), &record);
         let found = verdict(Threshold::AtLeast(1.79));
         assert_eq!((found.verdict, found.disturbed), (Verdict::Confirmed, 1));
-        assert!(cpu_times(found.lost, 0.1) && cpu_times(found.values.unwrap().least, 2.0));
+        assert!(is_close(found.lost, 0.1) && is_close(found.values.unwrap().least, 2.0));
         assert_eq!(verdict(Threshold::AtLeast(2.23)).verdict, Verdict::Refuted);
         assert_eq!(verdict(Threshold::AtMost(2.23)).verdict, Verdict::Confirmed);
         for bound in [Threshold::AtLeast(1.81), Threshold::AtMost(2.2), Threshold::AtLeast(2.2)] {
@@ -311,7 +320,7 @@ mod tests {
 
     #[test]
     fn disturbed_rounds_do_not_count_for_tail_latency() {
-        let mut record = record(&[(20.0, 10.0); 5]);
+        let mut record = record_of_fast_and_slow(&[(20.0, 10.0); 5]);
         let tail = Criterion { is_tail: true, ..test_criterion(Threshold::AtLeast(1.5)) };
         for round in [0, 1] {
             record.rounds[round].trials.get_mut("slow").unwrap().steal = 0.03;
@@ -327,7 +336,7 @@ mod tests {
 
     #[test]
     fn mostly_disturbed_rounds_do_not_count_and_too_few_are_inconclusive() {
-        let mut record = record(&[(20.0, 10.0); 4]);
+        let mut record = record_of_fast_and_slow(&[(20.0, 10.0); 4]);
         record.rounds[0].trials.get_mut("slow").unwrap().others = 0.4;
         record.rounds[0].trials.get_mut("fast").unwrap().figures.insert("iops".into(), 1.0);
         let found = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record);
@@ -344,7 +353,7 @@ mod tests {
 
     #[test]
     fn noise_of_an_unrelated_variant_does_not_affect_a_criterion() {
-        let mut record = record(&[(20.0, 10.0); 3]);
+        let mut record = record_of_fast_and_slow(&[(20.0, 10.0); 3]);
         for round in &mut record.rounds {
             let mut third = round.trials["slow"].clone();
             third.others = 0.9;
@@ -358,7 +367,7 @@ mod tests {
 
     #[test]
     fn missing_variant_is_reported_with_its_reason() {
-        let mut record = record(&[(20.0, 10.0); 3]);
+        let mut record = record_of_fast_and_slow(&[(20.0, 10.0); 3]);
         record.missing.insert("fast".into(), "this processor has no movdir64b".into());
         let found = evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record);
         assert_eq!(found.verdict, Verdict::NotMeasured);
@@ -367,8 +376,10 @@ mod tests {
 
     #[test]
     fn zero_divided_by_zero_is_no_value() {
-        let found =
-            evaluate_criterion(&test_criterion(Threshold::AtLeast(1.5)), &record(&[(1.0, 0.0); 5]));
+        let found = evaluate_criterion(
+            &test_criterion(Threshold::AtLeast(1.5)),
+            &record_of_fast_and_slow(&[(1.0, 0.0); 5]),
+        );
         assert_eq!(found.verdict, Verdict::Inconclusive);
         let empty = evaluate_criterion(
             &test_criterion(Threshold::AtLeast(1.5)),
@@ -381,9 +392,9 @@ mod tests {
     fn median_of_an_even_number_is_one_of_the_values() {
         let four = median_and_range(&[4.0, 1.0, 3.0, 2.0]).unwrap();
         assert!(
-            cpu_times(four.median, 2.0) && cpu_times(four.least, 1.0) && cpu_times(four.most, 4.0)
+            is_close(four.median, 2.0) && is_close(four.least, 1.0) && is_close(four.most, 4.0)
         );
-        assert!(cpu_times(median_and_range(&[3.0, 9.0, 1.0]).unwrap().median, 3.0));
+        assert!(is_close(median_and_range(&[3.0, 9.0, 1.0]).unwrap().median, 3.0));
         assert_eq!(median_and_range(&[]), None);
     }
 }

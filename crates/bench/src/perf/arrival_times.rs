@@ -11,7 +11,7 @@ use super::perf_options::{ArrivalProcess, OpenLoop};
 
 /// Sequence of intended start times.
 #[derive(Clone, Debug)]
-pub struct Arrivals {
+pub struct ArrivalTimes {
     random: Random,
     law: ArrivalProcess,
     /// Mean interval, in units of 1/[`TICKS`] ns.
@@ -25,7 +25,7 @@ pub struct Arrivals {
 const TICKS: u64 = 1 << TICK_BITS;
 const TICK_BITS: u32 = 10;
 
-impl Arrivals {
+impl ArrivalTimes {
     /// Arrivals of one of `parts` threads that share the rate, from `start` on. Uniform arrivals of
     /// different threads are interleaved.
     ///
@@ -65,7 +65,7 @@ impl Arrivals {
     }
 
     /// Number of arrivals due at `now` and not consumed; an estimate for random arrivals.
-    pub fn backlog(&self, now: Instant) -> u64 {
+    pub fn due_count(&self, now: Instant) -> u64 {
         (now.ns << TICK_BITS).checked_sub(self.next).map_or(0, |late| late / self.mean + 1)
     }
 
@@ -92,15 +92,15 @@ impl Arrivals {
 mod tests {
     use tenmil_base::Instant;
 
-    use super::{ArrivalProcess, Arrivals, OpenLoop};
+    use super::{ArrivalProcess, ArrivalTimes, OpenLoop};
 
     const SECOND: Instant = Instant { ns: 1_000_000_000 };
 
-    fn arrivals_at_rate(per_second: u64, arrivals: ArrivalProcess) -> Arrivals {
-        Arrivals::new(OpenLoop { per_second, arrivals }, 0, 1, Instant { ns: 0 }, 9)
+    fn arrivals_at_rate(per_second: u64, arrivals: ArrivalProcess) -> ArrivalTimes {
+        ArrivalTimes::new(OpenLoop { per_second, arrivals }, 0, 1, Instant { ns: 0 }, 9)
     }
 
-    fn arrival_intervals(arrivals: &mut Arrivals, until: Instant) -> Vec<u64> {
+    fn arrival_intervals(arrivals: &mut ArrivalTimes, until: Instant) -> Vec<u64> {
         let mut last = Instant::default();
         let mut intervals = Vec::new();
         while let Some(start) = arrivals.take_due(until) {
@@ -144,21 +144,21 @@ mod tests {
     #[test]
     fn late_arrival_keeps_its_intended_start() {
         let mut arrivals = arrivals_at_rate(1000, ArrivalProcess::Uniform);
-        assert_eq!(arrivals.backlog(SECOND), 1001);
+        assert_eq!(arrivals.due_count(SECOND), 1001);
         assert_eq!(arrivals.take_due(SECOND), Some(Instant { ns: 0 }));
         assert_eq!(arrivals.take_due(SECOND), Some(Instant { ns: 1_000_000 }));
         assert_eq!(arrivals.take_due(Instant { ns: 1_999_999 }), None, "not before its time");
-        assert_eq!(arrivals.backlog(Instant { ns: 0 }), 0);
+        assert_eq!(arrivals.due_count(Instant { ns: 0 }), 0);
     }
 
     #[test]
     fn threads_sharing_a_rate_alternate() {
         let rate = OpenLoop { per_second: 1000, arrivals: ArrivalProcess::Uniform };
         let starts: Vec<u64> = (0..4)
-            .map(|part| Arrivals::new(rate, part, 4, SECOND, part).next_due().ns - SECOND.ns)
+            .map(|part| ArrivalTimes::new(rate, part, 4, SECOND, part).next_due().ns - SECOND.ns)
             .collect();
         assert_eq!(starts, [0, 1_000_000, 2_000_000, 3_000_000]);
-        let mut last = Arrivals::new(rate, 3, 4, SECOND, 3);
+        let mut last = ArrivalTimes::new(rate, 3, 4, SECOND, 3);
         assert!(last.take_due(Instant::NEVER).is_some());
         assert_eq!(last.next_due().since(SECOND).ns, 7_000_000, "a quarter of the rate each");
     }

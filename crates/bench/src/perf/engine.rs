@@ -15,7 +15,7 @@ mod block_device_set;
 mod cpu_placement;
 mod device_set;
 mod memcpy_baseline;
-mod null_blk;
+mod null_device_comparison;
 mod queue_runner;
 mod ring_baseline;
 mod run_totals;
@@ -35,7 +35,7 @@ use tenmil_reactor::{PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 
 use super::environment::RunEnvironment;
 use super::perf_options::{MachineResources, PerfOptions, RAM_TIME};
-use super::perf_result::{BaselineResult, DeviceResult, PerfResult, RamResult, RunEnd};
+use super::perf_result::{BaselineResult, DeviceResult, PerfResult, RamResult, RunEndReason};
 use super::progress::{RunPhase, RunProgress};
 use crate::balance::BalancerGuard;
 pub use cpu_placement::CoreAssignment;
@@ -88,18 +88,22 @@ fn measure_baselines(
     progress: &Arc<RunProgress>,
     watch: TickFn<'_>,
 ) {
-    let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::is_stop_requested();
+    let is_over =
+        |ended| ended == RunEndReason::Interrupt || tenmil_linux::signal::is_stop_requested();
     let PerfResult { ended, devices, baseline: bare, ram, null_blk, missing, .. } = result;
     let mut known = |found: Result<(), Error>| missing.extend(found.err());
     if !is_over(*ended) {
-        let found = measure_baseline(options, devices, places, clock, progress, watch);
+        let found = measure_ring_or_copy_baseline(options, devices, places, clock, progress, watch);
         known(found.map(|found| *bare = found));
     }
     if !is_over(*ended) {
         known(run_over_ram(options, places, clock, progress, watch).map(|found| *ram = found));
     }
     if !is_over(*ended) {
-        known(null_blk::compare_modes(options, clock, watch).map(|found| *null_blk = found));
+        known(
+            null_device_comparison::compare_block_layer_modes(options, clock, watch)
+                .map(|found| *null_blk = found),
+        );
     }
 }
 
@@ -135,7 +139,8 @@ impl DeviceSet {
         // ended.
         let mut workers = Vec::new();
         for (index, _) in places.submit.iter().enumerate() {
-            let (queues, workload) = self.queue_runners(options, places, index, &scrutiny)?;
+            let (queues, workload) =
+                self.create_queue_runners(options, places, index, &scrutiny)?;
             let worker = LoadWorker::new(WorkerParts {
                 queues,
                 workload,
@@ -148,7 +153,7 @@ impl DeviceSet {
             let woken_by = worker.wake_sources();
             let woken_by =
                 woken_by.map_err(|error| Error::environment(format!("wait: {error}")))?;
-            let is_done_by_kernel = worker.is_done_by_kernel();
+            let is_done_by_kernel = worker.does_kernel_deliver_completions();
             let registration = PollerBuilder::polled_each_iteration("load", woken_by, worker);
             workers.push(match is_done_by_kernel {
                 true => registration.no_spin(),
@@ -180,7 +185,7 @@ impl DeviceSet {
         reactors.stop();
         progress.withdraw_scheduler();
         let mut tally =
-            RunTotals::new(self.descriptions(), sleeps, balance.into_frequency_scaling());
+            RunTotals::new(self.descriptions(), sleeps, balance.stop_and_describe_frequency());
         shares.into_iter().for_each(|share| tally.add_worker(share));
         Ok(tally)
     }
@@ -243,7 +248,7 @@ fn reactor_error(why: tenmil_reactor::ReactorError) -> Error {
 
 /// Measures the baseline: as many rings as the run had, between the same two threads, or memory
 /// copies for RAM devices.
-fn measure_baseline(
+fn measure_ring_or_copy_baseline(
     options: &PerfOptions,
     devices: &[DeviceResult],
     places: &CoreAssignment,

@@ -2,7 +2,7 @@
 
 use tenmil_linux::MachineEnvironment;
 use tenmil_reactor::PollMode;
-use tenmil_reactor::schedule::Policy;
+use tenmil_reactor::thread_scheduler::Policy;
 
 use super::perf_options::PerfOptions;
 

@@ -5,14 +5,14 @@ mod options_validation;
 
 use tenmil_base::Span;
 use tenmil_linux::CpuList;
-use tenmil_reactor::{PollMode, schedule};
+use tenmil_reactor::{PollMode, thread_scheduler};
 
 use tenmil_block::quantity_parser::{parse_count, parse_size};
 use tenmil_devices::{EmuMedium, EmuSpec, Uri};
 
-pub use block_layer_options::{BlockLayer, BlockLayerOptions, parse_queue_map, queue_map_text};
+pub use block_layer_options::{BlockLayerMode, BlockLayerOptions, parse_queue_map, queue_map_text};
 pub use options_validation::MachineResources;
-pub use tenmil_devices::{CompletionDoorbell, Techniques};
+pub use tenmil_devices::{CompletionDoorbell, FastPathSwitches};
 
 /// Configuration of a `perf` run.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,11 +57,11 @@ pub struct PerfOptions {
     /// Behavior of an idle submitting thread.
     pub poll: PollMode,
     /// Policy and rules by which submitting threads are distributed over the cores.
-    pub scheduler: schedule::Options,
+    pub scheduler: thread_scheduler::Options,
     /// Whether to scale the frequency of the submitting threads' cores with their load.
     pub governor: bool,
     /// Driver options.
-    pub techniques: Techniques,
+    pub techniques: FastPathSwitches,
     /// Duration of the baseline measurement.
     pub baseline_time: Option<Span>,
     /// Kind of the baseline.
@@ -176,9 +176,9 @@ impl Default for PerfOptions {
             overwrite: false,
             verify: false,
             poll: PollMode::default(),
-            scheduler: schedule::Options::default(),
+            scheduler: thread_scheduler::Options::default(),
             governor: false,
-            techniques: Techniques::default(),
+            techniques: FastPathSwitches::default(),
             baseline_time: None,
             baseline_kind: BaselineKind::Own,
             ram: None,
@@ -193,7 +193,7 @@ impl PerfOptions {
     /// Adds what a run without arguments includes: one second of baseline, two seconds over RAM,
     /// and the report `tenmil-perf.html`.
     #[must_use]
-    pub fn with_extras(mut self) -> Self {
+    pub fn with_default_baseline_and_report(mut self) -> Self {
         self.baseline_time = Some(BASELINE_TIME);
         self.ram = Some(RAM_TIME);
         self.html = Some("tenmil-perf.html".into());
@@ -211,8 +211,8 @@ impl PerfOptions {
     }
 
     /// Whether the device that `uri` names is loaded through the driver without the block layer.
-    pub fn is_loaded_without_block_layer(&self, uri: &Uri) -> bool {
-        uri.emulated().is_some() && self.layer.layer_of_device(uri) == BlockLayer::None
+    pub fn bypasses_block_layer(&self, uri: &Uri) -> bool {
+        uri.emulated().is_some() && self.layer.layer_of_device(uri) == BlockLayerMode::None
     }
 
     /// Whether all devices are emulated SSDs.
@@ -302,12 +302,12 @@ impl AccessPattern {
     }
 
     /// Whether the percentage of reads applies.
-    pub const fn is_mixed(self) -> bool {
+    pub const fn has_read_percentage(self) -> bool {
         matches!(self, Self::Rw | Self::RandRw | Self::FlushMix)
     }
 
     /// Whether the pattern changes data.
-    pub const fn is_writing(self) -> bool {
+    pub const fn has_writes(self) -> bool {
         !matches!(self, Self::Read | Self::RandRead)
     }
 }

@@ -18,7 +18,7 @@ pub struct PerfResult {
     /// Duration of the measurement without the warm-up. Shorter than requested if interrupted.
     pub elapsed: Span,
     /// What ended the measurement.
-    pub ended: RunEnd,
+    pub ended: RunEndReason,
     /// One entry per device, in the order of the URIs.
     pub devices: Vec<DeviceResult>,
     /// Sums over all devices and threads.
@@ -62,7 +62,7 @@ pub struct PerfResult {
 
 /// What ended a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunEnd {
+pub enum RunEndReason {
     /// The time has passed.
     Time,
     /// All I/Os have completed.
@@ -304,7 +304,7 @@ impl PerfResult {
     }
 
     /// Time of one submitting thread per I/O, in nanoseconds.
-    pub fn ns_per_io(&self) -> f64 {
+    pub fn thread_ns_per_io(&self) -> f64 {
         ratio(self.elapsed.ns.saturating_mul(self.submitting_threads()), self.totals.ios)
     }
 
@@ -339,14 +339,15 @@ impl PerfResult {
     }
 
     /// Whether every I/O succeeded and every verified block was good.
-    pub fn is_clean(&self) -> bool {
-        self.totals.errors == 0 && self.verified.as_ref().is_none_or(VerifyResult::is_clean)
+    pub fn has_no_errors(&self) -> bool {
+        self.totals.errors == 0
+            && self.verified.as_ref().is_none_or(VerifyResult::has_no_bad_blocks)
     }
 }
 
 impl FastPathCounters {
     /// Completions per poll that found any.
-    pub fn completions_per_poll(&self) -> f64 {
+    pub fn completions_per_nonempty_poll(&self) -> f64 {
         ratio(self.completions, self.polls.saturating_sub(self.idle_polls))
     }
 
@@ -404,14 +405,14 @@ impl IoCounts {
 
 impl VerifyResult {
     /// Whether no block was bad.
-    pub fn is_clean(&self) -> bool {
+    pub fn has_no_bad_blocks(&self) -> bool {
         self.bad_blocks() == 0
     }
 
     /// Description of the result.
     pub fn text(&self) -> String {
         let checked = show_count(self.good_blocks + self.bad_blocks());
-        if self.is_clean() {
+        if self.has_no_bad_blocks() {
             let unwritten = show_count(self.unwritten_blocks);
             return format!("{checked} blocks good; {unwritten} read before they were written");
         }
@@ -479,7 +480,10 @@ mod tests {
     #[test]
     fn rate_over_zero_time_is_zero() {
         assert_eq!(per_second(5, Span { ns: 0 }).to_bits(), 0.0_f64.to_bits());
-        assert_eq!(FastPathCounters::default().completions_per_poll().to_bits(), 0.0_f64.to_bits());
+        assert_eq!(
+            FastPathCounters::default().completions_per_nonempty_poll().to_bits(),
+            0.0_f64.to_bits()
+        );
         assert_eq!(FastPathCounters::default().doorbells_per_io().to_bits(), 0.0_f64.to_bits());
     }
 
@@ -494,7 +498,7 @@ mod tests {
             doorbell_registers: 4,
             cmb_commands: 40,
         };
-        assert!((counters.completions_per_poll() - 8.0).abs() < 1e-12);
+        assert!((counters.completions_per_nonempty_poll() - 8.0).abs() < 1e-12);
         assert!((counters.doorbells_per_io() - 0.2).abs() < 1e-12);
         assert!((counters.doorbell_registers_per_io() - 0.05).abs() < 1e-12);
         assert!((counters.cmb_commands_per_io() - 0.5).abs() < 1e-12);

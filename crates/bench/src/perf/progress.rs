@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_reactor::ReactorsHandle;
-use tenmil_reactor::load_balancer::SchedulerHandle;
+use tenmil_reactor::load_balancer::BalancerHandle;
 
 use super::perf_result::IoCounts;
 use super::report::number_format::{show_bytes_per_second, show_rate};
@@ -22,7 +22,7 @@ pub struct RunProgress {
     stop: AtomicBool,
     /// Locked when reactors start and by RPC methods, never on the I/O path.
     reactors: Mutex<Option<ReactorsHandle>>,
-    steering: Mutex<Option<SchedulerHandle>>,
+    steering: Mutex<Option<BalancerHandle>>,
     notes: Mutex<RunNotes>,
 }
 
@@ -94,7 +94,7 @@ impl RunProgress {
     }
 
     /// Sums over all threads.
-    pub fn sums(&self) -> IoCounts {
+    pub fn total_counts(&self) -> IoCounts {
         let mut sums = IoCounts::default();
         for thread in &self.threads {
             sums.ios += thread.ios.load(Relaxed);
@@ -125,7 +125,7 @@ impl RunProgress {
     }
 
     /// Publishes the control of the balancer for RPC methods.
-    pub fn publish_scheduler(&self, steering: SchedulerHandle) {
+    pub fn publish_scheduler(&self, steering: BalancerHandle) {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
     }
 
@@ -135,7 +135,7 @@ impl RunProgress {
     }
 
     /// Control of the balancer, while there is one.
-    pub fn scheduler_handle(&self) -> Option<SchedulerHandle> {
+    pub fn scheduler_handle(&self) -> Option<BalancerHandle> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -218,7 +218,7 @@ impl ProgressLine {
         if phase != self.began.0 {
             self.began = (phase, now);
         }
-        let sums = progress.sums();
+        let sums = progress.total_counts();
         let line = self.format_line(now, sums, length);
         self.last = (now, sums);
         write!(out, "\r\x1b[2K{line}")?;

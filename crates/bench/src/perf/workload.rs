@@ -153,7 +153,7 @@ impl Workload {
     /// Random generator of uniform addresses, if the order is uniform. A loop that draws many
     /// addresses by [`AddressStream::draw_uniform`] may work on a copy and must store it back.
     #[inline]
-    pub(super) fn uniform_random(&mut self) -> Option<&mut Random> {
+    pub(super) fn uniform_address_generator(&mut self) -> Option<&mut Random> {
         matches!(self.order, AccessOrder::Uniform).then_some(&mut self.random)
     }
 

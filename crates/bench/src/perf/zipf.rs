@@ -166,7 +166,7 @@ mod tests {
     use super::{ZipfDistribution, slot_of_rank};
 
     /// Observed and expected count of each rank.
-    fn draw_counts(slots: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
+    fn observed_and_expected_counts(slots: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
         let zipf = ZipfDistribution::new(slots, theta);
         let mut random = Random::new(11);
         let mut counts = vec![0_u32; usize::try_from(slots).unwrap()];
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn hot_ranks_have_their_exact_frequency() {
         for theta in [0.5, 0.99, 1.0, 1.5] {
-            let (counts, expected) = draw_counts(10_000, theta, 1_000_000);
+            let (counts, expected) = observed_and_expected_counts(10_000, theta, 1_000_000);
             for rank in 0..20 {
                 let (count, wanted) = (f64::from(counts[rank]), expected[rank]);
                 // Five standard deviations of a count.
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn cold_ranks_together_have_their_exact_frequency() {
         for theta in [0.5, 0.99, 1.5] {
-            let (counts, expected) = draw_counts(10_000, theta, 1_000_000);
+            let (counts, expected) = observed_and_expected_counts(10_000, theta, 1_000_000);
             for from in [256, 300, 1000, 5000, 9000] {
                 let count = f64::from(counts[from..from + 200].iter().sum::<u32>());
                 let wanted: f64 = expected[from..from + 200].iter().sum();

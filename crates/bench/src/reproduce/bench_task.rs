@@ -1,6 +1,6 @@
 //! Work of a variant.
 
-use tenmil_base::text::shell_word;
+use tenmil_base::text::quote_shell_word;
 use tenmil_linux::CpuList;
 
 use super::test_bench::veth_pair;
@@ -40,7 +40,7 @@ pub enum BenchTask {
         /// Path of its source.
         source: &'static str,
         /// The loop.
-        run: BenchLoop,
+        run: BenchLoopFn,
     },
     /// `fio` with these arguments.
     Fio(&'static str),
@@ -54,7 +54,7 @@ pub enum BenchTask {
 }
 
 /// Loop that runs while its argument returns true, and returns the number of operations.
-pub(crate) type BenchLoop = fn(&mut dyn FnMut() -> bool) -> u64;
+pub(crate) type BenchLoopFn = fn(&mut dyn FnMut() -> bool) -> u64;
 
 /// NQN of the targets.
 pub(crate) const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -69,7 +69,7 @@ impl BenchTask {
             expand_placeholders(words, cores, &target)
                 .unwrap_or_else(|_| vec![words.to_owned()])
                 .iter()
-                .map(|word| shell_word(word))
+                .map(|word| quote_shell_word(word))
                 .collect::<Vec<_>>()
                 .join(" ")
         };
@@ -83,7 +83,10 @@ impl BenchTask {
             Self::Served { serve: serving, perf: words } => vec![serve(serving), perf(words)],
             Self::OverVeth { serve: serving, perf: words } => {
                 let serving = format!("{runner} {} --allow-any-host", serve(serving));
-                veth_pair::creation_commands().into_iter().chain([serving, perf(words)]).collect()
+                veth_pair::manual_creation_commands()
+                    .into_iter()
+                    .chain([serving, perf(words)])
+                    .collect()
             }
             Self::Mixed { serve: serving, keys } => vec![
                 serve(serving),

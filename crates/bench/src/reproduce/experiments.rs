@@ -9,10 +9,10 @@
 //! | 5 | "Bringing NVMe/TCP Up to Speed", Sagi Grimberg |
 
 mod block_layer;
-mod builds;
+mod build_variants;
 mod driver;
 mod idle;
-mod memory;
+mod memory_layout;
 mod network;
 
 use crate::experiment::{Criterion, Experiment, Metric, Operand, Threshold, Unit};
@@ -54,11 +54,11 @@ const fn tail_metric(key: &'static str, title: &'static str, unit: Unit) -> Metr
 pub(crate) fn all_experiments() -> Vec<Experiment<BenchTask>> {
     let parts = [
         driver::driver_experiments(),
-        memory::memory_experiments(),
+        memory_layout::memory_experiments(),
         block_layer::block_layer_experiments(),
         idle::idle_experiments(),
         network::network_experiments(),
-        builds::build_experiments(),
+        build_variants::build_experiments(),
     ];
     parts.into_iter().flatten().collect()
 }

@@ -94,7 +94,7 @@ fn format_disturbed_rounds(finding: &CriterionResult) -> String {
 }
 
 /// Table row: a criterion with its result.
-pub struct ClaimRow {
+pub struct CriterionRow {
     /// Question of the criterion.
     pub question: &'static str,
     /// Verdict on it.
@@ -107,11 +107,11 @@ pub struct ClaimRow {
 
 impl ExperimentResult {
     /// Table rows of all criteria, beginning with the claim.
-    pub fn claim_rows(&self) -> Vec<ClaimRow> {
+    pub fn criterion_rows(&self) -> Vec<CriterionRow> {
         let pairs = self.experiment.questions.iter().zip(&self.findings);
         let row = |(question, finding): (&Criterion, &CriterionResult)| {
             let unit = unit_of_criterion(&self.experiment, question);
-            ClaimRow {
+            CriterionRow {
                 question: question.question,
                 verdict: finding.verdict,
                 criterion: format_threshold(unit, question.bound),
@@ -134,7 +134,7 @@ pub const VERDICTS: [Verdict; 4] =
 
 /// Number of claims by verdict: `12 hold, 3 do not, …`.
 pub fn verdict_counts_text(evidence: &super::ReproduceRun) -> String {
-    let counts = VERDICTS.map(|verdict| evidence.claims_with_verdict(verdict));
+    let counts = VERDICTS.map(|verdict| evidence.claim_count_with_verdict(verdict));
     let [holds, fails, open, missing] = counts;
     format!(
         "{holds} of {} claims hold here, {fails} do not, {open} could not be decided, {missing} \

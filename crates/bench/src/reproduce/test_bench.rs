@@ -16,7 +16,7 @@ use serde_json::Value;
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::machine_environment::CpuTime;
-use tenmil_linux::process_stats::tree_cpu_time;
+use tenmil_linux::process_stats::cpu_time_with_reaped_children;
 use tenmil_linux::{Clock, CpuList};
 
 use self::target_processes::TargetProcesses;
@@ -45,7 +45,7 @@ type TrialMetrics = BTreeMap<String, f64>;
 
 /// Snapshot of the CPU times of the kernel.
 #[derive(Clone, Copy)]
-struct CpuTimes {
+struct CpuTimeSnapshot {
     at: Instant,
     all: CpuTime,
     ours: Span,
@@ -76,7 +76,10 @@ impl TestBench {
             BenchTask::OverVeth { serve, perf } => {
                 let words =
                     expand_placeholders(serve, &self.cores, "").map_err(TrialError::Missing)?;
-                let target = self.targets.remote_target_uri(&words).map_err(TrialError::Missing)?;
+                let target = self
+                    .targets
+                    .start_or_find_remote_target(&words)
+                    .map_err(TrialError::Missing)?;
                 self.run_perf(perf, &target, effort)
             }
             BenchTask::Mixed { serve, keys } => {
@@ -88,7 +91,8 @@ impl TestBench {
             }
             BenchTask::Loop { run, .. } => {
                 let core = self.cores.iter().next();
-                thread_loop::run_loop(run, self.clock, core, effort).map_err(TrialError::Missing)
+                thread_loop::measure_loop_on_core(run, self.clock, core, effort)
+                    .map_err(TrialError::Missing)
             }
             BenchTask::Fio(words) => {
                 let words =
@@ -103,7 +107,7 @@ impl TestBench {
 
     fn target_uri(&mut self, serve: &str) -> Result<String, TrialError> {
         let words = expand_placeholders(serve, &self.cores, "").map_err(TrialError::Missing)?;
-        self.targets.target_uri(&words).map_err(TrialError::Missing)
+        self.targets.start_or_find_target(&words).map_err(TrialError::Missing)
     }
 
     fn run_perf(
@@ -178,9 +182,9 @@ impl TestBench {
         Ok(["iops", "ns_per_io"].iter().filter_map(|key| figure(key)).collect())
     }
 
-    fn cpu_times_of_others(&self) -> CpuTimes {
-        let ours = tree_cpu_time(std::process::id()).unwrap_or_default();
-        CpuTimes {
+    fn cpu_times_of_others(&self) -> CpuTimeSnapshot {
+        let ours = cpu_time_with_reaped_children(std::process::id()).unwrap_or_default();
+        CpuTimeSnapshot {
             at: self.clock.now(),
             all: CpuTime::read(&self.cores),
             ours: Span { ns: ours.ns + self.targets.cpu_time().ns },
@@ -189,12 +193,12 @@ impl TestBench {
 
     /// Result of a trial that began with the snapshot `before`.
     #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
-    fn trial_result(&self, mut figures: TrialMetrics, before: CpuTimes) -> TrialResult {
+    fn trial_result(&self, mut figures: TrialMetrics, before: CpuTimeSnapshot) -> TrialResult {
         let after = self.cpu_times_of_others();
         let seconds = after.at.since(before.at).as_secs_f64().max(1e-9);
         let ours = Span { ns: after.ours.ns.saturating_sub(before.ours.ns) }.as_secs_f64();
         figures.insert("cpu".to_owned(), ours / seconds);
-        let used = after.all.used_since(before.all);
+        let used = after.all.used_fraction_since(before.all);
         let cores = self.cores.len().max(1) as f64;
         TrialResult {
             figures,
@@ -230,7 +234,7 @@ fn metrics_of_result(result: &PerfResult) -> TrialMetrics {
     let mut figures = vec![
         ("iops", result.iops()),
         ("bytes_per_s", result.bytes_per_second()),
-        ("ns_per_io", result.ns_per_io()),
+        ("ns_per_io", result.thread_ns_per_io()),
         ("mean", result.latency.mean()),
         ("p50", at(500_000)),
         ("p99", at(990_000)),

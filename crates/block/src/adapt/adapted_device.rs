@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenmil_base::{BlockDevice, BlockExtent, IoChannel, Limits};
 
 use super::constraints::DeviceConstraints;
-use super::{AdaptationOptions, AdaptedChannel, BounceMemory, RangeLock, check_options};
+use super::{AdaptationOptions, AdaptedChannel, BounceBufferAllocator, RangeLock, check_options};
 use crate::{Bdev, BdevDescriptor, ChannelId, QuiescedRange};
 use tenmil_base::Error;
 
@@ -16,7 +16,7 @@ use tenmil_base::Error;
 pub struct AdaptedDevice {
     device: Bdev,
     descriptor: Arc<BdevDescriptor>,
-    memory: BounceMemory,
+    memory: BounceBufferAllocator,
     options: AdaptationOptions,
 }
 
@@ -37,7 +37,7 @@ impl AdaptedDevice {
     pub fn new(
         device: &Bdev,
         descriptor: impl Into<Arc<BdevDescriptor>>,
-        memory: BounceMemory,
+        memory: BounceBufferAllocator,
         options: AdaptationOptions,
     ) -> Result<Self, Error> {
         let descriptor = descriptor.into();
@@ -57,7 +57,7 @@ impl BlockDevice for AdaptedDevice {
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let channel = self.descriptor.open_channel()?;
         let lock = QuiesceRangeLock::new(&self.device, channel.id());
-        let buffers = self.memory.channel().map_err(Error::environment)?;
+        let buffers = self.memory.allocate_channel_buffers().map_err(Error::environment)?;
         let shaper = AdaptedChannel::new(channel, lock, buffers, &self.options);
         let shaper = shaper.map_err(Error::environment)?;
         Ok(self.descriptor.with_rate_limits(Box::new(shaper)))
@@ -82,7 +82,7 @@ impl QuiesceRangeLock {
 impl RangeLock for QuiesceRangeLock {
     fn acquire(&mut self, blocks: Range<u64>) -> bool {
         let Self { device, channel, hold } = self;
-        hold.get_or_insert_with(|| device.begin_quiesce(blocks, Some(*channel))).is_quiesced()
+        hold.get_or_insert_with(|| device.begin_quiesce(blocks, Some(*channel))).has_drained()
     }
 
     fn release(&mut self, _: Range<u64>) {

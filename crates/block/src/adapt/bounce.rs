@@ -16,7 +16,7 @@ use tenmil_base::Error;
 ///   one per channel   | buffer | buffer | …   freed when the channel closes
 /// ```
 #[derive(Clone, Debug)]
-pub struct BounceMemory {
+pub struct BounceBufferAllocator {
     shared: Arc<SharedBounceMemory>,
 }
 
@@ -37,7 +37,7 @@ pub struct BounceBuffers {
     waiting: VecDeque<u16>,
 }
 
-impl BounceMemory {
+impl BounceBufferAllocator {
     /// Configures `buffers` of `chunk_bytes` each for every channel; one is enough. Requests refer to the
     /// same region table.
     ///
@@ -71,7 +71,7 @@ impl BounceMemory {
     /// # Errors
     ///
     /// If memory is exhausted.
-    pub fn channel(&self) -> Result<BounceBuffers, Error> {
+    pub fn allocate_channel_buffers(&self) -> Result<BounceBuffers, Error> {
         let SharedBounceMemory { regions, chunk_bytes, buffers, .. } = &*self.shared;
         let memory = allocate_region(regions, chunk_bytes * u32::from(*buffers))?;
         Ok(BounceBuffers {
@@ -138,7 +138,7 @@ impl BounceBuffers {
     }
 
     /// Copies from a request's memory, at offset `skip_bytes`, to a buffer.
-    pub(super) fn gather(
+    pub(super) fn copy_request_to_buffer(
         &self,
         from: &[Segment],
         skip_bytes: u64,
@@ -150,7 +150,7 @@ impl BounceBuffers {
     }
 
     /// Copies from a buffer to a request's memory, at offset `skip_bytes`.
-    pub(super) fn scatter(
+    pub(super) fn copy_buffer_to_request(
         &self,
         from: Segment,
         to: &[Segment],

@@ -49,7 +49,7 @@ pub(super) const fn changes_blocks(operation: Operation) -> bool {
 }
 
 /// How many times the memory of a request holds its blocks.
-const fn memory_multiplier(operation: Operation) -> u64 {
+const fn data_copies_in_memory(operation: Operation) -> u64 {
     match operation {
         Operation::Read | Operation::Write | Operation::Compare => 1,
         Operation::CompareAndWrite => 2,
@@ -112,7 +112,7 @@ impl DeviceConstraints {
         while let Some(request) = requests.get(count)
             && self.passes_unchanged(request, segments)
         {
-            count += self.alike_count(request, &requests[count..]).max(1);
+            count += self.count_like_first(request, &requests[count..]).max(1);
         }
         count
     }
@@ -120,13 +120,13 @@ impl DeviceConstraints {
     /// The number of leading reads and writes that differ from `first`, which passes, in nothing
     /// relevant. Most batches are of one kind, so a request then costs a few comparisons.
     #[inline]
-    fn alike_count(&self, first: &Request, requests: &[Request]) -> usize {
+    fn count_like_first(&self, first: &Request, requests: &[Request]) -> usize {
         if !self.alignment.is_any() || operation_and_flags(first) > Operation::Write as u16 {
             return 0;
         }
-        let likeness = length_fields_word(first);
+        let likeness = packed_length_fields(first);
         let plain = |request: &Request| {
-            length_fields_word(request) == likeness
+            packed_length_fields(request) == likeness
                 && operation_and_flags(request) <= Operation::Write as u16
                 && request.token < OWN_FIRST
         };
@@ -154,7 +154,7 @@ impl DeviceConstraints {
         if token >= OWN_FIRST || !self.native.has(operation) || self.must_emulate_fua(request) {
             return false;
         }
-        if memory_multiplier(operation) == 0 {
+        if data_copies_in_memory(operation) == 0 {
             return true;
         }
         blocks <= self.blocks_max
@@ -230,7 +230,7 @@ impl DeviceConstraints {
             // A deallocate without effect is valid.
             _ => return Err(IoStatus::SUCCESS),
         };
-        Ok((plan, self.check_memory(above, request, segments)?))
+        Ok((plan, self.valid_data_segments(above, request, segments)?))
     }
 
     fn fits_as_one_request(&self, request: &Request, segments: &[Segment]) -> bool {
@@ -238,13 +238,13 @@ impl DeviceConstraints {
         self.passes_unchanged(&plain, segments)
     }
 
-    fn check_memory<'a>(
+    fn valid_data_segments<'a>(
         &self,
         above: &Limits,
         request: &Request,
         segments: &'a [Segment],
     ) -> Result<&'a [Segment], IoStatus> {
-        let times = memory_multiplier(request.operation);
+        let times = data_copies_in_memory(request.operation);
         if times == 0 {
             return Ok(&[]);
         }
@@ -282,7 +282,7 @@ fn are_plain_and_alike(requests: &[Request; CHUNK], likeness: u64) -> bool {
     }
     tokens < OWN_FIRST
         && kinds <= Operation::Write as u16
-        && requests.iter().all(|request| length_fields_word(request) == likeness)
+        && requests.iter().all(|request| packed_length_fields(request) == likeness)
 }
 
 /// Operation and flags in one word: a plain read or write is at most [`Operation::Write`].
@@ -293,7 +293,7 @@ fn operation_and_flags(request: &Request) -> u16 {
 
 /// The length fields of a request in one word, as they are in memory.
 #[inline]
-fn length_fields_word(request: &Request) -> u64 {
+fn packed_length_fields(request: &Request) -> u64 {
     u64::from(request.blocks)
         | u64::from(request.segment_count) << 32
         | u64::from(request.metadata_count) << 48

@@ -90,7 +90,7 @@ pub(super) struct SegmentListCursor {
 
 impl SplitRequest {
     /// A free entry with capacity for `segments_max` segments of data and as many of metadata.
-    pub(super) fn empty(segments_max: u16) -> Self {
+    pub(super) fn free_entry(segments_max: u16) -> Self {
         Self {
             request: Request::PLACEHOLDER,
             segments: Vec::with_capacity(2 * usize::from(segments_max)),
@@ -109,7 +109,7 @@ impl SplitRequest {
     }
 
     /// Starts a request.
-    pub(super) fn begin(
+    pub(super) fn init(
         &mut self,
         request: &Request,
         own: &[Segment],
@@ -191,7 +191,7 @@ impl SplitRequest {
     }
 
     /// Starts the second half of a compare-and-write.
-    pub(super) fn begin_compare_and_write_write(&mut self, block_size: u32) {
+    pub(super) fn begin_write_half(&mut self, block_size: u32) {
         (self.stage, self.next) = (SplitStage::Writing, 0);
         let half = self.data_offset(0, block_size);
         let mut data = SegmentListCursor::default();
@@ -203,7 +203,7 @@ impl SplitRequest {
 impl SegmentListCursor {
     /// Copies the next segments to `into`: at most `bytes_max` in at most `count_max` slices, up to the
     /// first unaligned one. Returns the number of bytes.
-    pub(super) fn next_slices(
+    pub(super) fn peek_slices(
         mut self,
         segments: &[Segment],
         bytes_max: u64,
@@ -299,7 +299,7 @@ mod tests {
                 let mut cursor = SegmentListCursor::default();
                 cursor.advance(&list, first);
                 let mut slices = Vec::new();
-                let count = cursor.next_slices(&list, most, 9, |_| true, &mut slices);
+                let count = cursor.peek_slices(&list, most, 9, |_| true, &mut slices);
                 let (from, to) = (usize::try_from(first).unwrap(), most.min(12 - first));
                 let expected = &whole[from..from + usize::try_from(to).unwrap()];
                 assert_eq!(
@@ -324,12 +324,12 @@ mod tests {
     fn slices_end_at_the_count_limit_or_an_unaligned_segment() {
         let (list, mut slices) = (sample_segments(), Vec::new());
         assert_eq!(
-            SegmentListCursor::default().next_slices(&list, 99, 2, |_| true, &mut slices),
+            SegmentListCursor::default().peek_slices(&list, 99, 2, |_| true, &mut slices),
             8
         );
         slices.clear();
         let even = |slice: Segment| slice.offset != 300;
-        assert_eq!(SegmentListCursor::default().next_slices(&list, 99, 9, even, &mut slices), 8);
+        assert_eq!(SegmentListCursor::default().peek_slices(&list, 99, 9, even, &mut slices), 8);
         assert_eq!(slices.len(), 2);
     }
 }

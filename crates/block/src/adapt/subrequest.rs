@@ -38,14 +38,14 @@ const IS_CHUNK: u32 = 1 << 16;
 
 /// The parent of a part, and whether the part is a chunk.
 #[expect(clippy::cast_possible_truncation, reason = "the low half is the parent")]
-pub(super) fn decode_part_number(number: u32) -> (u16, bool) {
+pub(super) fn parent_and_is_chunk_of(number: u32) -> (u16, bool) {
     (number as u16, number & IS_CHUNK != 0)
 }
 
 impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     /// Sends the parts of a parent that can go. Returns whether any was sent, and whether the channel
     /// below is full.
-    pub(super) fn send_next_parts(&mut self, now: Instant, index: u16) -> (bool, bool) {
+    pub(super) fn submit_parts_of(&mut self, now: Instant, index: u16) -> (bool, bool) {
         let mut has_sent = false;
         loop {
             match self.next_parent_action(index) {
@@ -117,10 +117,10 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         match parent.chunk.map(|chunk| chunk.step) {
             Some(ChunkStep::WaitsForBuffer) if parent.buffer.is_some() => {
-                self.fill_chunk(index);
+                self.load_chunk_for_write(index);
                 return ParentAction::Again;
             }
-            Some(ChunkStep::ToFetch | ChunkStep::ToStore) => return self.chunk_request(index),
+            Some(ChunkStep::ToFetch | ChunkStep::ToStore) => return self.action_for_chunk(index),
             Some(_) if !parent.is_direct_transfer() => return ParentAction::Rest,
             _ => {}
         }
@@ -131,24 +131,24 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         };
         if all_given {
             let done = is_idle && parent.chunk.is_none();
-            return if done { self.finish_stage(index) } else { ParentAction::Rest };
+            return if done { self.next_stage_action(index) } else { ParentAction::Rest };
         }
         if parent.under_way >= self.children_max {
             return ParentAction::Rest;
         }
         match parent.plan {
-            AdaptationPlan::Whole => self.whole_request_part(index),
-            _ if parent.is_direct_transfer() => self.direct_part(index),
-            _ => self.begin_chunk(index, u32::MAX),
+            AdaptationPlan::Whole => self.action_for_whole_request(index),
+            _ if parent.is_direct_transfer() => self.action_for_direct_part(index),
+            _ => self.reserve_chunk(index, u32::MAX),
         }
     }
 
     /// All blocks of the stage have been processed.
-    fn finish_stage(&mut self, index: u16) -> ParentAction {
+    fn next_stage_action(&mut self, index: u16) -> ParentAction {
         let block_size = self.rules.block_size;
         let parent = &mut self.parents[usize::from(index)];
         if parent.plan == AdaptationPlan::CompareAndWrite && parent.stage == SplitStage::Moving {
-            parent.begin_compare_and_write_write(block_size);
+            parent.begin_write_half(block_size);
             return ParentAction::Again;
         }
         if self.rules.must_emulate_fua(&parent.request) && changes_blocks(parent.request.operation)
@@ -159,7 +159,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         ParentAction::End
     }
 
-    fn whole_request_part(&mut self, index: u16) -> ParentAction {
+    fn action_for_whole_request(&mut self, index: u16) -> ParentAction {
         let parent = &self.parents[usize::from(index)];
         self.slices.clear();
         self.slices.extend_from_slice(&parent.segments);
@@ -173,7 +173,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// A part transferred directly between the device and memory, or a chunk if the memory is unaligned.
-    fn direct_part(&mut self, index: u16) -> ParentAction {
+    fn action_for_direct_part(&mut self, index: u16) -> ParentAction {
         let parent = &self.parents[usize::from(index)];
         let operation = parent.part_operation();
         let lba = parent.request.lba + u64::from(parent.next);
@@ -181,7 +181,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let most = left.min(self.rules.blocks_max).min(self.rules.blocks_to_boundary(lba));
         self.slices.clear();
         let blocks = if parent.plan == AdaptationPlan::Zeroes {
-            zero_slices(&self.rules, &self.buffers, most, &mut self.slices)
+            append_zero_segments(&self.rules, &self.buffers, most, &mut self.slices)
         } else {
             data_slices(&self.rules, parent, most, &mut self.slices)
         };
@@ -190,13 +190,13 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         if blocks == 0
             || (is_cut && operation == Operation::Write && parent.plan == AdaptationPlan::Parts)
         {
-            return self.begin_chunk(index, most);
+            return self.reserve_chunk(index, most);
         }
         let mut request = parent.sub_request(operation, parent.next, blocks);
         request.segment_count = slice_count(&self.slices);
         let metadata_bytes = u64::from(blocks) * u64::from(self.rules.metadata_size);
         if parent.plan == AdaptationPlan::Parts && metadata_bytes > 0 {
-            add_metadata(parent, metadata_bytes, &mut self.slices, &mut request);
+            append_metadata_segments(parent, metadata_bytes, &mut self.slices, &mut request);
         }
         request.flags = inherited_flags(&self.rules, parent.request.flags);
         if parent.plan == AdaptationPlan::Zeroes {
@@ -208,7 +208,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Reserves the next blocks, at most `most`, for a chunk, and a buffer for them.
-    fn begin_chunk(&mut self, index: u16, most: u32) -> ParentAction {
+    fn reserve_chunk(&mut self, index: u16, most: u32) -> ParentAction {
         let parent = &mut self.parents[usize::from(index)];
         if parent.chunk.is_some() {
             return ParentAction::Rest;
@@ -225,7 +225,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// The chunk has its buffer: fills it if it is to be written.
-    fn fill_chunk(&mut self, index: u16) {
+    fn load_chunk_for_write(&mut self, index: u16) {
         let block_size = self.rules.block_size;
         let parent = &mut self.parents[usize::from(index)];
         let (Some(mut chunk), Some(buffer)) = (parent.chunk, parent.buffer) else { return };
@@ -234,7 +234,9 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         if chunk.step == ChunkStep::ToStore {
             let own = self.buffers.buffer_segment(buffer, chunk.blocks * block_size);
             let skip = parent.data_offset(chunk.first, block_size);
-            if let Err(status) = self.buffers.gather(parent.data_segments(), skip, own) {
+            if let Err(status) =
+                self.buffers.copy_request_to_buffer(parent.data_segments(), skip, own)
+            {
                 parent.status = status;
                 self.end_chunk(index);
             }
@@ -242,7 +244,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// The request that transfers a chunk between the device and its buffer.
-    fn chunk_request(&mut self, index: u16) -> ParentAction {
+    fn action_for_chunk(&mut self, index: u16) -> ParentAction {
         let parent = &self.parents[usize::from(index)];
         let (Some(chunk), Some(buffer)) = (parent.chunk, parent.buffer) else {
             return ParentAction::Rest;
@@ -314,7 +316,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
             let skip = parent.data_offset(first, block_size);
             let data = parent.data_segments();
             let moved = match parent.request.operation {
-                Operation::Read => self.buffers.scatter(own, data, skip),
+                Operation::Read => self.buffers.copy_buffer_to_request(own, data, skip),
                 Operation::Verify => Ok(()),
                 _ => self.buffers.compare_with_memory(own, data, skip),
             };
@@ -381,14 +383,14 @@ fn data_slices(
     let wanted = u64::from(most) * block_size;
     let count_max = usize::from(rules.segments_max);
     let suits = |slice| rules.alignment.is_aligned(slice);
-    let bytes = parent.data.next_slices(parent.data_segments(), wanted, count_max, suits, slices);
+    let bytes = parent.data.peek_slices(parent.data_segments(), wanted, count_max, suits, slices);
     let blocks = bytes / block_size;
     trim_slices(slices, bytes, blocks * block_size);
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
 /// Fills `slices` with zeroes for at most `most` blocks, and returns their number.
-fn zero_slices(
+fn append_zero_segments(
     rules: &DeviceConstraints,
     buffers: &BounceBuffers,
     most: u32,
@@ -406,7 +408,7 @@ fn zero_slices(
 }
 
 /// Appends the metadata of the next part.
-fn add_metadata(
+fn append_metadata_segments(
     parent: &SplitRequest,
     bytes: u64,
     slices: &mut Vec<Segment>,
@@ -423,7 +425,7 @@ fn metadata_slices(
     request: &mut Request,
 ) {
     let before = slices.len();
-    at.next_slices(parent.metadata_segments(), bytes, usize::MAX, |_| true, slices);
+    at.peek_slices(parent.metadata_segments(), bytes, usize::MAX, |_| true, slices);
     request.metadata_count = slice_count(&slices[before..]);
 }
 

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::uri::shortest_unescaped;
+use crate::uri::short_form_for_terminal;
 use tenmil_base::ErrorCategory;
 
 /// The access that a holder requests.
@@ -94,7 +94,7 @@ impl fmt::Display for Claim {
 impl fmt::Display for ClaimError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, holder, requested, found } = self;
-        write!(out, "open {} {requested} for {holder}: ", shortest_unescaped(device))?;
+        write!(out, "open {} {requested} for {holder}: ", short_form_for_terminal(device))?;
         let expected = match requested {
             Claim::ReadShared => "no exclusive holder",
             Claim::WriteOnce => "readers at most",

@@ -23,7 +23,7 @@ pub struct BdevDescriptor {
 
 impl BdevDescriptor {
     pub(super) fn new(grant: Arc<ClaimGuard>) -> std::io::Result<Self> {
-        let events = grant.subscribe()?;
+        let events = grant.new_event_queue()?;
         Ok(Self { grant, events, class: IoClass::Foreground })
     }
 
@@ -33,7 +33,7 @@ impl BdevDescriptor {
     /// # Errors
     ///
     /// If the process has no more file descriptors.
-    pub fn share_claim(&self) -> Result<Self, Error> {
+    pub fn open_with_same_claim(&self) -> Result<Self, Error> {
         let shared = Self::new(Arc::clone(&self.grant));
         let shared = shared.map_err(|why| Error::environment(why.to_string()))?;
         Ok(shared.with_io_class(self.class))
@@ -58,8 +58,8 @@ impl BdevDescriptor {
 
     /// A descriptor that is readable while events are pending. `None` only if the process is out of file
     /// descriptors.
-    pub fn event_source(&self) -> Option<BorrowedFd<'_>> {
-        self.events.descriptor()
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.events.event_fd()
     }
 
     /// Opens a channel of mode `mq`, even if the device has mode `bypass`, and without rate limits.
@@ -73,14 +73,14 @@ impl BdevDescriptor {
     }
 
     /// Whether its channels are those of the device below.
-    fn bypasses_bdev(&self) -> bool {
+    fn uses_channels_below(&self) -> bool {
         self.grant.shared.options.mode == ChannelMode::Bypass && !self.grant.claim.is_read_only()
     }
 
     /// Applies the rate limits of the device, if any, to a channel.
     pub(crate) fn with_rate_limits(&self, channel: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
         match &self.grant.shared.options.limiter {
-            Some(limiter) => Box::new(limiter.limit_channel(channel, self.class)),
+            Some(limiter) => Box::new(limiter.wrap_channel(channel, self.class)),
             None => channel,
         }
     }
@@ -99,9 +99,9 @@ impl BlockDevice for BdevDescriptor {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let shared = &self.grant.shared;
-        if self.bypasses_bdev() {
+        if self.uses_channels_below() {
             let medium = shared
-                .medium()
+                .block_device()
                 .ok_or_else(|| shared.removed_error())
                 .map_err(Error::environment)?;
             return medium.channel();
@@ -112,7 +112,7 @@ impl BlockDevice for BdevDescriptor {
     fn channels_max(&self) -> u32 {
         let shared = &self.grant.shared;
         let options = &shared.options;
-        let of_medium = shared.medium().map_or(0, |medium| medium.channels_max());
+        let of_medium = shared.block_device().map_or(0, |medium| medium.channels_max());
         match options.mode {
             ChannelMode::Bypass => of_medium,
             ChannelMode::SingleQueue => options.channels_max,
@@ -123,26 +123,29 @@ impl BlockDevice for BdevDescriptor {
     }
 
     fn failure_reason(&self) -> Option<String> {
-        self.grant.shared.medium().and_then(|medium| medium.failure_reason())
+        self.grant.shared.block_device().and_then(|medium| medium.failure_reason())
     }
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let shared = &self.grant.shared;
-        let medium = shared.medium();
+        let medium = shared.block_device();
         medium.ok_or_else(|| shared.removed_error()).map_err(Error::environment)?.block_status(lba)
     }
 
     fn hole_reporting(&self) -> HoleReporting {
-        self.grant.shared.medium().map_or(HoleReporting::Never, |medium| medium.hole_reporting())
+        self.grant
+            .shared
+            .block_device()
+            .map_or(HoleReporting::Never, |medium| medium.hole_reporting())
     }
 
     fn medium_memory(&self) -> Option<MediumMemory> {
-        self.grant.shared.medium().and_then(|medium| medium.medium_memory())
+        self.grant.shared.block_device().and_then(|medium| medium.medium_memory())
     }
 
     fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         let shared = &self.grant.shared;
-        let medium = shared.medium();
+        let medium = shared.block_device();
         medium
             .ok_or_else(|| shared.removed_error())
             .map_err(Error::environment)?
@@ -150,7 +153,7 @@ impl BlockDevice for BdevDescriptor {
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {
-        self.grant.shared.notice_size();
+        self.grant.shared.refresh_size();
         Ok(self.grant.shared.limits().block_count)
     }
 
@@ -158,7 +161,7 @@ impl BlockDevice for BdevDescriptor {
         let shared = &self.grant.shared;
         shared.options.mode != ChannelMode::Bypass
             && !self.grant.claim.is_read_only()
-            && shared.medium().is_some_and(|medium| medium.is_resizable())
+            && shared.block_device().is_some_and(|medium| medium.is_resizable())
     }
 
     /// Like [`Bdev::set_size`](super::Bdev::set_size).
@@ -171,6 +174,6 @@ impl BlockDevice for BdevDescriptor {
                 shared.name
             )));
         }
-        BdevShared::set_size(shared, block_count)
+        BdevShared::resize_device(shared, block_count)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
 
 use tenmil_base::Interrupts;
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 /// An event of a bdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum BdevEvent {
 /// Bounded event queue of one descriptor. An overflow is reported as an event.
 pub(super) struct BdevEventQueue {
     waiting: Mutex<EventBacklog>,
-    waker: EventVectors,
+    waker: EventFdVectors,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ const WAITING_MAX: usize = 64;
 impl BdevEventQueue {
     pub(super) fn new() -> io::Result<Self> {
         let waiting = EventBacklog { events: VecDeque::with_capacity(WAITING_MAX), lost: 0 };
-        Ok(Self { waiting: Mutex::new(waiting), waker: EventVectors::new(1)? })
+        Ok(Self { waiting: Mutex::new(waiting), waker: EventFdVectors::new(1)? })
     }
 
     /// Appends an event; a full queue drops the oldest.
@@ -83,7 +83,7 @@ impl BdevEventQueue {
         event
     }
 
-    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.waker.descriptor(0)
     }
 }
@@ -100,7 +100,7 @@ mod tests {
 
     use super::{BdevEvent, BdevEventQueue, WAITING_MAX};
 
-    fn resized(block_count: usize) -> BdevEvent {
+    fn resized_event(block_count: usize) -> BdevEvent {
         BdevEvent::Resized { block_count: block_count as u64 }
     }
 
@@ -108,10 +108,10 @@ mod tests {
     fn bdev_events_are_in_order_and_losses_are_reported() {
         let queue = BdevEventQueue::new().unwrap();
         assert_eq!(queue.next(), None);
-        (0..WAITING_MAX + 3).for_each(|index| queue.push(resized(index)));
+        (0..WAITING_MAX + 3).for_each(|index| queue.push(resized_event(index)));
         assert_eq!(queue.next(), Some(BdevEvent::Overflowed { lost: 3 }));
         for index in 3..WAITING_MAX + 3 {
-            assert_eq!(queue.next(), Some(resized(index)));
+            assert_eq!(queue.next(), Some(resized_event(index)));
         }
         assert_eq!(queue.next(), None);
     }
@@ -122,7 +122,7 @@ mod tests {
         let is_ready = || {
             let watch = tenmil_linux::poll_set::PollSet::new().unwrap();
             let readable = tenmil_linux::poll_set::Interest { readable: true, writable: false };
-            watch.add(queue.descriptor().unwrap(), 0, readable).unwrap();
+            watch.add(queue.event_fd().unwrap(), 0, readable).unwrap();
             let mut found = Vec::new();
             watch.wait(Some(Span::default()), &mut found).unwrap();
             !found.is_empty()

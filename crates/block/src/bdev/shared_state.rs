@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{BlockDevice, Error, Interrupts, Limits, Span};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 use tenmil_linux::wakeup::AsymmetricBarrier;
 
 use super::claim::{Claim, ClaimConflict, ClaimError, Holder};
@@ -85,11 +85,11 @@ pub(crate) struct ChannelShared {
     pub(crate) is_open: AtomicBool,
     pub(crate) meter: IoCounters,
     /// Raised when `attention` changes.
-    pub(crate) waker: EventVectors,
+    pub(crate) waker: EventFdVectors,
 }
 
 /// Snapshot of the locked state for a channel.
-pub(crate) struct ChangeView {
+pub(crate) struct ChannelView {
     pub(crate) generation: u64,
     pub(crate) block_count: u64,
     pub(crate) is_removed: bool,
@@ -127,16 +127,16 @@ impl BdevShared {
         }
     }
 
-    fn ledger(&self) -> MutexGuard<'_, BdevState> {
+    fn lock_state(&self) -> MutexGuard<'_, BdevState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn limits(&self) -> Limits {
-        self.ledger().limits.clone()
+        self.lock_state().limits.clone()
     }
 
-    pub(super) fn medium(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.ledger().block_device.clone()
+    pub(super) fn block_device(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.lock_state().block_device.clone()
     }
 
     pub(super) fn claim(
@@ -150,7 +150,7 @@ impl BdevShared {
             requested: claim,
             found,
         };
-        let mut ledger = this.ledger();
+        let mut ledger = this.lock_state();
         if ledger.block_device.is_none() {
             return Err(refuse(ClaimConflict::Removed));
         }
@@ -169,106 +169,109 @@ impl BdevShared {
     }
 
     pub(super) fn holders(&self) -> Vec<Holder> {
-        self.ledger().grants.iter().map(|granted| granted.holder.clone()).collect()
+        self.lock_state().grants.iter().map(|granted| granted.holder.clone()).collect()
     }
 
     pub(super) fn remove(&self) {
-        let mut ledger = self.ledger();
+        let mut ledger = self.lock_state();
         // Dropped after the lock is released: closing a device may take long.
         let medium = ledger.block_device.take();
         if medium.is_some() {
             ledger.notify(&BdevEvent::Removed);
-            self.signal_channels(&ledger);
+            self.signal_state_change(&ledger);
         }
         drop(ledger);
     }
 
-    pub(super) fn resize(&self, block_count: u64) {
-        let mut ledger = self.ledger();
+    pub(super) fn apply_new_size(&self, block_count: u64) {
+        let mut ledger = self.lock_state();
         ledger.limits.block_count = block_count;
         ledger.notify(&BdevEvent::Resized { block_count });
-        self.signal_channels(&ledger);
+        self.signal_state_change(&ledger);
     }
 
     /// Implements [`refresh_sizes`](super::refresh_sizes). Returns whether the device has grown.
-    pub(super) fn notice_size(&self) -> bool {
+    pub(super) fn refresh_size(&self) -> bool {
         let _alone = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(medium) = self.medium() else { return false };
+        let Some(medium) = self.block_device() else { return false };
         let has_grown = |found: &u64| *found > self.limits().block_count;
         let found = medium.refresh_size().ok().filter(has_grown);
         if let Some(block_count) = found {
-            self.resize(block_count);
+            self.apply_new_size(block_count);
         }
         found.is_some()
     }
 
     /// Implements [`Bdev::set_size`](super::Bdev::set_size).
-    pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), Error> {
+    pub(super) fn resize_device(this: &Arc<Self>, block_count: u64) -> Result<(), Error> {
         if this.options.mode == ChannelMode::Bypass {
             let text = "its mode is bypass, expected one that tracks requests in flight";
             return Err(Error::usage(text).with_context(&this.name));
         }
         let _alone = this.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let medium =
-            this.medium().ok_or_else(|| this.removed_error()).map_err(Error::environment)?;
+            this.block_device().ok_or_else(|| this.removed_error()).map_err(Error::environment)?;
         let before = this.limits().block_count;
         if block_count >= before {
             medium.resize(block_count).map_err(|error| error.with_context(&this.name))?;
-            this.resize(block_count);
+            this.apply_new_size(block_count);
             return Ok(());
         }
         if block_count == 0 || !medium.is_resizable() {
             return medium.resize(block_count).map_err(|error| error.with_context(&this.name));
         }
         // From here on no request starts past the new end; those in flight are waited for.
-        this.resize(block_count);
+        this.apply_new_size(block_count);
         let hold = Self::quiesce_range(this, block_count..before, None);
         let done = hold.wait_until_drained(STILL_MAX).map_err(Error::environment);
         let done = done.and_then(|()| {
             medium.resize(block_count).map_err(|error| error.with_context(&this.name))
         });
         if done.is_err() {
-            this.resize(before);
+            this.apply_new_size(before);
         }
         done
     }
 
     pub(super) fn notify(&self, event: &BdevEvent) {
-        self.ledger().notify(event);
+        self.lock_state().notify(event);
     }
 
     pub(super) fn set_latency_recording(&self, on: bool) {
-        let mut ledger = self.ledger();
+        let mut ledger = self.lock_state();
         ledger.timing = on;
-        ledger.ports().for_each(|port| port.meter.set_latency_recording(on));
+        ledger.registered_channels().for_each(|port| port.meter.set_latency_recording(on));
     }
 
     pub(super) fn statistics(&self) -> IoStats {
-        let ledger = self.ledger();
+        let ledger = self.lock_state();
         let mut sum = ledger.closed.clone();
         let clock = &self.options.clock;
-        ledger.ports().for_each(|port| sum.merge(&port.meter.read(clock)));
+        ledger.registered_channels().for_each(|port| sum.merge(&port.meter.snapshot(clock)));
         sum
     }
 
     pub(super) fn channel_statistics(&self) -> Vec<(ChannelId, String, IoStats)> {
         let clock = &self.options.clock;
         let of = |port: &Arc<ChannelShared>| {
-            (ChannelId(port.index), port.holder.clone(), port.meter.read(clock))
+            (ChannelId(port.index), port.holder.clone(), port.meter.snapshot(clock))
         };
-        self.ledger().ports().map(of).collect()
+        self.lock_state().registered_channels().map(of).collect()
     }
 
-    pub(super) fn channels_open(&self) -> usize {
-        self.ledger().ports().filter(|port| port.is_open.load(Ordering::Acquire)).count()
+    pub(super) fn open_channel_count(&self) -> usize {
+        self.lock_state()
+            .registered_channels()
+            .filter(|port| port.is_open.load(Ordering::Acquire))
+            .count()
     }
 
     /// Makes every channel look at the locked state, and wakes sleeping ones.
-    fn signal_channels(&self, ledger: &BdevState) {
+    fn signal_state_change(&self, ledger: &BdevState) {
         // Release pairs with the load of `attention` in a channel's iteration; all other ordering comes
         // from the lock.
         self.attention.0.fetch_add(1, Ordering::Release);
-        ledger.ports().for_each(|port| port.waker.clone().raise(0));
+        ledger.registered_channels().for_each(|port| port.waker.clone().raise(0));
     }
 
     pub(super) fn quiesce_range(
@@ -276,52 +279,56 @@ impl BdevShared {
         blocks: Range<u64>,
         except: Option<u32>,
     ) -> QuiescedRange {
-        let mut ledger = this.ledger();
+        let mut ledger = this.lock_state();
         let id = ledger.next_id();
         // Without a descriptor, the waiter polls.
-        let waker = EventVectors::new(1).or_else(|_| EventVectors::new(0));
+        let waker = EventFdVectors::new(1).or_else(|_| EventFdVectors::new(0));
         let waker = waker.expect("no vectors take no descriptor");
         let held = QuiesceEntry { id, blocks, except, waker };
         ledger.holds.push(held.clone());
-        this.signal_channels(&ledger);
+        this.signal_state_change(&ledger);
         let generation = this.attention.0.load(Ordering::Relaxed);
         QuiescedRange { shared: Arc::clone(this), held, generation }
     }
 
     /// Sets the blocks that fence `id`, or a new one, closes. Returns its id, or `None` if it closes
     /// nothing.
-    pub(crate) fn update_fence(&self, id: Option<u64>, written: Vec<Range<u64>>) -> Option<u64> {
-        let mut ledger = self.ledger();
+    pub(crate) fn set_fence_blocks(
+        &self,
+        id: Option<u64>,
+        written: Vec<Range<u64>>,
+    ) -> Option<u64> {
+        let mut ledger = self.lock_state();
         let id = id.unwrap_or_else(|| ledger.next_id());
         let closed = ledger.fences.iter().filter(|fence| fence.id == id).map(|fence| &fence.blocks);
         let is_empty = written.is_empty();
         if !closed.eq(&written) {
             ledger.fences.retain(|fence| fence.id != id);
             ledger.fences.extend(written.into_iter().map(|blocks| WriteFence { id, blocks }));
-            self.signal_channels(&ledger);
+            self.signal_state_change(&ledger);
         }
         (!is_empty).then_some(id)
     }
 
     pub(super) fn fenced_ranges(&self) -> Vec<Range<u64>> {
-        self.ledger().fences.iter().map(|fence| fence.blocks.clone()).collect()
+        self.lock_state().fences.iter().map(|fence| fence.blocks.clone()).collect()
     }
 
     pub(crate) fn release_quiesced(&self, id: u64) {
-        let mut ledger = self.ledger();
+        let mut ledger = self.lock_state();
         ledger.holds.retain(|held| held.id != id);
         // Later overlapping ranges may be granted now.
         ledger.holds.iter().for_each(|held| held.waker.clone().raise(0));
-        self.signal_channels(&ledger);
+        self.signal_state_change(&ledger);
     }
 
     /// Whether a quiesced range has drained; otherwise the holders with requests in it.
-    pub(crate) fn is_drained(
+    pub(crate) fn check_drained(
         &self,
         hold: &QuiesceEntry,
         generation: u64,
     ) -> Result<(), Vec<String>> {
-        let ledger = self.ledger();
+        let ledger = self.lock_state();
         // Overlapping ranges are granted in the order of their creation.
         let overlaps = |held: &&QuiesceEntry| {
             held.blocks.start < hold.blocks.end && hold.blocks.start < held.blocks.end
@@ -339,15 +346,15 @@ impl BdevShared {
                 || port.in_flight.load(Ordering::Acquire) == 0
                 || port.quiet.load(Ordering::Acquire) >= generation
         };
-        let busy = ledger.ports().filter(|port| !is_quiet(port));
+        let busy = ledger.registered_channels().filter(|port| !is_quiet(port));
         let busy: Vec<String> = busy.map(|port| port.holder.clone()).collect();
         if busy.is_empty() { Ok(()) } else { Err(busy) }
     }
 
     /// Snapshot of the locked state with its value of `attention`.
-    pub(crate) fn change_view(&self) -> ChangeView {
-        let ledger = self.ledger();
-        ChangeView {
+    pub(crate) fn channel_view(&self) -> ChannelView {
+        let ledger = self.lock_state();
+        ChannelView {
             generation: self.attention.0.load(Ordering::Relaxed),
             block_count: ledger.limits.block_count,
             is_removed: ledger.block_device.is_none(),
@@ -359,12 +366,12 @@ impl BdevShared {
     /// Registers a new channel.
     pub(crate) fn register_channel(&self, holder: &str) -> Result<Arc<ChannelShared>, Error> {
         let refuse = |problem: String| format!("{}: {problem}", self.name);
-        let waker = EventVectors::new(1)
+        let waker = EventFdVectors::new(1)
             .map_err(|error| refuse(format!("a descriptor: {error}")))
             .map_err(Error::environment)?;
         // The waker is armed from here on; the first iteration handles changes in any case.
         waker.unmask(0);
-        let mut ledger = self.ledger();
+        let mut ledger = self.lock_state();
         let free = ledger.channels.iter().position(Option::is_none);
         let position = free.unwrap_or(ledger.channels.len());
         let index = u32::try_from(position).ok().filter(|index| *index < self.options.channels_max);
@@ -391,8 +398,8 @@ impl BdevShared {
 
     /// Unregisters a channel; its statistics are kept.
     pub(crate) fn unregister_channel(&self, port: &ChannelShared) {
-        let mut ledger = self.ledger();
-        let done = port.meter.read(&self.options.clock);
+        let mut ledger = self.lock_state();
+        let done = port.meter.snapshot(&self.options.clock);
         ledger.closed.merge(&done);
         ledger.channels[port.index as usize] = None;
         // Waiters check again: this channel no longer delays them.
@@ -401,7 +408,7 @@ impl BdevShared {
 
     /// The shared context with this index.
     pub(crate) fn shared_context(&self, of: ContextType, number: u32) -> Arc<SharedContext> {
-        let mut ledger = self.ledger();
+        let mut ledger = self.lock_state();
         if let Some(context) = ledger.contexts.get(&(of, number)).and_then(Weak::upgrade) {
             return context;
         }
@@ -413,7 +420,7 @@ impl BdevShared {
     /// Opens an I/O channel to the device below, with the configured scheduler.
     pub(crate) fn open_channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
         let medium =
-            self.medium().ok_or_else(|| self.removed_error()).map_err(Error::environment)?;
+            self.block_device().ok_or_else(|| self.removed_error()).map_err(Error::environment)?;
         Ok(self.options.scheduler.wrap_channel(medium.channel()?))
     }
 }
@@ -431,7 +438,7 @@ impl BdevState {
         self.ids
     }
 
-    fn ports(&self) -> impl Iterator<Item = &Arc<ChannelShared>> {
+    fn registered_channels(&self) -> impl Iterator<Item = &Arc<ChannelShared>> {
         self.channels.iter().flatten()
     }
 
@@ -446,9 +453,9 @@ impl BdevState {
 
 impl ClaimGuard {
     /// An event queue for a descriptor of this claim, until it is dropped.
-    pub(super) fn subscribe(&self) -> std::io::Result<Arc<BdevEventQueue>> {
+    pub(super) fn new_event_queue(&self) -> std::io::Result<Arc<BdevEventQueue>> {
         let queue = Arc::new(BdevEventQueue::new()?);
-        let mut ledger = self.shared.ledger();
+        let mut ledger = self.shared.lock_state();
         let granted = ledger.grants.iter_mut().find(|granted| granted.id == self.id);
         let granted = granted.expect("a claim is registered until its guard is dropped");
         granted.events.push(Arc::downgrade(&queue));
@@ -461,7 +468,7 @@ impl ClaimGuard {
 
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
-        self.shared.ledger().grants.retain(|granted| granted.id != self.id);
+        self.shared.lock_state().grants.retain(|granted| granted.id != self.id);
     }
 }
 

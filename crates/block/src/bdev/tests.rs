@@ -14,7 +14,7 @@ use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
 use super::{Bdev, BdevEvent, BdevOptions, ChannelMode, Claim};
 use crate::channel::tests::late_device::{BLOCKS, LateDevice, LateLog, REFUSED, request};
-use crate::channel::tests::{late_device, wait_until_woken};
+use crate::channel::tests::{bdev_over_late_device, would_wake};
 use crate::{PER_CHANNEL, QueueMap};
 
 const CLAIMS: [Claim; 3] = [Claim::ReadShared, Claim::WriteOnce, Claim::Exclusive];
@@ -24,7 +24,7 @@ fn claim_compatibility_matches_the_table() {
     let table = [[true, true, false], [true, false, false], [false, false, false]];
     for (row, requested) in table.iter().zip(CLAIMS) {
         for (granted, held) in row.iter().zip(CLAIMS) {
-            let (device, _) = late_device(4, |_| {});
+            let (device, _) = bdev_over_late_device(4, |_| {});
             let first = device.open(held, "first").unwrap();
             let second = device.open(requested, "second");
             assert_eq!(second.is_ok(), *granted, "{requested} beside {held}");
@@ -37,7 +37,7 @@ fn claim_compatibility_matches_the_table() {
 
 #[test]
 fn claim_error_names_device_requester_and_holder() {
-    let (device, _) = late_device(4, |_| {});
+    let (device, _) = bdev_over_late_device(4, |_| {});
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     let writer = device.open(Claim::WriteOnce, "serve").unwrap();
     let refused = device.open(Claim::Exclusive, "mirror").unwrap_err();
@@ -60,7 +60,7 @@ fn claim_error_names_device_requester_and_holder() {
 
 #[test]
 fn claim_is_held_while_a_channel_is_open() {
-    let (device, _) = late_device(4, |_| {});
+    let (device, _) = bdev_over_late_device(4, |_| {});
     let channel = device.open(Claim::WriteOnce, "first").unwrap().channel().unwrap();
     assert!(device.open(Claim::WriteOnce, "second").is_err());
     drop(channel);
@@ -69,9 +69,9 @@ fn claim_is_held_while_a_channel_is_open() {
 
 #[test]
 fn every_holder_receives_events() {
-    let (device, _) = late_device(4, |_| {});
+    let (device, _) = bdev_over_late_device(4, |_| {});
     let holders = ["one", "other"].map(|name| device.open(Claim::ReadShared, name).unwrap());
-    device.handle_resize(77);
+    device.set_resized_block_count(77);
     device.notify_holders(&BdevEvent::MediumError { lba: 5, blocks: 2 });
     device.remove();
     device.remove();
@@ -86,10 +86,10 @@ fn every_holder_receives_events() {
 
 #[test]
 fn each_descriptor_of_a_claim_has_every_event() {
-    let (device, _) = late_device(4, |_| {});
+    let (device, _) = bdev_over_late_device(4, |_| {});
     let first = device.open(Claim::Exclusive, "library").unwrap();
-    let second = first.share_claim().unwrap();
-    device.handle_resize(77);
+    let second = first.open_with_same_claim().unwrap();
+    device.set_resized_block_count(77);
     for descriptor in [&first, &second] {
         assert_eq!(descriptor.next_event(), Some(BdevEvent::Resized { block_count: 77 }));
         assert_eq!(descriptor.next_event(), None);
@@ -98,7 +98,7 @@ fn each_descriptor_of_a_claim_has_every_event() {
     assert_eq!(device.list_holders().len(), 1, "the other one has the claim");
     device.remove();
     assert_eq!(second.next_event(), Some(BdevEvent::Removed));
-    let late = second.share_claim().unwrap();
+    let late = second.open_with_same_claim().unwrap();
     assert_eq!(late.next_event(), Some(BdevEvent::Removed), "it was removed before");
     drop((second, late));
     assert!(device.list_holders().is_empty());
@@ -124,20 +124,24 @@ fn invalid_queue_map_is_rejected() {
         Bdev::new("few0", Arc::new(Few(LateDevice::with_depth(1))), options)
     };
     let (two, three) = (
-        QueueMap { read: 1, ..QueueMap::with_default(2) },
-        QueueMap { read: 2, ..QueueMap::with_default(2) },
+        QueueMap { read: 1, ..QueueMap::with_default_contexts(2) },
+        QueueMap { read: 2, ..QueueMap::with_default_contexts(2) },
     );
-    assert!(make(two, 8).is_ok() && make(QueueMap::with_default(PER_CHANNEL), 3).is_ok());
+    assert!(make(two, 8).is_ok() && make(QueueMap::with_default_contexts(PER_CHANNEL), 3).is_ok());
     let refused = make(three, 8).unwrap_err().to_string();
     assert_eq!(
         refused,
         "few0: the queue map has 4 contexts, expected at most the 3 channels of its medium"
     );
-    assert!(make(QueueMap::with_default(PER_CHANNEL), 4).is_err());
+    assert!(make(QueueMap::with_default_contexts(PER_CHANNEL), 4).is_err());
     assert!(
-        make(QueueMap::with_default(0), 4).unwrap_err().to_string().contains("0 default contexts")
+        make(QueueMap::with_default_contexts(0), 4)
+            .unwrap_err()
+            .to_string()
+            .contains("0 default contexts")
     );
-    let shared = make(QueueMap::with_default(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
+    let shared =
+        make(QueueMap::with_default_contexts(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
     let channels: Vec<_> = (0..8).map(|_| shared.channel().unwrap()).collect();
     assert!(shared.channel().is_err_and(|text| text.text.contains("8 channels are open")));
     assert_eq!(shared.channels_max(), 8);
@@ -146,7 +150,7 @@ fn invalid_queue_map_is_rejected() {
 
 #[test]
 fn quiesced_range_waits_and_other_io_continues() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let descriptor = device.open(Claim::Exclusive, "test").unwrap();
     let mut channel = descriptor.channel().unwrap();
     let mut idle = descriptor.channel().unwrap();
@@ -154,7 +158,7 @@ fn quiesced_range_waits_and_other_io_continues() {
     log.is_stuck.store(true, Ordering::SeqCst);
     assert_eq!(channel.submit(now, &[request(Operation::Write, 1, 10)], &[]), 1);
     let hold = device.begin_quiesce(10..12, None);
-    assert!(!hold.is_quiesced(), "one is in flight, and the idle channel is not asked");
+    assert!(!hold.has_drained(), "one is in flight, and the idle channel is not asked");
     let mut completions = CompletionBatch::with_capacity(8);
     assert!(channel.arm(), "there is something to look at");
     channel.disarm();
@@ -167,16 +171,16 @@ fn quiesced_range_waits_and_other_io_continues() {
     assert_eq!(idle.submit(now, &[request(Operation::Flush, 5, 0)], &[]), 0);
     let copy = Request { operand: 10, ..request(Operation::Copy, 6, 500) };
     assert_eq!(idle.submit(now, &[copy], &[]), 0, "its source is held");
-    assert!(!hold.is_quiesced());
+    assert!(!hold.has_drained());
     log.is_stuck.store(false, Ordering::SeqCst);
     while completions.as_slice().len() < 2 {
         channel.poll(now, &mut completions);
     }
-    assert!(hold.is_quiesced());
+    assert!(hold.has_drained());
     let text = device.quiesce(0..11, Span::from_ms(1)).unwrap_err().to_string();
     assert!(text.contains("blocks 0 to 11") && text.contains("an earlier hold"), "{text}");
     let other = device.begin_quiesce(12..13, None);
-    assert!(other.is_quiesced() && other.blocks() == (12..13));
+    assert!(other.has_drained() && other.blocks() == (12..13));
     drop(hold);
     assert!(channel.arm(), "what was held back may go on");
     assert_eq!(channel.submit(now, &batch[1..], &[]), 1, "12 is held by the other");
@@ -186,7 +190,7 @@ fn quiesced_range_waits_and_other_io_continues() {
 
 #[test]
 fn shrinking_waits_for_requests_beyond_the_new_end() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
     let mut channel = descriptor.channel().unwrap();
     let (now, mut completions) = (Instant::default(), CompletionBatch::with_capacity(8));
@@ -213,10 +217,10 @@ fn shrinking_waits_for_requests_beyond_the_new_end() {
     assert_eq!(channel.submit(now, &batch[1..], &[]), 1);
     while channel.poll(now, &mut completions) == 0 {}
     assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
-    let said = device.set_size(REFUSED).unwrap_err().to_string();
+    let said = device.resize_and_wait(REFUSED).unwrap_err().to_string();
     assert_eq!(said, "late0: it does not want to");
     assert_eq!(device.current_limits().block_count, 500, "it is as long as it was");
-    device.set_size(BLOCKS * 2).unwrap();
+    device.resize_and_wait(BLOCKS * 2).unwrap();
     assert_eq!(descriptor.limits().block_count, BLOCKS * 2);
     let (sizes, in_flight): (Vec<u64>, Vec<usize>) =
         log.sizes.lock().unwrap().iter().copied().unzip();
@@ -226,7 +230,7 @@ fn shrinking_waits_for_requests_beyond_the_new_end() {
 
 #[test]
 fn resize_requires_write_access_and_no_conflicting_claim() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     assert!(!reader.is_resizable());
     let said = reader.resize(10).unwrap_err();
@@ -235,39 +239,42 @@ fn resize_requires_write_access_and_no_conflicting_claim() {
     log.is_stuck.store(true, Ordering::SeqCst);
     let last = request(Operation::Write, 1, BLOCKS - 1);
     assert_eq!(channel.submit(Instant::default(), &[last], &[]), 1);
-    let said = device.set_size(10).unwrap_err().to_string();
+    let said = device.resize_and_wait(10).unwrap_err().to_string();
     assert!(said.contains("blocks 10 to 1000") && said.contains("serve"), "{said}");
     assert_eq!(device.current_limits().block_count, BLOCKS);
     assert!(log.sizes.lock().unwrap().is_empty(), "the medium was not asked");
-    let (bypassed, _) = late_device(8, |options| options.mode = ChannelMode::Bypass);
-    assert!(bypassed.set_size(10).unwrap_err().to_string().contains("its mode is bypass"));
+    let (bypassed, _) = bdev_over_late_device(8, |options| options.mode = ChannelMode::Bypass);
+    assert!(bypassed.resize_and_wait(10).unwrap_err().to_string().contains("its mode is bypass"));
 }
 
 #[test]
 fn quiescing_channel_continues_and_quiesces_are_granted_in_order() {
-    let (device, _) = late_device(8, |_| {});
+    let (device, _) = bdev_over_late_device(8, |_| {});
     let descriptor = device.open(Claim::Exclusive, "test").unwrap();
     let mut mine = descriptor.open_channel().unwrap();
     let mut other = descriptor.open_channel().unwrap();
     let first = device.begin_quiesce(0..8, Some(mine.id()));
     let second = device.begin_quiesce(4..5, Some(other.id()));
-    assert!(first.is_quiesced() && !second.is_quiesced());
+    assert!(first.has_drained() && !second.has_drained());
     let now = Instant::default();
     let write = request(Operation::Write, 1, 4);
     assert_eq!(other.submit(now, &[write], &[]), 0, "the first decides");
     assert_eq!(mine.submit(now, &[write], &[]), 1);
     drop(first);
-    assert!(!second.is_quiesced(), "the write is still in flight");
+    assert!(!second.has_drained(), "the write is still in flight");
     let mut completions = CompletionBatch::with_capacity(1);
     while mine.poll(now, &mut completions) == 0 {}
-    assert!(second.is_quiesced());
+    assert!(second.has_drained());
     assert_eq!((mine.submit(now, &[write], &[]), other.submit(now, &[write], &[])), (0, 1));
 }
 
 /// Runs two threads that write to the whole device until `until` returns, for each map and mode.
-fn run_under_load(options: &[(QueueMap, ChannelMode)], mut until: impl FnMut(&Bdev, &LateLog)) {
+fn run_until_under_write_load(
+    options: &[(QueueMap, ChannelMode)],
+    mut until: impl FnMut(&Bdev, &LateLog),
+) {
     for (map, mode) in options {
-        let (device, log) = late_device(16, |options| {
+        let (device, log) = bdev_over_late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (*map, *mode, 2);
         });
         let descriptor = Arc::new(device.open(Claim::Exclusive, "load").unwrap());
@@ -308,11 +315,11 @@ fn run_under_load(options: &[(QueueMap, ChannelMode)], mut until: impl FnMut(&Bd
 #[test]
 fn no_request_is_in_a_quiesced_range_under_load() {
     let shapes = [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ];
-    run_under_load(&shapes, |device, log| {
+    run_until_under_write_load(&shapes, |device, log| {
         for round in 0..300 {
             let range = if round % 3 == 0 { 0..BLOCKS } else { 100..700 };
             let hold = device.quiesce(range.clone(), Span::from_secs(20)).unwrap();
@@ -329,12 +336,12 @@ fn no_request_is_in_a_quiesced_range_under_load() {
 #[test]
 fn channel_of_a_removed_device_completes_all_requests() {
     for (map, mode) in [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
         (QueueMap { default: 1, read: 2, poll: 0 }, ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ] {
-        let (device, log) = late_device(16, |options| {
+        let (device, log) = bdev_over_late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (map, mode, 2);
         });
         let descriptor = device.open(Claim::Exclusive, "test").unwrap();
@@ -355,11 +362,11 @@ fn channel_of_a_removed_device_completes_all_requests() {
         }
         assert_eq!(device.open_channel_count(), 2);
         for channel in &mut channels {
-            assert!(!channel.arm() && !wait_until_woken(&**channel));
+            assert!(!channel.arm() && !would_wake(&**channel));
         }
         device.remove();
         for channel in &mut channels {
-            assert!(wait_until_woken(&**channel));
+            assert!(would_wake(&**channel));
             assert!(channel.arm(), "there is something to look at");
             channel.disarm();
             let mut completions = CompletionBatch::with_capacity(9);
@@ -387,10 +394,10 @@ fn channel_of_a_removed_device_completes_all_requests() {
 #[test]
 fn device_removal_reaches_every_thread_within_a_second() {
     let shapes = [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
     ];
-    run_under_load(&shapes, |device, log| {
+    run_until_under_write_load(&shapes, |device, log| {
         let clock = Clock::on_kernel_clock();
         device.remove();
         let began = clock.now();

@@ -6,28 +6,28 @@ use tenmil_base::{Instant, IoStatus, Request, Segment};
 use super::Channel;
 use super::slow_path::AdmitDecision;
 use crate::quiesce::RequestRanges;
-use crate::write_fence::{FenceWaiter, WAIT_MAX};
+use crate::write_fence::{FencedRequest, WAIT_MAX};
 
 impl Channel {
     /// Fences the blocks that this channel is still writing, and aborts requests that have not been
     /// submitted.
     #[cold]
     pub(super) fn fence_client_writes(&mut self) {
-        self.expire_waiting(IoStatus::ABORTED);
-        self.set_fence();
+        self.complete_all_waiting(IoStatus::ABORTED);
+        self.fence_own_writes();
     }
 
     /// Reopens the blocks of writes that have completed.
-    pub(super) fn update_own_fence(&mut self) {
+    pub(super) fn shrink_own_fence(&mut self) {
         if self.fence.is_some() {
-            self.set_fence();
+            self.fence_own_writes();
         }
     }
 
-    fn set_fence(&mut self) {
+    fn fence_own_writes(&mut self) {
         let written = self.tags.written_ranges();
         if self.fence.is_some() || !written.is_empty() {
-            self.fence = self.grant.shared.update_fence(self.fence, written);
+            self.fence = self.grant.shared.set_fence_blocks(self.fence, written);
         }
     }
 
@@ -40,23 +40,28 @@ impl Channel {
     }
 
     /// Queues a request until its blocks are open.
-    pub(super) fn wait_for_fence(&mut self, now: Instant, request: &Request, table: &[Segment]) {
+    pub(super) fn queue_until_unfenced(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        table: &[Segment],
+    ) {
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let own = table.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
         let segments = own.unwrap_or_default().into();
         let request = Request { segment_first: 0, ..*request };
-        self.waiting.push(FenceWaiter { request, segments, until: now.after(WAIT_MAX) });
+        self.waiting.push(FencedRequest { request, segments, until: now.after(WAIT_MAX) });
     }
 
     /// Submits waiting requests whose blocks are open, and completes those that have waited too long.
     #[cold]
-    pub(super) fn submit_waiting(&mut self, now: Instant) {
+    pub(super) fn submit_unfenced_requests(&mut self, now: Instant) {
         let mut has_submitted = false;
         let waiting = core::mem::take(&mut self.waiting);
         for one in waiting {
             match self.admit_decision(&one.request) {
                 AdmitDecision::Complete(status) => self.reject_request(&one.request, status),
-                AdmitDecision::Submit if self.submit_next_waiting(now, &one) => {
+                AdmitDecision::Submit if self.try_submit_waiting_request(now, &one) => {
                     has_submitted = true
                 }
                 AdmitDecision::Submit | AdmitDecision::Hold | AdmitDecision::Wait
@@ -68,14 +73,14 @@ impl Channel {
             }
         }
         if has_submitted {
-            self.lanes.iter_mut().for_each(crate::context::HardwareContextRef::flush);
+            self.lanes.iter_mut().for_each(crate::context::HardwareContextRef::flush_submissions);
             self.publish_in_flight();
         }
-        self.update_slow_path();
+        self.update_check_flags();
     }
 
-    fn submit_next_waiting(&mut self, now: Instant, one: &FenceWaiter) -> bool {
-        if self.free_tags_for(1) == 0 {
+    fn try_submit_waiting_request(&mut self, now: Instant, one: &FencedRequest) -> bool {
+        if self.grow_free_tags(1) == 0 {
             return false;
         }
         self.publish_in_flight_bound(1);
@@ -84,11 +89,11 @@ impl Channel {
     }
 
     /// Completes all waiting requests with `status`.
-    pub(super) fn expire_waiting(&mut self, status: IoStatus) {
+    pub(super) fn complete_all_waiting(&mut self, status: IoStatus) {
         for one in core::mem::take(&mut self.waiting) {
             self.reject_request(&one.request, status);
         }
-        self.update_slow_path();
+        self.update_check_flags();
     }
 
     /// Whether a waiting request could be submitted now, if there is a free tag.

@@ -31,14 +31,14 @@ impl LostWriteCounter {
 
     /// Counts a failed flush, whose client knew of `told` losses when it was submitted. If there are more
     /// by now, it may have failed because of those, and is not counted again.
-    fn report(&self, told: u64) {
+    fn count_failed_flush(&self, told: u64) {
         let _ = self.0.compare_exchange(told, told + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
 impl Channel {
     /// Stores the losses known to the client with each flush in `outgoing`.
-    pub(super) fn record_known_losses(&mut self) {
+    pub(super) fn store_losses_with_flushes(&mut self) {
         let Self { outgoing, tags, told, .. } = self;
         let flushes = outgoing.iter().filter(|request| request.operation == Operation::Flush);
         flushes.for_each(|request| tags.set_reported_losses(request, *told));
@@ -48,7 +48,7 @@ impl Channel {
     pub(super) fn count_accepted_flushes(&mut self, taken: &[Request]) {
         let flushes = taken.iter().filter(|request| request.operation == Operation::Flush);
         self.flushes += flushes.count();
-        self.update_slow_path();
+        self.update_check_flags();
     }
 
     /// [`poll`](tenmil_base::IoChannel::poll) with a check of each completion.
@@ -68,9 +68,9 @@ impl Channel {
             self.tags.release_tags(now, given, self.block_shift, &self.port.meter);
         }
         if found > 0 {
-            self.port.meter.count_poll(depth as u64);
+            self.port.meter.count_queue_depth(depth as u64);
             self.publish_in_flight();
-            self.update_slow_path();
+            self.update_check_flags();
         }
         if !self.refused.is_empty() || self.is_slow {
             found += self.poll_slow_path(now, completions);
@@ -87,7 +87,7 @@ impl Channel {
             let Some(then) = tags.reported_losses(completion) else { continue };
             *flushes -= 1;
             if completion.status.0 & STATUS == IoStatus::WRITE_FAULT.0 {
-                losses.report(then);
+                losses.count_failed_flush(then);
             } else if !completion.status.is_success() || losses.count() == then {
                 continue;
             } else {

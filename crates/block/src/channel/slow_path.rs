@@ -27,7 +27,7 @@ impl Channel {
     pub(super) fn handle_changes(&mut self) {
         // The waker is armed before the state is read: a later change raises it.
         self.is_deaf = !self.port.waker.unmask(0);
-        let view = self.grant.shared.change_view();
+        let view = self.grant.shared.channel_view();
         self.seen = view.generation;
         self.limits.block_count = view.block_count;
         self.gate.block_count = view.block_count;
@@ -36,12 +36,12 @@ impl Channel {
         if view.is_removed && !self.is_removed {
             self.fail_all_in_flight();
         }
-        self.update_slow_path();
-        self.notify_if_drained();
+        self.update_check_flags();
+        self.wake_quiescers_if_drained();
     }
 
     /// Determines whether requests and completions need individual checks.
-    pub(super) fn update_slow_path(&mut self) {
+    pub(super) fn update_check_flags(&mut self) {
         self.is_slow = self.is_removed
             || !self.holds.is_empty()
             || !self.fences.is_empty()
@@ -57,7 +57,7 @@ impl Channel {
         let mut put_by = CompletionBatch::with_capacity(count);
         for lane in 0..self.lanes.len() {
             let start = put_by.as_slice().len();
-            self.lanes[lane].close(&mut put_by);
+            self.lanes[lane].close_and_drain_inbox(&mut put_by);
             let given = put_by.tail_mut(start);
             self.fail_flushes_after_loss(given);
             // The current time is not known here, and these latencies are not of interest.
@@ -65,17 +65,17 @@ impl Channel {
         }
         self.refused.extend(put_by.as_slice().iter().copied());
         self.flushes = 0;
-        for (completion, operation) in self.tags.abandon_all(IoStatus::ABORTED_BY_HOST) {
+        for (completion, operation) in self.tags.fail_all_in_flight(IoStatus::ABORTED_BY_HOST) {
             self.port.meter.count_failure(operation);
             self.refused.push(completion);
         }
         self.port.is_open.store(false, Ordering::Release);
         self.publish_in_flight();
-        self.expire_waiting(IoStatus::NO_DEVICE);
+        self.complete_all_waiting(IoStatus::NO_DEVICE);
     }
 
     /// Notifies the quiescing threads if nothing of this channel is in flight in their ranges.
-    fn notify_if_drained(&mut self) {
+    fn wake_quiescers_if_drained(&mut self) {
         let mine = self.port.index;
         let others = self.holds.iter().filter(|held| held.except != Some(mine));
         let is_quiet = others.clone().all(|held| {
@@ -101,7 +101,8 @@ impl Channel {
     ) -> usize {
         let mut done = 0;
         while done < requests.len() {
-            let room = self.free_tags_for(requests.len() - done).saturating_sub(self.waiting.len());
+            let room =
+                self.grow_free_tags(requests.len() - done).saturating_sub(self.waiting.len());
             let rest = &requests[done..][..room.min(requests.len() - done)];
             let verdicts = rest.iter().map(|request| self.admit_decision(request));
             let good = verdicts.take_while(|verdict| *verdict == AdmitDecision::Submit).count();
@@ -116,7 +117,7 @@ impl Channel {
             let Some(first) = rest.first() else { break };
             match self.admit_decision(first) {
                 AdmitDecision::Complete(status) => self.reject_request(first, status),
-                AdmitDecision::Wait => self.wait_for_fence(now, first, segments),
+                AdmitDecision::Wait => self.queue_until_unfenced(now, first, segments),
                 AdmitDecision::Submit | AdmitDecision::Hold => break,
             }
             done += 1;
@@ -137,7 +138,7 @@ impl Channel {
             self.port.quiet.store(0, Ordering::Release);
         }
         let traits = self.tags.assign_tags(now, requests, &mut self.outgoing);
-        self.record_known_losses();
+        self.store_losses_with_flushes();
         let taken = self.submit_to_context(now, lane, traits, segments);
         self.count_accepted_flushes(&requests[..taken]);
         taken
@@ -193,12 +194,12 @@ impl Channel {
         now: Instant,
         completions: &mut CompletionBatch,
     ) -> usize {
-        self.update_own_fence();
+        self.shrink_own_fence();
         if !self.waiting.is_empty() {
-            self.submit_waiting(now);
+            self.submit_unfenced_requests(now);
         }
         let given = self.refused.drain_into(completions);
-        self.notify_if_drained();
+        self.wake_quiescers_if_drained();
         given
     }
 }

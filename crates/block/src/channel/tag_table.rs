@@ -114,7 +114,7 @@ impl TagTable {
 
     /// Number of free tags.
     #[inline]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_tag_count(&self) -> usize {
         self.free_count
     }
 
@@ -224,7 +224,7 @@ impl TagTable {
             let (ended, rest) = completions.split_at_mut(run.count);
             let (tags, rest_of_places) = places.split_at_mut(run.count);
             if statuses != 0 {
-                run = counting.without_failed(run, ended, tags, slots);
+                run = counting.count_failed(run, ended, tags, slots);
             }
             if run.count > 0 {
                 counting.count(run);
@@ -254,7 +254,7 @@ impl TagTable {
                 blocks: u64::from(slot.blocks),
             });
         } else {
-            meter.count_failure(entry_operation(slot.mark));
+            meter.count_failure(operation_of_mark(slot.mark));
         }
         assert!(*room < free.len(), "a backend completed a request twice");
         free[*room] = index_to_tag(tag);
@@ -271,7 +271,7 @@ impl TagTable {
     /// The losses stored for a flush; `None` if the completion is not of a flush.
     pub(super) fn reported_losses(&self, completion: &IoCompletion) -> Option<u64> {
         let slot = &self.slots[completion_tag(completion)];
-        (entry_operation(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
+        (operation_of_mark(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
     }
 
     /// The block ranges accessed by requests in flight.
@@ -283,12 +283,12 @@ impl TagTable {
     /// The blocks written by requests in flight, without the sources of copies and without flushes.
     pub(super) fn written_ranges(&self) -> Vec<Range<u64>> {
         let slots = self.tags_in_flight().into_iter().map(|tag| &self.slots[tag as usize]);
-        let writes = slots.filter(|slot| WRITING.bits() >> entry_operation(slot.mark) & 1 != 0);
+        let writes = slots.filter(|slot| WRITING.bits() >> operation_of_mark(slot.mark) & 1 != 0);
         writes.map(|slot| slot.lba..slot.lba.saturating_add(slot.blocks.into())).collect()
     }
 
     /// Completes everything in flight with `status`. Returns the completions and their operations.
-    pub(super) fn abandon_all(
+    pub(super) fn fail_all_in_flight(
         &mut self,
         status: IoStatus,
     ) -> impl Iterator<Item = (IoCompletion, usize)> {
@@ -297,7 +297,7 @@ impl TagTable {
         self.free_count = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
-            (IoCompletion { token: slot.token, status, result: 0 }, entry_operation(slot.mark))
+            (IoCompletion { token: slot.token, status, result: 0 }, operation_of_mark(slot.mark))
         })
     }
 
@@ -322,7 +322,7 @@ impl BatchTraits {
 impl TagEntry {
     fn ranges(&self) -> RequestRanges {
         let Self { lba, blocks, .. } = *self;
-        let operation = entry_operation(self.mark);
+        let operation = operation_of_mark(self.mark);
         // The source of a copy is not stored: it counts as every block.
         if operation == Operation::Flush as usize || operation == Operation::Copy as usize {
             RequestRanges::EVERYTHING
@@ -335,7 +335,7 @@ impl TagEntry {
 impl RunCounter<'_> {
     /// Counts the failed completions of a run, and returns the run without them.
     #[cold]
-    fn without_failed(
+    fn count_failed(
         self,
         mut run: CompletionRun,
         completions: &[IoCompletion],
@@ -344,7 +344,7 @@ impl RunCounter<'_> {
     ) -> CompletionRun {
         for (completion, tag) in completions.iter().zip(tags) {
             if !completion.status.is_success() {
-                self.meter.count_failure(entry_operation(run.mark));
+                self.meter.count_failure(operation_of_mark(run.mark));
                 run.blocks -= u64::from(slots[*tag as usize].blocks);
                 run.count -= 1;
             }
@@ -359,7 +359,7 @@ impl RunCounter<'_> {
         // Clock readings of two iterations may be out of order.
         let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
         let bytes = blocks << self.block_shift;
-        self.meter.count_success(entry_operation(mark), count as u64, bytes, took_ns);
+        self.meter.count_success(operation_of_mark(mark), count as u64, bytes, took_ns);
     }
 }
 
@@ -385,7 +385,7 @@ fn operation_and_flags(request: &Request) -> u16 {
 
 /// The index of the operation in a mark.
 #[inline]
-fn entry_operation(mark: u64) -> usize {
+fn operation_of_mark(mark: u64) -> usize {
     usize::from(mark.to_le_bytes()[0])
 }
 
@@ -400,29 +400,31 @@ mod tests {
     #[test]
     fn tag_table_grows_on_demand_and_tags_are_unique() {
         let mut tags = TagTable::new(100);
-        assert_eq!(tags.room(), COUNT_MIN);
+        assert_eq!(tags.free_tag_count(), COUNT_MIN);
         let mut given = BTreeSet::new();
         for token in 0..100 {
-            if tags.room() == 0 {
+            if tags.free_tag_count() == 0 {
                 tags.grow(1);
             }
-            assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
+            assert!(tags.free_tag_count() > 0 && tags.in_flight() == given.len(), "{token}");
             let sent =
                 tags.assign_tag(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
             tags.mark_one_in_use();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }
-        assert_eq!((tags.room(), tags.may_grow(), given.last()), (0, false, Some(&99)));
+        assert_eq!((tags.free_tag_count(), tags.may_grow(), given.last()), (0, false, Some(&99)));
         tags.grow(1);
-        assert_eq!(tags.room(), 0, "there are no more");
-        let mut tokens: Vec<u64> =
-            tags.abandon_all(IoStatus::ABORTED).map(|(completion, _)| completion.token).collect();
+        assert_eq!(tags.free_tag_count(), 0, "there are no more");
+        let mut tokens: Vec<u64> = tags
+            .fail_all_in_flight(IoStatus::ABORTED)
+            .map(|(completion, _)| completion.token)
+            .collect();
         tokens.sort_unstable();
         assert!(tokens.into_iter().eq(0..100));
-        assert_eq!((tags.room(), tags.in_flight()), (100, 0));
+        assert_eq!((tags.free_tag_count(), tags.in_flight()), (100, 0));
         let mut some = TagTable::new(100);
         some.grow(30);
-        assert_eq!((some.room(), some.may_grow()), (30, true));
-        assert_eq!(TagTable::new(3).room(), 3);
+        assert_eq!((some.free_tag_count(), some.may_grow()), (30, true));
+        assert_eq!(TagTable::new(3).free_tag_count(), 3);
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A device over a [`Late`] medium, and the log of the medium.
-pub(crate) fn late_device(
+pub(crate) fn bdev_over_late_device(
     depth: u32,
     change: impl FnOnce(&mut BdevOptions),
 ) -> (Bdev, Arc<LateLog>) {
@@ -33,7 +33,9 @@ pub(crate) fn late_device(
 }
 
 fn bdev_with_map(depth: u32, map: QueueMap, channels_max: u32) -> (Bdev, Arc<LateLog>) {
-    late_device(depth, |options| (options.map, options.channels_max) = (map, channels_max))
+    bdev_over_late_device(depth, |options| {
+        (options.map, options.channels_max) = (map, channels_max)
+    })
 }
 
 fn open(device: &Bdev) -> BdevDescriptor {
@@ -48,7 +50,7 @@ struct TestClient {
 }
 
 impl TestClient {
-    fn on_channel(descriptor: &BdevDescriptor) -> Self {
+    fn open(descriptor: &BdevDescriptor) -> Self {
         let channel = descriptor.channel().unwrap();
         Self { channel, waiting: BTreeMap::new(), completed: 0 }
     }
@@ -62,7 +64,7 @@ impl TestClient {
     /// Polls, and checks every completion against its request.
     fn poll(&mut self, now: Instant, room: usize) -> Vec<IoCompletion> {
         let mut completions = CompletionBatch::with_capacity(room);
-        self.channel.flush();
+        self.channel.flush_submissions();
         assert_eq!(self.channel.poll(now, &mut completions), completions.as_slice().len());
         let completions: Vec<IoCompletion> = completions.drain().collect();
         for completion in &completions {
@@ -81,22 +83,21 @@ impl TestClient {
 #[test]
 fn every_request_completes_once_on_its_own_channel() {
     let maps = [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
-        (QueueMap::with_default(2), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(2), ChannelMode::Mq),
         (QueueMap { default: 2, read: 1, poll: 3 }, ChannelMode::Mq),
         (QueueMap { default: 1, read: 5, poll: 1 }, ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ];
     for (seed, (map, mode)) in (0..60).zip(maps.iter().cycle()) {
         let mut random = Random::new(seed);
         let depth = u32::try_from(random.below(9) + 1).unwrap();
-        let (device, log) = late_device(depth, |options| {
+        let (device, log) = bdev_over_late_device(depth, |options| {
             (options.map, options.mode, options.channels_max) = (*map, *mode, 5);
         });
         let descriptor = open(&device);
-        let mut users: Vec<TestClient> =
-            (0..5).map(|_| TestClient::on_channel(&descriptor)).collect();
+        let mut users: Vec<TestClient> = (0..5).map(|_| TestClient::open(&descriptor)).collect();
         let mut token = 0;
         for turn in 0..400 {
             let now = Instant { ns: turn * 1_000 };
@@ -104,7 +105,7 @@ fn every_request_completes_once_on_its_own_channel() {
             if random.chance(1, 60) {
                 // A channel is dropped with its requests in flight, and another one replaces it.
                 users.remove(index);
-                users.insert(index, TestClient::on_channel(&descriptor));
+                users.insert(index, TestClient::open(&descriptor));
             }
             let user = &mut users[index];
             let requests: Vec<Request> = (0..random.below(6))
@@ -133,9 +134,9 @@ fn every_request_completes_once_on_its_own_channel() {
 
 #[test]
 fn channels_share_a_single_tag_fairly() {
-    let (device, _) = bdev_with_map(1, QueueMap::with_default(1), 3);
+    let (device, _) = bdev_with_map(1, QueueMap::with_default_contexts(1), 3);
     let descriptor = open(&device);
-    let mut users: Vec<TestClient> = (0..3).map(|_| TestClient::on_channel(&descriptor)).collect();
+    let mut users: Vec<TestClient> = (0..3).map(|_| TestClient::open(&descriptor)).collect();
     for turn in 0..600 {
         let now = Instant { ns: turn };
         // Each channel always has more requests than the depth, and the first one submits most often.
@@ -154,10 +155,9 @@ fn channels_share_a_single_tag_fairly() {
 
 #[test]
 fn closed_waiting_channel_does_not_block_others() {
-    let (device, _) = bdev_with_map(1, QueueMap::with_default(1), 2);
+    let (device, _) = bdev_with_map(1, QueueMap::with_default_contexts(1), 2);
     let descriptor = open(&device);
-    let (mut stays, mut goes) =
-        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
+    let (mut stays, mut goes) = (TestClient::open(&descriptor), TestClient::open(&descriptor));
     let start = Instant::default();
     assert_eq!(stays.submit(start, &[request(Operation::Read, 1, 1)]), 1);
     assert_eq!(goes.submit(start, &[request(Operation::Read, 2, 2)]), 0);
@@ -170,7 +170,7 @@ fn closed_waiting_channel_does_not_block_others() {
 }
 
 /// Whether a thread that sleeps on this channel would wake.
-pub(crate) fn wait_until_woken(channel: &dyn IoChannel) -> bool {
+pub(crate) fn would_wake(channel: &dyn IoChannel) -> bool {
     let WakeSource::Descriptor(descriptor) = channel.wake_source() else { return false };
     let watch = PollSet::new().unwrap();
     watch.add(descriptor, 0, Interest { readable: true, writable: false }).unwrap();
@@ -181,20 +181,19 @@ pub(crate) fn wait_until_woken(channel: &dyn IoChannel) -> bool {
 
 #[test]
 fn completion_polled_by_another_channel_wakes_its_sleeping_owner() {
-    let (device, log) = bdev_with_map(8, QueueMap::with_default(1), 2);
+    let (device, log) = bdev_with_map(8, QueueMap::with_default_contexts(1), 2);
     let descriptor = open(&device);
-    let (mut sleeps, mut polls) =
-        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
+    let (mut sleeps, mut polls) = (TestClient::open(&descriptor), TestClient::open(&descriptor));
     let now = Instant::default();
     for token in 0..20 {
         log.is_stuck.store(true, Ordering::SeqCst);
         assert_eq!(sleeps.submit(now, &[request(Operation::Read, token, 1)]), 1);
-        assert!(!sleeps.channel.arm() && !wait_until_woken(&*sleeps.channel));
+        assert!(!sleeps.channel.arm() && !would_wake(&*sleeps.channel));
         log.is_stuck.store(false, Ordering::SeqCst);
         while !log.in_flight.lock().unwrap().is_empty() {
             assert!(polls.poll(now, 4).is_empty(), "it is not his");
         }
-        assert!(wait_until_woken(&*sleeps.channel));
+        assert!(would_wake(&*sleeps.channel));
         sleeps.channel.disarm();
         assert_eq!(sleeps.poll(now, 4).len(), 1);
     }
@@ -202,30 +201,29 @@ fn completion_polled_by_another_channel_wakes_its_sleeping_owner() {
 
 #[test]
 fn channel_sleeping_for_a_free_tag_is_woken() {
-    let (device, log) = bdev_with_map(1, QueueMap::with_default(1), 2);
+    let (device, log) = bdev_with_map(1, QueueMap::with_default_contexts(1), 2);
     let descriptor = open(&device);
-    let (mut has, mut wants) =
-        (TestClient::on_channel(&descriptor), TestClient::on_channel(&descriptor));
+    let (mut has, mut wants) = (TestClient::open(&descriptor), TestClient::open(&descriptor));
     let now = Instant::default();
     log.is_stuck.store(true, Ordering::SeqCst);
     assert_eq!(has.submit(now, &[request(Operation::Read, 1, 1)]), 1);
     assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 0);
-    assert!(!wants.channel.arm() && !wait_until_woken(&*wants.channel));
+    assert!(!wants.channel.arm() && !would_wake(&*wants.channel));
     log.is_stuck.store(false, Ordering::SeqCst);
     while has.poll(now, 1).is_empty() {}
-    assert!(wait_until_woken(&*wants.channel));
+    assert!(would_wake(&*wants.channel));
     wants.channel.disarm();
     assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 1);
 }
 
 #[test]
 fn channel_queued_behind_an_inactive_one_is_woken() {
-    let (device, log) = bdev_with_map(1, QueueMap::with_default(1), 3);
+    let (device, log) = bdev_with_map(1, QueueMap::with_default_contexts(1), 3);
     let descriptor = open(&device);
     let mut users = [
-        TestClient::on_channel(&descriptor),
-        TestClient::on_channel(&descriptor),
-        TestClient::on_channel(&descriptor),
+        TestClient::open(&descriptor),
+        TestClient::open(&descriptor),
+        TestClient::open(&descriptor),
     ];
     let [has, goes, sleeps] = &mut users;
     let now = Instant::default();
@@ -236,10 +234,10 @@ fn channel_queued_behind_an_inactive_one_is_woken() {
     assert!(!sleeps.channel.arm());
     log.is_stuck.store(false, Ordering::SeqCst);
     while has.poll(now, 1).is_empty() {}
-    assert!(!wait_until_woken(&*sleeps.channel), "the room is for another");
+    assert!(!would_wake(&*sleeps.channel), "the room is for another");
     let later = now.after(Span::from_ms(100));
     assert_eq!(has.submit(later, &[request(Operation::Read, 4, 4)]), 0);
-    assert!(wait_until_woken(&*sleeps.channel), "now it is for this one");
+    assert!(would_wake(&*sleeps.channel), "now it is for this one");
     sleeps.channel.disarm();
     assert_eq!(sleeps.submit(later, &[request(Operation::Read, 3, 3)]), 1);
 }
@@ -248,7 +246,7 @@ fn channel_queued_behind_an_inactive_one_is_woken() {
 fn requests_use_the_context_of_their_type() {
     let (device, log) = bdev_with_map(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
     let descriptor = open(&device);
-    let mut user = TestClient::on_channel(&descriptor);
+    let mut user = TestClient::open(&descriptor);
     let polled = Request {
         flags: RequestFlags::POLLED.union(RequestFlags::FUA),
         ..request(Operation::Write, 3, 3)
@@ -280,7 +278,7 @@ fn requests_use_the_context_of_their_type() {
 #[test]
 fn read_only_claim_rejects_writes() {
     for mode in [ChannelMode::Mq, ChannelMode::SingleQueue, ChannelMode::Bypass] {
-        let (device, log) = late_device(8, |options| options.mode = mode);
+        let (device, log) = bdev_over_late_device(8, |options| options.mode = mode);
         let reader = device.open(Claim::ReadShared, "reader").unwrap();
         let mut channel = reader.channel().unwrap();
         for operation in Operation::ALL {
@@ -304,7 +302,7 @@ fn read_only_claim_rejects_writes() {
 
 #[test]
 fn out_of_range_and_unsupported_requests_are_not_submitted() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let descriptor = open(&device);
     log.is_stuck.store(true, Ordering::SeqCst);
     let mut channel = descriptor.channel().unwrap();
@@ -329,7 +327,7 @@ fn out_of_range_and_unsupported_requests_are_not_submitted() {
         );
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
-    device.handle_resize(BLOCKS - 1);
+    device.set_resized_block_count(BLOCKS - 1);
     let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
     assert_eq!(channel.poll(Instant::default(), &mut completions), 1);
@@ -338,8 +336,8 @@ fn out_of_range_and_unsupported_requests_are_not_submitted() {
 
 #[test]
 fn mixed_batch_is_submitted_together_in_order() {
-    let (device, log) = bdev_with_map(32, QueueMap::with_default(PER_CHANNEL), 1);
-    let mut user = TestClient::on_channel(&open(&device));
+    let (device, log) = bdev_with_map(32, QueueMap::with_default_contexts(PER_CHANNEL), 1);
+    let mut user = TestClient::open(&open(&device));
     let operations = [Operation::Write, Operation::Flush, Operation::Deallocate, Operation::Copy];
     let mut requests: Vec<Request> =
         (0..).zip(operations).map(|(token, of)| request(of, token, token)).collect();
@@ -354,8 +352,8 @@ fn mixed_batch_is_submitted_together_in_order() {
 
 #[test]
 fn requests_behind_a_quiesced_one_wait() {
-    let (device, log) = bdev_with_map(32, QueueMap::with_default(PER_CHANNEL), 1);
-    let mut user = TestClient::on_channel(&open(&device));
+    let (device, log) = bdev_with_map(32, QueueMap::with_default_contexts(PER_CHANNEL), 1);
+    let mut user = TestClient::open(&open(&device));
     let hold = device.begin_quiesce(10..11, None);
     let requests = [1, 2, 10, 3].map(|lba| request(Operation::Deallocate, lba, lba));
     assert_eq!(user.submit(Instant::default(), &requests), 2);
@@ -367,7 +365,7 @@ fn requests_behind_a_quiesced_one_wait() {
 #[test]
 fn single_request_is_handled_like_a_batch() {
     let (device, log) = bdev_with_map(2, QueueMap { default: 1, read: 1, poll: 1 }, 1);
-    let mut user = TestClient::on_channel(&open(&device));
+    let mut user = TestClient::open(&open(&device));
     let now = Instant { ns: 5 };
     let polled = Request { flags: RequestFlags::POLLED, ..request(Operation::Read, 1, 1) };
     assert_eq!(user.submit(now, &[polled]), 1);
@@ -400,7 +398,7 @@ fn single_request_is_handled_like_a_batch() {
 #[test]
 fn statistics_include_closed_channels() {
     for (map, channels_max) in
-        [(QueueMap::with_default(PER_CHANNEL), 4), (QueueMap::with_default(1), 4)]
+        [(QueueMap::with_default_contexts(PER_CHANNEL), 4), (QueueMap::with_default_contexts(1), 4)]
     {
         let (device, _) = bdev_with_map(64, map, channels_max);
         let descriptor = open(&device);
@@ -408,7 +406,7 @@ fn statistics_include_closed_channels() {
         let mut expected: BTreeMap<Operation, (u64, u64, u64)> = BTreeMap::new();
         for round in 0..12 {
             let mut users: Vec<TestClient> =
-                (0..4).map(|_| TestClient::on_channel(&descriptor)).collect();
+                (0..4).map(|_| TestClient::open(&descriptor)).collect();
             for turn in 0..40 {
                 let now = Instant { ns: 1 + turn * 1_000 };
                 let user = &mut users[usize::try_from(random.below(4)).unwrap()];
@@ -439,7 +437,7 @@ fn statistics_include_closed_channels() {
                 users.iter_mut().for_each(|user| drop(user.poll(Instant { ns: 50_000 }, 16)));
             }
             let counted = device.statistics();
-            check_channels(&counted, &expected, round);
+            assert_operation_stats(&counted, &expected, round);
             let mut sum = IoStats::default();
             device.channel_statistics().iter().for_each(|(_, _, of)| sum.merge(of));
             assert!(
@@ -448,12 +446,16 @@ fn statistics_include_closed_channels() {
                     || round == 0
             );
         }
-        check_channels(&device.statistics(), &expected, 99);
+        assert_operation_stats(&device.statistics(), &expected, 99);
         assert!(device.statistics().depth.mean() >= 1.0);
     }
 }
 
-fn check_channels(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
+fn assert_operation_stats(
+    counted: &IoStats,
+    expected: &BTreeMap<Operation, (u64, u64, u64)>,
+    round: u64,
+) {
     for (operation, of) in expected {
         let done = counted.operation_stats(*operation);
         assert_eq!((done.count, done.bytes, done.errors), *of, "{operation:?} in round {round}");
@@ -464,9 +466,9 @@ fn check_channels(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u
 
 #[test]
 fn latencies_are_measured_per_batch() {
-    let (device, log) = late_device(8, |options| options.timing = false);
+    let (device, log) = bdev_over_late_device(8, |options| options.timing = false);
     let descriptor = open(&device);
-    let mut user = TestClient::on_channel(&descriptor);
+    let mut user = TestClient::open(&descriptor);
     let one = |user: &mut TestClient, at: u64| {
         log.is_stuck.store(true, Ordering::SeqCst);
         user.submit(Instant { ns: at }, &[request(Operation::Read, at, 1)]);

@@ -16,7 +16,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Completions of one channel that others have polled.
 #[derive(Debug)]
 pub(super) struct CompletionInbox {
-    batches: Box<[SharedBatch]>,
+    batches: Box<[InboxEntry]>,
     head: InboxHead,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct CompletionInbox {
 struct InboxHead(AtomicU64);
 
 #[derive(Debug, Default)]
-struct SharedBatch {
+struct InboxEntry {
     /// The tag, with the status above it.
     first: AtomicU64,
     result: AtomicU32,
@@ -37,7 +37,7 @@ impl CompletionInbox {
     pub(super) fn new(tags: u32) -> Self {
         let count = tags.next_power_of_two();
         Self {
-            batches: (0..count).map(|_| SharedBatch::default()).collect(),
+            batches: (0..count).map(|_| InboxEntry::default()).collect(),
             head: InboxHead::default(),
         }
     }
@@ -46,7 +46,7 @@ impl CompletionInbox {
     #[inline]
     pub(super) fn push_completions(&self, completion: IoCompletion) {
         let head = self.head.0.load(Ordering::Relaxed);
-        let batch = self.batch(head);
+        let batch = self.entry(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
         batch
@@ -74,7 +74,7 @@ impl CompletionInbox {
         let head = self.head.0.load(Ordering::Acquire);
         let mut count = 0;
         while *tail != head && completions.remaining() > 0 {
-            let batch = self.batch(*tail);
+            let batch = self.entry(*tail);
             let first = batch.first.load(Ordering::Relaxed);
             #[expect(clippy::cast_possible_truncation, reason = "cut as they were put together")]
             let (token, status) = (u64::from(first as u32), IoStatus((first >> 32) as u16));
@@ -91,7 +91,7 @@ impl CompletionInbox {
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the count of places")]
-    fn batch(&self, number: u64) -> &SharedBatch {
+    fn entry(&self, number: u64) -> &InboxEntry {
         &self.batches[number as usize & (self.batches.len() - 1)]
     }
 }

@@ -25,7 +25,7 @@ use tenmil_base::{
 };
 
 use super::inbox::CompletionInbox;
-use super::sync::{Arc, ChannelShared, Clock, EventVectors, Mutex, MutexGuard, yield_cpu};
+use super::sync::{Arc, ChannelShared, Clock, EventFdVectors, Mutex, MutexGuard, yield_cpu};
 use super::wait_queue::WaitQueue;
 use crate::bdev::ChannelMode;
 
@@ -53,7 +53,7 @@ struct LockedContext {
 /// A member, as seen by the lock holder.
 struct MemberEntry {
     inbox_of: Arc<MemberInbox>,
-    waker: EventVectors,
+    waker: EventFdVectors,
     in_flight: u32,
     /// The channel is closed: its completions are dropped.
     is_closed: bool,
@@ -63,7 +63,7 @@ struct MemberEntry {
 #[derive(Debug)]
 struct MemberInbox {
     inbox: CompletionInbox,
-    waker: EventVectors,
+    waker: EventFdVectors,
 }
 
 /// One channel's membership in a context.
@@ -105,13 +105,13 @@ impl SharedContext {
     }
 
     /// Adds a member for a channel with `tags` tags. The first one opens the device channel.
-    pub(crate) fn join(
+    pub(crate) fn add_member(
         this: Arc<Self>,
         port: &Arc<ChannelShared>,
         tags: u32,
         open: impl FnOnce() -> Result<Box<dyn IoChannel>, Error>,
     ) -> Result<ContextMember, Error> {
-        let waker = EventVectors::new(1)
+        let waker = EventFdVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
         waker.mask(0);
@@ -221,7 +221,7 @@ impl LockedContext {
         }
         let taken = backend.submit(now, requests, segments);
         if taken > 0 {
-            backend.flush();
+            backend.flush_submissions();
         }
         #[expect(clippy::cast_possible_truncation, reason = "within the capacity")]
         let count = taken as u32;
@@ -241,17 +241,17 @@ impl LockedContext {
     }
 
     /// Whether there is a free entry for a waiting member; if not, it is in the queue.
-    fn has_room_for(&mut self, number: u32, now: Instant) -> bool {
+    fn queue_and_check_space(&mut self, number: u32, now: Instant) -> bool {
         self.waiters.enqueue(number);
         let room = self.free_count();
-        let has_space = self.waiters.share_limit(number, room, now) > 0;
+        let has_space = self.waiters.free_entries_for(number, room, now) > 0;
         self.notify_waiters(now);
         has_space
     }
 
     /// Accounts for a member that has armed the device channel and is awake again. The last one disarms
     /// it.
-    fn disarm_if_last(&mut self, is_armed: &mut bool, is_asleep: bool) {
+    fn release_armed(&mut self, is_armed: &mut bool, is_asleep: bool) {
         if *is_armed && !is_asleep {
             *is_armed = false;
             self.armed -= 1;
@@ -288,9 +288,9 @@ impl ContextMember {
     ) -> usize {
         (self.last, self.awaits_space) = (now, true);
         let Some(mut core) = self.context.lock_context(&self.port) else { return 0 };
-        core.disarm_if_last(&mut self.is_armed, self.is_asleep);
+        core.release_armed(&mut self.is_armed, self.is_asleep);
         let room = core.free_count();
-        let share = core.waiters.share_limit(self.number, room, now).min(requests.len());
+        let share = core.waiters.free_entries_for(self.number, room, now).min(requests.len());
         let taken = core.submit(now, self.number, &mut requests[..share], segments);
         if taken > 0 {
             core.waiters.remove(self.number);
@@ -313,14 +313,18 @@ impl ContextMember {
             return count;
         }
         let Some(mut core) = self.context.lock_context(&self.port) else { return count };
-        core.disarm_if_last(&mut self.is_armed, self.is_asleep);
+        core.release_armed(&mut self.is_armed, self.is_asleep);
         let more = core.poll(now, self.number, completions);
         self.wake_at = core.wake_at();
         count + more
     }
 
     pub(super) fn is_kernel_io(&self) -> bool {
-        self.context.lock().backend.as_ref().is_some_and(|backend| backend.is_kernel_io())
+        self.context
+            .lock()
+            .backend
+            .as_ref()
+            .is_some_and(|backend| backend.is_done_by_local_kernel())
     }
 
     pub(super) fn doorbell_stats(&self) -> DoorbellStats {
@@ -341,8 +345,8 @@ impl ContextMember {
         // The lock holder may be taking a completion of this member out of the device, or leaving one
         // there.
         let Some(mut core) = self.context.lock_context(&self.port) else { return true };
-        core.disarm_if_last(&mut self.is_armed, self.is_asleep);
-        if self.awaits_space && core.has_room_for(self.number, self.last) {
+        core.release_armed(&mut self.is_armed, self.is_asleep);
+        if self.awaits_space && core.queue_and_check_space(self.number, self.last) {
             self.awaits_space = false;
             return true;
         }
@@ -395,7 +399,7 @@ impl Drop for ContextMember {
         let Self { context, inbox_of, number, last, .. } = self;
         let mut core = context.lock();
         (self.is_asleep, self.awaits_space) = (false, false);
-        core.disarm_if_last(&mut self.is_armed, false);
+        core.release_armed(&mut self.is_armed, false);
         core.waiters.remove(*number);
         core.notify_waiters(*last);
         let is_idle = core.member_in_flight(*number) == 0 || core.backend.is_none();

@@ -24,8 +24,8 @@ const RESERVATION_TIMEOUT: Span = Span::from_ms(2);
 
 impl WaitQueue {
     /// Number of the `room` free entries that a member may use now.
-    pub(super) fn share_limit(&mut self, member: u32, room: usize, now: Instant) -> usize {
-        while self.queue.front().is_some_and(|first| first.has_turn_expired(member, now)) {
+    pub(super) fn free_entries_for(&mut self, member: u32, room: usize, now: Instant) -> usize {
+        while self.queue.front().is_some_and(|first| first.has_missed_turn(member, now)) {
             self.queue.pop_front();
         }
         let ahead = self.queue.iter().position(|waiter| waiter.member == member);
@@ -59,7 +59,7 @@ impl WaitQueue {
 }
 
 impl Waiter {
-    fn has_turn_expired(&self, asking: u32, now: Instant) -> bool {
+    fn has_missed_turn(&self, asking: u32, now: Instant) -> bool {
         let is_late = |notified_at: Instant| now.since(notified_at) > RESERVATION_TIMEOUT;
         self.member != asking && self.notified_at.is_some_and(is_late)
     }
@@ -77,16 +77,20 @@ mod tests {
     fn wait_queue_is_fifo() {
         let mut waiters = WaitQueue::default();
         [4, 2, 4, 9].into_iter().for_each(|member| waiters.enqueue(member));
-        assert_eq!(waiters.share_limit(4, 1, START), 1);
-        assert_eq!(waiters.share_limit(2, 1, START), 0, "one is ahead");
-        assert_eq!(waiters.share_limit(9, 3, START), 1);
-        assert_eq!(waiters.share_limit(7, 5, START), 2, "three are ahead of one who never waited");
+        assert_eq!(waiters.free_entries_for(4, 1, START), 1);
+        assert_eq!(waiters.free_entries_for(2, 1, START), 0, "one is ahead");
+        assert_eq!(waiters.free_entries_for(9, 3, START), 1);
+        assert_eq!(
+            waiters.free_entries_for(7, 5, START),
+            2,
+            "three are ahead of one who never waited"
+        );
         let mut notified_at = Vec::new();
         waiters.notify_first(2, START, |member| notified_at.push(member));
         waiters.notify_first(3, START, |member| notified_at.push(member));
         assert_eq!(notified_at, [4, 2, 9], "each once");
         waiters.remove(4);
-        assert_eq!(waiters.share_limit(2, 1, START), 1);
+        assert_eq!(waiters.free_entries_for(2, 1, START), 1);
     }
 
     #[test]
@@ -97,14 +101,14 @@ mod tests {
         waiters.notify_first(1, START, |_| {});
         let in_time = START.after(RESERVATION_TIMEOUT);
         let late = in_time.after(Span { ns: 1 });
-        assert_eq!(waiters.share_limit(2, 1, in_time), 0);
+        assert_eq!(waiters.free_entries_for(2, 1, in_time), 0);
         assert_eq!(
-            waiters.share_limit(1, 1, late),
+            waiters.free_entries_for(1, 1, late),
             1,
             "late, but no other waiter has taken its place"
         );
-        assert_eq!(waiters.share_limit(2, 1, late), 1);
-        assert_eq!(waiters.share_limit(1, 2, late), 1, "behind now");
+        assert_eq!(waiters.free_entries_for(2, 1, late), 1);
+        assert_eq!(waiters.free_entries_for(1, 2, late), 1, "behind now");
         waiters.remove(2);
         assert!(waiters.is_empty());
     }

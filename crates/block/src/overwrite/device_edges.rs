@@ -58,7 +58,7 @@ impl<'a> DeviceEdges<'a> {
     pub(super) fn text_at(&self, offset: u64, len: usize) -> Option<String> {
         let bytes = self.bytes_at(offset, len)?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(len);
-        displayable(&String::from_utf8_lossy(&bytes[..end]))
+        replace_control_characters(&String::from_utf8_lossy(&bytes[..end]))
     }
 
     /// The text in a field of `len` bytes of 16-bit characters.
@@ -66,7 +66,7 @@ impl<'a> DeviceEdges<'a> {
         let words = self.bytes_at(offset, len)?.chunks_exact(2);
         let words = words.map(|two| u16::from_le_bytes([two[0], two[1]]));
         let words: Vec<u16> = words.take_while(|word| *word != 0).collect();
-        displayable(&String::from_utf16_lossy(&words))
+        replace_control_characters(&String::from_utf16_lossy(&words))
     }
 
     /// The UUID at `offset`, its bytes in text order; `None` if it is zero.
@@ -92,7 +92,7 @@ fn bytes_at(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
 }
 
 /// Removes characters from an untrusted name that must not reach a terminal.
-fn displayable(text: &str) -> Option<String> {
+fn replace_control_characters(text: &str) -> Option<String> {
     let text: String = text
         .trim()
         .chars()

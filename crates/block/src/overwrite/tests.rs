@@ -8,7 +8,7 @@ use super::{OverwriteReport, check_overwrite_allowed};
 use crate::ExistingData;
 
 /// A disk of 1 MiB with an ext4 file system, and a machine without anything else.
-fn device_with_kernel_files() -> (tempfile::TempDir, PathBuf, KernelFiles) {
+fn ext4_image_and_kernel_files() -> (tempfile::TempDir, PathBuf, KernelFiles) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("disk");
     let mut bytes = vec![0; 1 << 20];
@@ -34,7 +34,7 @@ fn write_at(root: &Path, file: &str, text: &str) {
 
 #[test]
 fn overwrite_error_names_the_data_and_the_option() {
-    let (_root, path, machine) = device_with_kernel_files();
+    let (_root, path, machine) = ext4_image_and_kernel_files();
     let refused =
         check_overwrite_allowed("-w write", &[existing_data(&path)], false, &machine).unwrap_err();
     assert_eq!(
@@ -56,7 +56,7 @@ fn overwrite_error_names_the_data_and_the_option() {
 
 #[test]
 fn device_in_use_is_never_overwritten() {
-    let (root, path, machine) = device_with_kernel_files();
+    let (root, path, machine) = ext4_image_and_kernel_files();
     write_at(root.path(), "sys/block/loop0/loop/backing_file", &path.display().to_string());
     for overwrite in [false, true] {
         let refused = check_overwrite_allowed("copy", &[existing_data(&path)], overwrite, &machine)
@@ -69,11 +69,11 @@ fn device_in_use_is_never_overwritten() {
 
 #[test]
 fn unknown_data_is_reported_as_unknown() {
-    let (root, _, machine) = device_with_kernel_files();
+    let (root, _, machine) = ext4_image_and_kernel_files();
     let of = |bytes: &[u8]| {
         let path = root.path().join("other");
         std::fs::write(&path, bytes).unwrap();
-        OverwriteReport::examine(&existing_data(&path), &machine).to_string()
+        OverwriteReport::probe_existing_data(&existing_data(&path), &machine).to_string()
     };
     assert!(of(&[0; 5000]).ends_with("(1048576 bytes; nothing but zeroes at both ends)"));
     assert!(of(&[7; 5000]).ends_with("(1048576 bytes; data of no kind that is known)"));
@@ -81,9 +81,10 @@ fn unknown_data_is_reported_as_unknown() {
     *end.last_mut().unwrap() = 1;
     assert!(of(&end).ends_with("data of no kind that is known)"), "the last byte counts");
     let gone =
-        OverwriteReport::examine(&existing_data(&root.path().join("gone")), &machine).to_string();
+        OverwriteReport::probe_existing_data(&existing_data(&root.path().join("gone")), &machine)
+            .to_string();
     assert!(gone.contains("; it cannot be read: "), "{gone}");
     let elsewhere = ExistingData { path: None, ..existing_data(Path::new("ssd 0")) };
-    let said = OverwriteReport::examine(&elsewhere, &machine).to_string();
+    let said = OverwriteReport::probe_existing_data(&elsewhere, &machine).to_string();
     assert_eq!(said, "ssd 0 (1048576 bytes; it has no file to look at)");
 }

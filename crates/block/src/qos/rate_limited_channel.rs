@@ -8,7 +8,7 @@ use tenmil_base::{
 };
 
 use super::token_bucket::{
-    BucketTicks, instant_to_ticks, ns_to_ticks, rescale_ticks, ticks_to_instant,
+    BucketTicks, instant_to_ticks, ns_to_ticks, rescale_reservation_end, ticks_to_instant,
 };
 use super::{BUCKETS, IoClass, RECHECK_INTERVAL, SharedBuckets};
 
@@ -25,14 +25,14 @@ pub struct RateLimitedChannel<B> {
     rates: [u64; BUCKETS],
     has_limits: bool,
     /// Reservations of reads and of writes.
-    slices: [TokenReservation; 2],
+    slices: [ReservedSlice; 2],
     /// When a rejected caller should retry.
     retry_at: Instant,
 }
 
 /// A reservation: when it starts and what it permits.
 #[derive(Clone, Copy, Debug, Default)]
-struct TokenReservation {
+struct ReservedSlice {
     /// Start time in each bucket.
     at: [BucketTicks; BUCKETS],
     /// Requests permitted.
@@ -76,24 +76,24 @@ const TRANSFERS: [u64; Operation::ALL.len()] = {
 };
 
 #[inline]
-fn bucket_side(request: &Request) -> usize {
+fn direction_of_request(request: &Request) -> usize {
     SIDES[request.operation as usize]
 }
 
 /// The blocks that a request transfers.
 #[inline]
-fn request_blocks(request: &Request) -> u64 {
+fn transferred_blocks(request: &Request) -> u64 {
     TRANSFERS[request.operation as usize] * u64::from(request.blocks)
 }
 
 /// The buckets of a side: those of the total, and its own.
-const fn request_buckets(side: usize) -> [usize; 4] {
+const fn buckets_of_direction(side: usize) -> [usize; 4] {
     [0, 1, 2 + 2 * side, 3 + 2 * side]
 }
 
 /// Requests that may go down, and what they use of the slices.
 #[derive(Default)]
-struct AdmittedRequests {
+struct RequestTotals {
     count: usize,
     requests: [u64; 3],
     blocks: [u64; 3],
@@ -114,7 +114,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             seen: 0,
             rates: [0; BUCKETS],
             has_limits: false,
-            slices: [TokenReservation::default(); 2],
+            slices: [ReservedSlice::default(); 2],
             retry_at: Instant::NEVER,
         }
     }
@@ -129,64 +129,70 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         let changed_at = self.shared.changed_at.load(Ordering::Relaxed);
         if !self.has_limits || self.class == IoClass::Background {
             // The background has paid for little, and pays again.
-            self.slices = [TokenReservation::default(); 2];
+            self.slices = [ReservedSlice::default(); 2];
         }
         for side in [0, 1] {
             if self.slices[side].count == 0 {
                 continue;
             }
-            for index in request_buckets(side) {
+            for index in buckets_of_direction(side) {
                 let (at, rate) = (self.slices[side].at[index], self.rates[index]);
                 self.slices[side].at[index] = if old[index] == 0 && rate > 0 {
                     self.shared.buckets[index].reserve_units(
                         now,
                         rate,
-                        self.request_units(side, index),
+                        self.slice_units(side, index),
                     )
                 } else {
-                    rescale_ticks(at, changed_at, old[index], rate)
+                    rescale_reservation_end(at, changed_at, old[index], rate)
                 };
             }
         }
     }
 
     /// The cost of a slice in the units of a bucket.
-    fn request_units(&self, side: usize, bucket: usize) -> u64 {
-        let TokenReservation { count, price, .. } = self.slices[side];
+    fn slice_units(&self, side: usize, bucket: usize) -> u64 {
+        let ReservedSlice { count, price, .. } = self.slices[side];
         if is_byte_bucket(bucket) { price } else { count }
     }
 
     /// The leading requests that may go down now. If there are none, a reservation has been made.
-    fn admit_requests(&mut self, now: BucketTicks, requests: &[Request]) -> AdmittedRequests {
-        let mut left = [self.due_requests(now, READS), self.due_requests(now, WRITES), u64::MAX];
-        if let Some(half) = requests.first().map(bucket_side).filter(|half| *half != UNLIMITED)
+    fn count_admitted_or_reserve(
+        &mut self,
+        now: BucketTicks,
+        requests: &[Request],
+    ) -> RequestTotals {
+        let mut left =
+            [self.permitted_requests(now, READS), self.permitted_requests(now, WRITES), u64::MAX];
+        if let Some(half) =
+            requests.first().map(direction_of_request).filter(|half| *half != UNLIMITED)
             && self.slices[half].count == 0
         {
             self.reserve_slice(now, half, requests);
-            left[half] = self.due_requests(now, half);
+            left[half] = self.permitted_requests(now, half);
         }
-        let mut admitted = AdmittedRequests::default();
+        let mut admitted = RequestTotals::default();
         for request in requests {
-            let side = bucket_side(request);
+            let side = direction_of_request(request);
             if admitted.requests[side] == left[side] {
                 break;
             }
             admitted.requests[side] += 1;
-            admitted.blocks[side] += request_blocks(request);
+            admitted.blocks[side] += transferred_blocks(request);
             admitted.count += 1;
         }
         admitted
     }
 
     /// The number of requests of a slice that may go down now.
-    fn due_requests(&mut self, now: BucketTicks, side: usize) -> u64 {
+    fn permitted_requests(&mut self, now: BucketTicks, side: usize) -> u64 {
         let slice = &self.slices[side];
         if slice.count == 0 {
             return 0;
         }
-        let has_come = request_buckets(side).iter().all(|index| slice.at[*index] <= now);
+        let has_come = buckets_of_direction(side).iter().all(|index| slice.at[*index] <= now);
         if slice.is_minimum && (has_come || self.has_background_surplus(now, side)) {
-            self.start_slice(now, side);
+            self.pay_for_slice(now, side);
             return self.slices[side].count;
         }
         if has_come { slice.count } else { 0 }
@@ -198,7 +204,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         let is_free = |index: usize| {
             self.rates[index] == 0 || self.shared.buckets[index].reserved_until() <= now
         };
-        request_buckets(side).into_iter().all(is_free)
+        buckets_of_direction(side).into_iter().all(is_free)
     }
 
     /// Reserves a slice for as many of `requests` as fit.
@@ -214,22 +220,22 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         // While the foreground uses the whole rate, the background gets only its minimum.
         if self.class == IoClass::Background && !self.has_background_surplus(now, side) {
             self.slices[side].is_minimum = true;
-            for index in request_buckets(side) {
-                let (rate, units) = (self.rates[index], self.request_units(side, index));
+            for index in buckets_of_direction(side) {
+                let (rate, units) = (self.rates[index], self.slice_units(side, index));
                 if rate > 0 {
                     let at = self.shared.buckets[index].reserve_guaranteed(now, rate, units);
                     self.slices[side].at[index] = at;
                 }
             }
         } else {
-            self.start_slice(now, side);
+            self.pay_for_slice(now, side);
         }
     }
 
     /// Pays for a slice and sets its start time. The background has waited already and starts at once.
-    fn start_slice(&mut self, now: BucketTicks, side: usize) {
-        for index in request_buckets(side) {
-            let (rate, units) = (self.rates[index], self.request_units(side, index));
+    fn pay_for_slice(&mut self, now: BucketTicks, side: usize) {
+        for index in buckets_of_direction(side) {
+            let (rate, units) = (self.rates[index], self.slice_units(side, index));
             if rate > 0 {
                 let at = self.shared.buckets[index].reserve_units(now, rate, units);
                 let waits = self.class == IoClass::Foreground;
@@ -242,7 +248,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
     /// The number of `requests` that fit into a slice, and the bytes that they transfer.
     fn slice_capacity(&self, now: BucketTicks, half: usize, requests: &[Request]) -> (u64, u64) {
         let mut most = [u64::MAX; 2];
-        for index in request_buckets(half) {
+        for index in buckets_of_direction(half) {
             let (rate, most) = (self.rates[index], &mut most[index % 2]);
             if rate > 0 {
                 *most = (*most).min(self.shared.buckets[index].burst_units(now, rate, SLICE));
@@ -250,8 +256,8 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         }
         let (requests_max, blocks_max) = (most[0].max(1), most[1] / u64::from(self.block_size));
         let (mut count, mut blocks) = (0, 0_u64);
-        for request in requests.iter().filter(|other| bucket_side(other) == half) {
-            let more = blocks + request_blocks(request);
+        for request in requests.iter().filter(|other| direction_of_request(other) == half) {
+            let more = blocks + transferred_blocks(request);
             if count == requests_max || (count > 0 && more > blocks_max) {
                 break;
             }
@@ -261,7 +267,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
     }
 
     /// Deducts sent requests from the slices.
-    fn deduct_sent(&mut self, gone: &AdmittedRequests) {
+    fn deduct_sent(&mut self, gone: &RequestTotals) {
         for (half, slice) in self.slices.iter_mut().enumerate() {
             slice.count -= gone.requests[half];
             let bytes = gone.blocks[half].saturating_mul(u64::from(self.block_size));
@@ -271,10 +277,10 @@ impl<B: IoChannel> RateLimitedChannel<B> {
 
     /// Records when the caller that holds `first` should retry.
     fn record_retry_time(&mut self, now: Instant, first: &Request) {
-        let side = bucket_side(first);
+        let side = direction_of_request(first);
         let slice = &self.slices[side];
         let last = |at: &dyn Fn(usize) -> BucketTicks| {
-            request_buckets(side).into_iter().map(at).max().unwrap_or_default()
+            buckets_of_direction(side).into_iter().map(at).max().unwrap_or_default()
         };
         let mut at = last(&|index| slice.at[index]);
         // The background may also send as soon as the reservations of the foreground end.
@@ -299,7 +305,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         let mut taken = 0;
         while let Some(first) = requests.get(taken) {
             let rest = &requests[taken..];
-            let admitted = self.admit_requests(instant_to_ticks(now), rest);
+            let admitted = self.count_admitted_or_reserve(instant_to_ticks(now), rest);
             if admitted.count == 0 {
                 self.record_retry_time(now, first);
                 break;
@@ -307,7 +313,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             let count = self.below.submit(now, &rest[..admitted.count], segments);
             taken += count;
             if count < admitted.count {
-                self.deduct_sent(&total_units(&rest[..count]));
+                self.deduct_sent(&sum_requests_and_blocks(&rest[..count]));
                 break;
             }
             self.deduct_sent(&admitted);
@@ -317,11 +323,11 @@ impl<B: IoChannel> RateLimitedChannel<B> {
 }
 
 /// What requests use of the slices.
-fn total_units(requests: &[Request]) -> AdmittedRequests {
-    let mut sum = AdmittedRequests::default();
+fn sum_requests_and_blocks(requests: &[Request]) -> RequestTotals {
+    let mut sum = RequestTotals::default();
     for request in requests {
-        sum.requests[bucket_side(request)] += 1;
-        sum.blocks[bucket_side(request)] += request_blocks(request);
+        sum.requests[direction_of_request(request)] += 1;
+        sum.blocks[direction_of_request(request)] += transferred_blocks(request);
     }
     sum
 }

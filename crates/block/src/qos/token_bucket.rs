@@ -62,7 +62,7 @@ impl TokenBucket {
 
     /// Reserves `units` and returns when the reservation starts.
     pub(super) fn reserve_units(&self, now: BucketTicks, rate: u64, units: u64) -> BucketTicks {
-        reserve_ticks(&self.reserved_until, now, cost_ticks(units, rate))
+        reserve_time(&self.reserved_until, now, cost_ticks(units, rate))
     }
 
     /// Reserves `units` of the background's guaranteed minimum.
@@ -73,14 +73,14 @@ impl TokenBucket {
         units: u64,
     ) -> BucketTicks {
         let cost = u128::from(cost_ticks(units, rate)) * 100 / u128::from(MINIMUM_PERCENT);
-        reserve_ticks(&self.minimum_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
+        reserve_time(&self.minimum_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
     }
 
     /// Changes the rate. Reservations keep their units, not their time.
     pub(super) fn set_rate(&self, now: Instant, rate: u64) {
         let (now, old) = (instant_to_ticks(now), self.current_rate.swap(rate, Ordering::Relaxed));
         for until in [&self.reserved_until, &self.minimum_until] {
-            let changed = |at: BucketTicks| Some(rescale_ticks(at, now, old, rate));
+            let changed = |at: BucketTicks| Some(rescale_reservation_end(at, now, old, rate));
             // Always succeeds: the closure never returns `None`.
             let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
         }
@@ -88,7 +88,12 @@ impl TokenBucket {
 }
 
 /// The new time of a reservation that ended at `at`, if the rate changes at `now`.
-pub(super) fn rescale_ticks(at: BucketTicks, now: BucketTicks, old: u64, new: u64) -> BucketTicks {
+pub(super) fn rescale_reservation_end(
+    at: BucketTicks,
+    now: BucketTicks,
+    old: u64,
+    new: u64,
+) -> BucketTicks {
     if at <= now || old == 0 || new == 0 {
         return at.min(now);
     }
@@ -96,7 +101,7 @@ pub(super) fn rescale_ticks(at: BucketTicks, now: BucketTicks, old: u64, new: u6
     now.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
 }
 
-fn reserve_ticks(until: &AtomicU64, now: BucketTicks, cost: BucketTicks) -> BucketTicks {
+fn reserve_time(until: &AtomicU64, now: BucketTicks, cost: BucketTicks) -> BucketTicks {
     // A cost above the burst would add up to one more unit than the rate permits.
     let earliest = if cost > CREDIT { now } else { now.saturating_sub(CREDIT) };
     let moved = |until: BucketTicks| Some(until.max(earliest).saturating_add(cost));
@@ -121,7 +126,7 @@ mod tests {
     use tenmil_base::{Instant, Span};
 
     use super::{
-        CREDIT, TokenBucket, cost_ticks, instant_to_ticks, ns_to_ticks, rescale_ticks,
+        CREDIT, TokenBucket, cost_ticks, instant_to_ticks, ns_to_ticks, rescale_reservation_end,
         ticks_to_instant, units_in_ticks,
     };
 
@@ -160,10 +165,14 @@ mod tests {
     #[test]
     fn token_debt_is_kept_across_rate_changes() {
         let at = |ms| ns_to_ticks(Span::from_ms(ms));
-        assert_eq!(rescale_ticks(at(1_100), at(1_000), 10, 1), at(2_000));
-        assert_eq!(rescale_ticks(at(2_000), at(1_000), 1, 10), at(1_100));
-        assert_eq!(rescale_ticks(at(900), at(1_000), 1, 10), at(900));
-        assert_eq!(rescale_ticks(at(2_000), at(1_000), 1, 0), at(1_000), "no limit, no debt");
-        assert_eq!(rescale_ticks(at(2_000), at(1_000), 0, 1), at(1_000));
+        assert_eq!(rescale_reservation_end(at(1_100), at(1_000), 10, 1), at(2_000));
+        assert_eq!(rescale_reservation_end(at(2_000), at(1_000), 1, 10), at(1_100));
+        assert_eq!(rescale_reservation_end(at(900), at(1_000), 1, 10), at(900));
+        assert_eq!(
+            rescale_reservation_end(at(2_000), at(1_000), 1, 0),
+            at(1_000),
+            "no limit, no debt"
+        );
+        assert_eq!(rescale_reservation_end(at(2_000), at(1_000), 0, 1), at(1_000));
     }
 }

@@ -12,7 +12,7 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
 };
 
-use super::{is_read_like, must_keep_order};
+use super::{must_keep_order, waits_for_data};
 use crate::uri::UriOptions;
 use tenmil_base::Error;
 
@@ -168,7 +168,7 @@ impl<B: IoChannel> DeadlineScheduler<B> {
         slot.request = Request { segment_first: 0, ..*request };
         slot.number = self.next_number;
         self.next_number += 1;
-        let direction = if is_read_like(request) { READS } else { WRITES };
+        let direction = if waits_for_data(request) { READS } else { WRITES };
         let time_limit = [self.options.read, self.options.write][direction];
         slot.late_at = now.after(time_limit);
         self.queues[direction].insert(request.lba, index);
@@ -180,7 +180,7 @@ impl<B: IoChannel> DeadlineScheduler<B> {
         let mut has_sent = false;
         while self.held_count() > 0 && self.free_depth_below() > 0 {
             let Some((direction, chosen)) = self.choose_next(now) else { break };
-            let index = self.oldest_overlapping(chosen);
+            let index = self.first_that_must_precede(chosen);
             let slot = &self.slots[usize::from(index)];
             if self.below.submit(now, &[slot.request], &slot.segments) == 0 {
                 break;
@@ -190,9 +190,9 @@ impl<B: IoChannel> DeadlineScheduler<B> {
             // A request sent only because it must precede the chosen one does not count toward the batch;
             // the choice is repeated.
             if index == chosen {
-                self.count_toward_batch(direction, index);
+                self.record_dispatch(direction, index);
             }
-            self.free_entry(index);
+            self.remove_dispatched(index);
         }
         has_sent
     }
@@ -229,7 +229,7 @@ impl<B: IoChannel> DeadlineScheduler<B> {
     }
 
     /// The oldest request that `index` must not overtake, or `index` itself.
-    fn oldest_overlapping(&self, index: u16) -> u16 {
+    fn first_that_must_precede(&self, index: u16) -> u16 {
         let mut chosen = index;
         loop {
             let QueuedRequest { request, number, .. } = &self.slots[usize::from(chosen)];
@@ -249,7 +249,7 @@ impl<B: IoChannel> DeadlineScheduler<B> {
     }
 
     /// Counts a request sent from queue `turn` toward the current batch.
-    fn count_toward_batch(&mut self, turn: usize, index: u16) {
+    fn record_dispatch(&mut self, turn: usize, index: u16) {
         let Request { lba, blocks, .. } = self.slots[usize::from(index)].request;
         if self.batch_left == 0 || self.direction != turn {
             let others_wait = !self.queues[WRITES].by_age.is_empty();
@@ -261,7 +261,7 @@ impl<B: IoChannel> DeadlineScheduler<B> {
     }
 
     /// Frees the entry of a request that has been sent.
-    fn free_entry(&mut self, index: u16) {
+    fn remove_dispatched(&mut self, index: u16) {
         let lba = self.slots[usize::from(index)].request.lba;
         self.queues.iter_mut().for_each(|queue| queue.remove(lba, index));
         self.free.push(index);
@@ -333,7 +333,7 @@ impl<B: IoChannel> IoChannel for DeadlineScheduler<B> {
         self.limits.block_count = self.below.limits().block_count;
         self.under_way -= count;
         if self.held_count() > 0 && self.dispatch(now) {
-            self.below.flush();
+            self.below.flush_submissions();
         }
         count
     }

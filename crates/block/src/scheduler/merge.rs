@@ -67,11 +67,15 @@ impl<B: IoChannel> MergeScheduler<B> {
 
     /// The number of leading requests that go down unchanged, and of those after them that merge into
     /// one.
-    fn plan_batch(&self, requests: &[Request], segments: &[Segment]) -> (usize, usize) {
+    fn count_unchanged_and_mergeable(
+        &self,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> (usize, usize) {
         let may_merge = !self.free.is_empty();
         let mut from = 0;
         while from < requests.len()
-            && let Some(index) = next_needing_attention(requests, from)
+            && let Some(index) = find_mergeable_or_internal(requests, from)
         {
             let request = &requests[index];
             if request.token >= OWN_FIRST {
@@ -196,7 +200,7 @@ impl<B: IoChannel> MergeScheduler<B> {
             self.free.push(index);
         }
         if has_sent {
-            self.below.flush();
+            self.below.flush_submissions();
         }
     }
 }
@@ -204,7 +208,7 @@ impl<B: IoChannel> MergeScheduler<B> {
 /// The first request from index `from` on that needs attention: the next one is adjacent to it, or its
 /// token is in the internal range.
 #[inline]
-fn next_needing_attention(requests: &[Request], from: usize) -> Option<usize> {
+fn find_mergeable_or_internal(requests: &[Request], from: usize) -> Option<usize> {
     let notable = |pair: &[Request]| match pair {
         [one, next] => {
             one.token >= OWN_FIRST || one.lba.wrapping_add(u64::from(one.blocks)) == next.lba
@@ -234,7 +238,7 @@ impl<B: IoChannel> IoChannel for MergeScheduler<B> {
         let mut taken = 0;
         while taken < requests.len() && self.failed.is_empty() {
             let rest = &requests[taken..];
-            let (plain, run) = self.plan_batch(rest, segments);
+            let (plain, run) = self.count_unchanged_and_mergeable(rest, segments);
             if plain > 0 {
                 let count = self.below.submit(now, &rest[..plain], segments);
                 taken += count;
@@ -256,7 +260,7 @@ impl<B: IoChannel> IoChannel for MergeScheduler<B> {
         let before = completions.as_slice().len();
         let mut count = self.below.poll(now, completions);
         if self.free.len() < self.runs.len() || !self.ready.is_empty() {
-            completions.extract_if(before, |completion| self.split_completion(completion));
+            completions.remove_if(before, |completion| self.split_completion(completion));
             self.resubmit_separately(now);
             self.ready.drain_into(completions);
             count = completions.as_slice().len() - before;

@@ -97,7 +97,7 @@ impl<B: IoChannel> StreamBatchScheduler<B> {
         self.held.len() >= usize::from(self.options.count.max(1))
     }
 
-    fn is_due(&self, now: Instant) -> bool {
+    fn must_dispatch(&self, now: Instant) -> bool {
         self.is_full() || self.held_bytes >= self.options.bytes || self.due_at <= now
     }
 
@@ -135,7 +135,7 @@ impl<B: IoChannel> StreamBatchScheduler<B> {
             self.due_at = Instant::NEVER;
         }
         if count > 0 {
-            self.below.flush();
+            self.below.flush_submissions();
         }
     }
 
@@ -144,7 +144,7 @@ impl<B: IoChannel> StreamBatchScheduler<B> {
         let count = self.below.submit(now, requests, segments);
         self.under_way += count;
         if count > 0 {
-            self.below.flush();
+            self.below.flush_submissions();
         }
         count
     }
@@ -179,7 +179,7 @@ impl<B: IoChannel> IoChannel for StreamBatchScheduler<B> {
             } else {
                 self.dispatch_batch(now);
             }
-            if self.is_due(now) {
+            if self.must_dispatch(now) {
                 self.dispatch_batch(now);
             }
         }

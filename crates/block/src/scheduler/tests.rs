@@ -3,7 +3,7 @@
 mod dispatch_order;
 mod random_requests;
 
-use super::Scheduler;
+use super::IoScheduler;
 
 #[test]
 fn scheduler_name_round_trips() {
@@ -13,13 +13,13 @@ fn scheduler_name_round_trips() {
         "deadline?read=5000000ns&write=100000000ns&batch=4&depth=2",
         "stream-batch?count=8&bytes=4096&time=20000ns",
     ] {
-        assert_eq!(text.parse::<Scheduler>().unwrap().to_string(), text);
+        assert_eq!(text.parse::<IoScheduler>().unwrap().to_string(), text);
     }
-    let short: Scheduler = "deadline?read=5ms".parse().unwrap();
-    let Scheduler::Deadline(options) = short else { panic!("{short}") };
+    let short: IoScheduler = "deadline?read=5ms".parse().unwrap();
+    let IoScheduler::Deadline(options) = short else { panic!("{short}") };
     assert_eq!((options.read, options.batch), (tenmil_base::Span::from_ms(5), 16));
     assert_eq!(
-        "stream-batch".parse::<Scheduler>().unwrap().to_string(),
+        "stream-batch".parse::<IoScheduler>().unwrap().to_string(),
         "stream-batch?count=16&bytes=65536&time=50000ns"
     );
     for (text, problem) in [
@@ -29,7 +29,7 @@ fn scheduler_name_round_trips() {
         ("deadline?batch=0", "deadline:?batch=0: batch is `0`, expected a number from 1 to 1024"),
         ("deadline?read", "no scheduler `deadline?read`"),
     ] {
-        let error = text.parse::<Scheduler>().unwrap_err();
+        let error = text.parse::<IoScheduler>().unwrap_err();
         assert!(error.to_string().starts_with(problem), "{error}");
         assert_eq!(error.category(), tenmil_base::ErrorCategory::Usage);
     }

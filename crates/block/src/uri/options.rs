@@ -24,7 +24,7 @@ impl<'a> UriOptions<'a> {
     }
 
     /// Consumes the path behind the bracketed devices; empty if there is none.
-    pub fn behind(&mut self) -> &'a str {
+    pub fn path_after_children(&mut self) -> &'a str {
         std::mem::take(&mut self.path_after_children)
     }
 
@@ -44,7 +44,7 @@ impl<'a> UriOptions<'a> {
         let Some(text) = self.text_value(key) else { return Ok(None) };
         let number = parse_digits(&text, 10).filter(|number| range.contains(number));
         let (low, high) = (range.start(), range.end());
-        self.optional_value(number, key, &text, &format!("a number from {low} to {high}"))
+        self.value_or_error(number, key, &text, &format!("a number from {low} to {high}"))
     }
 
     /// Consumes the seed of randomness.
@@ -54,7 +54,7 @@ impl<'a> UriOptions<'a> {
             Some(hexadecimal) => parse_digits(hexadecimal, 16),
             None => parse_digits(&text, 10),
         };
-        self.optional_value(number, "seed", &text, "a number")
+        self.value_or_error(number, "seed", &text, "a number")
     }
 
     /// Consumes a size in bytes.
@@ -78,7 +78,7 @@ impl<'a> UriOptions<'a> {
         let Some(text) = self.text_value(key) else { return Ok(None) };
         let chosen = choices.iter().find(|(word, _)| *word == text).map(|(_, choice)| *choice);
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
-        self.optional_value(chosen, key, &text, &accepted_values(&words))
+        self.value_or_error(chosen, key, &text, &accepted_values(&words))
     }
 
     /// Consumes a block size: a power of two from 512 to 65536.
@@ -86,11 +86,11 @@ impl<'a> UriOptions<'a> {
         let Some(text) = self.text_value("block") else { return Ok(None) };
         let size = parse_size(&text).ok().and_then(|size| u32::try_from(size).ok());
         let size = size.filter(|size| size.is_power_of_two() && (512..=65_536).contains(size));
-        self.optional_value(size, "block", &text, "a power of two from 512 to 64k")
+        self.value_or_error(size, "block", &text, "a power of two from 512 to 64k")
     }
 
     /// Rejects options that were not consumed.
-    pub fn reject_unknown(self) -> Result<(), UriError> {
+    pub fn reject_unconsumed(self) -> Result<(), UriError> {
         if !self.path_after_children.is_empty() {
             let problem =
                 format!("`/{}` follows a bracket, expected ?KEY=VALUE", self.path_after_children);
@@ -108,7 +108,7 @@ impl<'a> UriOptions<'a> {
         }
     }
 
-    fn optional_value<T>(
+    fn value_or_error<T>(
         &self,
         value: Option<T>,
         key: &str,
@@ -147,27 +147,27 @@ mod tests {
     #[test]
     fn unused_uri_options_are_rejected() {
         let uri = sample_uri("a=1&b=x=y&");
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         assert_eq!(fields.text_value("b").as_deref(), Some("x=y"));
         assert_eq!(fields.text_value("c"), None);
-        let refusal = fields.reject_unknown().unwrap_err().to_string();
+        let refusal = fields.reject_unconsumed().unwrap_err().to_string();
         assert_eq!(refusal, "x:?a=1&b=x=y: no parameter `a`, expected b or c");
     }
 
     #[test]
     fn unexpected_path_after_children_is_rejected() {
         let uri: Uri = "delay:[ram:1m]/x".parse().unwrap();
-        let refusal = uri.fields().reject_unknown().unwrap_err().to_string();
+        let refusal = uri.options().reject_unconsumed().unwrap_err().to_string();
         assert_eq!(refusal, "delay:[ram:1m]/x: `/x` follows a bracket, expected ?KEY=VALUE");
-        let mut fields = uri.fields();
-        assert_eq!(fields.behind(), "x");
-        fields.reject_unknown().unwrap();
+        let mut fields = uri.options();
+        assert_eq!(fields.path_after_children(), "x");
+        fields.reject_unconsumed().unwrap();
     }
 
     #[test]
     fn uri_option_values_of_every_type_are_parsed() {
         let uri = sample_uri("n=3&size=4k&t=80us&block=4k&seed=0xff&way=up");
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         assert_eq!(fields.number_value("n", 1..=3), Ok(Some(3)));
         assert_eq!(fields.size_value("size"), Ok(Some(4096)));
         assert_eq!(fields.time_value("t"), Ok(Some(Span::from_us(80))));
@@ -175,14 +175,14 @@ mod tests {
         assert_eq!(fields.seed_value(), Ok(Some(255)));
         assert_eq!(fields.choice_value("way", &[("up", 1), ("down", 2)]), Ok(Some(1)));
         assert_eq!(fields.number_value("m", 1..=3), Ok(None));
-        fields.reject_unknown().unwrap();
+        fields.reject_unconsumed().unwrap();
     }
 
     #[test]
     fn invalid_option_value_is_rejected_with_the_accepted_values() {
         let refusal = |query: &str| {
             let uri = sample_uri(query);
-            let mut fields = uri.fields();
+            let mut fields = uri.options();
             let refused = fields
                 .number_value("n", 1..=3)
                 .and_then(|_| fields.choice_value("way", &[("up", 1), ("down", 2), ("on", 3)]))

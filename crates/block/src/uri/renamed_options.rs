@@ -46,7 +46,8 @@ mod tests {
             ("dynamic:?gather=1", "dynamic:?gather=1: `gather` is now `scheduling-core`"),
         ] {
             let uri: Uri = text.parse().expect("a URI");
-            let error = uri.fields().reject_unknown().expect_err("an old parameter").to_string();
+            let error =
+                uri.options().reject_unconsumed().expect_err("an old parameter").to_string();
             assert_eq!(error, expected);
         }
     }
@@ -54,7 +55,8 @@ mod tests {
     #[test]
     fn parameter_of_another_scheme_is_unknown() {
         let uri: Uri = "ram:1m?detect=2s".parse().expect("a URI");
-        let error = uri.fields().reject_unknown().expect_err("an unknown parameter").to_string();
+        let error =
+            uri.options().reject_unconsumed().expect_err("an unknown parameter").to_string();
         assert!(error.starts_with("ram:1m?detect=2s: no parameter `detect`"), "{error}");
     }
 

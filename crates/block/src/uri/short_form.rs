@@ -29,12 +29,12 @@ const TCP: &str = "tcp";
 const TCP_PORT: u16 = 4420;
 
 /// Looks up a device of a configuration file by its name.
-pub(super) type DeviceLookup<'a> = &'a dyn Fn(&str) -> Option<Uri>;
+pub(super) type NamedDeviceLookup<'a> = &'a dyn Fn(&str) -> Option<Uri>;
 
 /// The device at a path and the query of its options, or the problem with the path.
-pub(super) fn find_device<'a>(
+pub(super) fn parse_path_form<'a>(
     text: &'a str,
-    named: DeviceLookup<'_>,
+    named: NamedDeviceLookup<'_>,
 ) -> Result<(Uri, &'a str), String> {
     let (path, query) = text.split_once('?').unwrap_or((text, ""));
     let path = percent_decode(path).ok_or_else(|| super::escape_error("the path", path))?;
@@ -45,22 +45,24 @@ pub(super) fn find_device<'a>(
         path.split_once('/').map_or((&*path, None), |(first, behind)| (first, Some(behind)));
     if let Some(device) = named(first).filter(|_| !first.is_empty()) {
         let uri = match volume {
-            Some(volume) => Uri::stacked(VOLUME, device, volume),
+            Some(volume) => Uri::on_child(VOLUME, device, volume),
             None => device,
         };
         return Ok((uri, query));
     }
-    match file_uri(&path) {
+    match split_file_path(&path) {
         Ok((file, None)) => Ok((Uri::new(FILE, file), query)),
-        Ok((file, Some(volume))) => Ok((Uri::stacked(VOLUME, Uri::new(FILE, file), volume), query)),
-        Err(problem) => Err(format!("{problem}, {EXPECTED}{}", suggest_correction(text, query))),
+        Ok((file, Some(volume))) => {
+            Ok((Uri::on_child(VOLUME, Uri::new(FILE, file), volume), query))
+        }
+        Err(problem) => Err(format!("{problem}, {EXPECTED}{}", create_file_hint(text, query))),
     }
 }
 
 const EXPECTED: &str = "expected KIND:… such as ram:1g, or the path of a file or block device";
 
 /// The command-line argument that creates a file, if the text can be one.
-fn suggest_correction(text: &str, query: &str) -> String {
+fn create_file_hint(text: &str, query: &str) -> String {
     match text.contains(['[', ']']) {
         true => String::new(),
         false if query.is_empty() => format!("; a new file is `{FILE}:{text}?size=1g`"),
@@ -69,7 +71,7 @@ fn suggest_correction(text: &str, query: &str) -> String {
 }
 
 /// Splits a path behind its first component that is not a directory.
-fn file_uri(path: &str) -> Result<(&str, Option<&str>), String> {
+fn split_file_path(path: &str) -> Result<(&str, Option<&str>), String> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err("it is a directory".to_owned()),
         Ok(_) => Ok((path, None)),
@@ -116,13 +118,13 @@ pub fn with_default_port(address: &str, port: u16) -> String {
 }
 
 /// The short form of the URI `text`, for a terminal; text that is no URI is returned as it is.
-pub fn shortest_unescaped(text: &str) -> String {
+pub fn short_form_for_terminal(text: &str) -> String {
     let short = text.parse::<Uri>().map(|uri| format!("{uri:#}"));
     escape(short.as_deref().unwrap_or(text))
 }
 
 /// The short form, if it names the same device.
-pub(super) fn shorten(uri: &Uri) -> Option<String> {
+pub(super) fn short_form_if_unambiguous(uri: &Uri) -> Option<String> {
     let file = |uri: &Uri| match (&uri.body, &*uri.scheme, &uri.pairs[..]) {
         (UriBody::Path(path), FILE, []) => Some(path.clone()),
         _ => None,
@@ -165,7 +167,7 @@ fn is_number(text: &str) -> bool {
 mod tests {
     use super::{Uri, with_default_port};
 
-    fn parse_short(text: &str) -> Uri {
+    fn parse_uri(text: &str) -> Uri {
         text.parse().unwrap()
     }
 
@@ -198,8 +200,8 @@ mod tests {
             ("./Cargo.toml/db".into(), "volume:[file:./Cargo.toml]/db".into()),
             ("/dev/null".into(), "file:/dev/null".into()),
         ] {
-            assert_eq!(parse_short(&short).to_string(), whole, "{short}");
-            assert_eq!(parse_short(&short), parse_short(&whole), "{short}");
+            assert_eq!(parse_uri(&short).to_string(), whole, "{short}");
+            assert_eq!(parse_uri(&short), parse_uri(&whole), "{short}");
         }
     }
 
@@ -235,8 +237,8 @@ mod tests {
             ("tcp://h:1", "tcp://h:1"),
             ("tcp:x/1", "tcp:x/1"),
         ] {
-            assert_eq!(parse_short(short).to_string(), whole, "{short}");
-            assert_eq!(parse_short(whole), parse_short(short), "{short}");
+            assert_eq!(parse_uri(short).to_string(), whole, "{short}");
+            assert_eq!(parse_uri(whole), parse_uri(short), "{short}");
         }
         assert_eq!(with_default_port("::1", 1), "::1", "ambiguous: the host looks up nothing");
     }
@@ -257,17 +259,17 @@ mod tests {
             ("tcp://h:1/nqn.x:d?ns=2&hdgst=no".into(), "tcp://h:1/nqn.x:d?ns=2&hdgst=no".into()),
             ("ram:1g".into(), "ram:1g".into()),
         ] {
-            assert_eq!(format!("{:#}", parse_short(&text)), expected);
-            assert_eq!(parse_short(&expected), parse_short(&text));
+            assert_eq!(format!("{:#}", parse_uri(&text)), expected);
+            assert_eq!(parse_uri(&expected), parse_uri(&text));
         }
-        let error = parse_short(&format!("file:{here}/disk")).error("wrong").to_string();
+        let error = parse_uri(&format!("file:{here}/disk")).error("wrong").to_string();
         assert_eq!(error, format!("{here}/disk: wrong"));
     }
 
     #[test]
     fn device_of_a_configuration_comes_before_a_path_without_a_dot() {
         let named = |name: &str| (name == "Cargo.toml").then(|| Uri::new("device", name));
-        let parse = |text: &str| Uri::parse_with_names(text, &named).unwrap().to_string();
+        let parse = |text: &str| Uri::parse_with_named_devices(text, &named).unwrap().to_string();
         assert_eq!(parse("Cargo.toml"), "device:Cargo.toml");
         assert_eq!(parse("Cargo.toml/db"), "volume:[device:Cargo.toml]/db");
         assert_eq!(

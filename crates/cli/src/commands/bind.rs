@@ -16,7 +16,7 @@ use tenmil_linux::pci::{self, BindPlan, BindRequest, BoundDevice, DiskSignature,
 use tenmil_linux::storage_file::read_first_and_last_bytes;
 
 use super::write_stdout;
-use tenmil_devices::pcie::PcieName;
+use tenmil_devices::pcie::PcieUri;
 use tenmil_linux::storage_file::error_text;
 
 /// Bind NVMe devices to vfio-pci, unless they are in use.
@@ -81,8 +81,7 @@ pub(super) fn run_bind(arguments: &BindArguments, out: &mut dyn Write) -> Result
     addresses.dedup();
     if arguments.dry_run {
         let verdicts = pci::plan_bind(&machine, &addresses, &terms)?;
-        let text =
-            if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
+        let text = if arguments.json { plans_as_json(&verdicts) } else { plans_as_text(&verdicts) };
         write_stdout(out, &text)?;
         let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
         let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.category().exit_code());
@@ -90,7 +89,7 @@ pub(super) fn run_bind(arguments: &BindArguments, out: &mut dyn Write) -> Result
     }
     let bound = pci::bind_functions(&machine, &addresses, &terms)?;
     let tried = bound.iter().map(|one| arguments.r#try.then(|| read_first_block(one, arguments)));
-    let tried: Vec<Option<BindTimings>> = tried.collect();
+    let tried: Vec<Option<TrialReadResult>> = tried.collect();
     let all = || bound.iter().zip(&tried);
     let text = if arguments.json { bound_as_json(all()) } else { bound_as_text(all()) };
     write_stdout(out, &text)?;
@@ -100,13 +99,13 @@ pub(super) fn run_bind(arguments: &BindArguments, out: &mut dyn Write) -> Result
 }
 
 /// Steps up to the first block read, with their durations, or the error that ended them.
-type BindTimings = Result<Vec<StepTiming>, Error>;
+type TrialReadResult = Result<Vec<StepTiming>, Error>;
 
-fn read_first_block(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
+fn read_first_block(bound: &BoundDevice, arguments: &BindArguments) -> TrialReadResult {
     let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
     let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
-    let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
-    let driven = tenmil_devices::pcie::try_out(&PcieName::from_uri(&uri)?)?;
+    let uri: Uri = format!("{}:{address}{flag}", PcieUri::SCHEME).parse()?;
+    let driven = tenmil_devices::pcie::time_first_read(&PcieUri::from_uri(&uri)?)?;
     Ok(bound.timings.iter().cloned().chain(driven).collect())
 }
 
@@ -145,7 +144,7 @@ fn uid_of(machine: &KernelFiles, user: &str) -> Result<u32, Error> {
     })
 }
 
-fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
+fn plans_as_text(verdicts: &[BindPlan]) -> String {
     let mut text = String::new();
     for verdict in verdicts {
         let address = verdict.address;
@@ -175,7 +174,7 @@ fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
     text
 }
 
-fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
+fn plans_as_json(verdicts: &[BindPlan]) -> String {
     let verdicts: Vec<_> = verdicts
         .iter()
         .map(|verdict| {
@@ -183,7 +182,7 @@ fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
                 json!({
                     "found": one.to_string(),
                     "remedy": one.fix(),
-                    "overridden_by_serial": one.yields_to_serial(),
+                    "overridden_by_serial": one.is_overridden_by_serial(),
                 })
             });
             let steps = verdict.steps.iter().map(|step| step.shell_command(verdict.address));
@@ -201,7 +200,7 @@ fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
 }
 
 fn bound_as_text<'a>(
-    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<TrialReadResult>)>,
 ) -> String {
     let mut text = String::new();
     for (one, tried) in bound {
@@ -226,7 +225,7 @@ fn bound_as_text<'a>(
 }
 
 fn bound_as_json<'a>(
-    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<TrialReadResult>)>,
 ) -> String {
     let steps = |took: &[StepTiming]| {
         let steps = took.iter().map(|one| json!({ "step": one.step, "ns": one.span.ns }));
@@ -262,7 +261,7 @@ mod tests {
     use tenmil_linux::pci::{BindObstacle, BindPlan, BindStep, BoundDevice, PciAddress};
 
     use super::{
-        BindTimings, bound_as_json, bound_as_text, uid_of, verdicts_as_json, verdicts_as_text,
+        TrialReadResult, bound_as_json, bound_as_text, plans_as_json, plans_as_text, uid_of,
     };
     use tenmil_base::Error;
 
@@ -281,7 +280,7 @@ mod tests {
     fn dry_run_shows_steps_or_obstacles_with_their_fix() {
         let taken = test_plan(Vec::new(), vec![BindStep::Unbind { driver: "nvme".into() }]);
         let refused = test_plan(vec![BindObstacle::NoIommu], Vec::new());
-        let text = verdicts_as_text(&[taken, refused, test_plan(Vec::new(), Vec::new())]);
+        let text = plans_as_text(&[taken, refused, test_plan(Vec::new(), Vec::new())]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "0000:5e:00.0: driver none would become vfio-pci, by these steps");
         assert_eq!(lines[1], "  echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind");
@@ -290,7 +289,7 @@ mod tests {
         assert_eq!(lines[4], "  it has no IOMMU group, expected an IOMMU that is on");
         assert!(lines[5].starts_with("    Switch on VT-d"), "{text}");
         assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
-        let json = verdicts_as_json(&[test_plan(vec![BindObstacle::NoIommu], Vec::new())]);
+        let json = plans_as_json(&[test_plan(vec![BindObstacle::NoIommu], Vec::new())]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["dry_run"][0]["obstacles"][0]["overridden_by_serial"], false);
     }
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_is_reported_step_by_step_and_its_failure_in_json() {
+    fn trial_read_is_reported_by_step_and_its_failure_in_json() {
         let bound = BoundDevice {
             address: test_address(),
             original_driver: Some("nvme".to_owned()),
@@ -332,7 +331,7 @@ mod tests {
         let json = |tried| bound_as_json([(&bound, &tried)].into_iter());
         assert_eq!(text(None), "0000:5e:00.0: bound to vfio-pci, before to nvme\n");
         assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
-        let whole: fn() -> BindTimings =
+        let whole: fn() -> TrialReadResult =
             || Ok(vec![step_timing("unbind it", 1250), step_timing("read it", 300)]);
         let told = text(Some(whole()));
         assert!(

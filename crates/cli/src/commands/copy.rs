@@ -20,11 +20,13 @@ use tenmil_block::{
 use tenmil_linux::device_users::DeviceUser;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, random_seed};
-use tenmil_rpc::{CopyProgress, MethodState};
+use tenmil_rpc::{CopyProgress, ProcessParts};
 
 use self::copy_report::CopyReport;
 use self::progress_bar::ProgressBar;
-use self::target_files::{TargetFiles, check_existing_data, check_source_sizes, with_source_size};
+use self::target_files::{
+    OriginalTargetFiles, check_existing_data, check_source_sizes, with_source_size,
+};
 use super::perf::{named_value_parser, parse_integer};
 use super::{rpc_endpoint, write_stdout};
 use crate::copy::{
@@ -113,7 +115,7 @@ pub(super) fn run_copy(
     command_line: &str,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut job = PreparedCopy::prepare(arguments, clock)?;
@@ -136,11 +138,15 @@ struct PreparedCopy {
 impl PreparedCopy {
     /// Opens the devices and the checkpoint. On an error the target is left unchanged.
     fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, Error> {
-        let found = TargetFiles::inspect(&arguments.target);
+        let found = OriginalTargetFiles::inspect(&arguments.target);
         Self::open(arguments, &found, clock).inspect_err(|_| found.restore_original())
     }
 
-    fn open(arguments: &CopyArguments, files: &TargetFiles, clock: Clock) -> Result<Self, Error> {
+    fn open(
+        arguments: &CopyArguments,
+        files: &OriginalTargetFiles,
+        clock: Clock,
+    ) -> Result<Self, Error> {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS };
@@ -201,7 +207,7 @@ impl PreparedCopy {
         let copying = CopyProgress::new(&names.0, &names.1, self.copy.size_bytes());
         copying.begin_phase(false, began.0, began.1);
         let _served =
-            rpc_endpoint::serve_control_socket(MethodState::new().with_part(copying.clone()));
+            rpc_endpoint::serve_control_socket(ProcessParts::new().with_part(copying.clone()));
         let mut nothing = ();
         let keep: &mut dyn crate::copy::CheckpointSink = match &mut self.record {
             Some(record) => record,
@@ -346,7 +352,7 @@ fn open_device(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
 fn check_checkpoint(
     record: &CheckpointFile,
     from: Option<&CopyStats>,
-    files: &TargetFiles,
+    files: &OriginalTargetFiles,
     overwrite: bool,
 ) -> Result<(), Error> {
     let Some(from) = from else { return Ok(()) };

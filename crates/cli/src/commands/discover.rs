@@ -59,7 +59,11 @@ pub(super) fn run_discover(
         return watch::watch_discovery_log(arguments, &name, out);
     }
     let found = discover(&name)?;
-    let printed = if arguments.json { log_json(&found) } else { log_text(&name.address, &found) };
+    let printed = if arguments.json {
+        discovery_log_json(&found)
+    } else {
+        discovery_log_text(&name.address, &found)
+    };
     write_stdout(out, &printed)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -84,7 +88,7 @@ fn subsystem_type_name(entry: &DiscoveryEntry) -> &'static str {
     }
 }
 
-fn log_text(address: &str, found: &DiscoveryLog) -> String {
+fn discovery_log_text(address: &str, found: &DiscoveryLog) -> String {
     let count = found.entries.len();
     let entries = if count == 1 { "entry" } else { "entries" };
     let mut text = format!("tcp://{address}: {count} {entries}, generation {}\n", found.generation);
@@ -119,7 +123,7 @@ fn entry_line(entry: &DiscoveryEntry) -> String {
     format!("{:<10} port {:<5} {uri}", subsystem_type_name(entry), entry.portid())
 }
 
-fn log_json(found: &DiscoveryLog) -> String {
+fn discovery_log_json(found: &DiscoveryLog) -> String {
     let entries: Vec<_> = found.entries.iter().map(entry_json).collect();
     format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
 }

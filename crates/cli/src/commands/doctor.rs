@@ -128,7 +128,7 @@ mod tests {
 
     use super::{checks_json, checks_text};
 
-    fn applied_fix(applied_result: Result<(), String>) -> AppliedChange {
+    fn test_change_result(applied_result: Result<(), String>) -> AppliedChange {
         let change = SysfsChange { path: "a/b".into(), from: "1".into(), to: "2".into() };
         AppliedChange { item: "x".into(), change, result: applied_result }
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn applied_fix_is_reported_with_its_undo_command() {
-        let all = [applied_fix(Ok(())), applied_fix(Err("permission denied".into()))];
+        let all = [test_change_result(Ok(())), test_change_result(Err("permission denied".into()))];
         let text = checks_text(&[], Some(&all));
         assert!(text.contains("  /a/b: 1 is 2 now; undo: echo 1 | sudo tee /a/b\n"), "{text}");
         assert!(text.ends_with("  /a/b: stays 1: permission denied\n"), "{text}");

@@ -40,7 +40,7 @@ pub(super) fn run_events(
     arguments: &EventsArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::on_kernel_clock();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));

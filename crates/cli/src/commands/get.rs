@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_rpc::{MethodKind, TABLE, format_result, parse_words, reference_markdown};
+use tenmil_rpc::{MethodKind, TABLE, format_result, parse_command_line_words, reference_markdown};
 
 use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, command_error, connect_to_process};
 use super::write_stdout;
@@ -68,11 +68,11 @@ pub(super) fn call_method(
     process: ProcessSelector,
     json: bool,
 ) -> Result<String, Error> {
-    let method = TABLE.find_typed(verb, name).map_err(command_error)?;
-    let parameters = parse_words(method, parameters).map_err(command_error)?;
+    let method = TABLE.find_by_command_line_name(verb, name).map_err(command_error)?;
+    let parameters = parse_command_line_words(method, parameters).map_err(command_error)?;
     let mut client = connect_to_process(process)?;
     let answer = client
-        .call_method(&method.wire_name(), parameters, RESPONSE_TIMEOUT)
+        .call_method(&method.request_name(), parameters, RESPONSE_TIMEOUT)
         .map_err(command_error)?;
     Ok(if json { format!("{answer:#}\n") } else { format_result(&method.answer, &answer) })
 }
@@ -83,7 +83,7 @@ fn method_list_text(json: bool) -> String {
         return format!("{:#}\n", tenmil_rpc::table_schema(&TABLE));
     }
     let row = |(typed, help): (String, &str)| format!("  tenmil {typed:<20} {help}\n");
-    TABLE.methods().map(|method| row((method.typed_name(), method.help))).collect()
+    TABLE.methods().map(|method| row((method.command_line_name(), method.help))).collect()
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{CommandEngines, write_stdout};
-use tenmil_devices::identify::{Document, interrogate, show};
+use tenmil_devices::identify::{IdentifyDocument, interrogate, show};
 
 use super::identify_block::identify_block_device;
 use tenmil_base::Error;
-use tenmil_devices::{EmuSpec, PcieName, TcpName, Uri, VfioUserName};
+use tenmil_devices::{EmuSpec, PcieUri, TcpUri, Uri, VfioUserUri};
 
 /// Show what a device reports about itself. For an SSD: registers, Identify data, log pages and
 /// features, decoded. For any other block device: size, limits, operations, durability and signatures.
@@ -59,19 +59,19 @@ pub(super) fn run_identify(
 ) -> Result<ExitCode, Error> {
     let text = match &arguments.uri {
         Uri::Emu(spec) => identify_ssd(spec, arguments, engines)?,
-        Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
-            let mut document = Document::default();
-            tenmil_devices::tcp::with_controller(&TcpName::from_uri(uri)?, &mut |controller| {
+        Uri::Block(uri) if uri.scheme() == TcpUri::SCHEME => {
+            let mut document = IdentifyDocument::default();
+            tenmil_devices::tcp::with_controller(&TcpUri::from_uri(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;
             check_namespace_attached(uri, &document)?;
             format_document(&document, arguments)
         }
-        Uri::Block(uri) if uri.scheme() == VfioUserName::SCHEME => {
-            let mut document = Document::default();
+        Uri::Block(uri) if uri.scheme() == VfioUserUri::SCHEME => {
+            let mut document = IdentifyDocument::default();
             tenmil_devices::vfio_user::with_controller(
-                &VfioUserName::from_uri(uri)?,
+                &VfioUserUri::from_uri(uri)?,
                 &mut |controller| {
                     document = interrogate(controller)?;
                     Ok(())
@@ -80,9 +80,9 @@ pub(super) fn run_identify(
             check_namespace_attached(uri, &document)?;
             format_document(&document, arguments)
         }
-        Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
-            let mut document = Document::default();
-            tenmil_devices::pcie::with_controller(&PcieName::from_uri(uri)?, &mut |controller| {
+        Uri::Block(uri) if uri.scheme() == PcieUri::SCHEME => {
+            let mut document = IdentifyDocument::default();
+            tenmil_devices::pcie::with_controller(&PcieUri::from_uri(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;
@@ -101,11 +101,11 @@ pub(super) fn run_identify(
 /// Checks that the namespace of the URI, if it names one, is attached to this host.
 fn check_namespace_attached(
     uri: &tenmil_block::uri::Uri,
-    document: &Document,
+    document: &IdentifyDocument,
 ) -> Result<(), Error> {
-    let named = uri.fields().number_value("ns", 1..=u64::from(u32::MAX - 1))?;
+    let named = uri.options().number_value("ns", 1..=u64::from(u32::MAX - 1))?;
     let named = named.and_then(|nsid| u32::try_from(nsid).ok());
-    named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
+    named.map_or(Ok(()), |nsid| document.require_namespace(&uri.to_string(), nsid))
 }
 
 fn identify_ssd(
@@ -113,7 +113,7 @@ fn identify_ssd(
     arguments: &IdentifyArguments,
     engines: &CommandEngines,
 ) -> Result<String, Error> {
-    let mut document = Document::default();
+    let mut document = IdentifyDocument::default();
     (engines.identify)(spec, &mut |controller| {
         document = interrogate(controller)?;
         Ok(())
@@ -121,6 +121,6 @@ fn identify_ssd(
     Ok(format_document(&document, arguments))
 }
 
-fn format_document(document: &Document, arguments: &IdentifyArguments) -> String {
+fn format_document(document: &IdentifyDocument, arguments: &IdentifyArguments) -> String {
     if arguments.json { show::json(document) } else { show::text(document, arguments.all) }
 }

@@ -51,9 +51,10 @@ const REGIONS_MAX: usize = 4095;
 pub(super) fn identify_block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: LOOKING_KINDS };
-    let OpenedDevice { medium, description, existing, .. } = open_shared(&opener, uri)?;
+    let OpenedDevice { medium, description, existing, .. } = open_or_open_read_only(&opener, uri)?;
     let machine = KernelFiles::live_system();
-    let existing = existing.iter().map(|one| OverwriteReport::examine(one, &machine).to_string());
+    let existing =
+        existing.iter().map(|one| OverwriteReport::probe_existing_data(one, &machine).to_string());
     let extents = ExtentTotals::from_device(&*medium)
         .map_err(|found| Error::environment(format!("{uri:#}: look for data: {found}")))?;
     Ok(BlockDeviceInfo {
@@ -67,7 +68,7 @@ pub(super) fn identify_block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error>
 }
 
 /// Opens the device read-write, or read-only if it is in use.
-fn open_shared(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+fn open_or_open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).or_else(|refused| {
         let looked_at = opener.open(&uri.clone().read_only());
         looked_at.map_err(|_| refused.clone()).map(|mut opened| {

@@ -1,7 +1,7 @@
 //! `tenmil list`: lists SSDs and block device kinds.
 
 mod follow;
-mod functions;
+mod nvme_functions;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -15,7 +15,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 
 use super::write_stdout;
 use follow::FollowLimit;
-use functions::FunctionInfo;
+use nvme_functions::FunctionWithUsers;
 use tenmil_devices::MODELS;
 
 /// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
@@ -84,7 +84,7 @@ pub(super) fn run_list(arguments: &ListArguments, out: &mut dyn Write) -> Result
         let until = FollowLimit { count: arguments.count, time: arguments.time };
         return follow::follow_functions(until, arguments.json, out);
     }
-    let functions = FunctionInfo::all_nvme(&KernelFiles::live_system());
+    let functions = FunctionWithUsers::all_nvme(&KernelFiles::live_system());
     let text = if arguments.json { list_json(&functions) } else { list_text(&functions) };
     write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
@@ -95,7 +95,7 @@ fn emulated_ssds() -> impl Iterator<Item = (String, &'static str)> {
     media.chain(MODELS.into_iter().map(|(name, words)| (format!("emu:model:{name}"), words)))
 }
 
-fn list_text(functions: &[FunctionInfo]) -> String {
+fn list_text(functions: &[FunctionWithUsers]) -> String {
     let mut text = String::from("emulated\n");
     for (uri, words) in emulated_ssds() {
         let _ = writeln!(text, "  {uri:<20}{words}");
@@ -112,11 +112,11 @@ fn list_text(functions: &[FunctionInfo]) -> String {
     text
 }
 
-fn list_json(functions: &[FunctionInfo]) -> String {
+fn list_json(functions: &[FunctionWithUsers]) -> String {
     let emulated: Vec<_> =
         emulated_ssds().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
     let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
-    let functions: Vec<_> = functions.iter().map(FunctionInfo::as_json).collect();
+    let functions: Vec<_> = functions.iter().map(FunctionWithUsers::as_json).collect();
     format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
 }
 

@@ -142,7 +142,7 @@ const REGIONS_MAX: usize = 256;
 
 impl MirrorArguments {
     /// Whether the command creates and grows no file: it reads only, or takes over what exists.
-    pub(super) fn only_reads(&self) -> bool {
+    pub(super) fn creates_and_grows_no_file(&self) -> bool {
         matches!(self.command, MirrorCommand::Show(_) | MirrorCommand::Takeover(_))
     }
 }
@@ -160,10 +160,10 @@ pub(super) fn run_mirror(
         MirrorCommand::Create(create) => {
             mirror::create_mirror(&opener, &create.legs, create.overwrite)?
                 + "\n"
-                + &mirror_uri(&create.legs)
+                + &open_hint(&create.legs)
         }
         MirrorCommand::Show(show) => {
-            let report = mirror::read_status(&opener, &show.uri)?;
+            let report = mirror::read_mirror_report(&opener, &show.uri)?;
             code = exit_code(&report);
             if show.json { mirror_json(&report) } else { mirror_text(&report) }
         }
@@ -223,7 +223,7 @@ fn ask_confirmation(question: &str, input: Option<&mut impl BufRead>) -> Result<
 }
 
 /// URI of a mirror that was just created.
-fn mirror_uri(legs: &[Uri]) -> String {
+fn open_hint(legs: &[Uri]) -> String {
     let legs: Vec<String> = legs.iter().map(|leg| format!("[{leg}]")).collect();
     format!("open it as 'mirror:{}'\n", legs.join(","))
 }
@@ -247,7 +247,7 @@ fn mirror_text(report: &MirrorReport) -> String {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
                 let (dirty, regions) = (leg.dirty.count(), leg.geometry.regions());
-                let share = mirror::percentage(dirty, regions);
+                let share = mirror::format_percentage(dirty, regions);
                 let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");
             }
         }

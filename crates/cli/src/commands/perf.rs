@@ -13,21 +13,21 @@ use tenmil_dma::CommandStore;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::PollMode;
-use tenmil_reactor::schedule::Options;
+use tenmil_reactor::thread_scheduler::Options;
 
 use super::report_file::ReportFile;
 use super::{CommandEngines, PerfEngine, usage_errors, write_stdout};
 use tenmil_bench::balance::parse_scheduler_rules;
 use tenmil_bench::perf::perf_options::{
-    AccessPattern, ArrivalProcess, BASELINE_TIME, BaselineKind, BlockLayer, BlockLayerOptions,
-    CompletionDoorbell, MachineResources, NULL_BLK_TIME, OpenLoop, PerfOptions, RAM_TIME,
-    ReportDestination, SizeMix, Techniques, parse_queue_map,
+    AccessPattern, ArrivalProcess, BASELINE_TIME, BaselineKind, BlockLayerMode, BlockLayerOptions,
+    CompletionDoorbell, FastPathSwitches, MachineResources, NULL_BLK_TIME, OpenLoop, PerfOptions,
+    RAM_TIME, ReportDestination, SizeMix, parse_queue_map,
 };
 use tenmil_bench::perf::perf_result::PerfResult;
 use tenmil_bench::perf::progress::{ProgressLine, RunPhase, RunProgress};
 use tenmil_bench::perf::report::{html_report, json_report, text_report};
 use tenmil_block::quantity_parser::{parse_count, parse_size, parse_time};
-use tenmil_block::{QueueMap, Scheduler};
+use tenmil_block::{IoScheduler, QueueMap};
 use tenmil_devices::Uri;
 
 /// Arguments of `perf`.
@@ -130,8 +130,8 @@ pub(super) struct PerfArguments {
     /// Block-layer mode: hardware queues (mq), one queue behind one lock, claims only, or no block
     /// layer [default: none for emulated SSDs, mq for all others]
     #[arg(long, value_name = "MODE", help_heading = LOAD)]
-    #[arg(value_parser = named_value_parser(BlockLayer::ALL.map(|layer| (layer.name(), layer))))]
-    block: Option<BlockLayer>,
+    #[arg(value_parser = named_value_parser(BlockLayerMode::ALL.map(|layer| (layer.name(), layer))))]
+    block: Option<BlockLayerMode>,
 
     /// Hardware contexts of the block layer by type: default=2,read=1 [default: one per channel]
     #[arg(long, value_name = "MAP", value_parser = parse_queue_map, help_heading = LOAD)]
@@ -139,8 +139,8 @@ pub(super) struct PerfArguments {
 
     /// I/O scheduler of the block layer: none, merge, deadline?read=5ms&depth=8, stream-batch
     #[arg(long, value_name = "SCHEDULER", default_value = "none", help_heading = LOAD)]
-    #[arg(value_parser = |text: &str| text.parse::<Scheduler>())]
-    block_scheduler: Scheduler,
+    #[arg(value_parser = |text: &str| text.parse::<IoScheduler>())]
+    block_scheduler: IoScheduler,
 
     /// Limit requests per second of each device (QoS)
     #[arg(long, value_name = "IOPS", value_parser = parse_nonzero, help_heading = LOAD)]
@@ -272,7 +272,7 @@ pub(super) fn run_perf(
 ) -> Result<ExitCode, Error> {
     let mut options = arguments.options();
     if command == "tenmil perf" {
-        options = options.with_extras();
+        options = options.with_default_baseline_and_report();
     }
     options.validate(&MachineResources::probe_machine(&KernelFiles::live_system()))?;
     let json_path = match &options.json {
@@ -321,7 +321,7 @@ pub(crate) fn parse_options(words: &[String]) -> Result<PerfOptions, Error> {
 
 /// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
 fn run_engine(options: &PerfOptions, engine: PerfEngine) -> Result<PerfResult, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut errors = std::io::stderr();
@@ -352,7 +352,7 @@ fn phase_duration(options: &PerfOptions, phase: RunPhase) -> Span {
 /// The exit code of a run: a failed I/O or a verification error is a remote error.
 fn exit_code(result: &PerfResult) -> ExitCode {
     match result.missing.first() {
-        _ if !result.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
+        _ if !result.has_no_errors() => ExitCode::from(ErrorCategory::Remote.exit_code()),
         Some(refused) => ExitCode::from(refused.category.exit_code()),
         None => ExitCode::SUCCESS,
     }
@@ -360,8 +360,8 @@ fn exit_code(result: &PerfResult) -> ExitCode {
 
 impl PerfArguments {
     /// Whether the workload writes nothing, so that no file is created or grown.
-    pub(super) fn only_reads(&self) -> bool {
-        !self.pattern.is_writing()
+    pub(super) fn creates_and_grows_no_file(&self) -> bool {
+        !self.pattern.has_writes()
     }
 
     fn options(&self) -> PerfOptions {
@@ -398,7 +398,7 @@ impl PerfArguments {
             poll: self.poll,
             scheduler: self.scheduler.clone(),
             governor: self.governor,
-            techniques: Techniques {
+            techniques: FastPathSwitches {
                 doorbell_batching: !self.no_doorbell_batching,
                 completion_doorbell: self.cq_doorbell,
                 command_store: self.command_store.0,

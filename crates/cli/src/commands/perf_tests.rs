@@ -4,18 +4,18 @@ use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use tenmil_base::Span;
-use tenmil_block::{QueueMap, Scheduler};
+use tenmil_block::{IoScheduler, QueueMap};
 use tenmil_dma::CommandStore;
 
 use crate::commands::{CommandEngines, dispatch};
 use tenmil_base::Error;
 use tenmil_bench::perf::perf_options::{
-    AccessPattern, ArrivalProcess, BaselineKind, BlockLayer, BlockLayerOptions, CompletionDoorbell,
-    OpenLoop, PerfOptions, SizeMix, Techniques,
+    AccessPattern, ArrivalProcess, BaselineKind, BlockLayerMode, BlockLayerOptions,
+    CompletionDoorbell, FastPathSwitches, OpenLoop, PerfOptions, SizeMix,
 };
 use tenmil_bench::perf::report::sample_result::{failed_sample_result, sample_result};
 
-fn recording_engines(perf: super::PerfEngine) -> CommandEngines {
+fn engines_with_perf(perf: super::PerfEngine) -> CommandEngines {
     CommandEngines { perf, ..CommandEngines::production() }
 }
 
@@ -30,7 +30,7 @@ fn run_and_capture(words: &[&str], engines: &CommandEngines) -> Result<(String, 
 /// The options passed to the engine, returned through its error.
 fn parsed_options(words: &[&str]) -> String {
     let engines =
-        recording_engines(|options, _, _| Err(Error::environment(format!("{options:?}"))));
+        engines_with_perf(|options, _, _| Err(Error::environment(format!("{options:?}"))));
     run_and_capture(words, &engines).unwrap_err().text
 }
 
@@ -57,16 +57,16 @@ fn every_flag_reaches_the_engine() {
         rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalProcess::Uniform }),
         zipf: Some(0.9),
         layer: BlockLayerOptions {
-            layer: Some(BlockLayer::Mq),
+            layer: Some(BlockLayerMode::Mq),
             map: Some(QueueMap { default: 2, read: 1, poll: 0 }),
-            scheduler: Scheduler::Merge,
+            scheduler: IoScheduler::Merge,
             limit_iops: NonZeroU64::new(5_000),
             limit_bytes: NonZeroU64::new(10 << 20),
         },
         null_blk: Some(Span::from_secs(1)),
         overwrite: true,
         verify: true,
-        techniques: Techniques {
+        techniques: FastPathSwitches {
             doorbell_batching: false,
             completion_doorbell: CompletionDoorbell::Deferred,
             command_store: Some(CommandStore::Plain),
@@ -82,7 +82,7 @@ fn every_flag_reaches_the_engine() {
 }
 
 #[test]
-fn run_with_message_baseline() {
+fn baseline_argument_selects_its_kind_and_time() {
     for (value, baseline_kind) in [("tcp", BaselineKind::Tcp), ("tcp-uring", BaselineKind::TcpRing)]
     {
         let expected = PerfOptions {
@@ -95,13 +95,13 @@ fn run_with_message_baseline() {
 }
 
 #[test]
-fn any_argument_disables_the_extra_runs() {
+fn any_argument_disables_the_baseline_runs() {
     assert_eq!(parsed_options(&["-t", "10"]), format!("{:?}", PerfOptions::default()));
 }
 
 #[test]
 fn json_replaces_the_text_or_is_written_to_a_file() {
-    let engines = recording_engines(|_, _, _| Ok(sample_result()));
+    let engines = engines_with_perf(|_, _, _| Ok(sample_result()));
     let (text, code) = run_and_capture(&["--json"], &engines).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(json["iops"].as_f64().unwrap() > 3e7);
@@ -124,8 +124,8 @@ fn json_replaces_the_text_or_is_written_to_a_file() {
 fn failed_ios_give_the_remote_exit_code_and_a_report() {
     let (text, code) = run_and_capture(
         &[],
-        &recording_engines(|options, _, _| {
-            assert_eq!(*options, PerfOptions::default().with_extras());
+        &engines_with_perf(|options, _, _| {
+            assert_eq!(*options, PerfOptions::default().with_default_baseline_and_report());
             Ok(failed_sample_result())
         }),
     )
@@ -140,7 +140,7 @@ fn failed_engine_leaves_no_empty_report_file() {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("a.html");
     let engines =
-        recording_engines(|_, _, _| Err(Error::remote("emu:null #0: not ready after 500 ms")));
+        engines_with_perf(|_, _, _| Err(Error::remote("emu:null #0: not ready after 500 ms")));
     let refused = run_and_capture(&["--html", &page.display().to_string()], &engines).unwrap_err();
     assert_eq!(refused.category.exit_code(), 3);
     assert!(!page.exists());

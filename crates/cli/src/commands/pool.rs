@@ -28,7 +28,7 @@ use self::set::SetArguments;
 use self::takeover::TakeoverArguments;
 use super::write_stdout;
 use tenmil_base::Error;
-use tenmil_base::text::shell_word;
+use tenmil_base::text::quote_shell_word;
 
 /// Create a pool of volumes on devices, show it, check or scrub it, set capacity alerts, grow it, or
 /// rescue its data.
@@ -114,7 +114,7 @@ pub(super) const REGIONS_MAX: usize = 256;
 
 impl PoolArguments {
     /// Whether the command creates and grows no file: it reads only, or takes over what exists.
-    pub(super) fn only_reads(&self) -> bool {
+    pub(super) fn creates_and_grows_no_file(&self) -> bool {
         matches!(
             self.command,
             PoolSubcommand::Open(_)
@@ -174,7 +174,8 @@ fn create_pool(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, 
     let CreateResult { blocks, was_there } = made;
     let on = devices.iter().map(|device| format!("{device:#}")).collect::<Vec<_>>().join(", ");
     let size = blocks * u64::from(PAGE_BYTES);
-    let volume = shell_word(&format!("{:#}", VolumeRef::pool_on(device).with_name("NAME")));
+    let volume =
+        quote_shell_word(&format!("{:#}", VolumeRef::pool_on(device).uri_of_other_volume("NAME")));
     let next = format!("make a volume as in: tenmil volume create {volume} --size 1g\n");
     Ok(match (*json, was_there) {
         (true, _) => {
@@ -411,7 +412,7 @@ mod tests {
         with_opener(|opener| {
             let open = OpenPool::open(opener, &VolumeRef::pool_on(&device.parse().unwrap()))?;
             let (name, blocks) = ("v".into(), 1024);
-            open.change_volume(VolumeOp::Create {
+            open.execute_volume_op(VolumeOp::Create {
                 name,
                 blocks,
                 unit: 16,

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
-use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, device_key, file_holder};
+use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, device_key, file_lock_holder};
 use tenmil_linux::process_stats::command_line;
-use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobData, JobSpec, PoolCommand};
+use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobStream, PoolCommand};
 use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
 
 use super::rpc_endpoint::{command_error, runtime_directory};
@@ -32,11 +32,11 @@ pub(super) enum PoolAccess<'a> {
         opener: &'a Opener<'a>,
     },
     /// The pool is open in another process.
-    Remote(RemotePool<'a>),
+    Remote(PoolOfOtherProcess<'a>),
 }
 
 /// Pool that is open in another process.
-pub(super) struct RemotePool<'a> {
+pub(super) struct PoolOfOtherProcess<'a> {
     pid: u32,
     client: RpcClient,
     /// Device URI of the pool as that process spells it.
@@ -72,7 +72,9 @@ impl<'a> PoolAccess<'a> {
                 let open = open.map_err(|error| pool_open_error(&error, place, &silent))?;
                 // Device identities may differ although the device is the same; the owner recorded in
                 // the pool's superblock decides.
-                match open.local_owner().and_then(|pid| connect_to_owner(opener, pid, open.uuid()))
+                match open
+                    .other_local_owner_pid()
+                    .and_then(|pid| connect_to_owner(opener, pid, open.uuid()))
                 {
                     Some(there) => Ok(Self::Remote(there)),
                     None => Ok(Self::Here { open, opener }),
@@ -127,7 +129,7 @@ impl<'a> PoolAccess<'a> {
     /// Opener for further devices.
     const fn device_opener(&self) -> &'a Opener<'a> {
         match self {
-            Self::Here { opener, .. } | Self::Remote(RemotePool { opener, .. }) => opener,
+            Self::Here { opener, .. } | Self::Remote(PoolOfOtherProcess { opener, .. }) => opener,
         }
     }
 
@@ -196,7 +198,7 @@ impl<'a> PoolAccess<'a> {
         let mut progress = StreamProgressBar::new(self.device_opener(), phase);
         let done = match self {
             Self::Here { open, .. } => {
-                let done = long.execute_job(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
+                let done = long.execute_job(open, tenmil::KINDS, JobStream::Nothing, &mut |done| {
                     progress.update(done)
                 });
                 done.map(Some)
@@ -210,7 +212,7 @@ impl<'a> PoolAccess<'a> {
     }
 }
 
-impl RemotePool<'_> {
+impl PoolOfOtherProcess<'_> {
     fn execute_command(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
         let (method, arguments) =
             pool_commands::request_of_command(&self.device, &order.clone().with_absolute_paths());
@@ -270,7 +272,7 @@ impl RemotePool<'_> {
         long: &JobSpec,
         look: &mut dyn FnMut((u64, u64)),
     ) -> Result<Option<Value>, Error> {
-        tenmil_linux::signal::catch_interrupts()
+        tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
             .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
         let job = self.start_job(long, &[])?;
         self.wait_for_job(job, look)
@@ -279,7 +281,7 @@ impl RemotePool<'_> {
     /// Starts a job, with the stream descriptor if it has one, and returns its row.
     fn start_job(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, Error> {
         let long = JobSpec { unheard_max: Some(ABANDON_TIMEOUT), ..long.clone() };
-        let (method, arguments) = long.rpc_request(&self.device);
+        let (method, arguments) = long.start_request(&self.device);
         self.call_with_files(&method, arguments, files)
     }
 
@@ -352,7 +354,7 @@ fn find_owner_process<'a>(
     opener: &'a Opener<'a>,
     place: &VolumeRef,
     silent: &mut Vec<(u32, RpcError)>,
-) -> Option<RemotePool<'a>> {
+) -> Option<PoolOfOtherProcess<'a>> {
     // Without a runtime directory no process listens.
     let directory = runtime_directory().ok()?;
     let wanted = device_key(&place.store);
@@ -375,21 +377,25 @@ fn find_owner_process<'a>(
         let is_it = |store: &&Value| store["identity"] == wanted.as_str();
         let found = stores.as_array().and_then(|stores| stores.iter().find(is_it));
         if let Some(device) = found.and_then(|store| store["uri"].as_str()) {
-            return Some(RemotePool { pid, client, device: device.to_owned(), opener });
+            return Some(PoolOfOtherProcess { pid, client, device: device.to_owned(), opener });
         }
     }
     None
 }
 
 /// The pool in the process `pid`, if that process confirms to have it open.
-fn connect_to_owner<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePool<'a>> {
+fn connect_to_owner<'a>(
+    opener: &'a Opener<'a>,
+    pid: u32,
+    uuid: u128,
+) -> Option<PoolOfOtherProcess<'a>> {
     let directory = runtime_directory().ok()?;
     let mut client = RpcClient::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).ok()?;
     let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT).ok()?;
     let uuid = format!("{uuid:032x}");
     let found = stores.as_array()?.iter().find(|store| store["uuid"] == uuid.as_str())?;
     let device = found["uri"].as_str()?.to_owned();
-    Some(RemotePool { pid, client, device, opener })
+    Some(PoolOfOtherProcess { pid, client, device, opener })
 }
 
 /// Error for a pool that cannot be opened: if a process has its device open, names that process, its
@@ -397,7 +403,8 @@ fn connect_to_owner<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<
 fn pool_open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> Error {
     let refused = error.clone();
     let is_hinted = refused.hint.is_some();
-    let Some((pid, _)) = file_holder(&place.store).filter(|(pid, _)| *pid != std::process::id())
+    let Some((pid, _)) =
+        file_lock_holder(&place.store).filter(|(pid, _)| *pid != std::process::id())
     else {
         return refused;
     };

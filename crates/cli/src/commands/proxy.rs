@@ -8,7 +8,7 @@ use clap::Args;
 use tenmil_base::{Error, Span};
 use tenmil_block::quantity_parser::{parse_size, parse_time};
 use tenmil_linux::Clock;
-use tenmil_rpc::MethodState;
+use tenmil_rpc::ProcessParts;
 use tenmil_sim::sim_network::{LinkFault, LinkFaults, LinkOptions};
 
 use super::perf::parse_integer;
@@ -76,11 +76,11 @@ pub(super) fn run_proxy(
     arguments: &ProxyArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
     let mut proxy = FaultProxy::new(arguments.proxy_config())?;
-    let _asked = rpc_endpoint::serve_control_socket(MethodState::new());
+    let _asked = rpc_endpoint::serve_control_socket(ProcessParts::new());
     write_stdout(out, &format!("ready {}\n", proxy.address()))?;
     while !tenmil_linux::signal::is_stop_requested() {
         let mut new_events = String::new();

@@ -90,8 +90,8 @@ mod tests {
     use super::{REMOVED, RENAMED, new_word, removal_reason};
 
     /// The commands `name`, wherever they are.
-    fn all_words<'a>(command: &'a clap::Command, name: &str) -> Vec<&'a clap::Command> {
-        let inner = command.get_subcommands().flat_map(|inner| all_words(inner, name));
+    fn commands_of_name<'a>(command: &'a clap::Command, name: &str) -> Vec<&'a clap::Command> {
+        let inner = command.get_subcommands().flat_map(|inner| commands_of_name(inner, name));
         (command.get_name() == name).then_some(command).into_iter().chain(inner).collect()
     }
 
@@ -106,8 +106,9 @@ mod tests {
     fn every_new_word_is_accepted_and_no_old_one() {
         let root = clap_command();
         for word in &RENAMED {
-            let has =
-                |name| all_words(&root, word.command).into_iter().any(|it| is_accepted(it, name));
+            let has = |name| {
+                commands_of_name(&root, word.command).into_iter().any(|it| is_accepted(it, name))
+            };
             assert!(has(word.new), "{} {}", word.command, word.new);
             assert!(!has(word.old), "{} {}", word.command, word.old);
         }
@@ -117,7 +118,7 @@ mod tests {
     fn no_removed_option_is_accepted() {
         let root = clap_command();
         for it in &REMOVED {
-            let has = all_words(&root, it.command)
+            let has = commands_of_name(&root, it.command)
                 .into_iter()
                 .any(|command| is_accepted(command, it.option));
             assert_eq!(has, it.value.is_some(), "{}", it.option);

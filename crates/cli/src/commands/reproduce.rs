@@ -86,7 +86,7 @@ pub(super) fn run_reproduce(
         &arguments.out,
         record_key(&machine, &effort, arguments.builds.as_deref()),
     )?;
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut stand = TestBench::new(clock, perf::parse_options, arguments.builds.clone());
@@ -149,7 +149,7 @@ impl ProgressLine {
             }
             ReproduceProgress::Turn { .. } => {}
             ReproduceProgress::Finished(experiment_result) => {
-                let row = experiment_result.claim_rows().into_iter().next();
+                let row = experiment_result.criterion_rows().into_iter().next();
                 let found = row.map_or_else(String::new, |row| row.found);
                 let kept = if experiment_result.is_reused { " (from an earlier run)" } else { "" };
                 let (name, verdict) =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
-use tenmil_drivers::mirror::subscribe_mirrors;
+use tenmil_drivers::mirror::subscribe_mirror_events;
 use tenmil_drivers::pool::{subscribe_capacity, subscribe_stops};
 use tenmil_drivers::subscribe_lost_writes;
 use tenmil_linux::kernel_files::KernelFiles;
@@ -13,7 +13,7 @@ use tenmil_linux::process_stats::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
 use tenmil_rpc::{
-    EventRelay, MethodState, ProgramInfo, ReactorsSource, RpcClient, RpcError, RpcServer,
+    EventRelay, ProcessParts, ProgramInfo, ReactorsSource, RpcClient, RpcError, RpcServer,
     SchedulerSource, TABLE, event_channel,
 };
 
@@ -42,7 +42,7 @@ pub(super) fn run_perf_with_rpc(
     watch: engine::TickFn<'_>,
 ) -> Result<PerfResult, Error> {
     let (theirs, steered) = (Arc::clone(progress), Arc::clone(progress));
-    let state = MethodState::new()
+    let state = ProcessParts::new()
         .with_part(ReactorsSource::new(move || theirs.reactors()))
         .with_part(SchedulerSource::new(move || steered.scheduler_handle()));
     let mut served = serve_control_socket(state);
@@ -56,15 +56,15 @@ pub(super) fn run_perf_with_rpc(
 
 /// Runs `sim` with a control socket.
 pub(super) fn run_sim_with_rpc(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
-    let _served = serve_control_socket(MethodState::new());
+    let _served = serve_control_socket(ProcessParts::new());
     crate::simulation::run_simulation(options, out)
 }
 
 /// RPC state of a process with these reactors.
-pub(super) fn method_state_of(balanced: &BalancedReactors) -> MethodState {
+pub(super) fn rpc_state_of_reactors(balanced: &BalancedReactors) -> ProcessParts {
     let (running, steering) =
         (reactors_handle(&balanced.reactors), balanced.balance.scheduler_handle().clone());
-    MethodState::new()
+    ProcessParts::new()
         .with_part(ReactorsSource::new(move || Some(running.clone())))
         .with_part(SchedulerSource::new(move || Some(steering.clone())))
 }
@@ -83,7 +83,7 @@ pub(super) fn reactors_handle(
 ///
 /// The socket is optional: without it the process works, its events go to the log, and a note names the
 /// reason. CPU frequencies that a killed process left changed are restored first.
-pub(super) fn serve_control_socket(state: MethodState) -> Option<(RpcServer, EventRelay)> {
+pub(super) fn serve_control_socket(state: ProcessParts) -> Option<(RpcServer, EventRelay)> {
     match start_control_socket(state) {
         Ok(served) => Some(served),
         Err(why) => {
@@ -91,7 +91,7 @@ pub(super) fn serve_control_socket(state: MethodState) -> Option<(RpcServer, Eve
                 |new_events| tracing::info!(cause = %new_events.store, "{new_events}"),
             );
             subscribe_lost_writes(|new_events| tracing::warn!("{new_events}"));
-            subscribe_mirrors(|new_events| tracing::info!("{new_events}"));
+            subscribe_mirror_events(|new_events| tracing::info!("{new_events}"));
             subscribe_stops(|new_events| tracing::warn!("{new_events}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
@@ -99,7 +99,7 @@ pub(super) fn serve_control_socket(state: MethodState) -> Option<(RpcServer, Eve
     }
 }
 
-fn start_control_socket(state: MethodState) -> Result<(RpcServer, EventRelay), String> {
+fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), String> {
     let directory = RuntimeDirectory::of_user().map_err(|error| error.to_string())?;
     restore_frequencies(&KernelFiles::live_system(), &directory, &|text| tracing::info!("{text}"));
     let (announcer, announced) =
@@ -107,7 +107,7 @@ fn start_control_socket(state: MethodState) -> Result<(RpcServer, EventRelay), S
     let log = crate::process_log::process_log().cloned();
     let state = state.with_part(ProgramInfo { version: env!("CARGO_PKG_VERSION"), log });
     let paths = tenmil_devices::tcp::paths_of_all();
-    tenmil_rpc::emit_path_changes(paths, announcer.clone());
+    tenmil_rpc::subscribe_path_events(paths, announcer.clone());
     let state = state.with_part(paths.clone());
     let state = state.with_part(PoolCommands::new(tenmil::KINDS, announcer.clone()));
     let server = RpcServer::start(&directory, std::process::id(), &TABLE, state, announced)
@@ -123,7 +123,7 @@ fn start_control_socket(state: MethodState) -> Result<(RpcServer, EventRelay), S
         event_sender.emit_lost_write(new_events);
     });
     let event_sender = announcer.clone();
-    subscribe_mirrors(move |new_events| {
+    subscribe_mirror_events(move |new_events| {
         tracing::info!("{new_events}");
         event_sender.emit_mirror_event(new_events);
     });

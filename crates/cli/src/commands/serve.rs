@@ -1,6 +1,6 @@
 //! `tenmil serve`: exports block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
 
-mod endpoint_common;
+mod endpoint_devices;
 mod listen_address;
 mod nvme_tcp;
 mod socket_options;
@@ -25,7 +25,7 @@ use tenmil_block::{Bdev, BdevOptions, OpenedDevice, Opener, QosLimiter, QosLimit
 use tenmil_dma::RegionTable;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::schedule::Options;
+use tenmil_reactor::thread_scheduler::Options;
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
 use tenmil_rpc::target_config::TargetConfig;
 use tenmil_rpc::{DeviceControls, NbdExports};
@@ -35,7 +35,8 @@ use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzer
 use super::{rpc_endpoint, write_stdout};
 use listen_address::{TransportAddress, parse_listen};
 use tenmil_bench::balance::{
-    BalancedReactors, BalancerGuard, check_cores, check_scheduled_cores, parse_scheduler_rules,
+    BalancedReactors, BalancerGuard, check_cores_allowed, check_rule_cores_scheduled,
+    parse_scheduler_rules,
 };
 use transport::{ServeTransport, check_transport_options};
 
@@ -265,7 +266,7 @@ pub(super) fn run_serve(
 ) -> Result<ExitCode, Error> {
     // Argument errors are reported before any file, socket or thread is created.
     serving_cores(arguments, &CpuList::allowed_cpus())?;
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .and_then(|()| {
             tenmil_linux::signal::limit_stop_time(
                 STOP_MAX,
@@ -279,7 +280,7 @@ pub(super) fn run_serve(
             .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;
     }
     if let Some(path) = &arguments.config {
-        tenmil_linux::signal::catch_reload()
+        tenmil_linux::signal::request_reload_on_sighup()
             .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
         check_transport_options(arguments, ServeTransport::NvmeTcp)?;
         return nvme_tcp::serve_nvme_tcp(arguments, read_configuration(path)?, out);
@@ -344,7 +345,7 @@ pub(super) fn run_serve(
                     arguments.uris.len()
                 )));
             };
-            run_nbd(arguments, uri, &clients, out)
+            serve_nbd(arguments, uri, &clients, out)
         }
         _ => Err(Error::usage(
             "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
@@ -362,13 +363,13 @@ fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
 }
 
 /// Serves one device over NBD until SIGTERM or Ctrl-C.
-fn run_nbd(
+fn serve_nbd(
     arguments: &ServeArguments,
     uri: &Uri,
     listen: &[ListenAddress],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    check_writable_listeners(arguments, listen)?;
+    check_writable_export_is_local(arguments, listen)?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
@@ -380,11 +381,11 @@ fn run_nbd(
         hint: None,
     })?;
     let devices = DeviceControls::new(opened.handles.clone());
-    let served = Arc::new(export_device(arguments, &uri, opened, &regions, clock)?);
+    let served = Arc::new(claim_device_for_export(arguments, &uri, opened, &regions, clock)?);
     let listen_sockets = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let state = rpc_endpoint::method_state_of(&balanced);
+    let state = rpc_endpoint::rpc_state_of_reactors(&balanced);
     let state =
         state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
     let mut requested = rpc_endpoint::serve_control_socket(state);
@@ -427,7 +428,7 @@ fn run_nbd(
 }
 
 /// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
-fn check_writable_listeners(
+fn check_writable_export_is_local(
     arguments: &ServeArguments,
     listen: &[ListenAddress],
 ) -> Result<(), Error> {
@@ -447,7 +448,7 @@ fn check_writable_listeners(
 }
 
 /// Wraps the opened device in a block-layer device and claims it for the export.
-fn export_device(
+fn claim_device_for_export(
     arguments: &ServeArguments,
     uri: &Uri,
     opened: OpenedDevice,
@@ -479,8 +480,8 @@ fn export_device(
 fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuList, Error> {
     let last = || allowed.iter().last().into_iter().collect();
     let cores = arguments.cores.clone().unwrap_or_else(last);
-    check_cores("-c", &cores, allowed)?;
-    check_scheduled_cores(&arguments.scheduler, &cores)?;
+    check_cores_allowed("-c", &cores, allowed)?;
+    check_rule_cores_scheduled(&arguments.scheduler, &cores)?;
     Ok(cores)
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::write_stdout;
 use tenmil_base::Error;
-use tenmil_devices::tcp::policy_of;
+use tenmil_devices::tcp::timeout_rows_of_uri;
 
 /// Print the timeouts for reconnect and failover of a device: keep alive, reconnect delay, fast I/O
 /// fail and controller loss.
@@ -35,7 +35,7 @@ pub(super) fn run_timeouts(
     arguments: &TimeoutsArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let rows = policy_of(arguments.uri.as_deref())?;
+    let rows = timeout_rows_of_uri(arguments.uri.as_deref())?;
     let text = if arguments.json {
         let object: serde_json::Map<_, _> = rows
             .iter()

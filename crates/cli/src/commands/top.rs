@@ -60,9 +60,15 @@ fn parse_interval(text: &str) -> Result<Span, String> {
 pub(super) fn run_top(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let TopArguments { process, json, once, interval } = *arguments;
     if json {
-        write_stdout(out, &crate::top::sample_json(&mut connect_to_process(process)?, interval)?)?;
+        write_stdout(
+            out,
+            &crate::top::sample_twice_as_json(&mut connect_to_process(process)?, interval)?,
+        )?;
     } else if once || !is_terminal() {
-        write_stdout(out, &crate::top::sample_text(&mut connect_to_process(process)?, interval)?)?;
+        write_stdout(
+            out,
+            &crate::top::sample_twice_as_text(&mut connect_to_process(process)?, interval)?,
+        )?;
     } else {
         let directory = runtime_directory()?;
         restore_frequencies(&KernelFiles::live_system(), &directory, &|text| {

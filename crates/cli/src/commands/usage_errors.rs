@@ -42,15 +42,15 @@ pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString
         ErrorKind::UnknownArgument => {
             let found = context_text(error, ContextKind::InvalidArg).unwrap_or_default();
             let innermost = command.get_name();
-            renamed_word(innermost, &found)
-                .or_else(|| removed_option(innermost, &found))
-                .unwrap_or_else(|| unknown_argument(error))
+            renamed_word_error(innermost, &found)
+                .or_else(|| removed_option_error(innermost, &found))
+                .unwrap_or_else(|| unknown_argument_error(error))
         }
         ErrorKind::InvalidSubcommand => {
             let found = context_text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
             let unknown =
                 || format!("no command `{found}`, expected {}", subcommand_names(command));
-            renamed_word(command.get_name(), &found).unwrap_or_else(unknown)
+            renamed_word_error(command.get_name(), &found).unwrap_or_else(unknown)
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             format!("no command is given, expected {}", subcommand_names(command))
@@ -74,19 +74,19 @@ pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString
 }
 
 /// Error for a word of version 0.1 that has a new name.
-fn renamed_word(command: &str, found: &str) -> Option<String> {
+fn renamed_word_error(command: &str, found: &str) -> Option<String> {
     let old = found.split('=').next().unwrap_or(found);
     new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
 }
 
 /// Error for an option of version 0.1 that was removed.
-fn removed_option(command: &str, found: &str) -> Option<String> {
+fn removed_option_error(command: &str, found: &str) -> Option<String> {
     let old = found.split('=').next().unwrap_or(found);
     let reason = removal_reason(command, old, None)?;
     Some(format!("`{old}` was removed: {reason}, expected it to be left out"))
 }
 
-fn unknown_argument(error: &clap::Error) -> String {
+fn unknown_argument_error(error: &clap::Error) -> String {
     let found = context_text(error, ContextKind::InvalidArg).unwrap_or_default();
     let what = if found.starts_with('-') { "flag" } else { "argument" };
     match context_text(error, ContextKind::SuggestedArg) {

@@ -1,8 +1,8 @@
 //! `tenmil volume`: creates, changes, lists and deletes volumes, snapshots and clones.
 
 mod clone;
+mod command_result_output;
 mod list;
-mod output;
 #[cfg(test)]
 mod read_only_tests;
 pub(super) mod stream_commands;
@@ -272,7 +272,7 @@ fn execute_and_render(
 ) -> CommandOutput {
     let (mut access, name) = open_pool_of(opener, uri)?;
     let result = access.execute_command(&order(name))?;
-    Ok(Some(output::render_result(&result, &access, is_json)))
+    Ok(Some(command_result_output::render_result(&result, &access, is_json)))
 }
 
 /// The same, and afterwards allocates the missing blocks if the volume is thick.
@@ -289,7 +289,7 @@ fn execute_and_inflate(
     if is_thick && access.run_job(&owed, "inflating")?.is_none() {
         return Ok(None);
     }
-    Ok(Some(output::render_result(&result, &access, is_json)))
+    Ok(Some(command_result_output::render_result(&result, &access, is_json)))
 }
 
 /// Runs a long job on a volume and renders the result.
@@ -308,7 +308,7 @@ fn run_job_and_render(
     let result = CommandResult::from_json(&done);
     let result = result
         .ok_or_else(|| Error::remote(format!("{uri:#}: found {done}, expected what it is")))?;
-    Ok(Some(output::render_result(&result, &access, is_json)))
+    Ok(Some(command_result_output::render_result(&result, &access, is_json)))
 }
 
 fn create_volume(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {

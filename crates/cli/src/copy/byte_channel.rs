@@ -7,10 +7,10 @@ use tenmil_base::{
     RequestFlags, Segment,
 };
 
-use super::result::CopySide;
+use super::copy_result::CopySide;
 
 /// Channel addressed in bytes.
-pub(super) struct ByteChannel {
+pub(super) struct ByteAddressedChannel {
     channel: Box<dyn IoChannel>,
     block_size: u64,
     waiting: VecDeque<(Request, Segment)>,
@@ -30,7 +30,7 @@ pub(super) struct ByteRequest {
 
 const COMPLETIONS_MAX: usize = 64;
 
-impl ByteChannel {
+impl ByteAddressedChannel {
     /// Opens a channel of `medium`.
     pub(super) fn open(medium: &dyn BlockDevice) -> Result<Self, String> {
         let channel = medium.channel().map_err(|error| error.to_string())?;
@@ -77,7 +77,7 @@ impl ByteChannel {
         }
         let submitted = self.in_flight - before;
         if submitted > 0 {
-            self.channel.flush();
+            self.channel.flush_submissions();
         }
         let count = self.channel.poll(now, &mut self.completions);
         self.in_flight -= count;
@@ -98,14 +98,15 @@ impl ByteChannel {
 
 /// Channels of both devices.
 pub(super) struct CopyChannels {
-    pub(super) source: ByteChannel,
-    pub(super) target: ByteChannel,
+    pub(super) source: ByteAddressedChannel,
+    pub(super) target: ByteAddressedChannel,
     taken: Vec<IoCompletion>,
 }
 
 impl CopyChannels {
     pub(super) fn open(source: &dyn BlockDevice, target: &dyn BlockDevice) -> Result<Self, String> {
-        let (source, target) = (ByteChannel::open(source)?, ByteChannel::open(target)?);
+        let (source, target) =
+            (ByteAddressedChannel::open(source)?, ByteAddressedChannel::open(target)?);
         Ok(Self { source, target, taken: Vec::new() })
     }
 

@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tenmil_block::uri::Uri;
 use tenmil_linux::random_seed;
-use tenmil_linux::storage_file::accessible_path;
+use tenmil_linux::storage_file::path_or_proc_link;
 
 use super::copy_engine::CheckpointSink;
+use super::copy_result::{CopySide, CopyStats};
 use super::device_identity::{DeviceIdentity, backing_files, device_and_inode, first_difference};
-use super::result::{CopySide, CopyStats};
 use tenmil_base::Error;
 use tenmil_linux::storage_file::error_text;
 
@@ -47,7 +47,7 @@ const VERSION: u32 = 1;
 /// Default path of the checkpoint of a copy to `target`: beside the first regular file below it.
 pub fn default_path(target: &Uri) -> Option<PathBuf> {
     let is_file =
-        |path: &&PathBuf| accessible_path(path).metadata().is_ok_and(|found| found.is_file());
+        |path: &&PathBuf| path_or_proc_link(path).metadata().is_ok_and(|found| found.is_file());
     let file = backing_files(target).iter().find(is_file).cloned()?;
     let mut name = file.into_os_string();
     name.push(".resume");
@@ -66,7 +66,10 @@ impl CheckpointFile {
         source: DeviceIdentity,
         target: DeviceIdentity,
     ) -> Result<(Self, Option<CopyStats>), Error> {
-        check_path(&path, [(CopySide::Source, &source), (CopySide::Target, &target)])?;
+        check_path_is_unused_or_checkpoint(
+            &path,
+            [(CopySide::Source, &source), (CopySide::Target, &target)],
+        )?;
         let contents =
             CheckpointContents { version: VERSION, source, target, until: 0, lost: Vec::new() };
         let found = match std::fs::read_to_string(&path) {
@@ -144,7 +147,10 @@ impl CheckpointFile {
 }
 
 /// Rejects a path that is in use for something else, which the checkpoint would replace.
-fn check_path(path: &Path, sides: [(CopySide, &DeviceIdentity); 2]) -> Result<(), Error> {
+fn check_path_is_unused_or_checkpoint(
+    path: &Path,
+    sides: [(CopySide, &DeviceIdentity); 2],
+) -> Result<(), Error> {
     let refuse = |text: String| {
         Err(Error::usage(text).with_hint("Name a file for the record with --resume."))
     };
@@ -209,8 +215,8 @@ mod tests {
 
     use super::{CheckpointFile, default_path};
     use crate::copy::copy_engine::CheckpointSink;
+    use crate::copy::copy_result::{CopySide, CopyStats};
     use crate::copy::device_identity::{DeviceIdentity, backing_files};
-    use crate::copy::result::{CopySide, CopyStats};
 
     struct World {
         root: tempfile::TempDir,

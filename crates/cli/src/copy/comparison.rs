@@ -8,14 +8,14 @@ use tenmil_dma::Region;
 use super::CopyDevices;
 use super::byte_channel::{ByteRequest, CopyChannels};
 use super::copy_loop::CopyTask;
-use super::geometry::CopyGeometry;
-use super::result::{CompareResult, CopyAbort, CopySide, CopyStats};
+use super::copy_result::{CompareResult, CopyAbort, CopySide, CopyStats};
+use super::request_sizes::CopyRequestSizes;
 
 /// Comparison in progress. Ranges known to be zeroes on both devices are not read, and unreadable
 /// ranges are skipped.
 pub(super) struct CopyComparison<'a> {
     devices: &'a CopyDevices,
-    geometry: CopyGeometry,
+    geometry: CopyRequestSizes,
     /// Unreadable ranges, extended to whole units.
     lost: Vec<Range<u64>>,
     sides: CopyChannels,
@@ -43,7 +43,7 @@ const HOLES_MAX: usize = 64;
 impl<'a> CopyComparison<'a> {
     pub(super) fn new(
         devices: &'a CopyDevices,
-        geometry: CopyGeometry,
+        geometry: CopyRequestSizes,
         tally: &CopyStats,
     ) -> Result<Self, String> {
         let sides = CopyChannels::open(&*devices.source, &*devices.target)?;
@@ -98,7 +98,7 @@ impl<'a> CopyComparison<'a> {
                 Some(lost) if lost.start <= at => self.next = lost.end,
                 _ => {
                     let until = lost.map_or(self.geometry.size, |lost| lost.start);
-                    self.compare_from(index, until);
+                    self.skip_zeroes_or_read_range(index, until);
                 }
             }
         }
@@ -106,7 +106,7 @@ impl<'a> CopyComparison<'a> {
     }
 
     /// Skips zeroes of both devices, or reads the next range up to `until`.
-    fn compare_from(&mut self, index: usize, until: u64) {
+    fn skip_zeroes_or_read_range(&mut self, index: usize, until: u64) {
         let (geometry, at) = (self.geometry, self.next);
         let zeroes = self.common_zeroes_end(at).min(until);
         if zeroes > at {
@@ -136,7 +136,7 @@ impl<'a> CopyComparison<'a> {
             }
             _ => at,
         };
-        let CopyGeometry { source_block, target_block, .. } = self.geometry;
+        let CopyRequestSizes { source_block, target_block, .. } = self.geometry;
         let source = until(
             self.devices.source.block_status(at / source_block).map_err(|error| error.to_string()),
             source_block,

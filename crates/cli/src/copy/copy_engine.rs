@@ -21,8 +21,8 @@ use tenmil_dma::Region;
 
 use super::byte_channel::{ByteRequest, CopyChannels};
 use super::copy_loop::CopyTask;
-use super::geometry::CopyGeometry;
-use super::result::{CopyAbort, CopySide, CopyStats};
+use super::copy_result::{CopyAbort, CopySide, CopyStats};
+use super::request_sizes::CopyRequestSizes;
 use super::{CopyDevices, CopyOptions, ReadErrorPolicy};
 
 /// Stores the checkpoint of a copy.
@@ -39,7 +39,7 @@ pub trait CheckpointSink {
 /// Copy in progress.
 pub(super) struct CopyEngine<'a> {
     devices: &'a CopyDevices,
-    geometry: CopyGeometry,
+    geometry: CopyRequestSizes,
     options: &'a CopyOptions,
     keep: &'a mut dyn CheckpointSink,
     sides: CopyChannels,
@@ -112,7 +112,7 @@ impl<'a> CopyEngine<'a> {
     pub(super) fn new(
         devices: &'a CopyDevices,
         options: &'a CopyOptions,
-        geometry: CopyGeometry,
+        geometry: CopyRequestSizes,
         from: CopyStats,
         keep: &'a mut dyn CheckpointSink,
     ) -> Result<Self, String> {

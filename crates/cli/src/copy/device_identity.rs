@@ -8,9 +8,9 @@ use tenmil_base::Limits;
 use tenmil_block::uri::Uri;
 use tenmil_linux::device_users::{DevicePath, device_identity, file_identity};
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::storage_file::accessible_path;
+use tenmil_linux::storage_file::path_or_proc_link;
 
-use super::result::CopySide;
+use super::copy_result::CopySide;
 
 /// Identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl DeviceIdentity {
     pub fn from_device(which: CopySide, uri: &Uri, limits: &Limits) -> Self {
         Self {
             uri: uri.to_string(),
-            size_bytes: super::geometry::size_bytes(limits),
+            size_bytes: super::request_sizes::size_bytes(limits),
             block_size: limits.block_size,
             files: leaf_devices(uri)
                 .iter()
@@ -69,7 +69,9 @@ impl BackingFile {
         Self {
             path: resolved_path(path).display().to_string(),
             which: storage_identity(path),
-            modified_ns: (which == CopySide::Source).then(|| modified_ns(path)).flatten(),
+            modified_ns: (which == CopySide::Source)
+                .then(|| modification_time_text(path))
+                .flatten(),
         }
     }
 }
@@ -105,20 +107,20 @@ fn resolved_path(path: &Path) -> PathBuf {
 }
 
 fn storage_identity(path: &Path) -> Option<String> {
-    if accessible_path(path).metadata().ok()?.file_type().is_block_device() {
+    if path_or_proc_link(path).metadata().ok()?.file_type().is_block_device() {
         return device_identity(&KernelFiles::live_system(), &DevicePath::resolve(path));
     }
     file_identity(path)
 }
 
-fn modified_ns(path: &Path) -> Option<String> {
+fn modification_time_text(path: &Path) -> Option<String> {
     let found = path.metadata().ok()?;
     found.is_file().then(|| format!("{}.{:09}", found.mtime(), found.mtime_nsec()))
 }
 
 /// File system and inode number of a file.
 pub(super) fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
-    accessible_path(path).metadata().ok().map(|found| (found.dev(), found.ino()))
+    path_or_proc_link(path).metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Describes the first difference.

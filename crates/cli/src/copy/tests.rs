@@ -14,7 +14,7 @@ use self::faulty_ram_device::FaultyRamDevice;
 use super::comparison::CopyComparison;
 use super::copy_engine::CopyEngine;
 use super::copy_loop::CopyTask;
-use super::geometry::CopyGeometry;
+use super::request_sizes::CopyRequestSizes;
 use super::{
     CheckpointSink, CompareResult, CopyAbort, CopyDevices, CopyOptions, CopySide, CopyStats,
     ReadErrorPolicy, ValidatedCopy,
@@ -83,9 +83,9 @@ impl CopyTest {
         Self { devices, source, target, options: test_options() }
     }
 
-    fn geometry(&self) -> CopyGeometry {
+    fn geometry(&self) -> CopyRequestSizes {
         let limits = (self.source.limits(), self.target.limits());
-        CopyGeometry::from_limits(("source", &limits.0), ("target", &limits.1), &self.options)
+        CopyRequestSizes::from_limits(("source", &limits.0), ("target", &limits.1), &self.options)
             .unwrap()
     }
 
@@ -121,7 +121,7 @@ impl CopyTest {
     }
 
     /// Whether the durable data of the target equal the source.
-    fn is_copied(&self) -> bool {
+    fn is_durable_target_equal_to_source(&self) -> bool {
         self.source.with_content(|source| {
             self.target.with_content(|target| source[..] == target[..source.len()])
         })
@@ -139,8 +139,8 @@ fn copy_is_exact_and_leaves_the_rest_of_the_target_unchanged() {
             let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
             assert_eq!((ending, tally.until, kept.until), (None, 1 << 20, 1 << 20));
             assert!(tally.is_flushed);
-            world.target.with_size();
-            assert!(world.is_copied(), "seed {seed}");
+            world.target.lose_power();
+            assert!(world.is_durable_target_equal_to_source(), "seed {seed}");
             assert_eq!(tally.written + tally.zeroed + tally.kept, 1 << 20);
             world.target.with_content(|bytes| {
                 assert!(bytes[1024 * KIB..].iter().all(|byte| *byte == 0xdd));
@@ -160,8 +160,8 @@ fn copy_interrupted_at_any_step_resumes_without_loss() {
             let mut kept = RecordedCheckpoints::default();
             let ended = world.run_copy(&mut kept, steps).is_some();
             // The requests in flight end with the process.
-            world.source.with_size();
-            world.target.with_size();
+            world.source.lose_power();
+            world.target.lose_power();
             let until = usize::try_from(kept.until).unwrap();
             world.source.with_content(|source| {
                 world.target.with_content(|target| {
@@ -170,8 +170,8 @@ fn copy_interrupted_at_any_step_resumes_without_loss() {
             });
             let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
             assert_eq!((ending, tally.until), (None, 1 << 20));
-            world.target.with_size();
-            assert!(world.is_copied(), "step {steps} of seed {seed}");
+            world.target.lose_power();
+            assert!(world.is_durable_target_equal_to_source(), "step {steps} of seed {seed}");
             if ended {
                 assert!(steps > 20 && kept.count > 3, "{steps} steps, {} records", kept.count);
                 break;
@@ -200,9 +200,9 @@ fn cancelled_copy_has_flushed_what_it_reports_done() {
     let (tally, ending) = pass.into_result();
     assert_eq!((ending, tally.is_flushed), (Some(CopyAbort::Interrupted), true));
     assert!(tally.until > 0 && tally.until < 1 << 20 && kept.until == tally.until);
-    world.target.with_size();
+    world.target.lose_power();
     let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
-    assert!(ending.is_none() && tally.read < 1 << 20 && world.is_copied());
+    assert!(ending.is_none() && tally.read < 1 << 20 && world.is_durable_target_equal_to_source());
 }
 
 #[test]
@@ -275,19 +275,19 @@ fn full_or_failing_target_ends_the_copy_with_its_reason() {
 
 /// Reason that ends a copy before its target fails.
 #[derive(Clone, Copy, Debug)]
-enum PreviousRequest {
+enum CopyEndCause {
     Stopped,
     Unread,
     Unkept,
 }
 
 /// Checkpoint sink that fails from the second time on, if the copy is to end that way.
-struct CheckpointOrderCheck {
+struct FailingCheckpointSink {
     kept: RecordedCheckpoints,
     is_full: bool,
 }
 
-impl CheckpointSink for CheckpointOrderCheck {
+impl CheckpointSink for FailingCheckpointSink {
     fn store_checkpoint(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         if self.is_full && self.kept.count > 0 {
             return Err("no room".into());
@@ -298,34 +298,35 @@ impl CheckpointSink for CheckpointOrderCheck {
 
 #[test]
 fn failed_final_flush_is_the_last_request_and_stores_no_checkpoint() {
-    for before in [PreviousRequest::Stopped, PreviousRequest::Unread, PreviousRequest::Unkept] {
+    for before in [CopyEndCause::Stopped, CopyEndCause::Unread, CopyEndCause::Unkept] {
         for fails_for_ever in [false, true] {
             let world = CopyTest::new(1, (512, 512));
             world.source.with_content(|bytes| bytes.fill(5));
-            if matches!(before, PreviousRequest::Unread) {
+            if matches!(before, CopyEndCause::Unread) {
                 world.source.make_block_unreadable(1500);
             }
-            let is_full = matches!(before, PreviousRequest::Unkept);
-            let mut keeper = CheckpointOrderCheck { kept: RecordedCheckpoints::default(), is_full };
+            let is_full = matches!(before, CopyEndCause::Unkept);
+            let mut keeper =
+                FailingCheckpointSink { kept: RecordedCheckpoints::default(), is_full };
             let (tally, ending, flushes) =
                 end_with_failing_flush(&world, &mut keeper, before, fails_for_ever);
             let context = format!("{before:?}, for ever: {fails_for_ever}");
             assert!(matches!(
                 (before, &ending),
-                (PreviousRequest::Unkept, Some(CopyAbort::Record(_)))
+                (CopyEndCause::Unkept, Some(CopyAbort::Record(_)))
                     | (
-                        PreviousRequest::Unread,
+                        CopyEndCause::Unread,
                         Some(CopyAbort::Failed { operation: Operation::Read, .. })
                     )
                     | (
-                        PreviousRequest::Stopped,
+                        CopyEndCause::Stopped,
                         Some(CopyAbort::Failed { operation: Operation::Flush, .. })
                     )
             ));
             assert!(!tally.is_flushed, "{context}");
             assert_eq!(flushes, 1, "{context}: a flush is not asked for again");
             assert!(tally.until >= keeper.kept.until && tally.until < 1 << 20, "{context}");
-            world.target.with_size();
+            world.target.lose_power();
             let until = usize::try_from(keeper.kept.until).unwrap();
             world.target.with_content(|bytes| {
                 assert!(bytes[..until].iter().all(|byte| *byte == 5), "{context}: {until} kept");
@@ -338,8 +339,8 @@ fn failed_final_flush_is_the_last_request_and_stores_no_checkpoint() {
 /// there on.
 fn end_with_failing_flush(
     world: &CopyTest,
-    keeper: &mut CheckpointOrderCheck,
-    before: PreviousRequest,
+    keeper: &mut FailingCheckpointSink,
+    before: CopyEndCause,
     fails_for_ever: bool,
 ) -> (CopyStats, Option<CopyAbort>, usize) {
     let from = CopyStats::default();
@@ -348,7 +349,7 @@ fn end_with_failing_flush(
     let mut ended_after = None;
     for step in 0..STEPS_MAX as u64 {
         pass.advance(Instant { ns: step * 1_000_000_000 });
-        if matches!(before, PreviousRequest::Stopped) && pass.done_and_total_bytes().0 > 300 << 10 {
+        if matches!(before, CopyEndCause::Stopped) && pass.done_and_total_bytes().0 > 300 << 10 {
             pass.stop_submitting();
         }
         if ended_after.is_none() && pass.has_ended_early() {
@@ -391,7 +392,7 @@ fn holes_are_not_read_and_target_zeroes_not_written() {
     let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.read, tally.written), (64 << 10, 64 << 10));
     assert_eq!((tally.zeroed, tally.kept), (960 << 10, 0));
-    assert!(world.is_copied());
+    assert!(world.is_durable_target_equal_to_source());
     world.target.with_content(|bytes| bytes.fill(0));
     world.target.report_holes(true);
     let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
@@ -410,7 +411,7 @@ fn zero_data_becomes_a_hole_unless_disabled() {
         assert_eq!(tally.read, 1 << 20);
         let written = if sparse { 64 << 10 } else { 1 << 20 };
         assert_eq!(tally.written, written, "sparse: {sparse}");
-        assert!(world.is_copied());
+        assert!(world.is_durable_target_equal_to_source());
     }
 }
 
@@ -419,7 +420,7 @@ fn target_without_write_zeroes_gets_written_zeroes() {
     let world = CopyTest::new(0, (512, 512));
     world.target.without_operation(Operation::WriteZeroes);
     let (tally, ending) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
-    assert!(ending.is_none() && tally.zeroed > 0 && world.is_copied());
+    assert!(ending.is_none() && tally.zeroed > 0 && world.is_durable_target_equal_to_source());
 }
 
 #[test]
@@ -434,7 +435,7 @@ fn source_end_within_a_target_block_is_zero_padded() {
     let world = CopyTest { devices, source, target, options: test_options() };
     let (tally, ending) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.until, ending), (9 * 512, None));
-    assert!(world.is_copied());
+    assert!(world.is_durable_target_equal_to_source());
     world.target.with_content(|bytes| {
         assert!(bytes[9 * 512..8192].iter().all(|byte| *byte == 0));
         assert!(bytes[8192..].iter().all(|byte| *byte == 4));
@@ -446,11 +447,12 @@ fn source_end_within_a_target_block_is_zero_padded() {
 fn source_larger_than_the_target_is_rejected_by_name() {
     let regions = RegionTable::new(16);
     let limits = |block: u32, len: usize| FaultyRamDevice::new(&regions, block, len, 1).limits();
-    let refuse = |source: &tenmil_base::Limits,
-                  target: &tenmil_base::Limits,
-                  options: &CopyOptions| {
-        CopyGeometry::from_limits(("ram:a", source), ("ram:b", target), options).unwrap_err().text
-    };
+    let refuse =
+        |source: &tenmil_base::Limits, target: &tenmil_base::Limits, options: &CopyOptions| {
+            CopyRequestSizes::from_limits(("ram:a", source), ("ram:b", target), options)
+                .unwrap_err()
+                .text
+        };
     assert_eq!(
         refuse(&limits(512, 8192), &limits(512, 4096), &test_options()),
         "copy to ram:b: it has 4096 bytes, expected at least the 8192 of ram:a"

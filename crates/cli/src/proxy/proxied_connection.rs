@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 
 use tenmil_base::{Instant, Random, RecvResult, SendSlice, Stream, WakeSource};
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::socket::{ConnectOp, SocketFactory, reset_on_close};
+use tenmil_linux::socket::{ConnectOp, SocketStreamFactory, reset_on_close};
 use tenmil_sim::sim_network::{LinkDirection, LinkOptions, ReadResult};
 
 /// Both sockets of a connection and the fault lines between them.
 pub(super) struct ProxiedConnection {
     number: u64,
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
     near: ProxySocket,
     far: UpstreamState,
     /// Direction towards the target.
@@ -63,7 +63,7 @@ impl ProxiedConnection {
         number: u64,
         socket: OwnedFd,
         dial: ConnectOp,
-        sockets: &SocketFactory,
+        sockets: &SocketStreamFactory,
         (there, back): (LinkOptions, LinkOptions),
         mut random: Random,
     ) -> Result<Self, String> {
@@ -74,7 +74,7 @@ impl ProxiedConnection {
         Ok(Self { number, sockets, near, far, there, back, is_over: false })
     }
 
-    pub(super) fn from(&self) -> String {
+    pub(super) fn client_description(&self) -> String {
         self.near.stream.peer_description()
     }
 
@@ -178,7 +178,7 @@ fn add_wake_source(watch: &PollSet, source: WakeSource<'_>) -> io::Result<()> {
 }
 
 impl ProxySocket {
-    fn new(socket: OwnedFd, sockets: &SocketFactory) -> Result<Self, String> {
+    fn new(socket: OwnedFd, sockets: &SocketStreamFactory) -> Result<Self, String> {
         let again = socket.try_clone().map_err(|error| format!("copy a descriptor: {error}"))?;
         let stream = sockets.new_stream(socket).map_err(|error| error.to_string())?;
         Ok(Self { stream, socket: again, has_ended: false })
@@ -190,7 +190,7 @@ impl ProxySocket {
         from: &ProxyDirection,
         to: &ProxyDirection,
     ) -> io::Result<bool> {
-        let wants_bytes = !self.has_ended && from.line.free_bytes() > 0;
+        let wants_bytes = !self.has_ended && from.line.free_capacity_bytes() > 0;
         let wants_space = !to.pending.is_empty();
         add_wake_source(watch, self.stream.wake_source())?;
         Ok(self.stream.arm(wants_bytes, wants_space))
@@ -221,7 +221,7 @@ impl ProxyDirection {
 
     /// Moves received bytes into the line, as far as its buffer has space.
     fn receive(&mut self, now: Instant, from: &mut ProxySocket) -> ForwardResult {
-        if from.has_ended || self.line.free_bytes() == 0 {
+        if from.has_ended || self.line.free_capacity_bytes() == 0 {
             return ForwardResult::Nothing;
         }
         let received = from.stream.receive();

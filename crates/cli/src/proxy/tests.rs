@@ -4,7 +4,7 @@ use tenmil_base::{RecvResult, SendSlice, Span, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{
-    ConnectOp, ListenAddress, SocketFactory, SocketOptions, StreamListener,
+    ConnectOp, ListenAddress, SocketOptions, SocketStreamFactory, StreamListener,
 };
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_sim::sim_network::{LinkFault, LinkFaults, LinkOptions};
@@ -17,7 +17,7 @@ struct ProxyTest {
     proxy: FaultProxy,
     listener: StreamListener,
     pool: ThreadPool,
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
     told: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl ProxyTest {
             proxy: FaultProxy::new(plan).unwrap(),
             listener,
             pool: ThreadPool::new(1, 1),
-            sockets: SocketFactory::new(RegionTable::new(1), SocketOptions::default()),
+            sockets: SocketStreamFactory::new(RegionTable::new(1), SocketOptions::default()),
             told: Vec::new(),
         }
     }
@@ -113,7 +113,7 @@ fn bytes_and_stream_ends_are_forwarded_both_ways() {
     send(far.as_mut(), &bytes[..1000]);
     drop(far);
     assert_eq!(world.drain(near.as_mut()), (1000, RecvResult::Eof));
-    world.poll_until(|world| (world.proxy.connections() == 0).then_some(()));
+    world.poll_until(|world| (world.proxy.open_connection_count() == 0).then_some(()));
     assert!(world.told[0].starts_with("connection 1: from 127.0.0.1:"), "{:?}", world.told);
     let over = "connection 1: both sides have closed, after 60000 bytes there and 1000 back";
     assert_eq!(world.told[1], over);
@@ -131,7 +131,7 @@ fn cut_resets_both_sockets_after_the_given_bytes() {
         let (count, over) = world.drain(far.as_mut());
         assert!(matches!(over, RecvResult::Failed(_)), "{over:?}");
         assert!(count as u64 <= at, "{count} of {at}");
-        assert_eq!(world.proxy.connections(), 0);
+        assert_eq!(world.proxy.open_connection_count(), 0);
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn run_cluster_seeds(options: &SimOptions, out: &mut dyn Write) -> Re
 /// Reintroduces each known bug. Returns the number of bugs and the number found.
 fn count_injected_bugs_found(seeds: u64, out: &mut dyn Write) -> io::Result<(u64, u64)> {
     let (mut all, mut found) = (0, 0);
-    for (name, bugs) in InjectedBugs::each_bug() {
+    for (name, bugs) in InjectedBugs::all_with_names() {
         all += 1;
         match bugs.first_seed(seeds) {
             Some(RunOutcome { seed, failure, .. }) => {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::minute_history::MinuteHistory;
+use super::busy_history::BusyHistory;
 use super::process_sample::{ProcessInfo, ProcessSample};
 use super::rates::{SampleRates, rates_between};
 use super::row_order::TableSort;
@@ -19,8 +19,8 @@ pub(crate) struct AppState {
     pub(crate) first_ns: Option<u64>,
     /// Newest sample, also while the display is paused.
     newest: Option<ProcessSample>,
-    pub(crate) whole: MinuteHistory,
-    pub(crate) reactors: BTreeMap<u32, MinuteHistory>,
+    pub(crate) whole: BusyHistory,
+    pub(crate) reactors: BTreeMap<u32, BusyHistory>,
     /// Events, newest last.
     pub(crate) happened: VecDeque<EventLine>,
     pub(crate) focus: ScreenTable,
@@ -131,7 +131,9 @@ impl AppState {
     /// Applies an update.
     pub(crate) fn apply_update(&mut self, new_events: SamplerUpdate) {
         match new_events {
-            SamplerUpdate::Running(running) if running.is_empty() => self.reset_stage(),
+            SamplerUpdate::Running(running) if running.is_empty() => {
+                self.look_for_process_unless_exited()
+            }
             SamplerUpdate::Running(running) => {
                 self.chosen.process = self.chosen.process.min(running.len() - 1);
                 self.stage = ConnectionStage::Choosing(running);
@@ -150,7 +152,7 @@ impl AppState {
     }
 
     /// The last data of a process that has exited stay on the screen.
-    fn reset_stage(&mut self) {
+    fn look_for_process_unless_exited(&mut self) {
         if !matches!(self.stage, ConnectionStage::Exited(_)) {
             self.stage = ConnectionStage::Looking;
         }

@@ -44,7 +44,7 @@ impl AppState {
         match key.code {
             KeyCode::Char('q') => self.is_over = true,
             KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
-            KeyCode::Esc => self.clear_selection(),
+            KeyCode::Esc => self.close_help_or_filter(),
             KeyCode::Up | KeyCode::Char('k') => self.move_selection(-1),
             KeyCode::Down | KeyCode::Char('j') => self.move_selection(1),
             KeyCode::PageUp => self.move_selection(-PAGE),
@@ -63,7 +63,7 @@ impl AppState {
         None
     }
 
-    fn clear_selection(&mut self) {
+    fn close_help_or_filter(&mut self) {
         if self.is_help {
             self.is_help = false;
         } else {

@@ -226,7 +226,9 @@ mod tests {
     use tenmil_base::Span;
     use tenmil_linux::Clock;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
-    use tenmil_rpc::{Event, EventKind, MethodState, ProgramInfo, RpcServer, TABLE, event_channel};
+    use tenmil_rpc::{
+        Event, EventKind, ProcessParts, ProgramInfo, RpcServer, TABLE, event_channel,
+    };
 
     use super::SamplerHandle;
     use crate::top::app_state::SamplerUpdate;
@@ -246,7 +248,7 @@ mod tests {
 
         fn serve_test_process(&self, pid: u32) -> (RpcServer, tenmil_rpc::EventSender) {
             let (announcer, announced) = event_channel().unwrap();
-            let state = MethodState::new().with_part(ProgramInfo { version: "9.9.9", log: None });
+            let state = ProcessParts::new().with_part(ProgramInfo { version: "9.9.9", log: None });
             let server = RpcServer::start(&self.directory, pid, &TABLE, state, announced).unwrap();
             (server, announcer)
         }

@@ -1,8 +1,8 @@
 //! Tables: their columns and rows.
 
 use super::app_state::{AppState, DisplayedSample, RunningProcess, ScreenTable};
+use super::busy_history::BusyHistory;
 use super::format::{escape, format_count, format_percent, format_rate, format_span};
-use super::minute_history::MinuteHistory;
 use super::process_sample::{PollerSample, ProcessSample, ReactorSample, ThreadSample};
 use super::rates::{PollerRates, ReactorRates, ThreadRates};
 use super::table_grid::{ColumnWidth, GridCell, GridColumn, TableGrid, TextTone};
@@ -94,7 +94,7 @@ fn reactor_row<'a>(
     sample: &ProcessSample,
     reactor: &ReactorSample,
     rates: Option<&ReactorRates>,
-    minute: Option<&'a MinuteHistory>,
+    minute: Option<&'a BusyHistory>,
 ) -> Vec<GridCell<'a>> {
     let is_stuck = rates.is_some_and(|rates| rates.is_stuck);
     let now = match (is_stuck, reactor.sleeping) {

@@ -2,7 +2,7 @@
 
 use ratatui::text::Span;
 
-use super::minute_history::MinuteHistory;
+use super::busy_history::BusyHistory;
 
 /// Column of a table.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub(crate) enum GridCell<'a> {
     /// A percentage, as a bar.
     Bar(f64),
     /// The busy share of the last minute, as a line of bars.
-    History(&'a MinuteHistory),
+    History(&'a BusyHistory),
     /// Nothing.
     Empty,
 }

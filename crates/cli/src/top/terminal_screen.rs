@@ -39,11 +39,11 @@ impl Drop for TerminalScreen {
 
 /// Runs the live view over `link` until the user quits.
 pub(crate) fn run_screen(link: &SamplerHandle, theme: ScreenTheme) -> Result<(), Error> {
-    tenmil_linux::signal::catch_interrupts()
-        .and_then(|()| tenmil_linux::signal::catch_hangup())
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
+        .and_then(|()| tenmil_linux::signal::request_stop_on_sighup())
         .map_err(|error| Error::environment(format!("catch signals: {error}")))?;
     let mut screen = TerminalScreen::set_up_terminal()?;
-    let _watch = NamedThread::spawn("hangup", None, watch_for_hangup)
+    let _watch = NamedThread::spawn("hangup", None, exit_on_hangup)
         .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
     let mut state = AppState::default();
     let mut is_new = true;
@@ -64,7 +64,7 @@ pub(crate) fn run_screen(link: &SamplerHandle, theme: ScreenTheme) -> Result<(),
 }
 
 /// Exits the process if the terminal is hung up, because a read from it may then block forever.
-fn watch_for_hangup(stop: &StopFlag) {
+fn exit_on_hangup(stop: &StopFlag) {
     while !stop.is_stopped() {
         if await_hangup(io::stdin(), GLANCE) {
             let _ = ratatui::try_restore();
@@ -105,7 +105,7 @@ mod tests {
     /// Runs in a child process on a pseudo-terminal, started by `panic_restores_the_terminal`.
     #[test]
     #[ignore = "it panics, on a terminal"]
-    fn screen_of_a_panicking_program() {
+    fn child_that_panics_with_a_screen() {
         let _screen = TerminalScreen::set_up_terminal().unwrap();
         panic!("on purpose");
     }
@@ -120,7 +120,7 @@ mod tests {
         let mut program = terminal.run(command);
         let (code, shown) = terminal.await_end(&mut program);
         assert_ne!(code, Some(0), "{shown}");
-        terminal.is_as_it_was(&shown);
+        terminal.assert_restored(&shown);
         let back = shown.find("\u{1b}[?1049l").unwrap();
         let spoken = shown.find("on purpose").unwrap_or_else(|| panic!("{shown}"));
         assert!(back < spoken, "it speaks where it can be read: {shown}");

@@ -31,7 +31,7 @@ pub(crate) enum MigrationMode {
 }
 
 /// What the load tells the test.
-pub(crate) enum LoadCommand {
+pub(crate) enum LoadReport {
     /// It has had 128 I/Os in flight for a while, on the reactor to which it has come.
     Loaded,
     /// It was told to stop, and everything has been answered.
@@ -69,7 +69,7 @@ pub(crate) struct MigratingLoad {
     is_leaving: bool,
     home: ReactorId,
     random: Random,
-    tell: Sender<LoadCommand>,
+    tell: Sender<LoadReport>,
     tally: LoadTotals,
 }
 
@@ -116,7 +116,7 @@ impl MigratingLoad {
         memory: RegionTable,
         buffers: Vec<Segment>,
         travel: MigrationMode,
-        tell: Sender<LoadCommand>,
+        tell: Sender<LoadReport>,
     ) -> Self {
         Self {
             queue,
@@ -168,7 +168,7 @@ impl MigratingLoad {
     }
 
     /// Takes what has been answered. Returns how many that were.
-    fn take(&mut self, now: Instant) -> usize {
+    fn poll_completions(&mut self, now: Instant) -> usize {
         let count = self.queue.poll(now, &mut self.completions);
         let mut completions =
             std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
@@ -196,7 +196,7 @@ impl MigratingLoad {
     }
 
     /// Begins what is due.
-    fn go_on(&mut self, now: Instant, completed: usize) {
+    fn submit_due_ios(&mut self, now: Instant, completed: usize) {
         match &mut self.stage {
             LoadStage::Single { .. } if self.in_flight > 0 => {}
             LoadStage::Single { left: 0, .. } => {
@@ -215,7 +215,7 @@ impl MigratingLoad {
                 let before = *so_far;
                 *so_far += completed;
                 if before < FULL && *so_far >= FULL {
-                    self.tell.send(LoadCommand::Loaded).unwrap();
+                    self.tell.send(LoadReport::Loaded).unwrap();
                 }
                 let is_free = |slot: &LoadSlot| slot.pending.is_none();
                 while let Some(index) = self.slots.iter().position(is_free) {
@@ -230,22 +230,22 @@ impl MigratingLoad {
 impl Poller for MigratingLoad {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        self.home = context.reactor();
-        let (completed, submitted) = (self.take(now), self.tally.submitted);
+        self.home = context.reactor_id();
+        let (completed, submitted) = (self.poll_completions(now), self.tally.submitted);
         if !self.is_leaving {
-            self.go_on(now, completed);
+            self.submit_due_ios(now, completed);
         }
         if matches!(self.stage, LoadStage::Stopping) && self.in_flight == 0 {
             self.stage = LoadStage::Over;
-            self.tell.send(LoadCommand::Drained(std::mem::take(&mut self.tally))).unwrap();
-            context.end_thread();
+            self.tell.send(LoadReport::Drained(std::mem::take(&mut self.tally))).unwrap();
+            context.request_thread_end();
             return PollResult::Busy;
         }
         PollResult::from_count(completed + usize::from(self.tally.submitted > submitted))
     }
 
     fn flush(&mut self) {
-        self.queue.flush();
+        self.queue.flush_submissions();
     }
 
     fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
@@ -270,7 +270,7 @@ impl Poller for MigratingLoad {
         }
     }
 
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         if matches!(self.stage, LoadStage::Full { .. }) && !self.is_leaving {
             self.tally.loads_left.push(self.in_flight);
         }

@@ -39,7 +39,7 @@ pub(crate) fn serve(path: &Path) {
     let locked = Arc::clone(&peer.locked);
     std::thread::spawn(move || {
         loop {
-            let wait = VfioUserPeer::lock(&locked).turn();
+            let wait = VfioUserPeer::lock(&locked).poll_controller();
             if wait != NextPoll::Busy {
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -86,7 +86,7 @@ struct LockedPeer {
 }
 
 impl LockedPeer {
-    fn turn(&mut self) -> NextPoll {
+    fn poll_controller(&mut self) -> NextPoll {
         self.front.poll(self.clock.now())
     }
 }
@@ -129,7 +129,7 @@ impl GuestMemory {
 impl RingMemory for GuestMemory {
     type Entries = SharedRingEntries;
 
-    fn entries(
+    fn resolve_ring(
         &mut self,
         iova: u64,
         len_bytes: u64,
@@ -185,7 +185,7 @@ impl VfioUserPeer {
         let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());
         let options = MemoryTransportConfig::default();
         let front = MemoryTransport::new(controller, guest, vectors.clone(), buffers, options);
-        let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
+        let (bar, bar_bytes) = (front.bar_registers(), front.bar_registers().len_bytes());
         let function = ConfigSpace::new(ConfigSpaceConfig {
             vendor: 0xfff0,
             device: 1,
@@ -222,22 +222,24 @@ impl VfioUserPeer {
     }
 
     /// Turns the controller until it is as is wanted.
-    fn turn_until(
+    fn poll_until(
         locked: &mut LockedPeer,
         is_so: impl Fn(&MemoryTransport<GuestMemory, EventFdVectors>) -> bool,
     ) {
         while !is_so(&locked.front) {
-            locked.turn();
+            locked.poll_controller();
         }
     }
 
     fn reset_controller(&mut self) {
         let mut locked = Self::lock(&self.locked);
         let now = locked.clock.now();
-        locked.front.write(now, CC, 4, 0);
-        locked.turn();
-        Self::turn_until(&mut locked, |front| front.read(CSTS, 4) & 1 == 0 && front.is_quiesced());
-        locked.front.bar().arm_vectors();
+        locked.front.write_register(now, CC, 4, 0);
+        locked.poll_controller();
+        Self::poll_until(&mut locked, |front| {
+            front.read_register(CSTS, 4) & 1 == 0 && front.is_quiesced()
+        });
+        locked.front.bar_registers().enable_and_unmask_vectors();
         self.function.reset();
     }
 
@@ -255,7 +257,7 @@ impl ServerBackend for VfioUserPeer {
         } else {
             let locked = Self::lock(&self.locked);
             let size = u32::try_from(data.len()).unwrap();
-            let value = locked.front.read(u32::try_from(offset).unwrap(), size);
+            let value = locked.front.read_register(u32::try_from(offset).unwrap(), size);
             data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
         }
         Ok(())
@@ -266,7 +268,10 @@ impl ServerBackend for VfioUserPeer {
             match self.function.write(offset, data) {
                 ConfigSpaceChange::Nothing => {}
                 ConfigSpaceChange::Vectors { is_enabled, is_masked } => {
-                    Self::lock(&self.locked).front.bar().set_vectors(is_enabled, is_masked);
+                    Self::lock(&self.locked)
+                        .front
+                        .bar_registers()
+                        .set_msix_control(is_enabled, is_masked);
                 }
                 ConfigSpaceChange::Reset => self.reset_controller(),
             }
@@ -277,7 +282,7 @@ impl ServerBackend for VfioUserPeer {
         let (at, size) = (u32::try_from(offset).unwrap(), u32::try_from(data.len()).unwrap());
         let mut locked = Self::lock(&self.locked);
         let now = locked.clock.now();
-        locked.front.write(now, at, size, u64::from_le_bytes(bytes));
+        locked.front.write_register(now, at, size, u64::from_le_bytes(bytes));
         Ok(())
     }
 
@@ -300,7 +305,7 @@ impl ServerBackend for VfioUserPeer {
     fn dma_unmap(&mut self, _: DmaUnmapFlags, address: u64, len_bytes: u64) -> io::Result<()> {
         let mut locked = Self::lock(&self.locked);
         locked.front.set_paused(true);
-        Self::turn_until(&mut locked, MemoryTransport::is_quiesced);
+        Self::poll_until(&mut locked, MemoryTransport::is_quiesced);
         let gone = self.maps.lock().unwrap().remove(&address);
         locked.front.set_paused(false);
         let gone = gone.ok_or(io::ErrorKind::NotFound)?;

@@ -10,12 +10,12 @@ use serde_json::Value;
 pub(crate) const MIB: usize = 1 << 20;
 
 /// A folder with a store in it.
-pub(crate) struct Pool(tempfile::TempDir);
+pub(crate) struct PoolTestDirectory(tempfile::TempDir);
 
-impl Pool {
+impl PoolTestDirectory {
     pub(crate) fn new(size: &str) -> Self {
         let pool = Self(tempfile::tempdir().unwrap());
-        pool.done(&["pool", "create", &format!("{}?size={size}", pool.device())]);
+        pool.stdout_of_success(&["pool", "create", &format!("{}?size={size}", pool.device_uri())]);
         pool
     }
 
@@ -23,28 +23,28 @@ impl Pool {
         self.0.path().join(name)
     }
 
-    pub(crate) fn file(&self, name: &str) -> String {
+    pub(crate) fn file_uri(&self, name: &str) -> String {
         format!("file:{}", self.path(name).display())
     }
 
     /// A file of the directory, as messages name it.
     #[allow(dead_code, reason = "not every user of this module needs it")]
-    pub(crate) fn short_file(&self, name: &str) -> String {
+    pub(crate) fn file_path_text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
     /// A volume of the pool, as messages name it.
     #[allow(dead_code, reason = "not every user of this module needs it")]
-    pub(crate) fn short_volume(&self, name: &str) -> String {
+    pub(crate) fn volume_name_in_messages(&self, name: &str) -> String {
         format!("{}/{name}", self.path("pool").display())
     }
 
-    pub(crate) fn device(&self) -> String {
-        self.file("pool")
+    pub(crate) fn device_uri(&self) -> String {
+        self.file_uri("pool")
     }
 
-    pub(crate) fn volume(&self, name: &str) -> String {
-        format!("volume:[{}]/{name}", self.device())
+    pub(crate) fn volume_uri(&self, name: &str) -> String {
+        format!("volume:[{}]/{name}", self.device_uri())
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> Command {
@@ -59,7 +59,7 @@ impl Pool {
 
     /// What a command says that succeeds. The files of a killed process are closed by the kernel in its own
     /// time, which on a busy machine was seen to be 25 s: a command that says so is repeated.
-    pub(crate) fn done(&self, words: &[&str]) -> String {
+    pub(crate) fn stdout_of_success(&self, words: &[&str]) -> String {
         let begun = std::time::Instant::now();
         let mut output = self.run(words);
         let is_held = |output: &Output| {
@@ -74,7 +74,7 @@ impl Pool {
     }
 
     /// What a command says that does not, and its exit code.
-    pub(crate) fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+    pub(crate) fn exit_code_and_stderr(&self, words: &[&str]) -> (Option<i32>, String) {
         let output = self.run(words);
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     }
@@ -90,28 +90,28 @@ impl Pool {
     }
 
     /// What a volume holds.
-    pub(crate) fn bytes(&self, volume: &str) -> Vec<u8> {
+    pub(crate) fn volume_bytes(&self, volume: &str) -> Vec<u8> {
         let target = self.path("back");
         let _ = std::fs::remove_file(&target);
-        self.done(&["copy", &self.volume(volume), &self.file("back")]);
+        self.stdout_of_success(&["copy", &self.volume_uri(volume), &self.file_uri("back")]);
         std::fs::read(target).unwrap()
     }
 
     /// What is told about the volumes, by name.
-    pub(crate) fn listed(&self, volume: &str) -> Value {
-        let json = self.done(&["volume", "list", &self.device(), "--json"]);
+    pub(crate) fn volume_row(&self, volume: &str) -> Value {
+        let json = self.stdout_of_success(&["volume", "list", &self.device_uri(), "--json"]);
         let json: Value = serde_json::from_str(&json).unwrap();
         let found = json["volumes"].as_array().unwrap().iter();
         found.clone().find(|one| one["name"] == volume).unwrap().clone()
     }
 
     pub(crate) fn used(&self) -> u64 {
-        let json = self.done(&["pool", "open", &self.device(), "--json"]);
+        let json = self.stdout_of_success(&["pool", "open", &self.device_uri(), "--json"]);
         serde_json::from_str::<Value>(&json).unwrap()["used_bytes"].as_u64().unwrap()
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        let json = self.done(&["pool", "check", &self.device(), "--json"]);
+        let json = self.stdout_of_success(&["pool", "check", &self.device_uri(), "--json"]);
         serde_json::from_str::<Value>(&json).unwrap()["clean"] == true
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A process that serves. Dropping it ends it.
-pub(crate) struct Served {
+pub(crate) struct ServeProcess {
     child: Option<Child>,
     /// Where it listens.
     pub(crate) socket: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Served {
 /// Seconds that a tool may take.
 const TIME_LIMIT: &str = "60";
 
-impl Served {
+impl ServeProcess {
     /// Serves `uri` at a socket of its own.
     pub(crate) fn start(uri: &str, more: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ impl Served {
     }
 
     /// A line of a shell that serves.
-    pub(crate) fn of(line: &str) -> Self {
+    pub(crate) fn start_shell_line(line: &str) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec {line}")]);
         Self::spawn(tempfile::tempdir().unwrap(), Path::new(""), command)
@@ -71,7 +71,7 @@ impl Served {
     }
 
     /// What a command that asks this process says.
-    pub(crate) fn ask(&self, line: &str) -> String {
+    pub(crate) fn stdout_of_rpc_command(&self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         let output = self.command(&words).output().unwrap();
         assert!(output.status.success(), "{line}: {output:?}");
@@ -79,7 +79,7 @@ impl Served {
     }
 
     /// Ends it as a service manager would, and says with which exit code it did. It has 5 seconds.
-    pub(crate) fn end(mut self) -> Option<i32> {
+    pub(crate) fn stop_with_sigterm(mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
         let killed = format!("kill -TERM {}", child.id());
         assert!(Command::new("sh").args(["-c", &killed]).status().unwrap().success());
@@ -95,7 +95,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServeProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -105,7 +105,7 @@ impl Drop for Served {
 }
 
 /// Whether all these tools are there. If not, says so, or fails where they are required.
-pub(crate) fn tools(names: &[&str]) -> bool {
+pub(crate) fn are_tools_installed(names: &[&str]) -> bool {
     let is_missing = |name: &&&str| {
         let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output();
         !found.unwrap().status.success()

@@ -33,7 +33,7 @@ impl Terminal {
 
     /// Starts a program here, and reads what it shows.
     pub(crate) fn run(&mut self, command: Command) -> Child {
-        let child = self.run_unseen(command);
+        let child = self.start_without_reading(command);
         let mut screen = File::from(self.terminal().master.try_clone().unwrap());
         let shown = Arc::clone(&self.shown);
         let read = move |_: &tenmil_linux::StopFlag| {
@@ -48,29 +48,31 @@ impl Terminal {
     }
 
     /// Starts a program here, and looks away.
-    pub(crate) fn run_unseen(&self, mut command: Command) -> Child {
+    pub(crate) fn start_without_reading(&self, mut command: Command) -> Child {
         let theirs = || Stdio::from(self.terminal().slave.try_clone().unwrap());
         command.env("TERM", "xterm-256color").stdin(theirs()).stdout(theirs()).stderr(theirs());
         command.spawn().unwrap()
     }
 
-    pub(crate) fn press(&self, keys: &str) {
+    pub(crate) fn send_keys(&self, keys: &str) {
         let keyboard = self.terminal().master.try_clone().unwrap();
         File::from(keyboard).write_all(keys.as_bytes()).unwrap();
     }
 
     /// Takes the terminal away.
-    pub(crate) fn leave(mut self) {
+    pub(crate) fn close(mut self) {
         self.terminal = None;
     }
 
     /// Waits until the program has the terminal to itself.
     pub(crate) fn await_raw(&self) {
-        until("it takes the terminal", || !self.terminal().terminal_modes().unwrap().is_cooked());
+        wait_until("it takes the terminal", || {
+            !self.terminal().terminal_modes().unwrap().is_cooked()
+        });
     }
 
     pub(crate) fn await_shown(&self, text: &str) {
-        until(text, || self.shown().contains(text));
+        wait_until(text, || self.shown().contains(text));
     }
 
     /// Waits for the end. Returns the exit code and all that was shown.
@@ -81,7 +83,7 @@ impl Terminal {
     }
 
     /// The terminal does what it did before, and shows what it showed.
-    pub(crate) fn is_as_it_was(&self, shown: &str) {
+    pub(crate) fn assert_restored(&self, shown: &str) {
         assert_eq!(self.terminal().terminal_modes().unwrap(), self.before, "{shown}");
         let last = |text| shown.rfind(text);
         assert!(last(OTHER_SCREEN).is_some() && last(OTHER_SCREEN) < last(FIRST_SCREEN), "{shown}");
@@ -125,7 +127,7 @@ pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
     status.unwrap().code()
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let clock = Clock::on_kernel_clock();
     let end = clock.now().after(TIME_LIMIT);
     while !is_so() {

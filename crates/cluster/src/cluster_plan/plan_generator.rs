@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Random, Span};
 use tenmil_nvme_fabrics::IoPolicy;
-use tenmil_sim::sim_network::LinkSide;
+use tenmil_sim::sim_network::LinkTransferDirection;
 
 use super::{FaultEvent, HostPlan, MachinePlan, PlanKind};
 use crate::cluster_network::ConnectionFault;
@@ -23,7 +23,7 @@ impl PlanGenerator {
         usize::try_from(self.0.below(bound as u64)).unwrap_or(0)
     }
 
-    pub(super) fn random_chance(&mut self, one_in: u64) -> bool {
+    pub(super) fn one_in(&mut self, one_in: u64) -> bool {
         self.0.chance(1, one_in)
     }
 
@@ -63,8 +63,7 @@ impl PlanGenerator {
             _ => Span::from_ms(self.random_choice(&[200, 1_000])),
         };
         if kind == PlanKind::Tenants {
-            let slots =
-                if self.random_chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
+            let slots = if self.one_in(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
             // A reservation is known to one process only.
             let (disks, is_shared_out) = (vec![disk; 2], processes > 1);
             let (is_mirror, is_pool) = (false, false);
@@ -85,7 +84,7 @@ impl PlanGenerator {
         }
         let is_mirror = kind == PlanKind::Mirror;
         let slots = match kind {
-            PlanKind::Exchange if self.random_chance(2) => vec![(0, 1), (1, 1)],
+            PlanKind::Exchange if self.one_in(2) => vec![(0, 1), (1, 1)],
             PlanKind::Exchange => vec![(0, 1), (0, 2)],
             _ => vec![(0, 1)],
         };
@@ -169,9 +168,8 @@ impl PlanGenerator {
         until: Instant,
     ) -> Vec<(Instant, FaultEvent)> {
         // Each kind of fault is enabled or not, so that some runs have many of one kind.
-        let mut weights = FaultWeights(
-            [(); 7].map(|()| if self.random_chance(2) { 1 + self.0.below(4) } else { 0 }),
-        );
+        let mut weights =
+            FaultWeights([(); 7].map(|()| if self.one_in(2) { 1 + self.0.below(4) } else { 0 }));
         if kind == PlanKind::SharedDisk {
             // Connection resets are detected while the data that were sent are in flight.
             weights.0[4] = 20;
@@ -189,7 +187,7 @@ impl PlanGenerator {
         for _ in 0..count {
             let at = Instant { ns: 300_000_000 + self.0.below(until.ns - 300_000_000) };
             let (host, process) = (self.random_below(hosts), self.random_below(processes));
-            let Some(kind) = weights.draw_kind(&mut self.0) else { break };
+            let Some(kind) = weights.draw_weighted_index(&mut self.0) else { break };
             let event = match kind {
                 0 => FaultEvent::Kill { process, down: self.random_span(0, 3_000) },
                 1 => {
@@ -201,7 +199,10 @@ impl PlanGenerator {
                 4 => FaultEvent::Harm { host, process, harm: ConnectionFault::Reset },
                 5 => FaultEvent::Harm { host, process, harm: ConnectionFault::Vanish },
                 _ => {
-                    let direction = self.random_choice(&[LinkSide::Upstream, LinkSide::Downstream]);
+                    let direction = self.random_choice(&[
+                        LinkTransferDirection::Upstream,
+                        LinkTransferDirection::Downstream,
+                    ]);
                     let harm = ConnectionFault::Delay(direction, self.random_span(1, 5_000));
                     FaultEvent::Harm { host, process, harm }
                 }
@@ -250,7 +251,7 @@ impl PlanGenerator {
         }
         let span = self.random_span(10, 1_500);
         let outage = (Span::from_us(self.0.below(20_000)), self.random_span(10, 500));
-        let outage = self.random_chance(2).then_some(outage);
+        let outage = self.one_in(2).then_some(outage);
         faults.push((ms(1_000 + self.0.below(1_000)), FaultEvent::TakeOver { span, outage }));
         for _ in 0..self.random_below(3) {
             let hit = self.draw_target_fault();
@@ -261,7 +262,7 @@ impl PlanGenerator {
     /// The target of a pool is killed, or its machine loses its power.
     fn draw_target_fault(&mut self) -> FaultEvent {
         let down = self.random_span(10, 500);
-        match self.random_chance(3) {
+        match self.one_in(3) {
             true => FaultEvent::Kill { process: 0, down },
             false => FaultEvent::LosePower { machine: 0, down },
         }
@@ -275,20 +276,20 @@ impl PlanGenerator {
         let lost = 300 + self.0.below(1_500);
         let ended = lost + 100 + self.0.below(1_500);
         faults.push((ms(lost), plug(stale, true)));
-        if self.random_chance(4) {
+        if self.one_in(4) {
             // It is plugged in while the other one is in use.
             faults.push((ms(ended - self.0.below(100)), plug(stale, false)));
         }
         let down = self.random_span(20, 400);
         faults.push((
             ms(ended),
-            match self.random_chance(2) {
+            match self.one_in(2) {
                 true => FaultEvent::LosePower { machine: 0, down },
                 false => FaultEvent::Kill { process: 0, down },
             },
         ));
         faults.push((ms(ended + 10), plug(stale, false)));
-        if !self.random_chance(4) {
+        if !self.one_in(4) {
             faults.push((ms(ended + 10), plug(1 - stale, true)));
             faults.push((ms(ended + 1_000 + self.0.below(2_000)), plug(1 - stale, false)));
         }
@@ -312,7 +313,7 @@ impl PlanGenerator {
         };
         faults.push((ms(lost), gone));
         let mut at = lost + 200 + self.0.below(3_500);
-        if self.random_chance(2) {
+        if self.one_in(2) {
             let down = self.random_span(300, 3_000);
             faults
                 .push((ms(at - self.0.below(20)), FaultEvent::LosePower { machine: other, down }));
@@ -320,7 +321,7 @@ impl PlanGenerator {
             faults.push((ms(at), restart));
             at += 500 + self.0.below(3_000);
         }
-        if self.random_chance(2) {
+        if self.one_in(2) {
             let down = self.random_span(50, 2_000);
             let machine = self.random_below(2);
             faults.push((ms(at), FaultEvent::LosePower { machine, down }));
@@ -331,13 +332,13 @@ impl PlanGenerator {
     fn draw_reservation_faults(&mut self, until: Instant, faults: &mut Vec<(Instant, FaultEvent)>) {
         let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
         faults.push((ms(200 + self.0.below(1_000)), FaultEvent::Reserve { host: 0 }));
-        if self.random_chance(2) {
+        if self.one_in(2) {
             faults.push((ms(200 + self.0.below(1_000)), FaultEvent::Reserve { host: 2 }));
         }
-        if self.random_chance(4) {
+        if self.one_in(4) {
             faults.push((ms(200 + self.0.below(3_000)), FaultEvent::Reserve { host: 1 }));
         }
-        if self.random_chance(4) {
+        if self.one_in(4) {
             faults.push((ms(2_000 + self.0.below(2_000)), FaultEvent::Release { host: 0 }));
         }
         for _ in 0..1 + self.random_below(2) {
@@ -349,7 +350,7 @@ impl PlanGenerator {
 }
 
 impl FaultWeights {
-    fn draw_kind(&self, random: &mut Random) -> Option<usize> {
+    fn draw_weighted_index(&self, random: &mut Random) -> Option<usize> {
         let sum: u64 = self.0.iter().sum();
         let mut drawn = random.below(sum);
         for (kind, weight) in self.0.iter().enumerate() {

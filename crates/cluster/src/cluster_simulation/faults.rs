@@ -10,7 +10,7 @@ use crate::cluster_plan::FaultEvent;
 use crate::cluster_simulation::RunFailure;
 use crate::disk_access::ExportAddress;
 use crate::exports::{ExportBlocks, SimExport};
-use crate::reservation_client::RequestedState;
+use crate::reservation_client::RequestedReservation;
 use crate::run_history::RecordScope;
 use crate::sim_disk::SimDisk;
 use crate::target_process::{ProcessOptions, TargetProcess, subsystem_nqn};
@@ -23,16 +23,18 @@ impl ClusterSimulation {
             FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
             FaultEvent::TakeOver { span, outage } => self.take_over(span, outage),
             FaultEvent::Unplug { disk, is_absent } => {
-                self.disks[disk].set_absent(is_absent);
+                self.disks[disk].set_unplugged(is_absent);
                 let what = if is_absent { "unplugged" } else { "plugged in" };
                 self.record_event(RecordScope::ALL, format!("disk {disk} is {what}"));
             }
             FaultEvent::Swap { machine, down } => self.swap_disks_of_machine(machine, down),
             FaultEvent::RestartHost { host, down } => self.restart_host(host, down)?,
-            FaultEvent::SwapOne { process, down } => self.swap_disks_of_process(process, down),
-            FaultEvent::Reserve { host } => self.request_reservation(host, RequestedState::Held),
+            FaultEvent::SwapOne { process, down } => self.restart_with_disks_swapped(process, down),
+            FaultEvent::Reserve { host } => {
+                self.request_reservation(host, RequestedReservation::Held)
+            }
             FaultEvent::Release { host } => {
-                self.request_reservation(host, RequestedState::Released)
+                self.request_reservation(host, RequestedReservation::Released)
             }
             FaultEvent::Pause { process, span } => {
                 let until = now.after(span);
@@ -65,7 +67,7 @@ impl ClusterSimulation {
         Ok(())
     }
 
-    pub(super) fn request_reservation(&mut self, host: usize, wanted: RequestedState) {
+    pub(super) fn request_reservation(&mut self, host: usize, wanted: RequestedReservation) {
         let (now, checker) = (self.now, &mut self.checker);
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.set_requested(wanted, now, checker);
@@ -90,7 +92,7 @@ impl ClusterSimulation {
     }
 
     /// A process is killed, and starts with the disks in the other order than now. Its hosts are not notified.
-    fn swap_disks_of_process(&mut self, process: usize, down: Span) {
+    fn restart_with_disks_swapped(&mut self, process: usize, down: Span) {
         let slot = &mut self.processes[process];
         slot.is_exchanged = !slot.is_exchanged;
         let order = if slot.is_exchanged { "exchanged" } else { "as before" };
@@ -102,7 +104,7 @@ impl ClusterSimulation {
     }
 
     /// A process does not start with the disks exchanged: all start with them as before.
-    fn restore_disk_order(&mut self, process: usize, machine: usize) {
+    fn restart_with_original_disk_order(&mut self, process: usize, machine: usize) {
         self.record_event(RecordScope::ALL, format!("the disks of machine {machine} go back"));
         let state = &mut self.machines[machine];
         state.order.reverse();
@@ -155,7 +157,7 @@ impl ClusterSimulation {
     fn record_unflushed_loss(&mut self, disk: usize) {
         let now = self.now;
         for host in 0..self.hosts.len() {
-            let legs = self.legs_of(host);
+            let legs = self.disks_of_host(host);
             let leg = legs.iter().position(|it| *it == disk).filter(|_| legs.len() > 1);
             if let Some(leg) = leg {
                 if self.hosts[host].handle_leg_power_loss(leg, now) {
@@ -168,10 +170,10 @@ impl ClusterSimulation {
     }
 
     /// A process crashes without notice.
-    fn end_process(&mut self, process: usize) -> bool {
+    fn crash_process(&mut self, process: usize) -> bool {
         let slot = &mut self.processes[process];
         let Some(ended) = slot.process.take() else { return false };
-        slot.state.drop_pending();
+        slot.state.discard_pending_writes();
         self.disks.iter().for_each(|disk| disk.kill_process(slot.life));
         drop(ended);
         true
@@ -183,7 +185,7 @@ impl ClusterSimulation {
         }
         self.record_event(RecordScope::ALL, format!("target {process} is killed"));
         self.network.set_port(process, PortPower::Refuses);
-        self.end_process(process);
+        self.crash_process(process);
         self.schedule(self.now.after(down), ScheduledAction::Start(process));
     }
 
@@ -196,7 +198,7 @@ impl ClusterSimulation {
         self.record_event(RecordScope::ALL, format!("machine {machine} loses its power"));
         for process in processes {
             self.network.set_port(process, PortPower::Dark);
-            self.end_process(process);
+            self.crash_process(process);
             let is_start = |action: &ScheduledAction| matches!(action, ScheduledAction::Start(it) if *it == process);
             self.agenda.retain(|_, action| !is_start(action));
         }
@@ -259,7 +261,7 @@ impl ClusterSimulation {
                     RecordScope::ALL,
                     format!("target {process} does not start: {why}"),
                 );
-                self.restore_disk_order(process, machine);
+                self.restart_with_original_disk_order(process, machine);
                 return Ok(());
             }
             // A mirror does not start without a leg that is up to date: retry.

@@ -9,7 +9,7 @@ use tenmil_base::Span;
 
 use super::{ClusterSimulation, ScheduledAction};
 use crate::cluster_plan::FaultEvent;
-use crate::reservation_client::{RequestedState, ReservationClient};
+use crate::reservation_client::{RequestedReservation, ReservationClient};
 use crate::run_history::RecordScope;
 
 /// What the opening of a reserved pool waits for.
@@ -25,10 +25,10 @@ pub(super) enum TakeoverStage {
 
 impl ClusterSimulation {
     /// The first host reserves the disk before it opens the pool.
-    pub(super) fn reserve_pool(&mut self) {
+    pub(super) fn reserve_pool_disk(&mut self) {
         if self.plan.is_reserved {
             self.takeover = Some(TakeoverStage::Reserving);
-            self.request_reservation(0, RequestedState::Held);
+            self.request_reservation(0, RequestedReservation::Held);
         }
     }
 
@@ -37,7 +37,8 @@ impl ClusterSimulation {
     pub(super) fn take_over(&mut self, span: Span, outage: Option<(Span, Span)>) {
         let is_reserved = self.plan.is_reserved;
         let [first, second] = &mut self.pools[..] else { return };
-        let is_ready = if is_reserved { first.is_in_use() } else { first.is_takeover_safe() };
+        let is_ready =
+            if is_reserved { first.has_written_volume() } else { first.is_takeover_safe() };
         if !is_ready {
             let again = ScheduledAction::Fault(FaultEvent::TakeOver { span, outage });
             return self.schedule(self.now.after(Span::from_us(200)), again);
@@ -60,7 +61,7 @@ impl ClusterSimulation {
         if is_reserved {
             self.takeover = Some(TakeoverStage::Preempting);
             if !self.plan.bugs.takeover_does_not_preempt {
-                self.request_reservation(1, RequestedState::Preempted(0));
+                self.request_reservation(1, RequestedReservation::Preempted(0));
             }
         }
         if let Some((later, down)) = outage {
@@ -71,7 +72,8 @@ impl ClusterSimulation {
 
     /// Goes on with the opening of a reserved pool. Returns true if there was progress.
     pub(super) fn poll_takeover(&mut self) -> bool {
-        let is_done = |host| self.registrants.get(&host).is_none_or(ReservationClient::is_reached);
+        let is_done =
+            |host| self.registrants.get(&host).is_none_or(ReservationClient::has_reached_requested);
         let owner = self.pools.first().and_then(|host| self.checker.pool_owner(host.disk_index()));
         let next = match self.takeover {
             Some(TakeoverStage::Reserving) if is_done(0) => {

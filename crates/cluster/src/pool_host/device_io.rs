@@ -11,7 +11,7 @@ use crate::run_history::RecordScope;
 use crate::sim_disk::BLOCK_BYTES as SECTOR_BYTES;
 
 impl PoolHost {
-    pub(super) fn queue_zeroes(&mut self, token: u64, offset: u64, blocks: u64) {
+    pub(super) fn zero_read_data(&mut self, token: u64, offset: u64, blocks: u64) {
         let block = |at: u64| usize::try_from(at).unwrap_or(0) * BLOCK_BYTES;
         let range = block(offset)..block(offset + blocks);
         let data = self.ops.get_mut(&token).and_then(|op| op.data.get_mut(range));
@@ -121,7 +121,8 @@ impl PoolHost {
             )
         );
         if is_write && is_success {
-            let excluded = shared.checker.check_exclusion((self.number, self.disk), submitted);
+            let excluded =
+                shared.checker.check_no_write_after_preemption((self.number, self.disk), submitted);
             excluded
                 .map_err(|why| RunFailure { scope: RecordScope::disk(self.disk), text: why })?;
         }
@@ -146,14 +147,14 @@ impl PoolHost {
                 match action {
                     DeviceAction::ReadPage { io, .. } => {
                         let page = block(0);
-                        store.complete(
+                        store.handle_action_result(
                             io,
                             if is_success { ActionResult::Read(&page) } else { failed },
                         );
                     }
                     DeviceAction::ReadSlots { io } => {
                         let slots = [block(0), block(1)];
-                        store.complete(
+                        store.handle_action_result(
                             io,
                             if is_success { ActionResult::Slots(&slots) } else { failed },
                         );
@@ -166,13 +167,19 @@ impl PoolHost {
                         if let Some(into) = into {
                             into.copy_from_slice(&bytes[..len]);
                         }
-                        store.complete(io, if is_success { ActionResult::Done } else { failed });
+                        store.handle_action_result(
+                            io,
+                            if is_success { ActionResult::Done } else { failed },
+                        );
                     }
                     DeviceAction::WritePages { io, .. }
                     | DeviceAction::WriteData { io, .. }
                     | DeviceAction::Flush { io }
                     | DeviceAction::ReadParent { io, .. } => {
-                        store.complete(io, if is_success { ActionResult::Done } else { failed });
+                        store.handle_action_result(
+                            io,
+                            if is_success { ActionResult::Done } else { failed },
+                        );
                     }
                     DeviceAction::Zero { .. } => {}
                 }

@@ -25,7 +25,7 @@ const AGAIN: Span = Span::from_ms(500);
 
 impl LossRecovery {
     /// The pool was just opened.
-    pub(super) const fn record_open(&mut self, losses: u64) {
+    pub(super) const fn reset_at_open(&mut self, losses: u64) {
         let Self { counted, .. } = *self;
         *self = Self { losses, reported: losses, next_at: None, counted, recovered: counted };
     }
@@ -43,13 +43,13 @@ impl PoolHost {
         shared: &mut HostsShared<'_>,
     ) -> bool {
         let PoolStage::Open(store) = &mut self.stage else { return false };
-        let (losses, is_stopped) = (store.loss_count(), store.is_stopped());
+        let (losses, is_stopped) = (store.device_error_stop_count(), store.is_stopped());
         let is_due = is_stopped
             && !store.is_recovering()
             && self.recovery.next_at.is_none_or(|next_at| next_at <= now);
         let begins = is_due && {
             self.recovery.next_at = Some(now.after(AGAIN));
-            store.recover()
+            store.start_recovery()
         };
         let why = store.last_stop_error().map(ToString::to_string).unwrap_or_default();
         if losses != self.recovery.losses {
@@ -65,7 +65,7 @@ impl PoolHost {
 
     /// The channel was polled, and counts so many losses. A read that it has completed may have found
     /// what the map does not refer to.
-    pub(super) fn notice_losses(&mut self, counted: u64, has_polled: bool) {
+    pub(super) fn handle_loss_count(&mut self, counted: u64, has_polled: bool) {
         self.recovery.counted = counted;
         if let PoolStage::Open(store) = &mut self.stage
             && has_polled
@@ -81,7 +81,7 @@ impl PoolHost {
         if let PoolStage::Open(store) = &self.stage
             && store.is_rereading()
         {
-            self.recovery.recovered = queue.write_losses();
+            self.recovery.recovered = queue.known_write_loss_count();
             queue.ack_repaired_losses(self.recovery.recovered);
         }
     }
@@ -96,9 +96,10 @@ impl PoolHost {
     }
 
     /// A flush completes. Whether it fails, or has to because writes were lost that no flush has failed for.
-    pub(super) fn is_loss_reported(&mut self, is_success: bool) -> bool {
+    pub(super) fn must_flush_fail(&mut self, is_success: bool) -> bool {
         let PoolStage::Open(store) = &self.stage else { return !is_success };
-        let reported = std::mem::replace(&mut self.recovery.reported, store.loss_count());
+        let reported =
+            std::mem::replace(&mut self.recovery.reported, store.device_error_stop_count());
         !is_success || reported != self.recovery.reported
     }
 }

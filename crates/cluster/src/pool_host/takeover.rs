@@ -16,7 +16,7 @@ impl PoolHost {
     }
 
     /// Whether the pool is open, with a volume that this host has written to.
-    pub(crate) fn is_in_use(&self) -> bool {
+    pub(crate) fn has_written_volume(&self) -> bool {
         matches!(&self.stage, PoolStage::Open(_)) && self.volume.is_some() && self.is_dirty
     }
 

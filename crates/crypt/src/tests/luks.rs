@@ -9,7 +9,7 @@ use std::process::Command;
 use aws_lc_sys::{EVP_sha256, PKCS5_PBKDF2_HMAC, SHA256};
 use tenmil_base::{IoChannel, IoStatus, Operation};
 
-use super::{CryptFixture, key_file, key_from_bytes};
+use super::{CryptFixture, key_from_bytes, write_key_file};
 use crate::cipher::{CipherDirection, XtsCipher};
 
 const PASSPHRASE: &str = "a passphrase";
@@ -18,12 +18,12 @@ const PASSPHRASE: &str = "a passphrase";
 struct Luks1Header<'a>(&'a [u8]);
 
 impl Luks1Header<'_> {
-    fn word(&self, at: usize) -> u32 {
+    fn be32_at(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.0[at..at + 4].try_into().unwrap())
     }
 
-    fn payload_bytes(&self) -> u64 {
-        u64::from(self.word(104)) * 512
+    fn payload_offset_bytes(&self) -> u64 {
+        u64::from(self.be32_at(104)) * 512
     }
 
     /// Payload key, from the passphrase and the first key slot.
@@ -31,13 +31,13 @@ impl Luks1Header<'_> {
         assert_eq!(&self.0[..8], b"LUKS\xba\xbe\0\x01");
         assert_eq!(&self.0[8..12], b"aes\0");
         assert_eq!(&self.0[40..52], b"xts-plain64\0");
-        assert_eq!((&self.0[72..79], self.word(108)), (&b"sha256\0"[..], 64));
+        assert_eq!((&self.0[72..79], self.be32_at(108)), (&b"sha256\0"[..], 64));
         let slot = 208;
-        assert_eq!(self.word(slot), 0x00ac_71f3, "the slot is in use");
+        assert_eq!(self.be32_at(slot), 0x00ac_71f3, "the slot is in use");
         let salt = &self.0[slot + 8..slot + 40];
-        let slot_key = pbkdf2_hmac_sha256(PASSPHRASE.as_bytes(), salt, self.word(slot + 4), 64);
-        let at = self.word(slot + 40) as usize * 512;
-        let stripes = self.word(slot + 44) as usize;
+        let slot_key = pbkdf2_hmac_sha256(PASSPHRASE.as_bytes(), salt, self.be32_at(slot + 4), 64);
+        let at = self.be32_at(slot + 40) as usize * 512;
+        let stripes = self.be32_at(slot + 44) as usize;
         let mut split = self.0[at..at + 64 * stripes].to_vec();
         assert!(
             XtsCipher::new(&key_from_bytes(&slot_key), CipherDirection::Decrypt)
@@ -45,7 +45,7 @@ impl Luks1Header<'_> {
                 .apply_to_units(0, &mut split)
         );
         let found = merge_anti_forensic_stripes(&split);
-        let digest = pbkdf2_hmac_sha256(&found, &self.0[132..164], self.word(164), 20);
+        let digest = pbkdf2_hmac_sha256(&found, &self.0[132..164], self.be32_at(164), 20);
         assert_eq!(digest, self.0[112..132], "it is the key that the header was made with");
         found
     }
@@ -145,8 +145,8 @@ fn luks_image_of_qemu_is_read_and_written() {
     #[expect(clippy::disallowed_methods, reason = "a test may")]
     let image = std::fs::read(&path).unwrap();
     let header = Luks1Header(&image);
-    let (_directory, key) = key_file(&header.key(), 0o600);
-    let payload = header.payload_bytes();
+    let (_directory, key) = write_key_file(&header.key(), 0o600);
+    let payload = header.payload_offset_bytes();
     let below = format!("split:[file:{name}?engine=threads]?offset={payload}");
     let bench = CryptFixture::new();
     let medium = bench.open(&format!("crypt:[{below}]?key-file={key}")).unwrap().medium;

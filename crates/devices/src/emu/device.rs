@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Dma, Error, Instant, Interrupts};
 use tenmil_dma::{DevicePool, DeviceThreadRegistration, SharedHostMemory};
-use tenmil_linux::{EventVectors, Notifier};
+use tenmil_linux::{EventFdVectors, Notifier};
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
@@ -17,7 +17,7 @@ use tenmil_nvme_controller::transport::{
 use crate::EmuSpec;
 
 /// Device side of one emulated SSD.
-pub struct EmulatedSsd<I: Interrupts = EventVectors> {
+pub struct EmulatedSsd<I: Interrupts = EventFdVectors> {
     front: MemoryTransport<SharedHostMemory, I>,
     /// Dropped after the front end, which accesses host memory until it is dropped.
     attachment: Option<DeviceThreadRegistration>,
@@ -74,13 +74,13 @@ impl<I: Interrupts> EmulatedSsd<I> {
 
     /// Registers the device thread that will poll this SSD, woken by `notifier`. Revoking the access to
     /// `pool` then waits for that thread.
-    pub(super) fn attach(&mut self, pool: &DevicePool, notifier: Notifier) {
+    pub(super) fn register_device_thread(&mut self, pool: &DevicePool, notifier: Notifier) {
         self.attachment = Some(pool.attach_device_thread(notifier));
     }
 
     /// Host view of the registers; doorbell writes wake the device thread through `device`.
     pub fn host_bar<W>(&self, device: W) -> HostBarHandle<W> {
-        HostBarHandle::new(Arc::clone(self.front.bar()), device)
+        HostBarHandle::new(Arc::clone(self.front.bar_registers()), device)
     }
 
     /// Performs a bounded amount of work.
@@ -101,7 +101,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
     }
 
     /// Passes each new descriptor that must wake the thread to `each`, once.
-    pub(super) fn new_descriptors(&mut self, each: impl FnMut(BorrowedFd<'_>)) {
-        self.front.new_descriptors(each);
+    pub(super) fn for_each_new_wake_descriptor(&mut self, each: impl FnMut(BorrowedFd<'_>)) {
+        self.front.for_each_new_wake_fd(each);
     }
 }

@@ -20,13 +20,13 @@ use tenmil_base::{
 use tenmil_block::ExistingData;
 use tenmil_dma::{DevicePool, Region};
 use tenmil_linux::{
-    Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StopFlag,
+    Clock, EventFdVectors, EventLoop, NamedThread, NextStep, Notifier, Sleeper, StopFlag,
 };
-use tenmil_nvme_host::{NamespaceQueue, Rings};
+use tenmil_nvme_host::{NamespaceQueue, RingTransport};
 
 use super::SsdDescription;
-use super::{Emulated, SsdQueue};
-use crate::techniques::Techniques;
+use super::{EmulatedSsds, SsdQueue};
+use crate::fast_path_switches::FastPathSwitches;
 use tenmil_base::Error;
 
 /// Emulated SSDs and their admin thread. Dropped with the last device and channel.
@@ -36,7 +36,7 @@ pub struct EmulatedDevices {
     admin_thread: Option<NamedThread<()>>,
     notifier: Notifier,
     clock: Clock,
-    techniques: Techniques,
+    techniques: FastPathSwitches,
     depth: u32,
     channels_max: u32,
     /// Queue pairs may outlive their SSD, so the memory is held here.
@@ -47,11 +47,11 @@ pub struct EmulatedDevices {
 struct DeviceSetState {
     state: Mutex<DeviceSetStateInner>,
     /// Signaled when the SSDs are lost, to wake threads that sleep on a queue pair.
-    vectors: Vec<EventVectors>,
+    vectors: Vec<EventFdVectors>,
 }
 
 struct DeviceSetStateInner {
-    emulated: Option<Emulated>,
+    emulated: Option<EmulatedSsds>,
     /// Why the SSDs are lost.
     lost: Option<Error>,
     /// Open channels of each SSD.
@@ -67,7 +67,7 @@ pub struct SsdDevice {
 
 /// I/O channel: one queue pair of an SSD.
 struct SsdChannel<B: Doorbell> {
-    queue: NamespaceQueue<Rings<DevicePool, B>>,
+    queue: NamespaceQueue<RingTransport<DevicePool, B>>,
     limits: Limits,
     /// Dropped after the queue pair.
     lease: SsdQueueLease,
@@ -87,13 +87,13 @@ impl EmulatedDevices {
     /// Starts an admin thread for `emulated`. Each SSD has at most `channels_max` queue pairs of
     /// `depth` commands.
     pub fn new(
-        emulated: Emulated,
+        emulated: EmulatedSsds,
         depth: u32,
         channels_max: u32,
-        techniques: &Techniques,
+        techniques: &FastPathSwitches,
         clock: Clock,
     ) -> Result<Arc<Self>, Error> {
-        emulated.map_on_use();
+        emulated.enable_mapping_on_use();
         let memory = emulated.memory();
         let (vectors, open) = (emulated.vectors(), vec![0; emulated.count()]);
         let state = Mutex::new(DeviceSetStateInner { emulated: Some(emulated), lost: None, open });
@@ -123,7 +123,7 @@ impl EmulatedDevices {
     }
 
     /// Block device of SSD `index`.
-    pub fn medium(self: &Arc<Self>, index: usize) -> Result<SsdDevice, Error> {
+    pub fn block_device(self: &Arc<Self>, index: usize) -> Result<SsdDevice, Error> {
         // All queue pairs have the same limits, so those of a temporary one apply.
         let mut limits = self.channel(index, None)?.limits().clone();
         limits.durability = self.describe(index)?.durability;
@@ -143,9 +143,9 @@ impl EmulatedDevices {
     }
 
     /// Existing data on the block devices behind the SSDs.
-    pub fn existing(&self) -> Vec<ExistingData> {
+    pub fn existing_data(&self) -> Vec<ExistingData> {
         let state = self.shared.lock();
-        state.emulated.as_ref().map_or_else(Vec::new, |emulated| emulated.existing().to_vec())
+        state.emulated.as_ref().map_or_else(Vec::new, |emulated| emulated.existing_data().to_vec())
     }
 
     /// Creates a queue pair of SSD `index`, with `limits` in place of its own if given.
@@ -200,7 +200,7 @@ impl DeviceSetState {
         match emulated.poll_controllers(now) {
             Ok(()) => true,
             Err(refused) => {
-                self.lose(&mut state, refused);
+                self.mark_lost_and_wake(&mut state, refused);
                 false
             }
         }
@@ -208,7 +208,7 @@ impl DeviceSetState {
 
     /// Drops the SSDs: everything in flight completes with an error, and sleeping threads are
     /// woken.
-    fn lose(&self, state: &mut DeviceSetStateInner, why: Error) {
+    fn mark_lost_and_wake(&self, state: &mut DeviceSetStateInner, why: Error) {
         state.lost = Some(why);
         state.emulated = None;
         for vectors in &self.vectors {
@@ -219,7 +219,7 @@ impl DeviceSetState {
 }
 
 impl DeviceSetStateInner {
-    fn emulated(&mut self) -> Result<&mut Emulated, Error> {
+    fn emulated(&mut self) -> Result<&mut EmulatedSsds, Error> {
         let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs were removed"));
         self.emulated.as_mut().ok_or_else(lost)
     }
@@ -248,8 +248,8 @@ impl EventLoop for EmulatedAdminLoop {
 
 impl SsdDevice {
     /// Existing data on all SSDs of the set.
-    pub fn existing(&self) -> Vec<ExistingData> {
-        self.emulated_devices.existing()
+    pub fn existing_data_of_set(&self) -> Vec<ExistingData> {
+        self.emulated_devices.existing_data()
     }
 }
 
@@ -272,7 +272,7 @@ impl BlockDevice for SsdDevice {
 
 impl<B: Doorbell + Send + 'static> SsdChannel<B> {
     fn boxed(
-        queue: NamespaceQueue<Rings<DevicePool, B>>,
+        queue: NamespaceQueue<RingTransport<DevicePool, B>>,
         limits: Option<&Limits>,
         lease: SsdQueueLease,
     ) -> Box<dyn IoChannel> {
@@ -307,14 +307,17 @@ impl<B: Doorbell + Send> ChannelWakeup for SsdChannel<B> {
 
 impl<B: Doorbell> Drop for SsdChannel<B> {
     fn drop(&mut self) {
-        abandon(&mut self.queue, &self.lease.emulated_devices.clock);
+        drain_abandoned_commands(&mut self.queue, &self.lease.emulated_devices.clock);
     }
 }
 
 /// Abandons incomplete commands and waits until the SSD can access none of their memory. The SSD
 /// completes them; otherwise the admin thread resets it or finds it lost.
-fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<Rings<DevicePool, B>>, clock: &Clock) {
-    while !queue.drain(clock.now()) {
+fn drain_abandoned_commands<B: Doorbell>(
+    queue: &mut NamespaceQueue<RingTransport<DevicePool, B>>,
+    clock: &Clock,
+) {
+    while !queue.drain_discarding_completions(clock.now()) {
         tenmil_linux::named_thread::yield_cpu();
     }
 }

@@ -12,7 +12,8 @@
 
 use tenmil_base::{Instant, Interrupts, Span};
 use tenmil_linux::{
-    Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StopFlag, WakeSources,
+    Clock, EventFdVectors, EventLoop, NamedThread, NextStep, Notifier, Sleeper, StopFlag,
+    WakeSources,
 };
 use tenmil_nvme_controller::transport::NextPoll as Rest;
 use tenmil_reactor::{AdaptiveSpin, PollMode};
@@ -33,7 +34,7 @@ pub(super) struct DeviceThreadBuilder {
 }
 
 /// Loop of a device thread.
-pub(super) struct DeviceLoop<I: Interrupts = EventVectors> {
+pub(super) struct DeviceLoop<I: Interrupts = EventFdVectors> {
     ssds: Vec<EmulatedSsd<I>>,
     stop: StopFlag,
     yields: bool,
@@ -111,7 +112,7 @@ impl<I: Interrupts> DeviceLoop<I> {
     /// Loop without a thread, for tests that advance the time themselves: the clock is read in each
     /// iteration.
     #[cfg(test)]
-    pub(super) fn manual(ssd: EmulatedSsd<I>, sources: WakeSources) -> Self {
+    pub(super) fn without_thread(ssd: EmulatedSsd<I>, sources: WakeSources) -> Self {
         Self { iterations: 1, ..Self::new(vec![ssd], StopFlag::new(), false, sources) }
     }
 
@@ -168,7 +169,9 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
             has_work |= until.is_none();
             self.until = self.until.min(until.unwrap_or_default());
             let (sources, is_deaf) = (&self.sources, &mut self.is_deaf);
-            ssd.new_descriptors(|source| *is_deaf |= sources.add_source(source, 0).is_err());
+            ssd.for_each_new_wake_descriptor(|source| {
+                *is_deaf |= sources.add_source(source, 0).is_err()
+            });
         }
         let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
         if must_wake {

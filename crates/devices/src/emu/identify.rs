@@ -5,28 +5,29 @@ use tenmil_linux::Clock;
 use tenmil_nvme_host::Event;
 use tenmil_wire::{Command, Status};
 
-use super::{EmuPlan, Emulated, TIME_LIMIT};
+use super::{EmuPlan, EmulatedSsds, TIME_LIMIT};
 use crate::EmuSpec;
-use crate::identify::{self, ControllerFn};
-use crate::techniques::Techniques;
+use crate::fast_path_switches::FastPathSwitches;
+use crate::identify::{self, AdminAccessFn};
 use tenmil_base::Error;
 
 /// Starts the SSD of `spec`, runs `ask` with admin access to it, and shuts it down.
-pub fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Error> {
+pub fn with_controller(spec: &EmuSpec, ask: AdminAccessFn<'_>) -> Result<(), Error> {
     let clock = Clock::start();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),
         queue_pairs: spec.queues,
         depth: 1,
         buffer_bytes: u64::from(DATA_BYTES_MAX),
-        techniques: &Techniques::default(),
+        techniques: &FastPathSwitches::default(),
         device_cores: &[None],
         yields: true,
         interrupts: false,
         fills: false,
         seed: 0,
     };
-    let mut ssd = EmulatedAdmin { emulated: Emulated::start(&plan, &clock)?, clock, submitted: 0 };
+    let mut ssd =
+        EmulatedAdmin { emulated: EmulatedSsds::start(&plan, &clock)?, clock, submitted: 0 };
     let result = ask(&mut ssd);
     ssd.emulated.shut_down(&clock);
     result
@@ -34,7 +35,7 @@ pub fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Erro
 
 /// Admin access to an emulated SSD.
 struct EmulatedAdmin {
-    emulated: Emulated,
+    emulated: EmulatedSsds,
     clock: Clock,
     /// Number of commands so far, which is the token of the last one.
     submitted: u64,
@@ -43,7 +44,7 @@ struct EmulatedAdmin {
 /// Maximum length of admin data.
 const DATA_BYTES_MAX: u32 = 1 << 20;
 
-impl identify::Controller for EmulatedAdmin {
+impl identify::AdminAccess for EmulatedAdmin {
     fn read32(&mut self, offset: usize) -> u32 {
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         self.emulated.controller(0).mmio().read32(offset)
@@ -54,7 +55,11 @@ impl identify::Controller for EmulatedAdmin {
         self.emulated.controller(0).mmio().read64(offset)
     }
 
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
+    fn execute_admin(
+        &mut self,
+        command: Command,
+        len_bytes: u32,
+    ) -> Result<identify::AdminResult, Error> {
         let pool = self.emulated.controller(0).dma().clone();
         let data = match len_bytes {
             0 => None,

@@ -7,9 +7,9 @@ use tenmil_block::{OpenedDevice, Opener};
 use tenmil_linux::CpuList;
 
 use super::device_set::{EmulatedDevices, SsdDevice};
-use super::{EmuPlan, Emulated};
+use super::{EmuPlan, EmulatedSsds};
 use crate::EmuSpec;
-use crate::techniques::Techniques;
+use crate::fast_path_switches::FastPathSwitches;
 use tenmil_base::Error;
 
 /// Default depth of a channel, if the rings of the controller are large enough.
@@ -17,12 +17,12 @@ const DEPTH: u32 = 127;
 
 /// Opens emulated SSDs, each with its driver and a device thread.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind {
+pub struct EmulatedSsdKind {
     /// Whether every block of a RAM device is written at the start, so that reads transfer data.
     pub fills: bool,
 }
 
-impl tenmil_block::DeviceType for Kind {
+impl tenmil_block::DeviceType for EmulatedSsdKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let spec = EmuSpec::from_uri(uri)?;
         if spec.count != 1 {
@@ -31,7 +31,7 @@ impl tenmil_block::DeviceType for Kind {
         }
         let medium = start(opener, &spec, self.fills)
             .map_err(|refused| Error::new(refused.category, refused.text))?;
-        let existing = medium.existing();
+        let existing = medium.existing_data_of_set();
         Ok(OpenedDevice {
             existing,
             ..OpenedDevice::without_existing_data(
@@ -44,7 +44,7 @@ impl tenmil_block::DeviceType for Kind {
 
 /// Starts and initializes one SSD.
 pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec, fills: bool) -> Result<SsdDevice, Error> {
-    let techniques = Techniques::default();
+    let techniques = FastPathSwitches::default();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),
         queue_pairs: spec.queues,
@@ -57,7 +57,8 @@ pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec, fills: bool) -> Result<
         fills,
         seed: opener.seed,
     };
-    let emulated = Emulated::start_in(opener.regions, &plan, &opener.clock)?;
+    let emulated = EmulatedSsds::start_in(opener.regions, &plan, &opener.clock)?;
     let channels_max = u32::from(spec.queues);
-    EmulatedDevices::new(emulated, plan.depth, channels_max, &techniques, opener.clock)?.medium(0)
+    EmulatedDevices::new(emulated, plan.depth, channels_max, &techniques, opener.clock)?
+        .block_device(0)
 }

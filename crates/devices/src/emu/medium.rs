@@ -6,7 +6,7 @@ use tenmil_base::BlockDevice;
 use tenmil_block::OpenedDevice;
 use tenmil_dma::RegionTable;
 use tenmil_drivers::{
-    FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice, RamDevice,
+    FileDevice, FileDeviceOptions, ModelProfile, ModeledLatencyDevice, NullDevice, RamDevice,
 };
 
 use super::EmuPlan;
@@ -42,7 +42,7 @@ pub(super) fn open(
             let profile = ModelProfile::find_by_name(name)
                 .ok_or_else(|| Error::usage(format!("{spec}: there is no model `{name}`")))?;
             let seed = plan.seed.wrapping_add(u64::from(number));
-            made(Arc::new(LatencyModel::new(Arc::new(ram()?), profile, seed)))
+            made(Arc::new(ModeledLatencyDevice::new(Arc::new(ram()?), profile, seed)))
         }
         EmuMedium::File { path } => {
             let options = FileDeviceOptions {
@@ -72,7 +72,7 @@ mod tests {
     use super::open;
     use crate::EmuSpec;
     use crate::emu::EmuPlan;
-    use crate::techniques::Techniques;
+    use crate::fast_path_switches::FastPathSwitches;
 
     /// A read of a block that was never written would transfer no data, so its measurement would be
     /// meaningless.
@@ -86,7 +86,7 @@ mod tests {
                     queue_pairs: 1,
                     depth: 1,
                     buffer_bytes: 0,
-                    techniques: &Techniques::default(),
+                    techniques: &FastPathSwitches::default(),
                     device_cores: &[None],
                     yields: true,
                     interrupts: false,

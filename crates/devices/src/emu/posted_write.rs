@@ -12,7 +12,7 @@ use tenmil_linux::Clock;
 
 /// Doorbell register with a modeled write cost.
 #[derive(Clone, Debug)]
-pub struct PostedWrite<B> {
+pub struct DoorbellWithPostedCost<B> {
     register: B,
     bus: PostedWriteCost,
 }
@@ -42,12 +42,12 @@ impl PostedWriteCost {
     }
 
     /// Wraps a register.
-    pub(crate) fn delay_register<B>(self, register: B) -> PostedWrite<B> {
-        PostedWrite { register, bus: self }
+    pub(crate) fn wrap_doorbell<B>(self, register: B) -> DoorbellWithPostedCost<B> {
+        DoorbellWithPostedCost { register, bus: self }
     }
 }
 
-impl<B: Doorbell> Doorbell for PostedWrite<B> {
+impl<B: Doorbell> Doorbell for DoorbellWithPostedCost<B> {
     #[inline]
     fn ring(&mut self, value: u32) {
         busy_wait(self.bus.steps);
@@ -84,7 +84,7 @@ mod tests {
     fn delayed_register_receives_each_write_once() {
         let clock = Clock::start();
         let bus = PostedWriteCost::calibrate(Span::from_us(50), &clock);
-        let mut posted = bus.delay_register(Rung::default());
+        let mut posted = bus.wrap_doorbell(Rung::default());
         let begun = clock.now();
         (1..=20).for_each(|value| posted.ring(value));
         // The stall has a lower bound only; how much longer it takes depends on the machine.

@@ -10,13 +10,13 @@ use tenmil_base::{
 };
 use tenmil_linux::{Clock, Sleeper};
 
-use super::{EmuPlan, Emulated};
+use super::{EmuPlan, EmulatedSsds};
 use crate::EmuSpec;
-use crate::techniques::Techniques;
+use crate::fast_path_switches::FastPathSwitches;
 
 /// One SSD, and this thread, which sleeps on its only queue pair.
 struct SleepHarness {
-    emulated: Emulated,
+    emulated: EmulatedSsds,
     queue: Box<dyn IoChannel>,
     buffer: Segment,
     sleeper: Sleeper,
@@ -30,7 +30,7 @@ struct SleepHarness {
 const LOST_AFTER: Span = Span::from_secs(5);
 
 impl SleepHarness {
-    fn new(uri: &str, techniques: &Techniques) -> Self {
+    fn new(uri: &str, techniques: &FastPathSwitches) -> Self {
         let (specs, clock) = ([uri.parse::<EmuSpec>().unwrap()], Clock::start());
         let plan = EmuPlan {
             specs: &specs,
@@ -44,8 +44,8 @@ impl SleepHarness {
             fills: false,
             seed: 1,
         };
-        let mut emulated = Emulated::start(&plan, &clock).unwrap();
-        let queue = emulated.queue(0, 8, techniques, &clock).unwrap();
+        let mut emulated = EmulatedSsds::start(&plan, &clock).unwrap();
+        let queue = emulated.create_queue_pair(0, 8, techniques, &clock).unwrap();
         let buffer = emulated.allocate(0, 4096).unwrap();
         let sleeper = Sleeper::new().unwrap();
         let WakeSource::Descriptor(vector) = queue.wake_source() else { panic!("no vector") };
@@ -70,7 +70,7 @@ impl SleepHarness {
             flags: RequestFlags::NONE,
         };
         assert_eq!(self.queue.submit(begun, &[request], &[self.buffer]), 1);
-        self.queue.flush();
+        self.queue.flush_submissions();
         loop {
             let now = self.clock.now();
             if self.queue.poll(now, &mut self.completions) > 0 {
@@ -123,13 +123,13 @@ impl SleepHarness {
 
 #[test]
 fn neither_side_sleeps_with_a_command_pending() {
-    let techniques = Techniques::default();
+    let techniques = FastPathSwitches::default();
     SleepHarness::new("emu:null", &techniques).run_with_gaps("null", 3000);
 }
 
 #[test]
 fn neither_side_sleeps_with_a_command_pending_in_shadow_doorbells() {
-    let techniques = Techniques { shadow_doorbells: true, ..Techniques::default() };
+    let techniques = FastPathSwitches { shadow_doorbells: true, ..FastPathSwitches::default() };
     SleepHarness::new("emu:ram?size=1m", &techniques).run_with_gaps("shadow", 2000);
 }
 
@@ -138,6 +138,6 @@ fn host_does_not_sleep_over_a_completion_of_a_slow_medium() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("emu:file:{}?size=1m", directory.path().join("ssd").display());
     for uri in [file.as_str(), "emu:model:p4800x?size=1m"] {
-        SleepHarness::new(uri, &Techniques::default()).run_with_gaps(uri, 1000);
+        SleepHarness::new(uri, &FastPathSwitches::default()).run_with_gaps(uri, 1000);
     }
 }

@@ -21,11 +21,11 @@ use tenmil_wire::feature::queue::{
 };
 use tenmil_wire::layout::DecodedField;
 
-use super::{AdminResult, Controller, Document, fields_of, fields_of_dword};
+use super::{AdminAccess, AdminResult, IdentifyDocument, fields_of, fields_of_dword};
 use tenmil_base::Error;
 
 /// Feature with the decoder of its value.
-struct Setting {
+struct FeatureDecoder {
     feature: Feature,
     path: &'static str,
     scope: Scope,
@@ -39,130 +39,130 @@ enum Scope {
     Namespace,
 }
 
-const SETTINGS: [Setting; 26] = [
-    controller_setting(Feature::Arbitration, "arbitration", dword_fields::<Arbitration>),
-    controller_setting(
+const SETTINGS: [FeatureDecoder; 26] = [
+    controller_feature(Feature::Arbitration, "arbitration", dword_fields::<Arbitration>),
+    controller_feature(
         Feature::PowerManagement,
         "power_management",
         dword_fields::<PowerManagement>,
     ),
-    namespace_setting(Feature::LbaRangeType, "lba_range_type", page_fields::<LbaRanges>),
-    controller_setting(
+    namespace_feature(Feature::LbaRangeType, "lba_range_type", page_fields::<LbaRanges>),
+    controller_feature(
         Feature::TemperatureThreshold,
         "temperature_threshold",
         dword_fields::<TemperatureThreshold>,
     ),
-    namespace_setting(Feature::ErrorRecovery, "error_recovery", dword_fields::<ErrorRecovery>),
-    controller_setting(
+    namespace_feature(Feature::ErrorRecovery, "error_recovery", dword_fields::<ErrorRecovery>),
+    controller_feature(
         Feature::VolatileWriteCache,
         "volatile_write_cache",
         dword_fields::<VolatileWriteCache>,
     ),
-    controller_setting(Feature::NumberOfQueues, "number_of_queues", dword_fields::<NumberOfQueues>),
-    controller_setting(
+    controller_feature(Feature::NumberOfQueues, "number_of_queues", dword_fields::<NumberOfQueues>),
+    controller_feature(
         Feature::InterruptCoalescing,
         "interrupt_coalescing",
         dword_fields::<InterruptCoalescing>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::InterruptVectorConfiguration,
         "interrupt_vector_configuration",
         dword_fields::<InterruptVectorConfiguration>,
     ),
-    controller_setting(Feature::WriteAtomicity, "write_atomicity", dword_fields::<WriteAtomicity>),
-    controller_setting(
+    controller_feature(Feature::WriteAtomicity, "write_atomicity", dword_fields::<WriteAtomicity>),
+    controller_feature(
         Feature::AsynchronousEventConfiguration,
         "asynchronous_event_configuration",
         dword_fields::<AsynchronousEventConfiguration>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::AutonomousPowerStateTransition,
         "autonomous_power_state_transition",
         dword_and_page::<AutonomousPowerStateTransition, PowerStateTransitions>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::HostMemoryBuffer,
         "host_memory_buffer",
         dword_fields::<HostMemoryBuffer>,
     ),
-    controller_setting(Feature::Timestamp, "timestamp", page_fields::<Timestamp>),
-    controller_setting(Feature::KeepAliveTimer, "keep_alive_timer", dword_fields::<KeepAliveTimer>),
-    controller_setting(
+    controller_feature(Feature::Timestamp, "timestamp", page_fields::<Timestamp>),
+    controller_feature(Feature::KeepAliveTimer, "keep_alive_timer", dword_fields::<KeepAliveTimer>),
+    controller_feature(
         Feature::HostControlledThermalManagement,
         "thermal_management",
         dword_fields::<ThermalManagement>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::LbaStatusAttributes,
         "lba_status_attributes",
         dword_fields::<LbaStatusAttributes>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::HostBehaviorSupport,
         "host_behavior_support",
         page_fields::<HostBehaviorSupport>,
     ),
-    controller_setting(Feature::SanitizeConfig, "sanitize_config", dword_fields::<SanitizeConfig>),
-    controller_setting(
+    controller_feature(Feature::SanitizeConfig, "sanitize_config", dword_fields::<SanitizeConfig>),
+    controller_feature(
         Feature::CommandSetProfile,
         "command_set_profile",
         dword_fields::<CommandSetProfile>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::SoftwareProgressMarker,
         "software_progress",
         dword_fields::<SoftwareProgressMarker>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::HostIdentifier,
         "host_identifier",
         dword_and_page::<HostIdentifier, HostIdentifierPage>,
     ),
-    namespace_setting(
+    namespace_feature(
         Feature::ReservationNotificationMask,
         "reservation_notification_mask",
         dword_fields::<ReservationNotificationMask>,
     ),
-    namespace_setting(
+    namespace_feature(
         Feature::ReservationPersistence,
         "reservation_persistence",
         dword_fields::<ReservationPersistence>,
     ),
-    namespace_setting(
+    namespace_feature(
         Feature::NamespaceWriteProtection,
         "namespace_write_protection",
         dword_fields::<NamespaceWriteProtection>,
     ),
-    controller_setting(
+    controller_feature(
         Feature::NonOperationalPowerState,
         "non_operational_power_state",
         dword_fields::<NonOperationalPowerState>,
     ),
 ];
 
-const fn controller_setting(
+const fn controller_feature(
     feature: Feature,
     path: &'static str,
     decode: fn(&AdminResult) -> Vec<DecodedField>,
-) -> Setting {
-    Setting { feature, path, scope: Scope::Controller, decode }
+) -> FeatureDecoder {
+    FeatureDecoder { feature, path, scope: Scope::Controller, decode }
 }
 
-const fn namespace_setting(
+const fn namespace_feature(
     feature: Feature,
     path: &'static str,
     decode: fn(&AdminResult) -> Vec<DecodedField>,
-) -> Setting {
-    Setting { feature, path, scope: Scope::Namespace, decode }
+) -> FeatureDecoder {
+    FeatureDecoder { feature, path, scope: Scope::Namespace, decode }
 }
 
 /// Reads all features; those of namespace scope from `namespace`, if there is one.
 pub(super) fn read(
-    controller: &mut dyn Controller,
-    document: &mut Document,
+    controller: &mut dyn AdminAccess,
+    document: &mut IdentifyDocument,
     namespace: Option<u32>,
 ) -> Result<(), Error> {
-    for Setting { feature, path, scope, decode } in &SETTINGS {
+    for FeatureDecoder { feature, path, scope, decode } in &SETTINGS {
         let nsid = match (scope, namespace) {
             (Scope::Controller, _) => 0,
             (Scope::Namespace, Some(nsid)) => nsid,

@@ -11,18 +11,18 @@ use tenmil_wire::log::ana::{AnaHeader, parse_ana_groups};
 use tenmil_wire::log::effects::{
     CommandsEffects, FeaturesEffects, LogPageEffects, ManagementEffects, SupportedLogPages,
 };
-use tenmil_wire::log::error;
+use tenmil_wire::log::error_information;
 use tenmil_wire::log::event::ReservationNotification;
 use tenmil_wire::log::firmware::{FirmwareSlots, TelemetryController, TelemetryHost};
 use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::log::sanitize::SanitizeStatus;
 use tenmil_wire::log::self_test::SelfTestPage;
 
-use super::{Controller, Document, fields_of};
+use super::{AdminAccess, IdentifyDocument, fields_of};
 use tenmil_base::Error;
 
 /// Log page that is read whole, or as far as its header needs.
-struct Page {
+struct LogPageDecoder {
     page: LogPage,
     path: &'static str,
     len_bytes: u32,
@@ -38,29 +38,29 @@ const ANA_BYTES: u32 = 4096;
 const ANA_PIECES: u64 = 16;
 
 /// Log pages with their paths in the document.
-const PAGES: [Page; 14] = [
-    Page::of::<SupportedLogPages>(LogPage::SupportedLogPages, "supported"),
-    Page {
+const PAGES: [LogPageDecoder; 14] = [
+    LogPageDecoder::of::<SupportedLogPages>(LogPage::SupportedLogPages, "supported"),
+    LogPageDecoder {
         page: LogPage::ErrorInformation,
         path: "errors",
         len_bytes: ERROR_BYTES,
         decode: error_entries,
     },
-    Page::of::<HealthInformation>(LogPage::Health, "health"),
-    Page::of::<FirmwareSlots>(LogPage::FirmwareSlot, "firmware_slots"),
-    Page::of::<NamespaceList>(LogPage::ChangedNamespaces, "changed_namespaces"),
-    Page::of::<CommandsEffects>(LogPage::CommandEffects, "command_effects"),
-    Page::of::<SelfTestPage>(LogPage::SelfTest, "self_test"),
-    Page::of::<TelemetryHost>(LogPage::TelemetryHost, "telemetry_host"),
-    Page::of::<TelemetryController>(LogPage::TelemetryController, "telemetry_controller"),
-    Page { page: LogPage::Ana, path: "ana", len_bytes: ANA_BYTES, decode: ana_groups },
-    Page::of::<FeaturesEffects>(LogPage::FeatureEffects, "feature_effects"),
-    Page::of::<ManagementEffects>(LogPage::ManagementEffects, "management_effects"),
-    Page::of::<ReservationNotification>(LogPage::ReservationNotification, "reservation"),
-    Page::of::<SanitizeStatus>(LogPage::SanitizeStatus, "sanitize"),
+    LogPageDecoder::of::<HealthInformation>(LogPage::Health, "health"),
+    LogPageDecoder::of::<FirmwareSlots>(LogPage::FirmwareSlot, "firmware_slots"),
+    LogPageDecoder::of::<NamespaceList>(LogPage::ChangedNamespaces, "changed_namespaces"),
+    LogPageDecoder::of::<CommandsEffects>(LogPage::CommandEffects, "command_effects"),
+    LogPageDecoder::of::<SelfTestPage>(LogPage::SelfTest, "self_test"),
+    LogPageDecoder::of::<TelemetryHost>(LogPage::TelemetryHost, "telemetry_host"),
+    LogPageDecoder::of::<TelemetryController>(LogPage::TelemetryController, "telemetry_controller"),
+    LogPageDecoder { page: LogPage::Ana, path: "ana", len_bytes: ANA_BYTES, decode: ana_groups },
+    LogPageDecoder::of::<FeaturesEffects>(LogPage::FeatureEffects, "feature_effects"),
+    LogPageDecoder::of::<ManagementEffects>(LogPage::ManagementEffects, "management_effects"),
+    LogPageDecoder::of::<ReservationNotification>(LogPage::ReservationNotification, "reservation"),
+    LogPageDecoder::of::<SanitizeStatus>(LogPage::SanitizeStatus, "sanitize"),
 ];
 
-impl Page {
+impl LogPageDecoder {
     const fn of<T: Layout>(page: LogPage, path: &'static str) -> Self {
         assert!(T::BYTES <= 4096, "a page that fits into a page");
         #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
@@ -70,11 +70,14 @@ impl Page {
 }
 
 /// Reads all log pages that the controller supports.
-pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> Result<(), Error> {
+pub(super) fn read(
+    controller: &mut dyn AdminAccess,
+    document: &mut IdentifyDocument,
+) -> Result<(), Error> {
     let mut supported = None;
     for page in &PAGES {
         let lid = page.page.code();
-        if supported.as_ref().is_some_and(|pages| !has(pages, lid)) {
+        if supported.as_ref().is_some_and(|pages| !is_log_page_supported(pages, lid)) {
             continue;
         }
         let title = format!("{} (log page {lid:02X}h)", page.page.name().trim_end_matches('.'));
@@ -84,7 +87,7 @@ pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> 
         let result = document.execute(controller, &title, command.to_command(), page.len_bytes)?;
         let Some(mut result) = result else { continue };
         if page.page == LogPage::Ana {
-            read_rest_of_groups(controller, document, &title, &mut result.bytes)?;
+            read_remaining_ana_groups(controller, document, &title, &mut result.bytes)?;
         }
         document.add(&["logs", page.path], title, (page.decode)(&result.bytes));
         if page.page == LogPage::SupportedLogPages {
@@ -95,9 +98,9 @@ pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> 
 }
 
 /// Reads further chunks until all ANA groups counted in the header are present.
-fn read_rest_of_groups(
-    controller: &mut dyn Controller,
-    document: &mut Document,
+fn read_remaining_ana_groups(
+    controller: &mut dyn AdminAccess,
+    document: &mut IdentifyDocument,
     title: &str,
     bytes: &mut Vec<u8>,
 ) -> Result<(), Error> {
@@ -115,13 +118,14 @@ fn read_rest_of_groups(
     Ok(())
 }
 
-fn has(pages: &SupportedLogPages, lid: u8) -> bool {
+fn is_log_page_supported(pages: &SupportedLogPages, lid: u8) -> bool {
     pages.lid(lid.into()).is_some_and(|effects: LogPageEffects| effects.lsupp())
 }
 
 /// Entries of the Error Information log, without unused ones.
 fn error_entries(bytes: &[u8]) -> Vec<DecodedField> {
-    let entries = error::error_entries(bytes).map(|entry| FieldValue::Structure(entry.decode()));
+    let entries = error_information::error_entries(bytes)
+        .map(|entry| FieldValue::Structure(entry.decode_fields()));
     let value = FieldValue::List(entries.collect());
     vec![DecodedField {
         name: "entry",
@@ -135,7 +139,7 @@ fn ana_groups(bytes: &[u8]) -> Vec<DecodedField> {
     let mut fields = fields_of::<AnaHeader>(bytes);
     let groups = parse_ana_groups(bytes).map(|(group, namespaces)| {
         let nsids = namespaces.map(|nsid| FieldValue::Number(nsid.into())).collect();
-        let mut fields = group.decode();
+        let mut fields = group.decode_fields();
         let value = FieldValue::List(nsids);
         fields.push(DecodedField {
             name: "nsid",

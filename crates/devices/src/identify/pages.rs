@@ -1,10 +1,12 @@
 //! Registers and Identify data structures.
 
 use tenmil_wire::admin::Identify;
-use tenmil_wire::identify::descriptor::{NamespaceIdentifier, namespace_identifiers};
 use tenmil_wire::identify::list::{CommandSets, ControllerList, NamespaceList};
 use tenmil_wire::identify::namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm,
+};
+use tenmil_wire::identify::namespace_identification_descriptor::{
+    NamespaceIdentifier, namespace_identifiers,
 };
 use tenmil_wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
 use tenmil_wire::identify::{IdentifyController, IdentifyControllerNvm};
@@ -15,7 +17,7 @@ use tenmil_wire::register::{
 };
 use tenmil_wire::{Layout, TypedCommand};
 
-use super::{Controller, Document, fields_of, fields_of_dword};
+use super::{AdminAccess, IdentifyDocument, fields_of, fields_of_dword};
 use tenmil_base::Error;
 
 /// Maximum number of namespaces read: as many as the driver uses
@@ -23,7 +25,7 @@ use tenmil_base::Error;
 const NAMESPACES_MAX: usize = 1024;
 
 /// Reads the registers whose reads have no side effects.
-pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Document) {
+pub(super) fn read_registers(controller: &mut dyn AdminAccess, document: &mut IdentifyDocument) {
     let cap = controller.read64(offset::CAP).to_le_bytes();
     let path = |name: &'static str| ["registers", name];
     document.add(&path("cap"), "CAP: Controller Capabilities", fields_of::<Capabilities>(&cap));
@@ -49,8 +51,8 @@ pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Doc
 
 /// Reads all Identify data structures and returns the active namespaces.
 pub(super) fn read_identify(
-    controller: &mut dyn Controller,
-    document: &mut Document,
+    controller: &mut dyn AdminAccess,
+    document: &mut IdentifyDocument,
 ) -> Result<Vec<u32>, Error> {
     let mut asker = IdentifyReader { controller, document };
     if let Some(bytes) = asker.bytes(Cns::Controller, 0)? {
@@ -74,8 +76,8 @@ pub(super) fn read_identify(
 }
 
 struct IdentifyReader<'a> {
-    controller: &'a mut dyn Controller,
-    document: &'a mut Document,
+    controller: &'a mut dyn AdminAccess,
+    document: &'a mut IdentifyDocument,
 }
 
 impl IdentifyReader<'_> {
@@ -142,7 +144,7 @@ impl IdentifyReader<'_> {
         let independent = Cns::IndependentNamespace;
         self.page::<IdentifyNamespaceIndependent>(&path("independent"), independent, nsid)?;
         if let Some(bytes) = self.bytes(Cns::Descriptors, nsid)? {
-            let fields = namespace_identifiers(&bytes).map(descriptor).collect();
+            let fields = namespace_identifiers(&bytes).map(decode_namespace_identifier).collect();
             self.document.add(&path("descriptors"), title(Cns::Descriptors, nsid), fields);
         }
         let attached = Cns::NamespaceControllers;
@@ -150,7 +152,7 @@ impl IdentifyReader<'_> {
     }
 }
 
-fn descriptor(identifier: NamespaceIdentifier) -> DecodedField {
+fn decode_namespace_identifier(identifier: NamespaceIdentifier) -> DecodedField {
     match identifier {
         NamespaceIdentifier::Eui64(bytes) => {
             field("eui64", "IEEE Extended Unique Identifier.", FieldValue::Bytes(bytes.to_vec()))

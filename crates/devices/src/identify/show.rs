@@ -5,10 +5,10 @@ use core::fmt::Write;
 use serde_json::{Map, Value as Json, json};
 use tenmil_wire::layout::{DecodedField, FieldValue};
 
-use super::{Document, Section};
+use super::{IdentifyDocument, Section};
 
 /// Renders the document as text. Fields that are zero are left out unless `all` is set.
-pub fn text(document: &Document, all: bool) -> String {
+pub fn text(document: &IdentifyDocument, all: bool) -> String {
     let mut out = String::new();
     let mut left_out = 0;
     for section in &document.sections {
@@ -54,7 +54,7 @@ fn write_field(out: &mut String, field: &DecodedField, all: bool, left_out: &mut
 
 /// Writes a list: numbers on one line, structures on one line each, without zero entries.
 fn write_list(out: &mut String, field: &DecodedField, values: &[FieldValue], all: bool) {
-    let values = without_end(values);
+    let values = without_trailing_zeroes(values);
     if values.iter().all(|value| matches!(value, FieldValue::Number(_))) {
         let shown: Vec<String> = values.iter().map(show).collect();
         write_line(out, 2, field.name, &shown.join(" "), field.description);
@@ -88,17 +88,17 @@ fn show(value: &FieldValue) -> String {
         FieldValue::Bytes(_) => value.to_string(),
         FieldValue::Structure(fields) => {
             let fields = fields.iter().filter(|field| !field.value.is_zero());
-            let shown: Vec<String> = fields.map(show_short).collect();
+            let shown: Vec<String> = fields.map(field_part_text).collect();
             shown.join(", ")
         }
         FieldValue::List(values) => {
-            let shown: Vec<String> = without_end(values).iter().map(show).collect();
+            let shown: Vec<String> = without_trailing_zeroes(values).iter().map(show).collect();
             format!("[{}]", shown.join(", "))
         }
     }
 }
 
-fn show_short(field: &DecodedField) -> String {
+fn field_part_text(field: &DecodedField) -> String {
     match &field.value {
         FieldValue::Flag(_) => field.name.into(),
         value => format!("{} {}", field.name, show(value)),
@@ -106,7 +106,7 @@ fn show_short(field: &DecodedField) -> String {
 }
 
 /// Renders the document as JSON, nested by path. Lists end with their last nonzero value.
-pub fn json(document: &Document) -> String {
+pub fn json(document: &IdentifyDocument) -> String {
     let mut root = Map::new();
     for section in &document.sections {
         insert(&mut root, section);
@@ -156,12 +156,14 @@ fn value_json(value: &FieldValue) -> Json {
         FieldValue::Text(text) => json!(text),
         FieldValue::Bytes(_) => json!(value.to_string()),
         FieldValue::Structure(fields) => fields_json(fields),
-        FieldValue::List(values) => without_end(values).iter().map(value_json).collect(),
+        FieldValue::List(values) => {
+            without_trailing_zeroes(values).iter().map(value_json).collect()
+        }
     }
 }
 
 /// `values` up to the last nonzero one.
-fn without_end(values: &[FieldValue]) -> &[FieldValue] {
+fn without_trailing_zeroes(values: &[FieldValue]) -> &[FieldValue] {
     let end = values.iter().rposition(|value| !value.is_zero()).map_or(0, |last| last + 1);
     &values[..end]
 }

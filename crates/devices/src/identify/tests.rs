@@ -4,7 +4,8 @@ use tenmil_wire::identify::controller::IdentifyController;
 use tenmil_wire::identify::list::NamespaceList;
 use tenmil_wire::identify::namespace::IdentifyNamespace;
 use tenmil_wire::identify::{
-    Cns, descriptor::NamespaceIdentifier, descriptor::build_descriptor_list,
+    Cns, namespace_identification_descriptor::NamespaceIdentifier,
+    namespace_identification_descriptor::build_descriptor_list,
 };
 use tenmil_wire::layout::{Ascii, FieldValue};
 use tenmil_wire::log::LogPage;
@@ -14,11 +15,11 @@ use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::register::{Capabilities, VERSION_2_1, offset};
 use tenmil_wire::{AdminOpcode, Command, Layout, Status};
 
-use super::{AdminResult, Controller, Document, interrogate, show};
+use super::{AdminAccess, AdminResult, IdentifyDocument, interrogate, show};
 use tenmil_base::Error;
 
 /// Controller with two namespaces, a SMART log and few features; other commands fail as Invalid Field.
-pub struct Scripted {
+pub struct ScriptedController {
     /// Active namespace list.
     pub namespaces: Vec<u32>,
     /// CMBLOC and CMBSZ.
@@ -28,27 +29,27 @@ pub struct Scripted {
     submitted: Vec<Command>,
 }
 
-impl Default for Scripted {
+impl Default for ScriptedController {
     fn default() -> Self {
         Self { namespaces: vec![1, 7], cmb: [0; 2], ioccsz: 0, submitted: Vec::new() }
     }
 }
 
-impl Scripted {
+impl ScriptedController {
     fn identify(&self, cns: u8, nsid: u32) -> Option<Vec<u8>> {
         match Cns::from_code(cns) {
             Cns::Controller => Some(
                 IdentifyController::zeroed()
                     .with(|page| page.vid(0x1234).mn(Ascii::new("SCRIPTED")).multiple_ports(true))
                     .with(|page| page.ioccsz(self.ioccsz))
-                    .bytes(),
+                    .to_bytes(),
             ),
             Cns::ActiveNamespaces => {
                 let after = self.namespaces.iter().copied().filter(|other| *other > nsid);
-                Some(NamespaceList::new(after).bytes())
+                Some(NamespaceList::new(after).to_bytes())
             }
             Cns::Namespace if self.namespaces.contains(&nsid) => {
-                Some(IdentifyNamespace::zeroed().with(|page| page.nsze(1 << 33)).bytes())
+                Some(IdentifyNamespace::zeroed().with(|page| page.nsze(1 << 33)).to_bytes())
             }
             Cns::Descriptors => {
                 Some(build_descriptor_list(&[NamespaceIdentifier::Eui64([9; 8])]).to_vec())
@@ -62,15 +63,15 @@ impl Scripted {
             LogPage::SupportedLogPages => {
                 let yes = LogPageEffects::zeroed().with(|effects| effects.lsupp(true));
                 let pages = SupportedLogPages::zeroed().with(|pages| pages.lid(0, yes).lid(2, yes));
-                Some(pages.bytes())
+                Some(pages.to_bytes())
             }
-            LogPage::Health => Some(HealthInformation::zeroed().bytes()),
+            LogPage::Health => Some(HealthInformation::zeroed().to_bytes()),
             _ => None,
         }
     }
 }
 
-impl Controller for Scripted {
+impl AdminAccess for ScriptedController {
     fn read32(&mut self, offset: usize) -> u32 {
         match offset {
             offset::VS => VERSION_2_1.0,
@@ -85,7 +86,7 @@ impl Controller for Scripted {
         Capabilities::zeroed().with(|cap| cap.mqes(1023)).0
     }
 
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+    fn execute_admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
         self.submitted.push(command);
         let code = command.cdw10().to_le_bytes()[0];
         let page = match command.opcode() {
@@ -104,8 +105,8 @@ impl Controller for Scripted {
     }
 }
 
-fn document() -> Document {
-    interrogate(&mut Scripted::default()).unwrap()
+fn document() -> IdentifyDocument {
+    interrogate(&mut ScriptedController::default()).unwrap()
 }
 
 #[test]
@@ -125,7 +126,8 @@ fn every_data_structure_is_decoded_in_its_section() {
 #[test]
 fn a_controller_memory_buffer_is_shown_if_there_is_one() {
     let shown = |cmb| {
-        let document = interrogate(&mut Scripted { cmb, ..Scripted::default() }).unwrap();
+        let document =
+            interrogate(&mut ScriptedController { cmb, ..ScriptedController::default() }).unwrap();
         serde_json::from_str::<serde_json::Value>(&show::json(&document)).unwrap()
     };
     let found = shown([3 << 12 | 2, 4 << 12 | 2 << 8 | 1]);
@@ -146,7 +148,7 @@ fn failed_commands_are_listed_with_their_status() {
 
 #[test]
 fn unsupported_log_pages_are_not_read() {
-    let mut controller = Scripted::default();
+    let mut controller = ScriptedController::default();
     interrogate(&mut controller).unwrap();
     let logs = controller
         .submitted
@@ -162,7 +164,7 @@ fn unsupported_log_pages_are_not_read() {
 #[test]
 fn fabrics_controllers_report_the_16_byte_host_identifier() {
     for (ioccsz, exhid) in [(0, 0), (4, 1)] {
-        let mut controller = Scripted { ioccsz, ..Scripted::default() };
+        let mut controller = ScriptedController { ioccsz, ..ScriptedController::default() };
         interrogate(&mut controller).unwrap();
         let is_asked = |command: &&Command| {
             let fid = command.cdw10().to_le_bytes()[0];
@@ -191,23 +193,27 @@ fn text_omits_zero_fields_and_notes_it() {
 
 #[test]
 fn unsorted_namespace_list_is_a_remote_error() {
-    struct Liar(Scripted);
-    impl Controller for Liar {
+    struct Liar(ScriptedController);
+    impl AdminAccess for Liar {
         fn read32(&mut self, offset: usize) -> u32 {
             self.0.read32(offset)
         }
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
-            let mut result = self.0.admin(command, len_bytes)?;
+        fn execute_admin(
+            &mut self,
+            command: Command,
+            len_bytes: u32,
+        ) -> Result<AdminResult, Error> {
+            let mut result = self.0.execute_admin(command, len_bytes)?;
             if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
-                result.bytes = NamespaceList::new([5, 5]).bytes();
+                result.bytes = NamespaceList::new([5, 5]).to_bytes();
             }
             Ok(result)
         }
     }
-    let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
+    let refused = interrogate(&mut Liar(ScriptedController::default())).unwrap_err();
     assert_eq!(
         refused,
         Error::remote("active namespace list: 0x5 after 0x5, expected identifiers that rise")
@@ -216,7 +222,8 @@ fn unsorted_namespace_list_is_a_remote_error() {
 
 #[test]
 fn number_of_namespaces_read_is_that_of_the_driver() {
-    let mut controller = Scripted { namespaces: (1..=1500).collect(), ..Scripted::default() };
+    let mut controller =
+        ScriptedController { namespaces: (1..=1500).collect(), ..ScriptedController::default() };
     let document = interrogate(&mut controller).unwrap();
     let identified = document.sections.iter().filter(|section| section.path[0] == "namespaces");
     assert_eq!(identified.filter(|section| section.path[2] == "identify").count(), 1024);
@@ -228,35 +235,39 @@ fn number_of_namespaces_read_is_that_of_the_driver() {
 
 #[test]
 fn short_response_is_a_remote_error() {
-    struct Short(Scripted);
-    impl Controller for Short {
+    struct Short(ScriptedController);
+    impl AdminAccess for Short {
         fn read32(&mut self, offset: usize) -> u32 {
             self.0.read32(offset)
         }
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
-            let mut result = self.0.admin(command, len_bytes)?;
+        fn execute_admin(
+            &mut self,
+            command: Command,
+            len_bytes: u32,
+        ) -> Result<AdminResult, Error> {
+            let mut result = self.0.execute_admin(command, len_bytes)?;
             result.bytes.pop();
             Ok(result)
         }
     }
-    let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();
+    let refused = interrogate(&mut Short(ScriptedController::default())).unwrap_err();
     assert_eq!(refused.text, "Identify Controller (CNS 01h): received 4095 bytes, expected 4096");
 }
 
 /// Reports an ANA log with the given number of groups, with two namespaces each.
-struct Grouped(Scripted, Vec<u8>);
+struct AnaLogController(ScriptedController, Vec<u8>);
 
-impl Controller for Grouped {
+impl AdminAccess for AnaLogController {
     fn read32(&mut self, offset: usize) -> u32 {
         self.0.read32(offset)
     }
     fn read64(&mut self, offset: usize) -> u64 {
         self.0.read64(offset)
     }
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+    fn execute_admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
         let is_log = command.opcode() == AdminOpcode::GetLogPage.code();
         match LogPage::from_code(command.cdw10().to_le_bytes()[0]) {
             // Without that log, all pages are tried.
@@ -270,7 +281,7 @@ impl Controller for Grouped {
                 bytes.resize(len_bytes as usize, 0);
                 Ok(AdminResult { status: Status::SUCCESS, result: 0, bytes })
             }
-            _ => self.0.admin(command, len_bytes),
+            _ => self.0.execute_admin(command, len_bytes),
         }
     }
 }
@@ -278,12 +289,13 @@ impl Controller for Grouped {
 #[test]
 fn ana_groups_beyond_one_chunk_are_read() {
     for count in [1, 101, 102, 103, 500] {
-        let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).bytes();
+        let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).to_bytes();
         for grpid in 1..=u32::from(count) {
             let group = AnaGroup::zeroed().with(|group| group.grpid(grpid));
             ana::append_ana_group(group, &[2 * grpid, 2 * grpid + 1], &mut page);
         }
-        let document = interrogate(&mut Grouped(Scripted::default(), page)).unwrap();
+        let document =
+            interrogate(&mut AnaLogController(ScriptedController::default(), page)).unwrap();
         let section = document.sections.iter().find(|section| section.path == ["logs", "ana"]);
         let fields = &section.unwrap().fields;
         let groups = fields.iter().find(|field| field.name == "group").unwrap();
@@ -295,41 +307,43 @@ fn ana_groups_beyond_one_chunk_are_read() {
 #[test]
 fn log_of_groups_without_an_end_is_read_up_to_64_kib() {
     // The first group has more namespaces than any log holds, so the second never begins.
-    let mut page = AnaHeader::zeroed().with(|header| header.ngrps(2)).bytes();
-    page.extend(AnaGroup::zeroed().with(|group| group.grpid(1).nnsids(u32::MAX)).bytes());
-    let mut controller = Counted(Grouped(Scripted::default(), page), 0);
+    let mut page = AnaHeader::zeroed().with(|header| header.ngrps(2)).to_bytes();
+    page.extend(AnaGroup::zeroed().with(|group| group.grpid(1).nnsids(u32::MAX)).to_bytes());
+    let mut controller =
+        CountingController(AnaLogController(ScriptedController::default(), page), 0);
     interrogate(&mut controller).unwrap();
     assert_eq!(controller.1, 16);
 }
 
 /// Counts commands for the ANA log.
-struct Counted(Grouped, usize);
+struct CountingController(AnaLogController, usize);
 
-impl Controller for Counted {
+impl AdminAccess for CountingController {
     fn read32(&mut self, offset: usize) -> u32 {
         self.0.read32(offset)
     }
     fn read64(&mut self, offset: usize) -> u64 {
         self.0.read64(offset)
     }
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+    fn execute_admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
         let is_ana = command.opcode() == AdminOpcode::GetLogPage.code()
             && command.cdw10().to_le_bytes()[0] == LogPage::Ana.code();
         self.1 += usize::from(is_ana);
-        self.0.admin(command, len_bytes)
+        self.0.execute_admin(command, len_bytes)
     }
 }
 
 #[test]
 fn unknown_namespace_is_rejected_with_the_known_ones() {
-    let mut controller = Scripted { namespaces: vec![1, 7], ..Scripted::default() };
+    let mut controller =
+        ScriptedController { namespaces: vec![1, 7], ..ScriptedController::default() };
     let document = interrogate(&mut controller).unwrap();
-    assert_eq!(document.require("tcp://x", 7), Ok(()));
-    let refused = document.require("tcp://x", 2).unwrap_err();
+    assert_eq!(document.require_namespace("tcp://x", 7), Ok(()));
+    let refused = document.require_namespace("tcp://x", 2).unwrap_err();
     let text = "identify tcp://x: no namespace 2 is shown to this host, expected one of: 1, 7";
     assert_eq!(refused.text, text);
     assert!(refused.hint.unwrap().contains("`allowed-hosts`"));
-    let document = Document::default();
-    let refused = document.require("tcp://x", 1).unwrap_err();
+    let document = IdentifyDocument::default();
+    let refused = document.require_namespace("tcp://x", 1).unwrap_err();
     assert!(refused.text.ends_with("it shows none"), "{refused}");
 }

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{BarMapError, BarRange, ErrorCategory, InterruptVector, RegionId, Segment};
 use tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
-use tenmil_linux::{EventVectors, StepTimer};
-use tenmil_pci::{AttachError, IommuMode, MappedBar, VfioFunction, VfioInterface, VfioRoot};
+use tenmil_linux::{EventFdVectors, StepTimer};
+use tenmil_pci::{AttachError, IommuMode, KernelFilesRoot, MappedBar, VfioFunction, VfioInterface};
 
-use super::name::PcieName;
-use super::registers::{Register, Registers};
-use super::vector::FunctionVector;
-use crate::attached::ControllerBus;
+use super::pcie_uri::PcieUri;
+use super::registers::{BarDoorbell, Registers};
+use super::vector::PciInterruptVector;
+use crate::attached_controller::ControllerBus;
 use tenmil_base::Error;
 
 /// A PCI function opened through VFIO.
@@ -29,7 +29,7 @@ struct BusState {
     /// Number of interrupt vectors that can signal an event descriptor.
     vectors: u32,
     /// Event descriptors for a device request of the kernel and for a bus error.
-    alarms: EventVectors,
+    alarms: EventFdVectors,
     state: Mutex<FunctionState>,
 }
 
@@ -55,11 +55,11 @@ const NAMED_FIRST: &str = "Name it on the command line of a command, before devi
 
 impl PcieBus {
     pub(super) fn open(
-        name: &PcieName,
+        name: &PcieUri,
         regions: &RegionTable,
         steps: &mut StepTimer,
     ) -> Result<Self, Error> {
-        if name.isolation == IommuMode::None && !regions.use_contiguous() {
+        if name.isolation == IommuMode::None && !regions.make_allocations_contiguous() {
             return Err(Error::usage(format!(
                 "attach {}: unsafe-no-iommu: memory that is not contiguous was allocated \
                  before, expected none",
@@ -68,17 +68,17 @@ impl PcieBus {
             .with_hint(NAMED_FIRST));
         }
         let function = VfioFunction::open_controller(
-            &VfioRoot::default(),
+            &KernelFilesRoot::default(),
             &name.address,
             name.isolation,
             regions,
         );
-        let function = function.map_err(|why| refused(&why))?;
+        let function = function.map_err(|why| attach_error(&why))?;
         steps.finish_step("take it from VFIO");
-        function.reset_and_enable().map_err(|why| refused(&why))?;
+        function.reset_and_enable().map_err(|why| attach_error(&why))?;
         steps.finish_step("reset it");
-        if let Some(why) = function.iommufd_error() {
-            tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
+        if let Some(why) = function.iommufd_unused_reason() {
+            tracing::info!("{}:{}: through its group: {why}", PcieUri::SCHEME, name.address);
         }
         let environment_error = |what: &str, error: std::io::Error| {
             Error::environment(format!("attach {}: {what}: {error}", name.address))
@@ -86,15 +86,15 @@ impl PcieBus {
         let bar =
             function.map_bar0(regions).map_err(|error| environment_error("map BAR 0", error))?;
         let vectors = function.msix_vector_count().min(u32::from(name.wanted.queues) + 1);
-        let has_vectors = vectors > 1 && function.prepare_vectors(vectors).is_ok();
+        let has_vectors = vectors > 1 && function.enable_vectors(vectors).is_ok();
         let alarms =
-            EventVectors::new(2).map_err(|error| environment_error("make an event", error))?;
+            EventFdVectors::new(2).map_err(|error| environment_error("make an event", error))?;
         // If the kernel supports neither event, removal is detected by registers that read as ones.
         if let Some(event) = alarms.descriptor(DEVICE_REQUEST) {
-            let _ = function.set_req_irq(event);
+            let _ = function.set_device_request_eventfd(event);
         }
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
-            let _ = function.set_err_irq(event);
+            let _ = function.set_error_eventfd(event);
         }
         steps.finish_step("map its registers, and have its vectors signal");
         let interface = function.interface();
@@ -103,7 +103,7 @@ impl PcieBus {
         let state = FunctionState { function, shown, memory: None, lost: None, is_at_large: false };
         let shared = BusState {
             bar,
-            name: format!("{}:{}", PcieName::SCHEME, name.address),
+            name: format!("{}:{}", PcieUri::SCHEME, name.address),
             isolation: name.isolation,
             interface,
             vectors: if has_vectors { vectors } else { 0 },
@@ -120,7 +120,7 @@ impl PcieBus {
 
 impl ControllerBus for PcieBus {
     type Registers = Registers;
-    type Doorbell = Register;
+    type Doorbell = BarDoorbell;
 
     const KIND: DeviceKind = DeviceKind::Pcie;
 
@@ -158,13 +158,14 @@ impl ControllerBus for PcieBus {
         if shared.alarms.clear_signals(BUS_ERROR) {
             self.mark_lost("the PCI bus reports an error of it");
         }
-        let memory_has_failed = self.lock().memory.as_ref().is_some_and(MappedBar::has_failed);
-        if shared.bar.has_failed() || memory_has_failed {
+        let memory_has_failed =
+            self.lock().memory.as_ref().is_some_and(MappedBar::has_access_failed);
+        if shared.bar.has_access_failed() || memory_has_failed {
             self.mark_lost("its registers do not respond: it was pulled or lost its power");
         }
     }
 
-    fn lost(&self) -> Option<String> {
+    fn lost_reason(&self) -> Option<String> {
         self.lock().lost.clone()
     }
 
@@ -185,7 +186,7 @@ impl ControllerBus for PcieBus {
             return Ok(*iova);
         }
         let gone = || Error::remote("the kernel has it back");
-        let shown = state.function.as_ref().ok_or_else(gone)?.container().map_region(region);
+        let shown = state.function.as_ref().ok_or_else(gone)?.iommu_context().map_region(region);
         let iova = shown.map_err(|why| {
             let hint = why.hint();
             Error { hint, ..Error::environment(why) }
@@ -203,7 +204,7 @@ impl ControllerBus for PcieBus {
         else {
             return true;
         };
-        let is_gone = function.container().unmap_region(region).is_ok();
+        let is_gone = function.iommu_context().unmap_region(region).is_ok();
         if is_gone {
             state.shown.remove(&region);
         }
@@ -212,7 +213,7 @@ impl ControllerBus for PcieBus {
 
     /// Clears Bus Master Enable. A function that has been removed accesses nothing. If the function
     /// is marked lost, it is returned to the kernel.
-    fn cut_off(&self) -> bool {
+    fn revoke_dma_access(&self) -> bool {
         let mut state = self.lock();
         let Some(function) = state.function.clone() else { return true };
         let is_cut = function.set_bus_master(false).is_ok() || !function.is_present();
@@ -221,7 +222,7 @@ impl ControllerBus for PcieBus {
             for region in std::mem::take(&mut state.shown).into_keys() {
                 // A region that the kernel does not unmap now is unmapped when the container is
                 // closed.
-                let _ = function.container().unmap_region(region);
+                let _ = function.iommu_context().unmap_region(region);
             }
             // The mapping of a BAR holds the function open as well.
             self.shared.bar.unmap();
@@ -231,7 +232,7 @@ impl ControllerBus for PcieBus {
         is_cut
     }
 
-    fn reconnect(&self) {
+    fn restore_dma_access(&self) {
         let function = self.lock().function.clone();
         if function.is_none_or(|function| function.set_bus_master(true).is_err()) {
             self.mark_lost("its configuration cannot be written any more");
@@ -249,27 +250,27 @@ impl ControllerBus for PcieBus {
         Ok((segment, address))
     }
 
-    fn vectors(&self) -> u32 {
+    fn interrupt_vector_count(&self) -> u32 {
         self.shared.vectors
     }
 
     fn vector(
         &self,
         number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventFdVectors), Error> {
         let function = self
             .lock()
             .function
             .clone()
             .ok_or("the kernel has it back")
             .map_err(Error::environment)?;
-        let vector = FunctionVector::new(&function, number)?;
+        let vector = PciInterruptVector::new(&function, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))
     }
 }
 
-fn refused(why: &AttachError) -> Error {
+fn attach_error(why: &AttachError) -> Error {
     let category = match why {
         AttachError::NotFound { .. } | AttachError::Driver { .. } | AttachError::Class { .. } => {
             ErrorCategory::Usage

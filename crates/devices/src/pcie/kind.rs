@@ -6,15 +6,15 @@ use tenmil_block::{OpenedDevice, Opener};
 use tenmil_linux::StepTimer;
 
 use super::attach;
-use super::name::PcieName;
+use super::pcie_uri::PcieUri;
 
 /// Attaches SSDs on the PCI bus.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind;
+pub struct PcieKind;
 
-impl tenmil_block::DeviceType for Kind {
+impl tenmil_block::DeviceType for PcieKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut steps = StepTimer::begin(opener.clock);
-        attach(&PcieName::from_uri(uri)?, opener.regions, &mut steps)?.open(uri)
+        attach(&PcieUri::from_uri(uri)?, opener.regions, &mut steps)?.open(uri)
     }
 }

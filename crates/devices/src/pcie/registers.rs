@@ -9,7 +9,7 @@ pub(super) struct Registers {
 }
 
 /// One doorbell register.
-pub(super) struct Register {
+pub(super) struct BarDoorbell {
     bar: MappedBar,
     /// None if the BAR is too short for it. Writes are ignored then.
     word: Option<Segment>,
@@ -22,13 +22,13 @@ impl Registers {
 }
 
 impl Mmio for Registers {
-    type Doorbell = Register;
+    type Doorbell = BarDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
-        let word = self.bar.register_word(offset);
+        let word = self.bar.register_segment(offset);
         let read = word.and_then(|word| self.bar.regions().load_u32(word).ok());
         // A value read after the BAR was revoked does not come from the function.
-        if self.bar.has_failed() { u32::MAX } else { read.unwrap_or(u32::MAX) }
+        if self.bar.has_access_failed() { u32::MAX } else { read.unwrap_or(u32::MAX) }
     }
 
     /// Reads two halves, the lower one first, which every controller supports (PCIe Transport 1.0
@@ -39,7 +39,7 @@ impl Mmio for Registers {
     }
 
     fn write32(&mut self, offset: u32, value: u32) {
-        if let Some(word) = self.bar.register_word(offset) {
+        if let Some(word) = self.bar.register_segment(offset) {
             // In bounds: checked above.
             let _ = self.bar.regions().store_u32(word, value);
         }
@@ -51,12 +51,12 @@ impl Mmio for Registers {
         self.write32(offset + 4, u32::try_from(high).unwrap_or(0));
     }
 
-    fn doorbell(&mut self, offset: u32) -> Register {
-        Register { bar: self.bar.clone(), word: self.bar.register_word(offset) }
+    fn doorbell(&mut self, offset: u32) -> BarDoorbell {
+        BarDoorbell { bar: self.bar.clone(), word: self.bar.register_segment(offset) }
     }
 }
 
-impl Doorbell for Register {
+impl Doorbell for BarDoorbell {
     #[inline]
     fn ring(&mut self, value: u32) {
         if let Some(word) = self.word {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use tenmil_base::Error;
 
 use tenmil_base::InterruptVector;
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 use tenmil_pci::VfioFunction;
 
 /// MSI-X vector that signals an event descriptor while a thread sleeps on it.
@@ -14,8 +14,8 @@ use tenmil_pci::VfioFunction;
 /// detaching its descriptor, which is a system call. While the host polls, the descriptor therefore
 /// stays attached at first; it is detached after several interrupts in a row that no thread waited
 /// for.
-pub(super) struct FunctionVector {
-    event: EventVectors,
+pub(super) struct PciInterruptVector {
+    event: EventFdVectors,
     /// Weak, since the kernel may request the function back while the vector is in use.
     function: Weak<VfioFunction>,
     number: u16,
@@ -28,26 +28,26 @@ pub(super) struct FunctionVector {
 /// Unnecessary interrupts before the descriptor is detached.
 const VAIN_MAX: u32 = 16;
 
-impl FunctionVector {
+impl PciInterruptVector {
     pub(super) fn new(function: &Arc<VfioFunction>, number: u16) -> Result<Self, Error> {
-        let event = EventVectors::new(1).map_err(Error::environment)?;
+        let event = EventFdVectors::new(1).map_err(Error::environment)?;
         let function = Arc::downgrade(function);
         Ok(Self { event, function, number, is_attached: false, vain: 0 })
     }
 
-    fn signal(&self, is_wanted: bool) -> bool {
+    fn set_signaling(&self, is_wanted: bool) -> bool {
         let event = self.event.descriptor(0).filter(|_| is_wanted);
         let function = self.function.upgrade();
         function.is_some_and(|function| function.set_irq_eventfd(self.number.into(), event).is_ok())
     }
 
     /// Event to sleep on. Signaled once when the controller is lost.
-    pub(super) fn event(&self) -> EventVectors {
+    pub(super) fn event(&self) -> EventFdVectors {
         self.event.clone()
     }
 }
 
-impl InterruptVector for FunctionVector {
+impl InterruptVector for PciInterruptVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.event.descriptor(0).expect("it was made with one")
     }
@@ -55,7 +55,7 @@ impl InterruptVector for FunctionVector {
     fn unmask(&mut self) -> bool {
         self.event.clear_signals(0);
         if !self.is_attached {
-            self.is_attached = self.signal(true);
+            self.is_attached = self.set_signaling(true);
         }
         self.is_attached
     }
@@ -67,7 +67,7 @@ impl InterruptVector for FunctionVector {
         self.vain = if self.event.clear_signals(0) { self.vain + 1 } else { 0 };
         if self.vain >= VAIN_MAX {
             self.vain = 0;
-            self.is_attached = !self.signal(false);
+            self.is_attached = !self.set_signaling(false);
         }
     }
 }

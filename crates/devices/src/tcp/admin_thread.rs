@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenmil_base::{Instant, SharedWaker, Span};
 use tenmil_linux::{Clock, EventLoop, NamedThread, Notifier, Sleeper, StopFlag};
 
-use super::name::TcpName;
+use super::tcp_uri::TcpUri;
 use super::wait_set::WaitSet;
 use tenmil_base::Error;
 
@@ -26,11 +26,11 @@ pub(super) struct AdminThreadBuilder {
 const SHUTDOWN: Span = Span::from_secs(2);
 
 impl AdminThreadBuilder {
-    pub(super) fn make(name: &TcpName) -> Result<Self, Error> {
-        let sleeper = Sleeper::new().map_err(|error| refused(name, THREAD, &error))?;
-        let idle_wait = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
+    pub(super) fn new(name: &TcpUri) -> Result<Self, Error> {
+        let sleeper = Sleeper::new().map_err(|error| setup_error(name, THREAD, &error))?;
+        let idle_wait = WaitSet::new().map_err(|error| setup_error(name, DESCRIPTOR, &error))?;
         let added = sleeper.sources().add_source(idle_wait.descriptor(), 1);
-        added.map_err(|error| refused(name, DESCRIPTOR, &error))?;
+        added.map_err(|error| setup_error(name, DESCRIPTOR, &error))?;
         Ok(Self { sleeper, idle_wait })
     }
 
@@ -40,14 +40,14 @@ impl AdminThreadBuilder {
     }
 
     /// Wait set for the sockets. The thread clears its waker.
-    pub(super) fn idle_wait(&self) -> &WaitSet {
+    pub(super) fn wait_set(&self) -> &WaitSet {
         &self.idle_wait
     }
 
     /// Starts the thread.
     pub(super) fn begin<T: EventLoop>(
         self,
-        name: &TcpName,
+        name: &TcpUri,
         clock: Clock,
         make_loop: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
     ) -> Result<AdminThread, Error> {
@@ -58,7 +58,7 @@ impl AdminThreadBuilder {
             tenmil_linux::event_loop::run_event_loop(&mut event_loop, &clock, &mut sleeper);
         };
         let thread = NamedThread::spawn("tend", None, body);
-        let thread = thread.map_err(|error| refused(name, THREAD, &error))?;
+        let thread = thread.map_err(|error| setup_error(name, THREAD, &error))?;
         Ok(AdminThread { thread: Some(thread), waker })
     }
 }
@@ -92,6 +92,6 @@ pub(super) fn wait_for_shutdown(clock: &Clock, mut is_going_on: impl FnMut(Insta
 const THREAD: &str = "a thread to tend it";
 const DESCRIPTOR: &str = "a descriptor to wait for";
 
-fn refused(name: &TcpName, what: &str, error: &dyn Display) -> Error {
+fn setup_error(name: &TcpUri, what: &str, error: &dyn Display) -> Error {
     Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
 }

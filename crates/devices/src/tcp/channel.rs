@@ -9,7 +9,7 @@ use tenmil_base::{
 use tenmil_nvme_fabrics::FabricsChannel;
 
 use super::paths::NamespacePaths;
-use super::reservations::{ReservationQueue, ReservedNamespace};
+use super::reservations::{ReservableNamespace, ReservationQueue};
 
 /// Remote namespace as a block device.
 pub(super) struct RemoteDevice {
@@ -18,7 +18,7 @@ pub(super) struct RemoteDevice {
     first: Mutex<Option<RemoteChannel>>,
     paths: Arc<NamespacePaths>,
     limits: Limits,
-    reserved: Option<ReservedNamespace>,
+    reserved: Option<ReservableNamespace>,
 }
 
 /// I/O channel, which keeps the controllers connected.
@@ -33,12 +33,14 @@ impl RemoteDevice {
         let paths = Arc::new(paths);
         let channel = paths.first_channel()?;
         let limits = channel.limits().clone();
-        let reserved = paths.reserved();
+        let reserved = paths.reservable_namespace();
         let first = RemoteChannel { channel, paths: Arc::clone(&paths) };
         Ok(Self { first: Mutex::new(Some(first)), paths, limits, reserved })
     }
 
-    fn to_reserve(&self) -> Result<(&ReservedNamespace, ReservationQueue), Error> {
+    fn namespace_and_reservation_queue(
+        &self,
+    ) -> Result<(&ReservableNamespace, ReservationQueue), Error> {
         let namespace = self
             .reserved
             .as_ref()
@@ -95,17 +97,17 @@ impl BlockDevice for RemoteDevice {
 
 impl Reservations for RemoteDevice {
     fn holder(&self) -> Result<Option<ReservationHolder>, Error> {
-        let (namespace, queue) = self.to_reserve()?;
+        let (namespace, queue) = self.namespace_and_reservation_queue()?;
         namespace.holder(queue)
     }
 
     fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, Error> {
-        let (namespace, queue) = self.to_reserve()?;
+        let (namespace, queue) = self.namespace_and_reservation_queue()?;
         namespace.acquire(queue, key, preempted)
     }
 
-    fn release(&self, key: u64) -> Result<(), Error> {
-        let (namespace, queue) = self.to_reserve()?;
+    fn release_and_unregister(&self, key: u64) -> Result<(), Error> {
+        let (namespace, queue) = self.namespace_and_reservation_queue()?;
         namespace.release(queue, key)
     }
 }

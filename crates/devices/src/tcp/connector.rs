@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Stream, StreamError, WakeSource};
 use tenmil_dma::RegionTable;
-use tenmil_linux::socket::{self, SocketFactory, SocketOptions};
+use tenmil_linux::socket::{self, SocketOptions, SocketStreamFactory};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_nvme_fabrics::{Connector, PendingConnect};
 
@@ -11,7 +11,7 @@ pub(super) struct TcpConnector {
     address: String,
     pool: ThreadPool,
     /// Socket factory. Each thread that uses a socket has its own receive buffers.
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
 }
 
 /// A connection attempt in progress.
@@ -19,7 +19,7 @@ struct TcpConnect {
     connect: Option<socket::ConnectOp>,
     /// Why it failed.
     problem: Option<String>,
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
 }
 
 /// Maximum number of concurrent name resolutions, and of queued ones.
@@ -29,7 +29,7 @@ const WAITING: usize = 64;
 impl TcpConnector {
     pub(super) fn new(address: &str, regions: &RegionTable, options: &SocketOptions) -> Self {
         let pool = ThreadPool::new(LOOK_UPS, WAITING);
-        let sockets = SocketFactory::new(regions.clone(), options.clone());
+        let sockets = SocketStreamFactory::new(regions.clone(), options.clone());
         Self { address: address.to_owned(), pool, sockets }
     }
 }

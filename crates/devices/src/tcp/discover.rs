@@ -9,9 +9,9 @@ pub use watch::{DiscoveryChange, DiscoveryWatch};
 
 use tenmil_block::uri::{Uri, with_default_port};
 
-use super::name::TcpName;
 use super::remote_admin::RemoteAdmin;
-use crate::identify::Controller;
+use super::tcp_uri::TcpUri;
+use crate::identify::AdminAccess;
 use tenmil_base::Error;
 
 /// Contents of a discovery log page.
@@ -36,7 +36,7 @@ const ATTEMPTS: u32 = 8;
 const PORT: u16 = 8009;
 
 /// Parses the URI of a discovery service: `tcp://HOST:PORT` or `tcp://HOST`, with the options of `tcp://` URIs.
-pub fn service(text: &str) -> Result<TcpName, Error> {
+pub fn parse_discovery_uri(text: &str) -> Result<TcpUri, Error> {
     let refuse = |problem: &str| {
         Error::usage(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
     };
@@ -50,11 +50,11 @@ pub fn service(text: &str) -> Result<TcpName, Error> {
     let address = addresses.join(",");
     let mark = if query.is_empty() { "" } else { "?" };
     let uri: Uri = format!("tcp://{address}/{}{mark}{query}", nqn::DISCOVERY).parse()?;
-    Ok(TcpName::from_uri(&uri)?)
+    Ok(TcpUri::from_uri(&uri)?)
 }
 
 /// Connects to the discovery service that `name` names and reads its log page.
-pub fn discover(name: &TcpName) -> Result<DiscoveryLog, Error> {
+pub fn discover(name: &TcpUri) -> Result<DiscoveryLog, Error> {
     read_whole(&mut RemoteAdmin::connect(name)?)
 }
 
@@ -103,7 +103,7 @@ fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, Error> {
 
 fn get(service: &mut RemoteAdmin, offset: u64, len_bytes: u32) -> Result<Vec<u8>, Error> {
     let log = GetLogPage { lpo: offset, ..GetLogPage::new(PAGE, len_bytes) };
-    let completion = service.admin(log.to_command(), len_bytes)?;
+    let completion = service.execute_admin(log.to_command(), len_bytes)?;
     if !completion.status.is_success() {
         let (status, address) = (completion.status, service.address());
         return Err(Error::remote(format!("discover tcp://{address}: Get Log Page: {status}")));

@@ -7,18 +7,18 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{ExistingData, OpenedDevice, Opener};
 
 use super::channel::RemoteDevice;
-use super::name::TcpName;
 use super::paths::NamespacePaths;
 use super::queues_by_type::{QueueMapOptions, QueuesByTypeDevice};
+use super::tcp_uri::TcpUri;
 use tenmil_base::Error;
 
 /// Connects to remote SSDs.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind;
+pub struct TcpKind;
 
-impl tenmil_block::DeviceType for Kind {
+impl tenmil_block::DeviceType for TcpKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let name = TcpName::from_uri(uri)?;
+        let name = TcpUri::from_uri(uri)?;
         let (regions, clock) = (opener.regions, opener.clock);
         let paths = NamespacePaths::connect(&name, regions, clock);
         let medium = paths.and_then(RemoteDevice::new);

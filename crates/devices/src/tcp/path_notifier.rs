@@ -8,7 +8,7 @@ use tenmil_nvme_fabrics::{
     DevicePaths, PathAnaState, PathChange, PathEvent, PathTable, TimeoutPolicy,
 };
 
-use super::name::TcpName;
+use super::tcp_uri::TcpUri;
 
 /// Reports path state changes of a device, as log messages and through the RPC interface.
 pub(super) struct PathNotifier {
@@ -35,7 +35,7 @@ static TABLE: LazyLock<PathTable> = LazyLock::new(PathTable::default);
 
 impl PathNotifier {
     /// For the paths of a block device.
-    pub(super) fn of_paths(name: &TcpName) -> Self {
+    pub(super) fn of_paths(name: &TcpUri) -> Self {
         let mut notifier = Self::of_controller(name);
         let addresses = notifier.addresses.iter().cloned();
         notifier.paths = Some(TABLE.add(notifier.device.clone(), addresses));
@@ -43,7 +43,7 @@ impl PathNotifier {
     }
 
     /// For a controller without a block device.
-    pub(super) fn of_controller(name: &TcpName) -> Self {
+    pub(super) fn of_controller(name: &TcpUri) -> Self {
         let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
         let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
         // `discover --watch` reports the state of a discovery service itself.
@@ -136,7 +136,7 @@ impl PathNotifier {
     /// Reports that the connection was restored after this time.
     pub(super) fn notify_restored(&self, after: Span) {
         if self.is_for_operator {
-            self.log(format_args!("it is there again, after {}", in_ms(after)));
+            self.log(format_args!("it is there again, after {}", round_down_to_ms(after)));
         }
     }
 
@@ -154,7 +154,7 @@ impl PathNotifier {
 }
 
 /// Rounds down to whole milliseconds.
-fn in_ms(span: Span) -> Span {
+fn round_down_to_ms(span: Span) -> Span {
     Span::from_ms(span.ns / 1_000_000)
 }
 

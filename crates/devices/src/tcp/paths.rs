@@ -17,11 +17,11 @@ use tenmil_nvme_fabrics::{
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 
 use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
-use super::attached::{Attached, pool_bytes};
 use super::connector::TcpConnector;
-use super::name::TcpName;
+use super::fabrics_controller::{AttachedFabricsController, queue_memory_bytes};
 use super::path_notifier::PathNotifier;
-use super::reservations::{ReservationQueue, ReservedNamespace};
+use super::reservations::{ReservableNamespace, ReservationQueue};
+use super::tcp_uri::TcpUri;
 use super::wait_set::WaitSet;
 use crate::size_watch::SizeWatch;
 
@@ -30,7 +30,7 @@ pub(super) struct NamespacePaths {
     shared: Arc<PathsState>,
     thread: AdminThread,
     clock: Clock,
-    name: TcpName,
+    name: TcpUri,
     regions: RegionTable,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
@@ -53,7 +53,7 @@ const OPEN_WAIT: Span = Span::from_ms(100);
 impl NamespacePaths {
     /// Connects all paths, and waits until each is up or has failed once. At least one must be up.
     pub(super) fn connect(
-        name: &TcpName,
+        name: &TcpUri,
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<Self, Error> {
@@ -64,7 +64,7 @@ impl NamespacePaths {
             setups.push(setup);
             memory.push(Arc::new(region));
         }
-        let wake_set = AdminThreadBuilder::make(name)?;
+        let wake_set = AdminThreadBuilder::new(name)?;
         let multipath = Multipath::begin(setups, multipath_options(name), clock.now())
             .map_err(|error| Error::usage(error.to_string()))?;
         let shared = Arc::new(PathsState {
@@ -73,7 +73,7 @@ impl NamespacePaths {
             size_watch: SizeWatch::default(),
         });
         shared.await_paths(name, &clock)?;
-        shared.lock().set_waker(wake_set.idle_wait().waker());
+        shared.lock().set_waker(wake_set.wait_set().waker());
         let loop_state = Arc::clone(&shared);
         let thread = wake_set.begin(name, clock, |stop, idle_wait| PathsAdminLoop {
             shared: loop_state,
@@ -88,8 +88,8 @@ impl NamespacePaths {
     /// connection may take.
     pub(super) fn first_channel(&self) -> Result<FabricsChannel, Error> {
         let end = self.clock.now().after(self.name.options.policy.connect);
-        let idle_wait = idle_wait()?;
-        self.check()?;
+        let idle_wait = new_wait_set()?;
+        self.check_not_failed()?;
         let request = self.shared.lock().open_queue();
         self.thread.wake();
         let refused = loop {
@@ -117,8 +117,8 @@ impl NamespacePaths {
     /// Another channel, with connections of its own. While the device is not connected, nothing is waited
     /// for: the channel is connected when the device is.
     pub(super) fn open_channel(&self, limits: Limits) -> Result<FabricsChannel, Error> {
-        let idle_wait = idle_wait()?;
-        self.check()?;
+        let idle_wait = new_wait_set()?;
+        self.check_not_failed()?;
         let (request, channel) = self.shared.lock().open_channel(limits);
         self.thread.wake();
         let mut channel = channel.with_wait_handle(Box::new(idle_wait));
@@ -135,7 +135,7 @@ impl NamespacePaths {
             self.check_request(&multipath, now, request)?;
             let is_connected = multipath.down_since().is_none();
             drop(multipath);
-            if channel.open_paths() > 0 || !is_connected || now >= end {
+            if channel.accepting_path_count() > 0 || !is_connected || now >= end {
                 return Ok(channel);
             }
             tenmil_linux::named_thread::yield_cpu();
@@ -163,13 +163,13 @@ impl NamespacePaths {
 
     /// See [`BlockDevice::failure_reason`](tenmil_base::BlockDevice::failure_reason).
     pub(super) fn failure(&self) -> Option<String> {
-        self.check().err().map(|lost| lost.text)
+        self.check_not_failed().err().map(|lost| lost.text)
     }
 
     /// The namespace, if it takes reservations that exclude other hosts from writing.
-    pub(super) fn reserved(&self) -> Option<ReservedNamespace> {
+    pub(super) fn reservable_namespace(&self) -> Option<ReservableNamespace> {
         let rescap = self.shared.lock().namespace()?.reservations;
-        ReservedNamespace::from_name(&self.name, rescap, &self.regions, self.clock)
+        ReservableNamespace::from_name(&self.name, rescap, &self.regions, self.clock)
     }
 
     /// A queue for reservation commands, of a controller of its own: a reservation belongs to the host,
@@ -177,9 +177,9 @@ impl NamespacePaths {
     pub(super) fn reservation_queue(&self) -> Result<ReservationQueue, Error> {
         let mut refused = None;
         for address in self.name.addresses() {
-            let name = TcpName { address: address.to_owned(), ..self.name.to_one_queue() };
-            let attached = Attached::connect(&name, &self.regions, self.clock);
-            match attached.and_then(|attached| self.verify_namespace(attached)) {
+            let name = TcpUri { address: address.to_owned(), ..self.name.to_one_queue() };
+            let attached = AttachedFabricsController::connect(&name, &self.regions, self.clock);
+            match attached.and_then(|attached| self.reservation_queue_if_same_namespace(attached)) {
                 Ok(queue) => return Ok(queue),
                 Err(why) => refused = Some(why),
             }
@@ -193,7 +193,10 @@ impl NamespacePaths {
     }
 
     /// A queue to the namespace that the paths lead to, and to no other.
-    fn verify_namespace(&self, attached: Attached) -> Result<ReservationQueue, Error> {
+    fn reservation_queue_if_same_namespace(
+        &self,
+        attached: AttachedFabricsController,
+    ) -> Result<ReservationQueue, Error> {
         let (found, expected) = (attached.namespace_name(), self.identity());
         if found != expected {
             let text = |name: Option<String>| name.unwrap_or_else(|| "none".to_owned());
@@ -206,10 +209,10 @@ impl NamespacePaths {
         ReservationQueue::from_attached(attached)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_not_failed(&self) -> Result<(), Error> {
         let now = self.clock.now();
         let multipath = self.shared.lock();
-        multipath.failure(now).map_or(Ok(()), |why| Err(self.remote_error(why)))
+        multipath.failure_reason(now).map_or(Ok(()), |why| Err(self.remote_error(why)))
     }
 
     /// Checks that a queue is, or may be, connected.
@@ -219,7 +222,7 @@ impl NamespacePaths {
         now: Instant,
         request: QueueRequest,
     ) -> Result<(), Error> {
-        let why = multipath.failure(now).or_else(|| multipath.refusal(request));
+        let why = multipath.failure_reason(now).or_else(|| multipath.queue_refusal(request));
         why.map_or(Ok(()), |why| Err(self.remote_error(why)))
     }
 
@@ -247,7 +250,7 @@ impl PathsState {
     }
 
     /// Polls until each path is up or has failed once. Every state has a timeout.
-    fn await_paths(&self, name: &TcpName, clock: &Clock) -> Result<(), Error> {
+    fn await_paths(&self, name: &TcpUri, clock: &Clock) -> Result<(), Error> {
         let mut troubles: Vec<Option<String>> = vec![None; name.addresses().count()];
         loop {
             let now = clock.now();
@@ -266,12 +269,12 @@ impl PathsState {
                 Some(_) => continue,
                 None => {}
             }
-            let is_up = |path: usize| multipath.access(path).is_some();
+            let is_up = |path: usize| multipath.ana_state(path).is_some();
             if (0..troubles.len()).all(|path| is_up(path) || troubles[path].is_some()) {
                 if (0..troubles.len()).any(is_up) {
                     return Ok(());
                 }
-                return Err(no_path(name, &troubles, multipath.path_error(0)));
+                return Err(no_path_error(name, &troubles, multipath.path_error(0)));
             }
             drop(multipath);
             tenmil_linux::named_thread::sleep(PAUSE);
@@ -292,14 +295,14 @@ impl PathsState {
 
 /// A path to `address`, and its memory.
 fn path_setup(
-    name: &TcpName,
+    name: &TcpUri,
     address: &str,
     regions: &RegionTable,
 ) -> Result<(PathSetup, Region), Error> {
     // Twice the size for one path of several: a later controller creates new queues while the old ones may
     // still exist. The controller of the only path is not replaced.
     let controllers = if name.others.is_empty() { 1 } else { 2 };
-    let bytes = usize::try_from(controllers * pool_bytes(name)).unwrap_or(usize::MAX);
+    let bytes = usize::try_from(controllers * queue_memory_bytes(name)).unwrap_or(usize::MAX);
     let region = regions.allocate_region(bytes).map_err(|error| {
         let address = &name.address;
         Error::environment(format!("connect to tcp://{address}: memory for its queues: {error}"))
@@ -317,7 +320,7 @@ fn path_setup(
 }
 
 /// Requests to the paths.
-fn multipath_options(name: &TcpName) -> MultipathOptions {
+fn multipath_options(name: &TcpUri) -> MultipathOptions {
     let techniques = FastPathOptions::default();
     MultipathOptions {
         options: name.options.clone(),
@@ -331,7 +334,7 @@ fn multipath_options(name: &TcpName) -> MultipathOptions {
 }
 
 /// The error if no path is up: that of the only one, or one with the reason for each.
-fn no_path(name: &TcpName, troubles: &[Option<String>], first: Option<&Error>) -> Error {
+fn no_path_error(name: &TcpUri, troubles: &[Option<String>], first: Option<&Error>) -> Error {
     if let (true, Some(error)) = (name.others.is_empty(), first) {
         return error.clone();
     }
@@ -343,7 +346,7 @@ fn no_path(name: &TcpName, troubles: &[Option<String>], first: Option<&Error>) -
     Error::remote(format!("connect to tcp://{address}: no path leads there: {each}"))
 }
 
-fn idle_wait() -> Result<WaitSet, Error> {
+fn new_wait_set() -> Result<WaitSet, Error> {
     let refused = |error| Error::environment(format!("make a descriptor to sleep on: {error}"));
     WaitSet::new().map_err(refused)
 }

@@ -104,7 +104,7 @@ impl BlockDevice for QueuesByTypeDevice {
 
 impl QueuesByTypeChannel {
     fn new(rest: Box<dyn IoChannel>, own: [Option<Box<dyn IoChannel>>; 2]) -> Self {
-        let watch = watch_of(core::iter::once(&rest).chain(own.iter().flatten()));
+        let watch = poll_set_of_channels(core::iter::once(&rest).chain(own.iter().flatten()));
         Self { rest, own, watch }
     }
 
@@ -127,7 +127,9 @@ impl QueuesByTypeChannel {
 }
 
 /// Combines the descriptors of all channels into one.
-fn watch_of<'a>(backends: impl Iterator<Item = &'a Box<dyn IoChannel>>) -> Option<PollSet> {
+fn poll_set_of_channels<'a>(
+    backends: impl Iterator<Item = &'a Box<dyn IoChannel>>,
+) -> Option<PollSet> {
     let watch = PollSet::new().ok()?;
     for (token, backend) in backends.enumerate() {
         let WakeSource::Descriptor(descriptor) = backend.wake_source() else { return None };
@@ -159,8 +161,8 @@ impl IoChannel for QueuesByTypeChannel {
         taken
     }
 
-    fn flush(&mut self) {
-        self.each().for_each(|backend| backend.flush());
+    fn flush_submissions(&mut self) {
+        self.each().for_each(|backend| backend.flush_submissions());
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
@@ -177,8 +179,8 @@ impl IoChannel for QueuesByTypeChannel {
             .fold(DoorbellStats::default(), DoorbellStats::plus)
     }
 
-    fn write_losses(&self) -> u64 {
-        self.rest.write_losses()
+    fn known_write_loss_count(&self) -> u64 {
+        self.rest.known_write_loss_count()
     }
 
     fn ack_repaired_losses(&mut self, count: u64) {
@@ -282,7 +284,11 @@ mod tests {
     }
 
     /// Channel that completed each of these requests, and number of requests accepted.
-    fn completed(maps: QueueMapOptions, room: usize, requests: &[Request]) -> (usize, Vec<u32>) {
+    fn accepted_and_completing_channels(
+        maps: QueueMapOptions,
+        room: usize,
+        requests: &[Request],
+    ) -> (usize, Vec<u32>) {
         let limits = limits();
         let below = Numbered { limits, made: Mutex::new(0), room };
         let mut channel = QueuesByTypeDevice::new(Arc::new(below), maps).channel().unwrap();
@@ -311,7 +317,11 @@ mod tests {
             (true, true, [0, 1, 2, 2, 0]),
         ] {
             let maps = QueueMapOptions { read, poll };
-            assert_eq!(completed(maps, 8, &requests), (5, expected.to_vec()), "{maps:?}");
+            assert_eq!(
+                accepted_and_completing_channels(maps, 8, &requests),
+                (5, expected.to_vec()),
+                "{maps:?}"
+            );
         }
     }
 
@@ -326,12 +336,12 @@ mod tests {
             })
             .collect();
         let maps = QueueMapOptions { read: true, poll: false };
-        assert_eq!(completed(maps, 1, &requests), (2, vec![1, 0]));
-        assert_eq!(completed(maps, 2, &requests), (4, vec![1, 0, 0, 1]));
+        assert_eq!(accepted_and_completing_channels(maps, 1, &requests), (2, vec![1, 0]));
+        assert_eq!(accepted_and_completing_channels(maps, 2, &requests), (4, vec![1, 0, 0, 1]));
     }
 
     #[test]
-    fn each_channel_counts_as_often_as_it_has_queues() {
+    fn channels_max_is_divided_by_the_queues_per_channel() {
         let below = || Numbered { limits: limits(), made: Mutex::new(0), room: 1 };
         for (maps, expected) in [
             (QueueMapOptions::default(), 7),

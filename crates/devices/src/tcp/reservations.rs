@@ -12,12 +12,12 @@ use tenmil_wire::io::reservation::{
     ReservationType, report_registrants_extended,
 };
 
-use super::attached::Attached;
-use super::name::TcpName;
+use super::fabrics_controller::AttachedFabricsController;
+use super::tcp_uri::TcpUri;
 
 /// What reservation commands to a namespace need to know.
 #[derive(Clone, Debug)]
-pub(super) struct ReservedNamespace {
+pub(super) struct ReservableNamespace {
     name: String,
     nsid: u32,
     host_id: [u8; 16],
@@ -31,12 +31,12 @@ pub(super) struct ReservedNamespace {
 pub(super) struct ReservationQueue {
     queue: FabricsQueuePair,
     /// The controller, which was attached for the purpose. Dropped after the queue.
-    _attached: Attached,
+    _attached: AttachedFabricsController,
 }
 
 /// One exchange of reservation commands.
-struct Exchange<'a> {
-    namespace: &'a ReservedNamespace,
+struct ReservationCommands<'a> {
+    namespace: &'a ReservableNamespace,
     queue: ReservationQueue,
     memory: Region,
 }
@@ -50,10 +50,10 @@ const KEYS_BYTES: u32 = 16;
 /// How long a command may take: Preempt and Abort waits for the commands of another host.
 const COMMAND_MAX: Span = Span::from_secs(30);
 
-impl ReservedNamespace {
+impl ReservableNamespace {
     /// The namespace of a name, if its reservations (RESCAP) exclude other hosts from writing.
     pub(super) fn from_name(
-        name: &TcpName,
+        name: &TcpUri,
         rescap: u8,
         regions: &RegionTable,
         clock: Clock,
@@ -72,7 +72,7 @@ impl ReservedNamespace {
         &self,
         queue: ReservationQueue,
     ) -> Result<Option<ReservationHolder>, Error> {
-        Exchange::new(self, queue)?.holder()
+        ReservationCommands::new(self, queue)?.holder()
     }
 
     pub(super) fn acquire(
@@ -81,7 +81,7 @@ impl ReservedNamespace {
         key: u64,
         preempted: Option<u64>,
     ) -> Result<bool, Error> {
-        let mut exchange = Exchange::new(self, queue)?;
+        let mut exchange = ReservationCommands::new(self, queue)?;
         let cptpl = match self.persists {
             true => ChangePersistence::Persist,
             false => ChangePersistence::None,
@@ -104,7 +104,7 @@ impl ReservedNamespace {
     }
 
     pub(super) fn release(&self, queue: ReservationQueue, key: u64) -> Result<(), Error> {
-        let mut exchange = Exchange::new(self, queue)?;
+        let mut exchange = ReservationCommands::new(self, queue)?;
         let rrega = RegisterAction::Unregister;
         let unregister = ReservationRegister { nsid: self.nsid, rrega, ..Default::default() };
         // To unregister the holder releases the reservation (Base 2.1 §8.1.22.4).
@@ -112,8 +112,8 @@ impl ReservedNamespace {
     }
 }
 
-impl<'a> Exchange<'a> {
-    fn new(namespace: &'a ReservedNamespace, queue: ReservationQueue) -> Result<Self, Error> {
+impl<'a> ReservationCommands<'a> {
+    fn new(namespace: &'a ReservableNamespace, queue: ReservationQueue) -> Result<Self, Error> {
         let memory = namespace.regions.allocate_region(REPORT_BYTES as usize);
         let memory = memory
             .map_err(|error| format!("{}: {error}", namespace.name))
@@ -122,13 +122,13 @@ impl<'a> Exchange<'a> {
     }
 
     fn holder(&mut self) -> Result<Option<ReservationHolder>, Error> {
-        let ReservedNamespace { nsid, host_id, .. } = *self.namespace;
+        let ReservableNamespace { nsid, host_id, .. } = *self.namespace;
         let report =
             ReservationReport { nsid, numd: REPORT_BYTES / 4 - 1, eds: true, ..Default::default() };
         let what = "Reservation Report";
         let status = self.send(what, report.to_command(), REPORT_BYTES)?;
         if !status.is_success() {
-            return Err(Error::environment(self.failed(what, status)));
+            return Err(Error::environment(self.failure_text(what, status)));
         }
         let mut bytes = vec![0; REPORT_BYTES as usize];
         let segment = self.memory.segment().slice(0, REPORT_BYTES).unwrap_or_default();
@@ -178,7 +178,7 @@ impl<'a> Exchange<'a> {
         let keys = AcquireKeys::zeroed();
         let keys = keys.with(|keys| keys.crkey(key).prkey(preempted.unwrap_or(0)));
         self.store(keys.as_bytes())?;
-        self.is_done(what, command.to_command())
+        self.succeeds_without_conflict(what, command.to_command())
     }
 
     /// False if this host is registered under another key, or is not registered.
@@ -190,7 +190,7 @@ impl<'a> Exchange<'a> {
     ) -> Result<bool, Error> {
         let keys = RegisterKeys::zeroed().with(|keys| keys.crkey(current).nrkey(new));
         self.store(keys.as_bytes())?;
-        self.is_done(what, command.to_command())
+        self.succeeds_without_conflict(what, command.to_command())
     }
 
     fn expect_register(
@@ -201,7 +201,9 @@ impl<'a> Exchange<'a> {
     ) -> Result<(), Error> {
         match self.register(what, command, keys)? {
             true => Ok(()),
-            false => Err(Error::environment(self.failed(what, IoStatus::RESERVATION_CONFLICT))),
+            false => {
+                Err(Error::environment(self.failure_text(what, IoStatus::RESERVATION_CONFLICT)))
+            }
         }
     }
 
@@ -214,11 +216,15 @@ impl<'a> Exchange<'a> {
     }
 
     /// Sends a command with two keys. False if it ends with Reservation Conflict.
-    fn is_done(&mut self, what: &str, command: tenmil_wire::Command) -> Result<bool, Error> {
+    fn succeeds_without_conflict(
+        &mut self,
+        what: &str,
+        command: tenmil_wire::Command,
+    ) -> Result<bool, Error> {
         match self.send(what, command, KEYS_BYTES)? {
             IoStatus::SUCCESS => Ok(true),
             status if status.is_conflict() => Ok(false),
-            status => Err(Error::environment(self.failed(what, status))),
+            status => Err(Error::environment(self.failure_text(what, status))),
         }
     }
 
@@ -229,7 +235,7 @@ impl<'a> Exchange<'a> {
         command: tenmil_wire::Command,
         len_bytes: u32,
     ) -> Result<IoStatus, Error> {
-        let ReservedNamespace { name, clock, .. } = self.namespace;
+        let ReservableNamespace { name, clock, .. } = self.namespace;
         let data = self.memory.segment().slice(0, len_bytes).unwrap_or_default();
         let queue = &mut self.queue.queue;
         let end: Instant = clock.now().after(COMMAND_MAX);
@@ -238,8 +244,14 @@ impl<'a> Exchange<'a> {
         loop {
             let now = clock.now();
             if !is_sent {
-                let sent =
-                    queue.queue().submit_raw(now, 1, command, &[data], &[], Some(COMMAND_MAX));
+                let sent = queue.driver_queue().submit_raw(
+                    now,
+                    1,
+                    command,
+                    &[data],
+                    &[],
+                    Some(COMMAND_MAX),
+                );
                 match sent {
                     Ok(()) => is_sent = true,
                     Err(tenmil_nvme_host::RawSubmitError::Full) => {}
@@ -262,13 +274,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    fn failed(&self, what: &str, status: IoStatus) -> String {
+    fn failure_text(&self, what: &str, status: IoStatus) -> String {
         let status = tenmil_wire::Status(status.0);
         format!("{}: {what}: {status}, expected success", self.namespace.name)
     }
 }
 
-impl Drop for Exchange<'_> {
+impl Drop for ReservationCommands<'_> {
     /// Waits until nothing touches its memory any more.
     fn drop(&mut self) {
         let clock = self.namespace.clock;
@@ -280,8 +292,8 @@ impl Drop for Exchange<'_> {
 
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
-    pub(super) fn from_attached(attached: Attached) -> Result<Self, Error> {
-        let queue = attached.queue_pair()?;
+    pub(super) fn from_attached(attached: AttachedFabricsController) -> Result<Self, Error> {
+        let queue = attached.connect_queue_pair()?;
         Ok(Self { queue, _attached: attached })
     }
 }

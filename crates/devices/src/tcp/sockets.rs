@@ -6,7 +6,7 @@ use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::{Uri, UriError, UriOptions};
 use tenmil_linux::socket::SocketOptions;
 
-use super::name::YES_OR_NO;
+use super::tcp_uri::YES_OR_NO;
 
 /// Parses the socket options of a URI.
 ///
@@ -22,7 +22,8 @@ pub fn socket_options(uri: &Uri, fields: &mut UriOptions<'_>) -> Result<SocketOp
         options.msg_more = says_more;
     }
     if let Some(text) = fields.text_value("zero-copy") {
-        options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.error(problem))?;
+        options.zero_copy_from_bytes =
+            parse_zero_copy_threshold(&text).map_err(|problem| uri.error(problem))?;
     }
     if let Some(busy) = fields.time_value("busy-poll")? {
         options.busy_poll = Some(busy);
@@ -31,7 +32,7 @@ pub fn socket_options(uri: &Uri, fields: &mut UriOptions<'_>) -> Result<SocketOp
     Ok(options)
 }
 
-fn zero_copy(text: &str) -> Result<Option<usize>, Error> {
+fn parse_zero_copy_threshold(text: &str) -> Result<Option<usize>, Error> {
     if text == "no" {
         return Ok(None);
     }

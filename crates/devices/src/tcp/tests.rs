@@ -5,12 +5,12 @@ use tenmil_base::Span;
 use tenmil_block::uri::Uri;
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy};
 
-use super::name::{TcpName, policy_of};
 use super::queues_by_type::QueueMapOptions;
+use super::tcp_uri::{TcpUri, timeout_rows_of_uri};
 
-fn name(text: &str) -> Result<TcpName, Error> {
+fn name(text: &str) -> Result<TcpUri, Error> {
     let uri: Uri = text.parse().unwrap();
-    TcpName::from_uri(&uri).map_err(Error::environment)
+    TcpUri::from_uri(&uri).map_err(Error::environment)
 }
 
 const NQN: &str = "nqn.2024-01.example:disk";
@@ -110,7 +110,7 @@ fn several_addresses_are_paths_to_one_namespace() {
 
 #[test]
 fn timeout_rows_are_listed_with_and_without_a_uri() {
-    let words: Vec<_> = policy_of(None).unwrap().iter().map(|row| row.key).collect();
+    let words: Vec<_> = timeout_rows_of_uri(None).unwrap().iter().map(|row| row.key).collect();
     assert_eq!(
         words,
         [
@@ -121,8 +121,8 @@ fn timeout_rows_are_listed_with_and_without_a_uri() {
             "ctrl-loss-timeout"
         ]
     );
-    let rows = policy_of(Some(&format!("tcp://a:1/{NQN}?reconnect-delay=3s"))).unwrap();
+    let rows = timeout_rows_of_uri(Some(&format!("tcp://a:1/{NQN}?reconnect-delay=3s"))).unwrap();
     assert_eq!(rows[2].span, Span::from_secs(3));
-    let refused = policy_of(Some("ram:1m")).unwrap_err();
+    let refused = timeout_rows_of_uri(Some("ram:1m")).unwrap_err();
     assert!(refused.text.contains("only a device behind a network has a policy"), "{refused}");
 }

@@ -4,25 +4,25 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tenmil_base::{Interrupts, SharedWaker, Wake, WakeSource};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_nvme_fabrics::WaitHandle;
 
 /// Wait set with one descriptor.
 pub(super) struct WaitSet {
     watch: PollSet,
-    waker: EventVectors,
+    waker: EventFdVectors,
     /// Number of sockets added so far, which is the token of the last one.
     watched: u64,
 }
 
-struct WaitSetNotifier(EventVectors);
+struct WaitSetNotifier(EventFdVectors);
 
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl WaitSet {
     pub(super) fn new() -> std::io::Result<Self> {
-        let (watch, waker) = (PollSet::new()?, EventVectors::new(1)?);
+        let (watch, waker) = (PollSet::new()?, EventFdVectors::new(1)?);
         let descriptor = waker.descriptor(0).ok_or(std::io::ErrorKind::InvalidInput)?;
         watch.add(descriptor, 0, READABLE)?;
         Ok(Self { watch, waker, watched: 0 })

@@ -97,11 +97,11 @@ impl EmuSpec {
     /// If a parameter is unknown or invalid.
     pub fn from_uri(uri: &Uri) -> Result<Self, UriError> {
         let mut spec = Self::new(medium_of(uri)?);
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         let mut take = |key: &'static str| fields.text_value(key).map(|text| (key, text));
         let values =
             ["count", "size", "block", "queue-size", "queues", "doorbell-cost"].map(&mut take);
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         for (key, value) in values.into_iter().flatten() {
             let refuse =
                 |expected: String| uri.error(format!("{key} is `{value}`, expected {expected}"));

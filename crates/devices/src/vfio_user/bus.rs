@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use tenmil_base::{InterruptVector, RegionId};
 use tenmil_dma::{DeviceKind, RegionTable};
-use tenmil_linux::{Clock, EventVectors};
+use tenmil_linux::{Clock, EventFdVectors};
 
-use super::link::{ConnectionHandle, ServerFeatures};
-use super::name::VfioUserName;
-use super::registers::{Register, Registers};
-use super::vector::MessageVector;
-use crate::attached::ControllerBus;
+use super::connection::{ConnectionHandle, ServerFeatures};
+use super::registers::{Registers, VfioUserDoorbell};
+use super::vector::VfioUserInterruptVector;
+use super::vfio_user_uri::VfioUserUri;
+use crate::attached_controller::ControllerBus;
 use tenmil_base::Error;
 
 /// A vfio-user connection and the features of the server.
@@ -24,7 +24,7 @@ pub(super) struct VfioUserBus {
 
 impl VfioUserBus {
     pub(super) fn connect(
-        name: &VfioUserName,
+        name: &VfioUserUri,
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<Self, Error> {
@@ -35,7 +35,7 @@ impl VfioUserBus {
 
 impl ControllerBus for VfioUserBus {
     type Registers = Registers;
-    type Doorbell = Register;
+    type Doorbell = VfioUserDoorbell;
 
     const KIND: DeviceKind = DeviceKind::Emulated;
 
@@ -59,12 +59,12 @@ impl ControllerBus for VfioUserBus {
         self.link.drive_io();
     }
 
-    fn lost(&self) -> Option<String> {
-        self.link.lost()
+    fn lost_reason(&self) -> Option<String> {
+        self.link.lost_reason()
     }
 
     fn mark_lost(&self, why: &str) {
-        self.link.lose(why);
+        self.link.mark_lost(why);
     }
 
     fn map(&self, region: RegionId) -> Result<u64, Error> {
@@ -77,18 +77,18 @@ impl ControllerBus for VfioUserBus {
 
     /// Closes the sending direction. The server has released all memory once it has closed its side
     /// as well.
-    fn cut_off(&self) -> bool {
-        self.link.lose("the device would not stop, so the connection was ended");
-        self.link.has_ended()
+    fn revoke_dma_access(&self) -> bool {
+        self.link.mark_lost("the device would not stop, so the connection was ended");
+        self.link.has_server_closed()
     }
 
-    fn reconnect(&self) {}
+    fn restore_dma_access(&self) {}
 
-    fn maps_doorbells(&self) -> bool {
+    fn are_doorbells_mapped_memory(&self) -> bool {
         self.offer.doorbells.is_some()
     }
 
-    fn vectors(&self) -> u32 {
+    fn interrupt_vector_count(&self) -> u32 {
         // Vectors cannot be masked without an accessible table.
         if self.offer.table_offset > 0 { self.offer.vectors } else { 0 }
     }
@@ -96,8 +96,8 @@ impl ControllerBus for VfioUserBus {
     fn vector(
         &self,
         number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
-        let vector = MessageVector::new(&self.link, self.offer.table_offset, number)?;
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventFdVectors), Error> {
+        let vector = VfioUserInterruptVector::new(&self.link, self.offer.table_offset, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))
     }

@@ -5,14 +5,14 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 
 use super::attach;
-use super::name::VfioUserName;
+use super::vfio_user_uri::VfioUserUri;
 
 /// Attaches controllers of other processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind;
+pub struct VfioUserKind;
 
-impl tenmil_block::DeviceType for Kind {
+impl tenmil_block::DeviceType for VfioUserKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        attach(&VfioUserName::from_uri(uri)?, opener.regions, opener.clock)?.open(uri)
+        attach(&VfioUserUri::from_uri(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

@@ -6,7 +6,7 @@ use tenmil_base::{Doorbell, Memory, Mmio, Segment};
 use tenmil_dma::{ForeignRegion, RegionTable};
 use tenmil_vfio_user::{SparseMmapArea, region_index};
 
-use super::link::ConnectionHandle;
+use super::connection::ConnectionHandle;
 
 /// Registers accessed by messages, and doorbells in mapped memory or by messages.
 pub(super) struct Registers {
@@ -16,7 +16,7 @@ pub(super) struct Registers {
 }
 
 /// One doorbell register.
-pub(super) enum Register {
+pub(super) enum VfioUserDoorbell {
     /// A word in memory that the server polls.
     Mapped {
         /// Region table that the word belongs to.
@@ -54,7 +54,7 @@ impl Registers {
 }
 
 impl Mmio for Registers {
-    type Doorbell = Register;
+    type Doorbell = VfioUserDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
         u32::from_le_bytes(self.read(offset))
@@ -65,26 +65,34 @@ impl Mmio for Registers {
     }
 
     fn write32(&mut self, offset: u32, value: u32) {
-        self.link.post(region_index::BAR0, offset.into(), &value.to_le_bytes());
+        self.link.write_device_region_no_reply(
+            region_index::BAR0,
+            offset.into(),
+            &value.to_le_bytes(),
+        );
     }
 
     fn write64(&mut self, offset: u32, value: u64) {
-        self.link.post(region_index::BAR0, offset.into(), &value.to_le_bytes());
+        self.link.write_device_region_no_reply(
+            region_index::BAR0,
+            offset.into(),
+            &value.to_le_bytes(),
+        );
     }
 
-    fn doorbell(&mut self, offset: u32) -> Register {
-        let sent = || Register::Sent { link: self.link.clone(), offset };
+    fn doorbell(&mut self, offset: u32) -> VfioUserDoorbell {
+        let sent = || VfioUserDoorbell::Sent { link: self.link.clone(), offset };
         let Some((page, area)) = &self.doorbells else { return sent() };
         let skip = u64::from(offset).wrapping_sub(area.offset);
         if skip.checked_add(4).is_none_or(|end| end > area.size) {
             return sent();
         }
         let word = Segment { region: page.id(), offset: page.offset() + skip, len_bytes: 4 };
-        Register::Mapped { regions: self.regions.clone(), word, _page: Arc::clone(page) }
+        VfioUserDoorbell::Mapped { regions: self.regions.clone(), word, _page: Arc::clone(page) }
     }
 }
 
-impl Doorbell for Register {
+impl Doorbell for VfioUserDoorbell {
     #[inline]
     fn ring(&mut self, value: u32) {
         match self {
@@ -93,7 +101,11 @@ impl Doorbell for Register {
                 let _ = regions.store_u32(*word, value);
             }
             Self::Sent { link, offset } => {
-                link.post(region_index::BAR0, (*offset).into(), &value.to_le_bytes());
+                link.write_device_region_no_reply(
+                    region_index::BAR0,
+                    (*offset).into(),
+                    &value.to_le_bytes(),
+                );
             }
         }
     }

@@ -14,11 +14,11 @@ use tenmil_vfio_user::{
     DeviceInfo, IrqInfo, RegionInfo, Server, SparseMmapArea, irq_index, region_index,
 };
 
-use super::VfioUserName;
-use super::link::{ConnectionHandle, ServerFeatures};
-use crate::attached::AttachOptions;
+use super::VfioUserUri;
+use super::connection::{ConnectionHandle, ServerFeatures};
+use crate::attached_controller::AttachOptions;
 
-type File = Arc<OwnedFd>;
+type SharedFd = Arc<OwnedFd>;
 
 const TIME_LIMIT: Span = Span::from_secs(20);
 const DOORBELL: u64 = 0x1000;
@@ -28,12 +28,12 @@ const COMMAND: u16 = 0x0140;
 /// Server side.
 struct MockServer {
     connection: LocalConnection,
-    server: Server<File>,
+    server: Server<SharedFd>,
 }
 
 impl MockServer {
     /// Next request. None if the connection has ended.
-    fn next(&mut self) -> Option<Request<File>> {
+    fn next(&mut self) -> Option<Request<SharedFd>> {
         let mut buffer = vec![0; 64 << 10];
         loop {
             if let Some(request) = self.server.next_request().unwrap() {
@@ -49,7 +49,7 @@ impl MockServer {
                 }
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
-                    self.server.receive(&buffer[..count], files).unwrap();
+                    self.server.handle_received(&buffer[..count], files).unwrap();
                 }
             }
         }
@@ -65,7 +65,7 @@ impl MockServer {
         }
     }
 
-    fn done(&mut self, call: PendingReply) {
+    fn reply_success(&mut self, call: PendingReply) {
         self.server.reply_success(call);
         self.send();
     }
@@ -76,7 +76,7 @@ impl MockServer {
         while let Some(request) = self.next() {
             match request {
                 Request::Write { call, region: found, offset, data } => {
-                    self.done(call);
+                    self.reply_success(call);
                     if found == region {
                         return Some((offset, data));
                     }
@@ -93,7 +93,7 @@ impl MockServer {
                 Request::Map { call, .. }
                 | Request::Unmap { call, .. }
                 | Request::SetIrqs { call, .. }
-                | Request::Reset { call } => self.done(call),
+                | Request::Reset { call } => self.reply_success(call),
                 other => panic!("{other:?}"),
             }
         }
@@ -102,7 +102,7 @@ impl MockServer {
 }
 
 /// A device with a part of BAR 0 that can be mapped.
-fn device(area: Option<(SparseMmapArea, File)>) -> DeviceInfo<File> {
+fn device(area: Option<(SparseMmapArea, SharedFd)>) -> DeviceInfo<SharedFd> {
     let plain =
         |size| RegionInfo { size, is_readable: true, is_writable: true, ..RegionInfo::default() };
     let mut regions = vec![(RegionInfo::default(), None); region_index::COUNT as usize];
@@ -117,7 +117,7 @@ fn device(area: Option<(SparseMmapArea, File)>) -> DeviceInfo<File> {
 /// A connection that has read the properties of the device.
 fn connect_to_server(
     time_limit: Span,
-    device: DeviceInfo<File>,
+    device: DeviceInfo<SharedFd>,
     regions: &RegionTable,
 ) -> (ConnectionHandle, ServerFeatures, MockServer) {
     let directory = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn connect_to_server(
         queues_in_cmb,
         time_limit,
     };
-    let name = VfioUserName { path, wanted };
+    let name = VfioUserUri { path, wanted };
     let Ok((link, offer)) = ConnectionHandle::connect(&name, regions, Clock::start()) else {
         panic!()
     };
@@ -177,7 +177,7 @@ fn map_region_for_server(
     let shows = NamedThread::spawn("shows", None, move |_| link.map_region(id)).unwrap();
     let Some(Request::Map { call, map, file }) = mock_server.next() else { panic!() };
     assert_eq!((map.len_bytes, file.is_some()), (4096, true));
-    mock_server.done(call);
+    mock_server.reply_success(call);
     assert_eq!(shows.join(), Ok(map.iova));
     region
 }
@@ -188,13 +188,13 @@ fn memory_is_released_only_once_the_server_has_closed() {
     let regions = RegionTable::new(4);
     let (link, mut mock_server) = connect_without_mapping(&regions);
     let region = map_region_for_server(&link, &mut mock_server, &regions);
-    link.lose("a test");
-    assert!(!link.has_ended());
+    link.mark_lost("a test");
+    assert!(!link.has_server_closed());
     assert_eq!(link.unmap_region(region.id()), Err(Error::environment("a test")));
     assert!(mock_server.next().is_none(), "it is told");
-    assert!(!link.has_ended());
+    assert!(!link.has_server_closed());
     drop(mock_server);
-    assert!(link.has_ended());
+    assert!(link.has_server_closed());
     assert_eq!(link.unmap_region(region.id()), Ok(()));
 }
 
@@ -206,13 +206,13 @@ fn unmapped_region_is_unmapped_at_the_server_and_frees_its_iova() {
     let (id, hiding) = (region.id(), link.clone());
     let hides = NamedThread::spawn("hides", None, move |_| hiding.unmap_region(id)).unwrap();
     let Some(Request::Unmap { call, iova, len_bytes: 4096 }) = mock_server.next() else { panic!() };
-    mock_server.done(call);
+    mock_server.reply_success(call);
     assert_eq!(hides.join(), Ok(()));
     let other = regions.allocate_shared(4096).unwrap();
     let (id, showing) = (other.id(), link.clone());
     let shows = NamedThread::spawn("shows", None, move |_| showing.map_region(id)).unwrap();
     let Some(Request::Map { call, .. }) = mock_server.next() else { panic!() };
-    mock_server.done(call);
+    mock_server.reply_success(call);
     assert_eq!(shows.join(), Ok(iova));
 }
 
@@ -235,7 +235,7 @@ fn doorbell_write_does_not_wait_for_a_pending_reply() {
     let (link, mut mock_server) = connect_without_mapping(&regions);
     let reader = spawn_register_read(&link);
     let Some(Request::Read { call, .. }) = mock_server.next() else { panic!() };
-    link.post(region_index::BAR0, DOORBELL, &[1; 4]);
+    link.write_device_region_no_reply(region_index::BAR0, DOORBELL, &[1; 4]);
     assert!(mock_server.connection.wait_to_receive(Span::default()).unwrap());
     mock_server.server.reply_read(call, &[7; 4]);
     mock_server.send();
@@ -243,20 +243,21 @@ fn doorbell_write_does_not_wait_for_a_pending_reply() {
 }
 
 /// Posts more doorbell writes than any socket buffers.
-fn fill(link: &ConnectionHandle) {
-    (0..5000).for_each(|_| link.post(region_index::BAR0, DOORBELL, &[1; 4]));
+fn post_doorbells_until_socket_is_full(link: &ConnectionHandle) {
+    (0..5000)
+        .for_each(|_| link.write_device_region_no_reply(region_index::BAR0, DOORBELL, &[1; 4]));
 }
 
 #[test]
 fn request_behind_unsent_bytes_is_sent_once_the_socket_is_writable() {
     let regions = RegionTable::new(4);
     let (link, mut mock_server) = connect_without_mapping(&regions);
-    fill(&link);
+    post_doorbells_until_socket_is_full(&link);
     let reader = spawn_register_read(&link);
     let serve = move |_: &StopFlag| {
         while let Some(request) = mock_server.next() {
             match request {
-                Request::Write { call, .. } => mock_server.done(call),
+                Request::Write { call, .. } => mock_server.reply_success(call),
                 Request::Read { call, .. } => {
                     mock_server.server.reply_read(call, &[7; 4]);
                     mock_server.send();
@@ -276,11 +277,11 @@ fn request_behind_unsent_bytes_is_sent_once_the_socket_is_writable() {
 fn connection_thread_is_woken_when_the_socket_is_writable() {
     let regions = RegionTable::new(4);
     let (link, mut mock_server) = connect_without_mapping(&regions);
-    fill(&link);
+    post_doorbells_until_socket_is_full(&link);
     let serve = move |_: &StopFlag| {
         for _ in 0..5000 {
             let Some(Request::Write { call, .. }) = mock_server.next() else { panic!() };
-            mock_server.done(call);
+            mock_server.reply_success(call);
         }
     };
     let mock_server = NamedThread::spawn("peer", None, serve).unwrap();
@@ -288,7 +289,7 @@ fn connection_thread_is_woken_when_the_socket_is_writable() {
     let readable = Interest { readable: true, writable: false };
     watch.add(link.descriptor(), 0, readable).unwrap();
     let mut ready = Vec::new();
-    while link.lost().is_none() {
+    while link.lost_reason().is_none() {
         watch.wait(Some(TIME_LIMIT), &mut ready).unwrap();
         assert!(!ready.is_empty(), "no event reports that there is room");
         link.drive_io();
@@ -297,7 +298,7 @@ fn connection_thread_is_woken_when_the_socket_is_writable() {
 }
 
 /// DMA_WRITE requests without reply, to an unmapped address (Protocol Specification, Header).
-fn flood() -> Vec<u8> {
+fn dma_write_message_bytes() -> Vec<u8> {
     let (id, command, size, flags, error) = (1_u16, 12_u16, 16_u32 + 16 + 4096, 1_u32 << 4, 0_u32);
     let header = [
         &id.to_le_bytes()[..],
@@ -317,7 +318,7 @@ fn server_that_never_replies_times_out_even_if_it_sends_messages() {
     let (link, _, mock_server) = connect_to_server(Span::from_ms(100), device(None), &regions);
     let clock = Clock::start();
     let talk = move |stop: &StopFlag| {
-        let message = flood();
+        let message = dma_write_message_bytes();
         let mut rest = &message[..];
         while !stop.is_stopped() {
             let Ok(sent) = mock_server.connection.send(rest) else { return };

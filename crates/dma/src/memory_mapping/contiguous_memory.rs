@@ -121,7 +121,9 @@ fn find_contiguous_run(
     rustix::fs::ftruncate(&file, (taken * HUGE_PAGE) as u64)?;
     let mut stretch = OwnedMapping::new(&file, taken * HUGE_PAGE)?;
     stretch.populate()?;
-    let Some(order) = adjacent_pages(&frame_numbers(&stretch)?, wanted) else { return Ok(None) };
+    let Some(order) = find_adjacent_pages(&frame_numbers(&stretch)?, wanted) else {
+        return Ok(None);
+    };
     stretch.remap_in_order(&file, &order)?;
     for page in (0..taken).filter(|page| !order.contains(page)) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -141,7 +143,7 @@ fn find_contiguous_run(
 }
 
 /// Finds the first run of `wanted` adjacent pages, in physical order.
-fn adjacent_pages(frames: &[u64], wanted: usize) -> Option<Vec<usize>> {
+fn find_adjacent_pages(frames: &[u64], wanted: usize) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..frames.len()).collect();
     order.sort_unstable_by_key(|page| frames[*page]);
     let is_row =
@@ -162,13 +164,15 @@ fn frame_numbers(stretch: &OwnedMapping) -> Result<Vec<u64>, Errno> {
     let frame = |page: u64| {
         let mut word = [0; 8];
         let read = rustix::io::pread(&told, &mut word, (first + page * FRAMES) * 8)?;
-        frame_of(u64::from_ne_bytes(word)).filter(|_| read == word.len()).ok_or(HIDDEN)
+        frame_of_pagemap_entry(u64::from_ne_bytes(word))
+            .filter(|_| read == word.len())
+            .ok_or(HIDDEN)
     };
     (0..pages).map(frame).collect()
 }
 
 /// Frame number in a pagemap entry, if the page is present and this process may read it.
-fn frame_of(word: u64) -> Option<u64> {
+fn frame_of_pagemap_entry(word: u64) -> Option<u64> {
     Some(word & FRAME).filter(|frame| word & IS_THERE != 0 && *frame != 0)
 }
 
@@ -286,8 +290,8 @@ mod tests {
     use rustix::io::Errno;
 
     use super::{
-        FRAMES, IS_THERE, TRIES, adjacent_pages, frame_of, is_contiguous, retry_allocation,
-        sleep_random,
+        FRAMES, IS_THERE, TRIES, find_adjacent_pages, frame_of_pagemap_entry, is_contiguous,
+        retry_allocation, sleep_random,
     };
 
     #[test]
@@ -319,7 +323,7 @@ mod tests {
 
     #[test]
     fn adjacent_pages_are_found_in_any_order_and_sorted() {
-        let found = |places: &[u64], wanted| adjacent_pages(&frame_numbers(places), wanted);
+        let found = |places: &[u64], wanted| find_adjacent_pages(&frame_numbers(places), wanted);
         assert_eq!(found(&[9, 4, 7, 5, 6], 4), Some(vec![1, 3, 4, 2]));
         assert_eq!(found(&[9, 4, 7, 5, 6], 5), None);
         assert_eq!(found(&[9], 1), Some(vec![0]));
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(found(&[1, 3, 5, 7], 2), None);
         assert_eq!(found(&[], 1), None);
         // Half a page apart is not contiguous.
-        assert_eq!(adjacent_pages(&[512, 512 + 256, 1024 + 256], 3), None);
+        assert_eq!(find_adjacent_pages(&[512, 512 + 256, 1024 + 256], 3), None);
     }
 
     #[test]
@@ -342,8 +346,8 @@ mod tests {
 
     #[test]
     fn absent_or_hidden_page_has_no_frame() {
-        assert_eq!(frame_of(IS_THERE | 1 << 55 | 77), Some(77), "beside a mark");
-        assert_eq!(frame_of(IS_THERE), None, "hidden without CAP_SYS_ADMIN");
-        assert_eq!(frame_of(77), None);
+        assert_eq!(frame_of_pagemap_entry(IS_THERE | 1 << 55 | 77), Some(77), "beside a mark");
+        assert_eq!(frame_of_pagemap_entry(IS_THERE), None, "hidden without CAP_SYS_ADMIN");
+        assert_eq!(frame_of_pagemap_entry(77), None);
     }
 }

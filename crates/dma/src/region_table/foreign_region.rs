@@ -8,7 +8,7 @@ use tenmil_base::RegionId;
 
 use super::{Region, RegionError, RegionTable};
 use crate::memory_mapping::{HUGE_PAGE, MemoryBacking};
-use crate::sigbus_guard::{SigbusGuard, map_zeroed_memory};
+use crate::sigbus_guard::{SigbusGuard, replace_by_zeroed_memory};
 
 /// Region backed by a mapped file of another process, for example a virtual machine or another driver.
 ///
@@ -211,7 +211,7 @@ impl ForeignRegion {
     pub fn unmap_file(&self) {
         self.guard.mark_failed();
         // If memory for a page table is exhausted, the file stays mapped until this is dropped.
-        let _ = map_zeroed_memory(self.base, self.mapped_bytes);
+        let _ = replace_by_zeroed_memory(self.base, self.mapped_bytes);
     }
 }
 
@@ -219,7 +219,7 @@ impl Drop for ForeignRegion {
     fn drop(&mut self) {
         // If memory for a page table is exhausted, the file stays mapped, and writes of a later region
         // would reach it. The place is therefore leaked.
-        self.region.is_leaked = !map_zeroed_memory(self.base, self.mapped_bytes);
+        self.region.is_leaked = !replace_by_zeroed_memory(self.base, self.mapped_bytes);
     }
 }
 

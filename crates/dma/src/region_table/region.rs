@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use tenmil_base::{RegionId, Segment};
 
 use super::{
-    GENERATION_MAX, LEN_BITS, MappingTable, RegionSlot, RegionTable, SLOT_BITS, TableFull,
+    GENERATION_MAX, LEN_BITS, MappingTable, RegionSlot, RegionTable, RegionTableFull, SLOT_BITS,
     slot_index, whole_region_segment,
 };
 use crate::memory_mapping::{HUGE_PAGE, MappingError, MemoryBacking, MemoryMapping};
@@ -29,7 +29,7 @@ pub struct Region {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionError {
     /// The region table is full.
-    TableFull(TableFull),
+    TableFull(RegionTableFull),
     /// The memory cannot be mapped.
     MapFailed(MappingError),
 }
@@ -55,7 +55,7 @@ impl RegionTable {
     pub fn allocate_region(&self, len_bytes: usize) -> Result<Region, RegionError> {
         let mut places = self.lock_mappings();
         // Read under the lock, because `use_contiguous` sets it under the lock.
-        let backing = self.backing();
+        let backing = self.allocation_backing();
         self.allocate_in_free_slot(&mut places, len_bytes, backing)
     }
 
@@ -156,7 +156,7 @@ impl RegionTable {
         len_bytes: u64,
         backing: MemoryBacking,
     ) -> Result<Segment, RegionError> {
-        let full = RegionError::TableFull(TableFull { regions_max: self.table.slots.len() });
+        let full = RegionError::TableFull(RegionTableFull { regions_max: self.table.slots.len() });
         let len_of = |place: &u32| places.mappings[*place as usize].len_bytes();
         let shorter = places.empty.iter().filter(|place| len_of(place) < mapped);
         let place = *shorter.min_by_key(|place| len_of(place)).ok_or(full)?;
@@ -169,7 +169,7 @@ impl RegionTable {
         let base = mapping.base_address().as_ptr();
         self.table.slots[place as usize].base.store(base, Ordering::Relaxed);
         let mut before = std::mem::replace(&mut places.mappings[place as usize], mapping);
-        before.discard_kept_pages();
+        before.release_pinned_pages();
         places.outgrown.push(before);
         self.assign_free_slot(places, mapped.., len_bytes, backing).ok_or(full)
     }
@@ -266,15 +266,16 @@ mod tests {
         let (regions, late) = (RegionTable::shared(4), RegionTable::new(1));
         let ordinary = late.allocate_region(4096).unwrap();
         assert!(
-            !late.use_contiguous() && !late.is_contiguous(),
+            !late.make_allocations_contiguous() && !late.allocates_contiguous(),
             "it has memory that is not in a row"
         );
         assert_eq!(late.physical_address(ordinary.id()), None);
-        assert!(regions.is_shared() && regions.use_contiguous());
-        assert!(regions.is_contiguous() && !regions.is_shared());
+        assert!(regions.allocates_shared() && regions.make_allocations_contiguous());
+        assert!(regions.allocates_contiguous() && !regions.allocates_shared());
         let scattered = regions.allocate_shared(4096).unwrap();
         assert!(
-            regions.physical_address(scattered.id()).is_none() && regions.use_contiguous(),
+            regions.physical_address(scattered.id()).is_none()
+                && regions.make_allocations_contiguous(),
             "once more"
         );
         // Works without reserved huge pages, and without permission to read physical addresses.

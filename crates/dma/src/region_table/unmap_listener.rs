@@ -10,7 +10,7 @@ use super::RegionTable;
 pub trait UnmapListener: Send + Sync {
     /// Unmaps a dropped region from the device. Returns true once the device cannot access it, also if it
     /// never could. May take as long as the device takes.
-    fn withdraw(&self, region: RegionId) -> bool;
+    fn unmap_dropped_region(&self, region: RegionId) -> bool;
 }
 
 /// All registered listeners that still exist.
@@ -26,7 +26,7 @@ impl UnmapListeners {
         let alive: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
         drop(listeners);
         // Every listener is called, regardless of the results of the others.
-        alive.iter().fold(true, |is_gone, listener| is_gone & listener.withdraw(region))
+        alive.iter().fold(true, |is_gone, listener| is_gone & listener.unmap_dropped_region(region))
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
     }
 
     impl UnmapListener for Device {
-        fn withdraw(&self, region: RegionId) -> bool {
+        fn unmap_dropped_region(&self, region: RegionId) -> bool {
             assert_eq!(self.regions.len_bytes(region), 0, "the region cannot be mapped again");
             self.asked.lock().unwrap().push(region);
             self.lets_go.load(Ordering::Relaxed)

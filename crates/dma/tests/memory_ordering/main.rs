@@ -14,8 +14,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod controller;
-mod driver;
+mod controller_model;
+mod driver_model;
 mod model_atomics;
 
 use std::cell::Cell;
@@ -28,9 +28,9 @@ use tenmil_base::{
     AccessFault, CompletionEntry, Doorbell, InvalidSegment, Memory, RegionId, RingEntries, Segment,
 };
 
-use controller::sync::AtomicU32;
-use driver::barrier::{DeviceKind, store_barrier};
-use driver::sync::AtomicU64;
+use controller_model::sync::AtomicU32;
+use driver_model::barrier::{DeviceKind, store_barrier};
+use driver_model::sync::AtomicU64;
 
 thread_local! {
     /// All threads of a model run on one thread of the machine.
@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// Whether the checker finds no error, with `left_out` omitted.
-fn assert_holds(left_out: Option<&'static str>, model: fn()) -> bool {
+fn model_passes(left_out: Option<&'static str>, model: fn()) -> bool {
     LEFT_OUT.set(left_out);
     let result = std::panic::catch_unwind(|| loom::model(model));
     LEFT_OUT.set(None);
@@ -46,17 +46,17 @@ fn assert_holds(left_out: Option<&'static str>, model: fn()) -> bool {
 }
 
 /// Checks that the model holds, and fails without any one of `needed`.
-fn assert_fence_needed(model: fn(), needed: &[&'static str]) {
-    assert!(assert_holds(None, model), "as it is");
+fn assert_each_ordering_needed(model: fn(), needed: &[&'static str]) {
+    assert!(model_passes(None, model), "as it is");
     for left_out in needed {
-        assert!(!assert_holds(Some(left_out), model), "the model holds without {left_out}");
+        assert!(!model_passes(Some(left_out), model), "the model holds without {left_out}");
     }
 }
 
-const PHASE: u64 = controller::order::PHASE;
+const PHASE: u64 = controller_model::order::PHASE;
 
 /// Two words of a command, and a doorbell in the controller's registers.
-fn check_command() {
+fn command_model() {
     let (words, doorbell) = ([0, 0].map(AtomicU64::new), AtomicU32::new(0));
     let shared = Arc::new((words, doorbell));
     let theirs = Arc::clone(&shared);
@@ -75,7 +75,7 @@ fn check_command() {
 }
 
 /// Same with a doorbell without ordering of its own, like a PCIe register: only the barrier orders.
-fn check_command_with_plain_doorbell() {
+fn command_with_plain_doorbell_model() {
     let (words, doorbell) = ([0, 0].map(AtomicU64::new), AtomicU32::new(0));
     let shared = Arc::new((words, doorbell));
     let theirs = Arc::clone(&shared);
@@ -93,16 +93,17 @@ fn check_command_with_plain_doorbell() {
 }
 
 /// A completion, in a ring of one entry that wraps: phase 1, then 0.
-fn check_completion() {
+fn completion_model() {
     let entry = Arc::new([0, 0].map(AtomicU64::new));
     let theirs = Arc::clone(&entry);
     let controller = thread::spawn(move || {
         let [first, second] = &*theirs;
-        controller::order::store_completion(first, second, [7, 7 | PHASE]);
-        controller::order::store_completion(first, second, [8, 8]);
+        controller_model::order::store_completion(first, second, [7, 7 | PHASE]);
+        controller_model::order::store_completion(first, second, [8, 8]);
     });
     let [first, second] = &*entry;
-    if let Some(found) = driver::order::load_completion(first, second, PHASE, DeviceKind::Emulated)
+    if let Some(found) =
+        driver_model::order::load_completion_if_new(first, second, PHASE, DeviceKind::Emulated)
     {
         // It may be overwritten already, since this driver has not reported it as consumed.
         let is_whole = |found: CompletionEntry| found[0] == 7 || found[0] == 8;
@@ -112,7 +113,7 @@ fn check_completion() {
 }
 
 /// Memory with a doorbell and an event index, ring entries, and a register that wakes the controller.
-struct OrderingTest {
+struct ModelMemory {
     shadows: [AtomicU32; 2],
     entries: [AtomicU64; RINGS as usize],
     is_rung: Mutex<bool>,
@@ -123,12 +124,12 @@ struct OrderingTest {
 const RINGS: u32 = 2;
 
 #[derive(Clone)]
-struct SharedWords(Arc<OrderingTest>);
+struct SharedWords(Arc<ModelMemory>);
 
 /// One of the two words, as accessed by the controller.
-struct AtomicWord(Arc<OrderingTest>, usize);
+struct AtomicWord(Arc<ModelMemory>, usize);
 
-fn word_index(at: u64) -> Segment {
+fn word_segment(at: u64) -> Segment {
     Segment { region: RegionId(0), offset: at, len_bytes: 4 }
 }
 
@@ -186,15 +187,20 @@ impl RingEntries for AtomicWord {
 
 /// A driver that rings in memory, and a controller that sleeps once it has seen everything. A missed
 /// doorbell is a deadlock.
-fn check_shadow_doorbell() {
-    let world = Arc::new(OrderingTest {
+fn shadow_doorbell_model() {
+    let world = Arc::new(ModelMemory {
         shadows: [0, 0].map(AtomicU32::new),
         entries: [0; RINGS as usize].map(AtomicU64::new),
         is_rung: Mutex::new(false),
         rung: Condvar::new(),
     });
     let shared = SharedWords(Arc::clone(&world));
-    let mut bell = driver::RungDoorbell::new(shared.clone(), shared, word_index(0), word_index(1));
+    let mut bell = driver_model::DriverShadowDoorbell::new(
+        shared.clone(),
+        shared,
+        word_segment(0),
+        word_segment(1),
+    );
     let theirs = Arc::clone(&world);
     let driver = thread::spawn(move || {
         for value in 1..=RINGS {
@@ -204,7 +210,7 @@ fn check_shadow_doorbell() {
         }
     });
     let [doorbell, event_index] = [0, 1].map(|at| AtomicWord(Arc::clone(&world), at));
-    let mut bell = controller::PolledDoorbell::new(doorbell, event_index);
+    let mut bell = controller_model::ControllerShadowDoorbell::new(doorbell, event_index);
     let mut seen = 0;
     while seen < RINGS {
         let rung = bell.load_tail();
@@ -225,19 +231,22 @@ fn check_shadow_doorbell() {
 
 #[test]
 fn command_is_complete_once_its_doorbell_is_visible() {
-    assert_fence_needed(check_command, &["acquire"]);
-    assert_fence_needed(check_command_with_plain_doorbell, &["acquire", "driver: release fence"]);
+    assert_each_ordering_needed(command_model, &["acquire"]);
+    assert_each_ordering_needed(
+        command_with_plain_doorbell_model,
+        &["acquire", "driver: release fence"],
+    );
 }
 
 #[test]
 fn completion_is_complete_once_its_phase_is_visible() {
-    assert_fence_needed(check_completion, &["release", "driver: acquire fence"]);
+    assert_each_ordering_needed(completion_model, &["release", "driver: acquire fence"]);
 }
 
 #[test]
 fn shadow_doorbell_update_is_never_missed_and_its_command_complete() {
-    assert_fence_needed(
-        check_shadow_doorbell,
+    assert_each_ordering_needed(
+        shadow_doorbell_model,
         &["driver: full fence", "controller: full fence", "acquire"],
     );
 }

@@ -5,7 +5,7 @@ pub(crate) use std::sync::atomic::Ordering;
 
 use super::LEFT_OUT;
 
-fn omitted_fence(what: &str) -> bool {
+fn is_ordering_omitted(what: &str) -> bool {
     LEFT_OUT.get().is_some_and(|left_out| left_out == what)
 }
 
@@ -15,17 +15,17 @@ pub(crate) fn fence(side: &str, order: Ordering) {
         Ordering::Release => "release fence",
         _ => "full fence",
     };
-    if !omitted_fence(&format!("{side}: {name}")) {
+    if !is_ordering_omitted(&format!("{side}: {name}")) {
         atomic::fence(order);
     }
 }
 
 fn store_ordering(order: Ordering) -> Ordering {
-    if omitted_fence("release") { Ordering::Relaxed } else { order }
+    if is_ordering_omitted("release") { Ordering::Relaxed } else { order }
 }
 
 fn load_ordering(order: Ordering) -> Ordering {
-    if omitted_fence("acquire") { Ordering::Relaxed } else { order }
+    if is_ordering_omitted("acquire") { Ordering::Relaxed } else { order }
 }
 
 #[derive(Debug)]

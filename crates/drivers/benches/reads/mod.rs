@@ -30,8 +30,10 @@ impl ReadLoad {
     fn with_requests(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
         let memory = regions.allocate_region(4096).expect("memory");
         // Far from each other, as random reads are.
-        let read = |token: u64| read_request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
-        (0..VOLUME_BLOCKS).for_each(|lba| write_all_blocks(&mut *backend, memory.segment(), lba));
+        let read = |token: u64| {
+            single_block_request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS)
+        };
+        (0..VOLUME_BLOCKS).for_each(|lba| write_block(&mut *backend, memory.segment(), lba));
         let room = usize::try_from(count).unwrap_or(0);
         let (requests, completions) =
             ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
@@ -46,46 +48,46 @@ impl ReadLoad {
         self.now.ns += 1_000;
         let segment = Segment { len_bytes: 4096, ..self.memory.segment() };
         let taken = self.backend.submit(self.now, &self.requests, &[segment]);
-        self.backend.flush();
+        self.backend.flush_submissions();
         let completed = self.backend.poll(self.now, &mut self.completions);
         assert_eq!((taken, completed), (self.requests.len(), self.requests.len()));
         self.completions.clear();
     }
 }
 
-fn read_request(operation: Operation, token: u64, lba: u64) -> Request {
+fn single_block_request(operation: Operation, token: u64, lba: u64) -> Request {
     let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
     Request { token, lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER }
 }
 
 /// Writes one block.
-fn write_all_blocks(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
+fn write_block(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     let memory = Segment { len_bytes: 4096, ..memory };
-    let request = read_request(Operation::Write, 0, lba);
+    let request = single_block_request(Operation::Write, 0, lba);
     let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
-    backend.flush();
+    backend.flush_submissions();
     while backend.poll(Instant::default(), &mut completions) == 0 {
         tenmil_linux::named_thread::yield_cpu();
     }
     assert!(completions.as_slice()[0].status.is_success());
 }
 
-fn ram_with_block(regions: &RegionTable) -> Arc<dyn BlockDevice> {
+fn ram_device_4k(regions: &RegionTable) -> Arc<dyn BlockDevice> {
     Arc::new(RamDevice::new(regions, 4096, BLOCKS).expect("memory"))
 }
 
 /// Memory as it is.
 pub(crate) fn ram_device(count: u64) -> ReadLoad {
     let regions = RegionTable::new(64);
-    let medium = ram_with_block(&regions);
+    let medium = ram_device_4k(&regions);
     ReadLoad::with_requests(&regions, medium.channel().expect("a channel"), count)
 }
 
 /// A thick volume of a store in memory, all of it written.
 pub(crate) fn volume_on_ram(count: u64) -> ReadLoad {
     let regions = RegionTable::new(64);
-    let medium = ram_with_block(&regions);
+    let medium = ram_device_4k(&regions);
     let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::without_existing_data(Arc::clone(&medium), "the same memory"))
     };
@@ -108,8 +110,8 @@ pub(crate) fn volume_on_ram(count: u64) -> ReadLoad {
         uuid: 1,
         checksums: false,
     };
-    open.change_volume(change).expect("a volume");
+    open.execute_volume_op(change).expect("a volume");
     open.inflate(&opener, "v", None, &mut |_| true).expect("room for a thick volume");
-    let opened = opener.open(&place.with_name("v")).expect("a volume");
+    let opened = opener.open(&place.uri_of_other_volume("v")).expect("a volume");
     ReadLoad::with_requests(&regions, opened.medium.channel().expect("a channel"), count)
 }

@@ -16,10 +16,10 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 
-use super::crypt_kind::CryptKind;
-use super::slow_device::SlowDeviceKind;
-use crate::mirror::tests::CreatedMirrorKind;
-use crate::pool::tests::PoolVolumeKind;
+use super::partial_accept_device::PartialAcceptDeviceType;
+use super::zeroed_crypt_device::ZeroedCryptType;
+use crate::mirror::tests::CreatedMirrorType;
+use crate::pool::tests::PoolVolumeType;
 use tenmil_block::Opener;
 
 /// An operation. Numbers are reduced to their ranges once the ranges are known.
@@ -63,7 +63,7 @@ struct PendingRequest {
     expected: BTreeSet<u16>,
 }
 
-struct ReservedChannel {
+struct ChannelWithOwnBlocks {
     backend: Box<dyn IoChannel>,
     /// The blocks reserved for this channel.
     blocks: std::ops::Range<usize>,
@@ -79,7 +79,7 @@ struct ArrayFixture {
     is_ciphered: bool,
     /// Whether a mirror may have background work.
     is_busy: bool,
-    channels: Vec<ReservedChannel>,
+    channels: Vec<ChannelWithOwnBlocks>,
     array: Vec<ArrayBlockState>,
     under_way: Vec<Option<PendingRequest>>,
     now: Instant,
@@ -180,7 +180,7 @@ proptest! {
         let directory = tempfile::tempdir().unwrap();
         let mut bench = ArrayFixture::new(&uri, block_size, directory.path());
         for step in &steps {
-            bench.take_free_slot(step);
+            bench.submit_step_when_possible(step);
         }
         bench.wait_for_all();
     }
@@ -201,14 +201,14 @@ impl ArrayFixture {
             }
             uri = next;
         }
-        let crypt = CryptKind::new();
+        let crypt = ZeroedCryptType::new();
         // Blocks that were not written before may hold anything.
-        crypt.keep_contents();
+        crypt.stop_zeroing_on_open();
         let more: [(&str, &dyn tenmil_block::DeviceType); 4] = [
-            ("reluctant", &SlowDeviceKind),
-            ("made", &CreatedMirrorKind),
+            ("reluctant", &PartialAcceptDeviceType),
+            ("made", &CreatedMirrorType),
             ("crypt", &crypt),
-            ("stored", &PoolVolumeKind::ORDERLY),
+            ("stored", &PoolVolumeType::ORDERLY),
         ];
         let clock = Clock::start();
         let opener = Opener {
@@ -219,7 +219,7 @@ impl ArrayFixture {
         };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
-        let channel = |number: usize| ReservedChannel {
+        let channel = |number: usize| ChannelWithOwnBlocks {
             backend: opened.medium.channel().unwrap(),
             blocks: count * number / 3..(count * number / 3 + BLOCKS).min(count * (number + 1) / 3),
         };
@@ -245,10 +245,10 @@ impl ArrayFixture {
 
     /// Submits one request once there is a free slot and its blocks are free, and then advances the time
     /// or not.
-    fn take_free_slot(&mut self, step: &OperationStep) {
+    fn submit_step_when_possible(&mut self, step: &OperationStep) {
         self.random = Random::new(step.seed.into());
         let (request, differ) = self.build_request(step);
-        while !self.can_start(&request) {
+        while !self.has_free_slot_and_blocks(&request) {
             self.poll_once();
         }
         let token = self.under_way.iter().position(Option::is_none).unwrap();
@@ -292,7 +292,7 @@ impl ArrayFixture {
     }
 
     /// Whether there is a free slot and the blocks are not in use.
-    fn can_start(&self, request: &Request) -> bool {
+    fn has_free_slot_and_blocks(&self, request: &Request) -> bool {
         let busy = |range: std::ops::Range<usize>| {
             let others = self.under_way.iter().flatten();
             others
@@ -308,18 +308,18 @@ impl ArrayFixture {
         let Request { operation, blocks, token, .. } = request;
         let range = block_range(request.lba, blocks);
         let found = self.array[range].to_vec();
-        let bytes = self.data_segments(&request, &found, differ);
+        let bytes = self.initial_memory_contents(&request, &found, differ);
         let memory =
             if bytes.is_empty() { Vec::new() } else { self.random_segments(token, bytes.len()) };
-        self.write_segments(&memory, &bytes);
+        self.store_to_segments(&memory, &bytes);
         let segment_count = u16::try_from(memory.len()).unwrap();
         let request = Request { segment_count, ..request };
         let channel = &mut self.channels[usize::from(step.channel) % 3].backend;
         let support = channel.limits().operations;
         while channel.submit(self.now, &[request], &memory) == 0 {
             // Full, or reluctant. No request that completes meanwhile overlaps these blocks.
-            self.now = advance_time(self.now, 500, self.clock);
-            channel.flush();
+            self.now = next_time(self.now, 500, self.clock);
+            channel.flush_submissions();
             let mut completions = CompletionBatch::with_capacity(DEPTH);
             channel.poll(self.now, &mut completions);
             for completion in completions.drain() {
@@ -336,7 +336,7 @@ impl ArrayFixture {
     }
 
     /// Initial contents of the memory of a request.
-    fn data_segments(
+    fn initial_memory_contents(
         &mut self,
         request: &Request,
         found: &[ArrayBlockState],
@@ -442,7 +442,7 @@ impl ArrayFixture {
         segments
     }
 
-    fn write_segments(&self, memory: &[Segment], mut bytes: &[u8]) {
+    fn store_to_segments(&self, memory: &[Segment], mut bytes: &[u8]) {
         for segment in memory {
             let (part, rest) = bytes.split_at(segment.len_bytes as usize);
             self.regions.store(*segment, part).unwrap();
@@ -452,13 +452,13 @@ impl ArrayFixture {
 
     /// Advances the time and processes completions of every channel.
     fn poll_once(&mut self) {
-        self.now = advance_time(self.now, 1_000, self.clock);
+        self.now = next_time(self.now, 1_000, self.clock);
         for channel in &mut self.channels {
             let wake_at = channel.backend.wake_at();
             if self.clock.is_none() && wake_at != Instant::NEVER && self.random.chance(1, 2) {
                 self.now = self.now.max(wake_at);
             }
-            channel.backend.flush();
+            channel.backend.flush_submissions();
             let mut completions = CompletionBatch::with_capacity(1 + DEPTH / 4);
             let count = channel.backend.poll(self.now, &mut completions);
             assert_eq!(count, completions.as_slice().len());
@@ -485,13 +485,13 @@ impl ArrayFixture {
                     forced: false,
                     seed: 7,
                 };
-                self.take_free_slot(&step);
+                self.submit_step_when_possible(&step);
             }
         }
         while self.under_way.iter().any(Option::is_some) {
             self.poll_once();
         }
-        let is_idle = |channel: &ReservedChannel| channel.backend.wake_at() == Instant::NEVER;
+        let is_idle = |channel: &ChannelWithOwnBlocks| channel.backend.wake_at() == Instant::NEVER;
         assert!(self.is_busy || self.channels.iter().all(is_idle));
         self.check_extents();
     }
@@ -518,7 +518,7 @@ impl ArrayFixture {
 }
 
 /// Some nanoseconds later, or the time of the clock.
-fn advance_time(now: Instant, ns: u64, clock: Option<Clock>) -> Instant {
+fn next_time(now: Instant, ns: u64, clock: Option<Clock>) -> Instant {
     clock.map_or(Instant { ns: now.ns + ns }, |clock| clock.now())
 }
 

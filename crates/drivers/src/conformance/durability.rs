@@ -10,11 +10,11 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 
-use super::crypt_kind::CryptKind;
-use super::power_loss_device::PowerLossKind;
-use super::slow_device::SlowDeviceKind;
-use crate::mirror::tests::CreatedMirrorKind;
-use crate::pool::tests::PoolVolumeKind;
+use super::partial_accept_device::PartialAcceptDeviceType;
+use super::power_loss_device::PowerLossDeviceType;
+use super::zeroed_crypt_device::ZeroedCryptType;
+use crate::mirror::tests::CreatedMirrorType;
+use crate::pool::tests::PoolVolumeType;
 use tenmil_block::{OpenedDevice, Opener};
 
 /// Versions written to a block. A version is a number that fills the block; zero means zeroes.
@@ -35,8 +35,8 @@ struct PowerLossTest<'a> {
     seed: u64,
     /// The open device; `None` while it is reopened.
     opened: Option<OpenedDevice>,
-    power: &'a PowerLossKind,
-    crypt: CryptKind,
+    power: &'a PowerLossDeviceType,
+    crypt: ZeroedCryptType,
     /// Clock of background threads.
     clock: Clock,
     regions: RegionTable,
@@ -114,11 +114,11 @@ const DEVICES: [(&str, Durability); 31] = [
 const MIRROR_OF_FILES: &str = "made:[power:file?size=1152k],[power:file?size=1152k&zeroes=no]";
 
 impl<'a> PowerLossTest<'a> {
-    fn new(uri: &'a str, power: &'a PowerLossKind, seed: u64) -> Self {
+    fn new(uri: &'a str, power: &'a PowerLossDeviceType, seed: u64) -> Self {
         let regions = RegionTable::new(400);
-        let (crypt, clock) = (CryptKind::new(), Clock::start());
-        let opened = open(uri, power, &crypt, (&regions, clock), seed);
-        crypt.keep_contents();
+        let (crypt, clock) = (ZeroedCryptType::new(), Clock::start());
+        let opened = open_or_reopen_device(uri, power, &crypt, (&regions, clock), seed);
+        crypt.stop_zeroing_on_open();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
         let memory = regions.allocate_region(DEPTH * (BLOCKS_MAX * BLOCK_MAX) as usize).unwrap();
         let block = BlockVersions::new(0);
@@ -141,12 +141,12 @@ impl<'a> PowerLossTest<'a> {
     /// Loads the device, cuts the power, and checks what is left. Returns what should have survived and
     /// has not.
     fn run_until_power_loss(&mut self, steps: u64) -> Vec<String> {
-        self.load(steps);
-        self.reopen_and_check()
+        self.run_load_and_cut_power(steps);
+        self.reopen_and_collect_violations()
     }
 
     /// Loads the device and cuts the power.
-    fn load(&mut self, steps: u64) {
+    fn run_load_and_cut_power(&mut self, steps: u64) {
         let mut channel = self.device().channel().unwrap();
         let mut now = self.next_iteration_time(Instant { ns: 1 });
         for _ in 0..steps {
@@ -165,14 +165,16 @@ impl<'a> PowerLossTest<'a> {
     }
 
     /// Reopens the device and checks all blocks.
-    fn reopen_and_check(&mut self) -> Vec<String> {
+    fn reopen_and_collect_violations(&mut self) -> Vec<String> {
         self.opened = None;
         self.power.restore_power();
         let world = (&self.regions, self.clock);
-        let opened = open(self.uri, self.power, &self.crypt, world, self.seed);
+        let opened = open_or_reopen_device(self.uri, self.power, &self.crypt, world, self.seed);
         self.opened = Some(opened);
         let mut channel = self.device().channel().unwrap();
-        (0..self.blocks.len()).filter_map(|block| self.check_block(&mut *channel, block)).collect()
+        (0..self.blocks.len())
+            .filter_map(|block| self.find_block_violation(&mut *channel, block))
+            .collect()
     }
 
     /// The time of the next iteration. A device with a background thread uses the clock of that thread: a
@@ -188,7 +190,7 @@ impl<'a> PowerLossTest<'a> {
         &*self.opened.as_ref().unwrap().medium
     }
 
-    fn token_segment(&self, token: usize, blocks: u32) -> Segment {
+    fn segment_of_token(&self, token: usize, blocks: u32) -> Segment {
         let skip = u32::try_from(token).unwrap() * BLOCKS_MAX * BLOCK_MAX;
         let block_size = self.device().limits().block_size;
         self.memory.segment().slice(skip, blocks * block_size).unwrap()
@@ -212,9 +214,9 @@ impl<'a> PowerLossTest<'a> {
             return;
         }
         let flags = if drawn > 7 || drawn == 2 { RequestFlags::FUA } else { RequestFlags::NONE };
-        let memory = self.token_segment(token, count);
+        let memory = self.segment_of_token(token, count);
         let version = if operation == Operation::Write { self.next_version } else { 0 };
-        self.fill_segment(memory, version);
+        self.store_version(memory, version);
         let request = match is_flush {
             true => request(operation, 0, 0),
             false => Request { flags, ..request(operation, first, count) },
@@ -234,14 +236,14 @@ impl<'a> PowerLossTest<'a> {
         self.under_way[token] = Some(PendingRequest { request, keeps });
     }
 
-    fn fill_segment(&self, memory: Segment, version: u64) {
+    fn store_version(&self, memory: Segment, version: u64) {
         let bytes = version.to_le_bytes().repeat(memory.len_bytes as usize / 8);
         self.regions.store(memory, &bytes).unwrap();
     }
 
     fn poll_once(&mut self, channel: &mut dyn IoChannel, now: Instant) -> Instant {
         let mut completions = CompletionBatch::with_capacity(DEPTH);
-        channel.flush();
+        channel.flush_submissions();
         channel.poll(now, &mut completions);
         for completion in completions.drain() {
             assert!(completion.status.is_success(), "{completion:?}");
@@ -273,8 +275,12 @@ impl<'a> PowerLossTest<'a> {
     }
 
     /// Reads a block and returns what is wrong with it. The contents found are the new state.
-    fn check_block(&mut self, channel: &mut dyn IoChannel, number: usize) -> Option<String> {
-        let memory = self.token_segment(0, 1);
+    fn find_block_violation(
+        &mut self,
+        channel: &mut dyn IoChannel,
+        number: usize,
+    ) -> Option<String> {
+        let memory = self.segment_of_token(0, 1);
         self.run_request(channel, Operation::Read, number, memory);
         let mut bytes = vec![0; memory.len_bytes as usize];
         self.regions.load(memory, &mut bytes).unwrap();
@@ -284,7 +290,7 @@ impl<'a> PowerLossTest<'a> {
         let good = found.iter().all(|version| block.versions[block.kept..].contains(version));
         let said = format!("block {number} holds {found:?}, expected of {block:?}");
         // A torn block is written whole, so that the next life starts with one version.
-        self.fill_segment(memory, found[0]);
+        self.store_version(memory, found[0]);
         self.run_request(channel, Operation::Write, number, memory);
         self.blocks[number] = BlockVersions::new(found[0]);
         (!good).then_some(said)
@@ -303,7 +309,7 @@ impl<'a> PowerLossTest<'a> {
         while channel.submit(now, &[request], &[memory]) == 0 {}
         let mut completions = CompletionBatch::with_capacity(1);
         while channel.poll(now, &mut completions) == 0 {
-            channel.flush();
+            channel.flush_submissions();
             now = self.next_iteration_time(now);
         }
         assert!(completions.as_slice()[0].status.is_success());
@@ -317,19 +323,19 @@ impl BlockVersions {
 }
 
 /// Opens a device, or reopens it after a power failure.
-fn open(
+fn open_or_reopen_device(
     uri: &str,
-    power: &PowerLossKind,
-    crypt: &CryptKind,
+    power: &PowerLossDeviceType,
+    crypt: &ZeroedCryptType,
     (regions, clock): (&RegionTable, Clock),
     seed: u64,
 ) -> OpenedDevice {
     let more: [(&str, &dyn tenmil_block::DeviceType); 5] = [
         ("power", power),
-        ("reluctant", &SlowDeviceKind),
-        ("made", &CreatedMirrorKind),
+        ("reluctant", &PartialAcceptDeviceType),
+        ("made", &CreatedMirrorType),
         ("crypt", crypt),
-        ("stored", &PoolVolumeKind { closing_max: Span::default() }),
+        ("stored", &PoolVolumeType { closing_max: Span::default() }),
     ];
     let opener = Opener { regions, clock, seed, kinds: &crate::tests::device_types_with(&more) };
     opener.open(&uri.parse().unwrap()).unwrap()
@@ -351,8 +357,8 @@ fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
 }
 
 /// Several lives of a device, each ended by a power failure. Returns what was lost.
-fn run_power_cycles(uri: &str, seed: u64) -> Vec<String> {
-    let power = PowerLossKind::default();
+fn violations_after_random_power_cycles(uri: &str, seed: u64) -> Vec<String> {
+    let power = PowerLossDeviceType::default();
     let mut load = PowerLossTest::new(uri, &power, seed);
     let mut lost = Vec::new();
     for _ in 0..5 {
@@ -372,7 +378,7 @@ fn guaranteed_data_survives_random_power_loss() {
             _ => 20,
         };
         for seed in 0..seeds {
-            let lost = run_power_cycles(uri, seed);
+            let lost = violations_after_random_power_cycles(uri, seed);
             assert!(lost.is_empty(), "{uri} seed {seed}: {lost:#?}");
         }
     }
@@ -380,13 +386,13 @@ fn guaranteed_data_survives_random_power_loss() {
 
 /// One life that ends when this many jobs have been executed below, and at the latest after a few steps.
 /// Returns what was lost, and the number of executed jobs.
-fn run_power_cycle(uri: &str, seed: u64, jobs: u64) -> (Vec<String>, u64) {
-    let power = PowerLossKind::default();
+fn violations_after_power_loss_at(uri: &str, seed: u64, jobs: u64) -> (Vec<String>, u64) {
+    let power = PowerLossDeviceType::default();
     let mut load = PowerLossTest::new(uri, &power, seed);
-    power.lose_power_after(jobs);
-    load.load(40);
-    let done = power.operations_done(jobs);
-    (load.reopen_and_check(), done)
+    power.arm_power_loss_after(jobs);
+    load.run_load_and_cut_power(40);
+    let done = power.operations_since_countdown_start(jobs);
+    (load.reopen_and_collect_violations(), done)
 }
 
 #[test]
@@ -394,7 +400,7 @@ fn guaranteed_data_survives_power_loss_after_every_operation() {
     for uri in ["power:file", "power:file?direct=no&zeroes=no&holes=no", MIRROR_OF_FILES] {
         for seed in 0..3 {
             for jobs in 1.. {
-                let (lost, done) = run_power_cycle(uri, seed, jobs);
+                let (lost, done) = violations_after_power_loss_at(uri, seed, jobs);
                 assert!(lost.is_empty(), "{uri} seed {seed}, cut after {jobs}: {lost:#?}");
                 if done < jobs {
                     assert!(jobs > 30, "{uri} seed {seed}: {jobs} jobs");
@@ -408,7 +414,7 @@ fn guaranteed_data_survives_power_loss_after_every_operation() {
 #[test]
 fn volatile_cache_is_reported() {
     for (uri, durability) in DEVICES {
-        let power = PowerLossKind::default();
+        let power = PowerLossDeviceType::default();
         let load = PowerLossTest::new(uri, &power, 1);
         assert_eq!(load.device().limits().durability, durability, "{uri}");
     }
@@ -423,7 +429,9 @@ fn device_that_violates_its_durability_is_detected() {
         "power:file?forces=no",
         "crypt:[power:file?forces=no]",
     ] {
-        let found = (0..20).filter(|seed| !run_power_cycles(uri, *seed).is_empty()).count();
+        let found = (0..20)
+            .filter(|seed| !violations_after_random_power_cycles(uri, *seed).is_empty())
+            .count();
         assert!(found > 15, "{uri}: {found} of 20 seeds");
     }
 }

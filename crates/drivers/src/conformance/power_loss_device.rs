@@ -23,7 +23,7 @@ use tenmil_dma::RegionTable;
 
 use self::power_loss_file::PowerLossFile;
 use self::sectors::{CachedSectors, SECTOR};
-use crate::request_validation::validate_request;
+use crate::request_validation::valid_request_segments;
 use tenmil_base::Error;
 use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
 
@@ -37,7 +37,7 @@ pub(super) struct PowerLossDevice {
 /// Opens the devices, and keeps a handle to each. After a restart, existing devices are returned in the
 /// order in which they were first opened.
 #[derive(Default)]
-pub(crate) struct PowerLossKind {
+pub(crate) struct PowerLossDeviceType {
     media: Mutex<Vec<LossyStorage>>,
     /// Number of devices opened since the restart.
     opened: AtomicU64,
@@ -84,12 +84,12 @@ const BLOCK: u32 = 1024;
 /// Blocks of each device, unless its name specifies another number.
 const BLOCKS: u64 = 128;
 
-impl DeviceType for PowerLossKind {
+impl DeviceType for PowerLossDeviceType {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         let blocks = fields.size_value("size")?.map_or(BLOCKS, |size| size / u64::from(BLOCK));
         let file = power_loss_file::PowerLossFileOptions::parse(&mut fields)?;
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         let mut media = self.media.lock().unwrap();
         let number = usize::try_from(self.opened.fetch_add(1, Ordering::Relaxed)).unwrap();
         if number == media.len() {
@@ -116,9 +116,9 @@ impl DeviceType for PowerLossKind {
     }
 }
 
-impl PowerLossKind {
+impl PowerLossDeviceType {
     /// Lets this number of requests and jobs be executed before the power fails.
-    pub(crate) fn lose_power_after(&self, count: u64) {
+    pub(crate) fn arm_power_loss_after(&self, count: u64) {
         self.countdown.0.store(count, Ordering::Relaxed);
     }
 
@@ -128,7 +128,7 @@ impl PowerLossKind {
     }
 
     /// Number of operations executed since the countdown was set to `count`.
-    pub(super) fn operations_done(&self, count: u64) -> u64 {
+    pub(super) fn operations_since_countdown_start(&self, count: u64) -> u64 {
         count - self.countdown.0.load(Ordering::Relaxed)
     }
 
@@ -144,7 +144,7 @@ impl PowerLossKind {
 
     /// Restores the power; the devices wait to be opened again.
     pub(crate) fn restore_power(&self) {
-        self.lose_power_after(u64::MAX);
+        self.arm_power_loss_after(u64::MAX);
         self.opened.store(0, Ordering::Relaxed);
         for medium in &*self.media.lock().unwrap() {
             match medium {
@@ -157,7 +157,7 @@ impl PowerLossKind {
 
 impl PowerLossCountdown {
     /// Counts one operation; returns whether it may be executed.
-    fn count_operation(&self) -> bool {
+    fn try_consume_operation(&self) -> bool {
         let less = |left: u64| left.checked_sub(1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
@@ -244,7 +244,7 @@ impl IoChannel for PowerLossChannel {
         let mine = state.under_way.iter().filter(|one| one.channel == self.number).count();
         let taken = requests.len().min(self.limits.depth_max as usize - mine);
         for request in &requests[..taken] {
-            let own = validate_request(&self.limits, request, segments).unwrap().to_vec();
+            let own = valid_request_segments(&self.limits, request, segments).unwrap().to_vec();
             let one = InFlightRequest { channel: self.number, request: *request, segments: own };
             state.under_way.push(one);
         }
@@ -257,7 +257,7 @@ impl IoChannel for PowerLossChannel {
         let mut index = 0;
         while state.is_powered && completions.remaining() > 0 && index < state.under_way.len() {
             let is_mine = state.under_way[index].channel == self.number;
-            if is_mine && state.random.chance(1, 3) && state.countdown.count_operation() {
+            if is_mine && state.random.chance(1, 3) && state.countdown.try_consume_operation() {
                 let one = state.under_way.swap_remove(index);
                 state.execute_request(&one);
                 let (token, status) = (one.request.token, IoStatus::SUCCESS);
@@ -297,20 +297,18 @@ impl PowerLossState {
         let range = lba * each..(lba + u64::from(blocks)) * each;
         match operation {
             Operation::Read => self.sectors.read(range.start, &one.segments, &self.regions),
-            Operation::Write => {
-                self.sectors.write(range.start, &gather_segments(&self.regions, one))
-            }
+            Operation::Write => self.sectors.write(range.start, &request_bytes(&self.regions, one)),
             Operation::WriteZeroes => {
                 self.sectors.write(range.start, &vec![0; blocks as usize * BLOCK as usize]);
             }
             Operation::Flush if !self.is_forgetful => {
-                self.sectors.make_stable(0..u64::MAX, u64::MAX)
+                self.sectors.persist_up_to(0..u64::MAX, u64::MAX)
             }
             _ => {}
         }
         let is_forced = flags.has(RequestFlags::FUA) && !self.is_forgetful;
         if is_forced || self.durability == Durability::Persistent {
-            self.sectors.make_stable(range, u64::MAX);
+            self.sectors.persist_up_to(range, u64::MAX);
         }
     }
 
@@ -319,16 +317,16 @@ impl PowerLossState {
         for one in std::mem::take(&mut self.under_way) {
             // A request in flight may have reached the cache, or a part of it.
             if one.request.operation == Operation::Write && self.random.chance(1, 2) {
-                let bytes = gather_segments(&self.regions, &one);
+                let bytes = request_bytes(&self.regions, &one);
                 let len = usize::try_from(self.random.below(bytes.len() as u64 + 1)).unwrap();
                 let first = one.request.lba * u64::from(BLOCK) / SECTOR as u64;
                 self.sectors.write(first, &bytes[..len]);
             }
         }
-        self.sectors.lose_cached(&mut self.random);
+        self.sectors.drop_cached_randomly(&mut self.random);
     }
 }
 
-fn gather_segments(regions: &RegionTable, one: &InFlightRequest) -> Vec<u8> {
-    sectors::gather_segments(regions, &one.segments)
+fn request_bytes(regions: &RegionTable, one: &InFlightRequest) -> Vec<u8> {
+    sectors::segment_bytes(regions, &one.segments)
 }

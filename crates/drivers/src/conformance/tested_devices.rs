@@ -9,12 +9,12 @@ use tenmil_base::{
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::{Clock, Sleeper};
 
-use super::crypt_kind::CryptKind;
-use super::slow_device::SlowDeviceKind;
-use crate::mirror::tests::CreatedMirrorKind;
-use crate::pool::tests::PoolVolumeKind;
+use super::partial_accept_device::PartialAcceptDeviceType;
+use super::zeroed_crypt_device::ZeroedCryptType;
+use crate::mirror::tests::CreatedMirrorType;
+use crate::pool::tests::PoolVolumeType;
 use crate::tests::adapt::strict_device::StrictDeviceKind;
-use crate::tests::schedule::ScheduledKind;
+use crate::tests::scheduled_device::ScheduledDeviceType;
 use tenmil_block::{Bdev, BdevOptions, ChannelMode, Claim, Opener, PER_CHANNEL, QueueMap};
 
 /// One device under test.
@@ -35,7 +35,7 @@ pub(super) struct TestedDevice {
 }
 
 /// A channel of a device, and a clock that advances on demand.
-pub(super) struct ChannelDriver {
+pub(super) struct SynchronousChannel {
     pub(super) name: String,
     pub(super) channel: Box<dyn IoChannel>,
     pub(super) now: Instant,
@@ -47,14 +47,14 @@ pub(super) struct ChannelDriver {
 pub(super) fn all_devices() -> Vec<TestedDevice> {
     let mut media = vec![tested_device("null:?size=8m&block=4k")];
     media.push(tested_device("model:[null:?size=8m&block=4k]?device=p4800x"));
-    media.push(tested_device("null:?size=8m&block=4k").with_layer(&LAYERS[0]));
-    media.push(tested_device("null:?size=8m&block=4k").with_layer(&LAYERS[1]));
-    media.extend(data_devices());
+    media.push(tested_device("null:?size=8m&block=4k").under_bdev_layer(&LAYERS[0]));
+    media.push(tested_device("null:?size=8m&block=4k").under_bdev_layer(&LAYERS[1]));
+    media.extend(readable_tested_devices());
     media
 }
 
 /// Every device whose written data can be read.
-pub(super) fn data_devices() -> Vec<TestedDevice> {
+pub(super) fn readable_tested_devices() -> Vec<TestedDevice> {
     let names = [
         "ram:8m?block=4k",
         "ram:4m",
@@ -107,7 +107,7 @@ pub(super) fn data_devices() -> Vec<TestedDevice> {
         "stored:[delay:[ram:4m]?write=20us],[file:DISK?size=4m&engine=threads],[ram:5m?block=4k]",
     ];
     let mut media: Vec<TestedDevice> = names.map(tested_device).into();
-    media.extend(LAYERS.iter().map(|layer| tested_device(layer.over).with_layer(layer)));
+    media.extend(LAYERS.iter().map(|layer| tested_device(layer.over).under_bdev_layer(layer)));
     // A file system in memory has holes, and cannot zero a range in place.
     match tempfile::tempdir_in("/dev/shm") {
         Ok(directory) => media.push(tested_device_in(directory, "file:DISK?size=8m&block=4k")),
@@ -117,7 +117,7 @@ pub(super) fn data_devices() -> Vec<TestedDevice> {
 }
 
 /// The multi-queue layer over a device.
-pub(super) struct BdevLayer {
+pub(super) struct BdevLayerConfig {
     over: &'static str,
     mode: ChannelMode,
     map: QueueMap,
@@ -125,30 +125,45 @@ pub(super) struct BdevLayer {
     scheduler: &'static str,
 }
 
-const fn bdev_layer(
+const fn bdev_layer_config(
     over: &'static str,
     mode: ChannelMode,
     map: QueueMap,
     channels_max: u32,
-) -> BdevLayer {
-    BdevLayer { over, mode, map, channels_max, scheduler: "none" }
+) -> BdevLayerConfig {
+    BdevLayerConfig { over, mode, map, channels_max, scheduler: "none" }
 }
 
 /// The layer in every mode, with owned and with shared contexts.
-const LAYERS: [BdevLayer; 7] = [
-    bdev_layer("ram:8m?block=4k", ChannelMode::Mq, QueueMap::with_default(PER_CHANNEL), u32::MAX),
-    bdev_layer("ram:8m?block=4k", ChannelMode::Mq, QueueMap::with_default(1), 3),
-    bdev_layer("ram:8m?block=4k", ChannelMode::Mq, QueueMap { default: 1, read: 2, poll: 0 }, 2),
-    bdev_layer("ram:4m", ChannelMode::SingleQueue, QueueMap::with_default(1), 3),
-    bdev_layer("ram:4m", ChannelMode::Bypass, QueueMap::with_default(1), 3),
-    BdevLayer {
+const LAYERS: [BdevLayerConfig; 7] = [
+    bdev_layer_config(
+        "ram:8m?block=4k",
+        ChannelMode::Mq,
+        QueueMap::with_default_contexts(PER_CHANNEL),
+        u32::MAX,
+    ),
+    bdev_layer_config("ram:8m?block=4k", ChannelMode::Mq, QueueMap::with_default_contexts(1), 3),
+    bdev_layer_config(
+        "ram:8m?block=4k",
+        ChannelMode::Mq,
+        QueueMap { default: 1, read: 2, poll: 0 },
+        2,
+    ),
+    bdev_layer_config("ram:4m", ChannelMode::SingleQueue, QueueMap::with_default_contexts(1), 3),
+    bdev_layer_config("ram:4m", ChannelMode::Bypass, QueueMap::with_default_contexts(1), 3),
+    BdevLayerConfig {
         scheduler: "deadline?depth=8",
-        ..bdev_layer("file:DISK?size=8m&block=4k", ChannelMode::Mq, QueueMap::with_default(1), 3)
+        ..bdev_layer_config(
+            "file:DISK?size=8m&block=4k",
+            ChannelMode::Mq,
+            QueueMap::with_default_contexts(1),
+            3,
+        )
     },
-    bdev_layer(
+    bdev_layer_config(
         "file:DISK?size=8m&block=4k",
         ChannelMode::Mq,
-        QueueMap::with_default(PER_CHANNEL),
+        QueueMap::with_default_contexts(PER_CHANNEL),
         3,
     ),
 ];
@@ -163,20 +178,20 @@ fn tested_device_in(directory: tempfile::TempDir, name: &str) -> TestedDevice {
     let regions = RegionTable::new(64);
     let memory =
         regions.add_mapping(MemoryMapping::new(2 << 20, MemoryBacking::Private).unwrap()).unwrap();
-    let crypt = CryptKind::new();
+    let crypt = ZeroedCryptType::new();
     let opener = Opener {
         regions: &regions,
         clock: Clock::start(),
         seed: 3,
         kinds: &crate::tests::device_types_with(&[
-            ("reluctant", &SlowDeviceKind),
-            ("made", &CreatedMirrorKind),
-            ("stored", &PoolVolumeKind::ORDERLY),
+            ("reluctant", &PartialAcceptDeviceType),
+            ("made", &CreatedMirrorType),
+            ("stored", &PoolVolumeType::ORDERLY),
             ("crypt", &crypt),
             ("harsh", &StrictDeviceKind),
-            ("merge", &ScheduledKind),
-            ("deadline", &ScheduledKind),
-            ("stream-batch", &ScheduledKind),
+            ("merge", &ScheduledDeviceType),
+            ("deadline", &ScheduledDeviceType),
+            ("stream-batch", &ScheduledDeviceType),
         ]),
     };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
@@ -206,8 +221,8 @@ fn tested_device_in(directory: tempfile::TempDir, name: &str) -> TestedDevice {
 
 impl TestedDevice {
     /// The same device under a layer.
-    fn with_layer(self, layer: &BdevLayer) -> Self {
-        let BdevLayer { mode, map, channels_max, .. } = *layer;
+    fn under_bdev_layer(self, layer: &BdevLayerConfig) -> Self {
+        let BdevLayerConfig { mode, map, channels_max, .. } = *layer;
         let options = BdevOptions::new(Clock::start(), 1);
         let scheduler = layer.scheduler.parse().unwrap();
         let options = BdevOptions { mode, map, channels_max, scheduler, ..options };
@@ -217,8 +232,8 @@ impl TestedDevice {
         Self { name, medium, ..self }
     }
 
-    pub(super) fn driver(&self) -> ChannelDriver {
-        ChannelDriver {
+    pub(super) fn synchronous_channel(&self) -> SynchronousChannel {
+        SynchronousChannel {
             name: self.name.clone(),
             channel: self.medium.channel().unwrap(),
             now: Instant::default(),
@@ -228,7 +243,7 @@ impl TestedDevice {
     }
 }
 
-impl ChannelDriver {
+impl SynchronousChannel {
     pub(super) fn limits(&self) -> Limits {
         self.channel.limits().clone()
     }
@@ -248,7 +263,11 @@ impl ChannelDriver {
     }
 
     /// Memory for `bytes`, cut at random into up to eight segments with gaps between them.
-    pub(super) fn random_segments(&self, bytes: &[u8], random: &mut Random) -> Vec<Segment> {
+    pub(super) fn store_in_random_segments(
+        &self,
+        bytes: &[u8],
+        random: &mut Random,
+    ) -> Vec<Segment> {
         let mut left = u32::try_from(bytes.len()).unwrap();
         let mut at = u32::try_from(random.below(64)).unwrap() * 4;
         let mut segments = Vec::new();
@@ -307,7 +326,7 @@ impl ChannelDriver {
             self.now = self.now.max(wake_at);
         }
         let mut completions = CompletionBatch::with_capacity(room);
-        self.channel.flush();
+        self.channel.flush_submissions();
         let count = self.channel.poll(self.now, &mut completions);
         assert_eq!(count, completions.as_slice().len());
         completions.drain().collect()
@@ -349,7 +368,7 @@ impl ChannelDriver {
         }
     }
 
-    pub(super) fn transfer(
+    pub(super) fn run_with_segments(
         &mut self,
         operation: Operation,
         lba: u64,
@@ -372,7 +391,7 @@ impl ChannelDriver {
         self.submit(request, &[])
     }
 
-    pub(super) fn expect(
+    pub(super) fn run_expecting_success(
         &mut self,
         operation: Operation,
         lba: u64,

@@ -33,7 +33,7 @@ fn read_request(operation: Operation, token: u64) -> Request {
 }
 
 /// Submits `count` requests one after the other and returns their completion times.
-fn measured_latencies(channel: &mut dyn IoChannel, operation: Operation, count: u64) -> Vec<u64> {
+fn measure_latencies(channel: &mut dyn IoChannel, operation: Operation, count: u64) -> Vec<u64> {
     let mut completions = CompletionBatch::with_capacity(1);
     let mut now = Instant { ns: 1_000 };
     let one = |token| {
@@ -81,7 +81,7 @@ fn reads_and_writes_have_separate_delays() {
         (Operation::Deallocate, WRITES),
     ] {
         let mut shown = Histogram::new();
-        let drawn = measured_latencies(&mut *channel, operation, 50_000);
+        let drawn = measure_latencies(&mut *channel, operation, 50_000);
         drawn.iter().for_each(|ns| shown.record(*ns));
         let sum: u64 = drawn.iter().sum();
         let mean = sum / 50_000;
@@ -96,7 +96,7 @@ fn same_seed_gives_the_same_delays() {
     let run = |seed| {
         let delay = delay_device(DELAYS, seed);
         let channels = [delay.channel().unwrap(), delay.channel().unwrap()];
-        channels.map(|mut channel| measured_latencies(&mut *channel, Operation::Read, 50))
+        channels.map(|mut channel| measure_latencies(&mut *channel, Operation::Read, 50))
     };
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));

@@ -8,13 +8,13 @@ use tenmil_base::{
     IoCompletion, IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
 };
 use tenmil_dma::Region;
-use tenmil_linux::EventVectors;
-use tenmil_linux::event_vectors::EventVector;
+use tenmil_linux::EventFdVectors;
+use tenmil_linux::eventfd_vectors::EventFdVector;
 
 use super::FaultShared;
-use super::rule::{FaultEffect, RuleMatch};
+use super::rule::{FaultEffect, MatchedRule};
 use crate::combined_wake_source::CombinedWakeSource;
-use crate::request_validation::validate_request;
+use crate::request_validation::valid_request_segments;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
 
@@ -40,7 +40,7 @@ pub(super) struct FaultChannel {
     free_blocks: Vec<u16>,
     wake: CombinedWakeSource,
     /// Wakes this thread when hanging requests are released.
-    vector: EventVector,
+    vector: EventFdVector,
     number: u64,
 }
 
@@ -85,7 +85,7 @@ impl FaultChannel {
         let inner = medium.channel()?;
         let refuse = |error: &dyn std::fmt::Display| format!("fault: {error}");
         let vectors =
-            EventVectors::new(1).map_err(|error| refuse(&error)).map_err(Error::environment)?;
+            EventFdVectors::new(1).map_err(|error| refuse(&error)).map_err(Error::environment)?;
         let vector = vectors
             .vector(0)
             .ok_or("fault: no event descriptor, expected one")
@@ -157,10 +157,10 @@ impl FaultChannel {
         now: Instant,
         request: &Request,
         segments: &[Segment],
-        strike: &RuleMatch,
+        strike: &MatchedRule,
     ) -> bool {
         let mut random = strike.random.clone();
-        let own = match validate_request(&self.limits, request, segments) {
+        let own = match valid_request_segments(&self.limits, request, segments) {
             // The request is invalid; the device below rejects it with the precise status.
             Err(_) => {
                 return self.submit_unchanged(now, std::slice::from_ref(request), segments) == 1;
@@ -176,7 +176,8 @@ impl FaultChannel {
             FaultEffect::Drop => self.free.pop().is_some(),
             FaultEffect::Hang => {
                 let slot = self.free.last().copied();
-                let taken = self.submit_one(now, request, segments, CompletionAction::Keep(None));
+                let taken =
+                    self.submit_with_action(now, request, segments, CompletionAction::Keep(None));
                 if taken {
                     self.hanging.extend(slot);
                     self.shared.hanging.fetch_add(1, Ordering::Release);
@@ -184,8 +185,8 @@ impl FaultChannel {
                 taken
             }
             FaultEffect::Corrupt if request.operation == Operation::Read => {
-                let flips = BitFlips::draw(&mut random, own);
-                self.submit_one(now, request, segments, CompletionAction::Flip(flips))
+                let flips = BitFlips::random_flips(&mut random, own);
+                self.submit_with_action(now, request, segments, CompletionAction::Flip(flips))
             }
             FaultEffect::Corrupt => self.submit_corrupted_write(now, request, own, &mut random),
             FaultEffect::TornWrite => {
@@ -196,7 +197,7 @@ impl FaultChannel {
     }
 
     /// Submits one request; returns false if it was not accepted.
-    fn submit_one(
+    fn submit_with_action(
         &mut self,
         now: Instant,
         request: &Request,
@@ -235,7 +236,7 @@ impl FaultChannel {
         SegmentCursor::new(own).take_into_list(len_bytes, &mut segments);
         let segment_count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let part = Request { blocks, segment_first: 0, segment_count, ..*request };
-        let taken = self.submit_one(
+        let taken = self.submit_with_action(
             now,
             &part,
             &segments,
@@ -254,7 +255,7 @@ impl FaultChannel {
         random: &mut Random,
     ) -> bool {
         if request.blocks == 0 {
-            return self.submit_one(now, request, &[], CompletionAction::Pass);
+            return self.submit_with_action(now, request, &[], CompletionAction::Pass);
         }
         let Some(number) = self.free_blocks.last().copied() else { return false };
         let size = self.limits.block_size;
@@ -278,10 +279,10 @@ impl FaultChannel {
             pieces = SegmentCursor::new(own);
         }
         pieces.take_into_list(u64::MAX, &mut segments);
-        BitFlips::draw(random, &[ours]).apply(&self.shared);
+        BitFlips::random_flips(random, &[ours]).flip_memory(&self.shared);
         let segment_count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let child = Request { segment_first: 0, segment_count, ..*request };
-        let taken = self.submit_one(now, &child, &segments, CompletionAction::Take(number));
+        let taken = self.submit_with_action(now, &child, &segments, CompletionAction::Take(number));
         self.segments = segments;
         if taken {
             self.free_blocks.pop();
@@ -298,7 +299,7 @@ impl FaultChannel {
             CompletionAction::Pass => {}
             CompletionAction::Replace(status) => completion.status = *status,
             CompletionAction::Flip(flips) if completion.status.is_success() => {
-                flips.apply(&self.shared)
+                flips.flip_memory(&self.shared)
             }
             CompletionAction::Flip(_) => {}
             CompletionAction::Take(block) => self.free_blocks.push(*block),
@@ -312,7 +313,7 @@ impl FaultChannel {
     }
 
     /// Releases hanging requests if that was ordered since the last call.
-    fn check_release(&mut self) {
+    fn release_hanging_if_signaled(&mut self) {
         let releases = self.shared.releases.load(Ordering::Acquire);
         if releases == self.seen.0 {
             return;
@@ -355,9 +356,9 @@ impl IoChannel for FaultChannel {
             return self.submit_unchanged(now, requests, segments);
         }
         let shared = Arc::clone(&self.shared);
-        let mut rules = shared.rules();
+        let mut rules = shared.lock_rules();
         let take = |request: &&Request| {
-            let strike = rules.match_request(request);
+            let strike = rules.rule_for_request(request);
             let taken = match &strike {
                 None => self.submit_unchanged(now, std::slice::from_ref(*request), segments) == 1,
                 Some(strike) => self.inject_fault(now, request, segments, strike),
@@ -375,7 +376,7 @@ impl IoChannel for FaultChannel {
         self.inner.poll(now, &mut below);
         below.drain().for_each(|completion| self.handle_completion(completion));
         self.below = below;
-        self.check_release();
+        self.release_hanging_if_signaled();
         self.ready.drain_into(completions)
     }
 }
@@ -399,7 +400,7 @@ impl ChannelWakeup for FaultChannel {
     }
 
     /// Requests may hang here until they are released.
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         false
     }
 
@@ -425,7 +426,7 @@ impl Drop for FaultChannel {
 
 impl BitFlips {
     /// Draws one to three bits in the bytes of `segments`, each in another byte.
-    fn draw(random: &mut Random, segments: &[Segment]) -> Self {
+    fn random_flips(random: &mut Random, segments: &[Segment]) -> Self {
         let len_bytes: u64 = segments.iter().map(|segment| u64::from(segment.len_bytes)).sum();
         let count = (random.below(FLIPS_MAX as u64) + 1).min(len_bytes);
         let mut flips = Self::default();
@@ -444,7 +445,7 @@ impl BitFlips {
     }
 
     /// Flips the bits. Invalid memory is skipped.
-    fn apply(&self, shared: &FaultShared) {
+    fn flip_memory(&self, shared: &FaultShared) {
         for (byte, mask) in self.0.iter().flatten() {
             let mut value = [0];
             if shared.regions.load(*byte, &mut value).is_ok() {

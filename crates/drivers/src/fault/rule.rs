@@ -83,7 +83,7 @@ struct RuleCounters {
 
 /// The effect on a request, to be counted once the request is accepted.
 #[derive(Clone, Debug)]
-pub(super) struct RuleMatch {
+pub(super) struct MatchedRule {
     pub(super) effect: FaultEffect,
     /// Random stream for the details of the effect.
     pub(super) random: Random,
@@ -119,16 +119,16 @@ impl FaultEffect {
         }
     }
 
-    fn operations(self) -> Vec<Operation> {
+    fn applicable_operations(self) -> Vec<Operation> {
         Operation::ALL.into_iter().filter(|operation| self.applies_to(*operation)).collect()
     }
 }
 
 impl FaultRule {
     /// A rule with this effect on every operation it is possible for.
-    pub fn unconditional(effect: FaultEffect) -> Self {
+    pub fn for_every_request(effect: FaultEffect) -> Self {
         let (blocks, skip, when, times) = (None, 0, FaultTrigger::Every(1), u64::MAX);
-        Self { effect, operations: effect.operations(), blocks, skip, when, times }
+        Self { effect, operations: effect.applicable_operations(), blocks, skip, when, times }
     }
 
     /// Parses several rules. An empty text has no rules.
@@ -161,12 +161,12 @@ impl FaultRules {
         Self { rules, seed }
     }
 
-    pub(super) fn list(&self) -> Vec<(FaultRule, u64)> {
+    pub(super) fn rules_with_counts(&self) -> Vec<(FaultRule, u64)> {
         self.rules.iter().map(|(rule, record)| (rule.clone(), record.struck)).collect()
     }
 
     /// The rule that applies to a request, if any. Nothing is counted before [`count_accepted`](Self::count_accepted).
-    pub(super) fn match_request(&self, request: &Request) -> Option<RuleMatch> {
+    pub(super) fn rule_for_request(&self, request: &Request) -> Option<MatchedRule> {
         self.rules.iter().enumerate().find_map(|(index, (rule, record))| {
             if !rule.matches(request) || record.struck >= rule.times || record.seen < rule.skip {
                 return None;
@@ -177,12 +177,12 @@ impl FaultRules {
                 FaultTrigger::Every(every) => (record.seen - rule.skip + 1).is_multiple_of(every),
                 FaultTrigger::Chance(chance) => random.chance(1, chance),
             };
-            strikes.then_some(RuleMatch { effect: rule.effect, random, rule: index })
+            strikes.then_some(MatchedRule { effect: rule.effect, random, rule: index })
         })
     }
 
     /// Counts an accepted request and the rule applied to it.
-    pub(super) fn count_accepted(&mut self, request: &Request, strike: Option<&RuleMatch>) {
+    pub(super) fn count_accepted(&mut self, request: &Request, strike: Option<&MatchedRule>) {
         let last = strike.map_or(usize::MAX, |strike| strike.rule);
         for (index, (rule, record)) in self.rules.iter_mut().enumerate() {
             if index <= last && rule.matches(request) {
@@ -209,7 +209,7 @@ impl FromStr for FaultRule {
         let (operations, mut rest) = rest.split_at(end);
         let mut rule = Self {
             operations: parse_operations(effect, operations)?,
-            ..Self::unconditional(effect)
+            ..Self::for_every_request(effect)
         };
         if let Some(first) = take_number(&mut rest, '@')? {
             let last = take_number(&mut rest, '-')?.unwrap_or(first);
@@ -228,11 +228,11 @@ impl FromStr for FaultRule {
             return Err(format!("one in 0 in `{text}`, expected at least one in 1"));
         }
         rule.times = take_number(&mut rest, 'x')?.unwrap_or(u64::MAX);
-        if rest.is_empty() { Ok(rule) } else { Err(rest_error(text, rest)) }
+        if rest.is_empty() { Ok(rule) } else { Err(unparsed_rest_error(text, rest)) }
     }
 }
 
-fn rest_error(text: &str, rest: &str) -> String {
+fn unparsed_rest_error(text: &str, rest: &str) -> String {
     format!(
         "`{rest}` in `{text}` is not understood, expected @FIRST-LAST, +SKIP, /EVERY or ~CHANCE, \
          xTIMES in this order"
@@ -241,13 +241,15 @@ fn rest_error(text: &str, rest: &str) -> String {
 
 fn parse_operations(effect: FaultEffect, text: &str) -> Result<Vec<Operation>, String> {
     if text == "any" {
-        return Ok(effect.operations());
+        return Ok(effect.applicable_operations());
     }
     let mut operations = Vec::new();
     for name in text.split(',') {
-        let found = effect.operations().into_iter().find(|operation| operation.name() == name);
+        let found =
+            effect.applicable_operations().into_iter().find(|operation| operation.name() == name);
         let operation = found.ok_or_else(|| {
-            let names: Vec<&str> = effect.operations().iter().map(|one| one.name()).collect();
+            let names: Vec<&str> =
+                effect.applicable_operations().iter().map(|one| one.name()).collect();
             let names = names.join(", ");
             format!("`{name}` is nothing to {}, expected any or some of {names}", effect.name())
         })?;
@@ -276,7 +278,7 @@ impl fmt::Display for FaultRule {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { effect, operations, blocks, skip, when, times } = self;
         write!(out, "{}:", effect.name())?;
-        if *operations == effect.operations() && operations.len() > 1 {
+        if *operations == effect.applicable_operations() && operations.len() > 1 {
             write!(out, "any")?;
         } else {
             let names: Vec<&str> = operations.iter().map(|operation| operation.name()).collect();
@@ -321,11 +323,11 @@ mod tests {
     }
 
     /// Which of `count` reads the rule applies to.
-    fn struck_requests(rule: &str, count: usize) -> Vec<usize> {
+    fn indexes_of_matched_reads(rule: &str, count: usize) -> Vec<usize> {
         let mut rules = FaultRules::new(FaultRule::parse_all(rule).unwrap(), 5);
         let request = request(Operation::Read, 0);
         let one = |_: &usize| {
-            let strike = rules.match_request(&request);
+            let strike = rules.rule_for_request(&request);
             rules.count_accepted(&request, strike.as_ref());
             strike.is_some()
         };
@@ -349,7 +351,7 @@ mod tests {
         }
         let two = FaultRule::parse_all("error:read;;hang:any;").unwrap();
         assert_eq!(two.len(), 2);
-        assert_eq!(two[1], FaultRule::unconditional(FaultEffect::Hang));
+        assert_eq!(two[1], FaultRule::for_every_request(FaultEffect::Hang));
         assert_eq!("tear:any".parse::<FaultRule>().unwrap().to_string(), "tear:write");
     }
 
@@ -376,27 +378,27 @@ mod tests {
 
     #[test]
     fn rule_counters_count_matching_requests_only() {
-        assert_eq!(struck_requests("error:readx3", 9), [0, 1, 2]);
-        assert_eq!(struck_requests("error:read/3", 9), [2, 5, 8]);
-        assert_eq!(struck_requests("error:read+7", 9), [7, 8]);
-        assert_eq!(struck_requests("error:read+2/3x2", 20), [4, 7]);
-        assert_eq!(struck_requests("error:write", 9), []);
-        assert_eq!(struck_requests("error:readx2;hang:readx2", 9), [0, 1, 2, 3]);
-        let by_chance = struck_requests("error:read~10", 10_000);
+        assert_eq!(indexes_of_matched_reads("error:readx3", 9), [0, 1, 2]);
+        assert_eq!(indexes_of_matched_reads("error:read/3", 9), [2, 5, 8]);
+        assert_eq!(indexes_of_matched_reads("error:read+7", 9), [7, 8]);
+        assert_eq!(indexes_of_matched_reads("error:read+2/3x2", 20), [4, 7]);
+        assert_eq!(indexes_of_matched_reads("error:write", 9), []);
+        assert_eq!(indexes_of_matched_reads("error:readx2;hang:readx2", 9), [0, 1, 2, 3]);
+        let by_chance = indexes_of_matched_reads("error:read~10", 10_000);
         assert!((850..1_150).contains(&by_chance.len()), "{}", by_chance.len());
-        assert_eq!(by_chance, struck_requests("error:read~10", 10_000), "by the seed");
+        assert_eq!(by_chance, indexes_of_matched_reads("error:read~10", 10_000), "by the seed");
     }
 
     #[test]
     fn rule_matches_overlapping_blocks() {
         let rules = FaultRules::new(FaultRule::parse_all("error:any@10-11").unwrap(), 5);
-        let strikes = |operation, lba| rules.match_request(&request(operation, lba)).is_some();
+        let strikes = |operation, lba| rules.rule_for_request(&request(operation, lba)).is_some();
         for lba in 0..20 {
             assert_eq!(strikes(Operation::Write, lba), (7..=11).contains(&lba), "{lba}");
         }
         assert!(!strikes(Operation::Flush, 10), "a flush touches no blocks");
         let copy = Request { operand: 9, ..request(Operation::Copy, 50) };
-        assert!(rules.match_request(&copy).is_some(), "a copy touches its source too");
+        assert!(rules.rule_for_request(&copy).is_some(), "a copy touches its source too");
     }
 
     #[test]
@@ -404,11 +406,11 @@ mod tests {
         let mut rules = FaultRules::new(FaultRule::parse_all("error:readx1").unwrap(), 5);
         let read = request(Operation::Read, 0);
         for _ in 0..3 {
-            assert!(rules.match_request(&read).is_some());
+            assert!(rules.rule_for_request(&read).is_some());
         }
-        let strike = rules.match_request(&read);
+        let strike = rules.rule_for_request(&read);
         rules.count_accepted(&read, strike.as_ref());
-        assert!(rules.match_request(&read).is_none());
-        assert_eq!(rules.list()[0].1, 1);
+        assert!(rules.rule_for_request(&read).is_none());
+        assert_eq!(rules.rules_with_counts()[0].1, 1);
     }
 }

@@ -64,19 +64,19 @@ impl FaultFixture {
     }
 
     /// Writes `byte` to 64 blocks, without faults.
-    fn write_below(&mut self, byte: u8) {
+    fn write_without_faults(&mut self, byte: u8) {
         let all = self.memory(64);
         self.regions.fill(all, byte).unwrap();
-        self.run_below(Operation::Write);
+        self.run_without_faults(Operation::Write);
     }
 
     /// Contents of 64 blocks, without faults.
-    fn read_below(&mut self) -> Vec<u8> {
-        self.run_below(Operation::Read);
+    fn read_without_faults(&mut self) -> Vec<u8> {
+        self.run_without_faults(Operation::Read);
         self.memory_bytes(64)
     }
 
-    fn run_below(&mut self, operation: Operation) {
+    fn run_without_faults(&mut self, operation: Operation) {
         let all = self.memory(64);
         let request = Request { segment_count: 1, ..request(operation, 1, 0, 64) };
         assert_eq!(self.behind.submit(Instant::default(), &[request], &[all]), 1);
@@ -118,13 +118,13 @@ fn count_wrong_bits(bytes: &[u8], byte: u8) -> u32 {
 #[test]
 fn injected_error_executes_nothing() {
     let mut bench = FaultFixture::new("error:write@8-9;error-path:flush;error:read@9x1", 1);
-    bench.write_below(3);
+    bench.write_without_faults(3);
     bench.fill_memory(5);
     assert_eq!(bench.run_request(Operation::Write, 4, 8), IoStatus::WRITE_FAULT);
     assert_eq!(bench.run_request(Operation::Flush, 0, 0), IoStatus::PATH_ERROR);
     assert_eq!(bench.run_request(Operation::Read, 2, 8), IoStatus::UNRECOVERED_READ);
     assert_eq!(bench.run_request(Operation::Read, 2, 8), IoStatus::SUCCESS, "once");
-    assert_eq!(count_wrong_bits(&bench.read_below(), 3), 0);
+    assert_eq!(count_wrong_bits(&bench.read_without_faults(), 3), 0);
     bench.fill_memory(5);
     assert_eq!(bench.run_request(Operation::Write, 10, 8), IoStatus::SUCCESS, "beside the range");
     let struck: Vec<u64> = bench.handle.rules().iter().map(|(_, struck)| *struck).collect();
@@ -132,7 +132,7 @@ fn injected_error_executes_nothing() {
 }
 
 #[test]
-fn hanging_request_executes_when_released() {
+fn hanging_request_executes_when_rules_are_cleared() {
     let mut bench = FaultFixture::new("hang:writex2", 1);
     bench.fill_memory(5);
     for token in 0..3 {
@@ -141,7 +141,11 @@ fn hanging_request_executes_when_released() {
     assert_eq!(bench.poll(), [(2, IoStatus::SUCCESS)]);
     assert_eq!(bench.poll(), []);
     assert_eq!(bench.handle.hanging_count(), 2);
-    assert_eq!(count_wrong_bits(&bench.read_below()[..24 * 512], 5), 0, "all of it is written");
+    assert_eq!(
+        count_wrong_bits(&bench.read_without_faults()[..24 * 512], 5),
+        0,
+        "all of it is written"
+    );
     bench.handle.set_rules(Vec::new());
     assert_eq!(bench.poll(), [], "other rules change nothing for what hangs");
     bench.handle.clear_rules();
@@ -208,12 +212,16 @@ fn corrupted_read_succeeds_with_one_to_three_wrong_bits() {
     let mut counts = [0; 4];
     for seed in 0..60 {
         let mut bench = FaultFixture::new("corrupt:read", seed);
-        bench.write_below(0x5a);
+        bench.write_without_faults(0x5a);
         bench.fill_memory(0xff);
         assert_eq!(bench.run_request(Operation::Read, 8, 8), IoStatus::SUCCESS);
         let wrong = count_wrong_bits(&bench.memory_bytes(8), 0x5a);
         counts[wrong as usize] += 1;
-        assert_eq!(count_wrong_bits(&bench.read_below(), 0x5a), 0, "what is stored is right");
+        assert_eq!(
+            count_wrong_bits(&bench.read_without_faults(), 0x5a),
+            0,
+            "what is stored is right"
+        );
     }
     assert!(counts[0] == 0 && counts[1..].iter().all(|count| *count > 5), "{counts:?}");
 }
@@ -222,7 +230,7 @@ fn corrupted_read_succeeds_with_one_to_three_wrong_bits() {
 fn corrupted_write_stores_wrong_bits_only_on_the_device() {
     for seed in 0..60 {
         let mut bench = FaultFixture::new("corrupt:write", seed);
-        bench.write_below(1);
+        bench.write_without_faults(1);
         bench.fill_memory(0x5a);
         assert_eq!(bench.run_request(Operation::Write, 8, 8), IoStatus::SUCCESS);
         assert_eq!(
@@ -230,7 +238,7 @@ fn corrupted_write_stores_wrong_bits_only_on_the_device() {
             0,
             "the memory is the caller's"
         );
-        let stored = bench.read_below();
+        let stored = bench.read_without_faults();
         let wrong = count_wrong_bits(&stored[8 * 512..16 * 512], 0x5a);
         assert!((1..=3).contains(&wrong), "{wrong}");
         assert_eq!(
@@ -257,10 +265,10 @@ fn torn_write_stores_its_first_blocks_and_fails() {
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..60 {
         let mut bench = FaultFixture::new("tear:write", seed);
-        bench.write_below(1);
+        bench.write_without_faults(1);
         bench.fill_memory(2);
         assert_eq!(bench.run_request(Operation::Write, 8, 8), IoStatus::WRITE_FAULT);
-        let stored = bench.read_below();
+        let stored = bench.read_without_faults();
         let torn = stored[8 * 512..].iter().take_while(|byte| **byte == 2).count();
         assert!(torn.is_multiple_of(512) && torn < 8 * 512);
         assert_eq!(count_wrong_bits(&stored[8 * 512 + torn..], 1), 0);
@@ -274,21 +282,21 @@ fn torn_write_stores_its_first_blocks_and_fails() {
 fn short_request_executes_partially_and_succeeds() {
     for seed in 0..30 {
         let mut bench = FaultFixture::new("short:any", seed);
-        bench.write_below(1);
+        bench.write_without_faults(1);
         bench.fill_memory(2);
         assert_eq!(bench.run_request(Operation::Read, 8, 8), IoStatus::SUCCESS);
         let bytes = bench.memory_bytes(8);
         let read = bytes.iter().take_while(|byte| **byte == 1).count();
         assert!(read < 8 * 512 && count_wrong_bits(&bytes[read..], 2) == 0);
         assert_eq!(bench.run_request(Operation::WriteZeroes, 8, 8), IoStatus::SUCCESS);
-        let stored = bench.read_below();
+        let stored = bench.read_without_faults();
         let zeroed = stored[8 * 512..].iter().take_while(|byte| **byte == 0).count();
         assert!(zeroed < 8 * 512 && count_wrong_bits(&stored[8 * 512 + zeroed..], 1) == 0);
     }
 }
 
 #[test]
-fn rules_count_across_channels_and_follow_the_seed() {
+fn rule_counts_all_channels_and_same_seed_repeats_faults() {
     let run = |seed| {
         let regions = RegionTable::new(4);
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
@@ -348,11 +356,11 @@ fn closed_channel_releases_its_memory_and_waker() {
     let fault = FaultDevice::new(ram, &regions, Vec::new(), 1).unwrap();
     for _ in 0..10 {
         let channel = fault.channel().unwrap();
-        assert_eq!(fault.shared.sleepers().len(), 1);
+        assert_eq!(fault.shared.lock_wakers().len(), 1);
         let second = fault.channel().err().unwrap();
         assert!(second.text.starts_with("fault: add a memory region"), "{second}");
-        assert_eq!(fault.shared.sleepers().len(), 1);
+        assert_eq!(fault.shared.lock_wakers().len(), 1);
         drop(channel);
-        assert_eq!(fault.shared.sleepers().len(), 0);
+        assert_eq!(fault.shared.lock_wakers().len(), 0);
     }
 }

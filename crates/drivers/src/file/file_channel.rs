@@ -10,9 +10,9 @@ use tenmil_linux::file_engine::{FileOp, JobCompletion, SubmitError};
 
 use super::file_io::FileIo;
 use super::file_request::{AwaitedJob, FileRequest, is_unsupported_errno};
-use super::lost_write::{is_write_loss, page_cache_explanation};
-use super::{BUFFERS, ChannelResources, DEPTH_MAX, FileShared, SEGMENTS_MAX};
-use crate::request_validation::validate_request;
+use super::lost_write::{may_report_lost_writes, unreadable_loss_hint};
+use super::{BUFFERS, ChannelBuffers, DEPTH_MAX, FileShared, SEGMENTS_MAX};
+use crate::request_validation::valid_request_segments;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
 
@@ -21,14 +21,14 @@ use tenmil_block::SegmentCursor;
 #[derive(Debug)]
 pub(super) struct FileChannel<J> {
     engine: J,
-    loan: ChannelResources,
+    loan: ChannelBuffers,
     /// Limits of the device, with the size as of the last submission.
     limits: Limits,
     requests: Box<[FileRequest]>,
     free: Vec<u16>,
     buffers: Vec<u16>,
     ended: Vec<JobCompletion>,
-    syncs: SyncQueue,
+    syncs: RequestsAwaitingSync,
     /// How many losses of the file its owner has acknowledged.
     acknowledged: u64,
     ready: CompletionQueue,
@@ -38,7 +38,7 @@ pub(super) struct FileChannel<J> {
 /// kernel may report a lost write to one and success to the other, regardless of which ends first.
 /// Requests that arrive during a sync share the next one.
 #[derive(Debug)]
-struct SyncQueue {
+struct RequestsAwaitingSync {
     /// Requests of the sync in flight.
     running: Vec<u16>,
     waiting: Vec<u16>,
@@ -66,17 +66,17 @@ enum FirstStep {
 }
 
 impl<J: FileIo> FileChannel<J> {
-    pub(super) fn new(engine: J, loan: ChannelResources) -> Self {
+    pub(super) fn new(engine: J, loan: ChannelBuffers) -> Self {
         Self {
             engine,
             limits: loan.shared.limits(),
-            acknowledged: loan.shared.lost_writes.acknowledged(),
+            acknowledged: loan.shared.lost_writes.acknowledged_loss_count(),
             loan,
-            requests: (0..DEPTH_MAX).map(|_| FileRequest::empty(SEGMENTS_MAX)).collect(),
+            requests: (0..DEPTH_MAX).map(|_| FileRequest::free_entry(SEGMENTS_MAX)).collect(),
             free: (0..DEPTH_MAX).rev().collect(),
             buffers: (0..BUFFERS).rev().collect(),
             ended: Vec::with_capacity(usize::from(DEPTH_MAX)),
-            syncs: SyncQueue::new(),
+            syncs: RequestsAwaitingSync::new(),
             ready: CompletionQueue::with_depth(u32::from(DEPTH_MAX)),
         }
     }
@@ -87,7 +87,7 @@ impl<J: FileIo> FileChannel<J> {
         if self.free.len() <= self.ready.len() {
             return false;
         }
-        let begin = validate_request(&self.limits, request, segments)
+        let begin = valid_request_segments(&self.limits, request, segments)
             .map(|own| (first_step(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
             Err(status) | Ok((FirstStep::Complete(status), _)) => {
@@ -106,13 +106,13 @@ impl<J: FileIo> FileChannel<J> {
         work.segments.extend_from_slice(own);
         (work.awaits, work.done, work.own) = (awaits, 0, Segment::default());
         work.buffer = if buffer { self.buffers.pop() } else { None };
-        let next = self.enter_state(index, awaits);
+        let next = self.await_job(index, awaits);
         self.execute_step(index, next);
         true
     }
 
     /// Sets the state of a request and prepares the memory of its job.
-    fn enter_state(&mut self, index: u16, awaits: AwaitedJob) -> NextRequestStep {
+    fn await_job(&mut self, index: u16, awaits: AwaitedJob) -> NextRequestStep {
         let FileShared { regions, limits, zeroes, .. } = &*self.loan.shared;
         let work = &mut self.requests[usize::from(index)];
         work.awaits = awaits;
@@ -122,10 +122,10 @@ impl<J: FileIo> FileChannel<J> {
         };
         if chunk_begins {
             let whole = work.buffer.map_or(zeroes.segment(), |buffer| self.loan.buffer(buffer));
-            work.next_chunk(whole, limits.block_size);
+            work.select_next_chunk(whole, limits.block_size);
         }
         if awaits == AwaitedJob::Stored && work.request.operation == Operation::Write {
-            return match gather(regions, &work.segments, work.own) {
+            return match copy_request_to_buffer(regions, &work.segments, work.own) {
                 Ok(()) => NextRequestStep::Job,
                 Err(status) => NextRequestStep::Complete(status),
             };
@@ -172,7 +172,7 @@ impl<J: FileIo> FileChannel<J> {
 
     /// Submits a sync for all waiting requests, unless one is in flight.
     fn submit_sync(&mut self) {
-        let SyncQueue { running, waiting, .. } = &mut self.syncs;
+        let RequestsAwaitingSync { running, waiting, .. } = &mut self.syncs;
         if running.is_empty() && !waiting.is_empty() {
             std::mem::swap(running, waiting);
             let asked = self.engine.submit(SYNC, FileOp::Sync);
@@ -193,7 +193,7 @@ impl<J: FileIo> FileChannel<J> {
         let mut ended = std::mem::take(&mut self.syncs.ended);
         std::mem::swap(&mut ended, &mut self.syncs.running);
         for index in &ended {
-            let next = self.after_job(*index, result);
+            let next = self.step_after_job(*index, result);
             self.execute_step(*index, next);
         }
         ended.clear();
@@ -203,14 +203,14 @@ impl<J: FileIo> FileChannel<J> {
     }
 
     /// The next step after the current job of a request has ended.
-    fn after_job(&mut self, index: u16, result: Result<(), Errno>) -> NextRequestStep {
+    fn step_after_job(&mut self, index: u16, result: Result<(), Errno>) -> NextRequestStep {
         let Self { requests, loan, acknowledged, .. } = self;
         let work = &mut requests[usize::from(index)];
         match (result, work.awaits) {
             (Err(errno), AwaitedJob::Holed | AwaitedJob::Zeroed) if is_unsupported_errno(errno) => {
-                self.after_unsupported(index)
+                self.step_after_unsupported_job(index)
             }
-            (Err(errno), _) => self.after_failure(index, errno),
+            (Err(errno), _) => self.step_after_failed_job(index, errno),
             (Ok(()), AwaitedJob::PriorWritesSynced)
                 if loan.shared.lost_writes.loss_count() > *acknowledged =>
             {
@@ -222,35 +222,37 @@ impl<J: FileIo> FileChannel<J> {
                 } else {
                     AwaitedJob::Transferred
                 };
-                self.enter_state(index, awaits)
+                self.await_job(index, awaits)
             }
             (Ok(()), AwaitedJob::Transferred) if !work.request.flags.has(RequestFlags::FUA) => {
                 NextRequestStep::Complete(IoStatus::SUCCESS)
             }
-            (Ok(()), AwaitedJob::Transferred) if work.is_forced_write() => self.after_forced(index),
-            (Ok(()), AwaitedJob::Transferred | AwaitedJob::AllSynced) => self.persistence_step(),
-            (Ok(()), AwaitedJob::Fetched) => self.after_fetch(index),
-            (Ok(()), AwaitedJob::Stored) => self.after_store(index),
-            (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.after_data_in_place(index),
+            (Ok(()), AwaitedJob::Transferred) if work.is_fua_write() => {
+                self.step_after_fua_write(index)
+            }
+            (Ok(()), AwaitedJob::Transferred | AwaitedJob::AllSynced) => self.step_after_sync(),
+            (Ok(()), AwaitedJob::Fetched) => self.step_after_chunk_read(index),
+            (Ok(()), AwaitedJob::Stored) => self.step_after_chunk_write(index),
+            (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.step_after_data_written(index),
         }
     }
 
     /// A FUA write has ended. In the page cache it is synced by the channel's own description: the kernel
     /// reports a lost write once per description, and all channels write by the same one.
-    fn after_forced(&mut self, index: u16) -> NextRequestStep {
+    fn step_after_fua_write(&mut self, index: u16) -> NextRequestStep {
         if self.loan.shared.direct.is_ok() {
-            self.persistence_step()
+            self.step_after_sync()
         } else {
-            self.enter_state(index, AwaitedJob::AllSynced)
+            self.await_job(index, AwaitedJob::AllSynced)
         }
     }
 
     /// Status of a request whose data must be on stable storage, as far as the kernel reports.
-    fn persistence_step(&self) -> NextRequestStep {
+    fn step_after_sync(&self) -> NextRequestStep {
         if self.has_lost_writes() {
             return NextRequestStep::Complete(IoStatus::WRITE_FAULT);
         }
-        self.loan.shared.lost_writes.note_successful_flush();
+        self.loan.shared.lost_writes.rearm_report_after_flush();
         NextRequestStep::Complete(IoStatus::SUCCESS)
     }
 
@@ -266,27 +268,27 @@ impl<J: FileIo> FileChannel<J> {
     }
 
     #[cold]
-    fn after_failure(&mut self, index: u16, errno: Errno) -> NextRequestStep {
+    fn step_after_failed_job(&mut self, index: u16, errno: Errno) -> NextRequestStep {
         let FileShared { lost_writes, file, direct, .. } = &*self.loan.shared;
         let work = &self.requests[usize::from(index)];
         if work.request.operation == Operation::Read && file.is_growth_pending() {
-            return NextRequestStep::Complete(self.read_short(index));
+            return NextRequestStep::Complete(self.read_zero_padded(index));
         }
         let syncs = matches!(work.awaits, AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced);
-        let is_stable = direct.is_ok() && work.is_forced_write();
-        if syncs || (is_stable && is_write_loss(errno)) {
-            lost_writes.note_loss(file.path(), errno);
+        let is_stable = direct.is_ok() && work.is_fua_write();
+        if syncs || (is_stable && may_report_lost_writes(errno)) {
+            lost_writes.count_and_report_loss(file.path(), errno);
         }
         NextRequestStep::Complete(if syncs {
             IoStatus::WRITE_FAULT
         } else {
-            work.error_status(errno)
+            work.status_of_errno(errno)
         })
     }
 
     /// A read of a file that is shorter than it will be.
     #[cold]
-    fn read_short(&self, index: u16) -> IoStatus {
+    fn read_zero_padded(&self, index: u16) -> IoStatus {
         let FileShared { regions, limits, file, .. } = &*self.loan.shared;
         let FileRequest { request, segments, .. } = &self.requests[usize::from(index)];
         let len_bytes = u64::from(request.blocks) * u64::from(limits.block_size);
@@ -308,55 +310,57 @@ impl<J: FileIo> FileChannel<J> {
 
     /// The file system cannot deallocate or cannot zero a range: the other of the two reads the same, and
     /// zeroes can always be written. A deallocation may as well do nothing.
-    fn after_unsupported(&mut self, index: u16) -> NextRequestStep {
+    fn step_after_unsupported_job(&mut self, index: u16) -> NextRequestStep {
         let FileRequest { request, awaits, .. } = &self.requests[usize::from(index)];
         let (first, second) = zeroing_jobs(request.flags);
         match request.operation {
-            Operation::WriteZeroes if *awaits == first => self.enter_state(index, second),
-            Operation::WriteZeroes => self.enter_state(index, AwaitedJob::Stored),
+            Operation::WriteZeroes if *awaits == first => self.await_job(index, second),
+            Operation::WriteZeroes => self.await_job(index, AwaitedJob::Stored),
             _ => NextRequestStep::Complete(IoStatus::SUCCESS),
         }
     }
 
-    fn after_fetch(&mut self, index: u16) -> NextRequestStep {
+    fn step_after_chunk_read(&mut self, index: u16) -> NextRequestStep {
         let FileShared { regions, limits, .. } = &*self.loan.shared;
         let work = &mut self.requests[usize::from(index)];
         match work.request.operation {
-            Operation::Copy => self.enter_state(index, AwaitedJob::Stored),
+            Operation::Copy => self.await_job(index, AwaitedJob::Stored),
             Operation::Verify => {
-                if work.finish_chunk(limits.block_size) {
-                    self.enter_state(index, AwaitedJob::Fetched)
+                if work.finish_chunk_has_more(limits.block_size) {
+                    self.await_job(index, AwaitedJob::Fetched)
                 } else {
                     NextRequestStep::Complete(IoStatus::SUCCESS)
                 }
             }
-            Operation::Compare => {
-                NextRequestStep::Complete(compare(regions, work.own, &work.segments))
-            }
+            Operation::Compare => NextRequestStep::Complete(compare_buffer_with_request(
+                regions,
+                work.own,
+                &work.segments,
+            )),
             Operation::Read => {
-                NextRequestStep::Complete(scatter(regions, work.own, &work.segments))
+                NextRequestStep::Complete(copy_buffer_to_request(regions, work.own, &work.segments))
             }
             _ => NextRequestStep::Complete(IoStatus::SUCCESS),
         }
     }
 
-    fn after_store(&mut self, index: u16) -> NextRequestStep {
+    fn step_after_chunk_write(&mut self, index: u16) -> NextRequestStep {
         let block_size = self.loan.shared.limits.block_size;
         let work = &mut self.requests[usize::from(index)];
-        let more = work.finish_chunk(block_size);
+        let more = work.finish_chunk_has_more(block_size);
         match work.request.operation {
-            Operation::Write if work.is_forced_write() => self.after_forced(index),
+            Operation::Write if work.is_fua_write() => self.step_after_fua_write(index),
             Operation::Write => NextRequestStep::Complete(IoStatus::SUCCESS),
-            Operation::Copy if more => self.enter_state(index, AwaitedJob::Fetched),
-            _ if more => self.enter_state(index, AwaitedJob::Stored),
-            _ => self.after_data_in_place(index),
+            Operation::Copy if more => self.await_job(index, AwaitedJob::Fetched),
+            _ if more => self.await_job(index, AwaitedJob::Stored),
+            _ => self.step_after_data_written(index),
         }
     }
 
     /// The blocks are in place. A FUA request syncs them as well.
-    fn after_data_in_place(&mut self, index: u16) -> NextRequestStep {
+    fn step_after_data_written(&mut self, index: u16) -> NextRequestStep {
         if self.requests[usize::from(index)].request.flags.has(RequestFlags::FUA) {
-            self.enter_state(index, AwaitedJob::AllSynced)
+            self.await_job(index, AwaitedJob::AllSynced)
         } else {
             NextRequestStep::Complete(IoStatus::SUCCESS)
         }
@@ -373,8 +377,8 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         requests.iter().take_while(|request| self.accept_request(request, segments)).count()
     }
 
-    fn flush(&mut self) {
-        self.engine.flush();
+    fn flush_submissions(&mut self) {
+        self.engine.flush_submissions();
     }
 
     fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
@@ -386,22 +390,22 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
                 continue;
             }
             let Ok(index) = u16::try_from(token) else { continue };
-            let next = self.after_job(index, result);
+            let next = self.step_after_job(index, result);
             self.execute_step(index, next);
         }
         self.ended.clear();
-        self.engine.flush();
+        self.engine.flush_submissions();
         self.ready.drain_into(completions)
     }
 
-    fn write_losses(&self) -> u64 {
+    fn known_write_loss_count(&self) -> u64 {
         self.loan.shared.lost_writes.loss_count()
     }
 
     /// The owner that has recovered the loss has written it again, and so does not depend on what reads
     /// return.
     fn ack_repaired_losses(&mut self, count: u64) {
-        self.acknowledge_losses_up_to(count.min(self.write_losses()));
+        self.acknowledge_losses_up_to(count.min(self.known_write_loss_count()));
     }
 
     /// Only where reads come from the disk: of pages that it could not write, the kernel keeps the new
@@ -409,10 +413,10 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
     fn accept_losses(&mut self) -> Result<(), Error> {
         let FileShared { direct, file, .. } = &*self.loan.shared;
         if let Err(why) = direct {
-            return Err(Error::environment(page_cache_explanation(&file.path().display(), *why)));
+            return Err(Error::environment(unreadable_loss_hint(&file.path().display(), *why)));
         }
-        self.acknowledge_losses_up_to(self.write_losses());
-        let SyncQueue { running, waiting, stale, .. } = &mut self.syncs;
+        self.acknowledge_losses_up_to(self.known_write_loss_count());
+        let RequestsAwaitingSync { running, waiting, stale, .. } = &mut self.syncs;
         *stale = u8::from(!running.is_empty()) + u8::from(!waiting.is_empty());
         Ok(())
     }
@@ -420,7 +424,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
 
 impl<J: FileIo> ChannelWakeup for FileChannel<J> {
     fn wake_at(&self) -> Instant {
-        let has_work = !self.ready.is_empty() || self.engine.has_unstarted();
+        let has_work = !self.ready.is_empty() || self.engine.has_unsubmitted();
         if has_work { Instant::default() } else { Instant::NEVER }
     }
 
@@ -428,7 +432,7 @@ impl<J: FileIo> ChannelWakeup for FileChannel<J> {
         self.engine.wake_source()
     }
 
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         true
     }
 
@@ -441,7 +445,7 @@ impl<J: FileIo> ChannelWakeup for FileChannel<J> {
     }
 }
 
-impl SyncQueue {
+impl RequestsAwaitingSync {
     fn new() -> Self {
         let room = || Vec::with_capacity(usize::from(DEPTH_MAX));
         Self { running: room(), waiting: room(), ended: room(), stale: 0 }
@@ -510,14 +514,18 @@ pub(super) fn is_aligned_for_direct_io(shared: &FileShared, segments: &[Segment]
 }
 
 /// Copies the memory of a request into a buffer of the channel.
-fn gather(regions: &RegionTable, segments: &[Segment], own: Segment) -> Result<(), IoStatus> {
+fn copy_request_to_buffer(
+    regions: &RegionTable,
+    segments: &[Segment],
+    own: Segment,
+) -> Result<(), IoStatus> {
     for_each_piece(own, segments, |mine, theirs| {
         regions.copy_segment(theirs, mine).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
     })
 }
 
 /// Copies a buffer of the channel to the memory of a request.
-fn scatter(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
+fn copy_buffer_to_request(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
     let copied = for_each_piece(own, segments, |mine, theirs| {
         regions.copy_segment(mine, theirs).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
     });
@@ -525,7 +533,11 @@ fn scatter(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatu
 }
 
 /// Whether a buffer of the channel and the memory of a request are equal.
-fn compare(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
+fn compare_buffer_with_request(
+    regions: &RegionTable,
+    own: Segment,
+    segments: &[Segment],
+) -> IoStatus {
     let compared =
         for_each_piece(own, segments, |mine, theirs| match regions.segments_equal(mine, theirs) {
             Ok(true) => Ok(()),

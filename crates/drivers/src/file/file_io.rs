@@ -9,12 +9,12 @@ use tenmil_linux::file_engine::{FileEngine, FileOp, JobCompletion, SubmitError};
 /// at [`FileEngine`]. A channel is generic over it, so the I/O path has no dynamic dispatch.
 pub(crate) trait FileIo: fmt::Debug + Send {
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError>;
-    fn flush(&mut self);
+    fn flush_submissions(&mut self);
     fn poll(&mut self, ended: &mut Vec<JobCompletion>);
     fn wake_source(&self) -> WakeSource<'_>;
     fn arm(&mut self) -> bool;
     fn disarm(&mut self);
-    fn has_unstarted(&self) -> bool;
+    fn has_unsubmitted(&self) -> bool;
 }
 
 impl FileIo for FileEngine {
@@ -24,7 +24,7 @@ impl FileIo for FileEngine {
     }
 
     #[inline]
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         self.flush();
     }
 
@@ -45,7 +45,7 @@ impl FileIo for FileEngine {
         self.disarm();
     }
 
-    fn has_unstarted(&self) -> bool {
+    fn has_unsubmitted(&self) -> bool {
         self.has_unsubmitted()
     }
 }

@@ -53,7 +53,7 @@ pub(super) enum AwaitedJob {
 
 impl FileRequest {
     /// A free entry with capacity for `segments_max` segments.
-    pub(super) fn empty(segments_max: u16) -> Self {
+    pub(super) fn free_entry(segments_max: u16) -> Self {
         Self {
             request: Request {
                 token: 0,
@@ -75,7 +75,7 @@ impl FileRequest {
     }
 
     /// Whether this is a FUA write.
-    pub(super) fn is_forced_write(&self) -> bool {
+    pub(super) fn is_fua_write(&self) -> bool {
         self.request.operation == Operation::Write && self.request.flags.has(RequestFlags::FUA)
     }
 
@@ -85,9 +85,9 @@ impl FileRequest {
         let offset = lba * block_size;
         let len_bytes = u64::from(self.request.blocks) * block_size;
         let own = std::slice::from_ref(&self.own);
-        let chunk = || self.chunk_first_block(block_size);
+        let chunk = || self.chunk_offset_blocks(block_size);
         let write = operation == Operation::Write;
-        let fua = is_direct && self.is_forced_write();
+        let fua = is_direct && self.is_fua_write();
         match self.awaits {
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced => FileOp::Sync,
             AwaitedJob::Transferred if write => FileOp::Write { offset, from: &self.segments, fua },
@@ -105,20 +105,20 @@ impl FileRequest {
     }
 
     /// Selects the next chunk of the remaining blocks: as much as fits into `whole`.
-    pub(super) fn next_chunk(&mut self, whole: Segment, block_size: u32) {
+    pub(super) fn select_next_chunk(&mut self, whole: Segment, block_size: u32) {
         let blocks = (self.request.blocks - self.done).min(whole.len_bytes / block_size);
         self.own = Segment { len_bytes: blocks * block_size, ..whole };
     }
 
     /// Counts the current chunk as done. Returns whether blocks remain.
-    pub(super) fn finish_chunk(&mut self, block_size: u32) -> bool {
+    pub(super) fn finish_chunk_has_more(&mut self, block_size: u32) -> bool {
         self.done += self.own.len_bytes / block_size;
         self.done < self.request.blocks
     }
 
     /// The first block of the current chunk, relative to the first of the request. A copy to higher
     /// blocks starts at the end, so that overlapping blocks are read before they are overwritten.
-    fn chunk_first_block(&self, block_size: u64) -> u64 {
+    fn chunk_offset_blocks(&self, block_size: u64) -> u64 {
         let Request { lba, operand, blocks, operation, .. } = self.request;
         if operation == Operation::Copy && operand < lba {
             let chunk = u64::from(self.own.len_bytes) / block_size;
@@ -129,7 +129,7 @@ impl FileRequest {
     }
 
     /// The status for a kernel error of the current job.
-    pub(super) fn error_status(&self, errno: Errno) -> IoStatus {
+    pub(super) fn status_of_errno(&self, errno: Errno) -> IoStatus {
         let reads = match self.awaits {
             AwaitedJob::Fetched => true,
             AwaitedJob::Transferred => self.request.operation == Operation::Read,
@@ -159,17 +159,17 @@ mod tests {
     use super::{AwaitedJob, FileRequest};
 
     #[test]
-    fn overlapping_copy_direction_follows_its_target() {
+    fn overlapping_copy_to_higher_blocks_starts_at_the_end() {
         let buffer = Segment { len_bytes: 4 * 512, ..Segment::default() };
         for (source, target, expected) in
             [(0, 3, [(6, 9), (2, 5), (0, 3)]), (3, 0, [(3, 0), (7, 4), (11, 8)])]
         {
-            let mut work = FileRequest::empty(1);
+            let mut work = FileRequest::free_entry(1);
             work.request.operation = Operation::Copy;
             (work.request.operand, work.request.lba, work.request.blocks) = (source, target, 10);
             let mut seen = Vec::new();
             loop {
-                work.next_chunk(buffer, 512);
+                work.select_next_chunk(buffer, 512);
                 let offset = |work: &FileRequest| match work.engine_job(512, true) {
                     FileOp::Read { offset, .. } | FileOp::Write { offset, .. } => offset / 512,
                     job => panic!("{job:?}"),
@@ -178,7 +178,7 @@ mod tests {
                 let from = offset(&work);
                 work.awaits = AwaitedJob::Stored;
                 seen.push((from, offset(&work)));
-                if !work.finish_chunk(512) {
+                if !work.finish_chunk_has_more(512) {
                     break;
                 }
             }
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn fua_write_of_a_direct_file_uses_a_stable_write() {
-        let mut work = FileRequest::empty(1);
+        let mut work = FileRequest::free_entry(1);
         work.request.operation = Operation::Write;
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             work.request.flags = flags;
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn errno_is_mapped_to_an_nvme_status() {
-        let mut work = FileRequest::empty(1);
+        let mut work = FileRequest::free_entry(1);
         for (operation, awaits, errno, status) in [
             (Operation::Read, AwaitedJob::Transferred, Errno::IO, IoStatus::UNRECOVERED_READ),
             (Operation::Compare, AwaitedJob::Fetched, Errno::IO, IoStatus::UNRECOVERED_READ),
@@ -227,7 +227,7 @@ mod tests {
             (Operation::Read, AwaitedJob::Transferred, Errno::INVAL, IoStatus::INTERNAL_ERROR),
         ] {
             (work.request.operation, work.awaits) = (operation, awaits);
-            assert_eq!(work.error_status(errno), status, "{operation:?} {errno:?}");
+            assert_eq!(work.status_of_errno(errno), status, "{operation:?} {errno:?}");
         }
     }
 }

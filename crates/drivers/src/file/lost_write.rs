@@ -24,7 +24,7 @@ pub struct LostWrite {
 /// succeeds although the data are gone. What it said once stays true here for each channel until the
 /// channel's owner has acknowledged it, or the file is opened anew.
 #[derive(Debug, Default)]
-pub(super) struct LostWrites {
+pub(super) struct LostWriteCounts {
     noted: AtomicU64,
     acknowledged_count: AtomicU64,
     /// Whether subscribers were notified of a loss that no successful flush has followed yet.
@@ -41,7 +41,7 @@ pub fn subscribe_lost_writes(subscriber: impl Fn(&LostWrite) + Send + 'static) {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
 }
 
-impl LostWrites {
+impl LostWriteCounts {
     /// How many there are. A number by itself: the kernel reports a loss to each channel, so no
     /// channel depends on another's store being seen in time.
     #[inline]
@@ -50,7 +50,7 @@ impl LostWrites {
     }
 
     /// How many of them some owner has acknowledged: a channel that is opened now fails no flush for these.
-    pub(super) fn acknowledged(&self) -> u64 {
+    pub(super) fn acknowledged_loss_count(&self) -> u64 {
         self.acknowledged_count.load(Ordering::Relaxed)
     }
 
@@ -62,7 +62,7 @@ impl LostWrites {
     /// A flush has succeeded, and nothing is lost that its owner has not acknowledged: the next loss is
     /// reported again.
     #[inline]
-    pub(super) fn note_successful_flush(&self) {
+    pub(super) fn rearm_report_after_flush(&self) {
         if self.is_reported.load(Ordering::Relaxed) {
             self.is_reported.store(false, Ordering::Relaxed);
         }
@@ -70,7 +70,7 @@ impl LostWrites {
 
     /// Notes a loss, and reports it unless the one before was not followed by a successful flush.
     #[cold]
-    pub(super) fn note_loss(&self, path: &Path, errno: Errno) {
+    pub(super) fn count_and_report_loss(&self, path: &Path, errno: Errno) {
         self.noted.fetch_add(1, Ordering::Relaxed);
         if self.is_reported.swap(true, Ordering::Relaxed) {
             return;
@@ -101,7 +101,7 @@ impl fmt::Display for LostWrite {
 }
 
 /// Why what was lost cannot be read again, and what to do.
-pub(super) fn page_cache_explanation(path: &dyn fmt::Display, why: BufferedReason) -> String {
+pub(super) fn unreadable_loss_hint(path: &dyn fmt::Display, why: BufferedReason) -> String {
     let fix = match why {
         BufferedReason::Requested => "open it without direct=no".into(),
         BufferedReason::UnitTooSmall(needed) => format!("open it with block={needed}"),
@@ -118,7 +118,7 @@ pub(super) fn page_cache_explanation(path: &dyn fmt::Display, why: BufferedReaso
 
 /// Whether a direct forced write that failed may have reported that earlier writes were lost. Not if the
 /// kernel refuses it before it begins, nor if it finds the file system full: that is about its own blocks.
-pub(super) fn is_write_loss(errno: Errno) -> bool {
+pub(super) fn may_report_lost_writes(errno: Errno) -> bool {
     !matches!(
         errno,
         Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT
@@ -133,7 +133,7 @@ mod tests {
 
     use tenmil_linux::Errno;
 
-    use super::{LostWrites, subscribe_lost_writes};
+    use super::{LostWriteCounts, subscribe_lost_writes};
 
     #[test]
     fn lost_write_is_reported_once_until_a_flush_succeeds() {
@@ -153,20 +153,20 @@ mod tests {
             assert_eq!(one, other);
             one
         };
-        let losses = LostWrites::default();
-        losses.note_loss(path, Errno::IO);
+        let losses = LostWriteCounts::default();
+        losses.count_and_report_loss(path, Errno::IO);
         assert_eq!(next(), Errno::IO.to_string());
-        (0..100).for_each(|_| losses.note_loss(path, Errno::NOSPC));
-        losses.note_successful_flush();
-        losses.note_loss(path, Errno::DQUOT);
+        (0..100).for_each(|_| losses.count_and_report_loss(path, Errno::NOSPC));
+        losses.rearm_report_after_flush();
+        losses.count_and_report_loss(path, Errno::DQUOT);
         assert_eq!(next(), Errno::DQUOT.to_string());
     }
 
     #[test]
     fn acknowledging_fewer_losses_later_has_no_effect() {
-        let losses = LostWrites::default();
+        let losses = LostWriteCounts::default();
         losses.acknowledge_up_to(2);
         losses.acknowledge_up_to(1);
-        assert_eq!(losses.acknowledged(), 2);
+        assert_eq!(losses.acknowledged_loss_count(), 2);
     }
 }

@@ -44,7 +44,7 @@ fn run_request(
     };
     let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
-    channel.flush();
+    channel.flush_submissions();
     while channel.poll(Instant::default(), &mut completions) == 0 {
         std::hint::spin_loop();
     }
@@ -242,7 +242,7 @@ fn description_names_the_engine() {
 }
 
 #[test]
-fn durability_follows_the_file() {
+fn durability_depends_on_the_file_system() {
     let regions = RegionTable::new(8);
     let directories = [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")];
     for directory in directories.into_iter().flatten() {
@@ -274,10 +274,10 @@ fn unusable_file_is_rejected() {
 
 /// A kernel that completes each job on command, with the given result.
 #[derive(Clone, Debug, Default)]
-struct FakeKernel(Arc<Mutex<FakeKernelJobs>>);
+struct ManualFileEngine(Arc<Mutex<ManualFileEngineJobs>>);
 
 #[derive(Debug, Default)]
-struct FakeKernelJobs {
+struct ManualFileEngineJobs {
     /// Tokens of the syncs, and of all other jobs, in flight.
     syncs: VecDeque<u64>,
     others: VecDeque<u64>,
@@ -286,27 +286,27 @@ struct FakeKernelJobs {
     stable: u32,
 }
 
-impl FakeKernel {
-    fn jobs(&self) -> MutexGuard<'_, FakeKernelJobs> {
+impl ManualFileEngine {
+    fn lock_jobs(&self) -> MutexGuard<'_, ManualFileEngineJobs> {
         self.0.lock().unwrap()
     }
 
     fn end_sync(&self, result: Result<(), Errno>) {
-        let mut jobs = self.jobs();
+        let mut jobs = self.lock_jobs();
         let token = jobs.syncs.pop_front().expect("a sync is under way");
         jobs.ended.push(JobCompletion { token, result });
     }
 
-    fn end_other(&self, result: Result<(), Errno>) {
-        let mut jobs = self.jobs();
+    fn complete_non_sync_job(&self, result: Result<(), Errno>) {
+        let mut jobs = self.lock_jobs();
         let token = jobs.others.pop_front().expect("a job is under way");
         jobs.ended.push(JobCompletion { token, result });
     }
 }
 
-impl super::FileIo for FakeKernel {
+impl super::FileIo for ManualFileEngine {
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
-        let mut jobs = self.jobs();
+        let mut jobs = self.lock_jobs();
         match job {
             FileOp::Sync => jobs.syncs.push_back(token),
             FileOp::Write { fua, .. } => {
@@ -318,10 +318,10 @@ impl super::FileIo for FakeKernel {
         Ok(())
     }
 
-    fn flush(&mut self) {}
+    fn flush_submissions(&mut self) {}
 
     fn poll(&mut self, ended: &mut Vec<JobCompletion>) {
-        ended.append(&mut self.jobs().ended);
+        ended.append(&mut self.lock_jobs().ended);
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -334,7 +334,7 @@ impl super::FileIo for FakeKernel {
 
     fn disarm(&mut self) {}
 
-    fn has_unstarted(&self) -> bool {
+    fn has_unsubmitted(&self) -> bool {
         false
     }
 }
@@ -348,10 +348,10 @@ struct FileFixture {
 
 impl FileFixture {
     fn new() -> Self {
-        Self::of(Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }))
+        Self::with_direct_io(Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }))
     }
 
-    fn of(direct: Result<DirectIoAlignment, BufferedReason>) -> Self {
+    fn with_direct_io(direct: Result<DirectIoAlignment, BufferedReason>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let regions = RegionTable::new(16);
         let memory = regions
@@ -363,8 +363,8 @@ impl FileFixture {
         Self { medium, memory, _directory: directory }
     }
 
-    fn channel(&self) -> (Box<dyn IoChannel>, FakeKernel) {
-        let kernel = FakeKernel::default();
+    fn channel_and_engine(&self) -> (Box<dyn IoChannel>, ManualFileEngine) {
+        let kernel = ManualFileEngine::default();
         (self.medium.open_channel_with_engine(kernel.clone()).unwrap(), kernel)
     }
 
@@ -392,7 +392,7 @@ impl FileFixture {
     }
 }
 
-fn completions(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
+fn poll_completions(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
     let mut completions = CompletionBatch::with_capacity(16);
     channel.poll(Instant::default(), &mut completions);
     completions.as_slice().iter().map(|completion| (completion.token, completion.status)).collect()
@@ -407,38 +407,38 @@ fn lost_write_fails_flushes_of_every_channel_until_acknowledged() {
         // After the test, the receiver is dropped.
         let _ = if new_events.path == path { sender.send(new_events.to_string()) } else { Ok(()) };
     });
-    let (mut one, kernel_one) = bench.channel();
-    let (mut other, kernel_other) = bench.channel();
+    let (mut one, kernel_one) = bench.channel_and_engine();
+    let (mut other, kernel_other) = bench.channel_and_engine();
     bench.submit(&mut *one, 1, Operation::Flush, RequestFlags::NONE);
     kernel_one.end_sync(Err(Errno::IO));
-    assert_eq!(completions(&mut *one), [(1, IoStatus::WRITE_FAULT)]);
-    let (mut late, kernel_late) = bench.channel();
+    assert_eq!(poll_completions(&mut *one), [(1, IoStatus::WRITE_FAULT)]);
+    let (mut late, kernel_late) = bench.channel_and_engine();
     for (channel, kernel) in
         [(&mut one, &kernel_one), (&mut other, &kernel_other), (&mut late, &kernel_late)]
     {
         for _ in 0..2 {
             bench.submit(&mut **channel, 2, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(Ok(()));
-            assert_eq!(completions(&mut **channel), [(2, IoStatus::WRITE_FAULT)]);
+            assert_eq!(poll_completions(&mut **channel), [(2, IoStatus::WRITE_FAULT)]);
         }
         for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
             bench.submit(&mut **channel, 3, operation, RequestFlags::FUA);
-            kernel.end_other(Ok(()));
-            let mut found = completions(&mut **channel);
+            kernel.complete_non_sync_job(Ok(()));
+            let mut found = poll_completions(&mut **channel);
             if operation != Operation::Write {
                 kernel.end_sync(Ok(()));
-                found = completions(&mut **channel);
+                found = poll_completions(&mut **channel);
             }
             assert_eq!(found, [(3, IoStatus::WRITE_FAULT)], "{operation:?}");
         }
         bench.submit(&mut **channel, 4, Operation::Read, RequestFlags::FUA);
         kernel.end_sync(Ok(()));
-        assert_eq!(completions(&mut **channel), [(4, IoStatus::WRITE_FAULT)]);
+        assert_eq!(poll_completions(&mut **channel), [(4, IoStatus::WRITE_FAULT)]);
         // Requests that need no stable storage continue.
         for operation in [Operation::Read, Operation::Write] {
             bench.submit(&mut **channel, 5, operation, RequestFlags::NONE);
-            kernel.end_other(Ok(()));
-            assert_eq!(completions(&mut **channel), [(5, IoStatus::SUCCESS)]);
+            kernel.complete_non_sync_job(Ok(()));
+            assert_eq!(poll_completions(&mut **channel), [(5, IoStatus::SUCCESS)]);
         }
     }
     let new_events = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
@@ -448,13 +448,14 @@ fn lost_write_fails_flushes_of_every_channel_until_acknowledged() {
 
 #[test]
 fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
-    let bench = FileFixture::of(Ok(DirectIoAlignment { memory_bytes: 512, offset_bytes: 512 }));
-    let (mut owner, kernel) = bench.channel();
-    let (mut other, kernel_other) = bench.channel();
-    let flush = |channel: &mut dyn IoChannel, kernel: &FakeKernel, result| {
+    let bench =
+        FileFixture::with_direct_io(Ok(DirectIoAlignment { memory_bytes: 512, offset_bytes: 512 }));
+    let (mut owner, kernel) = bench.channel_and_engine();
+    let (mut other, kernel_other) = bench.channel_and_engine();
+    let flush = |channel: &mut dyn IoChannel, kernel: &ManualFileEngine, result| {
         bench.submit(channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(result);
-        completions(channel)[0].1
+        poll_completions(channel)[0].1
     };
     for round in 1..3 {
         assert_eq!(flush(&mut *owner, &kernel, Err(Errno::IO)), IoStatus::WRITE_FAULT);
@@ -466,12 +467,12 @@ fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
         // Two syncs under way and waiting were asked for before the owner acknowledges.
         bench.submit(&mut *owner, 2, Operation::Flush, RequestFlags::NONE);
         bench.submit(&mut *owner, 3, Operation::Flush, RequestFlags::NONE);
-        assert_eq!(owner.write_losses(), round);
+        assert_eq!(owner.known_write_loss_count(), round);
         owner.accept_losses().unwrap();
         kernel.end_sync(Ok(()));
-        assert_eq!(completions(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
+        assert_eq!(poll_completions(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
         kernel.end_sync(Ok(()));
-        assert_eq!(completions(&mut *owner), [(3, IoStatus::WRITE_FAULT)], "round {round}");
+        assert_eq!(poll_completions(&mut *owner), [(3, IoStatus::WRITE_FAULT)], "round {round}");
         assert_eq!(flush(&mut *owner, &kernel, Ok(())), IoStatus::SUCCESS);
         for _ in 0..2 {
             assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
@@ -480,11 +481,11 @@ fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
         other.ack_repaired_losses(round);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::SUCCESS);
-        let (mut late, kernel_late) = bench.channel();
+        let (mut late, kernel_late) = bench.channel_and_engine();
         assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
         bench.submit(&mut *late, 4, Operation::Write, RequestFlags::FUA);
-        kernel_late.end_other(Ok(()));
-        assert_eq!(completions(&mut *late), [(4, IoStatus::SUCCESS)]);
+        kernel_late.complete_non_sync_job(Ok(()));
+        assert_eq!(poll_completions(&mut *late), [(4, IoStatus::SUCCESS)]);
     }
 }
 
@@ -495,12 +496,12 @@ fn loss_is_not_acknowledged_with_buffered_io() {
         (BufferedReason::UnitTooSmall(4096), "fix: open it with block=4096"),
         (BufferedReason::NotSupported(Errno::INVAL), "/proc/sys/vm/drop_caches"),
     ] {
-        let bench = FileFixture::of(Err(why));
-        let (mut channel, kernel) = bench.channel();
+        let bench = FileFixture::with_direct_io(Err(why));
+        let (mut channel, kernel) = bench.channel_and_engine();
         for result in [Err(Errno::IO), Ok(())] {
             bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(result);
-            assert_eq!(completions(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
+            assert_eq!(poll_completions(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
             let said = channel.accept_losses().unwrap_err();
             assert!(
                 said.text.contains("read through the page cache") && said.text.contains(fix),
@@ -511,7 +512,7 @@ fn loss_is_not_acknowledged_with_buffered_io() {
         channel.ack_repaired_losses(1);
         bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(Ok(()));
-        assert_eq!(completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
+        assert_eq!(poll_completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
     }
 }
 
@@ -523,18 +524,21 @@ fn failed_fua_write_may_report_earlier_losses() {
         (Errno::INVAL, IoStatus::INTERNAL_ERROR, IoStatus::SUCCESS),
     ] {
         let bench = FileFixture::new();
-        let (mut channel, kernel) = bench.channel();
+        let (mut channel, kernel) = bench.channel_and_engine();
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             bench.submit(&mut *channel, 1, Operation::Write, flags);
-            kernel.end_other(Err(errno));
-            assert_eq!(completions(&mut *channel), [(1, status)], "{errno:?}");
+            kernel.complete_non_sync_job(Err(errno));
+            assert_eq!(poll_completions(&mut *channel), [(1, status)], "{errno:?}");
             bench.submit(&mut *channel, 2, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(Ok(()));
             let expected = if flags == RequestFlags::FUA { after } else { IoStatus::SUCCESS };
-            assert_eq!(completions(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
+            assert_eq!(poll_completions(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
         }
     }
-    assert!(!super::lost_write::is_write_loss(Errno::NOSPC), "that is about its own blocks");
+    assert!(
+        !super::lost_write::may_report_lost_writes(Errno::NOSPC),
+        "that is about its own blocks"
+    );
 }
 
 #[test]
@@ -543,26 +547,26 @@ fn every_buffered_fua_write_fails_after_a_loss() {
         (Err(BufferedReason::Requested), true),
         (Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }), false),
     ] {
-        let bench = FileFixture::of(direct);
-        let mut channels = [(); 3].map(|()| bench.channel());
+        let bench = FileFixture::with_direct_io(direct);
+        let mut channels = [(); 3].map(|()| bench.channel_and_engine());
         let mut is_reported = false;
         for (channel, kernel) in &mut channels {
             bench.submit(&mut **channel, 1, Operation::Write, RequestFlags::FUA);
             // All write by one description, to which the kernel reports the loss once.
-            let is_stable = kernel.jobs().stable > 0;
+            let is_stable = kernel.lock_jobs().stable > 0;
             assert_eq!(is_stable, !is_cached);
             let is_reported = is_stable && !std::mem::replace(&mut is_reported, true);
-            kernel.end_other(if is_reported { Err(Errno::IO) } else { Ok(()) });
+            kernel.complete_non_sync_job(if is_reported { Err(Errno::IO) } else { Ok(()) });
         }
         // The one that the kernel told is polled last.
         let found = channels.iter_mut().rev().map(|(channel, kernel)| {
-            let found = completions(&mut **channel);
+            let found = poll_completions(&mut **channel);
             if !is_cached {
                 return found;
             }
             assert_eq!(found, [], "it is not stable yet");
             kernel.end_sync(Err(Errno::IO));
-            completions(&mut **channel)
+            poll_completions(&mut **channel)
         });
         let found: Vec<_> = found.flatten().map(|(_, status)| status).collect();
         // A direct write reports what became of its own blocks.
@@ -574,26 +578,26 @@ fn every_buffered_fua_write_fails_after_a_loss() {
 #[test]
 fn flushes_of_a_channel_are_serialized_and_share_the_next_sync() {
     let bench = FileFixture::new();
-    let (mut channel, kernel) = bench.channel();
+    let (mut channel, kernel) = bench.channel_and_engine();
     for token in 1..=4 {
         bench.submit(&mut *channel, token, Operation::Flush, RequestFlags::NONE);
-        assert_eq!(kernel.jobs().syncs.len(), 1, "one is under way");
+        assert_eq!(kernel.lock_jobs().syncs.len(), 1, "one is under way");
     }
-    assert_eq!(completions(&mut *channel), []);
+    assert_eq!(poll_completions(&mut *channel), []);
     kernel.end_sync(Ok(()));
-    assert_eq!(completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
-    assert_eq!(kernel.jobs().syncs.len(), 1, "one for the three that came meanwhile");
+    assert_eq!(poll_completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
+    assert_eq!(kernel.lock_jobs().syncs.len(), 1, "one for the three that came meanwhile");
     bench.submit(&mut *channel, 5, Operation::Flush, RequestFlags::NONE);
     kernel.end_sync(Err(Errno::IO));
     let failed = |tokens: &[u64]| -> Vec<_> {
         tokens.iter().map(|token| (*token, IoStatus::WRITE_FAULT)).collect()
     };
-    assert_eq!(completions(&mut *channel), failed(&[2, 3, 4]));
+    assert_eq!(poll_completions(&mut *channel), failed(&[2, 3, 4]));
     kernel.end_sync(Ok(()));
     assert_eq!(
-        completions(&mut *channel),
+        poll_completions(&mut *channel),
         failed(&[5]),
         "the kernel has forgotten, and we have not"
     );
-    assert_eq!(kernel.jobs().syncs.len(), 0);
+    assert_eq!(kernel.lock_jobs().syncs.len(), 0);
 }

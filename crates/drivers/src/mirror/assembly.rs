@@ -5,7 +5,9 @@ use super::superblock_commit::leg_numbers_in;
 use tenmil_base::Error;
 use tenmil_volume::mirror::MirrorOwnership;
 use tenmil_volume::mirror::RegionBitmap;
-use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, MirrorSuperblock, NoSuperblock, uuid_text};
+use tenmil_volume::mirror::{
+    LEGS_MAX, MirrorGeometry, MirrorSuperblock, SuperblockError, uuid_text,
+};
 
 /// A device where a leg is expected.
 #[derive(Clone, Debug)]
@@ -13,18 +15,18 @@ pub(super) struct LegCandidate {
     /// Device name.
     pub name: String,
     /// Result of reading its superblock.
-    pub found: LegProbe,
+    pub found: LegReadResult,
     /// Losses of completed writes that the device had counted by then.
     pub losses: u64,
 }
 
 /// Result of reading a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LegProbe {
+pub(super) enum LegReadResult {
     /// The device could not be opened or read, and why.
     Missing(String),
     /// A device without a valid superblock.
-    Foreign(NoSuperblock),
+    Foreign(SuperblockError),
     /// A leg of some mirror.
     Leg(Box<MirrorSuperblock>),
 }
@@ -84,16 +86,16 @@ pub(super) fn assemble(
     candidates: &[LegCandidate],
     start: DegradedStartPolicy,
 ) -> Result<MirrorAssembly, Error> {
-    let legs = sort_by_number(candidates)?;
-    let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_sound());
+    let legs = legs_by_number(candidates)?;
+    let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_leg_in_sync());
     let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
         return Err(Error::environment(no_leg_in_sync_text(candidates)));
     };
     for leg in legs.iter().flatten() {
-        is_member(*leg, newest)?;
+        check_is_member(*leg, newest)?;
     }
     if start == DegradedStartPolicy::Complete {
-        is_complete(candidates, &legs, (newest_name, newest))?;
+        check_no_newer_leg_absent(candidates, &legs, (newest_name, newest))?;
     }
     let (given, count) = (candidates.len(), newest.members());
     if given > count as usize {
@@ -102,7 +104,7 @@ pub(super) fn assemble(
         )));
     }
     let mut in_sync = 0;
-    for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_sound()) {
+    for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_leg_in_sync()) {
         // A statement that a leg made before the newest leg's knowledge of it is obsolete; a later one is
         // a split brain.
         let calls_it_stale = leg.in_sync & (1 << newest.leg) == 0;
@@ -135,10 +137,10 @@ pub(super) fn assemble(
         first: [0; LEGS_MAX],
     };
     for (_, leg) in legs.iter().flatten() {
-        assembly.add_leg(leg);
+        assembly.merge_leg_superblock(leg);
     }
     for (index, candidate) in candidates.iter().enumerate() {
-        if let LegProbe::Leg(leg) = &candidate.found {
+        if let LegReadResult::Leg(leg) = &candidate.found {
             assembly.places[usize::from(leg.leg)] = Some(index);
         }
     }
@@ -152,7 +154,7 @@ impl MirrorAssembly {
         there.fold(0, |mask, (_, leg)| mask | 1 << leg)
     }
 
-    fn add_leg(&mut self, leg: &MirrorSuperblock) {
+    fn merge_leg_superblock(&mut self, leg: &MirrorSuperblock) {
         let sequence = SuperblockSequenceNumbers { good: leg.sequence, used: leg.sequence };
         self.sequences[usize::from(leg.leg)] = sequence;
         self.generation = self.generation.max(leg.generation);
@@ -166,22 +168,22 @@ impl MirrorAssembly {
     }
 }
 
-type LegOrder<'a> = [Option<(&'a str, &'a MirrorSuperblock)>; LEGS_MAX];
+type LegsByNumber<'a> = [Option<(&'a str, &'a MirrorSuperblock)>; LEGS_MAX];
 
 /// Orders the legs by number; rejects devices that are not legs, and legs of different mirrors.
-fn sort_by_number(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
-    let mut legs: LegOrder<'_> = [None; LEGS_MAX];
+fn legs_by_number(candidates: &[LegCandidate]) -> Result<LegsByNumber<'_>, Error> {
+    let mut legs: LegsByNumber<'_> = [None; LEGS_MAX];
     let mut first: Option<(&str, &MirrorSuperblock)> = None;
     for LegCandidate { name, found, .. } in candidates {
         let leg = match found {
-            LegProbe::Leg(leg) => &**leg,
-            LegProbe::Missing(_) => continue,
-            LegProbe::Foreign(NoSuperblock::Absent) => {
+            LegReadResult::Leg(leg) => &**leg,
+            LegReadResult::Missing(_) => continue,
+            LegReadResult::Foreign(SuperblockError::Absent) => {
                 return Err(Error::environment(format!(
                     "{name} is not a leg of a mirror: found no superblock, expected one; {REMEDY}"
                 )));
             }
-            LegProbe::Foreign(NoSuperblock::Damaged(problem)) => {
+            LegReadResult::Foreign(SuperblockError::Damaged(problem)) => {
                 return Err(Error::environment(format!(
                     "{name} has a damaged superblock: {problem}; leave it out of the name and end \
                      that with `?degraded=yes` to open the mirror without it, or {REMEDY}"
@@ -214,7 +216,7 @@ fn sort_by_number(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
 }
 
 /// Rejects a device that is no longer, or not yet, a leg according to the newest leg.
-fn is_member(
+fn check_is_member(
     (name, leg): (&str, &MirrorSuperblock),
     newest: &MirrorSuperblock,
 ) -> Result<(), Error> {
@@ -245,14 +247,14 @@ fn is_member(
 }
 
 /// Rejects a start without a leg that may be newer than all present ones.
-fn is_complete(
+fn check_no_newer_leg_absent(
     candidates: &[LegCandidate],
-    legs: &LegOrder<'_>,
+    legs: &LegsByNumber<'_>,
     (newest_name, newest): (&str, &MirrorSuperblock),
 ) -> Result<(), Error> {
     // A leg that was marked stale later also knows which legs were to continue without the newest. They have not if
     // they are here and no newer: nothing is written without a leg before that is durable on all others.
-    let is_sound = |(_, leg): &&(&str, &MirrorSuperblock)| leg.is_sound();
+    let is_sound = |(_, leg): &&(&str, &MirrorSuperblock)| leg.is_leg_in_sync();
     let sound =
         legs.iter().flatten().filter(is_sound).fold(0_u8, |mask, (_, leg)| mask | 1 << leg.leg);
     let doubts = legs.iter().flatten().find(|(_, leg)| {
@@ -267,7 +269,7 @@ fn is_complete(
             newest.generation,
             leg.leg,
             leg.generation,
-            leg_numbers(leg.in_sync),
+            format_leg_numbers(leg.in_sync),
             degraded_hint("those legs hold")
         )));
     }
@@ -277,16 +279,16 @@ fn is_complete(
         return Ok(());
     }
     let missing = candidates.iter().filter_map(|one| match &one.found {
-        LegProbe::Missing(why) => Some(format!(" ({} is missing: {why})", one.name)),
+        LegReadResult::Missing(why) => Some(format!(" ({} is missing: {why})", one.name)),
         _ => None,
     });
     Err(Error::environment(format!(
         "leg {} is absent{}, and may hold newer blocks than leg {} ({newest_name}), which last \
          recorded legs {} in sync; expected every leg that was in sync; {}",
-        leg_numbers(absent),
+        format_leg_numbers(absent),
         missing.collect::<String>(),
         newest.leg,
-        leg_numbers(newest.in_sync),
+        format_leg_numbers(newest.in_sync),
         degraded_hint("it alone holds")
     )))
 }
@@ -299,14 +301,14 @@ fn degraded_hint(what: &str) -> String {
 }
 
 /// Lists the legs of a mask: `0, 2`.
-pub(super) fn leg_numbers(mask: u8) -> String {
+pub(super) fn format_leg_numbers(mask: u8) -> String {
     let legs: Vec<String> = leg_numbers_in(mask).map(|leg| leg.to_string()).collect();
     if legs.is_empty() { "none".into() } else { legs.join(", ") }
 }
 
 fn no_leg_in_sync_text(candidates: &[LegCandidate]) -> String {
     let each = candidates.iter().map(|LegCandidate { name, found, .. }| match found {
-        LegProbe::Missing(why) => format!("{name} is missing ({why})"),
+        LegReadResult::Missing(why) => format!("{name} is missing ({why})"),
         _ => format!("{name} is stale"),
     });
     let each: Vec<String> = each.collect();
@@ -315,10 +317,10 @@ fn no_leg_in_sync_text(candidates: &[LegCandidate]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{DegradedStartPolicy, LegCandidate, LegProbe, MirrorAssembly, assemble};
+    use super::{DegradedStartPolicy, LegCandidate, LegReadResult, MirrorAssembly, assemble};
     use tenmil_volume::mirror::MirrorOwnership;
     use tenmil_volume::mirror::RegionBitmap;
-    use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, MirrorSuperblock, NoSuperblock};
+    use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, MirrorSuperblock, SuperblockError};
 
     fn sample_superblock(index: u8, generation: u64, in_sync: u8) -> MirrorSuperblock {
         let geometry = MirrorGeometry::for_legs(512, 1 << 16).unwrap();
@@ -343,12 +345,14 @@ mod tests {
         }
     }
 
-    fn assemble_complete(found: [LegProbe; 2]) -> Result<MirrorAssembly, tenmil_base::Error> {
+    fn assemble_two_with_complete_policy(
+        found: [LegReadResult; 2],
+    ) -> Result<MirrorAssembly, tenmil_base::Error> {
         assemble_with_policy(found, DegradedStartPolicy::Complete)
     }
 
     fn assemble_with_policy<const N: usize>(
-        found: [LegProbe; N],
+        found: [LegReadResult; N],
         how: DegradedStartPolicy,
     ) -> Result<MirrorAssembly, tenmil_base::Error> {
         let names = ["a", "b", "c"].into_iter().map(String::from);
@@ -357,8 +361,8 @@ mod tests {
         assemble(&candidates.collect::<Vec<_>>(), how)
     }
 
-    fn found_leg(superblock: MirrorSuperblock) -> LegProbe {
-        LegProbe::Leg(Box::new(superblock))
+    fn leg_read_result(superblock: MirrorSuperblock) -> LegReadResult {
+        LegReadResult::Leg(Box::new(superblock))
     }
 
     #[test]
@@ -368,7 +372,7 @@ mod tests {
             [sample_superblock(1, 1, 3), sample_superblock(0, 1, 3)],
         ] {
             let second = usize::from(found[0].leg == 0);
-            let assembly = assemble_complete(found.map(found_leg)).unwrap();
+            let assembly = assemble_two_with_complete_policy(found.map(leg_read_result)).unwrap();
             assert_eq!((assembly.in_sync, assembly.claimed, assembly.present_mask()), (3, 3, 3));
             assert_eq!(assembly.places[1], Some(second));
             assert_eq!(assembly.dirty.iter().collect::<Vec<_>>(), [0, 1, 2], "either says so");
@@ -377,9 +381,9 @@ mod tests {
 
     #[test]
     fn newest_generation_is_used() {
-        let assembly = assemble_complete([
-            found_leg(sample_superblock(0, 1, 0b11)),
-            found_leg(sample_superblock(1, 2, 0b10)),
+        let assembly = assemble_two_with_complete_policy([
+            leg_read_result(sample_superblock(0, 1, 0b11)),
+            leg_read_result(sample_superblock(1, 2, 0b10)),
         ])
         .unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed, assembly.generation), (0b10, 0b10, 2));
@@ -388,26 +392,29 @@ mod tests {
             known: [3, 2, 0, 0, 0, 0, 0, 0],
             ..sample_superblock(0, generation, in_sync)
         };
-        let assembly = assemble_complete([
-            found_leg(knows(3, 0b11)),
-            found_leg(sample_superblock(1, 2, 0b10)),
+        let assembly = assemble_two_with_complete_policy([
+            leg_read_result(knows(3, 0b11)),
+            leg_read_result(sample_superblock(1, 2, 0b10)),
         ])
         .unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed), (0b11, 0b11));
         // Then leg 1 failed before it received that update.
-        let assembly = assemble_complete([
-            found_leg(knows(4, 0b01)),
-            found_leg(sample_superblock(1, 2, 0b10)),
+        let assembly = assemble_two_with_complete_policy([
+            leg_read_result(knows(4, 0b01)),
+            leg_read_result(sample_superblock(1, 2, 0b10)),
         ])
         .unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed, assembly.known[1]), (0b01, 0b01, 2));
         // But if it was written alone since then, there is no way to decide.
-        assemble_complete([found_leg(knows(4, 0b01)), found_leg(sample_superblock(1, 3, 0b10))])
-            .unwrap_err();
+        assemble_two_with_complete_policy([
+            leg_read_result(knows(4, 0b01)),
+            leg_read_result(sample_superblock(1, 3, 0b10)),
+        ])
+        .unwrap_err();
         // The same, and leg 0 still states that it is stale.
-        let assembly = assemble_complete([
-            found_leg(sample_superblock(0, 2, 0b10)),
-            found_leg(sample_superblock(1, 3, 0b11)),
+        let assembly = assemble_two_with_complete_policy([
+            leg_read_result(sample_superblock(0, 2, 0b10)),
+            leg_read_result(sample_superblock(1, 3, 0b11)),
         ])
         .unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed), (0b10, 0b11));
@@ -423,9 +430,9 @@ mod tests {
         };
         // It has been replaced, and its replacement was in sync or not.
         for in_sync in [0b01, 0b11] {
-            let refused = assemble_complete([
-                found_leg(knows(4, 2, 0, in_sync)),
-                found_leg(sample_superblock(1, 3, 0b11)),
+            let refused = assemble_two_with_complete_policy([
+                leg_read_result(knows(4, 2, 0, in_sync)),
+                leg_read_result(sample_superblock(1, 3, 0b11)),
             ])
             .unwrap_err();
             assert!(
@@ -433,9 +440,9 @@ mod tests {
                 "{refused}"
             );
         }
-        let refused = assemble_complete([
-            found_leg(knows(1, 3, 0b10, 0b101)),
-            found_leg(sample_superblock(1, 3, 0b11)),
+        let refused = assemble_two_with_complete_policy([
+            leg_read_result(knows(1, 3, 0b10, 0b101)),
+            leg_read_result(sample_superblock(1, 3, 0b11)),
         ])
         .unwrap_err();
         assert!(
@@ -443,27 +450,36 @@ mod tests {
             "{refused}"
         );
         let third = MirrorSuperblock { legs: 3, ..sample_superblock(2, 6, 0b11) };
-        let refused =
-            assemble_complete([found_leg(knows(1, 2, 0, 0b11)), found_leg(third.clone())])
-                .unwrap_err();
+        let refused = assemble_two_with_complete_policy([
+            leg_read_result(knows(1, 2, 0, 0b11)),
+            leg_read_result(third.clone()),
+        ])
+        .unwrap_err();
         assert!(refused.text.contains("adding it was not finished"), "{refused}");
         // One leg knows of the new one, the other does not yet.
-        let two = [found_leg(knows(1, 3, 0, 0b11)), found_leg(sample_superblock(1, 3, 0b11))];
-        let assembly = assemble_complete(two).unwrap();
+        let two =
+            [leg_read_result(knows(1, 3, 0, 0b11)), leg_read_result(sample_superblock(1, 3, 0b11))];
+        let assembly = assemble_two_with_complete_policy(two).unwrap();
         assert_eq!((assembly.in_sync, assembly.legs, assembly.places[2]), (0b11, 3, None));
-        let two = [found_leg(knows(1, 3, 0, 0b11)), found_leg(third)];
+        let two = [leg_read_result(knows(1, 3, 0, 0b11)), leg_read_result(third)];
         let assembly = assemble_with_policy(two, DegradedStartPolicy::Degraded).unwrap();
         assert_eq!((assembly.in_sync, assembly.present_mask()), (0b01, 0b101));
     }
 
     #[test]
     fn leg_starts_alone_only_if_others_are_recorded_as_stale() {
-        let missing = || LegProbe::Missing("no such file".into());
-        let assembly =
-            assemble_complete([missing(), found_leg(sample_superblock(1, 5, 0b10))]).unwrap();
+        let missing = || LegReadResult::Missing("no such file".into());
+        let assembly = assemble_two_with_complete_policy([
+            missing(),
+            leg_read_result(sample_superblock(1, 5, 0b10)),
+        ])
+        .unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed, assembly.present_mask()), (2, 2, 2));
-        let refused =
-            assemble_complete([missing(), found_leg(sample_superblock(1, 5, 0b11))]).unwrap_err();
+        let refused = assemble_two_with_complete_policy([
+            missing(),
+            leg_read_result(sample_superblock(1, 5, 0b11)),
+        ])
+        .unwrap_err();
         let expected = "leg 0 is absent (a is missing: no such file), and may hold newer blocks \
                         than leg 1 (b), which last recorded legs 0, 1 in sync; ";
         assert!(
@@ -471,13 +487,16 @@ mod tests {
             "{refused}"
         );
         let assembly = assemble_with_policy(
-            [missing(), found_leg(sample_superblock(1, 5, 0b11))],
+            [missing(), leg_read_result(sample_superblock(1, 5, 0b11))],
             DegradedStartPolicy::Degraded,
         )
         .unwrap();
         assert_eq!((assembly.in_sync, assembly.present_mask()), (2, 2));
-        let refused =
-            assemble_complete([missing(), found_leg(sample_superblock(1, 5, 0b01))]).unwrap_err();
+        let refused = assemble_two_with_complete_policy([
+            missing(),
+            leg_read_result(sample_superblock(1, 5, 0b01)),
+        ])
+        .unwrap_err();
         let expected = "no leg is in sync: a is missing (no such file), b is stale";
         assert!(refused.text.starts_with(expected), "{refused}");
     }
@@ -485,9 +504,12 @@ mod tests {
     #[test]
     fn single_newer_leg_is_not_outvoted() {
         let three = |index, generation, in_sync| {
-            found_leg(MirrorSuperblock { legs: 3, ..sample_superblock(index, generation, in_sync) })
+            leg_read_result(MirrorSuperblock {
+                legs: 3,
+                ..sample_superblock(index, generation, in_sync)
+            })
         };
-        let missing = || LegProbe::Missing("no such file".into());
+        let missing = || LegReadResult::Missing("no such file".into());
         // Both stopped at the same time; leg 2 may have continued.
         let both = || [three(0, 1, 0b111), three(1, 1, 0b111), missing()];
         let refused = assemble_with_policy(both(), DegradedStartPolicy::Complete).unwrap_err();
@@ -526,42 +548,55 @@ mod tests {
     #[test]
     fn devices_that_are_no_mirror_are_rejected_by_name() {
         let other = MirrorSuperblock { uuid: 8, ..sample_superblock(1, 1, 3) };
-        let damaged = LegProbe::Foreign(NoSuperblock::Damaged("its CRC is 1, expected 2".into()));
+        let damaged =
+            LegReadResult::Foreign(SuperblockError::Damaged("its CRC is 1, expected 2".into()));
         for (found, expected) in [
             (
-                [found_leg(sample_superblock(0, 2, 1)), found_leg(sample_superblock(1, 2, 2))],
+                [
+                    leg_read_result(sample_superblock(0, 2, 1)),
+                    leg_read_result(sample_superblock(1, 2, 2)),
+                ],
                 "each record that the other is stale",
             ),
             (
-                [found_leg(sample_superblock(0, 9, 1)), found_leg(sample_superblock(1, 2, 2))],
+                [
+                    leg_read_result(sample_superblock(0, 9, 1)),
+                    leg_read_result(sample_superblock(1, 2, 2)),
+                ],
                 "legs 0 (a, generation 9) and 1 (b, gen",
             ),
             (
-                [found_leg(sample_superblock(0, 1, 3)), LegProbe::Foreign(NoSuperblock::Absent)],
+                [
+                    leg_read_result(sample_superblock(0, 1, 3)),
+                    LegReadResult::Foreign(SuperblockError::Absent),
+                ],
                 "b is not a leg of a mirror",
             ),
             (
-                [damaged, found_leg(sample_superblock(1, 1, 3))],
+                [damaged, leg_read_result(sample_superblock(1, 1, 3))],
                 "a has a damaged superblock: its CRC is 1",
             ),
             (
-                [found_leg(sample_superblock(0, 1, 3)), found_leg(other)],
+                [leg_read_result(sample_superblock(0, 1, 3)), leg_read_result(other)],
                 "b is a leg of mirror 00000000-0000-0000-0000-00000",
             ),
             (
-                [found_leg(sample_superblock(0, 1, 3)), found_leg(sample_superblock(0, 1, 3))],
+                [
+                    leg_read_result(sample_superblock(0, 1, 3)),
+                    leg_read_result(sample_superblock(0, 1, 3)),
+                ],
                 "b and a are both labeled leg 0",
             ),
         ] {
-            let refused = assemble_complete(found).unwrap_err();
+            let refused = assemble_two_with_complete_policy(found).unwrap_err();
             assert!(refused.text.contains(expected), "{refused}");
         }
         let three = ["a", "b", "c"].map(|name| LegCandidate {
             name: name.into(),
             found: if name == "c" {
-                LegProbe::Missing("x".into())
+                LegReadResult::Missing("x".into())
             } else {
-                found_leg(sample_superblock(0, 1, 3))
+                leg_read_result(sample_superblock(0, 1, 3))
             },
             losses: 0,
         });

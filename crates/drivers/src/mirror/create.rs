@@ -6,9 +6,9 @@ use tenmil_base::{BlockDevice, ErrorCategory, ExtentKind, Instant, Operation};
 use tenmil_dma::RegionTable;
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::assembly::LegProbe;
-use super::mirror_shared::superblock_bytes;
-use super::ownership::check_owner;
+use super::assembly::LegReadResult;
+use super::mirror_shared::superblock_len_bytes;
+use super::ownership::check_no_live_owner;
 use super::{MirrorLegDevice, OpenedLegs, open_legs, superblock_io};
 use tenmil_base::Error;
 use tenmil_block::Opener;
@@ -49,8 +49,9 @@ pub fn create_mirror(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Resu
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
     // A mirror that is to be overwritten may still be open elsewhere.
-    let found = superblock_io::read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
-    check_owner(&found, None, false).map_err(refuse)?;
+    let found =
+        superblock_io::read_leg_candidates(opener.regions, &legs, &mut now).map_err(refuse)?;
+    check_no_live_owner(&found, None, false).map_err(refuse)?;
     format_mirror(opener.regions, &legs, uuid, &mut now).map_err(refuse)
 }
 
@@ -89,7 +90,7 @@ pub(super) fn format_mirror(
         u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
     let dirty = regions_not_known_zero(&media, &geometry)?;
     tenmil_linux::storage_file::commit_created().map_err(Error::environment)?;
-    let room = superblock_io::superblock_memory(regions)?;
+    let room = superblock_io::allocate_superblock_memory(regions)?;
     let common = MirrorCommonFields {
         uuid,
         generation: 1,
@@ -120,12 +121,12 @@ pub(super) fn format_mirror(
 
 /// Rejects URIs of which two lead to the same blocks. `identities` are those of open devices.
 fn check_uris_differ(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), Error> {
-    let device = |uri| DeviceIdentity::with_names(uri, identities);
+    let device = |uri| DeviceIdentity::of_stack_on_names(uri, identities);
     let devices: Vec<DeviceIdentity> = uris.iter().map(device).collect();
     for (twice, uri) in uris.iter().enumerate() {
         for first in 0..twice {
             let is_same = *uri == uris[first];
-            if is_same || devices[first].overlap(&devices[twice]).is_some() {
+            if is_same || devices[first].describe_overlap(&devices[twice]).is_some() {
                 let first = &uris[first];
                 return Err(Error::environment(format!(
                     "{first:#} and {uri:#} are one device, expected different ones"
@@ -143,11 +144,11 @@ fn check_devices_differ(
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(), Error> {
     for (index, candidate) in
-        superblock_io::read_superblocks(regions, legs, now)?.into_iter().enumerate()
+        superblock_io::read_leg_candidates(regions, legs, now)?.into_iter().enumerate()
     {
         match candidate.found {
-            LegProbe::Leg(found) if usize::from(found.leg) == index => {}
-            LegProbe::Leg(found) => {
+            LegReadResult::Leg(found) if usize::from(found.leg) == index => {}
+            LegReadResult::Leg(found) => {
                 let name = &candidate.name;
                 let other = legs
                     .get(usize::from(found.leg))
@@ -156,10 +157,10 @@ fn check_devices_differ(
                     "{name} and {other} are one device, expected different ones"
                 )));
             }
-            LegProbe::Missing(why) => {
+            LegReadResult::Missing(why) => {
                 return Err(Error::environment(format!("{}: {why}", candidate.name)));
             }
-            LegProbe::Foreign(_) => {
+            LegReadResult::Foreign(_) => {
                 let name = &candidate.name;
                 return Err(Error::environment(format!(
                     "{name} does not hold what was written to it"
@@ -211,7 +212,7 @@ pub(super) fn check_leg(leg: &MirrorLegDevice, geometry: &MirrorGeometry) -> Res
             limits.block_count
         )));
     }
-    let superblock_blocks = superblock_bytes(geometry.block_size) / geometry.block_size;
+    let superblock_blocks = superblock_len_bytes(geometry.block_size) / geometry.block_size;
     if limits.request_blocks_max < superblock_blocks {
         return Err(Error::environment(format!(
             "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 
 /// An event with its mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,14 +83,14 @@ const WAITING_MAX: usize = 64;
 
 /// Subscribes to the events of all mirrors of this process. `subscriber` is called within a second, on the
 /// mirror's maintenance thread, for as long as the process runs.
-pub fn subscribe_mirrors(subscriber: impl Fn(&MirrorNotice) + Send + 'static) {
+pub fn subscribe_mirror_events(subscriber: impl Fn(&MirrorNotice) + Send + 'static) {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
     // Relaxed: a reader that sees it takes the lock.
     HAS_SUBSCRIBER.store(true, Ordering::Relaxed);
 }
 
 impl PendingEvents {
-    pub(super) fn push_event(&mut self, event: MirrorEvent) {
+    pub(super) fn count_and_queue(&mut self, event: MirrorEvent) {
         let MirrorEventCounters { legs_lost, legs_returned, legs_resynchronized, writes_lost } =
             &mut self.counters;
         match event {
@@ -107,7 +107,7 @@ impl PendingEvents {
     }
 
     /// Events to emit now, if there is a subscriber.
-    pub(super) fn take(&mut self) -> VecDeque<MirrorEvent> {
+    pub(super) fn take_if_subscribed(&mut self) -> VecDeque<MirrorEvent> {
         match HAS_SUBSCRIBER.load(Ordering::Relaxed) {
             true => std::mem::take(&mut self.events),
             false => VecDeque::new(),
@@ -138,9 +138,9 @@ impl MirrorNotice {
 impl fmt::Display for MirrorNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, event, leg_device, legs_in_sync, legs } = self;
-        write!(out, "{}: ", shortest_unescaped(device))?;
+        write!(out, "{}: ", short_form_for_terminal(device))?;
         if let Some(leg) = event.leg() {
-            let leg_device = leg_device.as_deref().map_or("absent".into(), shortest_unescaped);
+            let leg_device = leg_device.as_deref().map_or("absent".into(), short_form_for_terminal);
             write!(out, "leg {leg} ({leg_device}) ")?;
         }
         match event {
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn unread_mirror_events_are_bounded_and_counted() {
         let mut waiting = PendingEvents::default();
-        (0..WAITING_MAX + 9).for_each(|_| waiting.push_event(MirrorEvent::LegLost { leg: 0 }));
-        waiting.push_event(MirrorEvent::LegInSync { leg: 0 });
+        (0..WAITING_MAX + 9).for_each(|_| waiting.count_and_queue(MirrorEvent::LegLost { leg: 0 }));
+        waiting.count_and_queue(MirrorEvent::LegInSync { leg: 0 });
         assert_eq!(waiting.events.len(), WAITING_MAX);
         assert_eq!(waiting.events.back(), Some(&MirrorEvent::LegInSync { leg: 0 }));
         let counters = MirrorEventCounters {

@@ -17,16 +17,16 @@ use tenmil_linux::NamedThread;
 use tenmil_volume::PoolOwner as Opener;
 
 use super::MirrorLegDevice;
-use super::assembly::{LegCandidate, LegProbe};
-use super::ownership::{check_owner, is_superseded, other_owner};
-use super::superblock_io::read_superblocks;
+use super::assembly::{LegCandidate, LegReadResult};
+use super::ownership::{check_no_live_owner, is_owner_record_superseded, other_owner};
+use super::superblock_io::read_leg_candidates;
 use crate::owner_identity::has_owner_ended;
-use crate::write_exclusion::{ExclusionSupport, PreemptedReservation, WriteExclusion};
+use crate::owner_reservations::{OwnerReservations, PreemptionPolicy, ReservationOutcome};
 use tenmil_volume::mirror::{LEGS_MAX, MirrorSuperblock};
 
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OpenMode {
+pub(super) enum OwnerPolicy {
     /// Unless an owner may be there.
     Open,
     /// Even if one is, if the devices exclude it from writing.
@@ -37,7 +37,7 @@ pub(super) enum OpenMode {
 
 /// The reservations of an open mirror.
 pub(super) struct LegReservations {
-    pub(super) exclusion: Arc<WriteExclusion>,
+    pub(super) exclusion: Arc<OwnerReservations>,
     /// The reservation of a leg that has come back, while it is acquired.
     returning: Mutex<[Option<NamedThread<bool>>; LEGS_MAX]>,
 }
@@ -47,29 +47,30 @@ pub(super) struct LegReservations {
 /// # Errors
 ///
 /// Which owner may be there; or which host has reserved a leg.
-pub(super) fn assemble_and_reserve(
+pub(super) fn reserve_legs_and_read_superblocks(
     (regions, legs): (&RegionTable, &[MirrorLegDevice]),
-    (me, entry): (Option<Opener>, OpenMode),
-    exclusion: &WriteExclusion,
+    (me, entry): (Option<Opener>, OwnerPolicy),
+    exclusion: &OwnerReservations,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(Vec<LegCandidate>, Option<Opener>), Error> {
-    let candidates = read_superblocks(regions, legs, now)?;
+    let candidates = read_leg_candidates(regions, legs, now)?;
     let owner = other_owner(&candidates, me);
     let is_bound = |owner: &Opener| {
         let media = legs.iter().filter_map(|leg| leg.medium.as_ref().ok());
-        let mut bound = media.map(|medium| WriteExclusion::is_bound(&**medium, owner.id));
+        let mut bound =
+            media.map(|medium| OwnerReservations::check_holds_reservation(&**medium, owner.id));
         bound.all(|bound| bound.is_ok())
     };
     let preempts = match (&owner, entry) {
-        (Some(_), OpenMode::Force) => PreemptedReservation::Force,
-        (None, OpenMode::Force | OpenMode::TakeOver) => PreemptedReservation::Any,
-        (None, OpenMode::Open) => PreemptedReservation::Nothing,
-        (Some(owner), _) if has_owner_ended(owner) => PreemptedReservation::Departed(owner.id),
-        (Some(owner), OpenMode::TakeOver) if is_bound(owner) => {
-            PreemptedReservation::Owner(owner.id)
+        (Some(_), OwnerPolicy::Force) => PreemptionPolicy::Force,
+        (None, OwnerPolicy::Force | OwnerPolicy::TakeOver) => PreemptionPolicy::Any,
+        (None, OwnerPolicy::Open) => PreemptionPolicy::Nothing,
+        (Some(owner), _) if has_owner_ended(owner) => PreemptionPolicy::Departed(owner.id),
+        (Some(owner), OwnerPolicy::TakeOver) if is_bound(owner) => {
+            PreemptionPolicy::Owner(owner.id)
         }
         (Some(_), _) => {
-            let former = check_owner(&candidates, me, false)?;
+            let former = check_no_live_owner(&candidates, me, false)?;
             return Ok((candidates, former));
         }
     };
@@ -77,13 +78,14 @@ pub(super) fn assemble_and_reserve(
     for (leg, candidate) in legs.iter().zip(&candidates) {
         let Ok(medium) = &leg.medium else { continue };
         let stale = match &candidate.found {
-            LegProbe::Leg(found) if is_superseded(found, &candidates) => found.owner.owner(),
+            LegReadResult::Leg(found) if is_owner_record_superseded(found, &candidates) => {
+                found.owner.owner()
+            }
             _ => None,
         };
         // A stale leg that was away while the mirror was taken over may be reserved by the owner before.
-        let preempts =
-            stale.as_ref().map_or(preempts, |owner| PreemptedReservation::Owner(owner.id));
-        let is_needed = stale.is_none() && matches!(preempts, PreemptedReservation::Owner(_));
+        let preempts = stale.as_ref().map_or(preempts, |owner| PreemptionPolicy::Owner(owner.id));
+        let is_needed = stale.is_none() && matches!(preempts, PreemptionPolicy::Owner(_));
         let refuse = |why: Error| {
             let name = leg.display_name();
             Error::environment(format!(
@@ -91,36 +93,41 @@ pub(super) fn assemble_and_reserve(
             ))
         };
         match exclusion.acquire(medium, preempts).map_err(refuse)? {
-            ExclusionSupport::Reserved { was_preempted: false } if is_needed => {
+            ReservationOutcome::Reserved { was_preempted: false } if is_needed => {
                 return Err(refuse(Error::environment("it was not reserved any more")));
             }
-            ExclusionSupport::Not(why) if is_needed => {
+            ReservationOutcome::Not(why) if is_needed => {
                 return Err(refuse(Error::environment(
                     why.unwrap_or_else(|| "it takes no reservations".into()),
                 )));
             }
-            ExclusionSupport::Reserved { .. } => has_reserved = true,
-            ExclusionSupport::Not(_) => {}
+            ReservationOutcome::Reserved { .. } => has_reserved = true,
+            ReservationOutcome::Not(_) => {}
         }
     }
     // Until then another owner may have changed it.
-    let candidates = if has_reserved { read_superblocks(regions, legs, now)? } else { candidates };
-    let excluded = if let PreemptedReservation::Owner(id) = preempts { Some(id) } else { None };
+    let candidates =
+        if has_reserved { read_leg_candidates(regions, legs, now)? } else { candidates };
+    let excluded = if let PreemptionPolicy::Owner(id) = preempts { Some(id) } else { None };
     let found = other_owner(&candidates, me);
     let is_excluded = found.is_some_and(|owner| Some(owner.id) == excluded);
-    let former = check_owner(&candidates, me, entry == OpenMode::Force || is_excluded)?;
+    let former = check_no_live_owner(&candidates, me, entry == OwnerPolicy::Force || is_excluded)?;
     Ok((candidates, former))
 }
 
 impl LegReservations {
-    pub(super) fn new(exclusion: WriteExclusion) -> Self {
+    pub(super) fn new(exclusion: OwnerReservations) -> Self {
         Self { exclusion: Arc::new(exclusion), returning: Mutex::default() }
     }
 
     /// Whether a leg that answers again, with this superblock, may be joined: its device refuses the writes of
     /// other hosts, or takes no reservations. Until it is known, a thread asks the device, and the leg is
     /// looked for again later.
-    pub(super) fn is_ready(&self, medium: &Arc<dyn BlockDevice>, found: &MirrorSuperblock) -> bool {
+    pub(super) fn may_leg_rejoin(
+        &self,
+        medium: &Arc<dyn BlockDevice>,
+        found: &MirrorSuperblock,
+    ) -> bool {
         if medium.reservations().is_none() {
             return true;
         }
@@ -132,8 +139,8 @@ impl LegReservations {
             None => {
                 let (exclusion, medium) = (Arc::clone(&self.exclusion), Arc::clone(medium));
                 let preempts = match found.owner.id {
-                    0 => PreemptedReservation::Nothing,
-                    owner => PreemptedReservation::Owner(owner),
+                    0 => PreemptionPolicy::Nothing,
+                    owner => PreemptionPolicy::Owner(owner),
                 };
                 let acquire =
                     move |_: &tenmil_linux::StopFlag| exclusion.acquire(&medium, preempts).is_ok();

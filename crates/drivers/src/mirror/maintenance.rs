@@ -15,8 +15,8 @@ use tenmil_base::{Instant, Span};
 use super::events::MirrorEvent;
 use super::mirror_shared::MirrorShared;
 use super::mirror_state::{InjectedBug, MirrorState};
-use super::resync::{RegionResync, lowest_leg};
-use tenmil_volume::mirror::{MirrorSuperblock, NoSuperblock};
+use super::resync::{RegionResync, lowest_leg_mask};
+use tenmil_volume::mirror::{MirrorSuperblock, SuperblockError};
 
 /// Delays and rate of background work.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub(super) enum MaintenancePhase {
 
 /// I/O for the calling channel to perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MaintenanceTask {
+pub(super) enum MaintenanceIo {
     /// Flush these legs.
     Flush { legs: u8 },
     /// Read both superblock copies of this leg.
@@ -86,9 +86,9 @@ pub(super) enum MaintenanceTask {
     Write { legs: u8, lba: u64, blocks: u32 },
 }
 
-impl MaintenanceTask {
+impl MaintenanceIo {
     /// Whether it can report a loss of completed writes.
-    pub(super) const fn flushes(self) -> bool {
+    pub(super) const fn is_flush(self) -> bool {
         matches!(self, Self::Flush { .. })
     }
 }
@@ -97,10 +97,10 @@ impl MaintenanceTask {
 const BUSY_SHARE: u64 = 4;
 
 /// Next background step.
-pub(super) enum ResyncStep {
+pub(super) enum MaintenanceStep {
     Again,
     At(Instant),
-    Do(MaintenanceTask),
+    Do(MaintenanceIo),
 }
 
 /// Poll interval for conditions that other threads satisfy shortly.
@@ -115,24 +115,24 @@ impl MaintenanceSchedule {
 
 impl MirrorState {
     /// The task to perform now; otherwise sets when to call again.
-    pub(super) fn next_task(
+    pub(super) fn next_maintenance_io(
         &mut self,
         shared: &MirrorShared,
         now: Instant,
-    ) -> Option<MaintenanceTask> {
-        if self.fence.is_lost() {
+    ) -> Option<MaintenanceIo> {
+        if self.fence.is_ownership_lost() {
             self.phase = MaintenancePhase::Rest;
             shared.set_maintenance_due(Instant::NEVER);
             return None;
         }
         loop {
             match self.step_maintenance(shared, now) {
-                ResyncStep::Again => {}
-                ResyncStep::At(at) => {
+                MaintenanceStep::Again => {}
+                MaintenanceStep::At(at) => {
                     shared.set_maintenance_due(at);
                     return None;
                 }
-                ResyncStep::Do(task) => {
+                MaintenanceStep::Do(task) => {
                     shared.set_maintenance_due(Instant::NEVER);
                     return Some(task);
                 }
@@ -140,36 +140,38 @@ impl MirrorState {
         }
     }
 
-    fn step_maintenance(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
+    fn step_maintenance(&mut self, shared: &MirrorShared, now: Instant) -> MaintenanceStep {
         match self.phase {
-            MaintenancePhase::Rest => self.step_idle(shared, now),
-            MaintenancePhase::Quiet { until, epoch } => self.step_quiet(shared, until, epoch, now),
+            MaintenancePhase::Rest => self.choose_next_work(shared, now),
+            MaintenancePhase::Quiet { until, epoch } => {
+                self.step_awaiting_quiet_regions(shared, until, epoch, now)
+            }
             MaintenancePhase::Joined { leg, version } => {
-                self.step_joined(shared, leg, version, now)
+                self.step_awaiting_join_commit(shared, leg, version, now)
             }
-            MaintenancePhase::Entered { epoch } => self.step_entered(epoch, now),
-            MaintenancePhase::Drained { epoch } => self.handle_drained(epoch, now),
-            MaintenancePhase::Locked => self.handle_locked(now),
+            MaintenancePhase::Entered { epoch } => self.step_awaiting_old_writes(epoch, now),
+            MaintenancePhase::Drained { epoch } => self.handle_region_writes_ended(epoch, now),
+            MaintenancePhase::Locked => self.handle_chunk_writes_held(now),
             MaintenancePhase::Paced if now < self.times.copy_at => {
-                ResyncStep::At(self.times.copy_at)
+                MaintenanceStep::At(self.times.copy_at)
             }
-            MaintenancePhase::Paced => self.enter_phase(MaintenancePhase::Locked),
+            MaintenancePhase::Paced => self.set_phase_and_repeat(MaintenancePhase::Locked),
             MaintenancePhase::Promoted if self.promoting == 0 => {
-                self.enter_phase(MaintenancePhase::Rest)
+                self.set_phase_and_repeat(MaintenancePhase::Rest)
             }
-            MaintenancePhase::Promoted => self.wait_step(now),
+            MaintenancePhase::Promoted => self.step_poll_again_later(now),
             MaintenancePhase::FlushedToClear
             | MaintenancePhase::Probed { .. }
             | MaintenancePhase::Read { .. }
             | MaintenancePhase::FlushedToCopy { .. }
             | MaintenancePhase::Written
-            | MaintenancePhase::FlushedToPromote => ResyncStep::At(Instant::NEVER),
+            | MaintenancePhase::FlushedToPromote => MaintenanceStep::At(Instant::NEVER),
         }
     }
 
-    pub(super) fn enter_phase(&mut self, phase: MaintenancePhase) -> ResyncStep {
+    pub(super) fn set_phase_and_repeat(&mut self, phase: MaintenancePhase) -> MaintenanceStep {
         self.phase = phase;
-        ResyncStep::Again
+        MaintenanceStep::Again
     }
 
     /// Pause of the resync after so many bytes.
@@ -183,14 +185,14 @@ impl MirrorState {
     }
 
     /// Waits for a commit, or for writes to end.
-    pub(super) fn wait_step(&mut self, now: Instant) -> ResyncStep {
+    pub(super) fn step_poll_again_later(&mut self, now: Instant) -> MaintenanceStep {
         if std::mem::take(&mut self.stalled) {
-            return ResyncStep::At(now.after(self.times.policy.probe_every));
+            return MaintenanceStep::At(now.after(self.times.policy.probe_every));
         }
-        ResyncStep::At(now.after(POLL_INTERVAL))
+        MaintenanceStep::At(now.after(POLL_INTERVAL))
     }
 
-    fn step_idle(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
+    fn choose_next_work(&mut self, shared: &MirrorShared, now: Instant) -> MaintenanceStep {
         let pairs = self.in_sync.count_ones() > 1;
         // Priority: repairs of unreadable blocks, resync, promotion, probes, clearing of the dirty
         // bitmap.
@@ -209,97 +211,104 @@ impl MirrorState {
         }
         if self.returning != 0 && todo.is_none() {
             self.phase = MaintenancePhase::FlushedToPromote;
-            return ResyncStep::Do(MaintenanceTask::Flush { legs: self.returning });
+            return MaintenanceStep::Do(MaintenanceIo::Flush { legs: self.returning });
         }
         let stale = self.present & !self.in_sync & !self.returning;
         if stale != 0 && now >= self.times.probe_at {
             // One leg per interval.
             self.times.probe_at = now.after(self.times.policy.probe_every);
-            let leg = lowest_leg(stale);
+            let leg = lowest_leg_mask(stale);
             self.phase = MaintenancePhase::Probed { leg };
-            return ResyncStep::Do(MaintenanceTask::Probe { leg });
+            return MaintenanceStep::Do(MaintenanceIo::Probe { leg });
         }
-        let may_clear = self.is_whole() && todo.is_none() && !self.durable.is_empty();
+        let may_clear = self.are_all_legs_in_sync() && todo.is_none() && !self.durable.is_empty();
         if !may_clear {
             self.times.clear_at = Instant::NEVER;
         } else if self.times.clear_at == Instant::NEVER {
             self.times.clear_at = now.after(self.times.policy.clear_after);
         }
         if now >= self.times.clear_at {
-            return self.begin_bitmap_clear(shared, now);
+            return self.begin_clearing_dirty_bitmap(shared, now);
         }
         let probe_at = if stale != 0 { self.times.probe_at } else { Instant::NEVER };
         let copy_at = if todo.is_some() { self.times.copy_at } else { Instant::NEVER };
-        ResyncStep::At(probe_at.min(copy_at).min(self.times.clear_at))
+        MaintenanceStep::At(probe_at.min(copy_at).min(self.times.clear_at))
     }
 
     /// Closes every dirty region. A write opens its region again; regions that are still closed after
     /// `clear_after` have not been written.
-    fn begin_bitmap_clear(&mut self, shared: &MirrorShared, now: Instant) -> ResyncStep {
+    fn begin_clearing_dirty_bitmap(
+        &mut self,
+        shared: &MirrorShared,
+        now: Instant,
+    ) -> MaintenanceStep {
         self.quiet = self.durable.clone();
         self.quiet.iter().for_each(|region| shared.closed.set(region, 1));
         let until = now.after(self.times.policy.clear_after);
-        self.enter_phase(MaintenancePhase::Quiet { until, epoch: shared.advance() })
+        self.set_phase_and_repeat(MaintenancePhase::Quiet {
+            until,
+            epoch: shared.advance_write_epoch(),
+        })
     }
 
-    fn step_quiet(
+    fn step_awaiting_quiet_regions(
         &mut self,
         shared: &MirrorShared,
         until: Instant,
         epoch: u64,
         now: Instant,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         let other_work = !self.todo.is_empty() || !self.repairs.is_empty();
-        if !self.is_whole() || other_work || self.quiet.is_empty() {
+        if !self.are_all_legs_in_sync() || other_work || self.quiet.is_empty() {
             self.quiet.clear_all();
             self.times.clear_at = now.max(until);
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         }
         if now < until {
-            return ResyncStep::At(until);
+            return MaintenanceStep::At(until);
         }
-        if !self.is_epoch_past(epoch) {
-            return self.wait_step(now);
+        if !self.are_writes_before_ended(epoch) {
+            return self.step_poll_again_later(now);
         }
         // The regions are durable on all legs only after this flush; clearing before it could lose a
         // write.
         if self.has_bug(InjectedBug::ClearsBeforeFlushing) {
-            return self.handle_clear_flush(shared, 0);
+            return self.handle_flush_before_clear(shared, 0);
         }
         self.phase = MaintenancePhase::FlushedToClear;
-        ResyncStep::Do(MaintenanceTask::Flush { legs: self.in_sync })
+        MaintenanceStep::Do(MaintenanceIo::Flush { legs: self.in_sync })
     }
 
-    fn step_joined(
+    fn step_awaiting_join_commit(
         &mut self,
         shared: &MirrorShared,
         leg: u8,
         version: u64,
         now: Instant,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         if self.joining & leg == 0 || self.stalled {
             self.joining = 0;
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         }
         if self.settled < version {
-            return self.wait_step(now);
+            return self.step_poll_again_later(now);
         }
         self.joining = 0;
         self.returning |= leg;
         let number = leg.trailing_zeros().try_into().unwrap_or(0);
-        self.events.push_event(MirrorEvent::LegReturned { leg: number });
-        shared.publish(self);
+        self.events.count_and_queue(MirrorEvent::LegReturned { leg: number });
+        shared.publish_leg_masks(self);
         shared.count_leg_return();
-        self.enter_phase(MaintenancePhase::Entered { epoch: shared.advance() })
+        self.set_phase_and_repeat(MaintenancePhase::Entered { epoch: shared.advance_write_epoch() })
     }
 
-    fn step_entered(&mut self, epoch: u64, now: Instant) -> ResyncStep {
+    fn step_awaiting_old_writes(&mut self, epoch: u64, now: Instant) -> MaintenanceStep {
         if self.returning != 0 {
-            if !self.is_epoch_past(epoch) {
-                return self.wait_step(now);
+            if !self.are_writes_before_ended(epoch) {
+                return self.step_poll_again_later(now);
             }
             if self.has_bug(InjectedBug::PromotesBeforeCopying) {
-                return self.enter_phase(MaintenancePhase::Rest);
+                return self.set_phase_and_repeat(MaintenancePhase::Rest);
             }
             if self.returning & self.fresh != 0 {
                 self.todo.fill();
@@ -308,19 +317,19 @@ impl MirrorState {
                 self.todo.add(&dirty);
             }
         }
-        self.enter_phase(MaintenancePhase::Rest)
+        self.set_phase_and_repeat(MaintenancePhase::Rest)
     }
 
     /// Ends a task, which failed on the legs of `failed`. Returns the next one if it is due at once.
-    pub(super) fn handle_task_end(
+    pub(super) fn handle_maintenance_io_end(
         &mut self,
         shared: &MirrorShared,
         now: Instant,
         failed: u8,
-    ) -> Option<MaintenanceTask> {
+    ) -> Option<MaintenanceIo> {
         let next = match self.phase {
-            MaintenancePhase::FlushedToClear => self.handle_clear_flush(shared, failed),
-            MaintenancePhase::FlushedToPromote => self.handle_promote_flush(shared, failed),
+            MaintenancePhase::FlushedToClear => self.handle_flush_before_clear(shared, failed),
+            MaintenancePhase::FlushedToPromote => self.handle_flush_before_promote(shared, failed),
             MaintenancePhase::Read { leg, tried } if failed != 0 => {
                 self.handle_chunk_unreadable(shared, tried | leg)
             }
@@ -329,54 +338,58 @@ impl MirrorState {
                 self.handle_source_flushed(shared, leg, tried, failed)
             }
             MaintenancePhase::Written => self.handle_chunk_written(shared, now, failed),
-            _ => self.enter_phase(MaintenancePhase::Rest),
+            _ => self.set_phase_and_repeat(MaintenancePhase::Rest),
         };
         match next {
-            ResyncStep::Do(task) => Some(task),
-            _ => self.next_task(shared, now),
+            MaintenanceStep::Do(task) => Some(task),
+            _ => self.next_maintenance_io(shared, now),
         }
     }
 
-    fn handle_clear_flush(&mut self, shared: &MirrorShared, failed: u8) -> ResyncStep {
+    fn handle_flush_before_clear(&mut self, shared: &MirrorShared, failed: u8) -> MaintenanceStep {
         let failed = if self.bugs.ignores_failed_flush { 0 } else { failed };
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
         }
         let quiet = self.quiet.clone();
         self.quiet.clear_all();
-        if failed == 0 && self.is_whole() && !quiet.is_empty() {
+        if failed == 0 && self.are_all_legs_in_sync() && !quiet.is_empty() {
             self.clearing.add(&quiet);
             self.request_commit();
         }
         self.times.clear_at = Instant::NEVER;
-        self.enter_phase(MaintenancePhase::Rest)
+        self.set_phase_and_repeat(MaintenancePhase::Rest)
     }
 
-    fn handle_promote_flush(&mut self, shared: &MirrorShared, failed: u8) -> ResyncStep {
+    fn handle_flush_before_promote(
+        &mut self,
+        shared: &MirrorShared,
+        failed: u8,
+    ) -> MaintenanceStep {
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
         }
         if self.returning == 0 || !self.todo.is_empty() {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         }
         self.promoting = self.returning;
         self.request_commit();
-        self.enter_phase(MaintenancePhase::Promoted)
+        self.set_phase_and_repeat(MaintenancePhase::Promoted)
     }
 
     /// Ends a probe with the superblock found on the leg.
-    pub(super) fn handle_probe_end(
+    pub(super) fn handle_probe_result(
         &mut self,
         shared: &MirrorShared,
         now: Instant,
-        found: Option<Result<MirrorSuperblock, NoSuperblock>>,
-    ) -> Option<MaintenanceTask> {
+        found: Option<Result<MirrorSuperblock, SuperblockError>>,
+    ) -> Option<MaintenanceIo> {
         if let MaintenancePhase::Probed { leg } = self.phase {
             self.phase = MaintenancePhase::Rest;
             match found {
                 // It does not respond yet.
                 None => {}
-                Some(Ok(superblock)) if self.is_same_leg(leg, &superblock) => {
+                Some(Ok(superblock)) if self.is_returned_leg_unchanged(leg, &superblock) => {
                     let index = leg.trailing_zeros() as usize;
                     self.sequences[index].good = superblock.sequence;
                     self.fence.first[index] = superblock.sequence + 1;
@@ -391,16 +404,16 @@ impl MirrorState {
                 Some(_) => self.present &= !leg,
             }
         }
-        self.next_task(shared, now)
+        self.next_maintenance_io(shared, now)
     }
 
     /// Whether a returned leg is what it was, or older. A leg that was written without the others records
     /// that one of them is stale, which none of them knows.
-    fn is_same_leg(&self, leg: u8, found: &MirrorSuperblock) -> bool {
+    fn is_returned_leg_unchanged(&self, leg: u8, found: &MirrorSuperblock) -> bool {
         let is_event = found.generation > self.known[usize::from(found.leg)];
-        let was_apart = is_event && found.is_sound() && self.in_sync & !found.in_sync != 0;
+        let was_apart = is_event && found.is_leg_in_sync() && self.in_sync & !found.in_sync != 0;
         !was_apart
-            && self.can_leg_rejoin(found)
+            && self.is_leg_not_claimed_by_other(found)
             && found.uuid == self.uuid
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
             && found.geometry == self.geometry
@@ -409,10 +422,10 @@ impl MirrorState {
     }
 
     /// The channel that performed the task is closed.
-    pub(super) fn abandon_task(&mut self, shared: &MirrorShared) {
+    pub(super) fn abandon_maintenance_io(&mut self, shared: &MirrorShared) {
         self.quiet.clear_all();
         self.times.clear_at = Instant::NEVER;
-        self.repairs.extend(self.copying.as_ref().and_then(RegionResync::remaining_repair));
+        self.repairs.extend(self.copying.as_ref().and_then(RegionResync::rest_of_repair_range));
         self.stop_copy(shared);
         shared.set_maintenance_due(Instant::default());
     }

@@ -45,7 +45,7 @@ impl MaintenanceThread {
             return Ok(None);
         }
         let (shared, names) = (Arc::clone(shared), Arc::clone(names));
-        let channel = MirrorChannel::open_for_owner(&shared)?;
+        let channel = MirrorChannel::open_for_maintenance(&shared)?;
         let mut running = MaintenanceLoop { shared, channel, device, names };
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
         let mut sleeper = Sleeper::new().map_err(refuse).map_err(Error::environment)?;
@@ -90,7 +90,7 @@ impl MaintenanceLoop {
         }
         let (until, never) = (clock.now().after(RELEASE_MAX), StopFlag::default());
         let mut nothing = CompletionBatch::with_capacity(1);
-        while clock.now() < until && !self.shared.lock().is_all_durable() {
+        while clock.now() < until && !self.shared.lock().has_no_pending_commit() {
             self.channel.start_commit_if_needed();
             self.channel.poll(clock.now(), &mut nothing);
             self.sleep_until_due(&never, clock, sleeper);
@@ -118,7 +118,7 @@ impl MaintenanceLoop {
     fn emit_events(&self) {
         let (events, in_sync, legs) = {
             let mut meta = self.shared.lock();
-            (meta.events.take(), meta.in_sync.count_ones(), meta.members_count())
+            (meta.events.take_if_subscribed(), meta.in_sync.count_ones(), meta.leg_count())
         };
         for event in events {
             let name = |leg: u8| self.names.get(usize::from(leg)).cloned().flatten();

@@ -15,17 +15,17 @@ use tenmil_base::{ErrorCategory, Instant};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::assembly::{DegradedStartPolicy, LegCandidate, LegProbe, MirrorAssembly, assemble};
+use super::assembly::{DegradedStartPolicy, LegCandidate, LegReadResult, MirrorAssembly, assemble};
 use super::create::check_leg;
-use super::ownership::check_owner;
+use super::ownership::check_no_live_owner;
 use super::superblock_commit::leg_numbers_in;
-use super::superblock_io::{self, SuperblockIo, read_superblocks};
+use super::superblock_io::{self, SuperblockIo, read_leg_candidates};
 use super::{MirrorLegDevice, OpenedLegs, open_legs, parse_options};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::device_identity::DeviceIdentity;
 use tenmil_block::overwrite;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_volume::mirror::MirrorOwnership;
 use tenmil_volume::mirror::RegionBitmap;
 use tenmil_volume::mirror::{LEGS_MAX, MirrorCommonFields, MirrorSuperblock, uuid_text};
@@ -64,7 +64,7 @@ pub fn add_leg(
     overwrite: bool,
 ) -> Result<String, Error> {
     let doing = format!("add {new}");
-    change_members(opener, uri, &doing, |members, now| {
+    run_membership_change(opener, uri, &doing, |members, now| {
         let leg = open_new_leg(opener, (uri, members.identities), new, overwrite, now)?;
         members.check_not_a_member(&leg, None, now).map_err(usage_error)?;
         members.add_leg(&leg, now).map_err(usage_error)
@@ -89,9 +89,9 @@ pub fn replace_leg(
     consent: ConfirmReplace<'_>,
 ) -> Result<String, Error> {
     let doing = format!("replace {old}");
-    change_members(opener, uri, &doing, |members, now| {
+    run_membership_change(opener, uri, &doing, |members, now| {
         let number = members.leg_number(old).map_err(usage_error)?;
-        members.leg_out_of_sync(number).map_err(usage_error)?;
+        members.update_without_leg(number).map_err(usage_error)?;
         let leg = open_new_leg(opener, (uri, members.identities), new, overwrite, now)?;
         members.check_not_a_member(&leg, Some(number), now).map_err(usage_error)?;
         consent(&format!("{} is replaced by {new}", members.describe_leg(number)))?;
@@ -113,15 +113,15 @@ pub fn remove_leg(
     consent: ConfirmReplace<'_>,
 ) -> Result<String, Error> {
     let doing = format!("remove {old}");
-    change_members(opener, uri, &doing, |members, now| {
+    run_membership_change(opener, uri, &doing, |members, now| {
         let number = members.leg_number(old).map_err(usage_error)?;
-        members.check_remove(number).map_err(usage_error)?;
+        members.legs_left_without(number).map_err(usage_error)?;
         consent(&format!("{} is removed", members.describe_leg(number)))?;
         members.remove_leg(number, now).map_err(usage_error)
     })
 }
 
-fn change_members(
+fn run_membership_change(
     opener: &Opener<'_>,
     uri: &Uri,
     doing: &str,
@@ -157,7 +157,7 @@ fn open_new_leg(
 ) -> Result<MirrorLegDevice, Error> {
     let is_taken = |device: &DeviceIdentity| {
         let legs = mirror.children().iter();
-        let mut legs = legs.map(|leg| DeviceIdentity::with_names(leg, identities));
+        let mut legs = legs.map(|leg| DeviceIdentity::of_stack_on_names(leg, identities));
         legs.any(|leg| leg.is_same_device(device))
     };
     let refused = || usage_error(format!("{uri:#} is a leg already, expected another device"));
@@ -175,10 +175,10 @@ fn open_new_leg(
         overwrite,
         &KernelFiles::live_system(),
     )?;
-    let found =
-        read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(usage_error)?;
-    check_owner(&found, None, false).map_err(usage_error)?;
-    if let Some(LegProbe::Leg(found)) = found.first().map(|candidate| &candidate.found)
+    let found = read_leg_candidates(opener.regions, std::slice::from_ref(&leg), now)
+        .map_err(usage_error)?;
+    check_no_live_owner(&found, None, false).map_err(usage_error)?;
+    if let Some(LegReadResult::Leg(found)) = found.first().map(|candidate| &candidate.found)
         && !overwrite
     {
         let (number, uuid) = (found.leg, uuid_text(found.uuid));
@@ -196,12 +196,12 @@ impl<'a> OfflineMirror<'a> {
         start: DegradedStartPolicy,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, Error> {
-        let candidates: Vec<LegCandidate> = read_superblocks(regions, legs, now)?;
-        check_owner(&candidates, None, false)?;
+        let candidates: Vec<LegCandidate> = read_leg_candidates(regions, legs, now)?;
+        check_no_live_owner(&candidates, None, false)?;
         let assembly = assemble(&candidates, start)?;
         Ok(Self {
             regions,
-            room: superblock_io::superblock_memory(regions)?,
+            room: superblock_io::allocate_superblock_memory(regions)?,
             legs,
             assembly,
             identities: &[],
@@ -241,7 +241,7 @@ impl<'a> OfflineMirror<'a> {
     fn is_leg_on_device(&self, leg: u8, name: &str) -> bool {
         let Some(found) = self.device_name(leg) else { return false };
         let same = |(one, other): (Uri, Uri)| {
-            let device = |uri| DeviceIdentity::with_names(uri, self.identities);
+            let device = |uri| DeviceIdentity::of_stack_on_names(uri, self.identities);
             device(&one).is_same_device(&device(&other))
         };
         found == name || found.parse().ok().zip(name.parse().ok()).is_some_and(same)
@@ -254,7 +254,7 @@ impl<'a> OfflineMirror<'a> {
     /// Description of a leg with its device and state.
     fn describe_leg(&self, leg: u8) -> String {
         let in_sync = self.assembly.in_sync & 1 << leg != 0;
-        match self.device_name(leg).map(shortest_unescaped) {
+        match self.device_name(leg).map(short_form_for_terminal) {
             Some(name) if in_sync => format!("leg {leg} ({name}, in sync)"),
             Some(name) => format!("leg {leg} ({name}, stale)"),
             None => format!("leg {leg} (absent)"),
@@ -268,8 +268,10 @@ impl<'a> OfflineMirror<'a> {
         replaced: Option<u8>,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        let found = read_superblocks(self.regions, std::slice::from_ref(new), now)?;
-        let Some(LegProbe::Leg(found)) = found.first().map(|one| &one.found) else { return Ok(()) };
+        let found = read_leg_candidates(self.regions, std::slice::from_ref(new), now)?;
+        let Some(LegReadResult::Leg(found)) = found.first().map(|one| &one.found) else {
+            return Ok(());
+        };
         let stays = self.assembly.present_mask() & !replaced.map_or(0, |leg| 1 << leg);
         if found.uuid != self.assembly.uuid || stays & 1 << found.leg == 0 {
             return Ok(());
@@ -292,10 +294,10 @@ impl<'a> OfflineMirror<'a> {
         let number = number
             .ok_or(format!("it has {legs} legs, expected less than {LEGS_MAX}"))
             .map_err(Error::environment)?;
-        let mut change = self.leg_out_of_sync(number)?;
+        let mut change = self.update_without_leg(number)?;
         (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
-        self.write_new_leg(change, number, new, now)?;
-        Ok(self.error_prefix(&format!(
+        self.write_new_leg_superblocks(change, number, new, now)?;
+        Ok(self.with_error_prefix(&format!(
             "leg {number} is {}; it is copied to while it is open",
             new.display_name()
         )))
@@ -307,25 +309,25 @@ impl<'a> OfflineMirror<'a> {
         new: &MirrorLegDevice,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<String, Error> {
-        let change = self.leg_out_of_sync(number)?;
-        self.write_new_leg(change, number, new, now)?;
+        let change = self.update_without_leg(number)?;
+        self.write_new_leg_superblocks(change, number, new, now)?;
         let left = self.wipe_superblocks(number, now);
         let text = format!(
             "leg {number} is {}; it is copied to while it is open{left}",
             new.display_name()
         );
-        Ok(self.error_prefix(&text))
+        Ok(self.with_error_prefix(&text))
     }
 
     /// The number of legs left without this one.
-    fn check_remove(&self, number: u8) -> Result<u32, Error> {
+    fn legs_left_without(&self, number: u8) -> Result<u32, Error> {
         let left = self.leg_numbers().count_ones() - 1;
         if left < 2 {
             return Err(Error::environment(format!(
                 "{left} leg would be left, expected 2; replace it instead"
             )));
         }
-        self.leg_out_of_sync(number).map(|_| left)
+        self.update_without_leg(number).map(|_| left)
     }
 
     pub(super) fn remove_leg(
@@ -333,21 +335,21 @@ impl<'a> OfflineMirror<'a> {
         number: u8,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<String, Error> {
-        let left = self.check_remove(number)?;
-        let mut change = self.leg_out_of_sync(number)?;
+        let left = self.legs_left_without(number)?;
+        let mut change = self.update_without_leg(number)?;
         change.gone |= 1 << number;
         self.write_other_superblocks(&change, number, now)?;
         let wiped = self.wipe_superblocks(number, now);
-        Ok(self.error_prefix(&format!("leg {number} is removed; {left} are left{wiped}")))
+        Ok(self.with_error_prefix(&format!("leg {number} is removed; {left} are left{wiped}")))
     }
 
-    fn error_prefix(&self, text: &str) -> String {
+    fn with_error_prefix(&self, text: &str) -> String {
         format!("mirror {}: {text}", uuid_text(self.assembly.uuid))
     }
 
     /// The common part of every change: leg `number` is no longer in sync. Absent legs are not in sync
     /// either, as after a write without them.
-    fn leg_out_of_sync(&self, number: u8) -> Result<SuperblockUpdate, Error> {
+    fn update_without_leg(&self, number: u8) -> Result<SuperblockUpdate, Error> {
         let MirrorAssembly { legs, gone, generation, known, ref dirty, .. } = self.assembly;
         let in_sync = self.assembly.in_sync & !(1 << number);
         if in_sync == 0 {
@@ -371,7 +373,7 @@ impl<'a> OfflineMirror<'a> {
     }
 
     /// Writes the superblocks of a new, stale leg.
-    fn write_new_leg(
+    fn write_new_leg_superblocks(
         &mut self,
         mut change: SuperblockUpdate,
         number: u8,
@@ -401,7 +403,7 @@ impl<'a> OfflineMirror<'a> {
         let present = self.assembly.present_mask() & !(1 << except);
         let (first, last) = (present & change.in_sync, present & !change.in_sync);
         for leg in leg_numbers_in(first).chain(leg_numbers_in(last)) {
-            let sequence = self.assembly.sequences[usize::from(leg)].draw();
+            let sequence = self.assembly.sequences[usize::from(leg)].next_for_older_copy();
             let superblock = self.superblock(change, leg, sequence);
             let place = self.assembly.places[usize::from(leg)]
                 .ok_or("a leg has no place")

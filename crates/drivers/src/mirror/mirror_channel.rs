@@ -11,16 +11,18 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, Error, Instant, Interrupts, IoChannel, IoCompletion, IoStatus,
     Limits, Operation, Request, Segment, WakeSource,
 };
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use self::background_tasks::BackgroundTask;
 use self::leg_channels::{LegChannels, RequestOwner};
 use self::write_epochs::ChannelWriteEpochs;
 use super::maintenance_thread::MaintenanceThread;
-use super::mirror_request::{MirrorRequest, RequestStage, is_caller_error, is_write_loss};
-use super::mirror_shared::{ChannelMemory, LegLoad, LegMasks, MirrorShared};
+use super::mirror_request::{
+    MirrorRequest, RequestStage, is_invalid_request_status, reports_write_loss,
+};
+use super::mirror_shared::{ChannelMemory, LegMasks, MirrorShared, SubmittedRequestCount};
 use super::mirror_state::{ChannelEntry, WriteAdmission, WriteVerdict};
-use crate::request_validation::validate_request;
+use crate::request_validation::valid_request_segments;
 use tenmil_block::CompletionQueue;
 
 /// I/O channel of a mirror.
@@ -33,7 +35,7 @@ pub(super) struct MirrorChannel {
     ready: CompletionQueue,
     /// Writes of this channel in flight.
     tally: ChannelWriteEpochs,
-    load: LegLoad,
+    load: SubmittedRequestCount,
     /// Writes that could be sent to no leg.
     stillborn: Vec<u32>,
     /// Requests that wait for a state change.
@@ -52,7 +54,7 @@ pub(super) struct MirrorChannel {
     /// Completions polled from a leg.
     below: CompletionBatch,
     /// Raised by a closing channel, whose maintenance work another one has to take over.
-    waker: EventVectors,
+    waker: EventFdVectors,
     /// Ends the maintenance thread and releases ownership after the last channel. Dropped last.
     pub(super) owner: Option<Arc<MaintenanceThread>>,
 }
@@ -61,15 +63,15 @@ impl MirrorChannel {
     pub(super) fn open(shared: &Arc<MirrorShared>) -> Result<Self, Error> {
         let limits = shared.limits.clone();
         let depth = limits.depth_max;
-        let waker = EventVectors::new(1)
+        let waker = EventFdVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
         waker.mask(0);
         let legs = LegChannels::open(shared, ChannelMemory::new(shared)?, &waker)?;
         let tally = ChannelWriteEpochs::new();
-        let load = LegLoad::default();
+        let load = SubmittedRequestCount::default();
         let member = ChannelEntry {
-            write_epoch: tally.register().clone(),
+            write_epoch: tally.oldest_write_epoch().clone(),
             load: load.clone(),
             waker: waker.clone(),
         };
@@ -77,7 +79,7 @@ impl MirrorChannel {
         Ok(Self {
             waker,
             legs,
-            requests: vec![MirrorRequest::empty(); depth as usize].into(),
+            requests: vec![MirrorRequest::free_entry(); depth as usize].into(),
             free: (0..depth).rev().collect(),
             ready: CompletionQueue::with_depth(depth),
             tally,
@@ -85,8 +87,8 @@ impl MirrorChannel {
             stillborn: Vec::new(),
             waiting: Vec::with_capacity(depth as usize),
             new_events: 0,
-            losses: shared.losses_reported(),
-            returns: shared.returns(),
+            losses: shared.reported_loss_count(),
+            returns: shared.leg_return_count(),
             now: Instant::default(),
             masks: shared.masks(),
             is_owner: false,
@@ -99,7 +101,7 @@ impl MirrorChannel {
     }
 
     /// Opens the channel of the maintenance thread.
-    pub(super) fn open_for_owner(shared: &Arc<MirrorShared>) -> Result<Self, Error> {
+    pub(super) fn open_for_maintenance(shared: &Arc<MirrorShared>) -> Result<Self, Error> {
         let mut channel = Self::open(shared)?;
         channel.is_owner = true;
         shared.set_maintenance_waker(&mut shared.lock(), Some(channel.waker.clone()));
@@ -108,9 +110,9 @@ impl MirrorChannel {
 
     /// Accepts one request; the caller has checked that there is a free slot.
     fn accept_request(&mut self, request: &Request, segments: &[Segment]) {
-        let own = match validate_request(&self.limits, request, segments) {
+        let own = match valid_request_segments(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
-            done => return self.complete(request.token, done.err().unwrap_or_default(), 0),
+            done => return self.queue_completion(request.token, done.err().unwrap_or_default(), 0),
         };
         let Some(slot) = self.free.pop() else { return };
         let segment_first = self.legs.store_segments(slot, own);
@@ -121,14 +123,14 @@ impl MirrorChannel {
             Operation::Read | Operation::Compare | Operation::Verify => self.start_read(slot),
             Operation::Flush => {
                 self.enter_write_epoch();
-                self.legs.ack_losses();
-                self.send_write(slot);
+                self.legs.acknowledge_repaired_losses();
+                self.start_counted_write(slot);
             }
-            _ => self.request_write(slot),
+            _ => self.start_write_if_region_open(slot),
         }
     }
 
-    fn complete(&mut self, token: u64, status: IoStatus, result: u32) {
+    fn queue_completion(&mut self, token: u64, status: IoStatus, result: u32) {
         self.ready.push(IoCompletion { token, status, result });
     }
 
@@ -139,31 +141,31 @@ impl MirrorChannel {
         self.masks = self.shared.masks();
     }
 
-    fn request_write(&mut self, slot: u32) {
+    fn start_write_if_region_open(&mut self, slot: u32) {
         self.enter_write_epoch();
         let Request { lba, blocks, .. } = self.requests[slot as usize].request;
         // Regions that are open can be written without the lock; closed ones need permission under it.
         let (first, count) = self.shared.geometry.regions_of(lba, blocks.into());
         if !self.shared.closed.any_set(first, count) {
-            return self.send_write(slot);
+            return self.start_counted_write(slot);
         }
-        self.request_permission(slot);
+        self.admit_write_under_lock(slot);
     }
 
     /// Requests permission to write under the lock.
-    fn request_permission(&mut self, slot: u32) {
+    fn admit_write_under_lock(&mut self, slot: u32) {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         let work = &mut self.requests[slot as usize];
         let range = (work.request.lba, u64::from(work.request.blocks));
-        match meta.admit_write(&shared, self.tally.register(), slot, range) {
+        match meta.admit_write(&shared, self.tally.oldest_write_epoch(), slot, range) {
             WriteAdmission::Go => {
                 self.masks = shared.masks();
-                self.send_write(slot);
+                self.start_counted_write(slot);
             }
             WriteAdmission::Registered => {
                 self.masks = shared.masks();
-                self.start_write(slot, RequestStage::WrittenUnderCopy);
+                self.send_write_to_legs(slot, RequestStage::WrittenUnderCopy);
             }
             WriteAdmission::Wait => {
                 if work.stage != RequestStage::Admitted {
@@ -181,14 +183,14 @@ impl MirrorChannel {
     }
 
     /// Sends a write or a flush to all legs, counted in the current write epoch.
-    fn send_write(&mut self, slot: u32) {
+    fn start_counted_write(&mut self, slot: u32) {
         let bucket = self.tally.begin_write();
-        self.start_write(slot, RequestStage::Written { bucket });
+        self.send_write_to_legs(slot, RequestStage::Written { bucket });
     }
 
     /// Sends a write or a flush to all legs.
-    fn start_write(&mut self, slot: u32, stage: RequestStage) {
-        let status = self.no_leg_status();
+    fn send_write_to_legs(&mut self, slot: u32, stage: RequestStage) {
+        let status = self.status_without_legs();
         let work = &mut self.requests[slot as usize];
         let missing =
             self.legs.send_to(self.masks.write, RequestOwner::Request(slot), &work.request);
@@ -206,7 +208,7 @@ impl MirrorChannel {
             // If the source leg fails, all reads have to use the same next leg.
             from &= from.wrapping_neg();
         }
-        let (leg, status) = (self.legs.least_busy_leg(from), self.no_leg_status());
+        let (leg, status) = (self.legs.least_busy_leg(from), self.status_without_legs());
         let missing = self.legs.send_to(leg, RequestOwner::Request(slot), &request);
         let work = &mut self.requests[slot as usize];
         work.awaited = leg;
@@ -223,7 +225,7 @@ impl MirrorChannel {
     }
 
     /// Status of a request that can be sent to no leg.
-    const fn no_leg_status(&self) -> IoStatus {
+    const fn status_without_legs(&self) -> IoStatus {
         match self.masks.read {
             0 => IoStatus::RESERVATION_CONFLICT,
             _ => IoStatus::PATH_ERROR,
@@ -254,8 +256,8 @@ impl MirrorChannel {
         } else {
             work.failed |= leg;
             work.lost |=
-                if is_write_loss(work.request.operation, completion.status) { leg } else { 0 };
-            let tells_more = is_caller_error(completion.status)
+                if reports_write_loss(work.request.operation, completion.status) { leg } else { 0 };
+            let tells_more = is_invalid_request_status(completion.status)
                 || completion.status == IoStatus::COMPARE_FAILURE;
             if work.status.is_success() || tells_more {
                 work.status = completion.status;
@@ -282,35 +284,38 @@ impl MirrorChannel {
             if work.failed != 0 {
                 let Request { lba, blocks, .. } = work.request;
                 let mut meta = self.shared.lock();
-                meta.repair(&self.shared, lba, blocks);
+                meta.queue_repair(&self.shared, lba, blocks);
                 meta.wake_maintenance();
             }
             return self.complete_request(slot, IoStatus::SUCCESS);
         }
-        let is_final = is_caller_error(work.status) || work.status == IoStatus::COMPARE_FAILURE;
+        let is_final =
+            is_invalid_request_status(work.status) || work.status == IoStatus::COMPARE_FAILURE;
         if is_final || self.masks.read & !work.failed == 0 {
             // Data read from a leg that another owner has taken over is undefined.
             let is_void = work.status.is_success();
-            return self
-                .complete_request(slot, if is_void { self.no_leg_status() } else { work.status });
+            return self.complete_request(
+                slot,
+                if is_void { self.status_without_legs() } else { work.status },
+            );
         }
         let Request { lba, blocks, .. } = work.request;
-        let source_failed = work.failed & self.masks.exclusive_read_leg() != 0;
+        let source_failed = work.failed & self.masks.single_source_leg() != 0;
         let is_first = work.stage == RequestStage::Read;
         if is_first && blocks > 1 && source_failed && self.may_legs_differ(lba, blocks) {
-            return self.start_repair_before_read(slot);
+            return self.queue_repair_and_wait(slot);
         }
         self.start_read(slot);
     }
 
     /// The source could not read all of these blocks. The readable ones must not come from another leg,
     /// which may have older data, so the blocks are made equal first.
-    fn start_repair_before_read(&mut self, slot: u32) {
+    fn queue_repair_and_wait(&mut self, slot: u32) {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         let work = &mut self.requests[slot as usize];
         (work.stage, work.failures) = (RequestStage::Repaired, meta.failures);
-        meta.repair_now(&shared, work.request.lba, work.request.blocks);
+        meta.queue_required_repair(&shared, work.request.lba, work.request.blocks);
         self.waiting.push(slot);
         self.run_maintenance(&mut meta);
     }
@@ -343,15 +348,16 @@ impl MirrorChannel {
             drop(meta);
             return self.complete_request(slot, IoStatus::SUCCESS);
         }
-        let at_fault = is_caller_error(work.status);
-        self.legs.notice_losses(work.lost);
-        if meta.handle_leg_losses(&shared, work.lost) && self.losses == shared.losses() {
-            shared.count_write_loss();
+        let at_fault = is_invalid_request_status(work.status);
+        self.legs.record_losses_handled(work.lost);
+        if meta.handle_leg_losses(&shared, work.lost) && self.losses == shared.all_leg_loss_count()
+        {
+            shared.record_all_leg_loss();
         }
         let verdict = if at_fault {
             WriteVerdict::Bad
         } else {
-            meta.write_verdict(&shared, work.done, work.failed)
+            meta.conclude_write(&shared, work.done, work.failed)
         };
         match verdict {
             WriteVerdict::Good => {
@@ -402,7 +408,7 @@ impl MirrorChannel {
             Operation::Read | Operation::Compare | Operation::Verify => status,
             _ => {
                 if losses < self.losses && status.is_success() {
-                    self.require_loss_report(losses);
+                    self.report_losses_since(losses);
                 }
                 status
             }
@@ -412,7 +418,7 @@ impl MirrorChannel {
                 self.tally.end_write(bucket);
             }
             RequestStage::WrittenUnderCopy | RequestStage::Recorded { bucket: None } => {
-                self.shared.lock().unregister_channel(self.tally.register(), slot);
+                self.shared.lock().unregister_channel(self.tally.oldest_write_epoch(), slot);
             }
             RequestStage::Idle
             | RequestStage::Read
@@ -422,19 +428,19 @@ impl MirrorChannel {
         }
         self.requests[slot as usize].stage = RequestStage::Idle;
         self.free.push(slot);
-        self.complete(request.token, status, result);
+        self.queue_completion(request.token, status, result);
     }
 
     /// Status of a flush. If all legs may have lost writes during or before it, every channel reports
     /// that once.
     fn flush_status(&mut self, losses: u64, status: IoStatus) -> IoStatus {
-        let all = self.shared.losses();
+        let all = self.shared.all_leg_loss_count();
         if status.is_success() && losses == all {
             return status;
         }
         if losses != all {
             self.losses = all;
-            self.shared.report_losses(all);
+            self.shared.record_reported_losses(all);
             return IoStatus::WRITE_FAULT;
         }
         status
@@ -442,8 +448,8 @@ impl MirrorChannel {
 
     /// Handles the return of legs. Each reports its earlier losses once on every channel. This flush
     /// makes it report them now, while all of that is copied, and not to a later flush.
-    fn handle_leg_returns(&mut self) {
-        self.returns = self.shared.returns();
+    fn flush_returned_legs(&mut self) {
+        self.returns = self.shared.leg_return_count();
         let LegMasks { read, write, .. } = self.shared.masks();
         let flush = Request { operation: Operation::Flush, ..Request::PLACEHOLDER };
         self.legs.send_to(write & !read, RequestOwner::Report, &flush);
@@ -456,36 +462,36 @@ impl MirrorChannel {
                 self.requests[slot as usize].request.operation == Operation::Flush
             }
             RequestOwner::Report => true,
-            place => self.background.flushes(place),
+            place => self.background.is_flush(place),
         }
     }
 
     /// A leg that has come back has answered a flush that asked for what it lost before. That is copied
     /// anyhow; what it has lost since is not, if this is the only flush that fails for it.
-    fn handle_loss_report(&mut self, leg: usize, completion: &IoCompletion) {
-        if !is_write_loss(Operation::Flush, completion.status)
-            || self.legs.losses(leg) <= self.shared.repaired_losses(leg)
+    fn handle_returned_leg_flush(&mut self, leg: usize, completion: &IoCompletion) {
+        if !reports_write_loss(Operation::Flush, completion.status)
+            || self.legs.leg_loss_count(leg) <= self.shared.repaired_loss_count(leg)
         {
             return;
         }
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        self.legs.notice_losses(1 << leg);
+        self.legs.record_losses_handled(1 << leg);
         if meta.handle_leg_losses(&shared, 1 << leg) {
-            shared.count_write_loss();
+            shared.record_all_leg_loss();
         }
         meta.wake_maintenance();
     }
 
     /// Whether the channel must be polled without a wake-up: the event that a request waits for is often
     /// caused by another channel.
-    fn must_be_polled(&self) -> bool {
+    fn needs_polling_without_wake(&self) -> bool {
         !self.ready.is_empty() || !self.waiting.is_empty() || !self.stillborn.is_empty()
     }
 
     /// Re-evaluates all requests that wait for a state change.
     fn reevaluate_waiting(&mut self) {
-        let new_events = self.shared.event_count();
+        let new_events = self.shared.wake_count();
         if new_events == self.new_events || self.waiting.is_empty() {
             return;
         }
@@ -497,7 +503,7 @@ impl MirrorChannel {
                 let status = if status.is_success() { self.commit_failed_status() } else { status };
                 self.complete_request(slot, status);
             } else if stage == RequestStage::Admitted {
-                self.request_permission(slot);
+                self.admit_write_under_lock(slot);
             } else if stage == RequestStage::Repaired {
                 self.restart_repaired_read(slot);
             } else {
@@ -531,8 +537,8 @@ impl IoChannel for MirrorChannel {
         count
     }
 
-    fn flush(&mut self) {
-        self.legs.flush();
+    fn flush_submissions(&mut self) {
+        self.legs.flush_submissions();
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
@@ -540,23 +546,23 @@ impl IoChannel for MirrorChannel {
         let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         for leg in 0..self.legs.leg_count() {
             let count = self.legs.poll(leg, now, &mut below);
-            let has_lost = count > 0 && self.legs.has_lost(leg);
+            let has_lost = count > 0 && self.legs.has_unhandled_losses(leg);
             for completion in below.drain() {
                 let place = RequestOwner::from_token(completion.token);
                 if completion.status == IoStatus::WRITE_FAULT && self.is_flush(place) {
-                    self.legs.acknowledge_losses(leg);
+                    self.legs.accept_losses_of_leg(leg);
                 }
                 match place {
                     RequestOwner::Request(slot) => {
                         if has_lost {
-                            self.notice_loss(slot, leg);
+                            self.handle_loss_found_by_request(slot, leg);
                         }
                         self.handle_leg_completion(slot, 1 << leg, &completion);
                     }
-                    RequestOwner::Report => self.handle_loss_report(leg, &completion),
+                    RequestOwner::Report => self.handle_returned_leg_flush(leg, &completion),
                     place => {
                         if has_lost && !self.is_flush(place) {
-                            self.notice_background_loss(leg);
+                            self.handle_loss_found_by_maintenance(leg);
                         }
                         self.handle_background_completion(place, 1 << leg, &completion);
                     }
@@ -568,35 +574,37 @@ impl IoChannel for MirrorChannel {
             self.finish_write(slot);
         }
         self.reevaluate_waiting();
-        if self.shared.returns() != self.returns {
-            self.handle_leg_returns();
+        if self.shared.leg_return_count() != self.returns {
+            self.flush_returned_legs();
         }
-        if now >= self.shared.maintenance_due() && (self.is_owner || !self.shared.has_owner()) {
+        if now >= self.shared.maintenance_due()
+            && (self.is_owner || !self.shared.has_maintenance_thread())
+        {
             let shared = Arc::clone(&self.shared);
             self.run_maintenance(&mut shared.lock());
         }
         self.tally.leave_epoch(&self.shared);
         self.legs.submit(now);
-        self.legs.flush();
+        self.legs.flush_submissions();
         self.ready.drain_into(completions)
     }
 
     /// Losses on all legs at once: any other leaves a leg that has everything.
-    fn write_losses(&self) -> u64 {
-        self.shared.losses()
+    fn known_write_loss_count(&self) -> u64 {
+        self.shared.all_leg_loss_count()
     }
 
     fn ack_repaired_losses(&mut self, count: u64) {
-        self.acknowledge_up_to(count);
+        self.acknowledge_repaired_up_to(count);
     }
 }
 
 impl ChannelWakeup for MirrorChannel {
     fn wake_at(&self) -> Instant {
-        if self.must_be_polled() {
+        if self.needs_polling_without_wake() {
             return Instant::default();
         }
-        if self.shared.has_owner() && !self.is_owner {
+        if self.shared.has_maintenance_thread() && !self.is_owner {
             return self.legs.wake_at();
         }
         self.legs.wake_at().min(self.shared.maintenance_due())
@@ -606,7 +614,7 @@ impl ChannelWakeup for MirrorChannel {
         self.legs.wake_source()
     }
 
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         self.legs.is_kernel_io()
     }
 
@@ -614,7 +622,7 @@ impl ChannelWakeup for MirrorChannel {
         // Armed before the deadline is read: a thread that raises the waker has stored the deadline
         // before.
         let hears = self.waker.unmask(0);
-        self.legs.arm() || self.must_be_polled() || !hears
+        self.legs.arm() || self.needs_polling_without_wake() || !hears
     }
 
     fn disarm(&mut self) {
@@ -630,10 +638,10 @@ impl Drop for MirrorChannel {
         self.legs.close();
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        let write_epoch = self.tally.register();
-        meta.members.retain(|other| !other.write_epoch.is_same(write_epoch));
-        meta.registered.retain(|write| !write.write_epoch.is_same(write_epoch));
-        for work in self.requests.iter().filter(|work| work.may_legs_differ_after()) {
+        let write_epoch = self.tally.oldest_write_epoch();
+        meta.members.retain(|other| !other.write_epoch.is_same_channel(write_epoch));
+        meta.registered.retain(|write| !write.write_epoch.is_same_channel(write_epoch));
+        for work in self.requests.iter().filter(|work| work.may_have_partly_executed()) {
             meta.mark_divergent(&shared, work.request.lba, work.request.blocks.into());
         }
         if self.is_owner {

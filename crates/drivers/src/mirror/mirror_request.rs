@@ -48,7 +48,7 @@ pub(super) enum RequestStage {
 }
 
 impl MirrorRequest {
-    pub(super) fn empty() -> Self {
+    pub(super) fn free_entry() -> Self {
         Self::new(Request::PLACEHOLDER)
     }
 
@@ -68,7 +68,7 @@ impl MirrorRequest {
     }
 
     /// Whether some legs may have executed it and others not.
-    pub(super) fn may_legs_differ_after(&self) -> bool {
+    pub(super) fn may_have_partly_executed(&self) -> bool {
         let sent = matches!(
             self.stage,
             RequestStage::Written { .. }
@@ -81,12 +81,12 @@ impl MirrorRequest {
 
 /// Whether a leg's flush status reports the loss of completed writes. Other errors say nothing about them
 /// (docs/operator/durability.md).
-pub(super) fn is_write_loss(operation: Operation, status: IoStatus) -> bool {
+pub(super) fn reports_write_loss(operation: Operation, status: IoStatus) -> bool {
     operation == Operation::Flush && status == IoStatus::WRITE_FAULT
 }
 
 /// Whether the request is invalid, rather than the leg faulty.
-pub(super) fn is_caller_error(status: IoStatus) -> bool {
+pub(super) fn is_invalid_request_status(status: IoStatus) -> bool {
     matches!(
         status,
         IoStatus::INVALID_OPCODE

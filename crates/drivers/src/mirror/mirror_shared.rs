@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{BlockDevice, Error, Instant, Limits, Segment};
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use super::leg_reservations::LegReservations;
 use super::mirror_state::MirrorState;
 use crate::block_bitmap::BlockBitmap;
-use crate::owner_identity::OwnerId;
+use crate::owner_identity::RegisteredOwner;
 use tenmil_volume::mirror::MirrorGeometry;
 
 /// State shared by all channels.
@@ -56,16 +56,16 @@ pub(super) struct MirrorShared {
     /// The reservations of the legs.
     pub(super) reserved: LegReservations,
     /// The owner, as long as the mirror is open.
-    _opener: OwnerId,
+    _opener: RegisteredOwner,
 }
 
 /// Epoch of the oldest write of a channel, or [`WriteEpoch::IDLE`].
 #[derive(Clone, Debug)]
-pub(super) struct WriteEpoch(Arc<AtomicU64>);
+pub(super) struct OldestWriteEpoch(Arc<AtomicU64>);
 
 /// Number of requests submitted to a channel; shows whether clients are active.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LegLoad(Arc<AtomicU64>);
+pub(super) struct SubmittedRequestCount(Arc<AtomicU64>);
 
 /// Roles of the legs, packed in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl MirrorShared {
         regions: RegionTable,
         limits: Limits,
         chunk_bytes: u32,
-        (meta, (opener, reserved)): (MirrorState, (OwnerId, LegReservations)),
+        (meta, (opener, reserved)): (MirrorState, (RegisteredOwner, LegReservations)),
         losses: &[u64],
     ) -> Self {
         let geometry = meta.geometry();
@@ -129,7 +129,7 @@ impl MirrorShared {
         for region in shared.lock().unequal_regions() {
             shared.unequal.set(region, 1);
         }
-        shared.publish(&shared.lock());
+        shared.publish_leg_masks(&shared.lock());
         shared
     }
 
@@ -144,12 +144,12 @@ impl MirrorShared {
     }
 
     /// Publishes the roles of the legs.
-    pub(super) fn publish(&self, meta: &MirrorState) {
+    pub(super) fn publish_leg_masks(&self, meta: &MirrorState) {
         self.masks.store(meta.masks().to_word(), Ordering::Release);
     }
 
     #[inline]
-    pub(super) fn epoch(&self) -> u64 {
+    pub(super) fn current_write_epoch(&self) -> u64 {
         // Pairs with the release in `advance`: a thread that sees the new epoch sees what was closed
         // before it.
         self.epoch.load(Ordering::Acquire)
@@ -157,7 +157,7 @@ impl MirrorShared {
 
     /// Starts a new epoch and returns it. Once no channel's epoch is older, every write knows of all that
     /// was closed and published before.
-    pub(super) fn advance(&self) -> u64 {
+    pub(super) fn advance_write_epoch(&self) -> u64 {
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         // Pairs with the fence in `WriteEpoch::enter`: either the other side sees what was closed, or this
         // one sees its write epoch.
@@ -166,7 +166,7 @@ impl MirrorShared {
     }
 
     #[inline]
-    pub(super) fn event_count(&self) -> u64 {
+    pub(super) fn wake_count(&self) -> u64 {
         self.new_events.load(Ordering::Acquire)
     }
 
@@ -184,18 +184,18 @@ impl MirrorShared {
     }
 
     #[inline]
-    pub(super) fn losses(&self) -> u64 {
+    pub(super) fn all_leg_loss_count(&self) -> u64 {
         self.loss_count.load(Ordering::Acquire)
     }
 
     /// Records that completed writes may be lost on all legs: every channel has to report that. The
     /// caller holds the lock.
-    pub(super) fn count_write_loss(&self) {
+    pub(super) fn record_all_leg_loss(&self) {
         self.loss_count.fetch_add(1, Ordering::AcqRel);
     }
 
     #[inline]
-    pub(super) fn returns(&self) -> u64 {
+    pub(super) fn leg_return_count(&self) -> u64 {
         // Pairs with the release in `add_return`: a channel that sees it sees that the leg is written.
         self.leg_return_count.load(Ordering::Acquire)
     }
@@ -208,7 +208,7 @@ impl MirrorShared {
 
     /// Whether the mirror has a maintenance thread.
     #[inline]
-    pub(super) fn has_owner(&self) -> bool {
+    pub(super) fn has_maintenance_thread(&self) -> bool {
         self.has_owner.load(Ordering::Relaxed)
     }
 
@@ -216,23 +216,23 @@ impl MirrorShared {
     pub(super) fn set_maintenance_waker(
         &self,
         meta: &mut MirrorState,
-        waker: Option<EventVectors>,
+        waker: Option<EventFdVectors>,
     ) {
         self.has_owner.store(waker.is_some(), Ordering::Relaxed);
         meta.owner = waker;
     }
 
     /// Losses that a new channel need not report.
-    pub(super) fn losses_reported(&self) -> u64 {
+    pub(super) fn reported_loss_count(&self) -> u64 {
         self.losses_reported.load(Ordering::Acquire)
     }
 
-    pub(super) fn report_losses(&self, count: u64) {
+    pub(super) fn record_reported_losses(&self, count: u64) {
         self.losses_reported.fetch_max(count, Ordering::AcqRel);
     }
 
     /// Losses of a leg that flushes need not report any more.
-    pub(super) fn repaired_losses(&self, leg: usize) -> u64 {
+    pub(super) fn repaired_loss_count(&self, leg: usize) -> u64 {
         // A thread that has seen in the masks that the leg is written again sees this as well: it is
         // stored before they are published.
         self.repaired_losses[leg].load(Ordering::Acquire)
@@ -240,30 +240,30 @@ impl MirrorShared {
 
     /// Records the loss count of a leg that is neither in sync nor written: all of that is copied before the leg
     /// is read, so no read of it has to act on it. The caller holds the lock.
-    pub(super) fn repair_losses(&self, leg: usize, count: u64) {
-        self.notice_losses(leg, count);
+    pub(super) fn record_repaired_losses(&self, leg: usize, count: u64) {
+        self.record_handled_losses(leg, count);
         self.repaired_losses[leg].fetch_max(count, Ordering::AcqRel);
     }
 
     /// Losses of a leg that some channel has acted on.
     #[inline]
-    pub(super) fn noticed_losses(&self, leg: usize) -> u64 {
+    pub(super) fn handled_loss_count(&self, leg: usize) -> u64 {
         self.noticed_losses[leg].load(Ordering::Relaxed)
     }
 
     /// So many losses of a leg are acted on now. The caller holds the lock.
-    pub(super) fn notice_losses(&self, leg: usize, count: u64) {
+    pub(super) fn record_handled_losses(&self, leg: usize, count: u64) {
         self.noticed_losses[leg].fetch_max(count, Ordering::Relaxed);
     }
 
     /// Bytes of a superblock as it is written: whole blocks.
     pub(super) fn superblock_bytes(&self) -> u32 {
-        superblock_bytes(self.geometry.block_size)
+        superblock_len_bytes(self.geometry.block_size)
     }
 }
 
 /// Bytes of a superblock in whole blocks.
-pub(super) fn superblock_bytes(block_size: u32) -> u32 {
+pub(super) fn superblock_len_bytes(block_size: u32) -> u32 {
     block_size.max(4096)
 }
 
@@ -281,12 +281,12 @@ impl LegMasks {
     }
 
     /// The leg that is read where legs may differ.
-    pub(super) fn exclusive_read_leg(self) -> u8 {
+    pub(super) fn single_source_leg(self) -> u8 {
         self.read & self.read.wrapping_neg()
     }
 }
 
-impl LegLoad {
+impl SubmittedRequestCount {
     /// Counts requests. Called by the channel itself only.
     #[inline]
     pub(super) fn add(&self, count: usize) {
@@ -298,7 +298,7 @@ impl LegLoad {
     }
 }
 
-impl WriteEpoch {
+impl OldestWriteEpoch {
     /// No write is in flight.
     const IDLE: u64 = u64::MAX;
 
@@ -309,7 +309,7 @@ impl WriteEpoch {
     /// Registers the first write. What the channel loads after it is at least as new as everything that
     /// was closed by a thread that found this idle.
     #[inline]
-    pub(super) fn enter(&self, epoch: u64) {
+    pub(super) fn register_first_write(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Relaxed);
         // Pairs with the fence in `MirrorShared::advance`.
         fence(Ordering::SeqCst);
@@ -324,16 +324,16 @@ impl WriteEpoch {
 
     /// The last write has ended.
     #[inline]
-    pub(super) fn clear(&self) {
+    pub(super) fn set_idle(&self) {
         self.advance_to(Self::IDLE);
     }
 
     /// Whether all writes that began before `epoch` have ended.
-    pub(super) fn is_past(&self, epoch: u64) -> bool {
+    pub(super) fn are_writes_before_ended(&self, epoch: u64) -> bool {
         self.0.load(Ordering::Acquire) >= epoch
     }
 
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    pub(super) fn is_same_channel(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
@@ -347,22 +347,22 @@ impl ChannelMemory {
         Ok(Self { memory, superblock_bytes, chunk_at, chunk_bytes })
     }
 
-    pub(super) fn superblock(&self, leg: u8) -> Segment {
-        self.part(u32::from(leg) * self.superblock_bytes, self.superblock_bytes)
+    pub(super) fn superblock_segment(&self, leg: u8) -> Segment {
+        self.segment_at(u32::from(leg) * self.superblock_bytes, self.superblock_bytes)
     }
 
     /// Buffer for a superblock copy that is read before a commit.
-    pub(super) fn superblock_buffer(&self, leg: u8, copy: u8) -> Segment {
+    pub(super) fn superblock_copy_segment(&self, leg: u8, copy: u8) -> Segment {
         let before = self.chunk_at / 3 / self.superblock_bytes;
         let place = before + 2 * u32::from(leg) + u32::from(copy);
-        self.part(place * self.superblock_bytes, self.superblock_bytes)
+        self.segment_at(place * self.superblock_bytes, self.superblock_bytes)
     }
 
-    pub(super) fn chunk(&self) -> Segment {
-        self.part(self.chunk_at, self.chunk_bytes)
+    pub(super) fn chunk_segment(&self) -> Segment {
+        self.segment_at(self.chunk_at, self.chunk_bytes)
     }
 
-    fn part(&self, at: u32, len_bytes: u32) -> Segment {
+    fn segment_at(&self, at: u32, len_bytes: u32) -> Segment {
         self.memory.segment().slice(at, len_bytes).unwrap_or_default()
     }
 }
@@ -374,30 +374,30 @@ pub(super) fn allocate_memory(regions: &RegionTable, len_bytes: u32) -> Result<R
 
 #[cfg(test)]
 mod tests {
-    use super::{LegMasks, WriteEpoch};
+    use super::{LegMasks, OldestWriteEpoch};
 
     #[test]
     fn leg_masks_round_trip_through_a_word() {
         for unequal in [false, true] {
             let masks = LegMasks { read: 0b0110, write: 0b1110, claimed: 0xff, unequal };
             assert_eq!(LegMasks::from_word(masks.to_word()), masks);
-            assert_eq!(masks.exclusive_read_leg(), 0b0010);
+            assert_eq!(masks.single_source_leg(), 0b0010);
         }
     }
 
     #[test]
     fn write_epoch_is_past_when_no_older_write_is_in_flight() {
-        let write_epoch = WriteEpoch::idle();
-        assert!(write_epoch.is_past(7));
-        write_epoch.enter(6);
-        assert!(!write_epoch.is_past(7) && write_epoch.is_past(6));
+        let write_epoch = OldestWriteEpoch::idle();
+        assert!(write_epoch.are_writes_before_ended(7));
+        write_epoch.register_first_write(6);
+        assert!(!write_epoch.are_writes_before_ended(7) && write_epoch.are_writes_before_ended(6));
         write_epoch.advance_to(7);
-        assert!(write_epoch.is_past(7));
-        write_epoch.clear();
+        assert!(write_epoch.are_writes_before_ended(7));
+        write_epoch.set_idle();
         assert!(
-            write_epoch.is_past(u64::MAX)
-                && write_epoch.is_same(&write_epoch.clone())
-                && !write_epoch.is_same(&WriteEpoch::idle())
+            write_epoch.are_writes_before_ended(u64::MAX)
+                && write_epoch.is_same_channel(&write_epoch.clone())
+                && !write_epoch.is_same_channel(&OldestWriteEpoch::idle())
         );
     }
 }

@@ -1,12 +1,12 @@
 //! State of the legs and regions of a mirror, and admission of writes. No I/O.
 
 use tenmil_base::{Instant, Interrupts};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use super::assembly::MirrorAssembly;
 use super::events::{MirrorEvent, PendingEvents};
 use super::maintenance::{MaintenancePhase, MaintenanceSchedule};
-use super::mirror_shared::{LegLoad, LegMasks, MirrorShared, WriteEpoch};
+use super::mirror_shared::{LegMasks, MirrorShared, OldestWriteEpoch, SubmittedRequestCount};
 use super::options::{InjectedBugs, MirrorOptions};
 use super::ownership::OwnershipFence;
 use super::resync::RegionResync;
@@ -59,7 +59,7 @@ pub(super) struct MirrorState {
     /// Number of changes that have to become durable; `settled` of them are.
     pub(super) wanted: u64,
     pub(super) settled: u64,
-    pub(super) commit: Option<SuperblockCommit>,
+    pub(super) commit: Option<InFlightCommit>,
     /// No leg accepted a superblock: no retry until a request needs one.
     pub(super) stalled: bool,
     /// Number of failed commits.
@@ -68,9 +68,9 @@ pub(super) struct MirrorState {
     /// Open channels.
     pub(super) members: Vec<ChannelEntry>,
     /// Waker of the maintenance thread, if there is one.
-    pub(super) owner: Option<EventVectors>,
+    pub(super) owner: Option<EventFdVectors>,
     /// Tracked writes in the region being copied.
-    pub(super) registered: Vec<TrackedWrite>,
+    pub(super) registered: Vec<WriteUnderCopy>,
     pub(super) copying: Option<RegionResync>,
     pub(super) repairs: Vec<(u64, u32)>,
     pub(super) phase: MaintenancePhase,
@@ -101,7 +101,7 @@ pub(super) enum InjectedBug {
 }
 
 /// Superblock writes in flight.
-pub(super) struct SuperblockCommit {
+pub(super) struct InFlightCommit {
     pub(super) version: u64,
     pub(super) generation: u64,
     pub(super) targets: u8,
@@ -121,15 +121,15 @@ pub(super) struct SuperblockSequenceNumbers {
 
 /// A channel, as seen by others.
 pub(super) struct ChannelEntry {
-    pub(super) write_epoch: WriteEpoch,
+    pub(super) write_epoch: OldestWriteEpoch,
     /// Counts its requests.
-    pub(super) load: LegLoad,
-    pub(super) waker: EventVectors,
+    pub(super) load: SubmittedRequestCount,
+    pub(super) waker: EventFdVectors,
 }
 
 /// A write in the region being copied.
-pub(super) struct TrackedWrite {
-    pub(super) write_epoch: WriteEpoch,
+pub(super) struct WriteUnderCopy {
+    pub(super) write_epoch: OldestWriteEpoch,
     pub(super) slot: u32,
     pub(super) lba: u64,
     pub(super) blocks: u64,
@@ -165,7 +165,7 @@ const REPAIRS_MAX: usize = 64;
 
 impl SuperblockSequenceNumbers {
     /// The next number, for the copy that is not the newest complete one.
-    pub(super) fn draw(&mut self) -> u64 {
+    pub(super) fn next_for_older_copy(&mut self) -> u64 {
         let next = self.used.max(self.good) + 1;
         self.used = if next % 2 == self.good % 2 { next + 1 } else { next };
         self.used
@@ -186,7 +186,7 @@ impl MirrorState {
         let mut events = PendingEvents::default();
         let all = u8::MAX >> (8 - assembly.legs) & !assembly.gone;
         leg_numbers_in(all & !in_sync)
-            .for_each(|leg| events.push_event(MirrorEvent::Degraded { leg }));
+            .for_each(|leg| events.count_and_queue(MirrorEvent::Degraded { leg }));
         Self {
             uuid: assembly.uuid,
             geometry: *geometry,
@@ -263,12 +263,12 @@ impl MirrorState {
     }
 
     /// Whether every leg is in sync.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn are_all_legs_in_sync(&self) -> bool {
         u32::from(self.legs) == (self.in_sync | self.gone).count_ones()
     }
 
     /// Number of legs of the mirror.
-    pub(super) fn members_count(&self) -> u32 {
+    pub(super) fn leg_count(&self) -> u32 {
         u32::from(self.legs) - self.gone.count_ones()
     }
 
@@ -290,15 +290,15 @@ impl MirrorState {
     pub(super) fn admit_write(
         &mut self,
         shared: &MirrorShared,
-        write_epoch: &WriteEpoch,
+        write_epoch: &OldestWriteEpoch,
         slot: u32,
         (lba, blocks): (u64, u64),
     ) -> WriteAdmission {
-        if self.fence.is_lost() {
+        if self.fence.is_ownership_lost() {
             return WriteAdmission::Refused;
         }
         let (first, count) = self.geometry.regions_of(lba, blocks);
-        let mut may_go = !self.is_locked(lba, blocks);
+        let mut may_go = !self.is_range_held_for_copy(lba, blocks);
         for region in first..first + count {
             // The region must not be cleared. A commit in flight that clears it has removed it from
             // `durable`.
@@ -315,8 +315,8 @@ impl MirrorState {
         }
         let under_copy = self.copying.as_ref().map(|copying| copying.region);
         if under_copy.is_some_and(|region| (first..first + count).contains(&region)) {
-            let (write_epoch, epoch) = (write_epoch.clone(), shared.epoch());
-            self.registered.push(TrackedWrite { write_epoch, slot, lba, blocks, epoch });
+            let (write_epoch, epoch) = (write_epoch.clone(), shared.current_write_epoch());
+            self.registered.push(WriteUnderCopy { write_epoch, slot, lba, blocks, epoch });
             return WriteAdmission::Registered;
         }
         shared.closed.clear(first, count);
@@ -324,17 +324,18 @@ impl MirrorState {
     }
 
     /// A write in the region being copied has ended.
-    pub(super) fn unregister_channel(&mut self, write_epoch: &WriteEpoch, slot: u32) {
-        self.registered.retain(|one| one.slot != slot || !one.write_epoch.is_same(write_epoch));
+    pub(super) fn unregister_channel(&mut self, write_epoch: &OldestWriteEpoch, slot: u32) {
+        self.registered
+            .retain(|one| one.slot != slot || !one.write_epoch.is_same_channel(write_epoch));
     }
 
     /// Whether all writes that began before `epoch` have ended.
-    pub(super) fn is_epoch_past(&self, epoch: u64) -> bool {
-        self.members.iter().all(|member| member.write_epoch.is_past(epoch))
+    pub(super) fn are_writes_before_ended(&self, epoch: u64) -> bool {
+        self.members.iter().all(|member| member.write_epoch.are_writes_before_ended(epoch))
             && self.registered.iter().all(|write| write.epoch >= epoch)
     }
 
-    fn is_locked(&self, lba: u64, blocks: u64) -> bool {
+    fn is_range_held_for_copy(&self, lba: u64, blocks: u64) -> bool {
         self.copying
             .as_ref()
             .and_then(|copying| copying.locked)
@@ -342,12 +343,12 @@ impl MirrorState {
     }
 
     /// Whether a tracked write overlaps these blocks.
-    pub(super) fn is_being_written(&self, range: (u64, u64)) -> bool {
+    pub(super) fn has_tracked_write_in(&self, range: (u64, u64)) -> bool {
         self.registered.iter().any(|one| ranges_overlap((one.lba, one.blocks), range))
     }
 
     /// Judges a write or a flush that `failed` on some legs and was `done` on others.
-    pub(super) fn write_verdict(
+    pub(super) fn conclude_write(
         &mut self,
         shared: &MirrorShared,
         done: u8,
@@ -383,11 +384,11 @@ impl MirrorState {
         }
         if (self.in_sync | self.returning).count_ones() > 1 {
             let dirty = self.dirty.clone();
-            dirty.iter().for_each(|region| self.suspect_region(shared, region));
-            shared.publish(self);
+            dirty.iter().for_each(|region| self.queue_region_resync(shared, region));
+            shared.publish_leg_masks(self);
             shared.set_maintenance_due(Instant::default());
         }
-        self.events.push_event(MirrorEvent::WritesLost);
+        self.events.count_and_queue(MirrorEvent::WritesLost);
         true
     }
 
@@ -409,7 +410,8 @@ impl MirrorState {
         self.returning &= !failed;
         self.joining &= !failed;
         self.promoting &= !failed;
-        leg_numbers_in(lost).for_each(|leg| self.events.push_event(MirrorEvent::LegLost { leg }));
+        leg_numbers_in(lost)
+            .for_each(|leg| self.events.count_and_queue(MirrorEvent::LegLost { leg }));
         if lost != 0 {
             self.request_commit();
             // A region that is not clean on a failed leg must not become clean.
@@ -425,7 +427,7 @@ impl MirrorState {
         if self.returning == 0 {
             self.todo = self.unequal.clone();
         }
-        shared.publish(self);
+        shared.publish_leg_masks(self);
         shared.wake_all();
     }
 
@@ -436,21 +438,21 @@ impl MirrorState {
             return;
         }
         let (first, count) = self.geometry.regions_of(lba, blocks);
-        (first..first + count).for_each(|region| self.suspect_region(shared, region));
-        shared.publish(self);
+        (first..first + count).for_each(|region| self.queue_region_resync(shared, region));
+        shared.publish_leg_masks(self);
         shared.set_maintenance_due(Instant::default());
     }
 
-    fn suspect_region(&mut self, shared: &MirrorShared, region: u64) {
+    fn queue_region_resync(&mut self, shared: &MirrorShared, region: u64) {
         self.todo.set(region);
-        self.require_single_source(shared, region);
+        self.read_region_from_one_leg(shared, region);
         if let Some(copying) = self.copying.as_mut().filter(|one| one.region == region) {
             copying.again = true;
         }
     }
 
     /// Makes reads of this region use one leg until it has been copied.
-    pub(super) fn require_single_source(&mut self, shared: &MirrorShared, region: u64) {
+    pub(super) fn read_region_from_one_leg(&mut self, shared: &MirrorShared, region: u64) {
         if self.in_sync.count_ones() > 1 {
             self.unequal.set(region);
             shared.unequal.set(region, 1);
@@ -458,7 +460,7 @@ impl MirrorState {
     }
 
     /// Queues a repair of blocks that one leg could not read and another could.
-    pub(super) fn repair(&mut self, shared: &MirrorShared, lba: u64, blocks: u32) {
+    pub(super) fn queue_repair(&mut self, shared: &MirrorShared, lba: u64, blocks: u32) {
         shared.set_maintenance_due(Instant::default());
         if self.repairs.len() < REPAIRS_MAX && !self.repairs.contains(&(lba, blocks)) {
             self.repairs.push((lba, blocks));
@@ -466,7 +468,7 @@ impl MirrorState {
     }
 
     /// The same for a waiting request; not limited by [`REPAIRS_MAX`].
-    pub(super) fn repair_now(&mut self, shared: &MirrorShared, lba: u64, blocks: u32) {
+    pub(super) fn queue_required_repair(&mut self, shared: &MirrorShared, lba: u64, blocks: u32) {
         shared.set_maintenance_due(Instant::default());
         if !self.repairs.contains(&(lba, blocks)) {
             self.repairs.push((lba, blocks));
@@ -475,7 +477,7 @@ impl MirrorState {
 
     /// Whether any of these blocks is queued for repair or being repaired.
     pub(super) fn is_repairing(&self, range: (u64, u64)) -> bool {
-        let under_copy = self.copying.as_ref().and_then(RegionResync::remaining_repair);
+        let under_copy = self.copying.as_ref().and_then(RegionResync::rest_of_repair_range);
         let waiting = self.repairs.iter().chain(&under_copy);
         waiting.into_iter().any(|(lba, blocks)| ranges_overlap((*lba, u64::from(*blocks)), range))
     }
@@ -493,10 +495,10 @@ mod tests {
     #[test]
     fn superblock_write_never_overwrites_the_last_valid_copy() {
         let mut sequence = SuperblockSequenceNumbers { good: 6, used: 6 };
-        assert_eq!(sequence.draw(), 7);
+        assert_eq!(sequence.next_for_older_copy(), 7);
         // The write of number 7 did not complete, and may be torn.
-        assert_eq!(sequence.draw(), 9);
+        assert_eq!(sequence.next_for_older_copy(), 9);
         sequence.good = 9;
-        assert_eq!(sequence.draw(), 10);
+        assert_eq!(sequence.next_for_older_copy(), 10);
     }
 }

@@ -16,13 +16,13 @@ use tenmil_base::Error;
 use tenmil_volume::PoolOwner as Opener;
 use tenmil_volume::mirror::MirrorOwnership;
 
-use super::assembly::{LegCandidate, LegProbe};
+use super::assembly::{LegCandidate, LegReadResult};
 use super::events::MirrorEvent;
 use super::mirror_shared::MirrorShared;
 use super::mirror_state::MirrorState;
 use super::superblock_commit::leg_numbers_in;
 use crate::owner_identity::has_owner_ended;
-use tenmil_volume::mirror::{LEGS_MAX, MirrorSuperblock, NoSuperblock, uuid_text};
+use tenmil_volume::mirror::{LEGS_MAX, MirrorSuperblock, SuperblockError, uuid_text};
 
 /// Fencing state of an open mirror.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct OwnershipFence {
 }
 
 /// Both superblock copies found on a leg before a commit; `None` for one that could not be read.
-pub(super) type SuperblockCopies = [Option<Result<MirrorSuperblock, NoSuperblock>>; 2];
+pub(super) type SuperblockCopies = [Option<Result<MirrorSuperblock, SuperblockError>>; 2];
 
 /// How far sequence numbers skip at a forced takeover: further than the former owner advances between a
 /// check and the following write.
@@ -49,7 +49,7 @@ pub(super) const TAKEOVER_SEQUENCES: u64 = 1 << 20;
 
 /// Rejects a mirror that another process has open for writing, unless that process is known to have
 /// exited. Otherwise returns the former owner.
-pub(super) fn check_owner(
+pub(super) fn check_no_live_owner(
     candidates: &[LegCandidate],
     me: Option<Opener>,
     is_forced: bool,
@@ -58,7 +58,7 @@ pub(super) fn check_owner(
     for (name, leg) in found_legs(candidates) {
         let is_other = |owner: &Opener| Some(owner.id) != me.map(|me| me.id);
         let Some(owner) = leg.owner.owner().filter(is_other) else { continue };
-        if is_superseded(leg, candidates) {
+        if is_owner_record_superseded(leg, candidates) {
             continue;
         }
         if !is_forced && !has_owner_ended(&owner) {
@@ -77,7 +77,8 @@ pub(super) fn check_owner(
 
 /// The owner that the superblocks name, if that is another one; of several, one that may still be there.
 pub(super) fn other_owner(candidates: &[LegCandidate], me: Option<Opener>) -> Option<Opener> {
-    let legs = found_legs(candidates).filter(|(_, leg)| !is_superseded(leg, candidates));
+    let legs =
+        found_legs(candidates).filter(|(_, leg)| !is_owner_record_superseded(leg, candidates));
     let owners = legs.filter_map(|(_, leg)| leg.owner.owner());
     let others = owners.filter(|owner| Some(owner.id) != me.map(|me| me.id));
     others.min_by_key(has_owner_ended)
@@ -85,14 +86,17 @@ pub(super) fn other_owner(candidates: &[LegCandidate], me: Option<Opener>) -> Op
 
 fn found_legs(candidates: &[LegCandidate]) -> impl Iterator<Item = (&str, &MirrorSuperblock)> {
     candidates.iter().filter_map(|LegCandidate { name, found, .. }| match found {
-        LegProbe::Leg(leg) => Some((name.as_str(), &**leg)),
+        LegReadResult::Leg(leg) => Some((name.as_str(), &**leg)),
         _ => None,
     })
 }
 
 /// Whether another leg of the mirror was claimed later, or says that this owner has given it up: a stale leg
 /// does not hear of that.
-pub(super) fn is_superseded(leg: &MirrorSuperblock, candidates: &[LegCandidate]) -> bool {
+pub(super) fn is_owner_record_superseded(
+    leg: &MirrorSuperblock,
+    candidates: &[LegCandidate],
+) -> bool {
     let mut others = found_legs(candidates).filter(|(_, other)| other.uuid == leg.uuid);
     others.any(|(_, other)| {
         let (found, own) = (other.owner.epoch, leg.owner.epoch);
@@ -107,11 +111,11 @@ impl OwnershipFence {
     }
 
     /// Whether a commit may start: no check is in progress, and no other owner has the mirror.
-    pub(super) const fn is_open(&self) -> bool {
+    pub(super) const fn may_commit(&self) -> bool {
         !self.is_looking && !self.is_ownership_lost
     }
 
-    pub(super) const fn is_lost(&self) -> bool {
+    pub(super) const fn is_ownership_lost(&self) -> bool {
         self.is_ownership_lost
     }
 
@@ -162,7 +166,7 @@ impl MirrorState {
         let mut others = 0;
         for (leg, copies) in found {
             if let Some(by) = self.fence.other_owner_on_leg(self.uuid, copies, *leg) {
-                self.lose_ownership(shared, by.owner());
+                self.handle_ownership_lost(shared, by.owner());
                 return false;
             }
             others |= if is_replaced_device(self.uuid, copies, *leg) { 1 << leg } else { 0 };
@@ -172,7 +176,7 @@ impl MirrorState {
         }
         self.present &= !others;
         if self.in_sync & !others == 0 {
-            self.lose_ownership(shared, None);
+            self.handle_ownership_lost(shared, None);
             return false;
         }
         self.fail_legs(shared, others);
@@ -185,7 +189,7 @@ impl MirrorState {
     }
 
     /// Another owner has the mirror: nothing is written or read here any more, and waiting requests fail.
-    fn lose_ownership(&mut self, shared: &MirrorShared, by: Option<Opener>) {
+    fn handle_ownership_lost(&mut self, shared: &MirrorShared, by: Option<Opener>) {
         self.fence.is_ownership_lost = true;
         (self.present, self.in_sync, self.joining, self.returning, self.promoting) =
             (0, 0, 0, 0, 0);
@@ -195,8 +199,8 @@ impl MirrorState {
         self.repairs.clear();
         self.stalled = true;
         self.failures += 1;
-        self.events.push_event(MirrorEvent::TakenOver { by });
-        shared.publish(self);
+        self.events.count_and_queue(MirrorEvent::TakenOver { by });
+        shared.publish_leg_masks(self);
         shared.wake_all();
     }
 
@@ -212,7 +216,7 @@ impl MirrorState {
     }
 
     /// Whether everything to be recorded is durable, or never will be.
-    pub(super) const fn is_all_durable(&self) -> bool {
+    pub(super) const fn has_no_pending_commit(&self) -> bool {
         self.wanted == self.settled || self.stalled || self.fence.is_ownership_lost
     }
 
@@ -222,7 +226,7 @@ impl MirrorState {
     }
 
     /// A leg has come back with this superblock. False if another owner claimed it since this mirror was opened.
-    pub(super) const fn can_leg_rejoin(&self, found: &MirrorSuperblock) -> bool {
+    pub(super) const fn is_leg_not_claimed_by_other(&self, found: &MirrorSuperblock) -> bool {
         let is_ours = found.owner.id == self.fence.me;
         self.fence.me == 0 || is_ours || found.owner.epoch < self.fence.writes.epoch
     }
@@ -233,7 +237,7 @@ impl MirrorState {
     }
 
     /// Whether all of them were checked.
-    pub(super) fn are_legs_checked(&self, looked: u8) -> bool {
+    pub(super) fn are_commit_targets_checked(&self, looked: u8) -> bool {
         self.fence.me == 0 || leg_numbers_in(self.commit_targets() & !looked).next().is_none()
     }
 }

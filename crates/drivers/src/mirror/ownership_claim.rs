@@ -7,10 +7,10 @@ use tenmil_dma::RegionTable;
 use tenmil_volume::PoolOwner;
 
 use super::MirrorLegDevice;
-use super::assembly::{LegCandidate, LegProbe, MirrorAssembly};
+use super::assembly::{LegCandidate, LegReadResult, MirrorAssembly};
 use super::ownership::TAKEOVER_SEQUENCES;
 use super::superblock_commit::leg_numbers_in;
-use super::superblock_io::{self, SuperblockIo, read_superblocks};
+use super::superblock_io::{self, SuperblockIo, read_leg_candidates};
 use tenmil_volume::mirror::MirrorOwnership;
 use tenmil_volume::mirror::{MirrorCommonFields, MirrorSuperblock, uuid_text};
 
@@ -54,7 +54,7 @@ impl OwnershipClaim<'_> {
         assembly: &mut MirrorAssembly,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        let room = superblock_io::superblock_memory(self.regions)?;
+        let room = superblock_io::allocate_superblock_memory(self.regions)?;
         loop {
             assembly.generation += 1;
             let (mut failed, mut problems) = (0_u8, Vec::new());
@@ -69,7 +69,7 @@ impl OwnershipClaim<'_> {
                 let written = opened.and_then(|mut raw| {
                     // Both copies, so that neither an older format nor a former owner remains in one.
                     (0..2).try_for_each(|_| {
-                        let superblock = assembly.superblock_of_leg(number);
+                        let superblock = assembly.next_superblock_of_leg(number);
                         raw.write(&superblock, now)
                             .map(|()| assembly.note_superblock_written(&superblock))
                     })
@@ -101,8 +101,8 @@ impl OwnershipClaim<'_> {
         assembly: &MirrorAssembly,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        for LegCandidate { name, found, .. } in read_superblocks(self.regions, self.legs, now)? {
-            if let LegProbe::Leg(leg) = found
+        for LegCandidate { name, found, .. } in read_leg_candidates(self.regions, self.legs, now)? {
+            if let LegReadResult::Leg(leg) = found
                 && leg.uuid == assembly.uuid
                 && leg.owner.id != assembly.owner.id
                 && leg.sequence >= assembly.first[usize::from(leg.leg)]
@@ -121,8 +121,8 @@ impl OwnershipClaim<'_> {
 
 impl MirrorAssembly {
     /// The next superblock of a leg.
-    fn superblock_of_leg(&mut self, leg: u8) -> MirrorSuperblock {
-        let sequence = self.sequences[usize::from(leg)].draw();
+    fn next_superblock_of_leg(&mut self, leg: u8) -> MirrorSuperblock {
+        let sequence = self.sequences[usize::from(leg)].next_for_older_copy();
         let Self { uuid, generation, legs, geometry, in_sync, gone, fresh, known, owner, .. } =
             *self;
         let said = MirrorCommonFields {

@@ -17,7 +17,7 @@ pub struct MirrorMonitor {
 
 /// State of a mirror at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResyncProgress {
+pub struct MirrorProgress {
     /// UUID of the mirror.
     pub uuid: String,
     /// Number of membership and state changes.
@@ -90,7 +90,7 @@ impl MirrorMonitor {
     }
 
     /// The current progress; `None` once the mirror is closed.
-    pub fn progress(&self) -> Option<ResyncProgress> {
+    pub fn progress(&self) -> Option<MirrorProgress> {
         let shared = self.shared.upgrade()?;
         let meta = shared.lock();
         let legs = (0..meta.legs).filter(|leg| meta.gone & 1 << leg == 0).map(|number| {
@@ -109,8 +109,8 @@ impl MirrorMonitor {
         });
         let block_size = u64::from(meta.geometry.block_size);
         let all = u8::MAX >> (8 - meta.legs) & !meta.gone;
-        let health = Health::of(all, meta.in_sync, meta.returning | meta.joining);
-        Some(ResyncProgress {
+        let health = Health::from_leg_masks(all, meta.in_sync, meta.returning | meta.joining);
+        Some(MirrorProgress {
             uuid: uuid_text(meta.uuid),
             generation: meta.generation,
             legs: legs.collect(),
@@ -120,14 +120,17 @@ impl MirrorMonitor {
             regions: meta.geometry.regions(),
             dirty_regions: meta.dirty.count(),
             left_regions: meta.todo.count(),
-            copying_at_bytes: meta.copying.as_ref().map(|copying| copying.next() * block_size),
+            copying_at_bytes: meta
+                .copying
+                .as_ref()
+                .map(|copying| copying.next_block() * block_size),
             copy_bytes_per_s: meta.times.policy.copy_rate,
         })
     }
 }
 
 impl Health {
-    pub(super) const fn of(all: u8, in_sync: u8, returning: u8) -> Self {
+    pub(super) const fn from_leg_masks(all: u8, in_sync: u8, returning: u8) -> Self {
         match (all & !in_sync, all & !in_sync & !returning) {
             (0, _) => Self::Healthy,
             (_, 0) => Self::Resynchronizing,

@@ -8,11 +8,12 @@ use tenmil_block::{OpenedDevice, Opener};
 use tenmil_volume::mirror::uuid_text;
 
 use super::assembly::{MirrorAssembly, assemble};
-use super::ownership::check_owner;
+use super::ownership::check_no_live_owner;
 use super::status::describe_assembly;
 use super::superblock_commit::leg_numbers_in;
 use super::{
-    MirrorLegDevice, OpenedLegs, check_leg, limits_of, open_legs, parse_options, read_superblocks,
+    MirrorLegDevice, OpenedLegs, check_leg, limits_of, open_legs, parse_options,
+    read_leg_candidates,
 };
 use crate::split::SplitDevice;
 
@@ -35,13 +36,13 @@ const READING: OperationSet = OperationSet::from_operations(&[
 /// # Errors
 ///
 /// As of any opening: these legs are not one mirror, one may be newer, or the mirror has an owner.
-pub fn open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+pub fn open_mirror_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let options = parse_options(uri)?;
     let OpenedLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
     let refuse = |problem: Error| Error::from(uri.error(problem));
     let mut now = || opener.clock.now();
-    let candidates = read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
-    check_owner(&candidates, None, false).map_err(refuse)?;
+    let candidates = read_leg_candidates(opener.regions, &legs, &mut now).map_err(refuse)?;
+    check_no_live_owner(&candidates, None, false).map_err(refuse)?;
     let assembly = assemble(&candidates, options.start_policy()).map_err(refuse)?;
     let medium = ReadOnlyMirror::new(&legs, &assembly).map_err(refuse)?;
     let description = describe_assembly(&assembly, &candidates) + ", for reading only";

@@ -2,7 +2,7 @@
 
 use tenmil_base::Instant;
 
-use super::maintenance::{MaintenancePhase, MaintenanceTask, ResyncStep};
+use super::maintenance::{MaintenanceIo, MaintenancePhase, MaintenanceStep};
 use super::mirror_shared::MirrorShared;
 use super::mirror_state::{InjectedBug, MirrorState};
 
@@ -25,12 +25,12 @@ pub(super) struct RegionResync {
 
 impl RegionResync {
     /// The next block.
-    pub(super) fn next(&self) -> u64 {
+    pub(super) fn next_block(&self) -> u64 {
         self.next_chunk
     }
 
     /// The rest of a repair.
-    pub(super) fn remaining_repair(&self) -> Option<(u64, u32)> {
+    pub(super) fn rest_of_repair_range(&self) -> Option<(u64, u32)> {
         let left = u32::try_from(self.end - self.next_chunk).ok()?;
         (!self.whole).then_some((self.next_chunk, left))
     }
@@ -42,7 +42,7 @@ impl MirrorState {
         shared: &MirrorShared,
         lba: u64,
         blocks: u32,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         let region = self.geometry.region_of(lba);
         let (first, count) = self.geometry.blocks_of(region);
         // A repair that crosses the end of the region continues as another one.
@@ -62,7 +62,7 @@ impl MirrorState {
         next: u64,
         end: u64,
         whole: bool,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         let (locked, single_until, again) = (None, 0, false);
         self.copying = Some(RegionResync {
             region,
@@ -74,52 +74,56 @@ impl MirrorState {
             again,
         });
         shared.closed.set(region, 1);
-        if self.does_copy_write_in_sync_legs() {
+        if self.must_mark_dirty_before_copy() {
             self.request_dirty(region);
         }
-        self.enter_phase(MaintenancePhase::Drained { epoch: shared.advance() })
+        self.set_phase_and_repeat(MaintenancePhase::Drained { epoch: shared.advance_write_epoch() })
     }
 
     /// Whether the copy writes to in-sync legs: then the region is marked dirty first.
-    fn does_copy_write_in_sync_legs(&self) -> bool {
+    fn must_mark_dirty_before_copy(&self) -> bool {
         self.copying.as_ref().is_some_and(|one| !one.whole || self.unequal.has(one.region))
     }
 
-    pub(super) fn handle_drained(&mut self, epoch: u64, now: Instant) -> ResyncStep {
+    pub(super) fn handle_region_writes_ended(
+        &mut self,
+        epoch: u64,
+        now: Instant,
+    ) -> MaintenanceStep {
         let Some(region) = self.copying.as_ref().map(|one| one.region) else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
-        let is_marked = self.durable.has(region) || !self.does_copy_write_in_sync_legs();
-        if !is_marked || !self.is_epoch_past(epoch) {
-            return self.wait_step(now);
+        let is_marked = self.durable.has(region) || !self.must_mark_dirty_before_copy();
+        if !is_marked || !self.are_writes_before_ended(epoch) {
+            return self.step_poll_again_later(now);
         }
-        self.enter_phase(MaintenancePhase::Locked)
+        self.set_phase_and_repeat(MaintenancePhase::Locked)
     }
 
-    pub(super) fn handle_locked(&mut self, now: Instant) -> ResyncStep {
+    pub(super) fn handle_chunk_writes_held(&mut self, now: Instant) -> MaintenanceStep {
         let chunk_blocks = self.chunk_blocks;
         let Some(copying) = &mut self.copying else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
         let (lba, left) = (copying.next_chunk, copying.end - copying.next_chunk);
         let most = if lba < copying.single_until { 1 } else { u64::from(chunk_blocks) };
         let blocks = u32::try_from(left.min(most)).unwrap_or(1);
         // First new writes are held, then those in flight must end.
         copying.locked = Some((lba, blocks));
-        if self.is_being_written((lba, u64::from(blocks))) {
-            return self.wait_step(now);
+        if self.has_tracked_write_in((lba, u64::from(blocks))) {
+            return self.step_poll_again_later(now);
         }
-        self.read_chunk(0)
+        self.step_read_chunk(0)
     }
 
     /// Reads the chunk from a leg that has not failed to read it.
-    fn read_chunk(&mut self, tried: u8) -> ResyncStep {
+    fn step_read_chunk(&mut self, tried: u8) -> MaintenanceStep {
         let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
-        let leg = lowest_leg(self.in_sync & !tried);
+        let leg = lowest_leg_mask(self.in_sync & !tried);
         self.phase = MaintenancePhase::Read { leg, tried };
-        ResyncStep::Do(MaintenanceTask::Read { leg, lba, blocks })
+        MaintenanceStep::Do(MaintenanceIo::Read { leg, lba, blocks })
     }
 
     /// The chunk was read. If in-sync legs are to be written, the source is flushed first: if it has lost
@@ -129,12 +133,12 @@ impl MirrorState {
         shared: &MirrorShared,
         leg: u8,
         tried: u8,
-    ) -> ResyncStep {
-        if self.does_copy_write_in_sync_legs() && !self.has_bug(InjectedBug::CopiesBeforeFlushing) {
+    ) -> MaintenanceStep {
+        if self.must_mark_dirty_before_copy() && !self.has_bug(InjectedBug::CopiesBeforeFlushing) {
             self.phase = MaintenancePhase::FlushedToCopy { leg, tried };
-            return ResyncStep::Do(MaintenanceTask::Flush { legs: leg });
+            return MaintenanceStep::Do(MaintenanceIo::Flush { legs: leg });
         }
-        self.write_chunk(shared, leg, tried)
+        self.step_write_chunk(shared, leg, tried)
     }
 
     pub(super) fn handle_source_flushed(
@@ -143,9 +147,9 @@ impl MirrorState {
         leg: u8,
         tried: u8,
         failed: u8,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         if failed == 0 {
-            return self.write_chunk(shared, leg, tried);
+            return self.step_write_chunk(shared, leg, tried);
         }
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
@@ -153,13 +157,15 @@ impl MirrorState {
         self.stop_copy(shared)
     }
 
-    fn write_chunk(&mut self, shared: &MirrorShared, leg: u8, tried: u8) -> ResyncStep {
-        let Some(copying) = &self.copying else { return self.enter_phase(MaintenancePhase::Rest) };
+    fn step_write_chunk(&mut self, shared: &MirrorShared, leg: u8, tried: u8) -> MaintenanceStep {
+        let Some(copying) = &self.copying else {
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
+        };
         let Some((lba, blocks)) = copying.locked else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
         let (region, tried) = (copying.region, tried & self.in_sync);
-        let others = if self.does_copy_write_in_sync_legs() {
+        let others = if self.must_mark_dirty_before_copy() {
             self.in_sync
         } else if self.durable.has(region) {
             tried
@@ -167,7 +173,7 @@ impl MirrorState {
             // In a region that is not marked dirty, in-sync legs must not differ, not even during a torn
             // write.
             if tried != 0 {
-                self.repair(shared, lba, blocks);
+                self.queue_repair(shared, lba, blocks);
             }
             0
         };
@@ -176,7 +182,7 @@ impl MirrorState {
             return self.stop_copy(shared);
         }
         self.phase = MaintenancePhase::Written;
-        ResyncStep::Do(MaintenanceTask::Write { legs, lba, blocks })
+        MaintenanceStep::Do(MaintenanceIo::Write { legs, lba, blocks })
     }
 
     /// No leg of `tried` could read the chunk.
@@ -184,24 +190,24 @@ impl MirrorState {
         &mut self,
         shared: &MirrorShared,
         tried: u8,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         // Where legs differ, blocks that the first leg could read must not come from another one: a
         // client may have read them before.
         let is_one_by_one = self.copying.as_ref().is_some_and(|one| {
             !self.unequal.has(one.region) || one.locked.is_none_or(|(_, blocks)| blocks == 1)
         });
         if is_one_by_one && self.in_sync & !tried != 0 {
-            return self.read_chunk(tried);
+            return self.step_read_chunk(tried);
         }
         let returning = self.returning;
         let Some(copying) = &mut self.copying else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
         match copying.locked.take() {
             Some((lba, blocks)) if blocks > 1 => {
                 copying.single_until = lba + u64::from(blocks);
                 shared.wake_all();
-                self.enter_phase(MaintenancePhase::Locked)
+                self.set_phase_and_repeat(MaintenancePhase::Locked)
             }
             _ if returning != 0 => {
                 // Blocks that no leg can read cannot be copied, so the returning leg cannot be in sync.
@@ -209,7 +215,7 @@ impl MirrorState {
                 self.stop_copy(shared)
             }
             // All legs are equal in that they cannot read it.
-            Some((lba, _)) => self.advance_copy(shared, lba + 1),
+            Some((lba, _)) => self.release_chunk_and_continue(shared, lba + 1),
             None => self.stop_copy(shared),
         }
     }
@@ -219,7 +225,7 @@ impl MirrorState {
         shared: &MirrorShared,
         now: Instant,
         failed: u8,
-    ) -> ResyncStep {
+    ) -> MaintenanceStep {
         if self.in_sync & !failed != 0 {
             self.fail_legs(shared, failed);
         }
@@ -228,17 +234,17 @@ impl MirrorState {
         };
         let bytes = u64::from(blocks) * u64::from(self.geometry.block_size);
         self.times.copy_at = now.after(self.resync_pause(bytes));
-        self.advance_copy(shared, lba + u64::from(blocks))
+        self.release_chunk_and_continue(shared, lba + u64::from(blocks))
     }
 
-    fn advance_copy(&mut self, shared: &MirrorShared, next: u64) -> ResyncStep {
+    fn release_chunk_and_continue(&mut self, shared: &MirrorShared, next: u64) -> MaintenanceStep {
         shared.wake_all();
         let Some(copying) = &mut self.copying else {
-            return self.enter_phase(MaintenancePhase::Rest);
+            return self.set_phase_and_repeat(MaintenancePhase::Rest);
         };
         (copying.locked, copying.next_chunk) = (None, next);
         if next < copying.end {
-            return self.enter_phase(MaintenancePhase::Paced);
+            return self.set_phase_and_repeat(MaintenancePhase::Paced);
         }
         let (region, is_done) = (copying.region, copying.whole && !copying.again);
         if is_done {
@@ -249,15 +255,15 @@ impl MirrorState {
         self.stop_copy(shared)
     }
 
-    pub(super) fn stop_copy(&mut self, shared: &MirrorShared) -> ResyncStep {
+    pub(super) fn stop_copy(&mut self, shared: &MirrorShared) -> MaintenanceStep {
         self.copying = None;
-        shared.publish(self);
+        shared.publish_leg_masks(self);
         shared.wake_all();
-        self.enter_phase(MaintenancePhase::Rest)
+        self.set_phase_and_repeat(MaintenancePhase::Rest)
     }
 }
 
 /// Isolates the lowest leg of a mask.
-pub(super) const fn lowest_leg(legs: u8) -> u8 {
+pub(super) const fn lowest_leg_mask(legs: u8) -> u8 {
     legs & legs.wrapping_neg()
 }

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 
 use tenmil_base::ErrorCategory;
 
-use super::assembly::{LegCandidate, LegProbe, MirrorAssembly, assemble};
+use super::assembly::{LegCandidate, LegReadResult, MirrorAssembly, assemble};
 use super::progress::Health;
-use super::{open_legs, parse_options, read_superblocks};
+use super::{open_legs, parse_options, read_leg_candidates};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
-use tenmil_volume::mirror::{MirrorSuperblock, NoSuperblock, uuid_text};
+use tenmil_volume::mirror::{MirrorSuperblock, SuperblockError, uuid_text};
 
 /// Output of `tenmil mirror show`.
 #[derive(Clone, Debug)]
@@ -28,27 +28,29 @@ pub struct MirrorReport {
 /// # Errors
 ///
 /// If the URI is not that of a mirror.
-pub fn read_status(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
+pub fn read_mirror_report(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
     if uri.scheme() != "mirror" {
         return Err(uri.error("not a mirror, expected mirror:[URI],[URI]").into());
     }
     let options = parse_options(uri)?;
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
-    let candidates = read_superblocks(opener.regions, &legs, &mut now)
+    let candidates = read_leg_candidates(opener.regions, &legs, &mut now)
         .map_err(|problem| Error::new(ErrorCategory::Environment, problem))?;
     let assembly = assemble(&candidates, options.start_policy());
     let health = assembly
         .as_ref()
         .ok()
-        .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
+        .map(|it| Health::from_leg_masks(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
     let verdict = assembly.map(|assembly| describe_assembly(&assembly, &candidates));
     let said = legs.into_iter().zip(candidates).map(|(leg, LegCandidate { found, .. })| {
         let found = match found {
-            LegProbe::Leg(superblock) => Ok(*superblock),
-            LegProbe::Missing(why) => Err(Error::environment(why)),
-            LegProbe::Foreign(NoSuperblock::Absent) => Err(Error::environment("no superblock")),
-            LegProbe::Foreign(NoSuperblock::Damaged(why)) => Err(Error::environment(why)),
+            LegReadResult::Leg(superblock) => Ok(*superblock),
+            LegReadResult::Missing(why) => Err(Error::environment(why)),
+            LegReadResult::Foreign(SuperblockError::Absent) => {
+                Err(Error::environment("no superblock"))
+            }
+            LegReadResult::Foreign(SuperblockError::Damaged(why)) => Err(Error::environment(why)),
         };
         (leg.name, found)
     });
@@ -77,7 +79,7 @@ pub(super) fn describe_assembly(assembly: &MirrorAssembly, candidates: &[LegCand
         }
     }
     for LegCandidate { name, found, .. } in candidates {
-        if let LegProbe::Missing(why) = found {
+        if let LegReadResult::Missing(why) = found {
             let _ = write!(text, "; {name} cannot be had: {why}");
         }
     }
@@ -85,14 +87,14 @@ pub(super) fn describe_assembly(assembly: &MirrorAssembly, candidates: &[LegCand
     let count = if is_fresh { geometry.regions() } else { dirty.count() };
     if (sound > 1 || assembly.present_mask() & !in_sync != 0) && count > 0 {
         let source = in_sync.trailing_zeros();
-        let share = percentage(count, geometry.regions());
+        let share = format_percentage(count, geometry.regions());
         let _ = write!(text, "; {count} regions ({share}) are copied, from leg {source}");
     }
     text
 }
 
 /// Formats a share as a percentage.
-pub fn percentage(count: u64, whole: u64) -> String {
+pub fn format_percentage(count: u64, whole: u64) -> String {
     let permille = u128::from(count) * 1_000 / u128::from(whole.max(1));
     format!("{}.{} %", permille / 10, permille % 10)
 }

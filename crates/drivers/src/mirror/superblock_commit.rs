@@ -2,13 +2,13 @@
 
 use super::events::MirrorEvent;
 use super::mirror_shared::MirrorShared;
-use super::mirror_state::{MirrorState, SuperblockCommit};
+use super::mirror_state::{InFlightCommit, MirrorState};
 use tenmil_volume::mirror::{LEGS_MAX, MirrorCommonFields, MirrorSuperblock};
 
 impl MirrorState {
     /// Whether superblocks are to be written now.
     pub(super) fn needs_commit(&self) -> bool {
-        let is_free = self.commit.is_none() && self.fence.is_open();
+        let is_free = self.commit.is_none() && self.fence.may_commit();
         is_free && self.wanted != self.settled && !self.stalled
     }
 
@@ -27,7 +27,7 @@ impl MirrorState {
         self.clearing.clear_all();
         self.durable.intersect(&self.dirty);
         let targets = self.commit_targets();
-        self.commit = Some(SuperblockCommit {
+        self.commit = Some(InFlightCommit {
             version: self.wanted,
             generation: self.generation,
             targets,
@@ -35,12 +35,12 @@ impl MirrorState {
             promoting: self.promoting,
             dirty: self.dirty.clone(),
         });
-        shared.publish(self);
-        leg_numbers_in(targets).map(|leg| self.superblock(leg, in_sync)).collect()
+        shared.publish_leg_masks(self);
+        leg_numbers_in(targets).map(|leg| self.next_superblock(leg, in_sync)).collect()
     }
 
-    fn superblock(&mut self, leg: u8, in_sync: u8) -> MirrorSuperblock {
-        let sequence = self.sequences[usize::from(leg)].draw();
+    fn next_superblock(&mut self, leg: u8, in_sync: u8) -> MirrorSuperblock {
+        let sequence = self.sequences[usize::from(leg)].next_for_older_copy();
         let Self { uuid, generation, legs, geometry, gone, fresh, known, .. } = *self;
         let owner = self.fence.writes;
         let dirty = &self.dirty;
@@ -86,7 +86,7 @@ impl MirrorState {
         let promoted = if self.todo.is_empty() { commit.promoting & self.promoting } else { 0 };
         self.in_sync |= promoted;
         leg_numbers_in(promoted)
-            .for_each(|leg| self.events.push_event(MirrorEvent::LegInSync { leg }));
+            .for_each(|leg| self.events.count_and_queue(MirrorEvent::LegInSync { leg }));
         self.fresh &= !promoted;
         self.returning &= !promoted;
         self.promoting = 0;
@@ -94,7 +94,7 @@ impl MirrorState {
             // A superblock states that a leg is in sync, and it is not.
             self.request_commit();
         }
-        shared.publish(self);
+        shared.publish_leg_masks(self);
     }
 
     /// The channel that wrote the superblocks is closed; how far it got is unknown.

@@ -9,12 +9,12 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 
 use super::MirrorLegDevice;
-use super::assembly::{LegCandidate, LegProbe};
-use super::mirror_shared::{allocate_memory, superblock_bytes};
+use super::assembly::{LegCandidate, LegReadResult};
+use super::mirror_shared::{allocate_memory, superblock_len_bytes};
 use tenmil_volume::mirror::{COPIES_AT, MirrorSuperblock, SUPERBLOCK_BYTES};
 
 /// Memory for the superblock of any leg.
-pub(super) fn superblock_memory(regions: &RegionTable) -> Result<Region, Error> {
+pub(super) fn allocate_superblock_memory(regions: &RegionTable) -> Result<Region, Error> {
     allocate_memory(regions, 64 << 10)
 }
 
@@ -35,7 +35,7 @@ impl<'a> SuperblockIo<'a> {
         room: &Region,
         medium: &dyn BlockDevice,
     ) -> Result<Self, Error> {
-        let len_bytes = superblock_bytes(medium.limits().block_size);
+        let len_bytes = superblock_len_bytes(medium.limits().block_size);
         let memory = room
             .segment()
             .slice(0, len_bytes)
@@ -45,7 +45,7 @@ impl<'a> SuperblockIo<'a> {
     }
 
     /// Reads both copies of the superblock.
-    pub(super) fn read(&mut self, now: &mut dyn FnMut() -> Instant) -> LegProbe {
+    pub(super) fn read(&mut self, now: &mut dyn FnMut() -> Instant) -> LegReadResult {
         // An unreadable copy stays zero, which is invalid; the other one decides.
         let mut copies = [[0; SUPERBLOCK_BYTES]; 2];
         let mut problems = Vec::new();
@@ -56,15 +56,15 @@ impl<'a> SuperblockIo<'a> {
             }
             let head = self.memory.slice(0, 4096);
             if head.is_none_or(|head| self.regions.load(head, copy).is_err()) {
-                return LegProbe::Missing("its superblock is out of reach".into());
+                return LegReadResult::Missing("its superblock is out of reach".into());
             }
         }
         if problems.len() == copies.len() {
-            return LegProbe::Missing(problems.swap_remove(0).to_string());
+            return LegReadResult::Missing(problems.swap_remove(0).to_string());
         }
         match MirrorSuperblock::newest_of_copies([&copies[0], &copies[1]]) {
-            Ok(superblock) => LegProbe::Leg(Box::new(superblock)),
-            Err(none) => LegProbe::Foreign(none),
+            Ok(superblock) => LegReadResult::Leg(Box::new(superblock)),
+            Err(none) => LegReadResult::Foreign(none),
         }
     }
 
@@ -121,7 +121,7 @@ impl<'a> SuperblockIo<'a> {
         loop {
             let time = now();
             taken = taken || self.backend.submit(time, &[request], &[self.memory]) == 1;
-            self.backend.flush();
+            self.backend.flush_submissions();
             self.backend.poll(time, &mut completions);
             if let [completion] = completions.as_slice() {
                 return match completion.status {
@@ -142,20 +142,20 @@ impl<'a> SuperblockIo<'a> {
 }
 
 /// Reads the superblock of each leg.
-pub(super) fn read_superblocks(
+pub(super) fn read_leg_candidates(
     regions: &RegionTable,
     legs: &[MirrorLegDevice],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<Vec<LegCandidate>, Error> {
-    let room = superblock_memory(regions)?;
+    let room = allocate_superblock_memory(regions)?;
     let candidates = legs.iter().map(|leg| {
         let opened =
             leg.medium.clone().and_then(|medium| SuperblockIo::open(regions, &room, &*medium));
         let (found, losses) = match opened {
-            Err(why) => (LegProbe::Missing(why.to_string()), 0),
+            Err(why) => (LegReadResult::Missing(why.to_string()), 0),
             Ok(mut raw) => {
                 // Counted first: what is lost while the superblock is read is lost by the open mirror.
-                let losses = raw.backend.write_losses();
+                let losses = raw.backend.known_write_loss_count();
                 (raw.read(now), losses)
             }
         };

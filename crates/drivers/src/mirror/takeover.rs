@@ -3,11 +3,11 @@
 use tenmil_base::ErrorCategory;
 
 use super::assembly::assemble;
-use super::leg_reservations::{OpenMode, assemble_and_reserve};
+use super::leg_reservations::{OwnerPolicy, reserve_legs_and_read_superblocks};
 use super::ownership_claim::OwnershipClaim;
 use super::{open_legs, parse_options};
 use crate::owner_identity::{self, has_owner_ended};
-use crate::write_exclusion::WriteExclusion;
+use crate::owner_reservations::OwnerReservations;
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
@@ -32,11 +32,15 @@ pub fn take_over_mirror(
     let mut now = || opener.clock.now();
     let refuse =
         |problem: Error| Error::new(ErrorCategory::Environment, format!("{uri:#}: {problem}"));
-    let me = owner_identity::OwnerId::new_random();
-    let exclusion = WriteExclusion::new(me.record().id);
-    let entry = if force { OpenMode::Force } else { OpenMode::TakeOver };
-    let entered =
-        assemble_and_reserve((opener.regions, &legs), (None, entry), &exclusion, &mut now);
+    let me = owner_identity::RegisteredOwner::for_this_process();
+    let exclusion = OwnerReservations::new(me.owner_record().id);
+    let entry = if force { OwnerPolicy::Force } else { OwnerPolicy::TakeOver };
+    let entered = reserve_legs_and_read_superblocks(
+        (opener.regions, &legs),
+        (None, entry),
+        &exclusion,
+        &mut now,
+    );
     let (candidates, former) = entered.map_err(refuse)?;
     let assembled = assemble(&candidates, options.start_policy()).map_err(refuse);
     let Some(former) = former else {
@@ -51,7 +55,7 @@ pub fn take_over_mirror(
         legs: &legs,
         is_forced: force || !has_owner_ended(&former),
     };
-    claim.claim_ownership(&mut assembly, me.record(), &mut now).map_err(refuse)?;
+    claim.claim_ownership(&mut assembly, me.owner_record(), &mut now).map_err(refuse)?;
     assembly.owner = MirrorOwnership { epoch: assembly.owner.epoch, ..MirrorOwnership::NONE };
     claim.write_superblocks(&mut assembly, &mut now).map_err(refuse)?;
     exclusion.release();

@@ -2,11 +2,11 @@
 
 mod block_model;
 mod claim_power_loss;
+mod created_mirror_type;
 mod images;
 mod lost_writes;
 mod maintenance_thread;
 mod membership;
-mod mirror_kind;
 mod open_and_create;
 mod ownership;
 mod reservations;
@@ -15,10 +15,10 @@ pub(crate) mod simulated_disk;
 mod simulation;
 mod two_threads;
 
-pub(crate) use self::mirror_kind::CreatedMirrorKind;
+pub(crate) use self::created_mirror_type::CreatedMirrorType;
 use super::InjectedBugs;
 use super::mirror_state::InjectedBug;
-use simulation::{read_around_a_bad_block, run_simulation, run_with_options};
+use simulation::{check_read_around_bad_block, run_simulation, run_with_injected_bugs};
 
 /// Number of seeds in each run; the nightly run tries ten thousand.
 const SEEDS: u64 = 200;
@@ -41,13 +41,13 @@ const FOUND: [(u64, usize); 11] = [
 ];
 
 /// This number of seeds. One mirror in four has three legs, the others two.
-fn run_all_seeds(seeds: u64) -> impl Iterator<Item = (u64, usize)> {
+fn seeds_with_leg_counts(seeds: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..seeds).map(|seed| (seed, if seed % 4 == 3 { 3 } else { 2 }))
 }
 
 #[test]
 fn no_completed_write_is_lost_under_faults() {
-    for (seed, legs) in run_all_seeds(SEEDS).chain(FOUND) {
+    for (seed, legs) in seeds_with_leg_counts(SEEDS).chain(FOUND) {
         run_simulation(seed, legs, None)
             .unwrap_or_else(|problem| panic!("seed {seed}, {legs} legs: {problem}"));
     }
@@ -56,7 +56,7 @@ fn no_completed_write_is_lost_under_faults() {
 #[test]
 #[ignore = "ten thousand seeds: for the nightly run"]
 fn no_completed_write_is_lost_in_10000_runs() {
-    for (seed, legs) in run_all_seeds(10_000) {
+    for (seed, legs) in seeds_with_leg_counts(10_000) {
         run_simulation(seed, legs, None)
             .unwrap_or_else(|problem| panic!("seed {seed}, {legs} legs: {problem}"));
     }
@@ -78,15 +78,16 @@ fn injected_bugs_are_detected() {
 }
 
 #[test]
-fn leg_that_lost_writes_and_stays_in_sync_is_detected() {
+fn ignoring_a_failed_flush_is_detected_as_lost_data() {
     let bugs = InjectedBugs { ignores_failed_flush: true, ..InjectedBugs::default() };
-    let found = (0..SEEDS_OF_BUGS).find_map(|seed| run_with_options(seed, 2, None, bugs).err());
+    let found =
+        (0..SEEDS_OF_BUGS).find_map(|seed| run_with_injected_bugs(seed, 2, None, bugs).err());
     println!("{}", found.expect("it went unnoticed"));
 }
 
 #[test]
-fn bad_block_repair_keeps_the_neighbors_current() {
-    assert_eq!(read_around_a_bad_block(), Ok(()));
+fn bad_block_repair_does_not_revert_neighboring_blocks() {
+    assert_eq!(check_read_around_bad_block(), Ok(()));
 }
 
 #[test]

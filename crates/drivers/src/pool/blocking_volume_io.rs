@@ -62,13 +62,13 @@ impl BlockingVolumeIo {
     pub(super) fn read(&mut self, block: u64, bytes: &mut [u8]) -> Result<(), Error> {
         self.run_request(Operation::Read, block, block_count(bytes))?;
         let memory = self.memory.segment().slice(0, byte_count(bytes)).unwrap_or_default();
-        self.regions.load(memory, bytes).map_err(|_| self.memory_freed_error())
+        self.regions.load(memory, bytes).map_err(|_| self.freed_memory_error())
     }
 
     /// Reads blocks, at most [`blocks_max`](Self::blocks_max), to verify that they are readable and match
     /// their checksums.
     pub(super) fn verify(&mut self, block: u64, blocks: u32) -> Result<(), IoStatus> {
-        match self.status(Operation::Read, block, blocks) {
+        match self.run_for_status(Operation::Read, block, blocks) {
             IoStatus::SUCCESS => Ok(()),
             status => Err(status),
         }
@@ -78,7 +78,7 @@ impl BlockingVolumeIo {
     pub(super) fn write(&mut self, block: u64, bytes: &[u8]) -> Result<(), Error> {
         for (index, bytes) in (0..).zip(bytes.chunks((self.blocks_max * PAGE_BYTES) as usize)) {
             let memory = self.memory.segment().slice(0, byte_count(bytes)).unwrap_or_default();
-            self.regions.store(memory, bytes).map_err(|_| self.memory_freed_error())?;
+            self.regions.store(memory, bytes).map_err(|_| self.freed_memory_error())?;
             let first = block + index * u64::from(self.blocks_max);
             self.run_request(Operation::Write, first, block_count(bytes))?;
         }
@@ -86,7 +86,7 @@ impl BlockingVolumeIo {
     }
 
     /// Deallocates blocks: they read as zeroes and use no space.
-    pub(super) fn trim(&mut self, block: u64, blocks: u64) -> Result<(), Error> {
+    pub(super) fn deallocate(&mut self, block: u64, blocks: u64) -> Result<(), Error> {
         let mut at = block;
         while at < block + blocks {
             let count = u32::try_from(block + blocks - at).unwrap_or(u32::MAX).min(TRIM_MAX);
@@ -97,12 +97,12 @@ impl BlockingVolumeIo {
     }
 
     fn run_request(&mut self, operation: Operation, lba: u64, blocks: u32) -> Result<(), Error> {
-        let status = self.status(operation, lba, blocks);
+        let status = self.run_for_status(operation, lba, blocks);
         self.check_status(operation, lba, blocks, status)
     }
 
     /// Executes a request, and returns its status.
-    fn status(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
+    fn run_for_status(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
         let moves = operation != Operation::Deallocate;
         let len = if moves { blocks * PAGE_BYTES } else { 0 };
         let segment = self.memory.segment().slice(0, len).unwrap_or_default();
@@ -119,7 +119,7 @@ impl BlockingVolumeIo {
         for look in 0_u32.. {
             let now = self.clock.now();
             taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
-            self.backend.flush();
+            self.backend.flush_submissions();
             self.backend.poll(now, &mut completions);
             if let [completion] = completions.as_slice() {
                 return completion.status;
@@ -159,7 +159,7 @@ impl BlockingVolumeIo {
         })
     }
 
-    fn memory_freed_error(&self) -> Error {
+    fn freed_memory_error(&self) -> Error {
         Error::new(
             ErrorCategory::Environment,
             format!("{}: memory for its blocks was freed", self.name),

@@ -34,7 +34,7 @@ impl BounceMemory {
     }
 
     /// The memory for some blocks of the request in a slot.
-    pub(super) fn slot_part(&self, slot: u32, blocks: &Range<u64>) -> Segment {
+    pub(super) fn slot_segment(&self, slot: u32, blocks: &Range<u64>) -> Segment {
         let bytes = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX) * PAGE_BYTES;
         let from = slot * self.place_bytes + bytes(blocks.start);
         let len = bytes(blocks.end - blocks.start);
@@ -42,7 +42,7 @@ impl BounceMemory {
     }
 
     /// Copies the data of a request from the client.
-    pub(super) fn copy_in(
+    pub(super) fn copy_from_client(
         &self,
         slot: u32,
         blocks: u64,
@@ -55,7 +55,7 @@ impl BounceMemory {
     }
 
     /// Copies the data of a request to the client.
-    pub(super) fn copy_out(
+    pub(super) fn copy_to_client(
         &self,
         slot: u32,
         blocks: u64,
@@ -93,7 +93,7 @@ impl BounceMemory {
         own: &[Segment],
         mut each: impl FnMut(Segment, Segment, &mut [u8]) -> Result<(), InvalidSegment>,
     ) -> Result<(), InvalidSegment> {
-        let here = self.slot_part(slot, &(0..blocks));
+        let here = self.slot_segment(slot, &(0..blocks));
         let (mut theirs, mut done, mut chunk) = (SegmentCursor::new(own), 0, [0; PAGE]);
         while let Some(piece) = theirs.take_piece(u64::from(PAGE_BYTES.min(here.len_bytes - done)))
         {

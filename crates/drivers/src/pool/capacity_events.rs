@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tenmil_volume::{CapacityNotice, CapacityState};
 
 use super::PAGE_BYTES;
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 
 /// A capacity event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl CapacityEvent {
 impl fmt::Display for CapacityEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, store, fill, used_bytes, capacity_bytes } = self;
-        write!(out, "pool `{store}` on {}: ", shortest_unescaped(device))?;
+        write!(out, "pool `{store}` on {}: ", short_form_for_terminal(device))?;
         match fill {
             CapacityState::Above(percent) => write!(out, "{percent} % of its capacity are used: ")?,
             CapacityState::Below(percent) => {

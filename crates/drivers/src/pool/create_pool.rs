@@ -10,7 +10,7 @@ use tenmil_volume::{
 
 use super::grow_pool::GrowResult;
 use super::page_io::BlockingPageIo;
-use super::parent_image::{self, PoolWithParents};
+use super::parent_image::{self, ChildPool};
 use super::pool_check::{PoolCheckResult, ReadOnlyWalker};
 use super::pool_devices::{PoolDevice, PoolDevices};
 use super::{OpenPool, PageGeometry, VolumeRef, pool_error};
@@ -57,7 +57,7 @@ pub fn create_on_devices(
     let below = opener.open(uri)?;
     let geometry = PageGeometry::from_limits(uri, &below.medium.limits())?;
     let steps = pool_create_steps(uri, name, &geometry)?;
-    let there = read_pool(opener, &VolumeRef::pool_on(uri), &*below.medium, &geometry, None);
+    let there = open_pool_store(opener, &VolumeRef::pool_on(uri), &*below.medium, &geometry, None);
     if let Some(owner) = there.as_ref().ok().and_then(|there| there.store.owner())
         && overwrite
         && !owner_identity::has_owner_ended(&owner)
@@ -65,11 +65,11 @@ pub fn create_on_devices(
         return Err(pool_error(&format!("{uri:#}"), &PoolError::Owned { by: Box::new(owner) }));
     }
     let is_there = !overwrite
-        && there.is_ok_and(|there| is_created_pool(&there.store, name, &geometry, others));
+        && there.is_ok_and(|there| is_pool_being_created(&there.store, name, &geometry, others));
     if !is_there {
         let mut existing = below.existing.clone();
         for other in others {
-            existing.extend(check_added_device(opener, other)?);
+            existing.extend(check_device_for_new_pool(opener, other)?);
         }
         overwrite::check_overwrite_allowed(
             "pool create",
@@ -77,7 +77,7 @@ pub fn create_on_devices(
             overwrite,
             &KernelFiles::live_system(),
         )?;
-        create_files()?;
+        commit_created_files()?;
         run_create_steps(opener, uri, &*below.medium, &geometry, steps)?;
     }
     drop(below);
@@ -91,20 +91,25 @@ pub fn create_on_devices(
 }
 
 /// Makes the files that were opened and are not there yet: nothing is refused any more.
-pub(super) fn create_files() -> Result<(), Error> {
+pub(super) fn commit_created_files() -> Result<(), Error> {
     tenmil_linux::storage_file::commit_created()
         .map_err(|error| Error::new(error.category(), error.to_string()))
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.
-fn is_created_pool(store: &Pool, name: &str, geometry: &PageGeometry, others: &[Uri]) -> bool {
+fn is_pool_being_created(
+    store: &Pool,
+    name: &str,
+    geometry: &PageGeometry,
+    others: &[Uri],
+) -> bool {
     let devices = store.devices();
     store.name() == name && devices.first == geometry.pages && devices.count() <= 1 + others.len()
 }
 
 /// Checks whether a device can be added, and returns its existing data.
-fn check_added_device(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
-    let member = PoolDevice::of(uri, opener.open(uri)?)?;
+fn check_device_for_new_pool(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
+    let member = PoolDevice::from_opened(uri, opener.open(uri)?)?;
     let (blocks, needed) = (member.geometry.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
     if blocks < needed {
         let error = PoolError::DeviceTooSmall { blocks, needed };
@@ -182,8 +187,9 @@ pub fn take_over_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<S
 /// If there is no valid pool.
 pub fn check_closed_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, Error> {
     let device = place.store.clone().read_only();
-    let mut pool_devices = PoolDevices::from_first(&place.store, opener.open(&device)?)?;
-    let opened = read_pool(opener, place, &*pool_devices.medium, &pool_devices.geometry, None)?;
+    let mut pool_devices = PoolDevices::with_single_device(&place.store, opener.open(&device)?)?;
+    let opened =
+        open_pool_store(opener, place, &*pool_devices.medium, &pool_devices.geometry, None)?;
     let OpenedStore { mut store, damaged } = opened;
     pool_devices.open_others(opener, place, &store, true)?;
     let mut raw = BlockingPageIo::open(
@@ -196,7 +202,7 @@ pub fn check_closed_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolC
     let mut walk = ReadOnlyWalker { pages: &mut raw, store: &mut store };
     let (report, found) = walk.check_pool(&mut |_| Ok(()))?;
     let name = place.store.to_string();
-    let child = PoolWithParents { device: &name, uuid: store.uuid() };
+    let child = ChildPool { device: &name, uuid: store.uuid() };
     let parents = parent_image::check_parents(opener, child, found.into_iter());
     Ok(PoolCheckResult {
         name: store.name(),
@@ -210,7 +216,7 @@ pub fn check_closed_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolC
 }
 
 /// Reads and opens the pool on a device.
-pub(super) fn read_pool(
+pub(super) fn open_pool_store(
     opener: &Opener<'_>,
     place: &VolumeRef,
     medium: &dyn BlockDevice,
@@ -225,7 +231,7 @@ pub(super) fn read_pool(
         opening = opening.for_writing(me);
     }
     while let Some(at) = opening.next_read() {
-        read_into(&mut raw, at, |bytes| opening.handle_read(bytes));
+        read_page_for(&mut raw, at, |bytes| opening.handle_read(bytes));
     }
     opening.finish().map_err(|error| {
         let error = match error {
@@ -239,7 +245,7 @@ pub(super) fn read_pool(
     })
 }
 
-pub(super) fn read_into(
+pub(super) fn read_page_for(
     raw: &mut BlockingPageIo<'_>,
     at: u64,
     take: impl FnOnce(Result<&[u8; 4096], IoStatus>),

@@ -12,7 +12,7 @@ use tenmil_volume::{
     DeviceAction, PoolRequest, PoolResponse, VolumeInfo, VolumeOp, block_checksum,
 };
 
-use super::page_io::{BlockingPageIo, PoolPages};
+use super::page_io::{BlockingPageIo, GrowablePoolPageIo};
 use super::parent_image::ParentImage;
 use super::send_stream::ProgressFn;
 use super::throttle::RateThrottle;
@@ -34,7 +34,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// Copies from the parent to the devices of the pool.
 struct ParentCopier<'a> {
-    store: PoolPages<'a>,
+    store: GrowablePoolPageIo<'a>,
     parent: BlockingPageIo<'a>,
     pages: Vec<u8>,
     /// Bytes copied.
@@ -58,7 +58,7 @@ impl OpenPool {
         watch: &mut ProgressFn<'_>,
     ) -> Result<DecoupleResult, Error> {
         let blocks = self.copy_parent(opener, name, rate, watch)?;
-        let decoupled = self.change_volume(VolumeOp::Decouple { name: name.into() })?;
+        let decoupled = self.execute_volume_op(VolumeOp::Decouple { name: name.into() })?;
         let info = decoupled.map_or_else(|| self.find_volume(name), Ok)?;
         Ok(DecoupleResult { info, blocks })
     }
@@ -88,7 +88,7 @@ impl OpenPool {
         while left > 0 {
             let (began, before) = (self.clock.now(), mover.copied);
             let fill = PoolRequest::CopyFromParent { volume, blocks: COPY_BLOCKS.into() };
-            match self.run_with_transfers(fill, &mut |action| mover.transfer_blocks(action))? {
+            match self.request_with_transfers(fill, &mut |action| mover.execute_transfer(action))? {
                 PoolResponse::Filled(to) if to < left => left = to,
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
@@ -98,7 +98,7 @@ impl OpenPool {
                 return Err(machine(Error::environment("interrupted; repeat it to resume")));
             }
         }
-        self.run_request(PoolRequest::Flush)?;
+        self.request_and_wait(PoolRequest::Flush)?;
         Ok(info.reach)
     }
 }
@@ -106,8 +106,8 @@ impl OpenPool {
 impl<'a> ParentCopier<'a> {
     fn new(open: &'a OpenPool, parent: &'a ParentImage) -> Result<Self, Error> {
         let (regions, clock) = (&open.regions, &open.clock);
-        let store = PoolPages::open(open, COPY_BLOCKS)?;
-        let parent = BlockingPageIo::open_wide(
+        let store = GrowablePoolPageIo::open(open, COPY_BLOCKS)?;
+        let parent = BlockingPageIo::open_with_pages_max(
             regions,
             clock,
             &*parent.opened.medium,
@@ -119,7 +119,7 @@ impl<'a> ParentCopier<'a> {
     }
 
     /// Transfers blocks from the parent, or to the device.
-    fn transfer_blocks(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
+    fn execute_transfer(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
         let (is_read, offset, at, blocks, is_summed) = match *action {
             DeviceAction::ReadParent { offset, block, blocks, .. } => {
                 (true, offset, block, blocks, false)
@@ -133,7 +133,7 @@ impl<'a> ParentCopier<'a> {
         let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
         let range = index(offset).saturating_mul(page)..index(offset + blocks).saturating_mul(page);
         let pages = self.pages.get_mut(range).ok_or(IoStatus::INTERNAL_ERROR)?;
-        let raw = if is_read { &mut self.parent } else { self.store.channel_up_to(at + blocks)? };
+        let raw = if is_read { &mut self.parent } else { self.store.page_io_up_to(at + blocks)? };
         let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {

@@ -18,9 +18,9 @@ pub fn device_key(device: &Uri) -> String {
 }
 
 /// The process that holds the lock of the file below a device, and the path of the file.
-pub fn file_holder(device: &Uri) -> Option<(u32, String)> {
+pub fn file_lock_holder(device: &Uri) -> Option<(u32, String)> {
     if device.scheme() != "file" {
-        return device.children().iter().find_map(file_holder);
+        return device.children().iter().find_map(file_lock_holder);
     }
     let pid = lock_holder_of(&KernelFiles::live_system(), Path::new(device.path()))?;
     Some((pid, device.path().to_owned()))

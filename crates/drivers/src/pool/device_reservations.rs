@@ -8,17 +8,17 @@ use tenmil_volume::{Pool, PoolRequest};
 
 use super::pool_devices::PoolDevices;
 use crate::owner_identity::has_owner_ended;
-use crate::write_exclusion::{ExclusionSupport, PreemptedReservation, WriteExclusion};
+use crate::owner_reservations::{OwnerReservations, PreemptionPolicy, ReservationOutcome};
 use tenmil_base::Error;
 
 /// The reservations of an open pool.
 pub(super) struct PoolReservations {
     name: String,
-    exclusion: WriteExclusion,
-    devices: Mutex<ReservedPoolDevices>,
+    exclusion: OwnerReservations,
+    devices: Mutex<DevicesToReserve>,
 }
 
-struct ReservedPoolDevices {
+struct DevicesToReserve {
     media: Vec<Arc<dyn BlockDevice>>,
     /// They are reserved, as far as they can be.
     is_done: bool,
@@ -28,8 +28,8 @@ impl PoolReservations {
     pub(super) fn new(name: &str, owner: u128, pool_devices: &PoolDevices) -> Self {
         let media =
             pool_devices.members.iter().map(|member| Arc::clone(&member.opened.medium)).collect();
-        let devices = Mutex::new(ReservedPoolDevices { media, is_done: false });
-        Self { name: name.into(), exclusion: WriteExclusion::new(owner), devices }
+        let devices = Mutex::new(DevicesToReserve { media, is_done: false });
+        Self { name: name.into(), exclusion: OwnerReservations::new(owner), devices }
     }
 
     /// Reserves all devices before the first change, as far as they take reservations.
@@ -37,7 +37,7 @@ impl PoolReservations {
     /// # Errors
     ///
     /// Which host has one of them.
-    pub(super) fn acquire_reservations(&self, preempts: PreemptedReservation) -> Result<(), Error> {
+    pub(super) fn acquire_reservations(&self, preempts: PreemptionPolicy) -> Result<(), Error> {
         let mut pool = self.lock_devices();
         if !pool.is_done {
             for medium in &pool.media {
@@ -55,10 +55,10 @@ impl PoolReservations {
     /// # Errors
     ///
     /// Which host has it.
-    pub(super) fn add_device(&self, medium: &Arc<dyn BlockDevice>) -> Result<(), Error> {
+    pub(super) fn reserve_added_device(&self, medium: &Arc<dyn BlockDevice>) -> Result<(), Error> {
         let mut pool = self.lock_devices();
         if pool.is_done {
-            let acquired = self.exclusion.acquire(medium, PreemptedReservation::Nothing);
+            let acquired = self.exclusion.acquire(medium, PreemptionPolicy::Nothing);
             acquired.map_err(|why| self.reservation_error(why))?;
         }
         pool.media.push(Arc::clone(medium));
@@ -70,19 +70,19 @@ impl PoolReservations {
     /// # Errors
     ///
     /// Which host has one of the devices, if that is not the owner's.
-    pub(super) fn take_over(&self, store: &Pool, force: bool) -> Result<Option<u128>, Error> {
+    pub(super) fn preempt_owner(&self, store: &Pool, force: bool) -> Result<Option<u128>, Error> {
         let Some(owner) = store.owner() else {
-            return self.acquire_reservations(PreemptedReservation::Any).map(|()| None);
+            return self.acquire_reservations(PreemptionPolicy::Any).map(|()| None);
         };
         if force {
-            return self.acquire_reservations(PreemptedReservation::Force).map(|()| None);
+            return self.acquire_reservations(PreemptionPolicy::Force).map(|()| None);
         }
         if has_owner_ended(&owner) {
             return Ok(None);
         }
         let mut pool = self.lock_devices();
         for medium in &pool.media {
-            if let Err(why) = WriteExclusion::is_bound(&**medium, owner.id) {
+            if let Err(why) = OwnerReservations::check_holds_reservation(&**medium, owner.id) {
                 let text = format!(
                     "{}: {owner} has the pool open for writing, and its devices do not exclude that \
                      process from writing ({why})",
@@ -96,13 +96,13 @@ impl PoolReservations {
             }
         }
         for medium in &pool.media {
-            let acquired = self.exclusion.acquire(medium, PreemptedReservation::Owner(owner.id));
+            let acquired = self.exclusion.acquire(medium, PreemptionPolicy::Owner(owner.id));
             match acquired.map_err(|why| self.reservation_error(why))? {
-                ExclusionSupport::Reserved { was_preempted: true } => {}
+                ReservationOutcome::Reserved { was_preempted: true } => {}
                 other => {
                     let why = match other {
-                        ExclusionSupport::Not(why) => why,
-                        ExclusionSupport::Reserved { .. } => None,
+                        ReservationOutcome::Not(why) => why,
+                        ReservationOutcome::Reserved { .. } => None,
                     };
                     let why = why.unwrap_or_else(|| "it was not reserved any more".into());
                     let text = format!("{}: preempt {owner}: {why}", self.name);
@@ -119,7 +119,7 @@ impl PoolReservations {
     /// # Errors
     ///
     /// How many devices there are.
-    pub(super) fn check_no_new_devices(
+    pub(super) fn check_device_count_unchanged(
         &self,
         before: &DeviceTable,
         now: &DeviceTable,
@@ -148,13 +148,13 @@ impl PoolReservations {
         ))
     }
 
-    fn lock_devices(&self) -> MutexGuard<'_, ReservedPoolDevices> {
+    fn lock_devices(&self) -> MutexGuard<'_, DevicesToReserve> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether a question changes the pool, so that it is claimed first.
-pub(super) const fn changes_pool(ask: &PoolRequest) -> bool {
+pub(super) const fn is_changing_request(ask: &PoolRequest) -> bool {
     matches!(
         ask,
         PoolRequest::Change(_)

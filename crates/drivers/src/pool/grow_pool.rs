@@ -17,11 +17,11 @@ use tenmil_volume::device_table::{DeviceLabel, DeviceTable, LABEL_BLOCKS, Second
 use tenmil_volume::format::STORE_BLOCKS_MIN;
 use tenmil_volume::{PoolError, PoolRequest, PoolResponse};
 
-use super::create_pool::create_files;
+use super::create_pool::commit_created_files;
 use super::missing_device::MissingDevice;
 use super::page_io::BlockingPageIo;
 use super::pool_devices::{DeviceInfo, PoolDevice, PoolDevices, describe_label};
-use super::spanned_device::{PoolDeviceSpan, SpanMap, limits_without_size};
+use super::spanned_device::{PoolDeviceSpan, SpanMap, limits_with_unbounded_size};
 use super::{OpenPool, PAGE_BYTES};
 use crate::multi_leg_channel::MultiLegChannel;
 use tenmil_base::Error;
@@ -73,12 +73,12 @@ impl std::fmt::Debug for NewDeviceChannel {
 
 impl NewDeviceChannel {
     /// Combines it with the channel to the previous devices, which has `owed` pending completions.
-    pub(super) fn append_to(
+    pub(super) fn combine_with_previous(
         mut self,
         first: Box<dyn IoChannel>,
         owed: usize,
     ) -> Box<dyn IoChannel> {
-        self.channel.replace_first_leg(first, owed);
+        self.channel.replace_first_channel(first, owed);
         self.channel
     }
 }
@@ -86,7 +86,7 @@ impl NewDeviceChannel {
 impl OpenPool {
     /// The devices of the pool.
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        let pool_devices = self.pool_devices();
+        let pool_devices = self.lock_pool_devices();
         pool_devices.infos(self.shared.lock().store.devices())
     }
 
@@ -103,12 +103,12 @@ impl OpenPool {
         added: &[Uri],
         overwrite: bool,
     ) -> Result<GrowResult, Error> {
-        let mut pool_devices = self.pool_devices();
+        let mut pool_devices = self.lock_pool_devices();
         // Also in a process that makes files at once: none is made or grown if the pool is not.
-        let growth = tenmil_linux::storage_file::commit_if_ok(|| {
-            self.prepare(&mut pool_devices, opener, added, overwrite)
+        let growth = tenmil_linux::storage_file::create_files_if_ok(|| {
+            self.plan_growth(&mut pool_devices, opener, added, overwrite)
         })?;
-        create_files()?;
+        commit_created_files()?;
         let GrowthPlan { new, devices, before, were_there } = growth;
         // Order: labels are durable before the commit that counts the devices, and every client has its
         // channel before that.
@@ -116,17 +116,15 @@ impl OpenPool {
         for one in new {
             let number = u32::try_from(pool_devices.members.len()).unwrap_or(u32::MAX);
             let label = self.device_label(&one, number, &devices, &first_uri);
-            self.reserved.add_device(&one.member.opened.medium)?;
+            self.reserved.reserve_added_device(&one.member.opened.medium)?;
             write_label(opener, &one.member, &label)?;
             pool_devices.members.push(one.member);
         }
-        self.send_new_channels(&mut pool_devices, &devices)?;
-        match self.run_request(PoolRequest::Grow(devices.clone()))? {
+        self.send_device_channels_to_clients(&mut pool_devices, &devices)?;
+        match self.request_and_wait(PoolRequest::Grow(devices.clone()))? {
             PoolResponse::Done => {}
             _ => {
-                return Err(
-                    self.environment_error("grow: found another reply, expected an end".into())
-                );
+                return Err(self.grow_error("grow: found another reply, expected an end".into()));
             }
         }
         let blocks = devices.blocks();
@@ -134,7 +132,7 @@ impl OpenPool {
     }
 
     /// Opens and checks what is added. Nothing is written.
-    fn prepare(
+    fn plan_growth(
         &self,
         pool_devices: &mut PoolDevices,
         opener: &Opener<'_>,
@@ -177,8 +175,8 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the write fails.
-    pub fn record_locations(&self) -> Result<bool, Error> {
-        let pool_devices = self.pool_devices();
+    pub fn record_device_uris(&self) -> Result<bool, Error> {
+        let pool_devices = self.lock_pool_devices();
         let mut devices = self.shared.lock().store.uncommitted_devices().clone();
         let before = devices.clone();
         for (other, member) in devices.others.iter_mut().zip(&pool_devices.members[1..]) {
@@ -186,7 +184,7 @@ impl OpenPool {
         }
         devices.check().map_err(|error| self.pool_error(&error))?;
         if devices != before {
-            self.run_request(PoolRequest::Grow(devices))?;
+            self.request_and_wait(PoolRequest::Grow(devices))?;
             return Ok(true);
         }
         Ok(false)
@@ -197,14 +195,14 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such device, another device is at that URI, or the write fails.
-    pub fn record_location(
+    pub fn record_device_uri(
         &self,
         opener: &Opener<'_>,
         number: u32,
         uri: &Uri,
     ) -> Result<bool, Error> {
         let name = self.name();
-        let mut pool_devices = self.pool_devices();
+        let mut pool_devices = self.lock_pool_devices();
         let last = pool_devices.members.len() - 1;
         let refuse = |text: Error| Error::new(ErrorCategory::Usage, text);
         let Some(member) = pool_devices.members.get_mut(number as usize).filter(|_| number > 0)
@@ -224,8 +222,8 @@ impl OpenPool {
         }
         let before = std::mem::replace(&mut member.uri, uri.clone());
         drop(pool_devices);
-        self.record_locations()
-            .inspect_err(|_| self.pool_devices().members[number as usize].uri = before)
+        self.record_device_uris()
+            .inspect_err(|_| self.lock_pool_devices().members[number as usize].uri = before)
     }
 
     /// Checks a device that is to be added.
@@ -239,14 +237,14 @@ impl OpenPool {
     ) -> Result<NewDevice, Error> {
         let refuse =
             |problem: Error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}"));
-        let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
+        let mut member = PoolDevice::from_opened(uri, opener.open(uri)?)?;
         member.uri = uri.clone().for_probing();
         let (found, needed) = (member.geometry.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
         if found < needed {
             let problem = format!("it has {found} blocks of 4 KiB, expected {needed} at least");
             return Err(refuse(Error::environment(problem)));
         }
-        let label = DeviceLabel::decode(&member.first_page(opener)?).ok();
+        let label = DeviceLabel::decode(&member.read_first_page(opener)?).ok();
         let ours = label.filter(|label| label.store == self.uuid());
         let is_known = |uuid: u128| devices.others.iter().any(|other| other.uuid == uuid);
         if let Some(label) = ours.as_ref().filter(|label| is_known(label.uuid)) {
@@ -271,7 +269,7 @@ impl OpenPool {
             // The recorded URI must also find it.
             let found = member.uri.clone();
             drop(member);
-            member = PoolDevice::of(&found, opener.open(&found)?)?;
+            member = PoolDevice::from_opened(&found, opener.open(&found)?)?;
         }
         let uuid =
             u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
@@ -315,14 +313,14 @@ impl OpenPool {
             name: state.store.name(),
             number,
             uuid: new.uuid,
-            generation: state.store.transaction(),
+            generation: state.store.open_generation(),
             begin: devices.first_block_of(number),
             first_uri: first_uri.to_owned(),
         }
     }
 
     /// Sends a channel to each new device to all clients.
-    fn send_new_channels(
+    fn send_device_channels_to_clients(
         &self,
         pool_devices: &mut PoolDevices,
         devices: &DeviceTable,
@@ -335,19 +333,20 @@ impl OpenPool {
             let leg = PoolDeviceSpan { medium, begin, at: run.at };
             let more = || {
                 let legs = vec![MissingDevice(limits.clone()).channel()?, leg.medium.channel()?];
-                let spans = SpanMap::appended_to(&leg, geometry.block_size);
-                let channel = MultiLegChannel::new(legs, spans, limits_without_size(&limits))?;
+                let spans = SpanMap::with_previous_and(&leg, geometry.block_size);
+                let channel =
+                    MultiLegChannel::new(legs, spans, limits_with_unbounded_size(&limits))?;
                 let request_pages = pool_devices.geometry.request_pages;
                 Ok(NewDeviceChannel { channel: Box::new(channel), request_pages })
             };
             self.shared
                 .add_device_channel(more)
-                .map_err(|problem: Error| self.environment_error(problem.to_string()))?;
+                .map_err(|problem: Error| self.grow_error(problem.to_string()))?;
         }
         Ok(())
     }
 
-    fn environment_error(&self, problem: String) -> Error {
+    fn grow_error(&self, problem: String) -> Error {
         Error::new(ErrorCategory::Environment, format!("{}: grow: {problem}", self.name))
     }
 }

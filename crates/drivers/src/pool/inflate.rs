@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tenmil_base::{ErrorCategory, IoStatus};
 use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo};
 
-use super::page_io::PoolPages;
+use super::page_io::GrowablePoolPageIo;
 use super::send_stream::ProgressFn;
 use super::throttle::RateThrottle;
 use super::{OpenPool, PAGE_BYTES, TransferResult};
@@ -30,7 +30,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// Copies shared clusters.
 struct ClusterCopier<'a> {
-    store: PoolPages<'a>,
+    store: GrowablePoolPageIo<'a>,
     pages: Vec<u8>,
     /// Bytes copied.
     copied: u64,
@@ -55,7 +55,7 @@ impl OpenPool {
         let before = self.volume_usage(name)?;
         let was_thick = self.find_volume(name)?.is_thick;
         let PoolResponse::Volume(info) =
-            self.run_request(PoolRequest::ReserveThick(name.into()))?
+            self.request_and_wait(PoolRequest::ReserveThick(name.into()))?
         else {
             return Err(self.pool_error(&tenmil_volume::PoolError::NoVolume(name.into())));
         };
@@ -68,7 +68,7 @@ impl OpenPool {
                 format!("{}: inflate `{name}`: {problem}", self.name),
             )
         };
-        let store = PoolPages::open(self, COPY_BLOCKS).map_err(machine)?;
+        let store = GrowablePoolPageIo::open(self, COPY_BLOCKS).map_err(machine)?;
         let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
         let mut mover = ClusterCopier { store, pages, copied: 0 };
         let pace = RateThrottle { rate, clock: self.clock };
@@ -77,7 +77,7 @@ impl OpenPool {
         while block < info.blocks {
             let (began, before) = (self.clock.now(), mover.copied);
             let own = PoolRequest::MakeExclusive { volume, block, blocks: COPY_BLOCKS.into() };
-            match self.run_with_transfers(own, &mut |action| mover.transfer_blocks(action))? {
+            match self.request_with_transfers(own, &mut |action| mover.execute_transfer(action))? {
                 PoolResponse::Owned(to) if to > block => block = to,
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
@@ -89,15 +89,15 @@ impl OpenPool {
         }
         // Writes of clients may have allocated clusters meanwhile, for which nothing needs to be reserved
         // any more.
-        self.run_request(PoolRequest::ReserveThick(name.into()))?;
-        self.run_request(PoolRequest::Flush)?;
+        self.request_and_wait(PoolRequest::ReserveThick(name.into()))?;
+        self.request_and_wait(PoolRequest::Flush)?;
         Ok(InflateResult { info: self.find_volume(name)?, was_there: false })
     }
 }
 
 impl ClusterCopier<'_> {
     /// Transfers blocks from the device, or to it.
-    fn transfer_blocks(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
+    fn execute_transfer(&mut self, action: &DeviceAction) -> Result<TransferResult, IoStatus> {
         let page = PAGE_BYTES as usize;
         let (is_read, offset, at, blocks) = match *action {
             DeviceAction::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
@@ -109,7 +109,7 @@ impl ClusterCopier<'_> {
         else {
             return Err(IoStatus::INTERNAL_ERROR);
         };
-        let raw = self.store.channel_up_to(at + blocks)?;
+        let raw = self.store.page_io_up_to(at + blocks)?;
         let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {

@@ -15,7 +15,7 @@ use super::capacity_events::{self, CapacityEvent};
 use super::device_reservations::PoolReservations;
 use super::missing_device::MissingDevice;
 use super::pool_shared::{ClientInbox, ClientMessage, PoolShared};
-use super::stop_events::PoolStopNotice;
+use super::stop_events::PoolStopEvent;
 use super::{PAGE_BYTES, PageGeometry};
 
 /// The metadata thread of an open pool.
@@ -134,7 +134,7 @@ impl MetadataThread {
     }
 
     /// With what is released once the superblocks name no owner.
-    pub(super) fn with_reserved(self, reserved: &Arc<PoolReservations>) -> Self {
+    pub(super) fn with_reservations(self, reserved: &Arc<PoolReservations>) -> Self {
         Self { reserved: Some(Arc::clone(reserved)), ..self }
     }
 
@@ -164,7 +164,7 @@ impl MetadataThread {
         }
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock_to_notify();
+        let mut state = shared.lock_to_submit();
         state.submit_request(&self.inbox, 0, PoolRequest::Release);
         shared.dispatch_actions(&mut state);
         drop(state);
@@ -183,10 +183,10 @@ impl MetadataThread {
 
     /// One iteration. Returns false if there was nothing to do.
     fn run_iteration(&mut self, now: Instant) -> bool {
-        if let Some(new_events) = self.poll_mailbox() {
+        if let Some(new_events) = self.take_work() {
             new_events.emit();
         }
-        self.start_recovery(now);
+        self.retry_recovery_if_due(now);
         self.retry_failed_io(now);
         self.add_device_channels();
         let mut did = false;
@@ -202,11 +202,11 @@ impl MetadataThread {
             self.queue.drain(..taken);
             did |= taken > 0;
         }
-        self.backend.flush();
+        self.backend.flush_submissions();
         self.backend.poll(now, &mut self.completions);
-        did |= self.end_jobs(now);
+        did |= self.handle_device_completions(now);
         // Here also without readers; the pages read are durable, whatever was lost.
-        if self.shared.has_lost(&*self.backend) {
+        if self.shared.has_unrecovered_loss(&*self.backend) {
             self.shared.handle_loss();
         }
         did
@@ -214,20 +214,20 @@ impl MetadataThread {
 
     /// Takes new work. Returns a capacity event if the state has changed. Checked here at least once a
     /// second, and not on the I/O path.
-    fn poll_mailbox(&mut self) -> Option<CapacityEvent> {
+    fn take_work(&mut self) -> Option<CapacityEvent> {
         let mut state = self.shared.lock();
         state.take_page_actions(&mut self.waiting);
         state.take_messages(&self.inbox, &mut self.messages);
-        let (stops, stopped) = (state.store.loss_count(), state.store.is_stopped());
+        let (stops, stopped) = (state.store.device_error_stop_count(), state.store.is_stopped());
         let is_event = stops > self.reported_stops || (self.is_stop_reported && !stopped);
         if let Some(why) = state.store.last_stop_error().filter(|_| is_event) {
             let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
-            let new_events = PoolStopNotice { device, store, why, recovered };
+            let new_events = PoolStopEvent { device, store, why, recovered };
             if stops > self.reported_stops && recovered.is_some() && !self.is_stop_reported {
                 // It has recovered before the stop could be reported.
-                PoolStopNotice { recovered: None, ..new_events.clone() }.emit();
+                PoolStopEvent { recovered: None, ..new_events.clone() }.emit();
             }
             (self.reported_stops, self.is_stop_reported) = (stops, stopped);
             new_events.emit();
@@ -238,16 +238,16 @@ impl MetadataThread {
     }
 
     /// While the pool is stopped, retries the recovery at intervals, and reports ended reads to the pool.
-    fn start_recovery(&mut self, now: Instant) {
+    fn retry_recovery_if_due(&mut self, now: Instant) {
         if !self.is_stop_reported {
             self.recovers_at = now.after(RECOVER_AFTER);
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock_to_notify();
+        let mut state = shared.lock_to_submit();
         if !state.store.is_recovering() && now >= self.recovers_at {
             self.recovers_at = now.after(RECOVER_AFTER);
-            state.store.recover();
+            state.store.start_recovery();
         }
         shared.dispatch_actions(&mut state);
     }
@@ -264,7 +264,7 @@ impl MetadataThread {
             if operation == Operation::Flush {
                 self.queue_request(place, operation, 0, Segment::default());
             } else {
-                let memory = self.memory(place).slice(0, len).unwrap_or_default();
+                let memory = self.entry_segment(place).slice(0, len).unwrap_or_default();
                 self.queue_parts(place, operation, at, memory);
             }
         }
@@ -282,7 +282,7 @@ impl MetadataThread {
             let below = std::mem::replace(&mut self.backend, none);
             let owed: usize = self.jobs.iter().map(|job| job.left as usize).sum();
             self.geometry.request_pages = self.geometry.request_pages.min(more.request_pages);
-            self.backend = more.append_to(below, owed - self.queue.len());
+            self.backend = more.combine_with_previous(below, owed - self.queue.len());
             self.has_more = true;
         }
     }
@@ -320,7 +320,7 @@ impl MetadataThread {
     /// Starts an action. Returns false if there is no free entry.
     fn start_action(&mut self, action: &DeviceAction) -> bool {
         let (io, at, bytes, operation) = match action {
-            DeviceAction::ReadSlots { io } => return self.start_slot_read(*io),
+            DeviceAction::ReadSlots { io } => return self.start_superblock_read(*io),
             DeviceAction::ReadPage { io, at } => (*io, *at, &[][..], Operation::Read),
             DeviceAction::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
             DeviceAction::Flush { io } => (*io, 0, &[][..], Operation::Flush),
@@ -333,7 +333,7 @@ impl MetadataThread {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).max(PAGE_BYTES);
         let free = if len > PAGE_BYTES { &mut self.large } else { &mut self.small };
         let Some(place) = free.pop() else { return false };
-        let memory = self.memory(place).slice(0, len).unwrap_or_default();
+        let memory = self.entry_segment(place).slice(0, len).unwrap_or_default();
         let reads = operation == Operation::Read;
         let work = (operation, at, len);
         self.jobs[place as usize] = PendingIo { io, reads, work, ..PendingIo::NONE };
@@ -342,7 +342,7 @@ impl MetadataThread {
         } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
             let job = &mut self.jobs[place as usize];
             job.status = IoStatus::DATA_TRANSFER_ERROR;
-            self.finish_io(place, None);
+            self.report_io_result(place, None);
         } else {
             self.queue_parts(place, operation, at, memory);
         }
@@ -350,16 +350,16 @@ impl MetadataThread {
     }
 
     /// Starts to read the superblocks at the start.
-    fn start_slot_read(&mut self, io: u64) -> bool {
+    fn start_superblock_read(&mut self, io: u64) -> bool {
         let Some(place) = self.large.pop() else { return false };
-        let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
+        let memory = self.entry_segment(place).slice(0, SLOTS_BYTES).unwrap_or_default();
         let work = (Operation::Read, 0, SLOTS_BYTES);
         self.jobs[place as usize] = PendingIo { io, reads: true, work, ..PendingIo::NONE };
-        match self.shared.acknowledge_losses(&mut *self.backend) {
+        match self.shared.accept_losses_before_reread(&mut *self.backend) {
             Ok(()) => self.queue_parts(place, Operation::Read, 0, memory),
             Err(why) => {
                 self.jobs[place as usize].status = IoStatus::WRITE_FAULT;
-                self.finish_io(place, Some(why));
+                self.report_io_result(place, Some(why));
             }
         }
         true
@@ -397,7 +397,7 @@ impl MetadataThread {
     }
 
     /// The memory of an entry.
-    fn memory(&self, place: u32) -> Segment {
+    fn entry_segment(&self, place: u32) -> Segment {
         let (first, pages) = match place.checked_sub(SMALL) {
             None => (place, 1),
             Some(large) => (SMALL + large * LARGE_PAGES, LARGE_PAGES),
@@ -407,7 +407,7 @@ impl MetadataThread {
     }
 
     /// Handles completions of the device. Returns false if none has ended.
-    fn end_jobs(&mut self, now: Instant) -> bool {
+    fn handle_device_completions(&mut self, now: Instant) -> bool {
         let mut ended = Vec::new();
         for completion in self.completions.drain() {
             let Ok(place) = u32::try_from(completion.token) else { continue };
@@ -422,19 +422,19 @@ impl MetadataThread {
                 ended.push(place);
             }
         }
-        ended.iter().for_each(|place| self.finish_io(*place, None));
+        ended.iter().for_each(|place| self.report_io_result(*place, None));
         !ended.is_empty()
     }
 
     /// Reports the result of an action to the pool, and frees its entry. `unread` is why the durable state
     /// cannot be read again.
-    fn finish_io(&mut self, place: u32, unread: Option<String>) {
+    fn report_io_result(&mut self, place: u32, unread: Option<String>) {
         let PendingIo { io, reads, status, .. } = self.jobs[place as usize];
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
         // Single pages are read into entries for one page; other reads are of superblocks.
         let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };
         let len_bytes = u32::try_from(read.len()).unwrap_or(u32::MAX);
-        let memory = self.memory(place).slice(0, len_bytes).unwrap_or_default();
+        let memory = self.entry_segment(place).slice(0, len_bytes).unwrap_or_default();
         let end = if !status.is_success() {
             ActionResult::Failed(status)
         } else if !reads {
@@ -451,8 +451,8 @@ impl MetadataThread {
         } else {
             self.large.push(place)
         }
-        let mut state = self.shared.lock_to_notify();
-        state.store.complete(io, end);
+        let mut state = self.shared.lock_to_submit();
+        state.store.handle_action_result(io, end);
         if let Some(why) = unread {
             state.store.reject_recovery(why.to_string());
         }

@@ -26,17 +26,17 @@ pub(super) struct BlockingPageIo<'a> {
 }
 
 /// The same for an open pool, which may grow meanwhile.
-pub(super) struct PoolPages<'a> {
+pub(super) struct GrowablePoolPageIo<'a> {
     open: &'a OpenPool,
     raw: BlockingPageIo<'a>,
     /// End of the pool when the channel was opened.
     end: u64,
 }
 
-impl<'a> PoolPages<'a> {
+impl<'a> GrowablePoolPageIo<'a> {
     pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, Error> {
-        let pool_devices = open.pool_devices();
-        let raw = BlockingPageIo::open_wide(
+        let pool_devices = open.lock_pool_devices();
+        let raw = BlockingPageIo::open_with_pages_max(
             &open.regions,
             &open.clock,
             &*pool_devices.medium,
@@ -48,7 +48,7 @@ impl<'a> PoolPages<'a> {
     }
 
     /// A channel that reaches up to block `end`.
-    pub(super) fn channel_up_to(&mut self, end: u64) -> Result<&mut BlockingPageIo<'a>, IoStatus> {
+    pub(super) fn page_io_up_to(&mut self, end: u64) -> Result<&mut BlockingPageIo<'a>, IoStatus> {
         if end > self.end {
             let again = Self::open(self.open, self.raw.pages);
             *self = again.map_err(|_| IoStatus::INTERNAL_ERROR)?;
@@ -67,11 +67,11 @@ impl<'a> BlockingPageIo<'a> {
         medium: &dyn BlockDevice,
         geometry: &PageGeometry,
     ) -> Result<Self, Error> {
-        Self::open_wide(regions, clock, medium, geometry, 1)
+        Self::open_with_pages_max(regions, clock, medium, geometry, 1)
     }
 
     /// Opens a channel for up to `pages` pages per transfer, within the limit of the device.
-    pub(super) fn open_wide(
+    pub(super) fn open_with_pages_max(
         regions: &'a RegionTable,
         clock: &Clock,
         medium: &dyn BlockDevice,
@@ -147,7 +147,7 @@ impl<'a> BlockingPageIo<'a> {
         loop {
             let now: Instant = self.clock.now();
             taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
-            self.backend.flush();
+            self.backend.flush_submissions();
             self.backend.poll(now, &mut completions);
             if let [completion] = completions.as_slice() {
                 let status = completion.status;

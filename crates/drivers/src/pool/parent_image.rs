@@ -14,8 +14,8 @@ use tenmil_volume::{ParentInfo, PoolRequest, PoolResponse, VolumeInfo};
 use super::page_io::BlockingPageIo;
 use super::{OpenPool, PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
-use tenmil_base::text::shell_word;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_base::text::quote_shell_word;
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_block::{OpenedDevice, Opener};
 
 /// An open parent.
@@ -40,7 +40,7 @@ pub struct ParentCheck {
 
 /// A pool whose volumes have parents, which must not be in the same pool.
 #[derive(Clone, Copy)]
-pub(super) struct PoolWithParents<'a> {
+pub(super) struct ChildPool<'a> {
     /// Device of the pool.
     pub(super) device: &'a str,
     pub(super) uuid: u128,
@@ -64,7 +64,7 @@ impl OpenPool {
     ///
     /// If the record is damaged.
     pub fn parent(&self, info: &VolumeInfo) -> Result<Option<ParentInfo>, Error> {
-        match self.run_request(PoolRequest::Parent { volume: info.id })? {
+        match self.request_and_wait(PoolRequest::Parent { volume: info.id })? {
             PoolResponse::Parent(parent) => Ok(parent),
             _ => Ok(None),
         }
@@ -75,7 +75,11 @@ impl OpenPool {
     /// # Errors
     ///
     /// If it cannot be opened or read, is in this pool, is writable, or is not a valid parent.
-    pub fn check_parent(&self, opener: &Opener<'_>, uri: &Uri) -> Result<ParentInfo, Error> {
+    pub fn open_and_fingerprint_parent(
+        &self,
+        opener: &Opener<'_>,
+        uri: &Uri,
+    ) -> Result<ParentInfo, Error> {
         let name = uri.to_string();
         if name.len() > URI_BYTES_MAX {
             let text = format!(
@@ -84,7 +88,7 @@ impl OpenPool {
             );
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        let outside = ParentImage::open(opener, self.pool_with_parents(), uri)?;
+        let outside = ParentImage::open(opener, self.as_child_pool(), uri)?;
         let limits = outside.opened.medium.limits();
         let bytes = limits.block_count * u64::from(limits.block_size);
         let page = u64::from(PAGE_BYTES);
@@ -106,9 +110,9 @@ impl OpenPool {
         info: &VolumeInfo,
     ) -> Result<Option<ParentImage>, Error> {
         let Some(parent) = self.parent(info)? else { return Ok(None) };
-        let known = ParentImage::open_recorded(opener, self.pool_with_parents(), &parent);
+        let known = ParentImage::open_recorded(opener, self.as_child_pool(), &parent);
         known.map(Some).map_err(|error| {
-            let (volume, uri) = (&info.name, shortest_unescaped(&parent.uri));
+            let (volume, uri) = (&info.name, short_form_for_terminal(&parent.uri));
             let text = format!("{}: volume `{volume}`: its parent {uri}: {error}", self.name);
             Error::new(error.category(), text).with_hint(
                 "Bring back what was there; without it, what was written to the volume is all that there \
@@ -118,21 +122,21 @@ impl OpenPool {
         })
     }
 
-    fn pool_with_parents(&self) -> PoolWithParents<'_> {
-        PoolWithParents { device: &self.device, uuid: self.uuid() }
+    fn as_child_pool(&self) -> ChildPool<'_> {
+        ChildPool { device: &self.device, uuid: self.uuid() }
     }
 }
 
 impl ParentImage {
     /// Opens an image read-only.
-    fn open(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<Self, Error> {
+    fn open(opener: &Opener<'_>, child: ChildPool<'_>, uri: &Uri) -> Result<Self, Error> {
         let depths = DEPTHS.get();
         if depths >= DEPTH_MAX {
             let text = format!("{uri:#}: more than {DEPTH_MAX} parents upon each other");
             return Err(Error::new(ErrorCategory::Usage, text));
         }
         DEPTHS.set(depths + 1);
-        let opened = reject_own_pool(opener, child, uri)
+        let opened = check_is_outside_pool(opener, child, uri)
             .and_then(|uuid| Ok((uuid, opener.open(&uri.clone().read_only())?)));
         DEPTHS.set(depths);
         let (uuid, opened) = opened?;
@@ -143,7 +147,7 @@ impl ParentImage {
     /// Opens the recorded image, and verifies it.
     pub(super) fn open_recorded(
         opener: &Opener<'_>,
-        child: PoolWithParents<'_>,
+        child: ChildPool<'_>,
         parent: &ParentInfo,
     ) -> Result<Self, Error> {
         let uri: Uri = parent.uri.parse()?;
@@ -214,7 +218,7 @@ impl ParentImage {
     }
 
     /// The limits of a volume with this parent.
-    pub(super) fn limit_volume(&self, own: Limits) -> Limits {
+    pub(super) fn volume_limits(&self, own: Limits) -> Limits {
         let theirs = self.opened.medium.limits();
         let mut support = own.operations;
         for operation in [Operation::Compare, Operation::Verify] {
@@ -245,9 +249,9 @@ impl ParentImage {
 }
 
 /// Rejects an image on the pool itself, and a writable volume. Returns the UUID of the snapshot, or zero.
-fn reject_own_pool(
+fn check_is_outside_pool(
     opener: &Opener<'_>,
-    child: PoolWithParents<'_>,
+    child: ChildPool<'_>,
     uri: &Uri,
 ) -> Result<u128, Error> {
     let refuse = |problem: &str, hint: String| {
@@ -259,7 +263,7 @@ fn reject_own_pool(
     }
     for below in uri.children() {
         if uri.scheme() != VolumeRef::SCHEME {
-            reject_own_pool(opener, child, below)?;
+            check_is_outside_pool(opener, child, below)?;
         }
     }
     if uri.scheme() != VolumeRef::SCHEME {
@@ -268,7 +272,7 @@ fn reject_own_pool(
     let place = VolumeRef::parse(uri)?;
     let name = place.volume_name(uri)?;
     let is_named = place.store.to_string() == child.device;
-    let word = || shell_word(&format!("{uri:#}"));
+    let word = || quote_shell_word(&format!("{uri:#}"));
     let hint =
         || format!("Make the clone from the volume itself: `tenmil volume clone {} NAME`.", word());
     if is_named {
@@ -292,7 +296,7 @@ fn reject_own_pool(
 /// Checks the parents of volumes, each once.
 pub(super) fn check_parents(
     opener: &Opener<'_>,
-    child: PoolWithParents<'_>,
+    child: ChildPool<'_>,
     found: impl Iterator<Item = (String, ParentInfo)>,
 ) -> Vec<ParentCheck> {
     let mut all: Vec<ParentCheck> = Vec::new();

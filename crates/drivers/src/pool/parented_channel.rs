@@ -64,7 +64,7 @@ impl ParentedChannel {
     }
 
     /// Submits requests to the parent. Returns the number accepted.
-    fn submit_to_volume(
+    fn forward_requests(
         &mut self,
         now: Instant,
         requests: &[Request],
@@ -104,7 +104,7 @@ impl IoChannel for ParentedChannel {
             let like = requests[done..].iter().take_while(|one| is_above(one) == kind).count();
             let like = &requests[done..done + like];
             let taken = match kind {
-                true => self.submit_to_volume(now, like, segments),
+                true => self.forward_requests(now, like, segments),
                 false => self.store.submit(now, like, segments),
             };
             done += taken;
@@ -115,10 +115,10 @@ impl IoChannel for ParentedChannel {
         done
     }
 
-    fn flush(&mut self) {
-        self.store.flush();
+    fn flush_submissions(&mut self) {
+        self.store.flush_submissions();
         if let Some(parent) = &mut self.parent {
-            parent.flush();
+            parent.flush_submissions();
         }
     }
 
@@ -128,8 +128,8 @@ impl IoChannel for ParentedChannel {
     }
 
     /// Of the pool's devices. The parent is only read.
-    fn write_losses(&self) -> u64 {
-        self.store.write_losses()
+    fn known_write_loss_count(&self) -> u64 {
+        self.store.known_write_loss_count()
     }
 
     fn ack_repaired_losses(&mut self, count: u64) {
@@ -158,9 +158,10 @@ impl ChannelWakeup for ParentedChannel {
         self.wake.source()
     }
 
-    fn is_kernel_io(&self) -> bool {
+    fn is_done_by_local_kernel(&self) -> bool {
         let parent = self.parent.as_ref();
-        self.store.is_kernel_io() && parent.is_none_or(|parent| parent.is_kernel_io())
+        self.store.is_done_by_local_kernel()
+            && parent.is_none_or(|parent| parent.is_done_by_local_kernel())
     }
 
     fn arm(&mut self) -> bool {

@@ -12,9 +12,9 @@ use tenmil_volume::{
     CountedUsage, DeviceAction, ParentInfo, Pool, PoolRequest, PoolResponse, SpaceUsage,
 };
 
-use super::create_pool::read_into;
-use super::page_io::{BlockingPageIo, PoolPages};
-use super::parent_image::{self, ParentCheck, PoolWithParents};
+use super::create_pool::read_page_for;
+use super::page_io::{BlockingPageIo, GrowablePoolPageIo};
+use super::parent_image::{self, ChildPool, ParentCheck};
 use super::pool_devices::DeviceInfo;
 use super::scrub::{BACKGROUND_BLOCKS, STREAM_WAIT_MAX};
 use super::send_stream::ProgressFn;
@@ -51,7 +51,11 @@ pub(super) struct ReadOnlyWalker<'a, P> {
 /// Source of metadata pages.
 pub(super) trait PageSource {
     /// Calls `take` with a page, or with the status of its read error.
-    fn read_into(&mut self, at: u64, take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>));
+    fn read_page_for(
+        &mut self,
+        at: u64,
+        take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>),
+    );
 }
 
 /// The last durable state of an open pool, pinned for reading.
@@ -77,7 +81,7 @@ impl OpenPool {
         let machine = |problem: Error| {
             Error::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
         };
-        let mut pages = PoolPages::open(self, 1).map_err(machine)?;
+        let mut pages = GrowablePoolPageIo::open(self, 1).map_err(machine)?;
         let damaged = self.check_superblocks(&mut pages);
         let mut still = PinnedMetadata::pin(self);
         let mut read = 0;
@@ -85,9 +89,9 @@ impl OpenPool {
             .check_pool(&mut |left| {
                 read += 1;
                 if read % u64::from(BACKGROUND_BLOCKS) == 0 {
-                    self.yield_to_foreground(STREAM_WAIT_MAX);
+                    self.wait_for_foreground_idle(STREAM_WAIT_MAX);
                 }
-                self.check_space()?;
+                self.check_pin_leaves_space()?;
                 let bytes = |pages: u64| pages * u64::from(PAGE_BYTES);
                 match watch((bytes(read), bytes(read + left))) {
                     true => Ok(()),
@@ -96,17 +100,17 @@ impl OpenPool {
             })?;
         let (name, uuid, generation) =
             (still.store.name(), still.store.uuid(), still.store.generation());
-        let devices = self.pool_devices().infos(still.store.devices());
+        let devices = self.lock_pool_devices().infos(still.store.devices());
         drop(still);
-        let child = PoolWithParents { device: &self.device, uuid };
+        let child = ChildPool { device: &self.device, uuid };
         let parents = parent_image::check_parents(opener, child, found.into_iter());
         let damaged = damaged.iter().map(ToString::to_string).collect();
         Ok(PoolCheckResult { name, uuid, generation, devices, damaged, report, parents })
     }
 
     /// Fails if the pinned space is the last free space.
-    fn check_space(&self) -> Result<(), Error> {
-        if !self.shared.lock().store.pin_blocks_space() {
+    fn check_pin_leaves_space(&self) -> Result<(), Error> {
+        if !self.shared.lock().store.is_space_short_by_pin() {
             return Ok(());
         }
         let text = format!(
@@ -120,15 +124,15 @@ impl OpenPool {
 
     /// Reads both copies of the last durable superblock. Copies that are overwritten meanwhile are
     /// skipped; a pool that commits all the time may have none to read.
-    fn check_superblocks(&self, pages: &mut PoolPages<'_>) -> Vec<Corruption> {
+    fn check_superblocks(&self, pages: &mut GrowablePoolPageIo<'_>) -> Vec<Corruption> {
         for _ in 0..POLLS_MAX {
             let (uuid, generation, places) = {
                 let store = &self.shared.lock().store;
-                (store.uuid(), store.generation(), store.superblocks())
+                (store.uuid(), store.generation(), store.superblock_addresses())
             };
             let mut damaged = Vec::new();
             for address in places {
-                pages.read_into(address, |bytes| {
+                pages.read_page_for(address, |bytes| {
                     let found = bytes
                         .map_err(CorruptionKind::ReadError)
                         .and_then(|bytes| decode_superblock(bytes, address));
@@ -154,35 +158,35 @@ impl OpenPool {
 
 impl<'a> PinnedMetadata<'a> {
     fn pin(open: &'a OpenPool) -> Self {
-        let store = open.shared.lock().store.pin_metadata();
+        let store = open.shared.lock().store.pinned_read_only_pool();
         Self { open, store }
     }
 }
 
 impl Drop for PinnedMetadata<'_> {
     fn drop(&mut self) {
-        self.open.shared.lock_to_notify().store.unpin_metadata(self.store.generation());
+        self.open.shared.lock_to_submit().store.unpin_metadata(self.store.generation());
     }
 }
 
 impl PageSource for BlockingPageIo<'_> {
-    fn read_into(
+    fn read_page_for(
         &mut self,
         at: u64,
         take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>),
     ) {
-        read_into(self, at, take);
+        read_page_for(self, at, take);
     }
 }
 
-impl PageSource for PoolPages<'_> {
-    fn read_into(
+impl PageSource for GrowablePoolPageIo<'_> {
+    fn read_page_for(
         &mut self,
         at: u64,
         take: impl FnOnce(Result<&[u8; 4096], tenmil_base::IoStatus>),
     ) {
-        match self.channel_up_to(at + 1) {
-            Ok(raw) => read_into(raw, at, take),
+        match self.page_io_up_to(at + 1) {
+            Ok(raw) => read_page_for(raw, at, take),
             Err(status) => take(Err(status)),
         }
     }
@@ -199,9 +203,9 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
         let mut check = ConsistencyCheck::of_pool(self.store);
         while let Some(at) = check.next_read() {
             continues(check.unread_blocks() as u64)?;
-            self.pages.read_into(at, |bytes| check.handle_read(bytes));
+            self.pages.read_page_for(at, |bytes| check.handle_read(bytes));
         }
-        let mut report = check.finish();
+        let mut report = check.into_report();
         for counted in &report.accounts {
             let told = self.recorded_usage(&counted.name, continues)?;
             report.findings.extend(compare_usage(counted, told));
@@ -253,9 +257,9 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
             if let DeviceAction::ReadPage { io, at } = action {
                 continues(0)?;
                 let store = &mut *self.store;
-                self.pages.read_into(at, |bytes| match bytes {
-                    Ok(bytes) => store.complete(io, ActionResult::Read(bytes)),
-                    Err(status) => store.complete(io, ActionResult::Failed(status)),
+                self.pages.read_page_for(at, |bytes| match bytes {
+                    Ok(bytes) => store.handle_action_result(io, ActionResult::Read(bytes)),
+                    Err(status) => store.handle_action_result(io, ActionResult::Failed(status)),
                 });
             }
         }

@@ -16,9 +16,9 @@ use super::page_io::BlockingPageIo;
 use super::spanned_device::{PoolDeviceSpan, SpannedDevice};
 use super::{PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
-use tenmil_base::text::shell_word;
+use tenmil_base::text::quote_shell_word;
 use tenmil_block::device_identity::DeviceIdentity;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_block::{OpenedDevice, Opener};
 
 /// Devices of an open pool.
@@ -53,13 +53,13 @@ pub struct DeviceInfo {
 }
 
 impl PoolDevice {
-    pub(super) fn of(uri: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
+    pub(super) fn from_opened(uri: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
         let geometry = PageGeometry::from_limits(uri, &opened.medium.limits())?;
         let identity = DeviceIdentity::of_opened(uri, &opened);
         Ok(Self { uri: uri.clone(), opened, geometry, identity, is_there: true })
     }
 
-    fn placeholder(uri: &Uri, like: &Self) -> Self {
+    fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(MissingDevice(like.opened.medium.limits()));
         let opened =
             OpenedDevice::without_existing_data(medium, format!("{uri:#}, which is missing"));
@@ -77,7 +77,7 @@ impl PoolDevice {
     }
 
     /// Reads its first page.
-    pub(super) fn first_page(&self, opener: &Opener<'_>) -> Result<[u8; 4096], Error> {
+    pub(super) fn read_first_page(&self, opener: &Opener<'_>) -> Result<[u8; 4096], Error> {
         let refuse = |category, problem: String| Error::new(category, problem);
         let raw = BlockingPageIo::open(
             opener.regions,
@@ -97,8 +97,8 @@ impl PoolDevice {
 
 impl PoolDevices {
     /// A pool with a single open device.
-    pub(super) fn from_first(device: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
-        let member = PoolDevice::of(device, opened)?;
+    pub(super) fn with_single_device(device: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
+        let member = PoolDevice::from_opened(device, opened)?;
         let (medium, geometry) = (Arc::clone(&member.opened.medium), member.geometry);
         Ok(Self { medium, geometry, members: vec![member] })
     }
@@ -120,7 +120,7 @@ impl PoolDevices {
                 let hint = format!(
                     "Reconnect it, or name its new location: `tenmil pool set {} --device {number}=URI`; \
                      `tenmil pool rescue` copies what lies on the others.",
-                    shell_word(&format!("{:#}", place.store))
+                    quote_shell_word(&format!("{:#}", place.store))
                 );
                 Error::new(error.category(), text).with_hint(hint)
             })?;
@@ -151,7 +151,7 @@ impl PoolDevices {
                 }
                 Err(error) => {
                     missing.push(format!("device {number}, {uri:#}: {error}"));
-                    PoolDevice::placeholder(&uri, &self.members[0])
+                    PoolDevice::missing(&uri, &self.members[0])
                 }
             };
             self.members.push(member);
@@ -253,7 +253,7 @@ impl PoolDevices {
     /// Reports on each device.
     pub(super) fn infos(&self, devices: &DeviceTable) -> Vec<DeviceInfo> {
         let info = |(number, member): (u32, &PoolDevice)| {
-            let (uri, blocks) = (member.uri.to_string(), devices.pool_blocks_on(number));
+            let (uri, blocks) = (member.uri.to_string(), devices.pool_block_count_on(number));
             DeviceInfo { number, uri, blocks }
         };
         (0..).zip(&self.members).take(devices.count()).map(info).collect()
@@ -289,14 +289,14 @@ fn open_labeled_device(
     number: u32,
     other: &SecondaryDevice,
 ) -> Result<PoolDevice, Error> {
-    let member = PoolDevice::of(uri, opener.open(uri)?)?;
-    let page = member.first_page(opener)?;
+    let member = PoolDevice::from_opened(uri, opener.open(uri)?)?;
+    let page = member.read_first_page(opener)?;
     let expected = format!("expected device {number} of pool `{}`", store.name());
     let refuse = |found: String| {
         Error::new(ErrorCategory::Usage, format!("{found}, {expected} ({:032x})", store.uuid()))
     };
-    let label =
-        DeviceLabel::decode(&page).map_err(|flaw| refuse(describe_first_page(&page, &flaw)))?;
+    let label = DeviceLabel::decode(&page)
+        .map_err(|flaw| refuse(describe_unlabeled_device(&page, &flaw)))?;
     if label.store != store.uuid() || label.number != number {
         return Err(refuse(describe_label(&label)));
     }
@@ -312,12 +312,12 @@ pub(super) fn describe_label(label: &DeviceLabel) -> String {
     let DeviceLabel { number, name, store, first_uri, .. } = label;
     format!(
         "it is device {number} of pool `{name}` ({store:032x}), whose first device was {}",
-        shortest_unescaped(first_uri)
+        short_form_for_terminal(first_uri)
     )
 }
 
 /// Describes a device without a valid label.
-fn describe_first_page(page: &[u8; 4096], flaw: &tenmil_volume::CorruptionKind) -> String {
+fn describe_unlabeled_device(page: &[u8; 4096], flaw: &tenmil_volume::CorruptionKind) -> String {
     match decode_superblock(page, 0) {
         Ok((store, ..)) => format!("it is the first device of pool {store:032x}"),
         Err(_) => format!("its label cannot be read: {flaw}"),

@@ -21,7 +21,7 @@ struct OpenPoolEntry {
 }
 
 /// Removes the entry if the open fails.
-struct OpeningGuard<'a>(&'a Opener<'a>, &'a VolumeRef);
+struct RegistryEntryGuard<'a>(&'a Opener<'a>, &'a VolumeRef);
 
 /// The lock is not held during an open, which may open another pool below.
 static OPEN: Mutex<Vec<OpenPoolEntry>> = Mutex::new(Vec::new());
@@ -29,12 +29,15 @@ static OPEN: Mutex<Vec<OpenPoolEntry>> = Mutex::new(Vec::new());
 static SETTLED: Condvar = Condvar::new();
 
 /// Opens a pool, or returns the open instance with the same memory regions.
-pub(super) fn open_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<OpenPool>, Error> {
+pub(super) fn open_or_share_pool(
+    opener: &Opener<'_>,
+    place: &VolumeRef,
+) -> Result<Arc<OpenPool>, Error> {
     let identity = DeviceIdentity::of_uri(&place.store);
     let mut known = lock_registry();
     loop {
         known.retain(|entry| !entry.is_closed());
-        let found = known.iter().find(|entry| entry.is_same_pool(opener, place, &identity));
+        let found = known.iter().find(|entry| entry.is_on_same_device(opener, place, &identity));
         match found.map(|entry| entry.open.as_ref().map(Weak::upgrade)) {
             None => break,
             Some(None) => known = SETTLED.wait(known).unwrap_or_else(PoisonError::into_inner),
@@ -46,14 +49,16 @@ pub(super) fn open_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Op
     let (device, regions) = (place.store.clone(), opener.regions.clone());
     known.push(OpenPoolEntry { device, identity, regions, open: None });
     drop(known);
-    let attempt = OpeningGuard(opener, place);
+    let attempt = RegistryEntryGuard(opener, place);
     let below = opener.open(&place.store)?;
     // Now the identity of the device is known.
-    if let Some(open) = find_by_identity(opener, place, &below) {
+    if let Some(open) = find_or_record_identity(opener, place, &below) {
         return Ok(open);
     }
     let open = Arc::new(OpenPool::open_on_device(opener, place, below, CLOSING_MAX)?);
-    if let Some(entry) = lock_registry().iter_mut().find(|entry| entry.matches(opener, place)) {
+    if let Some(entry) =
+        lock_registry().iter_mut().find(|entry| entry.has_same_uri_and_regions(opener, place))
+    {
         entry.open = Some(Arc::downgrade(&open));
     }
     drop(attempt);
@@ -62,7 +67,7 @@ pub(super) fn open_pool(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Op
 
 /// Finds the open pool on the device `below` under another URI. If there is none, sets the identity of
 /// the entry of `place`.
-fn find_by_identity(
+fn find_or_record_identity(
     opener: &Opener<'_>,
     place: &VolumeRef,
     below: &OpenedDevice,
@@ -70,8 +75,8 @@ fn find_by_identity(
     let identity = DeviceIdentity::of_opened(&place.store, below);
     let mut known = lock_registry();
     loop {
-        let others = known.iter().filter(|entry| !entry.matches(opener, place));
-        let mut same = others.filter(|entry| entry.is_same_pool(opener, place, &identity));
+        let others = known.iter().filter(|entry| !entry.has_same_uri_and_regions(opener, place));
+        let mut same = others.filter(|entry| entry.is_on_same_device(opener, place, &identity));
         match same.next().map(|entry| entry.open.as_ref().map(Weak::upgrade)) {
             // No deadlock: the other open started first, and does not wait for this one, whose identity
             // is not set yet.
@@ -81,14 +86,16 @@ fn find_by_identity(
             None => break,
         }
     }
-    if let Some(entry) = known.iter_mut().find(|entry| entry.matches(opener, place)) {
+    if let Some(entry) =
+        known.iter_mut().find(|entry| entry.has_same_uri_and_regions(opener, place))
+    {
         entry.identity = identity;
     }
     None
 }
 
 /// All pools open in this process.
-pub fn open_pools() -> Vec<Arc<OpenPool>> {
+pub fn list_open_pools() -> Vec<Arc<OpenPool>> {
     // A reference that turns out to be the last one is dropped with the list, not under the lock.
     lock_registry().iter().filter_map(|entry| entry.open.as_ref()?.upgrade()).collect()
 }
@@ -103,7 +110,7 @@ impl OpenPoolEntry {
     }
 
     /// Whether it is on the same device, regardless of spelling.
-    fn is_same_pool(
+    fn is_on_same_device(
         &self,
         opener: &Opener<'_>,
         place: &VolumeRef,
@@ -111,17 +118,19 @@ impl OpenPoolEntry {
     ) -> bool {
         let is_same =
             self.identity.is_same_device(identity) && self.regions.is_same_table(opener.regions);
-        is_same || self.matches(opener, place)
+        is_same || self.has_same_uri_and_regions(opener, place)
     }
 
-    fn matches(&self, opener: &Opener<'_>, place: &VolumeRef) -> bool {
+    fn has_same_uri_and_regions(&self, opener: &Opener<'_>, place: &VolumeRef) -> bool {
         self.device == place.store && self.regions.is_same_table(opener.regions)
     }
 }
 
-impl Drop for OpeningGuard<'_> {
+impl Drop for RegistryEntryGuard<'_> {
     fn drop(&mut self) {
-        lock_registry().retain(|entry| entry.open.is_some() || !entry.matches(self.0, self.1));
+        lock_registry().retain(|entry| {
+            entry.open.is_some() || !entry.has_same_uri_and_regions(self.0, self.1)
+        });
         SETTLED.notify_all();
     }
 }

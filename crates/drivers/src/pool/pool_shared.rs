@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{Error, Interrupts, IoChannel, IoStatus};
-use tenmil_linux::{EventVectors, Notifier};
+use tenmil_linux::{EventFdVectors, Notifier};
 use tenmil_volume::{ActionResult, DeviceAction, Pool, PoolError, PoolRequest, PoolResponse};
 
 use super::grow_pool::NewDeviceChannel;
@@ -62,10 +62,10 @@ pub(super) struct PoolSharedState {
 /// A client, as seen by the lock holder.
 struct ClientEntry {
     inbox: Arc<ClientInbox>,
-    waker: EventVectors,
+    waker: EventFdVectors,
     messages: VecDeque<ClientMessage>,
     /// If it reads by cached runs: its oldest read.
-    reads: Option<read_epochs::ReadEpoch>,
+    reads: Option<read_epochs::OldestReadTransaction>,
     /// Whether it has its own channel to the devices.
     has_channel: bool,
 }
@@ -75,7 +75,7 @@ struct ClientEntry {
 pub(super) struct ClientInbox {
     pub(super) number: u32,
     has_messages: AtomicBool,
-    pub(super) waker: EventVectors,
+    pub(super) waker: EventFdVectors,
 }
 
 /// A message to a client.
@@ -105,7 +105,7 @@ impl PoolShared {
             epochs: BTreeMap::new(),
             is_taken_over: false,
         };
-        let transaction = AtomicU64::new(state.store.transaction());
+        let transaction = AtomicU64::new(state.store.open_generation());
         let (loss_count, device_losses) = (AtomicU64::new(0), AtomicU64::new(device_losses));
         Self { state: Mutex::new(state), transaction, loss_count, device_losses, waker }
     }
@@ -119,7 +119,7 @@ impl PoolShared {
     /// Number of times that completed but unflushed writes may have been lost. A channel whose last
     /// failed flush was before that fails another one.
     #[inline]
-    pub(super) fn losses(&self) -> u64 {
+    pub(super) fn write_loss_count(&self) -> u64 {
         // Stored before the responses of the pool are sent, which are read after this.
         self.loss_count.load(Ordering::Acquire)
     }
@@ -130,14 +130,14 @@ impl PoolShared {
     /// Compared after each poll. A recovery stores the count only when all reads have ended, so a read
     /// that began before the loss is compared with the count of before.
     #[inline]
-    pub(super) fn has_lost(&self, channel: &dyn IoChannel) -> bool {
-        channel.write_losses() > self.device_losses.load(Ordering::Acquire)
+    pub(super) fn has_unrecovered_loss(&self, channel: &dyn IoChannel) -> bool {
+        channel.known_write_loss_count() > self.device_losses.load(Ordering::Acquire)
     }
 
     /// Stops the pool because of such a loss, and starts its recovery.
     #[cold]
     pub(super) fn handle_loss(&self) {
-        let mut state = self.lock_to_notify();
+        let mut state = self.lock_to_submit();
         state.store.handle_lost_writes();
         self.dispatch_actions(&mut state);
     }
@@ -148,10 +148,13 @@ impl PoolShared {
     /// # Errors
     ///
     /// Why reads may return what is not on the medium.
-    pub(super) fn acknowledge_losses(&self, channel: &mut dyn IoChannel) -> Result<(), String> {
+    pub(super) fn accept_losses_before_reread(
+        &self,
+        channel: &mut dyn IoChannel,
+    ) -> Result<(), String> {
         let state = self.lock();
-        if state.store.is_rereading() && self.has_lost(channel) {
-            let count = channel.write_losses();
+        if state.store.is_rereading() && self.has_unrecovered_loss(channel) {
+            let count = channel.known_write_loss_count();
             channel.accept_losses().map_err(|error| error.to_string())?;
             channel.ack_repaired_losses(count);
             self.device_losses.store(count, Ordering::Release);
@@ -160,14 +163,17 @@ impl PoolShared {
     }
 
     /// Takes the lock to submit to the pool, and updates its oldest read.
-    pub(super) fn lock_to_notify(&self) -> MutexGuard<'_, PoolSharedState> {
+    pub(super) fn lock_to_submit(&self) -> MutexGuard<'_, PoolSharedState> {
         let mut state = self.lock();
         // Pairs with the fence in `ReadEpochs::begin_read`: a channel whose read epoch is not seen here has
         // seen all earlier invalidations of runs.
         fence(Ordering::SeqCst);
         let clients = state.clients.values().filter_map(|client| client.reads.as_ref());
-        let oldest = clients.map(read_epochs::ReadEpoch::oldest_read).min().unwrap_or(u64::MAX);
-        state.store.note_oldest_read(oldest);
+        let oldest = clients
+            .map(read_epochs::OldestReadTransaction::oldest_read_transaction)
+            .min()
+            .unwrap_or(u64::MAX);
+        state.store.set_oldest_direct_read(oldest);
         state
     }
 
@@ -183,10 +189,10 @@ impl PoolShared {
     /// Registers a client.
     pub(super) fn register_client(
         &self,
-        reads: Option<read_epochs::ReadEpoch>,
+        reads: Option<read_epochs::OldestReadTransaction>,
         has_channel: bool,
     ) -> Result<Arc<ClientInbox>, Error> {
-        let waker = EventVectors::new(1)
+        let waker = EventFdVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
         waker.mask(0);
@@ -233,7 +239,7 @@ impl PoolShared {
         inbox: &ClientInbox,
         transfers: impl Iterator<Item = u64>,
     ) {
-        let mut state = self.lock_to_notify();
+        let mut state = self.lock_to_submit();
         let client = state.clients.remove(&inbox.number);
         for note in client.map(|client| client.messages).unwrap_or_default() {
             if let ClientMessage::Do(action) = note {
@@ -241,7 +247,7 @@ impl PoolShared {
             }
         }
         for io in transfers {
-            state.store.complete(io, ActionResult::Failed(IoStatus::ABORTED));
+            state.store.handle_action_result(io, ActionResult::Failed(IoStatus::ABORTED));
         }
         self.dispatch_actions(&mut state);
     }
@@ -260,7 +266,7 @@ impl PoolShared {
                 break;
             }
         }
-        while let Some(volume) = state.store.next_remapped_volume() {
+        while let Some(volume) = state.store.next_invalidated_volume() {
             if let Some(epoch) = state.epochs.get(&volume) {
                 // Pairs with the loads of channels: a client that receives the response sees this.
                 epoch.fetch_add(1, Ordering::Release);
@@ -273,7 +279,7 @@ impl PoolShared {
                 epoch.fetch_add(1, Ordering::Release);
             }
         }
-        let transaction = state.store.transaction();
+        let transaction = state.store.open_generation();
         // Stored only if it has changed, because all readers share the cache line.
         if self.transaction.load(Ordering::Relaxed) != transaction {
             self.transaction.store(transaction, Ordering::Release);
@@ -292,7 +298,7 @@ impl PoolShared {
     /// If the pool has stopped because its device failed, starts to re-read the durable state before any
     /// further request. Cached runs are invalidated.
     fn begin_recovery(&self, state: &mut PoolSharedState) -> bool {
-        let losses = state.store.loss_count();
+        let losses = state.store.device_error_stop_count();
         if losses == self.loss_count.load(Ordering::Relaxed) {
             return false;
         }
@@ -301,7 +307,7 @@ impl PoolShared {
         }
         self.loss_count.store(losses, Ordering::Release);
         // A recovery that fails again at once is retried later by the metadata thread.
-        state.store.may_recover_at_once() && state.store.recover()
+        state.store.may_recover_at_once() && state.store.start_recovery()
     }
 }
 
@@ -313,10 +319,12 @@ impl PoolSharedState {
     }
 
     /// Whether there is foreground I/O: requests of the pool, and cached reads.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(super) fn has_foreground_io(&self) -> bool {
         let reads = self.clients.values().filter_map(|client| client.reads.as_ref());
         self.store.has_tasks()
-            || reads.map(read_epochs::ReadEpoch::oldest_read).any(|oldest| oldest != u64::MAX)
+            || reads
+                .map(read_epochs::OldestReadTransaction::oldest_read_transaction)
+                .any(|oldest| oldest != u64::MAX)
     }
 
     /// Registers a receive. Returns false if one of the same name is in progress.
@@ -329,7 +337,7 @@ impl PoolSharedState {
     }
 
     /// The invalidation count of a volume's runs.
-    pub(super) fn invalidation_count(&mut self, volume: u64) -> Arc<AtomicU64> {
+    pub(super) fn run_invalidation_counter(&mut self, volume: u64) -> Arc<AtomicU64> {
         Arc::clone(self.epochs.entry(volume).or_default())
     }
 
@@ -371,7 +379,7 @@ impl PoolSharedState {
 
     fn abort_action(&mut self, action: &DeviceAction) {
         if let Some(io) = transfer_id(action) {
-            self.store.complete(io, ActionResult::Failed(IoStatus::ABORTED));
+            self.store.handle_action_result(io, ActionResult::Failed(IoStatus::ABORTED));
         }
     }
 }

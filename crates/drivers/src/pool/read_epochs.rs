@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The transaction in which the oldest read of a channel began; `u64::MAX` if none is in flight.
 #[derive(Clone, Debug)]
-pub(super) struct ReadEpoch(Arc<AtomicU64>);
+pub(super) struct OldestReadTransaction(Arc<AtomicU64>);
 
 /// The reads in flight of a channel.
 #[derive(Debug)]
 pub(super) struct ReadEpochs {
-    epoch: ReadEpoch,
+    epoch: OldestReadTransaction,
     /// The published transaction.
     since: u64,
     /// Counts of the reads that the published epoch stands for, and of later ones, which began in
@@ -35,14 +35,14 @@ pub(super) struct ReadEpochs {
 
 const IDLE: u64 = u64::MAX;
 
-impl ReadEpoch {
+impl OldestReadTransaction {
     fn new() -> Self {
         Self(Arc::new(AtomicU64::new(IDLE)))
     }
 
     /// The transaction of the oldest read. The caller has passed a fence since it invalidated the runs
     /// whose blocks it wants to reuse.
-    pub(super) fn oldest_read(&self) -> u64 {
+    pub(super) fn oldest_read_transaction(&self) -> u64 {
         // Pairs with the releases below: the effects of the reads are complete.
         self.0.load(Ordering::Acquire)
     }
@@ -50,10 +50,16 @@ impl ReadEpoch {
 
 impl ReadEpochs {
     pub(super) fn new() -> Self {
-        Self { epoch: ReadEpoch::new(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
+        Self {
+            epoch: OldestReadTransaction::new(),
+            since: IDLE,
+            counts: [0; 2],
+            later: IDLE,
+            old: 0,
+        }
     }
 
-    pub(super) fn register_channel(&self) -> ReadEpoch {
+    pub(super) fn register_channel(&self) -> OldestReadTransaction {
         self.epoch.clone()
     }
 
@@ -101,7 +107,7 @@ mod tests {
     use super::{IDLE, ReadEpochs};
 
     #[test]
-    fn read_epoch_is_that_of_the_oldest_read() {
+    fn published_transaction_is_that_of_the_oldest_read() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
             let mut readers = ReadEpochs::new();
@@ -119,17 +125,21 @@ mod tests {
                     readers.end_read(bucket, 1);
                 }
                 let oldest = under_way.values().map(|(began, _)| *began).min().unwrap_or(IDLE);
-                assert!(epoch.oldest_read() <= oldest, "seed {seed}");
-                assert_eq!(under_way.is_empty(), epoch.oldest_read() == IDLE, "seed {seed}");
+                assert!(epoch.oldest_read_transaction() <= oldest, "seed {seed}");
+                assert_eq!(
+                    under_way.is_empty(),
+                    epoch.oldest_read_transaction() == IDLE,
+                    "seed {seed}"
+                );
             }
             // However many reads begin, those of the observed epoch do end.
-            let then = epoch.oldest_read();
+            let then = epoch.oldest_read_transaction();
             for (began, bucket) in std::mem::take(&mut under_way).into_values() {
                 let later = readers.begin_read(transaction + 1 + began, 1);
                 readers.end_read(bucket, 1);
                 under_way.insert(began, (began, later));
             }
-            assert!(under_way.is_empty() || epoch.oldest_read() > then, "seed {seed}");
+            assert!(under_way.is_empty() || epoch.oldest_read_transaction() > then, "seed {seed}");
         }
     }
 }

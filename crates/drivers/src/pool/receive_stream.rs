@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 
 use tenmil_base::{ErrorCategory, Span};
-use tenmil_volume::stream::{StreamError, StreamEvent, StreamInfo, StreamParser};
+use tenmil_volume::snapshot_stream::{StreamError, StreamEvent, StreamInfo, StreamParser};
 use tenmil_volume::{VolumeInfo, VolumeOp};
 
 use super::blocking_volume_io::BlockingVolumeIo;
@@ -95,15 +95,15 @@ impl OpenPool {
         watch: &mut ProgressFn<'_>,
     ) -> Result<TransferSummary, Error> {
         let mut source = StreamReader { input, receiver: StreamParser::new(), bytes: Vec::new() };
-        let refuse = |broken| self.stream_error(name, broken);
+        let refuse = |broken| self.receive_error(name, broken);
         let StreamEvent::Begun(contents) = source.next_event().map_err(refuse)? else {
             return Err(refuse(source.receiver.truncated_error().into()));
         };
         let part = incomplete_name(name, contents.uuid);
-        let arrival = self.begin_receive(name, &part)?;
+        let arrival = self.register_receive_by_name(name, &part)?;
         let volumes = self.list_volumes()?;
         if let Some(there) = volumes.iter().find(|one| one.name == name) {
-            return self.compare_existing(there, &contents, &mut source);
+            return self.receive_as_existing(there, &contents, &mut source);
         }
         let base = self.incremental_base(&volumes, &contents)?;
         self.delete_incomplete(&volumes, &part, &contents)?;
@@ -112,12 +112,12 @@ impl OpenPool {
             None => VolumeOp::Create { name: part.clone(), blocks, unit, uuid, checksums },
             Some(base) => VolumeOp::Clone { from: base.name.clone(), name: part.clone(), uuid },
         };
-        self.change_volume(made)?;
+        self.execute_volume_op(made)?;
         let filled =
             self.receive_into_volume((name, &part), base.as_ref(), &contents, &mut source, watch);
         let filled = filled.inspect_err(|_| {
             // The cause of the failure matters more than the leftovers.
-            let _ = self.change_volume(VolumeOp::Delete { name: part.clone(), orphan: false });
+            let _ = self.execute_volume_op(VolumeOp::Delete { name: part.clone(), orphan: false });
         });
         // The next receive does not wait for the space to be freed.
         drop(arrival);
@@ -151,14 +151,14 @@ impl OpenPool {
             return Err(other(&base.name));
         }
         if there.blocks != blocks {
-            self.change_volume(VolumeOp::Resize { name: part.to_owned(), blocks })?;
+            self.execute_volume_op(VolumeOp::Resize { name: part.to_owned(), blocks })?;
         }
         let carrier = BlockingVolumeIo::open(self, &self.find_volume(part)?, None)?;
         let written = self.write_stream_data(name, carrier, source, blocks, watch)?;
         if self.find_volume(part)?.id != there.id {
             return Err(other(part));
         }
-        let sealed = self.change_volume(VolumeOp::ConvertToSnapshot {
+        let sealed = self.execute_volume_op(VolumeOp::ConvertToSnapshot {
             name: part.to_owned(),
             to: name.into(),
             uuid,
@@ -167,7 +167,7 @@ impl OpenPool {
     }
 
     /// Starts a receive, unless another one of the same name is in progress.
-    fn begin_receive(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, Error> {
+    fn register_receive_by_name(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, Error> {
         let until = self.clock.now().after(CLEARING_MAX);
         while !self.shared.lock().register_receive(part) {
             if self.clock.now() > until {
@@ -199,7 +199,7 @@ impl OpenPool {
         let page = u64::from(PAGE_BYTES);
         let (mut data_blocks, mut hole_blocks) = (0, 0);
         loop {
-            let at = match source.next_event().map_err(|broken| self.stream_error(name, broken))? {
+            let at = match source.next_event().map_err(|broken| self.receive_error(name, broken))? {
                 StreamEvent::Data { block } => {
                     self.write_with_low_priority(&mut carrier, block, &source.bytes)?;
                     let count = source.bytes.len() as u64 / page;
@@ -207,7 +207,7 @@ impl OpenPool {
                     block + count
                 }
                 StreamEvent::Hole { block, blocks } => {
-                    carrier.trim(block, blocks)?;
+                    carrier.deallocate(block, blocks)?;
                     hole_blocks += blocks;
                     block + blocks
                 }
@@ -230,7 +230,7 @@ impl OpenPool {
         let page = PAGE_BYTES as usize;
         let (mut at, mut left) = (block, bytes);
         while !left.is_empty() {
-            let polite = self.yield_to_foreground(STREAM_WAIT_MAX);
+            let polite = self.wait_for_foreground_idle(STREAM_WAIT_MAX);
             let count = (left.len() / page).min(usize::try_from(polite).unwrap_or(usize::MAX));
             let (now, then) = left.split_at(count * page);
             carrier.write(at, now)?;
@@ -240,7 +240,7 @@ impl OpenPool {
     }
 
     /// A volume of this name exists already.
-    fn compare_existing(
+    fn receive_as_existing(
         &self,
         there: &VolumeInfo,
         contents: &StreamInfo,
@@ -256,7 +256,7 @@ impl OpenPool {
         }
         loop {
             let event =
-                source.next_event().map_err(|broken| self.stream_error(&there.name, broken))?;
+                source.next_event().map_err(|broken| self.receive_error(&there.name, broken))?;
             if event == StreamEvent::Ended {
                 let info = there.clone();
                 let (base, data_blocks, hole_blocks) = (None, 0, 0);
@@ -320,12 +320,12 @@ impl OpenPool {
                 format!("Delete `{part}` if it is not needed, or receive under another name.");
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
-        self.change_volume(VolumeOp::Delete { name: part.into(), orphan: false })?;
+        self.execute_volume_op(VolumeOp::Delete { name: part.into(), orphan: false })?;
         self.wait_for_reclaim(GIVING_BACK_MAX);
         Ok(())
     }
 
-    fn stream_error(&self, name: &str, broken: StreamReadError) -> Error {
+    fn receive_error(&self, name: &str, broken: StreamReadError) -> Error {
         let from = format!("{}: receive `{name}`", self.name);
         match broken {
             StreamReadError::Stream(error) => {

@@ -90,7 +90,7 @@ pub fn rescue_pool(
     let device = place.store.clone().read_only();
     let SurvivingDevices { pool_devices, rescue, missing } =
         SurvivingDevices::open(opener, place, others)?;
-    let raw = BlockingPageIo::open_wide(
+    let raw = BlockingPageIo::open_with_pages_max(
         opener.regions,
         &opener.clock,
         &*pool_devices.medium,
@@ -115,7 +115,9 @@ pub fn rescue_pool(
     for found in &rescued.volumes {
         let is_parent = parents.contains(&found.info.id);
         volumes.push(match rescuer.rescue_volume(found, is_parent, (done, total)) {
-            Err(why) if !rescuer.is_interrupted => rescuer.abandon_volume(&found.info, &why),
+            Err(why) if !rescuer.is_interrupted => {
+                rescuer.delete_copy_and_report(&found.info, &why)
+            }
             saved => saved?,
         });
         done += found.info.mapped;
@@ -145,7 +147,7 @@ impl RescueJob<'_> {
                 self.report_progress(done, total)?;
             }
         }
-        Ok(rescue.finish())
+        Ok(rescue.into_result())
     }
 
     /// Reads a page; with `read_ahead`, together with the following ones.
@@ -192,15 +194,15 @@ impl RescueJob<'_> {
         (done, total): (u64, u64),
     ) -> Result<RescuedVolumeReport, Error> {
         let info = found.info.clone();
-        let (records, lost) = self.walk_map(found.walk_map());
-        let (sums, unsummed) = self.walk_map(found.walk_checksums());
+        let (records, lost) = self.walk_map(found.map_walk());
+        let (sums, unsummed) = self.walk_map(found.checksum_walk());
         let ends = |lost: &std::ops::Range<u64>| lost.end.min(info.blocks);
         let missing = |keys: &std::ops::Range<u64>| ends(keys).saturating_sub(keys.start);
         let mut lost_blocks: u64 = lost.iter().map(|lost| missing(&lost.keys)).sum();
         let known = lost.iter().chain(&unsummed).map(|lost| lost.damage.to_string());
         let mut damaged: Vec<String> = known.collect();
-        let parent = self.parent_info(found).unwrap_or_else(|damage| {
-            lost_blocks += unmapped_blocks(&records, &lost, info.reach);
+        let parent = self.read_parent_info(found).unwrap_or_else(|damage| {
+            lost_blocks += unknown_block_count(&records, &lost, info.reach);
             damaged.push(damage.to_string());
             None
         });
@@ -227,7 +229,7 @@ impl RescueJob<'_> {
             }
             drop(carrier);
             let (to, uuid) = (info.name.clone(), info.uuid);
-            self.target.change_volume(match info.is_read_only {
+            self.target.execute_volume_op(match info.is_read_only {
                 true => VolumeOp::ConvertToSnapshot { name: part, to, uuid },
                 false => VolumeOp::Rename { name: part, to },
             })?;
@@ -240,9 +242,9 @@ impl RescueJob<'_> {
 
     /// Deletes the copied part of a volume that cannot be stored in the target, so that others can use
     /// its space.
-    fn abandon_volume(&self, info: &VolumeInfo, why: &Error) -> RescuedVolumeReport {
+    fn delete_copy_and_report(&self, info: &VolumeInfo, why: &Error) -> RescuedVolumeReport {
         // If that fails as well, the next volume has less space.
-        let _ = self.discard_volume(&incomplete_name(&info.name, info.uuid), info);
+        let _ = self.delete_incomplete_copy(&incomplete_name(&info.name, info.uuid), info);
         RescuedVolumeReport {
             info: info.clone(),
             lost_blocks: info.mapped,
@@ -254,19 +256,20 @@ impl RescueJob<'_> {
     }
 
     /// Deletes the leftovers of an incomplete copy, if any.
-    fn discard_volume(&self, part: &str, info: &VolumeInfo) -> Result<(), Error> {
+    fn delete_incomplete_copy(&self, part: &str, info: &VolumeInfo) -> Result<(), Error> {
         if self.target.find_volume(part).is_ok_and(|left| left.uuid == info.uuid) {
-            self.target.change_volume(VolumeOp::Delete { name: part.to_owned(), orphan: false })?;
+            self.target
+                .execute_volume_op(VolumeOp::Delete { name: part.to_owned(), orphan: false })?;
             self.target.wait_for_reclaim(GIVING_BACK_MAX);
         }
         Ok(())
     }
 
     /// The parent of a volume, if it has one.
-    fn parent_info(&mut self, found: &FoundVolume) -> Result<Option<ParentInfo>, Corruption> {
-        let Some(at) = found.parent_at() else { return Ok(None) };
+    fn read_parent_info(&mut self, found: &FoundVolume) -> Result<Option<ParentInfo>, Corruption> {
+        let Some(at) = found.parent_address() else { return Ok(None) };
         let page = self.read_page(at, false);
-        found.parent(page.as_ref().map_err(|status| *status)).map(Some)
+        found.decode_parent(page.as_ref().map_err(|status| *status)).map(Some)
     }
 
     /// Creates the volume to write to: a clone of its origin, if that was just rescued and has no block
@@ -278,17 +281,17 @@ impl RescueJob<'_> {
         base: Option<&str>,
     ) -> Result<String, Error> {
         let (part, target) = (incomplete_name(&info.name, info.uuid), self.target);
-        self.discard_volume(&part, info)?;
+        self.delete_incomplete_copy(&part, info)?;
         let (name, blocks) = (part.clone(), info.blocks);
         let (unit, uuid, checksums) = (info.unit, info.uuid, info.has_checksums);
         match (base, parent.cloned()) {
             (Some(from), _) => {
-                target.change_volume(VolumeOp::Clone { from: from.into(), name, uuid })?
+                target.execute_volume_op(VolumeOp::Clone { from: from.into(), name, uuid })?
             }
             (None, Some(parent)) => {
                 // It covers the parent as before; the rest of a longer volume is added by the resize.
                 let blocks = info.reach;
-                target.change_volume(VolumeOp::CreateOver {
+                target.execute_volume_op(VolumeOp::CreateOver {
                     name,
                     blocks,
                     unit,
@@ -297,11 +300,15 @@ impl RescueJob<'_> {
                     parent,
                 })?
             }
-            (None, None) => {
-                target.change_volume(VolumeOp::Create { name, blocks, unit, uuid, checksums })?
-            }
+            (None, None) => target.execute_volume_op(VolumeOp::Create {
+                name,
+                blocks,
+                unit,
+                uuid,
+                checksums,
+            })?,
         };
-        target.change_volume(VolumeOp::Resize { name: part.clone(), blocks })?;
+        target.execute_volume_op(VolumeOp::Resize { name: part.clone(), blocks })?;
         Ok(part)
     }
 
@@ -311,7 +318,7 @@ impl RescueJob<'_> {
             let page = self.read_page(at, false);
             walk.handle_read(page.as_ref().map_err(|status| *status));
         }
-        walk.finish()
+        walk.into_records_and_lost_ranges()
     }
 
     /// Copies blocks. Returns how many could not be read, or have a wrong checksum.
@@ -322,7 +329,7 @@ impl RescueJob<'_> {
         sums: &[Record],
     ) -> Result<u64, Error> {
         let FileExtent { block, blocks, at: Some(at) } = moved else {
-            return carrier.trim(moved.block, moved.blocks).map(|()| 0);
+            return carrier.deallocate(moved.block, moved.blocks).map(|()| 0);
         };
         let (mut done, mut lost) = (0, 0);
         let mut bytes = Vec::new();
@@ -376,7 +383,7 @@ impl RescueJob<'_> {
 
 /// The number of blocks below `reach` that are neither in the found records of a map nor in its lost
 /// ranges.
-fn unmapped_blocks(records: &[Record], lost: &[LostRange], reach: u64) -> u64 {
+fn unknown_block_count(records: &[Record], lost: &[LostRange], reach: u64) -> u64 {
     let found = records.iter().map(|run| run.key..run.key + run.extra);
     let known = found.chain(lost.iter().map(|lost| lost.keys.clone()));
     let known = known.map(|keys| keys.end.min(reach).saturating_sub(keys.start)).sum();

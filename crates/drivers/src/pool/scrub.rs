@@ -7,7 +7,7 @@ use tenmil_base::{IoStatus, Span};
 use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 
 use super::blocking_volume_io::BlockingVolumeIo;
-use super::page_io::PoolPages;
+use super::page_io::GrowablePoolPageIo;
 use super::send_stream::ProgressFn;
 use super::throttle::RateThrottle;
 use super::{OpenPool, PAGE_BYTES};
@@ -106,9 +106,9 @@ impl OpenPool {
 
     /// Waits while there is foreground I/O, at most `wait_max`. Returns how many blocks may be
     /// transferred at once now.
-    pub(super) fn yield_to_foreground(&self, wait_max: Span) -> u32 {
+    pub(super) fn wait_for_foreground_idle(&self, wait_max: Span) -> u32 {
         let until = self.clock.now().after(wait_max);
-        while self.shared.lock().is_busy() {
+        while self.shared.lock().has_foreground_io() {
             if self.clock.now() > until {
                 return BACKGROUND_BLOCKS;
             }
@@ -142,7 +142,9 @@ impl ScrubJob<'_, '_> {
         let mut from = 0;
         loop {
             let base = self.origin_of(info).cloned();
-            let ScanResult::Lost(block) = self.scrub_from(base.as_ref(), from, &mut seen)? else {
+            let ScanResult::Lost(block) =
+                self.scrub_own_blocks_from(base.as_ref(), from, &mut seen)?
+            else {
                 return Ok(Some(seen));
             };
             self.infos = self.open.list_volumes()?;
@@ -164,7 +166,7 @@ impl ScrubJob<'_, '_> {
     }
 
     /// Reads the blocks that a volume has and its base has not, from a block on.
-    fn scrub_from(
+    fn scrub_own_blocks_from(
         &mut self,
         base: Option<&VolumeInfo>,
         from: u64,
@@ -204,11 +206,11 @@ impl ScrubJob<'_, '_> {
         let (mut at, page) = (blocks.start, u64::from(PAGE_BYTES));
         while at < blocks.end {
             let left = u32::try_from(blocks.end - at).unwrap_or(u32::MAX);
-            let polite = self.open.yield_to_foreground(BACKGROUND_WAIT_MAX);
+            let polite = self.open.wait_for_foreground_idle(BACKGROUND_WAIT_MAX);
             let count = left.min(polite).min(carrier.blocks_max());
             let began = self.open.clock.now();
             if carrier.verify(at, count).is_err() {
-                self.find_damaged(carrier, (at, count), seen)?;
+                self.record_damaged_blocks(carrier, (at, count), seen)?;
             }
             at += u64::from(count);
             self.done += u64::from(count);
@@ -225,7 +227,7 @@ impl ScrubJob<'_, '_> {
     }
 
     /// Finds the damaged blocks in a range.
-    fn find_damaged(
+    fn record_damaged_blocks(
         &self,
         carrier: &mut BlockingVolumeIo,
         (first, count): (u64, u32),
@@ -238,7 +240,7 @@ impl ScrubJob<'_, '_> {
             }
             let place = self.pool_block(info, block);
             // It may have been trimmed, or the volume deleted or shrunk, meanwhile.
-            if place == Ok(None) || (place.is_err() && !self.has_block(info, block)?) {
+            if place == Ok(None) || (place.is_err() && !self.is_block_in_volume(info, block)?) {
                 continue;
             }
             let (at, cause) = match place {
@@ -256,14 +258,14 @@ impl ScrubJob<'_, '_> {
     }
 
     /// Whether a volume exists and has a block.
-    fn has_block(&self, info: &VolumeInfo, block: u64) -> Result<bool, Error> {
+    fn is_block_in_volume(&self, info: &VolumeInfo, block: u64) -> Result<bool, Error> {
         let volumes = self.open.list_volumes()?;
         Ok(volumes.iter().any(|one| one.id == info.id && block < one.blocks))
     }
 
     /// The pool block of a volume block; `Err` if it is unknown.
     fn pool_block(&self, info: &VolumeInfo, block: u64) -> Result<Option<u64>, ()> {
-        match self.open.run_request(PoolRequest::Extent { volume: info.id, block }) {
+        match self.open.request_and_wait(PoolRequest::Extent { volume: info.id, block }) {
             Ok(PoolResponse::Extent { at, .. }) => Ok(at),
             _ => Err(()),
         }
@@ -271,8 +273,8 @@ impl ScrubJob<'_, '_> {
 
     /// Cause of damage of a pool block that failed verification.
     fn damage_cause(&self, at: u64) -> DamageCause {
-        let pages = PoolPages::open(self.open, 1).map_err(|_| IoStatus::INTERNAL_ERROR);
-        match pages.and_then(|mut pages| pages.channel_up_to(at)?.read(at, &mut [0; 4096])) {
+        let pages = GrowablePoolPageIo::open(self.open, 1).map_err(|_| IoStatus::INTERNAL_ERROR);
+        match pages.and_then(|mut pages| pages.page_io_up_to(at)?.read(at, &mut [0; 4096])) {
             Ok(()) => DamageCause::Checksum,
             Err(_) => DamageCause::Unread,
         }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use tenmil_base::ErrorCategory;
-use tenmil_volume::stream::{DATA_BLOCKS_MAX, StreamEncoder, StreamInfo};
+use tenmil_volume::snapshot_stream::{DATA_BLOCKS_MAX, StreamEncoder, StreamInfo};
 use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 
 use super::blocking_volume_io::BlockingVolumeIo;
@@ -79,7 +79,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or a map is damaged.
-    pub fn differing_range(
+    pub fn first_differences(
         &self,
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
@@ -108,7 +108,7 @@ impl OpenPool {
         let (mut at, mut last): (u64, Option<ChangedRange>) = (from, None);
         loop {
             let completion =
-                self.run_request(PoolRequest::Difference { volume, base, block: at })?;
+                self.request_and_wait(PoolRequest::Difference { volume, base, block: at })?;
             let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = completion else {
                 break;
             };
@@ -147,8 +147,8 @@ impl OpenPool {
         out: &mut dyn Write,
         watch: &mut ProgressFn<'_>,
     ) -> Result<TransferSummary, Error> {
-        let info = self.find_snapshot(name)?;
-        let base = base.map(|base| self.find_snapshot(base)).transpose()?;
+        let info = self.require_snapshot(name)?;
+        let base = base.map(|base| self.require_snapshot(base)).transpose()?;
         // Other clients stay active, and must not delete these.
         let _held = self.pin_volume(&info)?;
         let _held_base = base.as_ref().map(|base| self.pin_volume(base)).transpose()?;
@@ -157,7 +157,7 @@ impl OpenPool {
             total += if changed.has_data() { changed.blocks } else { 0 };
             Ok(())
         })?;
-        let (sender, head) = StreamEncoder::head(&StreamInfo {
+        let (sender, head) = StreamEncoder::start_with_head(&StreamInfo {
             store: self.uuid(),
             uuid: info.uuid,
             name: info.name.clone(),
@@ -169,7 +169,7 @@ impl OpenPool {
         let carrier = BlockingVolumeIo::open(self, &info, self.open_parent(opener, &info)?)?;
         let room = carrier.blocks_max().min(u32::try_from(DATA_BLOCKS_MAX).unwrap_or(1));
         let buffer = vec![0; (room * PAGE_BYTES) as usize];
-        let mut way = StreamInProgress { sender, carrier, buffer, out, watch, done: 0, total };
+        let mut way = SendInProgress { sender, carrier, buffer, out, watch, done: 0, total };
         let mut hole_blocks = 0;
         way.write_bytes(&head).map_err(|error| self.write_error(&error))?;
         self.for_each_difference(base.as_ref(), &info, &mut |changed| {
@@ -186,15 +186,11 @@ impl OpenPool {
         Ok(TransferSummary { info, base, data_blocks: total, hole_blocks, was_there: false })
     }
 
-    fn send_data(
-        &self,
-        way: &mut StreamInProgress<'_>,
-        changed: ChangedRange,
-    ) -> Result<(), Error> {
+    fn send_data(&self, way: &mut SendInProgress<'_>, changed: ChangedRange) -> Result<(), Error> {
         let page = u64::from(PAGE_BYTES);
         let (mut at, end) = (changed.block, changed.block + changed.blocks);
         while at < end {
-            let polite = u64::from(self.yield_to_foreground(STREAM_WAIT_MAX));
+            let polite = u64::from(self.wait_for_foreground_idle(STREAM_WAIT_MAX));
             let len = (way.buffer.len() as u64).min((end - at).min(polite) * page);
             let (blocks, len) = (len / page, usize::try_from(len).unwrap_or(0));
             way.carrier.read(at, &mut way.buffer[..len])?;
@@ -212,7 +208,7 @@ impl OpenPool {
     }
 
     /// The snapshot with this name; a writable volume is rejected.
-    pub(super) fn find_snapshot(&self, name: &str) -> Result<VolumeInfo, Error> {
+    pub(super) fn require_snapshot(&self, name: &str) -> Result<VolumeInfo, Error> {
         let info = self.find_volume(name)?;
         if info.is_read_only {
             return Ok(info);
@@ -235,7 +231,7 @@ impl OpenPool {
 }
 
 /// State of a send in progress.
-struct StreamInProgress<'a> {
+struct SendInProgress<'a> {
     sender: StreamEncoder,
     carrier: BlockingVolumeIo,
     buffer: Vec<u8>,
@@ -245,7 +241,7 @@ struct StreamInProgress<'a> {
     total: u64,
 }
 
-impl StreamInProgress<'_> {
+impl SendInProgress<'_> {
     fn write_bytes(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.out.write_all(bytes)
     }

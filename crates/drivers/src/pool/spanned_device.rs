@@ -86,7 +86,7 @@ impl BlockDevice for SpannedDevice {
         let legs = self.legs.iter().map(|leg| leg.medium.channel());
         let legs = ChannelGroup::open_together(|| legs.collect::<Result<_, _>>())?;
         let spans = SpanMap::from_spans(&self.legs, self.limits.block_size);
-        Ok(Box::new(MultiLegChannel::new(legs, spans, limits_without_size(&self.limits))?))
+        Ok(Box::new(MultiLegChannel::new(legs, spans, limits_with_unbounded_size(&self.limits))?))
     }
 
     fn channels_max(&self) -> u32 {
@@ -99,7 +99,7 @@ impl BlockDevice for SpannedDevice {
 }
 
 /// The limits without a size, for channels that are not notified of growth. Requests are within the pool.
-pub(super) fn limits_without_size(limits: &Limits) -> Limits {
+pub(super) fn limits_with_unbounded_size(limits: &Limits) -> Limits {
     Limits { block_count: u64::MAX, optimal_boundary_blocks: 0, ..limits.clone() }
 }
 
@@ -116,7 +116,7 @@ impl SpanMap {
     }
 
     /// The map of one more leg behind a leg with all previous pages in blocks of `block_size`.
-    pub(super) fn appended_to(leg: &PoolDeviceSpan, block_size: u32) -> Self {
+    pub(super) fn with_previous_and(leg: &PoolDeviceSpan, block_size: u32) -> Self {
         let per_page = u64::from(PAGE_BYTES / block_size);
         let theirs = u64::from(PAGE_BYTES / leg.medium.limits().block_size);
         let before = PageRun { begin: 0, end: leg.begin, at: 0, per_page };
@@ -128,13 +128,13 @@ impl SpanMap {
 impl BlockLayout for SpanMap {
     const MARK: u64 = 1 << 62;
 
-    fn location(&self, lba: u64) -> (usize, u64) {
+    fn leg_of_block(&self, lba: u64) -> (usize, u64) {
         let page = lba / self.per_page;
         let found = self.runs.iter().position(|run| (run.begin..run.end).contains(&page));
         found.map_or((0, u64::MAX), |index| (index, self.runs[index].end * self.per_page - lba))
     }
 
-    fn leg_range(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
+    fn range_on_leg(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
         let (page, pages) = (lba / self.per_page, u64::from(blocks) / self.per_page);
         if page >= BLOCKS_MAX {
             return (lba, if leg == 0 { blocks } else { 0 });
@@ -159,9 +159,9 @@ mod tests {
     use tenmil_volume::format::BLOCKS_MAX;
 
     use super::super::missing_device::MissingDevice;
-    use super::{PoolDeviceSpan, SpanMap, SpannedDevice, limits_without_size};
+    use super::{PoolDeviceSpan, SpanMap, SpannedDevice, limits_with_unbounded_size};
     use crate::RamDevice;
-    use crate::conformance::SlowDevice;
+    use crate::conformance::PartialAcceptDevice;
     use crate::multi_leg_channel::{BlockLayout, MultiLegChannel};
 
     fn device_span(medium: &Arc<RamDevice>, begin: u64, at: u64) -> PoolDeviceSpan {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// Transfers a run of pages, and returns the status.
-    fn run_pages(
+    fn transfer_pages(
         channel: &mut dyn IoChannel,
         operation: Operation,
         page: u64,
@@ -188,7 +188,7 @@ mod tests {
         let mut completions = CompletionBatch::with_capacity(4);
         assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
         for _ in 0..100 {
-            channel.flush();
+            channel.flush_submissions();
             if channel.poll(Instant::default(), &mut completions) > 0 {
                 assert_eq!(completions.as_slice()[0].token, 9);
                 return completions.as_slice()[0].status;
@@ -222,7 +222,7 @@ mod tests {
             regions.fill(location, u8::try_from(page + 5).unwrap()).unwrap();
         }
         let all = memory.segment().slice(0, 16 * 4096).unwrap();
-        assert_eq!(run_pages(&mut *channel, Operation::Write, 7, all), IoStatus::SUCCESS);
+        assert_eq!(transfer_pages(&mut *channel, Operation::Write, 7, all), IoStatus::SUCCESS);
         let expected =
             [(0_usize, 7_u64..10, 0_i64), (1, 10..15, 9), (2, 15..20, -15), (0, 20..23, 10)];
         for (device, pages, off) in expected {
@@ -248,7 +248,7 @@ mod tests {
             }
         }
         regions.fill(all, 0).unwrap();
-        assert_eq!(run_pages(&mut *channel, Operation::Read, 7, all), IoStatus::SUCCESS);
+        assert_eq!(transfer_pages(&mut *channel, Operation::Read, 7, all), IoStatus::SUCCESS);
         let mut found = vec![0; 16 * 4096];
         regions.load(all, &mut found).unwrap();
         for (page, bytes) in (5..).zip(found.chunks(4096)) {
@@ -273,7 +273,8 @@ mod tests {
             ..Request::PLACEHOLDER
         };
         let page = memory.segment().slice(0, 4096).unwrap();
-        let mut old: Box<dyn IoChannel> = SlowDevice::new(rams[0].clone(), 7).channel().unwrap();
+        let mut old: Box<dyn IoChannel> =
+            PartialAcceptDevice::new(rams[0].clone(), 7).channel().unwrap();
         let mut owed = 0;
         for token in 0..3 {
             let one = request(token, token, 1, Operation::Write);
@@ -284,10 +285,10 @@ mod tests {
             MissingDevice(rams[0].limits()).channel().unwrap(),
             more.medium.channel().unwrap(),
         ];
-        let limits = limits_without_size(&rams[0].limits());
-        let spans = SpanMap::appended_to(&more, block_size);
+        let limits = limits_with_unbounded_size(&rams[0].limits());
+        let spans = SpanMap::with_previous_and(&more, block_size);
         let mut both = MultiLegChannel::new(legs, spans, limits).unwrap();
-        both.replace_first_leg(old, owed);
+        both.replace_first_channel(old, owed);
         let two = memory.segment().slice(0, 8192).unwrap();
         let across = request(0, 19, 2, Operation::Write);
         let far = request(2, 30, 1, Operation::Write);
@@ -300,7 +301,7 @@ mod tests {
             if let Some((request, memory)) = left.first() {
                 taken += both.submit(Instant::default(), &[*request], &[*memory]);
             }
-            both.flush();
+            both.flush_submissions();
             both.poll(Instant::default(), &mut completions);
             turns += 1;
             assert!(turns < 10_000, "{completions:?}");
@@ -315,7 +316,7 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(tokens, expected);
         assert_eq!(
-            SpanMap::appended_to(&more, block_size).leg_range(0, BLOCKS_MAX + 3, 1),
+            SpanMap::with_previous_and(&more, block_size).range_on_leg(0, BLOCKS_MAX + 3, 1),
             (BLOCKS_MAX + 3, 1)
         );
     }

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 use tenmil_volume::PoolError;
 
 /// Event: a pool has stopped or recovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolStopNotice {
+pub struct PoolStopEvent {
     /// Device of the pool.
     pub device: String,
     /// Name of the pool.
@@ -19,28 +19,28 @@ pub struct PoolStopNotice {
     pub recovered: Option<u64>,
 }
 
-type Subscriber = Box<dyn Fn(&PoolStopNotice) + Send>;
+type Subscriber = Box<dyn Fn(&PoolStopEvent) + Send>;
 
 static SUBSCRIBERS: Mutex<Vec<Subscriber>> = Mutex::new(Vec::new());
 
 /// Subscribes to stops and recoveries: `subscriber` is called within a second when a pool of this process stops
 /// (a metadata write or a flush failed, or another process owns it) and when it recovers, on the pool's
 /// metadata thread.
-pub fn subscribe_stops(subscriber: impl Fn(&PoolStopNotice) + Send + 'static) {
+pub fn subscribe_stops(subscriber: impl Fn(&PoolStopEvent) + Send + 'static) {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
 }
 
-impl PoolStopNotice {
+impl PoolStopEvent {
     pub(super) fn emit(&self) {
         let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|subscriber| subscriber(self));
     }
 }
 
-impl fmt::Display for PoolStopNotice {
+impl fmt::Display for PoolStopEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, store, why, recovered } = self;
-        let device = shortest_unescaped(device);
+        let device = short_form_for_terminal(device);
         if let Some(generation) = recovered {
             return write!(
                 out,

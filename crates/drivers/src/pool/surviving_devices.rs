@@ -37,7 +37,7 @@ impl SurvivingDevices {
         others: &[Uri],
     ) -> Result<Self, Error> {
         let device = place.store.clone().read_only();
-        let mut pool_devices = PoolDevices::from_first(&device, opener.open(&device)?)?;
+        let mut pool_devices = PoolDevices::with_single_device(&device, opener.open(&device)?)?;
         let pages = pool_devices.geometry.pages;
         let raw = BlockingPageIo::open(
             opener.regions,
@@ -90,8 +90,8 @@ impl SurvivingDevices {
             let uri = uri.clone().read_only();
             let refuse =
                 |problem: String| Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}"));
-            let member = PoolDevice::of(&uri, opener.open(&uri)?)?;
-            let label = DeviceLabel::decode(&member.first_page(opener)?);
+            let member = PoolDevice::from_opened(&uri, opener.open(&uri)?)?;
+            let label = DeviceLabel::decode(&member.read_first_page(opener)?);
             let label =
                 label.map_err(|flaw| refuse(format!("its label cannot be read: {flaw}")))?;
             if let Some((known, _)) =

@@ -5,15 +5,15 @@ mod checks;
 mod checksums;
 mod devices;
 mod grow_rejected;
+mod inflate;
 mod losses;
 mod lost_writes;
 mod parented_volumes;
 mod pool_identity;
-mod pool_volume_kind;
+mod pool_volume_type;
 mod resize_notification;
 mod shrunken_device;
 mod streams;
-mod thick;
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use tenmil_base::{
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::{Clock, NamedThread};
 
-pub(crate) use self::pool_volume_kind::PoolVolumeKind;
+pub(crate) use self::pool_volume_type::PoolVolumeType;
 use super::{
     CapacityState, CreateResult, OpenPool, VolumeOp, VolumeRef, check_closed_pool, create_pool,
     subscribe_capacity,
@@ -41,7 +41,7 @@ struct PoolFixture {
 }
 
 /// A channel, and the parts of its requests.
-struct VolumeClient {
+struct VolumeTestChannel {
     backend: Box<dyn IoChannel>,
     regions: RegionTable,
     memory: Segment,
@@ -56,12 +56,12 @@ impl PoolFixture {
         let memory = regions.allocate_region(16 << 20).unwrap();
         let (directory, clock) = (tempfile::tempdir().unwrap(), Clock::start());
         let bench = Self { directory, regions, memory, clock };
-        let device = format!("{}&size={size}", bench.device()).parse().unwrap();
+        let device = format!("{}&size={size}", bench.device_uri()).parse().unwrap();
         create_pool(&bench.opener(), &device, "tests", false).unwrap();
         bench
     }
 
-    fn device(&self) -> String {
+    fn device_uri(&self) -> String {
         format!("file:{}?engine=threads", self.directory.path().join("pool").display())
     }
 
@@ -70,37 +70,43 @@ impl PoolFixture {
     }
 
     fn open_pool(&self) -> Arc<OpenPool> {
-        let place = VolumeRef::pool_on(&self.device().parse().unwrap());
+        let place = VolumeRef::pool_on(&self.device_uri().parse().unwrap());
         OpenPool::open(&self.opener(), &place).unwrap()
     }
 
     fn create_volume(&self, name: &str, blocks: u64) {
         let name = name.into();
         self.open_pool()
-            .change_volume(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
+            .execute_volume_op(VolumeOp::Create {
+                name,
+                blocks,
+                unit: 16,
+                uuid: 1,
+                checksums: false,
+            })
             .unwrap();
     }
 
     fn open_volume(&self, name: &str) -> Result<OpenedDevice, Error> {
-        let uri = format!("volume:[{}]/{name}", self.device());
+        let uri = format!("volume:[{}]/{name}", self.device_uri());
         self.opener().open(&uri.parse().unwrap())
     }
 
     /// A channel with its own memory.
-    fn volume_client(&self, medium: &dyn BlockDevice, number: u32) -> VolumeClient {
+    fn volume_client(&self, medium: &dyn BlockDevice, number: u32) -> VolumeTestChannel {
         let memory = self.memory.segment().slice(number << 20, 1 << 20).unwrap();
         let (regions, clock) = (self.regions.clone(), self.clock);
-        VolumeClient { backend: medium.channel().unwrap(), regions, memory, clock }
+        VolumeTestChannel { backend: medium.channel().unwrap(), regions, memory, clock }
     }
 
-    fn is_clean(&self) -> bool {
-        let place = VolumeRef::pool_on(&self.device().parse().unwrap());
+    fn check_finds_nothing(&self) -> bool {
+        let place = VolumeRef::pool_on(&self.device_uri().parse().unwrap());
         let checked = check_closed_pool(&self.opener(), &place).unwrap();
         checked.damaged.is_empty() && checked.report.findings.is_empty()
     }
 }
 
-impl VolumeClient {
+impl VolumeTestChannel {
     fn submit(&mut self, operation: Operation, lba: u64, blocks: u32) {
         let moves = matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
         let request = Request {
@@ -118,15 +124,15 @@ impl VolumeClient {
 
     fn run_request(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
         self.submit(operation, lba, blocks);
-        self.wait()
+        self.poll_for_status()
     }
 
     /// The outcome of the request that was started.
-    fn wait(&mut self) -> IoStatus {
+    fn poll_for_status(&mut self) -> IoStatus {
         let mut completions = CompletionBatch::with_capacity(1);
         let until = self.clock.now().after(Span::from_secs(60));
         loop {
-            self.backend.flush();
+            self.backend.flush_submissions();
             let now: Instant = self.clock.now();
             if self.backend.poll(now, &mut completions) > 0 {
                 return completions.as_slice()[0].status;
@@ -173,7 +179,7 @@ fn pool_is_opened_once_and_each_volume_has_one_writer() {
 fn pools_can_be_nested_and_concurrent_opens_share_one() {
     let bench = PoolFixture::new("64m");
     bench.create_volume("outer", 8192);
-    let outer = format!("volume:[{}]/outer", bench.device());
+    let outer = format!("volume:[{}]/outer", bench.device_uri());
     create_pool(&bench.opener(), &outer.parse().unwrap(), "inner", true).unwrap();
     let place = VolumeRef::pool_on(&outer.parse().unwrap());
     let opened: Vec<NamedThread<Arc<OpenPool>>> = (0..4)
@@ -190,9 +196,9 @@ fn pools_can_be_nested_and_concurrent_opens_share_one() {
     assert!(opened.iter().all(|one| Arc::ptr_eq(one, &opened[0])));
     let change =
         VolumeOp::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1, checksums: false };
-    opened[0].change_volume(change).unwrap();
+    opened[0].execute_volume_op(change).unwrap();
     drop(opened);
-    let uri = place.with_name("v");
+    let uri = place.uri_of_other_volume("v");
     bench.volume_client(&*bench.opener().open(&uri).unwrap().medium, 0).write(7, 1, 3);
     let again = bench.opener().open(&uri).unwrap();
     assert_eq!(bench.volume_client(&*again.medium, 0).read(6, 2), [0, 3]);
@@ -208,7 +214,7 @@ fn capacity_events_reach_subscribers() {
     let bench = PoolFixture::new("8m");
     bench.create_volume("a", 4096);
     let (sender, told) = std::sync::mpsc::channel();
-    let device = bench.device();
+    let device = bench.device_uri();
     subscribe_capacity(move |new_events| {
         // After the test, the receiver is gone.
         let _ = if new_events.device == device { sender.send(new_events.clone()) } else { Ok(()) };
@@ -238,7 +244,7 @@ fn capacity_events_reach_subscribers() {
     drop((hand, opened));
     let delete = VolumeOp::Delete { name: "a".into(), orphan: false };
     let store = bench.open_pool();
-    store.change_volume(delete).unwrap();
+    store.execute_volume_op(delete).unwrap();
     assert!(store.wait_for_reclaim(Span::from_secs(60)));
     let relieved =
         std::iter::from_fn(|| Some(next().fill)).find(|fill| *fill == CapacityState::Below(80));
@@ -252,7 +258,7 @@ fn open_volume_is_not_deleted_shrunk_or_rolled_back() {
     let store = bench.open_pool();
     let snapshot =
         |name: &str| VolumeOp::Snapshot { volume: "a".into(), name: name.into(), uuid: 1 };
-    store.change_volume(snapshot("s")).unwrap();
+    store.execute_volume_op(snapshot("s")).unwrap();
     let opened = bench.open_volume("a").unwrap();
     let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(60, 4, 7);
@@ -260,18 +266,18 @@ fn open_volume_is_not_deleted_shrunk_or_rolled_back() {
     let revert = VolumeOp::Rollback { volume: "a".into(), snapshot: "s".into() };
     let resize = |blocks| VolumeOp::Resize { name: "a".into(), blocks };
     for change in [delete("a"), revert.clone(), resize(63)] {
-        let refused = store.change_volume(change.clone()).unwrap_err();
+        let refused = store.execute_volume_op(change.clone()).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("it is open in process"), "{change:?}: {text}");
         assert!(refused.hint().is_some_and(|hint| hint.contains("repeat the command")));
     }
     // A snapshot that is not open has no owner.
     let parent = bench.open_volume("s").unwrap();
-    assert!(store.change_volume(delete("s")).unwrap_err().to_string().contains("delete `s`"));
-    store.change_volume(snapshot("t")).unwrap();
-    store.change_volume(delete("t")).unwrap();
-    store.change_volume(VolumeOp::Rename { name: "a".into(), to: "b".into() }).unwrap();
-    store.change_volume(VolumeOp::Resize { name: "b".into(), blocks: 128 }).unwrap();
+    assert!(store.execute_volume_op(delete("s")).unwrap_err().to_string().contains("delete `s`"));
+    store.execute_volume_op(snapshot("t")).unwrap();
+    store.execute_volume_op(delete("t")).unwrap();
+    store.execute_volume_op(VolumeOp::Rename { name: "a".into(), to: "b".into() }).unwrap();
+    store.execute_volume_op(VolumeOp::Resize { name: "b".into(), blocks: 128 }).unwrap();
     assert_eq!(hand.read(59, 5), [0, 7, 7, 7, 7], "he goes on");
     assert_eq!(
         hand.run_request(Operation::Read, 64, 1),
@@ -283,11 +289,11 @@ fn open_volume_is_not_deleted_shrunk_or_rolled_back() {
     assert_eq!(bench.volume_client(&*again.medium, 0).read(63, 2), [7, 0]);
     drop(again);
     let revert = VolumeOp::Rollback { volume: "b".into(), snapshot: "s".into() };
-    assert_eq!(store.change_volume(revert).unwrap().unwrap().blocks, 64);
-    store.change_volume(delete("b")).unwrap();
-    store.change_volume(delete("s")).unwrap();
+    assert_eq!(store.execute_volume_op(revert).unwrap().unwrap().blocks, 64);
+    store.execute_volume_op(delete("b")).unwrap();
+    store.execute_volume_op(delete("s")).unwrap();
     drop(store);
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -303,22 +309,22 @@ fn wait_for_reclaim_ends_despite_other_io() {
     // The request is in flight until its completion is polled.
     hand.submit(Operation::Write, 7, 1);
     let store = bench.open_pool();
-    store.change_volume(VolumeOp::Delete { name: "b".into(), orphan: false }).unwrap();
+    store.execute_volume_op(VolumeOp::Delete { name: "b".into(), orphan: false }).unwrap();
     assert!(store.wait_for_reclaim(Span::from_secs(30)));
     assert!(!store.shared.lock().store.is_idle(), "what is under way is not waited for");
-    assert_eq!(hand.wait(), IoStatus::SUCCESS);
+    assert_eq!(hand.poll_for_status(), IoStatus::SUCCESS);
     drop((hand, opened));
     assert!(store.wait_for_reclaim(Span::from_secs(30)));
     assert!(store.shared.lock().store.is_idle());
     drop(store);
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
 fn existing_pool_is_not_recreated() {
     let bench = PoolFixture::new("8m");
     bench.create_volume("a", 64);
-    let device = bench.device().parse().unwrap();
+    let device = bench.device_uri().parse().unwrap();
     let again = create_pool(&bench.opener(), &device, "tests", false).unwrap();
     assert_eq!(again, CreateResult { blocks: 2048, was_there: true });
     assert!(bench.open_pool().find_volume("a").is_ok());
@@ -343,7 +349,7 @@ fn closing_a_pool_flushes_written_data() {
         bench.volume_client(&*bench.open_volume("a").unwrap().medium, 0).read(2, 4),
         [0, 7, 7, 0]
     );
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -376,11 +382,11 @@ fn channel_closed_with_requests_in_flight_does_not_block_others() {
         stays.write(4000, 3, 5);
         let name = format!("s{round}");
         let change = VolumeOp::Snapshot { volume: "a".into(), name, uuid: 1 };
-        bench.open_pool().change_volume(change).unwrap();
+        bench.open_pool().execute_volume_op(change).unwrap();
         assert_eq!(stays.read(3999, 5), [0, 5, 5, 5, 0]);
     }
     drop((stays, opened));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -403,7 +409,7 @@ fn snapshots_under_load_are_consistent() {
     let store = bench.open_pool();
     for round in 0..12 {
         let (volume, name) = ("a".into(), format!("s{round}"));
-        store.change_volume(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
+        store.execute_volume_op(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
     }
     writers.into_iter().for_each(NamedThread::join);
     for round in 0..12 {
@@ -419,7 +425,7 @@ fn snapshots_under_load_are_consistent() {
     }
     assert_eq!(bench.volume_client(&*opened.medium, 4).read(64, 32), [12; 32]);
     drop((store, opened));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -468,5 +474,5 @@ fn full_pool_reports_no_space_and_loses_nothing() {
     hand.write(written - 16, 16, 9);
     assert_eq!(hand.read(written - 16, 16), [9; 16]);
     drop((hand, opened));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }

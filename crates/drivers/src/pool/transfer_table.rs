@@ -46,7 +46,7 @@ impl TransferTable {
     }
 
     /// Number of transfers in flight.
-    pub(super) fn under_way(&self) -> usize {
+    pub(super) fn in_flight_count(&self) -> usize {
         self.in_flight.iter().flatten().count()
     }
 
@@ -57,7 +57,7 @@ impl TransferTable {
     }
 
     /// Handles the completion of a transfer.
-    pub(super) fn end_transfer(
+    pub(super) fn handle_completion(
         &mut self,
         token: u64,
         status: IoStatus,
@@ -86,7 +86,7 @@ impl TransferTable {
                 true if own.is_empty() => ActionResult::Done,
                 true => ActionResult::Sums(own),
             };
-            store.complete(io, end);
+            store.handle_action_result(io, end);
         }
         self.sums.clear();
     }

@@ -13,7 +13,7 @@ use tenmil_volume::format::BLOCKS_MAX;
 use tenmil_volume::{DeviceAction, PoolError, PoolRequest, VolumeInfo};
 
 use super::bounce_memory::BounceMemory;
-use super::cached_reads::{CachedReads, token_slot};
+use super::cached_extent_reads::{CachedExtentReads, token_slot};
 use super::grow_pool::NewDeviceChannel;
 use super::parent_image::ParentImage;
 use super::parented_channel::ParentedChannel;
@@ -22,7 +22,7 @@ use super::read_epochs::ReadEpochs;
 use super::transfer_table::TransferTable;
 use super::{OpenPool, PAGE_BYTES};
 use crate::combined_wake_source::CombinedWakeSource;
-use crate::request_validation::validate_request;
+use crate::request_validation::valid_request_segments;
 use tenmil_block::CompletionQueue;
 use tenmil_block::SegmentCursor;
 
@@ -50,7 +50,7 @@ pub(super) struct VolumeChannel {
     /// Some device that it waits for has no wake source.
     is_deaf: bool,
     /// Reads mapped by the extent cache.
-    known: CachedReads,
+    known: CachedExtentReads,
     /// Indices of the requests of a batch that need the pool.
     unknown: Vec<usize>,
     /// Bounce memory, if the data has checksums.
@@ -105,7 +105,7 @@ impl VolumeChannel {
             }
             Ok((inbox, below))
         })?;
-        let epoch = open.shared.lock().invalidation_count(volume);
+        let epoch = open.shared.lock().run_invalidation_counter(volume);
         let per_block = u32::try_from(open.geometry.blocks_in_page).unwrap_or(1);
         let waker = inbox.waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
         let wake = CombinedWakeSource::from_sources([below.wake_source(), waker])?;
@@ -133,11 +133,11 @@ impl VolumeChannel {
             table: vec![Segment::default(); depth as usize * slot_segments_max(limits)].into(),
             messages: VecDeque::with_capacity(2 * depth as usize),
             is_deaf: false,
-            known: CachedReads::new(readers, epoch, limits, per_block),
+            known: CachedExtentReads::new(readers, epoch, limits, per_block),
             unknown: Vec::with_capacity(depth as usize),
             bounce,
             pool_requests: Vec::new(),
-            reported_losses: open.shared.losses(),
+            reported_losses: open.shared.write_loss_count(),
             telling: 0,
             limits: limits.clone(),
             block_count,
@@ -146,15 +146,15 @@ impl VolumeChannel {
 
     /// Divides requests into cached reads and those that need the pool.
     #[inline]
-    fn start_cached_reads(&mut self, requests: &[Request]) {
+    fn batch_cached_reads(&mut self, requests: &[Request]) {
         for (index, request) in requests.iter().enumerate() {
-            match self.known.find_run(request) {
-                Some(at) => self.add_cached_read(request, at),
+            match self.known.cached_location(request) {
+                Some(at) => self.batch_cached_read(request, at),
                 None => self.unknown.push(index),
             }
         }
         // If the locations became invalid, all reads of the batch go to the pool as well.
-        if !self.known.batch.is_empty() && !self.begin_reads(0) {
+        if !self.known.batch.is_empty() && !self.begin_batch_reads(0) {
             self.unknown.clear();
             self.unknown.extend(0..requests.len());
         }
@@ -162,7 +162,7 @@ impl VolumeChannel {
 
     /// Adds a read to the batch.
     #[inline]
-    fn add_cached_read(&mut self, request: &Request, at: u64) {
+    fn batch_cached_read(&mut self, request: &Request, at: u64) {
         if let Some(slot) = self.free.pop() {
             self.known.add_read(slot, request, at);
         }
@@ -170,27 +170,27 @@ impl VolumeChannel {
 
     /// Starts the reads of the batch from `first` on; on failure they have been removed from it.
     #[inline]
-    fn begin_reads(&mut self, first: usize) -> bool {
-        self.known.begin_reads(first, self.open.shared.transaction(), &mut self.free)
+    fn begin_batch_reads(&mut self, first: usize) -> bool {
+        self.known.begin_batch_reads(first, self.open.shared.transaction(), &mut self.free)
     }
 
     /// Looks up the location of a read in the locked pool, caches it, and adds the read to the batch.
-    fn look_up_and_cache(&mut self, state: &mut PoolSharedState, request: &Request) -> bool {
+    fn batch_read_by_lookup(&mut self, state: &mut PoolSharedState, request: &Request) -> bool {
         if request.operation != Operation::Read || request.blocks == 0 {
             return false;
         }
         let Some(run) = state.store.mapped_run(self.volume, request.lba) else { return false };
         self.known.cache_run(request.lba, run);
-        let Some(at) = self.known.find_run(request) else { return false };
+        let Some(at) = self.known.cached_location(request) else { return false };
         let first = self.known.batch.len();
-        self.add_cached_read(request, at);
-        self.begin_reads(first)
+        self.batch_cached_read(request, at);
+        self.begin_batch_reads(first)
     }
 
     /// Submits the batch to the device, which validates its segments. Reads that it does not accept are
     /// queued.
     #[inline]
-    fn submit_cached_reads(&mut self, now: Instant, segments: &[Segment]) {
+    fn submit_read_batch(&mut self, now: Instant, segments: &[Segment]) {
         let taken = match &mut self.below {
             Some(below) if self.queue.is_empty() => below.submit(now, &self.known.batch, segments),
             _ => 0,
@@ -224,12 +224,12 @@ impl VolumeChannel {
     }
 
     /// Sends requests with bounced data to the pool.
-    fn send_checksummed(&mut self, requests: &[Request], segments: &[Segment]) {
+    fn send_to_pool_with_bounce(&mut self, requests: &[Request], segments: &[Segment]) {
         let mut unknown = std::mem::take(&mut self.unknown);
         let mut pool_requests = std::mem::take(&mut self.pool_requests);
         for request in unknown.drain(..).map(|index| &requests[index]) {
-            let Some((slot, ask)) = self.accept_pool_request(request, segments) else { continue };
-            match self.take_write_data(slot) {
+            let Some((slot, ask)) = self.build_pool_request(request, segments) else { continue };
+            match self.copy_write_data_from_client(slot) {
                 Ok(()) => pool_requests.push((slot, ask)),
                 Err(InvalidSegment(_)) => self.complete_slot(slot, IoStatus::DATA_TRANSFER_ERROR),
             }
@@ -239,27 +239,27 @@ impl VolumeChannel {
             pool_requests.drain(..).for_each(|(slot, ask)| state.submit_request(inbox, slot, ask));
         });
         self.pool_requests = pool_requests;
-        self.read_messages();
+        self.handle_pool_messages();
     }
 
     /// Copies write data from the client.
-    fn take_write_data(&self, slot: u32) -> Result<(), InvalidSegment> {
+    fn copy_write_data_from_client(&self, slot: u32) -> Result<(), InvalidSegment> {
         let request = &self.requests[slot as usize].request;
         match &self.bounce {
             Some(bounce) if request.operation == Operation::Write => {
-                bounce.copy_in(slot, request.blocks.into(), self.request_segments(slot))
+                bounce.copy_from_client(slot, request.blocks.into(), self.request_segments(slot))
             }
             _ => Ok(()),
         }
     }
 
     /// Copies verified read data to the client, or compares it.
-    fn copy_to_client(&self, slot: u32) -> IoStatus {
+    fn copy_or_compare_client_data(&self, slot: u32) -> IoStatus {
         let request = &self.requests[slot as usize].request;
         let Some(bounce) = &self.bounce else { return IoStatus::SUCCESS };
         let (blocks, own) = (request.blocks.into(), self.request_segments(slot));
         let done = match request.operation {
-            Operation::Read => bounce.copy_out(slot, blocks, own).map(|()| true),
+            Operation::Read => bounce.copy_to_client(slot, blocks, own).map(|()| true),
             Operation::Compare => bounce.equals_client_data(slot, blocks, own),
             _ => Ok(true),
         };
@@ -277,7 +277,7 @@ impl VolumeChannel {
     }
 
     /// Accepts one request that needs the pool; there is a free slot.
-    fn accept_pool_request(
+    fn build_pool_request(
         &mut self,
         request: &Request,
         segments: &[Segment],
@@ -305,7 +305,7 @@ impl VolumeChannel {
         stage: RequestState,
     ) -> Option<(u32, u16)> {
         self.limits.block_count = self.block_count.load(Ordering::Relaxed);
-        let own = match validate_request(&self.limits, request, segments) {
+        let own = match valid_request_segments(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
             done => {
                 let status = done.err().unwrap_or_default();
@@ -335,14 +335,14 @@ impl VolumeChannel {
     /// Sends the requests of a batch that need the pool.
     fn send_to_pool(&mut self, requests: &[Request], segments: &[Segment]) {
         if self.bounce.is_some() {
-            return self.send_checksummed(requests, segments);
+            return self.send_to_pool_with_bounce(requests, segments);
         }
         let open = Arc::clone(&self.open);
-        let mut state = open.shared.lock_to_notify();
+        let mut state = open.shared.lock_to_submit();
         let mut unknown = std::mem::take(&mut self.unknown);
         for request in unknown.drain(..).map(|index| &requests[index]) {
-            if !self.look_up_and_cache(&mut state, request)
-                && let Some((slot, ask)) = self.accept_pool_request(request, segments)
+            if !self.batch_read_by_lookup(&mut state, request)
+                && let Some((slot, ask)) = self.build_pool_request(request, segments)
             {
                 state.submit_request(&self.inbox, slot, ask);
             }
@@ -351,19 +351,19 @@ impl VolumeChannel {
         open.shared.dispatch_actions(&mut state);
         state.take_messages(&self.inbox, &mut self.messages);
         drop(state);
-        self.read_messages();
+        self.handle_pool_messages();
     }
 
     /// Calls `tell` under the lock, and takes the resulting messages.
     fn with_pool_locked(&mut self, tell: impl FnOnce(&mut PoolSharedState, &ClientInbox)) {
-        let mut state = self.open.shared.lock_to_notify();
+        let mut state = self.open.shared.lock_to_submit();
         tell(&mut state, &self.inbox);
         self.open.shared.dispatch_actions(&mut state);
         state.take_messages(&self.inbox, &mut self.messages);
     }
 
     /// Handles the messages of the pool.
-    fn read_messages(&mut self) {
+    fn handle_pool_messages(&mut self) {
         while let Some(note) = self.messages.pop_front() {
             match note {
                 ClientMessage::Do(
@@ -381,10 +381,10 @@ impl VolumeChannel {
                     self.queue_transfer(io, token, offset..offset + blocks, at);
                 }
                 ClientMessage::Do(DeviceAction::Zero { token, offset, blocks }) => {
-                    self.zero_part(token, offset..offset + blocks);
+                    self.fill_hole_part(token, offset..offset + blocks);
                 }
                 ClientMessage::Do(_) => {}
-                ClientMessage::Ended(slot, status) => self.handle_response(slot, status.err()),
+                ClientMessage::Ended(slot, status) => self.handle_pool_response(slot, status.err()),
                 ClientMessage::More(more) => self.add_device_channel(more),
             }
         }
@@ -394,13 +394,13 @@ impl VolumeChannel {
     fn add_device_channel(&mut self, more: NewDeviceChannel) {
         let Some(below) = self.below.take() else { return };
         let reads = self.known.in_flight();
-        let moves = self.transfers.under_way();
+        let moves = self.transfers.in_flight_count();
         // The new source can end a sleep. One that cannot be added to the epoll set keeps the thread
         // awake.
         let source = more.channel.wake_source();
         let is_silent = matches!(source, WakeSource::None);
         self.is_deaf |= is_silent || self.wake.add_source(source).is_err();
-        self.below = Some(more.append_to(below, reads + moves - self.queue.len()));
+        self.below = Some(more.combine_with_previous(below, reads + moves - self.queue.len()));
     }
 
     /// Queues a part of a request for the device.
@@ -409,7 +409,7 @@ impl VolumeChannel {
             Operation::Compare | Operation::Verify if self.bounce.is_some() => Operation::Read,
             operation => operation,
         };
-        let (first, count) = self.transfer_segments(token, &blocks);
+        let (first, count) = self.segments_of_blocks(token, &blocks);
         let through = if self.bounce.is_some() { self.table[first] } else { Segment::default() };
         let number = self.transfers.begin_transfer(io, through);
         let per_page = self.open.geometry.blocks_in_page;
@@ -428,13 +428,13 @@ impl VolumeChannel {
     }
 
     /// The segments of some blocks of a request: index and count.
-    fn transfer_segments(&mut self, token: u64, blocks: &std::ops::Range<u64>) -> (usize, usize) {
+    fn segments_of_blocks(&mut self, token: u64, blocks: &std::ops::Range<u64>) -> (usize, usize) {
         let slot = token_slot(token);
         let first = self.segment_table_index(slot);
         let VolumeRequest { request, used, .. } = self.requests[slot as usize];
         let own = usize::from(request.segment_count);
         if let Some(bounce) = &self.bounce {
-            self.table[first + used as usize] = bounce.slot_part(slot, blocks);
+            self.table[first + used as usize] = bounce.slot_segment(slot, blocks);
             self.requests[slot as usize].used = used + 1;
             return (first + used as usize, 1);
         }
@@ -446,27 +446,27 @@ impl VolumeChannel {
         let (whole, cut) = self.table[first..first + room].split_at_mut(own);
         let mut pieces = SegmentCursor::new(whole);
         let page = u64::from(PAGE_BYTES);
-        let Ok(()) = pieces.take_each_piece(blocks.start * page, |_, _| Ok::<(), Never>(()));
+        let Ok(()) = pieces.take_each_piece(blocks.start * page, |_, _| Ok::<(), Infallible>(()));
         let begin = used as usize - own;
         let mut end = begin;
         let Ok(()) = pieces.take_each_piece((blocks.end - blocks.start) * page, |piece, _| {
             cut[end] = piece;
             end += 1;
-            Ok::<(), Never>(())
+            Ok::<(), Infallible>(())
         });
         self.requests[slot as usize].used = u32::try_from(own + end).unwrap_or(u32::MAX);
         (first + own + begin, end - begin)
     }
 
     /// Executes a part of a request that is on unmapped blocks, which read as zeroes.
-    fn zero_part(&mut self, token: u64, blocks: std::ops::Range<u64>) {
+    fn fill_hole_part(&mut self, token: u64, blocks: std::ops::Range<u64>) {
         let work = &mut self.requests[token_slot(token) as usize];
         let is_whole = blocks.end - blocks.start == u64::from(work.request.blocks);
         if is_whole && self.bounce.is_none() && work.request.flags.has(RequestFlags::HOLES) {
             work.result = IoCompletion::HOLE;
             return;
         }
-        let (first, count) = self.transfer_segments(token, &blocks);
+        let (first, count) = self.segments_of_blocks(token, &blocks);
         let work = &mut self.requests[token_slot(token) as usize];
         let regions = &self.open.regions;
         let is_compare = work.request.operation == Operation::Compare && self.bounce.is_none();
@@ -484,15 +484,17 @@ impl VolumeChannel {
     }
 
     /// Handles the response of the pool. A FUA write is followed by a flush.
-    fn handle_response(&mut self, slot: u32, error: Option<PoolError>) {
+    fn handle_pool_response(&mut self, slot: u32, error: Option<PoolError>) {
         let VolumeRequest { request, status, stage, .. } = self.requests[slot as usize];
         let is_flush = request.operation == Operation::Flush;
-        let losses = self.open.shared.losses();
+        let losses = self.open.shared.write_loss_count();
         let status = match error {
             // The pool has all durable data. Earlier writes of this channel may not be among them.
             None if is_flush && losses != self.reported_losses => IoStatus::WRITE_FAULT,
             Some(error) => error.status(),
-            None if self.bounce.is_some() && status.is_success() => self.copy_to_client(slot),
+            None if self.bounce.is_some() && status.is_success() => {
+                self.copy_or_compare_client_data(slot)
+            }
             None => status,
         };
         let changes = matches!(
@@ -526,19 +528,19 @@ impl VolumeChannel {
     fn poll_device(&mut self, now: Instant, completions: &mut CompletionBatch) {
         let Some(below) = &mut self.below else { return };
         let first = completions.len();
-        if below.poll(now, completions) > 0 && self.open.shared.has_lost(&**below) {
+        if below.poll(now, completions) > 0 && self.open.shared.has_unrecovered_loss(&**below) {
             self.open.shared.handle_loss();
-            CachedReads::fail_after_loss(completions.tail_mut(first));
+            CachedExtentReads::interrupt_reads_after_loss(completions.tail_mut(first));
         }
         let (transfers, bounce) = (&mut self.transfers, self.bounce.as_ref());
-        self.known.end_reads(completions, first, &mut self.free, |token, status| {
-            transfers.end_transfer(token, status, bounce);
+        self.known.handle_read_completions(completions, first, &mut self.free, |token, status| {
+            transfers.handle_completion(token, status, bounce);
         });
     }
 
     /// Moves waiting completions to the client.
     #[inline(always)]
-    fn reply_to_client(&mut self, completions: &mut CompletionBatch) {
+    fn drain_completions(&mut self, completions: &mut CompletionBatch) {
         if self.ready.is_empty() {
             return;
         }
@@ -551,7 +553,7 @@ impl VolumeChannel {
 
     /// Submits queued requests, as the device accepts them.
     #[inline]
-    fn submit_to_device(&mut self, now: Instant) {
+    fn submit_queued_requests(&mut self, now: Instant) {
         if let Some(below) = &mut self.below
             && !self.queue.is_empty()
         {
@@ -570,51 +572,51 @@ impl IoChannel for VolumeChannel {
         // A completion that waits to be polled has freed its slot, and still counts.
         let room = self.free.len().saturating_sub(self.ready.len());
         let count = requests.len().min(room);
-        self.start_cached_reads(&requests[..count]);
+        self.batch_cached_reads(&requests[..count]);
         if !self.unknown.is_empty() {
             self.send_to_pool(requests, segments);
         }
-        self.submit_to_device(now);
+        self.submit_queued_requests(now);
         if !self.known.batch.is_empty() {
-            self.submit_cached_reads(now, segments);
+            self.submit_read_batch(now, segments);
         }
         count
     }
 
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         if let Some(below) = &mut self.below {
-            below.flush();
+            below.flush_submissions();
         }
     }
 
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let before = completions.len();
         // Waiting completions first, so that a device that always has completions cannot starve them.
-        self.reply_to_client(completions);
+        self.drain_completions(completions);
         self.poll_device(now, completions);
         if self.transfers.has_unreported() || self.inbox.has_messages() {
             let shared = &self.open.shared;
-            let mut state = shared.lock_to_notify();
+            let mut state = shared.lock_to_submit();
             self.transfers.report_ended(&mut state.store);
             shared.dispatch_actions(&mut state);
             state.take_messages(&self.inbox, &mut self.messages);
             drop(state);
-            self.read_messages();
+            self.handle_pool_messages();
         }
         if !self.queue.is_empty() {
-            self.submit_to_device(now);
-            self.flush();
+            self.submit_queued_requests(now);
+            self.flush_submissions();
         }
-        self.reply_to_client(completions);
+        self.drain_completions(completions);
         completions.len() - before
     }
 
-    fn write_losses(&self) -> u64 {
-        self.open.shared.losses()
+    fn known_write_loss_count(&self) -> u64 {
+        self.open.shared.write_loss_count()
     }
 
     fn ack_repaired_losses(&mut self, count: u64) {
-        self.reported_losses = self.reported_losses.max(count.min(self.write_losses()));
+        self.reported_losses = self.reported_losses.max(count.min(self.known_write_loss_count()));
     }
 }
 
@@ -630,8 +632,8 @@ impl ChannelWakeup for VolumeChannel {
         self.wake.source()
     }
 
-    fn is_kernel_io(&self) -> bool {
-        self.below.as_ref().is_some_and(|below| below.is_kernel_io())
+    fn is_done_by_local_kernel(&self) -> bool {
+        self.below.as_ref().is_some_and(|below| below.is_done_by_local_kernel())
     }
 
     fn arm(&mut self) -> bool {
@@ -681,7 +683,7 @@ fn is_zero(regions: &RegionTable, segment: Segment) -> Result<bool, InvalidSegme
     Ok(true)
 }
 
-type Never = std::convert::Infallible;
+type Infallible = std::convert::Infallible;
 
 /// Segments of a slot: those of the request, and one more for each split at a block.
 fn slot_segments_max(limits: &Limits) -> usize {

@@ -31,7 +31,7 @@ impl OpenPool {
     }
 
     /// An opener for other devices in the memory of this pool.
-    pub fn device_opener(&self, kinds: &'static [NamedDeviceType<'static>]) -> Opener<'_> {
+    pub fn opener_with_regions(&self, kinds: &'static [NamedDeviceType<'static>]) -> Opener<'_> {
         let seed = tenmil_linux::random_seed();
         Opener { regions: &self.regions, clock: self.clock, seed, kinds }
     }
@@ -55,21 +55,24 @@ impl OpenPool {
 
     /// Makes all block devices of this process re-read their size. Returns the number of open volumes of
     /// this pool whose users were notified.
-    pub fn notify_growth(&self) -> usize {
+    pub fn refresh_all_device_sizes(&self) -> usize {
         let before = self.shared.lock().told;
         refresh_sizes();
         usize::try_from(self.shared.lock().told - before).unwrap_or(usize::MAX)
     }
 
     /// The volume that would lose data by a change.
-    pub(super) fn affected_volume(&self, change: &VolumeOp) -> Result<Option<VolumeInfo>, Error> {
+    pub(super) fn volume_losing_data(
+        &self,
+        change: &VolumeOp,
+    ) -> Result<Option<VolumeInfo>, Error> {
         let (VolumeOp::Delete { name, .. }
         | VolumeOp::Rollback { volume: name, .. }
         | VolumeOp::Resize { name, .. }) = change
         else {
             return Ok(None);
         };
-        match self.run_request(PoolRequest::Find(name.clone()))? {
+        match self.request_and_wait(PoolRequest::Find(name.clone()))? {
             PoolResponse::Volume(info) => Ok(Some(info)),
             _ => Ok(None),
         }

@@ -54,10 +54,10 @@ impl VolumeRef {
             return Ok(Self::pool_on(uri));
         }
         let store = uri.single_child()?.clone();
-        let mut fields = uri.fields();
-        let name = fields.behind().to_owned();
+        let mut fields = uri.options();
+        let name = fields.path_after_children().to_owned();
         let cache = fields.size_value("metadata-cache")?.unwrap_or(CACHE_DEFAULT);
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         if cache < u64::from(PAGE_BYTES) {
             return Err(uri.error(format!("cache is {cache} bytes, expected 4k at least")).into());
         }
@@ -96,7 +96,7 @@ impl VolumeRef {
     }
 
     /// The URI of another volume of the same pool.
-    pub fn with_name(&self, name: &str) -> Uri {
-        Uri::stacked(Self::SCHEME, self.store.clone(), name)
+    pub fn uri_of_other_volume(&self, name: &str) -> Uri {
+        Uri::on_child(Self::SCHEME, self.store.clone(), name)
     }
 }

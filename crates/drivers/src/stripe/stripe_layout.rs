@@ -74,13 +74,13 @@ impl StripeLayout {
 
     /// Maximum number of blocks of a request that overlaps at most `chunks` chunks on each of several
     /// legs.
-    pub(super) fn blocks_max(&self, chunks: u64) -> u32 {
+    pub(super) fn blocks_within_chunks_max(&self, chunks: u64) -> u32 {
         u32::try_from((chunks * self.legs - 1) << self.chunk_shift).unwrap_or(u32::MAX)
     }
 
     /// The location of a block.
     #[inline]
-    pub(crate) fn location(&self, lba: u64) -> StripeLocation {
+    pub(crate) fn leg_of_block(&self, lba: u64) -> StripeLocation {
         let chunk = lba >> self.chunk_shift;
         let inside = lba & (u64::from(self.chunk_blocks()) - 1);
         let (row, leg) = (chunk / self.legs, chunk % self.legs);
@@ -90,16 +90,17 @@ impl StripeLayout {
     }
 
     /// The range of `leg` for `blocks` from `lba` on: first block and count.
-    pub(super) fn leg_range(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
+    pub(super) fn range_on_leg(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
         let end = lba + u64::from(blocks);
-        let (first, after) = (self.leg_blocks_before(leg, lba), self.leg_blocks_before(leg, end));
+        let (first, after) =
+            (self.blocks_on_leg_before(leg, lba), self.blocks_on_leg_before(leg, end));
         // A part is never larger than the whole.
         (first, u32::try_from(after - first).unwrap_or(blocks))
     }
 
     /// Number of blocks below `lba` that are on `leg`, which is the position of the next one there.
-    fn leg_blocks_before(&self, leg: usize, lba: u64) -> u64 {
-        let StripeLocation { leg: own, lba: on_leg, .. } = self.location(lba);
+    fn blocks_on_leg_before(&self, leg: usize, lba: u64) -> u64 {
+        let StripeLocation { leg: own, lba: on_leg, .. } = self.leg_of_block(lba);
         let row = on_leg >> self.chunk_shift;
         match leg.cmp(&own) {
             std::cmp::Ordering::Less => (row + 1) << self.chunk_shift,
@@ -111,14 +112,14 @@ impl StripeLayout {
 
 impl BlockLayout for StripeLayout {
     #[inline]
-    fn location(&self, lba: u64) -> (usize, u64) {
-        let StripeLocation { leg, left, .. } = self.location(lba);
+    fn leg_of_block(&self, lba: u64) -> (usize, u64) {
+        let StripeLocation { leg, left, .. } = self.leg_of_block(lba);
         (leg, left)
     }
 
     #[inline]
-    fn leg_range(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
-        self.leg_range(leg, lba, blocks)
+    fn range_on_leg(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
+        self.range_on_leg(leg, lba, blocks)
     }
 }
 
@@ -129,12 +130,12 @@ mod tests {
     use super::{StripeLayout, StripeLocation};
     use crate::NullDevice;
 
-    fn leg_limits(blocks: u64) -> Limits {
+    fn null_device_limits(blocks: u64) -> Limits {
         NullDevice::new(512, blocks).unwrap().limits()
     }
 
     fn sample_layout(legs: usize, chunk_bytes: u64) -> StripeLayout {
-        StripeLayout::from_legs(&vec![("leg", leg_limits(64)); legs], chunk_bytes).unwrap()
+        StripeLayout::from_legs(&vec![("leg", null_device_limits(64)); legs], chunk_bytes).unwrap()
     }
 
     #[test]
@@ -142,7 +143,7 @@ mod tests {
         for (legs, chunk_bytes) in [(1, 4096), (2, 512), (3, 2048), (5, 1024)] {
             let layout = sample_layout(legs, chunk_bytes);
             let places: Vec<StripeLocation> =
-                (0..layout.block_count()).map(|lba| layout.location(lba)).collect();
+                (0..layout.block_count()).map(|lba| layout.leg_of_block(lba)).collect();
             let mut seen: Vec<(usize, u64)> =
                 places.iter().map(|location| (location.leg, location.lba)).collect();
             seen.sort_unstable();
@@ -157,7 +158,7 @@ mod tests {
                     }
                     for (leg, own) in chunks.iter().enumerate() {
                         let blocks = u32::try_from(count).unwrap();
-                        let (from, many) = layout.leg_range(leg, first as u64, blocks);
+                        let (from, many) = layout.range_on_leg(leg, first as u64, blocks);
                         assert!(own.iter().copied().eq(from..from + u64::from(many)));
                         let touched =
                             own.chunk_by(|a, b| a >> layout.chunk_shift == b >> layout.chunk_shift);
@@ -171,14 +172,18 @@ mod tests {
     #[test]
     fn invalid_chunk_size_is_rejected() {
         for bad in [0, 256, 1_536, 1 << 32] {
-            let refused = StripeLayout::from_legs(&[("leg", leg_limits(64))], bad).unwrap_err();
+            let refused =
+                StripeLayout::from_legs(&[("leg", null_device_limits(64))], bad).unwrap_err();
             assert!(
                 refused.text.starts_with(&format!("chunk is {bad} bytes, expected")),
                 "{refused}"
             );
         }
-        let refused = StripeLayout::from_legs(&[("a", leg_limits(64)), ("b", leg_limits(7))], 4096)
-            .unwrap_err();
+        let refused = StripeLayout::from_legs(
+            &[("a", null_device_limits(64)), ("b", null_device_limits(7))],
+            4096,
+        )
+        .unwrap_err();
         assert_eq!(
             refused,
             tenmil_base::Error::environment("b has 7 blocks, expected at least a chunk of 8")

@@ -9,7 +9,7 @@ use tenmil_base::{
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::StripeDevice;
-use crate::conformance::SlowDevice;
+use crate::conformance::PartialAcceptDevice;
 use crate::{NullDevice, RamDevice};
 
 fn named_legs(media: Vec<Arc<dyn BlockDevice>>) -> Vec<(String, Arc<dyn BlockDevice>)> {
@@ -112,7 +112,7 @@ fn each_stripe_leg_receives_only_its_chunks() {
 fn run_request(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected: IoStatus) {
     let mut completions = CompletionBatch::with_capacity(2);
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
-    channel.flush();
+    channel.flush_submissions();
     while channel.poll(Instant::default(), &mut completions) == 0 {}
     let statuses: Vec<_> =
         completions.drain().map(|completion| (completion.token, completion.status)).collect();
@@ -157,7 +157,7 @@ fn stripe_leg_error_fails_the_request() {
 fn requests_that_a_leg_does_not_accept_are_retried() {
     let regions = RegionTable::new(3);
     let ram = || -> Arc<dyn BlockDevice> { Arc::new(RamDevice::new(&regions, 512, 256).unwrap()) };
-    let reluctant: Arc<dyn BlockDevice> = Arc::new(SlowDevice::new(ram(), 9));
+    let reluctant: Arc<dyn BlockDevice> = Arc::new(PartialAcceptDevice::new(ram(), 9));
     let memory =
         regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let eight = memory.slice(0, 4096).unwrap();
@@ -172,7 +172,7 @@ fn requests_that_a_leg_does_not_accept_are_retried() {
     let mut completions = CompletionBatch::with_capacity(16);
     while seen.iter().sum::<u32>() < 2_000 {
         sent += channel.submit(Instant::default(), &requests[sent..], &[eight]);
-        channel.flush();
+        channel.flush_submissions();
         channel.poll(Instant::default(), &mut completions);
         for completion in completions.drain() {
             assert_eq!(completion.status, IoStatus::SUCCESS);

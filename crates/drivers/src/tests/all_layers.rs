@@ -13,7 +13,8 @@ use super::adapt::strict_device::{DEMANDS, StrictDevice};
 use super::threads::request;
 use crate::RamDevice;
 use tenmil_block::{
-    AdaptedDevice, Bdev, BdevOptions, BounceMemory, ChannelMode, Claim, PER_CHANNEL, QueueMap,
+    AdaptedDevice, Bdev, BdevOptions, BounceBufferAllocator, ChannelMode, Claim, PER_CHANNEL,
+    QueueMap,
 };
 
 /// Counts in the first word of a block: each step reads it and submits a compare-and-write of the next
@@ -40,7 +41,7 @@ impl CompareAndWriteClient {
             self.channel.poll(self.clock.now(), &mut completions);
         }
         while completions.as_slice().is_empty() {
-            self.channel.flush();
+            self.channel.flush_submissions();
             if self.channel.poll(self.clock.now(), &mut completions) == 0 {
                 yield_cpu();
             }
@@ -48,7 +49,7 @@ impl CompareAndWriteClient {
         completions.as_slice()[0].status
     }
 
-    fn increment_repeatedly(&mut self) -> u32 {
+    fn count_lost_swaps(&mut self) -> u32 {
         let mut lost = 0;
         for _ in 0..STEPS {
             loop {
@@ -71,15 +72,15 @@ impl CompareAndWriteClient {
 #[test]
 fn concurrent_compare_and_write_increments_are_not_lost() {
     for (map, mode) in [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
         (QueueMap { default: 2, read: 2, poll: 0 }, ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ] {
         let regions = RegionTable::new(16);
         let ram = RamDevice::new(&regions, BLOCK, 2_048).unwrap();
         let medium = StrictDevice { inner: Arc::new(ram), demands: DEMANDS };
-        let memory = BounceMemory::new(&regions, 4096, 2).unwrap();
+        let memory = BounceBufferAllocator::new(&regions, 4096, 2).unwrap();
         let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         let options = BdevOptions { map, mode, channels_max: 3, ..options };
         let device = Bdev::new("harsh0", Arc::new(medium), options).unwrap();
@@ -97,8 +98,7 @@ fn concurrent_compare_and_write_increments_are_not_lost() {
             clock,
         };
         let threads = [counter(), counter()].map(|mut counter| {
-            NamedThread::spawn("counter", None, move |_: &_| counter.increment_repeatedly())
-                .unwrap()
+            NamedThread::spawn("counter", None, move |_: &_| counter.count_lost_swaps()).unwrap()
         });
         let lost: u32 = threads.into_iter().map(NamedThread::join).sum();
         let mut reader = counter();

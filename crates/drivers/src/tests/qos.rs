@@ -45,7 +45,7 @@ impl QosClient {
     fn new(limiter: &QosLimiter, class: IoClass, seed: u64) -> Self {
         let null = NullDevice::new(512, 1 << 30).unwrap().channel().unwrap();
         Self {
-            channel: Box::new(limiter.limit_channel(null, class)),
+            channel: Box::new(limiter.wrap_channel(null, class)),
             random: Random::new(seed),
             batch: 32,
             blocks: vec![8],
@@ -118,7 +118,7 @@ fn run_clients(programs: &mut [QosClient], end: Instant) {
     }
 }
 
-fn end_time() -> Instant {
+fn run_end() -> Instant {
     START.after(Span::from_secs(SECONDS))
 }
 
@@ -135,7 +135,7 @@ fn iops_limit_holds_for_any_number_of_channels() {
             let limiter = QosLimiter::new(total_limit(iops_limit(rate)));
             let program = |seed| QosClient::new(&limiter, IoClass::Foreground, seed);
             let mut programs: Vec<QosClient> = (0..channels).map(program).collect();
-            run_clients(&mut programs, end_time());
+            run_clients(&mut programs, run_end());
             let sum = programs.iter().map(|program| program.requests).sum();
             assert_close(sum, rate * SECONDS, &format!("{rate} by {channels}"));
             let fair = sum / channels;
@@ -165,7 +165,7 @@ fn bandwidth_limit_holds_for_mixed_sizes() {
                     QosClient { blocks: blocks.clone(), ..program }
                 })
                 .collect();
-            run_clients(&mut programs, end_time());
+            run_clients(&mut programs, run_end());
             let sum: u64 = programs.iter().map(|program| program.bytes).sum();
             assert_close(sum, rate * SECONDS, &format!("{rate} by {channels} of {blocks:?}"));
         }
@@ -189,7 +189,7 @@ fn read_and_write_limits_apply_beside_the_total_limit() {
         });
         let program = QosClient::new(&limiter, IoClass::Foreground, 1);
         let mut programs = [QosClient { operations: both.clone(), ..program }];
-        run_clients(&mut programs, end_time());
+        run_clients(&mut programs, run_end());
         let found = programs[0].requests;
         assert!(
             found.abs_diff(expected * SECONDS) * 20 <= expected * SECONDS,
@@ -282,7 +282,7 @@ fn background_class_gets_the_surplus_and_a_minimum() {
         QosClient::new(&limiter, IoClass::Foreground, 2),
         QosClient::new(&limiter, IoClass::Foreground, 3),
     ];
-    run_clients(&mut programs, end_time());
+    run_clients(&mut programs, run_end());
     let [background, one, two] = [0, 1, 2].map(|index: usize| programs[index].requests);
     assert_close(background + one + two, 1_000 * SECONDS, "the limit holds for all together");
     assert!((200..=300).contains(&background), "{background}: the floor, and no more");
@@ -290,7 +290,7 @@ fn background_class_gets_the_surplus_and_a_minimum() {
     // Alone, it gets the whole rate.
     programs.truncate(1);
     let before = programs[0].requests;
-    run_clients(&mut programs, end_time().after(Span::from_secs(SECONDS)));
+    run_clients(&mut programs, run_end().after(Span::from_secs(SECONDS)));
     assert_close(programs[0].requests - before, 1_000 * SECONDS, "what is left");
 }
 

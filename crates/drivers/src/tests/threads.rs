@@ -50,7 +50,7 @@ impl SleepingReader {
                 }
                 sent += 1;
             }
-            self.channel.flush();
+            self.channel.flush_submissions();
             let count = self.channel.poll(now, &mut completions);
             assert!(completions.drain().all(|completion| completion.status.is_success()));
             completed += count as u64;
@@ -104,7 +104,7 @@ fn threads_sharing_a_context_are_woken_for_completions_and_space() {
         let segment = memory.slice(0, 512).unwrap();
         let device =
             shared_context_device(&directory.path().join("disk"), &regions, engine, |options| {
-                (options.map, options.channels_max) = (QueueMap::with_default(1), threads);
+                (options.map, options.channels_max) = (QueueMap::with_default_contexts(1), threads);
                 (options.mode, options.depth) = (mode, tags);
             });
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());

@@ -100,13 +100,13 @@ pub(super) fn unlinked_holders(machine: &KernelFiles, name: &str) -> Vec<HolderK
 #[cfg(test)]
 mod tests {
     use crate::device_users::{DevicePath, DeviceUser};
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     /// Holders of 8:0 with their fixes.
-    fn kind_texts(files: &[(&str, &str)]) -> Vec<(String, String)> {
-        let (_root, machine) = kernel_files_with(files);
+    fn holder_and_fix_texts(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        let (_root, machine) = fake_kernel_files(files);
         let disk = DevicePath { path: "/dev/sda".into(), device: Some((8, 0)) };
-        let said = |used: &DeviceUser| (used.to_string(), used.fix());
+        let said = |used: &DeviceUser| (used.to_string(), used.release_command());
         DeviceUser::users_of(&machine, &disk).iter().map(said).collect()
     }
 
@@ -121,10 +121,10 @@ mod tests {
             ("mpath-x", "dm-0 (multipath n)", "`sudo multipath -f n`"),
             ("", "dm-0 (n)", "`sudo dmsetup remove n`"),
         ] {
-            let found = kind_texts(&[NAMED, (&name, "n\n"), (&uuid, kind)]);
+            let found = holder_and_fix_texts(&[NAMED, (&name, "n\n"), (&uuid, kind)]);
             assert_eq!(found, [(format!("{holder} stands on sda"), remedy.to_owned())]);
         }
-        let found = kind_texts(&[
+        let found = holder_and_fix_texts(&[
             NAMED,
             ("sys/dev/block/8:0/holders/md127/md/level", "raid1\n"),
             ("sys/dev/block/8:0/holders/bcache0/x", ""),

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use super::{DEPTH_MAX, DevicePath, HardwareIdentity, device_number_in, device_sysfs_directory};
 use crate::kernel_files::KernelFiles;
-use crate::storage_file::accessible_path;
+use crate::storage_file::path_or_proc_link;
 
 /// Byte range of a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl StorageExtents {
 
     /// Common medium, if both share bytes: a disk and its partition, a file and a loop device on
     /// it, an array and one of its disks; not two volumes mapped to one disk.
-    pub fn shared_with(&self, other: &Self) -> Option<&StorageExtent> {
+    pub fn shared_extent_with(&self, other: &Self) -> Option<&StorageExtent> {
         let (own, others) = (self.own.as_ref()?, other.own.as_ref()?);
         let meets_below = |below: &[StorageExtent], own: &StorageExtent| {
             below.iter().any(|extent| extent.overlaps(own))
@@ -192,7 +192,7 @@ fn range_within(bytes: &Range<u64>, begin: u64, len: u64) -> Range<u64> {
 }
 
 fn file_extent(path: &Path, bytes: Range<u64>) -> Option<StorageExtent> {
-    let found = accessible_path(path).metadata().ok()?;
+    let found = path_or_proc_link(path).metadata().ok()?;
     Some(whole_extent(StorageId::File { device: found.dev(), inode: found.ino() }, bytes))
 }
 
@@ -223,7 +223,7 @@ mod tests {
 
     use super::{StorageExtents, StorageId};
     use crate::kernel_files::KernelFiles;
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     const SYS: &str = "sys/dev/block";
 
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn partition_overlaps_its_disk_and_no_other_partition() {
         // The kernel's links lead from the partition into the directory of its disk.
-        let (root, machine) = kernel_files_with(&[
+        let (root, machine) = fake_kernel_files(&[
             ("disk/dev", "8:0"),
             ("disk/wwid", "naa.5"),
             ("disk/sda1/partition", "1"),
@@ -252,8 +252,8 @@ mod tests {
         let [disk, one, two] = [(8, 0), (8, 1), (8, 2)].map(|device| extents_of(&machine, device));
         assert_eq!(one.own.as_ref().unwrap().medium, StorageId::Named("naa.5".into()));
         assert_eq!(one.own.as_ref().unwrap().bytes, 2048 * 512..6144 * 512);
-        assert!(disk.shared_with(&one).is_some() && two.shared_with(&disk).is_some());
-        assert!(one.shared_with(&two).is_none() && !one.is_same(&disk) && one.is_same(&one));
+        assert!(disk.shared_extent_with(&one).is_some() && two.shared_extent_with(&disk).is_some());
+        assert!(one.shared_extent_with(&two).is_none() && !one.is_same(&disk) && one.is_same(&one));
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
         let path = directory.path().join("image");
         std::fs::write(&path, "").unwrap();
         let file = path.metadata().unwrap();
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             (&format!("{SYS}/7:0/loop/backing_file"), path.to_str().unwrap()),
             (&format!("{SYS}/7:0/loop/offset"), "0"),
             (&format!("{SYS}/7:0/loop/sizelimit"), "0"),
@@ -277,13 +277,13 @@ mod tests {
         assert_eq!(part.own.as_ref().unwrap().medium, id);
         assert_eq!(part.own.as_ref().unwrap().bytes, 4096..12_288);
         assert!(plain.is_same(&all) && !plain.is_same(&part));
-        assert!(plain.shared_with(&part).is_some());
+        assert!(plain.shared_extent_with(&part).is_some());
         assert_eq!(gone.own.unwrap().medium, StorageId::Numbered(7, 2));
     }
 
     #[test]
     fn mapped_devices_overlap_their_disk_and_not_each_other() {
-        let (_root, machine) = kernel_files_with(&[
+        let (_root, machine) = fake_kernel_files(&[
             (&format!("{SYS}/253:0/dm/uuid"), "LVM-a"),
             (&format!("{SYS}/253:0/slaves/sda/dev"), "8:0"),
             (&format!("{SYS}/253:1/dm/uuid"), "LVM-b"),
@@ -293,9 +293,11 @@ mod tests {
         ]);
         let [a, b, disk, other] =
             [(253, 0), (253, 1), (8, 0), (8, 16)].map(|one| extents_of(&machine, one));
-        assert!(a.shared_with(&b).is_none() && b.shared_with(&a).is_none());
-        assert!(a.shared_with(&disk).is_some() && disk.shared_with(&a).is_some());
-        assert!(a.shared_with(&other).is_none() && other.shared_with(&disk).is_none());
+        assert!(a.shared_extent_with(&b).is_none() && b.shared_extent_with(&a).is_none());
+        assert!(a.shared_extent_with(&disk).is_some() && disk.shared_extent_with(&a).is_some());
+        assert!(
+            a.shared_extent_with(&other).is_none() && other.shared_extent_with(&disk).is_none()
+        );
         assert_eq!(other.own.unwrap().medium, StorageId::Numbered(8, 16));
         assert_eq!(
             StorageExtents::of_path(&machine, std::path::Path::new("/no/such/file")).own,

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use super::{DevicePath, HardwareIdentity, device_sysfs_directory, disk_of_partition};
 use crate::kernel_files::KernelFiles;
-use crate::storage_file::accessible_path;
+use crate::storage_file::path_or_proc_link;
 
 /// Unique identity of the block device at `place`; `None` if the kernel knows none.
 ///
@@ -44,7 +44,7 @@ pub fn device_identity(machine: &KernelFiles, place: &DevicePath) -> Option<Stri
 /// Inode, file system and, where supported, creation time of the file at `path`. A file system may
 /// reuse the inode number of a deleted file.
 pub fn file_identity(path: &Path) -> Option<String> {
-    let found = accessible_path(path).metadata().ok()?;
+    let found = path_or_proc_link(path).metadata().ok()?;
     let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let born = born.map_or_else(String::new, |born| format!(", made at {}", born.as_nanos()));
     Some(format!("inode {} of {:x}{born}", found.ino(), found.dev()))
@@ -60,7 +60,7 @@ pub fn persistent_identity(machine: &KernelFiles, path: &Path) -> Option<String>
     if place.device.is_some() {
         return device_identity(machine, &place).map(|mark| format!("device {mark}"));
     }
-    let path = &*accessible_path(path);
+    let path = &*path_or_proc_link(path);
     let in_fuse =
         rustix::fs::statfs(path).is_ok_and(|found| u64::try_from(found.f_type) == Ok(FUSE));
     let found = path.metadata().ok().filter(|found| found.is_file() && !in_fuse)?;
@@ -77,9 +77,9 @@ mod tests {
     use super::{device_identity, file_identity};
     use crate::device_users::DevicePath;
     use crate::kernel_files::KernelFiles;
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
-    fn creation_time_of(machine: &KernelFiles) -> Option<String> {
+    fn array_identity(machine: &KernelFiles) -> Option<String> {
         device_identity(machine, &DevicePath { path: "/dev/x".into(), device: Some((9, 1)) })
     }
 
@@ -96,7 +96,7 @@ mod tests {
         std::fs::rename(&one, &moved).unwrap();
         assert_eq!(of(&moved), mark);
         assert_eq!(of(&one), None);
-        let (_root, machine) = kernel_files_with(&[("sys/dev/block/9:1/wwid", "eui.1")]);
+        let (_root, machine) = fake_kernel_files(&[("sys/dev/block/9:1/wwid", "eui.1")]);
         assert_eq!(super::persistent_identity(&machine, directory.path()), None);
     }
 
@@ -116,8 +116,8 @@ mod tests {
                 .map(|(name, text)| (format!("sys/dev/block/9:1/{name}"), *text))
                 .collect();
             let files: Vec<_> = files.iter().map(|(name, text)| (&**name, *text)).collect();
-            let (_root, machine) = kernel_files_with(&files);
-            assert_eq!(creation_time_of(&machine).as_deref(), expected, "{files:?}");
+            let (_root, machine) = fake_kernel_files(&files);
+            assert_eq!(array_identity(&machine).as_deref(), expected, "{files:?}");
         }
     }
 
@@ -128,13 +128,13 @@ mod tests {
             ("sys/dev/block/9:1/start", "2048\n"),
             ("sys/dev/block/serial", "S1\n"),
         ];
-        let (_root, machine) = kernel_files_with(&files);
+        let (_root, machine) = fake_kernel_files(&files);
         assert_eq!(
-            creation_time_of(&machine).as_deref(),
+            array_identity(&machine).as_deref(),
             Some("serial S1, partition 2, at sector 2048")
         );
-        let (_root, machine) = kernel_files_with(&files[..2]);
-        assert_eq!(creation_time_of(&machine), None, "that alone tells nothing");
+        let (_root, machine) = fake_kernel_files(&files[..2]);
+        assert_eq!(array_identity(&machine), None, "that alone tells nothing");
     }
 
     #[test]
@@ -145,11 +145,11 @@ mod tests {
         std::fs::write(&other, "").unwrap();
         let of = |path: &std::path::Path, offset| {
             let path = path.display().to_string();
-            let (_root, machine) = kernel_files_with(&[
+            let (_root, machine) = fake_kernel_files(&[
                 ("sys/dev/block/9:1/loop/backing_file", &path),
                 ("sys/dev/block/9:1/loop/offset", offset),
             ]);
-            creation_time_of(&machine).unwrap()
+            array_identity(&machine).unwrap()
         };
         let first = of(&one, "0");
         assert!(first.starts_with(&format!("loop of {}, inode ", one.display())), "{first}");

@@ -1,6 +1,6 @@
 //! Applying safe fixes, and the commands that undo them.
 
-use super::{MachineCheck, SysfsChange, write_command};
+use super::{MachineCheck, SysfsChange, shell_write_command};
 use crate::Errno;
 use crate::frequency_control::CpufreqFiles;
 
@@ -52,6 +52,6 @@ impl SysfsChange {
     pub fn undo_command(&self) -> String {
         let quoted =
             if self.from.contains(' ') { format!("'{}'", self.from) } else { self.from.clone() };
-        write_command(&quoted, &self.path)
+        shell_write_command(&quoted, &self.path)
     }
 }

@@ -1,6 +1,6 @@
 //! CPUs: isolation, frequency, quotas and mitigations.
 
-use super::{CheckSection, DoctorContext, MachineCheck, SysfsChange, write_command};
+use super::{CheckSection, DoctorContext, MachineCheck, SysfsChange, shell_write_command};
 use crate::CpuList;
 use crate::cgroup::CgroupLimits;
 
@@ -36,7 +36,7 @@ fn check_isolated_cpus(patient: &DoctorContext<'_>) -> MachineCheck {
         }
         let last = online.iter().last().unwrap_or_default();
         let cores = format!("{}-{last}", last - 1);
-        return finding.with_slow(
+        return finding.with_warning(
             format!("none of {online}"),
             format!(
                 "isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores} on the \
@@ -46,7 +46,7 @@ fn check_isolated_cpus(patient: &DoctorContext<'_>) -> MachineCheck {
     };
     let usable = isolated.intersection(patient.allowed);
     if usable.is_empty() {
-        return finding.with_slow(
+        return finding.with_warning(
             format!("{isolated}, of which this process may use none: it has {}", patient.allowed),
             format!("start it under taskset -c {isolated}, in a cpuset that has them"),
         );
@@ -54,7 +54,7 @@ fn check_isolated_cpus(patient: &DoctorContext<'_>) -> MachineCheck {
     let ticking = machine.read_cpu_list("sys/devices/system/cpu/nohz_full");
     match ticking.filter(|quiet| usable.iter().all(|core| quiet.contains(core))) {
         Some(_) => finding.with_good(format!("{isolated}, without a clock tick")),
-        None => finding.with_slow(
+        None => finding.with_warning(
             format!("{isolated}, with a clock tick"),
             format!("nohz_full={isolated} on the kernel's command line, if it is built with it"),
         ),
@@ -88,9 +88,12 @@ fn check_governor(patient: &DoctorContext<'_>) -> MachineCheck {
     };
     let changes = others.iter().map(change).collect();
     finding
-        .with_slow(
+        .with_warning(
             format!("{name} on {cores}"),
-            write_command("performance", "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
+            shell_write_command(
+                "performance",
+                "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+            ),
         )
         .with_safe_changes(changes)
 }
@@ -110,7 +113,10 @@ fn check_cpu_quota(patient: &DoctorContext<'_>) -> MachineCheck {
         (Some(quota), Some(file)) if quota < 2.0 => {
             let unlimited = if file.ends_with("cpu.max") { "max" } else { "-1" };
             let path = file.trim_start_matches('/');
-            finding.with_slow(format!("{quota:.2} processors"), write_command(unlimited, path))
+            finding.with_warning(
+                format!("{quota:.2} processors"),
+                shell_write_command(unlimited, path),
+            )
         }
         (Some(quota), _) => finding.with_good(format!("{quota:.2} processors")),
         (None, _) => finding.with_good("none"),

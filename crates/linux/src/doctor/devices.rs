@@ -18,14 +18,14 @@ pub(super) fn check_devices(patient: &DoctorContext<'_>) -> Vec<MachineCheck> {
         check_module(patient),
         check_device_nodes(patient),
     ];
-    findings.push(check_disks(patient));
+    findings.push(check_ublk_driver(patient));
     if functions.is_empty() {
         let none = CheckSection::Devices.new_check("NVMe functions", "", "");
         findings.push(none.with_info("none on the PCI bus; emulated ones need no hardware"));
     }
     for function in &functions {
         findings.push(check_ssd(function));
-        findings.push(check_read_request(patient, function));
+        findings.push(check_pcie_max_read_request(patient, function));
     }
     findings
 }
@@ -50,7 +50,7 @@ fn check_iommu(patient: &DoctorContext<'_>) -> MachineCheck {
         line.split(' ').find(|word| words.contains(word)).map(str::to_owned)
     };
     if let Some(word) = line.as_ref().and_then(is_off) {
-        return finding.with_missing(
+        return finding.with_required(
             format!("off, by {word} on the kernel's command line"),
             format!("take {word} from the kernel's command line and start anew"),
         );
@@ -66,12 +66,12 @@ fn check_iommu(patient: &DoctorContext<'_>) -> MachineCheck {
     let flags = machine.cpuinfo_value("flags").unwrap_or_default();
     let is_guest = flags.split(' ').any(|flag| flag == "hypervisor");
     if is_guest {
-        return finding.with_missing(
+        return finding.with_required(
             "none, in a virtual machine",
             format!("give the virtual machine an IOMMU (QEMU: -device intel-iommu,intremap=on); {command}"),
         );
     }
-    finding.with_missing("none", command)
+    finding.with_required("none", command)
 }
 
 fn check_vfio_modules(patient: &DoctorContext<'_>) -> MachineCheck {
@@ -104,7 +104,7 @@ fn check_vfio_modules(patient: &DoctorContext<'_>) -> MachineCheck {
     } else {
         "iommu.passthrough=1"
     };
-    finding.with_slow(
+    finding.with_warning(
         kinds.join(" and "),
         format!("add {word} to the kernel's command line and start anew"),
     )
@@ -133,20 +133,20 @@ fn module_not_loaded(
     let release = machine.read_trimmed("proc/sys/kernel/osrelease").unwrap_or_default();
     match machine.read_trimmed(&format!("lib/modules/{release}/modules.dep")) {
         Some(modules) if modules.contains(&format!("/{module}.ko")) => {
-            finding.with_missing("not loaded", format!("sudo modprobe {module}"))
+            finding.with_required("not loaded", format!("sudo modprobe {module}"))
         }
-        Some(_) => finding.with_missing(
+        Some(_) => finding.with_required(
             format!("not among the modules of kernel {release}"),
             format!("use a kernel that is built with {option}"),
         ),
-        None => finding.with_missing(
+        None => finding.with_required(
             format!("not loaded, and /lib/modules/{release} is not there"),
             format!("sudo modprobe {module} outside the container, or a kernel with {option}"),
         ),
     }
 }
 
-fn check_disks(patient: &DoctorContext<'_>) -> MachineCheck {
+fn check_ublk_driver(patient: &DoctorContext<'_>) -> MachineCheck {
     let finding = CheckSection::Devices.new_check(
         "driver ublk_drv",
         "loaded, and this user root",
@@ -155,11 +155,11 @@ fn check_disks(patient: &DoctorContext<'_>) -> MachineCheck {
     let (machine, uid) = (patient.machine, patient.uid);
     match (machine.exists(CONTROL), uid) {
         (true, 0) => finding.with_good(format!("loaded, /{CONTROL} may be used")),
-        (true, uid) => finding.with_missing(
+        (true, uid) => finding.with_required(
             format!("loaded, and user {uid} may not make disks"),
             "sudo tenmil serve …: the kernel requires CAP_SYS_ADMIN",
         ),
-        (false, _) if machine.exists("sys/module/ublk_drv") => finding.with_missing(
+        (false, _) if machine.exists("sys/module/ublk_drv") => finding.with_required(
             format!("loaded, and /{CONTROL} is not there"),
             "give this container the host's /dev, or run outside of it",
         ),
@@ -181,7 +181,7 @@ fn check_device_nodes(patient: &DoctorContext<'_>) -> MachineCheck {
         let number = name.strip_prefix("noiommu-").unwrap_or(name);
         name == "vfio" || number.bytes().all(|byte| byte.is_ascii_digit())
     };
-    let groups = groups_of(patient);
+    let groups = own_group_ids(patient);
     let names: Vec<String> =
         machine.directory_entries("dev/vfio").into_iter().filter(is_group_node).collect();
     let closed = |name: &&String| {
@@ -204,11 +204,11 @@ fn check_device_nodes(patient: &DoctorContext<'_>) -> MachineCheck {
         "vfio" => format!("sudo chmod 0666 {path}"),
         _ => format!("sudo chown {} {path}, or tenmil bind --owner {}", patient.uid, patient.uid),
     };
-    finding.with_missing(format!("user {} may not open {all}", patient.uid), command)
+    finding.with_required(format!("user {} may not open {all}", patient.uid), command)
 }
 
 /// Groups of the calling process (proc_pid_status(5)).
-fn groups_of(patient: &DoctorContext<'_>) -> Vec<u32> {
+fn own_group_ids(patient: &DoctorContext<'_>) -> Vec<u32> {
     let text = patient.machine.read_trimmed("proc/self/status").unwrap_or_default();
     let lines = text.lines().filter_map(|line| {
         let own = line.strip_prefix("Gid:").and_then(|ids| ids.split_whitespace().nth(1));
@@ -226,11 +226,11 @@ fn check_ssd(function: &NvmeFunction) -> MachineCheck {
     let model = function.model();
     let state = function.controller.as_ref().and_then(|one| one.state.as_deref());
     match (function.driver.as_deref(), state) {
-        (None, _) => finding.with_slow(
+        (None, _) => finding.with_warning(
             format!("{model}, no driver"),
             format!("sudo tenmil unbind {} --to nvme", function.address),
         ),
-        (Some(driver), Some(state)) if state != "live" => finding.with_missing(
+        (Some(driver), Some(state)) if state != "live" => finding.with_required(
             format!("{model}, driver {driver}, its controller is {state}"),
             format!("sudo dmesg | grep {}", function.address),
         ),
@@ -238,7 +238,10 @@ fn check_ssd(function: &NvmeFunction) -> MachineCheck {
     }
 }
 
-fn check_read_request(patient: &DoctorContext<'_>, function: &NvmeFunction) -> MachineCheck {
+fn check_pcie_max_read_request(
+    patient: &DoctorContext<'_>,
+    function: &NvmeFunction,
+) -> MachineCheck {
     let address = function.address;
     let finding = CheckSection::Devices.new_check(
         format!("{address} PCIe read request"),
@@ -251,7 +254,7 @@ fn check_read_request(patient: &DoctorContext<'_>, function: &NvmeFunction) -> M
     };
     match pcie_max_read_request(&config) {
         Some(bytes) if bytes >= READ_REQUEST => finding.with_good(format!("{bytes} bytes")),
-        Some(bytes) => finding.with_slow(
+        Some(bytes) => finding.with_warning(
             format!("{bytes} bytes"),
             format!("sudo setpci -s {address} CAP_EXP+8.w=2000:7000"),
         ),

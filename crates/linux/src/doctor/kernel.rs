@@ -68,11 +68,11 @@ fn check_io_uring(patient: &DoctorContext<'_>) -> MachineCheck {
     let switch = patient.machine.read_number(IO_URING);
     match (patient.kernel.io_uring(), switch) {
         (Ok(()), _) => finding.with_good("allowed"),
-        (Err(why), Some(disabled @ 1..)) => finding.with_slow(
+        (Err(why), Some(disabled @ 1..)) => finding.with_warning(
             format!("refused ({why}), kernel.io_uring_disabled is {disabled}"),
             "sudo sysctl kernel.io_uring_disabled=0",
         ),
-        (Err(why), _) => finding.with_slow(
+        (Err(why), _) => finding.with_warning(
             format!("refused ({why})"),
             "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp \
              profile",
@@ -95,7 +95,7 @@ fn check_fd_limit(patient: &DoctorContext<'_>) -> MachineCheck {
         return finding.with_good(hard.to_string());
     }
     let command = "sudo prlimit --pid $$ --nofile=65536, for good LimitNOFILE=65536 in the service";
-    finding.with_slow(hard.to_string(), command)
+    finding.with_warning(hard.to_string(), command)
 }
 
 fn check_minimum(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> MachineCheck {
@@ -108,7 +108,7 @@ fn check_minimum(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Machine
         Some(found) => {
             let (from, to) = (found.to_string(), least.to_string());
             finding
-                .with_slow(&*from, format!("sudo sysctl -w {name}={to}"))
+                .with_warning(&*from, format!("sudo sysctl -w {name}={to}"))
                 .with_safe_changes(vec![SysfsChange { path, from: from.clone(), to }])
         }
     }
@@ -132,7 +132,7 @@ fn check_socket_buffers(patient: &DoctorContext<'_>, name: &'static str) -> Mach
             let (from, to) =
                 (format_value(&numbers), format_value(&[least, default, BUFFER_BYTES_RECOMMENDED]));
             finding
-                .with_slow(&*from, format!("sudo sysctl -w {name}='{to}'"))
+                .with_warning(&*from, format!("sudo sysctl -w {name}='{to}'"))
                 .with_safe_changes(vec![SysfsChange { path, from: from.clone(), to }])
         }
         _ => finding.with_unknown(format!("/{path} is not there, as in a network of its own")),

@@ -1,7 +1,7 @@
 //! Memory: lockable bytes and huge pages.
 
 use super::limits::{has_capability, resource_limit};
-use super::{CheckSection, DoctorContext, MachineCheck, SysfsChange, write_command};
+use super::{CheckSection, DoctorContext, MachineCheck, SysfsChange, shell_write_command};
 
 const LOCKABLE: u64 = 1 << 30;
 /// Queues of one SSD with 16 pairs of 255 commands, and buffers: with less, `pcie:` does not start.
@@ -42,8 +42,8 @@ fn check_lockable_memory(patient: &DoctorContext<'_>) -> MachineCheck {
     };
     // Required where VFIO is present.
     match soft < LOCKABLE_BYTES_MIN && patient.machine.exists("dev/vfio/vfio") {
-        true => finding.with_missing(kib_text(soft), command),
-        false => finding.with_slow(kib_text(soft), command),
+        true => finding.with_required(kib_text(soft), command),
+        false => finding.with_warning(kib_text(soft), command),
     }
 }
 
@@ -60,9 +60,9 @@ fn check_huge_pages(patient: &DoctorContext<'_>) -> MachineCheck {
         (Some(all), Some(free)) if free >= HUGE_PAGES => {
             finding.with_good(format!("{free} of {all} free"))
         }
-        (Some(all), Some(free)) => finding.with_slow(
+        (Some(all), Some(free)) => finding.with_warning(
             format!("{free} of {all} free"),
-            write_command(
+            shell_write_command(
                 &(all - free.min(all) + HUGE_PAGES).to_string(),
                 "proc/sys/vm/nr_hugepages",
             ),
@@ -84,7 +84,7 @@ fn check_transparent_huge_pages(patient: &DoctorContext<'_>) -> MachineCheck {
         Some("never") => {
             let (from, to) = ("never".into(), "madvise".into());
             finding
-                .with_slow("never", write_command("madvise", TRANSPARENT))
+                .with_warning("never", shell_write_command("madvise", TRANSPARENT))
                 .with_safe_changes(vec![SysfsChange { path: TRANSPARENT.into(), from, to }])
         }
         Some(word) => finding.with_good(word),

@@ -40,7 +40,7 @@ fn check_rings(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
         "1024, or as many as there can be",
         "packets of a burst are dropped when the ring is full",
     );
-    match patient.kernel.rings(card) {
+    match patient.kernel.nic_rings(card) {
         Err(errno) => finding.with_unknown(unreadable_text(card, "rings", errno)),
         Ok(found) => {
             let best = |max: u32| RING_ENTRIES_RECOMMENDED.min(max);
@@ -50,7 +50,7 @@ fn check_rings(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
             }
             let receive = found.receive.max(best(found.receive_max));
             let send = found.send.max(best(found.send_max));
-            finding.with_slow(shown, format!("sudo ethtool -G {card} rx {receive} tx {send}"))
+            finding.with_warning(shown, format!("sudo ethtool -G {card} rx {receive} tx {send}"))
         }
     }
 }
@@ -67,7 +67,7 @@ fn check_coalescing(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
         Ok(found) if found.receive_us > 0 => {
             finding.with_good(format!("after {} us", found.receive_us))
         }
-        Ok(_) => finding.with_slow(
+        Ok(_) => finding.with_warning(
             "one for every packet",
             format!("sudo ethtool -C {card} adaptive-rx on, or rx-usecs 64 where it cannot"),
         ),
@@ -82,7 +82,7 @@ fn check_queues(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
     );
     let online = patient.machine.online_cpus().map_or(0, |online| online.len());
     let wanted = u32::try_from(online).unwrap_or(u32::MAX).max(1);
-    match patient.kernel.channels(card) {
+    match patient.kernel.nic_channels(card) {
         Err(errno) => finding.with_unknown(unreadable_text(card, "channels", errno)),
         Ok(found) => {
             let best = wanted.min(found.combined_max);
@@ -90,7 +90,7 @@ fn check_queues(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
             if found.combined >= best {
                 finding.with_good(shown)
             } else {
-                finding.with_slow(shown, format!("sudo ethtool -L {card} combined {best}"))
+                finding.with_warning(shown, format!("sudo ethtool -L {card} combined {best}"))
             }
         }
     }
@@ -121,7 +121,7 @@ fn check_xps(patient: &DoctorContext<'_>, card: &str) -> MachineCheck {
     if empty == 0 {
         return finding.with_good(format!("{} queues have processors", queues.len()));
     }
-    finding.with_slow(
+    finding.with_warning(
         format!("{empty} of {} queues have no processors", queues.len()),
         format!(
             "for i in $(seq 0 {}); do printf '%x\\n' $((1 << i)) | sudo tee \
@@ -162,7 +162,7 @@ fn check_interrupt_affinity(patient: &DoctorContext<'_>, card: &str) -> MachineC
     let isolated = machine.isolated_cpus().map(|isolated| isolated.intersection(&cores));
     match isolated.filter(|both| !both.is_empty()) {
         None => finding.with_good(shown),
-        Some(both) => finding.with_slow(
+        Some(both) => finding.with_warning(
             format!("{shown}, of which {both} are isolated"),
             "isolcpus=managed_irq,… on the kernel's command line; or irqbalance off, and sudo tee \
              /proc/irq/N/smp_affinity_list",
@@ -240,7 +240,7 @@ fn check_flower_filters(patient: &DoctorContext<'_>, card: &str) -> MachineCheck
         None if sets < 2 => {
             finding.with_info(format!("{}, none for port {STORAGE_PORT}", found.len()))
         }
-        None => finding.with_slow(
+        None => finding.with_warning(
             format!("{}, none for port {STORAGE_PORT}, and {sets} sets", found.len()),
             format!(
                 "sudo tc qdisc add dev {card} clsact; sudo tc filter add dev {card} protocol ip \

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::ethtool::{NicChannels, NicCoalescing, NicRings};
 use crate::kernel_files::KernelFiles;
-use crate::kernel_files::tests::kernel_files_with;
+use crate::kernel_files::tests::fake_kernel_files;
 use crate::tc_flower::FlowerFilter;
 use crate::{CpuList, Errno};
 
@@ -27,11 +27,11 @@ impl KernelProbe for FakeProbe {
         self.io_uring.clone()
     }
 
-    fn rings(&self, _: &str) -> Result<NicRings, Errno> {
+    fn nic_rings(&self, _: &str) -> Result<NicRings, Errno> {
         self.rings
     }
 
-    fn channels(&self, _: &str) -> Result<NicChannels, Errno> {
+    fn nic_channels(&self, _: &str) -> Result<NicChannels, Errno> {
         self.channels
     }
 
@@ -45,7 +45,7 @@ impl KernelProbe for FakeProbe {
     }
 }
 
-fn quiet_probe() -> FakeProbe {
+fn probe_with_unsupported_queries() -> FakeProbe {
     let no = Errno::OPNOTSUPP;
     FakeProbe {
         io_uring: Ok(()),
@@ -56,7 +56,7 @@ fn quiet_probe() -> FakeProbe {
     }
 }
 
-fn check_texts(machine: &KernelFiles, told: &FakeProbe) -> Vec<MachineCheck> {
+fn checks_of_machine(machine: &KernelFiles, told: &FakeProbe) -> Vec<MachineCheck> {
     let allowed = CpuList::parse("0-3").unwrap();
     run_checks(&DoctorContext { machine, kernel: told, uid: 1000, allowed: &allowed })
 }
@@ -77,8 +77,8 @@ const SLOW: &[(&str, &str)] = &[
 
 #[test]
 fn check_is_formatted_on_one_line() {
-    let (_root, machine) = kernel_files_with(SLOW);
-    let all = check_texts(&machine, &quiet_probe());
+    let (_root, machine) = fake_kernel_files(SLOW);
+    let all = checks_of_machine(&machine, &probe_with_unsupported_queries());
     for finding in all.iter().chain(&check_this_machine()) {
         let line = finding.to_string();
         assert!(!line.contains('\n') && line.starts_with(finding.severity.name()), "{line}");

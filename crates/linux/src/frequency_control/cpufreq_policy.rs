@@ -105,7 +105,7 @@ impl CpufreqPolicy {
     }
 
     /// Available frequencies in kHz, ascending. Empty if the range found is a single value.
-    pub fn steps_khz(&self) -> &[u64] {
+    pub fn frequencies_khz(&self) -> &[u64] {
         &self.steps
     }
 
@@ -149,10 +149,10 @@ impl CpufreqPolicy {
             FrequencyRequest::Lowest => lowest,
             FrequencyRequest::Highest => highest,
             FrequencyRequest::Up => {
-                self.steps.iter().find(|step| **step > self.current_khz()).copied()?
+                self.steps.iter().find(|step| **step > self.written_max_khz()).copied()?
             }
             FrequencyRequest::Down => {
-                self.steps.iter().rfind(|step| **step < self.current_khz()).copied()?
+                self.steps.iter().rfind(|step| **step < self.written_max_khz()).copied()?
             }
         };
         let hint = match request {
@@ -166,7 +166,7 @@ impl CpufreqPolicy {
     }
 
     /// Frequency from which steps count: the top of the range.
-    fn current_khz(&self) -> u64 {
+    fn written_max_khz(&self) -> u64 {
         self.written.max_khz
     }
 

@@ -12,7 +12,7 @@ use super::{
     restore_after_crash,
 };
 use crate::CpuList;
-use crate::kernel_files::{KernelFiles, tests::kernel_files_with};
+use crate::kernel_files::{KernelFiles, tests::fake_kernel_files};
 use crate::runtime_directory::RuntimeDirectory;
 
 fn core_list(text: &str) -> CpuList {
@@ -30,14 +30,14 @@ fn cpufreq_path(core: u32, name: &str) -> String {
 /// CpufreqFiles of one CPU.
 type TestFiles = Vec<(String, String)>;
 
-fn test_files(core: u32, files: &[(&str, &str)]) -> TestFiles {
+fn cpufreq_files_of_cpu(core: u32, files: &[(&str, &str)]) -> TestFiles {
     files.iter().map(|(name, text)| (cpufreq_path(core, name), format!("{text}\n"))).collect()
 }
 
 fn test_machine(trees: &[TestFiles]) -> (tempfile::TempDir, KernelFiles) {
     let files: Vec<(&str, &str)> =
         trees.iter().flatten().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    kernel_files_with(&files)
+    fake_kernel_files(&files)
 }
 
 fn files_of_policy(machine: &KernelFiles, core: u32) -> Vec<Option<String>> {
@@ -97,19 +97,22 @@ impl CpufreqFiles for &FakeKernel {
     }
 }
 
-fn cpu_without_hint(core: u32) -> TestFiles {
-    test_files(core, &[("scaling_min_freq", "800000"), ("scaling_max_freq", "3600000")])
+fn files_without_energy_preference(core: u32) -> TestFiles {
+    cpufreq_files_of_cpu(core, &[("scaling_min_freq", "800000"), ("scaling_max_freq", "3600000")])
 }
 
-fn cpu_with_hint(core: u32) -> TestFiles {
-    let mut files = cpu_without_hint(core);
-    files.extend(test_files(core, &[("energy_performance_preference", "balance_performance")]));
+fn files_with_energy_preference(core: u32) -> TestFiles {
+    let mut files = files_without_energy_preference(core);
+    files.extend(cpufreq_files_of_cpu(
+        core,
+        &[("energy_performance_preference", "balance_performance")],
+    ));
     files
 }
 
 #[test]
 fn missing_cpufreq_is_reported_in_one_line() {
-    let (root, machine) = kernel_files_with(&[("sys/devices/system/cpu/online", "0-1\n")]);
+    let (root, machine) = fake_kernel_files(&[("sys/devices/system/cpu/online", "0-1\n")]);
     let absent =
         FrequencyControl::take_control(machine, &core_list("0-1"), &runtime_directory(root.path()))
             .unwrap_err();
@@ -138,7 +141,7 @@ fn every_driver_is_set_to_both_limits_and_restored() {
         ("cppc_cpufreq", "schedutil", ("feedback_ctrs", "ref:1 del:1"), false),
     ] {
         let about = [("scaling_driver", driver), ("scaling_governor", governor), more];
-        let files = [test_files(0, &common), test_files(0, &about)].concat();
+        let files = [cpufreq_files_of_cpu(0, &common), cpufreq_files_of_cpu(0, &about)].concat();
         let (root, machine) = test_machine(&[files]);
         let before = files_of_policy(&machine, 0);
         let directory = runtime_directory(root.path());
@@ -165,8 +168,8 @@ fn every_driver_is_set_to_both_limits_and_restored() {
 
 #[test]
 fn steps_are_the_listed_frequencies_within_the_found_range() {
-    let mut files = cpu_without_hint(0);
-    files.extend(test_files(
+    let mut files = files_without_energy_preference(0);
+    files.extend(cpufreq_files_of_cpu(
         0,
         &[("scaling_available_frequencies", "4000000 2400000 1200000 400000 ")],
     ));
@@ -175,7 +178,10 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
     let mut frequency =
         FrequencyControl::take_control(&kernel, &core_list("0"), &runtime_directory(root.path()))
             .unwrap();
-    assert_eq!(frequency.policies()[0].steps_khz(), [800_000, 1_200_000, 2_400_000, 3_600_000]);
+    assert_eq!(
+        frequency.policies()[0].frequencies_khz(),
+        [800_000, 1_200_000, 2_400_000, 3_600_000]
+    );
     let mut visited = Vec::new();
     let requests = [
         FrequencyRequest::Up,
@@ -194,17 +200,20 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
 
 #[test]
 fn driver_without_frequency_list_has_equal_steps() {
-    let (root, machine) = test_machine(&[cpu_without_hint(0)]);
+    let (root, machine) = test_machine(&[files_without_energy_preference(0)]);
     let frequency =
         FrequencyControl::take_control(machine, &core_list("0"), &runtime_directory(root.path()))
             .unwrap();
-    let steps = frequency.policies()[0].steps_khz();
+    let steps = frequency.policies()[0].frequencies_khz();
     assert_eq!((steps.len(), steps[0], steps[1], steps[10]), (11, 800_000, 1_080_000, 3_600_000));
 }
 
 #[test]
 fn single_frequency_range_has_no_steps() {
-    let files = test_files(0, &[("scaling_min_freq", "2000000"), ("scaling_max_freq", "2000000")]);
+    let files = cpufreq_files_of_cpu(
+        0,
+        &[("scaling_min_freq", "2000000"), ("scaling_max_freq", "2000000")],
+    );
     let kernel = FakeKernel::new(&[files]);
     let root = tempfile::tempdir().unwrap();
     let mut frequency =
@@ -233,7 +242,8 @@ fn range_minimum_never_exceeds_its_maximum() {
     ];
     for seed in 0..200 {
         let mut random = Random::new(seed);
-        let kernel = FakeKernel::new(&[cpu_with_hint(0), cpu_without_hint(1)]);
+        let kernel =
+            FakeKernel::new(&[files_with_energy_preference(0), files_without_energy_preference(1)]);
         let before = kernel.files.borrow().clone();
         let root = tempfile::tempdir().unwrap();
         let mut frequency = FrequencyControl::take_control(
@@ -254,7 +264,7 @@ fn range_minimum_never_exceeds_its_maximum() {
 
 #[test]
 fn rejected_write_is_reported_once_with_file_value_and_errno() {
-    let kernel = FakeKernel::new(&[cpu_without_hint(0)]);
+    let kernel = FakeKernel::new(&[files_without_energy_preference(0)]);
     kernel.reject_writes(0, "scaling_max_freq", Errno::ACCESS);
     kernel.reject_writes(0, "scaling_min_freq", Errno::ACCESS);
     let root = tempfile::tempdir().unwrap();
@@ -281,7 +291,7 @@ fn rejected_write_is_reported_once_with_file_value_and_errno() {
 #[test]
 fn rejected_hint_does_not_prevent_the_range_change() {
     // As intel_pstate and amd-pstate do under the governor `performance`.
-    let kernel = FakeKernel::new(&[cpu_with_hint(0)]);
+    let kernel = FakeKernel::new(&[files_with_energy_preference(0)]);
     kernel.reject_writes(0, "energy_performance_preference", Errno::BUSY);
     let root = tempfile::tempdir().unwrap();
     let mut frequency =
@@ -299,8 +309,8 @@ fn rejected_hint_does_not_prevent_the_range_change() {
 
 #[test]
 fn policy_with_a_foreign_cpu_is_never_slowed() {
-    let mut files = cpu_without_hint(0);
-    files.extend(test_files(0, &[("affected_cpus", "0 1")]));
+    let mut files = files_without_energy_preference(0);
+    files.extend(cpufreq_files_of_cpu(0, &[("affected_cpus", "0 1")]));
     let kernel = FakeKernel::new(&[files]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
@@ -326,7 +336,8 @@ fn policy_with_a_foreign_cpu_is_never_slowed() {
 
 #[test]
 fn next_start_after_a_crash_restores_everything() {
-    let (root, machine) = test_machine(&[cpu_with_hint(0), cpu_without_hint(1)]);
+    let (root, machine) =
+        test_machine(&[files_with_energy_preference(0), files_without_energy_preference(1)]);
     let before = [files_of_policy(&machine, 0), files_of_policy(&machine, 1)];
     let directory = runtime_directory(root.path());
     let mut frequency =
@@ -351,7 +362,7 @@ fn next_start_after_a_crash_restores_everything() {
 
 #[test]
 fn unrestorable_values_stay_in_the_journal() {
-    let kernel = FakeKernel::new(&[cpu_without_hint(0)]);
+    let kernel = FakeKernel::new(&[files_without_energy_preference(0)]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     let left = directory.path().join("1-0.frequency");
@@ -368,7 +379,7 @@ fn unrestorable_values_stay_in_the_journal() {
 
 #[test]
 fn foreign_journal_content_is_ignored() {
-    let kernel = FakeKernel::new(&[cpu_with_hint(0)]);
+    let kernel = FakeKernel::new(&[files_with_energy_preference(0)]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     let lines = [
@@ -395,7 +406,8 @@ fn foreign_journal_content_is_ignored() {
 
 #[test]
 fn cpu_controlled_by_another_process_is_left_alone() {
-    let kernel = FakeKernel::new(&[cpu_without_hint(0), cpu_without_hint(1)]);
+    let kernel =
+        FakeKernel::new(&[files_without_energy_preference(0), files_without_energy_preference(1)]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     let first = FrequencyControl::take_control(&kernel, &core_list("0"), &directory).unwrap();
@@ -404,7 +416,7 @@ fn cpu_controlled_by_another_process_is_left_alone() {
     assert_eq!(second.policies().len(), 1);
     assert!(
         matches!(
-            second.controlled_elsewhere(),
+            second.errors_of_foreign_policies(),
             [FrequencyError::ControlledElsewhere { core: 0, .. }]
         ),
         "{second:?}"
@@ -417,7 +429,7 @@ fn cpu_controlled_by_another_process_is_left_alone() {
 
 #[test]
 fn nothing_is_changed_if_the_journal_cannot_be_written() {
-    let kernel = FakeKernel::new(&[cpu_without_hint(0)]);
+    let kernel = FakeKernel::new(&[files_without_energy_preference(0)]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     std::fs::remove_dir(directory.path()).unwrap();
@@ -431,7 +443,7 @@ fn nothing_is_changed_if_the_journal_cannot_be_written() {
 #[test]
 fn journal_is_private_to_its_owner() {
     use std::os::unix::fs::MetadataExt;
-    let (root, machine) = test_machine(&[cpu_without_hint(0)]);
+    let (root, machine) = test_machine(&[files_without_energy_preference(0)]);
     let directory = runtime_directory(root.path());
     let _frequency = FrequencyControl::take_control(machine, &core_list("0"), &directory).unwrap();
     let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap();
@@ -473,7 +485,7 @@ impl CpufreqFiles for &LockCheckingFiles<'_> {
 
 #[test]
 fn frequency_files_are_read_and_written_under_one_lock() {
-    let (root, machine) = test_machine(&[cpu_without_hint(0)]);
+    let (root, machine) = test_machine(&[files_without_energy_preference(0)]);
     let directory = runtime_directory(root.path());
     let (looks, is_trusting) = Default::default();
     let jealous =

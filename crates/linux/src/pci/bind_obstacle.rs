@@ -93,7 +93,7 @@ pub(super) const NO_IOMMU_PARAMETER: &str = "sys/module/vfio/parameters/enable_u
 
 impl BindObstacle {
     /// Whether naming the serial number overrides the obstacle.
-    pub const fn yields_to_serial(&self) -> bool {
+    pub const fn is_overridden_by_serial(&self) -> bool {
         matches!(
             self,
             Self::InUse { .. }
@@ -120,7 +120,7 @@ impl BindObstacle {
     /// Fix: one or two sentences.
     pub fn fix(&self) -> String {
         let mut remedy = self.fix_text();
-        if self.yields_to_serial() {
+        if self.is_overridden_by_serial() {
             remedy += " To unbind it although it is in use, add --even-if-in-use and the \
                        serial number that `tenmil list` shows.";
         }
@@ -137,7 +137,7 @@ impl BindObstacle {
                     .into()
             }
             Self::InUse { uses } => {
-                let ends: Vec<String> = uses.iter().rev().map(DeviceUser::fix).collect();
+                let ends: Vec<String> = uses.iter().rev().map(DeviceUser::release_command).collect();
                 format!("End it with {}.", ends.join(", then "))
             }
             Self::Claimed { disk } => {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::bind_kernel::BindKernel;
 use super::bind_obstacle::NO_IOMMU_PARAMETER;
-use super::bind_records::{original_binding, recorded_functions};
+use super::bind_records::{functions_bound_by_tenmil, original_binding};
 use super::bind_step::PROBE;
 use super::nvme_function::{KernelDisk, sysfs_directory};
 use super::{BindError, BindObstacle, BindStep, GroupMember, NvmeFunction, PciAddress, VFIO};
@@ -84,7 +84,7 @@ pub fn plan_bind(
         return Err(BindError::WrongSerial { found: found.clone() });
     }
     let together: Vec<NvmeFunction> = functions.iter().flatten().cloned().collect();
-    let mut look = GroupInspection { kernel, terms, together: &together };
+    let mut look = BindInspection { kernel, terms, together: &together };
     addresses
         .iter()
         .zip(functions)
@@ -93,13 +93,13 @@ pub fn plan_bind(
 }
 
 /// Inspection of a set of functions.
-struct GroupInspection<'a> {
+struct BindInspection<'a> {
     kernel: &'a dyn BindKernel,
     terms: &'a BindRequest<'a>,
     together: &'a [NvmeFunction],
 }
 
-impl GroupInspection<'_> {
+impl BindInspection<'_> {
     fn plan_at(
         &mut self,
         address: PciAddress,
@@ -107,7 +107,7 @@ impl GroupInspection<'_> {
     ) -> Result<BindPlan, BindError> {
         let mut verdict = BindPlan::empty_plan(address);
         let Some(function) = function else {
-            verdict.obstacles.push(self.missing_function(address));
+            verdict.obstacles.push(self.missing_function_obstacle(address));
             return Ok(verdict);
         };
         verdict.steps = self.plan_steps(&function)?;
@@ -123,7 +123,7 @@ impl GroupInspection<'_> {
         Ok(verdict)
     }
 
-    fn missing_function(&self, address: PciAddress) -> BindObstacle {
+    fn missing_function_obstacle(&self, address: PciAddress) -> BindObstacle {
         let machine = self.kernel.kernel_files();
         match NvmeFunction::class_code_at(machine, address) {
             Some(class) => BindObstacle::NotNvme { class },
@@ -154,10 +154,10 @@ impl GroupInspection<'_> {
             verdict.notes.push(format!("what {hidden} processes have open cannot be seen"));
         }
         for disk in &function.disks {
-            self.check_paths(disk, &mut found);
-            self.check_contents(disk, verdict, &mut found);
+            self.check_multipath_controllers(disk, &mut found);
+            self.check_disk_signatures(disk, verdict, &mut found);
             // EBUSY means any use by the kernel; reported only if no user has been found otherwise.
-            let is_named = openers.found.iter().any(|used| used.is_on(&disk.name));
+            let is_named = openers.found.iter().any(|used| used.is_user_of_disk(&disk.name));
             match self.kernel.open_exclusive(&format!("dev/{}", disk.name)) {
                 Ok(claim) => verdict.claims.push(claim),
                 Err(Errno::BUSY) if !is_named => {
@@ -179,7 +179,7 @@ impl GroupInspection<'_> {
         }
     }
 
-    fn check_paths(&self, disk: &KernelDisk, found: &mut Vec<BindObstacle>) {
+    fn check_multipath_controllers(&self, disk: &KernelDisk, found: &mut Vec<BindObstacle>) {
         let taken: Vec<&str> = self
             .together
             .iter()
@@ -191,7 +191,7 @@ impl GroupInspection<'_> {
         }
     }
 
-    fn check_contents(
+    fn check_disk_signatures(
         &self,
         disk: &KernelDisk,
         verdict: &mut BindPlan,
@@ -313,7 +313,7 @@ fn is_harmless_group_member(other: &GroupMember) -> bool {
 
 /// Original value of the no-IOMMU parameter, recorded for another function.
 fn recorded_no_iommu(machine: &KernelFiles) -> Option<String> {
-    recorded_functions(machine)
+    functions_bound_by_tenmil(machine)
         .into_iter()
         .find_map(|other| original_binding(machine, other).ok()??.no_iommu)
 }

@@ -109,7 +109,7 @@ pub(super) fn original_binding(
 }
 
 /// Functions recorded as bound by tenmil, by address.
-pub fn recorded_functions(machine: &KernelFiles) -> Vec<PciAddress> {
+pub fn functions_bound_by_tenmil(machine: &KernelFiles) -> Vec<PciAddress> {
     let names = machine.directory_entries(DIRECTORY);
     let addresses = names.iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok());
     let is_of_this_boot = |address: &PciAddress| {
@@ -167,8 +167,8 @@ fn boot_id(machine: &KernelFiles) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BindRecords, OriginalBinding, original_binding, recorded_functions};
-    use crate::kernel_files::tests::kernel_files_with;
+    use super::{BindRecords, OriginalBinding, functions_bound_by_tenmil, original_binding};
+    use crate::kernel_files::tests::fake_kernel_files;
     use crate::pci::{BindError, PciAddress};
 
     fn test_address() -> PciAddress {
@@ -186,15 +186,15 @@ mod tests {
     #[test]
     fn record_is_valid_until_reboot() {
         let (root, machine) =
-            kernel_files_with(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
+            fake_kernel_files(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
         let ledger = BindRecords::open_locked(&machine).unwrap();
         assert_eq!(original_binding(&machine, test_address()).unwrap(), None);
         ledger.write_record(test_address(), &test_binding()).unwrap();
         assert_eq!(original_binding(&machine, test_address()).unwrap(), Some(test_binding()));
-        assert_eq!(recorded_functions(&machine), [test_address()]);
+        assert_eq!(functions_bound_by_tenmil(&machine), [test_address()]);
         std::fs::write(root.path().join(super::BOOT), "two\n").unwrap();
         assert_eq!(original_binding(&machine, test_address()).unwrap(), None);
-        assert_eq!(recorded_functions(&machine), []);
+        assert_eq!(functions_bound_by_tenmil(&machine), []);
         ledger.remove_record(test_address()).unwrap();
         ledger.remove_record(test_address()).unwrap();
         assert!(!super::record_path(&machine, test_address()).exists());
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn records_are_locked_by_one_process() {
-        let (_root, machine) = kernel_files_with(&[("run/x", "")]);
+        let (_root, machine) = fake_kernel_files(&[("run/x", "")]);
         let first = BindRecords::open_locked(&machine).unwrap();
         assert_eq!(BindRecords::open_locked(&machine).unwrap_err(), BindError::Busy);
         drop(first);
@@ -227,10 +227,10 @@ mod tests {
 
     #[test]
     fn temporary_file_of_a_crash_is_ignored() {
-        let (root, machine) = kernel_files_with(&[("run/x", "")]);
+        let (root, machine) = fake_kernel_files(&[("run/x", "")]);
         let ledger = BindRecords::open_locked(&machine).unwrap();
         std::fs::write(root.path().join("run/tenmil/0000:5e:00.0.draft"), "boot on").unwrap();
-        assert_eq!(recorded_functions(&machine), []);
+        assert_eq!(functions_bound_by_tenmil(&machine), []);
         ledger.write_record(test_address(), &test_binding()).unwrap();
         assert_eq!(original_binding(&machine, test_address()).unwrap(), Some(test_binding()));
     }

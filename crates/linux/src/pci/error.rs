@@ -119,7 +119,7 @@ impl BindError {
                 format!("Name the driver to bind: `sudo tenmil unbind {address} --to nvme`.")
             }
             Self::InUse { by, .. } => {
-                let ends: Vec<String> = by.iter().map(DeviceUser::fix).collect();
+                let ends: Vec<String> = by.iter().map(DeviceUser::release_command).collect();
                 format!("End it with {}.", ends.join(" and "))
             }
             Self::NoDriver { driver, .. } => format!("Load it with `sudo modprobe {driver}`."),

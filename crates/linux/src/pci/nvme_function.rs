@@ -126,7 +126,7 @@ impl NvmeFunction {
             vendor: number("vendor")?,
             device: number("device")?,
             driver: machine.link_target_name(&format!("{directory}/driver")),
-            driver_override: text("driver_override").filter(|name| is_driver_name(name)),
+            driver_override: text("driver_override").filter(|name| is_driver_override_set(name)),
             group: iommu_group(machine, address),
             // -1 on a machine without NUMA.
             numa_node: text("numa_node").and_then(|text| text.parse().ok()),
@@ -211,7 +211,7 @@ pub(super) fn sysfs_directory(address: PciAddress) -> String {
 }
 
 /// Whether `driver_override` names a driver; "(null)" means unset.
-pub(super) fn is_driver_name(name: &str) -> bool {
+pub(super) fn is_driver_override_set(name: &str) -> bool {
     !name.is_empty() && name != "(null)"
 }
 
@@ -270,7 +270,8 @@ fn kernel_disks(machine: &KernelFiles, controller: &str) -> Vec<KernelDisk> {
         .iter()
         .filter_map(|name| {
             let disk = disk_of(name)?;
-            let controllers = if disk == *name { Vec::new() } else { paths_to(machine, &disk) };
+            let controllers =
+                if disk == *name { Vec::new() } else { controllers_of_disk(machine, &disk) };
             let number = device_number(machine, &disk);
             Some(KernelDisk { name: disk, number, controllers })
         })
@@ -295,7 +296,7 @@ fn disk_of(name: &str) -> Option<String> {
 }
 
 /// Names of the controllers of the subsystem that has this disk.
-fn paths_to(machine: &KernelFiles, disk: &str) -> Vec<String> {
+fn controllers_of_disk(machine: &KernelFiles, disk: &str) -> Vec<String> {
     let subsystems = machine.directory_entries(SUBSYSTEMS).into_iter();
     let mut directories = subsystems.map(|name| format!("{SUBSYSTEMS}/{name}"));
     let own = directories.find(|directory| machine.exists(&format!("{directory}/{disk}")));

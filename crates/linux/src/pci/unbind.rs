@@ -4,10 +4,10 @@ use super::bind::run_steps;
 use super::bind_kernel::BindKernel;
 use super::bind_obstacle::NO_IOMMU_PARAMETER;
 use super::bind_records::{
-    BindRecords, OriginalBinding, is_valid_driver_name, original_binding, recorded_functions,
+    BindRecords, OriginalBinding, functions_bound_by_tenmil, is_valid_driver_name, original_binding,
 };
 use super::error::BindError;
-use super::nvme_function::{is_driver_name, sysfs_directory};
+use super::nvme_function::{is_driver_override_set, sysfs_directory};
 use super::{BindStep, NvmeFunction, PciAddress, VFIO};
 use crate::device_users::DeviceUser;
 use crate::kernel_files::KernelFiles;
@@ -34,7 +34,7 @@ pub fn plan_unbind(
 ) -> Result<Vec<(PciAddress, Vec<BindStep>)>, BindError> {
     let machine = kernel.kernel_files();
     let (addresses, to) = match which {
-        UnbindSelection::All => (recorded_functions(machine), None),
+        UnbindSelection::All => (functions_bound_by_tenmil(machine), None),
         UnbindSelection::These(addresses) => (addresses.clone(), None),
         UnbindSelection::To(addresses, driver) => (addresses.clone(), Some(driver.clone())),
     };
@@ -64,7 +64,7 @@ pub fn unbind_functions(
 ) -> (Vec<PciAddress>, Result<(), BindError>) {
     let machine = kernel.kernel_files();
     let selections = match which {
-        UnbindSelection::All => recorded_functions(machine)
+        UnbindSelection::All => functions_bound_by_tenmil(machine)
             .into_iter()
             .map(|one| UnbindSelection::These(vec![one]))
             .collect(),
@@ -107,7 +107,7 @@ pub(super) fn unbind_steps(
 ) -> Vec<BindStep> {
     let text = |name: &str| machine.read_trimmed(&format!("{}/{name}", sysfs_directory(address)));
     let driver = machine.link_target_name(&format!("{}/driver", sysfs_directory(address)));
-    let pinned = text("driver_override").filter(|name| is_driver_name(name));
+    let pinned = text("driver_override").filter(|name| is_driver_override_set(name));
     let mut steps = Vec::new();
     // A function that is missing, or bound to a third driver, is left as it is.
     let is_there = text("class").is_some();
@@ -127,7 +127,7 @@ pub(super) fn unbind_steps(
         steps.push(BindStep::Override { driver: former.driver_override.clone() });
     }
     // The last function without an IOMMU restores the no-IOMMU parameter.
-    let others = recorded_functions(machine).into_iter().filter(|other| *other != address);
+    let others = functions_bound_by_tenmil(machine).into_iter().filter(|other| *other != address);
     let mut others = others.filter_map(|other| original_binding(machine, other).ok()?);
     if let Some(to) = &former.no_iommu
         && !others.any(|other| other.no_iommu.is_some())

@@ -64,7 +64,7 @@ impl Default for LogLimiter {
 
 impl LogLimiter {
     /// Whether the line is to be written.
-    pub(super) fn admit_line(&mut self, record: &LogRecord, now: Instant) -> bool {
+    pub(super) fn admits_line(&mut self, record: &LogRecord, now: Instant) -> bool {
         let total = &mut self.total;
         let is_known = self.causes.contains_key(&record.cause);
         let has_place =
@@ -92,12 +92,12 @@ impl LogLimiter {
     }
 
     /// Next due summary: of lines suppressed for [`SUMMARY_AFTER`].
-    pub(super) fn next_summary(&mut self, now: Instant) -> Option<SuppressedSummary> {
+    pub(super) fn take_due_summary(&mut self, now: Instant) -> Option<SuppressedSummary> {
         self.take_summary_if(|cause| now.since(cause.since) >= SUMMARY_AFTER)
     }
 
     /// Next summary, due or not.
-    pub(super) fn take_summary(&mut self) -> Option<SuppressedSummary> {
+    pub(super) fn take_any_summary(&mut self) -> Option<SuppressedSummary> {
         self.take_summary_if(|_| true)
     }
 
@@ -166,7 +166,7 @@ mod tests {
     use super::{CAUSE_LINES, CAUSES_MAX, LogLimiter, SuppressedSummary, TOTAL_LINES};
     use crate::process_log::LogRecord;
 
-    fn seconds(ms: u64) -> Instant {
+    fn instant_at_ms(ms: u64) -> Instant {
         Instant::default().after(Span::from_ms(ms))
     }
 
@@ -175,17 +175,17 @@ mod tests {
     }
 
     fn count_admitted(limiter: &mut LogLimiter, cause: &str, count: u64, now: Instant) -> u64 {
-        (0..count).map(|_| u64::from(limiter.admit_line(&test_record(cause), now))).sum()
+        (0..count).map(|_| u64::from(limiter.admits_line(&test_record(cause), now))).sum()
     }
 
     #[test]
     fn cause_has_a_burst_and_then_one_line_per_second() {
         let mut limiter = LogLimiter::default();
-        assert_eq!(count_admitted(&mut limiter, "a", 100, seconds(0)), CAUSE_LINES);
-        assert_eq!(count_admitted(&mut limiter, "a", 100, seconds(999)), 0);
-        assert_eq!(count_admitted(&mut limiter, "a", 100, seconds(3_000)), 3);
+        assert_eq!(count_admitted(&mut limiter, "a", 100, instant_at_ms(0)), CAUSE_LINES);
+        assert_eq!(count_admitted(&mut limiter, "a", 100, instant_at_ms(999)), 0);
+        assert_eq!(count_admitted(&mut limiter, "a", 100, instant_at_ms(3_000)), 3);
         assert_eq!(
-            count_admitted(&mut limiter, "b", 100, seconds(3_000)),
+            count_admitted(&mut limiter, "b", 100, instant_at_ms(3_000)),
             CAUSE_LINES,
             "others are not limited"
         );
@@ -194,12 +194,12 @@ mod tests {
     #[test]
     fn suppressed_lines_are_summarized_once_after_five_seconds() {
         let mut limiter = LogLimiter::default();
-        count_admitted(&mut limiter, "a", CAUSE_LINES + 7, seconds(10));
+        count_admitted(&mut limiter, "a", CAUSE_LINES + 7, instant_at_ms(10));
         assert!(limiter.has_suppressed());
-        assert_eq!(limiter.next_summary(seconds(5_009)), None);
+        assert_eq!(limiter.take_due_summary(instant_at_ms(5_009)), None);
         let summary = SuppressedSummary { lines: 7, last: "note: a".into() };
-        assert_eq!(limiter.next_summary(seconds(5_010)), Some(summary));
-        assert_eq!(limiter.next_summary(seconds(60_000)), None);
+        assert_eq!(limiter.take_due_summary(instant_at_ms(5_010)), Some(summary));
+        assert_eq!(limiter.take_due_summary(instant_at_ms(60_000)), None);
         assert!(!limiter.has_suppressed());
     }
 
@@ -208,12 +208,12 @@ mod tests {
         let mut limiter = LogLimiter::default();
         let mut count = 0;
         for index in 0..10_000 {
-            count += count_admitted(&mut limiter, &index.to_string(), 1, seconds(0));
+            count += count_admitted(&mut limiter, &index.to_string(), 1, instant_at_ms(0));
         }
         assert!(count <= TOTAL_LINES, "{count}");
         assert!(limiter.causes.len() <= CAUSES_MAX);
         let mut suppressed = 0;
-        while let Some(summary) = limiter.take_summary() {
+        while let Some(summary) = limiter.take_any_summary() {
             suppressed += summary.lines;
         }
         assert_eq!(count + suppressed, 10_000, "each line is written or counted");
@@ -223,9 +223,9 @@ mod tests {
     fn idle_cause_frees_its_entry() {
         let mut limiter = LogLimiter::default();
         for index in 0..CAUSES_MAX {
-            count_admitted(&mut limiter, &index.to_string(), 1, seconds(index as u64 * 100));
+            count_admitted(&mut limiter, &index.to_string(), 1, instant_at_ms(index as u64 * 100));
         }
-        assert_eq!(count_admitted(&mut limiter, "new", 1, seconds(60_000)), 1);
+        assert_eq!(count_admitted(&mut limiter, "new", 1, instant_at_ms(60_000)), 1);
         assert!(limiter.causes.contains_key("new"));
     }
 }

@@ -70,10 +70,14 @@ impl ProcessIdentity {
     /// one that opened something after this machine's boot is not.
     pub fn is_of_earlier_boot(&self, since: u64) -> bool {
         let machine = KernelFiles::live_system();
-        self.ended_before(&machine, &Self::of_process(&machine, std::process::id()), since)
+        self.is_of_earlier_boot_than(
+            &machine,
+            &Self::of_process(&machine, std::process::id()),
+            since,
+        )
     }
 
-    fn ended_before(&self, machine: &KernelFiles, here: &Self, since: u64) -> bool {
+    fn is_of_earlier_boot_than(&self, machine: &KernelFiles, here: &Self, since: u64) -> bool {
         let is_known = self.machine != 0 && self.boot != 0 && here.boot != 0;
         let is_named = !self.host.is_empty() && self.host == here.host;
         let is_before = boot_time(machine).is_some_and(|booted| since < booted);
@@ -122,7 +126,7 @@ fn is_dead(machine: &KernelFiles, pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::ProcessIdentity;
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
 
     #[test]
     fn process_is_gone_only_if_that_is_certain() {
@@ -133,11 +137,11 @@ mod tests {
         for (state, started, expected) in
             [("S", 3000, false), ("S", 3001, true), ("Z", 3000, true), ("R", 3000, false)]
         {
-            let (_root, machine) = kernel_files_with(&[("proc/7/stat", &stat(state, started))]);
+            let (_root, machine) = fake_kernel_files(&[("proc/7/stat", &stat(state, started))]);
             let found = process.has_ended(&machine, |_| true);
             assert_eq!(found, expected, "{state} {started}");
         }
-        let (_root, machine) = kernel_files_with(&[]);
+        let (_root, machine) = fake_kernel_files(&[]);
         assert!(process.has_ended(&machine, |_| false));
         assert!(!process.has_ended(&machine, |_| true), "its files are hidden");
     }
@@ -145,26 +149,32 @@ mod tests {
     #[test]
     fn process_of_an_earlier_boot_is_gone() {
         let (_root, machine) =
-            kernel_files_with(&[("proc/stat", "cpu 1 2\nbtime 5000\nprocesses 9")]);
+            fake_kernel_files(&[("proc/stat", "cpu 1 2\nbtime 5000\nprocesses 9")]);
         let host = "db".to_owned();
         let here = ProcessIdentity { boot: 2, machine: 7, host, ..ProcessIdentity::default() };
         let former = ProcessIdentity { boot: 1, ..here.clone() };
-        assert!(former.ended_before(&machine, &here, 4999));
-        assert!(!former.ended_before(&machine, &here, 5000), "a copy of this machine is up");
-        assert!(!here.ended_before(&machine, &here, 4999), "it may be there");
+        assert!(former.is_of_earlier_boot_than(&machine, &here, 4999));
+        assert!(
+            !former.is_of_earlier_boot_than(&machine, &here, 5000),
+            "a copy of this machine is up"
+        );
+        assert!(!here.is_of_earlier_boot_than(&machine, &here, 4999), "it may be there");
         for other in [
             ProcessIdentity { machine: 8, ..former.clone() },
             ProcessIdentity { host: "db2".into(), ..former.clone() },
             ProcessIdentity { host: String::new(), ..former.clone() },
             ProcessIdentity { boot: 0, ..former.clone() },
         ] {
-            assert!(!other.ended_before(&machine, &here, 4999), "{other:?}");
+            assert!(!other.is_of_earlier_boot_than(&machine, &here, 4999), "{other:?}");
         }
         let nameless = ProcessIdentity { machine: 0, ..here };
         let former = ProcessIdentity { boot: 1, ..nameless.clone() };
-        assert!(!former.ended_before(&machine, &nameless, 4999), "no machine has a number");
-        let (_root, silent) = kernel_files_with(&[]);
-        assert!(!former.ended_before(&silent, &nameless, 4999));
+        assert!(
+            !former.is_of_earlier_boot_than(&machine, &nameless, 4999),
+            "no machine has a number"
+        );
+        let (_root, silent) = fake_kernel_files(&[]);
+        assert!(!former.is_of_earlier_boot_than(&silent, &nameless, 4999));
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl ConnectOp {
         Ok(())
     }
 
-    fn poll_resolver(&mut self, answer: Arc<ResolverResult>, now: Instant) -> PollState {
+    fn poll_resolver(&mut self, answer: Arc<ResolverResult>, now: Instant) -> ConnectPollResult {
         match answer.found.get() {
             None if now >= self.deadline => Err(Err(self.timeout_error(None))),
             None => Ok(ConnectState::Name(answer)),
@@ -196,7 +196,7 @@ impl ConnectOp {
         }
     }
 
-    fn poll_attempt(&mut self, attempt: ConnectAttempt, now: Instant) -> PollState {
+    fn poll_attempt(&mut self, attempt: ConnectAttempt, now: Instant) -> ConnectPollResult {
         let failed = match attempt.has_peer_responded(&self.watch) {
             Ok(true) => {
                 let _ = self.watch.remove(&attempt.socket);
@@ -264,7 +264,7 @@ impl ConnectOp {
 }
 
 /// Result of a poll: the next state, or the result.
-type PollState = Result<ConnectState, Result<OwnedFd, ConnectError>>;
+type ConnectPollResult = Result<ConnectState, Result<OwnedFd, ConnectError>>;
 
 impl ResolverResult {
     /// Resolves a name; may block for long.

@@ -15,8 +15,8 @@ use super::gather_list::{GatherList, receive_scattered};
 use super::kernel_buffers::KernelBufferTransfer;
 use super::napi_groups::GroupMembership;
 use super::recv_buffer::{RecvBuffer, RecvBufferPool};
-use super::socket_factory::SharedSocketStats;
-use super::socket_waiter::{ERRORS, SocketWaiter};
+use super::socket_stream_factory::SharedSocketStats;
+use super::socket_waiter::{ERRORS, SocketReadinessDescriptor};
 use super::zero_copy::{self, PendingZeroCopy, ZeroCopyThreshold};
 use crate::poll_set::Interest;
 use crate::socket_stream::{local_address_of, name_of_peer};
@@ -36,7 +36,7 @@ pub(super) struct EpollStream {
     /// Whether zero-copy sends are attempted.
     zero_copy: bool,
     is_aborted: bool,
-    waiter: SocketWaiter,
+    waiter: SocketReadinessDescriptor,
     /// Whether all requested events are armed. False if no receive buffer was free; another stream
     /// frees one, and this one is armed again.
     is_fully_armed: bool,
@@ -68,7 +68,7 @@ impl EpollStream {
             threshold,
             zero_copy: by_reference,
             is_aborted: false,
-            waiter: SocketWaiter::new()?,
+            waiter: SocketReadinessDescriptor::new()?,
             is_fully_armed: false,
             peer,
             counts,
@@ -98,16 +98,16 @@ impl EpollStream {
         if let Ok(count) = found {
             self.buffer.mark_filled(count);
         }
-        let received = self.result_of(found);
+        let received = self.convert_receive_result(found);
         if !matches!(received, RecvResult::Bytes(_)) {
-            self.buffer.release_idle();
+            self.buffer.release_unless_large();
         }
         received
     }
 
     /// Converts the result of a receive call.
     #[inline]
-    fn result_of(&mut self, found: Result<usize, Errno>) -> RecvResult {
+    fn convert_receive_result(&mut self, found: Result<usize, Errno>) -> RecvResult {
         self.counts.receives.add(1);
         match found {
             Ok(count) if count > 0 => RecvResult::Bytes(count),
@@ -250,7 +250,7 @@ impl EpollStream {
         }
         let mover = self.mover.get_or_insert_default();
         let found = mover.receive(&self.regions, first, self.socket.as_fd());
-        self.result_of(found)
+        self.convert_receive_result(found)
     }
 
     #[inline]
@@ -297,7 +297,7 @@ impl Stream for EpollStream {
             return RecvResult::WouldBlock;
         }
         match receive_scattered(&self.regions, into, &mut [], self.socket.as_fd()) {
-            Ok(found) => self.result_of(found),
+            Ok(found) => self.convert_receive_result(found),
             Err(nowhere) => self.receive_kernel_buffer(into, nowhere.0),
         }
     }
@@ -319,12 +319,12 @@ impl Stream for EpollStream {
                 let behind = found.map_or(0, |count| count.saturating_sub(direct));
                 self.buffer.mark_filled(behind);
                 if behind == 0 {
-                    self.buffer.release_idle();
+                    self.buffer.release_unless_large();
                 }
-                self.result_of(found)
+                self.convert_receive_result(found)
             }
             Err(nowhere) => {
-                self.buffer.release_idle();
+                self.buffer.release_unless_large();
                 self.receive_kernel_buffer(into, nowhere.0)
             }
         }
@@ -378,7 +378,7 @@ impl Stream for EpollStream {
         self.is_aborted = true;
         // The socket is removed from the set: a hang-up is reported even if not requested, and
         // would end sleeps.
-        let _ = self.waiter.wait_for(self.socket.as_fd(), None);
+        let _ = self.waiter.set_awaited_events(self.socket.as_fd(), None);
         let broken =
             StreamError(format!("receive from {}: the connection was abandoned", self.peer));
         self.record_end(RecvResult::Failed(broken));
@@ -389,11 +389,11 @@ impl Stream for EpollStream {
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
-        self.buffer.release_idle();
+        self.buffer.release_unless_large();
         let interest = self.interest(wants_bytes, wants_space);
         self.is_fully_armed =
             interest == Some(Interest { readable: wants_bytes, writable: wants_space });
-        match self.waiter.wait_for(self.socket.as_fd(), interest) {
+        match self.waiter.set_awaited_events(self.socket.as_fd(), interest) {
             Ok(()) => false,
             Err(error) => {
                 let broken = format!("wait for {}: {error}", self.peer);
@@ -408,7 +408,7 @@ impl Stream for EpollStream {
     }
 
     fn detach_from_thread(&mut self) -> bool {
-        self.buffer.release_if_small()
+        self.buffer.release_before_thread_change()
     }
 
     fn peer_description(&self) -> String {

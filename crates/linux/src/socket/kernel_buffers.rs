@@ -79,7 +79,8 @@ impl KernelBufferTransfer {
         socket: BorrowedFd<'_>,
         has_more: bool,
     ) -> Result<usize, Errno> {
-        match self.by_buffer_index(regions, segment, socket, TransferDirection::ToSocket) {
+        match self.transfer_registered_buffer(regions, segment, socket, TransferDirection::ToSocket)
+        {
             Some(transferred) => transferred,
             None => self.send_copied(regions, segment, socket, has_more),
         }
@@ -93,14 +94,19 @@ impl KernelBufferTransfer {
         segment: Segment,
         socket: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
-        match self.by_buffer_index(regions, segment, socket, TransferDirection::FromSocket) {
+        match self.transfer_registered_buffer(
+            regions,
+            segment,
+            socket,
+            TransferDirection::FromSocket,
+        ) {
             Some(transferred) => transferred,
             None => self.receive_copied(regions, segment, socket),
         }
     }
 
     /// Transfers by registered buffer; `None` if the kernel does not support it.
-    fn by_buffer_index(
+    fn transfer_registered_buffer(
         &mut self,
         regions: &RegionTable,
         segment: Segment,
@@ -108,7 +114,7 @@ impl KernelBufferTransfer {
         way: TransferDirection,
     ) -> Option<Result<usize, Errno>> {
         let part = regions.kernel_buffer(segment)?;
-        let ring = self.buffer_ring()?;
+        let ring = self.ring_for_registered_buffer()?;
         let ending = match submit_and_wait(ring, &linked_entries(socket, &part, way)) {
             Ok(ending) => ending,
             Err(errno) => {
@@ -127,7 +133,7 @@ impl KernelBufferTransfer {
         result_of
     }
 
-    fn buffer_ring(&mut self) -> Option<&mut IoUring> {
+    fn ring_for_registered_buffer(&mut self) -> Option<&mut IoUring> {
         if let FixedBufferRing::NotCreated = self.ring {
             self.ring = match open_ring() {
                 Ok(ring) => FixedBufferRing::Ready(Box::new(ring)),

@@ -68,7 +68,7 @@ impl NapiGroups {
         table.next += 1;
         let group = table.groups.entry(queue).or_default();
         if let Some(before) = group.last() {
-            before.select_polling_socket(Span::default());
+            before.set_busy_poll(Span::default());
         }
         group.push(NapiGroup { number, socket, busy });
         Some(GroupMembership { groups: self.clone(), queue, number })
@@ -86,7 +86,7 @@ impl NapiGroups {
 
 impl NapiGroup {
     /// Changes the busy-poll duration. On failure it stays as it was.
-    fn select_polling_socket(&self, busy: Span) {
+    fn set_busy_poll(&self, busy: Span) {
         let _ = socket_options::set_busy_poll(self.socket.as_fd(), busy);
     }
 }
@@ -99,7 +99,7 @@ impl Drop for GroupMembership {
         let was_last = group.last().is_some_and(|last| last.number == self.number);
         group.retain(|entry| entry.number != self.number);
         match group.last() {
-            Some(last) if was_last => last.select_polling_socket(last.busy),
+            Some(last) if was_last => last.set_busy_poll(last.busy),
             Some(_) => {}
             None => _ = table.groups.remove(&self.queue),
         }

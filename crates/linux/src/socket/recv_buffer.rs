@@ -169,7 +169,7 @@ impl RecvBuffer {
 
     /// Releases the buffer unless many bytes are unconsumed; called when nothing more is available.
     #[inline]
-    pub(crate) fn release_idle(&mut self) {
+    pub(crate) fn release_unless_large(&mut self) {
         let Some(memory) = &self.memory else { return };
         let waiting = &memory[self.start..self.end];
         if waiting.len() <= STASH_MAX {
@@ -188,8 +188,8 @@ impl RecvBuffer {
 
     /// Releases the buffer unless many bytes are unconsumed. Returns whether no memory of this
     /// thread is held.
-    pub(crate) fn release_if_small(&mut self) -> bool {
-        self.release_idle();
+    pub(crate) fn release_before_thread_change(&mut self) -> bool {
+        self.release_unless_large();
         self.memory.is_none()
     }
 
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(fill_buffer(&mut other, b"defg"), 4);
         assert!(one.free_space().is_none());
         other.consume(1);
-        other.release_idle();
+        other.release_unless_large();
         assert_eq!(other.unconsumed_bytes(), b"efg", "what is left waits elsewhere");
         assert!(pool.has_free());
         assert_eq!(fill_buffer(&mut other, b"hi"), 2);
@@ -263,11 +263,11 @@ mod tests {
         assert_eq!(fill_buffer(&mut inbox, &bytes), 4096);
         assert_eq!(fill_buffer(&mut inbox, &bytes), 0, "it is full");
         assert!(!inbox.has_space());
-        inbox.release_idle();
+        inbox.release_unless_large();
         assert!(!pool.has_free(), "{} bytes wait", inbox.unconsumed_bytes().len());
         inbox.consume(4096 - STASH_MAX);
         assert_eq!(inbox.unconsumed_bytes(), &bytes[4096 - STASH_MAX..4096]);
-        inbox.release_idle();
+        inbox.release_unless_large();
         assert!(pool.has_free());
         assert_eq!(fill_buffer(&mut inbox, &bytes[4096..]), 904);
         assert_eq!(inbox.unconsumed_bytes(), &bytes[4096 - STASH_MAX..]);
@@ -278,9 +278,9 @@ mod tests {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
         assert_eq!(fill_buffer(&mut one, &[1; 4096]), 4096);
-        assert!(!one.release_if_small(), "much waits");
+        assert!(!one.release_before_thread_change(), "much waits");
         one.consume(4096 - 3);
-        assert!(one.release_if_small() && pool.has_free());
+        assert!(one.release_before_thread_change() && pool.has_free());
         assert_eq!(fill_buffer(&mut other, b"here"), 4);
         std::thread::scope(|scope| {
             let theirs = scope.spawn(|| {

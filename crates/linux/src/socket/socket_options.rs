@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
 use tenmil_base::{ErrorCategory, Span};
 
-use super::socket_factory::SocketEngine;
+use super::socket_stream_factory::SocketEngine;
 use crate::io_vectors::last_errno;
 
 /// Options of a thread's streams. Defaults are those of [`SocketOptions::default`].

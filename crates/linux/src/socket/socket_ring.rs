@@ -29,8 +29,8 @@ use rustix::io::Errno;
 use self::provided_buffers::{BufferMemory, FilledBuffer, GROUP, ProvidedBuffers};
 pub(super) use self::ring_stream::RingStream;
 use self::socket_slot::{SocketSlot, StreamEnd};
-use super::socket_factory::SharedSocketStats;
 use super::socket_options::SocketOptions;
+use super::socket_stream_factory::SharedSocketStats;
 
 /// Ring and its sockets. Cheap to clone.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use crate::poll_set::{Interest, PollSet};
 /// connection that repeatedly waits for the same costs no system call for that. A condition that
 /// holds already ends the sleep at once.
 #[derive(Debug)]
-pub(super) struct SocketWaiter {
+pub(super) struct SocketReadinessDescriptor {
     watch: PollSet,
     /// Awaited events; `None`: not even errors.
     interest: Option<Interest>,
@@ -22,7 +22,7 @@ pub(super) const ERRORS: Interest = Interest { readable: false, writable: false 
 /// Token of the socket in the poll set.
 const SOCKET: u64 = 0;
 
-impl SocketWaiter {
+impl SocketReadinessDescriptor {
     /// Creates a waiter that awaits nothing.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { watch: PollSet::new()?, interest: None })
@@ -31,7 +31,7 @@ impl SocketWaiter {
     /// Awaits `wanted` on `socket`, which is the same in every call. `None` removes the socket:
     /// otherwise hang-up and errors are reported even if not requested.
     #[inline]
-    pub(super) fn wait_for(
+    pub(super) fn set_awaited_events(
         &mut self,
         socket: BorrowedFd<'_>,
         wanted: Option<Interest>,
@@ -50,7 +50,7 @@ impl SocketWaiter {
     }
 }
 
-impl AsFd for SocketWaiter {
+impl AsFd for SocketReadinessDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }

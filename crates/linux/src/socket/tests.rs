@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tenmil_base::{Memory, RecvResult, Segment, SendSlice, Span, Stream, WakeSource};
 use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_sim::sim_network::stream_conformance::{self, StreamPair, WaitCondition};
+use tenmil_sim::sim_network::stream_conformance_tests::{self, StreamPair, WaitCondition};
 
-use super::{SocketEngine, SocketFactory, SocketOptions};
+use super::{SocketEngine, SocketOptions, SocketStreamFactory};
 use crate::poll_set::{Interest, PollSet};
 
 fn test_memory() -> (RegionTable, Segment) {
@@ -30,14 +30,14 @@ fn unix_pair() -> [OwnedFd; 2] {
 
 fn stream_pair(options: SocketOptions, sockets: [OwnedFd; 2]) -> StreamPair {
     let (regions, whole) = test_memory();
-    let made = SocketFactory::new(regions.clone(), options);
+    let made = SocketStreamFactory::new(regions.clone(), options);
     let [one, other] = sockets.map(|socket| made.new_stream(socket).unwrap());
     let memory: Arc<dyn Memory> = Arc::new(regions);
-    StreamPair { one, other, memory, whole, rest: Box::new(receive_rest) }
+    StreamPair { one, other, memory, whole, rest: Box::new(wait_for_either_end) }
 }
 
 /// Sleeps until an event of either end. An end that awaits nothing does not sleep long.
-fn receive_rest(ends: [(&mut dyn Stream, WaitCondition); 2]) {
+fn wait_for_either_end(ends: [(&mut dyn Stream, WaitCondition); 2]) {
     let watch = PollSet::new().unwrap();
     let mut stays_awake = false;
     let mut wants_something = false;
@@ -70,12 +70,16 @@ fn wake_descriptor(stream: &dyn Stream) -> BorrowedFd<'_> {
 
 #[test]
 fn epoll_over_tcp_passes_the_stream_tests() {
-    stream_conformance::run_stream_tests(1, || stream_pair(SocketOptions::default(), tcp_pair()));
+    stream_conformance_tests::run_stream_tests(1, || {
+        stream_pair(SocketOptions::default(), tcp_pair())
+    });
 }
 
 #[test]
 fn epoll_over_unix_sockets_passes_the_stream_tests() {
-    stream_conformance::run_stream_tests(2, || stream_pair(SocketOptions::default(), unix_pair()));
+    stream_conformance_tests::run_stream_tests(2, || {
+        stream_pair(SocketOptions::default(), unix_pair())
+    });
 }
 
 #[test]
@@ -85,16 +89,16 @@ fn epoll_with_small_socket_buffers_passes_the_stream_tests() {
         recv_buffer_bytes: 2048,
         ..SocketOptions::default()
     };
-    stream_conformance::run_stream_tests(3, || stream_pair(options.clone(), unix_pair()));
+    stream_conformance_tests::run_stream_tests(3, || stream_pair(options.clone(), unix_pair()));
 }
 
-fn ring_factory() -> SocketOptions {
+fn io_uring_options() -> SocketOptions {
     SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() }
 }
 
 /// Whether this kernel supports the ring; prints a note if not.
 fn has_ring() -> bool {
-    let sockets = SocketFactory::new(RegionTable::new(1), ring_factory());
+    let sockets = SocketStreamFactory::new(RegionTable::new(1), io_uring_options());
     if let Some(why) = sockets.io_uring_error() {
         eprintln!("skipped: io_uring: {why}");
     }
@@ -104,14 +108,18 @@ fn has_ring() -> bool {
 #[test]
 fn ring_over_tcp_passes_the_stream_tests() {
     if has_ring() {
-        stream_conformance::run_stream_tests(4, || stream_pair(ring_factory(), tcp_pair()));
+        stream_conformance_tests::run_stream_tests(4, || {
+            stream_pair(io_uring_options(), tcp_pair())
+        });
     }
 }
 
 #[test]
 fn ring_over_unix_sockets_passes_the_stream_tests() {
     if has_ring() {
-        stream_conformance::run_stream_tests(5, || stream_pair(ring_factory(), unix_pair()));
+        stream_conformance_tests::run_stream_tests(5, || {
+            stream_pair(io_uring_options(), unix_pair())
+        });
     }
 }
 
@@ -121,28 +129,28 @@ fn ring_with_small_socket_buffers_passes_the_stream_tests() {
         send_buffer_bytes: Some(4096),
         recv_buffer_bytes: 1024,
         recv_buffers_max: 4,
-        ..ring_factory()
+        ..io_uring_options()
     };
     if has_ring() {
-        stream_conformance::run_stream_tests(6, || stream_pair(options.clone(), unix_pair()));
+        stream_conformance_tests::run_stream_tests(6, || stream_pair(options.clone(), unix_pair()));
     }
 }
 
 /// Every send with memory is zero-copy, until the kernel reports a copy.
-fn zero_copy_factory(engine: SocketEngine) -> SocketOptions {
+fn zero_copy_options(engine: SocketEngine) -> SocketOptions {
     SocketOptions { engine, zero_copy_from_bytes: Some(1), ..SocketOptions::default() }
 }
 
 #[test]
 fn zero_copy_streams_pass_the_stream_tests() {
-    stream_conformance::run_stream_tests(7, || {
-        stream_pair(zero_copy_factory(SocketEngine::Epoll), tcp_pair())
+    stream_conformance_tests::run_stream_tests(7, || {
+        stream_pair(zero_copy_options(SocketEngine::Epoll), tcp_pair())
     });
-    stream_conformance::run_stream_tests(8, || {
-        stream_pair(zero_copy_factory(SocketEngine::IoUring), tcp_pair())
+    stream_conformance_tests::run_stream_tests(8, || {
+        stream_pair(zero_copy_options(SocketEngine::IoUring), tcp_pair())
     });
-    stream_conformance::run_stream_tests(9, || {
-        stream_pair(zero_copy_factory(SocketEngine::IoUring), unix_pair())
+    stream_conformance_tests::run_stream_tests(9, || {
+        stream_pair(zero_copy_options(SocketEngine::IoUring), unix_pair())
     });
 }
 
@@ -152,7 +160,7 @@ fn zero_copy_is_disabled_once_the_kernel_reports_copies() {
     for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
         let (regions, whole) = test_memory();
         let part = whole.slice(0, 10_000).unwrap();
-        let sockets = SocketFactory::new(regions, zero_copy_factory(engine));
+        let sockets = SocketStreamFactory::new(regions, zero_copy_options(engine));
         sockets.set_zero_copy_from(Some(20_000));
         let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let mut send = |sent: u64| {
@@ -179,11 +187,11 @@ fn zero_copy_is_disabled_once_the_kernel_reports_copies() {
 }
 
 #[test]
-fn restricted_stream_passes_the_stream_tests() {
+fn stream_without_gather_passes_the_conformance_tests() {
     let curbed = SocketOptions { batch_send: false, msg_more: false, ..SocketOptions::default() };
-    stream_conformance::run_stream_tests(10, || stream_pair(curbed.clone(), tcp_pair()));
+    stream_conformance_tests::run_stream_tests(10, || stream_pair(curbed.clone(), tcp_pair()));
     let talkative = SocketOptions { batch_send: false, ..SocketOptions::default() };
-    stream_conformance::run_stream_tests(11, || stream_pair(talkative.clone(), unix_pair()));
+    stream_conformance_tests::run_stream_tests(11, || stream_pair(talkative.clone(), unix_pair()));
 }
 
 #[test]
@@ -191,7 +199,7 @@ fn stream_without_gathering_sends_each_segment_separately() {
     for (gathers, calls) in [(true, 1), (false, 3)] {
         let (regions, whole) = test_memory();
         let options = SocketOptions { batch_send: gathers, ..SocketOptions::default() };
-        let sockets = SocketFactory::new(regions, options);
+        let sockets = SocketStreamFactory::new(regions, options);
         let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let piece = |at: u32| SendSlice::Memory(whole.slice(at * 100, 100).unwrap());
         let all = [pdu_header(4)[0], piece(0), piece(1), pdu_header(4)[0], piece(2)];
@@ -220,7 +228,7 @@ fn memory_of_a_dropped_stream_arrives_unchanged_or_not_at_all() {
             .add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap())
             .unwrap();
         regions.fill(whole, 1).unwrap();
-        let sockets = SocketFactory::new(regions.clone(), zero_copy_factory(engine));
+        let sockets = SocketStreamFactory::new(regions.clone(), zero_copy_options(engine));
         let [one, other] = tcp_pair();
         let mut one = sockets.new_stream(one).unwrap();
         assert!(one.send(&[], &[SendSlice::Memory(whole)], false).unwrap() > 0);
@@ -282,7 +290,7 @@ fn connections_of_a_thread_share_its_receive_buffers() {
     let options =
         SocketOptions { recv_buffers_max: 1, recv_buffer_bytes: 4096, ..SocketOptions::default() };
     let (regions, _) = test_memory();
-    let sockets = SocketFactory::new(regions, options);
+    let sockets = SocketStreamFactory::new(regions, options);
     let [mut one, mut other] = unix_pair().map(|socket| sockets.new_stream(socket).unwrap());
     one.send(&[7; 2000], &pdu_header(2000), false).unwrap();
     other.send(&[8; 100], &pdu_header(100), false).unwrap();
@@ -330,7 +338,7 @@ fn kernel_buffers_are_sent_in_order_and_received_into_place() {
     for options in
         [SocketOptions::default(), SocketOptions { batch_send: false, ..SocketOptions::default() }]
     {
-        let sockets = SocketFactory::new(regions.clone(), options);
+        let sockets = SocketStreamFactory::new(regions.clone(), options);
         let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let part = |segment: Segment, at, len| segment.slice(at, len).unwrap();
         let parts = [
@@ -387,7 +395,7 @@ fn kernel_buffers_are_sent_in_order_and_received_into_place() {
 #[test]
 fn unregistered_kernel_buffer_ends_the_stream_after_earlier_data() {
     let (regions, whole, leased) = kernel_buffer_regions();
-    let sockets = SocketFactory::new(regions.clone(), SocketOptions::default());
+    let sockets = SocketStreamFactory::new(regions.clone(), SocketOptions::default());
     let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
     let last = leased.slice(3 << 16, 4096).unwrap();
     rustix::fs::ftruncate(regions.kernel_buffer(last).unwrap().descriptor, 3 << 16).unwrap();
@@ -416,16 +424,16 @@ fn send_from(stream: &mut dyn Stream, bytes: &[u8]) {
 #[test]
 fn receive_up_to_limits_bytes_and_the_rest_wakes() {
     let (regions, _) = test_memory();
-    let sockets = SocketFactory::new(regions, SocketOptions::default());
+    let sockets = SocketStreamFactory::new(regions, SocketOptions::default());
     let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
     send_from(&mut *one, b"head and body");
-    receive_rest([
+    wait_for_either_end([
         (&mut *one, WaitCondition::default()),
         (&mut *other, WaitCondition { bytes: true, room: false }),
     ]);
     assert_eq!(other.receive_up_to(4), RecvResult::Bytes(4));
     assert_eq!(other.buffered(), b"head");
-    receive_rest([
+    wait_for_either_end([
         (&mut *one, WaitCondition::default()),
         (&mut *other, WaitCondition { bytes: true, room: false }),
     ]);

@@ -173,13 +173,13 @@ fn parse_notification(error: &[u8]) -> Option<ZeroCopyNotification> {
 mod tests {
     use super::{PendingZeroCopy, ZeroCopyNotification};
 
-    fn held_positions(count: u32, next: u32) -> PendingZeroCopy {
+    fn pending_sends(count: u32, next: u32) -> PendingZeroCopy {
         let mut held = PendingZeroCopy { next, ..PendingZeroCopy::default() };
         (0..u64::from(count)).for_each(|index| held.record_send(index * 100, Box::default()));
         held
     }
 
-    fn released_position(
+    fn notify_and_first_pending(
         held: &mut PendingZeroCopy,
         first: u32,
         last: u32,
@@ -194,16 +194,16 @@ mod tests {
     fn memory_is_released_in_order_for_any_notification_order() {
         // The sequence numbers wrap.
         for start in [0, 1000, u32::MAX - 1] {
-            let mut held = held_positions(4, start);
+            let mut held = pending_sends(4, start);
             let at = |index| start.wrapping_add(index);
-            assert_eq!(released_position(&mut held, at(1), at(2), false), (0, Some(0)));
-            assert_eq!(released_position(&mut held, at(0), at(0), true), (1, Some(300)));
+            assert_eq!(notify_and_first_pending(&mut held, at(1), at(2), false), (0, Some(0)));
+            assert_eq!(notify_and_first_pending(&mut held, at(0), at(0), true), (1, Some(300)));
             assert_eq!(
-                released_position(&mut held, at(0), at(2), true),
+                notify_and_first_pending(&mut held, at(0), at(2), true),
                 (0, Some(300)),
                 "old news"
             );
-            assert_eq!(released_position(&mut held, at(3), at(3), true), (1, None));
+            assert_eq!(notify_and_first_pending(&mut held, at(3), at(3), true), (1, None));
         }
     }
 }

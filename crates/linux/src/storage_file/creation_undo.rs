@@ -9,7 +9,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use super::deferred_creation::accessible_path;
+use super::deferred_creation::path_or_proc_link;
 
 /// Previous state of a file, or the fact that it did not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct FileUndo {
 
 impl FileUndo {
     /// Records the state of `path`. `None` for what is never created or grown, such as devices.
-    pub fn record_state(path: &Path) -> Option<Self> {
+    pub fn of_path(path: &Path) -> Option<Self> {
         let len_bytes = match stat(path) {
             Ok(found) if is_regular_file(&found) => Some(stat_len_bytes(&found)),
             Err(Errno::NOENT) => None,
@@ -71,7 +71,7 @@ impl FileUndo {
 /// [`ZEROES_READ_MAX`] bytes. Blocks while reading.
 pub fn contains_only_zeroes(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = open(accessible_path(path), flags, Mode::empty());
+    let opened = open(path_or_proc_link(path), flags, Mode::empty());
     opened.is_ok_and(|descriptor| {
         fstat(&descriptor).is_ok_and(|found| is_regular_file(&found))
             && are_zeroes(&descriptor).unwrap_or(false)
@@ -110,7 +110,7 @@ fn are_zeroes(descriptor: &OwnedFd) -> Result<bool, Errno> {
 /// hole, as reported by its file system.
 pub fn may_contain_data(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = open(accessible_path(path), flags, Mode::empty());
+    let opened = open(path_or_proc_link(path), flags, Mode::empty());
     opened.map_or(true, |descriptor| {
         !fstat(&descriptor).is_ok_and(|found| is_regular_file(&found))
             || has_data_from(&descriptor, 0)
@@ -177,7 +177,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
         std::os::unix::fs::symlink(&path, directory.path().join("link")).unwrap();
-        let before = FileUndo::record_state(&directory.path().join("link")).unwrap();
+        let before = FileUndo::of_path(&directory.path().join("link")).unwrap();
         assert_eq!(before.len_bytes(), 0);
         drop(open_file(&path, 1 << 20));
         if !file_system_reports_holes(&path) {
@@ -188,7 +188,7 @@ mod tests {
         before.restore_state();
 
         std::fs::write(&path, [1; 1300]).unwrap();
-        let before = FileUndo::record_state(&path).unwrap();
+        let before = FileUndo::of_path(&path).unwrap();
         assert_eq!(before.len_bytes(), 1300);
         drop(open_file(&path, 1 << 20));
         before.restore_state();
@@ -202,7 +202,7 @@ mod tests {
     fn file_with_data_or_in_use_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
-        let before = FileUndo::record_state(&path).unwrap();
+        let before = FileUndo::of_path(&path).unwrap();
         let file = open_file(&path, 1 << 20);
         before.restore_state();
         assert!(path.exists(), "the file is open");
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(path.metadata().unwrap().len(), 1 << 20, "the file has data");
 
         file.set_len(512).unwrap();
-        let before = FileUndo::record_state(&path).unwrap();
+        let before = FileUndo::of_path(&path).unwrap();
         file.write_all_at(&[1], 1 << 19).unwrap();
         before.restore_state();
         assert_eq!(path.metadata().unwrap().len(), (1 << 19) + 1);
@@ -231,7 +231,7 @@ mod tests {
         let path = directory.path().join("blocks");
         assert!(may_contain_data(&path), "who knows what comes to be there");
         assert!(may_contain_data(directory.path()) && may_contain_data(Path::new("/dev/null")));
-        assert_eq!(FileUndo::record_state(Path::new("/dev/null")), None);
+        assert_eq!(FileUndo::of_path(Path::new("/dev/null")), None);
         std::fs::write(&path, "").unwrap();
         assert!(!may_contain_data(&path));
         std::fs::write(&path, "a").unwrap();

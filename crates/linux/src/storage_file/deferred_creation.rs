@@ -87,7 +87,7 @@ pub fn reject_creation() {
 ///
 /// If something is by now where a file was to be, and what the kernel says.
 pub fn commit_created() -> Result<(), FileError> {
-    lock_recorded().clear();
+    lock_recorded_states().clear();
     let recorded = CreationPolicy::Recorded as u8;
     // The exchange fails if the policy is `Refused`, which stays in force.
     let _ = MAKING.compare_exchange(
@@ -106,7 +106,7 @@ pub fn commit_created() -> Result<(), FileError> {
 pub fn undo_created() {
     pending_files().clear();
     // The last first: a file may have been made and then grown.
-    let made = std::mem::take(&mut *lock_recorded());
+    let made = std::mem::take(&mut *lock_recorded_states());
     made.iter().rev().for_each(FileUndo::restore_state);
 }
 
@@ -116,7 +116,9 @@ pub fn undo_created() {
 /// # Errors
 ///
 /// Why it is refused; or why a file cannot be made, as of [`commit_created`].
-pub fn commit_if_ok<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+pub fn create_files_if_ok<T, E: From<FileError>>(
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     if creation_policy() != CreationPolicy::Permanent {
         return work();
     }
@@ -124,7 +126,7 @@ pub fn commit_if_ok<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) 
     let done = work();
     let PendingChange { mut found, pending } = CHANGE.take().unwrap_or_default();
     let made = done.and_then(|done| {
-        found.extend(pending.iter().filter_map(|one| FileUndo::record_state(&one.path)));
+        found.extend(pending.iter().filter_map(|one| FileUndo::of_path(&one.path)));
         pending.iter().try_for_each(PendingFile::create_or_grow)?;
         Ok(done)
     });
@@ -157,13 +159,13 @@ pub(super) fn record_original_state(before: Option<FileUndo>) {
         && let Some(before) = before
         && with_pending_change(|change| change.found.push(before.clone())).is_none()
     {
-        lock_recorded().push(before);
+        lock_recorded_states().push(before);
     }
 }
 
 /// Where the file at `path` can be opened and looked at: there, or, as long as it has no name, by a link of
 /// this process.
-pub fn accessible_path(path: &Path) -> PathBuf {
+pub fn path_or_proc_link(path: &Path) -> PathBuf {
     let link =
         (creation_policy() == CreationPolicy::Recorded).then(|| path_of_unnamed(path)).flatten();
     link.unwrap_or_else(|| path.into())
@@ -245,6 +247,6 @@ fn pending_files() -> MutexGuard<'static, Vec<PendingFile>> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock_recorded() -> MutexGuard<'static, Vec<FileUndo>> {
+fn lock_recorded_states() -> MutexGuard<'static, Vec<FileUndo>> {
     FOUND.lock().unwrap_or_else(PoisonError::into_inner)
 }

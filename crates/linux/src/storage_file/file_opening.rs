@@ -27,7 +27,7 @@ pub(super) fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, FileOrig
         let opened = open(link, flags, Mode::empty()).map_err(refuse)?;
         return Ok((opened, FileOrigin::Unnamed));
     }
-    let before = if options.may_create() { FileUndo::record_state(path) } else { None };
+    let before = if options.may_create() { FileUndo::of_path(path) } else { None };
     let is_new = before.as_ref().is_some_and(|before| !before.existed());
     if is_new && let Some(len_bytes) = options.len_bytes {
         if let Some(made) = deferred_creation::create_unnamed(path, len_bytes) {

@@ -59,14 +59,14 @@ fn lock_part(part: &FilePart, read_only: bool) -> Result<Option<OwnedFd>, FileEr
 mod tests {
     use super::lock_backing_parts;
     use crate::kernel_files::KernelFiles;
-    use crate::kernel_files::tests::kernel_files_with;
+    use crate::kernel_files::tests::fake_kernel_files;
     use crate::storage_file::{FileOptions, StorageFile};
 
     /// A machine with loop devices over a file of 1 MiB: 7:0 is all of it, 7:1 the first half as a
     /// partition of 7:0, 7:2 the second half, and 7:3 from a quarter to three quarters.
     fn test_kernel_files(backing: &str) -> (tempfile::TempDir, KernelFiles) {
         let part = |minor: u32, name: &str| format!("sys/dev/block/7:{minor}/loop/{name}");
-        let (root, machine) = kernel_files_with(&[
+        let (root, machine) = fake_kernel_files(&[
             ("disk/dev", "7:0"),
             ("disk/loop/backing_file", backing),
             ("disk/loop/offset", "0"),

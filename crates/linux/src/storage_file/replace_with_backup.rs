@@ -36,7 +36,7 @@ mod tests {
     use super::replace_with_backup;
 
     #[test]
-    fn former_text_is_kept_and_never_overwritten() {
+    fn backup_keeps_the_former_text_and_is_never_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("target.toml");
         let backup = directory.path().join("target.toml.bak");

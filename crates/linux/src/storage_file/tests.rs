@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tenmil_base::ErrorCategory;
 
-use super::{BufferedReason, FileError, FileExtent, FileOptions, StorageFile, commit_if_ok};
+use super::{BufferedReason, FileError, FileExtent, FileOptions, StorageFile, create_files_if_ok};
 
 thread_local! {
     /// The inodes that this thread has synced.
@@ -73,7 +73,7 @@ fn created_or_grown_file_of_a_change_is_synced_on_commit() {
     let [new, short] = ["new", "short"].map(|name| directory.path().join(name));
     std::fs::write(&short, [7; 1000]).unwrap();
     let change = |is_accepted: bool| {
-        let opened = commit_if_ok(|| {
+        let opened = create_files_if_ok(|| {
             let files = [open_file(&new, Some(8192), 4096)?, open_file(&short, Some(8192), 4096)?];
             let missing = directory.path().join("no/such");
             if is_accepted { Ok(files) } else { Err(open_file(&missing, None, 4096).unwrap_err()) }
@@ -122,7 +122,7 @@ fn file_is_extended_and_truncated_and_partly_used_ones_are_not() {
 fn sync_uses_a_separate_file_description() {
     let directory = tempfile::tempdir().unwrap();
     let file = open_file(&directory.path().join("blocks"), Some(8192), 4096).unwrap();
-    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.open_for_sync().unwrap()));
+    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.open_sync_descriptor().unwrap()));
     (&one).seek(SeekFrom::Start(4096)).unwrap();
     // Descriptors that share a file description share its position.
     assert_eq!((&other).stream_position().unwrap(), 0);
@@ -211,7 +211,7 @@ fn holes_are_distinguished_from_data_to_the_end_of_the_file() {
 }
 
 #[test]
-fn use_of_the_page_cache_has_a_reason() {
+fn page_cache_reason_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let (len_bytes, unit_bytes) = (Some(4096), 512);

@@ -14,7 +14,7 @@ use rustix::fd::AsFd;
 use rustix::fs::{FileType, fstat, fstatfs, major, minor};
 use tenmil_base::Durability;
 
-use crate::device_users::write_cache;
+use crate::device_users::write_cache_mode;
 use crate::kernel_files::KernelFiles;
 
 /// Kernel's description of an open file.
@@ -69,7 +69,7 @@ impl FileDurabilityInfo {
         }
         // Where sysfs is absent or its value is unknown, flushes are sent: a superfluous flush
         // costs time, a missing one costs data.
-        match write_cache(machine, self.device).as_deref() {
+        match write_cache_mode(machine, self.device).as_deref() {
             Some("write through") if is_direct => Durability::Persistent,
             _ => Durability::VolatileCache,
         }
@@ -89,12 +89,12 @@ mod tests {
     const EXT4: u64 = 0xef53;
     const TMPFS: u64 = MEMORY_FILE_SYSTEMS[0];
 
-    fn test_device(minor: u32) -> FileDurabilityInfo {
+    fn info_of_loop_device(minor: u32) -> FileDurabilityInfo {
         FileDurabilityInfo { kind: FileType::BlockDevice, device: (7, minor), file_system: TMPFS }
     }
 
     /// A disk with its sysfs links, and a partition of it.
-    fn test_disk(root: &Path, name: &str, minor: u32, cache: Option<&str>) {
+    fn add_disk_to_sysfs(root: &Path, name: &str, minor: u32, cache: Option<&str>) {
         let own = root.join("sys/devices/virtual/block").join(name);
         let part = own.join(format!("{name}p1"));
         std::fs::create_dir_all(&part).unwrap();
@@ -113,13 +113,13 @@ mod tests {
     #[test]
     fn block_device_durability_follows_its_write_cache() {
         let root = tempfile::tempdir().unwrap();
-        test_disk(root.path(), "sda", 0, Some("write back"));
-        test_disk(root.path(), "sdb", 2, Some("write through"));
-        test_disk(root.path(), "sdc", 4, None);
-        test_disk(root.path(), "sdd", 6, Some("write around"));
-        test_disk(root.path(), "zram0", 8, Some("write through"));
-        test_disk(root.path(), "ram1", 10, Some("write through"));
-        test_disk(root.path(), "ramses", 12, Some("write through"));
+        add_disk_to_sysfs(root.path(), "sda", 0, Some("write back"));
+        add_disk_to_sysfs(root.path(), "sdb", 2, Some("write through"));
+        add_disk_to_sysfs(root.path(), "sdc", 4, None);
+        add_disk_to_sysfs(root.path(), "sdd", 6, Some("write around"));
+        add_disk_to_sysfs(root.path(), "zram0", 8, Some("write through"));
+        add_disk_to_sysfs(root.path(), "ram1", 10, Some("write through"));
+        add_disk_to_sysfs(root.path(), "ramses", 12, Some("write through"));
         let machine = KernelFiles::under_root(root.path());
         for (minor, expected) in [
             (0, Durability::VolatileCache),
@@ -133,14 +133,14 @@ mod tests {
             (20, Durability::VolatileCache),
         ] {
             for partition in [0, 1] {
-                let node = test_device(minor + partition);
+                let node = info_of_loop_device(minor + partition);
                 assert_eq!(node.durability(&machine, true), expected, "7:{minor} p{partition}");
                 let cached = expected.weaker(Durability::VolatileCache);
                 assert_eq!(node.durability(&machine, false), cached, "7:{minor} p{partition}");
             }
         }
         let without = KernelFiles::under_root(root.path().join("nothing"));
-        assert_eq!(test_device(2).durability(&without, true), Durability::VolatileCache);
+        assert_eq!(info_of_loop_device(2).durability(&without, true), Durability::VolatileCache);
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
             for file_system in MEMORY_FILE_SYSTEMS {
                 let memory = FileDurabilityInfo { file_system, ..file };
                 assert_eq!(memory.durability(&machine, is_direct), Durability::NonPersistent);
-                let node = FileDurabilityInfo { file_system, ..test_device(0) };
+                let node = FileDurabilityInfo { file_system, ..info_of_loop_device(0) };
                 assert_eq!(node.durability(&machine, is_direct), Durability::VolatileCache);
             }
         }

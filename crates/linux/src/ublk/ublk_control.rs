@@ -145,7 +145,7 @@ impl UblkControl {
             let arguments = types::SubmitArgs::new().timespec(&left);
             match self.ring.submitter().submit_with_args(1, &arguments) {
                 Ok(_) => {}
-                Err(error) if is_temporary(&error) => {}
+                Err(error) if is_wait_repeatable(&error) => {}
                 Err(error) => return Err(errno_of(&error)),
             }
         }
@@ -153,7 +153,7 @@ impl UblkControl {
 }
 
 /// Whether a wait ended by a timeout, a signal or a busy kernel, so that it can be repeated.
-fn is_temporary(error: &io::Error) -> bool {
+fn is_wait_repeatable(error: &io::Error) -> bool {
     matches!(errno_of(error), Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY)
 }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     /// A regular file in place of the control device.
-    fn missing_control_device() -> Option<(tempfile::TempDir, UblkControl)> {
+    fn non_ublk_control_file() -> Option<(tempfile::TempDir, UblkControl)> {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublk-control"), b"").unwrap();
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn busy_control_device_is_reported_and_can_be_retried() {
-        let Some((_root, mut control)) = missing_control_device() else { return };
+        let Some((_root, mut control)) = non_ublk_control_file() else { return };
         let mut bytes = [7; 8];
         for _ in 0..3 {
             let answer =
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn control_with_an_unknown_result_is_not_used_again() {
-        let Some((_root, mut control)) = missing_control_device() else { return };
+        let Some((_root, mut control)) = non_ublk_control_file() else { return };
         let asked = control.execute(ControlOp::GetFeatures, (0, 0), &mut [0; 8], Span::default());
         assert_eq!(asked, Err(Errno::TIMEDOUT));
         let again = control.execute(ControlOp::GetFeatures, (0, 0), &mut [], Span::from_secs(10));

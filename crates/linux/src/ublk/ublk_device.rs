@@ -12,7 +12,7 @@ use crate::kernel_files::KernelFiles;
 
 /// Device served by this process. Only one process at a time may have it open.
 #[derive(Debug)]
-pub struct UblkDevice {
+pub struct UblkCharDevice {
     file: OwnedFd,
 }
 
@@ -20,7 +20,7 @@ pub struct UblkDevice {
 const TRIES: u32 = 50;
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
-impl UblkDevice {
+impl UblkCharDevice {
     /// Opens device `number` of `machine`.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl UblkDevice {
     }
 }
 
-impl AsFd for UblkDevice {
+impl AsFd for UblkCharDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -117,7 +117,7 @@ mod tests {
     use tenmil_base::{Memory, Segment};
     use tenmil_dma::RegionTable;
 
-    use super::{UblkDevice, transfer_whole};
+    use super::{UblkCharDevice, transfer_whole};
     use crate::kernel_files::KernelFiles;
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
         std::fs::create_dir(root.path().join("dev")).unwrap();
         let path = root.path().join("dev/ublkc3");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let device = UblkDevice::open(&KernelFiles::under_root(root.path()), 3).unwrap();
+        let device = UblkCharDevice::open(&KernelFiles::under_root(root.path()), 3).unwrap();
         let regions = RegionTable::new(4);
         let region = regions.allocate_region(4096).unwrap();
         let part = region.segment().slice(512, 1024).unwrap();

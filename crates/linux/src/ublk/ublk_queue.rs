@@ -16,14 +16,14 @@ use tenmil_wire::ublk::queue::{
 use tenmil_wire::ublk::{IoDescriptor, QueueCommand, QueueOp};
 
 use super::errno_of;
-use super::ublk_device::UblkDevice;
+use super::ublk_device::UblkCharDevice;
 
 /// Queue of a ublk device. The kernel binds it to the thread that fetches first: only that thread
 /// may fetch and commit from then on, and when it exits, the kernel considers the server dead.
 pub struct UblkQueue {
     ring: IoUring,
-    table: DescriptorTable,
-    device: Arc<UblkDevice>,
+    table: IoDescriptorTable,
+    device: Arc<UblkCharDevice>,
     regions: RegionTable,
     number: u16,
     /// Commands pushed but not yet submitted.
@@ -80,12 +80,12 @@ impl UblkQueue {
     /// The error of the system call.
     pub fn new(
         ring: UblkQueueRing,
-        device: Arc<UblkDevice>,
+        device: Arc<UblkCharDevice>,
         regions: &RegionTable,
         number: u16,
     ) -> Result<Self, Errno> {
         let UblkQueueRing { ring, depth } = ring;
-        let table = DescriptorTable::map_table(&device, number, depth)?;
+        let table = IoDescriptorTable::map_table(&device, number, depth)?;
         let regions = regions.clone();
         Ok(Self { ring, table, device, regions, number, unsubmitted: 0 })
     }
@@ -103,7 +103,7 @@ impl UblkQueue {
 
     /// Submits all pushed commands.
     #[inline]
-    pub fn flush(&mut self) {
+    pub fn submit_pushed_commands(&mut self) {
         if self.unsubmitted == 0 {
             return;
         }
@@ -118,7 +118,7 @@ impl UblkQueue {
     #[inline]
     pub fn poll(&mut self, ended: &mut Vec<FetchedTag>) {
         // Entries that the kernel did not accept the last time.
-        self.flush();
+        self.submit_pushed_commands();
         if self.ring.submission().taskrun() {
             // SAFETY: nothing is submitted and no argument is passed: the kernel only runs its
             // deferred work.
@@ -164,7 +164,7 @@ impl UblkQueue {
     /// Submits everything and polls once more. True if a command has completed, or could not be
     /// submitted: then the caller must not sleep.
     pub fn arm(&mut self) -> bool {
-        self.flush();
+        self.submit_pushed_commands();
         self.unsubmitted > 0
             || self.ring.submission().taskrun()
             || !self.ring.completion().is_empty()
@@ -199,7 +199,7 @@ impl fmt::Debug for UblkQueue {
 }
 
 /// Mapped table, written by the kernel: one descriptor per tag.
-struct DescriptorTable {
+struct IoDescriptorTable {
     base: NonNull<u64>,
     len_bytes: usize,
     depth: u16,
@@ -209,10 +209,10 @@ struct DescriptorTable {
 const WORDS: usize = IoDescriptor::BYTES / 8;
 
 // SAFETY: a mapping is valid on every thread, and is only read.
-unsafe impl Send for DescriptorTable {}
+unsafe impl Send for IoDescriptorTable {}
 
-impl DescriptorTable {
-    fn map_table(device: &UblkDevice, queue: u16, depth: u16) -> Result<Self, Errno> {
+impl IoDescriptorTable {
+    fn map_table(device: &UblkCharDevice, queue: u16, depth: u16) -> Result<Self, Errno> {
         let page_bytes = rustix::param::page_size();
         let len_bytes = descriptor_table_bytes(depth, page_bytes);
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE);
@@ -243,7 +243,7 @@ impl DescriptorTable {
     }
 }
 
-impl Drop for DescriptorTable {
+impl Drop for IoDescriptorTable {
     fn drop(&mut self) {
         // SAFETY: exactly what `mmap` returned, unmapped once; no reference into it was ever made.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
@@ -258,7 +258,7 @@ mod tests {
     use tenmil_dma::RegionTable;
     use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
-    use super::{FetchedTag, UblkDevice, UblkQueue, UblkQueueRing};
+    use super::{FetchedTag, UblkCharDevice, UblkQueue, UblkQueueRing};
     use crate::kernel_files::KernelFiles;
 
     /// A regular file with tables of two queues, in place of the device.
@@ -272,7 +272,8 @@ mod tests {
         }
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublkc0"), bytes).unwrap();
-        let device = Arc::new(UblkDevice::open(&KernelFiles::under_root(root.path()), 0).unwrap());
+        let device =
+            Arc::new(UblkCharDevice::open(&KernelFiles::under_root(root.path()), 0).unwrap());
         let ring = UblkQueueRing::new(8);
         let queue = ring.and_then(|ring| UblkQueue::new(ring, device, &RegionTable::new(4), 1));
         queue.inspect_err(|errno| println!("skipped: no ring: {errno}")).ok()

@@ -34,7 +34,7 @@ pub struct ParkFlag {
 
 impl ParkFlag {
     /// Marks the thread as parked. Call before the announcement that precedes its final check.
-    pub fn park(&self) {
+    pub fn mark_parked(&self) {
         // Work whose notification is erased here is visible to the check after the announcement.
         self.is_notified.store(false, Ordering::Relaxed);
         self.is_parked.store(true, Ordering::Relaxed);
@@ -42,7 +42,7 @@ impl ParkFlag {
 
     /// Marks the thread as runnable. A notifier that saw it parked may still notify it, without
     /// effect.
-    pub fn unpark(&self) {
+    pub fn mark_runnable(&self) {
         self.is_parked.store(false, Ordering::Relaxed);
     }
 

@@ -31,7 +31,7 @@ impl SleepFlag {
 
     /// Announces that the sleeper is about to block.
     ///
-    /// What was stored before a [`needs_wakeup`](Self::needs_wakeup) that returned false is visible
+    /// What was stored before a [`claim_wakeup`](Self::claim_wakeup) that returned false is visible
     /// once this has returned true. If this returns false, the kernel refused the barrier and a
     /// notification may be missed.
     pub(crate) fn announce(&self) -> bool {
@@ -39,7 +39,7 @@ impl SleepFlag {
         self.barrier.sleeper_barrier()
     }
 
-    /// Marks the sleeper awake. A `needs_wakeup` that returned true before is still followed by its
+    /// Marks the sleeper awake. A `claim_wakeup` that returned true before is still followed by its
     /// wake-up.
     pub(crate) fn cancel(&self) {
         self.asleep.store(false, Ordering::Relaxed);
@@ -48,23 +48,23 @@ impl SleepFlag {
     /// Whether the caller must wake the sleeper; called after a store that it must see. Of several
     /// callers during one sleep, at most one gets true.
     #[inline]
-    pub(crate) fn needs_wakeup(&self) -> bool {
+    pub(crate) fn claim_wakeup(&self) -> bool {
         self.barrier.notifier_barrier();
-        self.is_claimed()
+        self.claim_wakeup_after_barrier()
     }
 
-    /// As [`needs_wakeup`](Self::needs_wakeup), after a store for one parked light thread.
+    /// As [`claim_wakeup`](Self::claim_wakeup), after a store for one parked light thread.
     #[inline]
-    pub(crate) fn needs_wakeup_parked(&self, doze: &ParkFlag) -> bool {
+    pub(crate) fn notify_parked_and_claim_wakeup(&self, doze: &ParkFlag) -> bool {
         self.barrier.notifier_barrier();
         if doze.is_parked() {
             self.notify_parked(doze);
         }
-        self.is_claimed()
+        self.claim_wakeup_after_barrier()
     }
 
     #[inline]
-    fn is_claimed(&self) -> bool {
+    fn claim_wakeup_after_barrier(&self) -> bool {
         self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel)
     }
 
@@ -79,13 +79,13 @@ impl SleepFlag {
 
     /// Whether a parked thread was notified; relaxed, so possibly late.
     #[inline]
-    pub(crate) fn has_parked_notify(&self) -> bool {
+    pub(crate) fn has_notified_parked_thread(&self) -> bool {
         self.has_parked_notify.load(Ordering::Relaxed)
     }
 
     /// Clears the notification flag and returns it; which threads were notified is visible
     /// afterwards.
-    pub(crate) fn take_parked_notified(&self) -> bool {
+    pub(crate) fn clear_notified_parked_thread(&self) -> bool {
         self.has_parked_notify.swap(false, Ordering::Acquire)
     }
 }

@@ -33,7 +33,7 @@ fn eventfd_writes(sleeper: &Sleeper) -> u64 {
     }
 }
 
-fn readable_eventfd() -> OwnedFd {
+fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
@@ -50,19 +50,19 @@ fn elapsed_ns<R>(body: impl FnOnce() -> R) -> (R, Span) {
 #[test]
 fn pause_ends_with_a_notification_and_not_with_a_descriptor() {
     for mut sleeper in test_sleepers() {
-        let (waker, event) = (sleeper.notifier(), readable_eventfd());
+        let (waker, event) = (sleeper.notifier(), new_eventfd());
         sleeper.sources().add_source(&event, 7).unwrap();
         signal_eventfd(&event);
         for _ in 0..3 {
-            sleeper.announce_pause();
-            let (rang, rested) = elapsed_ns(|| sleeper.pause(Span::from_ms(2)));
+            sleeper.announce_sleep_without_descriptors();
+            let (rang, rested) = elapsed_ns(|| sleeper.sleep_without_descriptors(Span::from_ms(2)));
             assert!(
                 !rang && rested >= Span::from_ms(2),
                 "{rested}: neither a descriptor nor an old ring"
             );
-            sleeper.announce_pause();
+            sleeper.announce_sleep_without_descriptors();
             waker.notify();
-            let (rang, rested) = elapsed_ns(|| sleeper.pause(LONG));
+            let (rang, rested) = elapsed_ns(|| sleeper.sleep_without_descriptors(LONG));
             assert!(rang && rested < LONG);
             // A notification that ended a sleep is stale afterwards.
             sleeper.announce_sleep();
@@ -174,7 +174,7 @@ fn unlimited_sleep_is_allowed() {
 fn ready_descriptors_end_a_sleep_and_are_reported() {
     for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [readable_eventfd(), readable_eventfd(), readable_eventfd()];
+        let events = [new_eventfd(), new_eventfd(), new_eventfd()];
         for (token, event) in (10..).zip(&events) {
             sources.add_source(event, token).unwrap();
         }
@@ -204,7 +204,7 @@ fn ready_descriptors_end_a_sleep_and_are_reported() {
 #[test]
 fn edge_triggered_descriptor_ends_a_sleep_once_per_change() {
     for mut sleeper in test_sleepers() {
-        let (plain, inner) = (readable_eventfd(), readable_eventfd());
+        let (plain, inner) = (new_eventfd(), new_eventfd());
         let nest = crate::poll_set::PollSet::new().unwrap();
         let readable = crate::poll_set::Interest { readable: true, writable: false };
         nest.add(&inner, 0, readable).unwrap();
@@ -241,7 +241,7 @@ fn edge_triggered_descriptor_ends_a_sleep_once_per_change() {
 #[test]
 fn more_ready_descriptors_than_a_wait_reports_are_all_reported() {
     for mut sleeper in test_sleepers() {
-        let events: Vec<_> = (0..100).map(|_| readable_eventfd()).collect();
+        let events: Vec<_> = (0..100).map(|_| new_eventfd()).collect();
         for (token, event) in (0..).zip(&events) {
             sleeper.sources().add_source(event, token).unwrap();
             signal_eventfd(event);
@@ -271,7 +271,7 @@ fn sleep_briefly(sleeper: &mut Sleeper, at_most: Span) -> (Vec<u64>, Span) {
 fn coalesced_source_ends_a_sleep_at_once_after_a_quiet_period() {
     for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [readable_eventfd(), readable_eventfd()];
+        let events = [new_eventfd(), new_eventfd()];
         for (token, event) in (1..).zip(&events) {
             sources.add_source(event, token).unwrap();
             sources.set_coalesced(event, token).unwrap();
@@ -304,7 +304,7 @@ fn coalesced_source_ends_a_sleep_at_once_after_a_quiet_period() {
 fn coalesced_source_is_reported_with_other_events_and_can_be_made_prompt() {
     for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [readable_eventfd(), readable_eventfd(), readable_eventfd()];
+        let events = [new_eventfd(), new_eventfd(), new_eventfd()];
         for (token, event) in (1..).zip(&events) {
             sources.add_source(event, token).unwrap();
         }
@@ -328,7 +328,7 @@ fn coalesced_source_is_reported_with_other_events_and_can_be_made_prompt() {
         }
         assert!(shortest < COALESCE_DELAY, "{shortest}");
 
-        sources.clear_coalesced(&events[1], 2).unwrap();
+        sources.set_prompt(&events[1], 2).unwrap();
         shortest = LONG;
         for _ in 0..10 {
             signal_eventfd(&events[0]);
@@ -342,17 +342,14 @@ fn coalesced_source_is_reported_with_other_events_and_can_be_made_prompt() {
         }
         assert!(shortest < COALESCE_DELAY, "{shortest}");
         sources.remove_source(&events[1]).unwrap();
-        assert!(
-            sources.clear_coalesced(&events[1], 2).is_err(),
-            "it is not among those that linger"
-        );
+        assert!(sources.set_prompt(&events[1], 2).is_err(), "it is not among those that linger");
     }
 }
 
 #[test]
 fn more_coalesced_sources_than_one_wait_reports_are_all_reported() {
     for mut sleeper in test_sleepers() {
-        let events: Vec<_> = (0..100).map(|_| readable_eventfd()).collect();
+        let events: Vec<_> = (0..100).map(|_| new_eventfd()).collect();
         for (token, event) in (0..).zip(&events) {
             sleeper.sources().add_source(event, token).unwrap();
             sleeper.sources().set_coalesced(event, token).unwrap();
@@ -370,10 +367,10 @@ fn more_coalesced_sources_than_one_wait_reports_are_all_reported() {
 fn reserved_tokens_are_rejected() {
     let sleeper = Sleeper::new().unwrap();
     for token in [u64::MAX, u64::MAX - 1] {
-        let refused = sleeper.sources().add_source(readable_eventfd(), token).unwrap_err();
+        let refused = sleeper.sources().add_source(new_eventfd(), token).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
     }
-    let twice = readable_eventfd();
+    let twice = new_eventfd();
     sleeper.sources().add_source(&twice, 1).unwrap();
     assert!(sleeper.sources().add_source(&twice, 2).is_err());
     sleeper.sources().remove_source(&twice).unwrap();

@@ -13,7 +13,7 @@ use tenmil_wire::{AdminOpcode, Command, Fuse, Status, TypedCommand};
 
 use super::Controller;
 use super::config::TransportModel;
-use super::interface::{AdminDataTransfer, AdminOutcome, AdminResult};
+use super::transport_interface::{AdminDataTransfer, AdminOutcome, AdminResult};
 
 /// Bytes of Identify structures, and of lists sent by hosts.
 pub(super) const PAGE_BYTES: u32 = 4096;
@@ -24,7 +24,7 @@ pub(super) type CommandResult = Result<AdminOutcome, Status>;
 impl Controller {
     /// Data length and direction of `command`, or the status that rejects it before any data moves.
     pub fn command_data_length(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
-        self.command_data(command).map_err(with_dnr)
+        self.command_data(command).map_err(with_dnr_unless_retryable)
     }
 
     /// Executes `command`. `data` holds the data from the host, with the length returned by
@@ -35,12 +35,14 @@ impl Controller {
         self.keep_alive.note_activity();
         match self.execute_command(now, command, data) {
             Ok(step) => step,
-            Err(status) => AdminOutcome::Done(AdminResult::failure(with_dnr(status))),
+            Err(status) => {
+                AdminOutcome::Done(AdminResult::failure(with_dnr_unless_retryable(status)))
+            }
         }
     }
 
     /// Whether this controller supports the opcode.
-    pub(super) fn supports(&self, opcode: AdminOpcode) -> bool {
+    pub(super) fn supports_admin_opcode(&self, opcode: AdminOpcode) -> bool {
         let by_memory = matches!(self.config.transport, TransportModel::Memory { .. });
         match opcode {
             AdminOpcode::Identify
@@ -70,15 +72,16 @@ impl Controller {
     }
 
     /// Decodes the opcode, if it is supported and not part of a fused pair.
-    fn supported_opcode(&self, command: &Command) -> Result<AdminOpcode, Status> {
+    fn decode_supported_opcode(&self, command: &Command) -> Result<AdminOpcode, Status> {
         let opcode = AdminOpcode::from_u8(command.opcode());
-        let opcode =
-            opcode.filter(|&opcode| self.supports(opcode)).ok_or(Status::INVALID_OPCODE)?;
+        let opcode = opcode
+            .filter(|&opcode| self.supports_admin_opcode(opcode))
+            .ok_or(Status::INVALID_OPCODE)?;
         if command.fuse() == Fuse::Normal { Ok(opcode) } else { Err(Status::INVALID_FIELD) }
     }
 
     fn command_data(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
-        match self.supported_opcode(command)? {
+        match self.decode_supported_opcode(command)? {
             AdminOpcode::Identify => Ok(AdminDataTransfer::ToHost(PAGE_BYTES)),
             AdminOpcode::GetLogPage => self
                 .check_transfer_length(GetLogPage::parse(command)?.len_bytes())
@@ -88,7 +91,7 @@ impl Controller {
                 self.check_transfer_length(download.len_bytes()).map(AdminDataTransfer::FromHost)
             }
             AdminOpcode::GetFeatures => {
-                let len_bytes = self.get_features_bytes(&GetFeatures::parse(command)?)?;
+                let len_bytes = self.get_features_data_len(&GetFeatures::parse(command)?)?;
                 Ok(if len_bytes == 0 {
                     AdminDataTransfer::None
                 } else {
@@ -96,7 +99,7 @@ impl Controller {
                 })
             }
             AdminOpcode::SetFeatures => {
-                let len_bytes = self.set_features_bytes(&SetFeatures::parse(command)?)?;
+                let len_bytes = self.set_features_data_len(&SetFeatures::parse(command)?)?;
                 Ok(if len_bytes == 0 {
                     AdminDataTransfer::None
                 } else {
@@ -104,7 +107,7 @@ impl Controller {
                 })
             }
             AdminOpcode::NamespaceManagement => {
-                self.management_data(&NamespaceManagement::parse(command)?)
+                self.namespace_management_data_length(&NamespaceManagement::parse(command)?)
             }
             AdminOpcode::NamespaceAttachment => Ok(AdminDataTransfer::FromHost(PAGE_BYTES)),
             _ => Ok(AdminDataTransfer::None),
@@ -117,49 +120,49 @@ impl Controller {
         command: &Command,
         data: &mut Vec<u8>,
     ) -> CommandResult {
-        let opcode = self.supported_opcode(command)?;
+        let opcode = self.decode_supported_opcode(command)?;
         if let AdminDataTransfer::FromHost(len_bytes) = self.command_data(command)?
             && data.len() != len_bytes as usize
         {
             return Err(Status::INTERNAL_ERROR);
         }
         match opcode {
-            AdminOpcode::Identify => self.identify(&Identify::parse(command)?, data),
+            AdminOpcode::Identify => self.execute_identify(&Identify::parse(command)?, data),
             AdminOpcode::GetLogPage => self.get_log_page(now, &GetLogPage::parse(command)?, data),
             AdminOpcode::GetFeatures => self.get_features(now, &GetFeatures::parse(command)?, data),
             AdminOpcode::SetFeatures => {
                 self.set_features(now, command.cid(), &SetFeatures::parse(command)?, data)
             }
-            AdminOpcode::Abort => self.abort(&Abort::parse(command)?),
+            AdminOpcode::Abort => self.execute_abort(&Abort::parse(command)?),
             AdminOpcode::CrossControllerReset => {
-                self.cross_controller_reset(CrossControllerReset::parse(command)?)
+                self.execute_cross_controller_reset(CrossControllerReset::parse(command)?)
             }
             AdminOpcode::AsynchronousEventRequest => {
-                self.events.request().map(|()| AdminOutcome::AsyncEvent)
+                self.events.accept_request().map(|()| AdminOutcome::AsyncEvent)
             }
             AdminOpcode::KeepAlive => {
                 self.keep_alive.restart(now);
                 Ok(AdminOutcome::Done(AdminResult::OK))
             }
-            AdminOpcode::CreateIoCompletionQueue => self.create_completion_queue(command),
-            AdminOpcode::CreateIoSubmissionQueue => self.create_submission_queue(command),
-            AdminOpcode::DeleteIoCompletionQueue => self.delete_completion_queue(command),
-            AdminOpcode::DeleteIoSubmissionQueue => self.delete_submission_queue(command),
+            AdminOpcode::CreateIoCompletionQueue => self.check_create_completion_queue(command),
+            AdminOpcode::CreateIoSubmissionQueue => self.check_create_submission_queue(command),
+            AdminOpcode::DeleteIoCompletionQueue => self.check_delete_completion_queue(command),
+            AdminOpcode::DeleteIoSubmissionQueue => self.check_delete_submission_queue(command),
             AdminOpcode::DoorbellBufferConfig => {
-                doorbell_buffer_addresses(&DoorbellBufferConfig::parse(command)?)
+                check_doorbell_buffers(&DoorbellBufferConfig::parse(command)?)
             }
             AdminOpcode::FirmwareImageDownload => {
                 self.firmware_download(&FirmwareImageDownload::parse(command)?, data)
             }
             AdminOpcode::FirmwareCommit => self.firmware_commit(&FirmwareCommit::parse(command)?),
             AdminOpcode::DeviceSelfTest => {
-                self.device_self_test(now, &DeviceSelfTest::parse(command)?)
+                self.execute_device_self_test(now, &DeviceSelfTest::parse(command)?)
             }
             AdminOpcode::NamespaceManagement => {
-                self.namespace_management(&NamespaceManagement::parse(command)?, data)
+                self.execute_namespace_management(&NamespaceManagement::parse(command)?, data)
             }
             AdminOpcode::NamespaceAttachment => {
-                self.namespace_attachment(&NamespaceAttachment::parse(command)?, data)
+                self.execute_namespace_attachment(&NamespaceAttachment::parse(command)?, data)
             }
             AdminOpcode::FormatNvm => {
                 self.format_nvm(now, command.cid(), &FormatNvm::parse(command)?)
@@ -174,7 +177,7 @@ impl Controller {
         u32::try_from(len_bytes).ok().filter(fits).ok_or(Status::INVALID_FIELD)
     }
 
-    fn abort(&mut self, abort: &Abort) -> CommandResult {
+    fn execute_abort(&mut self, abort: &Abort) -> CommandResult {
         if self.aborts >= self.config.aborts_max {
             return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         }
@@ -183,7 +186,7 @@ impl Controller {
     }
 
     /// A controller cannot reset itself by this command (Base 2.3 §5.4.3).
-    fn cross_controller_reset(&self, reset: CrossControllerReset) -> CommandResult {
+    fn execute_cross_controller_reset(&self, reset: CrossControllerReset) -> CommandResult {
         if reset.icid == self.config.cntlid {
             return Err(Status::INVALID_FIELD);
         }
@@ -204,9 +207,9 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         let revision = self.download.finish_image()?;
-        let mut state = self.subsystem.lock();
+        let mut state = self.subsystem.lock_state();
         if state.firmware.commit(commit.ca, commit.fs, revision)? {
-            state.post_activation();
+            state.post_firmware_activation();
         }
         self.subsystem.publish_and_notify(state);
         Ok(AdminOutcome::Done(AdminResult::OK))
@@ -214,7 +217,7 @@ impl Controller {
 }
 
 /// Checks that both buffers are page-aligned (Base 2.1 §5.2.5).
-fn doorbell_buffer_addresses(config: &DoorbellBufferConfig) -> CommandResult {
+fn check_doorbell_buffers(config: &DoorbellBufferConfig) -> CommandResult {
     let (shadow, event_index) = (config.shadow_doorbells, config.event_indexes);
     for address in [shadow, event_index] {
         if address == 0 || !address.is_multiple_of(u64::from(PAGE_BYTES)) {
@@ -225,7 +228,7 @@ fn doorbell_buffer_addresses(config: &DoorbellBufferConfig) -> CommandResult {
 }
 
 /// Adds Do Not Retry to a status, unless a later retry may succeed.
-pub(super) fn with_dnr(status: Status) -> Status {
+pub(super) fn with_dnr_unless_retryable(status: Status) -> Status {
     let transient = [
         Status::INTERNAL_ERROR,
         Status::NAMESPACE_NOT_READY,
@@ -237,7 +240,7 @@ pub(super) fn with_dnr(status: Status) -> Status {
         Status::ANA_INACCESSIBLE,
         Status::ANA_TRANSITION,
     ];
-    if transient.iter().any(|&status_code| status_code.same_code(status)) {
+    if transient.iter().any(|&status_code| status_code.has_same_code_as(status)) {
         status
     } else {
         status.with_dnr()

@@ -49,7 +49,7 @@ pub struct NamespaceConfig {
     /// Whether it is permanently write protected (Base 2.1 §8.1.16).
     pub is_read_only: bool,
     /// Persistence of its reservations.
-    pub persistence: Persistence,
+    pub persistence: ReservationPersistenceMode,
     /// Cache instance, which reports to reconnecting hosts that the volatile cache has lost nothing.
     pub cache: Option<Arc<RevocableCacheInstance>>,
 }
@@ -57,7 +57,7 @@ pub struct NamespaceConfig {
 /// Persistence of a namespace's reservations through power loss, once a host has enabled it (PTPL, Base
 /// 2.1 §8.1.22.1).
 #[derive(Default)]
-pub enum Persistence {
+pub enum ReservationPersistenceMode {
     /// Everything, as long as the subsystem is not dropped: the power loss is emulated.
     #[default]
     Emulated,
@@ -78,7 +78,7 @@ pub trait ReservationStore: Send {
     /// After an earlier power loss, the store has either the old or the new record, complete. One record
     /// is written at a time: the next call follows the completion. `stored` is returned if no writer is
     /// available.
-    fn store(
+    fn start_store(
         &mut self,
         record: Option<Vec<u8>>,
         stored: PersistRequest,
@@ -93,7 +93,11 @@ pub trait NamespacePool: Send {
     fn block_sizes(&self) -> &[u32];
     /// Creates a block device that reads as zeroes. Dropping its last handle frees the space. The error
     /// is one line with the value found and the value expected.
-    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error>;
+    fn create_block_device(
+        &mut self,
+        block_size: u32,
+        block_count: u64,
+    ) -> Result<Arc<dyn BlockDevice>, Error>;
 }
 
 /// Configuration of one controller.
@@ -181,7 +185,7 @@ impl NamespaceConfig {
             is_attached: true,
             ana_group: 1,
             is_read_only: false,
-            persistence: Persistence::default(),
+            persistence: ReservationPersistenceMode::default(),
             cache: None,
         }
     }

@@ -91,7 +91,7 @@ impl AsyncEventQueue {
     }
 
     /// Accepts an Asynchronous Event Request, which becomes outstanding.
-    pub(super) fn request(&mut self) -> Result<(), Status> {
+    pub(super) fn accept_request(&mut self) -> Result<(), Status> {
         if self.requests >= self.requests_max {
             return Err(Status::AER_LIMIT_EXCEEDED);
         }
@@ -100,7 +100,7 @@ impl AsyncEventQueue {
     }
 
     /// Records that an outstanding request was aborted.
-    pub(super) const fn request_aborted(&mut self) {
+    pub(super) const fn note_request_aborted(&mut self) {
         self.requests = self.requests.saturating_sub(1);
     }
 
@@ -164,7 +164,7 @@ mod tests {
     fn event_queue_with_requests(count: u16) -> AsyncEventQueue {
         let mut events = AsyncEventQueue::new(count);
         for _ in 0..count {
-            events.request().unwrap();
+            events.accept_request().unwrap();
         }
         events
     }
@@ -172,12 +172,12 @@ mod tests {
     #[test]
     fn aer_limit_applies_until_a_request_completes_or_is_aborted() {
         let mut events = event_queue_with_requests(2);
-        assert_eq!(events.request(), Err(Status::AER_LIMIT_EXCEEDED));
-        events.request_aborted();
-        assert_eq!(events.request(), Ok(()));
+        assert_eq!(events.accept_request(), Err(Status::AER_LIMIT_EXCEEDED));
+        events.note_request_aborted();
+        assert_eq!(events.accept_request(), Ok(()));
         events.raise_event(AsyncEvent::SPARE);
         assert!(events.next_reported_event().is_some());
-        assert_eq!(events.request(), Ok(()));
+        assert_eq!(events.accept_request(), Ok(()));
     }
 
     #[test]
@@ -185,12 +185,12 @@ mod tests {
         let mut events = AsyncEventQueue::new(1);
         events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
         assert_eq!(events.next_reported_event(), None);
-        events.request().unwrap();
+        events.accept_request().unwrap();
         assert_eq!(events.next_reported_event(), Some(0x0004_0002));
     }
 
     #[test]
-    fn async_event_types_have_their_dword0() {
+    fn dword0_encodes_event_type_and_log_page() {
         let expected = [
             0x1_0000, 0x1_0100, 0x1_0200, 0x2_0001, 0x2_0101, 0x2_0201, 0x4_0002, 0x3_0102,
             0xc_0302, 0x80_0006,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_the_log_page_first_clears_the_event() {
+    fn reading_the_log_page_before_the_report_drops_the_event() {
         let mut events = event_queue_with_requests(1);
         events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
         events.acknowledge(LogPage::ChangedNamespaces);
@@ -248,7 +248,7 @@ mod tests {
         events.next_reported_event();
         events.raise_event(AsyncEvent::NAMESPACE_CHANGED);
         events.reset();
-        events.request().unwrap();
+        events.accept_request().unwrap();
         assert_eq!(events.next_reported_event(), None);
         events.raise_event(AsyncEvent::SPARE);
         assert_eq!(events.next_reported_event(), Some(AsyncEvent::SPARE.completion_dword0()));

@@ -14,11 +14,11 @@ use tenmil_wire::Status;
 use tenmil_wire::feature::Feature;
 
 use super::config::{ControllerConfig, TransportModel};
-use super::health::{Thresholds, WARNING_KELVIN};
-use super::interface::{Arbitration, Coalescing};
+use super::health::{TemperatureThresholds, WARNING_KELVIN};
+use super::transport_interface::{Arbitration, IoQueueCoalescing};
 
 pub(super) mod commands;
-pub(super) mod persistence;
+pub(super) mod reservation_persistence;
 
 /// Attributes of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,36 +60,36 @@ const fn default_attributes(feature: Feature) -> FeatureAttributes {
     }
 }
 
-const fn saveable(feature: Feature) -> FeatureAttributes {
+const fn saveable_attributes(feature: Feature) -> FeatureAttributes {
     FeatureAttributes { is_saveable: true, ..default_attributes(feature) }
 }
 
 /// All known features, by identifier.
 pub(super) const FEATURES: [FeatureAttributes; 19] = [
-    saveable(Feature::Arbitration),
-    saveable(Feature::PowerManagement),
-    saveable(Feature::TemperatureThreshold),
-    FeatureAttributes { is_per_namespace: true, ..saveable(Feature::ErrorRecovery) },
+    saveable_attributes(Feature::Arbitration),
+    saveable_attributes(Feature::PowerManagement),
+    saveable_attributes(Feature::TemperatureThreshold),
+    FeatureAttributes { is_per_namespace: true, ..saveable_attributes(Feature::ErrorRecovery) },
     FeatureAttributes {
         requirement: FeatureRequirement::VolatileCache,
-        ..saveable(Feature::VolatileWriteCache)
+        ..saveable_attributes(Feature::VolatileWriteCache)
     },
     default_attributes(Feature::NumberOfQueues),
     FeatureAttributes {
         requirement: FeatureRequirement::MemoryTransport,
-        ..saveable(Feature::InterruptCoalescing)
+        ..saveable_attributes(Feature::InterruptCoalescing)
     },
     FeatureAttributes {
         requirement: FeatureRequirement::MemoryTransport,
-        ..saveable(Feature::InterruptVectorConfiguration)
+        ..saveable_attributes(Feature::InterruptVectorConfiguration)
     },
-    saveable(Feature::WriteAtomicity),
-    saveable(Feature::AsynchronousEventConfiguration),
+    saveable_attributes(Feature::WriteAtomicity),
+    saveable_attributes(Feature::AsynchronousEventConfiguration),
     default_attributes(Feature::AutonomousPowerStateTransition),
     default_attributes(Feature::Timestamp),
     default_attributes(Feature::KeepAliveTimer),
     default_attributes(Feature::HostBehaviorSupport),
-    saveable(Feature::SoftwareProgressMarker),
+    saveable_attributes(Feature::SoftwareProgressMarker),
     default_attributes(Feature::HostIdentifier),
     FeatureAttributes {
         is_per_namespace: true,
@@ -214,12 +214,12 @@ impl FeatureValues {
     }
 
     /// Interrupt coalescing.
-    pub(super) fn coalescing(&self) -> Coalescing {
+    pub(super) fn coalescing(&self) -> IoQueueCoalescing {
         let [threshold, time, ..] = self
             .current(FeatureKey { feature: Feature::InterruptCoalescing, selector: 0 })
             .to_le_bytes();
         let time = Span::from_us(100 * u64::from(time));
-        Coalescing { time, threshold: u16::from(threshold) + 1 }
+        IoQueueCoalescing { time, threshold: u16::from(threshold) + 1 }
     }
 
     /// Whether coalescing is disabled for a vector (Base 2.1 §5.1.25.2.3).
@@ -245,13 +245,13 @@ impl FeatureValues {
     }
 
     /// Temperature thresholds.
-    pub(super) fn thresholds(&self) -> Thresholds {
+    pub(super) fn temperature_thresholds(&self) -> TemperatureThresholds {
         let kelvin = |of| {
             let dword =
                 self.current(FeatureKey { feature: Feature::TemperatureThreshold, selector: of });
             u16::try_from(dword & 0xffff).unwrap_or(0)
         };
-        Thresholds { over_kelvin: kelvin(OVER), under_kelvin: kelvin(UNDER) }
+        TemperatureThresholds { over_kelvin: kelvin(OVER), under_kelvin: kelvin(UNDER) }
     }
 }
 

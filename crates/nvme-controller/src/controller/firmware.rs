@@ -60,17 +60,17 @@ impl FirmwareSlots {
     }
 
     /// Active revision.
-    pub(super) fn running(&self) -> [u8; 8] {
-        self.revision(self.active).unwrap_or([b' '; 8])
+    pub(super) fn active_revision(&self) -> [u8; 8] {
+        self.slot_revision(self.active).unwrap_or([b' '; 8])
     }
 
     /// Revision in a slot, from 1.
-    pub(super) fn revision(&self, slot: u8) -> Option<[u8; 8]> {
+    pub(super) fn slot_revision(&self, slot: u8) -> Option<[u8; 8]> {
         self.revisions.get(usize::from(slot).wrapping_sub(1)).copied().flatten()
     }
 
     /// Active slot, and the slot activated by the next reset; 0 for no change.
-    pub(super) const fn active(&self) -> (u8, u8) {
+    pub(super) const fn active_and_next_slot(&self) -> (u8, u8) {
         (self.active, self.next)
     }
 
@@ -93,7 +93,7 @@ impl FirmwareSlots {
             _ => return Err(Status::INVALID_FIELD),
         };
         let slot = match slot {
-            0 if stores => self.free_slot(),
+            0 if stores => self.slot_for_commit_to_zero(),
             0 => return Err(Status::INVALID_FIRMWARE_SLOT),
             1 if stores => return Err(Status::INVALID_FIRMWARE_SLOT),
             slot => slot,
@@ -101,7 +101,7 @@ impl FirmwareSlots {
         if stores {
             let revision = revision.ok_or(Status::INVALID_FIRMWARE_IMAGE)?;
             self.revisions[usize::from(slot) - 1] = Some(revision);
-        } else if self.revision(slot).is_none() {
+        } else if self.slot_revision(slot).is_none() {
             return Err(Status::INVALID_FIRMWARE_IMAGE);
         }
         match action {
@@ -121,9 +121,9 @@ impl FirmwareSlots {
     }
 
     /// First empty slot, or a writable one that is not active.
-    fn free_slot(&self) -> u8 {
+    fn slot_for_commit_to_zero(&self) -> u8 {
         let writable = || 2..=SLOTS;
-        let empty = writable().find(|&slot| self.revision(slot).is_none());
+        let empty = writable().find(|&slot| self.slot_revision(slot).is_none());
         let idle = || writable().find(|&slot| slot != self.active);
         empty.or_else(idle).unwrap_or(2)
     }
@@ -219,10 +219,10 @@ mod tests {
         ] {
             let mut slots = sample_slots();
             assert_eq!(slots.commit(action, 2, NEW), Ok(before == b"2.0     "), "{action:?}");
-            assert_eq!(&slots.running(), before);
+            assert_eq!(&slots.active_revision(), before);
             slots.activate();
-            assert_eq!(&slots.running(), after);
-            assert_eq!(slots.revision(2), NEW);
+            assert_eq!(&slots.active_revision(), after);
+            assert_eq!(slots.slot_revision(2), NEW);
         }
     }
 
@@ -231,11 +231,11 @@ mod tests {
         let mut slots = sample_slots();
         slots.commit(Action::Replace, 3, NEW).unwrap();
         slots.commit(Action::Activate, 3, None).unwrap();
-        assert_eq!(slots.active(), (1, 3));
+        assert_eq!(slots.active_and_next_slot(), (1, 3));
         slots.activate();
-        assert_eq!((slots.active(), slots.running()), ((3, 0), *b"2.0     "));
+        assert_eq!((slots.active_and_next_slot(), slots.active_revision()), ((3, 0), *b"2.0     "));
         assert_eq!(slots.commit(Action::ActivateNow, 1, None), Ok(true));
-        assert_eq!(&slots.running(), b"1.0     ");
+        assert_eq!(&slots.active_revision(), b"1.0     ");
     }
 
     #[test]
@@ -269,11 +269,11 @@ mod tests {
     fn slot_zero_selects_an_inactive_slot() {
         let mut slots = sample_slots();
         slots.commit(Action::ActivateNow, 0, NEW).unwrap();
-        assert_eq!(slots.active(), (2, 0));
+        assert_eq!(slots.active_and_next_slot(), (2, 0));
         slots.commit(Action::Replace, 0, Some(*b"3.0     ")).unwrap();
-        assert_eq!(slots.revision(3), Some(*b"3.0     "));
+        assert_eq!(slots.slot_revision(3), Some(*b"3.0     "));
         slots.commit(Action::Replace, 0, Some(*b"4.0     ")).unwrap();
-        assert_eq!(slots.revision(3), Some(*b"4.0     "), "slot 2 runs");
+        assert_eq!(slots.slot_revision(3), Some(*b"4.0     "), "slot 2 runs");
     }
 
     #[test]

@@ -10,10 +10,12 @@ use tenmil_wire::admin::{FormatNvm, SecureErase};
 use tenmil_wire::log::self_test::SelfTestOutcome;
 
 use super::Controller;
-use super::commands::{CommandResult, with_dnr};
-use super::full_scan::FullScan;
-use super::interface::{AdminCompletion, AdminOutcome, AdminResult};
-use super::subsystem::{NamespaceEntry, Subsystem, SubsystemState, block_size_shift, format_sizes};
+use super::commands::{CommandResult, with_dnr_unless_retryable};
+use super::range_operation::RangeOperation;
+use super::subsystem::{
+    NamespaceEntry, Subsystem, SubsystemState, block_size_shift, formattable_block_sizes,
+};
+use super::transport_interface::{AdminCompletion, AdminOutcome, AdminResult};
 
 /// Format in progress.
 pub(super) struct FormatInProgress {
@@ -21,13 +23,13 @@ pub(super) struct FormatInProgress {
     cid: Option<u16>,
     /// Remaining namespaces, each with its new block size.
     remaining: Vec<(u32, u32)>,
-    scan: Option<(u32, u32, FullScan)>,
+    scan: Option<(u32, u32, RangeOperation)>,
 }
 
 impl Controller {
     /// Whether every block device supports Write Zeroes, which a format needs.
     pub(super) fn can_format(&self) -> bool {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let erasable =
             |record: &NamespaceEntry| record.limits.operations.has(Operation::WriteZeroes);
         !state.records.is_empty() && state.records.values().all(erasable)
@@ -46,8 +48,8 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         let subsystem = self.subsystem.clone();
-        let mut state = subsystem.lock();
-        let nsids = self.select_namespaces(&state, format.nsid)?;
+        let mut state = subsystem.lock_state();
+        let nsids = self.selected_nsids(&state, format.nsid)?;
         let mut remaining = Vec::new();
         for &nsid in &nsids {
             let record = self.attached_namespace(&state, nsid)?;
@@ -91,7 +93,7 @@ impl Controller {
         record: &NamespaceEntry,
     ) -> Result<(), Status> {
         self.check_may_change_namespace(state, record)?;
-        if record.is_protected() { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
+        if record.is_write_protected() { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
     }
 
     /// Checks that an admin command of this controller's host may change a namespace (Base 2.1 §8.1.22,
@@ -106,7 +108,7 @@ impl Controller {
         }
         let entry = state.controllers.get(&self.config.cntlid);
         if let Some(refusal) =
-            entry.and_then(|entry| entry.ana(record.ana_group).rejection_status())
+            entry.and_then(|entry| entry.ana_state(record.ana_group).rejection_status())
         {
             return Err(refusal);
         }
@@ -126,7 +128,7 @@ impl FormatInProgress {
             };
             match start_erase(subsystem, nsid) {
                 Ok(scan) => self.scan = Some((nsid, block_size, scan)),
-                Err(status) => return Some(self.fail_namespace(subsystem, nsid, status)),
+                Err(status) => return Some(self.fail_format(subsystem, nsid, status)),
             }
             return None;
         };
@@ -135,21 +137,21 @@ impl FormatInProgress {
             Ok(()) => finish_namespace_format(subsystem, nsid, Some(block_size)),
             Err(failure) => {
                 let status = Status(failure.status.0);
-                return Some(self.fail_namespace(subsystem, nsid, status));
+                return Some(self.fail_format(subsystem, nsid, status));
             }
         }
         self.scan = None;
         self.remaining.is_empty().then_some(AdminResult::OK)
     }
 
-    fn fail_namespace(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
+    fn fail_format(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
         finish_namespace_format(subsystem, nsid, None);
-        self.release_remaining(subsystem);
-        AdminResult::failure(with_dnr(status))
+        self.release_remaining_namespaces(subsystem);
+        AdminResult::failure(with_dnr_unless_retryable(status))
     }
 
     /// Makes the remaining namespaces available again, unchanged.
-    pub(super) fn release_remaining(&mut self, subsystem: &Subsystem) {
+    pub(super) fn release_remaining_namespaces(&mut self, subsystem: &Subsystem) {
         let current = self.scan.take().map(|(nsid, _, _)| nsid);
         for nsid in self.remaining.drain(..).map(|(nsid, _)| nsid).chain(current) {
             finish_namespace_format(subsystem, nsid, None);
@@ -167,31 +169,31 @@ impl FormatInProgress {
     }
 }
 
-fn start_erase(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
+fn start_erase(subsystem: &Subsystem, nsid: u32) -> Result<RangeOperation, Status> {
     let device = {
-        let state = subsystem.lock();
+        let state = subsystem.lock_state();
         state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?.device.clone()
     };
-    FullScan::start(&*device, Operation::WriteZeroes, 0, u64::MAX)
+    RangeOperation::start(&*device, Operation::WriteZeroes, 0, u64::MAX)
 }
 
 /// Ends the format of one namespace; on success with a new block size.
 fn finish_namespace_format(subsystem: &Subsystem, nsid: u32, block_size: Option<u32>) {
-    let mut state = subsystem.lock();
+    let mut state = subsystem.lock_state();
     if let Some(record) = state.records.get_mut(&nsid) {
         record.is_formatting = false;
         if let Some(block_size) = block_size {
             record.block_shift = block_size_shift(block_size);
         }
     }
-    state.notify_changed(nsid);
+    state.notify_namespace_changed(nsid);
     subsystem.publish_and_notify(state);
 }
 
 /// Block size of the requested format.
 fn requested_block_size(record: &NamespaceEntry, format: &FormatNvm) -> Result<u32, Status> {
-    let sizes = format_sizes(&record.limits);
-    let size = sizes.get(usize::from(format.format())).copied();
+    let sizes = formattable_block_sizes(&record.limits);
+    let size = sizes.get(usize::from(format.lba_format_index())).copied();
     if format.pi != 0 || format.mset {
         return Err(Status::INVALID_FORMAT);
     }

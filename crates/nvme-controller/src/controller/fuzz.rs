@@ -10,7 +10,9 @@ use tenmil_base::{
 };
 use tenmil_wire::Command;
 
-use super::interface::{AdminDataTransfer, AdminOutcome, CommandOrigin, InvalidDoorbell};
+use super::transport_interface::{
+    AdminDataTransfer, AdminOutcome, InvalidDoorbell, QueueCommandId,
+};
 use super::{
     AnaState, Controller, ControllerConfig, HostIdentity, NamespaceConfig, NamespacePool,
     Subsystem, SubsystemConfig,
@@ -19,12 +21,12 @@ use super::{
 /// Block device without storage that completes requests in the next poll.
 struct NullDevice(Limits);
 
-struct Channel {
+struct NullChannel {
     limits: Limits,
     waiting: VecDeque<u64>,
 }
 
-struct Pool;
+struct NullDevicePool;
 
 /// Runs the actions encoded in `bytes`, 64 at a time. Most are commands, with the following bytes as
 /// their data; the others are calls of a transport, or actions of another host.
@@ -44,11 +46,11 @@ pub fn fuzz_admin_commands(bytes: &[u8]) {
         // No admin command uses CDW3, so it selects the action.
         match command.cdw3() & 0x3f {
             0 => controllers[index].reset(now),
-            1 => subsystem.power_cycle(),
+            1 => subsystem.emulate_power_cycle(),
             2 => subsystem.set_ana_state(1, command.nsid() & 3, AnaState::Inaccessible),
             3 => controllers[index].set_host(HostIdentity::Extended(command.mptr().into())),
-            4 => controllers[index].invalid_doorbell(now, InvalidDoorbell::Value),
-            5 => controllers[index].shutdown(),
+            4 => controllers[index].record_invalid_doorbell(now, InvalidDoorbell::Value),
+            5 => controllers[index].note_host_shutdown(),
             6 => {
                 subsystem.remove_namespace(command.nsid() & 7);
             }
@@ -58,7 +60,7 @@ pub fn fuzz_admin_commands(bytes: &[u8]) {
         for controller in &mut controllers {
             controller.poll(now);
             while controller.next_deferred_completion().is_some() {}
-            while controller.next_event().is_some() {}
+            while controller.next_async_event_dword0().is_some() {}
             while controller.next_transport_action().is_some() {}
         }
     }
@@ -79,8 +81,8 @@ fn execute_admin_command(
         {
             assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
         }
-        (AdminOutcome::Abort { .. }, _) => controller.abort_ended(),
-        (AdminOutcome::CreateSubmissionQueue(_), _) => controller.queue_created(),
+        (AdminOutcome::Abort { .. }, _) => controller.note_abort_completed(),
+        (AdminOutcome::CreateSubmissionQueue(_), _) => controller.note_queue_created(),
         _ => {}
     }
 }
@@ -91,10 +93,12 @@ fn run_reservation_command(
     command: &Command,
     following: &[u8],
 ) {
-    let Ok(admin_data) = controller.reservation_data(command) else { return };
+    let Ok(admin_data) = controller.reservation_data_length(command) else { return };
     let mut data = host_data(admin_data, following);
-    let from = CommandOrigin { queue: 1, ticket: 0 };
-    let Some(end) = controller.reservation(now, from, command, &mut data) else { return };
+    let from = QueueCommandId { queue: 1, ticket: 0 };
+    let Some(end) = controller.execute_reservation_command(now, from, command, &mut data) else {
+        return;
+    };
     if let AdminDataTransfer::ToHost(len_bytes) = admin_data
         && end.status.is_success()
     {
@@ -112,11 +116,12 @@ fn host_data(admin_data: AdminDataTransfer, following: &[u8]) -> Vec<u8> {
 
 /// Creates two controllers of a subsystem with every optional feature.
 fn create_controllers() -> Option<(Subsystem, [Controller; 2])> {
-    let namespaces = (0..3).map(|_| NamespaceConfig::new(Arc::new(NullDevice(limits(512, 4096)))));
+    let namespaces =
+        (0..3).map(|_| NamespaceConfig::new(Arc::new(NullDevice(null_device_limits(512, 4096)))));
     let mut config = SubsystemConfig::new("FUZZ", namespaces.collect());
     config.nsid_max = 8;
     config.ana_groups = 2;
-    config.pool = Some(Box::new(Pool));
+    config.pool = Some(Box::new(NullDevicePool));
     let subsystem = Subsystem::new(config).ok()?;
     let open = |cntlid| {
         let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
@@ -126,7 +131,7 @@ fn create_controllers() -> Option<(Subsystem, [Controller; 2])> {
     Some((subsystem, controllers))
 }
 
-fn limits(block_size: u32, block_count: u64) -> Limits {
+fn null_device_limits(block_size: u32, block_count: u64) -> Limits {
     Limits {
         block_size,
         metadata_size: 0,
@@ -147,11 +152,11 @@ impl BlockDevice for NullDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        Ok(Box::new(Channel { limits: self.0.clone(), waiting: VecDeque::new() }))
+        Ok(Box::new(NullChannel { limits: self.0.clone(), waiting: VecDeque::new() }))
     }
 }
 
-impl IoChannel for Channel {
+impl IoChannel for NullChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -171,9 +176,9 @@ impl IoChannel for Channel {
     }
 }
 
-impl ChannelWakeup for Channel {}
+impl ChannelWakeup for NullChannel {}
 
-impl NamespacePool for Pool {
+impl NamespacePool for NullDevicePool {
     fn capacity_bytes(&self) -> u64 {
         64 << 20
     }
@@ -182,7 +187,11 @@ impl NamespacePool for Pool {
         &[512, 4096]
     }
 
-    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error> {
-        Ok(Arc::new(NullDevice(limits(block_size, block_count))))
+    fn create_block_device(
+        &mut self,
+        block_size: u32,
+        block_count: u64,
+    ) -> Result<Arc<dyn BlockDevice>, Error> {
+        Ok(Arc::new(NullDevice(null_device_limits(block_size, block_count))))
     }
 }

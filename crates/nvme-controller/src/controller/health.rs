@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Span};
 
-use super::interface::IoCounters;
+use super::transport_interface::IoCounters;
 
 /// Health of one controller.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub(super) const WARNING_READ_ONLY: u8 = 1 << 3;
 
 /// Temperature thresholds of the host (Base 2.1 §5.1.25.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Thresholds {
+pub(super) struct TemperatureThresholds {
     /// Warning at or above.
     pub(super) over_kelvin: u16,
     /// Warning at or below.
@@ -113,7 +113,7 @@ impl Health {
     }
 
     /// Critical Warning byte.
-    pub(super) fn warnings(&self, thresholds: Thresholds) -> u8 {
+    pub(super) fn warnings(&self, thresholds: TemperatureThresholds) -> u8 {
         let kelvin = self.sensors.temperature_kelvin;
         let outside = kelvin >= thresholds.over_kelvin || kelvin <= thresholds.under_kelvin;
         let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
@@ -124,7 +124,7 @@ impl Health {
     }
 
     /// Warnings that are new since the last call.
-    pub(super) fn new_warnings(&mut self, thresholds: Thresholds) -> u8 {
+    pub(super) fn take_new_warnings(&mut self, thresholds: TemperatureThresholds) -> u8 {
         let warnings = self.warnings(thresholds);
         warnings & !core::mem::replace(&mut self.warned, warnings)
     }
@@ -161,16 +161,17 @@ pub(super) const fn bytes_to_data_units(bytes: u64) -> u64 {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::{Health, Thresholds, bytes_to_data_units};
-    use crate::controller::interface::IoCounters;
+    use super::{Health, TemperatureThresholds, bytes_to_data_units};
+    use crate::controller::transport_interface::IoCounters;
 
     const AT_0: Instant = Instant { ns: 0 };
-    const THRESHOLDS: Thresholds = Thresholds { over_kelvin: 343, under_kelvin: 0 };
+    const THRESHOLDS: TemperatureThresholds =
+        TemperatureThresholds { over_kelvin: 343, under_kelvin: 0 };
 
     #[test]
     fn critical_warning_bits_are_reported_as_new_once() {
         let mut health = Health::new(AT_0, 310);
-        assert_eq!(health.new_warnings(THRESHOLDS), 0);
+        assert_eq!(health.take_new_warnings(THRESHOLDS), 0);
         let well = health.sensors;
         for (bit, sensors) in [
             (0x01, super::SensorReadings { spare_percent: 9, ..well }),
@@ -179,10 +180,10 @@ mod tests {
             (0x08, super::SensorReadings { is_read_only: true, ..well }),
         ] {
             health.set_sensor_readings(AT_0, sensors);
-            assert_eq!(health.new_warnings(THRESHOLDS), bit);
-            assert_eq!(health.new_warnings(THRESHOLDS), 0, "said once");
+            assert_eq!(health.take_new_warnings(THRESHOLDS), bit);
+            assert_eq!(health.take_new_warnings(THRESHOLDS), 0, "said once");
             health.set_sensor_readings(AT_0, well);
-            assert_eq!(health.new_warnings(THRESHOLDS), 0);
+            assert_eq!(health.take_new_warnings(THRESHOLDS), 0);
         }
     }
 
@@ -192,7 +193,10 @@ mod tests {
         for (over_kelvin, under_kelvin, warned) in
             [(311, 309, 0), (310, 309, 2), (311, 310, 2), (310, 310, 2)]
         {
-            assert_eq!(health.warnings(Thresholds { over_kelvin, under_kelvin }), warned);
+            assert_eq!(
+                health.warnings(TemperatureThresholds { over_kelvin, under_kelvin }),
+                warned
+            );
         }
     }
 

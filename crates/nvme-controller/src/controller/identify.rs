@@ -2,7 +2,7 @@
 
 use tenmil_wire::Status;
 use tenmil_wire::admin::Identify;
-use tenmil_wire::identify::descriptor::build_descriptor_list;
+use tenmil_wire::identify::namespace_identification_descriptor::build_descriptor_list;
 use tenmil_wire::identify::{
     Cns, CommandSet, CommandSetVector, CommandSets, ControllerList, IdentifyControllerNvm,
     IdentifyNamespaceIndependent, IdentifyNamespaceNvm, NSID_ALL, NamespaceIdentifier,
@@ -12,14 +12,18 @@ use tenmil_wire::register::Version;
 
 use super::Controller;
 use super::commands::{CommandResult, PAGE_BYTES};
-use super::interface::{AdminOutcome, AdminResult};
 use super::subsystem::{NamespaceEntry, SubsystemState};
+use super::transport_interface::{AdminOutcome, AdminResult};
 
 mod controller;
 mod namespace;
 
 impl Controller {
-    pub(super) fn identify(&self, identify: &Identify, data: &mut Vec<u8>) -> CommandResult {
+    pub(super) fn execute_identify(
+        &self,
+        identify: &Identify,
+        data: &mut Vec<u8>,
+    ) -> CommandResult {
         data.clear();
         self.append_identify_structure(identify, data)?;
         data.resize(PAGE_BYTES as usize, 0);
@@ -34,8 +38,8 @@ impl Controller {
     ) -> Result<(), Status> {
         let nsid = identify.nsid;
         match Cns::from_code(identify.cns) {
-            Cns::Namespace => self.identify_namespace(nsid, true, page),
-            Cns::AllocatedNamespace => self.identify_namespace(nsid, false, page),
+            Cns::Namespace => self.append_identify_namespace(nsid, true, page),
+            Cns::AllocatedNamespace => self.append_identify_namespace(nsid, false, page),
             Cns::Controller => {
                 page.extend(self.identify_controller().as_bytes());
                 Ok(())
@@ -45,37 +49,39 @@ impl Controller {
                 page.extend(identify_controller_nvm().as_bytes());
                 Ok(())
             }
-            Cns::ActiveNamespaces => self.namespace_list(nsid, true, page),
-            Cns::AllocatedNamespaces => self.namespace_list(nsid, false, page),
+            Cns::ActiveNamespaces => self.append_namespace_list(nsid, true, page),
+            Cns::AllocatedNamespaces => self.append_namespace_list(nsid, false, page),
             Cns::CommandSetActiveNamespaces => {
                 check_nvm_command_set(identify)?;
-                self.namespace_list(nsid, true, page)
+                self.append_namespace_list(nsid, true, page)
             }
             Cns::CommandSetAllocatedNamespaces => {
                 check_nvm_command_set(identify)?;
-                self.namespace_list(nsid, false, page)
+                self.append_namespace_list(nsid, false, page)
             }
             Cns::Descriptors => self.append_namespace_descriptors(nsid, page),
             Cns::CommandSetNamespace => {
                 check_nvm_command_set(identify)?;
-                self.nvm_namespace(nsid, true, page)
+                self.append_nvm_namespace(nsid, true, page)
             }
             Cns::CommandSetAllocatedNamespace => {
                 check_nvm_command_set(identify)?;
-                self.nvm_namespace(nsid, false, page)
+                self.append_nvm_namespace(nsid, false, page)
             }
-            Cns::IndependentNamespace => self.independent_namespace(nsid, true, page),
-            Cns::IndependentAllocatedNamespace => self.independent_namespace(nsid, false, page),
+            Cns::IndependentNamespace => self.append_independent_namespace(nsid, true, page),
+            Cns::IndependentAllocatedNamespace => {
+                self.append_independent_namespace(nsid, false, page)
+            }
             Cns::NamespaceControllers => {
                 self.append_attached_controllers(nsid, identify.cntid, page)
             }
             Cns::SubsystemControllers => {
-                let state = self.subsystem.lock();
+                let state = self.subsystem.lock_state();
                 let cntlids = state.controllers.range(identify.cntid..).map(|(&cntlid, _)| cntlid);
                 page.extend(ControllerList::new(cntlids).as_bytes());
                 Ok(())
             }
-            Cns::CommandSets => self.command_sets(identify.cntid, page),
+            Cns::CommandSets => self.append_command_sets(identify.cntid, page),
             _ => Err(Status::INVALID_FIELD),
         }
     }
@@ -96,7 +102,7 @@ impl Controller {
         Ok(found.filter(|record| !must_be_attached || record.visibility.is_attached_to(cntlid)))
     }
 
-    fn namespace_list(
+    fn append_namespace_list(
         &self,
         after: u32,
         must_be_attached: bool,
@@ -105,7 +111,7 @@ impl Controller {
         if after >= NSID_ALL - 1 {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let cntlid = self.config.cntlid;
         let is_listed = |record: &&NamespaceEntry| {
             !must_be_attached || record.visibility.is_attached_to(cntlid)
@@ -116,7 +122,7 @@ impl Controller {
     }
 
     fn append_namespace_descriptors(&self, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let identity = self.attached_namespace(&state, nsid)?.identity;
         let mut names = Vec::new();
         if identity.eui64 != [0; 8] {
@@ -135,27 +141,27 @@ impl Controller {
 
     /// Appends the NVM command set namespace structure. It is all zeroes: no protection information, no
     /// preferred sizes.
-    fn nvm_namespace(
+    fn append_nvm_namespace(
         &self,
         nsid: u32,
         must_be_attached: bool,
         page: &mut Vec<u8>,
     ) -> Result<(), Status> {
-        let state = self.subsystem.lock();
-        if nsid != NSID_ALL || !self.manages_namespaces() {
+        let state = self.subsystem.lock_state();
+        if nsid != NSID_ALL || !self.supports_namespace_management() {
             self.identified_namespace(&state, nsid, must_be_attached)?;
         }
         page.extend(IdentifyNamespaceNvm::zeroed().as_bytes());
         Ok(())
     }
 
-    fn independent_namespace(
+    fn append_independent_namespace(
         &self,
         nsid: u32,
         must_be_attached: bool,
         page: &mut Vec<u8>,
     ) -> Result<(), Status> {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let found = self.identified_namespace(&state, nsid, must_be_attached)?;
         let structure = found.map_or_else(IdentifyNamespaceIndependent::zeroed, |record| {
             self.independent_structure(record)
@@ -170,16 +176,17 @@ impl Controller {
         from: u16,
         page: &mut Vec<u8>,
     ) -> Result<(), Status> {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let found = self.identified_namespace(&state, nsid, false)?;
-        let cntlids = found.into_iter().flat_map(|record| record.visibility.attached_from(from));
+        let cntlids =
+            found.into_iter().flat_map(|record| record.visibility.attached_cntlids_from(from));
         page.extend(ControllerList::new(cntlids).as_bytes());
         Ok(())
     }
 
     /// Appends the command set combinations: the NVM command set is the only one.
-    fn command_sets(&self, cntlid: u16, page: &mut Vec<u8>) -> Result<(), Status> {
-        let state = self.subsystem.lock();
+    fn append_command_sets(&self, cntlid: u16, page: &mut Vec<u8>) -> Result<(), Status> {
+        let state = self.subsystem.lock_state();
         if cntlid != u16::MAX && !state.controllers.contains_key(&cntlid) {
             return Err(Status::INVALID_FIELD);
         }

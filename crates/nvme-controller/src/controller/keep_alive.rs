@@ -52,13 +52,13 @@ impl KeepAlive {
     }
 
     /// KAS: the granularity in units of 100 ms (Base 2.1 §5.1.13.2.1).
-    pub(super) fn granularity(&self) -> u16 {
+    pub(super) fn granularity_100ms(&self) -> u16 {
         u16::try_from(self.granularity.ns / Span::from_ms(100).ns).unwrap_or(u16::MAX)
     }
 
     /// Sets the timeout, rounded up to the granularity; zero turns the timer off (Base 2.1 §5.1.25.1.8).
     /// A timeout above the maximum is rejected without effect.
-    pub(super) fn set(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
+    pub(super) fn set_timeout(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
         let requested = Span::from_ms(timeout_ms.into());
         let timeout = Span { ns: requested.ns.div_ceil(self.granularity.ns) * self.granularity.ns };
         if requested > self.max || timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
@@ -98,7 +98,7 @@ impl KeepAlive {
     }
 
     /// Whether an interval has passed without activity; reported once.
-    pub(super) fn expired(&mut self, now: Instant) -> bool {
+    pub(super) fn take_expiration(&mut self, now: Instant) -> bool {
         if self.deadline == Instant::NEVER || now < self.deadline {
             return false;
         }
@@ -129,28 +129,31 @@ mod tests {
 
     fn keep_alive_timer(timeout_ms: u32) -> KeepAlive {
         let mut timer = KeepAlive::new(&ControllerConfig::default());
-        timer.set(instant_at_ms(0), timeout_ms).unwrap();
+        timer.set_timeout(instant_at_ms(0), timeout_ms).unwrap();
         timer
     }
 
     #[test]
     fn keep_alive_timeout_is_reported_once_at_the_end_of_an_interval() {
         let mut timer = keep_alive_timer(1000);
-        assert!(!timer.expired(instant_at_ms(999)));
-        assert!(timer.expired(instant_at_ms(1000)));
-        assert!(!timer.expired(instant_at_ms(5000)));
+        assert!(!timer.take_expiration(instant_at_ms(999)));
+        assert!(timer.take_expiration(instant_at_ms(1000)));
+        assert!(!timer.take_expiration(instant_at_ms(5000)));
     }
 
     #[test]
     fn command_extends_keep_alive_to_the_end_of_the_next_interval() {
         for fetched_at in [1, 500, 999] {
             let mut timer = keep_alive_timer(1000);
-            assert!(!timer.expired(instant_at_ms(fetched_at)));
+            assert!(!timer.take_expiration(instant_at_ms(fetched_at)));
             timer.note_activity();
-            assert!(!timer.expired(instant_at_ms(1000)), "something has come");
+            assert!(!timer.take_expiration(instant_at_ms(1000)), "something has come");
             assert_eq!(timer.wake_at(), instant_at_ms(2000));
-            assert!(!timer.expired(instant_at_ms(1999)));
-            assert!(timer.expired(instant_at_ms(2000)), "nothing has come since {fetched_at} ms");
+            assert!(!timer.take_expiration(instant_at_ms(1999)));
+            assert!(
+                timer.take_expiration(instant_at_ms(2000)),
+                "nothing has come since {fetched_at} ms"
+            );
         }
     }
 
@@ -162,19 +165,19 @@ mod tests {
         timer.note_activity();
         timer.restart(instant_at_ms(0));
         // The completion of that command is seen at 500, so nothing is sent before 1000.
-        assert!(!timer.expired(instant_at_ms(1000)));
+        assert!(!timer.take_expiration(instant_at_ms(1000)));
         timer.restart(instant_at_ms(1000));
-        assert!(!timer.expired(instant_at_ms(1999)));
-        assert!(timer.expired(instant_at_ms(2000)));
+        assert!(!timer.take_expiration(instant_at_ms(1999)));
+        assert!(timer.take_expiration(instant_at_ms(2000)));
     }
 
     #[test]
     fn keep_alive_command_restarts_the_interval() {
         let mut timer = keep_alive_timer(1000);
-        assert!(!timer.expired(instant_at_ms(900)));
+        assert!(!timer.take_expiration(instant_at_ms(900)));
         timer.restart(instant_at_ms(900));
-        assert!(!timer.expired(instant_at_ms(1899)));
-        assert!(timer.expired(instant_at_ms(1900)));
+        assert!(!timer.take_expiration(instant_at_ms(1899)));
+        assert!(timer.take_expiration(instant_at_ms(1900)));
     }
 
     #[test]
@@ -183,10 +186,10 @@ mod tests {
         timer.note_activity();
         timer.suspend();
         assert_eq!((timer.wake_at(), timer.timeout_ms()), (Instant::NEVER, 1000));
-        assert!(!timer.expired(instant_at_ms(9000)));
+        assert!(!timer.take_expiration(instant_at_ms(9000)));
         timer.restart(instant_at_ms(9000));
-        assert!(!timer.expired(instant_at_ms(9999)));
-        assert!(timer.expired(instant_at_ms(10_000)), "what was heard before is forgotten");
+        assert!(!timer.take_expiration(instant_at_ms(9999)));
+        assert!(timer.take_expiration(instant_at_ms(10_000)), "what was heard before is forgotten");
     }
 
     #[test]
@@ -200,7 +203,10 @@ mod tests {
     #[test]
     fn keep_alive_timeout_that_overflows_is_rejected() {
         let mut timer = keep_alive_timer(500);
-        assert_eq!(timer.set(instant_at_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!(
+            timer.set_timeout(instant_at_ms(0), u32::MAX),
+            Err(Status::KEEP_ALIVE_TIMEOUT_INVALID)
+        );
         assert_eq!(timer.timeout_ms(), 500);
     }
 
@@ -209,8 +215,11 @@ mod tests {
         let keep_alive_max = Span::from_secs(600);
         let config = ControllerConfig { keep_alive_max, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(instant_at_ms(0), 600_000).unwrap();
-        assert_eq!(timer.set(instant_at_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        timer.set_timeout(instant_at_ms(0), 600_000).unwrap();
+        assert_eq!(
+            timer.set_timeout(instant_at_ms(9), 600_001),
+            Err(Status::KEEP_ALIVE_TIMEOUT_INVALID)
+        );
         assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, instant_at_ms(600_000)));
     }
 
@@ -219,18 +228,18 @@ mod tests {
         let idle_host_timeout = Some(Span::from_secs(600));
         let config = ControllerConfig { idle_host_timeout, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
-        timer.set(instant_at_ms(0), 0).unwrap();
+        timer.set_timeout(instant_at_ms(0), 0).unwrap();
         timer.note_activity();
-        assert!(!timer.expired(instant_at_ms(600_000)), "something has come");
+        assert!(!timer.take_expiration(instant_at_ms(600_000)), "something has come");
         assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
-        assert!(!timer.expired(instant_at_ms(1_199_999)));
-        assert!(timer.expired(instant_at_ms(1_200_000)));
+        assert!(!timer.take_expiration(instant_at_ms(1_199_999)));
+        assert!(timer.take_expiration(instant_at_ms(1_200_000)));
     }
 
     #[test]
     fn keep_alive_granularity_is_in_100_ms_units() {
         let keep_alive_granularity = Span::from_secs(1);
         let config = ControllerConfig { keep_alive_granularity, ..ControllerConfig::default() };
-        assert_eq!(KeepAlive::new(&config).granularity(), 10);
+        assert_eq!(KeepAlive::new(&config).granularity_100ms(), 10);
     }
 }

@@ -10,10 +10,10 @@ use tenmil_wire::log::LogPage;
 
 use super::Controller;
 use super::commands::CommandResult;
-use super::interface::{AdminOutcome, AdminResult};
+use super::transport_interface::{AdminOutcome, AdminResult};
 
 mod effects;
-pub(super) mod error;
+pub(super) mod error_information;
 mod health;
 mod notifications;
 mod self_test;
@@ -27,10 +27,10 @@ impl Controller {
         data: &mut Vec<u8>,
     ) -> CommandResult {
         let page = LogPage::from_code(get.lid);
-        if !self.has_log_page(page) {
+        if !self.supports_log_page(page) {
             return Err(Status::INVALID_LOG_PAGE);
         }
-        check_log_scope(get.nsid)?;
+        check_log_nsid(get.nsid)?;
         let len_bytes = self.check_transfer_length(get.len_bytes())? as usize;
         let granularity = log_offset_granularity(page);
         // No page has an index, so OT must be cleared.
@@ -50,7 +50,7 @@ impl Controller {
     }
 
     /// Whether this controller supports the page.
-    fn has_log_page(&self, page: LogPage) -> bool {
+    fn supports_log_page(&self, page: LogPage) -> bool {
         match page {
             LogPage::SupportedLogPages
             | LogPage::ErrorInformation
@@ -76,18 +76,18 @@ impl Controller {
         get: &GetLogPage,
     ) -> Result<Vec<u8>, Status> {
         match page {
-            LogPage::SupportedLogPages => Ok(self.supported_log_pages()),
+            LogPage::SupportedLogPages => Ok(self.supported_log_pages_page()),
             LogPage::ErrorInformation => Ok(self.error_log_page()),
             LogPage::Health => Ok(self.health_log_page(now)),
             LogPage::FirmwareSlot => Ok(self.firmware_slot_log_page()),
             LogPage::ChangedNamespaces => Ok(self.changed_namespace_list_page()),
-            LogPage::CommandEffects if get.csi == 0 => Ok(self.command_effects()),
+            LogPage::CommandEffects if get.csi == 0 => Ok(self.command_effects_page()),
             LogPage::CommandEffects => Err(Status::INVALID_FIELD),
             LogPage::SelfTest => Ok(self.self_test_page()),
             LogPage::TelemetryHost => self.telemetry_page(now, get.lsp & 1 != 0, get.lpo),
             LogPage::TelemetryController => Ok(self.controller_telemetry_page()),
             LogPage::Ana => Ok(self.ana_log_page(get.lsp & 1 != 0)),
-            LogPage::FeatureEffects => Ok(self.feature_effects()),
+            LogPage::FeatureEffects => Ok(self.feature_effects_page()),
             LogPage::ReservationNotification => Ok(self.reservation_notification_page()),
             _ => Err(Status::INVALID_LOG_PAGE),
         }
@@ -105,7 +105,7 @@ impl Controller {
 }
 
 /// Checks the NSID: all pages have controller scope (LPA.SMART per namespace is cleared).
-fn check_log_scope(nsid: u32) -> Result<(), Status> {
+fn check_log_nsid(nsid: u32) -> Result<(), Status> {
     match nsid {
         0 | u32::MAX => Ok(()),
         _ => Err(Status::INVALID_FIELD),

@@ -67,7 +67,7 @@ pub(super) struct Registrant {
 /// Network origin whose hosts may use any NQN, with the maximum number of registrants from there. Per-NQN
 /// limits are ineffective for such hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OriginLimit {
+pub(super) struct OriginRegistrantLimit {
     pub(super) name: Arc<str>,
     pub(super) count_max: usize,
 }
@@ -134,7 +134,7 @@ impl Reservations {
         match self.registrants.get(&host) {
             Some(registered) if registered.key != key => return Err(Status::RESERVATION_CONFLICT),
             Some(_) => {}
-            None if !self.can_register(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
+            None if !self.has_room_for_registrant(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
             None => {
                 self.registrants.insert(host, Registrant { key, nqn: nqn.cloned(), origin: None });
             }
@@ -156,16 +156,16 @@ impl Reservations {
         self.remove_registration(host);
         if self.active.is_none()
             && let Some(held) = held_before
-            && registrants_have_access(held.kind)
+            && gives_registrants_access(held.kind)
         {
-            self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
+            self.add_registrant_notices(host, ReservationEvent::ReservationReleased, &mut effects);
         }
         self.increment_generation();
         Ok(effects)
     }
 
     /// Replaces the key of `host` (Base 2.1 §8.1.22.3).
-    pub(super) fn replace(
+    pub(super) fn replace_key(
         &mut self,
         host: HostId,
         current: Option<u64>,
@@ -219,13 +219,17 @@ impl Reservations {
         // Registrants are notified of a release if they lose access that the old type gave them.
         if acquires {
             self.set_holder(host, kind);
-            if before.is_some_and(|held| held.kind != kind && registrants_have_access(held.kind)) {
-                self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
+            if before.is_some_and(|held| held.kind != kind && gives_registrants_access(held.kind)) {
+                self.add_registrant_notices(
+                    host,
+                    ReservationEvent::ReservationReleased,
+                    &mut effects,
+                );
             }
         } else if self.active.is_none()
-            && before.is_some_and(|held| registrants_have_access(held.kind))
+            && before.is_some_and(|held| gives_registrants_access(held.kind))
         {
-            self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
+            self.add_registrant_notices(host, ReservationEvent::ReservationReleased, &mut effects);
         }
         let others = victims.iter().copied().filter(|&victim| victim != host);
         effects
@@ -238,7 +242,7 @@ impl Reservations {
 
     /// Releases the reservation. Has no effect for a registrant that is not a holder (Base 2.1
     /// §8.1.22.6).
-    pub(super) fn release(
+    pub(super) fn release_and_unregister(
         &mut self,
         host: HostId,
         current: u64,
@@ -251,8 +255,12 @@ impl Reservations {
                 return Err(Status::INVALID_FIELD);
             }
             self.active = None;
-            if registrants_have_access(kind) {
-                self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
+            if gives_registrants_access(kind) {
+                self.add_registrant_notices(
+                    host,
+                    ReservationEvent::ReservationReleased,
+                    &mut effects,
+                );
             }
         }
         Ok(effects)
@@ -266,7 +274,7 @@ impl Reservations {
     ) -> Result<ReservationChangeEffects, Status> {
         self.check_key(host, Some(current))?;
         let mut effects = ReservationChangeEffects::default();
-        self.notify_registrants(host, ReservationEvent::ReservationPreempted, &mut effects);
+        self.add_registrant_notices(host, ReservationEvent::ReservationPreempted, &mut effects);
         self.registrants.clear();
         self.active = None;
         self.increment_generation();
@@ -274,7 +282,7 @@ impl Reservations {
     }
 
     /// Whether the state persists through power loss (PTPL).
-    pub(super) const fn persists(&self) -> bool {
+    pub(super) const fn persists_through_power_loss(&self) -> bool {
         self.persists_through_power_loss
     }
 
@@ -284,7 +292,7 @@ impl Reservations {
     }
 
     /// Handles a power cycle: drops the state unless it persists (Base 2.1 §8.1.22.1).
-    pub(super) fn power_cycle(&mut self) {
+    pub(super) fn handle_power_cycle(&mut self) {
         if !self.persists_through_power_loss {
             *self = Self::default();
         }
@@ -304,7 +312,7 @@ impl Reservations {
     }
 
     /// The reservation, if there is one.
-    pub(super) const fn held(&self) -> Option<ActiveReservation> {
+    pub(super) const fn active_reservation(&self) -> Option<ActiveReservation> {
         self.active
     }
 
@@ -322,7 +330,7 @@ impl Reservations {
     }
 
     /// All registrants whose NQN is known.
-    pub(super) fn named_registrants(&self) -> impl Iterator<Item = (HostId, &HostNqn)> {
+    pub(super) fn registrants_with_nqn(&self) -> impl Iterator<Item = (HostId, &HostNqn)> {
         self.registrants.iter().filter_map(|(host, it)| Some((*host, it.nqn.as_ref()?)))
     }
 
@@ -336,7 +344,11 @@ impl Reservations {
     }
 
     /// Checks the registrant limit of an origin for `host`.
-    pub(super) fn check_origin(&self, host: HostId, origin: &OriginLimit) -> Result<(), Status> {
+    pub(super) fn check_origin_limit(
+        &self,
+        host: HostId,
+        origin: &OriginRegistrantLimit,
+    ) -> Result<(), Status> {
         let is_from_there = |it: &&Registrant| it.origin.as_ref() == Some(&origin.name);
         let same = self.registrants.values().filter(is_from_there).count();
         let has_space = same < origin.count_max || self.registrants.contains_key(&host);
@@ -344,13 +356,13 @@ impl Reservations {
     }
 
     /// Records the origin of a registrant.
-    pub(super) fn set_origin(&mut self, host: HostId, origin: &OriginLimit) {
+    pub(super) fn set_origin(&mut self, host: HostId, origin: &OriginRegistrantLimit) {
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.origin.get_or_insert_with(|| Arc::clone(&origin.name));
         }
     }
 
-    fn can_register(&self, nqn: Option<&HostNqn>) -> bool {
+    fn has_room_for_registrant(&self, nqn: Option<&HostNqn>) -> bool {
         let same = self.registrants.values().filter(|it| it.nqn.as_ref() == nqn).count();
         let count_max = if nqn.is_some() { REGISTRANTS_PER_NQN_MAX } else { REGISTRANTS_MAX };
         self.registrants.len() < REGISTRANTS_MAX && same < count_max
@@ -398,7 +410,7 @@ impl Reservations {
     }
 
     fn set_holder(&mut self, host: HostId, kind: ReservationKind) {
-        let holder = if is_held_by_all(kind) { None } else { Some(host) };
+        let holder = if is_all_registrants_type(kind) { None } else { Some(host) };
         self.active = Some(ActiveReservation { kind, holder });
     }
 
@@ -414,7 +426,7 @@ impl Reservations {
         }
     }
 
-    fn notify_registrants(
+    fn add_registrant_notices(
         &self,
         except: HostId,
         notice: ReservationEvent,
@@ -430,7 +442,7 @@ impl Reservations {
 }
 
 /// Whether every registrant is a holder.
-const fn is_held_by_all(kind: ReservationKind) -> bool {
+const fn is_all_registrants_type(kind: ReservationKind) -> bool {
     matches!(
         kind,
         ReservationKind::WriteExclusiveAllRegistrants
@@ -439,6 +451,6 @@ const fn is_held_by_all(kind: ReservationKind) -> bool {
 }
 
 /// Whether registrants other than the holder have access.
-const fn registrants_have_access(kind: ReservationKind) -> bool {
+const fn gives_registrants_access(kind: ReservationKind) -> bool {
     !matches!(kind, ReservationKind::WriteExclusive | ReservationKind::ExclusiveAccess)
 }

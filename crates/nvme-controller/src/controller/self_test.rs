@@ -11,47 +11,47 @@ use tenmil_wire::Status;
 use tenmil_wire::admin::SelfTestCode;
 use tenmil_wire::log::self_test::SelfTestOutcome;
 
-use super::full_scan::{FullScan, ScanFailure};
+use super::range_operation::{RangeOperation, RangeOperationFailure};
 use super::subsystem::{NamespaceEntry, Subsystem, SubsystemState};
 
 /// Self-tests of one controller.
 #[derive(Default)]
 pub(super) struct SelfTests {
-    running: Option<RunningTest>,
+    running: Option<RunningSelfTest>,
     /// Results, newest first.
-    results: VecDeque<TestResult>,
+    results: VecDeque<FinishedSelfTest>,
 }
 
-struct RunningTest {
+struct RunningSelfTest {
     code: SelfTestCode,
     /// NSID of the command: 0 for none, FFFFFFFFh for all.
     nsid: u32,
     /// Segments still to be scanned, in blocks of the block device.
-    segments: VecDeque<TestSegment>,
-    scan: Option<(u32, FullScan)>,
+    segments: VecDeque<SelfTestSegment>,
+    scan: Option<(u32, RangeOperation)>,
     blocks_total: u64,
 }
 
 /// Part of one namespace's block device that a test reads.
-struct TestSegment {
+struct SelfTestSegment {
     nsid: u32,
     first: u64,
     end: u64,
 }
 
 /// Namespace and failure of a scan.
-type TestFailure = (u32, ScanFailure);
+type SelfTestFailure = (u32, RangeOperationFailure);
 
 /// Result of a finished self-test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TestResult {
+pub(super) struct FinishedSelfTest {
     /// Short or extended.
     pub(super) code: SelfTestCode,
     pub(super) outcome: SelfTestOutcome,
     /// Hours since power-on.
     pub(super) hours: u64,
     /// Location of the failure.
-    pub(super) failure: Option<TestFailure>,
+    pub(super) failure: Option<SelfTestFailure>,
 }
 
 /// Number of results kept (Base 2.1 §5.1.12.1.7).
@@ -70,10 +70,10 @@ impl SelfTests {
         state: &SubsystemState,
     ) {
         let records = nsids.iter().filter_map(|nsid| state.records.get(nsid));
-        let segments: VecDeque<TestSegment> =
-            records.flat_map(|record| test_segments(code, record)).collect();
+        let segments: VecDeque<SelfTestSegment> =
+            records.flat_map(|record| self_test_segments(code, record)).collect();
         let blocks_total = segments.iter().map(|segment| segment.end - segment.first).sum();
-        self.running = Some(RunningTest { code, nsid, segments, scan: None, blocks_total });
+        self.running = Some(RunningSelfTest { code, nsid, segments, scan: None, blocks_total });
     }
 
     /// Whether a test is running.
@@ -94,7 +94,12 @@ impl SelfTests {
     /// Aborts the running test, if any.
     pub(super) fn abort(&mut self, outcome: SelfTestOutcome, hours: u64) {
         if let Some(running) = self.running.take() {
-            self.push_result(TestResult { code: running.code, outcome, hours, failure: None });
+            self.push_result(FinishedSelfTest {
+                code: running.code,
+                outcome,
+                hours,
+                failure: None,
+            });
         }
     }
 
@@ -104,10 +109,10 @@ impl SelfTests {
         now: Instant,
         hours: u64,
         reader: (&Subsystem, u16),
-    ) -> Option<TestResult> {
+    ) -> Option<FinishedSelfTest> {
         let running = self.running.as_mut()?;
         let (outcome, failure) = running.poll(now, reader)?;
-        let result = TestResult { code: running.code, outcome, hours, failure };
+        let result = FinishedSelfTest { code: running.code, outcome, hours, failure };
         self.running = None;
         self.push_result(result);
         Some(result)
@@ -121,7 +126,7 @@ impl SelfTests {
     }
 
     /// Results of the last tests, newest first.
-    pub(super) fn results(&self) -> impl Iterator<Item = &TestResult> {
+    pub(super) fn results(&self) -> impl Iterator<Item = &FinishedSelfTest> {
         self.results.iter()
     }
 
@@ -132,18 +137,18 @@ impl SelfTests {
         })
     }
 
-    fn push_result(&mut self, result: TestResult) {
+    fn push_result(&mut self, result: FinishedSelfTest) {
         self.results.truncate(RESULTS_MAX - 1);
         self.results.push_front(result);
     }
 }
 
-impl RunningTest {
+impl RunningSelfTest {
     fn poll(
         &mut self,
         now: Instant,
         reader: (&Subsystem, u16),
-    ) -> Option<(SelfTestOutcome, Option<TestFailure>)> {
+    ) -> Option<(SelfTestOutcome, Option<SelfTestFailure>)> {
         if self.scan.is_none() {
             let Some(segment) = self.segments.pop_front() else {
                 return Some((SelfTestOutcome::Passed, None));
@@ -151,7 +156,8 @@ impl RunningTest {
             match start_segment_scan(&segment, reader) {
                 Some(Ok(scan)) => self.scan = Some((segment.nsid, scan)),
                 Some(Err(status)) => {
-                    let failure = ScanFailure { status: IoStatus(status.0), lba: segment.first };
+                    let failure =
+                        RangeOperationFailure { status: IoStatus(status.0), lba: segment.first };
                     return Some((SelfTestOutcome::FailedSegment, Some((segment.nsid, failure))));
                 }
                 None => return Some((SelfTestOutcome::AbortedByRemoval, None)),
@@ -169,7 +175,7 @@ impl RunningTest {
 
     fn percent(&self) -> u8 {
         let waiting: u64 = self.segments.iter().map(|segment| segment.end - segment.first).sum();
-        let left = waiting + self.scan.as_ref().map_or(0, |(_, scan)| scan.blocks_left());
+        let left = waiting + self.scan.as_ref().map_or(0, |(_, scan)| scan.unsubmitted_blocks());
         let done = u128::from(self.blocks_total.saturating_sub(left));
         let percent = done * 100 / u128::from(self.blocks_total.max(1));
         u8::try_from(percent).unwrap_or(100)
@@ -177,24 +183,24 @@ impl RunningTest {
 }
 
 /// Segments of a namespace that a test of this kind reads.
-fn test_segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
+fn self_test_segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<SelfTestSegment> {
     let (nsid, count) = (record.nsid, record.limits.block_count);
     if code == SelfTestCode::Extended || count <= 2 * SHORT_BLOCKS {
-        return vec![TestSegment { nsid, first: 0, end: count }];
+        return vec![SelfTestSegment { nsid, first: 0, end: count }];
     }
     vec![
-        TestSegment { nsid, first: 0, end: SHORT_BLOCKS },
-        TestSegment { nsid, first: count - SHORT_BLOCKS, end: count },
+        SelfTestSegment { nsid, first: 0, end: SHORT_BLOCKS },
+        SelfTestSegment { nsid, first: count - SHORT_BLOCKS, end: count },
     ]
 }
 
 /// Opens the block device of a segment; `None` if the namespace is no longer attached to the controller.
 fn start_segment_scan(
-    segment: &TestSegment,
+    segment: &SelfTestSegment,
     (subsystem, cntlid): (&Subsystem, u16),
-) -> Option<Result<FullScan, Status>> {
+) -> Option<Result<RangeOperation, Status>> {
     let (device, support) = {
-        let state = subsystem.lock();
+        let state = subsystem.lock_state();
         let record = state.attached_namespace(cntlid, segment.nsid)?;
         (record.device.clone(), record.limits.operations)
     };
@@ -203,5 +209,5 @@ fn start_segment_scan(
     } else {
         (Operation::Flush, segment.first)
     };
-    Some(FullScan::start(&*device, operation, segment.first, end))
+    Some(RangeOperation::start(&*device, operation, segment.first, end))
 }

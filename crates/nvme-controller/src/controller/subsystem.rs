@@ -21,7 +21,7 @@ use tenmil_wire::log::event::ReservationEvent;
 
 use super::Controller;
 use super::config::{
-    ControllerConfig, NamespaceConfig, NamespacePool, Persistence, SubsystemConfig,
+    ControllerConfig, NamespaceConfig, NamespacePool, ReservationPersistenceMode, SubsystemConfig,
 };
 use super::firmware::FirmwareSlots;
 use super::reservation::change_queue::ChangeQueue;
@@ -40,9 +40,9 @@ mod visibility;
 
 pub use controller_entry::{AnaState, WakeFn};
 pub(super) use controller_entry::{ControllerEntry, NOTICES_MAX, PendingUpdates};
-pub use host_binding::HostInUse;
+pub use host_binding::HostIdentifierInUse;
 pub use reservation_changes::PersistRequest;
-pub(super) use visibility::Visibility;
+pub(super) use visibility::NamespaceVisibility;
 
 /// Handle to a subsystem; cheap to clone.
 #[derive(Clone)]
@@ -51,7 +51,7 @@ pub struct Subsystem {
 }
 
 struct SharedSubsystem {
-    info: SubsystemInfo,
+    info: SubsystemConstants,
     /// Number of updates posted. Stored with release order under the lock, so that a controller that
     /// loads the number finds the updates.
     updates_posted: AtomicU64,
@@ -60,7 +60,7 @@ struct SharedSubsystem {
 }
 
 /// Constant subsystem data.
-pub(super) struct SubsystemInfo {
+pub(super) struct SubsystemConstants {
     pub(super) nqn: String,
     pub(super) serial: String,
     pub(super) model: String,
@@ -98,11 +98,11 @@ pub(super) struct NamespaceEntry {
     pub(super) is_shared: bool,
     /// Whether it is attached to controllers created later.
     attaches_by_default: bool,
-    pub(super) visibility: Visibility,
+    pub(super) visibility: NamespaceVisibility,
     pub(super) ana_group: u32,
     pub(super) protection: WriteProtection,
     pub(super) reservations: Reservations,
-    pub(super) persistence: Persistence,
+    pub(super) persistence: ReservationPersistenceMode,
     pub(super) cache: Option<Arc<RevocableCacheInstance>>,
     pub(super) change_queue: ChangeQueue,
     pub(super) is_formatting: bool,
@@ -138,7 +138,7 @@ impl Subsystem {
                 "configure subsystem: nsid_max is {found}, expected 1 to 65536"
             )));
         }
-        let info = SubsystemInfo {
+        let info = SubsystemConstants {
             nqn: config.nqn,
             serial: config.serial,
             model: config.model,
@@ -188,22 +188,22 @@ impl Subsystem {
 
     /// Adds a namespace and returns its identifier; controllers that attach it are notified.
     pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, Error> {
-        self.add_namespace_for(config, |_| true)
+        self.add_namespace_visible_to(config, |_| true)
     }
 
     /// Adds a namespace that only the existing controllers selected by `is_visible` can see. Controllers
     /// created later can see it.
-    pub fn add_namespace_for(
+    pub fn add_namespace_visible_to(
         &self,
         config: NamespaceConfig,
         is_visible: impl Fn(u16) -> bool,
     ) -> Result<u32, Error> {
         self.check_namespace(&config)?;
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         let nsid = match config.nsid {
             Some(nsid) => nsid,
             None => state
-                .free_nsid()
+                .lowest_free_nsid()
                 .ok_or("add namespace: every identifier is in use")
                 .map_err(Error::environment)?,
         };
@@ -225,7 +225,7 @@ impl Subsystem {
         if config.is_read_only {
             record.protection = WriteProtection::Permanent;
         }
-        state.check_registrants(&record)?;
+        state.check_registrant_bindings(&record)?;
         for &cntlid in state.controllers.keys().filter(|cntlid| !is_visible(**cntlid)) {
             record.visibility.hide(cntlid);
         }
@@ -252,8 +252,9 @@ impl Subsystem {
             )));
         }
         let block_size = config.block_size.unwrap_or(limits.block_size);
-        if !format_sizes(&limits).contains(&block_size) {
-            let sizes: Vec<String> = format_sizes(&limits).iter().map(u32::to_string).collect();
+        if !formattable_block_sizes(&limits).contains(&block_size) {
+            let sizes: Vec<String> =
+                formattable_block_sizes(&limits).iter().map(u32::to_string).collect();
             let expected = sizes.join(" or ");
             return Err(Error::environment(format!(
                 "add namespace: block size is {block_size}, expected {expected}"
@@ -278,15 +279,15 @@ impl Subsystem {
 
     /// Removes a namespace; its controllers are notified.
     pub fn remove_namespace(&self, nsid: u32) -> bool {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         let removed = state.delete_namespace(nsid);
         self.publish_and_notify(state);
         removed
     }
 
     /// Hides a namespace from a controller, before its host has seen it.
-    pub fn mask_namespace(&self, cntlid: u16, nsid: u32) {
-        let mut state = self.lock();
+    pub fn hide_new_namespace(&self, cntlid: u16, nsid: u32) {
+        let mut state = self.lock_state();
         if let Some(record) = state.records.get_mut(&nsid) {
             record.visibility.hide(cntlid);
         }
@@ -295,23 +296,23 @@ impl Subsystem {
 
     /// Attaches a namespace to a controller or hides it from the controller, which is notified of a
     /// change.
-    pub fn set_visible(&self, cntlid: u16, nsid: u32, is_shown: bool) {
-        let mut state = self.lock();
+    pub fn set_namespace_visible(&self, cntlid: u16, nsid: u32, is_shown: bool) {
+        let mut state = self.lock_state();
         if state.controllers.contains_key(&cntlid) {
-            state.set_visible(cntlid, nsid, is_shown);
+            state.set_namespace_visible(cntlid, nsid, is_shown);
         }
         self.publish_and_notify(state);
     }
 
     /// Rereads the size of a namespace's block device, and notifies controllers of a change.
-    pub fn update_size(&self, nsid: u32) {
-        let mut state = self.lock();
+    pub fn reread_namespace_size(&self, nsid: u32) {
+        let mut state = self.lock_state();
         if let Some(record) = state.records.get_mut(&nsid) {
             let limits = record.device.limits();
             if limits != record.limits {
                 record.block_shift = record.block_shift.max(block_size_shift(limits.block_size));
                 record.limits = limits;
-                state.notify_changed(nsid);
+                state.notify_namespace_changed(nsid);
             }
         }
         self.publish_and_notify(state);
@@ -319,24 +320,24 @@ impl Subsystem {
 
     /// Sets the ANA state of a group for a controller, and notifies the controller.
     pub fn set_ana_state(&self, cntlid: u16, group: u32, ana: AnaState) {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         if let Some(entry) = state.controllers.get_mut(&cntlid) {
-            entry.set_ana(group, ana);
+            entry.set_ana_state(group, ana);
             state.posted_update_count += 1;
         }
         self.publish_and_notify(state);
     }
 
     /// Emulates a power cycle: drops all state that does not persist.
-    pub fn power_cycle(&self) {
-        let mut state = self.lock();
+    pub fn emulate_power_cycle(&self) {
+        let mut state = self.lock_state();
         state.power_cycles += 1;
         if state.controllers.values().any(|entry| entry.is_in_use) {
             state.unsafe_shutdowns += 1;
         }
         for record in state.records.values_mut() {
-            record.reservations.power_cycle();
-            record.change_queue.apply_to_pending(Reservations::power_cycle);
+            record.reservations.handle_power_cycle();
+            record.change_queue.apply_to_state_being_written(Reservations::handle_power_cycle);
             if record.protection == WriteProtection::UntilPowerCycle {
                 record.protection = WriteProtection::None;
             }
@@ -346,28 +347,28 @@ impl Subsystem {
     }
 
     /// Constant subsystem data.
-    pub(super) fn constants(&self) -> &SubsystemInfo {
+    pub(super) fn constants(&self) -> &SubsystemConstants {
         &self.shared.info
     }
 
     /// Takes the lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, SubsystemState> {
+    pub(super) fn lock_state(&self) -> MutexGuard<'_, SubsystemState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes changes, releases the lock, and wakes the controllers with new updates.
     pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, SubsystemState>) {
-        state.publish();
+        state.publish_snapshots();
         // Under the lock; pairs with the acquire load in `update_count`.
         self.shared.updates_posted.store(state.posted_update_count, Ordering::Release);
         let wakers: Vec<WakeFn> =
-            state.controllers.values().filter_map(ControllerEntry::waker).collect();
+            state.controllers.values().filter_map(ControllerEntry::waker_if_pending).collect();
         drop(state);
         wakers.iter().for_each(|waker| waker());
     }
 
     /// Total number of updates posted. While it is unchanged, the lock need not be taken.
-    pub(super) fn update_count(&self) -> u64 {
+    pub(super) fn posted_update_count(&self) -> u64 {
         self.shared.updates_posted.load(Ordering::Acquire)
     }
 
@@ -388,7 +389,7 @@ impl Subsystem {
 
 impl SubsystemState {
     /// Lowest free identifier.
-    pub(super) fn free_nsid(&self) -> Option<u32> {
+    pub(super) fn lowest_free_nsid(&self) -> Option<u32> {
         (1..=self.nsid_max).find(|nsid| !self.records.contains_key(nsid))
     }
 
@@ -405,7 +406,9 @@ impl SubsystemState {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
         let pool = self.pool.as_mut().ok_or(Status::INVALID_OPCODE)?;
-        let device = pool.create(block_size, block_count).map_err(|_| Status::INTERNAL_ERROR)?;
+        let device = pool
+            .create_block_device(block_size, block_count)
+            .map_err(|_| Status::INTERNAL_ERROR)?;
         let limits = device.limits();
         let mut record = NamespaceEntry::new(nsid, device, limits, block_size);
         record.is_pooled = true;
@@ -416,7 +419,7 @@ impl SubsystemState {
 
     /// Deletes a namespace and notifies the controllers that had attached it.
     pub(super) fn delete_namespace(&mut self, nsid: u32) -> bool {
-        self.notify_changed(nsid);
+        self.notify_namespace_changed(nsid);
         let removed = self.records.remove(&nsid);
         let is_removed = removed.is_some();
         if let Some(record) = removed {
@@ -430,16 +433,16 @@ impl SubsystemState {
         if let Some(record) = self.records.get_mut(&nsid) {
             cntlids.iter().for_each(|cntlid| record.visibility.attach(*cntlid));
         }
-        self.notify_changed(nsid);
+        self.notify_namespace_changed(nsid);
     }
 
-    fn set_visible(&mut self, cntlid: u16, nsid: u32, is_shown: bool) {
+    fn set_namespace_visible(&mut self, cntlid: u16, nsid: u32, is_shown: bool) {
         let Some(record) = self.records.get_mut(&nsid) else { return };
         let is_change = record.visibility.is_attached_to(cntlid) != is_shown;
         match is_shown {
             true => record.visibility.reveal(cntlid),
             // Only attached controllers are notified, so the notification precedes the hiding.
-            false if is_change => self.notify_changed(nsid),
+            false if is_change => self.notify_namespace_changed(nsid),
             false => {}
         }
         if is_shown && is_change {
@@ -452,16 +455,16 @@ impl SubsystemState {
 
     /// Detaches a namespace from these controllers and notifies them.
     pub(super) fn detach_namespace(&mut self, nsid: u32, cntlids: &[u16]) {
-        self.notify_changed(nsid);
+        self.notify_namespace_changed(nsid);
         if let Some(record) = self.records.get_mut(&nsid) {
             cntlids.iter().for_each(|cntlid| record.visibility.detach(*cntlid));
         }
     }
 
     /// Posts a namespace attribute change to every controller that has `nsid` attached.
-    pub(super) fn notify_changed(&mut self, nsid: u32) {
+    pub(super) fn notify_namespace_changed(&mut self, nsid: u32) {
         let Some(record) = self.records.get(&nsid) else { return };
-        for cntlid in record.visibility.attached_from(0) {
+        for cntlid in record.visibility.attached_cntlids_from(0) {
             if let Some(entry) = self.controllers.get_mut(&cntlid) {
                 entry.updates.changed.insert(nsid);
             }
@@ -470,7 +473,7 @@ impl SubsystemState {
     }
 
     /// Posts an upcoming firmware activation to all controllers.
-    pub(super) fn post_activation(&mut self) {
+    pub(super) fn post_firmware_activation(&mut self) {
         for entry in self.controllers.values_mut() {
             entry.updates.is_activating_firmware = true;
         }
@@ -490,7 +493,7 @@ impl SubsystemState {
     }
 
     /// Posts an abort of the outstanding commands of `nsid` to the controllers of a host.
-    pub(super) fn request_abort(
+    pub(super) fn post_namespace_abort(
         &mut self,
         nsid: u32,
         host: HostId,
@@ -530,7 +533,7 @@ impl SubsystemState {
     }
 
     /// Builds the namespace snapshot of every controller, and publishes those that have changed.
-    fn publish(&mut self) {
+    fn publish_snapshots(&mut self) {
         for (&cntlid, entry) in &mut self.controllers {
             let mut namespaces = NamespaceSnapshot::new(self.nsid_max);
             let records = self.records.values();
@@ -548,7 +551,7 @@ impl Subsystem {
         &self,
         cntlid: u16,
     ) -> Result<Arc<VersionedValue<NamespaceSnapshot>>, Error> {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         if state.controllers.contains_key(&cntlid) {
             return Err(Error::environment(format!(
                 "open controller: identifier {cntlid} is in use"
@@ -563,7 +566,7 @@ impl Subsystem {
 
     /// Removes a controller.
     pub(super) fn remove_controller(&self, cntlid: u16) {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         state.drop_requesters(cntlid, |_| true);
         state.controllers.remove(&cntlid);
         for record in state.records.values_mut() {
@@ -584,11 +587,11 @@ impl NamespaceEntry {
             identity: NamespaceIdentity::default(),
             is_shared: false,
             attaches_by_default: false,
-            visibility: Visibility::default(),
+            visibility: NamespaceVisibility::default(),
             ana_group: 1,
             protection: WriteProtection::None,
             reservations: Reservations::default(),
-            persistence: Persistence::default(),
+            persistence: ReservationPersistenceMode::default(),
             cache: None,
             change_queue: ChangeQueue::default(),
             is_formatting: false,
@@ -608,7 +611,7 @@ impl NamespaceEntry {
     }
 
     /// Whether it is write protected.
-    pub(super) fn is_protected(&self) -> bool {
+    pub(super) fn is_write_protected(&self) -> bool {
         self.protection != WriteProtection::None
     }
 
@@ -620,8 +623,8 @@ impl NamespaceEntry {
             block_shift: self.block_shift,
             metadata_size: self.limits.metadata_size,
             block_count: self.block_count(),
-            is_write_protected: self.is_protected(),
-            unavailable: formatting.or_else(|| entry.ana(self.ana_group).rejection_status()),
+            is_write_protected: self.is_write_protected(),
+            unavailable: formatting.or_else(|| entry.ana_state(self.ana_group).rejection_status()),
             reservation: self.reservations.as_seen_by(entry.host),
             identity: self.identity,
             copy: CopyLimits::DEFAULT,
@@ -642,8 +645,10 @@ impl WriteProtection {
 }
 
 /// Loads the persisted reservations.
-fn load_reservations(persistence: &Persistence) -> Result<Reservations, Error> {
-    let Persistence::Durable(store) = persistence else { return Ok(Reservations::default()) };
+fn load_reservations(persistence: &ReservationPersistenceMode) -> Result<Reservations, Error> {
+    let ReservationPersistenceMode::Durable(store) = persistence else {
+        return Ok(Reservations::default());
+    };
     match store.load()? {
         Some(record) => Reservations::from_record(&record)
             .map_err(|why| format!("add namespace: its reservations cannot be read: {why}"))
@@ -654,7 +659,7 @@ fn load_reservations(persistence: &Persistence) -> Result<Reservations, Error> {
 
 /// Block sizes with which a namespace on such a block device can be formatted: its own, and those of 512
 /// and 4096 that are larger.
-pub(super) fn format_sizes(limits: &Limits) -> Vec<u32> {
+pub(super) fn formattable_block_sizes(limits: &Limits) -> Vec<u32> {
     let larger = [512, 4096].into_iter().filter(|&size| size > limits.block_size);
     [limits.block_size].into_iter().chain(larger).collect()
 }

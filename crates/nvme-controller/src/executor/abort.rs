@@ -8,7 +8,7 @@ use tenmil_wire::{IoOpcode, Status};
 
 use super::channel;
 use super::command_context::WaitReason;
-use super::slot_table::{Slot, State};
+use super::slot_table::{Slot, SlotState};
 use super::{CommandTag, Executor};
 use crate::controller::PreemptedWriterGuard;
 
@@ -23,10 +23,10 @@ pub(super) struct PreemptedWrites {
 impl<H: HostMemory> Executor<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
     /// aborted. A command that a block device already executes, or that has not begun, is not affected.
-    pub fn abort(&mut self, now: Instant, tag: CommandTag) -> bool {
+    pub fn try_abort_command(&mut self, now: Instant, tag: CommandTag) -> bool {
         let is_match = |slot: &Slot| (slot.stream(), slot.id()) == (tag.stream, tag.id);
         let found = self.slots.iter().find(|(_, slot)| is_match(slot)).map(|(number, _)| number);
-        found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
+        found.is_some_and(|number| self.cancel_command(now, number, Status::ABORT_REQUESTED))
     }
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
@@ -40,7 +40,7 @@ impl<H: HostMemory> Executor<H> {
             .map(|(number, _)| number)
             .collect();
         for number in numbers {
-            self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
+            self.cancel_command(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
         }
         let is_writing = |slot: &Slot| {
             is_write_opcode(slot.opcode()) && self.namespace_table.nsid_of(slot.channel()) == nsid
@@ -58,7 +58,7 @@ impl<H: HostMemory> Executor<H> {
         let slots = &self.slots;
         self.preempted.retain_mut(|writes| {
             let is_outstanding = |(number, old): &(u16, Slot)| {
-                slots.get((*number).into()).is_some_and(|slot| slot.is_command(old))
+                slots.get((*number).into()).is_some_and(|slot| slot.is_same_command(old))
             };
             writes.commands.retain(is_outstanding);
             !writes.commands.is_empty()
@@ -75,7 +75,7 @@ impl<H: HostMemory> Executor<H> {
             .map(|(number, _)| number)
             .collect();
         for number in numbers {
-            self.cancel(now, number, Status::ABORTED_SQ_DELETION);
+            self.cancel_command(now, number, Status::ABORTED_SQ_DELETION);
         }
     }
 
@@ -85,8 +85,8 @@ impl<H: HostMemory> Executor<H> {
         self.is_stopping = true;
         for index in 0..self.namespace_table.channel_count() {
             let Some(channel) = self.namespace_table.channel(index) else { continue };
-            for token in channel.take_unsubmitted() {
-                if self.slots.get(token).is_some_and(|slot| slot.state() == State::Fast)
+            for token in channel.take_unsubmitted_tokens() {
+                if self.slots.get(token).is_some_and(|slot| slot.state() == SlotState::Fast)
                     && let Ok(number) = u16::try_from(token)
                 {
                     self.complete_command(number, Status::ABORTED_SQ_DELETION, 0);
@@ -95,7 +95,7 @@ impl<H: HostMemory> Executor<H> {
         }
         for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
             if self.slots.get(number.into()).is_some() {
-                self.cancel(now, number, Status::ABORTED_SQ_DELETION);
+                self.cancel_command(now, number, Status::ABORTED_SQ_DELETION);
             }
         }
     }
@@ -104,11 +104,11 @@ impl<H: HostMemory> Executor<H> {
     /// complete. The host gets no completion for them anymore and may resend them through another queue;
     /// the resent writes must not be overtaken by the old ones.
     pub fn fence_writes(&mut self) {
-        self.namespace_table.channels().for_each(channel::Channel::fence_writes);
+        self.namespace_table.channels().for_each(channel::NamespaceChannel::fence_writes);
     }
 
     /// Opcode, namespace and first block of the outstanding command in the lowest slot.
-    pub fn first_outstanding(&self) -> Option<(u8, u32, u64)> {
+    pub fn lowest_slot_command(&self) -> Option<(u8, u32, u64)> {
         let (_, slot) = self.slots.iter().next()?;
         Some((slot.opcode(), self.namespace_table.nsid_of(slot.channel()), slot.lba))
     }
@@ -127,34 +127,34 @@ impl<H: HostMemory> Executor<H> {
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive.
     pub(crate) fn is_idle_except_fused_halves(&self) -> bool {
-        self.slots.taken() == self.first_halves.iter().flatten().count()
+        self.slots.allocated_count() == self.first_halves.iter().flatten().count()
     }
 
     /// Commands being executed. Halves of fused pairs that wait do not count.
-    pub fn in_flight(&self) -> usize {
-        self.slots.taken() - self.paused
+    pub fn executing_count(&self) -> usize {
+        self.slots.allocated_count() - self.paused
     }
 
     /// Ends a command with `status`, at once or when its accesses complete. Returns false if the command
     /// is not affected.
-    fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
+    fn cancel_command(&mut self, now: Instant, number: u16, status: Status) -> bool {
         let Some(slot) = self.slots.get(number.into()).copied() else { return false };
         match slot.state() {
-            State::Free | State::Fast => false,
-            State::AwaitingSecond => {
+            SlotState::Free | SlotState::Fast => false,
+            SlotState::AwaitingSecond => {
                 self.release_first_half(slot.stream());
                 self.complete_command(number, status, 0);
                 true
             }
-            State::Slow => {
-                let waiting_pair = self.waiting_pair();
+            SlotState::Slow => {
+                let waiting_pair = self.waiting_pair_context();
                 let context = self.contexts.get(slot.context);
                 if context.wait == WaitReason::Controller && !self.is_stopping {
                     // The reservation change may be durable already: the command keeps its own result.
                     return false;
                 }
                 context.cancelled = Some(status);
-                context.host_copy.stop();
+                context.host_copy.stop_new_accesses();
                 // The second half of a running pair is completed with the first half, in `handle_pair_completion`.
                 let is_second =
                     context.wait == WaitReason::Pair && waiting_pair != Some(slot.context);

@@ -13,7 +13,7 @@ use tenmil_base::{
 use crate::namespace::RevocableCacheInstance;
 
 /// I/O channel to the block device of one namespace.
-pub(super) struct Channel {
+pub(super) struct NamespaceChannel {
     pub(super) nsid: u32,
     pub(super) limits: Limits,
     device: Arc<dyn BlockDevice>,
@@ -50,7 +50,7 @@ pub(super) struct RequestBatchBuilder<'a> {
     template: Request,
 }
 
-impl Channel {
+impl NamespaceChannel {
     /// Opens a channel that can batch `depth` requests.
     pub(super) fn open(
         nsid: u32,
@@ -93,7 +93,7 @@ impl Channel {
     }
 
     /// Whether unflushed writes are lost at power loss.
-    pub(super) fn must_flush(&self) -> bool {
+    pub(super) fn loses_unflushed_writes(&self) -> bool {
         self.limits.durability == Durability::VolatileCache
     }
 
@@ -113,7 +113,7 @@ impl Channel {
         }
         let Self { requests, segments, batched, .. } = self;
         let places = requests[*batched..].iter_mut().zip(segments[*batched..].iter_mut());
-        RequestBatchBuilder { places, at: index_u32(*batched), batched, template }
+        RequestBatchBuilder { places, at: truncate_to_u32(*batched), batched, template }
     }
 
     #[cold]
@@ -123,7 +123,7 @@ impl Channel {
     }
 
     /// Submits a single request with its own segments. Returns false if the block device is full.
-    pub(super) fn submit_one(
+    pub(super) fn submit_unbatched(
         &mut self,
         now: Instant,
         request: &Request,
@@ -145,7 +145,7 @@ impl Channel {
         }
         if self.wants_flush {
             self.wants_flush = false;
-            self.backend.flush();
+            self.backend.flush_submissions();
         }
     }
 
@@ -155,13 +155,13 @@ impl Channel {
         if self.outstanding > 0 {
             let before = completions.as_slice().len();
             self.backend.poll(now, completions);
-            let count = index_u32(completions.as_slice().len() - before);
+            let count = truncate_to_u32(completions.as_slice().len() - before);
             self.outstanding = self.outstanding.saturating_sub(count);
         }
     }
 
     /// Removes the batched requests that were not submitted and returns their tokens.
-    pub(super) fn take_unsubmitted(&mut self) -> Vec<u64> {
+    pub(super) fn take_unsubmitted_tokens(&mut self) -> Vec<u64> {
         let count = core::mem::take(&mut self.batched);
         self.requests[..count].iter().map(|request| request.token).collect()
     }
@@ -205,7 +205,7 @@ impl Channel {
     }
 
     /// Descriptor of the block device, if it has one, at the first call only.
-    pub(super) fn new_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn take_new_wake_fd(&mut self) -> Option<BorrowedFd<'_>> {
         let is_known = core::mem::replace(&mut self.is_known, true);
         match self.backend.wake_source() {
             WakeSource::Descriptor(descriptor) if !is_known => Some(descriptor),
@@ -215,7 +215,7 @@ impl Channel {
 
     #[inline]
     fn record_submitted(&mut self, taken: usize) {
-        self.outstanding += index_u32(taken);
+        self.outstanding += truncate_to_u32(taken);
         self.wants_flush |= taken > 0;
         if taken < self.batched {
             self.remove_submitted(taken);
@@ -253,7 +253,7 @@ impl RequestBatchBuilder<'_> {
     }
 }
 
-impl core::fmt::Debug for Channel {
+impl core::fmt::Debug for NamespaceChannel {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.debug_struct("Channel")
             .field("nsid", &self.nsid)
@@ -266,6 +266,6 @@ impl core::fmt::Debug for Channel {
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "bounded by the table of commands")]
-fn index_u32(len: usize) -> u32 {
+fn truncate_to_u32(len: usize) -> u32 {
     len as u32
 }

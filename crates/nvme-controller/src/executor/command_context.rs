@@ -7,9 +7,9 @@
 use tenmil_base::{Request, Segment};
 use tenmil_wire::{Command, Status};
 
-use super::CommandData;
+use super::CommandDataLocation;
 use super::job::CommandJob;
-use crate::transfer::{DataPointerWalk, Direction, HostCopy, HostRanges};
+use crate::data_pointer_walk::{DataPointerWalk, Direction, HostCopy, HostRanges};
 
 /// Contexts of one queue.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct CommandContext {
     pub(super) slot: u16,
     pub(super) channel: u16,
     pub(super) command: Command,
-    pub(super) data: CommandData,
+    pub(super) data: CommandDataLocation,
     pub(super) job: CommandJob,
     pub(super) wait: WaitReason,
     pub(super) walk: DataPointerWalk,
@@ -58,7 +58,7 @@ pub(super) enum WaitReason {
     /// A bounce buffer.
     Buffer { is_zeroed: bool },
     /// Host-memory accesses.
-    Host(CopyTarget),
+    Host(ControllerCopyBuffer),
     /// Space in the block device for this request.
     BackendFull(Request),
     /// Completion by the block device.
@@ -71,7 +71,7 @@ pub(super) enum WaitReason {
 
 /// Controller-side buffer of a host copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyTarget {
+pub(super) enum ControllerCopyBuffer {
     /// The context's own bytes.
     Bytes,
     /// The bounce buffer.
@@ -111,7 +111,7 @@ impl ContextPool {
         &mut self,
         slot: u16,
         channel: u16,
-        (command, data): (Command, CommandData),
+        (command, data): (Command, CommandDataLocation),
         job: CommandJob,
     ) -> Option<u16> {
         let index = self.free.pop().or_else(|| self.grow())?;
@@ -139,7 +139,7 @@ impl ContextPool {
     /// Frees a context. A context whose memory may still be accessed is never reused.
     pub(super) fn release(&mut self, index: u16) {
         let context = &mut self.contexts[usize::from(index)];
-        if context.buffer.is_some() || context.host_copy.is_open() {
+        if context.buffer.is_some() || context.host_copy.has_accesses_in_flight() {
             return;
         }
         context.job = CommandJob::Idle;
@@ -165,10 +165,10 @@ impl CommandContext {
             slot: 0,
             channel: 0,
             command: Command::default(),
-            data: CommandData::Pointers,
+            data: CommandDataLocation::Pointers,
             job: CommandJob::Idle,
             wait: WaitReason::Nothing,
-            walk: DataPointerWalk::idle(),
+            walk: DataPointerWalk::empty(),
             direction: Direction::FromHost,
             ranges: HostRanges::with_max_ranges(ranges_max),
             host_copy: HostCopy::new(),
@@ -183,7 +183,7 @@ impl CommandContext {
 
     /// Length of a result of `len_bytes` with the zeroes that follow it to the end of the host's buffer.
     pub(super) fn padded_result_len(&mut self, len_bytes: u32) -> u32 {
-        let CommandData::Segment(segment) = self.data else { return len_bytes };
+        let CommandDataLocation::Segment(segment) = self.data else { return len_bytes };
         self.bytes.resize(segment.len_bytes as usize, 0);
         segment.len_bytes
     }
@@ -194,7 +194,7 @@ impl CommandContext {
     }
 
     /// Collects the segments of `len_bytes` from byte `at_bytes` on. Returns false if there are too few.
-    pub(super) fn select_segments(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
+    pub(super) fn collect_segments(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
         self.part.clear();
         let (mut skip, mut left) = (at_bytes, len_bytes);
         for segment in &self.segments {
@@ -220,7 +220,7 @@ mod tests {
     use tenmil_wire::{Command, IoOpcode};
 
     use super::super::job::{CommandJob, FlushAllJob};
-    use super::{CommandContext, CommandData, ContextPool};
+    use super::{CommandContext, CommandDataLocation, ContextPool};
 
     #[test]
     fn context_pool_grows_on_demand_up_to_its_limit() {
@@ -229,7 +229,7 @@ mod tests {
             contexts.allocate(
                 0,
                 0,
-                (Command::new(IoOpcode::Flush.code()), CommandData::Pointers),
+                (Command::new(IoOpcode::Flush.code()), CommandDataLocation::Pointers),
                 CommandJob::FlushAll(FlushAllJob::default()),
             )
         };
@@ -251,11 +251,11 @@ mod tests {
         let segment = |offset, len_bytes| Segment { region: RegionId(1), offset, len_bytes };
         let mut context = CommandContext::new(8);
         context.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);
-        assert!(context.select_segments(80, 100));
+        assert!(context.collect_segments(80, 100));
         assert_eq!(context.part, [segment(80, 20), segment(1000, 50), segment(2000, 30)]);
-        assert!(context.select_segments(100, 50));
+        assert!(context.collect_segments(100, 50));
         assert_eq!(context.part, [segment(1000, 50)]);
-        assert!(context.select_segments(0, 250));
-        assert!(!context.select_segments(200, 51), "past the end");
+        assert!(context.collect_segments(0, 250));
+        assert!(!context.collect_segments(200, 51), "past the end");
     }
 }

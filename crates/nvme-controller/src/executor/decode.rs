@@ -12,10 +12,10 @@ use super::job::{
     JobEvent, ReservationJob, TransferJob,
 };
 use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
-use super::slot_table::{Slot, State};
-use super::{CommandData, CommandTag, Executor};
+use super::slot_table::{Slot, SlotState};
+use super::{CommandDataLocation, CommandTag, Executor};
+use crate::data_pointer_walk::ACCESS_BYTES_MAX;
 use crate::namespace::CopyLimits;
-use crate::transfer::ACCESS_BYTES_MAX;
 
 /// Kind of execution of a command.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum ExecutionPlan {
 
 /// Access class for the reservation checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum AccessKind {
+enum ReservationAccessKind {
     Read,
     Write,
 }
@@ -56,13 +56,13 @@ impl<H: HostMemory> Executor<H> {
         now: Instant,
         tag: CommandTag,
         command: Command,
-        data: CommandData,
+        data: CommandDataLocation,
     ) -> bool {
         if self.blocked_nsid == Some(command.nsid()) {
             return false;
         }
         // After a first fused command, the next command must be checked as its second one.
-        let has_first = self.first_half(tag.stream).is_some();
+        let has_first = self.waiting_first_half(tag.stream).is_some();
         if has_first || command.fuse() != Fuse::Normal {
             if command.fuse() == Fuse::Reserved && !has_first {
                 self.reject_command(tag, &command, Status::INVALID_FIELD.with_dnr());
@@ -85,7 +85,7 @@ impl<H: HostMemory> Executor<H> {
         match plan {
             ExecutionPlan::Done => self.reject_command(tag, &command, Status::SUCCESS),
             ExecutionPlan::Single(channel, mut request) => {
-                if let Some(slot) = self.take_slot(tag, &command, State::Fast)
+                if let Some(slot) = self.take_slot(tag, &command, SlotState::Fast)
                     && let Some(channel_to) = self.namespace_table.channel(channel)
                 {
                     request.token = slot.into();
@@ -94,7 +94,7 @@ impl<H: HostMemory> Executor<H> {
                 }
             }
             ExecutionPlan::Job(..) => {
-                if let Some(slot) = self.take_slot(tag, &command, State::Slow)
+                if let Some(slot) = self.take_slot(tag, &command, SlotState::Slow)
                     && let Some(context) = self.take_context(slot, (command, data), plan)
                 {
                     self.drive_job(now, context, JobEvent::Begin);
@@ -123,7 +123,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Completes a command that has not started.
     pub(crate) fn reject_command(&mut self, tag: CommandTag, command: &Command, status: Status) {
-        if let Some(slot) = self.take_slot(tag, command, State::Slow) {
+        if let Some(slot) = self.take_slot(tag, command, SlotState::Slow) {
             self.complete_command(slot, status, 0);
         }
     }
@@ -133,7 +133,7 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         tag: CommandTag,
         command: &Command,
-        state: State,
+        state: SlotState,
     ) -> Option<u16> {
         let channel = self
             .namespace_table
@@ -147,7 +147,7 @@ impl<H: HostMemory> Executor<H> {
     pub(super) fn take_context(
         &mut self,
         slot: u16,
-        (command, data): (Command, CommandData),
+        (command, data): (Command, CommandDataLocation),
         plan: ExecutionPlan,
     ) -> Option<u16> {
         let ExecutionPlan::Job(channel, job) = plan else { return None };
@@ -158,7 +158,7 @@ impl<H: HostMemory> Executor<H> {
         let slot = self.slots.get_mut(slot);
         slot.context = context;
         slot.set_channel(channel);
-        slot.set_state(State::Slow);
+        slot.set_state(SlotState::Slow);
         Some(context)
     }
 
@@ -226,19 +226,23 @@ impl<H: HostMemory> Executor<H> {
         if !self.supports_operation(entry, asked) {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
-        check_command_fields(command, operation)?;
-        let access =
-            if operation == Operation::Write { AccessKind::Write } else { AccessKind::Read };
+        check_dword12(command, operation)?;
+        let access = if operation == Operation::Write {
+            ReservationAccessKind::Write
+        } else {
+            ReservationAccessKind::Read
+        };
         check_access_rights(entry, access)?;
         let (lba, blocks) = check_lba_range(entry, command)?;
         let len_bytes = u64::from(blocks) << entry.block_shift;
         if len_bytes > self.transfer_bytes_max.into() {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        self.traffic.count_command(if access == AccessKind::Write { 1 } else { 2 }, len_bytes);
+        self.traffic
+            .count_command(if access == ReservationAccessKind::Write { 1 } else { 2 }, len_bytes);
         let flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
         let extent = self.to_device_extent(entry, lba, blocks);
-        let segments_max = self.limits(entry).map_or(0, |limits| limits.segments_max.into());
+        let segments_max = self.device_limits(entry).map_or(0, |limits| limits.segments_max.into());
         let transfer =
             TransferJob::new(operation, flags, extent, segments_max, compares_in_controller);
         Ok(ExecutionPlan::Job(entry.channel, CommandJob::Transfer(transfer)))
@@ -261,9 +265,12 @@ impl<H: HostMemory> Executor<H> {
         if !is_native && substitute.is_none() {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
-        check_command_fields(command, operation)?;
-        let access =
-            if operation == Operation::Verify { AccessKind::Read } else { AccessKind::Write };
+        check_dword12(command, operation)?;
+        let access = if operation == Operation::Verify {
+            ReservationAccessKind::Read
+        } else {
+            ReservationAccessKind::Write
+        };
         check_access_rights(entry, access)?;
         let (lba, blocks) = check_lba_range(entry, command)?;
         let mut flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
@@ -285,7 +292,7 @@ impl<H: HostMemory> Executor<H> {
 
     fn plan_deallocate(&mut self, command: &Command) -> Result<ExecutionPlan, Status> {
         let entry = self.namespace_table.checked_entry(command.nsid())?;
-        check_access_rights(entry, AccessKind::Write)?;
+        check_access_rights(entry, ReservationAccessKind::Write)?;
         // NR is 0's based.
         let count = (command.cdw10() & 0xff) + 1;
         let deallocates = command.cdw11() & DEALLOCATE != 0
@@ -311,9 +318,9 @@ impl<H: HostMemory> Executor<H> {
         if command.cdw12() & (1 << 15) != 0 {
             return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
         }
-        check_command_fields(command, Operation::Copy)?;
-        check_access_rights(entry, AccessKind::Read)?;
-        check_access_rights(entry, AccessKind::Write)?;
+        check_dword12(command, Operation::Copy)?;
+        check_access_rights(entry, ReservationAccessKind::Read)?;
+        check_access_rights(entry, ReservationAccessKind::Write)?;
         let device_limits = self.copy_limits(command.nsid());
         if count > u32::from(device_limits.ranges_max) {
             return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
@@ -323,21 +330,22 @@ impl<H: HostMemory> Executor<H> {
             (count, *range_bytes),
             (entry.block_count, entry.device_shift),
             device_limits,
-            fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(AccessKind::Write)),
+            fua_and_lr_flags(command.cdw12())
+                .union(self.write_request_flags(ReservationAccessKind::Write)),
             device_copies,
         );
         Ok(ExecutionPlan::Job(entry.channel, CommandJob::Copy(copy)))
     }
 
     fn supports_operation(&self, entry: FastPathNamespace, operation: Operation) -> bool {
-        self.limits(entry).is_some_and(|limits| limits.operations.has(operation))
+        self.device_limits(entry).is_some_and(|limits| limits.operations.has(operation))
     }
 
     fn namespace_durability(&self, entry: FastPathNamespace) -> Durability {
-        self.limits(entry).map_or(Durability::VolatileCache, |limits| limits.durability)
+        self.device_limits(entry).map_or(Durability::VolatileCache, |limits| limits.durability)
     }
 
-    fn limits(&self, entry: FastPathNamespace) -> Option<&tenmil_base::Limits> {
+    fn device_limits(&self, entry: FastPathNamespace) -> Option<&tenmil_base::Limits> {
         self.namespace_table.limits(entry.channel)
     }
 
@@ -345,8 +353,8 @@ impl<H: HostMemory> Executor<H> {
         self.namespaces.get().get(nsid).map_or(CopyLimits::DEFAULT, |namespace| namespace.copy)
     }
 
-    fn write_request_flags(&self, access: AccessKind) -> RequestFlags {
-        if access == AccessKind::Write { self.write_flags } else { RequestFlags::NONE }
+    fn write_request_flags(&self, access: ReservationAccessKind) -> RequestFlags {
+        if access == ReservationAccessKind::Write { self.write_flags } else { RequestFlags::NONE }
     }
 
     /// Converts a block range of the namespace to blocks of the block device.
@@ -355,7 +363,7 @@ impl<H: HostMemory> Executor<H> {
             lba: lba << entry.device_shift,
             blocks: blocks << entry.device_shift,
             shift: entry.block_shift - entry.device_shift,
-            blocks_max: self.limits(entry).map_or(0, |limits| limits.request_blocks_max),
+            blocks_max: self.device_limits(entry).map_or(0, |limits| limits.request_blocks_max),
         }
     }
 }
@@ -382,7 +390,7 @@ fn plan_single_request(
 }
 
 /// Rejects dword 12 fields for unsupported features: protection information and directives.
-fn check_command_fields(command: &Command, operation: Operation) -> Result<(), Status> {
+fn check_dword12(command: &Command, operation: Operation) -> Result<(), Status> {
     if command.cdw12() & PRACT != 0 && operation != Operation::WriteUncorrectable {
         return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
     }
@@ -396,9 +404,13 @@ fn check_command_fields(command: &Command, operation: Operation) -> Result<(), S
     Ok(())
 }
 
-fn check_access_rights(entry: FastPathNamespace, access: AccessKind) -> Result<(), Status> {
-    let conflict = if access == AccessKind::Read { READ_CONFLICT } else { WRITE_CONFLICT };
-    if access == AccessKind::Write && entry.rights & WRITE_PROTECTED != 0 {
+fn check_access_rights(
+    entry: FastPathNamespace,
+    access: ReservationAccessKind,
+) -> Result<(), Status> {
+    let conflict =
+        if access == ReservationAccessKind::Read { READ_CONFLICT } else { WRITE_CONFLICT };
+    if access == ReservationAccessKind::Write && entry.rights & WRITE_PROTECTED != 0 {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     }
     if entry.rights & conflict != 0 {

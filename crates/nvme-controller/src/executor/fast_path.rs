@@ -10,7 +10,7 @@ use super::Executor;
 use super::channel::RequestBatchBuilder;
 use super::io_counters::TrafficCounters;
 use super::namespace_table::{FAST_READ, FAST_WRITE, FastPathNamespace};
-use super::slot_table::{AllocCursor, Slot, SlotTable, State};
+use super::slot_table::{AllocCursor, Slot, SlotState, SlotTable};
 
 /// Bits of dword 12 supported by the fast path: NLB, FUA and LR (NVM 1.1 §3.3.4, §3.3.6).
 const CDW12_FAST: u32 = 0xc000_ffff;
@@ -78,7 +78,7 @@ impl<H: HostMemory> Executor<H> {
     /// number. There must be [`free_count`](Self::free_count) for all, and no half of a fused pair may wait:
     /// see [`can_begin_run`](Self::can_begin_run).
     #[inline]
-    pub fn begin_segments<'a>(
+    pub fn begin_segment_commands<'a>(
         &mut self,
         stream: u16,
         mut commands: impl Iterator<Item = (u16, &'a Command, Segment)>,
@@ -123,7 +123,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Submits the batched requests of all channels.
     #[inline]
-    pub fn submit(&mut self, now: Instant) {
+    pub fn submit_all_channels(&mut self, now: Instant) {
         for channel in self.namespace_table.channels() {
             channel.submit(now);
         }
@@ -203,8 +203,8 @@ impl<H: HostMemory> Executor<H> {
     fn handle_completion(&mut self, now: Instant, completion: IoCompletion) {
         let Some(slot) = self.slots.get(completion.token) else { return };
         match slot.state() {
-            State::Fast if slot.context != 0 => self.complete_in_place_read(*slot, completion),
-            State::Fast => {
+            SlotState::Fast if slot.context != 0 => self.complete_in_place_read(*slot, completion),
+            SlotState::Fast => {
                 let status = Status(completion.status.0);
                 self.complete_command(low_16_bits(completion.token), status, completion.result);
             }
@@ -321,7 +321,7 @@ impl FastPathKind {
             page_mask: page_bytes - 1,
             offset_max: page_bytes.checked_sub(len_bytes)?,
             device_shift: entry.device_shift,
-            slot: Slot::new(0, 0, entry.channel, 0, opcode).with_state(State::Fast),
+            slot: Slot::new(0, 0, entry.channel, 0, opcode).with_state(SlotState::Fast),
             template: Request {
                 blocks: blocks << entry.device_shift,
                 segment_count: 1,

@@ -11,8 +11,8 @@ use super::command_context::WaitReason;
 use super::decode::ExecutionPlan;
 use super::fused_arbiter::ExclusiveState;
 use super::job::JobEvent;
-use super::slot_table::State;
-use super::{CommandData, CommandTag, Executor};
+use super::slot_table::SlotState;
+use super::{CommandDataLocation, CommandTag, Executor};
 
 /// First and second fused command.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct PendingFusedPair {
 pub(super) struct FirstFusedHalf {
     slot: u16,
     command: Command,
-    data: CommandData,
+    data: CommandDataLocation,
 }
 
 /// Longest wait for exclusivity. Commands in progress need a fraction of it, unless they hang.
@@ -43,12 +43,12 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         now: Instant,
         tag: CommandTag,
-        (command, data): (Command, CommandData),
+        (command, data): (Command, CommandDataLocation),
     ) -> bool {
-        let first = self.first_half(tag.stream);
+        let first = self.waiting_first_half(tag.stream);
         match (first, command.fuse()) {
             (None, Fuse::First) => {
-                if let Some(slot) = self.take_slot(tag, &command, State::AwaitingSecond)
+                if let Some(slot) = self.take_slot(tag, &command, SlotState::AwaitingSecond)
                     && let Some(first) = self.first_halves.get_mut(usize::from(tag.stream))
                 {
                     *first = Some(FirstFusedHalf { slot, command, data });
@@ -81,7 +81,7 @@ impl<H: HostMemory> Executor<H> {
     pub(super) fn try_start_pair(&mut self, now: Instant) {
         let Some(pair) = self.pair.as_mut().filter(|pair| !pair.is_running) else { return };
         let first = pair.first;
-        if self.slots.taken() == self.paused
+        if self.slots.allocated_count() == self.paused
             && self.fused_participant.try_acquire_exclusivity(pair.nsid)
         {
             pair.is_running = true;
@@ -94,21 +94,21 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// First command of a fused pair of this stream that awaits its second.
-    pub(super) fn first_half(&self, stream: u16) -> Option<FirstFusedHalf> {
+    pub(super) fn waiting_first_half(&self, stream: u16) -> Option<FirstFusedHalf> {
         self.first_halves.get(usize::from(stream)).copied().flatten()
     }
 
     /// Whether any queue of the subsystem holds exclusivity: then commands begin between
     /// [`begin_exclusive`](Self::begin_exclusive) and [`end_exclusive`](Self::end_exclusive).
     #[inline]
-    pub fn is_exclusive(&self) -> bool {
+    pub fn is_exclusivity_held(&self) -> bool {
         self.fused_participant.is_exclusivity_held()
     }
 
     /// Before commands begin while a queue holds exclusivity: bars those of its namespace. A request
     /// detected only now bars nothing yet, so that all queues make progress between two pairs.
     #[cold]
-    pub fn begin_exclusive(&mut self) {
+    pub fn bar_exclusive_namespace(&mut self) {
         (self.quiesce_nsid, self.blocked_nsid) = match self.fused_participant.exclusive_state() {
             ExclusiveState::Free => (None, None),
             ExclusiveState::Requested(nsid) => (Some(nsid), None),
@@ -119,7 +119,7 @@ impl<H: HostMemory> Executor<H> {
     /// After commands have begun while a queue holds exclusivity: acknowledges that none executes in its
     /// namespace.
     #[cold]
-    pub fn end_exclusive(&mut self) {
+    pub fn unbar_and_acknowledge_exclusivity(&mut self) {
         self.blocked_nsid = None;
         if self.quiesce_nsid.take().is_some_and(|nsid| self.is_quiesced_in(nsid)) {
             self.fused_participant.acknowledge_quiesced();
@@ -132,9 +132,9 @@ impl<H: HostMemory> Executor<H> {
         let mut there =
             slots.iter().filter(|(_, slot)| namespace_table.nsid_of(slot.channel()) == nsid);
         there.all(|(_, slot)| match slot.state() {
-            State::Free | State::AwaitingSecond => true,
-            State::Fast => false,
-            State::Slow => contexts.get(slot.context).wait == WaitReason::Pair,
+            SlotState::Free | SlotState::AwaitingSecond => true,
+            SlotState::Fast => false,
+            SlotState::Slow => contexts.get(slot.context).wait == WaitReason::Pair,
         })
     }
 
@@ -156,7 +156,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Context of the first command, if the pair has not started.
-    pub(crate) fn waiting_pair(&self) -> Option<u16> {
+    pub(crate) fn waiting_pair_context(&self) -> Option<u16> {
         self.pair.as_ref().filter(|pair| !pair.is_running).map(|pair| pair.first)
     }
 
@@ -165,7 +165,7 @@ impl<H: HostMemory> Executor<H> {
         now: Instant,
         tag: CommandTag,
         FirstFusedHalf { slot, command: first, data: first_data }: FirstFusedHalf,
-        (second, second_data): (Command, CommandData),
+        (second, second_data): (Command, CommandDataLocation),
     ) -> bool {
         if self.pair.is_some() || self.contexts.free_count() < 2 {
             return false;
@@ -173,7 +173,7 @@ impl<H: HostMemory> Executor<H> {
         let plans = self.plan_pair(&first, &second);
         let (nsid, deadline) = (first.nsid(), now.after(EXCLUSIVE_TIMEOUT));
         self.release_first_half(tag.stream);
-        let Some(second_slot) = self.take_slot(tag, &second, State::Slow) else { return true };
+        let Some(second_slot) = self.take_slot(tag, &second, SlotState::Slow) else { return true };
         match plans {
             Err((status, second_status)) => {
                 self.complete_command(slot, status, 0);

@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Span};
 
-use crate::controller::interface::IoCounters;
+use crate::controller::transport_interface::IoCounters;
 
 /// Traffic since the last report, by the two low bits of the opcode: 1 is write, 2 is read.
 #[derive(Clone, Copy, Debug, Default)]

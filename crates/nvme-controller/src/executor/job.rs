@@ -12,7 +12,7 @@
 use tenmil_base::{IoStatus, Operation, RequestFlags};
 use tenmil_wire::{Command, Status};
 
-use crate::transfer::Direction;
+use crate::data_pointer_walk::Direction;
 
 mod copy;
 mod deallocate;
@@ -133,15 +133,20 @@ pub(super) struct CommandExtent {
 
 impl CommandJob {
     /// Next step after `event`. `bytes` is the fetched parameter data, or the report from the controller.
-    pub(super) fn next(&mut self, event: JobEvent, command: &Command, bytes: &[u8]) -> JobStep {
+    pub(super) fn next_step(
+        &mut self,
+        event: JobEvent,
+        command: &Command,
+        bytes: &[u8],
+    ) -> JobStep {
         match self {
             Self::Idle => JobStep::End(Status::INTERNAL_ERROR, 0),
-            Self::Transfer(job) => job.next(event),
-            Self::Ranges(job) => job.next(event, bytes),
-            Self::Copy(job) => job.next(event, command, bytes),
-            Self::Emulated(job) => job.next(event),
-            Self::FlushAll(job) => job.next(event),
-            Self::Reservation(job) => job.next(event, bytes),
+            Self::Transfer(job) => job.next_step(event),
+            Self::Ranges(job) => job.next_step(event, bytes),
+            Self::Copy(job) => job.next_step(event, command, bytes),
+            Self::Emulated(job) => job.next_step(event),
+            Self::FlushAll(job) => job.next_step(event),
+            Self::Reservation(job) => job.next_step(event, bytes),
         }
     }
 }

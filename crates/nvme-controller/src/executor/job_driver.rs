@@ -7,12 +7,12 @@ use tenmil_base::{
 };
 use tenmil_wire::Status;
 
-use super::command_context::{CommandContext, CopyTarget, WaitReason};
+use super::command_context::{CommandContext, ControllerCopyBuffer, WaitReason};
 use super::job::{CommandJob, DataLocation, JobEvent, JobStep, SubRequest};
-use super::{CommandData, Executor, TICKET_LIST};
-use crate::bounce::BouncePool;
+use super::{CommandDataLocation, Executor, TICKET_LIST};
+use crate::bounce_pool::BouncePool;
+use crate::data_pointer_walk::{CopyState, DataPointerWalk, Direction, LocalBuffer, WalkStep};
 use crate::queue::QueueEvent;
-use crate::transfer::{CopyState, DataPointerWalk, Direction, LocalBuffer, WalkStep};
 
 /// Result of a step.
 enum JobStepResult {
@@ -33,7 +33,7 @@ impl<H: HostMemory> Executor<H> {
             // An aborted job ends at its next event, with the status of the abort.
             let step = match context.cancelled {
                 Some(status) => JobStep::End(status, 0),
-                None => context.job.next(event, &context.command, &context.bytes),
+                None => context.job.next_step(event, &context.command, &context.bytes),
             };
             let step_result = match step {
                 JobStep::Walk { len_bytes, direction } => {
@@ -42,20 +42,22 @@ impl<H: HostMemory> Executor<H> {
                 JobStep::ResolveDirect => self.resolve_ranges(index),
                 JobStep::TakeBuffer { is_zeroed } => self.allocate_bounce_buffer(index, is_zeroed),
                 JobStep::FromHost(len) | JobStep::ToHost(len) => {
-                    self.begin_copy(index, CopyTarget::Buffer, len)
+                    self.begin_host_copy(index, ControllerCopyBuffer::Buffer, len)
                 }
-                JobStep::Compare(len) => self.begin_copy(index, CopyTarget::Compare, len),
+                JobStep::Compare(len) => {
+                    self.begin_host_copy(index, ControllerCopyBuffer::Compare, len)
+                }
                 JobStep::ReadParameters(len) => {
                     context.bytes.clear();
                     context.bytes.resize(len as usize, 0);
-                    self.begin_copy(index, CopyTarget::Bytes, len)
+                    self.begin_host_copy(index, ControllerCopyBuffer::Bytes, len)
                 }
                 JobStep::WriteResult(len) => {
                     let len = context.padded_result_len(len);
-                    self.begin_copy(index, CopyTarget::Bytes, len)
+                    self.begin_host_copy(index, ControllerCopyBuffer::Bytes, len)
                 }
                 JobStep::Submit(sub_request) => self.submit_sub_request(now, index, sub_request),
-                JobStep::FlushFrom(channel) => self.flush_from(now, index, channel),
+                JobStep::FlushFrom(channel) => self.flush_from_channel(now, index, channel),
                 JobStep::Forward => self.forward_to_controller(index),
                 JobStep::End(status, result) => {
                     self.finish_job(now, index, status, result);
@@ -92,7 +94,8 @@ impl<H: HostMemory> Executor<H> {
                 self.buffer_waiters.pop_front();
                 continue;
             };
-            let Some(event) = allocate_bounce(&self.buffers, self.contexts.get(index), is_zeroed)
+            let Some(event) =
+                allocate_context_bounce(&self.buffers, self.contexts.get(index), is_zeroed)
             else {
                 break;
             };
@@ -160,7 +163,7 @@ impl<H: HostMemory> Executor<H> {
                     &mut target,
                     &mut self.scratch,
                 );
-                self.continue_copy(index, copy_target)
+                self.continue_host_copy(index, copy_target)
             }
             _ => return,
         };
@@ -184,16 +187,16 @@ impl<H: HostMemory> Executor<H> {
         let context = self.contexts.get(index);
         context.direction = direction;
         let started = match context.data {
-            CommandData::Pointers => DataPointerWalk::start(
+            CommandDataLocation::Pointers => DataPointerWalk::start(
                 &context.command,
                 len_bytes,
                 direction,
                 self.page_shift,
                 &mut context.ranges,
             ),
-            CommandData::Segment(segment) => {
+            CommandDataLocation::Segment(segment) => {
                 let is_exact = matches!(context.job, CommandJob::Transfer(_));
-                DataPointerWalk::over_segment(segment, len_bytes, is_exact, &mut context.ranges)
+                DataPointerWalk::for_segment(segment, len_bytes, is_exact, &mut context.ranges)
             }
         };
         match started {
@@ -250,12 +253,12 @@ impl<H: HostMemory> Executor<H> {
     }
 
     fn allocate_bounce_buffer(&mut self, index: u16, is_zeroed: bool) -> JobStepResult {
-        if self.buffers.count() == 0 {
+        if self.buffers.buffer_count() == 0 {
             return JobStepResult::Failed(Status::DATA_TRANSFER_ERROR);
         }
         let context = self.contexts.get(index);
         if self.buffer_waiters.is_empty()
-            && let Some(event) = allocate_bounce(&self.buffers, context, is_zeroed)
+            && let Some(event) = allocate_context_bounce(&self.buffers, context, is_zeroed)
         {
             return JobStepResult::Now(event);
         }
@@ -264,12 +267,21 @@ impl<H: HostMemory> Executor<H> {
         JobStepResult::Later
     }
 
-    fn begin_copy(&mut self, index: u16, copy_target: CopyTarget, len_bytes: u32) -> JobStepResult {
+    fn begin_host_copy(
+        &mut self,
+        index: u16,
+        copy_target: ControllerCopyBuffer,
+        len_bytes: u32,
+    ) -> JobStepResult {
         self.contexts.get(index).host_copy.begin(len_bytes);
-        self.continue_copy(index, copy_target)
+        self.continue_host_copy(index, copy_target)
     }
 
-    fn continue_copy(&mut self, index: u16, copy_target: CopyTarget) -> JobStepResult {
+    fn continue_host_copy(
+        &mut self,
+        index: u16,
+        copy_target: ControllerCopyBuffer,
+    ) -> JobStepResult {
         let context = self.contexts.get(index);
         let (tickets, direction) = (u32::from(index) << 4, context.direction);
         let mut target = local_copy_buffer(
@@ -310,7 +322,7 @@ impl<H: HostMemory> Executor<H> {
                 true
             }
             DataLocation::HostMemory { at_bytes, len_bytes } => {
-                context.select_segments(at_bytes, len_bytes)
+                context.collect_segments(at_bytes, len_bytes)
             }
             DataLocation::Buffer { len_bytes } => {
                 context.part.clear();
@@ -339,7 +351,7 @@ impl<H: HostMemory> Executor<H> {
     fn try_submit(&mut self, now: Instant, index: u16, request: Request) {
         let context = self.contexts.get(index);
         let channel = self.namespace_table.channel(context.channel);
-        if channel.is_some_and(|channel| channel.submit_one(now, &request, &context.part)) {
+        if channel.is_some_and(|channel| channel.submit_unbatched(now, &request, &context.part)) {
             context.wait = WaitReason::Backend;
         } else {
             context.wait = WaitReason::BackendFull(request);
@@ -349,9 +361,9 @@ impl<H: HostMemory> Executor<H> {
 
     /// Flushes the next block device, from channel `from` on, that has a volatile cache or supports
     /// Flush.
-    fn flush_from(&mut self, now: Instant, index: u16, from: u16) -> JobStepResult {
-        let found = self.namespace_table.open_channels().find(|(number, channel)| {
-            *number >= from && (channel.can_flush() || channel.must_flush())
+    fn flush_from_channel(&mut self, now: Instant, index: u16, from: u16) -> JobStepResult {
+        let found = self.namespace_table.available_channels().find(|(number, channel)| {
+            *number >= from && (channel.can_flush() || channel.loses_unflushed_writes())
         });
         let Some((number, channel)) = found else {
             return JobStepResult::Now(JobEvent::Flushed(None));
@@ -392,7 +404,7 @@ fn append_segment(segments: &mut Vec<Segment>, segment: Segment) {
 }
 
 /// Allocates a bounce buffer for a context.
-fn allocate_bounce(
+fn allocate_context_bounce(
     buffers: &BouncePool,
     context: &mut CommandContext,
     is_zeroed: bool,
@@ -409,15 +421,17 @@ fn allocate_bounce(
 /// Controller-side buffer of a copy.
 fn local_copy_buffer<'a>(
     buffers: &'a BouncePool,
-    copy_target: CopyTarget,
+    copy_target: ControllerCopyBuffer,
     buffer: Option<Segment>,
     bytes: &'a mut [u8],
     differs: &'a mut bool,
 ) -> LocalBuffer<'a> {
     let segment = buffer.unwrap_or_default();
     match copy_target {
-        CopyTarget::Bytes => LocalBuffer::Bytes(bytes),
-        CopyTarget::Buffer => LocalBuffer::Buffer(buffers.memory(), segment),
-        CopyTarget::Compare => LocalBuffer::Expected { memory: buffers.memory(), segment, differs },
+        ControllerCopyBuffer::Bytes => LocalBuffer::Bytes(bytes),
+        ControllerCopyBuffer::Buffer => LocalBuffer::Buffer(buffers.memory(), segment),
+        ControllerCopyBuffer::Compare => {
+            LocalBuffer::Expected { memory: buffers.memory(), segment, differs }
+        }
     }
 }

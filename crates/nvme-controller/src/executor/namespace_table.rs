@@ -3,7 +3,7 @@
 use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation};
 use tenmil_wire::Status;
 
-use super::channel::Channel;
+use super::channel::NamespaceChannel;
 use crate::namespace::{Namespace, NamespaceSnapshot};
 
 /// Namespaces of one snapshot, with a channel to each.
@@ -11,7 +11,7 @@ use crate::namespace::{Namespace, NamespaceSnapshot};
 pub(super) struct NamespaceTable {
     /// Entry `nsid`; entry 0 is never used.
     entries: Vec<FastPathNamespace>,
-    channels: Vec<Option<Channel>>,
+    channels: Vec<Option<NamespaceChannel>>,
     /// The channels are polled together.
     group: ChannelGroup,
     nsid_max: u32,
@@ -108,7 +108,7 @@ impl NamespaceTable {
         let index = match known {
             Some(index) => index,
             None => {
-                let open = || Channel::open(nsid, device, self.depth);
+                let open = || NamespaceChannel::open(nsid, device, self.depth);
                 let mut channel = self.group.open_member(open)?;
                 channel.cache = namespace.cache.clone();
                 let free = self.channels.iter().position(Option::is_none);
@@ -138,7 +138,8 @@ impl NamespaceTable {
         self.has_retired = false;
         for (index, slot) in (0..).zip(self.channels.iter_mut()) {
             if slot.as_ref().is_some_and(|channel| channel.is_retired) {
-                let is_free = slot.as_ref().is_some_and(Channel::is_idle) && !is_used(index);
+                let is_free =
+                    slot.as_ref().is_some_and(NamespaceChannel::is_idle) && !is_used(index);
                 if is_free {
                     *slot = None;
                 } else {
@@ -175,17 +176,17 @@ impl NamespaceTable {
     }
 
     #[inline]
-    pub(super) fn channel(&mut self, index: u16) -> Option<&mut Channel> {
+    pub(super) fn channel(&mut self, index: u16) -> Option<&mut NamespaceChannel> {
         self.channels.get_mut(usize::from(index))?.as_mut()
     }
 
     #[inline]
-    pub(super) fn channels(&mut self) -> impl Iterator<Item = &mut Channel> {
+    pub(super) fn channels(&mut self) -> impl Iterator<Item = &mut NamespaceChannel> {
         self.channels.iter_mut().flatten()
     }
 
     /// Channels available to new commands, with their indices.
-    pub(super) fn open_channels(&self) -> impl Iterator<Item = (u16, &Channel)> {
+    pub(super) fn available_channels(&self) -> impl Iterator<Item = (u16, &NamespaceChannel)> {
         (0..)
             .zip(self.channels.iter())
             .filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
@@ -219,13 +220,13 @@ impl NamespaceTable {
 
     /// Earliest deadline of the block devices.
     pub(super) fn wake_at(&self) -> Instant {
-        let wakes = self.channels.iter().flatten().map(Channel::wake_at);
+        let wakes = self.channels.iter().flatten().map(NamespaceChannel::wake_at);
         wakes.min().unwrap_or(Instant::NEVER)
     }
 }
 
 fn fast_path_namespace(namespace: &Namespace, channel: u16) -> FastPathNamespace {
-    let device_shift = namespace.device_shift();
+    let device_shift = namespace.device_blocks_per_block_shift();
     let limits = &namespace.limits;
     let mut rights = 0;
     if let Some(reservation) = namespace.reservation {

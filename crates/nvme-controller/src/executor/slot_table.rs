@@ -60,7 +60,7 @@ const STATE: u32 = 56;
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(super) enum SlotState {
     Free,
     /// The command has one request, whose completion completes it.
     Fast,
@@ -83,7 +83,7 @@ impl Slot {
 
     /// Sets the state.
     #[inline]
-    pub(super) const fn with_state(mut self, state: State) -> Self {
+    pub(super) const fn with_state(mut self, state: SlotState) -> Self {
         self.set_state(state);
         self
     }
@@ -126,23 +126,23 @@ impl Slot {
     }
 
     /// Whether this is the command that the slot held then, whatever has become of it.
-    pub(super) fn is_command(&self, then: &Self) -> bool {
+    pub(super) fn is_same_command(&self, then: &Self) -> bool {
         let of = |slot: &Self| (slot.lba, slot.id(), slot.opcode(), slot.channel());
         of(self) == of(then)
     }
 
     #[inline]
-    pub(super) const fn state(&self) -> State {
+    pub(super) const fn state(&self) -> SlotState {
         match self.key >> STATE {
-            0 => State::Free,
-            1 => State::Fast,
-            2 => State::Slow,
-            _ => State::AwaitingSecond,
+            0 => SlotState::Free,
+            1 => SlotState::Fast,
+            2 => SlotState::Slow,
+            _ => SlotState::AwaitingSecond,
         }
     }
 
     #[inline]
-    pub(super) const fn set_state(&mut self, state: State) {
+    pub(super) const fn set_state(&mut self, state: SlotState) {
         self.key = self.key & !(0xff << STATE) | (state as u64) << STATE;
     }
 
@@ -186,7 +186,7 @@ impl SlotTable {
 
     /// Number of slots in use.
     #[inline]
-    pub(super) fn taken(&self) -> usize {
+    pub(super) fn allocated_count(&self) -> usize {
         self.allocated_count as usize
     }
 
@@ -225,7 +225,7 @@ impl SlotTable {
     #[inline]
     pub(super) fn get(&self, token: u64) -> Option<&Slot> {
         let slot = self.slots.get(usize::try_from(token).ok()?)?;
-        (slot.state() != State::Free).then_some(slot)
+        (slot.state() != SlotState::Free).then_some(slot)
     }
 
     pub(super) fn get_mut(&mut self, index: u16) -> &mut Slot {
@@ -236,7 +236,7 @@ impl SlotTable {
     pub(super) fn release(&mut self, index: u16) -> Slot {
         let slot = &mut self.slots[usize::from(index)];
         let command = *slot;
-        if command.state() != State::Free {
+        if command.state() != SlotState::Free {
             slot.add_to_free_list(&mut self.free, index);
             self.allocated_count -= 1;
         }
@@ -245,7 +245,7 @@ impl SlotTable {
 
     /// All commands in the table, with their slot indices.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state() != State::Free)
+        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state() != SlotState::Free)
     }
 }
 
@@ -273,7 +273,7 @@ impl ReleaseCursor<'_> {
     #[inline(always)]
     pub(crate) fn release(&mut self, token: u64) -> Option<u16> {
         let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;
-        if slot.key >> STATE != State::Fast as u64 {
+        if slot.key >> STATE != SlotState::Fast as u64 {
             return None;
         }
         let id = slot.id();
@@ -292,17 +292,17 @@ impl ReleaseCursor<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Slot, SlotTable, State};
+    use super::{Slot, SlotState, SlotTable};
 
     #[test]
     fn full_slot_table_allocates_nothing_and_indexes_are_unique() {
         let mut slots = SlotTable::new(2);
-        let command = |id| Slot::new(0, id, 0, 0, 2).with_state(State::Fast);
+        let command = |id| Slot::new(0, id, 0, 0, 2).with_state(SlotState::Fast);
         let (first, second) =
             (slots.allocate(command(7)).unwrap(), slots.allocate(command(8)).unwrap());
         assert_ne!(first, second);
         assert_eq!(slots.allocate(command(9)), None);
-        assert_eq!((slots.taken(), slots.free_count()), (2, 0));
+        assert_eq!((slots.allocated_count(), slots.free_count()), (2, 0));
         assert_eq!(slots.get(u64::from(second)).unwrap().id(), 8);
         assert_eq!(slots.release(first).id(), 7);
         assert!(slots.get(u64::from(first)).is_none(), "a free slot holds no command");
@@ -314,23 +314,24 @@ mod tests {
         assert_eq!(releasing.release(second.into()), None, "once");
         assert_eq!(releasing.release(u64::MAX), None);
         releasing.finish(1);
-        assert_eq!((slots.taken(), slots.free_count()), (1, 1));
+        assert_eq!((slots.allocated_count(), slots.free_count()), (1, 1));
         let mut taking = slots.allocate_cursor();
         assert_eq!(taking.allocate(command(3)), Some(second));
         assert_eq!(taking.allocate(command(4)), None, "full");
         taking.finish(1);
-        assert_eq!((slots.taken(), slots.free_count()), (2, 0));
+        assert_eq!((slots.allocated_count(), slots.free_count()), (2, 0));
     }
 
     #[test]
     fn slot_fields_round_trip_independently() {
-        let mut slot = Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).with_state(State::Slow);
+        let mut slot =
+            Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).with_state(SlotState::Slow);
         let parts =
             |slot: &Slot| (slot.id(), slot.channel(), slot.stream(), slot.opcode(), slot.state());
-        assert_eq!(parts(&slot), (0xabcd, 0x1234, 0xf00f, 0x9e, State::Slow));
+        assert_eq!(parts(&slot), (0xabcd, 0x1234, 0xf00f, 0x9e, SlotState::Slow));
         slot.set_channel(0xffff);
         slot.set_stream(1);
-        slot.set_state(State::AwaitingSecond);
-        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, State::AwaitingSecond));
+        slot.set_state(SlotState::AwaitingSecond);
+        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, SlotState::AwaitingSecond));
     }
 }

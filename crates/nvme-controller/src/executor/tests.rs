@@ -9,9 +9,11 @@ use tenmil_base::{
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
 use super::namespace_table::NamespaceTable;
-use super::{CommandData, CommandTag, Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
+use super::{
+    CommandDataLocation, CommandTag, Executor, ExecutorConfig, ExecutorContext, SegmentMemory,
+};
 use crate::BouncePool;
-use crate::controller::interface::AdminResult;
+use crate::controller::transport_interface::AdminResult;
 use crate::executor::FusedArbiter;
 use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::fake_host::{BOUNCE, FakeRam, HOST};
@@ -50,21 +52,21 @@ fn namespace(nsid: u32, device: &Arc<FakeDevice>) -> Namespace {
 
 impl ExecutorFixture {
     fn new() -> Self {
-        Self::with(|device| device)
+        Self::with_device(|device| device)
     }
 
     /// An executor over namespaces 1 and 2, with two command contexts.
-    fn with(change: impl FnOnce(FakeDevice) -> FakeDevice) -> Self {
+    fn with_device(change: impl FnOnce(FakeDevice) -> FakeDevice) -> Self {
         let ram = FakeRam::new(0x4_0000, 0x1_0000);
         let device = Arc::new(change(FakeDevice::new(&ram, BLOCKS)));
         let fused_arbiter = Arc::<FusedArbiter>::default();
-        let executor = executor(&ram, &device, &fused_arbiter);
+        let executor = build_executor(&ram, &device, &fused_arbiter);
         Self { ram, device, fused_arbiter, executor, now: Instant::default() }
     }
 
-    fn begin(&mut self, id: u16, command: Command, segment: Segment) -> bool {
+    fn begin_command(&mut self, id: u16, command: Command, segment: Segment) -> bool {
         let tag = CommandTag { stream: 0, id };
-        self.executor.begin_command(self.now, tag, command, CommandData::Segment(segment))
+        self.executor.begin_command(self.now, tag, command, CommandDataLocation::Segment(segment))
     }
 
     /// Polls once. Returns what has completed: identifiers, and statuses of those of the slow path.
@@ -73,16 +75,16 @@ impl ExecutorFixture {
         let mut ended = Vec::new();
         self.executor.begin_iteration(self.now);
         self.executor.retry_waiting(self.now);
-        self.executor.submit(self.now);
+        self.executor.submit_all_channels(self.now);
         self.executor.poll_fast_path(self.now, |id| ended.push((id, Status::SUCCESS)));
-        let finished = self.executor.take_finished();
+        let finished = self.executor.take_finished_commands();
         ended.extend(finished.iter().map(|command| (command.tag.id, command.status)));
         ended
     }
 
     /// Runs a command to its completion.
     fn run_command(&mut self, command: Command, segment: Segment) -> Status {
-        assert!(self.begin(77, command, segment));
+        assert!(self.begin_command(77, command, segment));
         for _ in 0..1000 {
             if let [ended] = self.poll_finished()[..] {
                 assert_eq!(ended.0, 77);
@@ -93,14 +95,14 @@ impl ExecutorFixture {
     }
 
     /// Commands that begin as a run, of those in this order.
-    fn begin_as_run(&mut self, commands: &[(Command, Segment)]) -> usize {
+    fn count_begun_as_run(&mut self, commands: &[(Command, Segment)]) -> usize {
         let commands = (0..).zip(commands).map(|(id, (command, segment))| (id, command, *segment));
         self.executor.begin_batch();
-        self.executor.begin_segments(0, commands)
+        self.executor.begin_segment_commands(0, commands)
     }
 }
 
-fn executor(
+fn build_executor(
     ram: &Arc<FakeRam>,
     device: &Arc<FakeDevice>,
     fused_arbiter: &Arc<FusedArbiter>,
@@ -139,11 +141,11 @@ fn io_command(opcode: IoOpcode, nsid: u32, lba: u64, blocks: u32) -> Command {
     command.with_cdw12(blocks - 1)
 }
 
-fn read(lba: u64, blocks: u32) -> Command {
+fn read_command(lba: u64, blocks: u32) -> Command {
     io_command(IoOpcode::Read, 1, lba, blocks)
 }
 
-fn write(lba: u64, blocks: u32) -> Command {
+fn write_command(lba: u64, blocks: u32) -> Command {
     io_command(IoOpcode::Write, 1, lba, blocks)
 }
 
@@ -156,12 +158,21 @@ fn data_written_from_a_segment_is_read_back() {
         let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + blocks).to_le_bytes()[0]).collect();
         rig.ram.host_bytes()[from].copy_from_slice(&bytes);
         if is_run {
-            assert_eq!(rig.begin_as_run(&[(write(4, blocks), data_segment(0, len))]), 1);
+            assert_eq!(
+                rig.count_begun_as_run(&[(write_command(4, blocks), data_segment(0, len))]),
+                1
+            );
             assert_eq!(rig.poll_finished(), [(0, Status::SUCCESS)]);
         } else {
-            assert_eq!(rig.run_command(write(4, blocks), data_segment(0, len)), Status::SUCCESS);
+            assert_eq!(
+                rig.run_command(write_command(4, blocks), data_segment(0, len)),
+                Status::SUCCESS
+            );
         }
-        assert_eq!(rig.run_command(read(4, blocks), data_segment(0x1_0000, len)), Status::SUCCESS);
+        assert_eq!(
+            rig.run_command(read_command(4, blocks), data_segment(0x1_0000, len)),
+            Status::SUCCESS
+        );
         assert!(rig.ram.host_bytes()[to] == bytes, "{blocks} blocks");
     }
 }
@@ -169,38 +180,40 @@ fn data_written_from_a_segment_is_read_back() {
 #[test]
 fn similar_commands_begin_as_one_run_and_complete_with_their_tags() {
     let mut rig = ExecutorFixture::new();
-    let reads: Vec<_> = (0..5).map(|at| (read(at, 1), data_segment(at * 512, 512))).collect();
-    assert_eq!(rig.begin_as_run(&reads), 5);
+    let reads: Vec<_> =
+        (0..5).map(|at| (read_command(at, 1), data_segment(at * 512, 512))).collect();
+    assert_eq!(rig.count_begun_as_run(&reads), 5);
     assert_eq!(rig.executor.in_flight_count(), 5);
     let ended: Vec<u16> = rig.poll_finished().into_iter().map(|(id, _)| id).collect();
     assert_eq!(ended, [0, 1, 2, 3, 4]);
-    assert_eq!((rig.executor.in_flight_count(), rig.device.blocks().log.len()), (0, 5));
+    assert_eq!((rig.executor.in_flight_count(), rig.device.contents().log.len()), (0, 5));
     assert_eq!(rig.executor.take_io_counters(rig.now).read_commands, 5);
 }
 
 #[test]
 fn fast_path_run_ends_before_a_different_command() {
-    let first = (read(0, 1), data_segment(0, 512));
+    let first = (read_command(0, 1), data_segment(0, 512));
     let others = [
-        (write(1, 1), data_segment(0, 512)),
-        (read(1, 2), data_segment(0, 1024)),
-        (read(1, 1), data_segment(0, 1024)),
-        (read(1, 1), data_segment(0, 508)),
-        (read(1, 1), Segment::default()),
-        (read(BLOCKS, 1), data_segment(0, 512)),
+        (write_command(1, 1), data_segment(0, 512)),
+        (read_command(1, 2), data_segment(0, 1024)),
+        (read_command(1, 1), data_segment(0, 1024)),
+        (read_command(1, 1), data_segment(0, 508)),
+        (read_command(1, 1), Segment::default()),
+        (read_command(BLOCKS, 1), data_segment(0, 512)),
         (io_command(IoOpcode::Read, 2, 1, 1), data_segment(0, 512)),
-        (read(1, 1).with_fuse(Fuse::First), data_segment(0, 512)),
+        (read_command(1, 1).with_fuse(Fuse::First), data_segment(0, 512)),
         (io_command(IoOpcode::Flush, 1, 0, 1), Segment::default()),
     ];
     for other in others {
         let mut rig = ExecutorFixture::new();
-        assert_eq!(rig.begin_as_run(&[first, other, first]), 1, "{other:?}");
+        assert_eq!(rig.count_begun_as_run(&[first, other, first]), 1, "{other:?}");
         assert_eq!(rig.poll_finished(), [(0, Status::SUCCESS)]);
     }
     // And no run begins with one that is refused.
-    let refused = [(read(0, 2), data_segment(0, 512)), (read(0, 1), data_segment(0, 1024))];
+    let refused =
+        [(read_command(0, 2), data_segment(0, 512)), (read_command(0, 1), data_segment(0, 1024))];
     for command in refused {
-        assert_eq!(ExecutorFixture::new().begin_as_run(&[command, first]), 0, "{command:?}");
+        assert_eq!(ExecutorFixture::new().count_begun_as_run(&[command, first]), 0, "{command:?}");
     }
 }
 
@@ -209,7 +222,7 @@ fn data_length_mismatch_is_rejected_without_a_transfer() {
     let bare =
         OperationSet::from_operations(&[Operation::Read, Operation::Write, Operation::Flush]);
     for is_bare in [false, true] {
-        let mut rig = ExecutorFixture::with(|device| match is_bare {
+        let mut rig = ExecutorFixture::with_device(|device| match is_bare {
             true => device.with_limits(|limits| limits.operations = bare),
             false => device,
         });
@@ -219,7 +232,7 @@ fn data_length_mismatch_is_rejected_without_a_transfer() {
                 assert_eq!(status, WRONG_LENGTH, "{opcode:?} with {len} bytes");
             }
         }
-        assert!(rig.device.blocks().log.is_empty());
+        assert!(rig.device.contents().log.is_empty());
         assert_eq!(
             rig.run_command(io_command(IoOpcode::Compare, 1, 0, 2), data_segment(0, 1024)),
             Status::SUCCESS
@@ -243,11 +256,11 @@ fn report_is_zero_padded_to_its_segment() {
     let mut rig = ExecutorFixture::new();
     rig.ram.host_bytes()[0x1_0000..0x1_0100].fill(0xee);
     let report = Command::new(IoOpcode::ReservationReport.code()).with_nsid(1).with_cdw10(5);
-    assert!(rig.begin(3, report, data_segment(0, 0x80)));
+    assert!(rig.begin_command(3, report, data_segment(0, 0x80)));
     let Some(QueueEvent::Reservation { ticket, .. }) = rig.executor.next_event() else {
         panic!("it is for the controller")
     };
-    rig.executor.complete_reservation(rig.now, ticket, AdminResult::OK, &[1; 20]);
+    rig.executor.complete_reservation_command(rig.now, ticket, AdminResult::OK, &[1; 20]);
     assert_eq!(rig.poll_finished(), [(3, Status::SUCCESS)]);
     let bytes = rig.ram.host_bytes()[0x1_0000..0x1_0100].to_vec();
     assert!(bytes[..20] == [1; 20] && bytes[20..0x80] == [0; 0x6c]);
@@ -256,16 +269,16 @@ fn report_is_zero_padded_to_its_segment() {
 
 #[test]
 fn command_waits_for_a_free_context() {
-    let mut rig = ExecutorFixture::with(|device| device.with_random_delays(1));
-    let long = (read(0, 128), data_segment(0, 64 << 10));
-    assert!(rig.begin(1, long.0, long.1) && rig.begin(2, long.0, long.1));
-    assert!(!rig.begin(3, long.0, long.1), "there are two");
+    let mut rig = ExecutorFixture::with_device(|device| device.with_random_delays(1));
+    let long = (read_command(0, 128), data_segment(0, 64 << 10));
+    assert!(rig.begin_command(1, long.0, long.1) && rig.begin_command(2, long.0, long.1));
+    assert!(!rig.begin_command(3, long.0, long.1), "there are two");
     assert_eq!(rig.executor.in_flight_count(), 2, "it has left nothing");
     let mut ended = Vec::new();
     while ended.is_empty() {
         ended = rig.poll_finished();
     }
-    assert!(rig.begin(3, long.0, long.1));
+    assert!(rig.begin_command(3, long.0, long.1));
 }
 
 #[test]
@@ -273,19 +286,20 @@ fn fused_compare_and_write_is_exclusive() {
     let mut rig = ExecutorFixture::new();
     rig.ram.host_bytes()[0x1_0200..0x1_0400].fill(5);
     let compare = io_command(IoOpcode::Compare, 1, 9, 1).with_fuse(Fuse::First);
-    let write = write(9, 1).with_fuse(Fuse::Second);
-    assert!(rig.begin(1, compare, data_segment(0, 512)));
+    let write = write_command(9, 1).with_fuse(Fuse::Second);
+    assert!(rig.begin_command(1, compare, data_segment(0, 512)));
     assert!(!rig.executor.can_begin_run() && !rig.executor.has_started_fused_pair());
-    assert!(rig.begin(2, write, data_segment(512, 512)));
+    assert!(rig.begin_command(2, write, data_segment(512, 512)));
     assert!(rig.executor.has_started_fused_pair());
     let mut ended = rig.poll_finished();
     ended.extend(rig.poll_finished());
     assert_eq!(ended, [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
     assert!(rig.executor.can_begin_run() && !rig.executor.has_started_fused_pair());
-    assert_eq!(rig.device.blocks().bytes[9 * 512], 5);
+    assert_eq!(rig.device.contents().bytes[9 * 512], 5);
     // A wrong length of one half fails both.
     assert!(
-        rig.begin(1, compare, data_segment(0, 512)) && rig.begin(2, write, data_segment(0, 1024))
+        rig.begin_command(1, compare, data_segment(0, 512))
+            && rig.begin_command(2, write, data_segment(0, 1024))
     );
     let mut ended = rig.poll_finished();
     ended.extend(rig.poll_finished());
@@ -294,14 +308,14 @@ fn fused_compare_and_write_is_exclusive() {
 
 #[test]
 fn commands_wait_while_another_queue_has_exclusivity() {
-    let mut rig = ExecutorFixture::with(|device| device.with_random_delays(3));
-    let mut other = executor(&rig.ram, &rig.device, &rig.fused_arbiter);
+    let mut rig = ExecutorFixture::with_device(|device| device.with_random_delays(3));
+    let mut other = build_executor(&rig.ram, &rig.device, &rig.fused_arbiter);
     // The other queue waits for this one, which executes a command.
-    assert!(rig.begin(1, read(0, 1), data_segment(0, 512)));
+    assert!(rig.begin_command(1, read_command(0, 1), data_segment(0, 512)));
     for (id, opcode, fuse) in
         [(1, IoOpcode::Compare, Fuse::First), (2, IoOpcode::Write, Fuse::Second)]
     {
-        let half = CommandData::Segment(data_segment(0, 512));
+        let half = CommandDataLocation::Segment(data_segment(0, 512));
         let tag = CommandTag { stream: 0, id };
         assert!(other.begin_command(
             rig.now,
@@ -310,30 +324,33 @@ fn commands_wait_while_another_queue_has_exclusivity() {
             half
         ));
     }
-    assert!(rig.executor.is_exclusive());
+    assert!(rig.executor.is_exclusivity_held());
     let [here, there] = [1, 2].map(|nsid| io_command(IoOpcode::Flush, nsid, 0, 1));
     let none = Segment::default();
-    rig.executor.begin_exclusive();
-    assert!(rig.begin(2, here, none), "the request is only now detected");
-    rig.executor.end_exclusive();
-    rig.executor.begin_exclusive();
-    assert!(!rig.executor.can_begin_run() && !rig.begin(3, here, none));
-    assert!(rig.begin(4, there, none));
-    rig.executor.end_exclusive();
-    assert!(rig.begin(5, here, none), "nothing is barred outside of it");
+    rig.executor.bar_exclusive_namespace();
+    assert!(rig.begin_command(2, here, none), "the request is only now detected");
+    rig.executor.unbar_and_acknowledge_exclusivity();
+    rig.executor.bar_exclusive_namespace();
+    assert!(!rig.executor.can_begin_run() && !rig.begin_command(3, here, none));
+    assert!(rig.begin_command(4, there, none));
+    rig.executor.unbar_and_acknowledge_exclusivity();
+    assert!(rig.begin_command(5, here, none), "nothing is barred outside of it");
 }
 
 #[test]
 fn waiting_fused_half_can_be_aborted_and_an_executing_one_cannot() {
-    let mut rig = ExecutorFixture::with(|device| device.with_random_delays(5));
+    let mut rig = ExecutorFixture::with_device(|device| device.with_random_delays(5));
     let compare = io_command(IoOpcode::Compare, 1, 9, 1).with_fuse(Fuse::First);
-    assert!(rig.begin(1, compare, data_segment(0, 512)));
-    assert!(rig.executor.abort(rig.now, CommandTag { stream: 0, id: 1 }));
-    assert!(!rig.executor.abort(rig.now, CommandTag { stream: 0, id: 1 }), "it is gone");
+    assert!(rig.begin_command(1, compare, data_segment(0, 512)));
+    assert!(rig.executor.try_abort_command(rig.now, CommandTag { stream: 0, id: 1 }));
+    assert!(
+        !rig.executor.try_abort_command(rig.now, CommandTag { stream: 0, id: 1 }),
+        "it is gone"
+    );
     assert_eq!(rig.poll_finished(), [(1, Status::ABORT_REQUESTED)]);
-    assert_eq!(rig.begin_as_run(&[(read(0, 1), data_segment(0, 512))]), 1);
-    rig.executor.submit(rig.now);
-    assert!(!rig.executor.abort(rig.now, CommandTag { stream: 0, id: 0 }));
+    assert_eq!(rig.count_begun_as_run(&[(read_command(0, 1), data_segment(0, 512))]), 1);
+    rig.executor.submit_all_channels(rig.now);
+    assert!(!rig.executor.try_abort_command(rig.now, CommandTag { stream: 0, id: 0 }));
     assert_eq!(rig.executor.in_flight_count(), 1);
 }
 
@@ -343,12 +360,12 @@ fn with_medium_memory(
 ) -> (ExecutorFixture, MediumGuard) {
     let guard: MediumGuard = Arc::new(());
     let medium = MediumMemory { region: RegionId(77), offset: 0x100, guard: guard.clone() };
-    (ExecutorFixture::with(|device| change(device.with_medium_memory(medium))), guard)
+    (ExecutorFixture::with_device(|device| change(device.with_medium_memory(medium))), guard)
 }
 
 /// Flags of the requests of the device since the last call.
 fn take_flags(rig: &ExecutorFixture) -> Vec<RequestFlags> {
-    rig.device.blocks().log.drain(..).map(|request| request.flags).collect()
+    rig.device.contents().log.drain(..).map(|request| request.flags).collect()
 }
 
 const KIB_64: u32 = 128;
@@ -356,18 +373,18 @@ const KIB_64: u32 = 128;
 #[test]
 fn large_read_completes_with_its_place_in_the_medium() {
     let (mut rig, guard) = with_medium_memory(|device| device);
-    let large = (read(5, KIB_64), data_segment(0, 64 << 10));
+    let large = (read_command(5, KIB_64), data_segment(0, 64 << 10));
     for (command, flags) in [
         (large, RequestFlags::NONE),
         (large, RequestFlags::IN_PLACE),
-        ((read(5, 1), data_segment(0, 512)), RequestFlags::NONE),
-        ((write(5, KIB_64), large.1), RequestFlags::NONE),
+        ((read_command(5, 1), data_segment(0, 512)), RequestFlags::NONE),
+        ((write_command(5, KIB_64), large.1), RequestFlags::NONE),
     ] {
-        assert_eq!(rig.begin_as_run(&[command]), 1);
-        rig.executor.submit(rig.now);
+        assert_eq!(rig.count_begun_as_run(&[command]), 1);
+        rig.executor.submit_all_channels(rig.now);
         let mut fast = 0;
         rig.executor.poll_fast_path(rig.now, |_| fast += 1);
-        let finished = rig.executor.take_finished();
+        let finished = rig.executor.take_finished_commands();
         assert_eq!(take_flags(&rig), [flags]);
         if flags == RequestFlags::IN_PLACE {
             let [finished] = &finished[..] else { panic!("{finished:?}") };
@@ -393,8 +410,8 @@ fn split_read_moves_its_data() {
         device.with_limits(|limits| limits.request_blocks_max = KIB_64 - 1)
     });
     rig.executor.allow_in_place_reads();
-    let large = (read(0, KIB_64), data_segment(0, 64 << 10));
-    assert_eq!(rig.begin_as_run(&[large]), 0);
+    let large = (read_command(0, KIB_64), data_segment(0, 64 << 10));
+    assert_eq!(rig.count_begun_as_run(&[large]), 0);
     assert_eq!(rig.run_command(large.0, large.1), Status::SUCCESS);
     assert_eq!(take_flags(&rig), [RequestFlags::NONE; 2]);
 }
@@ -403,20 +420,20 @@ fn split_read_moves_its_data() {
 fn failed_or_stopped_in_place_read_has_no_result_and_no_medium() {
     let (mut rig, guard) = with_medium_memory(|device| device);
     rig.executor.allow_in_place_reads();
-    rig.device.blocks().uncorrectable.insert(6);
-    let large = (read(5, KIB_64), data_segment(0, 64 << 10));
+    rig.device.contents().uncorrectable.insert(6);
+    let large = (read_command(5, KIB_64), data_segment(0, 64 << 10));
     let idle = Arc::strong_count(&guard);
     for is_stopping in [false, true] {
         if is_stopping {
-            rig.device.blocks().uncorrectable.clear();
+            rig.device.contents().uncorrectable.clear();
         }
-        assert_eq!(rig.begin_as_run(&[large]), 1);
-        rig.executor.submit(rig.now);
+        assert_eq!(rig.count_begun_as_run(&[large]), 1);
+        rig.executor.submit_all_channels(rig.now);
         if is_stopping {
             rig.executor.stop(rig.now);
         }
         rig.executor.poll_fast_path(rig.now, |_| panic!("it is not of the fast path"));
-        let finished = rig.executor.take_finished();
+        let finished = rig.executor.take_finished_commands();
         assert_eq!(take_flags(&rig), [RequestFlags::IN_PLACE]);
         let [one] = &finished[..] else { panic!("{finished:?}") };
         assert_eq!((one.status.is_success(), one.result), (is_stopping, 0));
@@ -429,14 +446,15 @@ fn failed_or_stopped_in_place_read_has_no_result_and_no_medium() {
 
 #[test]
 fn stopped_executor_completes_no_command_and_drains() {
-    let mut rig = ExecutorFixture::with(|device| device.with_random_delays(7));
-    let reads: Vec<_> = (0..4).map(|at| (read(at, 1), data_segment(at * 512, 512))).collect();
-    assert_eq!(rig.begin_as_run(&reads), 4);
-    rig.executor.submit(rig.now);
+    let mut rig = ExecutorFixture::with_device(|device| device.with_random_delays(7));
+    let reads: Vec<_> =
+        (0..4).map(|at| (read_command(at, 1), data_segment(at * 512, 512))).collect();
+    assert_eq!(rig.count_begun_as_run(&reads), 4);
+    rig.executor.submit_all_channels(rig.now);
     rig.executor.stop(rig.now);
     let mut completed = 0;
     for _ in 0..1000 {
-        rig.executor.submit(rig.now);
+        rig.executor.submit_all_channels(rig.now);
         rig.executor.poll_fast_path(rig.now, |_| completed += 1);
     }
     assert_eq!((completed, rig.executor.in_flight_count()), (0, 0));

@@ -105,13 +105,13 @@ impl FakeDevice {
 
     /// Number of open channels.
     #[cfg(test)]
-    pub(crate) fn channels(&self) -> usize {
+    pub(crate) fn open_channel_count(&self) -> usize {
         Arc::strong_count(&self.blocks) - 1
     }
 
     /// Contents of the device.
     #[cfg(test)]
-    pub(crate) fn blocks(&self) -> MutexGuard<'_, FakeDeviceContents> {
+    pub(crate) fn contents(&self) -> MutexGuard<'_, FakeDeviceContents> {
         lock(&self.blocks)
     }
 }

@@ -109,7 +109,7 @@ impl FakeRam {
         self.has_acknowledged.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn violations(&self) -> u64 {
+    pub(crate) fn violation_count(&self) -> u64 {
         self.access_violations.load(Ordering::SeqCst)
     }
 
@@ -136,7 +136,7 @@ impl FakeRam {
     }
 
     /// Existence check before an access.
-    fn is_valid_range(&self, iova: u64, len_bytes: u64) -> Result<(), AccessFault> {
+    fn check_range(&self, iova: u64, len_bytes: u64) -> Result<(), AccessFault> {
         if self.is_closed.load(Ordering::SeqCst) {
             self.access_violations.fetch_add(1, Ordering::SeqCst);
         }
@@ -203,12 +203,12 @@ impl Clone for FakeHost {
 impl RingMemory for FakeHost {
     type Entries = FakeRingEntries;
 
-    fn entries(
+    fn resolve_ring(
         &mut self,
         iova: u64,
         len_bytes: u64,
     ) -> Result<Option<FakeRingEntries>, AccessFault> {
-        self.ram.is_valid_range(iova, len_bytes)?;
+        self.ram.check_range(iova, len_bytes)?;
         let entries = FakeRingEntries { ram: self.ram.clone(), iova, len_bytes };
         Ok(self.behavior.shares_rings.then_some(entries))
     }
@@ -216,7 +216,7 @@ impl RingMemory for FakeHost {
 
 impl HostMemory for FakeHost {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
-        self.ram.is_valid_range(iova, len_bytes.into())?;
+        self.ram.check_range(iova, len_bytes.into())?;
         Ok(self.behavior.shares_data.then_some(Segment { region: HOST, offset: iova, len_bytes }))
     }
 
@@ -226,7 +226,7 @@ impl HostMemory for FakeHost {
         iova: u64,
         into: &mut [u8],
     ) -> Result<AccessProgress, AccessFault> {
-        self.ram.is_valid_range(iova, into.len() as u64)?;
+        self.ram.check_range(iova, into.len() as u64)?;
         let progress = self.start_access(ticket, PendingAccessKind::Read(iova, into.len()));
         if progress == AccessProgress::Done {
             self.ram.with_range(HOST, iova, into.len(), |bytes| into.copy_from_slice(bytes));
@@ -240,7 +240,7 @@ impl HostMemory for FakeHost {
         iova: u64,
         from: &[u8],
     ) -> Result<AccessProgress, AccessFault> {
-        self.ram.is_valid_range(iova, from.len() as u64)?;
+        self.ram.check_range(iova, from.len() as u64)?;
         let progress = self.start_access(ticket, PendingAccessKind::Write(iova, from.to_vec()));
         if progress == AccessProgress::Done {
             self.ram.with_range(HOST, iova, from.len(), |bytes| bytes.copy_from_slice(from));

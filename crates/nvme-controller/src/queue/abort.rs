@@ -11,7 +11,7 @@ impl<H: RingMemory> Queue<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
     /// aborted. A command that a block device already executes, or that was never fetched, is not
     /// affected.
-    pub fn abort(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
+    pub fn try_abort_command(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
         let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
             return false;
         };
@@ -27,7 +27,7 @@ impl<H: RingMemory> Queue<H> {
                 }
                 has_room
             }
-            _ => self.executor.abort(now, tag),
+            _ => self.executor.try_abort_command(now, tag),
         };
         self.post_finished();
         is_aborted
@@ -41,7 +41,7 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// See [`Executor::poll_preempted_writes`](crate::executor::Executor::poll_preempted_writes).
-    pub fn check_preempted(&mut self) {
+    pub fn poll_preempted_writes(&mut self) {
         self.executor.poll_preempted_writes();
     }
 
@@ -95,12 +95,12 @@ impl<H: RingMemory> Queue<H> {
 
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive. Stays true, once it is true, as long as the queue is paused.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_idle_except_fused_halves(&self) -> bool {
         self.executor.is_idle_except_fused_halves() && self.ring_accesses == 0
     }
 
     /// Commands being executed. Halves of fused pairs that wait do not count.
-    pub fn in_flight(&self) -> usize {
-        self.executor.in_flight()
+    pub fn executing_count(&self) -> usize {
+        self.executor.executing_count()
     }
 }

@@ -7,15 +7,15 @@ use tenmil_wire::{Command, Status};
 
 use super::ring::{CompletionQueue, SubmissionQueue};
 use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
-use crate::controller::interface::InvalidDoorbell;
-use crate::executor::{CommandData, CommandTag, FinishedCommand, SlotTable, low_16_bits};
+use crate::controller::transport_interface::InvalidDoorbell;
+use crate::executor::{CommandDataLocation, CommandTag, FinishedCommand, SlotTable, low_16_bits};
 
 impl<H: RingMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
     #[inline(always)]
     pub(super) fn fetch_burst(&mut self, now: Instant) -> u32 {
         let is_stopped = self.executor.is_stopping() || self.is_paused;
-        if self.executor.is_exclusive() {
+        if self.executor.is_exclusivity_held() {
             self.fetch_during_exclusivity(now, is_stopped)
         } else if is_stopped {
             0
@@ -27,9 +27,9 @@ impl<H: RingMemory> Queue<H> {
     /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
     #[cold]
     fn fetch_during_exclusivity(&mut self, now: Instant, is_stopped: bool) -> u32 {
-        self.executor.begin_exclusive();
+        self.executor.bar_exclusive_namespace();
         let taken = if is_stopped { 0 } else { self.fetch_commands(now) };
-        self.executor.end_exclusive();
+        self.executor.unbar_and_acknowledge_exclusivity();
         taken
     }
 
@@ -76,7 +76,8 @@ impl<H: RingMemory> Queue<H> {
     #[cold]
     fn start_command(&mut self, now: Instant, index: usize, command: Command) -> bool {
         let tag = CommandTag { stream: low_16_bits(index as u64), id: command.cid() };
-        let is_begun = self.executor.begin_command(now, tag, command, CommandData::Pointers);
+        let is_begun =
+            self.executor.begin_command(now, tag, command, CommandDataLocation::Pointers);
         if is_begun {
             self.submissions[index].in_flight += 1;
         } else {
@@ -117,7 +118,7 @@ impl<H: RingMemory> Queue<H> {
     /// when `left` or the ring is exhausted.
     fn next_slow_path_command(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let queue = &mut self.submissions[index];
-        if !queue.is_shared() || !self.executor.can_begin_run() {
+        if !queue.is_accessed_in_place() || !self.executor.can_begin_run() {
             return self.fetch_slow_path_command(index, left);
         }
         let first = queue.take_shared_entry();
@@ -150,14 +151,14 @@ impl<H: RingMemory> Queue<H> {
     /// accessible.
     #[inline]
     fn check_ring_access<T>(&mut self, result: Result<T, AccessFault>) -> Option<T> {
-        result.map_err(|fault| self.fail(fault)).ok()
+        result.map_err(|fault| self.stop_after_ring_fault(fault)).ok()
     }
 
     /// Fetches one command without the fast path.
     #[cold]
     fn fetch_slow_path_command(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let queue = &mut self.submissions[index];
-        let taken = if queue.is_shared() {
+        let taken = if queue.is_accessed_in_place() {
             queue.take_shared_entry().map(Some)
         } else {
             let ticket = AccessId(TICKET_FETCH | u32::from(queue.id));
@@ -173,7 +174,7 @@ impl<H: RingMemory> Queue<H> {
             }
             Ok(None) => None,
             Err(fault) => {
-                self.fail(fault);
+                self.stop_after_ring_fault(fault);
                 None
             }
         }
@@ -195,7 +196,7 @@ impl<H: RingMemory> Queue<H> {
         });
         self.posted += posted;
         if let Some(fault) = fault {
-            self.fail(fault);
+            self.stop_after_ring_fault(fault);
         }
         has_completions
     }
@@ -204,14 +205,14 @@ impl<H: RingMemory> Queue<H> {
     /// fetched.
     #[inline]
     pub(super) fn post_finished(&mut self) {
-        if self.executor.has_finished() {
+        if self.executor.has_finished_commands() {
             self.post_all_finished();
         }
     }
 
     #[inline(never)]
     fn post_all_finished(&mut self) {
-        let finished = self.executor.take_finished();
+        let finished = self.executor.take_finished_commands();
         for command in &finished {
             if let Some(entry) = self.completion_entry(command) {
                 let ticket = AccessId(TICKET_POST);
@@ -247,7 +248,7 @@ impl<H: RingMemory> Queue<H> {
         match handle_store_result {
             Ok(AccessProgress::Done) => self.posted += 1,
             Ok(AccessProgress::Pending) => self.ring_accesses += 1,
-            Err(fault) => self.fail(fault),
+            Err(fault) => self.stop_after_ring_fault(fault),
         }
     }
 }
@@ -262,7 +263,7 @@ fn post_fast_path_completions<E: tenmil_base::RingEntries>(
     fault: &mut Option<AccessFault>,
 ) -> u32 {
     let [queue] = submissions else { return 0 };
-    if !completion.is_shared() {
+    if !completion.is_accessed_in_place() {
         return 0;
     }
     completion.prefetch(u32::try_from(io_completions.len()).unwrap_or(u32::MAX));

@@ -117,7 +117,7 @@ impl<E: RingEntries> SubmissionQueue<E> {
             self.tail = value;
             None
         } else {
-            self.doorbell.report(value)
+            self.doorbell.report_invalid_once(value)
         };
         (ring_distance(self.head, self.tail, self.size), invalid)
     }
@@ -135,7 +135,7 @@ impl<E: RingEntries> SubmissionQueue<E> {
 
     /// Whether entries are accessed in place.
     #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn is_accessed_in_place(&self) -> bool {
         matches!(self.ring, RingAccess::Shared(_))
     }
 
@@ -284,7 +284,7 @@ impl<E: RingEntries> CompletionQueue<E> {
             self.head = value;
             return None;
         }
-        self.doorbell.report(value)
+        self.doorbell.report_invalid_once(value)
     }
 
     /// Fills the next entry; the caller has checked that one is free. With [`AccessProgress::Pending`]
@@ -344,7 +344,7 @@ impl<E: RingEntries> CompletionQueue<E> {
 
     /// Whether entries are accessed in place.
     #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn is_accessed_in_place(&self) -> bool {
         matches!(self.ring, RingAccess::Shared(_))
     }
 
@@ -376,7 +376,7 @@ impl<E: RingEntries> RingAccess<E> {
         if iova.checked_add(len_bytes).is_none() {
             return Err(AccessFault { iova, len_bytes });
         }
-        Ok(match host.entries(iova, len_bytes)? {
+        Ok(match host.resolve_ring(iova, len_bytes)? {
             Some(entries) => Self::Shared(entries),
             None => {
                 let bytes = [0; FETCH_ENTRIES * COMMAND_BYTES];
@@ -399,7 +399,7 @@ impl<E: RingEntries> DoorbellSource<E> {
 impl<E> DoorbellSource<E> {
     /// Reports an invalid value once, not at every poll.
     #[cold]
-    fn report(&mut self, value: u32) -> Option<InvalidDoorbellValue> {
+    fn report_invalid_once(&mut self, value: u32) -> Option<InvalidDoorbellValue> {
         (self.reported.replace(value) != Some(value)).then_some(InvalidDoorbellValue)
     }
 }

@@ -23,8 +23,8 @@ impl<E: RingEntries> ShadowDoorbell<E> {
         doorbell: u64,
         event_index: u64,
     ) -> Result<Option<Self>, AccessFault> {
-        let doorbell = host.entries(doorbell, 8)?;
-        let event_index = host.entries(event_index, 8)?;
+        let doorbell = host.resolve_ring(doorbell, 8)?;
+        let event_index = host.resolve_ring(event_index, 8)?;
         let both = doorbell.zip(event_index);
         Ok(both.map(|(doorbell, event_index)| Self::new(doorbell, event_index)))
     }

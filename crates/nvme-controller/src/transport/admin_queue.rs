@@ -17,13 +17,15 @@ use tenmil_base::{
 };
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
-use crate::controller::interface::{AdminDataTransfer, AdminResult, ErrorReport, InvalidDoorbell};
-use crate::doorbell::DoorbellPage;
-use crate::queue::ring::{CompletionQueue, SubmissionQueue};
-use crate::transfer::{
+use crate::controller::transport_interface::{
+    AdminDataTransfer, AdminResult, ErrorReport, InvalidDoorbell,
+};
+use crate::data_pointer_walk::{
     ACCESS_BYTES_MAX, CopyState, DataPointerWalk, Direction, HostCopy, HostRanges, LIST_BYTES_MAX,
     LocalBuffer, WalkStep,
 };
+use crate::doorbell::DoorbellPage;
+use crate::queue::ring::{CompletionQueue, SubmissionQueue};
 
 /// Admin queue pair.
 pub(super) struct AdminQueue<H: RingMemory> {
@@ -246,7 +248,7 @@ impl<H: RingMemory> AdminQueue<H> {
     }
 
     /// Whether the queue waits for a completion entry or for the host.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(super) fn waits_for_entry_or_host(&self) -> bool {
         self.current.is_some() || self.ring_accesses > 0 || !self.outbox.is_empty()
     }
 
@@ -275,7 +277,7 @@ impl<H: RingMemory> AdminQueue<H> {
         self.current.is_none() && self.ring_accesses == 0
     }
 
-    pub(super) fn fault(&self) -> Option<AccessFault> {
+    pub(super) fn access_fault(&self) -> Option<AccessFault> {
         self.access_fault
     }
 
@@ -290,7 +292,7 @@ impl<H: RingMemory> AdminQueue<H> {
         {
             return None;
         }
-        let taken = if self.submission.is_shared() {
+        let taken = if self.submission.is_accessed_in_place() {
             self.submission.take_shared_entry().map(Some)
         } else {
             let was_open = self.submission.is_fetching();
@@ -303,7 +305,7 @@ impl<H: RingMemory> AdminQueue<H> {
                 let command = Command(words);
                 let direction = Direction::FromHost;
                 let (wait, walk, bytes) =
-                    (AdminWaitState::Data, DataPointerWalk::idle(), Vec::new());
+                    (AdminWaitState::Data, DataPointerWalk::empty(), Vec::new());
                 self.ranges.clear();
                 self.current = Some(ActiveCommand { command, wait, walk, direction, bytes });
                 Some(AdminQueueRequest::Data(command))
@@ -501,7 +503,7 @@ impl<H: RingMemory> AdminQueue<H> {
                     scratch,
                 );
                 if self.is_stopping {
-                    self.host_copy.stop();
+                    self.host_copy.stop_new_accesses();
                 }
                 self.copy_data()
             }

@@ -20,7 +20,7 @@ use tenmil_base::Wake;
 use tenmil_wire::register::{SUBSYSTEM_RESET, VERSION_2_1, offset};
 
 use super::msix_vectors::MsixVectorTable;
-use crate::doorbell::{DoorbellPage, STRIDE, SharedDoorbell};
+use crate::doorbell::{DoorbellHandle, DoorbellPage, STRIDE};
 
 /// Registers of one controller, shared with its host.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl BarRegisters {
 
     /// Offset of the MSI-X pending bits.
     pub fn pending_bits_offset(&self) -> u32 {
-        self.vector_table_offset() + self.vectors.table_bytes().next_multiple_of(PAGE)
+        self.vector_table_offset() + self.vectors.table_len_bytes().next_multiple_of(PAGE)
     }
 
     /// Length of the BAR.
@@ -108,16 +108,16 @@ impl BarRegisters {
 
     /// Sets the MSI-X enable and function mask bits of configuration space. Without MSI-X, vectors 0 to
     /// 31 are masked through INTMS and INTMC.
-    pub fn set_vectors(&self, is_enabled: bool, is_masked: bool) {
-        self.vectors.set_function(is_enabled, is_masked);
+    pub fn set_msix_control(&self, is_enabled: bool, is_masked: bool) {
+        self.vectors.set_enable_and_function_mask(is_enabled, is_masked);
         self.count_store();
     }
 
     /// Enables MSI-X and unmasks every vector, as firmware and kernel do for a driver that does not
     /// program the table.
-    pub fn arm_vectors(&self) {
+    pub fn enable_and_unmask_vectors(&self) {
         self.vectors.unmask_all();
-        self.set_vectors(true, false);
+        self.set_msix_control(true, false);
     }
 
     /// Reads `size` bytes: 1, 2, 4 or 8. Unimplemented addresses read as zero.
@@ -181,7 +181,7 @@ impl BarRegisters {
         let (index, rest) =
             ((at - DOORBELLS) >> (2 + STRIDE), (at - DOORBELLS) & ((4 << STRIDE) - 1));
         match rest {
-            0 if self.doorbells.ring(index as usize, value) => {
+            0 if self.doorbells.write_doorbell(index as usize, value) => {
                 BarStoreTarget::Doorbell(index as usize)
             }
             0 => BarStoreTarget::NoDoorbell,
@@ -229,7 +229,7 @@ impl BarRegisters {
 impl BarRegisters {
     /// Number of stores that may need a reaction.
     #[inline]
-    pub(super) fn changes(&self) -> u32 {
+    pub(super) fn store_count(&self) -> u32 {
         self.store_count.load(Ordering::Acquire)
     }
 
@@ -252,7 +252,7 @@ impl BarRegisters {
 
     /// Whether the host has requested an NVM subsystem reset. If so, the registers have been reset (Base
     /// 2.1 §3.7.1).
-    pub(super) fn take_subsystem_reset(&self) -> bool {
+    pub(super) fn take_subsystem_reset_request(&self) -> bool {
         if !self.resets_subsystem.swap(false, Ordering::AcqRel) {
             return false;
         }
@@ -276,7 +276,7 @@ impl BarRegisters {
         self.interrupt_mask.load(Ordering::Acquire)
     }
 
-    pub(super) fn vectors(&self) -> &MsixVectorTable {
+    pub(super) fn msix_vector_table(&self) -> &MsixVectorTable {
         &self.vectors
     }
 }
@@ -289,7 +289,7 @@ impl<W> HostBarHandle<W> {
 }
 
 impl<W: Wake + Clone> tenmil_base::Mmio for HostBarHandle<W> {
-    type Doorbell = SharedDoorbell<W>;
+    type Doorbell = DoorbellHandle<W>;
 
     #[inline]
     fn read32(&mut self, at: u32) -> u32 {
@@ -311,10 +311,10 @@ impl<W: Wake + Clone> tenmil_base::Mmio for HostBarHandle<W> {
         self.device.wake();
     }
 
-    fn doorbell(&mut self, at: u32) -> SharedDoorbell<W> {
+    fn doorbell(&mut self, at: u32) -> DoorbellHandle<W> {
         let index =
             at.checked_sub(DOORBELLS).map_or(usize::MAX, |at| (at >> (2 + STRIDE)) as usize);
-        SharedDoorbell::new(self.bar.doorbells.clone(), index, self.device.clone())
+        DoorbellHandle::new(self.bar.doorbells.clone(), index, self.device.clone())
     }
 }
 
@@ -404,9 +404,9 @@ mod tests {
         let bar = sample_registers();
         bar.write(0x14, 4, 1);
         bar.write(0x20, 4, 1);
-        assert!(!bar.take_subsystem_reset());
+        assert!(!bar.take_subsystem_reset_request());
         bar.write(0x20, 4, 0x4e56_4d65);
-        assert!(bar.take_subsystem_reset() && !bar.take_subsystem_reset());
+        assert!(bar.take_subsystem_reset_request() && !bar.take_subsystem_reset_request());
         assert_eq!((bar.read(0x14, 4), bar.read(0x1c, 4)), (0, 1 << 4));
         bar.publish_status(1);
         assert_eq!(bar.read(0x1c, 4), 1 | 1 << 4, "publishing does not clear it");
@@ -430,12 +430,12 @@ mod tests {
     #[test]
     fn every_store_is_counted_and_no_load() {
         let bar = sample_registers();
-        let before = bar.changes();
+        let before = bar.store_count();
         let mut host = HostBarHandle::new(bar.clone(), ());
         assert_eq!((host.read32(0x14), host.read64(0x28)), (0, 0));
-        assert_eq!(bar.changes(), before);
+        assert_eq!(bar.store_count(), before);
         host.write32(0x14, 1);
-        assert_ne!(bar.changes(), before);
+        assert_ne!(bar.store_count(), before);
     }
 
     /// Counts its wakeups, and records the tail of queue 1 at each.

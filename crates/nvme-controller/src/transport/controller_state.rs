@@ -16,7 +16,7 @@ use tenmil_wire::register::{
 
 use super::MemoryTransport;
 use super::admin_queue::AdminQueue;
-use super::shutdown::ShutdownFlush;
+use super::shutdown_flush::ShutdownFlush;
 
 /// State of a controller between its resets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     #[cold]
     pub(super) fn handle_register_store(&mut self, now: Instant) {
         self.vectors.raise_unmasked(&self.bar);
-        if self.bar.take_subsystem_reset() {
+        if self.bar.take_subsystem_reset_request() {
             self.disable_controller(now);
             self.shutdown = None;
         }
@@ -60,7 +60,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             (ControllerState::Disabled, true) => self.enable_controller(cc),
             _ => {}
         }
-        if self.state == ControllerState::Stopping && self.is_drained() {
+        if self.state == ControllerState::Stopping && self.poll_drained() {
             self.queues.clear();
             self.admin = None;
             self.queue_change_count = self.queue_change_count.wrapping_add(1);
@@ -88,7 +88,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             return false;
         }
         self.fail_controller(now, "the host has revoked access to its memory");
-        let is_drained = self.is_drained();
+        let is_drained = self.poll_drained();
         if is_drained {
             self.host.ack_revocation();
         }
@@ -129,7 +129,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             Ok(admin) => {
                 self.admin = Some(admin);
                 self.state = ControllerState::Enabled;
-                self.configure();
+                self.apply_feature_values();
             }
             Err(why) => {
                 self.last_error = Some(why.to_string());
@@ -211,7 +211,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Processes completed host accesses and returns whether everything has drained.
-    fn is_drained(&mut self) -> bool {
+    fn poll_drained(&mut self) -> bool {
         let doorbells = self.bar.doorbells().clone();
         let admin = self.admin.as_mut().is_none_or(|admin| {
             let _ = admin.next_request(&doorbells);

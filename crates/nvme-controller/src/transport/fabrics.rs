@@ -26,20 +26,20 @@ use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::register::Configuration;
 use tenmil_wire::{AdminOpcode, Command, Status};
 
-use crate::controller::interface::{
+use crate::controller::transport_interface::{
     AdminDataTransfer, AdminOutcome, AdminResult, ErrorReport, ReservationCompletion,
     TransportAction,
 };
 use crate::controller::{Controller, WakeFn};
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
-use crate::transport::shutdown::ShutdownFlush;
+use crate::transport::shutdown_flush::ShutdownFlush;
 
 mod queue_link;
 mod queues;
 mod state;
 
 pub use queue_link::{QueueCommand, QueueLink};
-pub use queues::{CreateQueueError, FabricsQueue, ReservationReply};
+pub use queues::{CreateQueueError, FabricsQueueParams, ReservationReply};
 use state::FabricsState;
 pub use state::property_value;
 
@@ -133,7 +133,7 @@ impl FabricsTransport {
             association_end_reason: None,
             last_error: None,
         };
-        transport.configure();
+        transport.apply_feature_values();
         transport
     }
 
@@ -167,7 +167,7 @@ impl FabricsTransport {
     }
 
     /// Keep-alive timeout; zero disables it.
-    pub fn keep_alive(&self) -> Span {
+    pub fn keep_alive_timeout(&self) -> Span {
         Span::from_ms(self.controller.keep_alive_ms().into())
     }
 
@@ -187,13 +187,15 @@ impl FabricsTransport {
         self.last_activity = now;
         let step = self.controller.execute(now, command, bytes);
         if command.opcode() == AdminOpcode::SetFeatures.code() {
-            self.configure();
+            self.apply_feature_values();
         }
         match step {
             AdminOutcome::Done(end) => {
-                return Some(self.report_result(now, (command, host_cid), end));
+                return Some(self.record_result(now, (command, host_cid), end));
             }
-            AdminOutcome::Abort { sqid, cid } => return self.abort((command, host_cid), sqid, cid),
+            AdminOutcome::Abort { sqid, cid } => {
+                return self.try_abort((command, host_cid), sqid, cid);
+            }
             AdminOutcome::AsyncEvent => self.event_requests.push_back(command.cid()),
             AdminOutcome::Reset(reset) => self.resets.push_back((command.cid(), reset)),
             AdminOutcome::Deferred => {}
@@ -214,7 +216,7 @@ impl FabricsTransport {
     /// `command` has the host's identifier.
     pub fn record_rejection(&mut self, now: Instant, command: &Command, status: Status) {
         let end = AdminResult::failure(status);
-        self.controller.report_error(now, &error_report(command, command.cid(), end));
+        self.controller.record_error_completion(now, &error_report(command, command.cid(), end));
     }
 
     /// Next result of a command that [`execute_admin`](Self::execute_admin) has deferred.
@@ -248,9 +250,9 @@ impl FabricsTransport {
                     self.end_association(AssociationEndReason::KeepAliveExpired)
                 }
                 TransportAction::AbortNamespace { nsid, preempted } => {
-                    self.send_command(&QueueCommand::AbortNamespace { nsid, preempted });
+                    self.send_to_all_queues(&QueueCommand::AbortNamespace { nsid, preempted });
                 }
-                TransportAction::CheckPreempted => self.send_command(&QueueCommand::Poll),
+                TransportAction::CheckPreempted => self.send_to_all_queues(&QueueCommand::Poll),
                 TransportAction::PersistFailed { why } => self.last_error = Some(why),
             }
         }
@@ -264,7 +266,7 @@ impl FabricsTransport {
         }
         if self.namespaces.refresh() {
             // An idle queue has the devices of removed namespaces open until it is polled.
-            self.send_command(&QueueCommand::Poll);
+            self.send_to_all_queues(&QueueCommand::Poll);
         }
         if now >= self.enable_by {
             self.enable_by = Instant::NEVER;
@@ -275,7 +277,7 @@ impl FabricsTransport {
         }
         // Asynchronous Event Requests complete in the order of their submission.
         while !self.event_requests.is_empty()
-            && let Some(result) = self.controller.next_event()
+            && let Some(result) = self.controller.next_async_event_dword0()
             && let Some(cid) = self.event_requests.pop_front()
         {
             is_busy |= self.complete_deferred(now, cid, AdminResult::success_with(result));
@@ -294,7 +296,7 @@ impl FabricsTransport {
     pub fn end_association(&mut self, why: AssociationEndReason) {
         if self.association_end_reason.is_none() {
             self.association_end_reason = Some(why);
-            self.send_command(&QueueCommand::Stop);
+            self.send_to_all_queues(&QueueCommand::Stop);
             self.wake_owner();
         }
     }
@@ -310,7 +312,7 @@ impl FabricsTransport {
     }
 
     /// Whether no I/O queue is left.
-    pub fn is_drained(&self) -> bool {
+    pub fn has_no_io_queues(&self) -> bool {
         self.links.is_empty()
     }
 }
@@ -325,7 +327,7 @@ impl FabricsTransport {
     }
 
     /// Tries to abort a command of any queue (Base 2.1 §5.1.1).
-    fn abort(
+    fn try_abort(
         &mut self,
         (command, host_cid): (&Command, u16),
         sqid: u16,
@@ -338,14 +340,14 @@ impl FabricsTransport {
                 self.waiting.push(DeferredCommand { command: *command, host_cid });
                 return None;
             }
-            self.controller.abort_ended();
+            self.controller.note_abort_completed();
             return Some(AdminResult::success_with(1));
         }
-        self.controller.abort_ended();
+        self.controller.note_abort_completed();
         let at = self.event_requests.iter().position(|request| *request == cid);
         if let Some(at) = at {
             self.event_requests.remove(at);
-            self.controller.event_request_aborted();
+            self.controller.note_event_request_aborted();
             self.waiting.retain(|waiting| waiting.command.cid() != cid);
             let end = AdminResult::failure(Status::ABORT_REQUESTED);
             self.completed.push_back((cid, DeferredResult::Completed(end)));
@@ -360,30 +362,30 @@ impl FabricsTransport {
         };
         let DeferredCommand { command, host_cid } = self.waiting.swap_remove(at);
         if !end.status.is_success() {
-            self.controller.report_error(now, &error_report(&command, host_cid, end));
+            self.controller.record_error_completion(now, &error_report(&command, host_cid, end));
         }
         self.completed.push_back((cid, DeferredResult::Completed(end)));
         true
     }
 
-    fn report_result(
+    fn record_result(
         &mut self,
         now: Instant,
         (command, host_cid): (&Command, u16),
         end: AdminResult,
     ) -> AdminResult {
         if !end.status.is_success() {
-            self.controller.report_error(now, &error_report(command, host_cid, end));
+            self.controller.record_error_completion(now, &error_report(command, host_cid, end));
         }
         end
     }
 
-    fn send_command(&self, command: &QueueCommand) {
+    fn send_to_all_queues(&self, command: &QueueCommand) {
         self.links.values().for_each(|link| link.send_command(command.clone()));
     }
 
     /// Applies the feature values that the host has set.
-    fn configure(&self) {
+    fn apply_feature_values(&self) {
         let is_write_through = !self.controller.write_cache_enabled();
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
     }

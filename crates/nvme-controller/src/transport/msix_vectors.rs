@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tenmil_base::{Instant, Interrupts};
 
 use super::bar_registers::BarRegisters;
-use crate::controller::interface::Coalescing;
+use crate::controller::transport_interface::IoQueueCoalescing;
 
 /// MSI-X table and pending bits (PCI Express Base 6.0 §7.7.2).
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct MsixVectorTable {
 #[derive(Debug)]
 pub(super) struct InterruptVectors<I> {
     interrupts: I,
-    coalescing: Coalescing,
+    coalescing: IoQueueCoalescing,
     /// Coalesced completions of each vector.
     coalesced: Box<[CoalescedCompletions]>,
     /// Vectors 0 to 31 that are pending and masked by INTMS.
@@ -62,16 +62,16 @@ impl MsixVectorTable {
         }
     }
 
-    pub(super) fn table_bytes(&self) -> u32 {
+    pub(super) fn table_len_bytes(&self) -> u32 {
         u32::try_from(self.entries.len()).unwrap_or(u32::MAX).saturating_mul(ENTRY_BYTES)
     }
 
     pub(super) fn read(&self, at: u32) -> u32 {
-        self.dword(at).map_or(0, |dword| dword.load(Ordering::Acquire))
+        self.entry_dword(at).map_or(0, |dword| dword.load(Ordering::Acquire))
     }
 
     pub(super) fn write(&self, at: u32, value: u32) {
-        if let Some(dword) = self.dword(at) {
+        if let Some(dword) = self.entry_dword(at) {
             let is_control = at / 4 % 4 == 3;
             dword.store(if is_control { value & MASKED } else { value }, Ordering::Release);
         }
@@ -81,7 +81,7 @@ impl MsixVectorTable {
         self.pending.get(at as usize / 4).map_or(0, |bits| bits.load(Ordering::Acquire))
     }
 
-    pub(super) fn set_function(&self, is_enabled: bool, is_masked: bool) {
+    pub(super) fn set_enable_and_function_mask(&self, is_enabled: bool, is_masked: bool) {
         self.is_enabled.store(is_enabled, Ordering::Release);
         self.is_masked.store(is_masked, Ordering::Release);
     }
@@ -92,7 +92,7 @@ impl MsixVectorTable {
         }
     }
 
-    fn dword(&self, at: u32) -> Option<&AtomicU32> {
+    fn entry_dword(&self, at: u32) -> Option<&AtomicU32> {
         self.entries.get((at / ENTRY_BYTES) as usize)?.get(at as usize / 4 % 4)
     }
 
@@ -123,14 +123,18 @@ impl MsixVectorTable {
 }
 
 impl<I: Interrupts> InterruptVectors<I> {
-    pub(super) fn new(interrupts: I, vectors: u16, coalescing: Coalescing) -> Self {
+    pub(super) fn new(interrupts: I, vectors: u16, coalescing: IoQueueCoalescing) -> Self {
         let coalesced = CoalescedCompletions { count: 0, until: Instant::NEVER, is_exempt: false };
         let coalesced = vec![coalesced; usize::from(vectors)].into();
         Self { interrupts, coalescing, coalesced, masked_pending: 0, wake_at: Instant::NEVER }
     }
 
     /// Applies interrupt coalescing (features 08h and 09h).
-    pub(super) fn configure(&mut self, coalescing: Coalescing, is_exempt: impl Fn(u16) -> bool) {
+    pub(super) fn set_coalescing(
+        &mut self,
+        coalescing: IoQueueCoalescing,
+        is_exempt: impl Fn(u16) -> bool,
+    ) {
         self.coalescing = coalescing;
         for (vector, coalesced) in (0..).zip(self.coalesced.iter_mut()) {
             coalesced.is_exempt = is_exempt(vector);
@@ -155,7 +159,7 @@ impl<I: Interrupts> InterruptVectors<I> {
 
     /// Signals a vector without coalescing, as for the admin queue.
     pub(super) fn signal_vector(&mut self, bar: &BarRegisters, vector: u16) {
-        let table = bar.vectors();
+        let table = bar.msix_vector_table();
         if table.is_enabled() {
             if table.is_masked(vector) {
                 // Only the device changes the bit, and a load is cheaper than a redundant
@@ -175,7 +179,7 @@ impl<I: Interrupts> InterruptVectors<I> {
 
     /// Raises pending vectors that the host has unmasked.
     pub(super) fn raise_unmasked(&mut self, bar: &BarRegisters) {
-        let table = bar.vectors();
+        let table = bar.msix_vector_table();
         if table.is_enabled() {
             for vector in (0..).take(self.coalesced.len()) {
                 if table.is_pending(vector) && !table.is_masked(vector) {
@@ -206,14 +210,14 @@ impl<I: Interrupts> InterruptVectors<I> {
     pub(super) fn reset(&mut self, bar: &BarRegisters) {
         for (vector, coalesced) in (0..).zip(self.coalesced.iter_mut()) {
             (coalesced.count, coalesced.until) = (0, Instant::NEVER);
-            bar.vectors().set_pending(vector, false);
+            bar.msix_vector_table().set_pending(vector, false);
         }
         (self.masked_pending, self.wake_at) = (0, Instant::NEVER);
     }
 
     #[cold]
     fn coalesce_completions(&mut self, now: Instant, bar: &BarRegisters, vector: u16, count: u32) {
-        let Coalescing { time, threshold } = self.coalescing;
+        let IoQueueCoalescing { time, threshold } = self.coalescing;
         let Some(coalesced) = self.coalesced.get_mut(usize::from(vector)) else {
             return self.signal_vector(bar, vector);
         };
@@ -252,19 +256,19 @@ mod tests {
     use tenmil_base::{Instant, Span};
 
     use super::InterruptVectors;
-    use crate::controller::interface::Coalescing;
+    use crate::controller::transport_interface::IoQueueCoalescing;
     use crate::fuzz::fake_host::RecordedInterrupts;
     use crate::transport::bar_registers::BarRegisters;
 
     const NOW: Instant = Instant { ns: 1_000 };
-    const OFF: Coalescing = Coalescing { time: Span { ns: 0 }, threshold: 1 };
+    const OFF: IoQueueCoalescing = IoQueueCoalescing { time: Span { ns: 0 }, threshold: 1 };
 
     fn vectors_with_coalescing(
-        coalescing: Coalescing,
+        coalescing: IoQueueCoalescing,
     ) -> (Arc<BarRegisters>, InterruptVectors<RecordedInterrupts>, RecordedInterrupts) {
         let raised = RecordedInterrupts::default();
         let bar = BarRegisters::new(0, 0, 1, 40);
-        bar.arm_vectors();
+        bar.enable_and_unmask_vectors();
         (bar, InterruptVectors::new(raised.clone(), 40, coalescing), raised)
     }
 
@@ -299,10 +303,10 @@ mod tests {
     #[test]
     fn function_mask_masks_all_vectors_and_the_initial_table_is_masked() {
         let (bar, mut vectors, raised) = vectors_with_coalescing(OFF);
-        bar.set_vectors(true, true);
+        bar.set_msix_control(true, true);
         vectors.signal_vector(&bar, 0);
         assert!(take_raised_vectors(&raised).is_empty());
-        bar.set_vectors(true, false);
+        bar.set_msix_control(true, false);
         vectors.raise_unmasked(&bar);
         assert_eq!(take_raised_vectors(&raised), [0]);
         let fresh = BarRegisters::new(0, 0, 1, 2);
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn intms_masks_vectors_without_msix() {
         let (bar, mut vectors, raised) = vectors_with_coalescing(OFF);
-        bar.set_vectors(false, false);
+        bar.set_msix_control(false, false);
         bar.write(0x0c, 4, 0b10);
         vectors.signal_vector(&bar, 0);
         vectors.signal_vector(&bar, 1);
@@ -328,8 +332,8 @@ mod tests {
     #[test]
     fn coalescing_signals_at_the_threshold_or_time_limit() {
         let (bar, mut vectors, raised) =
-            vectors_with_coalescing(Coalescing { time: Span::from_us(100), threshold: 4 });
-        vectors.configure(vectors.coalescing, |vector| vector == 7);
+            vectors_with_coalescing(IoQueueCoalescing { time: Span::from_us(100), threshold: 4 });
+        vectors.set_coalescing(vectors.coalescing, |vector| vector == 7);
         vectors.signal_completions(NOW, &bar, 7, 1);
         assert_eq!(take_raised_vectors(&raised), [7], "exempt");
         vectors.signal_completions(NOW, &bar, 1, 3);

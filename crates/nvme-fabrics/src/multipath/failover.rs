@@ -54,7 +54,7 @@ pub(crate) fn retry_decision(outcome: IoStatus) -> RetryDecision {
     ];
     known
         .iter()
-        .find(|(code, _)| status.same_code(*code))
+        .find(|(code, _)| status.has_same_code_as(*code))
         .map_or(RetryDecision::Complete, |(_, decision)| *decision)
 }
 

@@ -12,16 +12,18 @@ use std::sync::Arc;
 
 use tenmil_base::{Dma, Error, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::DevicePool;
-use tenmil_nvme_host::{ControllerError, ControllerOptions, Event, Namespace, ResetCause, State};
+use tenmil_nvme_host::{
+    ControllerError, ControllerOptions, ControllerState, Event, Namespace, ResetCause,
+};
 use tenmil_wire::Layout;
 use tenmil_wire::Status;
 use tenmil_wire::admin::GetLogPage;
 use tenmil_wire::log::ana::{AnaGroup, AnaHeader, AnaState};
 
 use super::path_selector::PathAnaState;
-use crate::caches::CacheTracker;
+use crate::cache_tracker::CacheTracker;
 use crate::connector::Connector;
-use crate::controller::{ConnectError, Connecting, FabricsController};
+use crate::fabrics_controller::{ConnectError, ConnectingController, FabricsController};
 use crate::options::Options;
 
 /// Resources of a path.
@@ -66,7 +68,7 @@ pub(super) enum PathStage {
     /// Waiting to reconnect until this time.
     Disconnected { until: Instant },
     /// A connect in progress.
-    Connecting(Box<Connecting>),
+    Connecting(Box<ConnectingController>),
     /// A connected controller.
     Connected(Box<FabricsController>),
 }
@@ -79,13 +81,13 @@ enum AnaLogState {
     /// Read in progress; its result is stale if a change is noticed meanwhile.
     Reading {
         is_stale: bool,
-        chunk: LogChunk,
+        chunk: AnaLogChunk,
     },
 }
 
 /// Part of the log page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LogChunk {
+struct AnaLogChunk {
     /// Number of groups read before, without the relevant one.
     before: u32,
     /// Total number of groups, according to the header: at most 65535.
@@ -165,7 +167,7 @@ impl Path {
         }
     }
 
-    pub(super) fn remote(&mut self) -> Option<&mut FabricsController> {
+    pub(super) fn connected_controller(&mut self) -> Option<&mut FabricsController> {
         match &mut self.stage {
             PathStage::Connected(remote) => Some(remote),
             _ => None,
@@ -182,7 +184,7 @@ impl Path {
     ) -> Option<PathUpdate> {
         match &mut self.stage {
             PathStage::Disconnected { until } if now < *until || self.has_stopped => None,
-            PathStage::Disconnected { .. } => self.connect(now, options, controller_options),
+            PathStage::Disconnected { .. } => self.begin_connect(now, options, controller_options),
             PathStage::Connecting(connecting) => match connecting.poll(now)? {
                 Ok(remote) => {
                     self.stage = PathStage::Connected(Box::new(remote));
@@ -191,13 +193,13 @@ impl Path {
                 Err(error) => self.handle_connect_error(now, options, &error),
             },
             PathStage::Connected(remote) => match remote.poll(now) {
-                Some(event) => self.handle(now, options, event, check),
+                Some(event) => self.handle_controller_event(now, options, event, check),
                 None => self.read_ana_log(now, check),
             },
         }
     }
 
-    fn connect(
+    fn begin_connect(
         &mut self,
         now: Instant,
         options: &Options,
@@ -205,7 +207,7 @@ impl Path {
     ) -> Option<PathUpdate> {
         let make_connector = (self.setup.make_connector)();
         let (pool, caches) = (self.setup.pool.clone(), self.caches.clone());
-        match Connecting::begin_on_path(
+        match ConnectingController::begin_on_path(
             pool,
             make_connector,
             options.clone(),
@@ -265,7 +267,7 @@ impl Path {
     }
 
     /// Handles the end of its controller.
-    fn handle_end(
+    fn handle_controller_end(
         &mut self,
         now: Instant,
         options: &Options,
@@ -319,7 +321,7 @@ impl Path {
         is_new.then_some(PathUpdate::NamespaceMismatch(why))
     }
 
-    fn handle(
+    fn handle_controller_event(
         &mut self,
         now: Instant,
         options: &Options,
@@ -343,11 +345,11 @@ impl Path {
                 None
             }
             Event::AdminCompleted(completion) if completion.token == LOG_TOKEN => {
-                self.handle_log(now, completion.status, check)
+                self.handle_ana_log_chunk(now, completion.status, check)
             }
             Event::ResetStarted { cause } => self.handle_reset(cause),
-            Event::Dead(error) => self.handle_end(now, options, Some(error)),
-            Event::Removed => self.handle_end(now, options, None),
+            Event::Dead(error) => self.handle_controller_end(now, options, Some(error)),
+            Event::Removed => self.handle_controller_end(now, options, None),
             Event::ShutDown { .. } => {
                 self.release_controller();
                 self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
@@ -361,7 +363,7 @@ impl Path {
     }
 
     /// Why it is not up.
-    pub(super) fn error(&self) -> Option<&Error> {
+    pub(super) fn down_reason(&self) -> Option<&Error> {
         self.error.as_ref()
     }
 
@@ -402,7 +404,8 @@ impl Path {
 
     /// Whether its controller supports ANA reporting.
     fn supports_ana(&mut self) -> bool {
-        let identity = self.remote().and_then(|remote| remote.controller().identity());
+        let identity =
+            self.connected_controller().and_then(|remote| remote.controller().identity());
         identity.is_some_and(|identity| identity.page.anars())
     }
 
@@ -420,7 +423,7 @@ impl Path {
             if !self.supports_ana() {
                 return self.check_without_ana(now, check);
             }
-            self.read(now, LogChunk::default());
+            self.read_ana_log_chunk(now, AnaLogChunk::default());
         }
         if self.transition_until.is_some_and(|until| now >= until) {
             self.transition_until = None;
@@ -445,13 +448,13 @@ impl Path {
     }
 
     /// Reads a part of the groups.
-    fn read(&mut self, now: Instant, chunk: LogChunk) {
+    fn read_ana_log_chunk(&mut self, now: Instant, chunk: AnaLogChunk) {
         self.log_read_at = now.after(LOG_READ_INTERVAL);
         let PathStage::Connected(remote) = &mut self.stage else { return };
         let log_page = match self.log_page {
             Some(log_page) => log_page,
             None => {
-                let count = GROUPS_PER_READ.min(groups_of(remote)).max(1);
+                let count = GROUPS_PER_READ.min(ana_group_count(remote)).max(1);
                 let Some(log_page) = remote.dma().allocate(HEADER_BYTES + count * GROUP_BYTES)
                 else {
                     return;
@@ -462,12 +465,12 @@ impl Path {
         let lpo = u64::from(chunk.before) * u64::from(GROUP_BYTES);
         let log =
             GetLogPage { lsp: GROUPS_ONLY, lpo, ..GetLogPage::new(LOG_PAGE, log_page.len_bytes) };
-        if remote.controller().get_log_page(now, LOG_TOKEN, log, log_page).is_ok() {
+        if remote.controller().submit_get_log_page(now, LOG_TOKEN, log, log_page).is_ok() {
             self.log = AnaLogState::Reading { is_stale: false, chunk };
         }
     }
 
-    fn handle_log(
+    fn handle_ana_log_chunk(
         &mut self,
         now: Instant,
         status: IoStatus,
@@ -484,7 +487,7 @@ impl Path {
             if !is_stale && Status(status.0).dnr() {
                 self.log = AnaLogState::Known;
             }
-            if remote.controller().state() != State::Ready {
+            if remote.controller().state() != ControllerState::Ready {
                 return None;
             }
             // Without the log page, the status of a command reports that a path is not accessible.
@@ -498,11 +501,11 @@ impl Path {
         let mut bytes = vec![0; log_page.len_bytes as usize];
         remote.dma().load(log_page, &mut bytes).ok()?;
         let found = ana_state_of(&bytes, group);
-        let next = chunk.next(&bytes);
+        let next = chunk.next_chunk(&bytes);
         if found.is_none() && next.before < next.groups {
             // If a change was noticed, the page is read from its beginning before a state is reported.
             if !is_stale {
-                self.read(now, next);
+                self.read_ana_log_chunk(now, next);
             }
             return None;
         }
@@ -519,7 +522,7 @@ impl Path {
             self.transition_until = None;
         } else if self.transition_until.is_none() && self.access != Some(PathAnaState::Inaccessible)
         {
-            let allowed = self.remote().and_then(|remote| {
+            let allowed = self.connected_controller().and_then(|remote| {
                 let identity = remote.controller().identity()?;
                 Some(Span::from_secs(identity.page.anatt().into())).filter(|span| span.ns > 0)
             });
@@ -551,9 +554,9 @@ impl Drop for Path {
     }
 }
 
-impl LogChunk {
+impl AnaLogChunk {
     /// The part after this one, of which a page was read.
-    fn next(self, log_page: &[u8]) -> Self {
+    fn next_chunk(self, log_page: &[u8]) -> Self {
         let total = AnaHeader::parse(log_page).map_or(0, |header| u32::from(header.ngrps()));
         let read = log_page.len().saturating_sub(AnaHeader::BYTES) / AnaGroup::BYTES;
         Self {
@@ -564,7 +567,7 @@ impl LogChunk {
 }
 
 /// Number of ANA groups of a controller.
-fn groups_of(remote: &mut FabricsController) -> u32 {
+fn ana_group_count(remote: &mut FabricsController) -> u32 {
     remote.controller().identity().map_or(0, |identity| identity.page.nanagrpid())
 }
 

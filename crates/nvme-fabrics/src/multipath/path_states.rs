@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use tenmil_base::Mailbox;
 
 use super::path_selector::PathAnaState;
-use crate::caches::{CacheScope, CacheTracker};
+use crate::cache_tracker::{CacheScope, CacheTracker};
 use crate::fabrics_queue_pair::FabricsQueuePair;
 use crate::options::InjectedBugs;
 
@@ -56,22 +56,22 @@ impl PathStates {
         &self.caches
     }
 
-    pub(crate) fn access(&self, path: usize) -> PathAnaState {
+    pub(crate) fn ana_state(&self, path: usize) -> PathAnaState {
         let code = self.access[path].load(Ordering::Relaxed);
         ALL.into_iter().find(|access| *access as u8 == code).unwrap_or_default()
     }
 
     /// Sets a state. A message to the inbox of each queue publishes it.
-    pub(crate) fn set_access(&self, path: usize, access: PathAnaState) {
+    pub(crate) fn set_ana_state(&self, path: usize, access: PathAnaState) {
         self.access[path].store(access as u8, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    pub(crate) fn is_device_gone(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
     }
 
     /// Records that the device is gone. A message to the inbox of each queue publishes it.
-    pub(crate) fn end(&self) {
+    pub(crate) fn record_device_gone(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
@@ -89,8 +89,8 @@ mod tests {
     fn stored_path_state_is_read_back() {
         let states = PathStates::new(3, CacheScope::Shared, InjectedBugs::default());
         for access in ALL {
-            states.set_access(1, access);
-            assert_eq!(states.access(1), access);
+            states.set_ana_state(1, access);
+            assert_eq!(states.ana_state(1), access);
         }
         assert!(!states.stale_states.is_pending());
         states.report_stale(2);

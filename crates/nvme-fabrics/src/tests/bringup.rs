@@ -8,7 +8,7 @@ use tenmil_wire::Status;
 
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::SinglePathHost;
-use super::target::{BLOCK, load, pattern};
+use super::target::{BLOCK, load_host_memory, pattern};
 use crate::options::Options;
 use crate::timeout_policy::TimeoutPolicy;
 
@@ -16,7 +16,7 @@ use crate::timeout_policy::TimeoutPolicy;
 fn controller_is_initialized_through_properties_and_reads_return_written_blocks() {
     let mut host = SinglePathHost::with_queue(128);
     assert_eq!(host.target.state().connects, [0, 1]);
-    assert_eq!(host.remote().cntlid(), 1);
+    assert_eq!(host.controller().cntlid(), 1);
     for (lba, blocks) in [(0, 1), (7, 8), (100, 16), (1000, 256), (2000, 1000)] {
         host.write_and_verify(lba, blocks, lba);
     }
@@ -107,17 +107,18 @@ fn data_in_many_pieces_are_gathered_and_scattered() {
             host.regions.store(*piece, part).unwrap();
             rest = more;
         }
-        assert_eq!(host.run(Operation::Write, 5, &pieces), IoStatus::SUCCESS);
+        assert_eq!(host.run_request(Operation::Write, 5, &pieces), IoStatus::SUCCESS);
         assert!(host.target.state().disk.lock().unwrap()[5 * BLOCK..][..bytes.len()] == bytes);
         let back: Vec<_> = pieces.iter().rev().copied().collect();
-        assert_eq!(host.run(Operation::Read, 5, &back), IoStatus::SUCCESS);
-        let found: Vec<u8> = back.iter().flat_map(|piece| load(&host.regions, *piece)).collect();
+        assert_eq!(host.run_request(Operation::Read, 5, &back), IoStatus::SUCCESS);
+        let found: Vec<u8> =
+            back.iter().flat_map(|piece| load_host_memory(&host.regions, *piece)).collect();
         assert!(found == bytes, "{len} bytes a piece");
     }
 }
 
 #[test]
-fn with_digests_and_without_in_pieces_of_any_length_all_is_the_same() {
+fn results_do_not_depend_on_digests_or_piece_lengths() {
     for digest in [DigestMode::Off, DigestMode::Required] {
         for success in [SuccessFlagPolicy::Never, SuccessFlagPolicy::WithoutFlowControl] {
             for seed in 0..4 {
@@ -153,7 +154,7 @@ fn queues_are_deleted_and_recreated() {
         host.queues.clear();
         host.events.clear();
         host.run_until(|host| host.events.contains(&Event::QueuePairDeleted { id: 1 }));
-        host.run_until(|host| host.target.connections() == 1);
+        host.run_until(|host| host.target.open_connection_count() == 1);
         host.events.clear();
         host.add_queue(16);
     }
@@ -198,7 +199,7 @@ fn shutdown_is_sent_to_the_target_and_leaks_nothing() {
     host.queues.clear();
     host.shut_down();
     assert!(host.events.contains(&Event::ShutDown { is_clean: true }), "{:?}", host.events);
-    assert_eq!(host.target.connections(), 0);
+    assert_eq!(host.target.open_connection_count(), 0);
     host.multipath = None;
     assert_eq!(host.free_bytes(), free);
 }
@@ -210,7 +211,7 @@ fn dropped_multipath_closes_all_connections() {
     host.queues.clear();
     host.multipath = None;
     host.step();
-    assert_eq!(host.target.connections(), 0);
+    assert_eq!(host.target.open_connection_count(), 0);
 }
 
 #[test]
@@ -219,5 +220,5 @@ fn idle_connection_is_kept() {
     let TimeoutPolicy { detect, .. } = TimeoutPolicy::default();
     host.run_for(Span { ns: 4 * detect.ns });
     host.write_and_verify(0, 8, 1);
-    assert_eq!(host.remote().counts().lost, 0);
+    assert_eq!(host.controller().connection_stats().lost, 0);
 }

@@ -3,8 +3,8 @@
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, IoChannel, IoStatus, Memory, Operation, Segment, Span,
 };
-use tenmil_nvme_host::{Event, State};
-use tenmil_sim::sim_network::{LinkFault, LinkSide};
+use tenmil_nvme_host::{ControllerState, Event};
+use tenmil_sim::sim_network::{LinkFault, LinkTransferDirection};
 use tenmil_wire::fabrics::InvalidParameter;
 use tenmil_wire::{Completion, Status};
 
@@ -22,11 +22,11 @@ fn cut_connection_is_reconnected_and_usable() {
         host.target.cut();
         host.run_until(|host| host.events.contains(&Event::Recovered));
         host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
-        assert_eq!(host.target.connections(), 2, "and none is left of before");
+        assert_eq!(host.target.open_connection_count(), 2, "and none is left of before");
     }
     host.write_and_verify(9, 8, 9);
-    assert_eq!(host.remote().counts().lost, 5);
-    assert_eq!(host.remote().last_error().as_deref(), Some("the network was cut"));
+    assert_eq!(host.controller().connection_stats().lost, 5);
+    assert_eq!(host.controller().last_error().as_deref(), Some("the network was cut"));
 }
 
 /// A caller does not poll a queue without requests in flight: it only submits until the request is
@@ -45,7 +45,7 @@ fn idle_queue_reconnects_without_being_polled() {
         host.run_until(|host| {
             // The queue returns a useful retry time, and nothing that would keep its thread awake.
             is_taken = queue.submit(host.now, &[request], &[place]) == 1;
-            queue.flush();
+            queue.flush_submissions();
             let again = queue.wake_at();
             let soon = host.now..=host.now.after(Span::from_ms(1));
             assert!(is_taken || again > host.now && soon.contains(&again), "{again:?}");
@@ -80,7 +80,11 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             host.target.cut();
             host.run_until(|host| !host.completions.is_empty());
             assert_eq!(host.completions.remove(0).status, IoStatus::PATH_ERROR);
-            assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
+            assert_eq!(
+                host.run_request(Operation::Read, 0, &[place]),
+                IoStatus::PATH_ERROR,
+                "at once"
+            );
             let mut queue = host.queues.remove(0);
             host.events.clear();
             host.target.state().refuses_connections = false;
@@ -90,7 +94,7 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             let begun = host.now;
             host.run_until(|host| {
                 let is_taken = queue.submit(host.now, &[request], &[place]) == 1;
-                queue.flush();
+                queue.flush_submissions();
                 is_taken
             });
             assert!(host.now.since(begun) < Span::from_ms(20), "{}", host.now.since(begun));
@@ -120,8 +124,8 @@ fn queue_whose_controller_is_gone_reconnects_to_the_next_controller() {
         host.target.cut();
         host.run_until(|host| host.target.state().refuses_queue.is_none());
         let place = host.buffer(0, 8);
-        assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::SUCCESS, "byte {at}");
-        assert_eq!(host.remote().counts().lost, losses, "byte {at}");
+        assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::SUCCESS, "byte {at}");
+        assert_eq!(host.controller().connection_stats().lost, losses, "byte {at}");
     }
 }
 
@@ -198,7 +202,7 @@ fn memory_of_abandoned_requests_is_released_once_the_network_cannot_send_it() {
         let (mut host, place) = host_with_unreleased_write(lag);
         let sent_at = host.now;
         match close_reason {
-            CloseReason::Reset => host.remote().controller().reset(sent_at).unwrap(),
+            CloseReason::Reset => host.controller().controller().reset(sent_at).unwrap(),
             CloseReason::Deadline => {}
             CloseReason::FailFast => {
                 host.target.state().refuses_connections = true;
@@ -236,10 +240,14 @@ fn memory_of_dropped_queue_is_held_while_the_network_can_send_it() {
             host.poll_queues();
         }
         host.queues.clear();
-        host.remote().controller().reset(sent_at).unwrap();
+        host.controller().controller().reset(sent_at).unwrap();
         host.run_for(Span { ns: lag.ns - 1_000_000_000 });
-        assert_ne!(host.remote().controller().state(), State::Ready, "{is_cut_first}");
-        host.run_until(|host| host.remote().controller().state() == State::Ready);
+        assert_ne!(
+            host.controller().controller().state(),
+            ControllerState::Ready,
+            "{is_cut_first}"
+        );
+        host.run_until(|host| host.controller().controller().state() == ControllerState::Ready);
         let waited = host.now.since(sent_at);
         assert!(waited >= lag, "{is_cut_first}: {waited}");
     }
@@ -321,7 +329,7 @@ fn requests_fail_after_fast_io_fail_timeout_and_succeed_after_reconnect() {
     assert!((fail_fast..Span { ns: fail_fast.ns + 200_000_000 }).contains(&waited), "{waited}");
     assert!(host.completions.iter().all(|completion| completion.status == IoStatus::PATH_ERROR));
     host.completions.clear();
-    assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
+    assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
     assert!(host.now.since(begun) < Span { ns: fail_fast.ns + 300_000_000 });
     host.target.state().refuses_connections = false;
     host.target.state().withholds_completions = false;
@@ -335,14 +343,14 @@ fn silent_target_is_detected_within_the_keep_alive_timeout() {
     let mut host = SinglePathHost::with_queue(32);
     host.write_and_verify(0, 8, 0);
     for network in &host.target.state().networks {
-        network.inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
+        network.inject_fault(LinkTransferDirection::Downstream, LinkFault::BlackHole);
     }
     let begun = host.now;
-    host.run_until(|host| host.remote().counts().lost == 1);
+    host.run_until(|host| host.controller().connection_stats().lost == 1);
     let TimeoutPolicy { detect, .. } = TimeoutPolicy::default();
     assert!(host.now.since(begun) <= Span { ns: detect.ns + 100_000_000 });
     assert_eq!(
-        host.remote().last_error().as_deref(),
+        host.controller().last_error().as_deref(),
         Some("a Keep Alive was not answered in time")
     );
     host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
@@ -360,22 +368,22 @@ fn unreachable_target_is_removed_after_ctrl_loss_timeout_and_all_requests_comple
     host.target.state().refuses_connections = true;
     host.target.cut();
     let begun = host.now;
-    while host.remote().is_usable() {
+    while host.controller().is_usable() {
         host.now = host.now.after(Span::from_ms(20));
         host.step();
         assert!(host.now.since(begun) < Span::from_secs(700), "{:?}", host.events);
     }
     let TimeoutPolicy { give_up, retry, .. } = TimeoutPolicy::default();
     assert!(host.now.since(begun) >= give_up, "not before its time");
-    let tries = host.remote().counts().attempts;
+    let tries = host.controller().connection_stats().attempts;
     assert!((500..=give_up.ns / retry.ns + 10).contains(&tries), "{tries}");
-    assert_eq!(host.remote().controller().state(), State::Removed);
+    assert_eq!(host.controller().controller().state(), ControllerState::Removed);
     host.run_for(Span::from_ms(10));
     let mut tokens: Vec<u64> = host.completions.iter().map(|completion| completion.token).collect();
     tokens.sort_unstable();
     assert_eq!(tokens, (0..10).collect::<Vec<_>>());
-    assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
-    assert_eq!(host.target.connections(), 0);
+    assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
+    assert_eq!(host.target.open_connection_count(), 0);
     host.queues.clear();
     host.multipath = None;
     assert!(host.free_bytes() > free, "rings and lists have come back");
@@ -386,13 +394,13 @@ fn unreachable_target_is_removed_after_ctrl_loss_timeout_and_all_requests_comple
 fn target_unreachable_during_a_reset_is_reconnected() {
     let mut host = SinglePathHost::with_queue(8);
     let now = host.now;
-    host.remote().controller().reset(now).unwrap();
+    host.controller().controller().reset(now).unwrap();
     host.target.state().refuses_connections = true;
     host.run_for(Span::from_secs(20));
-    assert!(host.remote().is_usable() && host.remote().lost_since().is_some());
+    assert!(host.controller().is_usable() && host.controller().lost_since().is_some());
     host.target.state().refuses_connections = false;
     host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
-    assert_eq!(host.remote().lost_since(), None);
+    assert_eq!(host.controller().lost_since(), None);
     host.write_and_verify(1, 8, 1);
 }
 
@@ -415,7 +423,7 @@ fn request_that_never_completes_fails_after_limited_resets_and_others_succeed() 
     assert_eq!(resets, 2, "it was sent three times");
     host.target.state().withholds_completions = false;
     host.target.state().withheld_opcode = None;
-    host.run_until(|host| host.remote().controller().state() == State::Ready);
+    host.run_until(|host| host.controller().controller().state() == ControllerState::Ready);
     host.write_and_verify(3, 8, 3);
 }
 
@@ -442,7 +450,7 @@ fn a_raw_command_with_a_data_pointer_of_its_own_is_rejected() {
     let (_remote, mut queue_pair) = host.queue_pair_without_retries(8);
     let command = tenmil_wire::Command::new(2).with_nsid(1).with_prp(4096, 0);
     let now = host.now;
-    queue_pair.queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
+    queue_pair.driver_queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
     let mut completions = CompletionBatch::with_capacity(1);
     queue_pair.poll_raw(now, &mut completions);
     let completion = completions.as_slice()[0];
@@ -460,7 +468,7 @@ fn request_survives_resets_caused_by_others() {
         host.run_for(Span::from_ms(1));
         host.events.clear();
         let now = host.now;
-        host.remote().controller().reset(now).unwrap();
+        host.controller().controller().reset(now).unwrap();
         host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
     }
     assert_eq!(host.completions, []);
@@ -468,7 +476,7 @@ fn request_survives_resets_caused_by_others() {
     host.run_for(Span::from_ms(1));
     host.events.clear();
     let now = host.now;
-    host.remote().controller().reset(now).unwrap();
+    host.controller().controller().reset(now).unwrap();
     host.run_until(|host| !host.completions.is_empty());
     assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
 }
@@ -493,32 +501,32 @@ fn request_that_breaks_the_connection_fails_and_others_succeed() {
 }
 
 /// Bytes transferred on each stream in a session of one write and one read.
-fn stream_lengths() -> Vec<(usize, LinkSide, u64)> {
-    let host = session(None);
+fn stream_lengths() -> Vec<(usize, LinkTransferDirection, u64)> {
+    let host = run_session_with_cut(None);
     let state = host.target.state();
     let each = state.networks.iter().enumerate().flat_map(|(number, network)| {
-        [LinkSide::Upstream, LinkSide::Downstream]
-            .map(|way| (number, way, network.is_data_available(way)))
+        [LinkTransferDirection::Upstream, LinkTransferDirection::Downstream]
+            .map(|way| (number, way, network.arrived_byte_count(way)))
     });
     each.collect()
 }
 
 /// A session with a fault on one stream: it does not connect, or everything succeeds in the end; in
 /// either case no resources are left behind.
-fn session(cut_fault: Option<(usize, LinkSide, u64)>) -> SinglePathHost {
+fn run_session_with_cut(cut_fault: Option<(usize, LinkTransferDirection, u64)>) -> SinglePathHost {
     let mut host = SinglePathHost::new();
     let free = host.free_bytes();
     host.target.state().cut_fault = cut_fault;
-    if host.try_connect() {
+    if host.await_connection() {
         host.add_queue(8);
         host.write_and_verify(3, 16, 3);
         host.queues.clear();
-        host.run_until(|host| host.remote().controller().state() == State::Ready);
+        host.run_until(|host| host.controller().controller().state() == ControllerState::Ready);
         host.shut_down();
     }
     host.multipath = None;
     (0..3).for_each(|_| host.step());
-    assert_eq!(host.target.connections(), 0, "{cut_fault:?}");
+    assert_eq!(host.target.open_connection_count(), 0, "{cut_fault:?}");
     assert_eq!(host.free_bytes(), free, "{cut_fault:?}");
     host
 }
@@ -528,7 +536,7 @@ fn run_cut_sessions(is_one: impl Fn(u64, u64) -> bool) -> u64 {
     let mut count = 0;
     for (number, way, len) in stream_lengths() {
         for at in (0..len).filter(|at| is_one(*at, len)) {
-            session(Some((number, way, at)));
+            run_session_with_cut(Some((number, way, at)));
             count += 1;
         }
     }
@@ -579,11 +587,11 @@ fn buffered_commands_that_modify_blocks_are_discarded_with_the_connection() {
         host.connect(SinglePathHost::options()).unwrap();
         host.add_queue(32);
         let network = host.target.state().networks[1].clone();
-        network.inject_fault(LinkSide::Upstream, LinkFault::Freeze(Span::from_ms(1)));
+        network.inject_fault(LinkTransferDirection::Upstream, LinkFault::Freeze(Span::from_ms(1)));
         let place = host.buffer(0, 8);
         assert!(host.submit(0, operation, 0, &[place], 1));
         let now = host.now;
-        host.remote().controller().reset(now).unwrap();
+        host.controller().controller().reset(now).unwrap();
         host.run_for(Span::from_us(500));
         assert_eq!(host.target.state().received_io_commands, 0, "it lies there");
         host.target.state().withholds_completions = true;
@@ -594,19 +602,20 @@ fn buffered_commands_that_modify_blocks_are_discarded_with_the_connection() {
 
 /// Its controller completes Keep Alive all the while. Only one of several connections stalls.
 #[test]
-fn stalled_connection_of_a_queue_is_noticed_in_time_though_the_controller_lives() {
+fn stalled_queue_connection_is_detected_while_keep_alive_succeeds() {
     for count in [1, 5] {
         let mut host = SinglePathHost::with_queue(32);
         host.write_and_verify(0, 8, 0);
-        host.target.state().networks[1].inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
+        host.target.state().networks[1]
+            .inject_fault(LinkTransferDirection::Downstream, LinkFault::BlackHole);
         let begun = host.now;
         let place = host.buffer(0, 8);
         (0..count).for_each(|token| assert!(host.submit(0, Operation::Read, 0, &[place], token)));
-        host.run_until(|host| host.remote().counts().lost == 1);
+        host.run_until(|host| host.controller().connection_stats().lost == 1);
         let (waited, TimeoutPolicy { detect, .. }) =
             (host.now.since(begun), TimeoutPolicy::default());
         assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
-        let why = host.remote().last_error().unwrap();
+        let why = host.controller().last_error().unwrap();
         assert!(why.starts_with("nothing came over the connection of a queue"), "{why}");
         host.run_until(|host| host.completions.len() == usize::try_from(count).unwrap());
         assert!(host.completions.iter().all(|completion| completion.status.is_success()));
@@ -623,7 +632,7 @@ fn slow_device_is_not_taken_for_a_stalled_connection() {
         let place = host.buffer(0, 8);
         (0..count).for_each(|token| assert!(host.submit(0, Operation::Read, 0, &[place], token)));
         host.run_for(Span::from_secs(28));
-        assert_eq!((host.remote().counts().lost, host.completions.len()), (0, 0));
+        assert_eq!((host.controller().connection_stats().lost, host.completions.len()), (0, 0));
         // Later requests succeed.
         host.target.state().withholds_completions = false;
         host.write_and_verify(3, 8, 3);
@@ -632,7 +641,7 @@ fn slow_device_is_not_taken_for_a_stalled_connection() {
 
 /// The peer answers commands and leaves the probe unanswered: there is no second one beside it.
 #[test]
-fn unanswered_probe_covers_the_next_silence_and_closes_the_connection() {
+fn unanswered_probe_is_not_repeated_and_closes_the_connection() {
     let mut host = SinglePathHost::with_queue(32);
     host.target.state().ignores_probes = true;
     let place = host.buffer(0, 8);
@@ -648,7 +657,7 @@ fn unanswered_probe_covers_the_next_silence_and_closes_the_connection() {
     read(&mut host, 2);
     host.run_until(|host| host.completions.len() == 1);
     let begun = host.now;
-    host.run_until(|host| host.remote().counts().lost == 1);
+    host.run_until(|host| host.controller().connection_stats().lost == 1);
     let (waited, detect) = (host.now.since(begun), TimeoutPolicy::default().detect);
     assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
 }
@@ -658,13 +667,14 @@ fn unanswered_probe_covers_the_next_silence_and_closes_the_connection() {
 fn stalled_connection_of_a_full_queue_is_noticed_when_requests_may_be_held_no_longer() {
     let mut host = SinglePathHost::with_queue(8);
     host.write_and_verify(0, 8, 0);
-    host.target.state().networks[1].inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
+    host.target.state().networks[1]
+        .inject_fault(LinkTransferDirection::Downstream, LinkFault::BlackHole);
     let begun = host.now;
     let place = host.buffer(0, 8);
     let fits =
         |host: &mut SinglePathHost, token| host.submit(0, Operation::Read, 0, &[place], token);
     let count = (0..32).take_while(|token| fits(&mut host, *token)).count();
-    host.run_until(|host| host.remote().counts().lost == 1);
+    host.run_until(|host| host.controller().connection_stats().lost == 1);
     let (waited, TimeoutPolicy { detect, fail_fast, .. }) =
         (host.now.since(begun), TimeoutPolicy::default());
     assert!(waited <= Span { ns: detect.ns + fail_fast.ns }, "{waited}");
@@ -682,7 +692,12 @@ fn controller_with_kas_zero_receives_keep_alive() {
     let before = host.target.state().keep_alives;
     host.run_for(Span::from_secs(40));
     host.write_and_verify(1, 8, 1);
-    assert_eq!(host.remote().counts().lost, 0, "{:?}", host.remote().last_error());
+    assert_eq!(
+        host.controller().connection_stats().lost,
+        0,
+        "{:?}",
+        host.controller().last_error()
+    );
     // One in each half of the 5 s that Connect was told, and no more.
     let sent = host.target.state().keep_alives - before;
     assert!((15..=17).contains(&sent), "{sent}");

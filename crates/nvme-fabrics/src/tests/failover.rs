@@ -21,13 +21,13 @@
 use std::collections::BTreeMap;
 
 use tenmil_base::{IoStatus, Memory, Operation, Random, Segment, Span};
-use tenmil_sim::sim_network::{LinkFault, LinkSide};
+use tenmil_sim::sim_network::{LinkFault, LinkTransferDirection};
 use tenmil_wire::log::ana::AnaState;
 
 use super::multipath::{DETECT, MultipathHost};
 use super::simulated_time::SimulatedTime;
-use super::target::{BLOCK, load, max_execution_time};
-use crate::caches::CacheScope;
+use super::target::{BLOCK, load_host_memory, max_execution_time};
+use crate::cache_tracker::CacheScope;
 use crate::multipath::IoPolicy;
 
 /// Blocks in a cell: enough for data that does not fit in a capsule.
@@ -41,7 +41,7 @@ const SCHEDULES: u64 = 24;
 /// Contents of memory that must not be written, or whose bytes must not be sent any more.
 const CANARY: u8 = 0xa5;
 
-struct Schedule {
+struct FailoverSchedule {
     host: MultipathHost,
     random: Random,
     cells: Vec<Cell>,
@@ -84,10 +84,11 @@ struct SentRequest {
     number: u64,
 }
 
-impl Schedule {
+impl FailoverSchedule {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let (count, spread) = (2 + index(&mut random, 2), IoPolicy::NAMES[index(&mut random, 3)].1);
+        let (count, spread) =
+            (2 + random_index(&mut random, 2), IoPolicy::NAMES[random_index(&mut random, 3)].1);
         let (has_caches, holds_on) = (random.chance(1, 2), random.chance(1, 2));
         let host = match has_caches {
             true => MultipathHost::unconnected_with_caches(count, spread, CacheScope::Separate),
@@ -140,7 +141,7 @@ impl Schedule {
     }
 
     /// A cell after write `number`.
-    fn content(cell: usize, number: u64) -> Vec<u8> {
+    fn cell_content(cell: usize, number: u64) -> Vec<u8> {
         let word = number << 8 | cell as u64;
         let count = CELL_BLOCKS as usize * BLOCK / 8;
         (0..count).flat_map(|_| word.to_le_bytes()).collect()
@@ -149,14 +150,14 @@ impl Schedule {
     /// Submits one request, if there is a free place.
     fn submit(&mut self) {
         let Some(place) = self.free.pop() else { return };
-        let cell = index(&mut self.random, CELLS);
+        let cell = random_index(&mut self.random, CELLS);
         let is_write = !self.cells[cell].is_written && self.random.chance(1, 2);
         let segment = self.buffer(place);
         let (operation, number) = if self.has_caches && self.random.chance(1, 6) {
             (Operation::Flush, 0)
         } else if is_write {
             let number = self.cells[cell].sent + 1;
-            self.host.regions.store(segment, &Self::content(cell, number)).unwrap();
+            self.host.regions.store(segment, &Self::cell_content(cell, number)).unwrap();
             (Operation::Write, number)
         } else {
             (Operation::Read, self.cells[cell].answered)
@@ -200,10 +201,10 @@ impl Schedule {
                 }
             } else if sent.operation == Operation::Read && is_success {
                 let (sent_last, bytes) =
-                    (cell.sent, load(&self.host.regions, self.buffer(sent.place)));
+                    (cell.sent, load_host_memory(&self.host.regions, self.buffer(sent.place)));
                 let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                 let found = word >> 8;
-                let whole = bytes == Self::content(sent.cell, found) || found == 0;
+                let whole = bytes == Self::cell_content(sent.cell, found) || found == 0;
                 assert!(whole, "seed {seed}: cell {} holds what was never written", sent.cell);
                 let believed = (sent.number..=sent_last).contains(&found);
                 assert!(
@@ -248,7 +249,7 @@ impl Schedule {
     /// Checks that memory is as it was at the completion of its request.
     fn check_memory(&self) {
         for place in &self.free {
-            let bytes = load(&self.host.regions, self.buffer(*place));
+            let bytes = load_host_memory(&self.host.regions, self.buffer(*place));
             let is_whole = bytes.iter().all(|byte| *byte == CANARY);
             assert!(is_whole, "seed {}: memory was touched behind its answer", self.seed);
         }
@@ -275,7 +276,7 @@ impl Schedule {
             return;
         }
         self.next_fault_at = now.after(Span::from_us(self.random.below(800_000)));
-        let path = index(&mut self.random, self.fault_until.len());
+        let path = random_index(&mut self.random, self.fault_until.len());
         let duration = Span::from_ms(self.random.below(4000));
         self.fault_until[path] = Some(now.after(duration));
         self.faults += 1;
@@ -288,9 +289,9 @@ impl Schedule {
             }
             3 => {
                 let way = if self.random.chance(1, 2) {
-                    LinkSide::Upstream
+                    LinkTransferDirection::Upstream
                 } else {
-                    LinkSide::Downstream
+                    LinkTransferDirection::Downstream
                 };
                 target
                     .state()
@@ -304,7 +305,7 @@ impl Schedule {
                     .state()
                     .networks
                     .iter()
-                    .for_each(|it| it.inject_fault(LinkSide::Upstream, fault));
+                    .for_each(|it| it.inject_fault(LinkTransferDirection::Upstream, fault));
             }
             5 => {
                 let state = target.state();
@@ -314,7 +315,7 @@ impl Schedule {
             }
             _ => {
                 let all = [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Change];
-                self.host.set_ana_state(path, all[index(&mut self.random, 3)]);
+                self.host.set_ana_state(path, all[random_index(&mut self.random, 3)]);
             }
         }
     }
@@ -368,8 +369,8 @@ impl Schedule {
         for cell in 0..CELLS {
             let Cell { answered, sent, .. } = self.cells[cell];
             let (place, lba) = (self.buffer(0), cell as u64 * u64::from(CELL_BLOCKS));
-            assert!(self.host.run(Operation::Read, lba, place).is_success());
-            let bytes = load(&self.host.regions, place);
+            assert!(self.host.run_request(Operation::Read, lba, place).is_success());
+            let bytes = load_host_memory(&self.host.regions, place);
             let found = u64::from_le_bytes(bytes[..8].try_into().unwrap()) >> 8;
             assert!(
                 (answered..=sent).contains(&found),
@@ -381,7 +382,7 @@ impl Schedule {
 }
 
 /// A random index below `count`.
-fn index(random: &mut Random, count: usize) -> usize {
+fn random_index(random: &mut Random, count: usize) -> usize {
     usize::try_from(random.below(count as u64)).unwrap()
 }
 
@@ -390,7 +391,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
     let count = seeds.end - seeds.start;
     let (mut faults, mut failed, mut flushes) = (0, 0, [0; 2]);
     for seed in seeds {
-        let schedule = Schedule::new(seed).run();
+        let schedule = FailoverSchedule::new(seed).run();
         faults += schedule.faults;
         failed += schedule.failed;
         (0..2).for_each(|at| flushes[at] += schedule.flushes[at]);

@@ -5,7 +5,7 @@ use tenmil_base::{IoStatus, Memory, Operation, Span};
 use super::multipath::MultipathHost;
 use super::simulated_time::SimulatedTime;
 use super::target::BLOCK;
-use crate::caches::CacheScope;
+use crate::cache_tracker::CacheScope;
 use crate::multipath::{IoPolicy, PathEvent};
 
 impl MultipathHost {
@@ -15,18 +15,18 @@ impl MultipathHost {
         for cell in 0..count {
             let place = self.buffer(cell, 8);
             self.regions.fill(place, u8::try_from(cell + 1).unwrap()).unwrap();
-            assert_eq!(self.run(Operation::Write, cell * 8, place), IoStatus::SUCCESS);
+            assert_eq!(self.run_request(Operation::Write, cell * 8, place), IoStatus::SUCCESS);
         }
     }
 
     #[track_caller]
     fn run_flush(&mut self) -> IoStatus {
         let nothing = self.buffer(0, 0);
-        self.run(Operation::Flush, 0, nothing)
+        self.run_request(Operation::Flush, 0, nothing)
     }
 
     /// Number of cells that would survive a power failure.
-    fn durable_cells(&self, count: usize) -> usize {
+    fn durable_cell_count(&self, count: usize) -> usize {
         let durable = self.targets[0].state().durable.lock().unwrap().clone();
         let is_there = |cell: &usize| {
             let bytes = &durable[cell * 8 * BLOCK..][..8 * BLOCK];
@@ -35,7 +35,7 @@ impl MultipathHost {
         (0..count).filter(is_there).count()
     }
 
-    fn flushes(&self) -> Vec<u64> {
+    fn flush_counts(&self) -> Vec<u64> {
         self.targets.iter().map(|target| target.state().flushes).collect()
     }
 }
@@ -45,20 +45,21 @@ fn a_flush_reaches_every_controller_that_has_answered_writes_and_no_other() {
     for cache in [CacheScope::Shared, CacheScope::Separate] {
         let mut host = MultipathHost::with_caches(3, IoPolicy::RoundRobin, cache);
         host.write_cells(2);
-        assert_eq!(host.durable_cells(2), 0);
+        assert_eq!(host.durable_cell_count(2), 0);
         assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-        assert_eq!((host.durable_cells(2), host.flushes().iter().sum::<u64>()), (2, 2));
+        assert_eq!((host.durable_cell_count(2), host.flush_counts().iter().sum::<u64>()), (2, 2));
         assert_eq!(host.run_flush(), IoStatus::SUCCESS);
         assert_eq!(
-            host.flushes().iter().sum::<u64>(),
+            host.flush_counts().iter().sum::<u64>(),
             3,
             "no controller owes a flush, and one is sent"
         );
         host.write_cells(6);
-        let before = host.flushes();
+        let before = host.flush_counts();
         assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-        let each: Vec<u64> = host.flushes().iter().zip(before).map(|(now, it)| now - it).collect();
-        assert_eq!((host.durable_cells(6), each), (6, vec![1, 1, 1]), "{cache:?}");
+        let each: Vec<u64> =
+            host.flush_counts().iter().zip(before).map(|(now, it)| now - it).collect();
+        assert_eq!((host.durable_cell_count(6), each), (6, vec![1, 1, 1]), "{cache:?}");
     }
 }
 
@@ -69,9 +70,9 @@ fn a_flush_of_one_queue_covers_the_writes_of_another() {
     host.queues.clear();
     host.step();
     host.add_queue();
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-    assert_eq!(host.durable_cells(4), 4);
+    assert_eq!(host.durable_cell_count(4), 4);
 }
 
 #[test]
@@ -85,9 +86,9 @@ fn writes_completed_during_a_flush_are_flushed_by_the_next() {
     assert!(host.submit(Operation::Write, 8, place, 2));
     host.run_until(|host| host.completions.len() == 2);
     host.completions.clear();
-    assert_eq!(host.durable_cells(2), 1);
+    assert_eq!(host.durable_cell_count(2), 1);
     assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-    assert_eq!(host.durable_cells(2), 2);
+    assert_eq!(host.durable_cell_count(2), 2);
 }
 
 /// Completed writes are lost before the flush or during it.
@@ -118,14 +119,18 @@ fn writes_lost_with_a_controller_are_reported_once_if_caches_are_separate() {
                 host.run_until(|host| !host.completions.is_empty());
                 host.completions.remove(0).status
             };
-            assert_eq!((outcome, host.durable_cells(4)), (expected, 2), "{cache:?} {is_early}");
+            assert_eq!(
+                (outcome, host.durable_cell_count(4)),
+                (expected, 2),
+                "{cache:?} {is_early}"
+            );
             host.write_cells(4);
             // A loss that the queue detected first may be reported once more.
             if !is_early {
                 let _ = host.run_flush();
             }
             assert_eq!(host.run_flush(), IoStatus::SUCCESS, "{cache:?} {is_early}");
-            assert_eq!(host.durable_cells(4), 4);
+            assert_eq!(host.durable_cell_count(4), 4);
         }
     }
 }
@@ -139,10 +144,10 @@ fn lost_controller_without_unflushed_writes_reports_no_loss() {
     host.disconnect_path(1);
     assert_eq!(host.run_flush(), IoStatus::SUCCESS);
     host.targets[1].state().refuses_connections = false;
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_cells(6);
     assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-    assert_eq!(host.durable_cells(6), 6);
+    assert_eq!(host.durable_cell_count(6), 6);
 }
 
 #[test]
@@ -153,7 +158,7 @@ fn flush_rejected_by_a_controller_fails() {
     assert_eq!(host.run_flush(), IoStatus::INTERNAL_ERROR);
     host.targets[1].state().status_override = None;
     assert_eq!(host.run_flush(), IoStatus::SUCCESS);
-    assert_eq!(host.durable_cells(4), 4);
+    assert_eq!(host.durable_cell_count(4), 4);
 }
 
 #[test]
@@ -167,7 +172,7 @@ fn flush_waits_for_a_controller_in_backoff() {
     assert_eq!(host.completions, []);
     host.targets[0].state().status_override = None;
     host.run_until(|host| !host.completions.is_empty());
-    assert_eq!((host.completions[0].status, host.durable_cells(2)), (IoStatus::SUCCESS, 2));
+    assert_eq!((host.completions[0].status, host.durable_cell_count(2)), (IoStatus::SUCCESS, 2));
 }
 
 /// A host that assumes no volatile cache sends no flushes.
@@ -189,9 +194,9 @@ fn shared_cache_is_lost_with_all_its_controllers() {
         let mut host = MultipathHost::with_caches(count, IoPolicy::RoundRobin, CacheScope::Shared);
         host.write_cells(4);
         (0..count).for_each(|path| host.disconnect_path(path));
-        host.run_until(|host| (0..count).all(|path| host.multipath.access(path).is_none()));
+        host.run_until(|host| (0..count).all(|path| host.multipath.ana_state(path).is_none()));
         host.targets.iter().for_each(|target| target.state().refuses_connections = false);
-        host.run_until(|host| host.queues[0].open_paths() == count);
+        host.run_until(|host| host.queues[0].accepting_path_count() == count);
         assert_eq!(host.run_flush(), IoStatus::WRITE_FAULT, "{count}");
         assert_eq!(host.run_flush(), IoStatus::SUCCESS, "{count}");
     }
@@ -205,7 +210,7 @@ fn shared_cache_outlives_one_of_its_controllers() {
         host.run_for(Span::from_ms(20));
         host.write_cells(4);
         host.disconnect_path(path);
-        let is_down = |host: &mut MultipathHost| host.multipath.access(path).is_none();
+        let is_down = |host: &mut MultipathHost| host.multipath.ana_state(path).is_none();
         host.run_until(is_down);
         assert_eq!(host.run_flush(), IoStatus::SUCCESS, "{path}");
     }
@@ -216,12 +221,12 @@ fn path_to_the_same_cache_instance_loses_nothing() {
     for cache in [CacheScope::Shared, CacheScope::Separate] {
         let mut host = MultipathHost::unconnected_with_caches(2, IoPolicy::RoundRobin, cache);
         for target in &host.targets {
-            target.state().cache = Some(tenmil_wire::cache::CacheInstance([3; 16]));
+            target.state().cache = Some(tenmil_wire::cache_instance::CacheInstance([3; 16]));
         }
         host = host.connect_all();
         host.write_cells(4);
         host.disconnect_path(1);
-        host.run_until(|host| host.multipath.access(1).is_none());
+        host.run_until(|host| host.multipath.ana_state(1).is_none());
         assert_eq!(host.run_flush(), IoStatus::SUCCESS, "{cache:?}");
     }
 }

@@ -5,13 +5,13 @@ use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping};
 
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::SinglePathHost;
-use super::target::{load, pattern};
+use super::target::{load_host_memory, pattern};
 
 /// Requests with data in kernel buffers, and their maximum length.
 const REQUESTS: u16 = 4;
 const EACH: u32 = 1 << 17;
 
-fn data_at(_: u16, request: u16, byte: u32) -> u64 {
+fn kernel_buffer_offset(_: u16, request: u16, byte: u32) -> u64 {
     u64::from(request) * u64::from(EACH) + u64::from(byte)
 }
 
@@ -20,7 +20,7 @@ fn register_kernel_buffers_of(host: &SinglePathHost, requests_there: u16) -> Seg
     let len = usize::from(requests_there) * EACH as usize;
     let file = MemoryMapping::new(len, MemoryBacking::Shared).unwrap();
     let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
-    let lender = KernelBufferSource { descriptor, queue: 0, data_at };
+    let lender = KernelBufferSource { descriptor, queue: 0, data_at: kernel_buffer_offset };
     host.regions.register_kernel_buffers(lender, (REQUESTS, EACH)).unwrap()
 }
 
@@ -37,12 +37,12 @@ fn kernel_buffers_are_written_and_read() {
         let (from, to) = (request_segment(leased, 1, blocks), request_segment(leased, 3, blocks));
         let bytes = pattern(seed, from.len_bytes as usize);
         host.regions.store(from, &bytes).unwrap();
-        assert_eq!(host.run(Operation::Write, 5, &[from]), IoStatus::SUCCESS);
+        assert_eq!(host.run_request(Operation::Write, 5, &[from]), IoStatus::SUCCESS);
         let place = host.buffer(0, blocks);
-        assert_eq!(host.run(Operation::Read, 5, &[place]), IoStatus::SUCCESS);
-        assert!(load(&host.regions, place) == bytes, "{blocks} blocks were written");
-        assert_eq!(host.run(Operation::Read, 5, &[to]), IoStatus::SUCCESS);
-        assert!(load(&host.regions, to) == bytes, "{blocks} blocks were read");
+        assert_eq!(host.run_request(Operation::Read, 5, &[place]), IoStatus::SUCCESS);
+        assert!(load_host_memory(&host.regions, place) == bytes, "{blocks} blocks were written");
+        assert_eq!(host.run_request(Operation::Read, 5, &[to]), IoStatus::SUCCESS);
+        assert!(load_host_memory(&host.regions, to) == bytes, "{blocks} blocks were read");
         host.write_and_verify(9, blocks, seed + 100);
     }
 }
@@ -59,7 +59,7 @@ fn kernel_buffers_and_host_memory_are_used_concurrently() {
         };
         let (from, lba) = (place(&host, round), round * 64);
         host.regions.store(from, &bytes).unwrap();
-        assert_eq!(host.run(Operation::Write, lba, &[from]), IoStatus::SUCCESS);
+        assert_eq!(host.run_request(Operation::Write, lba, &[from]), IoStatus::SUCCESS);
         // All of them are in flight at once.
         let into: Vec<Segment> = (0..4).map(|number| place(&host, number)).collect();
         for (token, into) in (0..).zip(&into) {
@@ -71,7 +71,7 @@ fn kernel_buffers_and_host_memory_are_used_concurrently() {
             host.completions.drain(..).all(|completion| completion.status == IoStatus::SUCCESS)
         );
         for into in into {
-            assert!(load(&host.regions, into) == bytes, "round {round}, {into:?}");
+            assert!(load_host_memory(&host.regions, into) == bytes, "round {round}, {into:?}");
         }
     }
 }
@@ -83,11 +83,11 @@ fn segment_list_of_kernel_buffers_is_rejected() {
     let leased = register_kernel_buffers_of(&host, REQUESTS);
     let pieces = [request_segment(leased, 0, 8), request_segment(leased, 2, 8)];
     for operation in [Operation::Read, Operation::Write] {
-        assert_eq!(host.run(operation, 0, &pieces), IoStatus::DATA_TRANSFER_ERROR);
+        assert_eq!(host.run_request(operation, 0, &pieces), IoStatus::DATA_TRANSFER_ERROR);
     }
-    assert_eq!(host.run(Operation::Write, 0, &pieces[..1]), IoStatus::SUCCESS);
+    assert_eq!(host.run_request(Operation::Write, 0, &pieces[..1]), IoStatus::SUCCESS);
     host.write_and_verify(9, 8, 1);
-    assert_eq!(host.remote().counts().lost, 0);
+    assert_eq!(host.controller().connection_stats().lost, 0);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn interrupted_kernel_buffer_request_is_retried_after_reconnect() {
         let bytes = pattern(turns, 200 * 512);
         let [from, to] = [request_segment(leased, 0, 200), request_segment(leased, 1, 200)];
         host.regions.store(from, &bytes).unwrap();
-        assert_eq!(host.run(Operation::Write, 300, &[from]), IoStatus::SUCCESS);
+        assert_eq!(host.run_request(Operation::Write, 300, &[from]), IoStatus::SUCCESS);
         assert!(host.submit(0, Operation::Write, 0, &[from], 1));
         assert!(host.submit(0, Operation::Read, 300, &[to], 2));
         (0..turns).for_each(|_| host.step());
@@ -107,10 +107,10 @@ fn interrupted_kernel_buffer_request_is_retried_after_reconnect() {
         assert!(
             host.completions.drain(..).all(|completion| completion.status == IoStatus::SUCCESS)
         );
-        assert!(load(&host.regions, to) == bytes, "cut after {turns} turns");
+        assert!(load_host_memory(&host.regions, to) == bytes, "cut after {turns} turns");
         let place = host.buffer(0, 200);
-        assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::SUCCESS);
-        assert!(load(&host.regions, place) == bytes, "cut after {turns} turns");
+        assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::SUCCESS);
+        assert!(load_host_memory(&host.regions, place) == bytes, "cut after {turns} turns");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tenmil_base::{IoChannel, IoStatus, Memory, Operation, RequestFlags, Segment};
 use tenmil_nvme_host::Event;
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::SinglePathHost;
@@ -13,7 +13,7 @@ const ONE: CacheInstance = CacheInstance([1; 16]);
 const OTHER: CacheInstance = CacheInstance([2; 16]);
 
 /// A host with a queue to a target that has a volatile cache.
-fn cached_host(cache: Option<CacheInstance>, bugs: InjectedBugs) -> SinglePathHost {
+fn host_with_cached_target(cache: Option<CacheInstance>, bugs: InjectedBugs) -> SinglePathHost {
     let mut host = SinglePathHost::new();
     {
         let mut state = host.target.state();
@@ -45,7 +45,7 @@ impl SinglePathHost {
                 ..Self::request(operation, 8, segments, token)
             };
             let taken = host.queues[queue].submit(host.now, &[request], segments);
-            host.queues[queue].flush();
+            host.queues[queue].flush_submissions();
             taken == 1
         });
     }
@@ -93,7 +93,7 @@ impl SinglePathHost {
 
 #[test]
 fn first_flush_after_a_lost_controller_fails_once() {
-    let mut host = cached_host(None, InjectedBugs::default());
+    let mut host = host_with_cached_target(None, InjectedBugs::default());
     for round in 1..4 {
         host.write(round);
         host.lose_controller();
@@ -108,7 +108,7 @@ fn first_flush_after_a_lost_controller_fails_once() {
 
 #[test]
 fn injected_bug_hides_lost_writes() {
-    let mut host = cached_host(None, InjectedBugs { flush_ignores_lost_writes: true });
+    let mut host = host_with_cached_target(None, InjectedBugs { flush_ignores_lost_writes: true });
     host.write(1);
     host.lose_controller();
     assert_eq!(host.flush_on(0), IoStatus::SUCCESS);
@@ -122,7 +122,7 @@ fn same_cache_instance_loses_nothing_and_another_one_does() {
         (Some(OTHER), IoStatus::WRITE_FAULT),
         (None, IoStatus::WRITE_FAULT),
     ] {
-        let mut host = cached_host(Some(ONE), InjectedBugs::default());
+        let mut host = host_with_cached_target(Some(ONE), InjectedBugs::default());
         host.write(7);
         if after != Some(ONE) {
             host.target.state().unflushed.clear();
@@ -138,7 +138,7 @@ fn same_cache_instance_loses_nothing_and_another_one_does() {
 /// The cache keeps its contents across any number of connections, but not what was lost in between.
 #[test]
 fn cache_instance_covers_several_connections_but_not_another_instance() {
-    let mut host = cached_host(Some(ONE), InjectedBugs::default());
+    let mut host = host_with_cached_target(Some(ONE), InjectedBugs::default());
     host.write(1);
     (0..3).for_each(|_| host.lose_controller());
     host.write(2);
@@ -159,7 +159,7 @@ fn flush_without_unflushed_writes_succeeds_after_a_loss() {
         (Operation::Write, RequestFlags::FUA),
         (Operation::Flush, RequestFlags::NONE),
     ] {
-        let mut host = cached_host(None, InjectedBugs::default());
+        let mut host = host_with_cached_target(None, InjectedBugs::default());
         host.write(1);
         assert_eq!(host.flush_on(0), IoStatus::SUCCESS);
         let operation_of =
@@ -167,7 +167,7 @@ fn flush_without_unflushed_writes_succeeds_after_a_loss() {
         assert_eq!(host.run_flagged(0, operation_of(operation), flags), IoStatus::SUCCESS);
         if operation == Operation::Read {
             let place = host.buffer(1, 8);
-            assert_eq!(host.run(Operation::Read, 8, &[place]), IoStatus::SUCCESS);
+            assert_eq!(host.run_request(Operation::Read, 8, &[place]), IoStatus::SUCCESS);
         }
         host.lose_controller();
         assert_eq!(host.flush_on(0), IoStatus::SUCCESS, "{operation:?}");
@@ -185,7 +185,7 @@ fn device_without_a_volatile_cache_loses_nothing() {
 #[test]
 fn zeroes_and_deallocations_are_lost_like_writes() {
     for operation in [Operation::WriteZeroes, Operation::Deallocate] {
-        let mut host = cached_host(None, InjectedBugs::default());
+        let mut host = host_with_cached_target(None, InjectedBugs::default());
         assert_eq!(host.run_flagged(0, operation, RequestFlags::NONE), IoStatus::SUCCESS);
         host.lose_controller();
         assert_eq!(host.flush_on(0), IoStatus::WRITE_FAULT, "{operation:?}");
@@ -196,7 +196,7 @@ fn zeroes_and_deallocations_are_lost_like_writes() {
 /// One was submitted while the old controller was present, the other one while none was.
 #[test]
 fn flushes_that_are_held_over_a_reconnect_fail() {
-    let mut host = cached_host(None, InjectedBugs::default());
+    let mut host = host_with_cached_target(None, InjectedBugs::default());
     host.write(1);
     host.target.state().withholds_completions = true;
     (0..2).for_each(|token| host.submit_flagged(0, Operation::Flush, RequestFlags::NONE, token));
@@ -215,7 +215,7 @@ fn flushes_that_are_held_over_a_reconnect_fail() {
 
 #[test]
 fn every_queue_fails_one_flush_for_each_loss() {
-    let mut host = cached_host(None, InjectedBugs::default());
+    let mut host = host_with_cached_target(None, InjectedBugs::default());
     host.add_queue(32);
     host.add_queue(32);
     host.write(1);
@@ -234,12 +234,12 @@ fn every_queue_fails_one_flush_for_each_loss() {
 /// Like a client that reopens the device: the loss was not reported yet, or it was.
 #[test]
 fn acknowledged_losses_fail_no_flush_and_later_ones_do() {
-    let mut host = cached_host(None, InjectedBugs::default());
+    let mut host = host_with_cached_target(None, InjectedBugs::default());
     host.add_queue(32);
     host.write(1);
     host.lose_controller();
     assert_eq!(host.flush_on(0), IoStatus::WRITE_FAULT);
-    assert_eq!(host.queues[1].write_losses(), 1);
+    assert_eq!(host.queues[1].known_write_loss_count(), 1);
     host.queues[1].ack_repaired_losses(1);
     assert_eq!(host.flush_on(1), IoStatus::SUCCESS, "its owner knows of it");
     for is_counted in [false, true] {
@@ -257,7 +257,7 @@ fn acknowledged_losses_fail_no_flush_and_later_ones_do() {
 #[test]
 fn queue_created_after_a_loss_reports_it_if_not_reported_yet() {
     for is_reported in [false, true] {
-        let mut host = cached_host(None, InjectedBugs::default());
+        let mut host = host_with_cached_target(None, InjectedBugs::default());
         host.write(1);
         host.lose_controller();
         if is_reported {
@@ -276,7 +276,7 @@ fn queue_created_after_a_loss_reports_it_if_not_reported_yet() {
 /// An idle queue does not detect the loss of its connection, and finds the next one.
 #[test]
 fn idle_queue_that_missed_the_reconnect_fails_nothing_for_its_later_writes() {
-    let mut host = cached_host(None, InjectedBugs::default());
+    let mut host = host_with_cached_target(None, InjectedBugs::default());
     host.write(1);
     assert_eq!(host.flush_on(0), IoStatus::SUCCESS);
     let queue = host.queues.pop().unwrap();

@@ -8,14 +8,14 @@ use tenmil_base::{
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
-use tenmil_sim::sim_network::{LinkFault, LinkSide};
+use tenmil_sim::sim_network::{LinkFault, LinkTransferDirection};
 use tenmil_wire::log::ana::AnaState;
 use tenmil_wire::{Completion, Status};
 
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::{HOST, SUBSYSTEM};
-use super::target::{BLOCK, Target, load, max_execution_time, pattern};
-use crate::caches::CacheScope;
+use super::target::{BLOCK, Target, load_host_memory, max_execution_time, pattern};
+use crate::cache_tracker::CacheScope;
 use crate::multipath::{
     FabricsChannel, IoPolicy, Multipath, MultipathOptions, PathAnaState, PathEvent, PathSetup,
 };
@@ -42,7 +42,7 @@ pub(super) struct MultipathHost {
 
 impl MultipathHost {
     pub(super) fn new(count: usize, io_policy: IoPolicy) -> Self {
-        Self::with(count, io_policy, QueueSizes::default(), CacheScope::Shared)
+        Self::with_queue_sizes(count, io_policy, QueueSizes::default(), CacheScope::Shared)
     }
 
     /// With a volatile cache in each controller, whatever `cache` assumes.
@@ -56,7 +56,7 @@ impl MultipathHost {
         io_policy: IoPolicy,
         cache: CacheScope,
     ) -> Self {
-        let host = Self::with(count, io_policy, QueueSizes::default(), cache);
+        let host = Self::with_queue_sizes(count, io_policy, QueueSizes::default(), cache);
         let durable = Arc::clone(&host.targets[0].state().durable);
         for target in &host.targets {
             let mut state = target.state();
@@ -75,7 +75,12 @@ impl MultipathHost {
         self
     }
 
-    fn with(count: usize, io_policy: IoPolicy, sizes: QueueSizes, cache: CacheScope) -> Self {
+    fn with_queue_sizes(
+        count: usize,
+        io_policy: IoPolicy,
+        sizes: QueueSizes,
+        cache: CacheScope,
+    ) -> Self {
         Self::with_fast_io_fail_timeout(
             count,
             (io_policy, sizes, cache),
@@ -151,9 +156,9 @@ impl MultipathHost {
     pub(super) fn connect_all(mut self) -> Self {
         let count = self.targets.len();
         let host = &mut self;
-        host.run_until(|host| (0..count).all(|path| host.multipath.access(path).is_some()));
+        host.run_until(|host| (0..count).all(|path| host.multipath.ana_state(path).is_some()));
         host.add_queue();
-        host.run_until(|host| host.queues[0].open_paths() == count);
+        host.run_until(|host| host.queues[0].accepting_path_count() == count);
         self
     }
 
@@ -173,16 +178,21 @@ impl MultipathHost {
     }
 
     pub(super) fn submit(&mut self, op: Operation, lba: u64, place: Segment, token: u64) -> bool {
-        let request = Request { lba, operation: op, ..read(place, token) };
+        let request = Request { lba, operation: op, ..read_request(place, token) };
         let taken = self.queues[0].submit(self.now, &[request], &[place]);
-        self.queues[0].flush();
+        self.queues[0].flush_submissions();
         self.unflushed += taken;
         taken == 1
     }
 
     /// Executes one request and waits for its completion.
     #[track_caller]
-    pub(super) fn run(&mut self, operation: Operation, lba: u64, place: Segment) -> IoStatus {
+    pub(super) fn run_request(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        place: Segment,
+    ) -> IoStatus {
         self.run_until(|host| host.submit(operation, lba, place, 4711));
         self.run_until(|host| host.completions.iter().any(|completion| completion.token == 4711));
         let at = self.completions.iter().position(|completion| completion.token == 4711).unwrap();
@@ -195,12 +205,12 @@ impl MultipathHost {
         let bytes = pattern(seed, from.len_bytes as usize);
         self.regions.store(from, &bytes).unwrap();
         self.regions.fill(to, 0).unwrap();
-        assert_eq!(self.run(Operation::Write, lba, from), IoStatus::SUCCESS);
-        assert_eq!(self.run(Operation::Read, lba, to), IoStatus::SUCCESS);
-        assert!(load(&self.regions, to) == bytes);
+        assert_eq!(self.run_request(Operation::Write, lba, from), IoStatus::SUCCESS);
+        assert_eq!(self.run_request(Operation::Read, lba, to), IoStatus::SUCCESS);
+        assert!(load_host_memory(&self.regions, to) == bytes);
     }
 
-    fn executed(&self) -> Vec<u64> {
+    fn executed_counts(&self) -> Vec<u64> {
         self.targets.iter().map(|target| target.state().executed).collect()
     }
 
@@ -217,7 +227,7 @@ impl MultipathHost {
 }
 
 impl SimulatedTime for MultipathHost {
-    fn now(&mut self) -> &mut Instant {
+    fn now_mut(&mut self) -> &mut Instant {
         &mut self.now
     }
 
@@ -233,7 +243,7 @@ impl SimulatedTime for MultipathHost {
             queue.poll(self.now, &mut completions);
             self.unflushed -= completions.len();
             self.completions.extend(completions.drain());
-            queue.flush();
+            queue.flush_submissions();
         }
     }
 
@@ -243,7 +253,7 @@ impl SimulatedTime for MultipathHost {
 }
 
 /// A read of the first blocks.
-fn read(place: Segment, token: u64) -> Request {
+fn read_request(place: Segment, token: u64) -> Request {
     Request {
         token,
         lba: 0,
@@ -279,7 +289,7 @@ fn requests_follow_the_io_policy() {
             assert!(host.submit(Operation::Read, 0, host.buffer(number, 1), number));
         }
         host.run_until(|host| host.completions.len() == 20);
-        assert_eq!(host.executed(), expected, "{io_policy:?}");
+        assert_eq!(host.executed_counts(), expected, "{io_policy:?}");
         assert!(host.completions.iter().all(|completion| completion.status.is_success()));
     }
 }
@@ -288,7 +298,7 @@ fn requests_follow_the_io_policy() {
 fn caller_that_polls_only_with_requests_in_flight_uses_new_connections() {
     let mut host = MultipathHost::new(2, IoPolicy::ActivePassive);
     host.polls_always = false;
-    host.run_until(|host| (0..2).all(|path| host.multipath.access(path).is_some()));
+    host.run_until(|host| (0..2).all(|path| host.multipath.ana_state(path).is_some()));
     host.add_queue();
     host.write_and_verify(0, 1);
     // Both disconnect and reconnect while there are no requests.
@@ -301,7 +311,7 @@ fn caller_that_polls_only_with_requests_in_flight_uses_new_connections() {
     }
     host.run_for(Span::from_secs(3));
     host.write_and_verify(8, 2);
-    assert!(host.executed().iter().sum::<u64>() >= 4);
+    assert!(host.executed_counts().iter().sum::<u64>() >= 4);
 }
 
 #[test]
@@ -310,7 +320,7 @@ fn idle_queue_uses_a_reconnected_path_after_its_requests_had_failed() {
         let requested_options = (IoPolicy::RoundRobin, QueueSizes::default(), CacheScope::Shared);
         let mut host = MultipathHost::with_fast_io_fail_timeout(2, requested_options, fail_fast);
         host.polls_always = false;
-        host.run_until(|host| (0..2).all(|path| host.multipath.access(path).is_some()));
+        host.run_until(|host| (0..2).all(|path| host.multipath.ana_state(path).is_some()));
         host.add_queue();
         for round in 0..3 {
             host.write_and_verify(0, round);
@@ -324,7 +334,11 @@ fn idle_queue_uses_a_reconnected_path_after_its_requests_had_failed() {
             for completion in host.completions.drain(..) {
                 assert_eq!(completion.status, IoStatus::PATH_ERROR);
             }
-            assert_eq!(host.run(Operation::Read, 0, place), IoStatus::PATH_ERROR, "at once");
+            assert_eq!(
+                host.run_request(Operation::Read, 0, place),
+                IoStatus::PATH_ERROR,
+                "at once"
+            );
             let accept_connections = |host: &MultipathHost, refuses: Option<Status>| {
                 for target in &host.targets {
                     let mut state = target.state();
@@ -334,7 +348,7 @@ fn idle_queue_uses_a_reconnected_path_after_its_requests_had_failed() {
             };
             if round < 2 {
                 accept_connections(&host, None);
-                host.run_until(|host| (0..2).all(|path| host.multipath.access(path).is_some()));
+                host.run_until(|host| (0..2).all(|path| host.multipath.ana_state(path).is_some()));
                 host.run_for(Span { ns: 2 * fail_fast.ns });
             } else {
                 // Its controllers are given up, and it uses the next ones as soon as one is connected,
@@ -342,11 +356,15 @@ fn idle_queue_uses_a_reconnected_path_after_its_requests_had_failed() {
                 accept_connections(&host, Some(Status::CONNECT_INVALID_HOST.with_dnr()));
                 host.run_for(Span::from_secs(1));
                 accept_connections(&host, None);
-                host.run_until(|host| (0..2).any(|path| host.multipath.access(path).is_some()));
-                assert_eq!(host.queues[0].open_paths(), 0);
+                host.run_until(|host| (0..2).any(|path| host.multipath.ana_state(path).is_some()));
+                assert_eq!(host.queues[0].accepting_path_count(), 0);
             }
             let begun = host.now;
-            assert_eq!(host.run(Operation::Read, 0, place), IoStatus::SUCCESS, "round {round}");
+            assert_eq!(
+                host.run_request(Operation::Read, 0, place),
+                IoStatus::SUCCESS,
+                "round {round}"
+            );
             assert!(host.now.since(begun) < Span::from_ms(20), "{}", host.now.since(begun));
         }
     }
@@ -356,18 +374,18 @@ fn idle_queue_uses_a_reconnected_path_after_its_requests_had_failed() {
 fn non_optimized_path_is_used_only_without_an_optimized_one() {
     let mut host = MultipathHost::new(2, IoPolicy::ActivePassive);
     host.targets[0].state().ana = AnaState::NonOptimized;
-    host.run_until(|host| (0..2).all(|path| host.multipath.access(path).is_some()));
+    host.run_until(|host| (0..2).all(|path| host.multipath.ana_state(path).is_some()));
     host.add_queue();
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_and_verify(0, 1);
-    assert_eq!(host.executed(), [0, 2]);
+    assert_eq!(host.executed_counts(), [0, 2]);
     host.disconnect_path(1);
     host.write_and_verify(8, 2);
-    assert_eq!(host.executed(), [2, 2]);
+    assert_eq!(host.executed_counts(), [2, 2]);
     host.targets[1].state().refuses_connections = false;
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_and_verify(8, 3);
-    assert_eq!(host.executed(), [2, 4]);
+    assert_eq!(host.executed_counts(), [2, 4]);
     let told: Vec<String> = host.events.iter().map(ToString::to_string).collect();
     for expected in [
         "path 0 is up, non-optimized",
@@ -405,7 +423,7 @@ fn read_fails_over_at_once_and_write_after_the_quiesce_time() {
         let waited = host.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
-        assert_eq!(host.executed()[1], 1);
+        assert_eq!(host.executed_counts()[1], 1);
         host.run_for(Span::from_secs(3));
         assert_eq!(host.completions.len(), 1, "once");
     }
@@ -478,7 +496,7 @@ fn old_controller_is_not_reset_without_outstanding_writes() {
 fn request_rejected_by_a_full_path_survives_its_loss_and_completes_once() {
     for (io_policy, expected) in [(IoPolicy::ActivePassive, 1), (IoPolicy::RoundRobin, 6)] {
         let sizes = QueueSizes { parents: 1, ..QueueSizes::default() };
-        let host = MultipathHost::with(2, io_policy, sizes, CacheScope::Shared);
+        let host = MultipathHost::with_queue_sizes(2, io_policy, sizes, CacheScope::Shared);
         for target in &host.targets {
             let identity = target.state().identity.clone().with(|it| it.mdts(1));
             target.state().identity = identity;
@@ -487,10 +505,10 @@ fn request_rejected_by_a_full_path_survives_its_loss_and_completes_once() {
         host.targets[0].state().withholds_completions = true;
         // A command moves at most 8 KiB.
         let place = host.buffer(0, 64);
-        let requests: Vec<Request> = (0..6).map(|token| read(place, token)).collect();
+        let requests: Vec<Request> = (0..6).map(|token| read_request(place, token)).collect();
         let taken = host.queues[0].submit(host.now, &requests, &[place]);
         host.unflushed += taken;
-        host.queues[0].flush();
+        host.queues[0].flush_submissions();
         assert_eq!(taken, expected, "{io_policy:?}: returned if all have the same path");
         host.run_for(Span::from_ms(1));
         host.disconnect_path(0);
@@ -518,7 +536,7 @@ fn write_fails_over_once_the_old_controller_confirms_disable() {
     host.run_until(|host| !host.completions.is_empty());
     let waited = host.now.since(cut_at);
     assert!(waited < Span::from_ms(50), "{waited}");
-    assert_eq!(host.executed(), [0, 1]);
+    assert_eq!(host.executed_counts(), [0, 1]);
 }
 
 /// A command that misses its deadline is given up, and its controller is reset: another controller gets
@@ -537,11 +555,11 @@ fn overdue_write_fails_over_after_the_quiesce_time() {
         host.run_until(|host| !host.targets[0].state().is_enabled());
         let told_at = host.now;
         assert_eq!(
-            (host.completions.len(), host.executed()[1]),
+            (host.completions.len(), host.executed_counts()[1]),
             (0, 0),
             "stuck: {ignores_disable}"
         );
-        host.run_until(|host| host.executed()[1] > 0);
+        host.run_until(|host| host.executed_counts()[1] > 0);
         let waited = host.now.since(told_at);
         let (least, most) = match ignores_disable {
             false => (Span::default(), Span::from_ms(50)),
@@ -553,7 +571,7 @@ fn overdue_write_fails_over_after_the_quiesce_time() {
         assert!((least..most).contains(&waited), "stuck: {ignores_disable}: {waited}");
         host.run_until(|host| !host.completions.is_empty());
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
-        assert_eq!(host.executed(), [0, 1]);
+        assert_eq!(host.executed_counts(), [0, 1]);
     }
 }
 
@@ -566,13 +584,13 @@ fn inaccessible_path_is_left_at_once_even_by_writes() {
         let begun = host.now;
         host.write_and_verify(0, 1);
         assert!(host.now.since(begun) < Span::from_ms(2), "{}", host.now.since(begun));
-        assert_eq!(host.executed(), [0, 2], "{ana:?}");
-        host.run_until(|host| host.multipath.access(0) != Some(PathAnaState::Optimized));
+        assert_eq!(host.executed_counts(), [0, 2], "{ana:?}");
+        host.run_until(|host| host.multipath.ana_state(0) != Some(PathAnaState::Optimized));
         // After a notice, the path is not tried.
         host.set_ana_state(0, AnaState::Optimized);
-        host.run_until(|host| host.multipath.access(0) == Some(PathAnaState::Optimized));
+        host.run_until(|host| host.multipath.ana_state(0) == Some(PathAnaState::Optimized));
         host.write_and_verify(0, 2);
-        assert_eq!(host.executed(), [2, 2], "{ana:?}");
+        assert_eq!(host.executed_counts(), [2, 2], "{ana:?}");
     }
 }
 
@@ -582,15 +600,18 @@ fn ana_change_state_is_awaited_for_anatt() {
     let mut host = MultipathHost::connected(1, IoPolicy::ActivePassive);
     host.set_ana_state(0, AnaState::Change);
     let place = host.buffer(0, 8);
-    host.run_until(|host| host.multipath.access(0) == Some(PathAnaState::Change));
+    host.run_until(|host| host.multipath.ana_state(0) == Some(PathAnaState::Change));
     host.step();
     let _ = host.submit(Operation::Write, 0, place, 1);
     host.run_for(Span::from_ms(1500));
-    assert_eq!((host.multipath.access(0), host.completions.len()), (Some(PathAnaState::Change), 0));
+    assert_eq!(
+        (host.multipath.ana_state(0), host.completions.len()),
+        (Some(PathAnaState::Change), 0)
+    );
     host.run_for(Span::from_ms(1000));
-    assert_eq!(host.multipath.access(0), Some(PathAnaState::Inaccessible));
+    assert_eq!(host.multipath.ana_state(0), Some(PathAnaState::Inaccessible));
     host.set_ana_state(0, AnaState::NonOptimized);
-    host.run_until(|host| host.multipath.access(0) == Some(PathAnaState::NonOptimized));
+    host.run_until(|host| host.multipath.ana_state(0) == Some(PathAnaState::NonOptimized));
     host.write_and_verify(0, 1);
     assert_eq!(host.events.iter().filter(|event| **event == PathEvent::AllPathsDown).count(), 1);
 }
@@ -608,7 +629,7 @@ fn without_a_path_requests_fail_in_time_and_succeed_after_reconnect() {
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
     assert!(host.multipath.is_usable(host.now) && host.multipath.down_since().is_some());
     host.targets[1].state().refuses_connections = false;
-    host.run_until(|host| host.queues[0].open_paths() == 1);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);
 }
 
@@ -617,23 +638,23 @@ fn without_a_path_requests_fail_in_time_and_succeed_after_reconnect() {
 fn path_reconnected_after_any_time_is_used_again() {
     let mut host = MultipathHost::new(2, IoPolicy::ActivePassive);
     host.targets[0].state().refuses_connections = true;
-    host.run_until(|host| host.multipath.access(1).is_some());
+    host.run_until(|host| host.multipath.ana_state(1).is_some());
     host.add_queue();
-    host.run_until(|host| host.queues[0].open_paths() == 1);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);
     host.targets[0].state().refuses_connections = false;
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_and_verify(0, 2);
-    assert_eq!(host.executed(), [2, 2]);
+    assert_eq!(host.executed_counts(), [2, 2]);
     host.disconnect_path(0);
     for _ in 0..130 {
         host.run_for(Span::from_secs(5));
     }
     host.write_and_verify(0, 3);
     host.targets[0].state().refuses_connections = false;
-    host.run_until(|host| host.queues[0].open_paths() == 2);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_and_verify(0, 4);
-    assert_eq!(host.executed(), [4, 4]);
+    assert_eq!(host.executed_counts(), [4, 4]);
 }
 
 /// Two subsystems of the same name need not be the same.
@@ -645,16 +666,16 @@ fn path_to_another_namespace_is_not_used() {
     let told: Vec<String> = host.events.iter().map(ToString::to_string).collect();
     assert!(told[1].starts_with("path 1 is not used: its names"), "{told:?}");
     host.add_queue();
-    host.run_until(|host| host.queues[0].open_paths() == 1);
+    host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);
-    assert_eq!(host.executed()[1], 0);
+    assert_eq!(host.executed_counts()[1], 0);
 }
 
 #[test]
 fn silent_path_is_left_once_detected() {
     let mut host = MultipathHost::connected(2, IoPolicy::ActivePassive);
     for network in &host.targets[0].state().networks {
-        network.inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
+        network.inject_fault(LinkTransferDirection::Downstream, LinkFault::BlackHole);
     }
     let (place, begun) = (host.buffer(0, 8), host.now);
     assert!(host.submit(Operation::Read, 0, place, 1));
@@ -670,11 +691,11 @@ fn path_with_errors_backs_off_while_others_are_used() {
     let begun = host.now;
     host.write_and_verify(0, 1);
     assert!(host.now.since(begun) < Span::from_ms(2), "{}", host.now.since(begun));
-    assert_eq!(host.executed(), [0, 2]);
+    assert_eq!(host.executed_counts(), [0, 2]);
     host.targets[0].state().status_override = None;
     host.run_for(Span::from_ms(150));
     host.write_and_verify(0, 2);
-    assert_eq!(host.executed(), [2, 2], "rested");
+    assert_eq!(host.executed_counts(), [2, 2], "rested");
 }
 
 #[test]
@@ -701,11 +722,11 @@ fn namespace_in_any_ana_group_is_found_in_the_log_page() {
             state.identity = state.identity.clone().with(|it| it.anagrpmax(group).nanagrpid(group));
         }
         let mut host = host.connect_all();
-        assert_eq!(host.multipath.access(0), Some(PathAnaState::Optimized), "group {group}");
+        assert_eq!(host.multipath.ana_state(0), Some(PathAnaState::Optimized), "group {group}");
         host.set_ana_state(0, AnaState::NonOptimized);
-        host.run_until(|host| host.multipath.access(0) == Some(PathAnaState::NonOptimized));
+        host.run_until(|host| host.multipath.ana_state(0) == Some(PathAnaState::NonOptimized));
         host.write_and_verify(0, 1);
-        assert_eq!(host.executed(), [0, 2], "group {group}");
+        assert_eq!(host.executed_counts(), [0, 2], "group {group}");
     }
 }
 
@@ -715,7 +736,7 @@ fn aborted_by_host_from_a_controller_becomes_a_path_error() {
     let mut host = MultipathHost::connected(1, IoPolicy::ActivePassive);
     host.targets[0].state().status_override = Some(Status::ABORTED_BY_HOST);
     let place = host.buffer(0, 8);
-    let outcome = host.run(Operation::Write, 0, place);
+    let outcome = host.run_request(Operation::Write, 0, place);
     assert_eq!(outcome, IoStatus(Status::INTERNAL_PATH_ERROR.0));
 }
 
@@ -732,12 +753,12 @@ fn path_without_ana_log_is_left_when_its_namespace_changes() {
         target.state().identity = identity;
     }
     let mut host = host.connect_all();
-    assert_eq!(host.multipath.access(0), Some(PathAnaState::Optimized));
+    assert_eq!(host.multipath.ana_state(0), Some(PathAnaState::Optimized));
     host.targets[0].state().nguid = 9;
     host.targets[0].state().namespace_has_changed = true;
-    host.run_until(|host| host.multipath.access(0) == Some(PathAnaState::Inaccessible));
+    host.run_until(|host| host.multipath.ana_state(0) == Some(PathAnaState::Inaccessible));
     host.write_and_verify(0, 1);
-    assert_eq!(host.executed(), [0, 2]);
+    assert_eq!(host.executed_counts(), [0, 2]);
 }
 
 #[test]
@@ -748,6 +769,6 @@ fn shut_down_paths_do_not_reconnect() {
     host.multipath.shut_down(host.now);
     host.run_until(|host| !host.multipath.is_shutting_down());
     host.run_for(Span::from_secs(2));
-    assert!((0..2).all(|path| host.multipath.access(path).is_none()));
-    assert!(host.targets.iter().all(|target| target.connections() == 0));
+    assert!((0..2).all(|path| host.multipath.ana_state(path).is_none()));
+    assert!(host.targets.iter().all(|target| target.open_connection_count() == 0));
 }

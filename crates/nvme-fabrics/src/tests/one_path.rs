@@ -64,25 +64,25 @@ fn device_whose_only_path_was_removed_stays_lost() {
     let waited = host.now.since(begun);
     assert!((Span::from_secs(19)..Span::from_secs(21)).contains(&waited), "{waited}");
     let now = host.now;
-    assert_eq!(host.multipath().failure(now), Some("no listener"));
+    assert_eq!(host.multipath().failure_reason(now), Some("no listener"));
     host.accept_connections();
     let place = host.buffer(0, 1);
     for _ in 0..10 {
         host.run_for(Span::from_secs(60));
         let begun = host.now;
-        assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
+        assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
         assert!(host.now.since(begun) < Span::from_ms(10), "at once");
     }
-    assert_eq!((host.multipath().access(0), host.target.connections()), (None, 0));
+    assert_eq!((host.multipath().ana_state(0), host.target.open_connection_count()), (None, 0));
     // So do channels that are opened afterwards.
     host.open_channel();
     host.queues.remove(0);
-    assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
+    assert_eq!(host.run_request(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
 }
 
 /// It is not tried again, and what is held does not wait for the end of its time.
 #[test]
-fn refusal_for_good_ends_the_device_at_once() {
+fn permanent_connect_refusal_removes_the_device_at_once() {
     let mut host = SinglePathHost::with_queue(8);
     host.target.state().withholds_completions = true;
     let place = host.buffer(0, 1);
@@ -95,7 +95,7 @@ fn refusal_for_good_ends_the_device_at_once() {
     assert_eq!(host.completions[0].status, IoStatus::PATH_ERROR);
     assert!(host.now.since(begun) < Span::from_secs(2), "{}", host.now.since(begun));
     let now = host.now;
-    let why = host.multipath().failure(now).map(str::to_owned).unwrap();
+    let why = host.multipath().failure_reason(now).map(str::to_owned).unwrap();
     assert!(why.contains("this host may not connect"), "{why}");
 }
 
@@ -113,7 +113,7 @@ fn namespace_without_a_name_is_the_same_after_a_reconnect() {
         host.events.clear();
         host.target.cut();
         host.run_until(|host| host.multipath().down_since().is_some());
-        host.run_until(|host| host.multipath().access(0).is_some());
+        host.run_until(|host| host.multipath().ana_state(0).is_some());
     }
     host.write_and_verify(0, 8, 3);
 }
@@ -183,7 +183,7 @@ fn channel_that_is_opened_during_an_outage_works_once_it_is_over() {
             &[SinglePathHost::request(Operation::Read, 0, &[place], 1)],
             &[place],
         );
-        queue.flush();
+        queue.flush_submissions();
         taken == 1
     };
     host.run_for(Span::from_secs(10));
@@ -216,9 +216,13 @@ fn requests_to_an_unconnected_channel_fail_in_time_and_succeed_once_connected() 
     assert_eq!(queue.poll(host.now, &mut completions), 2);
     assert!(completions.drain().all(|completion| completion.status == IoStatus::PATH_ERROR));
     host.accept_connections();
-    host.run_until(|host| host.multipath().access(0).is_some());
+    host.run_until(|host| host.multipath().ana_state(0).is_some());
     host.queues = vec![queue];
-    assert_eq!(host.run(Operation::Read, 0, &[place]), IoStatus::SUCCESS, "the first one already");
+    assert_eq!(
+        host.run_request(Operation::Read, 0, &[place]),
+        IoStatus::SUCCESS,
+        "the first one already"
+    );
 }
 
 #[test]
@@ -228,9 +232,9 @@ fn channel_that_is_dropped_before_it_is_connected_is_not_connected() {
     host.open_channel();
     host.queues.pop();
     host.accept_connections();
-    host.run_until(|host| host.multipath().access(0).is_some());
+    host.run_until(|host| host.multipath().ana_state(0).is_some());
     host.run_for(Span::from_secs(1));
-    assert_eq!(host.target.connections(), 2);
+    assert_eq!(host.target.open_connection_count(), 2);
 }
 
 /// While nothing else serves the queue, it is requested again.
@@ -244,13 +248,13 @@ fn refused_queue_is_reported_and_requested_again() {
     let limits = host.queues[0].limits().clone();
     let (request, channel) = host.multipath().open_channel(limits);
     let begun = host.now;
-    host.run_until(|host| host.multipath().refusal(request).is_some());
-    let why = host.multipath().refusal(request).map(str::to_owned).unwrap();
+    host.run_until(|host| host.multipath().queue_refusal(request).is_some());
+    let why = host.multipath().queue_refusal(request).map(str::to_owned).unwrap();
     assert_eq!(why, "a queue was refused: Connect was refused: byte 42 of its command is refused");
     host.queues = vec![channel];
     host.write_and_verify(0, 8, 0);
     assert!(host.now.since(begun) < Span::from_secs(2), "{}", host.now.since(begun));
-    assert_eq!(host.multipath().refusal(request), None);
+    assert_eq!(host.multipath().queue_refusal(request), None);
 }
 
 #[test]
@@ -267,7 +271,7 @@ fn requests_wait_for_an_accessible_state_of_the_only_path() {
         (state.ana, state.ana_has_changed) = (AnaState::NonOptimized, true);
     }
     host.write_and_verify(0, 8, 1);
-    assert_eq!(host.multipath().access(0), Some(PathAnaState::NonOptimized));
+    assert_eq!(host.multipath().ana_state(0), Some(PathAnaState::NonOptimized));
 }
 
 /// As if it did not report ANA, until a command tells.

@@ -7,7 +7,7 @@ use tenmil_nvme_host::{
 use tenmil_wire::{AdminOpcode, Command, Status};
 
 use super::single_path_host::SinglePathHost;
-use crate::controller::FabricsController;
+use crate::fabrics_controller::FabricsController;
 use crate::fabrics_queue_pair::QueuePairState;
 use crate::timeout_policy::TimeoutPolicy;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{CompletionBatch, Operation, Request, SharedWaker, Span, WakeSource};
-use tenmil_nvme_host::{Event, QueueState, State, Transport};
+use tenmil_nvme_host::{ControllerState, Event, QueueState, Transport};
 use tenmil_wire::{Command, IoOpcode};
 
 use super::single_path_host::SinglePathHost;
-use crate::controller::FabricsController;
+use crate::fabrics_controller::FabricsController;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
 use crate::segment_lists::SegmentPointer;
 use crate::wait_handle::WaitHandle;
@@ -70,7 +70,7 @@ impl TwoThreads {
     /// Passes a command to the transport, as `submit` does after it has checked the state.
     fn submit_to_transport(&mut self) {
         let command = Command::new(IoOpcode::Flush.code()).with_nsid(1).with_cid(1);
-        let transport = self.queue_pair.queue().queue_mut().transport_mut();
+        let transport = self.queue_pair.driver_queue().queue_mut().transport_mut();
         transport.submit(command, SegmentPointer::None, None);
         transport.flush(1);
     }
@@ -107,7 +107,7 @@ fn command_of_a_queue_that_is_frozen_afterwards_is_sent_and_its_close_awaited() 
     let now = threads.host.now;
     threads.remote.controller().reset(now).unwrap();
     threads.poll_controller_for(Span::from_secs(5));
-    assert_eq!(threads.remote.controller().state(), State::Resetting);
+    assert_eq!(threads.remote.controller().state(), ControllerState::Resetting);
     assert!(!threads.events.contains(&Event::Recovered));
     threads.host.target.state().withholds_completions = false;
     threads.await_event(&Event::Recovered);
@@ -125,7 +125,7 @@ fn idle_queue_is_not_waited_for_and_closes_its_connection_when_it_is_polled() {
     assert_eq!((threads.read(1), threads.queue_pair.state()), (0, QueuePairState::Disconnected));
     threads.poll_controller_for(Span::from_ms(1));
     assert_eq!(target.state().connects, [0, 1, 0, 1]);
-    assert_eq!(target.connections(), 2, "and none is left of before");
+    assert_eq!(target.open_connection_count(), 2, "and none is left of before");
     threads.await_event(&Event::QueuePairResumed { id: 1 });
     assert_eq!(threads.read(2), 1);
     threads.queue_pair.flush();
@@ -159,12 +159,12 @@ fn connection_that_the_queue_has_not_taken_is_closed_by_the_next_reset() {
         threads.poll_controller_for(POLL);
     }
     assert_eq!(threads.queue_pair.state(), QueuePairState::Disconnected);
-    assert_eq!(target.connections(), 2);
+    assert_eq!(target.open_connection_count(), 2);
     target.state().refuses_connections = true;
     let now = threads.host.now;
     threads.remote.controller().reset(now).unwrap();
     threads.poll_controller_for(Span::from_secs(1));
-    assert_eq!(target.connections(), 0);
+    assert_eq!(target.open_connection_count(), 0);
     target.state().refuses_connections = false;
     threads.events.clear();
     threads.await_event(&Event::QueuePairResumed { id: 1 });
@@ -193,7 +193,7 @@ fn dropped_controller_closes_the_connections_of_its_queues() {
         // Nothing of an idle queue can be executed late, so its controller could end.
         let expected = if is_busy { QueueState::Frozen } else { QueueState::Dead };
         assert_eq!(queue_pair.driver_state(), expected, "{is_busy}");
-        assert_eq!(host.target.connections(), 0, "{is_busy}");
+        assert_eq!(host.target.open_connection_count(), 0, "{is_busy}");
         assert!(completions.is_empty(), "its memory may be accessed by the old controller");
     }
 }

@@ -8,9 +8,9 @@ use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapp
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 
 use super::simulated_time::SimulatedTime;
-use super::target::{BLOCK, Target, load, pattern};
-use crate::caches::CacheScope;
-use crate::controller::{ConnectError, Connecting, FabricsController};
+use super::target::{BLOCK, Target, load_host_memory, pattern};
+use crate::cache_tracker::CacheScope;
+use crate::fabrics_controller::{ConnectError, ConnectingController, FabricsController};
 use crate::fabrics_queue_pair::FabricsQueuePair;
 use crate::multipath::{
     FabricsChannel, IoPolicy, Multipath, MultipathOptions, PathEvent, PathSetup,
@@ -100,7 +100,7 @@ impl SinglePathHost {
             if let Some(error) = multipath.path_error(0) {
                 return Err(error.clone());
             }
-            if multipath.access(0).is_some() {
+            if multipath.ana_state(0).is_some() {
                 self.multipath = Some(multipath);
                 return Ok(());
             }
@@ -115,8 +115,13 @@ impl SinglePathHost {
         let dial = self.target.connector(&self.regions);
         let requested_options =
             ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() };
-        let mut connecting =
-            Connecting::begin(self.pool.clone(), dial, options, requested_options, self.now)?;
+        let mut connecting = ConnectingController::begin(
+            self.pool.clone(),
+            dial,
+            options,
+            requested_options,
+            self.now,
+        )?;
         loop {
             self.now = self.now.after(STEP);
             self.target.step(self.now);
@@ -153,7 +158,7 @@ impl SinglePathHost {
     }
 
     /// Whether its path is connected. False if it cannot be.
-    pub(super) fn try_connect(&mut self) -> bool {
+    pub(super) fn await_connection(&mut self) -> bool {
         self.connect(Self::options()).is_ok()
     }
 
@@ -187,8 +192,8 @@ impl SinglePathHost {
         self.multipath.as_mut().unwrap()
     }
 
-    pub(super) fn remote(&mut self) -> &mut FabricsController {
-        self.multipath().remote(0).unwrap()
+    pub(super) fn controller(&mut self) -> &mut FabricsController {
+        self.multipath().path_controller(0).unwrap()
     }
 
     /// Shuts the controller down, and waits until it has.
@@ -205,7 +210,7 @@ impl SinglePathHost {
         for queue in &mut self.queues {
             queue.poll(self.now, &mut completions);
             self.completions.extend(completions.drain());
-            queue.flush();
+            queue.flush_submissions();
         }
     }
 
@@ -246,13 +251,18 @@ impl SinglePathHost {
     ) -> bool {
         let request = Self::request(operation, lba, segments, token);
         let taken = self.queues[queue].submit(self.now, &[request], segments);
-        self.queues[queue].flush();
+        self.queues[queue].flush_submissions();
         taken == 1
     }
 
     /// Executes one request and waits for its completion.
     #[track_caller]
-    pub(super) fn run(&mut self, operation: Operation, lba: u64, segments: &[Segment]) -> IoStatus {
+    pub(super) fn run_request(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        segments: &[Segment],
+    ) -> IoStatus {
         self.run_until(|host| host.submit(0, operation, lba, segments, 4711));
         self.run_until(|host| host.completions.iter().any(|completion| completion.token == 4711));
         let at = self.completions.iter().position(|completion| completion.token == 4711).unwrap();
@@ -266,14 +276,14 @@ impl SinglePathHost {
         let bytes = pattern(seed, from.len_bytes as usize);
         self.regions.store(from, &bytes).unwrap();
         self.regions.fill(to, 0).unwrap();
-        assert_eq!(self.run(Operation::Write, lba, &[from]), IoStatus::SUCCESS);
-        assert_eq!(self.run(Operation::Read, lba, &[to]), IoStatus::SUCCESS);
-        assert!(load(&self.regions, to) == bytes, "{blocks} blocks at {lba}");
+        assert_eq!(self.run_request(Operation::Write, lba, &[from]), IoStatus::SUCCESS);
+        assert_eq!(self.run_request(Operation::Read, lba, &[to]), IoStatus::SUCCESS);
+        assert!(load_host_memory(&self.regions, to) == bytes, "{blocks} blocks at {lba}");
     }
 }
 
 impl SimulatedTime for SinglePathHost {
-    fn now(&mut self) -> &mut Instant {
+    fn now_mut(&mut self) -> &mut Instant {
         &mut self.now
     }
 

@@ -12,9 +12,11 @@ use tenmil_nvme_tcp::{
     Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, EventQueue,
     PayloadDigest, SendPiece,
 };
-use tenmil_sim::sim_network::{self, LinkFault, LinkFaults, LinkSide, NetworkOptions, SimNetwork};
+use tenmil_sim::sim_network::{
+    self, LinkFault, LinkFaults, LinkTransferDirection, NetworkOptions, SimNetwork,
+};
 use tenmil_wire::admin::CrossControllerReset;
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader, AnaState};
 use tenmil_wire::register::{Configuration, ControllerStatus};
@@ -29,10 +31,10 @@ pub(super) const BLOCKS: usize = 4096;
 
 /// A handle to the target and to the networks that lead to it.
 #[derive(Clone)]
-pub(super) struct Target(Arc<Mutex<State>>);
+pub(super) struct Target(Arc<Mutex<TargetState>>);
 
 /// State and behavior of the target. Every field may be changed at any time.
-pub(super) struct State {
+pub(super) struct TargetState {
     /// Contents, shared by targets that are paths to the same namespace.
     pub(super) disk: Arc<Mutex<Vec<u8>>>,
     /// Contents that would survive a power failure, if there is a volatile cache (VWC).
@@ -95,9 +97,9 @@ pub(super) struct State {
     pub(super) unanswered: Vec<u16>,
     pub(super) aborted: Vec<u16>,
     /// Fault of the stream of this number.
-    pub(super) cut_fault: Option<(usize, LinkSide, u64)>,
+    pub(super) cut_fault: Option<(usize, LinkTransferDirection, u64)>,
     /// Targets whose controllers this target resets on request of their host (CCRL).
-    siblings: Vec<Weak<Mutex<State>>>,
+    siblings: Vec<Weak<Mutex<TargetState>>>,
     /// Index among these targets.
     salt: u16,
     /// Number of resets requested by its host.
@@ -175,13 +177,13 @@ impl Target {
     pub(super) fn new() -> Self {
         let identity = IdentifyController::zeroed().with(|id| {
             let id = id
-                .sn(tenmil_wire::element::Ascii::new("1"))
-                .mn(tenmil_wire::element::Ascii::new("t"));
+                .sn(tenmil_wire::field_type::Ascii::new("1"))
+                .mn(tenmil_wire::field_type::Ascii::new("t"));
             let id = id.sqes(0x66).cqes(0x44).nn(1).mdts(8).acl(3).aerl(3).kas(1).oncs(0);
             let id = id.sgl_support(1).ioccsz((4096 + 64) / 16).cqt(500);
             id.anars(true).ana_change_notices(true).anatt(2).anagrpmax(1).nanagrpid(1)
         });
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(TargetState {
             disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
             durable: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
             unflushed: BTreeMap::new(),
@@ -236,7 +238,7 @@ impl Target {
         })))
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, TargetState> {
         self.0.lock().unwrap()
     }
 
@@ -253,7 +255,7 @@ impl Target {
             network.advance(now);
         }
         let mut ends = std::mem::take(&mut state.ends);
-        state.execute_held(&mut ends);
+        state.execute_due(&mut ends);
         for end in &mut ends {
             end.step(now, &mut state);
         }
@@ -263,7 +265,7 @@ impl Target {
     }
 
     /// Number of open connections.
-    pub(super) fn connections(&self) -> usize {
+    pub(super) fn open_connection_count(&self) -> usize {
         self.state().ends.len()
     }
 
@@ -293,8 +295,8 @@ impl Connector for TargetConnector {
         {
             let faults = LinkFaults::single(at, LinkFault::Cut);
             match direction {
-                LinkSide::Upstream => options.there.faults = faults,
-                LinkSide::Downstream => options.back.faults = faults,
+                LinkTransferDirection::Upstream => options.there.faults = faults,
+                LinkTransferDirection::Downstream => options.back.faults = faults,
             }
         }
         let (ours, theirs, network) = sim_network::connected_pair(
@@ -345,7 +347,7 @@ impl Target {
     }
 }
 
-impl State {
+impl TargetState {
     /// How long after the last sign of life of its host an association may execute commands: the maximum,
     /// as if that sign of life had been in transit for the maximum time.
     pub(super) fn max_execution_time(&self) -> Span {
@@ -373,7 +375,7 @@ impl State {
     }
 
     /// Ends an association of a sibling on request of its host.
-    fn reset_other(&mut self, command: &Command) -> Completion {
+    fn execute_cross_controller_reset(&mut self, command: &Command) -> Completion {
         self.resets += 1;
         if let Some(completion) = self.no_reset {
             return completion;
@@ -405,7 +407,7 @@ impl State {
     }
 
     /// Executes due commands, and sends completions on connections that are still open.
-    fn execute_held(&mut self, ends: &mut [TargetConnection]) {
+    fn execute_due(&mut self, ends: &mut [TargetConnection]) {
         let (due, later) = std::mem::take(&mut self.held)
             .into_iter()
             .partition::<Vec<_>, _>(|held| held.at <= self.now);
@@ -414,7 +416,7 @@ impl State {
             if !self.may_execute(held.association) {
                 continue;
             }
-            let completion = self.execute(held.association, &held.command, &mut held.bytes);
+            let completion = self.execute_io(held.association, &held.command, &mut held.bytes);
             if let Some(end) = ends.iter_mut().find(|end| end.number == held.stream) {
                 let is_read = held.command.opcode() == IoOpcode::Read.code();
                 let moved = if is_read { u32::try_from(held.bytes.len()).unwrap() } else { 0 };
@@ -425,7 +427,7 @@ impl State {
     }
 
     /// Executes an I/O command now.
-    fn execute(&mut self, whose: u16, command: &Command, bytes: &mut Vec<u8>) -> Completion {
+    fn execute_io(&mut self, whose: u16, command: &Command, bytes: &mut Vec<u8>) -> Completion {
         self.executed += 1;
         let whose = if self.cache.is_some() { 0 } else { whose };
         let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
@@ -496,7 +498,7 @@ impl State {
 }
 
 impl TargetConnection {
-    fn step(&mut self, now: Instant, state: &mut State) {
+    fn step(&mut self, now: Instant, state: &mut TargetState) {
         let mut has_parted = false;
         match self.stream.receive() {
             RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
@@ -514,7 +516,7 @@ impl TargetConnection {
             self.events.clear();
             self.stream.consume(taken);
             for event in &events {
-                self.handle(event, &bytes, state);
+                self.handle_event(event, &bytes, state);
             }
             if taken == 0 && events.is_empty() {
                 break;
@@ -546,7 +548,7 @@ impl TargetConnection {
         }
     }
 
-    fn send(&mut self, state: &mut State) {
+    fn send(&mut self, state: &mut TargetState) {
         loop {
             self.end.fill_send_queue(&self.data);
             let mut bytes = Vec::new();
@@ -569,7 +571,7 @@ impl TargetConnection {
             self.end.record_sent(*sent.as_ref().unwrap_or(&0), &mut self.events);
             for event in self.events.as_slice().to_vec() {
                 self.events.clear();
-                self.handle(&event, &[], state);
+                self.handle_event(&event, &[], state);
             }
             if !matches!(sent, Ok(count) if count > 0) {
                 self.is_over |= sent.is_err();
@@ -578,7 +580,7 @@ impl TargetConnection {
         }
     }
 
-    fn handle(&mut self, event: &ControllerEvent, bytes: &[u8], state: &mut State) {
+    fn handle_event(&mut self, event: &ControllerEvent, bytes: &[u8], state: &mut TargetState) {
         match *event {
             ControllerEvent::Open(_) => {}
             ControllerEvent::Command { tag, command, data } => {
@@ -620,7 +622,7 @@ pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Reads memory of a host.
-pub(super) fn load(regions: &RegionTable, segment: tenmil_base::Segment) -> Vec<u8> {
+pub(super) fn load_host_memory(regions: &RegionTable, segment: tenmil_base::Segment) -> Vec<u8> {
     let mut bytes = vec![0; segment.len_bytes as usize];
     regions.load(segment, &mut bytes).unwrap();
     bytes

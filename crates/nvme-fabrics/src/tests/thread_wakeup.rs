@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{ChannelWakeup, Operation, Span, Wake, WakeSource};
-use tenmil_sim::sim_network::{LinkOptions, LinkSide};
+use tenmil_sim::sim_network::{LinkOptions, LinkTransferDirection};
 
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::SinglePathHost;
@@ -33,7 +33,7 @@ fn host_with_writes_in_flight(count: u64) -> SinglePathHost {
     let mut host = SinglePathHost::new();
     let roomy = LinkOptions { room_bytes: 16 << 20, ..LinkOptions::default() };
     host.target.state().network.there = roomy;
-    assert!(host.try_connect());
+    assert!(host.await_connection());
     host.add_queue(8);
     let queue = host.queues.remove(0);
     host.queues.push(queue.with_wait_handle(Box::new(PolledWaitHandle)));
@@ -61,7 +61,8 @@ fn thread_does_not_sleep_with_data_that_the_socket_accepts() {
     host.target.step(host.now);
     assert!(can_sleep(&mut host));
     (0..100).for_each(|_| host.target.step(host.now));
-    let arrived = host.target.state().networks[1].is_data_available(LinkSide::Upstream);
+    let arrived =
+        host.target.state().networks[1].arrived_byte_count(LinkTransferDirection::Upstream);
     assert!(arrived > 3 << 20, "{arrived}");
 }
 
@@ -74,5 +75,5 @@ fn memory_release_reports_do_not_keep_the_thread_awake() {
         assert!(can_sleep(&mut host));
     }
     let network = host.target.state().networks[1].clone();
-    assert!(network.is_data_available(LinkSide::Upstream) > 1 << 20);
+    assert!(network.arrived_byte_count(LinkTransferDirection::Upstream) > 1 << 20);
 }

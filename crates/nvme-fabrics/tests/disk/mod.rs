@@ -33,7 +33,7 @@ pub(crate) fn request(number: u64, operation: Operation) -> Request {
 }
 
 /// A target with the disk.
-pub(crate) fn service(regions: &RegionTable, limits: ServiceLimits) -> Service {
+pub(crate) fn null_disk_service(regions: &RegionTable, limits: ServiceLimits) -> Service {
     service_of_device(Arc::new(NullDevice::new(512, 1 << 20).unwrap()), regions, limits)
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn service_of_device(
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
     };
-    service.open_port(1, Port { address: None });
+    service.add_port(1, Port { address: None });
     service.add_subsystem(plan).unwrap();
     service
 }

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use tenmil_base::{Instant, Span, Stream, StreamError};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_linux::socket::{SocketFactory, loopback_pair};
+use tenmil_linux::socket::{SocketStreamFactory, loopback_pair};
 use tenmil_nvme_fabrics::{Connector, PendingConnect};
 use tenmil_serve::tcp::{Service, TargetConnection};
 
 /// Connects the host to the target: both ends have sockets of their own.
-pub(crate) struct Net {
-    pub(crate) ours: SocketFactory,
-    pub(crate) theirs: SocketFactory,
+pub(crate) struct LoopbackNet {
+    pub(crate) ours: SocketStreamFactory,
+    pub(crate) theirs: SocketStreamFactory,
     pub(crate) service: Service,
     pub(crate) connections: Arc<Mutex<Vec<TargetConnection>>>,
     /// Wraps each stream of the target.
@@ -29,9 +29,9 @@ impl PendingConnect for ImmediateConnect {
     }
 }
 
-impl Net {
+impl LoopbackNet {
     pub(crate) fn new(
-        [ours, theirs]: [SocketFactory; 2],
+        [ours, theirs]: [SocketStreamFactory; 2],
         service: Service,
         connections: &Arc<Mutex<Vec<TargetConnection>>>,
     ) -> Self {
@@ -45,7 +45,7 @@ impl Net {
     }
 }
 
-impl Connector for Net {
+impl Connector for LoopbackNet {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let [one, other] = loopback_pair().unwrap();
         let stream = (self.wrap_target_stream)(self.theirs.new_stream(other).unwrap());
@@ -64,7 +64,7 @@ pub(crate) fn poll_connections(connections: &Mutex<Vec<TargetConnection>>, now: 
 }
 
 /// Memory of the host for its lists.
-pub(crate) fn pool(regions: &RegionTable) -> DevicePool {
+pub(crate) fn host_pool(regions: &RegionTable) -> DevicePool {
     let pool =
         regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let store = CommandStore::for_device(DeviceKind::Emulated);

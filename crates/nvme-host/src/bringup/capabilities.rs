@@ -35,7 +35,7 @@ const COMPLETION_ENTRY_SHIFT: u8 = 4;
 
 impl Capabilities {
     /// Checks the register values. `crto` is given if CAP.CRMS requires it.
-    pub fn check(
+    pub fn from_registers(
         cap: register::Capabilities,
         vs: Version,
         crto: Option<ReadyTimeouts>,
@@ -68,14 +68,14 @@ impl Capabilities {
             doorbell_stride: cap.dstrd(),
             subsystem_reset: cap.nssrs(),
             buffer_control: cap.cmbs(),
-            command_sets: command_sets(cap)?,
+            command_sets: selected_command_set(cap)?,
             ready_independent_of_media,
             version: vs,
         })
     }
 
     /// Value of CC to enable the controller: pages of 4 KiB, round robin, no shutdown.
-    pub fn configuration(&self) -> Configuration {
+    pub fn enable_configuration(&self) -> Configuration {
         Configuration::zeroed().with(|cc| {
             cc.en(true)
                 .css(self.command_sets)
@@ -86,7 +86,7 @@ impl Capabilities {
     }
 }
 
-fn command_sets(cap: register::Capabilities) -> Result<CommandSetSelected, BringupError> {
+fn selected_command_set(cap: register::Capabilities) -> Result<CommandSetSelected, BringupError> {
     match (cap.css_io(), cap.css_nvm(), cap.css_none()) {
         (true, _, _) => Ok(CommandSetSelected::All),
         (_, true, _) => Ok(CommandSetSelected::Nvm),

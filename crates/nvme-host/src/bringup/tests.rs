@@ -2,11 +2,11 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::register::{CommandSetSelected, Version};
 
 use super::{
-    AdminQueues, Bringup, BringupAction, BringupError, BringupInput, Capabilities, Register,
+    AdminQueueAddresses, Bringup, BringupAction, BringupError, BringupInput, Capabilities, Register,
 };
 
-const ADMIN: AdminQueues =
-    AdminQueues { submission_iova: 0x1000, completion_iova: 0x2000, depth: 32 };
+const ADMIN: AdminQueueAddresses =
+    AdminQueueAddresses { submission_iova: 0x1000, completion_iova: 0x2000, depth: 32 };
 
 /// MQES 1023, CQR, TO 1 (half a second), NVM command set, pages from 4 KiB.
 const CAP: u64 = 1023 | 1 << 16 | 1 << 24 | 1 << 37;
@@ -98,13 +98,13 @@ impl ScriptedRegisters {
         }
     }
 
-    fn written(&self) -> Vec<Register> {
+    fn written_registers(&self) -> Vec<Register> {
         self.log.iter().map(|(register, _)| *register).collect()
     }
 }
 
 /// Runs bring-up in simulated time: the outcome, and its duration.
-fn run(controller: &mut ScriptedRegisters) -> (Result<Capabilities, BringupError>, Span) {
+fn run_bringup(controller: &mut ScriptedRegisters) -> (Result<Capabilities, BringupError>, Span) {
     let mut bringup = Bringup::new(Some(ADMIN));
     let mut now = Instant::default();
     let mut input = BringupInput::Tick;
@@ -132,14 +132,14 @@ fn run(controller: &mut ScriptedRegisters) -> (Result<Capabilities, BringupError
     panic!("bring-up neither finished nor failed");
 }
 
-fn outcome(cap: u64, vs: u32, crto: u32) -> Result<Capabilities, BringupError> {
-    run(&mut ScriptedRegisters { cap, vs, crto, ..ScriptedRegisters::new() }).0
+fn bringup_outcome(cap: u64, vs: u32, crto: u32) -> Result<Capabilities, BringupError> {
+    run_bringup(&mut ScriptedRegisters { cap, vs, crto, ..ScriptedRegisters::new() }).0
 }
 
 #[test]
 fn admin_queues_are_configured_before_enable() {
     let mut controller = ScriptedRegisters::enabled();
-    assert!(run(&mut controller).0.is_ok());
+    assert!(run_bringup(&mut controller).0.is_ok());
     use Register::{Acq, Aqa, Asq, Cc};
     let expected = [
         (Cc, 0x0046_0000),
@@ -154,14 +154,14 @@ fn admin_queues_are_configured_before_enable() {
 #[test]
 fn disabled_controller_is_not_disabled_again() {
     let mut controller = ScriptedRegisters::new();
-    assert!(run(&mut controller).0.is_ok());
-    assert_eq!(controller.written()[0], Register::Aqa);
+    assert!(run_bringup(&mut controller).0.is_ok());
+    assert_eq!(controller.written_registers()[0], Register::Aqa);
 }
 
 #[test]
 fn clearing_enable_waits_for_ready_so_that_its_effect_is_defined() {
     let mut controller = ScriptedRegisters { ready: false, ..ScriptedRegisters::enabled() };
-    let (outcome, took) = run(&mut controller);
+    let (outcome, took) = run_bringup(&mut controller);
     assert!(outcome.is_ok());
     // 3 ms until ready, 2 to disable, 3 to enable, and pauses of at most 1 ms between reads.
     assert!((Span::from_ms(8)..Span::from_ms(12)).contains(&took), "{took}");
@@ -174,10 +174,10 @@ fn controller_that_does_not_become_ready_is_disabled() {
         enable_lag: Span::from_ms(60_000),
         ..ScriptedRegisters::enabled()
     };
-    let (outcome, took) = run(&mut controller);
+    let (outcome, took) = run_bringup(&mut controller);
     let late = BringupError::Timeout { want_ready: true, allowed: ALLOWED, csts: 0 };
     assert_eq!(outcome, Err(late));
-    assert_eq!(controller.written()[0], Register::Cc);
+    assert_eq!(controller.written_registers()[0], Register::Cc);
     assert!(took >= Span::from_ms(1000) && took < Span::from_ms(1004), "{took}");
 }
 
@@ -185,7 +185,7 @@ fn controller_that_does_not_become_ready_is_disabled() {
 fn reset_clears_fatal_status() {
     let mut controller =
         ScriptedRegisters { fatal_until_disabled: true, ..ScriptedRegisters::enabled() };
-    assert!(run(&mut controller).0.is_ok());
+    assert!(run_bringup(&mut controller).0.is_ok());
 }
 
 /// In time is ready, otherwise `Late`, and the boundary itself is in time.
@@ -197,7 +197,7 @@ fn controller_becomes_ready_or_times_out() {
             let mut controller = ScriptedRegisters::enabled();
             *(if want_ready { &mut controller.enable_lag } else { &mut controller.disable_lag }) =
                 lag;
-            let (outcome, took) = run(&mut controller);
+            let (outcome, took) = run_bringup(&mut controller);
             if lag <= ALLOWED {
                 assert!(outcome.is_ok(), "lag {lag}: {outcome:?}");
             } else {
@@ -223,7 +223,7 @@ fn fault_at_any_register_read_is_reported_with_its_cause() {
         for breaks_at_read in 1..1000 {
             let mut controller =
                 ScriptedRegisters { breaks_at_read, breaks, ..ScriptedRegisters::enabled() };
-            let (outcome, took) = run(&mut controller);
+            let (outcome, took) = run_bringup(&mut controller);
             assert!(took <= Span { ns: 3 * ALLOWED.ns }, "{breaks:?} took {took}");
             match (outcome, breaks) {
                 (Ok(_), _) => {
@@ -248,7 +248,7 @@ fn fault_at_any_register_read_is_reported_with_its_cause() {
 #[test]
 fn longer_of_cap_to_and_crto_applies() {
     let with_media = 1 << 59;
-    let wait = |cap, crto| outcome(cap, 0x0002_0000, crto).unwrap().ready_timeout;
+    let wait = |cap, crto| bringup_outcome(cap, 0x0002_0000, crto).unwrap().ready_timeout;
     assert_eq!(wait(CAP, 7), Span::from_ms(500), "without CAP.CRMS there is no CRTO");
     assert_eq!(wait(CAP | with_media, 7), Span::from_ms(3_500));
     assert_eq!(wait(CAP | with_media, 0), Span::from_ms(500), "some leave CRTO empty");
@@ -266,25 +266,25 @@ fn controller_is_awaited_for_its_ready_timeout() {
         enable_lag: lag,
         ..ScriptedRegisters::enabled()
     };
-    assert!(run(&mut { patient }).0.is_ok());
+    assert!(run_bringup(&mut { patient }).0.is_ok());
     let impatient = ScriptedRegisters { enable_lag: lag, ..ScriptedRegisters::enabled() };
-    assert!(run(&mut { impatient }).0.is_err());
+    assert!(run_bringup(&mut { impatient }).0.is_err());
 }
 
 #[test]
 fn crime_is_set_for_controller_ready_independent_of_media() {
-    let found = outcome(CAP | 1 << 60, 0x0002_0000, 9 << 16 | 2).unwrap();
+    let found = bringup_outcome(CAP | 1 << 60, 0x0002_0000, 9 << 16 | 2).unwrap();
     assert!(found.ready_independent_of_media);
     assert_eq!(found.ready_timeout, Span::from_ms(4_500));
-    assert_eq!(found.configuration().0 & 1 << 24, 1 << 24);
-    let both = outcome(CAP | 3 << 59, 0x0002_0000, 9 << 16 | 2).unwrap();
+    assert_eq!(found.enable_configuration().0 & 1 << 24, 1 << 24);
+    let both = bringup_outcome(CAP | 3 << 59, 0x0002_0000, 9 << 16 | 2).unwrap();
     assert_eq!((both.ready_independent_of_media, both.ready_timeout), (false, Span::from_ms(1000)));
 }
 
 #[test]
 fn register_fields_are_decoded_per_specification() {
     let cap = 0x3fff | 2 << 24 | 3 << 32 | 1 << 36 | 1 << 43 | 4 << 52 | 1 << 57;
-    let found = outcome(cap, 0x0002_0103, 0).unwrap();
+    let found = bringup_outcome(cap, 0x0002_0103, 0).unwrap();
     let expected = Capabilities {
         depth_max: 0x4000,
         disable_timeout: Span::from_ms(1000),
@@ -297,7 +297,7 @@ fn register_fields_are_decoded_per_specification() {
         version: Version(0x0002_0103),
     };
     assert_eq!(found, expected);
-    assert_eq!(found.configuration().0, 4 << 20 | 6 << 16 | 0b110 << 4 | 1);
+    assert_eq!(found.enable_configuration().0, 4 << 20 | 6 << 16 | 0b110 << 4 | 1);
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn invalid_registers_are_rejected_by_name_and_nothing_is_written() {
     ];
     for (cap, vs, name, value) in cases {
         let mut controller = ScriptedRegisters { cap, vs, ..ScriptedRegisters::enabled() };
-        match run(&mut controller).0 {
+        match run_bringup(&mut controller).0 {
             Err(BringupError::InvalidRegister { field, found, .. }) => {
                 assert_eq!((field, found), (name, value));
             }
@@ -323,13 +323,13 @@ fn invalid_registers_are_rejected_by_name_and_nothing_is_written() {
 
 #[test]
 fn controller_without_4k_pages_is_unsupported() {
-    let found = outcome(CAP | 1 << 48 | 4 << 52, VERSION_1_4, 0);
+    let found = bringup_outcome(CAP | 1 << 48 | 4 << 52, VERSION_1_4, 0);
     assert!(matches!(found, Err(BringupError::Unsupported { field: "CAP.MPSMIN", .. })));
 }
 
 #[test]
 fn a_controller_without_io_command_sets_gets_admin_commands_only() {
-    let admin_only = outcome(CAP & !(0xff << 37) | 1 << 44, VERSION_1_4, 0).unwrap();
+    let admin_only = bringup_outcome(CAP & !(0xff << 37) | 1 << 44, VERSION_1_4, 0).unwrap();
     assert_eq!(admin_only.command_sets, CommandSetSelected::AdminOnly);
-    assert_eq!(admin_only.configuration().0 >> 4 & 7, 0b111);
+    assert_eq!(admin_only.enable_configuration().0 >> 4 & 7, 0b111);
 }

@@ -17,7 +17,7 @@ use tenmil_wire::log::event::{AsyncEvent as Notice, EventResult, NoticeEvent};
 use tenmil_wire::log::health::{CriticalWarning, HealthInformation};
 use tenmil_wire::log::{self, LogPage as Page};
 
-use super::admin::{EVENTS_MAX, Purpose};
+use super::admin_queue_pair::{AdminCommandPurpose, EVENTS_MAX};
 use super::initialization::AdminQuery;
 use super::{Controller, Phase, QueueTransports};
 use crate::event::Event;
@@ -54,7 +54,7 @@ impl PendingLogPage {
 
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Number of requests to keep outstanding.
-    pub(super) fn event_requests_target(&self) -> u16 {
+    pub(super) fn wanted_event_request_count(&self) -> u16 {
         let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.event_requests);
         limit.min(self.options.event_requests).min(EVENTS_MAX)
     }
@@ -67,12 +67,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             warnings.degraded_reliability(true).media_read_only(true).volatile_backup_failed(true)
         });
         let has_telemetry = self.identity.as_ref().is_some_and(|of| of.page.telemetry());
-        self.notices()
+        self.supported_notices()
             .with(|events| events.critical_warnings(warnings).telemetry_notices(has_telemetry))
     }
 
     /// Notices among these events, as supported by the controller (OAES).
-    pub(super) fn notices(&self) -> AsynchronousEventConfiguration {
+    pub(super) fn supported_notices(&self) -> AsynchronousEventConfiguration {
         let events = AsynchronousEventConfiguration::zeroed();
         let Some(identity) = &self.identity else { return events };
         let page = &identity.page;
@@ -87,7 +87,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     /// Falls back to notices, or to no events, after the controller has rejected the event configuration.
     pub(super) fn fall_back_to_notices(&mut self, has_notices: bool) {
-        self.event_requests = self.event_requests_target();
+        self.event_requests = self.wanted_event_request_count();
         if let Some(status) = self.events_refused {
             self.push_event(Event::EventConfigurationRefused { status, has_notices });
         }
@@ -98,9 +98,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if !matches!(self.phase, Phase::Starting | Phase::Ready) {
             return;
         }
-        let held = self.admin.count(|purpose| *purpose == Purpose::Event);
+        let held = self.admin.outstanding_count(|purpose| *purpose == AdminCommandPurpose::Event);
         for _ in held..usize::from(self.event_requests) {
-            self.admin.submit_internal(now, Purpose::Event, &AsynchronousEventRequest {});
+            self.admin.submit_internal(
+                now,
+                AdminCommandPurpose::Event,
+                &AsynchronousEventRequest {},
+            );
         }
         if matches!(self.phase, Phase::Ready)
             && self.asked.is_none()
@@ -111,7 +115,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Handles the completion of a request.
-    pub(super) fn handle_event(&mut self, answer: IoCompletion) {
+    pub(super) fn handle_event_completion(&mut self, answer: IoCompletion) {
         let status = Status(answer.status.0);
         if !status.is_success() {
             // A new request would fail in the same way, so this one is not replaced.
@@ -122,13 +126,13 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let result = EventResult(answer.result);
         let log = PendingLogPage { id: result.lid(), what: result.event() };
         match log.what {
-            Notice::Immediate(_) | Notice::OneShot(_) => self.emit_notice(log),
+            Notice::Immediate(_) | Notice::OneShot(_) => self.push_notice_event(log),
             _ => drop(self.wanted.logs.insert(log.id, log)),
         }
     }
 
     /// Handles the result of reading an event's log page.
-    pub(super) fn handle_log(
+    pub(super) fn handle_event_log_page(
         &mut self,
         now: Instant,
         log: PendingLogPage,
@@ -138,7 +142,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let is_read = status.is_success();
         match (log.what, Page::from_code(log.id)) {
             (Notice::Error(what), Page::ErrorInformation) => {
-                let entry = log::error::error_entries(&page[..64]).next();
+                let entry = log::error_information::error_entries(&page[..64]).next();
                 let newest = entry.filter(|_| is_read).map(Box::new);
                 self.push_event(Event::ErrorReported { what, newest });
             }
@@ -149,22 +153,22 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             }
             (Notice::Notice(NoticeEvent::NamespaceChanged), Page::ChangedNamespaces) => {
                 let changed = if is_read { changed_namespaces(page) } else { None };
-                self.scan(now, self.unchanged(changed));
+                self.start_namespace_scan(now, self.unchanged_namespaces(changed));
             }
             (Notice::Notice(NoticeEvent::FirmwareActivation), _) => {
                 self.push_event(Event::FirmwareActivation);
             }
             (Notice::Notice(NoticeEvent::Ana), _) => self.push_event(Event::AccessChanged),
-            _ => self.emit_notice(log),
+            _ => self.push_notice_event(log),
         }
     }
 
-    fn emit_notice(&mut self, log: PendingLogPage) {
+    fn push_notice_event(&mut self, log: PendingLogPage) {
         self.push_event(Event::Notice { what: log.what, log_page: log.id });
     }
 
     /// Namespaces that need no new Identify if only `changed` have changed; none if that is unknown.
-    fn unchanged(&self, changed: Option<BTreeSet<u32>>) -> BTreeSet<u32> {
+    fn unchanged_namespaces(&self, changed: Option<BTreeSet<u32>>) -> BTreeSet<u32> {
         let Some(changed) = changed else { return BTreeSet::new() };
         self.namespaces.keys().copied().filter(|id| !changed.contains(id)).collect()
     }

@@ -87,12 +87,12 @@ pub(super) struct OpenCmb {
     memory: Segment,
     /// Device address of its first byte.
     address: u64,
-    pages: PageBitmap,
+    pages: PageRunAllocator,
 }
 
 /// Allocated pages: start and length of each run.
 #[derive(Debug)]
-struct PageBitmap {
+struct PageRunAllocator {
     count: u32,
     taken: BTreeMap<u32, u32>,
 }
@@ -104,23 +104,23 @@ const UNIT_MAX: u8 = 6;
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Applies the configured use of the buffer. The controller has just become ready, and has no I/O
     /// queue.
-    pub(super) fn open_buffer(&mut self, has_control: bool) -> Result<(), ControllerError> {
+    pub(super) fn configure_cmb(&mut self, has_control: bool) -> Result<(), ControllerError> {
         let wanted = self.options.memory_buffer;
         if wanted == CmbMode::Ignored {
             return Ok(());
         }
         if has_control {
-            self.control_buffer(MemoryBufferControl::zeroed().with(|it| it.cre(true)));
+            self.write_cmbmsc(MemoryBufferControl::zeroed().with(|it| it.cre(true)));
         }
         if wanted == CmbMode::Enabled {
             return Ok(());
         }
-        let size = self.buffer_register(Register::Cmbsz)?;
-        let location = self.buffer_register(Register::Cmbloc)?;
+        let size = self.read_cmb_register(Register::Cmbsz)?;
+        let location = self.read_cmb_register(Register::Cmbloc)?;
         let registers = [location, size];
         match &self.buffer {
             CmbState::Unknown => {
-                self.buffer = self.find_buffer(registers, has_control)?;
+                self.buffer = self.find_cmb(registers, has_control)?;
                 Ok(())
             }
             CmbState::Unused(_) => Ok(()),
@@ -128,24 +128,24 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             CmbState::Open(open) => {
                 let address = open.address;
                 if open.registers != registers {
-                    return Err(location_changed(registers).into());
+                    return Err(location_changed_error(registers).into());
                 }
-                match has_control && !self.program_address(address)? {
-                    true => Err(address_not_retained(address).into()),
+                match has_control && !self.program_cmb_address(address)? {
+                    true => Err(address_not_retained_error(address).into()),
                     false => Ok(()),
                 }
             }
         }
     }
 
-    fn find_buffer(
+    fn find_cmb(
         &mut self,
         registers: [u32; 2],
         has_control: bool,
     ) -> Result<CmbState, ControllerError> {
         let unused = |why| Ok(CmbState::Unused(why));
         let [location, size] = registers;
-        let Some(part) = bar_range_of(MemoryBufferLocation(location), MemoryBufferSize(size))?
+        let Some(part) = cmb_bar_range(MemoryBufferLocation(location), MemoryBufferSize(size))?
         else {
             return unused(CmbUnavailable::Absent);
         };
@@ -165,35 +165,35 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let Some(address) = self.dma.iova(memory) else {
             return unused(CmbUnavailable::Unusable { why: "it has no address" });
         };
-        if has_control && !self.program_address(address)? {
+        if has_control && !self.program_cmb_address(address)? {
             return unused(CmbUnavailable::AddressRefused { address });
         }
-        let pages = PageBitmap { count: memory.len_bytes / PAGE, taken: BTreeMap::new() };
+        let pages = PageRunAllocator { count: memory.len_bytes / PAGE, taken: BTreeMap::new() };
         Ok(CmbState::Open(OpenCmb { registers, memory, address, pages }))
     }
 
     /// Programs the address of the buffer. Returns false if the controller rejects it.
-    fn program_address(&mut self, address: u64) -> Result<bool, ControllerError> {
+    fn program_cmb_address(&mut self, address: u64) -> Result<bool, ControllerError> {
         let shown = MemoryBufferControl::zeroed().with(|it| it.cre(true));
         let cba = address / u64::from(PAGE);
-        self.control_buffer(shown.with(|it| it.cmse(true).cba(cba)));
-        let status = MemoryBufferStatus(self.buffer_register(Register::Cmbsts)?);
+        self.write_cmbmsc(shown.with(|it| it.cmse(true).cba(cba)));
+        let status = MemoryBufferStatus(self.read_cmb_register(Register::Cmbsts)?);
         if status.cbai() {
-            self.control_buffer(shown);
+            self.write_cmbmsc(shown);
         }
         Ok(!status.cbai())
     }
 
     /// Writes CMBMSC, upper half first: the address takes effect when the lower half with CMSE is
     /// written.
-    fn control_buffer(&mut self, value: MemoryBufferControl) {
+    fn write_cmbmsc(&mut self, value: MemoryBufferControl) {
         let (at, halves) = (Register::Cmbmsc.offset(), value.0.to_le_bytes());
         let [a, b, c, d, e, f, g, h] = halves;
         self.mmio.write32(at + 4, u32::from_le_bytes([e, f, g, h]));
         self.mmio.write32(at, u32::from_le_bytes([a, b, c, d]));
     }
 
-    fn buffer_register(&mut self, register: Register) -> Result<u32, ControllerError> {
+    fn read_cmb_register(&mut self, register: Register) -> Result<u32, ControllerError> {
         match self.mmio.read32(register.offset()) {
             ALL_ONES => Err(BringupError::Removed { register }.into()),
             value => Ok(value),
@@ -210,18 +210,20 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let why = match &mut self.buffer {
             CmbState::Unknown => return (in_host(&self.dma), None),
             CmbState::Unused(why) => *why,
-            CmbState::Open(open) => match open.allocate(QueueMemory::submission_bytes(depth)) {
-                Ok(submission) => {
-                    let memory = QueueMemory::allocate_with_submission_ring(
-                        &self.dma, submission, depth, depth,
-                    );
-                    if memory.is_none() {
-                        open.release_ring(submission);
+            CmbState::Open(open) => {
+                match open.allocate(QueueMemory::submission_ring_bytes(depth)) {
+                    Ok(submission) => {
+                        let memory = QueueMemory::allocate_with_submission_ring(
+                            &self.dma, submission, depth, depth,
+                        );
+                        if memory.is_none() {
+                            open.release_ring(submission);
+                        }
+                        return (memory, None);
                     }
-                    return (memory, None);
+                    Err(why) => why,
                 }
-                Err(why) => why,
-            },
+            }
         };
         (in_host(&self.dma), Some(why))
     }
@@ -245,7 +247,7 @@ impl OpenCmb {
         let first = self.pages.allocate(len_bytes.div_ceil(PAGE));
         let segment = first.and_then(|first| self.memory.slice(first * PAGE, len_bytes));
         segment.ok_or_else(|| CmbUnavailable::Full {
-            free_bytes: u64::from(self.pages.free()) * u64::from(PAGE),
+            free_bytes: u64::from(self.pages.free_count()) * u64::from(PAGE),
             len_bytes,
         })
     }
@@ -257,7 +259,7 @@ impl OpenCmb {
     }
 }
 
-impl PageBitmap {
+impl PageRunAllocator {
     /// Allocates the first sufficiently long run of free pages.
     fn allocate(&mut self, wanted: u32) -> Option<u32> {
         let mut first = 0;
@@ -274,13 +276,13 @@ impl PageBitmap {
         })
     }
 
-    fn free(&self) -> u32 {
+    fn free_count(&self) -> u32 {
         self.count - self.taken.values().sum::<u32>()
     }
 }
 
 /// Part of a BAR that contains the buffer, if there is one.
-fn bar_range_of(
+fn cmb_bar_range(
     location: MemoryBufferLocation,
     size: MemoryBufferSize,
 ) -> Result<Option<BarRange>, CmbRegisterError> {
@@ -303,13 +305,13 @@ fn bar_range_of(
     }
 }
 
-fn location_changed([location, size]: [u32; 2]) -> CmbRegisterError {
+fn location_changed_error([location, size]: [u32; 2]) -> CmbRegisterError {
     let found = u64::from(size) << 32 | u64::from(location);
     let expected = "what they were before the reset, as queues lie there";
     CmbRegisterError::Field(InvalidValue { field: "CMBLOC and CMBSZ above it", found, expected })
 }
 
-fn address_not_retained(address: u64) -> CmbRegisterError {
+fn address_not_retained_error(address: u64) -> CmbRegisterError {
     let (field, expected) = ("CMBMSC.CBA", "to be taken as before the reset");
     CmbRegisterError::Field(InvalidValue { field, found: address, expected })
 }
@@ -344,10 +346,10 @@ mod tests {
     use tenmil_base::BarRange;
     use tenmil_wire::register::{MemoryBufferLocation, MemoryBufferSize};
 
-    use super::{PageBitmap, bar_range_of};
+    use super::{PageRunAllocator, cmb_bar_range};
 
     fn bar_range(location: u32, size: u32) -> Result<Option<BarRange>, String> {
-        let found = bar_range_of(MemoryBufferLocation(location), MemoryBufferSize(size));
+        let found = cmb_bar_range(MemoryBufferLocation(location), MemoryBufferSize(size));
         found.map_err(|lie| lie.to_string())
     }
 
@@ -375,16 +377,16 @@ mod tests {
 
     #[test]
     fn pages_are_allocated_once_and_released() {
-        let mut pages = PageBitmap { count: 8, taken: BTreeMap::new() };
+        let mut pages = PageRunAllocator { count: 8, taken: BTreeMap::new() };
         let taken = [3, 2, 3].map(|count| pages.allocate(count));
         assert_eq!(taken, [Some(0), Some(3), Some(5)]);
-        assert_eq!((pages.allocate(1), pages.free()), (None, 0));
+        assert_eq!((pages.allocate(1), pages.free_count()), (None, 0));
         pages.taken.remove(&3);
         assert_eq!(
             (pages.allocate(3), pages.allocate(1), pages.allocate(1)),
             (None, Some(3), Some(4))
         );
         pages.taken.remove(&0);
-        assert_eq!((pages.allocate(4), pages.allocate(3), pages.free()), (None, Some(0), 0));
+        assert_eq!((pages.allocate(4), pages.allocate(3), pages.free_count()), (None, Some(0), 0));
     }
 }

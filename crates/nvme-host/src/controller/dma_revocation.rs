@@ -11,7 +11,7 @@
 
 use tenmil_base::{Dma, Instant, Mmio};
 
-use super::{Controller, Phase, QueueTransports, State};
+use super::{Controller, ControllerState, Phase, QueueTransports};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
 
@@ -21,7 +21,7 @@ pub(super) struct DmaRevocation {
     then: AfterRevocation,
     since: Instant,
     /// Final state reported to the owner, if only the memory is still waited for.
-    ended: Option<State>,
+    ended: Option<ControllerState>,
 }
 
 /// Next step once no DMA is in flight.
@@ -37,11 +37,11 @@ pub(super) enum AfterRevocation {
 
 impl DmaRevocation {
     /// Final state, if it has been reported to the owner.
-    pub(super) fn ended(&self) -> Option<State> {
+    pub(super) fn reported_state(&self) -> Option<ControllerState> {
         self.ended
     }
 
-    pub(super) fn is_shutdown(&self) -> bool {
+    pub(super) fn ends_shutdown(&self) -> bool {
         matches!(self.then, AfterRevocation::EndShutdown)
     }
 }
@@ -64,15 +64,17 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             let waited = now.since(cutting.since);
             if cutting.ended.is_none() && waited >= timeout {
                 let (state, event) = match cutting.then {
-                    AfterRevocation::Remove => (State::Removed, Event::Removed),
-                    _ => (State::Dead, Event::Dead(ControllerError::DmaActive { waited })),
+                    AfterRevocation::Remove => (ControllerState::Removed, Event::Removed),
+                    _ => {
+                        (ControllerState::Dead, Event::Dead(ControllerError::DmaActive { waited }))
+                    }
                 };
                 cutting.ended = Some(state);
                 self.push_event(event);
             }
             return;
         }
-        let ended = Phase::Ended(cutting.ended.unwrap_or(State::Dead));
+        let ended = Phase::Ended(cutting.ended.unwrap_or(ControllerState::Dead));
         let Phase::RevokingDma(cutting) = core::mem::replace(&mut self.phase, ended) else {
             return;
         };
@@ -86,11 +88,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     fn continue_after_revocation(&mut self, now: Instant, then: AfterRevocation) {
         match then {
-            AfterRevocation::Die(error) => self.end(now, State::Dead, Event::Dead(error)),
-            AfterRevocation::Remove => self.end(now, State::Removed, Event::Removed),
+            AfterRevocation::Die(error) => self.end(now, ControllerState::Dead, Event::Dead(error)),
+            AfterRevocation::Remove => self.end(now, ControllerState::Removed, Event::Removed),
             AfterRevocation::EndShutdown => self.end_shutdown(now, false),
             AfterRevocation::Reset(cause) => {
-                self.complete_held(now);
+                self.complete_parked_commands(now);
                 self.reset_with_cause(now, cause);
             }
         }

@@ -1,23 +1,23 @@
 //! Firmware image download in parts (Base 2.1 §5.1.9).
 
 use tenmil_base::Segment;
-use tenmil_wire::admin::{FirmwareImageDownload, numd};
+use tenmil_wire::admin::{FirmwareImageDownload, numd_of_bytes};
 use tenmil_wire::{Command, TypedCommand};
 
+use super::admin_pointers::TRANSFER_BYTES_MAX;
 use super::identity::ControllerLimits;
-use super::transfer::TRANSFER_BYTES_MAX;
 use crate::error::RequestError;
 
 /// Iterator over the Firmware Image Download commands for an image. Each command is passed to
 /// [`submit_admin`](super::Controller::submit_admin) with its part of the image.
 #[derive(Clone, Debug)]
-pub struct FirmwareDownload {
+pub struct FirmwareDownloadCommands {
     image: Segment,
     sent_bytes: u32,
     chunk_bytes: u32,
 }
 
-impl FirmwareDownload {
+impl FirmwareDownloadCommands {
     /// Creates the commands that download `image` to a controller with these limits.
     pub fn new(image: Segment, limits: &ControllerLimits) -> Result<Self, RequestError> {
         if image.len_bytes == 0 || !image.len_bytes.is_multiple_of(4) {
@@ -38,7 +38,7 @@ impl FirmwareDownload {
     }
 }
 
-impl Iterator for FirmwareDownload {
+impl Iterator for FirmwareDownloadCommands {
     type Item = (Command, Segment);
 
     fn next(&mut self) -> Option<(Command, Segment)> {
@@ -47,7 +47,8 @@ impl Iterator for FirmwareDownload {
             return None;
         }
         let piece = self.image.slice(self.sent_bytes, len_bytes)?;
-        let command = FirmwareImageDownload { numd: numd(len_bytes), ofst: self.sent_bytes / 4 };
+        let command =
+            FirmwareImageDownload { numd: numd_of_bytes(len_bytes), ofst: self.sent_bytes / 4 };
         self.sent_bytes += len_bytes;
         Some((command.to_command(), piece))
     }
@@ -58,15 +59,18 @@ mod tests {
     use tenmil_base::{RegionId, Segment};
     use tenmil_wire::identify::IdentifyController;
 
-    use super::FirmwareDownload;
+    use super::FirmwareDownloadCommands;
     use crate::controller::identity::Identity;
 
     fn chunks(len_bytes: u32, mdts: u8, fwug: u8) -> Vec<(u32, u32, Segment)> {
         let page =
             IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44).mdts(mdts).fwug(fwug));
         let image = Segment { region: RegionId(1), offset: 4096, len_bytes };
-        let chunks =
-            FirmwareDownload::new(image, &Identity::check(page, false).unwrap().limits).unwrap();
+        let chunks = FirmwareDownloadCommands::new(
+            image,
+            &Identity::from_identify(page, false).unwrap().limits,
+        )
+        .unwrap();
         chunks.map(|(command, data)| (command.cdw10(), command.cdw11(), data)).collect()
     }
 
@@ -97,14 +101,14 @@ mod tests {
 
     #[test]
     fn image_with_unaligned_length_is_rejected() {
-        let limits = Identity::check(
+        let limits = Identity::from_identify(
             IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44)),
             false,
         );
         let limits = limits.unwrap().limits;
         for len_bytes in [0, 1, 4097] {
             let image = Segment { region: RegionId(1), offset: 0, len_bytes };
-            assert!(FirmwareDownload::new(image, &limits).is_err());
+            assert!(FirmwareDownloadCommands::new(image, &limits).is_err());
         }
     }
 }

@@ -17,7 +17,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts the shutdown of the controller. [`Event::ShutDown`](crate::Event::ShutDown) follows,
     /// whatever the controller does, or [`Event::Dead`](crate::Event::Dead) if its DMA cannot be revoked
     /// either; its queue pairs are then unusable.
-    pub fn shut_down(
+    pub fn start_shutdown(
         &mut self,
         now: Instant,
         notification: ShutdownNotification,
@@ -47,7 +47,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Shutdown timeout: the time requested by the controller (RTD3E), within bounds.
-    pub(super) fn shutdown_allowance(&self) -> Span {
+    pub(super) fn shutdown_timeout(&self) -> Span {
         let asked =
             self.identity.as_ref().map_or(Span::default(), |identity| identity.limits.shutdown);
         asked.clamp(self.options.shutdown_timeout, SHUTDOWN_MAX.max(self.options.shutdown_timeout))

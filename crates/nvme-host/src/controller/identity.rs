@@ -31,7 +31,7 @@ pub struct ControllerLimits {
     /// SGL support (SGLS).
     pub sgl: SglSupport,
     /// I/O commands supported beside Flush, Read and Write (ONCS, FUSES).
-    pub commands: IoCommands,
+    pub commands: OptionalIoCommands,
     /// A volatile write cache is present, so flushes are needed (VWC).
     pub volatile_write_cache: bool,
     /// Largest atomic write in blocks with respect to power loss (AWUPF).
@@ -64,7 +64,7 @@ pub struct ControllerLimits {
 
 /// Optional I/O commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoCommands {
+pub struct OptionalIoCommands {
     /// Compare.
     pub compare: bool,
     /// Compare and Write, fused.
@@ -96,7 +96,10 @@ const FIRMWARE_UNIT_ANY: u8 = 0xff;
 
 impl Identity {
     /// Checks the Identify Controller data. `is_discovery` is set for a controller without I/O queues.
-    pub fn check(page: IdentifyController, is_discovery: bool) -> Result<Self, InvalidValue> {
+    pub fn from_identify(
+        page: IdentifyController,
+        is_discovery: bool,
+    ) -> Result<Self, InvalidValue> {
         let entry = |field, found: u8, min, max, shift| match (min..=max).contains(&shift) {
             true => Ok(()),
             false => Err(InvalidValue {
@@ -126,7 +129,7 @@ impl Identity {
     }
 
     /// Adds the limits of the NVM command set page (NVM 1.1 §4.1.5.4).
-    pub fn add_nvm(&mut self, page: &IdentifyControllerNvm) {
+    pub fn add_nvm_limits(&mut self, page: &IdentifyControllerNvm) {
         let limits = &mut self.limits;
         limits.verify_bytes_max = page_power_limit_bytes(page.vsl(), 0);
         limits.write_zeroes_bytes_max = page_power_limit_bytes(page.wzsl(), 0);
@@ -139,7 +142,7 @@ impl Identity {
     }
 
     /// Whether `other` is the same controller.
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same_controller(&self, other: &Self) -> bool {
         (&self.serial, &self.model) == (&other.serial, &other.model)
     }
 }
@@ -153,7 +156,7 @@ fn limits_of(page: &IdentifyController) -> ControllerLimits {
             2 => SglSupport::DwordAligned,
             _ => SglSupport::Any,
         },
-        commands: IoCommands {
+        commands: OptionalIoCommands {
             compare: page.compare(),
             compare_and_write: page.fused_compare_and_write(),
             write_uncorrectable: page.write_uncorrectable(),
@@ -194,40 +197,62 @@ mod tests {
     use super::Identity;
     use crate::data_pointer::SglSupport;
 
-    fn plain() -> IdentifyController {
+    fn plain_identify_controller() -> IdentifyController {
         IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44))
     }
 
     #[test]
     fn entries_of_another_size_are_refused_by_name() {
         let cases = [
-            (plain().with(|id| id.sqes(0x55)), "identify controller: SQES", 0x55),
-            (plain().with(|id| id.sqes(0x77)), "identify controller: SQES", 0x77),
-            (plain().with(|id| id.cqes(0x33)), "identify controller: CQES", 0x33),
-            (plain().with(|id| id.sgl_support(3)), "identify controller: SGLS", 3),
+            (
+                plain_identify_controller().with(|id| id.sqes(0x55)),
+                "identify controller: SQES",
+                0x55,
+            ),
+            (
+                plain_identify_controller().with(|id| id.sqes(0x77)),
+                "identify controller: SQES",
+                0x77,
+            ),
+            (
+                plain_identify_controller().with(|id| id.cqes(0x33)),
+                "identify controller: CQES",
+                0x33,
+            ),
+            (
+                plain_identify_controller().with(|id| id.sgl_support(3)),
+                "identify controller: SGLS",
+                3,
+            ),
         ];
         for (page, field, found) in cases {
-            let lie = Identity::check(page, false).unwrap_err();
+            let lie = Identity::from_identify(page, false).unwrap_err();
             assert_eq!((lie.field, lie.found), (field, found));
         }
-        assert!(Identity::check(plain().with(|id| id.sqes(0x86).cqes(0x54)), false).is_ok());
-        let without = || plain().with(|id| id.sqes(0).cqes(0));
-        let discovery = without().with(|id| id.cntrltype(ControllerType::Discovery));
-        assert!(Identity::check(discovery, false).is_ok(), "it has no I/O queues");
-        assert!(Identity::check(without(), false).is_err());
         assert!(
-            Identity::check(without(), true).is_ok(),
+            Identity::from_identify(
+                plain_identify_controller().with(|id| id.sqes(0x86).cqes(0x54)),
+                false
+            )
+            .is_ok()
+        );
+        let without = || plain_identify_controller().with(|id| id.sqes(0).cqes(0));
+        let discovery = without().with(|id| id.cntrltype(ControllerType::Discovery));
+        assert!(Identity::from_identify(discovery, false).is_ok(), "it has no I/O queues");
+        assert!(Identity::from_identify(without(), false).is_err());
+        assert!(
+            Identity::from_identify(without(), true).is_ok(),
             "nor has an old one that does not say so"
         );
     }
 
     #[test]
     fn zeroes_based_and_scaled_fields_are_converted() {
-        let page = plain().with(|id| {
+        let page = plain_identify_controller().with(|id| {
             let id = id.mdts(5).acl(3).aerl(7).kas(10).rtd3e(2_000_000).awupf(7);
             id.sgl_support(2).fwug(2)
         });
-        let limits = Identity::check(page, false).unwrap().limits;
+        let limits = Identity::from_identify(page, false).unwrap().limits;
         assert_eq!(limits.transfer_bytes_max, Some(131_072));
         assert_eq!(limits.verify_bytes_max, Some(131_072), "MDTS counts for these, too");
         assert_eq!((limits.aborts, limits.event_requests), (4, 8));
@@ -237,16 +262,18 @@ mod tests {
         );
         assert_eq!((limits.sgl, limits.atomic_write_blocks), (SglSupport::DwordAligned, 8));
         assert_eq!((limits.firmware_unit_bytes, limits.deallocate_ranges_max), (8192, 256));
-        let silent = Identity::check(plain(), false).unwrap().limits;
+        let silent = Identity::from_identify(plain_identify_controller(), false).unwrap().limits;
         assert_eq!((silent.transfer_bytes_max, silent.sgl), (None, SglSupport::None));
         assert_eq!((silent.keep_alive_unit, silent.firmware_unit_bytes), (Span::default(), 4096));
     }
 
     #[test]
     fn nvm_command_set_page_replaces_mdts_limits() {
-        let mut identity = Identity::check(plain().with(|id| id.mdts(5)), false).unwrap();
+        let mut identity =
+            Identity::from_identify(plain_identify_controller().with(|id| id.mdts(5)), false)
+                .unwrap();
         let page = IdentifyControllerNvm::zeroed().with(|id| id.wzsl(9).dmrl(16).dmrsl(1000));
-        identity.add_nvm(&page);
+        identity.add_nvm_limits(&page);
         let limits = identity.limits;
         assert_eq!((limits.verify_bytes_max, limits.write_zeroes_bytes_max), (None, Some(2 << 20)));
         assert_eq!(limits.deallocate_ranges_max, 16);

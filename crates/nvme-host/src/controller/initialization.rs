@@ -20,10 +20,10 @@ use tenmil_wire::identify::{BYTES, Cns, CommandSet, IdentifyController, Identify
 use tenmil_wire::register::{CommandSetSelected, Version};
 use tenmil_wire::{Command, Status, TypedCommand, admin};
 
-use super::admin::Purpose;
+use super::admin_queue_pair::AdminCommandPurpose;
 use super::async_events::PendingLogPage;
 use super::identity::Identity;
-use super::namespace_scan::{Scan, ScanCapabilities, ScanError};
+use super::namespace_scan::{NamespaceScan, ScanCapabilities, ScanError};
 use super::{Controller, PAGE, Phase, QueueTransports};
 use crate::error::{ControllerError, InvalidValue, ResetCause};
 use crate::event::{Event, NamespaceError};
@@ -34,7 +34,7 @@ pub(super) enum AdminQuery {
     /// A step of start-up.
     Step(StartupStep),
     /// A step of a namespace scan, at the end of start-up or later.
-    Namespaces(Box<Scan>),
+    Namespaces(Box<NamespaceScan>),
     /// Read of an event's log page.
     Log(PendingLogPage),
 }
@@ -69,7 +69,7 @@ const COMMAND_SET_PAGES_SINCE: Version = Version(0x0002_0000);
 
 impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts the first step.
-    pub(super) fn start_up(&mut self, now: Instant) {
+    pub(super) fn begin_startup(&mut self, now: Instant) {
         self.admin.link.run(None);
         self.phase = Phase::Starting;
         self.event_requests = 0;
@@ -84,7 +84,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn send_query(&mut self, now: Instant, ask: AdminQuery) {
         self.dma.fill(self.memory.page, 0).expect("the page was allocated for this");
         let (command, len_bytes) = match &ask {
-            AdminQuery::Step(step) => self.command_of(*step),
+            AdminQuery::Step(step) => self.step_command(*step),
             AdminQuery::Namespaces(scan) => match scan.next_identify() {
                 Some(question) => (question.to_command(), PAGE),
                 None => return,
@@ -97,11 +97,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.asked = Some(ask);
         // A length of zero is a command without data.
         let data = self.memory.page.slice(0, len_bytes).filter(|data| data.len_bytes > 0);
-        self.admin.send(now, Purpose::DriverQuery, command, data);
+        self.admin.submit_internal_with_data(now, AdminCommandPurpose::DriverQuery, command, data);
     }
 
     /// The command of a step, and the length of its data, which are at the start of the data page.
-    fn command_of(&self, step: StartupStep) -> (Command, u32) {
+    fn step_command(&self, step: StartupStep) -> (Command, u32) {
         let identify = |cns: Cns| {
             let csi = CommandSet::Nvm.code();
             let identify = admin::Identify { cns: cns.code(), csi, ..admin::Identify::default() };
@@ -116,7 +116,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             StartupStep::Controller => identify(Cns::Controller),
             StartupStep::ControllerNvm => identify(Cns::CommandSetController),
             StartupStep::QueueCount => {
-                let wanted = NumberOfQueues::queue_pair_count(self.options.queue_pairs.into());
+                let wanted = NumberOfQueues::from_queue_pair_count(self.options.queue_pairs.into());
                 set(Feature::NumberOfQueues, wanted.0)
             }
             StartupStep::HostBehavior => {
@@ -139,16 +139,18 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             StartupStep::Events => {
                 set(Feature::AsynchronousEventConfiguration, self.event_configuration().0)
             }
-            StartupStep::Notices => set(Feature::AsynchronousEventConfiguration, self.notices().0),
+            StartupStep::Notices => {
+                set(Feature::AsynchronousEventConfiguration, self.supported_notices().0)
+            }
             StartupStep::KeepAlive => {
-                let time = self.keep_alive_time().ns / 1_000_000;
+                let time = self.keep_alive_timeout().ns / 1_000_000;
                 set(Feature::KeepAliveTimer, u32::try_from(time).unwrap_or(u32::MAX))
             }
         }
     }
 
     /// Whether the step applies to this controller.
-    fn is_applicable(&self, step: StartupStep) -> bool {
+    fn is_step_applicable(&self, step: StartupStep) -> bool {
         let Some(identity) = &self.identity else { return true };
         let has_queues = self.has_io_queues();
         match step {
@@ -163,7 +165,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             }
             StartupStep::Events => true,
             StartupStep::Notices => self.events_refused.is_some(),
-            StartupStep::KeepAlive => self.keep_alive_time().ns > 0,
+            StartupStep::KeepAlive => self.keep_alive_timeout().ns > 0,
         }
     }
 
@@ -174,19 +176,21 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         let mut page = [0; BYTES];
         self.dma.load(self.memory.page, &mut page).expect("the page was allocated for this");
         match ask {
-            AdminQuery::Step(step) => match self.handle_step(step, status, answer.result, &page) {
-                Ok(()) => self.send_next(now, step),
-                Err(error) => self.fail_start_up(now, error),
+            AdminQuery::Step(step) => {
+                match self.handle_step_result(step, status, answer.result, &page) {
+                    Ok(()) => self.send_next(now, step),
+                    Err(error) => self.fail_start_up(now, error),
+                }
+            }
+            AdminQuery::Namespaces(mut scan) => match scan.handle_result(status, &page) {
+                Ok(()) => self.continue_namespace_scan(now, scan),
+                Err(error) => self.abandon_namespace_scan(now, error),
             },
-            AdminQuery::Namespaces(mut scan) => match scan.handle(status, &page) {
-                Ok(()) => self.continue_scan(now, scan),
-                Err(error) => self.abandon_scan(now, error),
-            },
-            AdminQuery::Log(log) => self.handle_log(now, log, status, &page),
+            AdminQuery::Log(log) => self.handle_event_log_page(now, log, status, &page),
         }
     }
 
-    fn handle_step(
+    fn handle_step_result(
         &mut self,
         step: StartupStep,
         status: Status,
@@ -199,7 +203,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             (StartupStep::Controller, false) => return refused("identify controller"),
             (StartupStep::ControllerNvm, true) => {
                 if let Some(identity) = &mut self.identity {
-                    identity.add_nvm(&IdentifyControllerNvm::from_bytes(page));
+                    identity.add_nvm_limits(&IdentifyControllerNvm::from_bytes(page));
                 }
             }
             (StartupStep::QueueCount, true) => {
@@ -213,7 +217,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
                 }
                 self.uses_shadow_doorbells = works;
             }
-            (StartupStep::Events, true) => self.event_requests = self.event_requests_target(),
+            (StartupStep::Events, true) => self.event_requests = self.wanted_event_request_count(),
             (StartupStep::Events, false) => self.events_refused = Some(status),
             (StartupStep::Notices, is_set) => self.fall_back_to_notices(is_set),
             (StartupStep::KeepAlive, _)
@@ -224,10 +228,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     fn store_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
-        let identity =
-            Identity::check(IdentifyController::from_bytes(page), self.options.is_discovery)?;
+        let identity = Identity::from_identify(
+            IdentifyController::from_bytes(page),
+            self.options.is_discovery,
+        )?;
         if let Some(before) = &self.identity
-            && !before.is_same(&identity)
+            && !before.is_same_controller(&identity)
         {
             let field = "identify controller: SN, MN";
             return Err(InvalidValue {
@@ -243,7 +249,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     fn send_next(&mut self, now: Instant, step: StartupStep) {
         let rest = STEPS.iter().skip_while(|other| **other != step).skip(1);
-        let next = rest.copied().find(|step| self.is_applicable(*step));
+        let next = rest.copied().find(|step| self.is_step_applicable(*step));
         let was_set = self.options.keep_alive_is_set && self.keep_alive_at == Instant::NEVER;
         if step == StartupStep::KeepAlive || was_set && step == StartupStep::Controller {
             self.begin_keep_alive(now);
@@ -251,12 +257,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         match next {
             Some(next) => self.send_query(now, AdminQuery::Step(next)),
             None if !self.has_io_queues() => self.become_ready(),
-            None => self.scan(now, BTreeSet::new()),
+            None => self.start_namespace_scan(now, BTreeSet::new()),
         }
     }
 
     /// Starts a namespace scan; the namespaces in `kept` are known to be unchanged.
-    pub(super) fn scan(&mut self, now: Instant, kept: BTreeSet<u32>) {
+    pub(super) fn start_namespace_scan(&mut self, now: Instant, kept: BTreeSet<u32>) {
         let Some(identity) = &self.identity else { return };
         let manner = ScanCapabilities {
             version: self.version(),
@@ -264,10 +270,10 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
             namespaces_max: self.options.namespaces_max,
             has_nvm_page: self.has_command_set_pages(),
         };
-        self.continue_scan(now, Box::new(Scan::new(manner, kept)));
+        self.continue_namespace_scan(now, Box::new(NamespaceScan::new(manner, kept)));
     }
 
-    fn continue_scan(&mut self, now: Instant, scan: Box<Scan>) {
+    fn continue_namespace_scan(&mut self, now: Instant, scan: Box<NamespaceScan>) {
         if scan.next_identify().is_some() {
             return self.send_query(now, AdminQuery::Namespaces(scan));
         }
@@ -275,7 +281,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         self.events.extend(events);
         if matches!(self.phase, Phase::Starting) {
             // Checked before any queue pair runs again.
-            match self.check_namespace() {
+            match self.check_expected_namespace() {
                 Ok(()) => self.become_ready(),
                 Err(lie) => self.fail_start_up(now, lie.into()),
             }
@@ -284,7 +290,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
     /// Checks that the namespace in use is the one from before the reset. A missing namespace is not in
     /// use.
-    fn check_namespace(&self) -> Result<(), InvalidValue> {
+    fn check_expected_namespace(&self) -> Result<(), InvalidValue> {
         let Some((id, names)) = self.expected else { return Ok(()) };
         match self.namespaces.get(&id) {
             Some(found) if found.names != names => Err(InvalidValue {
@@ -296,7 +302,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         }
     }
 
-    fn abandon_scan(&mut self, now: Instant, error: ScanError) {
+    fn abandon_namespace_scan(&mut self, now: Instant, error: ScanError) {
         if matches!(self.phase, Phase::Starting) {
             let command = "identify active namespaces";
             let error = match error {
@@ -356,7 +362,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
 
 /// Decodes the granted I/O queue pairs (Base 2.1 §5.1.25.2.1): both counts are 0's based.
 fn granted_queue_pairs(result: u32, wanted: u16) -> Result<u16, InvalidValue> {
-    let count = NumberOfQueues(result).count();
+    let count = NumberOfQueues(result).queue_pair_count();
     match u16::try_from(count) {
         Ok(granted) => Ok(granted.min(wanted)),
         Err(_) => {

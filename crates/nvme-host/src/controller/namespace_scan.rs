@@ -22,7 +22,7 @@ use crate::namespace::{Namespace, command_set_of};
 
 /// Namespace scan in progress.
 #[derive(Debug)]
-pub(super) struct Scan {
+pub(super) struct NamespaceScan {
     manner: ScanCapabilities,
     /// Namespaces that are known and unchanged.
     kept: BTreeSet<u32>,
@@ -64,7 +64,7 @@ enum ScanStep {
 const LISTS_SINCE: Version = Version(0x0001_0100);
 const NAMES_SINCE: Version = Version(0x0001_0300);
 
-impl Scan {
+impl NamespaceScan {
     /// Starts a scan that reads everything except the namespaces in `kept`.
     pub(super) fn new(manner: ScanCapabilities, kept: BTreeSet<u32>) -> Self {
         let mut scan = Self {
@@ -78,7 +78,7 @@ impl Scan {
         if manner.version < LISTS_SINCE {
             // The reported highest identifier may be any value, up to four billion.
             let most = manner.highest.min(manner.namespaces_max);
-            (1..=most).for_each(|id| scan.add(id));
+            (1..=most).for_each(|id| scan.add_active_nsid(id));
             scan.ignored = manner.highest - most;
             scan.step = scan.first_step_at(0);
         }
@@ -99,16 +99,23 @@ impl Scan {
     }
 
     /// Handles the result of the last command.
-    pub(super) fn handle(&mut self, status: Status, page: &[u8; BYTES]) -> Result<(), ScanError> {
+    pub(super) fn handle_result(
+        &mut self,
+        status: Status,
+        page: &[u8; BYTES],
+    ) -> Result<(), ScanError> {
         self.step = match core::mem::replace(&mut self.step, ScanStep::Done) {
             ScanStep::List { after } if status.is_success() => self.on_list(after, page)?,
             ScanStep::List { .. } => return Err(ScanError::Refused(status)),
-            ScanStep::Names { at } => self.on_names(at, status, page),
-            ScanStep::Common { at, names } => self.on_common(at, names, status, page),
+            ScanStep::Names { at } => self.on_descriptors(at, status, page),
+            ScanStep::Common { at, names } => self.on_identify_namespace(at, names, status, page),
             ScanStep::Nvm { at, names, common } => {
                 let nvm = IdentifyNamespaceNvm::from_bytes(page);
                 let nvm = Some(&nvm).filter(|_| status.is_success());
-                self.record_result(at, Namespace::check(self.active[at], &common, nvm, &names))
+                self.record_result(
+                    at,
+                    Namespace::from_identify(self.active[at], &common, nvm, &names),
+                )
             }
             ScanStep::Done => unreachable!("nothing was asked"),
         };
@@ -128,7 +135,7 @@ impl Scan {
             if id > self.manner.highest.min(NSID_MAX) {
                 return Err(lie(id, "at most NN"));
             }
-            self.add(id);
+            self.add_active_nsid(id);
             (last, count) = (id, count + 1);
         }
         let may_go_on = count == NamespaceList::CAPACITY && last < self.manner.highest;
@@ -138,7 +145,7 @@ impl Scan {
         Ok(self.first_step_at(0))
     }
 
-    fn add(&mut self, id: u32) {
+    fn add_active_nsid(&mut self, id: u32) {
         if self.active.len() < self.manner.namespaces_max as usize {
             self.active.push(id);
         } else {
@@ -156,7 +163,7 @@ impl Scan {
     }
 
     /// Handles the descriptors; a controller without them is accepted.
-    fn on_names(&mut self, at: usize, status: Status, page: &[u8; BYTES]) -> ScanStep {
+    fn on_descriptors(&mut self, at: usize, status: Status, page: &[u8; BYTES]) -> ScanStep {
         let names: Vec<_> = match status.is_success() {
             true => namespace_identifiers(page).collect(),
             false => Vec::new(),
@@ -167,7 +174,7 @@ impl Scan {
         }
     }
 
-    fn on_common(
+    fn on_identify_namespace(
         &mut self,
         at: usize,
         names: Vec<NamespaceIdentifier>,
@@ -176,7 +183,7 @@ impl Scan {
     ) -> ScanStep {
         let common = IdentifyNamespace::from_bytes(page);
         // The namespace may have been deleted after the list was read; that is not an error.
-        let has_gone = status.same_code(Status::INVALID_NAMESPACE_OR_FORMAT)
+        let has_gone = status.has_same_code_as(Status::INVALID_NAMESPACE_OR_FORMAT)
             || status.is_success() && common.nsze() == 0;
         if has_gone {
             return self.first_step_at(at + 1);
@@ -187,7 +194,7 @@ impl Scan {
         if common.pit() != 0 && self.manner.has_nvm_page {
             return ScanStep::Nvm { at, names, common: Box::new(common) };
         }
-        self.record_result(at, Namespace::check(self.active[at], &common, None, &names))
+        self.record_result(at, Namespace::from_identify(self.active[at], &common, None, &names))
     }
 
     fn record_result(&mut self, at: usize, checked: Result<Namespace, InvalidValue>) -> ScanStep {
@@ -218,7 +225,9 @@ impl Scan {
         known.retain(|id, _| !gone.contains(id));
         for (id, found) in core::mem::take(&mut self.found) {
             events.extend(match found {
-                Ok(namespace) => difference(known.insert(id, namespace.clone()), &namespace),
+                Ok(namespace) => {
+                    namespace_change_event(known.insert(id, namespace.clone()), &namespace)
+                }
                 Err(why) => Some(Event::NamespaceUnusable { id, why }),
             });
         }
@@ -229,7 +238,7 @@ impl Scan {
     }
 }
 
-fn difference(before: Option<Namespace>, after: &Namespace) -> Option<Event> {
+fn namespace_change_event(before: Option<Namespace>, after: &Namespace) -> Option<Event> {
     let id = after.id;
     match before {
         None => Some(Event::NamespaceAttached { id }),
@@ -252,11 +261,11 @@ mod tests {
     use tenmil_wire::identify::namespace::LbaFormat;
     use tenmil_wire::identify::{
         BYTES, CommandSet, IdentifyNamespace, NamespaceIdentifier, NamespaceList,
-        descriptor::build_descriptor_list,
+        namespace_identification_descriptor::build_descriptor_list,
     };
     use tenmil_wire::register::Version;
 
-    use super::{Scan, ScanCapabilities, ScanError};
+    use super::{NamespaceScan, ScanCapabilities, ScanError};
     use crate::event::{Event, NamespaceError};
     use crate::namespace::Namespace;
 
@@ -274,7 +283,7 @@ mod tests {
         ids.into_iter().map(|id| (id, (1000, CommandSet::Nvm))).collect()
     }
 
-    fn answer(truth: &Truth, cns: u8, id: u32) -> (Status, [u8; BYTES]) {
+    fn identify_answer(truth: &Truth, cns: u8, id: u32) -> (Status, [u8; BYTES]) {
         let page = match (cns, truth.get(&id)) {
             (2, _) => {
                 *NamespaceList::new(truth.keys().copied().filter(|other| *other > id)).as_bytes()
@@ -289,37 +298,37 @@ mod tests {
     }
 
     /// Runs a scan to its end: the events, and the number of commands.
-    fn run(
+    fn run_scan(
         manner: ScanCapabilities,
         truth: &Truth,
         known: &mut BTreeMap<u32, Namespace>,
         kept: BTreeSet<u32>,
     ) -> (Result<Vec<Event>, ScanError>, u32) {
-        let mut scan = Scan::new(manner, kept);
+        let mut scan = NamespaceScan::new(manner, kept);
         let mut questions = 0;
         while let Some(question) = scan.next_identify() {
             questions += 1;
-            let (status, page) = answer(truth, question.cns, question.nsid);
-            if let Err(error) = scan.handle(status, &page) {
+            let (status, page) = identify_answer(truth, question.cns, question.nsid);
+            if let Err(error) = scan.handle_result(status, &page) {
                 return (Err(error), questions);
             }
         }
         (Ok(scan.finish(known)), questions)
     }
 
-    fn all(
+    fn scan_events(
         manner: ScanCapabilities,
         truth: &Truth,
         known: &mut BTreeMap<u32, Namespace>,
     ) -> Vec<Event> {
-        run(manner, truth, known, BTreeSet::new()).0.unwrap()
+        run_scan(manner, truth, known, BTreeSet::new()).0.unwrap()
     }
 
     #[test]
     fn lists_longer_than_a_page_are_read_to_their_end() {
         for count in [0, 1, 1023, 1024, 1025, 2048, 2049] {
             let mut known = BTreeMap::new();
-            let events = all(MANNER, &scripted_namespaces(1..=count), &mut known);
+            let events = scan_events(MANNER, &scripted_namespaces(1..=count), &mut known);
             assert_eq!(events.len(), count as usize);
             assert!(known.keys().copied().eq(1..=count));
         }
@@ -329,8 +338,8 @@ mod tests {
     fn each_namespace_change_yields_its_event() {
         let mut known = BTreeMap::new();
         let mut now = scripted_namespaces([1, 2, 3]);
-        all(MANNER, &now, &mut known);
-        assert_eq!(all(MANNER, &now, &mut known), [], "nothing changed");
+        scan_events(MANNER, &now, &mut known);
+        assert_eq!(scan_events(MANNER, &now, &mut known), [], "nothing changed");
         now.remove(&1);
         now.insert(2, (500, CommandSet::Nvm));
         now.insert(9, (1000, CommandSet::Nvm));
@@ -342,7 +351,7 @@ mod tests {
             Event::NamespaceUnusable { id: 3, why: NamespaceError::CommandSet(CommandSet::Zoned) },
             Event::NamespaceAttached { id: 9 },
         ];
-        assert_eq!(all(MANNER, &now, &mut known), expected);
+        assert_eq!(scan_events(MANNER, &now, &mut known), expected);
         assert!(known.keys().copied().eq([2, 9]));
     }
 
@@ -350,10 +359,10 @@ mod tests {
     fn only_changed_namespaces_are_identified_again() {
         let mut known = BTreeMap::new();
         let mut now = scripted_namespaces(1..=100);
-        all(MANNER, &now, &mut known);
+        scan_events(MANNER, &now, &mut known);
         now.remove(&50);
         let kept = (1..=100).filter(|id| *id != 7).collect();
-        let (events, questions) = run(MANNER, &now, &mut known, kept);
+        let (events, questions) = run_scan(MANNER, &now, &mut known, kept);
         assert_eq!(events.unwrap(), [Event::NamespaceDetached { id: 50 }]);
         assert_eq!(questions, 3, "the list, and two about namespace 7");
         assert_eq!(known.len(), 99);
@@ -363,7 +372,7 @@ mod tests {
     fn namespaces_beyond_the_limit_are_counted_and_ignored() {
         let few = ScanCapabilities { namespaces_max: 3, ..MANNER };
         let mut known = BTreeMap::new();
-        let events = all(few, &scripted_namespaces(1..=5), &mut known);
+        let events = scan_events(few, &scripted_namespaces(1..=5), &mut known);
         assert_eq!(events.last(), Some(&Event::NamespacesIgnored { count: 2 }));
         assert_eq!(known.len(), 3);
     }
@@ -371,9 +380,9 @@ mod tests {
     #[test]
     fn unsorted_or_out_of_range_namespace_list_is_rejected() {
         for (list, found) in [(vec![1, 1], 1), (vec![5, 4], 4), (vec![3001], 3001)] {
-            let mut scan = Scan::new(MANNER, BTreeSet::new());
+            let mut scan = NamespaceScan::new(MANNER, BTreeSet::new());
             let page = NamespaceList::new(list);
-            match scan.handle(Status::SUCCESS, page.as_bytes()) {
+            match scan.handle_result(Status::SUCCESS, page.as_bytes()) {
                 Err(ScanError::Lie(lie)) => assert_eq!(lie.found, found),
                 other => panic!("{other:?}"),
             }
@@ -382,10 +391,10 @@ mod tests {
 
     #[test]
     fn repeated_list_page_is_rejected() {
-        let mut scan = Scan::new(MANNER, BTreeSet::new());
+        let mut scan = NamespaceScan::new(MANNER, BTreeSet::new());
         let page = NamespaceList::new(1..=1024);
-        assert_eq!(scan.handle(Status::SUCCESS, page.as_bytes()), Ok(()));
-        assert!(scan.handle(Status::SUCCESS, page.as_bytes()).is_err());
+        assert_eq!(scan.handle_result(Status::SUCCESS, page.as_bytes()), Ok(()));
+        assert!(scan.handle_result(Status::SUCCESS, page.as_bytes()).is_err());
     }
 
     #[test]
@@ -393,7 +402,7 @@ mod tests {
         let old = ScanCapabilities { version: Version(0x0001_0000), highest: 4, ..MANNER };
         let mut known = BTreeMap::new();
         let (events, questions) =
-            run(old, &scripted_namespaces([1, 3]), &mut known, BTreeSet::new());
+            run_scan(old, &scripted_namespaces([1, 3]), &mut known, BTreeSet::new());
         assert_eq!(events.unwrap().len(), 2);
         assert_eq!(questions, 4);
     }
@@ -403,7 +412,7 @@ mod tests {
         let mut known = BTreeMap::new();
         let mut now = scripted_namespaces([1, 2]);
         now.insert(1, (1 << 60, CommandSet::Nvm));
-        let events = all(MANNER, &now, &mut known);
+        let events = scan_events(MANNER, &now, &mut known);
         assert!(matches!(
             events[..],
             [
@@ -419,7 +428,7 @@ mod tests {
         let manner =
             ScanCapabilities { version: oldest, highest: u32::MAX, namespaces_max: 8, ..MANNER };
         let (events, questions) =
-            run(manner, &scripted_namespaces([1, 3]), &mut BTreeMap::new(), BTreeSet::new());
+            run_scan(manner, &scripted_namespaces([1, 3]), &mut BTreeMap::new(), BTreeSet::new());
         let attached = |id| Event::NamespaceAttached { id };
         let ignored = Event::NamespacesIgnored { count: u32::MAX - 8 };
         assert_eq!(events.unwrap(), [attached(1), attached(3), ignored]);

@@ -13,14 +13,14 @@ use tenmil_wire::admin::{
 use tenmil_wire::register::offset;
 use tenmil_wire::{Command, Status, TypedCommand};
 
-use super::transfer;
-use crate::bringup::AdminQueues;
+use super::admin_pointers;
+use crate::bringup::AdminQueueAddresses;
 use crate::data_pointer::{ListPool, SglSupport};
 use crate::error::{ControllerError, RequestError};
-use crate::fast_path::FastPathOptions;
+use crate::fast_path_options::FastPathOptions;
 use crate::queue_link::LinkSignals;
 use crate::queue_pair::{
-    AttachmentOf, DoorbellSide, QueueDoorbell, QueueMemory, Rings, ShadowSlot, Transport,
+    AttachmentOf, DoorbellSide, QueueDoorbell, QueueMemory, RingTransport, ShadowSlot, Transport,
 };
 
 /// Creates and deletes the queues of a controller with registers `M` and memory `D`.
@@ -40,7 +40,7 @@ pub trait QueueTransports<M: Mmio, D: Dma> {
     const STEPS: u8;
 
     /// Creates the transport of the admin queue.
-    fn create_admin(
+    fn create_admin_transport(
         mmio: &mut M,
         dma: &D,
         setup: AdminQueueSetup,
@@ -48,19 +48,23 @@ pub trait QueueTransports<M: Mmio, D: Dma> {
 
     /// Creates the builder for data pointers of `lists` admin commands at once. `None` if memory is
     /// exhausted.
-    fn admin_pointers(dma: &D, lists: u32) -> Option<<Self::Admin as Transport>::Pointers>;
+    fn create_admin_pointers(dma: &D, lists: u32) -> Option<<Self::Admin as Transport>::Pointers>;
 
     /// Creates the transport of an I/O queue.
-    fn create_io(mmio: &mut M, dma: &D, setup: IoQueueSetup) -> Result<Self::Io, RequestError>;
+    fn create_io_transport(
+        mmio: &mut M,
+        dma: &D,
+        setup: IoQueueSetup,
+    ) -> Result<Self::Io, RequestError>;
 
     /// Starts a step of the creation of a queue.
-    fn create_step(mmio: &mut M, dma: &D, queue: IoQueueParams, step: u8) -> QueueStep;
+    fn start_create_step(mmio: &mut M, dma: &D, queue: IoQueueParams, step: u8) -> QueueStep;
 
     /// Starts a step of the deletion of a queue. A queue without rings is frozen.
-    fn delete_step(mmio: &mut M, id: u16, step: u8) -> QueueStep;
+    fn start_delete_step(mmio: &mut M, id: u16, step: u8) -> QueueStep;
 
     /// Result of a step that was [started](QueueStep::Started), with the identifier of its queue.
-    fn next_result(_: &mut M) -> Option<(u16, StepResult<Self::Io>)> {
+    fn next_step_result(_: &mut M) -> Option<(u16, StepResult<Self::Io>)> {
         None
     }
 }
@@ -129,13 +133,13 @@ pub struct RingQueues;
 const FIRST: u8 = 0;
 
 impl<M: Mmio, D: Dma> QueueTransports<M, D> for RingQueues {
-    type Admin = Rings<D, M::Doorbell>;
-    type Io = Rings<D, M::Doorbell>;
+    type Admin = RingTransport<D, M::Doorbell>;
+    type Io = RingTransport<D, M::Doorbell>;
 
     const HAS_RINGS: bool = true;
     const STEPS: u8 = 2;
 
-    fn create_admin(
+    fn create_admin_transport(
         mmio: &mut M,
         dma: &D,
         setup: AdminQueueSetup,
@@ -149,23 +153,27 @@ impl<M: Mmio, D: Dma> QueueTransports<M, D> for RingQueues {
             doorbell(offset::submission_doorbell_offset(0, stride)),
             doorbell(offset::completion_doorbell_offset(0, stride)),
         ];
-        Ok(Rings::new(dma, rings_of(setup.memory), doorbells, FastPathOptions::default()))
+        Ok(RingTransport::new(dma, rings_of(setup.memory), doorbells, FastPathOptions::default()))
     }
 
-    fn admin_pointers(dma: &D, lists: u32) -> Option<ListPool<D>> {
-        let (transfer_bytes_max, page) = (transfer::TRANSFER_BYTES_MAX, transfer::PAGE);
+    fn create_admin_pointers(dma: &D, lists: u32) -> Option<ListPool<D>> {
+        let (transfer_bytes_max, page) = (admin_pointers::TRANSFER_BYTES_MAX, admin_pointers::PAGE);
         ListPool::allocate(dma, lists, transfer_bytes_max, page, SglSupport::None)
     }
 
-    fn create_io(mmio: &mut M, dma: &D, setup: IoQueueSetup) -> Result<Self::Io, RequestError> {
+    fn create_io_transport(
+        mmio: &mut M,
+        dma: &D,
+        setup: IoQueueSetup,
+    ) -> Result<Self::Io, RequestError> {
         let doorbells = [
-            doorbell(mmio, dma, &setup, DoorbellSide::Submission)?,
-            doorbell(mmio, dma, &setup, DoorbellSide::Completion)?,
+            io_queue_doorbell(mmio, dma, &setup, DoorbellSide::Submission)?,
+            io_queue_doorbell(mmio, dma, &setup, DoorbellSide::Completion)?,
         ];
-        Ok(Rings::new(dma, rings_of(setup.memory), doorbells, setup.techniques))
+        Ok(RingTransport::new(dma, rings_of(setup.memory), doorbells, setup.techniques))
     }
 
-    fn create_step(_: &mut M, dma: &D, queue: IoQueueParams, step: u8) -> QueueStep {
+    fn start_create_step(_: &mut M, dma: &D, queue: IoQueueParams, step: u8) -> QueueStep {
         let (memory, id) = (rings_of(queue.memory), queue.id);
         let iova = |ring| dma.iova(ring).expect("a ring has had an address since it was allocated");
         let command = if step == FIRST {
@@ -191,7 +199,7 @@ impl<M: Mmio, D: Dma> QueueTransports<M, D> for RingQueues {
         QueueStep::Command(command)
     }
 
-    fn delete_step(_: &mut M, id: u16, step: u8) -> QueueStep {
+    fn start_delete_step(_: &mut M, id: u16, step: u8) -> QueueStep {
         QueueStep::Command(if step == FIRST {
             DeleteIoSubmissionQueue { qid: id }.to_command()
         } else {
@@ -201,19 +209,19 @@ impl<M: Mmio, D: Dma> QueueTransports<M, D> for RingQueues {
 }
 
 /// Addresses of the admin rings, for AQA, ASQ and ACQ.
-pub(super) fn admin_queues<D: Dma>(
+pub(super) fn admin_queue_addresses<D: Dma>(
     dma: &D,
     memory: QueueMemory,
-) -> Result<AdminQueues, ControllerError> {
+) -> Result<AdminQueueAddresses, ControllerError> {
     let unreachable = ControllerError::Unreachable { what: "the admin queue" };
-    Ok(AdminQueues {
+    Ok(AdminQueueAddresses {
         submission_iova: dma.iova(memory.submission).ok_or(unreachable)?,
         completion_iova: dma.iova(memory.completion).ok_or(unreachable)?,
         depth: memory.submission_depth,
     })
 }
 
-fn doorbell<M: Mmio, D: Dma>(
+fn io_queue_doorbell<M: Mmio, D: Dma>(
     mmio: &mut M,
     dma: &D,
     setup: &IoQueueSetup,

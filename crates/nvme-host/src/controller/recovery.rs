@@ -14,9 +14,9 @@ use tenmil_base::{Dma, Instant, IoCompletion, Mmio};
 use tenmil_wire::admin::Abort;
 use tenmil_wire::register::{self, ControllerStatus};
 
-use super::admin::{ABORTS_MAX, Purpose};
+use super::admin_queue_pair::{ABORTS_MAX, AdminCommandPurpose};
 use super::dma_revocation::AfterRevocation;
-use super::{Controller, Phase, QueueTransports, State};
+use super::{Controller, ControllerState, Phase, QueueTransports};
 use crate::bringup::{BringupError, Register};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
@@ -36,19 +36,19 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         }
         while let Some(overdue) = self.admin.link.next_timeout() {
             match self.admin.purpose_of(overdue.cid) {
-                Some(Purpose::Abort { queue, overdue }) => {
+                Some(AdminCommandPurpose::Abort { queue, overdue }) => {
                     let cause = ResetCause::AbortTimeout { queue, cid: overdue.cid };
                     return self.reset_with_cause(now, cause);
                 }
-                _ if self.can_abort() => self.abort(now, 0, overdue),
-                _ => self.admin.link.abort_ended(overdue),
+                _ if self.can_abort() => self.submit_abort(now, 0, overdue),
+                _ => self.admin.link.note_abort_completed(overdue),
             }
         }
         for index in 0..self.queues.len() {
             while self.can_abort()
                 && let Some(overdue) = self.queues[index].link.next_timeout()
             {
-                self.abort(now, self.queues[index].id, overdue);
+                self.submit_abort(now, self.queues[index].id, overdue);
             }
         }
     }
@@ -56,23 +56,23 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Whether one more Abort is permitted. The Abort Command Limit is 0's based (Base 2.1 §5.1.13, ACL).
     pub(super) fn can_abort(&self) -> bool {
         let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.aborts);
-        self.admin.aborts() < usize::from(limit).min(ABORTS_MAX)
+        self.admin.outstanding_abort_count() < usize::from(limit).min(ABORTS_MAX)
     }
 
-    fn abort(&mut self, now: Instant, queue: u16, overdue: TimedOutCommand) {
+    fn submit_abort(&mut self, now: Instant, queue: u16, overdue: TimedOutCommand) {
         let command = Abort { sqid: queue, abort_cid: overdue.cid };
-        self.admin.submit_internal(now, Purpose::Abort { queue, overdue }, &command);
+        self.admin.submit_internal(now, AdminCommandPurpose::Abort { queue, overdue }, &command);
         self.push_event(Event::CommandOverdue { queue, cid: overdue.cid });
     }
 
     /// Handles the completion of an Abort, with any status: if the aborted command does not complete, its
     /// queue pair requests a reset.
-    pub(super) fn handle_aborted(&mut self, queue: u16, overdue: TimedOutCommand) {
+    pub(super) fn handle_abort_completion(&mut self, queue: u16, overdue: TimedOutCommand) {
         match queue {
-            0 => self.admin.link.abort_ended(overdue),
+            0 => self.admin.link.note_abort_completed(overdue),
             id => {
                 if let Some(queue) = self.queues.iter().find(|queue| queue.id == id) {
-                    queue.link.abort_ended(overdue);
+                    queue.link.note_abort_completed(overdue);
                 }
             }
         }
@@ -103,8 +103,8 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
         if !self.has_been_ready {
             return self.fail_permanently(now, ControllerError::StartupFailed { cause });
         }
-        if !self.options.owner_counts_losses && self.has_failed(&cause) {
-            self.lose_writes();
+        if !self.options.owner_counts_losses && self.is_controller_failure(&cause) {
+            self.record_lost_writes();
         }
         self.push_event(Event::ResetStarted { cause });
         let (max, within) = (self.options.resets_max, self.options.resets_within);
@@ -123,7 +123,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// the host preserves the cache. A timed-out command may be the first sign of a failure that CSTS
     /// shows; after a failed initialization, RDY has no meaning. An NVM subsystem reset (NSSRO) shows as
     /// RDY = 0.
-    fn has_failed(&mut self, cause: &ResetCause) -> bool {
+    fn is_controller_failure(&mut self, cause: &ResetCause) -> bool {
         match cause {
             ResetCause::Fatal { .. } | ResetCause::NotReady { .. } => true,
             ResetCause::Bringup(error) => matches!(error, BringupError::Fatal { .. }),
@@ -136,9 +136,9 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Makes every queue pair that may have completed writes fail a flush, if there is a volatile cache.
-    pub(super) fn lose_writes(&mut self) {
+    pub(super) fn record_lost_writes(&mut self) {
         self.has_lost_writes = true;
-        self.queues.iter().for_each(|queue| queue.link.lose_writes());
+        self.queues.iter().for_each(|queue| queue.link.record_lost_writes());
     }
 
     /// Stops all access to rings and doorbells, and closes the connections of queues. The queues remain
@@ -153,11 +153,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     pub(super) fn handle_disabled(&mut self, now: Instant) {
         // DMA may have been revoked by this driver or by a previous one.
         self.dma.restore_access();
-        self.complete_held(now);
+        self.complete_parked_commands(now);
     }
 
     /// Completes parked commands: the controller can no longer access memory.
-    pub(super) fn complete_held(&mut self, now: Instant) {
+    pub(super) fn complete_parked_commands(&mut self, now: Instant) {
         self.admin.link.set_state(QueueState::Released);
         self.release_queues();
         self.fail_admin_commands(now);
@@ -167,12 +167,12 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// silently.
     pub(super) fn fail_admin_commands(&mut self, now: Instant) {
         loop {
-            let completions = self.admin.take(now);
+            let completions = self.admin.take_completions(now);
             if completions.is_empty() {
                 return;
             }
             for (purpose, answer) in completions {
-                if let Purpose::Owner { token, list } = purpose {
+                if let AdminCommandPurpose::Owner { token, list } = purpose {
                     self.notify_owner(token, list, answer);
                 }
             }
@@ -191,11 +191,11 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Handles the removal of the controller.
-    pub(super) fn remove(&mut self, now: Instant) {
+    pub(super) fn handle_removal(&mut self, now: Instant) {
         self.revoke_dma(now, AfterRevocation::Remove);
     }
 
-    pub(super) fn end(&mut self, now: Instant, state: State, event: Event) {
+    pub(super) fn end(&mut self, now: Instant, state: ControllerState, event: Event) {
         self.asked = None;
         self.end_queues();
         self.fail_admin_commands(now);

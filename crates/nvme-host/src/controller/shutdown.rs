@@ -11,21 +11,23 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::register::{self, Configuration, ControllerStatus};
 use tenmil_wire::register::{ShutdownNotification, ShutdownStatus};
 
-use crate::bringup::{AdminQueues, Bringup, BringupAction, BringupError, BringupInput, Register};
+use crate::bringup::{
+    AdminQueueAddresses, Bringup, BringupAction, BringupError, BringupInput, Register,
+};
 
 /// Shutdown in progress.
 #[derive(Debug)]
 pub struct Shutdown {
-    state: State,
+    state: ShutdownState,
     kind: ShutdownNotification,
     allowed: Span,
-    admin: Option<AdminQueues>,
+    admin: Option<AdminQueueAddresses>,
     completed: bool,
 }
 
 /// States, named for the awaited input.
 #[derive(Debug)]
-enum State {
+enum ShutdownState {
     Start,
     Cc,
     Notified,
@@ -40,8 +42,12 @@ const PAUSE_MAX: Span = Span::from_ms(10);
 impl Shutdown {
     /// Creates the state machine. [`BringupInput::Tick`] starts it. After `allowed`, the controller is
     /// disabled even if the shutdown is not complete.
-    pub fn new(kind: ShutdownNotification, allowed: Span, admin: Option<AdminQueues>) -> Self {
-        Self { state: State::Start, kind, allowed, admin, completed: false }
+    pub fn new(
+        kind: ShutdownNotification,
+        allowed: Span,
+        admin: Option<AdminQueueAddresses>,
+    ) -> Self {
+        Self { state: ShutdownState::Start, kind, allowed, admin, completed: false }
     }
 
     /// Whether the controller has reported the shutdown as complete.
@@ -59,26 +65,30 @@ impl Shutdown {
         now: Instant,
         input: BringupInput,
     ) -> Result<BringupAction, BringupError> {
-        let state = core::mem::replace(&mut self.state, State::Done);
+        let state = core::mem::replace(&mut self.state, ShutdownState::Done);
         let (state, action) = match (state, input) {
-            (State::Start, BringupInput::Tick) => (State::Cc, BringupAction::Read(Register::Cc)),
-            (State::Cc, BringupInput::Value(cc)) => {
-                let cc =
-                    Configuration(present_dword(Register::Cc, cc)?).with(|cc| cc.shn(self.kind));
-                (State::Notified, BringupAction::Write(Register::Cc, cc.0.into()))
+            (ShutdownState::Start, BringupInput::Tick) => {
+                (ShutdownState::Cc, BringupAction::Read(Register::Cc))
             }
-            (State::Notified, BringupInput::Written) => {
-                (State::Status { since: now }, BringupAction::Read(Register::Csts))
+            (ShutdownState::Cc, BringupInput::Value(cc)) => {
+                let cc = Configuration(check_present_dword(Register::Cc, cc)?)
+                    .with(|cc| cc.shn(self.kind));
+                (ShutdownState::Notified, BringupAction::Write(Register::Cc, cc.0.into()))
             }
-            (State::Status { since }, BringupInput::Value(csts)) => {
-                self.on_status(ControllerStatus(present_dword(Register::Csts, csts)?), since, now)?
+            (ShutdownState::Notified, BringupInput::Written) => {
+                (ShutdownState::Status { since: now }, BringupAction::Read(Register::Csts))
             }
-            (State::Pause { since }, BringupInput::Tick) => {
-                (State::Status { since }, BringupAction::Read(Register::Csts))
+            (ShutdownState::Status { since }, BringupInput::Value(csts)) => self.on_status(
+                ControllerStatus(check_present_dword(Register::Csts, csts)?),
+                since,
+                now,
+            )?,
+            (ShutdownState::Pause { since }, BringupInput::Tick) => {
+                (ShutdownState::Status { since }, BringupAction::Read(Register::Csts))
             }
-            (State::Disabled(mut sequencer), input) => {
+            (ShutdownState::Disabled(mut sequencer), input) => {
                 let action = sequencer.step(now, input)?;
-                (State::Disabled(sequencer), action)
+                (ShutdownState::Disabled(sequencer), action)
             }
             (state, input) => panic!("{input:?} does not answer {state:?}"),
         };
@@ -91,21 +101,21 @@ impl Shutdown {
         csts: ControllerStatus,
         since: Instant,
         now: Instant,
-    ) -> Result<(State, BringupAction), BringupError> {
+    ) -> Result<(ShutdownState, BringupAction), BringupError> {
         let waited = now.since(since);
         self.completed = csts.shst() == ShutdownStatus::Complete;
         if self.completed || csts.cfs() || waited >= self.allowed {
             let mut sequencer = Bringup::new(self.admin);
             let action = sequencer.step(now, BringupInput::Tick)?;
-            return Ok((State::Disabled(sequencer), action));
+            return Ok((ShutdownState::Disabled(sequencer), action));
         }
         let pause = Span { ns: (waited.ns / 4).clamp(20_000, PAUSE_MAX.ns) };
         let wake = now.after(pause).min(since.after(self.allowed));
-        Ok((State::Pause { since }, BringupAction::WaitUntil(wake)))
+        Ok((ShutdownState::Pause { since }, BringupAction::WaitUntil(wake)))
     }
 }
 
-fn present_dword(register: Register, value: u64) -> Result<u32, BringupError> {
+fn check_present_dword(register: Register, value: u64) -> Result<u32, BringupError> {
     match u32::try_from(value) {
         Ok(register::ALL_ONES) | Err(_) => Err(BringupError::Removed { register }),
         Ok(value) => Ok(value),
@@ -118,13 +128,15 @@ mod tests {
     use tenmil_wire::register::ShutdownNotification;
 
     use super::Shutdown;
-    use crate::bringup::{AdminQueues, BringupAction, BringupError, BringupInput, Register};
+    use crate::bringup::{
+        AdminQueueAddresses, BringupAction, BringupError, BringupInput, Register,
+    };
 
-    const ADMIN: AdminQueues =
-        AdminQueues { submission_iova: 0x1000, completion_iova: 0x2000, depth: 2 };
+    const ADMIN: AdminQueueAddresses =
+        AdminQueueAddresses { submission_iova: 0x1000, completion_iova: 0x2000, depth: 2 };
     const ALLOWED: Span = Span::from_ms(100);
 
-    fn present(register: Register, cc: u64, complete: bool) -> u64 {
+    fn register_value(register: Register, cc: u64, complete: bool) -> u64 {
         match register {
             Register::Cap => 0x20_0100_00ff,
             Register::Vs => 0x0001_0400,
@@ -135,7 +147,7 @@ mod tests {
 
     /// Runs a shutdown against a controller that completes after `lag`, or disappears at read `gone_at`:
     /// its result, whether it was clean, its duration, and the values of CC.
-    fn run(lag: Span, gone_at: u32) -> (Result<(), BringupError>, bool, Span, Vec<u64>) {
+    fn run_shutdown(lag: Span, gone_at: u32) -> (Result<(), BringupError>, bool, Span, Vec<u64>) {
         let mut sequencer = Shutdown::new(ShutdownNotification::Normal, ALLOWED, Some(ADMIN));
         let (mut now, mut input) = (Instant::default(), BringupInput::Tick);
         let (mut cc, mut log, mut reads) = (0x0046_0001_u64, Vec::new(), 0);
@@ -145,7 +157,7 @@ mod tests {
                     reads += 1;
                     input = BringupInput::Value(match register {
                         _ if reads < gone_at => {
-                            present(register, cc, now.since(Instant::default()) >= lag)
+                            register_value(register, cc, now.since(Instant::default()) >= lag)
                         }
                         _ if register.is_wide() => u64::MAX,
                         _ => u64::from(u32::MAX),
@@ -171,7 +183,7 @@ mod tests {
 
     #[test]
     fn shutdown_notifies_waits_and_disables() {
-        let (outcome, clean, took, log) = run(Span::from_ms(30), u32::MAX);
+        let (outcome, clean, took, log) = run_shutdown(Span::from_ms(30), u32::MAX);
         assert_eq!((outcome, clean), (Ok(()), true));
         assert!((Span::from_ms(30)..Span::from_ms(41)).contains(&took), "{took}");
         assert_eq!(log, [0x0046_4001, 0x0046_0000]);
@@ -180,7 +192,7 @@ mod tests {
     #[test]
     fn shutdown_completed_within_the_timeout_is_clean() {
         for lag_ms in 95..=105 {
-            let (outcome, clean, took, _) = run(Span::from_ms(lag_ms), u32::MAX);
+            let (outcome, clean, took, _) = run_shutdown(Span::from_ms(lag_ms), u32::MAX);
             assert_eq!((outcome, clean), (Ok(()), lag_ms <= 100), "lag {lag_ms} ms");
             assert!(took <= ALLOWED, "{took}");
         }
@@ -189,7 +201,7 @@ mod tests {
     #[test]
     fn removal_at_any_read_ends_the_shutdown_at_once() {
         for gone_at in 1.. {
-            let (outcome, ..) = run(Span::from_ms(1), gone_at);
+            let (outcome, ..) = run_shutdown(Span::from_ms(1), gone_at);
             if outcome.is_ok() {
                 assert!(gone_at > 6);
                 break;

@@ -1,45 +1,45 @@
 //! The complete controller side against a scripted controller, in simulated time.
 
 mod cmb;
-mod device;
 mod error_recovery;
 mod events;
 mod many_controllers;
-pub(crate) mod memory;
 mod owner_commands;
 mod queues;
+mod scripted_device;
+pub(crate) mod shared_memory;
 mod shutdown;
 mod startup;
 
 use tenmil_base::{CompletionBatch, Dma, Instant, IoCompletion, Span};
 use tenmil_wire::Command;
 
-use self::device::{Device, ScriptedDoorbell};
-use self::memory::SharedMemory;
-use crate::fast_path::FastPathOptions;
+use self::scripted_device::{ScriptedDevice, ScriptedDoorbell};
+use self::shared_memory::SharedMemory;
+use crate::fast_path_options::FastPathOptions;
 use crate::queue_link::QueueState;
-use crate::queue_pair::{QueuePair, Rings};
-use crate::{Controller, ControllerOptions, Event, QueuePairOptions, State};
+use crate::queue_pair::{QueuePair, RingTransport};
+use crate::{Controller, ControllerOptions, ControllerState, Event, QueuePairOptions};
 
 /// Queue pair of the scripted device.
-type Pair = QueuePair<Rings<SharedMemory, ScriptedDoorbell>>;
+type ScriptedQueuePair = QueuePair<RingTransport<SharedMemory, ScriptedDoorbell>>;
 
 /// A controller, its device, and the time.
 struct ControllerHarness {
     now: Instant,
-    device: Device,
+    device: ScriptedDevice,
     memory: SharedMemory,
-    controller: Controller<Device, SharedMemory>,
+    controller: Controller<ScriptedDevice, SharedMemory>,
     /// Events with their times.
     events: Vec<(Instant, Event)>,
     /// Queue pairs as held by another thread, with their completions.
-    pairs: Vec<(Pair, Vec<IoCompletion>)>,
+    pairs: Vec<(ScriptedQueuePair, Vec<IoCompletion>)>,
     /// Whether that thread polls them.
     polls_pairs: bool,
 }
 
 /// Options with timeouts that keep simulated runs short, otherwise the defaults.
-fn options() -> ControllerOptions {
+fn short_timeout_options() -> ControllerOptions {
     ControllerOptions {
         admin_timeout: Span::from_ms(200),
         io_timeout: Span::from_ms(100),
@@ -54,13 +54,16 @@ fn options() -> ControllerOptions {
 
 impl ControllerHarness {
     fn new() -> Self {
-        Self::with(options(), |_| {})
+        Self::with_device(short_timeout_options(), |_| {})
     }
 
     /// A harness whose device was changed before the start.
-    fn with(options: ControllerOptions, change: impl FnOnce(&mut device::DeviceState)) -> Self {
+    fn with_device(
+        options: ControllerOptions,
+        change: impl FnOnce(&mut scripted_device::DeviceState),
+    ) -> Self {
         let memory = SharedMemory::default();
-        let device = Device::new(&memory);
+        let device = ScriptedDevice::new(&memory);
         change(&mut device.state());
         let controller = Controller::new(device.clone(), memory.clone(), options).unwrap();
         let now = Instant::default();
@@ -70,14 +73,14 @@ impl ControllerHarness {
 
     /// A harness whose controller is ready.
     fn ready() -> Self {
-        Self::ready_with(options(), |_| {})
+        Self::ready_with(short_timeout_options(), |_| {})
     }
 
     fn ready_with(
         options: ControllerOptions,
-        change: impl FnOnce(&mut device::DeviceState),
+        change: impl FnOnce(&mut scripted_device::DeviceState),
     ) -> Self {
-        let mut harness = Self::with(options, change);
+        let mut harness = Self::with_device(options, change);
         harness.run_until(|event| *event == Event::Ready);
         harness.events.clear();
         harness
@@ -87,13 +90,13 @@ impl ControllerHarness {
     fn with_pairs(count: u16) -> Self {
         let mut harness = Self::ready();
         for id in 1..=count {
-            assert_eq!(harness.create(None), id);
+            assert_eq!(harness.create_queue_pair(None), id);
         }
         harness.events.clear();
         harness
     }
 
-    fn create(&mut self, vector: Option<u16>) -> u16 {
+    fn create_queue_pair(&mut self, vector: Option<u16>) -> u16 {
         let wanted = QueuePairOptions { depth: 16, vector, techniques: FastPathOptions::default() };
         let id = self.controller.create_queue_pair(self.now, wanted).unwrap();
         self.run_until(|event| *event == Event::QueuePairCreated { id });
@@ -119,7 +122,7 @@ impl ControllerHarness {
     }
 
     /// Advances the time, from one due action to the next.
-    fn run(&mut self, span: Span) {
+    fn run_for(&mut self, span: Span) {
         let end = self.now.after(span);
         while self.now < end {
             self.step(end);
@@ -175,7 +178,7 @@ impl ControllerHarness {
         assert_eq!(self.pairs[pair].0.state(), order);
     }
 
-    fn assert_state(&self, state: State) {
+    fn assert_state(&self, state: ControllerState) {
         assert_eq!(self.controller.state(), state);
     }
 }

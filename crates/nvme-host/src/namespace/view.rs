@@ -23,8 +23,8 @@ impl Namespace {
             nsid: self.id,
             block_size: self.block_size,
             block_count: self.block_count,
-            metadata: self.metadata(),
-            protection: self.protection.map_or_else(ProtectionChecks::default, checks),
+            metadata: self.metadata_location(),
+            protection: self.protection.map_or_else(ProtectionChecks::default, protection_checks),
             transfer_bytes_max: at_most_u32(limits.transfer_bytes_max),
             optimal_boundary_blocks: self.optimal_boundary_blocks,
             atomic_write_blocks: atomic,
@@ -32,15 +32,15 @@ impl Namespace {
                 true => Durability::VolatileCache,
                 false => Durability::Persistent,
             },
-            support: support(limits),
+            support: supported_operations(limits),
             sgl: limits.sgl,
             page_bytes: PAGE_BYTES,
             blocks_max: self.blocks_max(limits),
         }
     }
 
-    fn metadata(&self) -> Metadata {
-        let hidden = self.protection.map_or(0, |protection| protection.bytes());
+    fn metadata_location(&self) -> Metadata {
+        let hidden = self.protection.map_or(0, |protection| protection.information_len_bytes());
         match (self.metadata_size, self.metadata_extended) {
             (0, _) => Metadata::None,
             (size, _) if size == hidden => Metadata::None,
@@ -81,7 +81,7 @@ impl Namespace {
 
 impl Protection {
     /// Bytes of protection information in a block's metadata (NVM 1.1 §5.3.1).
-    pub const fn bytes(self) -> u16 {
+    pub const fn information_len_bytes(self) -> u16 {
         match self.guard {
             GuardFormat::Bits16 => super::PROTECTION_BYTES_SHORT,
             _ => super::PROTECTION_BYTES_LONG,
@@ -89,7 +89,7 @@ impl Protection {
     }
 }
 
-fn checks(protection: Protection) -> ProtectionChecks {
+fn protection_checks(protection: Protection) -> ProtectionChecks {
     // With type 3, the reference tag belongs to the application; wide guards have wider tags.
     let has_reference = protection.kind != 3 && protection.guard == GuardFormat::Bits16;
     ProtectionChecks {
@@ -101,7 +101,7 @@ fn checks(protection: Protection) -> ProtectionChecks {
     }
 }
 
-fn support(limits: &ControllerLimits) -> OperationSet {
+fn supported_operations(limits: &ControllerLimits) -> OperationSet {
     let commands = limits.commands;
     let optional = [
         (commands.dataset_management, Operation::Deallocate),
@@ -129,9 +129,11 @@ mod tests {
 
     use crate::{ControllerLimits, Identity, Metadata, Namespace, NamespaceView};
 
-    fn limits(change: impl Fn(IdentifyController) -> IdentifyController) -> ControllerLimits {
+    fn controller_limits(
+        change: impl Fn(IdentifyController) -> IdentifyController,
+    ) -> ControllerLimits {
         let page = IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44));
-        Identity::check(change(page), false).unwrap().limits
+        Identity::from_identify(change(page), false).unwrap().limits
     }
 
     fn view(
@@ -140,13 +142,13 @@ mod tests {
     ) -> NamespaceView {
         let page = IdentifyNamespace::zeroed()
             .with(|id| id.nsze(1000).ncap(1000).lbaf(0, LbaFormat::new(12, 0)));
-        Namespace::check(3, &change(page), None, &[]).unwrap().view(controller)
+        Namespace::from_identify(3, &change(page), None, &[]).unwrap().view(controller)
     }
 
     #[test]
-    fn every_operation_shows_just_if_its_bit_is_set() {
-        let none = view(&limits(|page| page), |page| page).support;
-        let all = limits(|page| page.with(|id| id.oncs(0x1ff)));
+    fn operation_is_supported_exactly_if_its_bit_is_set() {
+        let none = view(&controller_limits(|page| page), |page| page).support;
+        let all = controller_limits(|page| page.with(|id| id.oncs(0x1ff)));
         let all = view(&all, |page| page).support;
         for operation in Operation::ALL {
             if operation == Operation::CompareAndWrite {
@@ -160,11 +162,11 @@ mod tests {
 
     #[test]
     fn byte_limits_are_converted_to_blocks_and_no_limit_to_zero() {
-        let free = view(&limits(|page| page), |page| page);
+        let free = view(&controller_limits(|page| page), |page| page);
         assert_eq!((free.transfer_bytes_max, free.blocks_max), (0, Default::default()));
         assert_eq!((free.nsid, free.block_size, free.block_count), (3, 4096, 1000));
         assert_eq!(free.durability, Durability::Persistent);
-        let tight = limits(|page| page.with(|id| id.mdts(5).vwcp(true).awupf(3)));
+        let tight = controller_limits(|page| page.with(|id| id.mdts(5).vwcp(true).awupf(3)));
         let tight = view(&tight, |page| page.with(|id| id.mssrl(16).mcl(8)));
         assert_eq!(tight.transfer_bytes_max, 131_072);
         assert_eq!((tight.blocks_max.write_zeroes, tight.blocks_max.verify), (32, 32));
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn namespace_atomic_units_take_precedence_over_controller_units() {
-        let controller = limits(|page| page.with(|id| id.awupf(3).acwu(1).fuses(1)));
+        let controller = controller_limits(|page| page.with(|id| id.awupf(3).acwu(1).fuses(1)));
         let common = view(&controller, |page| page);
         assert_eq!((common.atomic_write_blocks, common.blocks_max.compare_and_write), (4, 2));
         let own = view(&controller, |page| page.with(|id| id.nsabp(true).nawupf(7).nacwu(3)));
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn metadata_is_visible_unless_it_is_only_protection_information() {
-        let controller = limits(|page| page);
+        let controller = controller_limits(|page| page);
         let with = |size, extended, kind| {
             let found = view(&controller, |page| {
                 page.with(|id| {
@@ -207,8 +209,8 @@ mod tests {
             .with(|id| id.nsze(9).ncap(9).pit(1).lbaf(0, LbaFormat::new(12, 16)));
         let wide = ExtendedLbaFormat::zeroed().with(|format| format.pif(GuardFormat::Bits64));
         let nvm = IdentifyNamespaceNvm::zeroed().with(|id| id.elbaf(0, wide));
-        let found = Namespace::check(3, &page, Some(&nvm), &[]).unwrap();
-        let view = found.view(&limits(|page| page));
+        let found = Namespace::from_identify(3, &page, Some(&nvm), &[]).unwrap();
+        let view = found.view(&controller_limits(|page| page));
         assert_eq!((view.metadata, view.protection.check_reference), (Metadata::None, false));
     }
 }

@@ -6,10 +6,10 @@ use tenmil_base::{Instant, IoStatus, Operation, Request, RequestFlags, Segment, 
 use tenmil_wire::{Command, Fuse};
 
 use super::{BlockRange, NamespaceQueue};
-use crate::data_pointer::{Cursor, DataPointerError};
+use crate::data_pointer::{DataPointerError, SegmentListCursor};
 use crate::queue_link::QueueState;
 use crate::queue_pair::{DataPointers, PointerOf, Transport};
-use crate::slot::{SlotFlags, tick_of};
+use crate::slot_table::{SlotFlags, tick_of};
 
 /// Reason why a command was not submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +68,14 @@ impl<T: Transport> NamespaceQueue<T> {
         let mut command = command.with_cid(0);
         let pointer = match data {
             [] => PointerOf::<T>::default(),
-            data => self.build_unsplit(index, data)?,
+            data => self.build_whole_pointer(index, data)?,
         };
         if !metadata.is_empty() {
             let wanted = len_of(metadata)?;
             let (iova, len_bytes) = self
                 .builder
                 .lists
-                .metadata(Cursor::at(metadata, 0), wanted)
+                .metadata_address(SegmentListCursor::at(metadata, 0), wanted)
                 .map_err(RawSubmitError::Memory)?;
             if len_bytes != wanted {
                 return Err(RawSubmitError::Memory(DataPointerError::Alignment));
@@ -121,7 +121,7 @@ impl<T: Transport> NamespaceQueue<T> {
             };
             *entry = self.fused_command(index, &request, segments)?;
         }
-        let parent = self.parents.begin_sent(token, 2).ok_or(RawSubmitError::Full)?;
+        let parent = self.parents.begin_all_sent(token, 2).ok_or(RawSubmitError::Full)?;
         let [compare, write] = entries.map(|(command, pointer)| (parent as u64, command, pointer));
         let sent = self.queue.enqueue_fused(
             tick_of(now),
@@ -141,7 +141,7 @@ impl<T: Transport> NamespaceQueue<T> {
         request: &Request,
         segments: &[Segment],
     ) -> Result<(Command, PointerOf<T>), RawSubmitError> {
-        self.builder.check(request, segments).map_err(RawSubmitError::Refused)?;
+        self.builder.check_request(request, segments).map_err(RawSubmitError::Refused)?;
         let made = self.builder.next_command(index, request, segments, 0);
         let (entry, blocks) = made.map_err(RawSubmitError::Refused)?;
         if blocks < request.blocks {
@@ -162,7 +162,7 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Builds a data pointer to all of `data`.
-    fn build_unsplit(
+    fn build_whole_pointer(
         &mut self,
         index: usize,
         data: &[Segment],
@@ -172,7 +172,7 @@ impl<T: Transport> NamespaceQueue<T> {
         if wanted > bytes_max {
             return Err(RawSubmitError::TooLarge { bytes_max });
         }
-        let built = self.builder.lists.build(index, Cursor::at(data, 0), wanted, 1);
+        let built = self.builder.lists.build(index, SegmentListCursor::at(data, 0), wanted, 1);
         let built = built.map_err(RawSubmitError::Memory)?;
         if built.len_bytes != wanted {
             return Err(RawSubmitError::Memory(DataPointerError::Alignment));

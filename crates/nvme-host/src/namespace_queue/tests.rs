@@ -15,10 +15,10 @@ use tenmil_wire::{Command, TypedCommand};
 
 use super::{BlocksMax, Metadata, NamespaceQueue, NamespaceView, ProtectionChecks, QueueSizes};
 use crate::data_pointer::SglSupport;
-use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
-use crate::fast_path::FastPathOptions;
-use crate::queue_link::{ControllerLinkEnd, QueueState, link};
-use crate::queue_pair::{QueueDoorbell, QueueMemory, QueuePair, QueueSetup, Rings};
+use crate::fake_device::{FakeDma, FakeDoorbell, FakeQueue};
+use crate::fast_path_options::FastPathOptions;
+use crate::queue_link::{ControllerLinkEnd, QueueState, create_link};
+use crate::queue_pair::{QueueDoorbell, QueueMemory, QueuePair, QueueSetup, RingTransport};
 
 const NOW: Instant = Instant { ns: 5 };
 const BLOCK: u32 = 512;
@@ -54,7 +54,7 @@ const VIEW: NamespaceView = NamespaceView {
 };
 
 struct NamespaceQueueHarness {
-    namespace: NamespaceQueue<Rings<FakeDma, FakeDoorbell>>,
+    namespace: NamespaceQueue<RingTransport<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd<Infallible>,
     completions: CompletionBatch,
@@ -66,7 +66,7 @@ impl NamespaceQueueHarness {
         let dma = FakeDma::new(64);
         let memory = QueueMemory::allocate(&dma, depth, depth).unwrap();
         let device = FakeQueue::new(&dma, memory);
-        let (controller, queue_end) = link(1);
+        let (controller, queue_end) = create_link(1);
         let setup = QueueSetup {
             memory,
             submission_doorbell: QueueDoorbell::Register(device.tail_doorbell.clone()),
@@ -84,13 +84,13 @@ impl NamespaceQueueHarness {
 
     fn submit(&mut self, request: Request, segments: &[Segment]) -> bool {
         let taken = self.namespace.submit(NOW, &[request], segments);
-        self.namespace.flush();
+        self.namespace.flush_submissions();
         self.device.fetch();
         taken == 1
     }
 
     /// Submits, and returns the only command that results.
-    fn command_of(&mut self, request: Request, segments: &[Segment]) -> Command {
+    fn submit_for_command(&mut self, request: Request, segments: &[Segment]) -> Command {
         assert!(self.submit(request, segments));
         assert_eq!(self.device.fetched.len(), 1, "{request:?}");
         let command = self.device.complete_next(0);
@@ -99,7 +99,7 @@ impl NamespaceQueueHarness {
     }
 
     /// Submits a request that must be rejected, and returns its status.
-    fn refusal_of(&mut self, request: Request, segments: &[Segment]) -> IoStatus {
+    fn submit_for_rejection(&mut self, request: Request, segments: &[Segment]) -> IoStatus {
         assert!(self.submit(request, segments));
         assert!(self.device.fetched.is_empty(), "{request:?} was sent");
         assert_eq!(self.namespace.wake_at(), Instant::default());
@@ -128,8 +128,8 @@ impl NamespaceQueueHarness {
         }
     }
 
-    fn bytes<const N: usize>(&self, iova: u64) -> [u8; N] {
-        self.dma.at(iova)
+    fn bytes_at<const N: usize>(&self, iova: u64) -> [u8; N] {
+        self.dma.bytes_at(iova)
     }
 }
 
@@ -147,7 +147,7 @@ fn request(operation: Operation, lba: u64, blocks: u32, segments: u16) -> Reques
     }
 }
 
-fn read(lba: u64, blocks: u32, segments: u16) -> Request {
+fn read_request(lba: u64, blocks: u32, segments: u16) -> Request {
     request(Operation::Read, lba, blocks, segments)
 }
 
@@ -155,18 +155,19 @@ fn segment(region: u32, offset: u64, len_bytes: u32) -> Segment {
     Segment { region: RegionId(region), offset, len_bytes }
 }
 
-fn nlb(command: &Command) -> u32 {
+fn block_count_of(command: &Command) -> u32 {
     (command.cdw12() & 0xffff) + 1
 }
 
-fn slba(command: &Command) -> u64 {
+fn slba_of(command: &Command) -> u64 {
     u64::from(command.cdw10()) | u64::from(command.cdw11()) << 32
 }
 
 #[test]
 fn a_page_is_read_with_one_prp_entry() {
     let mut harness = NamespaceQueueHarness::new(VIEW, 8);
-    let command = harness.command_of(read(0x1_2345_6789, 8, 1), &[segment(1, 8192, 4096)]);
+    let command =
+        harness.submit_for_command(read_request(0x1_2345_6789, 8, 1), &[segment(1, 8192, 4096)]);
     let expected = tenmil_wire::io::Read {
         nsid: NSID,
         slba: 0x1_2345_6789,
@@ -205,12 +206,12 @@ fn fast_and_slow_paths_build_the_same_command() {
             let segments = [segment(1, 4 * random.below(4096), len_bytes)];
             let flags = RequestFlags(u8::try_from(random.below(8)).unwrap());
             let request = Request { flags, ..request(operation, lba, blocks, 1) };
-            let Some(command) = harness.namespace.short_command(&request, &segments) else {
+            let Some(command) = harness.namespace.fast_path_command(&request, &segments) else {
                 continue;
             };
             short += 1;
             let builder = &mut harness.namespace.builder;
-            assert_eq!(builder.check(&request, &segments), Ok(()));
+            assert_eq!(builder.check_request(&request, &segments), Ok(()));
             let slowly = builder.next_command(0, &request, &segments, 0);
             assert_eq!(slowly, Ok((command, blocks)), "{view:?} {request:?}");
         }
@@ -256,7 +257,7 @@ fn batch_sends_the_commands_of_its_single_requests() {
             .collect();
         let taken = worlds.each_mut().map(|harness| {
             let taken = harness.namespace.submit(NOW, &requests, &segments);
-            harness.namespace.flush();
+            harness.namespace.flush_submissions();
             harness.device.fetch();
             taken
         });
@@ -284,22 +285,22 @@ fn fast_path_serves_common_requests() {
     let harness =
         NamespaceQueueHarness::new(NamespaceView { transfer_bytes_max: 65_536, ..VIEW }, 8);
     let short = |request: Request, segments: &[Segment]| {
-        harness.namespace.short_command(&request, segments).is_some()
+        harness.namespace.fast_path_command(&request, segments).is_some()
     };
-    assert!(short(read(0, 8, 1), &[segment(1, 0, 4096)]));
-    assert!(short(read(0, 16, 1), &[segment(1, 4096, 8192)]));
-    assert!(short(read(0, 1, 1), &[segment(1, 508, 512)]));
+    assert!(short(read_request(0, 8, 1), &[segment(1, 0, 4096)]));
+    assert!(short(read_request(0, 16, 1), &[segment(1, 4096, 8192)]));
+    assert!(short(read_request(0, 1, 1), &[segment(1, 508, 512)]));
     let fua = Request { flags: RequestFlags::FUA, ..request(Operation::Write, 9, 8, 1) };
     assert!(short(fua, &[segment(1, 0, 4096)]));
-    let second = Request { segment_first: 1, ..read(0, 8, 1) };
+    let second = Request { segment_first: 1, ..read_request(0, 8, 1) };
     assert!(short(second, &[segment(1, 0, 1), segment(1, 0, 4096)]));
 
     assert!(!short(second, &[segment(1, 0, 4096)]), "past the end of the table");
-    assert!(!short(read(0, 0, 1), &[segment(1, 0, 0)]), "nothing");
-    assert!(!short(read(0, 8, 1), &[segment(1, 0, 4095)]));
-    assert!(!short(read(0, 8, 1), &[segment(1, 2, 4096)]));
-    assert!(!short(read(0, 8, 1), &[segment(100, 0, 4096)]), "out of reach");
-    assert!(!short(read(0, 8, 2), &[segment(1, 0, 2048), segment(2, 0, 2048)]));
+    assert!(!short(read_request(0, 0, 1), &[segment(1, 0, 0)]), "nothing");
+    assert!(!short(read_request(0, 8, 1), &[segment(1, 0, 4095)]));
+    assert!(!short(read_request(0, 8, 1), &[segment(1, 2, 4096)]));
+    assert!(!short(read_request(0, 8, 1), &[segment(100, 0, 4096)]), "out of reach");
+    assert!(!short(read_request(0, 8, 2), &[segment(1, 0, 2048), segment(2, 0, 2048)]));
     assert!(!short(request(Operation::Compare, 0, 8, 1), &[segment(1, 0, 4096)]));
 }
 
@@ -309,7 +310,7 @@ fn each_operation_becomes_its_command() {
     let data = [segment(1, 0, 4096)];
     let mut command = |operation, flags, data: &[Segment]| {
         let count = u16::try_from(data.len()).unwrap();
-        harness.command_of(Request { flags, ..request(operation, 40, 8, count) }, data)
+        harness.submit_for_command(Request { flags, ..request(operation, 40, 8, count) }, data)
     };
     let (none, all) = (RequestFlags::NONE, RequestFlags(7));
 
@@ -340,10 +341,11 @@ fn each_operation_becomes_its_command() {
 fn deallocation_range_is_in_host_memory() {
     let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     let blocks = 1 << 30;
-    let command = harness.command_of(request(Operation::Deallocate, 1 << 40, blocks, 0), &[]);
+    let command =
+        harness.submit_for_command(request(Operation::Deallocate, 1 << 40, blocks, 0), &[]);
     let expected = DatasetManagement { nsid: NSID, nr: 0, ad: true, idr: false, idw: false };
     assert_eq!(DatasetManagement::parse(&command), Ok(expected));
-    let range = DatasetRange::from_bytes(&harness.bytes(command.prp1()));
+    let range = DatasetRange::from_bytes(&harness.bytes_at(command.prp1()));
     assert_eq!(range, DatasetRange::new(1 << 40, blocks));
 }
 
@@ -364,12 +366,12 @@ fn copy_source_ranges_are_in_host_memory() {
     let mut seen = Vec::new();
     for command in harness.device.fetched.clone() {
         let fields = tenmil_wire::io::copy::Copy::parse(&command).unwrap();
-        let range = CopyRange::from_bytes(&harness.bytes(command.prp1()));
+        let range = CopyRange::from_bytes(&harness.bytes_at(command.prp1()));
         assert_eq!((fields.desfmt, fields.nr), (CopyFormat::SameNamespace, 0));
         assert_eq!(u64::from(range.elbt()), range.slba(), "the tag of the source");
-        assert_eq!(u64::from(command.cdw14()), slba(&command), "the tag of the destination");
+        assert_eq!(u64::from(command.cdw14()), slba_of(&command), "the tag of the destination");
         assert_eq!(command.cdw12(), 8 << 26 | 8 << 12, "protection on both sides");
-        seen.push((slba(&command), range.slba(), range.nlb()));
+        seen.push((slba_of(&command), range.slba(), range.nlb()));
     }
     assert_eq!(seen, [(80, 5000, 99), (180, 5100, 99), (280, 5200, 49)]);
     assert_eq!(harness.complete_all().1, [(77, IoStatus::SUCCESS)]);
@@ -395,7 +397,7 @@ fn protection_information_is_asked_for_in_every_command_that_moves_blocks() {
     ] {
         let has_data = !matches!(operation, Operation::Verify | Operation::WriteZeroes);
         let request = request(operation, lba, 8, u16::from(has_data));
-        let command = harness.command_of(request, &[segment(1, 0, 4096)]);
+        let command = harness.submit_for_command(request, &[segment(1, 0, 4096)]);
         assert_eq!(
             (command.cdw12() >> 26, command.cdw14()),
             (0b1101, 0x3456_789a),
@@ -411,35 +413,58 @@ fn invalid_request_completes_without_a_command() {
     let mut harness = NamespaceQueueHarness::new(NamespaceView { support, ..VIEW }, 8);
     let page = [segment(1, 0, 4096)];
     let invalid = IoStatus::INVALID_FIELD;
-    assert_eq!(harness.refusal_of(read(0, 0, 1), &page), invalid, "no blocks");
-    assert_eq!(harness.refusal_of(read(0, 9, 1), &page), invalid, "more blocks than bytes");
-    assert_eq!(harness.refusal_of(read(0, 7, 1), &page), invalid, "more bytes than blocks");
-    assert_eq!(harness.refusal_of(read(0, 8, 2), &page), invalid, "segments that are not there");
-    assert_eq!(harness.refusal_of(read(0, 8, 0), &page), invalid, "no segments");
-    let past = Request { segment_first: u32::MAX, ..read(0, 8, 1) };
-    assert_eq!(harness.refusal_of(past, &page), invalid);
+    assert_eq!(harness.submit_for_rejection(read_request(0, 0, 1), &page), invalid, "no blocks");
     assert_eq!(
-        harness.refusal_of(read(0, 9, 9), &[segment(1, 0, 512); 9]),
+        harness.submit_for_rejection(read_request(0, 9, 1), &page),
+        invalid,
+        "more blocks than bytes"
+    );
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 7, 1), &page),
+        invalid,
+        "more bytes than blocks"
+    );
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 8, 2), &page),
+        invalid,
+        "segments that are not there"
+    );
+    assert_eq!(harness.submit_for_rejection(read_request(0, 8, 0), &page), invalid, "no segments");
+    let past = Request { segment_first: u32::MAX, ..read_request(0, 8, 1) };
+    assert_eq!(harness.submit_for_rejection(past, &page), invalid);
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 9, 9), &[segment(1, 0, 512); 9]),
         invalid,
         "too scattered"
     );
     let last = request(Operation::Verify, u64::MAX, 2, 0);
-    assert_eq!(harness.refusal_of(last, &[]), invalid, "past the last number there is");
+    assert_eq!(harness.submit_for_rejection(last, &[]), invalid, "past the last number there is");
     let compare = request(Operation::Compare, 0, 8, 1);
-    assert_eq!(harness.refusal_of(compare, &page), IoStatus::INVALID_OPCODE);
+    assert_eq!(harness.submit_for_rejection(compare, &page), IoStatus::INVALID_OPCODE);
 
     let far = [segment(100, 0, 4096)];
-    assert_eq!(harness.refusal_of(read(0, 8, 1), &far), IoStatus::DATA_TRANSFER_ERROR);
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 8, 1), &far),
+        IoStatus::DATA_TRANSFER_ERROR
+    );
     let odd = [segment(1, 2, 4096)];
-    assert_eq!(harness.refusal_of(read(0, 8, 1), &odd), IoStatus(0x13), "PRP offset invalid");
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 8, 1), &odd),
+        IoStatus(0x13),
+        "PRP offset invalid"
+    );
     let torn = [segment(1, 0, 300), segment(2, 0, 724)];
-    assert_eq!(harness.refusal_of(read(0, 2, 2), &torn), IoStatus(0x13), "a seam inside a block");
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 2, 2), &torn),
+        IoStatus(0x13),
+        "a seam inside a block"
+    );
 }
 
 #[test]
 fn rejected_requests_are_bounded() {
     let mut harness = NamespaceQueueHarness::new(VIEW, 4);
-    let requests = vec![read(0, 0, 0); 10];
+    let requests = vec![read_request(0, 0, 0); 10];
     assert_eq!(harness.namespace.submit(NOW, &requests, &[]), 3);
     assert_eq!(harness.poll().len(), 3);
     assert_eq!(harness.namespace.submit(NOW, &requests, &[]), 3);
@@ -449,11 +474,11 @@ fn rejected_requests_are_bounded() {
 fn batch_is_accepted_up_to_the_free_slots() {
     let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     let requests: Vec<_> =
-        (0..20).map(|token| Request { token, ..read(8 * token, 8, 1) }).collect();
+        (0..20).map(|token| Request { token, ..read_request(8 * token, 8, 1) }).collect();
     let page = [segment(1, 0, 4096)];
     assert_eq!(harness.namespace.submit(NOW, &requests, &page), 7);
     assert_eq!(harness.namespace.submit(NOW, &requests[7..], &page), 0);
-    harness.namespace.flush();
+    harness.namespace.flush_submissions();
     assert_eq!(harness.device.fetch(), 7);
     let tokens: Vec<u64> = harness.complete_all().1.iter().map(|(token, _)| *token).collect();
     assert_eq!(tokens, [0, 1, 2, 3, 4, 5, 6]);
@@ -465,12 +490,13 @@ fn dead_namespace_completes_requests_with_path_error() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(harness.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
+    assert!(harness.submit(Request { token: 1, ..read_request(0, 10, 1) }, &large));
     harness.controller.set_state(QueueState::Dead);
     assert_eq!(harness.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
     harness.device.reset();
     for blocks in [1, 10] {
-        let status = harness.refusal_of(read(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
+        let status = harness
+            .submit_for_rejection(read_request(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
         assert_eq!(status, IoStatus::PATH_ERROR);
     }
 }
@@ -482,7 +508,7 @@ fn limits_match_the_namespace() {
     assert_eq!((limits.block_size, limits.block_count, limits.depth_max), (4096, 1 << 20, 7));
     assert_eq!((limits.segments_max, limits.request_blocks_max), (8, 1 << 18));
     assert_eq!((limits.durability, limits.atomic_write_blocks), (Durability::VolatileCache, 8));
-    harness.namespace.resize(5);
+    harness.namespace.set_block_count(5);
     assert_eq!(harness.namespace.limits().block_count, 5);
 }
 
@@ -495,7 +521,7 @@ fn namespace_without_list_memory_is_not_created() {
         memory,
         submission_doorbell: QueueDoorbell::Register(device.tail_doorbell.clone()),
         completion_doorbell: QueueDoorbell::Register(device.head_doorbell.clone()),
-        link: link(1).1,
+        link: create_link(1).1,
         timeout: Span::from_ms(800),
         techniques: FastPathOptions::default(),
     };

@@ -2,14 +2,14 @@
 
 use tenmil_base::{CompletionBatch, Instant, IoCompletion, IoStatus};
 
-use super::{ColdState, QueuePair, SplitTracker, Transport};
+use super::{QueuePair, SlowPathState, SplitTracker, Transport};
 use crate::queue_link::{LinkSignals, ResetReason};
-use crate::slot::{EndedCommand, InvalidCompletion, SlotFlags, SlotTable};
+use crate::slot_table::{EndedCommand, InvalidCompletion, SlotFlags, SlotTable};
 
 /// Ends commands of a queue pair as their completions arrive, and collects the completions of requests.
 pub struct CompletionSink<'a, P> {
     slots: &'a mut SlotTable,
-    cold: &'a mut ColdState,
+    cold: &'a mut SlowPathState,
     link: &'a LinkSignals,
     places: &'a mut [IoCompletion],
     count: usize,
@@ -18,7 +18,7 @@ pub struct CompletionSink<'a, P> {
 
 impl<T: Transport> QueuePair<T> {
     #[inline(always)]
-    pub(crate) fn poll_with<P: SplitTracker>(
+    pub(crate) fn poll_with_tracker<P: SplitTracker>(
         &mut self,
         now: Instant,
         completions: &mut CompletionBatch,
@@ -27,9 +27,9 @@ impl<T: Transport> QueuePair<T> {
         self.polls += 1;
         let count = if self.link.state_word() == self.ordinary {
             if now >= self.scan_at {
-                self.scan(now);
+                self.scan_deadlines(now);
             }
-            completions.fill_with(|places| T::complete(self, now, places, parents))
+            completions.fill_with(|places| T::receive_completions(self, now, places, parents))
         } else {
             self.poll_slow(now, completions, parents)
         };
@@ -45,7 +45,7 @@ impl<T: Transport> QueuePair<T> {
         completions: &mut CompletionBatch,
         parents: &mut P,
     ) -> usize {
-        completions.fill_with(|places| T::complete(self, now, places, parents))
+        completions.fill_with(|places| T::receive_completions(self, now, places, parents))
     }
 
     /// Has `receive` pass completions to a sink, for [`Transport::complete`]. Returns the number of
@@ -66,19 +66,19 @@ impl<T: Transport> QueuePair<T> {
 
     /// Handles a completion off the fast path: a command with flags, or an invalid completion.
     #[cold]
-    pub(super) fn end_unusual<P: SplitTracker>(
+    pub(super) fn complete_slow_path<P: SplitTracker>(
         &mut self,
         (cid, status, result): (u16, IoStatus, u32),
         parents: &mut P,
     ) -> Option<IoCompletion> {
         let Self { slots, cold, link, .. } = self;
-        end_unusual(slots, cold, link.signals(), (cid, status, result), parents)
+        complete_slow_path(slots, cold, link.signals(), (cid, status, result), parents)
     }
 
     /// Counts an invalid completion, which is skipped, and requests a controller reset.
     #[cold]
-    pub(super) fn report(&mut self, invalid_completion: InvalidCompletion) {
-        report(&mut self.cold, self.link.signals(), invalid_completion);
+    pub(super) fn report_invalid_completion(&mut self, invalid_completion: InvalidCompletion) {
+        report_invalid_completion(&mut self.cold, self.link.signals(), invalid_completion);
     }
 }
 
@@ -103,7 +103,9 @@ impl<P: SplitTracker> CompletionSink<'_, P> {
             return;
         }
         let Self { slots, cold, link, parents, .. } = self;
-        if let Some(completion) = end_unusual(slots, cold, link, (cid, status, result), *parents) {
+        if let Some(completion) =
+            complete_slow_path(slots, cold, link, (cid, status, result), *parents)
+        {
             *place = completion;
             self.count += 1;
         }
@@ -111,9 +113,9 @@ impl<P: SplitTracker> CompletionSink<'_, P> {
 }
 
 #[cold]
-fn end_unusual<P: SplitTracker>(
+fn complete_slow_path<P: SplitTracker>(
     slots: &mut SlotTable,
-    cold: &mut ColdState,
+    cold: &mut SlowPathState,
     link: &LinkSignals,
     (cid, status, result): (u16, IoStatus, u32),
     parents: &mut P,
@@ -121,20 +123,26 @@ fn end_unusual<P: SplitTracker>(
     match slots.complete(cid) {
         Ok(ended) => {
             let status = match &cold.injections {
-                Some(injections) => injections.status(slots.index(cid), ended.mark, status),
+                Some(injections) => {
+                    injections.injected_status(slots.slot_index(cid), ended.mark, status)
+                }
                 None => status,
             };
-            complete_special(ended, status, result, parents)
+            complete_flagged(ended, status, result, parents)
         }
         Err(invalid_completion) => {
-            report(cold, link, invalid_completion);
+            report_invalid_completion(cold, link, invalid_completion);
             None
         }
     }
 }
 
 #[cold]
-fn report(cold: &mut ColdState, link: &LinkSignals, invalid_completion: InvalidCompletion) {
+fn report_invalid_completion(
+    cold: &mut SlowPathState,
+    link: &LinkSignals,
+    invalid_completion: InvalidCompletion,
+) {
     cold.invalid_completion_count += 1;
     cold.invalid_completion = Some(invalid_completion);
     link.request_reset(ResetReason::InvalidCompletion(invalid_completion));
@@ -142,14 +150,14 @@ fn report(cold: &mut ColdState, link: &LinkSignals, invalid_completion: InvalidC
 
 /// Completion of a command with flags, if it is complete.
 #[cold]
-pub(super) fn complete_special<P: SplitTracker>(
+pub(super) fn complete_flagged<P: SplitTracker>(
     ended: EndedCommand,
     status: IoStatus,
     result: u32,
     parents: &mut P,
 ) -> Option<IoCompletion> {
     if ended.mark.has(SlotFlags::CHILD) {
-        return parents.child_ended(ended.token, status, result);
+        return parents.handle_child_completion(ended.token, status, result);
     }
     Some(IoCompletion { token: ended.token, status, result })
 }

@@ -7,7 +7,7 @@ use tenmil_base::{Instant, Span};
 
 use super::{QueuePair, Transport};
 use crate::queue_link::ResetReason;
-use crate::slot::{SlotFlags, tick_of};
+use crate::slot_table::{SlotFlags, tick_of};
 
 /// Limit that is never reached.
 const NEVER_TICKS: u32 = u32::MAX;
@@ -16,7 +16,7 @@ const TICKS_MAX: u64 = 1 << 31;
 const TICK_BITS: u32 = 16;
 
 /// Converts a timeout to ticks, rounded up.
-pub(super) fn ticks_in(limit: Span) -> u32 {
+pub(super) fn timeout_to_ticks(limit: Span) -> u32 {
     if limit.ns == Instant::NEVER.ns {
         return NEVER_TICKS;
     }
@@ -25,24 +25,24 @@ pub(super) fn ticks_in(limit: Span) -> u32 {
 }
 
 /// Scan interval for limits of `ticks`.
-fn period_of(ticks: u32) -> Span {
+fn scan_interval_of(ticks: u32) -> Span {
     Span { ns: u64::from(ticks / 8 + 1) << TICK_BITS }
 }
 
 impl<T: Transport> QueuePair<T> {
     /// Sets an individual timeout for the command `cid`.
-    pub(super) fn limit(&mut self, now: Instant, cid: u16, timeout: Span) {
-        let ticks = ticks_in(timeout);
-        let index = self.slots.index(cid);
+    pub(super) fn set_timeout(&mut self, now: Instant, cid: u16, timeout: Span) {
+        let ticks = timeout_to_ticks(timeout);
+        let index = self.slots.slot_index(cid);
         self.cold.own_limits[index] = ticks;
-        self.scan_at = self.scan_at.min(now.after(period_of(ticks)));
+        self.scan_at = self.scan_at.min(now.after(scan_interval_of(ticks)));
     }
 
     /// Scans the commands in flight for timeouts.
     #[cold]
-    pub(super) fn scan(&mut self, now: Instant) {
+    pub(super) fn scan_deadlines(&mut self, now: Instant) {
         while let Some(cid) = self.link.next_ended_abort() {
-            self.slots.abort_ended(cid);
+            self.slots.note_abort_completed(cid);
         }
         let tick = tick_of(now);
         let mut shortest = self.cold.limit_ticks;
@@ -56,7 +56,7 @@ impl<T: Transport> QueuePair<T> {
                 self.handle_overdue(cid, mark, tick);
             }
         }
-        self.scan_at = now.after(period_of(shortest));
+        self.scan_at = now.after(scan_interval_of(shortest));
     }
 
     fn handle_overdue(&mut self, cid: u16, mark: SlotFlags, tick: u32) {

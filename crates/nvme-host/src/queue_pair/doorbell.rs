@@ -7,7 +7,7 @@
 
 use tenmil_base::{Dma, Doorbell, Segment};
 
-pub use super::shadow::{ShadowDoorbell, ShadowSlot};
+pub use super::shadow_doorbell::{ShadowDoorbell, ShadowSlot};
 
 /// One doorbell of a queue pair.
 #[derive(Debug)]
@@ -62,19 +62,19 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
     }
 
     /// Restarts at zero, for a queue that is created anew.
-    pub(crate) fn restart(&mut self) {
+    pub(crate) fn reset_to_zero(&mut self) {
         if let Self::Shadow(shadow) = self {
-            shadow.restart();
+            shadow.reset_to_zero();
         }
     }
 }
 
 impl<D, B> QueueDoorbell<D, B> {
     /// Number of `rings` that were written to the register.
-    pub(crate) fn writes(&self, rings: u64) -> u64 {
+    pub(crate) fn register_write_count(&self, rings: u64) -> u64 {
         match self {
             Self::Register(_) => rings,
-            Self::Shadow(shadow) => shadow.writes(),
+            Self::Shadow(shadow) => shadow.register_write_count(),
         }
     }
 
@@ -91,9 +91,9 @@ impl<D, B> QueueDoorbell<D, B> {
 mod tests {
     use tenmil_base::{Memory, RegionId, Segment};
 
-    use super::super::shadow::need_event;
+    use super::super::shadow_doorbell::need_event;
     use super::{DoorbellSide, QueueDoorbell, ShadowSlot};
-    use crate::fake::{FakeDma, FakeDoorbell};
+    use crate::fake_device::{FakeDma, FakeDoorbell};
 
     #[test]
     fn the_register_is_rung_just_when_the_event_index_is_passed() {
@@ -137,25 +137,29 @@ mod tests {
 
         dma.store_u32(event_index, 0).unwrap();
         bell.ring(1);
-        assert_eq!((register.value(), register.rings()), (1, 1), "it slept at zero");
+        assert_eq!((register.value(), register.write_count()), (1, 1), "it slept at zero");
         dma.store_u32(event_index, 40).unwrap();
         bell.ring(2);
         bell.ring(39);
-        assert_eq!((register.rings(), dma.load_u32(doorbell)), (1, Ok(39)));
+        assert_eq!((register.write_count(), dma.load_u32(doorbell)), (1, Ok(39)));
         bell.ring(41);
-        assert_eq!((register.value(), register.rings()), (41, 2), "past the event index");
+        assert_eq!((register.value(), register.write_count()), (41, 2), "past the event index");
 
-        bell.restart();
+        bell.reset_to_zero();
         assert_eq!((dma.load_u32(doorbell), dma.load_u32(event_index)), (Ok(0), Ok(0)));
         dma.store_u32(event_index, 50).unwrap();
         bell.ring(1);
-        assert_eq!(register.rings(), 2, "from zero to one passes nothing");
+        assert_eq!(register.write_count(), 2, "from zero to one passes nothing");
         dma.store_u32(event_index, 1).unwrap();
         bell.ring(2);
-        assert_eq!(register.rings(), 3);
-        assert_eq!(bell.writes(7), 3, "of seven rings");
-        assert_eq!(bell.map(&mut |register| register).writes(7), 3);
-        assert_eq!(QueueDoorbell::<FakeDma, _>::Register(register).writes(7), 7, "each of them");
+        assert_eq!(register.write_count(), 3);
+        assert_eq!(bell.register_write_count(7), 3, "of seven rings");
+        assert_eq!(bell.map(&mut |register| register).register_write_count(7), 3);
+        assert_eq!(
+            QueueDoorbell::<FakeDma, _>::Register(register).register_write_count(7),
+            7,
+            "each of them"
+        );
     }
 
     #[test]
@@ -181,6 +185,6 @@ mod tests {
         let mut bell = QueueDoorbell::shadow(&FakeDma::new(1), register.clone(), place);
         bell.ring(1);
         bell.ring(2);
-        assert_eq!((register.value(), register.rings()), (2, 2));
+        assert_eq!((register.value(), register.write_count()), (2, 2));
     }
 }

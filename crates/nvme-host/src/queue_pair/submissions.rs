@@ -5,7 +5,7 @@ use tenmil_wire::{Command, Fuse};
 
 use super::{PointerOf, QueuePair, Transport};
 use crate::queue_link::QueueState;
-use crate::slot::{SlotFlags, tick_of};
+use crate::slot_table::{SlotFlags, tick_of};
 
 impl<T: Transport> QueuePair<T> {
     /// Makes all submitted commands visible to the controller.
@@ -58,7 +58,7 @@ impl<T: Transport> QueuePair<T> {
         items: &[I],
         mut make: impl FnMut(&I) -> Option<(u64, Command, PointerOf<T>)>,
     ) -> usize {
-        let mut slots = self.slots.take_many();
+        let mut slots = self.slots.alloc_cursor();
         let count = self.transport.submit_each(
             items,
             #[inline(always)]
@@ -82,7 +82,7 @@ impl<T: Transport> QueuePair<T> {
         (mut command, pointer): (Command, PointerOf<T>),
         lists: Option<&mut T::Pointers>,
     ) -> Option<u16> {
-        let Some(cid) = self.slots.take(token, tick, mark) else {
+        let Some(cid) = self.slots.allocate(token, tick, mark) else {
             return self.enqueue_injected(tick, token, mark, (command, pointer), lists);
         };
         command.0[0] |= u64::from(cid) << 16;
@@ -101,7 +101,7 @@ impl<T: Transport> QueuePair<T> {
         lists: Option<&mut T::Pointers>,
     ) -> Option<u16> {
         let cid = self.enqueue(tick_of(now), token, SlotFlags::TIMED, entry, lists)?;
-        self.limit(now, cid, timeout);
+        self.set_timeout(now, cid, timeout);
         Some(cid)
     }
 
@@ -122,7 +122,7 @@ impl<T: Transport> QueuePair<T> {
         self.slots.open();
         let halves = [(first, Fuse::First), (second, Fuse::Second)];
         let cids = halves.map(|((token, command, pointer), fuse)| {
-            let cid = self.slots.take(token, tick, mark)?;
+            let cid = self.slots.allocate(token, tick, mark)?;
             let command = command.with_fuse(fuse).with_cid(cid);
             self.transport.submit(command, pointer, lists.as_deref_mut());
             Some(cid)

@@ -10,18 +10,18 @@ use tenmil_wire::{Command, Fuse};
 
 use super::{
     Injection, InjectionSide, QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup,
-    QueueStats, Rings, ShadowSlot,
+    QueueStats, RingTransport, ShadowSlot,
 };
-use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
-use crate::fast_path::{CompletionDoorbell, FastPathOptions};
-use crate::queue_link::{ControllerLinkEnd, QueueState, link};
+use crate::fake_device::{FakeDma, FakeDoorbell, FakeQueue};
+use crate::fast_path_options::{CompletionDoorbell, FastPathOptions};
+use crate::queue_link::{ControllerLinkEnd, QueueState, create_link};
 
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const NOW: Instant = Instant { ns: 5 };
 
 pub(super) struct QueuePairHarness {
-    queue: QueuePair<Rings<FakeDma, FakeDoorbell>>,
+    queue: QueuePair<RingTransport<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd<Infallible>,
     completions: CompletionBatch,
@@ -36,7 +36,7 @@ impl QueuePairHarness {
         let dma = FakeDma::new(16);
         let memory = QueueMemory::allocate(&dma, submission_depth, completion_depth).unwrap();
         let device = FakeQueue::new(&dma, memory);
-        let (controller, queue_end) = link(1);
+        let (controller, queue_end) = create_link(1);
         let setup = QueueSetup {
             memory,
             submission_doorbell: QueueDoorbell::Register(device.tail_doorbell.clone()),
@@ -72,7 +72,7 @@ impl QueuePairHarness {
         }
     }
 
-    fn complete(&mut self, count: usize) {
+    fn complete_commands(&mut self, count: usize) {
         for _ in 0..count {
             self.device.complete_next(0);
         }
@@ -92,7 +92,7 @@ impl QueuePairHarness {
     }
 }
 
-fn all_techniques() -> impl Iterator<Item = FastPathOptions> {
+fn all_fast_path_options() -> impl Iterator<Item = FastPathOptions> {
     let doorbells =
         [CompletionDoorbell::Each, CompletionDoorbell::Poll, CompletionDoorbell::Deferred];
     [false, true].into_iter().flat_map(move |doorbell_batching| {
@@ -105,7 +105,7 @@ fn all_techniques() -> impl Iterator<Item = FastPathOptions> {
 /// every fast-path option. The fake device fails the test if its completion ring overruns.
 #[test]
 fn tokens_complete_once_in_order_across_wraps_with_all_options() {
-    for techniques in all_techniques() {
+    for techniques in all_fast_path_options() {
         for (depth, completion_depth) in [(2, 2), (5, 5), (8, 8), (5, 8), (8, 5)] {
             for batch in 1..depth.min(completion_depth) {
                 let mut harness = QueuePairHarness::new(depth, completion_depth, techniques);
@@ -136,7 +136,7 @@ fn tokens_complete_once_in_order_across_wraps_with_all_options() {
 /// the host reports free ones.
 #[test]
 fn random_traffic_never_overruns_the_completion_ring() {
-    for (seed, techniques) in (1..).zip(all_techniques()) {
+    for (seed, techniques) in (1..).zip(all_fast_path_options()) {
         let mut random = Random::new(seed);
         let mut harness = QueuePairHarness::new(16, 16, techniques);
         let (mut next, mut owed) = (0, BTreeSet::new());
@@ -202,13 +202,19 @@ fn doorbell_writes_match_the_fast_path_options() {
             harness.queue.flush();
             harness.queue.flush();
             harness.device.fetch();
-            harness.complete(10);
+            harness.complete_commands(10);
             assert_eq!(harness.poll().len(), 10);
         }
         assert_eq!(harness.poll(), [], "the last head goes with this one: nothing was submitted");
         let stats = harness.stats();
-        assert_eq!(stats.submission_doorbells, u64::from(harness.device.tail_doorbell.rings()));
-        assert_eq!(stats.completion_doorbells, u64::from(harness.device.head_doorbell.rings()));
+        assert_eq!(
+            stats.submission_doorbells,
+            u64::from(harness.device.tail_doorbell.write_count())
+        );
+        assert_eq!(
+            stats.completion_doorbells,
+            u64::from(harness.device.head_doorbell.write_count())
+        );
         let rung = stats.submission_doorbells + stats.completion_doorbells;
         assert_eq!(stats.doorbell_registers, rung, "without shadows all go to a register");
         (stats.submission_doorbells, stats.completion_doorbells)
@@ -228,7 +234,7 @@ fn poll_is_bounded_by_the_batch_capacity() {
     let mut harness = QueuePairHarness::plain(16);
     harness.completions = CompletionBatch::with_capacity(3);
     harness.send_all(0..10);
-    harness.complete(10);
+    harness.complete_commands(10);
     let counts: Vec<usize> = (0..5).map(|_| harness.poll().len()).collect();
     assert_eq!(counts, [3, 3, 3, 1, 0]);
 }
@@ -255,11 +261,11 @@ fn fused_halves_are_adjacent_and_announced_together() {
                 harness.device.complete_next(0);
                 harness.poll();
             }
-            let rings = harness.device.tail_doorbell.rings();
+            let rings = harness.device.tail_doorbell.write_count();
             let halves = [(1, Command::new(0x05)), (2, Command::new(WRITE))];
             harness.queue.submit_fused(NOW, halves[0], halves[1]).unwrap();
             harness.queue.flush();
-            assert_eq!(harness.device.tail_doorbell.rings(), rings + 1);
+            assert_eq!(harness.device.tail_doorbell.write_count(), rings + 1);
             assert_eq!(harness.device.fetch(), 2);
             let fuses: Vec<_> =
                 harness.device.fetched.iter().map(|it| (it.opcode(), it.fuse())).collect();
@@ -301,7 +307,7 @@ fn injected_error_hits_its_opcode_the_given_number_of_times() {
             let fetched = harness.device.fetch();
             let unsent = side == InjectionSide::Submission && [0, 2].contains(&token);
             assert_eq!(fetched, usize::from(!unsent), "{side:?} {token}");
-            harness.complete(fetched);
+            harness.complete_commands(fetched);
             seen.extend(harness.poll());
         }
         let hit = |token| if [0, 2].contains(&token) { status } else { IoStatus::SUCCESS };
@@ -370,7 +376,7 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
     let (tail, head) =
         (place(super::DoorbellSide::Submission), place(super::DoorbellSide::Completion));
     let register = FakeDoorbell::default();
-    let (controller, queue_end) = link(1);
+    let (controller, queue_end) = create_link(1);
     let setup = QueueSetup {
         memory,
         submission_doorbell: QueueDoorbell::shadow(&dma, register.clone(), tail),
@@ -396,7 +402,11 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
         device.head_doorbell.ring(dma.load_u32(head.doorbell).unwrap());
     }
     assert_eq!(queue.stats().submission_doorbells, 50);
-    assert!((5..30).contains(&register.rings()), "{} writes to the register", register.rings());
+    assert!(
+        (5..30).contains(&register.write_count()),
+        "{} writes to the register",
+        register.write_count()
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tenmil_base::{DoorbellStats, Instant, IoCompletion, Segment};
 use tenmil_wire::Command;
 
 use super::{QueuePair, SplitTracker};
-use crate::data_pointer::{Cursor, DataPointerBuild, DataPointerError};
+use crate::data_pointer::{BuiltDataPointer, DataPointerError, SegmentListCursor};
 use crate::namespace_queue::NamespaceView;
 
 /// Carries the commands of one queue pair to its controller, and the completions back.
@@ -24,7 +24,7 @@ pub trait Transport: Sized {
 
     /// Creates the builder for a namespace, for `depth` commands in flight. `None` if there is no memory
     /// left for its lists.
-    fn pointers(&self, view: &NamespaceView, depth: u32) -> Option<Self::Pointers>;
+    fn create_data_pointers(&self, view: &NamespaceView, depth: u32) -> Option<Self::Pointers>;
 
     /// Maximum commands in flight.
     fn depth(&self) -> u16;
@@ -55,7 +55,7 @@ pub trait Transport: Sized {
     fn flush(&mut self, in_flight: u32);
 
     /// Receives completions into `places`, and returns their number.
-    fn complete<P: SplitTracker>(
+    fn receive_completions<P: SplitTracker>(
         pair: &mut QueuePair<Self>,
         now: Instant,
         places: &mut [IoCompletion],
@@ -69,11 +69,11 @@ pub trait Transport: Sized {
     fn attach(&mut self, attachment: Self::Attachment);
 
     /// From now on nothing is sent, and a connection is closed: a reset or the deletion begins.
-    fn freeze(&mut self);
+    fn stop_sending(&mut self);
 
     /// The controller can no longer access memory: commands that are queued or in flight are dropped, and
     /// both directions start empty. [`freeze`](Self::freeze) may not have come before.
-    fn release(&mut self);
+    fn drop_outstanding(&mut self);
 
     /// Statistics of its doorbells, of which `commands` were submitted in total.
     fn doorbell_stats(&self, commands: u64) -> DoorbellStats;
@@ -89,23 +89,27 @@ pub trait DataPointers {
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Self::Pointer>;
 
     /// Pointer to one segment. `None` if it needs a list, or cannot be described.
-    fn contiguous(&self, segment: Segment) -> Option<Self::Pointer>;
+    fn pointer_to_contiguous(&self, segment: Segment) -> Option<Self::Pointer>;
 
     /// Builds a pointer to `len_max` bytes from `cursor` on, or to as many of them as one command can
     /// transfer, in multiples of `granule`, of which `len_max` is one. A list belongs to slot `index`.
     fn build(
         &mut self,
         index: usize,
-        cursor: Cursor<'_>,
+        cursor: SegmentListCursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<DataPointerBuild<Self::Pointer>, DataPointerError>;
+    ) -> Result<BuiltDataPointer<Self::Pointer>, DataPointerError>;
 
     /// Stores `bytes` in memory of slot `index`, and returns a pointer to them.
     fn store_data(&self, index: usize, bytes: &[u8]) -> Result<Self::Pointer, DataPointerError>;
 
     /// Address of metadata (MPTR) from `cursor` on, and how many of `len_max` bytes it covers.
-    fn metadata(&self, cursor: Cursor<'_>, len_max: u32) -> Result<(u64, u32), DataPointerError>;
+    fn metadata_address(
+        &self,
+        cursor: SegmentListCursor<'_>,
+        len_max: u32,
+    ) -> Result<(u64, u32), DataPointerError>;
 
     /// Bytes that one command can always transfer, whatever the layout of its memory.
     fn transfer_bytes_max(&self) -> u32;

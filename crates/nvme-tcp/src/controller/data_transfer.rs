@@ -44,7 +44,7 @@ pub(super) fn classify_transfer(
     if command.psdt() != DataPointer::Sgl && !is_fabrics(command) {
         return Err(Status::INVALID_FIELD);
     }
-    let data = match (sgl.kind(), sgl.subtype(), direction) {
+    let data = match (sgl.type_code(), sgl.subtype(), direction) {
         (Descriptor::DATA_BLOCK, Descriptor::OFFSET, TransferDirection::HostToController) => {
             if sgl.address() != 0 {
                 return Err(Status::SGL_OFFSET_INVALID);

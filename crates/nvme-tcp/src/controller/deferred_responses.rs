@@ -28,7 +28,7 @@ impl DeferredResponses {
     /// Counts a read whose data were queued. Returns whether its response is deferred; the caller
     /// sends it otherwise.
     #[inline(always)]
-    pub(super) fn defer_response(&mut self, tag: u16) -> bool {
+    pub(super) fn count_read_and_decide_deferral(&mut self, tag: u16) -> bool {
         self.count += 1;
         let defers = self.previous >= BATCH_MIN;
         if defers {

@@ -1,6 +1,6 @@
 //! Receive path of the controller side.
 
-use tenmil_wire::tcp::check::offset;
+use tenmil_wire::tcp::pdu_validation::offset;
 use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, Crc32c, H2CData, IcReq, IcResp};
 use tenmil_wire::tcp::{FatalError, PduType};
 
@@ -59,7 +59,7 @@ impl ReceivePdus for ControllerConnection {
             _ if self.core.is_connecting() => Err(FatalError::SEQUENCE),
             PduType::CapsuleCmd => self.handle_command_capsule(header, len, (bytes, at), events),
             PduType::H2CData => self.handle_data(header, len, (bytes, at), events),
-            _ => Err(FatalError::field(offset::TYPE)),
+            _ => Err(FatalError::invalid_field(offset::TYPE)),
         };
         handled.map(|()| PduReceiveStep::Continue).map_err(|violation| (violation, header))
     }
@@ -164,14 +164,14 @@ impl ControllerConnection {
         let framing = self.core.incoming;
         let pdu = H2CData::from_bytes(header_array(header));
         // Checked before use: the framing, then TTAG and CCCID, then the range against the oldest R2T.
-        pdu.check(framing)?;
+        pdu.check_header(framing)?;
         let tag = pdu.ttag();
         let slot = self.slots.get_mut(usize::from(tag));
         let has_r2t =
             |slot: &&mut CommandSlot| slot.state == TransferState::FromHost && slot.r2t_count > 0;
-        let slot = slot.filter(has_r2t).ok_or(FatalError::field(offset::TTAG))?;
+        let slot = slot.filter(has_r2t).ok_or(FatalError::invalid_field(offset::TTAG))?;
         if pdu.cccid() != slot.cid {
-            return Err(FatalError::field(offset::CCCID));
+            return Err(FatalError::invalid_field(offset::CCCID));
         }
         pdu.check_range()?;
         let (begin, count) = (pdu.datao(), pdu.datal());
@@ -207,7 +207,7 @@ impl ControllerConnection {
         (bytes, at): (&[u8], &mut usize),
         events: &mut EventQueue<ControllerEvent>,
     ) {
-        let Some((begin, end, is_intact)) = body.receive_complete(bytes, *at) else {
+        let Some((begin, end, is_intact)) = body.receive_if_whole(bytes, *at) else {
             self.core.body = Some(body);
             return;
         };

@@ -15,7 +15,7 @@ impl ControllerConnection {
         let tags = self.deferred.end_batch();
         for tag in &tags {
             if self.can_queue_pdu() {
-                self.send_response(*tag);
+                self.queue_response_or_success(*tag);
             } else {
                 self.add_to_send_list(*tag);
             }
@@ -60,7 +60,7 @@ impl ControllerConnection {
     /// Queues all data of a read in one PDU, which replaces the response or is followed by it. Returns
     /// false, without effect, if that is not possible now.
     #[inline(always)]
-    pub(super) fn send_all_data(
+    pub(super) fn try_queue_all_data_at_once(
         &mut self,
         tag: u16,
         len_bytes: u32,
@@ -82,8 +82,8 @@ impl ControllerConnection {
             slot.completion = completion;
         }
         self.queue_data((tag, cid), (0, len_bytes), (true, is_success));
-        if !is_success && !self.deferred.defer_response(tag) {
-            self.send_response(tag);
+        if !is_success && !self.deferred.count_read_and_decide_deferral(tag) {
+            self.queue_response_or_success(tag);
         }
         true
     }
@@ -111,9 +111,9 @@ impl ControllerConnection {
     pub(super) fn queue_next_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
         match self.slots[usize::from(tag)].state {
             TransferState::FromHost => self.request_next_range(tag),
-            TransferState::ToHost => self.send_data_pdu(tag, payloads),
+            TransferState::ToHost => self.queue_next_c2h_data(tag, payloads),
             _ => {
-                self.send_response(tag);
+                self.queue_response_or_success(tag);
                 false
             }
         }
@@ -125,7 +125,7 @@ impl ControllerConnection {
         let slot = &mut self.slots[usize::from(tag)];
         let limit = self.params.r2ts_max;
         if slot.is_completed {
-            self.send_response(tag);
+            self.queue_response_or_success(tag);
             return false;
         }
         if slot.issued == slot.ready || u32::from(slot.r2t_count) >= limit {
@@ -142,12 +142,12 @@ impl ControllerConnection {
 
     /// Sends the next data that are ready, and the response after the last. Returns whether there
     /// is more.
-    fn send_data_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
+    fn queue_next_c2h_data(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
         let offset = slot.issued;
         let len_bytes = (slot.ready - offset).min(self.config.c2h_bytes_max);
         if len_bytes == 0 {
-            self.send_response(tag);
+            self.queue_response_or_success(tag);
             return false;
         }
         slot.issued += len_bytes;
@@ -171,7 +171,7 @@ impl ControllerConnection {
             }
         }
         if is_last && !is_success {
-            self.send_response(tag);
+            self.queue_response_or_success(tag);
         }
         has_more
     }
@@ -179,7 +179,7 @@ impl ControllerConnection {
     /// Sends the response, if the command is completed and no data are in transfer: requested data are
     /// received completely, so that the host never sends to a reused TTAG.
     #[inline]
-    fn send_response(&mut self, tag: u16) {
+    fn queue_response_or_success(&mut self, tag: u16) {
         let sqhd =
             if self.queue.has_flow_control() { self.sqhd } else { SQHD_WITHOUT_FLOW_CONTROL };
         let slot = &self.slots[usize::from(tag)];

@@ -81,7 +81,7 @@ impl CommandSlot {
     }
 
     /// Whether the owner has not completed the command yet.
-    pub(super) fn awaits_completion(&self) -> bool {
+    pub(super) fn is_outstanding(&self) -> bool {
         self.state != TransferState::Free && !self.is_completed
     }
 

@@ -5,7 +5,9 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::tcp::{CapsuleCmd, H2CData, IcReq, PduFraming};
 use tenmil_wire::{Command, Completion, Status};
 
-use super::{BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedPeer, SessionParams, mutate_pdu};
+use super::{
+    BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedSession, SessionParams, mutate_pdu,
+};
 use crate::{
     CloseReason, Connection, ControllerConfig, ControllerConnection, ControllerEvent,
     DataPlacement, DataTransfer, QueueKind, SuccessFlagPolicy,
@@ -16,7 +18,7 @@ use crate::{
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn controller(bytes: &[u8]) {
+pub fn fuzz_controller(bytes: &[u8]) {
     let mut script = FuzzScript(bytes);
     let session = SessionParams::from_script(&mut script);
     let success = [
@@ -76,7 +78,7 @@ struct ControllerOwner {
 }
 
 /// Controller and its owner.
-type ControllerPeer = ScriptedPeer<ControllerConnection, ControllerOwner>;
+type ControllerPeer = ScriptedSession<ControllerConnection, ControllerOwner>;
 
 impl EndpointOwner for ControllerPeer {
     type Event = ControllerEvent;
@@ -128,12 +130,12 @@ impl EndpointOwner for ControllerPeer {
     fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
         self.owner.requests_in_parts = step & 8 != 0;
         let (tag, kind) = (u16::from(step >> 4) % 6, step & 7);
-        let (offset, len) = (script.len(), script.len());
+        let (offset, len) = (script.next_len(), script.next_len());
         let command = self.owner.commands.get(usize::from(tag)).copied().flatten();
         let (header, len) = match kind {
             0 => (CapsuleCmd::new(framing, &Command::new(0).with_cid(tag), 0), 0),
             1 | 2 => {
-                let sgl = Descriptor::transport(len);
+                let sgl = Descriptor::transport_data_block(len);
                 let command = Command::new(kind).with_cid(offset.to_le_bytes()[0].into());
                 (CapsuleCmd::new(framing, &command.with_sgl1(sgl), 0), 0)
             }

@@ -5,7 +5,7 @@ use tenmil_wire::tcp::{C2HData, CapsuleResp, IcResp, PduFraming, R2t, TERM_REQ_B
 use tenmil_wire::{Command, Completion, Status};
 
 use super::{
-    BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedPeer, SessionParams, Zeros, mutate_pdu,
+    BYTES_MAX, DEPTH, EndpointOwner, FuzzScript, ScriptedSession, SessionParams, Zeros, mutate_pdu,
 };
 use crate::{Connection, DataDirection, DigestMode, HostConfig, HostConnection, HostEvent};
 
@@ -14,7 +14,7 @@ use crate::{Connection, DataDirection, DigestMode, HostConfig, HostConnection, H
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn host(bytes: &[u8]) {
+pub fn fuzz_host(bytes: &[u8]) {
     let mut script = FuzzScript(bytes);
     let session = SessionParams::from_script(&mut script);
     let digest_mode = |digest| if digest { DigestMode::Preferred } else { DigestMode::Off };
@@ -51,7 +51,7 @@ pub fn host(bytes: &[u8]) {
 type OutstandingReads = [Option<(u32, u32)>; DEPTH as usize];
 
 /// Host and its owner.
-type HostPeer = ScriptedPeer<HostConnection, OutstandingReads>;
+type HostPeer = ScriptedSession<HostConnection, OutstandingReads>;
 
 impl EndpointOwner for HostPeer {
     type Event = HostEvent;
@@ -84,7 +84,7 @@ impl EndpointOwner for HostPeer {
 
     fn step(&mut self, script: &mut FuzzScript<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
         let (tag, kind) = (u16::from(step >> 4) % 6, step & 7);
-        let (offset, len) = (script.len(), script.len());
+        let (offset, len) = (script.next_len(), script.next_len());
         let header = match kind {
             0..=2 => {
                 let len = (len % BYTES_MAX) & !3;

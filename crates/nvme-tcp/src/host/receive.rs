@@ -1,6 +1,6 @@
 //! Receive path of the host side.
 
-use tenmil_wire::tcp::check::offset;
+use tenmil_wire::tcp::pdu_validation::offset;
 use tenmil_wire::tcp::{C2HData, CapsuleResp, FatalError, IcResp, PduType, R2t};
 use tenmil_wire::{Completion, Status};
 
@@ -43,7 +43,7 @@ impl ReceivePdus for HostConnection {
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> Result<PduReceiveStep, RejectedPdu<'a>> {
-        if self.receive_common_pdu(bytes, at, events) {
+        if self.receive_pdu_fast_path(bytes, at, events) {
             return Ok(PduReceiveStep::Continue);
         }
         let Some((kind, header, len)) = self.core.parse_header(&bytes[*at..])? else {
@@ -57,7 +57,7 @@ impl ReceivePdus for HostConnection {
             PduType::C2HData => self.handle_data(header, len, (bytes, at), events),
             PduType::CapsuleResp => self.handle_response(header, events),
             PduType::R2t => self.handle_r2t(header),
-            _ => Err(FatalError::field(offset::TYPE)),
+            _ => Err(FatalError::invalid_field(offset::TYPE)),
         };
         handled.map(|()| PduReceiveStep::Continue).map_err(|violation| (violation, header))
     }
@@ -76,7 +76,7 @@ impl HostConnection {
     /// everything else.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
-    fn receive_common_pdu(
+    fn receive_pdu_fast_path(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
@@ -90,7 +90,7 @@ impl HostConnection {
             u64::from_le_bytes(*header[8 * word..].first_chunk().expect("a header has three words"))
         });
         if first == RESPONSE_PREFIX {
-            return self.receive_common_response([first, second, third], at, events);
+            return self.receive_response_fast_path([first, second, third], at, events);
         }
         // CCCID, and DATAO, which is zero; reserved bits are ignored.
         let (cid, offset, len_bytes) = (second as u16, (second >> 32) as u32, third as u32);
@@ -125,7 +125,7 @@ impl HostConnection {
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
-    fn receive_common_response(
+    fn receive_response_fast_path(
         &mut self,
         [_, second, third]: [u64; 3],
         at: &mut usize,
@@ -157,7 +157,7 @@ impl HostConnection {
         if is_missing(self.config.header_digest, pdu.hdgst())
             || is_missing(self.config.data_digest, pdu.ddgst())
         {
-            return Err(FatalError::parameter(offset::DGST));
+            return Err(FatalError::unsupported_parameter(offset::DGST));
         }
         self.params = NegotiatedParams {
             header_digest: pdu.hdgst(),
@@ -183,7 +183,7 @@ impl HostConnection {
     ) -> Result<(), FatalError> {
         let framing = self.core.incoming;
         let pdu = C2HData::from_bytes(header_array(header));
-        pdu.check(framing)?;
+        pdu.check_header(framing)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         // The identifier is checked before the range, and the state before the offset: the order of the
         // checks determines which error a TermReq reports.
@@ -209,7 +209,7 @@ impl HostConnection {
             remaining: count,
             digest: tenmil_wire::tcp::Crc32c::new(),
         };
-        if let Some((begin, end, is_intact)) = body.receive_complete(bytes, *at) {
+        if let Some((begin, end, is_intact)) = body.receive_if_whole(bytes, *at) {
             *at = end;
             // A read whose data and success arrive in one PDU is one event. Its command must be sent as a
             // whole: its tag is free afterwards.
@@ -280,7 +280,7 @@ impl HostConnection {
 
     fn handle_r2t(&mut self, header: &[u8]) -> Result<(), FatalError> {
         let pdu = R2t::from_bytes(header_array(header));
-        pdu.check(self.core.incoming)?;
+        pdu.check_header(self.core.incoming)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         let limit = self.config.r2ts_max;
         let slot = outstanding_slot(&mut self.slots, (tag, cid), offset::CCCID)?;
@@ -374,5 +374,5 @@ fn outstanding_slot(
 ) -> Result<&mut CommandSlot, FatalError> {
     let slot = slots.get_mut(usize::from(tag));
     let slot = slot.filter(|slot| slot.is_outstanding() && slot.cid == cid);
-    slot.ok_or(FatalError::field(offset))
+    slot.ok_or(FatalError::invalid_field(offset))
 }

@@ -5,7 +5,7 @@ use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, H2CData};
 use tenmil_wire::{AdminOpcode, Command};
 
 use super::slot::{CommandSlot, TransferState};
-use super::{CAPSULE_BYTES, DataDirection, HostConnection, HostEvent, SendQueueFull};
+use super::{CAPSULE_BYTES, CannotSubmit, DataDirection, HostConnection, HostEvent};
 use crate::PayloadDigest;
 use crate::events::EventQueue;
 
@@ -26,9 +26,9 @@ impl HostConnection {
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
-    ) -> Result<u16, SendQueueFull> {
+    ) -> Result<u16, CannotSubmit> {
         let can_submit = self.can_submit();
-        let tag = self.free_list.pop_if(|_| can_submit).ok_or(SendQueueFull)?;
+        let tag = self.free_list.pop_if(|_| can_submit).ok_or(CannotSubmit)?;
         self.queue_command((tag, tag), command, data, payloads);
         Ok(tag)
     }
@@ -40,13 +40,13 @@ impl HostConnection {
     ///
     /// As `submit`; and if the tag of the identifier is in use or not below the depth.
     #[inline]
-    pub fn submit_as(
+    pub fn submit_with_cid(
         &mut self,
         cid: u16,
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
-    ) -> Result<(), SendQueueFull> {
+    ) -> Result<(), CannotSubmit> {
         let tag = cid & self.tag_mask;
         assert!(
             self.is_tag_free(tag) && self.config.cid_mask != 0,
@@ -58,7 +58,7 @@ impl HostConnection {
             return self.queue_read((tag, cid), command, len_bytes);
         }
         if !self.can_submit() {
-            return Err(SendQueueFull);
+            return Err(CannotSubmit);
         }
         self.queue_command((tag, cid), command, data, payloads);
         Ok(())
@@ -81,13 +81,13 @@ impl HostConnection {
         (tag, cid): (u16, u16),
         command: &Command,
         len_bytes: u32,
-    ) -> Result<(), SendQueueFull> {
+    ) -> Result<(), CannotSubmit> {
         assert!(len_bytes & 3 == 0, "data outside the capsule are a multiple of a dword");
         if !self.core.is_open() {
-            return Err(SendQueueFull);
+            return Err(CannotSubmit);
         }
-        let command = command.with_cid(cid).with_sgl1(Descriptor::transport(len_bytes));
-        self.core.send_queue.push_capsule(&command.0).ok_or(SendQueueFull)?;
+        let command = command.with_cid(cid).with_sgl1(Descriptor::transport_data_block(len_bytes));
+        self.core.send_queue.push_capsule(&command.0).ok_or(CannotSubmit)?;
         let stream_end = self.core.send_queue.queued_bytes();
         self.slots[usize::from(tag)].assign_command(
             cid,
@@ -116,7 +116,7 @@ impl HostConnection {
             "data outside the capsule are a multiple of a dword"
         );
         let descriptor = match in_capsule {
-            0 => Descriptor::transport(len_bytes),
+            0 => Descriptor::transport_data_block(len_bytes),
             len => Descriptor::in_capsule(0, len),
         };
         let command = command.with_cid(cid).with_sgl1(descriptor);
@@ -168,7 +168,7 @@ impl HostConnection {
                 < self.send_budget_bytes.into()
         {
             self.send_list.pop_front();
-            let has_more = self.send_data_pdu(tag, payloads);
+            let has_more = self.queue_h2c_data_pdu(tag, payloads);
             self.slots[usize::from(tag)].is_in_send_list = has_more;
             if has_more {
                 self.send_list.push_back(tag);
@@ -177,7 +177,7 @@ impl HostConnection {
     }
 
     /// Queues the next PDU of a slot's oldest requested range. Returns whether more can be sent.
-    fn send_data_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
+    fn queue_h2c_data_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
         let limit = usize::from(self.config.r2ts_max);
         let index = usize::from(tag);
         let slot = &mut self.slots[index];

@@ -4,7 +4,7 @@ use tenmil_base::Instant;
 use tenmil_wire::Status;
 use tenmil_wire::tcp::FatalError;
 
-use super::test_pair::{ConnectedPair, SessionEvent, protocol_error};
+use super::test_pair::{ConnectedPair, SessionEvent, closed_by_protocol_error};
 use crate::{ControllerConfig, DataDirection, DigestMode, HostConfig, SuccessFlagPolicy};
 
 const NOW: Instant = Instant { ns: 0 };
@@ -22,7 +22,7 @@ fn connected_pair(success: SuccessFlagPolicy) -> ConnectedPair {
 }
 
 /// Passes bytes to the controller with one bit of the byte `at` positions from the end inverted.
-fn receive_corrupted_by_controller(pair: &mut ConnectedPair, at: usize) {
+fn deliver_to_controller_with_inverted_bit(pair: &mut ConnectedPair, at: usize) {
     let mut bytes = pair.host.send(usize::MAX);
     let len = bytes.len();
     bytes[len - 1 - at] ^= 4;
@@ -45,7 +45,7 @@ fn a_read_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
             pair.host.receive(NOW, &bytes);
             assert_eq!(pair.host.completions(), [(Status::TRANSIENT_TRANSPORT_ERROR, 64)]);
             pair.host.submit(2, DataDirection::ToHost(64), 2);
-            pair.run(&mut |_| usize::MAX);
+            pair.exchange_until_idle(&mut |_| usize::MAX);
             assert_eq!(pair.host.completions()[1..], [(Status::SUCCESS, 64)]);
         }
     }
@@ -62,15 +62,15 @@ fn a_write_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
             let bytes = pair.controller.send(usize::MAX);
             pair.host.receive(NOW, &bytes);
         }
-        receive_corrupted_by_controller(&mut pair, 4);
-        pair.run(&mut |_| usize::MAX);
+        deliver_to_controller_with_inverted_bit(&mut pair, 4);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
         // The owner has completed the command with success, which the connection has replaced.
         assert!(
             pair.controller.log.contains(&(0, SessionEvent::DataComplete { is_intact: false }))
         );
         assert_eq!(pair.host.completions(), [(Status::TRANSIENT_TRANSPORT_ERROR, 0)]);
         pair.host.submit(1, DataDirection::FromHost(len), 2);
-        pair.run(&mut |_| usize::MAX);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
         assert_eq!(pair.host.completions()[1..], [(Status::SUCCESS, 0)]);
         assert_eq!((pair.host.close_reason(), pair.controller.close_reason()), (None, None));
     }
@@ -81,8 +81,8 @@ fn an_error_status_is_kept_when_a_data_digest_is_wrong() {
     let mut pair = connected_pair(SuccessFlagPolicy::Never);
     pair.controller.owner.behavior.status = Status::WRITE_FAULT;
     pair.host.submit(1, DataDirection::FromHost(64), 1);
-    receive_corrupted_by_controller(&mut pair, 4);
-    pair.run(&mut |_| usize::MAX);
+    deliver_to_controller_with_inverted_bit(&mut pair, 4);
+    pair.exchange_until_idle(&mut |_| usize::MAX);
     assert_eq!(pair.host.completions(), [(Status::WRITE_FAULT, 0)]);
 }
 
@@ -102,7 +102,11 @@ fn every_inverted_header_bit_closes_the_connection() {
             // Another PDU type has another length or the wrong direction.
             assert!(close_reason.is_some(), "bit {bit}");
         } else {
-            assert_eq!(close_reason, protocol_error(FatalError::digest(found)), "bit {bit}");
+            assert_eq!(
+                close_reason,
+                closed_by_protocol_error(FatalError::header_digest_error(found)),
+                "bit {bit}"
+            );
         }
     }
 }

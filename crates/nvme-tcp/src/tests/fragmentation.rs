@@ -54,13 +54,13 @@ fn record_session(digests: bool, alignment: u8) -> (ConnectedPair, usize) {
     pair.controller.receive(NOW, &request_bytes);
     pair.to_controller.extend(request_bytes);
     let unsolicited = pair.to_controller.len();
-    pair.run(&mut |_| usize::MAX);
+    pair.exchange_until_idle(&mut |_| usize::MAX);
     assert_eq!(pair.host.completions().len(), 5, "{:?}", pair.host.log);
     (pair, unsolicited)
 }
 
 /// Host in the state at which the recording began.
-fn host_before_connect(config: HostConfig) -> HostEndpoint {
+fn host_after_sending_ic_req(config: HostConfig) -> HostEndpoint {
     let mut endpoint = HostEndpoint::new(config);
     endpoint.send(usize::MAX);
     endpoint
@@ -74,7 +74,7 @@ fn replay_host(
     cut_offsets: &[usize],
     is_direct: bool,
 ) -> Vec<(u16, SessionEvent)> {
-    let mut endpoint = host_before_connect(config);
+    let mut endpoint = host_after_sending_ic_req(config);
     endpoint.is_direct = is_direct;
     let mut submitted = false;
     let mut begin = 0;
@@ -174,8 +174,8 @@ fn all_data_are_received_directly_if_headers_are_received_separately() {
         let mut pair = ConnectedPair::open(host, controller);
         pair.controller.connection.set_queue_kind(QueueKind::Io { entries: 8, flow_control: true });
         submit_sample_commands(&mut pair.host);
-        pair.run(&mut |_| usize::MAX);
-        let mut endpoint = host_before_connect(host);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
+        let mut endpoint = host_after_sending_ic_req(host);
         endpoint.is_direct = true;
         endpoint.receive(NOW, &pair.to_host[..128]);
         submit_sample_commands(&mut endpoint);
@@ -192,7 +192,7 @@ fn all_data_are_received_directly_if_headers_are_received_separately() {
                     direct_bytes += placement.len_bytes;
                     placement.len_bytes as usize
                 }
-                None => endpoint.connection.bytes_before_data(endpoint.unconsumed.len()),
+                None => endpoint.connection.receivable_bytes_before_data(endpoint.unconsumed.len()),
             };
             assert!((1..=rest).contains(&count), "{count} of {rest}");
             endpoint.receive(NOW, &pair.to_host[at..at + count]);
@@ -212,15 +212,19 @@ fn all_data_are_received_directly_if_headers_are_received_separately() {
 #[test]
 fn data_with_a_digest_are_received_with_headers() {
     let (ConnectedPair { to_host, .. }, _) = record_session(true, 0);
-    let mut endpoint = host_before_connect(connection_configs(true, 0).0);
+    let mut endpoint = host_after_sending_ic_req(connection_configs(true, 0).0);
     endpoint.receive(NOW, &to_host[..128]);
     submit_sample_commands(&mut endpoint);
     endpoint.send(usize::MAX);
-    assert_eq!(endpoint.connection.bytes_before_data(0), 24 + 4, "the next bytes may be a header");
+    assert_eq!(
+        endpoint.connection.receivable_bytes_before_data(0),
+        24 + 4,
+        "the next bytes may be a header"
+    );
     let mut at = 128;
     let mut was_inside_pdu = false;
     while at < to_host.len() {
-        let count = endpoint.connection.bytes_before_data(endpoint.unconsumed.len());
+        let count = endpoint.connection.receivable_bytes_before_data(endpoint.unconsumed.len());
         was_inside_pdu |= count == usize::MAX;
         let count = count.min(to_host.len() - at).min(50);
         endpoint.receive(NOW, &to_host[at..at + count]);
@@ -281,7 +285,7 @@ fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
     // The end of the stream is regular only between two PDUs.
     let pdu_ends = boundaries(&to_host);
     for end in 0..=to_host.len() {
-        let mut endpoint = host_before_connect(host);
+        let mut endpoint = host_after_sending_ic_req(host);
         endpoint.receive(NOW, &to_host[..end.min(128)]);
         if endpoint.connection.is_open() {
             submit_sample_commands(&mut endpoint);

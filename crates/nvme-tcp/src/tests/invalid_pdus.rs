@@ -13,7 +13,7 @@ use tenmil_wire::tcp::{
 use tenmil_wire::{Command, Completion, Status};
 
 use super::test_pair::{
-    ControllerEndpoint, HandleEvents, HostEndpoint, TestEndpoint, protocol_error,
+    ControllerEndpoint, HandleEvents, HostEndpoint, TestEndpoint, closed_by_protocol_error,
 };
 use crate::{CloseReason, Connection, ControllerConfig, DataDirection, DigestMode, HostConfig};
 
@@ -49,10 +49,10 @@ fn controller_with_command() -> ControllerEndpoint {
     });
     endpoint.receive(NOW, IcReq::new(0, false, false, 0).as_bytes());
     endpoint.owner.behavior.completes_nothing = true;
-    let write = Command::new(1).with_sgl1(Descriptor::transport(16_384));
+    let write = Command::new(1).with_sgl1(Descriptor::transport_data_block(16_384));
     endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(7), 0).as_bytes());
     endpoint.send(usize::MAX);
-    let read = Command::new(2).with_sgl1(Descriptor::transport(16_384));
+    let read = Command::new(2).with_sgl1(Descriptor::transport_data_block(16_384));
     endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &read.with_cid(8), 0).as_bytes());
     endpoint
 }
@@ -96,7 +96,7 @@ fn check_pdus<E: Connection, O>(
         assert_eq!(endpoint.close_reason(), None, "{kind:?} is accepted");
         return;
     };
-    assert_eq!(endpoint.close_reason(), protocol_error(violation), "{kind:?}");
+    assert_eq!(endpoint.close_reason(), closed_by_protocol_error(violation), "{kind:?}");
     let header = &last[..usize::from(kind.header_bytes())];
     assert_term_req(&endpoint.send(usize::MAX), expected_kind, violation, header);
     assert!(endpoint.connection.is_write_closed() && !endpoint.connection.is_closed());
@@ -154,12 +154,12 @@ fn response_pdu(cid: u16) -> Vec<u8> {
 }
 
 fn command_pdu(cid: u16, len: u32) -> Vec<u8> {
-    let write = Command::new(1).with_sgl1(Descriptor::transport(len)).with_cid(cid);
+    let write = Command::new(1).with_sgl1(Descriptor::transport_data_block(len)).with_cid(cid);
     CapsuleCmd::new(PLAIN, &write, 0).as_bytes().to_vec()
 }
 
 fn check_host_data_pdus(violations: &mut ObservedViolations) {
-    let field = |offset| Some(FatalError::field(offset));
+    let field = |offset| Some(FatalError::invalid_field(offset));
     for (pdu, expected) in [
         (c2h_data_pdu(0, 0, 64, true, false), None),
         (c2h_data_pdu(0, 0, 4, false, false), None),
@@ -198,7 +198,7 @@ fn check_host_data_pdus(violations: &mut ObservedViolations) {
 }
 
 fn check_host_other_pdus(violations: &mut ObservedViolations) {
-    let field = |offset| Some(FatalError::field(offset));
+    let field = |offset| Some(FatalError::invalid_field(offset));
     for (cid, expected) in [(0, None), (1, None), (2, None), (3, field(20)), (0xffff, field(20))] {
         check_host(violations, &[response_pdu(cid)], expected);
     }
@@ -232,12 +232,17 @@ fn check_host_other_pdus(violations: &mut ObservedViolations) {
         let config = HostConfig { header_digest, data_digest, ..HostConfig::default() };
         let without = IcResp::new(0, false, false, 8192).as_bytes().to_vec();
         let mut endpoint = HostEndpoint::new(config);
-        check_on_host(&mut endpoint, violations, &[without], Some(FatalError::parameter(11)));
+        check_on_host(
+            &mut endpoint,
+            violations,
+            &[without],
+            Some(FatalError::unsupported_parameter(11)),
+        );
     }
 }
 
 fn check_controller_data_pdus(violations: &mut ObservedViolations) {
-    let field = |offset| Some(FatalError::field(offset));
+    let field = |offset| Some(FatalError::invalid_field(offset));
     for (pdu, expected) in [
         (h2c_data_pdu(7, 0, 0, 4096, false), None),
         (h2c_data_pdu(7, 0, 0, 4, false), None),
@@ -290,7 +295,7 @@ fn check_header_digests(violations: &mut ObservedViolations) {
     let framing = PduFraming { header_digest: true, ..PLAIN };
     let with_wrong_digest = |header: &[u8]| {
         let found = crc32c(header) ^ 1 << 9;
-        ([header, &found.to_le_bytes()].concat(), Some(FatalError::digest(found)))
+        ([header, &found.to_le_bytes()].concat(), Some(FatalError::header_digest_error(found)))
     };
     let completion = Completion::new(0, Status::SUCCESS);
     for header in [
@@ -341,7 +346,7 @@ fn an_invalid_header_field_terminates_the_connection() {
         pdu
     };
     for at in [1, 2, 4] {
-        let violation = Some(FatalError::field(u8::try_from(at).unwrap()));
+        let violation = Some(FatalError::invalid_field(u8::try_from(at).unwrap()));
         let mut violations = ObservedViolations::new();
         for pdu in [response_pdu(0), c2h_data_pdu(0, 0, 64, true, false), r2t_pdu(1, 0, 64)] {
             check_host(&mut violations, &[corrupted(pdu, at)], violation);
@@ -352,7 +357,7 @@ fn an_invalid_header_field_terminates_the_connection() {
             violation,
         );
         // With another PLEN the capsule has data, and PDO is checked first.
-        let first = if at == 4 { Some(FatalError::field(3)) } else { violation };
+        let first = if at == 4 { Some(FatalError::invalid_field(3)) } else { violation };
         check_controller(&mut violations, &[corrupted(command_pdu(0, 64), at)], first);
         let opening = IcReq::new(0, false, false, 0).as_bytes().to_vec();
         let mut endpoint = ControllerEndpoint::new(ControllerConfig::default());
@@ -364,16 +369,20 @@ fn an_invalid_header_field_terminates_the_connection() {
     }
     let mut violations = ObservedViolations::new();
     let unaligned = R2t::new(PLAIN, (1, 0), 0, 2).as_bytes().to_vec();
-    check_host(&mut violations, &[unaligned], Some(FatalError::field(16)));
-    check_host(&mut violations, &[c2h_data_pdu(0, 2, 4, true, false)], Some(FatalError::field(12)));
+    check_host(&mut violations, &[unaligned], Some(FatalError::invalid_field(16)));
+    check_host(
+        &mut violations,
+        &[c2h_data_pdu(0, 2, 4, true, false)],
+        Some(FatalError::invalid_field(12)),
+    );
     check_controller(
         &mut violations,
         &[h2c_data_pdu(7, 0, 2, 4, true)],
-        Some(FatalError::field(12)),
+        Some(FatalError::invalid_field(12)),
     );
     let mut in_capsule = CapsuleCmd::new(PLAIN, &Command::new(1), 8196).as_bytes().to_vec();
     in_capsule.resize(72 + 8196, 0);
-    check_controller(&mut violations, &[in_capsule], Some(FatalError::field(4)));
+    check_controller(&mut violations, &[in_capsule], Some(FatalError::invalid_field(4)));
 }
 
 /// An undefined type, types of the wrong direction, and a port scanner.
@@ -383,11 +392,11 @@ fn a_term_req_for_an_unknown_pdu_type_carries_its_common_header() {
         let mut endpoint = host_with_commands();
         let pdu = [kind, 1, 2, 3, 4, 5, 6, 7, 8, 9];
         endpoint.receive(NOW, &pdu);
-        assert_eq!(endpoint.close_reason(), protocol_error(FatalError::field(0)));
+        assert_eq!(endpoint.close_reason(), closed_by_protocol_error(FatalError::invalid_field(0)));
         assert_term_req(
             &endpoint.send(usize::MAX),
             PduType::H2CTermReq,
-            FatalError::field(0),
+            FatalError::invalid_field(0),
             &pdu[..8],
         );
     }
@@ -395,9 +404,9 @@ fn a_term_req_for_an_unknown_pdu_type_carries_its_common_header() {
     endpoint.receive(NOW, b"GET / H");
     assert_eq!(endpoint.close_reason(), None, "a byte is missing");
     endpoint.receive(NOW, b"TTP/1.1\r\n");
-    assert_eq!(endpoint.close_reason(), protocol_error(FatalError::field(0)));
+    assert_eq!(endpoint.close_reason(), closed_by_protocol_error(FatalError::invalid_field(0)));
     let expected_kind = endpoint.send(usize::MAX);
-    assert_term_req(&expected_kind, PduType::C2HTermReq, FatalError::field(0), b"GET / HT");
+    assert_term_req(&expected_kind, PduType::C2HTermReq, FatalError::invalid_field(0), b"GET / HT");
     endpoint.receive(NOW, &[0; 500]);
     assert!(
         endpoint.unconsumed.is_empty() && endpoint.send(usize::MAX).is_empty(),

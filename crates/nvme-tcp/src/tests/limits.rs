@@ -12,9 +12,9 @@ use super::test_pair::{
     pattern_bytes, random_fragments,
 };
 use crate::{
-    CloseReason, Connection, ControllerConfig, DataDirection, DataTransfer, DigestMode, EventQueue,
-    HostConfig, HostEvent, NegotiatedParams, NoDigest, QueueKind, SendPiece, SendQueueFull,
-    SuccessFlagPolicy,
+    CannotSubmit, CloseReason, Connection, ControllerConfig, DataDirection, DataTransfer,
+    DigestMode, EventQueue, HostConfig, HostEvent, NegotiatedParams, NoDigest, QueueKind,
+    SendPiece, SuccessFlagPolicy,
 };
 
 const NOW: Instant = Instant { ns: 0 };
@@ -33,8 +33,8 @@ fn a_full_host_rejects_a_command_until_one_completes() {
     }
     assert_eq!(pair.host.try_submit(2, DataDirection::ToHost(64), 3), None);
     let rejected = pair.host.connection.submit(&Command::new(0), DataDirection::None, &NoDigest);
-    assert_eq!(rejected, Err(SendQueueFull));
-    pair.run(&mut |_| usize::MAX);
+    assert_eq!(rejected, Err(CannotSubmit));
+    pair.exchange_until_idle(&mut |_| usize::MAX);
     assert_eq!(pair.host.connection.free_tags(), 3);
     pair.host.submit(2, DataDirection::ToHost(64), 3);
 }
@@ -72,7 +72,7 @@ fn the_last_data_pdu_carries_last_pdu_before_the_status_is_known() {
     let mut pair = pair_with_depth(2);
     pair.controller.owner.behavior.completes_nothing = true;
     pair.host.submit(2, DataDirection::ToHost(8192), 0);
-    pair.run(&mut |_| usize::MAX);
+    pair.exchange_until_idle(&mut |_| usize::MAX);
     let end = &mut pair.controller.connection;
     let tag = end.outstanding_tags().next().unwrap();
     for (len_bytes, is_last) in [(4096, false), (4096, true)] {
@@ -102,9 +102,12 @@ fn commands_carry_the_identifiers_chosen_by_the_caller() {
         // The bits above the tag belong to the caller, and are on the wire.
         let (cid, read) = (tag | 0x180, Command::new(2).with_cid(9));
         pair.host.memory.0.insert(tag, vec![0; 64]);
-        pair.host.connection.submit_as(cid, &read, DataDirection::ToHost(64), &NoDigest).unwrap();
+        pair.host
+            .connection
+            .submit_with_cid(cid, &read, DataDirection::ToHost(64), &NoDigest)
+            .unwrap();
         assert_eq!(pair.host.connection.outstanding_tags().collect::<Vec<_>>(), [tag]);
-        pair.run(&mut |_| usize::MAX);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
         assert_eq!(
             pair.host.connection.outstanding_tags().count(),
             0,
@@ -131,7 +134,7 @@ fn an_identifier_that_is_not_outstanding_is_rejected_even_if_its_slot_is_in_use(
                 _ => (2, DataDirection::ToHost(64)),
             };
             let command = Command::new(opcode);
-            endpoint.connection.submit_as(used, &command, data, &NoDigest).unwrap();
+            endpoint.connection.submit_with_cid(used, &command, data, &NoDigest).unwrap();
             endpoint.send(usize::MAX);
             let mut bytes = match kind {
                 0 => C2HData::new(framing, other, 0, 64, (true, true)).as_bytes().to_vec(),
@@ -157,8 +160,9 @@ fn an_identifier_that_is_not_outstanding_is_rejected_even_if_its_slot_is_in_use(
 fn an_outstanding_identifier_cannot_be_submitted_again() {
     let config = HostConfig { cid_mask: 0x7f, ..HostConfig::default() };
     let mut pair = ConnectedPair::open(config, ControllerConfig::default());
-    let mut submit =
-        || pair.host.connection.submit_as(3, &Command::new(0), DataDirection::None, &NoDigest);
+    let mut submit = || {
+        pair.host.connection.submit_with_cid(3, &Command::new(0), DataDirection::None, &NoDigest)
+    };
     assert_eq!(submit(), Ok(()));
     let _ = submit();
 }
@@ -236,14 +240,14 @@ fn a_full_controller_closes_only_if_every_command_awaits_host_data() {
         if early_completion == 2 {
             pair.controller.connection.complete(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
         }
-        pair.run(&mut |_| usize::MAX);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
         assert_eq!(pair.host.completions().len(), 1);
         let endpoint = &mut pair.controller;
         endpoint.owner.behavior = ControllerOwnerBehavior {
             completes_nothing: true,
             ..ControllerOwnerBehavior::default()
         };
-        let write = Command::new(1).with_sgl1(Descriptor::transport(64));
+        let write = Command::new(1).with_sgl1(Descriptor::transport_data_block(64));
         endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(8), 0).as_bytes());
         endpoint.connection.fill_send_queue(&endpoint.memory);
         for cid in 9..11 {
@@ -337,7 +341,7 @@ fn the_response_to_an_early_completion_waits_for_requested_data() {
             for command_number in 0..4 {
                 pair.host.submit(1, DataDirection::FromHost(len), command_number);
             }
-            pair.run(&mut random_fragments(seed));
+            pair.exchange_until_idle(&mut random_fragments(seed));
             assert_eq!(
                 pair.host.completions(),
                 vec![(Status::ABORT_REQUESTED, 0); 4],
@@ -425,7 +429,7 @@ fn success_replaces_a_response_only_where_allowed() {
             endpoint.send(usize::MAX);
             endpoint.connection.set_queue_kind(QueueKind::Io { entries: 3, flow_control });
             endpoint.owner.behavior.completes_nothing = true;
-            let read = Command::new(2).with_sgl1(Descriptor::transport(64));
+            let read = Command::new(2).with_sgl1(Descriptor::transport_data_block(64));
             endpoint.receive(NOW, CapsuleCmd::new(PLAIN, &read, 0).as_bytes());
             endpoint.connection.complete(0, len, completion).unwrap();
             let sent = endpoint.send(usize::MAX);
@@ -451,22 +455,42 @@ fn an_invalid_sgl_is_reported_with_the_command() {
         (Command::new(0).with_sgl1(zero), 0, Ok(DataTransfer::None)),
         (prp(Command::new(0)), 0, Ok(DataTransfer::None)),
         (Command::new(0), 8, Err(Status::DATA_SGL_LENGTH_INVALID)),
-        (write.with_sgl1(Descriptor::transport(4096)), 0, Ok(DataTransfer::FromHost(4096))),
-        (Command::new(2).with_sgl1(Descriptor::transport(4096)), 0, Ok(DataTransfer::ToHost(4096))),
-        (write.with_sgl1(Descriptor::transport(0)), 0, Ok(DataTransfer::None)),
+        (
+            write.with_sgl1(Descriptor::transport_data_block(4096)),
+            0,
+            Ok(DataTransfer::FromHost(4096)),
+        ),
+        (
+            Command::new(2).with_sgl1(Descriptor::transport_data_block(4096)),
+            0,
+            Ok(DataTransfer::ToHost(4096)),
+        ),
+        (write.with_sgl1(Descriptor::transport_data_block(0)), 0, Ok(DataTransfer::None)),
         // Set Features without data: some hosts leave the SGL zero.
         (write.with_sgl1(zero), 0, Ok(DataTransfer::None)),
         (prp(Command::new(9).with_sgl1(zero)), 0, Ok(DataTransfer::None)),
         (Command::new(2).with_sgl1(Descriptor::data_block(0x1000, 0)), 0, Ok(DataTransfer::None)),
         (write.with_sgl1(zero), 8, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
-        (write.with_sgl1(Descriptor::transport(4100)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
-        (write.with_sgl1(Descriptor::transport(u32::MAX)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
         (
-            write.with_sgl1(Descriptor::transport(6)),
+            write.with_sgl1(Descriptor::transport_data_block(4100)),
+            0,
+            Err(Status::DATA_SGL_LENGTH_INVALID),
+        ),
+        (
+            write.with_sgl1(Descriptor::transport_data_block(u32::MAX)),
+            0,
+            Err(Status::DATA_SGL_LENGTH_INVALID),
+        ),
+        (
+            write.with_sgl1(Descriptor::transport_data_block(6)),
             0,
             Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID),
         ),
-        (write.with_sgl1(Descriptor::transport(8)), 8, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (
+            write.with_sgl1(Descriptor::transport_data_block(8)),
+            8,
+            Err(Status::DATA_SGL_LENGTH_INVALID),
+        ),
         (write.with_sgl1(Descriptor::in_capsule(0, 8)), 8, Ok(DataTransfer::InCapsule(8))),
         (write.with_sgl1(Descriptor::in_capsule(0, 0)), 0, Ok(DataTransfer::None)),
         (write.with_sgl1(Descriptor::in_capsule(0, 8)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
@@ -483,8 +507,12 @@ fn an_invalid_sgl_is_reported_with_the_command() {
             Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
         ),
         (write.with_sgl1(Descriptor::bit_bucket(8)), 0, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
-        (Command::new(3).with_sgl1(Descriptor::transport(8)), 0, Err(Status::INVALID_FIELD)),
-        (prp(write.with_sgl1(Descriptor::transport(8))), 0, Err(Status::INVALID_FIELD)),
+        (
+            Command::new(3).with_sgl1(Descriptor::transport_data_block(8)),
+            0,
+            Err(Status::INVALID_FIELD),
+        ),
+        (prp(write.with_sgl1(Descriptor::transport_data_block(8))), 0, Err(Status::INVALID_FIELD)),
         // FCTYPE determines the direction of Fabrics commands: Connect, and Property Get.
         (
             prp(Command::new(0x7f).with_nsid(1).with_sgl1(Descriptor::in_capsule(0, 8))),

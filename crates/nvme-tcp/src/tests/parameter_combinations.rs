@@ -40,7 +40,7 @@ fn run_commands(
             pair.host.submit(1, write, command_number),
             pair.host.submit(0, DataDirection::None, command_number),
         ];
-        pair.run(&mut random_fragments(seed));
+        pair.exchange_until_idle(&mut random_fragments(seed));
         let mut expected: Vec<_> = tags
             .into_iter()
             .zip([

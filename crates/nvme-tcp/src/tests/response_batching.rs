@@ -26,7 +26,7 @@ fn controller_with_reads(count: u16, flow_control: bool) -> ControllerConnection
     let mut reads = Vec::new();
     for cid in 0..count {
         let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
-        let read = read.with_sgl1(Descriptor::transport(BYTES));
+        let read = read.with_sgl1(Descriptor::transport_data_block(BYTES));
         reads.extend(CapsuleCmd::new(framing, &read, 0).as_bytes());
     }
     assert_eq!(connection.receive(NOW, &reads, &mut events), reads.len());
@@ -131,7 +131,7 @@ fn deferred_responses_beyond_the_send_queue_are_sent_once_each() {
     let mut tags = Vec::new();
     for cid in 0..128 {
         let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
-        let read = read.with_sgl1(Descriptor::transport(BYTES));
+        let read = read.with_sgl1(Descriptor::transport_data_block(BYTES));
         events.clear();
         connection.receive(NOW, CapsuleCmd::new(framing, &read, 0).as_bytes(), &mut events);
         let [ControllerEvent::Command { tag, .. }] = *events.as_slice() else { panic!("{cid}") };
@@ -196,7 +196,7 @@ fn a_command_is_completed_once_with_at_most_its_data() {
 fn the_list_of_response_ends_is_bounded_by_the_depth() {
     let mut connection = controller_with_reads(128, false);
     let mut events = EventQueue::with_capacity(8);
-    let read = Command::new(2).with_nsid(1).with_sgl1(Descriptor::transport(BYTES));
+    let read = Command::new(2).with_nsid(1).with_sgl1(Descriptor::transport_data_block(BYTES));
     let capsule = CapsuleCmd::new(PduFraming::default(), &read, 0);
     for completed in 0..2000_u16 {
         let mut sent_tags = Vec::new();

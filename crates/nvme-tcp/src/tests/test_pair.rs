@@ -457,12 +457,12 @@ impl ConnectedPair {
     /// Pair with an open connection.
     pub(super) fn open(host: HostConfig, controller: ControllerConfig) -> Self {
         let mut pair = Self::new(host, controller);
-        pair.run(&mut |_| usize::MAX);
+        pair.exchange_until_idle(&mut |_| usize::MAX);
         pair
     }
 
     /// Moves bytes until neither end sends any more. `limit` limits each step.
-    pub(super) fn run(&mut self, limit: &mut dyn FnMut(usize) -> usize) {
+    pub(super) fn exchange_until_idle(&mut self, limit: &mut dyn FnMut(usize) -> usize) {
         let now = Instant::default();
         let mut iteration = 0;
         loop {
@@ -489,6 +489,6 @@ pub(super) fn random_fragments(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-pub(super) fn protocol_error(refusal: FatalError) -> Option<CloseReason> {
+pub(super) fn closed_by_protocol_error(refusal: FatalError) -> Option<CloseReason> {
     Some(CloseReason::ProtocolError(refusal))
 }

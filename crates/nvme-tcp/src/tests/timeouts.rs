@@ -78,7 +78,7 @@ fn single_bytes_of_a_header_do_not_extend_its_deadline() {
 fn each_data_fragment_extends_the_pdu_deadline() {
     let mut endpoint = controller_endpoint();
     endpoint.receive(instant_at_ms(0), IcReq::new(0, false, false, 0).as_bytes());
-    let write = Command::new(1).with_sgl1(Descriptor::transport(64));
+    let write = Command::new(1).with_sgl1(Descriptor::transport_data_block(64));
     endpoint.receive(instant_at_ms(0), CapsuleCmd::new(PLAIN, &write, 0).as_bytes());
     endpoint.send(usize::MAX);
     endpoint.receive(instant_at_ms(0), H2CData::new(PLAIN, (0, 0), 0, 64, true).as_bytes());

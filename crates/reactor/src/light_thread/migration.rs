@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tenmil_base::{Instant, Span};
 
 use super::poller_slots::PollerSlot;
-use super::{LightThread, PollerCommand};
+use super::{DeferredCommand, LightThread};
 use crate::event::Event;
 use crate::message::Message;
 use crate::poller::{DetachReason, PollerId};
-use crate::reactor::ReactorShared;
+use crate::reactor::ReactorLocal;
 use crate::registry::ReactorId;
 
 /// Request to detach a thread from its OS thread.
@@ -36,7 +36,7 @@ pub(crate) enum DetachProgress {
 impl LightThread {
     /// Arrives at a reactor: creates its pollers on first arrival, and attaches them. Call again if
     /// one of them panics. Returns whether there was anything to do.
-    pub(crate) fn arrive_on_reactor(&mut self, now: Instant, local: &mut ReactorShared) -> bool {
+    pub(crate) fn attach_on_arrival(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         if !self.arriving {
             return false;
         }
@@ -45,7 +45,8 @@ impl LightThread {
             record.started_ns.set(now.ns);
             for registration in plan.pollers {
                 if let Some(id) = self.state.ids.allocate() {
-                    let slot = PollerSlot::new(id, registration, local.registry.allocate_number());
+                    let slot =
+                        PollerSlot::new(id, registration, local.registry.allocate_account_number());
                     record.lock_pollers().push(Arc::clone(&slot.record));
                     self.slots.insert(slot);
                 }
@@ -84,13 +85,13 @@ impl LightThread {
     }
 
     /// Attaches detached pollers and rebuilds the poll lists.
-    pub(super) fn attach_pollers(&mut self, now: Instant, local: &mut ReactorShared) {
+    pub(super) fn attach_pollers(&mut self, now: Instant, local: &mut ReactorLocal) {
         for slot in self.slots.iter_mut().filter(|slot| slot.detached) {
-            local.accounting.start_poll(slot.number);
+            local.accounting.begin_account(slot.number);
             (slot.detached, slot.is_draining) = (false, false);
             slot.poller.attach();
             // A poller may have prepared something that needs a flush.
-            self.state.changes.push_back(PollerCommand::Flush);
+            self.state.changes.push_back(DeferredCommand::Flush);
         }
         // Until the accounts are counted.
         local.accounting.has_several_accounts = true;
@@ -98,7 +99,7 @@ impl LightThread {
     }
 
     /// Processes its pending request: leave, or cancel a departure.
-    pub(crate) fn apply_pending_request(&mut self, now: Instant, local: &mut ReactorShared) {
+    pub(crate) fn begin_or_cancel_departure(&mut self, now: Instant, local: &mut ReactorLocal) {
         let record = &self.state.record;
         let to = if record.is_end_requested() { None } else { Some(record.requested_reactor()) };
         self.detach_pollers(to, now, local);
@@ -110,7 +111,7 @@ impl LightThread {
         &mut self,
         to: Option<ReactorId>,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         if self.detach_request.is_some_and(|leaving| leaving.to.is_none()) {
             return;
@@ -133,10 +134,10 @@ impl LightThread {
 
     /// Requests all of its pollers to detach. A detached poller is called again as long as others are
     /// not, since a message may have brought it new work.
-    pub(crate) fn poll_detach(
+    pub(crate) fn request_poller_detach(
         &mut self,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) -> DetachProgress {
         let Some(DetachRequest { to, since }) = self.detach_request else {
             return DetachProgress::NotRequested;
@@ -144,8 +145,8 @@ impl LightThread {
         let parting = if to.is_some() { DetachReason::Migrating } else { DetachReason::Exiting };
         let mut holds_on = None;
         for slot in self.slots.iter_mut() {
-            local.accounting.start_poll(slot.number);
-            slot.detached = slot.poller.detach(parting);
+            local.accounting.begin_account(slot.number);
+            slot.detached = slot.poller.try_detach(parting);
             slot.is_draining = !slot.detached;
             if !slot.detached && holds_on.is_none() {
                 holds_on = Some(slot.id);
@@ -176,7 +177,7 @@ impl LightThread {
         id: PollerId,
         after: Span,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         let poller = self.poller_name(id).unwrap_or_default();
         let (thread, name) = (self.state.record.id, self.state.record.name.clone());
@@ -193,19 +194,19 @@ impl LightThread {
         &mut self,
         to: ReactorId,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
-        self.run_housekeeping(now, local);
+        self.close_unused_and_publish(now, local);
         self.detach_request = None;
         self.arriving = true;
         self.state.record.set_current_reactor(to);
     }
 
     /// Ends the thread: closes channels, drops pollers and then messages.
-    pub(crate) fn end_thread(&mut self, now: Instant, local: &mut ReactorShared) {
+    pub(crate) fn close_and_drop(&mut self, now: Instant, local: &mut ReactorLocal) {
         let holds_on = self.slots.iter().find(|slot| !slot.detached);
         let cut_off = holds_on.map(|slot| slot.name().to_owned());
-        local.accounting.start_poll(self.state.number);
+        local.accounting.begin_account(self.state.number);
         while let Some(id) = self.slots.any_poller_id() {
             self.remove_poller(id, now, local);
         }

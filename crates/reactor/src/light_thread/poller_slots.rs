@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::event::Event;
 use crate::panic_text::panic_text;
 use crate::poller::{PanicHandler, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
-use crate::reactor::ReactorShared;
+use crate::reactor::ReactorLocal;
 use crate::registry::{PollerCounters, ThreadId};
 use crate::timer_heap::TimerHeap;
 
@@ -48,7 +48,7 @@ pub(crate) struct PollerSlot {
     pub(crate) is_draining: bool,
     sleeps_at_once: bool,
     /// Wake mode of its descriptor in the reactor's sleeper.
-    wake_mode: WakeMode,
+    wake_mode: DescriptorWakeMode,
     /// Whether its descriptor could not be added.
     is_unwaitable: bool,
     woken_by: PollerWake,
@@ -59,7 +59,7 @@ pub(crate) struct PollerSlot {
 
 /// Mode in which a descriptor ends a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WakeMode {
+enum DescriptorWakeMode {
     /// Never.
     None,
     /// While it is readable.
@@ -72,7 +72,7 @@ enum WakeMode {
 
 /// Free poller numbers.
 #[derive(Default)]
-pub(crate) struct PollerIds {
+pub(crate) struct PollerIdAllocator {
     generations: Vec<u16>,
     free: VecDeque<u16>,
 }
@@ -87,7 +87,7 @@ impl PollerSlots {
     /// Calls `body` with the active pollers, in order, until it returns true. Returns whether it
     /// did.
     #[inline]
-    pub(crate) fn any_active_poller(
+    pub(crate) fn find_active_poller_where(
         &mut self,
         mut body: impl FnMut(&mut PollerSlot) -> bool,
     ) -> bool {
@@ -142,19 +142,21 @@ impl PollerSlots {
         &mut self,
         thread: ThreadId,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         self.active.clear();
         (self.keeps_awake, self.spinning) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
-            let runs = slot.is_polled();
+            let runs = slot.is_active();
             // A coalesced descriptor stays so here; `update_wake_mode` decides before each sleep.
             let hearing = match (runs, slot.spurious_filter.is_edge_triggered()) {
-                (false, _) => WakeMode::None,
-                (true, false) if slot.wake_mode == WakeMode::Coalesced => WakeMode::Coalesced,
-                (true, false) => WakeMode::Level,
-                (true, true) => WakeMode::Edge,
+                (false, _) => DescriptorWakeMode::None,
+                (true, false) if slot.wake_mode == DescriptorWakeMode::Coalesced => {
+                    DescriptorWakeMode::Coalesced
+                }
+                (true, false) => DescriptorWakeMode::Level,
+                (true, true) => DescriptorWakeMode::Edge,
             };
             if let Err(error) = slot.set_wake_mode(hearing, local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
@@ -207,7 +209,7 @@ impl PollerSlot {
             detached: true,
             is_draining: false,
             sleeps_at_once,
-            wake_mode: WakeMode::None,
+            wake_mode: DescriptorWakeMode::None,
             is_unwaitable: false,
             woken_by,
             spurious_filter: SpuriousWakeFilter::default(),
@@ -217,23 +219,23 @@ impl PollerSlot {
     }
 
     /// Whether it is polled.
-    fn is_polled(&self) -> bool {
+    fn is_active(&self) -> bool {
         !self.detached && (!self.paused || self.is_draining)
     }
 
     #[inline]
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> bool {
-        context.local.accounting.start_poll(self.number);
+        context.local.accounting.begin_account(self.number);
         context.thread_state.current = Some(self.id);
         self.polls += 1;
         let found = self.poller.poll(context).is_busy();
         self.found += u64::from(found);
-        context.thread_state.busy_ns += context.local.accounting.end_poll(found);
+        context.thread_state.busy_ns += context.local.accounting.finish_account(found);
         found
     }
 
     /// Polls a timed poller if this heap entry is not stale. Returns its next due time.
-    pub(crate) fn poll_due(
+    pub(crate) fn poll_timed(
         &mut self,
         due: Instant,
         context: &mut Context<'_>,
@@ -267,21 +269,25 @@ impl PollerSlot {
     pub(crate) fn publish_counters(&self) {
         self.record.polls.set(self.polls);
         self.record.found.set(self.found);
-        self.record.spurious_wakeups.set(self.spurious_filter.record_spurious());
+        self.record.spurious_wakeups.set(self.spurious_filter.spurious_count());
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
     /// Adds its descriptor to the sleeper's set, removes it, or changes its wake mode.
-    fn set_wake_mode(&mut self, wanted: WakeMode, local: &ReactorShared) -> io::Result<()> {
+    fn set_wake_mode(
+        &mut self,
+        wanted: DescriptorWakeMode,
+        local: &ReactorLocal,
+    ) -> io::Result<()> {
         let PollerWake::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
         let sources = &local.sources;
         // Added level-triggered first, then changed to the wanted mode.
-        if self.wake_mode == WakeMode::None && wanted != WakeMode::None {
+        if self.wake_mode == DescriptorWakeMode::None && wanted != DescriptorWakeMode::None {
             let added = sources.add_source(descriptor, self.number);
             let was_unlisted = std::mem::replace(&mut self.is_unwaitable, added.is_err());
             return match added {
                 Ok(()) => {
-                    self.wake_mode = WakeMode::Level;
+                    self.wake_mode = DescriptorWakeMode::Level;
                     self.set_wake_mode(wanted, local)
                 }
                 // Retried indefinitely, reported once.
@@ -291,26 +297,28 @@ impl PollerSlot {
         }
         self.is_unwaitable = false;
         // The coalesced set is left before any other change.
-        if self.wake_mode == WakeMode::Coalesced && wanted != WakeMode::Coalesced {
-            sources.clear_coalesced(descriptor, self.number)?;
-            self.wake_mode = WakeMode::Level;
+        if self.wake_mode == DescriptorWakeMode::Coalesced
+            && wanted != DescriptorWakeMode::Coalesced
+        {
+            sources.set_prompt(descriptor, self.number)?;
+            self.wake_mode = DescriptorWakeMode::Level;
         }
         let before = std::mem::replace(&mut self.wake_mode, wanted);
         match (before, wanted) {
             _ if before == wanted => Ok(()),
-            (_, WakeMode::None) => sources.remove_source(descriptor),
-            (_, WakeMode::Level) => sources.set_level_triggered(descriptor, self.number),
-            (_, WakeMode::Edge) => sources.set_edge_triggered(descriptor, self.number),
-            (_, WakeMode::Coalesced) => sources.set_coalesced(descriptor, self.number),
+            (_, DescriptorWakeMode::None) => sources.remove_source(descriptor),
+            (_, DescriptorWakeMode::Level) => sources.set_level_triggered(descriptor, self.number),
+            (_, DescriptorWakeMode::Edge) => sources.set_edge_triggered(descriptor, self.number),
+            (_, DescriptorWakeMode::Coalesced) => sources.set_coalesced(descriptor, self.number),
         }
     }
 
     /// Sets the wake mode before a sleep: coalesced or prompt. If that fails, the mode stays as it
     /// was.
-    pub(crate) fn update_wake_mode(&mut self, local: &ReactorShared) {
+    pub(crate) fn update_wake_mode(&mut self, local: &ReactorLocal) {
         let wanted = match (self.wake_mode, self.poller.may_coalesce_wakeups()) {
-            (WakeMode::Level, true) => WakeMode::Coalesced,
-            (WakeMode::Coalesced, false) => WakeMode::Level,
+            (DescriptorWakeMode::Level, true) => DescriptorWakeMode::Coalesced,
+            (DescriptorWakeMode::Coalesced, false) => DescriptorWakeMode::Level,
             _ => return,
         };
         let before = self.wake_mode;
@@ -342,14 +350,14 @@ impl PollerSlot {
     }
 
     /// Drops the poller. Returns the panic message if that panics.
-    pub(crate) fn drop_poller(mut self, local: &ReactorShared) -> Option<String> {
+    pub(crate) fn drop_poller(mut self, local: &ReactorLocal) -> Option<String> {
         // It is closed below, which removes it from the set as well, unless it was duplicated.
-        let _ = self.set_wake_mode(WakeMode::None, local);
+        let _ = self.set_wake_mode(DescriptorWakeMode::None, local);
         catch_unwind(AssertUnwindSafe(|| drop(self.poller))).err().map(|panic| panic_text(&*panic))
     }
 }
 
-impl PollerIds {
+impl PollerIdAllocator {
     pub(crate) fn allocate(&mut self) -> Option<PollerId> {
         let index = match self.free.pop_front() {
             Some(index) => index,
@@ -374,11 +382,11 @@ impl PollerIds {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::PollerIds;
+    use super::PollerIdAllocator;
 
     #[test]
     fn poller_ids_differ_and_are_reused_with_a_new_generation() {
-        let mut ids = PollerIds::default();
+        let mut ids = PollerIdAllocator::default();
         let mut seen = BTreeSet::new();
         for _ in 0..1_000 {
             let id = ids.allocate().unwrap();

@@ -17,7 +17,7 @@ use tenmil_base::{Instant, Span};
 
 use super::LightThread;
 use crate::event::Event;
-use crate::reactor::ReactorShared;
+use crate::reactor::ReactorLocal;
 
 /// Spurious wake-up state of one descriptor.
 #[derive(Debug)]
@@ -95,12 +95,12 @@ impl SpuriousWakeFilter {
     }
 
     /// Time at which it becomes level-triggered again; never if it is.
-    pub(super) fn edge_until(&self) -> Instant {
+    pub(super) fn level_triggered_at(&self) -> Instant {
         self.edge_until
     }
 
     /// Counted spurious wake-ups.
-    pub(super) fn record_spurious(&self) -> u64 {
+    pub(super) fn spurious_count(&self) -> u64 {
         self.spurious
     }
 
@@ -125,7 +125,7 @@ impl LightThread {
         ready: &[u64],
         slept: Span,
         now: Instant,
-        local: &mut ReactorShared,
+        local: &mut ReactorLocal,
     ) {
         let thread = self.state.record.id;
         let mut is_wary = false;
@@ -145,7 +145,7 @@ impl LightThread {
     }
 
     /// Makes descriptors level-triggered whose period has ended.
-    pub(super) fn restore_level_triggered(&mut self, now: Instant, local: &mut ReactorShared) {
+    pub(super) fn restore_level_triggered(&mut self, now: Instant, local: &mut ReactorLocal) {
         let is_reconciled =
             |slot: &mut super::PollerSlot| slot.spurious_filter.end_edge_period(now);
         if self.slots.iter_mut().filter_map(|slot| is_reconciled(slot).then_some(())).count() > 0 {
@@ -163,7 +163,11 @@ mod tests {
     const SOON: Span = Span::from_us(2);
 
     /// Ends `count` sleeps at once and without work. Returns how often an event was to be recorded.
-    fn permanently_readable(trust: &mut SpuriousWakeFilter, found: u64, count: u32) -> usize {
+    fn count_reports_when_always_readable(
+        trust: &mut SpuriousWakeFilter,
+        found: u64,
+        count: u32,
+    ) -> usize {
         let now = Instant { ns: 1_000 };
         (0..count).filter(|_| trust.handle_wakeup(found, SOON, now)).count()
     }
@@ -171,7 +175,7 @@ mod tests {
     #[test]
     fn permanently_readable_source_is_reported_once_and_trusted_ever_less() {
         let mut trust = SpuriousWakeFilter::default();
-        assert_eq!(permanently_readable(&mut trust, 0, SPURIOUS_ROW - 1), 0);
+        assert_eq!(count_reports_when_always_readable(&mut trust, 0, SPURIOUS_ROW - 1), 0);
         assert!(!trust.is_edge_triggered());
         let mut now = Instant { ns: 5_000 };
         let mut told = usize::from(trust.handle_wakeup(0, SOON, now));
@@ -180,16 +184,16 @@ mod tests {
         for _ in 0..12 {
             // It was readable when it became edge-triggered, and has not changed.
             assert!(!trust.handle_wakeup(0, SOON, now));
-            spans.push(trust.edge_until().since(now));
-            assert!(!trust.end_edge_period(Instant { ns: trust.edge_until().ns - 1 }));
-            now = trust.edge_until();
+            spans.push(trust.level_triggered_at().since(now));
+            assert!(!trust.end_edge_period(Instant { ns: trust.level_triggered_at().ns - 1 }));
+            now = trust.level_triggered_at();
             assert!(trust.end_edge_period(now) && !trust.is_edge_triggered());
             told += usize::from(trust.handle_wakeup(0, SOON, now));
             assert_eq!(told, 1);
         }
         assert_eq!((spans[0], spans[1]), (EDGE_MIN, Span { ns: 2 * EDGE_MIN.ns }));
         assert_eq!(spans[11], EDGE_MAX);
-        assert_eq!(trust.record_spurious(), u64::from(SPURIOUS_ROW) + 12);
+        assert_eq!(trust.spurious_count(), u64::from(SPURIOUS_ROW) + 12);
     }
 
     #[test]
@@ -197,9 +201,9 @@ mod tests {
         let mut trust = SpuriousWakeFilter::default();
         for _ in 0..20 {
             let now = Instant { ns: 5_000 };
-            assert_eq!(permanently_readable(&mut trust, 0, SPURIOUS_ROW), 0);
-            assert_eq!(trust.edge_until().since(Instant { ns: 1_000 }), EDGE_MIN);
-            assert_eq!(permanently_readable(&mut trust, 0, 2), 0);
+            assert_eq!(count_reports_when_always_readable(&mut trust, 0, SPURIOUS_ROW), 0);
+            assert_eq!(trust.level_triggered_at().since(Instant { ns: 1_000 }), EDGE_MIN);
+            assert_eq!(count_reports_when_always_readable(&mut trust, 0, 2), 0);
             assert!(trust.end_edge_period(now.after(EDGE_MIN)));
         }
     }
@@ -209,11 +213,11 @@ mod tests {
         let mut trust = SpuriousWakeFilter::default();
         let later = Instant { ns: 1_000 }.after(EDGE_MIN);
         for found in 0..3 {
-            assert_eq!(permanently_readable(&mut trust, found, SPURIOUS_ROW), 0);
+            assert_eq!(count_reports_when_always_readable(&mut trust, found, SPURIOUS_ROW), 0);
             assert!(trust.is_edge_triggered());
-            assert_eq!(trust.edge_until(), later);
+            assert_eq!(trust.level_triggered_at(), later);
             assert!(trust.end_edge_period(later));
-            assert_eq!(permanently_readable(&mut trust, found, 1), 1);
+            assert_eq!(count_reports_when_always_readable(&mut trust, found, 1), 1);
             assert!(!trust.handle_wakeup(found + 1, SOON, later), "while it was not believed");
             assert!(!trust.is_edge_triggered());
         }
@@ -232,6 +236,6 @@ mod tests {
             let slept = if brings { SOON } else { Span { ns: SPURIOUS_SLEEP_MAX.ns + 1 } };
             assert!(!trust.handle_wakeup(found, slept, Instant::default()));
         }
-        assert_eq!((trust.is_edge_triggered(), trust.record_spurious()), (false, 0));
+        assert_eq!((trust.is_edge_triggered(), trust.spurious_count()), (false, 0));
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tenmil_linux::CpuList;
+use tenmil_linux::cpu_topology::AvailableCpus;
 use tenmil_linux::frequency_control::{FrequencyControl, FrequencyError, FrequencyRequest};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
-use tenmil_linux::topology::AvailableCpus;
 
 /// CPU platform as seen by a balancer. No call may block.
 ///
@@ -87,7 +87,7 @@ impl CpuPlatform for LinuxPlatform {
             std::mem::take(&mut shared.errors)
         };
         let shared = Arc::clone(&self.shared);
-        let look = move || lock(&shared).read_frequencies();
+        let look = move || lock(&shared).apply_and_reread();
         // If the pool is full, the next period retries.
         let _ = self.pool.submit(BlockingTask::new("cpuset and frequencies", look));
         errors
@@ -111,7 +111,7 @@ fn lock(shared: &Mutex<PlatformShared>) -> MutexGuard<'_, PlatformShared> {
 }
 
 impl PlatformShared {
-    fn read_frequencies(&mut self) {
+    fn apply_and_reread(&mut self) {
         self.ours = AvailableCpus::read_available(&self.machine, &self.cores);
         if let Some(frequency) = &mut self.frequency {
             let requests = std::mem::take(&mut self.requests);

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::Span;
+use tenmil_linux::cpu_topology::{AvailableCpus, CpuLocation};
 use tenmil_linux::frequency_control::{FrequencyError, FrequencyRequest};
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_linux::topology::{AvailableCpus, CpuLocation};
 use tenmil_linux::{Clock, CpuList};
 
-use super::{BalancerError, CpuPlatform, SchedulerHandle, new_balancer, start_balancer};
-use crate::schedule::{self, Options, Policy};
+use super::{BalancerError, BalancerHandle, CpuPlatform, new_balancer, start_balancer};
 use crate::simulation::Simulation;
+use crate::thread_scheduler::{self, Options, Policy};
 use crate::{
     Context, Event, Message, PollResult, Poller, PollerBuilder, ReactorId, ReactorOptions,
     Reactors, ThreadBuilder, ThreadHandle,
@@ -72,7 +72,7 @@ impl FakePlatform {
         self.ours.lock().unwrap().cores = cores;
     }
 
-    fn frequency_of(&self, core: u32) -> FrequencyRequest {
+    fn frequency_request_of(&self, core: u32) -> FrequencyRequest {
         let requests = self.requests.lock().unwrap();
         requests.iter().find(|request| request.0 == core).unwrap().1
     }
@@ -81,7 +81,7 @@ impl FakePlatform {
 struct BalancedReactors {
     world: Simulation,
     told: FakePlatform,
-    steering: SchedulerHandle,
+    steering: BalancerHandle,
 }
 
 fn test_options() -> Options {
@@ -152,14 +152,18 @@ fn idle_threads_are_consolidated_and_empty_reactors_sleep() {
     assert_eq!(balanced.thread_counts(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
     let plan = balanced.steering.last_plan();
     assert_eq!((plan.empty, plan.idle_core), ((1..3).collect(), Some(0)));
-    let frequencies = [0, 1, 2].map(|core| balanced.told.frequency_of(core));
+    let frequencies = [0, 1, 2].map(|core| balanced.told.frequency_request_of(core));
     assert_eq!(
         frequencies,
         [FrequencyRequest::Down, FrequencyRequest::Lowest, FrequencyRequest::Lowest]
     );
     let asked =
         [(0, FrequencyRequest::Down), (1, FrequencyRequest::Lowest), (2, FrequencyRequest::Lowest)];
-    assert_eq!(balanced.steering.frequency_requests(), asked, "the current requests are the same");
+    assert_eq!(
+        balanced.steering.last_frequency_requests(),
+        asked,
+        "the current requests are the same"
+    );
 
     let sleeps =
         |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[2].wakes;
@@ -216,7 +220,7 @@ fn overloaded_reactor_sheds_threads_and_gets_them_back() {
     balanced.world.run_for(A_WHILE);
     let homes = balanced.thread_counts(&[&one, &two]);
     assert_eq!(homes.iter().sum::<u32>(), 1, "one on each: {homes:?}");
-    assert_eq!(balanced.told.frequency_of(1), FrequencyRequest::Highest);
+    assert_eq!(balanced.told.frequency_request_of(1), FrequencyRequest::Highest);
     load.store(0, Ordering::Relaxed);
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&one, &two]), [0, 0]);
@@ -233,20 +237,23 @@ fn threads_leave_an_offline_core_even_against_their_mask() {
     balanced.told.take_cpu_offline([0].into_iter().collect());
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&free, &bound]), [0, 0]);
-    let told = |balanced: &BalancedReactors, what: &schedule::SchedulerEvent| {
+    let told = |balanced: &BalancedReactors, what: &thread_scheduler::SchedulerEvent| {
         balanced.world.events().contains(&Event::Schedule(what.clone()))
     };
-    assert!(told(&balanced, &schedule::SchedulerEvent::CoreOffline { core: 1 }));
+    assert!(told(&balanced, &thread_scheduler::SchedulerEvent::CoreOffline { core: 1 }));
     let thread = u64::from(bound.id().0);
     let mask = [1].into_iter().collect();
-    assert!(told(&balanced, &schedule::SchedulerEvent::AffinityUnsatisfied { thread, mask }));
-    assert_eq!(balanced.told.frequency_of(1), FrequencyRequest::Restore);
+    assert!(told(
+        &balanced,
+        &thread_scheduler::SchedulerEvent::AffinityUnsatisfied { thread, mask }
+    ));
+    assert_eq!(balanced.told.frequency_request_of(1), FrequencyRequest::Restore);
 
     balanced.told.take_cpu_offline((0..2).collect());
     let before = count_of(&polls);
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&free, &bound]), [0, 1]);
-    assert!(told(&balanced, &schedule::SchedulerEvent::AffinityRestored { thread }));
+    assert!(told(&balanced, &thread_scheduler::SchedulerEvent::AffinityRestored { thread }));
     assert!(count_of(&polls) > before + 300, "it went on working");
 }
 
@@ -262,7 +269,7 @@ fn policy_can_be_changed_while_running() {
         balanced.world.run_for(A_WHILE);
         assert_eq!(balanced.reactor_of_thread(&idle), 0);
         balanced.steering.set_options(fixed.clone()).unwrap();
-        balanced.world.directory.move_thread(idle.id(), ReactorId(1)).unwrap();
+        balanced.world.directory.migrate_thread(idle.id(), ReactorId(1)).unwrap();
         balanced.world.run_for(A_WHILE);
         assert_eq!(balanced.reactor_of_thread(&idle), 1, "static again: it is not moved back");
     }
@@ -341,7 +348,7 @@ fn idle_threads_are_consolidated_on_real_cpus() {
     let (send, homes) = std::sync::mpsc::channel();
     let ask = || {
         let send = send.clone();
-        let tell = move |context: &mut Context<'_>| send.send(context.reactor()).unwrap();
+        let tell = move |context: &mut Context<'_>| send.send(context.reactor_id()).unwrap();
         let later =
             move |context: &mut Context<'_>| drop(context.call_after(Span::from_ms(10), tell));
         assert!(thread.send_closure(later).is_ok());

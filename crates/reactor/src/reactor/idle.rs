@@ -47,11 +47,11 @@ impl Reactor {
         // only with one.
         self.idle_polls = 0;
         if self.poll_descriptors {
-            return self.handle_deferred();
+            return self.handle_stop_or_descriptor_poll();
         }
         // Hybrid mode pauses before a sleep is considered.
-        if self.spin.wants_pause() {
-            let rest = self.hybrid_pause(now);
+        if self.spin.is_hybrid_pause_due() {
+            let rest = self.due_hybrid_pause(now);
             self.spin.restart_spin(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
             return rest.map_or(NextStep::Again, NextStep::Pause);
@@ -61,7 +61,7 @@ impl Reactor {
             self.spin.restart_spin(now);
             return NextStep::Again;
         }
-        self.spin.set_spin_enabled(self.can_spin_help());
+        self.spin.set_spin_useful(self.can_spin_help());
         let deadline =
             self.catch_panic(now, |reactor| reactor.earliest_deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR_DEADLINE) {
@@ -77,7 +77,7 @@ impl Reactor {
     /// Whether spinning can find work before it is announced. Evaluated before every sleep, not
     /// when pollers change: one premature sleep or superfluous spin is harmless.
     fn can_spin_help(&self) -> bool {
-        let counts = self.threads.iter().map(LightThread::spinning_pollers);
+        let counts = self.threads.iter().map(LightThread::active_and_spinning_counts);
         let (active, looking) =
             counts.fold((0, 0), |sum, (active, looking)| (sum.0 + active, sum.1 + looking));
         active == 0 || looking > 0
@@ -85,11 +85,11 @@ impl Reactor {
 
     /// Pause due now in hybrid mode. It never extends beyond a deadline, and is not taken during a
     /// migration or with a pending message; a message ends it.
-    fn hybrid_pause(&mut self, now: Instant) -> Option<Span> {
+    fn due_hybrid_pause(&mut self, now: Instant) -> Option<Span> {
         let expects =
             |reactor: &mut Self| (reactor.expected_latency(), reactor.earliest_deadline(now));
         let (latency, deadline) = self.catch_panic(now, expects)?;
-        let rest = self.spin.hybrid_sleep(now, latency)?.min(deadline.since(now));
+        let rest = self.spin.take_hybrid_pause(now, latency)?.min(deadline.since(now));
         (rest >= PAUSE_MIN && !self.local.has_migrations).then_some(rest)
     }
 
@@ -97,7 +97,7 @@ impl Reactor {
     pub(super) fn has_unnotified_messages(&self) -> bool {
         let is_wanted = |thread: &LightThread| thread.has_pending();
         !self.inbox.is_empty()
-            || self.local.notifier.has_parked_notify()
+            || self.local.notifier.has_notified_parked_thread()
             || self.threads.iter().any(is_wanted)
     }
 
@@ -119,7 +119,7 @@ impl Reactor {
         let stays = self.catch_panic(now, |reactor| {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
-                || local.notifier.has_parked_notify()
+                || local.notifier.has_notified_parked_thread()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
                 || reactor.earliest_deadline(now) < reactor.deadline
         });
@@ -140,7 +140,7 @@ impl Reactor {
     /// Handles the end or omission of a sleep, which the descriptors with these tokens ended.
     pub(super) fn disarm_wake_sources(&mut self, ready: &[u64]) {
         if !ready.is_empty() {
-            self.unpark_ready(ready);
+            self.unpark_after_sleep(ready);
             let now = self.local.accounting.now();
             let slept = now.since(self.armed);
             let local = &mut self.local;

@@ -17,7 +17,7 @@ impl Reactor {
             thread.detach_pollers(None, now, &mut self.local);
         } else {
             // A request made during the migration may have been sent to the previous reactor.
-            thread.apply_pending_request(now, &mut self.local);
+            thread.begin_or_cancel_departure(now, &mut self.local);
         }
         self.threads.push(thread);
         self.local.has_migrations = true;
@@ -25,11 +25,11 @@ impl Reactor {
 
     /// Processes a thread's pending request. If the thread is not here (any more), its new reactor
     /// does so on arrival.
-    pub(super) fn recheck_thread(&mut self, thread: ThreadId, now: Instant) {
+    pub(super) fn apply_thread_request(&mut self, thread: ThreadId, now: Instant) {
         self.unpark_and_disarm(thread, now);
         let mut threads = self.threads.iter_mut();
         if let Some(thread) = threads.find(|candidate| candidate.thread_counters().id == thread) {
-            thread.apply_pending_request(now, &mut self.local);
+            thread.begin_or_cancel_departure(now, &mut self.local);
         }
     }
 
@@ -48,8 +48,8 @@ impl Reactor {
         let mut travelled = false;
         let mut index = 0;
         while let Some(thread) = self.threads.get_mut(index) {
-            travelled |= thread.arrive_on_reactor(now, &mut self.local);
-            match thread.poll_detach(now, &mut self.local) {
+            travelled |= thread.attach_on_arrival(now, &mut self.local);
+            match thread.request_poller_detach(now, &mut self.local) {
                 DetachProgress::NotRequested | DetachProgress::Pending => index += 1,
                 DetachProgress::Migrate(to) => {
                     travelled = true;
@@ -59,7 +59,7 @@ impl Reactor {
                 }
                 DetachProgress::Exit => {
                     travelled = true;
-                    thread.end_thread(now, &mut self.local);
+                    thread.close_and_drop(now, &mut self.local);
                     self.threads.remove(index);
                 }
             }

@@ -57,7 +57,7 @@ impl ParkedThreads {
 
     fn insert(&mut self, thread: LightThread, wake_at: Instant) {
         let id = thread.thread_counters().id;
-        for number in thread.wake_descriptors() {
+        for number in thread.descriptor_poller_numbers() {
             self.descriptors.insert(number, id);
         }
         if wake_at != Instant::NEVER {
@@ -68,7 +68,7 @@ impl ParkedThreads {
 
     fn remove(&mut self, id: ThreadId) -> Option<LightThread> {
         let ParkedThread { thread, wake_at } = self.threads.remove(&id)?;
-        for number in thread.wake_descriptors() {
+        for number in thread.descriptor_poller_numbers() {
             self.descriptors.remove(&number);
         }
         self.deadlines.remove(&(wake_at, id));
@@ -104,7 +104,7 @@ impl Reactor {
             let Self { threads, local, .. } = reactor;
             for thread in threads {
                 if thread.may_park(local) {
-                    thread.thread_counters().park_flag.park();
+                    thread.thread_counters().park_flag.mark_parked();
                 }
             }
         });
@@ -132,7 +132,7 @@ impl Reactor {
     /// Unparks a thread, which is still armed.
     pub(super) fn unpark_thread(&mut self, id: ThreadId) -> bool {
         let Some(thread) = self.parked.remove(id) else { return false };
-        thread.thread_counters().park_flag.unpark();
+        thread.thread_counters().park_flag.mark_runnable();
         self.threads.push(thread);
         // Until the threads are counted again.
         self.local.accounting.has_several_accounts = true;
@@ -154,7 +154,7 @@ impl Reactor {
     /// Unparks the threads that were notified.
     #[cold]
     pub(super) fn unpark_notified(&mut self, now: Instant) {
-        if self.local.notifier.take_parked_notified() {
+        if self.local.notifier.clear_notified_parked_thread() {
             self.parked
                 .notified_threads()
                 .into_iter()
@@ -177,7 +177,7 @@ impl Reactor {
 
     /// Unparks the threads whose descriptors, given by token, have ended a sleep. They are disarmed
     /// with all others.
-    pub(super) fn unpark_ready(&mut self, ready: &[u64]) {
+    pub(super) fn unpark_after_sleep(&mut self, ready: &[u64]) {
         for token in ready {
             if let Some(id) = self.parked.thread_of_token(*token) {
                 self.unpark_thread(id);
@@ -187,7 +187,7 @@ impl Reactor {
 
     /// Unparks the threads whose descriptors, given by token, are ready, while the reactor is
     /// awake.
-    pub(super) fn unpark_polled(&mut self, ready: &[u64]) {
+    pub(super) fn unpark_while_awake(&mut self, ready: &[u64]) {
         let now = self.last;
         for token in ready {
             if let Some(id) = self.parked.thread_of_token(*token) {
@@ -197,7 +197,7 @@ impl Reactor {
     }
 
     /// Whether descriptors of parked threads have not been polled for a while.
-    pub(super) fn wants_descriptor_poll(&mut self, now: Instant) -> bool {
+    pub(super) fn is_descriptor_poll_due(&mut self, now: Instant) -> bool {
         let is_due = self.descriptors_polled_at != Instant::NEVER
             && now.since(self.descriptors_polled_at) >= PUBLISH;
         if is_due || self.descriptors_polled_at == Instant::NEVER {

@@ -153,12 +153,12 @@ impl ThreadCounters {
 
     /// Stores whether the end is requested and returns the previous value. As with
     /// [`request_migration`](Self::request_migration), the target is notified afterwards.
-    pub(crate) fn request_end(&self, ends: bool) -> bool {
+    pub(crate) fn swap_end_requested(&self, ends: bool) -> bool {
         self.is_end_requested.swap(ends, Ordering::SeqCst)
     }
 
     /// Reactor to be notified of a request.
-    pub(crate) fn notify_target(&self) -> ReactorId {
+    pub(crate) fn reactor_to_notify(&self) -> ReactorId {
         ReactorId(self.home.load(Ordering::SeqCst))
     }
 
@@ -193,7 +193,7 @@ impl ThreadCounters {
         let mut home = self.current_reactor();
         loop {
             if let Some(waker) = self.bells.get(home.index()) {
-                waker.notify_parked(&self.park_flag);
+                waker.notify_parked_thread(&self.park_flag);
             }
             let now = self.current_reactor();
             if now == home {

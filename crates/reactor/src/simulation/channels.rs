@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::test_pollers::{RELAXED, active_poller, count_of, idle_poller, new_count};
+use super::test_pollers::{RELAXED, count_of, idle_poller, message_woken_poller, new_count};
 use super::{R0, R1, SimReactorState, Simulation};
 use crate::{ChannelProvider, SharedProvider, ThreadBuilder, ThreadHandle};
 
@@ -26,8 +26,8 @@ impl ChannelProvider for CloseFailingProvider {
 fn provider_that_panics_on_close_affects_no_other_channel() {
     let mut world = Simulation::new_adaptive(0, 1);
     let polls = new_count();
-    let plan =
-        ThreadBuilder::new("user").add_poller(active_poller("innocent", idle_poller(&polls)));
+    let plan = ThreadBuilder::new("user")
+        .add_poller(message_woken_poller("innocent", idle_poller(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
     world.run_until_idle();
     let object = SharedProvider::new(CloseFailingProvider);
@@ -58,9 +58,9 @@ fn provider_that_panics_on_close_affects_no_other_channel() {
 }
 
 /// Provider of a number per thread.
-struct NumberProvider;
+struct NumberedChannelProvider;
 
-impl ChannelProvider for NumberProvider {
+impl ChannelProvider for NumberedChannelProvider {
     type Channel = u64;
     type Refusal = ();
 
@@ -69,16 +69,16 @@ impl ChannelProvider for NumberProvider {
     }
 }
 
-fn open_permanent_channel(
+fn open_channel_forever(
     world: &mut Simulation,
-    object: &SharedProvider<NumberProvider>,
+    object: &SharedProvider<NumberedChannelProvider>,
     thread: &ThreadHandle,
 ) {
     let object = object.clone();
     world.send_closure(thread, move |context| {
         std::mem::forget(context.open_channel(&object).unwrap())
     });
-    world.iterate_all(2);
+    world.step_all(2);
 }
 
 #[test]
@@ -86,16 +86,16 @@ fn channel_visit_continues_at_the_next_thread_when_a_full_thread_ends() {
     // With another thread to be visited, and with only the requester to return to.
     for has_other in [true, false] {
         let mut world = Simulation::new_always_polling(2);
-        let object = SharedProvider::new(NumberProvider);
+        let object = SharedProvider::new(NumberedChannelProvider);
         let spawn = |plan: ThreadBuilder| world.directory.spawn(plan.mailbox_size(1)).unwrap();
         let asker = spawn(ThreadBuilder::new("asker").on_reactor(R1));
         let other = spawn(ThreadBuilder::new("other").on_reactor(R1));
         let host = spawn(ThreadBuilder::new("host").on_reactor(R0));
-        world.iterate_all(2);
+        world.step_all(2);
         if has_other {
-            open_permanent_channel(&mut world, &object, &other);
+            open_channel_forever(&mut world, &object, &other);
         }
-        open_permanent_channel(&mut world, &object, &host);
+        open_channel_forever(&mut world, &object, &host);
         let (visited, done) = (new_count(), new_count());
         let theirs = (object.clone(), Arc::clone(&visited), Arc::clone(&done));
         world.send_closure(&asker, move |context| {
@@ -110,7 +110,7 @@ fn channel_visit_continues_at_the_next_thread_when_a_full_thread_ends() {
         (0..3).for_each(|_| world.step_reactor(0));
         assert!(host.has_ended());
         assert_eq!(count_of(&done), 0);
-        world.iterate_all(10);
+        world.step_all(10);
         assert_eq!((count_of(&visited), count_of(&done)), (u64::from(has_other), 1));
     }
 }
@@ -118,12 +118,12 @@ fn channel_visit_continues_at_the_next_thread_when_a_full_thread_ends() {
 #[test]
 fn stopping_reactor_ends_while_a_channel_visit_awaits_mailbox_space() {
     let mut world = Simulation::new_always_polling(2);
-    let object = SharedProvider::new(NumberProvider);
+    let object = SharedProvider::new(NumberedChannelProvider);
     let spawn = |plan: ThreadBuilder| world.directory.spawn(plan.mailbox_size(1)).unwrap();
     let asker = spawn(ThreadBuilder::new("asker").on_reactor(R1));
     let host = spawn(ThreadBuilder::new("host").on_reactor(R0));
-    world.iterate_all(2);
-    open_permanent_channel(&mut world, &object, &host);
+    world.step_all(2);
+    open_channel_forever(&mut world, &object, &host);
     let done = new_count();
     let theirs = (object.clone(), Arc::clone(&done));
     world.send_closure(&asker, move |context| {
@@ -137,6 +137,6 @@ fn stopping_reactor_ends_while_a_channel_visit_awaits_mailbox_space() {
     (0..8).for_each(|_| world.step_reactor(0));
     assert!(host.has_ended());
     assert_ne!(world.members[0].stage, SimReactorState::Ended, "the visitor is still with it");
-    world.iterate_all(8);
+    world.step_all(8);
     assert_eq!((world.members[0].stage, count_of(&done)), (SimReactorState::Ended, 1));
 }

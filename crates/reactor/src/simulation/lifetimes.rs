@@ -7,7 +7,8 @@ use tenmil_base::Span;
 use tenmil_linux::CpuList;
 
 use super::test_pollers::{
-    FIRST, InFlightRing, RELAXED, SharedCount, active_poller, count_of, idle_poller, new_count,
+    FIRST, PinnedRingPoller, RELAXED, SharedCount, count_of, idle_poller, message_woken_poller,
+    new_count,
 };
 use super::{R0, R1, SimReactorState, Simulation};
 use crate::{
@@ -29,18 +30,19 @@ fn panicking_poller_is_dropped_and_reported_and_others_continue() {
     let mut world = Simulation::new_always_polling(1);
     let (polls, drops) = (new_count(), new_count());
     let guard = DropCounter(Arc::clone(&drops));
-    let doomed =
-        active_poller("doomed", move |_: &mut Context<'_>| panic!("{}", guard.0.load(RELAXED)));
+    let doomed = message_woken_poller("doomed", move |_: &mut Context<'_>| {
+        panic!("{}", guard.0.load(RELAXED))
+    });
     let told = Arc::new(Mutex::new(None));
     let theirs = Arc::clone(&told);
     let doomed = doomed.on_panic(move |context, panicked| {
-        *theirs.lock().unwrap() = Some((context.thread(), panicked));
+        *theirs.lock().unwrap() = Some((context.thread_id(), panicked));
     });
     let plan = ThreadBuilder::new("two")
         .add_poller(doomed)
-        .add_poller(active_poller("other", idle_poller(&polls)));
+        .add_poller(message_woken_poller("other", idle_poller(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.iterate_all(10);
+    world.step_all(10);
     assert!(count_of(&polls) >= 8, "{}", count_of(&polls));
     assert_eq!(count_of(&drops), 1);
     assert_eq!(world.event_kinds(), ["thread-started", "poller-panicked"]);
@@ -57,46 +59,46 @@ fn panicking_poller_is_dropped_and_reported_and_others_continue() {
 struct PanickingPoller(&'static str);
 
 impl PanickingPoller {
-    fn may_panic(&self, at: &str) {
+    fn panic_if_at(&self, at: &str) {
         assert!(self.0 != at, "in {at}");
     }
 }
 
 impl Poller for PanickingPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
-        self.may_panic("poll");
+        self.panic_if_at("poll");
         PollResult::Idle
     }
 
     fn flush(&mut self) {
-        self.may_panic("flush");
+        self.panic_if_at("flush");
     }
 
     fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
-        self.may_panic("message");
+        self.panic_if_at("message");
     }
 
     fn arm(&mut self) -> PollResult {
-        self.may_panic("arm");
+        self.panic_if_at("arm");
         PollResult::Idle
     }
 
     fn disarm(&mut self) {
-        self.may_panic("disarm");
+        self.panic_if_at("disarm");
     }
 
     fn wake_at(&self) -> tenmil_base::Instant {
-        self.may_panic("wake_at");
+        self.panic_if_at("wake_at");
         tenmil_base::Instant::NEVER
     }
 
-    fn detach(&mut self, _: DetachReason) -> bool {
-        self.may_panic("detach");
+    fn try_detach(&mut self, _: DetachReason) -> bool {
+        self.panic_if_at("detach");
         true
     }
 
     fn attach(&mut self) {
-        self.may_panic("attach");
+        self.panic_if_at("attach");
     }
 }
 
@@ -115,20 +117,20 @@ fn thread_survives_a_poller_panic_in_any_call_and_still_migrates_and_ends() {
         let polls = new_count();
         let plan = ThreadBuilder::new("fragile")
             .on_reactor(R0)
-            .add_poller(active_poller("fragile", PanickingPoller(at)))
-            .add_poller(active_poller("other", idle_poller(&polls)));
+            .add_poller(message_woken_poller("fragile", PanickingPoller(at)))
+            .add_poller(message_woken_poller("other", idle_poller(&polls)));
         let thread = world.directory.spawn(plan).unwrap();
         world.run_until_idle();
         thread.send(Message::Data { poller: FIRST, words: [0; 2] }).unwrap();
         world.run_until_idle();
-        world.directory.move_thread(thread.id(), R1).unwrap();
+        world.directory.migrate_thread(thread.id(), R1).unwrap();
         world.run_until_idle();
         assert_eq!(thread.reactor(), R1, "{at}");
         let before = count_of(&polls);
         world.send_closure(&thread, |_| ());
         world.run_until_idle();
         assert!(count_of(&polls) > before, "{at}");
-        world.send_closure(&thread, |context| context.end_thread());
+        world.send_closure(&thread, |context| context.request_thread_end());
         world.run_until_idle();
         assert!(thread.has_ended(), "{at}");
         let panics = world.event_kinds().iter().filter(|kind| **kind == "poller-panicked").count();
@@ -144,7 +146,7 @@ fn panicking_message_is_reported_and_the_next_one_runs() {
     let theirs = Arc::clone(&ran);
     world.send_closure(&thread, |_| panic!("on purpose"));
     world.send_closure(&thread, move |_| _ = theirs.fetch_add(1, RELAXED));
-    world.iterate_all(3);
+    world.step_all(3);
     assert_eq!(count_of(&ran), 1);
     assert_eq!(world.event_kinds(), ["thread-started", "message-panicked"]);
 }
@@ -155,13 +157,13 @@ fn full_mailbox_returns_the_message() {
     let polls = new_count();
     let plan = ThreadBuilder::new("small")
         .mailbox_size(2)
-        .add_poller(active_poller("only", idle_poller(&polls)));
+        .add_poller(message_woken_poller("only", idle_poller(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
     let words = |number| Message::Data { poller: FIRST, words: [number, 0] };
     assert!(thread.send(words(0)).is_ok() && thread.send(words(1)).is_ok());
     assert!(matches!(thread.send(words(2)), Err(Message::Data { words: [2, 0], .. })));
     assert!(!thread.has_ended());
-    world.iterate_all(1);
+    world.step_all(1);
     let mut many = vec![words(2), words(3), words(4)];
     assert_eq!(thread.send_many(&mut many), 2);
     assert!(matches!(many[..], [Message::Data { words: [4, 0], .. }]));
@@ -172,7 +174,7 @@ fn pending_messages_are_dropped_when_a_thread_ends_and_later_ones_returned() {
     let mut world = Simulation::new_always_polling(1);
     let (ran, drops) = (new_count(), new_count());
     let thread = world.directory.spawn(ThreadBuilder::new("ends")).unwrap();
-    world.iterate_all(1);
+    world.step_all(1);
     for _ in 0..100 {
         let (ran, guard) = (Arc::clone(&ran), DropCounter(Arc::clone(&drops)));
         world.send_closure(&thread, move |_| {
@@ -181,17 +183,17 @@ fn pending_messages_are_dropped_when_a_thread_ends_and_later_ones_returned() {
         });
     }
     world.directory.end_thread(thread.id()).unwrap();
-    world.iterate_all(3);
+    world.step_all(3);
     assert_eq!(count_of(&drops), 100);
     assert!(count_of(&ran) < 100, "it ended before it had run them all");
     assert!(thread.has_ended() && thread.send_closure(|_| ()).is_err());
     assert_eq!(world.event_kinds(), ["thread-started", "thread-ended"]);
     assert_eq!(world.directory.sample_statistics(world.now()).threads, []);
-    let refused = world.directory.move_thread(thread.id(), R0).unwrap_err();
+    let refused = world.directory.migrate_thread(thread.id(), R0).unwrap_err();
     assert_eq!(refused, ReactorError::UnknownThread(thread.id()));
 }
 
-fn ring_builder(ring: InFlightRing) -> ThreadBuilder {
+fn thread_with_ring(ring: PinnedRingPoller) -> ThreadBuilder {
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
     ThreadBuilder::new("ring")
         .on_reactor(R0)
@@ -202,13 +204,13 @@ fn ring_builder(ring: InFlightRing) -> ThreadBuilder {
 fn migration_waits_for_io_in_flight() {
     let mut world = Simulation::new_adaptive(0, 2);
     let in_flight = new_count();
-    let ring = InFlightRing::new(&in_flight, 3);
+    let ring = PinnedRingPoller::new(&in_flight, 3);
     let log = Arc::clone(&ring.log);
-    let thread = world.directory.spawn(ring_builder(ring)).unwrap();
+    let thread = world.directory.spawn(thread_with_ring(ring)).unwrap();
     world.run_until_idle();
     in_flight.store(128, RELAXED);
-    world.directory.move_thread(thread.id(), R1).unwrap();
-    world.iterate_all(128);
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
+    world.step_all(128);
     assert_eq!(thread.reactor(), R0, "it is still draining");
     world.run_until_idle();
     assert_eq!((thread.reactor(), count_of(&in_flight)), (R1, 0));
@@ -226,7 +228,7 @@ impl Poller for SlowDetachPoller {
         PollResult::Idle
     }
 
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 == 0
     }
@@ -237,10 +239,10 @@ fn reactor_does_not_sleep_while_a_thread_detaches() {
     let mut world = Simulation::new_adaptive(0, 2);
     let plan = ThreadBuilder::new("reluctant")
         .on_reactor(R0)
-        .add_poller(active_poller("reluctant", SlowDetachPoller(500)));
+        .add_poller(message_woken_poller("reluctant", SlowDetachPoller(500)));
     let thread = world.directory.spawn(plan).unwrap();
     world.run_until_idle();
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     assert_eq!(thread.reactor(), R1);
 }
@@ -252,24 +254,25 @@ fn migration_times_out_if_a_poller_does_not_detach_but_ending_does_not() {
     let in_flight = new_count();
     in_flight.store(1, RELAXED);
     let polls = new_count();
-    let ring = InFlightRing::new(&in_flight, u64::MAX);
-    let plan = ring_builder(ring).add_poller(active_poller("other", idle_poller(&polls)));
+    let ring = PinnedRingPoller::new(&in_flight, u64::MAX);
+    let plan =
+        thread_with_ring(ring).add_poller(message_woken_poller("other", idle_poller(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.iterate_all(2);
-    world.directory.move_thread(thread.id(), R1).unwrap();
-    world.iterate_all(4);
-    world.pass_time(Span::from_ms(6));
-    world.iterate_all(4);
+    world.step_all(2);
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
+    world.step_all(4);
+    world.advance_clock(Span::from_ms(6));
+    world.step_all(4);
     assert_eq!(thread.reactor(), R0);
     assert_eq!(world.event_kinds(), ["thread-started", "migration-timeout"]);
     let before = count_of(&polls);
-    world.iterate_all(10);
+    world.step_all(10);
     assert_eq!(count_of(&polls), before + 10, "all of its pollers are attached again");
     world.directory.end_thread(thread.id()).unwrap();
-    world.iterate_all(4);
+    world.step_all(4);
     assert!(!thread.has_ended());
-    world.pass_time(Span::from_ms(6));
-    world.iterate_all(4);
+    world.advance_clock(Span::from_ms(6));
+    world.step_all(4);
     let Some(Event::ThreadEnded { dropped_poller: cut_off, .. }) = world.events().pop() else {
         panic!()
     };
@@ -288,7 +291,7 @@ impl Poller for NeverDetachingPoller {
         PollResult::Idle
     }
 
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         self.is_leaving = true;
         false
     }
@@ -308,20 +311,21 @@ fn poller_continues_after_a_timed_out_migration() {
         let deaf = NeverDetachingPoller { heard: Arc::clone(&heard), is_leaving: false };
         let mut plan = ThreadBuilder::new("deaf").on_reactor(R0);
         if is_fragile {
-            plan = plan.add_poller(active_poller("second", SecondAttachPanicPoller(0)));
+            plan = plan.add_poller(message_woken_poller("second", SecondAttachPanicPoller(0)));
         }
-        let thread = world.directory.spawn(plan.add_poller(active_poller("deaf", deaf))).unwrap();
-        world.iterate_all(2);
-        world.directory.move_thread(thread.id(), R1).unwrap();
-        world.iterate_all(4);
+        let thread =
+            world.directory.spawn(plan.add_poller(message_woken_poller("deaf", deaf))).unwrap();
+        world.step_all(2);
+        world.directory.migrate_thread(thread.id(), R1).unwrap();
+        world.step_all(4);
         let before = count_of(&heard);
-        world.iterate_all(4);
+        world.step_all(4);
         assert_eq!(count_of(&heard), before, "it begins nothing while it is asked to leave");
-        world.pass_time(Span::from_ms(6));
-        world.iterate_all(4);
+        world.advance_clock(Span::from_ms(6));
+        world.step_all(4);
         assert_eq!(thread.reactor(), R0);
         let before = count_of(&heard);
-        world.iterate_all(10);
+        world.step_all(10);
         assert_eq!(count_of(&heard), before + 10, "and continues when the request has timed out");
     }
 }
@@ -346,11 +350,11 @@ fn messages_sent_during_migration_arrive_in_order() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let thread = world.directory.spawn(ThreadBuilder::new("post").on_reactor(R0)).unwrap();
     world.run_until_idle();
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     for number in 0..200 {
         let seen = Arc::clone(&seen);
         world.send_closure(&thread, move |context| {
-            seen.lock().unwrap().push((number, context.reactor()))
+            seen.lock().unwrap().push((number, context.reactor_id()))
         });
         // The old reactor runs slowly, and the new one now and then.
         if number % 3 == 0 {
@@ -380,7 +384,7 @@ fn masks_and_reactor_numbers_are_checked_before_migration() {
     let plan = ThreadBuilder::new("near").affinity(CpuList::from_iter([1]));
     let thread = world.directory.spawn(plan).unwrap();
     assert_eq!(thread.reactor(), R1);
-    let refused = world.directory.move_thread(thread.id(), R0).unwrap_err();
+    let refused = world.directory.migrate_thread(thread.id(), R0).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'near': mask 1, expected one of the cores 0");
 }
 
@@ -389,7 +393,7 @@ fn changed_mask_migrates_the_thread_if_needed_and_stays_in_effect() {
     let mut world = Simulation::new_always_polling(3);
     let thread = world.directory.spawn(ThreadBuilder::new("roamer").on_reactor(R0)).unwrap();
     world.directory.spawn(ThreadBuilder::new("settler").on_reactor(R1)).unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let set = |mask: Option<&[u32]>| {
         let mask = mask.map(|cores| cores.iter().copied().collect());
         world.directory.set_thread_mask(thread.id(), mask)
@@ -398,14 +402,14 @@ fn changed_mask_migrates_the_thread_if_needed_and_stays_in_effect() {
     assert_eq!(set(Some(&[1, 2])), Ok(ReactorId(2)), "where there is more room");
     let refused = set(Some(&[7])).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'roamer': mask 7, expected one of the cores 0-2");
-    world.iterate_all(4);
+    world.step_all(4);
     assert_eq!(thread.reactor(), ReactorId(2));
     let sample = world.directory.sample_statistics(world.now());
     assert_eq!(sample.threads[0].mask, Some(CpuList::from_iter([1, 2])));
-    assert!(world.directory.move_thread(thread.id(), R0).is_err());
+    assert!(world.directory.migrate_thread(thread.id(), R0).is_err());
     assert_eq!(world.directory.set_thread_mask(thread.id(), None), Ok(ReactorId(2)));
-    assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
-    world.iterate_all(4);
+    assert_eq!(world.directory.migrate_thread(thread.id(), R0), Ok(()));
+    world.step_all(4);
     assert_eq!(thread.reactor(), R0);
     let none = world.directory.set_thread_mask(crate::ThreadId(9), None);
     assert_eq!(none, Err(ReactorError::UnknownThread(crate::ThreadId(9))));
@@ -419,7 +423,8 @@ fn threads_are_spread_and_a_full_inbox_returns_the_builder() {
     let homes: Vec<_> = (0..4).map(|_| spawn("one").unwrap().reactor().0).collect();
     assert_eq!(homes, [0, 1, 0, 1]);
     let polls = new_count();
-    let plan = ThreadBuilder::new("late").add_poller(active_poller("poller", idle_poller(&polls)));
+    let plan =
+        ThreadBuilder::new("late").add_poller(message_woken_poller("poller", idle_poller(&polls)));
     let refused = world.directory.spawn(plan).unwrap_err();
     assert!(matches!(refused.reason, ReactorError::InboxFull(_)), "{refused}");
     assert_eq!((refused.builder.name.as_str(), refused.builder.pollers.len()), ("late", 1));
@@ -429,13 +434,13 @@ fn threads_are_spread_and_a_full_inbox_returns_the_builder() {
 fn stopped_reactor_ends_its_threads_and_returns_those_in_transit() {
     let mut world = Simulation::new_adaptive(0, 2);
     let in_flight = new_count();
-    let ring = InFlightRing::new(&in_flight, 5);
+    let ring = PinnedRingPoller::new(&in_flight, 5);
     let log = Arc::clone(&ring.log);
-    let thread = world.directory.spawn(ring_builder(ring)).unwrap();
+    let thread = world.directory.spawn(thread_with_ring(ring)).unwrap();
     let ended = world.directory.spawn(ThreadBuilder::new("ends").on_reactor(R1)).unwrap();
     world.run_until_idle();
     in_flight.store(20, RELAXED);
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.directory.stop_reactor(R1).unwrap();
     world.run_until_idle();
     assert_eq!(world.members[1].stage, SimReactorState::Ended);
@@ -489,7 +494,7 @@ fn channel_opens_at_first_use_and_closes_after_the_last() {
     }
     world.run_until_idle();
     assert_eq!((count_of(&opened), object.threads_with_channel().len()), (1, 1));
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     drop(held.lock().unwrap().pop());
     world.send_closure(&thread, |_| ());

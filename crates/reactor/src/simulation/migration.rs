@@ -3,7 +3,7 @@
 use tenmil_base::Span;
 use tenmil_linux::CpuList;
 
-use super::test_pollers::{InFlightRing, RELAXED, SharedCount, count_of, new_count};
+use super::test_pollers::{PinnedRingPoller, RELAXED, SharedCount, count_of, new_count};
 use super::{R0, R1, SimReactorState, Simulation};
 use crate::{
     PollMode, PollerBuilder, PollerWake, ReactorId, ReactorOptions, ThreadBuilder, ThreadHandle,
@@ -11,7 +11,7 @@ use crate::{
 
 const R2: ReactorId = ReactorId(2);
 
-fn with_small_inboxes(reactors: u32) -> Simulation {
+fn simulation_with_small_inboxes(reactors: u32) -> Simulation {
     Simulation::new(0, reactors, &ReactorOptions { inbox: 2, ..ReactorOptions::default() })
 }
 
@@ -26,7 +26,7 @@ fn thread_in_transit(world: &mut Simulation) -> ThreadHandle {
     let thread = world.directory.spawn(ThreadBuilder::new("traveller").on_reactor(R0)).unwrap();
     world.run_until_idle();
     fill_inbox(world);
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     (0..8).for_each(|_| world.step_reactor(0));
     assert_eq!(thread.reactor(), R1, "it is on its way");
     thread
@@ -39,7 +39,7 @@ fn drain_inbox(world: &mut Simulation) {
 
 #[test]
 fn stopping_reactor_ends_while_a_thread_awaits_inbox_space() {
-    let mut world = with_small_inboxes(2);
+    let mut world = simulation_with_small_inboxes(2);
     let thread = thread_in_transit(&mut world);
     world.directory.stop_reactor(R0).unwrap();
     (0..8).for_each(|_| world.step_reactor(0));
@@ -51,7 +51,7 @@ fn stopping_reactor_ends_while_a_thread_awaits_inbox_space() {
 
 #[test]
 fn end_request_reaches_a_thread_in_transit() {
-    let mut world = with_small_inboxes(2);
+    let mut world = simulation_with_small_inboxes(2);
     let thread = thread_in_transit(&mut world);
     drain_inbox(&mut world);
     // Sent to the second reactor, which does not have the thread yet.
@@ -63,10 +63,10 @@ fn end_request_reaches_a_thread_in_transit() {
 
 #[test]
 fn migration_request_reaches_a_thread_in_transit() {
-    let mut world = with_small_inboxes(3);
+    let mut world = simulation_with_small_inboxes(3);
     let thread = thread_in_transit(&mut world);
     drain_inbox(&mut world);
-    world.directory.move_thread(thread.id(), R2).unwrap();
+    world.directory.migrate_thread(thread.id(), R2).unwrap();
     drain_inbox(&mut world);
     world.run_until_idle();
     assert_eq!(thread.reactor(), R2);
@@ -75,10 +75,10 @@ fn migration_request_reaches_a_thread_in_transit() {
 
 #[test]
 fn rejected_migration_request_is_not_executed_later() {
-    let mut world = with_small_inboxes(2);
+    let mut world = simulation_with_small_inboxes(2);
     let thread = thread_in_transit(&mut world);
     assert!(world.directory.end_thread(thread.id()).is_err(), "there is no room for it");
-    assert!(world.directory.move_thread(thread.id(), R0).is_err());
+    assert!(world.directory.migrate_thread(thread.id(), R0).is_err());
     assert!(world.directory.set_thread_mask(thread.id(), Some(CpuList::from_iter([0]))).is_err());
     world.run_until_idle();
     assert!(!thread.has_ended());
@@ -87,19 +87,22 @@ fn rejected_migration_request_is_not_executed_later() {
 }
 
 /// A thread on the first reactor that cannot detach at once.
-fn detaching_thread(world: &mut Simulation) -> (ThreadHandle, SharedCount) {
+fn thread_with_io_in_flight(world: &mut Simulation) -> (ThreadHandle, SharedCount) {
     let in_flight = new_count();
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
-    let ring =
-        PollerBuilder::polled_each_iteration("ring", woken_by, InFlightRing::new(&in_flight, 5));
+    let ring = PollerBuilder::polled_each_iteration(
+        "ring",
+        woken_by,
+        PinnedRingPoller::new(&in_flight, 5),
+    );
     let thread = world
         .directory
         .spawn(ThreadBuilder::new("drains").on_reactor(R0).add_poller(ring))
         .unwrap();
     world.run_until_idle();
     in_flight.store(20, RELAXED);
-    world.directory.move_thread(thread.id(), R1).unwrap();
-    world.iterate_all(4);
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
+    world.step_all(4);
     assert_eq!(thread.reactor(), R0);
     (thread, in_flight)
 }
@@ -107,8 +110,8 @@ fn detaching_thread(world: &mut Simulation) -> (ThreadHandle, SharedCount) {
 #[test]
 fn migration_to_the_current_reactor_cancels_the_pending_one() {
     let mut world = Simulation::new_adaptive(0, 2);
-    let (thread, in_flight) = detaching_thread(&mut world);
-    world.directory.move_thread(thread.id(), R0).unwrap();
+    let (thread, in_flight) = thread_with_io_in_flight(&mut world);
+    world.directory.migrate_thread(thread.id(), R0).unwrap();
     world.run_until_idle();
     assert_eq!((thread.reactor(), count_of(&in_flight)), (R0, 0));
     assert_eq!(world.event_kinds(), ["thread-started"]);
@@ -118,7 +121,7 @@ fn migration_to_the_current_reactor_cancels_the_pending_one() {
 fn mask_change_cancels_only_a_migration_outside_the_mask() {
     for (mask, home) in [(&[0][..], R0), (&[0, 1], R1), (&[1, 2], R1), (&[2], R2)] {
         let mut world = Simulation::new_adaptive(0, 3);
-        let (thread, _) = detaching_thread(&mut world);
+        let (thread, _) = thread_with_io_in_flight(&mut world);
         let cores = mask.iter().copied().collect();
         assert_eq!(world.directory.set_thread_mask(thread.id(), Some(cores)), Ok(home), "{mask:?}");
         world.run_until_idle();
@@ -136,13 +139,13 @@ fn timed_out_migration_is_not_executed_later() {
     let ring = PollerBuilder::polled_each_iteration(
         "ring",
         woken_by,
-        InFlightRing::new(&in_flight, u64::MAX),
+        PinnedRingPoller::new(&in_flight, u64::MAX),
     );
     let thread =
         world.directory.spawn(ThreadBuilder::new("holds").on_reactor(R0).add_poller(ring)).unwrap();
-    world.iterate_all(2);
-    world.directory.move_thread(thread.id(), R1).unwrap();
-    world.iterate_all(20);
+    world.step_all(2);
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
+    world.step_all(20);
     assert_eq!(world.event_kinds(), ["thread-started", "migration-timeout"]);
     in_flight.store(0, RELAXED);
     let mask = Some(CpuList::from_iter([0, 1]));
@@ -156,20 +159,23 @@ fn paused_poller_is_polled_until_it_has_detached() {
     let mut world = Simulation::new_adaptive(0, 2);
     let in_flight = new_count();
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
-    let ring =
-        PollerBuilder::polled_each_iteration("ring", woken_by, InFlightRing::new(&in_flight, 5));
+    let ring = PollerBuilder::polled_each_iteration(
+        "ring",
+        woken_by,
+        PinnedRingPoller::new(&in_flight, 5),
+    );
     let plan = ThreadBuilder::new("paused").on_reactor(R0).add_poller(ring.paused());
     let thread = world.directory.spawn(plan).unwrap();
     world.run_until_idle();
     in_flight.store(20, RELAXED);
-    world.iterate_all(200);
+    world.step_all(200);
     assert_eq!(count_of(&in_flight), 20, "it is paused");
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     assert_eq!((thread.reactor(), count_of(&in_flight)), (R1, 0));
     in_flight.store(20, RELAXED);
     world.send_closure(&thread, |_| ());
-    world.iterate_all(200);
+    world.step_all(200);
     assert_eq!(count_of(&in_flight), 20, "and still is");
     assert_eq!(world.event_kinds(), ["thread-started", "thread-migrated"]);
 }
@@ -179,7 +185,7 @@ fn pinned_thread_is_not_asked_to_detach() {
     let mut world = Simulation::new_adaptive(0, 2);
     let in_flight = new_count();
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
-    let ring = InFlightRing::new(&in_flight, 5);
+    let ring = PinnedRingPoller::new(&in_flight, 5);
     let log = std::sync::Arc::clone(&ring.log);
     let ring = PollerBuilder::polled_each_iteration("ring", woken_by, ring)
         .pinned("its socket belongs to a ring");
@@ -188,12 +194,12 @@ fn pinned_thread_is_not_asked_to_detach() {
     world.run_until_idle();
     let expected =
         "thread 'tied': poller 'ring' cannot leave its reactor: its socket belongs to a ring";
-    let refused = world.directory.move_thread(thread.id(), R1).unwrap_err();
+    let refused = world.directory.migrate_thread(thread.id(), R1).unwrap_err();
     assert_eq!(refused.to_string(), expected);
     let refused =
         world.directory.set_thread_mask(thread.id(), Some(CpuList::from_iter([1]))).unwrap_err();
     assert_eq!(refused.to_string(), expected);
-    assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
+    assert_eq!(world.directory.migrate_thread(thread.id(), R0), Ok(()));
     assert_eq!(world.directory.set_thread_mask(thread.id(), Some(CpuList::from_iter([0]))), Ok(R0));
     world.run_until_idle();
     assert_eq!(*log.lock().unwrap(), ["attached"], "the poller is not asked to detach");
@@ -208,16 +214,19 @@ fn migration_does_not_cancel_the_end_of_a_thread() {
     let mut world = Simulation::new_adaptive(0, 2);
     let in_flight = new_count();
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
-    let ring =
-        PollerBuilder::polled_each_iteration("ring", woken_by, InFlightRing::new(&in_flight, 5));
+    let ring = PollerBuilder::polled_each_iteration(
+        "ring",
+        woken_by,
+        PinnedRingPoller::new(&in_flight, 5),
+    );
     let thread =
         world.directory.spawn(ThreadBuilder::new("ends").on_reactor(R0).add_poller(ring)).unwrap();
     world.run_until_idle();
     in_flight.store(20, RELAXED);
-    world.send_closure(&thread, |context| context.end_thread());
-    world.iterate_all(4);
+    world.send_closure(&thread, |context| context.request_thread_end());
+    world.step_all(4);
     assert!(!thread.has_ended(), "it has something in flight");
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     assert!(thread.has_ended());
     assert_eq!(world.event_kinds(), ["thread-started", "thread-ended"]);

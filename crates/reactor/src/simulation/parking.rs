@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tenmil_base::{Instant, Interrupts, Span};
 
 use super::test_pollers::{
-    CountingPoller, DeadlinePoller, InFlightRing, ParkingPoller, RELAXED, SharedCount,
-    WakeableDevice, active_poller, count_of, new_count,
+    CountingPoller, DeadlinePoller, InterruptingDevice, ParkingPoller, PinnedRingPoller, RELAXED,
+    SharedCount, count_of, message_woken_poller, new_count,
 };
 use super::{R0, R1, SimReactorState, Simulation};
 use crate::light_thread::EDGE_MAX;
@@ -19,17 +19,17 @@ fn spawn_device_thread(
     world: &Simulation,
     name: &str,
     dozes: bool,
-) -> (WakeableDevice, ThreadHandle, [SharedCount; 3]) {
-    let device = WakeableDevice::new();
+) -> (InterruptingDevice, ThreadHandle, [SharedCount; 3]) {
+    let device = InterruptingDevice::new();
     let poller = ParkingPoller::new(device.clone(), dozes);
-    let tallies = poller.counters();
+    let tallies = poller.poll_arm_disarm_counters();
     let plan = ThreadBuilder::new(name)
         .on_reactor(R0)
-        .add_poller(PollerBuilder::polled_each_iteration(name, device.wake_source_of(), poller));
+        .add_poller(PollerBuilder::polled_each_iteration(name, device.poller_wake(), poller));
     (device, world.directory.spawn(plan).unwrap(), tallies)
 }
 
-fn counter_values(tallies: &[SharedCount; 3]) -> [u64; 3] {
+fn polls_arms_disarms(tallies: &[SharedCount; 3]) -> [u64; 3] {
     [0, 1, 2].map(|which| count_of(&tallies[which]))
 }
 
@@ -40,18 +40,18 @@ fn parked_threads_are_not_polled_while_others_work() {
     let (mut busy, _, theirs) = spawn_device_thread(&world, "busy", true);
     let (_, _, watchful) = spawn_device_thread(&world, "watchful", false);
     world.run_until_idle();
-    let before: Vec<_> = dozers.iter().map(|(_, _, tallies)| counter_values(tallies)).collect();
-    let (at_work, on_watch) = (counter_values(&theirs), counter_values(&watchful));
+    let before: Vec<_> = dozers.iter().map(|(_, _, tallies)| polls_arms_disarms(tallies)).collect();
+    let (at_work, on_watch) = (polls_arms_disarms(&theirs), polls_arms_disarms(&watchful));
     assert!(before.iter().all(|[polls, arms, _]| *polls > 0 && *arms > 0));
     for _ in 0..50 {
-        busy.complete();
+        busy.complete_and_signal();
         world.run_until_idle();
         assert!(busy.is_completion_handled());
     }
-    let after: Vec<_> = dozers.iter().map(|(_, _, tallies)| counter_values(tallies)).collect();
+    let after: Vec<_> = dozers.iter().map(|(_, _, tallies)| polls_arms_disarms(tallies)).collect();
     assert_eq!(after, before, "neither polled nor armed nor disarmed");
     let more = |tallies: &[SharedCount; 3], than: [u64; 3]| {
-        counter_values(tallies).iter().zip(than).all(|(now, then)| *now >= then + 50)
+        polls_arms_disarms(tallies).iter().zip(than).all(|(now, then)| *now >= then + 50)
     };
     assert!(more(&theirs, at_work) && more(&watchful, on_watch));
 
@@ -59,29 +59,29 @@ fn parked_threads_are_not_polled_while_others_work() {
     let threads: Vec<_> = dozers.iter().map(|(_, thread, _)| thread.clone()).collect();
     // Each is unparked by its own event, and by no other.
     for (mut device, thread, _) in dozers {
-        device.complete();
+        device.complete_and_signal();
         world.run_until_idle();
         assert!(device.is_completion_handled());
         world.send_closure(&thread, |_| ());
         world.run_until_idle();
     }
-    let before: Vec<_> = all.iter().map(counter_values).collect();
+    let before: Vec<_> = all.iter().map(polls_arms_disarms).collect();
     for (which, thread) in threads.iter().enumerate() {
         world.send_closure(thread, |_| ());
         world.run_until_idle();
-        let after: Vec<_> = all.iter().map(counter_values).collect();
+        let after: Vec<_> = all.iter().map(polls_arms_disarms).collect();
         let roused = (0..all.len()).filter(|one| after[*one] != before[*one]).count();
         assert_eq!(roused, which + 1, "one more each time");
     }
 }
 
 /// An event for a parked thread, and the check that it was handled.
-type ParkedThreadEvent = (
-    fn(&Simulation, &mut WakeableDevice, &ThreadHandle, &SharedCount),
-    fn(&WakeableDevice, &ThreadHandle, &SharedCount) -> bool,
+type EventAndCheck = (
+    fn(&Simulation, &mut InterruptingDevice, &ThreadHandle, &SharedCount),
+    fn(&InterruptingDevice, &ThreadHandle, &SharedCount) -> bool,
 );
 
-const FOR_A_DOZER: [(&str, ParkedThreadEvent); 5] = [
+const FOR_A_DOZER: [(&str, EventAndCheck); 5] = [
     (
         "a message",
         (
@@ -94,7 +94,10 @@ const FOR_A_DOZER: [(&str, ParkedThreadEvent); 5] = [
     ),
     (
         "a device",
-        (|_, device, _, _| device.complete(), |device, _, _| device.is_completion_handled()),
+        (
+            |_, device, _, _| device.complete_and_signal(),
+            |device, _, _| device.is_completion_handled(),
+        ),
     ),
     (
         "an end",
@@ -103,7 +106,7 @@ const FOR_A_DOZER: [(&str, ParkedThreadEvent); 5] = [
     (
         "a move",
         (
-            |world, _, to, _| world.directory.move_thread(to.id(), R1).unwrap(),
+            |world, _, to, _| world.directory.migrate_thread(to.id(), R1).unwrap(),
             |_, to, _| to.reactor() == R1,
         ),
     ),
@@ -112,7 +115,7 @@ const FOR_A_DOZER: [(&str, ParkedThreadEvent); 5] = [
         "a ring",
         (
             |_, device, to, _| {
-                device.record_poll();
+                device.complete_without_signal();
                 to.notify_reactor();
             },
             |device, _, _| device.is_completion_handled(),
@@ -136,28 +139,28 @@ fn event_for_a_parked_thread_is_handled_in_every_reactor_state() {
                 let (mut dozer, thread, tallies) = spawn_device_thread(&world, "dozes", true);
                 let (mut other, _, _) = spawn_device_thread(&world, "other", true);
                 if is_first_doze {
-                    world.iterate_all(3);
+                    world.step_all(3);
                 } else {
                     world.run_until_idle();
-                    other.complete();
-                    world.iterate_all(3);
+                    other.complete_and_signal();
+                    world.step_all(3);
                 }
                 while !is_it(world.members[0].stage) {
-                    world.iterate_all(1);
-                    world.pass_time(Span::from_us(1));
+                    world.step_all(1);
+                    world.advance_clock(Span::from_us(1));
                 }
                 let seen = new_count();
-                let before = counter_values(&tallies);
+                let before = polls_arms_disarms(&tallies);
                 comes(&world, &mut dozer, &thread, &seen);
                 world.run_until_idle();
                 assert!(is_seen(&dozer, &thread, &seen), "{what} while {when}");
                 assert!(
-                    counter_values(&tallies)[0] > before[0] || thread.has_ended(),
+                    polls_arms_disarms(&tallies)[0] > before[0] || thread.has_ended(),
                     "{what} while {when}"
                 );
                 // Later events are handled too.
                 if !thread.has_ended() {
-                    dozer.complete();
+                    dozer.complete_and_signal();
                     world.run_until_idle();
                     assert!(dozer.is_completion_handled(), "a device after {what} while {when}");
                 }
@@ -189,10 +192,10 @@ fn deadline_unparks_a_thread_whether_the_reactor_sleeps_or_not() {
             let end = world.now().after(span);
             while world.now() < end {
                 if keeps_awake {
-                    other.complete();
+                    other.complete_and_signal();
                 }
                 world.step_reactor(0);
-                world.pass_time(Span::from_us(5));
+                world.advance_clock(Span::from_us(5));
             }
         };
         live(Span::from_ms(8));
@@ -235,37 +238,37 @@ fn descriptor_of_a_parked_thread_is_noticed_by_a_busy_reactor() {
         world.run_until_idle();
         until.store(u64::MAX, RELAXED);
         world.send_closure(&restless, |_| ());
-        world.iterate_all(5);
+        world.step_all(5);
         assert_eq!(world.members[0].stage, SimReactorState::Turning);
         let sleeps =
             |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[0].sleeps;
         let slept = sleeps(&world);
         for (round, (dozer, _, tallies)) in dozers.iter_mut().enumerate() {
-            let before = counter_values(tallies);
+            let before = polls_arms_disarms(tallies);
             let came = world.now();
-            dozer.complete();
+            dozer.complete_and_signal();
             while !dozer.is_completion_handled() {
                 world.step_reactor(0);
-                world.pass_time(Span::from_us(2));
+                world.advance_clock(Span::from_us(2));
                 let waits = world.now().since(came);
                 assert!(waits < Span::from_us(2_100), "round {round}, works: {works}, {waits}");
             }
             assert_eq!(sleeps(&world), slept, "it was awake all the time");
-            assert!(counter_values(tallies)[0] <= before[0] + 2, "it dozed until then");
+            assert!(polls_arms_disarms(tallies)[0] <= before[0] + 2, "it dozed until then");
         }
         let (_, _, tallies) = dozers.swap_remove(0);
-        let before = counter_values(&tallies);
+        let before = polls_arms_disarms(&tallies);
         (0..100).for_each(|_| world.step_reactor(0));
         assert!(
-            counter_values(&tallies)[0] >= before[0] + 90,
+            polls_arms_disarms(&tallies)[0] >= before[0] + 90,
             "who has got up is looked at in every turn"
         );
         until.store(0, RELAXED);
         world.run_until_idle();
-        let rests = counter_values(&tallies);
+        let rests = polls_arms_disarms(&tallies);
         world.send_closure(&restless, |_| ());
         world.run_until_idle();
-        assert_eq!(counter_values(&tallies), rests, "and dozes again after the next sleep");
+        assert_eq!(polls_arms_disarms(&tallies), rests, "and dozes again after the next sleep");
     }
 }
 
@@ -274,18 +277,18 @@ fn always_polling_reactor_parks_no_thread_and_a_mode_change_unparks_all() {
     let mut world = Simulation::new_adaptive(1, 1);
     let (_, _, tallies) = spawn_device_thread(&world, "dozes", true);
     world.run_until_idle();
-    let before = counter_values(&tallies);
+    let before = polls_arms_disarms(&tallies);
     world.directory.set_poll_mode(R0, PollMode::Always).unwrap();
-    world.iterate_all(100);
-    assert!(counter_values(&tallies)[0] > before[0] + 90);
+    world.step_all(100);
+    assert!(polls_arms_disarms(&tallies)[0] > before[0] + 90);
     world.directory.set_poll_mode(R0, PollMode::Hybrid).unwrap();
     world.run_until_idle();
-    let before = counter_values(&tallies);
+    let before = polls_arms_disarms(&tallies);
     let (mut other, ..) = spawn_device_thread(&world, "other", true);
-    other.complete();
+    other.complete_and_signal();
     world.run_until_idle();
     assert!(other.is_completion_handled());
-    assert_eq!(counter_values(&tallies), before, "in hybrid mode it dozes");
+    assert_eq!(polls_arms_disarms(&tallies), before, "in hybrid mode it dozes");
 }
 
 #[test]
@@ -293,19 +296,19 @@ fn one_poller_that_may_not_park_keeps_its_thread_unparked() {
     let mut world = Simulation::new_adaptive(1, 1);
     let (mut other, ..) = spawn_device_thread(&world, "other", false);
     let in_flight = new_count();
-    let ring = ParkingPoller::new(InFlightRing::new(&in_flight, 1), true);
+    let ring = ParkingPoller::new(PinnedRingPoller::new(&in_flight, 1), true);
     let polls = Arc::clone(&ring.polls);
     let watchful = ParkingPoller::new(CountingPoller::default(), false);
     let waits = PollerWake::OnlyWhileBusy("has nothing in flight by itself");
     let plan = ThreadBuilder::new("two")
         .add_poller(PollerBuilder::polled_each_iteration("ring", waits, ring))
-        .add_poller(active_poller("watchful", watchful));
+        .add_poller(message_woken_poller("watchful", watchful));
     world.directory.spawn(plan).unwrap();
     world.run_until_idle();
     let before = count_of(&polls);
     // Without a notification: found only by polling.
     in_flight.store(1, RELAXED);
-    other.complete();
+    other.complete_and_signal();
     world.run_until_idle();
     assert!(count_of(&polls) > before && count_of(&in_flight) == 0);
 }
@@ -330,8 +333,8 @@ impl Poller for DisarmPanicPoller {
 #[test]
 fn poller_that_panics_while_unparking_is_dropped_and_others_continue() {
     let mut world = Simulation::new_adaptive(1, 1);
-    let plan =
-        ThreadBuilder::new("brittle").add_poller(active_poller("brittle", DisarmPanicPoller));
+    let plan = ThreadBuilder::new("brittle")
+        .add_poller(message_woken_poller("brittle", DisarmPanicPoller));
     let brittle = world.directory.spawn(plan).unwrap();
     let (mut dozer, thread, _) = spawn_device_thread(&world, "dozes", true);
     world.run_until_idle();
@@ -339,7 +342,7 @@ fn poller_that_panics_while_unparking_is_dropped_and_others_continue() {
     let theirs = Arc::clone(&answers);
     world.send_closure(&brittle, move |_| _ = theirs.fetch_add(1, RELAXED));
     world.send_closure(&thread, |_| ());
-    dozer.complete();
+    dozer.complete_and_signal();
     world.run_until_idle();
     assert!(dozer.is_completion_handled());
     assert_eq!(count_of(&answers), 1, "its thread goes on");
@@ -349,7 +352,7 @@ fn poller_that_panics_while_unparking_is_dropped_and_others_continue() {
 #[test]
 fn permanently_readable_descriptor_does_not_unpark_its_thread_forever() {
     let mut world = Simulation::new_adaptive(0, 1);
-    let mut vectors = tenmil_linux::EventVectors::new(1).unwrap();
+    let mut vectors = tenmil_linux::EventFdVectors::new(1).unwrap();
     let descriptor = vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
     vectors.unmask(0);
     vectors.raise(0);
@@ -369,7 +372,7 @@ fn permanently_readable_descriptor_does_not_unpark_its_thread_forever() {
                     world.now_ns.store(deadline.min(end).ns, RELAXED);
                 }
             }
-            _ => world.pass_time(Span { ns: 500 }),
+            _ => world.advance_clock(Span { ns: 500 }),
         }
     }
     assert_eq!(world.event_kinds(), ["thread-started", "spurious-wakeups"]);

@@ -7,8 +7,8 @@ use tenmil_base::{Instant, Span, WakeSource};
 use tenmil_linux::{EventLoop, NextStep};
 
 use super::test_pollers::{
-    CountingPoller, FIRST, InFlightRing, RELAXED, WakeableDevice, active_poller, count_of,
-    idle_poller, new_count,
+    CountingPoller, FIRST, InterruptingDevice, PinnedRingPoller, RELAXED, count_of, idle_poller,
+    message_woken_poller, new_count,
 };
 use super::{R0, R1, SimReactorState, Simulation};
 use crate::{
@@ -77,21 +77,21 @@ fn poller_without_declared_wake_is_rejected_in_every_mode() {
             world.send_closure(&thread, move |context| {
                 *theirs.lock().unwrap() = context.add_poller(add).err()
             });
-            world.iterate_all(4);
+            world.step_all(4);
             assert_eq!(answers.lock().unwrap().take().unwrap().reason, why);
             assert!(why.to_string().contains(unsaid), "{why}");
         }
         // A timed poller is woken by its period, another one by its declared deadline.
         let timed =
             PollerBuilder::polled_each_period("timed", Span::from_ms(1), idle_poller(&new_count()));
-        let ring = InFlightRing::new(&new_count(), 1);
+        let ring = PinnedRingPoller::new(&new_count(), 1);
         let busy =
             PollerBuilder::polled_each_iteration("busy", PollerWake::OnlyWhileBusy("waits"), ring);
         world
             .directory
             .spawn(ThreadBuilder::new("said").add_poller(timed).add_poller(busy))
             .unwrap();
-        world.iterate_all(4);
+        world.step_all(4);
     }
 }
 
@@ -99,7 +99,8 @@ fn poller_without_declared_wake_is_rejected_in_every_mode() {
 fn poller_without_deadline_does_not_delay_the_sleep() {
     let mut world = Simulation::new_adaptive(0, 1);
     let thread = world.directory.spawn(
-        ThreadBuilder::new("idle").add_poller(active_poller("idle", idle_poller(&new_count()))),
+        ThreadBuilder::new("idle")
+            .add_poller(message_woken_poller("idle", idle_poller(&new_count()))),
     );
     thread.unwrap();
     world.run_until_idle();
@@ -113,24 +114,24 @@ fn poller_without_wake_source_is_allowed_if_no_reactor_sleeps_and_keeps_it_so() 
         .directory
         .spawn(ThreadBuilder::new("deaf").add_poller(poller_without_wake()).on_reactor(R0))
         .unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let refused = world.directory.set_poll_mode(R0, PollMode::Adaptive).unwrap_err();
     assert!(matches!(refused, ReactorError::NoWakeSource { .. }), "{refused}");
     // A reactor that would sleep accepts it, and stays awake.
     world.directory.set_poll_mode(R1, PollMode::Adaptive).unwrap();
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     for _ in 0..1_000 {
-        world.iterate_all(1);
-        world.pass_time(Span::from_us(10));
+        world.step_all(1);
+        world.advance_clock(Span::from_us(10));
         assert_eq!(world.members[1].stage, SimReactorState::Turning);
     }
     assert_eq!(thread.reactor(), R1);
 }
 
 /// Spin time after the last work, if work came with this gap before.
-fn spin_after_gap(gap: Span) -> Span {
+fn spin_length_after_gap(gap: Span) -> Span {
     let mut world = Simulation::new_adaptive(0, 1);
-    let device = WakeableDevice::new();
+    let device = InterruptingDevice::new();
     let mut theirs = device.clone();
     world
         .directory
@@ -139,20 +140,20 @@ fn spin_after_gap(gap: Span) -> Span {
     world.run_until_idle();
     for _ in 0..200 {
         let next = world.now().after(gap);
-        theirs.complete();
+        theirs.complete_and_signal();
         while world.now() < next {
-            world.iterate_all(1);
-            world.pass_time(Span { ns: gap.ns / 50 });
+            world.step_all(1);
+            world.advance_clock(Span { ns: gap.ns / 50 });
         }
     }
-    theirs.complete();
+    theirs.complete_and_signal();
     while !device.is_completion_handled() {
         world.step_reactor(0);
     }
     let last = world.now();
     while world.members[0].stage == SimReactorState::Turning {
-        world.iterate_all(1);
-        world.pass_time(Span::from_us(1));
+        world.step_all(1);
+        world.advance_clock(Span::from_us(1));
     }
     world.now().since(last)
 }
@@ -160,27 +161,27 @@ fn spin_after_gap(gap: Span) -> Span {
 #[test]
 fn spin_length_follows_the_gaps_within_its_bounds() {
     let slack = Span::from_us(10).ns;
-    let quick = spin_after_gap(Span::from_us(5));
+    let quick = spin_length_after_gap(Span::from_us(5));
     assert!(quick >= SPIN_MIN && quick.ns <= SPIN_MIN.ns + slack, "{quick}");
-    let steady = spin_after_gap(Span::from_us(200));
+    let steady = spin_length_after_gap(Span::from_us(200));
     assert!(steady.ns > 300_000 && steady.ns < 500_000, "{steady}");
-    let slow = spin_after_gap(Span::from_us(900));
+    let slow = spin_length_after_gap(Span::from_us(900));
     assert!(slow <= Span { ns: SPIN_MAX.ns + slack } && slow.ns > 900_000, "{slow}");
-    let rare = spin_after_gap(Span::from_ms(20));
+    let rare = spin_length_after_gap(Span::from_ms(20));
     assert!(rare.ns <= slack, "looking has been in vain two hundred times: {rare}");
 }
 
 /// Whether a reactor with these pollers keeps spinning after each of several pieces of work found
 /// by the last of them.
-fn keeps_spinning(world: &mut Simulation, device: &mut WakeableDevice) -> Vec<bool> {
+fn spins_after_each_work(world: &mut Simulation, device: &mut InterruptingDevice) -> Vec<bool> {
     let mut looks = || {
-        device.complete();
+        device.complete_and_signal();
         while !device.is_completion_handled() {
             world.step_reactor(0);
         }
-        world.pass_time(Span::from_us(1));
+        world.advance_clock(Span::from_us(1));
         // The iteration that found it; an idle one; an announcement; the final check.
-        world.iterate_all(4);
+        world.step_all(4);
         let looks = world.members[0].stage == SimReactorState::Turning;
         world.run_until_idle();
         looks
@@ -190,9 +191,9 @@ fn keeps_spinning(world: &mut Simulation, device: &mut WakeableDevice) -> Vec<bo
 
 #[test]
 fn kernel_completed_io_is_not_spun_for_unless_other_work_is() {
-    let kernel = |device: &WakeableDevice| device.poller_builder("file").no_spin();
+    let kernel = |device: &InterruptingDevice| device.poller_builder("file").no_spin();
     let mut world = Simulation::new_adaptive(0, 1);
-    let mut file = WakeableDevice::new();
+    let mut file = InterruptingDevice::new();
     let alarm = PollerBuilder::polled_each_period(
         "timed",
         Span::from_secs(3600),
@@ -202,30 +203,34 @@ fn kernel_completed_io_is_not_spun_for_unless_other_work_is() {
     let thread = world.directory.spawn(plan).unwrap();
     world.run_until_idle();
     assert_eq!(
-        keeps_spinning(&mut world, &mut file),
+        spins_after_each_work(&mut world, &mut file),
         [false; 3],
         "one that is timed looks for nothing"
     );
 
-    let other = WakeableDevice::new();
+    let other = InterruptingDevice::new();
     let ssd = other.poller_builder("ssd");
     world.send_closure(&thread, move |context| drop(context.add_poller(ssd)));
     world.run_until_idle();
-    assert_eq!(keeps_spinning(&mut world, &mut file), [true; 3], "an SSD on the same reactor");
+    assert_eq!(
+        spins_after_each_work(&mut world, &mut file),
+        [true; 3],
+        "an SSD on the same reactor"
+    );
 
     let second = PollerId::of_builder_index(2);
     world.send_closure(&thread, move |context| context.pause_poller(second));
     world.run_until_idle();
     assert_eq!(
-        keeps_spinning(&mut world, &mut file)[1..],
+        spins_after_each_work(&mut world, &mut file)[1..],
         [false; 2],
         "the SSD is not polled any more"
     );
 
     world.directory.set_poll_mode(R0, PollMode::Always).unwrap();
-    world.iterate_all(8);
-    file.complete();
-    world.iterate_all(100);
+    world.step_all(8);
+    file.complete_and_signal();
+    world.step_all(100);
     assert!(
         file.is_completion_handled() && world.members[0].stage == SimReactorState::Turning,
         "it always polls"
@@ -235,18 +240,18 @@ fn kernel_completed_io_is_not_spun_for_unless_other_work_is() {
 #[test]
 fn device_wakes_its_armed_reactor_and_a_paused_poller_does_not() {
     let mut world = Simulation::new_adaptive(0, 1);
-    let device = WakeableDevice::new();
+    let device = InterruptingDevice::new();
     let mut theirs = device.clone();
     let plan = ThreadBuilder::new("device").add_poller(device.poller_builder("device"));
     let thread = world.directory.spawn(plan).unwrap();
     assert_eq!(world.run_until_idle(), Instant::NEVER);
-    theirs.complete();
+    theirs.complete_and_signal();
     world.run_until_idle();
     assert!(device.is_completion_handled());
 
     world.send_closure(&thread, |context| context.pause_poller(FIRST));
-    theirs.complete();
-    world.iterate_all(1);
+    theirs.complete_and_signal();
+    world.step_all(1);
     world.run_until_idle();
     device.event_vectors().unmask(0);
     tenmil_base::Interrupts::raise(&mut device.event_vectors(), 0);
@@ -254,29 +259,29 @@ fn device_wakes_its_armed_reactor_and_a_paused_poller_does_not() {
     let before = iterations();
     assert_eq!(world.members[0].stage, SimReactorState::Sleeping(Instant::NEVER));
     assert_eq!(iterations(), before);
-    world.iterate_all(10);
+    world.step_all(10);
     assert_eq!(
         world.members[0].stage,
         SimReactorState::Sleeping(Instant::NEVER),
         "it sleeps through it"
     );
     world.send_closure(&thread, |context| context.resume_poller(FIRST));
-    theirs.complete();
+    theirs.complete_and_signal();
     world.run_until_idle();
     assert!(device.is_completion_handled());
 }
 
 /// An external event, and the check that it was handled.
-type WakeEvent = (
-    fn(&mut Simulation, &WakeableDevice, &ThreadHandle),
-    fn(&Simulation, &WakeableDevice, &ThreadHandle) -> bool,
+type WakeEventAndCheck = (
+    fn(&mut Simulation, &InterruptingDevice, &ThreadHandle),
+    fn(&Simulation, &InterruptingDevice, &ThreadHandle) -> bool,
 );
 
-const ANYTHING: [(&str, WakeEvent); 4] = [
+const ANYTHING: [(&str, WakeEventAndCheck); 4] = [
     (
         "a message",
         (
-            |world, _, to| world.send_closure(to, |context| context.end_thread()),
+            |world, _, to| world.send_closure(to, |context| context.request_thread_end()),
             |_, _, to| to.has_ended(),
         ),
     ),
@@ -286,7 +291,10 @@ const ANYTHING: [(&str, WakeEvent); 4] = [
     ),
     (
         "a device",
-        (|_, device, _| device.clone().complete(), |_, device, _| device.is_completion_handled()),
+        (
+            |_, device, _| device.clone().complete_and_signal(),
+            |_, device, _| device.is_completion_handled(),
+        ),
     ),
     (
         "a thread",
@@ -309,15 +317,15 @@ fn event_is_handled_at_every_stage_of_going_to_sleep() {
     for (what, (comes, is_seen)) in ANYTHING {
         for (when, is_it) in stages {
             let mut world = Simulation::new_adaptive(0, 1);
-            let device = WakeableDevice::new();
+            let device = InterruptingDevice::new();
             let plan = ThreadBuilder::new("device").add_poller(device.poller_builder("device"));
             let thread = world.directory.spawn(plan).unwrap();
             world.run_until_idle();
             world.send_closure(&thread, |_| ());
-            world.iterate_all(3);
+            world.step_all(3);
             while !is_it(world.members[0].stage) {
-                world.iterate_all(1);
-                world.pass_time(Span::from_us(1));
+                world.step_all(1);
+                world.advance_clock(Span::from_us(1));
             }
             comes(&mut world, &device, &thread);
             world.run_until_idle();
@@ -330,15 +338,15 @@ fn event_is_handled_at_every_stage_of_going_to_sleep() {
 fn busy_poller_keeps_its_reactor_awake() {
     let mut world = Simulation::new_adaptive(0, 1);
     let in_flight = new_count();
-    let ring = InFlightRing::new(&in_flight, u64::MAX);
+    let ring = PinnedRingPoller::new(&in_flight, u64::MAX);
     let woken_by = PollerWake::OnlyWhileBusy("has nothing in flight by itself");
     let plan = ThreadBuilder::new("ring")
         .add_poller(PollerBuilder::polled_each_iteration("ring", woken_by, ring));
     in_flight.store(1, RELAXED);
     world.directory.spawn(plan).unwrap();
     for _ in 0..3_000 {
-        world.iterate_all(1);
-        world.pass_time(Span::from_us(1));
+        world.step_all(1);
+        world.advance_clock(Span::from_us(1));
         assert!(!matches!(world.members[0].stage, SimReactorState::Sleeping(_)));
     }
     let sleeps =
@@ -397,8 +405,8 @@ fn always_polling_reactor_never_sleeps_and_a_mode_change_wakes_a_sleeping_one() 
     world.run_until_idle();
     world.directory.set_poll_mode(R0, PollMode::Always).unwrap();
     for _ in 0..100 {
-        world.iterate_all(1);
-        world.pass_time(Span::from_ms(1));
+        world.step_all(1);
+        world.advance_clock(Span::from_ms(1));
     }
     assert_eq!(world.members[0].stage, SimReactorState::Turning);
     assert_eq!(world.members[1].stage, SimReactorState::Sleeping(Instant::NEVER));
@@ -416,14 +424,14 @@ fn poll_mode_of_all_reactors_changes_or_of_none() {
     let mut world = Simulation::new_always_polling(2);
     let plan = ThreadBuilder::new("deaf").add_poller(poller_without_wake()).on_reactor(R1);
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let modes = |world: &Simulation| {
         let sample = world.directory.sample_statistics(world.now());
         sample.reactors.iter().map(|reactor| reactor.mode).collect::<Vec<_>>()
     };
     let refused = world.directory.set_poll_mode_of_all(PollMode::Adaptive).unwrap_err();
     assert!(matches!(refused, ReactorError::NoWakeSource { .. }), "{refused}");
-    world.iterate_all(2);
+    world.step_all(2);
     assert_eq!(modes(&world), [PollMode::Always; 2], "the first would have obeyed");
 
     let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
@@ -431,7 +439,7 @@ fn poll_mode_of_all_reactors_changes_or_of_none() {
     while world.directory.set_poll_mode(R1, PollMode::Adaptive).is_ok() {}
     let not_told = world.directory.set_poll_mode_of_all(PollMode::Hybrid).unwrap();
     assert_eq!(not_told, [(R1, ReactorError::InboxFull(R1))]);
-    world.iterate_all(2);
+    world.step_all(2);
     assert_eq!(modes(&world), [PollMode::Hybrid, PollMode::Adaptive, PollMode::Hybrid]);
 }
 
@@ -461,7 +469,7 @@ fn run_until_pause(world: &mut Simulation) -> Instant {
     panic!("{:?}", world.reactor_states())
 }
 
-fn hybrid_simulation(
+fn simulation_in_hybrid_mode(
     pollers: impl IntoIterator<Item = PollerBuilder>,
 ) -> (Simulation, ThreadHandle) {
     let options = ReactorOptions { poll: PollMode::Hybrid, ..ReactorOptions::default() };
@@ -481,8 +489,8 @@ fn message_ends_a_hybrid_pause_at_any_stage() {
         ("leaning", |stage| matches!(stage, SimReactorState::Leaning(_))),
         ("resting", |stage| matches!(stage, SimReactorState::Resting(_))),
     ];
-    type WakeEvent = fn(&mut Simulation, &ThreadHandle, super::test_pollers::SharedCount);
-    let comes: [(&str, WakeEvent); 2] = [
+    type WakeEventAndCheck = fn(&mut Simulation, &ThreadHandle, super::test_pollers::SharedCount);
+    let comes: [(&str, WakeEventAndCheck); 2] = [
         ("message", |world, thread, seen| {
             world.send_closure(thread, move |_| _ = seen.fetch_add(1, RELAXED));
         }),
@@ -493,7 +501,7 @@ fn message_ends_a_hybrid_pause_at_any_stage() {
     ];
     for (when, is_it) in stages {
         for (what, comes) in comes {
-            let (mut world, thread) = hybrid_simulation([active_poller(
+            let (mut world, thread) = simulation_in_hybrid_mode([message_woken_poller(
                 "slow",
                 InFlightPoller(idle_poller(&new_count())),
             )]);
@@ -519,8 +527,8 @@ fn message_ends_a_hybrid_pause_at_any_stage() {
 fn hybrid_pause_never_exceeds_a_deadline() {
     let due = Span::from_us(30);
     let ticks = new_count();
-    let (mut world, thread) = hybrid_simulation([
-        active_poller("slow", InFlightPoller(idle_poller(&new_count()))),
+    let (mut world, thread) = simulation_in_hybrid_mode([
+        message_woken_poller("slow", InFlightPoller(idle_poller(&new_count()))),
         PollerBuilder::polled_each_period("tick", Span::from_ms(10), idle_poller(&ticks)),
     ]);
     world.send_closure(&thread, move |context| {
@@ -533,7 +541,7 @@ fn hybrid_pause_never_exceeds_a_deadline() {
     let until = run_until_pause(&mut world);
     assert_eq!(until, now.after(due), "and not 60 us");
     let before = count_of(&ticks);
-    world.pass_time(due);
+    world.advance_clock(due);
     (0..2).for_each(|_| world.step_reactor(0));
     assert_eq!(count_of(&ticks), before + 1);
 }
@@ -574,19 +582,19 @@ fn clock_advances_for_a_reactor_that_spins_until_a_deadline() {
             DelayedWorkPoller { asked: asked.clone(), done: done.clone(), at: Instant::NEVER };
         world
             .directory
-            .spawn(ThreadBuilder::new("later").add_poller(active_poller("later", later)))
+            .spawn(ThreadBuilder::new("later").add_poller(message_woken_poller("later", later)))
             .unwrap();
         (0..8 + looks).for_each(|_| world.step_reactor(0));
         asked.store(1, RELAXED);
         world.step_reactor(0);
         // As if preempted: the deadline is close when it runs again.
-        world.pass_time(Span::from_us(1_995));
+        world.advance_clock(Span::from_us(1_995));
         let mut now = world.now();
         for _ in 0..100 {
             let reactor = &mut world.members[0].reactor;
             assert_eq!(reactor.iterate(now), NextStep::Again, "too near to sleep for");
             let wants_time = reactor.needs_clock();
-            world.pass_time(Span::from_us(1));
+            world.advance_clock(Span::from_us(1));
             now = if wants_time { world.now() } else { now };
             if count_of(&done) > 0 {
                 break;
@@ -611,7 +619,7 @@ impl Poller for AlwaysReadablePoller {
 #[test]
 fn permanently_readable_descriptor_is_reported_once_and_allows_sleep() {
     let mut world = Simulation::new_adaptive(0, 1);
-    let vectors = tenmil_linux::EventVectors::new(1).unwrap();
+    let vectors = tenmil_linux::EventFdVectors::new(1).unwrap();
     vectors.unmask(0);
     tenmil_base::Interrupts::raise(&mut vectors.clone(), 0);
     let descriptor = vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
@@ -623,7 +631,7 @@ fn permanently_readable_descriptor_is_reported_once_and_allows_sleep() {
             PollerWake::Descriptor(descriptor),
             stuck,
         ))
-        .add_poller(active_poller("beside", idle_poller(&polls)));
+        .add_poller(message_woken_poller("beside", idle_poller(&polls)));
     world.directory.spawn(plan).unwrap();
     let sleeps =
         |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[0].sleeps;
@@ -640,7 +648,7 @@ fn permanently_readable_descriptor_is_reported_once_and_allows_sleep() {
                         world.now_ns.store(deadline.min(end).ns, RELAXED);
                     }
                 }
-                _ => world.pass_time(Span { ns: 500 }),
+                _ => world.advance_clock(Span { ns: 500 }),
             }
         }
         (
@@ -677,7 +685,7 @@ fn permanently_readable_descriptor_is_reported_once_and_allows_sleep() {
 
 /// Shares a device with other threads, to which most of its signals belong.
 struct SharedDevicePoller {
-    vectors: tenmil_linux::EventVectors,
+    vectors: tenmil_linux::EventFdVectors,
     /// Its own event, and the time at which it was seen.
     mine: super::test_pollers::SharedCount,
     seen: super::test_pollers::SharedCount,
@@ -701,7 +709,7 @@ impl Poller for SharedDevicePoller {
 #[test]
 fn shared_device_descriptor_is_not_reported_as_stuck() {
     let mut world = Simulation::new_adaptive(0, 1);
-    let mut vectors = tenmil_linux::EventVectors::new(1).unwrap();
+    let mut vectors = tenmil_linux::EventFdVectors::new(1).unwrap();
     let descriptor = vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
     let (mine, seen) = (new_count(), new_count());
     let among = SharedDevicePoller {
@@ -719,7 +727,7 @@ fn shared_device_descriptor_is_not_reported_as_stuck() {
             if let SimReactorState::Sleeping(_) = world.members[0].stage {
                 return;
             }
-            world.pass_time(Span::from_us(1));
+            world.advance_clock(Span::from_us(1));
         }
         panic!("it never sleeps");
     };
@@ -751,7 +759,7 @@ struct FlushFlagPoller {
 impl Poller for FlushFlagPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         if std::mem::take(&mut self.asks) {
-            context.flush_pollers();
+            context.request_poller_flush();
         }
         PollResult::Idle
     }
@@ -766,7 +774,7 @@ fn ready_pollers_are_flushed_at_the_start_and_on_request() {
     let mut world = Simulation::new_adaptive(0, 2);
     let flushes = |asks| {
         let shown = new_count();
-        (Arc::clone(&shown), active_poller("shows", FlushFlagPoller { shown, asks }))
+        (Arc::clone(&shown), message_woken_poller("shows", FlushFlagPoller { shown, asks }))
     };
     let ((first, one), (later, two), (asking, three)) =
         (flushes(false), flushes(false), flushes(true));
@@ -781,7 +789,7 @@ fn ready_pollers_are_flushed_at_the_start_and_on_request() {
     world.run_until_idle();
     let before = count_of(&first);
     assert!(count_of(&asking) >= 2, "and what it asked for");
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     assert_eq!((thread.reactor(), count_of(&first)), (R1, before + 1), "and after a move");
     world.run_for(Span::from_ms(50));
@@ -796,9 +804,9 @@ fn hybrid_pause_is_three_quarters_of_the_latency() {
     let slow = InFlightPoller(idle_poller(&polls));
     let thread = world
         .directory
-        .spawn(ThreadBuilder::new("slow").add_poller(active_poller("slow", slow)))
+        .spawn(ThreadBuilder::new("slow").add_poller(message_woken_poller("slow", slow)))
         .unwrap();
-    world.iterate_all(1);
+    world.step_all(1);
     world.run_for(Span::from_ms(1));
     let message = crate::Message::Data { poller: FIRST, words: [0; 2] };
     thread.send(message).unwrap();
@@ -809,9 +817,9 @@ fn hybrid_pause_is_three_quarters_of_the_latency() {
     let until = run_until_pause(&mut world);
     assert_eq!(until.since(now), Span::from_us(60));
     let before = count_of(&polls);
-    world.iterate_all(10);
+    world.step_all(10);
     assert_eq!(count_of(&polls), before, "a rest is a rest");
-    world.pass_time(Span::from_us(60));
-    world.iterate_all(40);
+    world.advance_clock(Span::from_us(60));
+    world.step_all(40);
     assert!(count_of(&polls) > before + 30, "then it looks, and rests no second time");
 }

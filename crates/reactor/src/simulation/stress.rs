@@ -9,8 +9,8 @@ use tenmil_base::{Instant, Random, Span};
 use tenmil_linux::CpuList;
 
 use super::test_pollers::{
-    DeadlinePoller, FIRST, InFlightRing, ParkingPoller, RELAXED, SharedCount, WakeableDevice,
-    count_of, new_count,
+    DeadlinePoller, FIRST, InterruptingDevice, ParkingPoller, PinnedRingPoller, RELAXED,
+    SharedCount, count_of, new_count,
 };
 use super::{SimReactorState, Simulation};
 use crate::{
@@ -47,7 +47,7 @@ impl Poller for MessagingPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         let Some(to) = self.outbox.front().copied() else { return PollResult::Idle };
         let peer = self.peers.lock().unwrap()[usize::try_from(to).unwrap()].clone();
-        if send_numbered(&self.ledger, self.me, to, &peer) {
+        if send_next_numbered(&self.ledger, self.me, to, &peer) {
             self.outbox.pop_front();
         }
         self.record_message();
@@ -76,7 +76,7 @@ impl MessagingPoller {
     }
 }
 
-fn send_numbered(ledger: &SharedLedger, from: u64, to: u64, peer: &ThreadHandle) -> bool {
+fn send_next_numbered(ledger: &SharedLedger, from: u64, to: u64, peer: &ThreadHandle) -> bool {
     // Not held while sending: a send may run other code through the notification.
     let number = ledger.lock().unwrap().sent.get(&(from, to)).copied().unwrap_or_default();
     let sent = peer.send(Message::Data { poller: FIRST, words: [from, number] }).is_ok();
@@ -90,7 +90,7 @@ struct StressRun {
     random: Random,
     handles: Arc<Mutex<Vec<ThreadHandle>>>,
     ledger: SharedLedger,
-    devices: Vec<WakeableDevice>,
+    devices: Vec<InterruptingDevice>,
     alarms: Vec<(SharedCount, SharedCount)>,
     rings: Vec<SharedCount>,
     /// Threads that were told to end.
@@ -128,8 +128,8 @@ impl StressRun {
         let gap = Span { ns: 20_000_000 + self.random.below(40_000_000) };
         let alarm = DeadlinePoller { next: Arc::clone(&next), rung: Arc::clone(&rung), gap };
         let in_flight = new_count();
-        let ring = InFlightRing::new(&in_flight, 1 + self.random.below(40));
-        let device = WakeableDevice::new();
+        let ring = PinnedRingPoller::new(&in_flight, 1 + self.random.below(40));
+        let device = InterruptingDevice::new();
         let waits = || PollerWake::OnlyWhileBusy("waits for what it has in flight");
         // Some threads park, some never do, and some are prevented by one of their pollers.
         let dozes = self.random.chance(2, 3);
@@ -154,7 +154,7 @@ impl StressRun {
             ))
             .add_poller(PollerBuilder::polled_each_iteration(
                 "device",
-                device.wake_source_of(),
+                device.poller_wake(),
                 beside,
             ));
         let period = Span { ns: 30_000 + self.random.below(200_000) };
@@ -171,7 +171,7 @@ impl StressRun {
                 Ok(handle) => break handle,
                 Err(refused) => plan = *refused.builder,
             }
-            self.world.iterate_all(1);
+            self.world.step_all(1);
         };
         self.handles.lock().unwrap().push(handle);
         self.devices.push(device);
@@ -194,9 +194,9 @@ impl StressRun {
                 let words = [TO_SEND, self.random.below(THREADS)];
                 let _ = handle.send(Message::Data { poller: FIRST, words });
             }
-            2 => _ = send_numbered(&self.ledger, OUTSIDE, which as u64, &handle),
-            3 => _ = self.world.directory.move_thread(handle.id(), reactor),
-            4 => self.devices[which].complete(),
+            2 => _ = send_next_numbered(&self.ledger, OUTSIDE, which as u64, &handle),
+            3 => _ = self.world.directory.migrate_thread(handle.id(), reactor),
+            4 => self.devices[which].complete_and_signal(),
             5 => {
                 let (ring, more) = (Arc::clone(&self.rings[which]), self.random.below(4));
                 let _ = handle.send_closure(move |_| _ = ring.fetch_add(more, RELAXED));
@@ -225,16 +225,16 @@ impl StressRun {
     fn spawn_ending_thread(&mut self, reactor: ReactorId) {
         let in_flight = new_count();
         in_flight.store(self.random.below(3), RELAXED);
-        let ring = InFlightRing::new(&in_flight, 1 + self.random.below(40));
+        let ring = PinnedRingPoller::new(&in_flight, 1 + self.random.below(40));
         let waits = PollerWake::OnlyWhileBusy("waits for what it has in flight");
         let plan = ThreadBuilder::new("mayfly")
             .add_poller(PollerBuilder::polled_each_iteration("ring", waits, ring));
         let Ok(mayfly) = self.world.directory.spawn(plan) else { return };
-        (0..self.random.below(20)).for_each(|_| self.world.step_any());
-        let _ = self.world.directory.move_thread(mayfly.id(), reactor);
-        (0..self.random.below(20)).for_each(|_| self.world.step_any());
+        (0..self.random.below(20)).for_each(|_| self.world.step_random_reactor());
+        let _ = self.world.directory.migrate_thread(mayfly.id(), reactor);
+        (0..self.random.below(20)).for_each(|_| self.world.step_random_reactor());
         while self.world.directory.end_thread(mayfly.id()).is_err() {
-            self.world.step_any();
+            self.world.step_random_reactor();
         }
         self.mayflies.push(mayfly);
     }
@@ -249,7 +249,7 @@ impl StressRun {
         }
         assert!(ledger.outboxes.values().all(|len| *len == 0), "seed {seed}: an outbox slept on");
         assert!(
-            self.devices.iter().all(WakeableDevice::is_completion_handled),
+            self.devices.iter().all(InterruptingDevice::is_completion_handled),
             "seed {seed}: a device slept on"
         );
         assert!(self.rings.iter().all(|ring| count_of(ring) == 0), "seed {seed}: a ring slept on");
@@ -276,36 +276,36 @@ impl StressRun {
             if self.random.chance(1, 6) {
                 self.inject_event(10);
             }
-            self.world.step_any();
+            self.world.step_random_reactor();
             if self.random.chance(1, 50) {
                 let sleeping =
                     |stage: &SimReactorState| matches!(stage, SimReactorState::Sleeping(_));
                 if self.world.reactor_states().iter().all(sleeping) {
-                    self.world.pass_time(Span::from_us(100));
+                    self.world.advance_clock(Span::from_us(100));
                 }
             }
         }
-        self.stop_injecting();
+        self.set_all_adaptive();
         for _ in 0..10 {
             self.world.run_until_idle();
             self.check_no_pending_work(seed);
             // A reactor is woken, and may be anywhere on its way back to sleep at the next event.
             self.inject_event(3);
-            (0..self.random.below(200)).for_each(|_| self.world.step_any());
+            (0..self.random.below(200)).for_each(|_| self.world.step_random_reactor());
             self.inject_event(7);
             self.world.run_until_idle();
             self.check_no_pending_work(seed);
             let end = self.world.now().after(Span::from_ms(50));
-            self.world.skip_to_deadline(end);
+            self.world.run_to_next_deadline(end);
         }
     }
 
     /// No more commands; all reactors may sleep.
-    fn stop_injecting(&mut self) {
-        self.world.iterate_all(20);
+    fn set_all_adaptive(&mut self) {
+        self.world.step_all(20);
         for reactor in self.world.directory.reactors() {
             while self.world.directory.set_poll_mode(reactor, PollMode::Adaptive).is_err() {
-                self.world.iterate_all(1);
+                self.world.step_all(1);
             }
         }
     }

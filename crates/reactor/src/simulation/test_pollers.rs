@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{Instant, Interrupts, Span};
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use crate::{Context, DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake};
 
@@ -37,7 +37,7 @@ pub(crate) fn idle_poller(polls: &SharedCount) -> CountingPoller {
     CountingPoller { polls: Arc::clone(polls), works: false }
 }
 
-pub(crate) fn active_poller(name: &str, poller: impl Poller + 'static) -> PollerBuilder {
+pub(crate) fn message_woken_poller(name: &str, poller: impl Poller + 'static) -> PollerBuilder {
     PollerBuilder::polled_each_iteration(name, PollerWake::Messages, poller)
 }
 
@@ -46,26 +46,26 @@ pub(crate) const FIRST: PollerId = PollerId::of_builder_index(0);
 
 /// A device with an interrupt that must be armed, and what its poller has seen of it.
 #[derive(Clone)]
-pub(crate) struct WakeableDevice {
+pub(crate) struct InterruptingDevice {
     done: SharedCount,
     pub(crate) seen: SharedCount,
-    vectors: EventVectors,
+    vectors: EventFdVectors,
 }
 
-impl WakeableDevice {
+impl InterruptingDevice {
     pub(crate) fn new() -> Self {
-        let vectors = EventVectors::new(1).unwrap();
+        let vectors = EventFdVectors::new(1).unwrap();
         Self { done: new_count(), seen: new_count(), vectors }
     }
 
     /// Completes something, and signals if armed.
-    pub(crate) fn complete(&mut self) {
+    pub(crate) fn complete_and_signal(&mut self) {
         self.done.fetch_add(1, Ordering::Relaxed);
         self.vectors.raise(0);
     }
 
     /// Completes something without a signal.
-    pub(crate) fn record_poll(&self) {
+    pub(crate) fn complete_without_signal(&self) {
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -73,21 +73,21 @@ impl WakeableDevice {
         count_of(&self.done) == count_of(&self.seen)
     }
 
-    pub(crate) fn event_vectors(&self) -> EventVectors {
+    pub(crate) fn event_vectors(&self) -> EventFdVectors {
         self.vectors.clone()
     }
 
     pub(crate) fn poller_builder(&self, name: &str) -> PollerBuilder {
-        PollerBuilder::polled_each_iteration(name, self.wake_source_of(), self.clone())
+        PollerBuilder::polled_each_iteration(name, self.poller_wake(), self.clone())
     }
 
-    pub(crate) fn wake_source_of(&self) -> PollerWake {
+    pub(crate) fn poller_wake(&self) -> PollerWake {
         let descriptor = self.vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
         PollerWake::Descriptor(descriptor)
     }
 }
 
-impl Poller for WakeableDevice {
+impl Poller for InterruptingDevice {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         let new_events = !self.is_completion_handled();
         self.seen.store(count_of(&self.done), Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl<P> ParkingPoller<P> {
     }
 
     /// Polls, arms and disarms.
-    pub(crate) fn counters(&self) -> [SharedCount; 3] {
+    pub(crate) fn poll_arm_disarm_counters(&self) -> [SharedCount; 3] {
         [&self.polls, &self.arms, &self.disarms].map(Arc::clone)
     }
 }
@@ -162,8 +162,8 @@ impl<P: Poller> Poller for ParkingPoller<P> {
         self.poller.is_busy()
     }
 
-    fn detach(&mut self, parting: DetachReason) -> bool {
-        self.poller.detach(parting)
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
+        self.poller.try_detach(parting)
     }
 
     fn attach(&mut self) {
@@ -195,7 +195,7 @@ impl Poller for DeadlinePoller {
 
 /// Bound to the OS thread where it was attached, with operations in flight that must complete
 /// before it can detach.
-pub(crate) struct InFlightRing {
+pub(crate) struct PinnedRingPoller {
     pub(crate) in_flight: SharedCount,
     /// Polls per completed operation.
     pub(crate) pace: u64,
@@ -206,7 +206,7 @@ pub(crate) struct InFlightRing {
     home: Option<crate::ReactorId>,
 }
 
-impl InFlightRing {
+impl PinnedRingPoller {
     pub(crate) fn new(in_flight: &SharedCount, pace: u64) -> Self {
         Self {
             in_flight: Arc::clone(in_flight),
@@ -219,16 +219,16 @@ impl InFlightRing {
         }
     }
 
-    fn record_detach(&self, what: &'static str) {
+    fn log_call(&self, what: &'static str) {
         self.log.lock().unwrap().push(what);
     }
 }
 
-impl Poller for InFlightRing {
+impl Poller for PinnedRingPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         assert!(self.attached, "polled while it was detached");
-        let home = *self.home.get_or_insert(context.reactor());
-        assert_eq!(home, context.reactor(), "polled where it was not attached");
+        let home = *self.home.get_or_insert(context.reactor_id());
+        assert_eq!(home, context.reactor_id(), "polled where it was not attached");
         self.polls += 1;
         if count_of(&self.in_flight) > 0 && self.polls.is_multiple_of(self.pace) {
             self.in_flight.fetch_sub(1, Ordering::Relaxed);
@@ -241,20 +241,20 @@ impl Poller for InFlightRing {
         Some(count_of(&self.in_flight) > 0)
     }
 
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         self.detaching = true;
         let drained = count_of(&self.in_flight) == 0;
         if drained && self.attached {
             self.attached = false;
             self.home = None;
-            self.record_detach("detached");
+            self.log_call("detached");
         }
         drained
     }
 
     fn attach(&mut self) {
         (self.attached, self.detaching) = (true, false);
-        self.record_detach("attached");
+        self.log_call("attached");
     }
 }
 

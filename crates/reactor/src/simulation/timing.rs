@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use tenmil_base::{Instant, Span};
 
 use super::test_pollers::{
-    CountingPoller, FIRST, SharedCount, active_poller, count_of, idle_poller, new_count,
+    CountingPoller, FIRST, SharedCount, count_of, idle_poller, message_woken_poller, new_count,
 };
 use super::{R0, R1, Simulation};
 use crate::{
-    Attribution, Context, Event, PollResult, Poller, PollerBuilder, PollerId, PollerWake,
-    STALL_THRESHOLD, ThreadBuilder, Watchdog,
+    Context, Event, PollResult, Poller, PollerBuilder, PollerId, PollerWake, STALL_THRESHOLD,
+    SlowIterationCause, ThreadBuilder, Watchdog,
 };
 
 const PERIOD: Span = Span::from_ms(2);
@@ -44,12 +44,12 @@ fn missed_periods_are_not_repeated() {
         idle_poller(&polls),
     ));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(2);
-    world.pass_time(Span::from_ms(100));
-    world.iterate_all(10);
+    world.step_all(2);
+    world.advance_clock(Span::from_ms(100));
+    world.step_all(10);
     assert_eq!(count_of(&polls), 1);
-    world.pass_time(PERIOD);
-    world.iterate_all(10);
+    world.advance_clock(PERIOD);
+    world.step_all(10);
     assert_eq!(count_of(&polls), 2);
 }
 
@@ -66,7 +66,7 @@ fn hundred_timed_pollers_are_each_polled_on_time() {
         ));
     }
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(1);
+    world.step_all(1);
     let begin = world.now();
     world.run_for(Span::from_ms(200));
     let lived_ms = world.now().since(begin).ns / 1_000_000;
@@ -85,27 +85,27 @@ fn paused_poller_is_not_polled_until_resumed() {
     let mut world = Simulation::new_always_polling(1);
     let (polls, ticks) = (new_count(), new_count());
     let plan = ThreadBuilder::new("pausing")
-        .add_poller(active_poller("busy", idle_poller(&polls)))
+        .add_poller(message_woken_poller("busy", idle_poller(&polls)))
         .add_poller(
             PollerBuilder::polled_each_period("tick", PERIOD, idle_poller(&ticks)).paused(),
         );
     let thread = world.directory.spawn(plan).unwrap();
-    world.iterate_all(1);
+    world.step_all(1);
     world.send_closure(&thread, |context| context.pause_poller(FIRST));
-    world.iterate_all(2);
+    world.step_all(2);
     let before = count_of(&polls);
-    world.pass_time(Span::from_ms(100));
-    world.iterate_all(10);
+    world.advance_clock(Span::from_ms(100));
+    world.step_all(10);
     assert_eq!((count_of(&polls), count_of(&ticks)), (before, 0));
     assert!(world.directory.sample_statistics(world.now()).threads[0].pollers[1].paused);
     world.send_closure(&thread, |context| {
         context.resume_poller(FIRST);
         context.resume_poller(PollerId::of_builder_index(1));
     });
-    world.iterate_all(11);
+    world.step_all(11);
     assert_eq!((count_of(&polls), count_of(&ticks)), (before + 10, 0), "due one period from now");
-    world.pass_time(PERIOD);
-    world.iterate_all(2);
+    world.advance_clock(PERIOD);
+    world.step_all(2);
     assert_eq!(count_of(&ticks), 1, "and once, although it was paused with a timer running");
 }
 
@@ -119,18 +119,18 @@ fn resumed_timed_poller_is_due_one_period_later() {
         idle_poller(&ticks),
     ));
     let thread = world.directory.spawn(plan).unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
     world.send_closure(&thread, |context| context.pause_poller(FIRST));
-    world.iterate_all(2);
-    world.pass_time(half);
+    world.step_all(2);
+    world.advance_clock(half);
     world.send_closure(&thread, |context| context.resume_poller(FIRST));
-    world.iterate_all(2);
-    world.pass_time(half);
-    world.iterate_all(10);
+    world.step_all(2);
+    world.advance_clock(half);
+    world.step_all(10);
     assert_eq!(count_of(&ticks), 0, "the time at which it would have been due is forgotten");
-    world.pass_time(half);
-    world.iterate_all(10);
+    world.advance_clock(half);
+    world.step_all(10);
     assert_eq!(count_of(&ticks), 1);
 }
 
@@ -139,27 +139,27 @@ fn timed_poller_with_changed_period_is_not_polled_twice() {
     let mut world = Simulation::new_always_polling(1);
     let (polls, ticks) = (new_count(), new_count());
     let plan = ThreadBuilder::new("two")
-        .add_poller(active_poller("busy", idle_poller(&polls)))
+        .add_poller(message_woken_poller("busy", idle_poller(&polls)))
         .add_poller(PollerBuilder::polled_each_period("tick", PERIOD, idle_poller(&ticks)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
     for (period, shown) in [(Span { ns: PERIOD.ns * 3 }, 6), (half, 1)] {
         world.send_closure(&thread, move |context| {
             context.set_poller_period(FIRST, period);
             context.set_poller_period(PollerId::of_builder_index(1), period);
         });
-        world.iterate_all(2);
+        world.step_all(2);
         let pollers = world.directory.sample_statistics(world.now()).threads[0].pollers.clone();
         assert_eq!(pollers[0].every, None, "it is polled every turn");
         assert_eq!(pollers[1].every, Some(Span::from_ms(shown)));
         let before = count_of(&ticks);
-        world.pass_time(Span { ns: period.ns - half.ns / 2 });
-        world.iterate_all(2);
+        world.advance_clock(Span { ns: period.ns - half.ns / 2 });
+        world.step_all(2);
         assert_eq!(count_of(&ticks), before, "the old period counts no more");
         for round in 1..4 {
-            world.pass_time(period);
-            world.iterate_all(10);
+            world.advance_clock(period);
+            world.step_all(10);
             assert_eq!(count_of(&ticks), before + round);
         }
     }
@@ -183,7 +183,7 @@ fn one_shot_timer_fires_once_even_after_migration_and_not_if_removed() {
         context.remove_poller(gone.unwrap());
     });
     world.run_for(Span::from_ms(4));
-    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.migrate_thread(thread.id(), R1).unwrap();
     world.run_for(Span::from_ms(20));
     assert_eq!(thread.reactor(), R1);
     let late = count_of(&ran).checked_sub(7_000_000);
@@ -205,10 +205,10 @@ fn time_is_charged_to_the_thread_that_found_work() {
             clock.fetch_add(ns, Ordering::Relaxed);
             PollResult::from_count(usize::try_from(ns).unwrap())
         };
-        let plan = ThreadBuilder::new(name).add_poller(active_poller("burner", works));
+        let plan = ThreadBuilder::new(name).add_poller(message_woken_poller("burner", works));
         world.directory.spawn(plan).unwrap();
     }
-    world.iterate_all(1_500);
+    world.step_all(1_500);
     let sample = world.directory.sample_statistics(world.now());
     let busy = |index: usize| sample.threads[index].busy.ns;
     let iterations = sample.threads[0].pollers[0].polls;
@@ -234,10 +234,10 @@ fn stalling_poller(world: &Simulation, found: PollResult) -> PollerBuilder {
         }
         PollResult::Idle
     };
-    active_poller("staller", stall)
+    message_woken_poller("staller", stall)
 }
 
-fn slow_attributions(world: &Simulation) -> Vec<Attribution> {
+fn slow_iteration_causes(world: &Simulation) -> Vec<SlowIterationCause> {
     let cause = |event| match event {
         Event::SlowIteration { took, attribution: cause, .. } => {
             assert!(took >= Span::from_ms(20), "{took}");
@@ -253,13 +253,13 @@ fn too_long_iteration_is_reported_with_the_poller_name() {
     let mut world = Simulation::new_always_polling(1);
     let stalls = stalling_poller(&world, PollResult::Busy);
     let plan = ThreadBuilder::new("mixed")
-        .add_poller(active_poller("idle", idle_poller(&new_count())))
+        .add_poller(message_woken_poller("idle", idle_poller(&new_count())))
         .add_poller(stalls);
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(40);
-    let named = slow_attributions(&world);
+    world.step_all(40);
+    let named = slow_iteration_causes(&world);
     assert!(named.len() >= 3, "{named:?}");
-    assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
+    assert_eq!(named, vec![SlowIterationCause::Poller("staller".into()); named.len()]);
     let sample = world.directory.sample_statistics(world.now());
     assert_eq!(sample.reactors[0].slow_iterations, named.len() as u64);
     assert!(sample.reactors[0].longest_iteration >= Span::from_ms(20));
@@ -270,19 +270,20 @@ fn stall_of_an_idle_poller_is_attributed_only_to_it() {
     let mut world = Simulation::new_always_polling(1);
     let stalls = stalling_poller(&world, PollResult::Idle);
     let works = CountingPoller { polls: new_count(), works: true };
-    let plan =
-        ThreadBuilder::new("mixed").add_poller(stalls).add_poller(active_poller("works", works));
+    let plan = ThreadBuilder::new("mixed")
+        .add_poller(stalls)
+        .add_poller(message_woken_poller("works", works));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(40);
-    let named = slow_attributions(&world);
+    world.step_all(40);
+    let named = slow_iteration_causes(&world);
     assert!(named.len() >= 3, "{named:?}");
-    assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
+    assert_eq!(named, vec![SlowIterationCause::Poller("staller".into()); named.len()]);
 }
 
 /// Takes a long time for its first flush.
-struct SlowFlush(Option<Arc<std::sync::atomic::AtomicU64>>);
+struct SlowFlushPoller(Option<Arc<std::sync::atomic::AtomicU64>>);
 
-impl Poller for SlowFlush {
+impl Poller for SlowFlushPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Idle
     }
@@ -299,26 +300,26 @@ fn slow_flush_is_attributed_to_its_poller_only_once() {
     let mut world = Simulation::new_always_polling(1);
     let clock = Arc::clone(&world.now_ns);
     let plan = ThreadBuilder::new("mixed")
-        .add_poller(active_poller("before", idle_poller(&new_count())))
-        .add_poller(active_poller("flushes", SlowFlush(Some(clock))))
+        .add_poller(message_woken_poller("before", idle_poller(&new_count())))
+        .add_poller(message_woken_poller("flushes", SlowFlushPoller(Some(clock))))
         .add_poller(stalling_poller(&world, PollResult::Idle));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(15);
-    let names = ["flushes", "staller"].map(|name| Attribution::Poller(name.into()));
-    assert_eq!(slow_attributions(&world), names);
+    world.step_all(15);
+    let names = ["flushes", "staller"].map(|name| SlowIterationCause::Poller(name.into()));
+    assert_eq!(slow_iteration_causes(&world), names);
 }
 
 #[test]
 fn time_between_iterations_and_in_sleep_is_attributed_to_none() {
     let mut world = Simulation::new_always_polling(1);
     let plan = ThreadBuilder::new("two")
-        .add_poller(active_poller("one", idle_poller(&new_count())))
-        .add_poller(active_poller("other", idle_poller(&new_count())));
+        .add_poller(message_woken_poller("one", idle_poller(&new_count())))
+        .add_poller(message_woken_poller("other", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(3);
-    world.pass_time(Span::from_ms(20));
-    world.iterate_all(3);
-    assert_eq!(slow_attributions(&world), [Attribution::Unknown]);
+    world.step_all(3);
+    world.advance_clock(Span::from_ms(20));
+    world.step_all(3);
+    assert_eq!(slow_iteration_causes(&world), [SlowIterationCause::Unknown]);
 
     let mut world = Simulation::new_adaptive(1, 1);
     let plan = ThreadBuilder::new("two")
@@ -329,36 +330,36 @@ fn time_between_iterations_and_in_sleep_is_attributed_to_none() {
         ))
         .add_poller(stalling_poller(&world, PollResult::Idle));
     let thread = world.directory.spawn(plan).unwrap();
-    while slow_attributions(&world).is_empty() {
+    while slow_iteration_causes(&world).is_empty() {
         // A sleep of a second before each iteration.
         world.run_for(Span::from_secs(1));
         world.send_closure(&thread, |_| ());
     }
-    assert_eq!(slow_attributions(&world), [Attribution::Poller("staller".into())]);
+    assert_eq!(slow_iteration_causes(&world), [SlowIterationCause::Poller("staller".into())]);
 }
 
 #[test]
 fn slow_message_is_attributed_to_its_thread() {
     let mut world = Simulation::new_always_polling(1);
     let thread = world.directory.spawn(ThreadBuilder::new("slow")).unwrap();
-    world.iterate_all(2);
+    world.step_all(2);
     let clock = Arc::clone(&world.now_ns);
     world.send_closure(&thread, move |_| {
         _ = clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed)
     });
-    world.iterate_all(2);
-    assert_eq!(slow_attributions(&world), [Attribution::Message("slow".into())]);
+    world.step_all(2);
+    assert_eq!(slow_iteration_causes(&world), [SlowIterationCause::Message("slow".into())]);
 }
 
 #[test]
 fn running_poller_and_its_start_are_visible_to_observers() {
     let mut world = Simulation::new_always_polling(1);
-    let plan =
-        ThreadBuilder::new("one").add_poller(active_poller("only", idle_poller(&new_count())));
+    let plan = ThreadBuilder::new("one")
+        .add_poller(message_woken_poller("only", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(3);
+    world.step_all(3);
     let began = world.now();
-    world.iterate_all(1);
+    world.step_all(1);
     let sample = world.directory.sample_statistics(Instant::NEVER);
     assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
     assert_eq!(sample.reactors[0].iteration_started, began);
@@ -369,19 +370,19 @@ fn endless_iteration_is_reported_once_while_it_lasts() {
     let mut world = Simulation::new_adaptive(1, 2);
     let plan = ThreadBuilder::new("one")
         .on_reactor(R0)
-        .add_poller(active_poller("only", idle_poller(&new_count())));
+        .add_poller(message_woken_poller("only", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(3);
+    world.step_all(3);
     let endless = |world: &Simulation| {
         world.event_kinds().iter().filter(|k| **k == "reactor-stalled").count()
     };
     let mut lookout = Watchdog::default();
     lookout.check_reactors(world.now(), &world.directory);
-    world.pass_time(STALL_THRESHOLD);
+    world.advance_clock(STALL_THRESHOLD);
     lookout.check_reactors(world.now(), &world.directory);
     assert_eq!(endless(&world), 0, "not for longer than it may");
     for _ in 0..3 {
-        world.pass_time(Span::from_ms(1));
+        world.advance_clock(Span::from_ms(1));
         lookout.check_reactors(world.now(), &world.directory);
     }
     let told = world.events().into_iter().find(|event| event.kind() == "reactor-stalled");
@@ -389,14 +390,14 @@ fn endless_iteration_is_reported_once_while_it_lasts() {
         matches!(told, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
     );
     assert_eq!(endless(&world), 2, "once for each iteration: neither reactor has ended its own");
-    world.iterate_all(1);
-    world.pass_time(STALL_THRESHOLD);
+    world.step_all(1);
+    world.advance_clock(STALL_THRESHOLD);
     lookout.check_reactors(world.now(), &world.directory);
     assert_eq!(endless(&world), 2, "it has ended");
 }
 
 #[test]
-fn sleeping_or_ended_reactor_is_in_no_iteration() {
+fn sleeping_or_ended_reactor_reports_no_running_iteration() {
     let mut world = Simulation::new_adaptive(1, 2);
     world.run_until_idle();
     assert!(
@@ -414,7 +415,7 @@ fn sleeping_or_ended_reactor_is_in_no_iteration() {
     let mut lookout = Watchdog::default();
     for _ in 0..3 {
         lookout.check_reactors(world.now(), &world.directory);
-        world.pass_time(Span { ns: 2 * STALL_THRESHOLD.ns });
+        world.advance_clock(Span { ns: 2 * STALL_THRESHOLD.ns });
     }
     assert!(!world.event_kinds().contains(&"reactor-stalled"));
 }
@@ -440,7 +441,7 @@ fn poller_with_a_deadline_is_polled_when_it_passes() {
 }
 
 /// Counts its polls, and stops an iteration that would not end.
-fn count_and_limit_polls(polls: &SharedCount) -> impl Poller + use<> {
+fn counting_poller_with_limit(polls: &SharedCount) -> impl Poller + use<> {
     let (polls, mut last) = (Arc::clone(polls), None);
     move |context: &mut Context<'_>| {
         assert_ne!(last.replace(context.now()), Some(context.now()), "twice in a turn");
@@ -458,12 +459,12 @@ fn period_of_zero_polls_once_per_iteration() {
         .add_poller(PollerBuilder::polled_each_period(
             "hasty",
             Span::default(),
-            count_and_limit_polls(&hasty),
+            counting_poller_with_limit(&hasty),
         ))
         .add_poller(PollerBuilder::polled_each_period(
             "changed",
             Span::from_secs(1),
-            count_and_limit_polls(&changed),
+            counting_poller_with_limit(&changed),
         ))
         .run_first(move |context| {
             context.set_poller_period(PollerId::of_builder_index(1), Span::default());
@@ -472,13 +473,13 @@ fn period_of_zero_polls_once_per_iteration() {
                 .unwrap();
         });
     world.directory.spawn(plan).unwrap();
-    world.iterate_all(1);
+    world.step_all(1);
     // A timer with period zero would block the next iteration forever.
     let sample = world.directory.sample_statistics(world.now());
     let periods: Vec<_> =
         sample.threads[0].pollers.iter().filter_map(|poller| poller.every).collect();
     assert!(periods.len() == 3 && periods.iter().all(|every| every.ns > 0), "{periods:?}");
-    world.iterate_all(9);
+    world.step_all(9);
     assert_eq!(count_of(&once), 1);
     for polls in [hasty, changed] {
         assert!((8..=10).contains(&count_of(&polls)), "{}", count_of(&polls));

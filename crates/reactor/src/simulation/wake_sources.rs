@@ -9,7 +9,7 @@ use super::test_pollers::{idle_poller, new_count};
 use super::{SimReactorState, Simulation};
 use crate::{PollerBuilder, PollerWake, ThreadBuilder};
 
-fn add_nested_epoll(outer: &OwnedFd, inner: &OwnedFd) {
+fn epoll_add(outer: &OwnedFd, inner: &OwnedFd) {
     epoll::add(outer, inner, EventData::new_u64(0), EventFlags::IN).unwrap();
 }
 
@@ -19,7 +19,7 @@ fn rejected_descriptor_is_reported_once_and_retried() {
     let mut nested: Vec<OwnedFd> =
         (0..5).map(|_| epoll::create(CreateFlags::CLOEXEC).unwrap()).collect();
     for pair in nested.windows(2).rev() {
-        add_nested_epoll(&pair[0], &pair[1]);
+        epoll_add(&pair[0], &pair[1]);
     }
     let outermost = nested.remove(0);
     let theirs = outermost.try_clone().unwrap();
@@ -28,8 +28,8 @@ fn rejected_descriptor_is_reported_once_and_retried() {
     let deep = PollerBuilder::polled_each_iteration("deep", woken_by, idle_poller(&new_count()));
     world.directory.spawn(ThreadBuilder::new("deep").add_poller(deep)).unwrap();
     for _ in 0..1_000 {
-        world.iterate_all(1);
-        world.pass_time(Span::from_us(10));
+        world.step_all(1);
+        world.advance_clock(Span::from_us(10));
         assert_eq!(world.members[0].stage, SimReactorState::Turning, "the reactor does not sleep");
     }
     assert_eq!(world.event_kinds(), ["thread-started", "wait-unsupported"]);

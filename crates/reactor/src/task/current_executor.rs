@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 thread_local! {
-    static CURRENT: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::not_polling()) };
+    static CURRENT: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::none()) };
 }
 
 /// Executor being polled.
@@ -20,20 +20,20 @@ pub(super) struct EnterGuard {
 }
 
 impl CurrentExecutor {
-    const fn not_polling() -> Self {
+    const fn none() -> Self {
         Self { executor: 0, woken: Vec::new() }
     }
 }
 
 /// Marks `executor` as polled by this OS thread. Tasks it wakes are appended to `woken`.
-pub(super) fn enter_executor(executor: usize, woken: Vec<u32>) -> EnterGuard {
+pub(super) fn set_current_executor(executor: usize, woken: Vec<u32>) -> EnterGuard {
     EnterGuard { before: CURRENT.replace(CurrentExecutor { executor, woken }) }
 }
 
 impl EnterGuard {
     /// Ends the polling and returns the tasks woken.
-    pub(super) fn leave(mut self) -> Vec<u32> {
-        let before = std::mem::replace(&mut self.before, CurrentExecutor::not_polling());
+    pub(super) fn end_and_take_woken(mut self) -> Vec<u32> {
+        let before = std::mem::replace(&mut self.before, CurrentExecutor::none());
         CURRENT.replace(before).woken
     }
 }

@@ -61,26 +61,26 @@ impl Executor {
     }
 
     /// Receives tasks and wake-ups from outside. Returns whether there were any.
-    fn receive_spawned(&mut self, now: Instant) -> bool {
+    fn receive_tasks_and_wakes(&mut self, now: Instant) -> bool {
         let Self { shared, incoming, slots: places, free, ready, .. } = self;
-        if !shared.take_pending() {
+        if !shared.swap_pending_flag() {
             return false;
         }
         while let Some(task) = incoming.receive() {
             // The sender has reserved a slot.
             let Some(index) = free.pop() else { unreachable!("a task without a place") };
             places[index as usize] = Some(task);
-            ready.extend(shared.mark_ready(index));
+            ready.extend(shared.try_mark_ready(index));
         }
-        shared.take_woken(|index| ready.extend(shared.mark_ready(index)));
-        if let Some(mut alarms) = self.shared.timers_to_set() {
-            self.next_timer = alarms.set_timer(now);
+        shared.for_each_woken_task(|index| ready.extend(shared.try_mark_ready(index)));
+        if let Some(mut alarms) = self.shared.lock_new_timers() {
+            self.next_timer = alarms.set_new_timers(now);
         }
         true
     }
 
     /// Wakes the tasks whose timers are due. Returns whether there were any.
-    fn fire_timers(&mut self, now: Instant) -> bool {
+    fn wake_due_sleeps(&mut self, now: Instant) -> bool {
         if now < self.next_timer {
             return false;
         }
@@ -122,7 +122,7 @@ impl Executor {
         self.shared.release_slot();
         let panic = panic.or_else(|| dropped.err().map(|panic| panic_text(&*panic)));
         if let Some(panic) = panic {
-            let (thread, executor) = (context.thread(), self.name.clone());
+            let (thread, executor) = (context.thread_id(), self.name.clone());
             let event = Event::TaskPanicked { thread, executor, panic };
             context.registry().record_event(context.now(), event);
         }
@@ -135,15 +135,15 @@ impl Poller for Executor {
         if self.ready.is_empty() && !self.shared.has_pending() && now < self.next_timer {
             return PollResult::Idle;
         }
-        let visit = current_executor::enter_executor(
+        let visit = current_executor::set_current_executor(
             self.shared.executor_number(),
             std::mem::take(&mut self.woken),
         );
-        let mut found = self.receive_spawned(now) | self.fire_timers(now);
+        let mut found = self.receive_tasks_and_wakes(now) | self.wake_due_sleeps(now);
         found |= self.poll_ready_tasks(context) > 0;
         // Timers that tasks created in this poll count from this iteration on.
-        found |= self.receive_spawned(now);
-        self.woken = visit.leave();
+        found |= self.receive_tasks_and_wakes(now);
+        self.woken = visit.end_and_take_woken();
         self.ready.extend(self.woken.drain(..));
         PollResult::from_count(usize::from(found))
     }

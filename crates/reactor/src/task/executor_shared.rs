@@ -99,11 +99,11 @@ impl ExecutorShared {
     pub(super) fn submit_task(&self, task: TaskFuture) {
         // There is a mailbox entry for every slot, so a send fails only if the executor is gone.
         drop(self.incoming.send(task));
-        self.announce_pending();
+        self.set_pending_and_notify();
     }
 
     /// Announces stored data.
-    pub(super) fn announce_pending(&self) {
+    pub(super) fn set_pending_and_notify(&self) {
         // Pairs with the exchange in `take_pending`.
         self.has_pending.store(true, Ordering::Release);
         self.thread.notify_reactor();
@@ -117,12 +117,12 @@ impl ExecutorShared {
     /// Clears the announcement flag and returns it. An exchange, so that it reads the last of
     /// several announcements and sees what all of them have stored.
     #[inline]
-    pub(super) fn take_pending(&self) -> bool {
+    pub(super) fn swap_pending_flag(&self) -> bool {
         self.has_pending() && self.has_pending.swap(false, Ordering::AcqRel)
     }
 
     /// Calls `body` with each task that was woken from outside.
-    pub(super) fn take_woken(&self, mut body: impl FnMut(u32)) {
+    pub(super) fn for_each_woken_task(&self, mut body: impl FnMut(u32)) {
         for (first, word) in (0..).step_by(64).zip(&self.woken) {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
@@ -138,7 +138,7 @@ impl ExecutorShared {
     /// Marks a task as ready, if it was not. On the executor's own OS thread, so a load and a store
     /// suffice.
     #[inline]
-    pub(super) fn mark_ready(&self, index: u32) -> Option<u32> {
+    pub(super) fn try_mark_ready(&self, index: u32) -> Option<u32> {
         let queued = &self.queued[index as usize];
         let is_new = !queued.load(Ordering::Relaxed);
         is_new.then(|| {
@@ -154,13 +154,13 @@ impl ExecutorShared {
     }
 
     /// Announces a timer that must be set.
-    pub(super) fn announce_timer(&self) {
+    pub(super) fn set_new_timer_flag(&self) {
         self.has_new_alarms.store(true, Ordering::Relaxed);
-        self.announce_pending();
+        self.set_pending_and_notify();
     }
 
     /// The timers, if some must be set. Call after `take_pending`, whose exchange orders this too.
-    pub(super) fn timers_to_set(&self) -> Option<MutexGuard<'_, SleepTimers>> {
+    pub(super) fn lock_new_timers(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);
         has.then(|| self.lock_timers())
@@ -185,14 +185,15 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let Self { shared, index } = &**self;
-        if current_executor::wake_local_task(shared.executor_number(), || shared.mark_ready(*index))
-        {
+        if current_executor::wake_local_task(shared.executor_number(), || {
+            shared.try_mark_ready(*index)
+        }) {
             return;
         }
         let (word, bit) = (*index as usize / 64, 1 << (index % 64));
         // Pairs with the exchange in `take_woken`.
         if shared.woken[word].fetch_or(bit, Ordering::AcqRel) & bit == 0 {
-            shared.announce_pending();
+            shared.set_pending_and_notify();
         }
     }
 }

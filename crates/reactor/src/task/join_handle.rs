@@ -67,7 +67,7 @@ pub(super) async fn run_task<F: Future>(
         let mut is_begun = false;
         poll_fn(|context| {
             let is_begun = std::mem::replace(&mut is_begun, true);
-            completer.poll_future(future.as_mut(), is_begun, context)
+            completer.poll_unless_canceled(future.as_mut(), is_begun, context)
         })
         .await
     };
@@ -91,7 +91,7 @@ enum TaskState<T> {
 }
 
 impl<T> TaskCompleter<T> {
-    fn poll_future<F: Future<Output = T>>(
+    fn poll_unless_canceled<F: Future<Output = T>>(
         &self,
         future: Pin<&mut F>,
         is_begun: bool,

@@ -64,7 +64,7 @@ impl Future for Sleep {
         }
         let number = alarms.add_timer(self.span, context.waker());
         drop(alarms);
-        self.shared.announce_timer();
+        self.shared.set_new_timer_flag();
         self.timer = Some(number);
         Poll::Pending
     }
@@ -98,7 +98,7 @@ impl SleepTimers {
     }
 
     /// Sets unset due times, counted from `now`. Returns the earliest due time.
-    pub(super) fn set_timer(&mut self, now: Instant) -> Instant {
+    pub(super) fn set_new_timers(&mut self, now: Instant) -> Instant {
         for (number, span) in self.unset.drain(..) {
             let at = now.after(span);
             if let Some(alarm) = self.waiting.get_mut(&number) {

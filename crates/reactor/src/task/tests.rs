@@ -68,7 +68,7 @@ async fn yield_once() {
     .await;
 }
 
-fn join_result<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, JoinError>> {
+fn poll_join_handle<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, JoinError>> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(handle).poll(&mut context) {
         Poll::Ready(answer) => Some(answer),
@@ -92,7 +92,7 @@ fn task_runs_to_completion_and_returns_its_result() {
     assert!(!handle.is_finished());
     world.run_until_idle();
     assert!(handle.is_finished());
-    assert_eq!((join_result(&mut handle), tasks.task_count()), (Some(Ok(42)), 0));
+    assert_eq!((poll_join_handle(&mut handle), tasks.task_count()), (Some(Ok(42)), 0));
 }
 
 #[test]
@@ -108,11 +108,11 @@ fn idle_executor_sleeps_and_is_woken_from_another_thread() {
     });
     for _ in 0..100 {
         assert_eq!(world.run_until_idle(), Instant::NEVER, "nothing but a wake-up ends this sleep");
-        assert_eq!(join_result(&mut handle), None);
+        assert_eq!(poll_join_handle(&mut handle), None);
         signal.set();
     }
     world.run_until_idle();
-    assert_eq!(join_result(&mut handle), Some(Ok(())));
+    assert_eq!(poll_join_handle(&mut handle), Some(Ok(())));
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn wake_while_going_to_sleep_is_noticed() {
         let theirs = signal.clone();
         let mut handle = spawn_task(&tasks, async move { theirs.take_if_set().await });
         while !on_the_way(world.reactor_states()[0])[step] {
-            world.iterate_all(1);
+            world.step_all(1);
         }
         signal.set();
         world.run_until_idle();
-        assert_eq!(join_result(&mut handle), Some(Ok(())), "step {step}");
+        assert_eq!(poll_join_handle(&mut handle), Some(Ok(())), "step {step}");
     }
 }
 
@@ -151,7 +151,7 @@ fn sleep_lasts_the_requested_time() {
         taken
     });
     world.run_for(Span::from_secs(4));
-    let taken = join_result(&mut handle).unwrap().unwrap();
+    let taken = poll_join_handle(&mut handle).unwrap().unwrap();
     assert_eq!(taken.len(), 3);
     for (asked, took) in taken {
         assert!((asked..asked + 20_000).contains(&took), "asked {asked}, took {took}");
@@ -187,7 +187,9 @@ fn panicking_task_is_reported_and_others_continue() {
     let mut other = spawn_task(&tasks, async move { theirs.take_if_set().await });
     let mut bad = spawn_task(&tasks, async { assert_eq!(1, 2, "on purpose") });
     world.run_until_idle();
-    let Some(Err(JoinError::Panicked { panic })) = join_result(&mut bad) else { panic!("it did") };
+    let Some(Err(JoinError::Panicked { panic })) = poll_join_handle(&mut bad) else {
+        panic!("it did")
+    };
     assert!(panic.contains("on purpose"), "{panic}");
     let told = world.events().into_iter().find_map(|event| match event {
         Event::TaskPanicked { executor, panic, .. } => Some((executor, panic)),
@@ -196,7 +198,7 @@ fn panicking_task_is_reported_and_others_continue() {
     assert_eq!(told, Some(("tasks".to_owned(), panic)));
     signal.set();
     world.run_until_idle();
-    assert_eq!((join_result(&mut other), tasks.task_count()), (Some(Ok(())), 0));
+    assert_eq!((poll_join_handle(&mut other), tasks.task_count()), (Some(Ok(())), 0));
 }
 
 #[test]
@@ -221,7 +223,7 @@ fn panic_in_task_drop_is_reported() {
     assert_eq!(tasks.task_count(), 0);
     let mut next = spawn_task(&tasks, async {});
     world.run_until_idle();
-    assert_eq!(join_result(&mut next), Some(Ok(())));
+    assert_eq!(poll_join_handle(&mut next), Some(Ok(())));
 }
 
 #[test]
@@ -237,7 +239,7 @@ fn full_executor_returns_the_future() {
     assert_eq!(tasks.task_count(), 0, "those whose handles were dropped are gone");
     let mut three = spawn_task(&tasks, future);
     world.run_until_idle();
-    assert_eq!(join_result(&mut three), Some(Ok(3)));
+    assert_eq!(poll_join_handle(&mut three), Some(Ok(3)));
 }
 
 #[test]
@@ -274,8 +276,8 @@ fn waiting_joins_are_notified_when_the_thread_ends() {
     world.directory.end_thread(thread.id()).unwrap();
     world.run_until_idle();
     assert!(tasks.has_ended());
-    assert_eq!(join_result(&mut handle), Some(Err(JoinError::Gone)));
-    assert!(join_result(&mut late).is_some(), "it has ended, or it has been dropped");
+    assert_eq!(poll_join_handle(&mut handle), Some(Err(JoinError::Gone)));
+    assert!(poll_join_handle(&mut late).is_some(), "it has ended, or it has been dropped");
     assert_eq!(poll_sleep(), Poll::Ready(Some(JoinError::Gone)));
     assert_eq!(tasks.spawn_task(async {}).unwrap_err().kind, SpawnTaskErrorKind::ThreadGone);
     assert_eq!(Arc::strong_count(&counted), 1, "all tasks were dropped");
@@ -283,7 +285,7 @@ fn waiting_joins_are_notified_when_the_thread_ends() {
 }
 
 /// State shared by the tasks of a seed.
-struct RandomTasks {
+struct RandomTaskState {
     signals: Vec<TestSignal>,
     polled: AtomicU64,
     alive: AtomicU64,
@@ -294,7 +296,7 @@ struct RandomTasks {
 /// A task with random behavior, which must not be polled after its end.
 struct LifetimeCheckedTask<F> {
     inner: Pin<Box<F>>,
-    lot: Arc<RandomTasks>,
+    lot: Arc<RandomTaskState>,
     is_over: bool,
 }
 
@@ -317,7 +319,7 @@ impl<F> Drop for LifetimeCheckedTask<F> {
 }
 
 fn lifetime_checked_task(
-    lot: &Arc<RandomTasks>,
+    lot: &Arc<RandomTaskState>,
     tasks: &ExecutorHandle,
     me: usize,
     seed: u64,
@@ -346,10 +348,10 @@ fn lifetime_checked_task(
 const TASKS: usize = 9;
 
 /// Random wakes, drops, timers and migrations; then everything must end.
-fn run_seed(seed: u64) -> u64 {
+fn run_random_tasks(seed: u64) -> u64 {
     let mut world = Simulation::new_adaptive(seed, 2);
     let (thread, tasks) = start_executor(&world, u32::try_from(TASKS).unwrap());
-    let lot = Arc::new(RandomTasks {
+    let lot = Arc::new(RandomTaskState {
         signals: (0..TASKS).map(|_| TestSignal::default()).collect(),
         polled: AtomicU64::new(0),
         alive: AtomicU64::new(0),
@@ -358,7 +360,7 @@ fn run_seed(seed: u64) -> u64 {
     let mut random = Random::new(!seed);
     let mut handles: Vec<Option<JoinHandle<u64>>> = (0..TASKS).map(|_| None).collect();
     for _ in 0..400 {
-        world.step_any();
+        world.step_random_reactor();
         let index = usize::try_from(random.below(TASKS as u64)).unwrap();
         match random.below(72) {
             0..6 => lot.signals[index].set(),
@@ -370,9 +372,9 @@ fn run_seed(seed: u64) -> u64 {
             24..30 => {
                 let to = ReactorId(u32::try_from(random.below(2)).unwrap());
                 // It may be there already, or on its way.
-                let _ = world.directory.move_thread(thread.id(), to);
+                let _ = world.directory.migrate_thread(thread.id(), to);
             }
-            30 => drop(world.skip_to_deadline(world.now().after(Span::from_ms(1)))),
+            30 => drop(world.run_to_next_deadline(world.now().after(Span::from_ms(1)))),
             _ => {}
         }
     }
@@ -381,7 +383,7 @@ fn run_seed(seed: u64) -> u64 {
     world.run_for(Span::from_ms(10));
     for mut handle in handles.into_iter().flatten() {
         let ended =
-            join_result(&mut handle).unwrap_or_else(|| panic!("seed {seed}: a task was lost"));
+            poll_join_handle(&mut handle).unwrap_or_else(|| panic!("seed {seed}: a task was lost"));
         assert!(ended.is_ok(), "seed {seed}: {ended:?}");
     }
     assert_eq!(lot.alive.load(Ordering::Relaxed), 0, "seed {seed}: a task was kept");
@@ -394,13 +396,13 @@ fn run_seed(seed: u64) -> u64 {
 #[test]
 fn random_tasks_are_never_lost_or_polled_after_completion() {
     let seeds = if cfg!(miri) { 3 } else { 3_000 };
-    let polled: u64 = (0..seeds).map(run_seed).sum();
+    let polled: u64 = (0..seeds).map(run_random_tasks).sum();
     assert!(polled > seeds * 40, "{polled} polls are too few to tell");
 }
 
 #[test]
 fn same_seed_gives_the_same_run() {
-    assert_eq!(run_seed(17), run_seed(17));
+    assert_eq!(run_random_tasks(17), run_random_tasks(17));
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn methods_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         json!({
             "verb": method.verb.name(),
             "name": method.name,
-            "method": method.wire_name(),
+            "method": method.request_name(),
             "help": method.help,
         })
     };

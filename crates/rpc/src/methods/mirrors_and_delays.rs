@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_block::DeviceControl;
 use tenmil_block::uri::Uri;
-use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, ResyncProgress};
+use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, MirrorProgress};
 use tenmil_drivers::{DelayControl, LatencySpec};
 
 use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
@@ -161,7 +161,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Record(DELAY),
         help: "Change the delays of a `delay:` device for requests submitted from now on",
         example: "tenmil set delay read_mean_ns=80000 read_p99_ns=1000000",
-        run: set_delay,
+        run: set_delay_method,
     },
 ];
 
@@ -187,15 +187,15 @@ fn device_controls_of(call: &CallContext<'_>) -> Result<Vec<DeviceControl>, RpcE
 
 fn mirrors_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let all = device_controls_of(call)?;
-    let rows = all.iter().filter_map(|control| mirror_row(control.uri(), control.get()?));
+    let rows = all.iter().filter_map(|control| mirror_row(control.uri(), control.downcast()?));
     Ok(rows.collect())
 }
 
 /// Row of a mirror; `None` if it has been closed.
 fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
-    let ResyncProgress { uuid, generation, legs, region_bytes, regions, .. } =
+    let MirrorProgress { uuid, generation, legs, region_bytes, regions, .. } =
         &handle.progress()?;
-    let ResyncProgress {
+    let MirrorProgress {
         health,
         counters,
         dirty_regions,
@@ -233,7 +233,7 @@ fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
 fn delay_controls_of(call: &CallContext<'_>) -> Result<Vec<(String, DelayControl)>, RpcError> {
     let all = device_controls_of(call)?.into_iter();
     let delays = all.filter_map(|control| {
-        control.get::<DelayControl>().map(|delay| (control.uri().to_owned(), delay.clone()))
+        control.downcast::<DelayControl>().map(|delay| (control.uri().to_owned(), delay.clone()))
     });
     Ok(delays.collect())
 }
@@ -255,7 +255,7 @@ fn delay_row(name: &str, handle: &DelayControl) -> Value {
     })
 }
 
-fn set_delay(call: &CallContext<'_>) -> Result<Value, RpcError> {
+fn set_delay_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let (all, wanted) = (delay_controls_of(call)?, call.arguments.text("device"));
     let found = match (wanted, &all[..]) {
         (None, [only]) => Some(only),
@@ -299,9 +299,9 @@ mod tests {
     use super::DeviceControls;
     use crate::error::{ErrorCode, RpcError};
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, MethodState};
+    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
-    fn open_test_device(uris: &[&str]) -> (MethodState, Vec<tenmil_block::OpenedDevice>) {
+    fn open_test_device(uris: &[&str]) -> (ProcessParts, Vec<tenmil_block::OpenedDevice>) {
         let regions = RegionTable::new(64);
         let opener = Opener {
             regions: &regions,
@@ -312,11 +312,11 @@ mod tests {
         let opened = uris.iter().map(|uri| opener.open(&uri.parse().unwrap()).unwrap());
         let opened: Vec<_> = opened.collect();
         let handles = opened.iter().flat_map(|one| one.handles.clone()).collect();
-        (MethodState::new().with_part(DeviceControls::new(handles)), opened)
+        (ProcessParts::new().with_part(DeviceControls::new(handles)), opened)
     }
 
     fn call_method(
-        state: &MethodState,
+        state: &ProcessParts,
         method: &str,
         parameters: &Value,
     ) -> Result<Value, RpcError> {
@@ -326,7 +326,7 @@ mod tests {
             table: &TABLE,
             state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         })?;
         assert_eq!(method.answer.check_value(&answer), Ok(()));
@@ -347,7 +347,7 @@ mod tests {
                 .unwrap();
         assert_eq!((&row["read_mean_ns"], &row["read_p99_ns"]), (&json!(80_000), &Value::Null));
         assert_eq!(row["write_mean_ns"], json!(7));
-        let handle = opened[0].handles[0].get::<tenmil_drivers::DelayControl>().unwrap();
+        let handle = opened[0].handles[0].downcast::<tenmil_drivers::DelayControl>().unwrap();
         assert_eq!(handle.delays().write.mean.ns, 7, "the device goes by it");
         let refusal = call_method(&state, "set_delay", &json!({ "read_p99_ns": 1 })).unwrap_err();
         assert_eq!(refusal.code, ErrorCode::Failed);

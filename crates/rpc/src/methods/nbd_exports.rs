@@ -288,7 +288,7 @@ fn set_export_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         served.resize(size_bytes).map_err(refuse)?;
     }
     if call.arguments.boolean("remove") == Some(true) {
-        served.remove_device();
+        served.remove_and_disconnect();
     }
     Ok(export_row(served))
 }

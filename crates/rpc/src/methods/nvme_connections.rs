@@ -159,25 +159,25 @@ mod tests {
     use super::{APPLIED, DISCONNECTED, NOT_APPLIED, NvmeConnections};
     use crate::event::event_channel;
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, MethodState};
+    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
     #[test]
     fn service_without_listeners_has_no_connections() {
         let limits =
             ServiceLimits { connections_max: 1, memory_bytes: 4 << 20, ..ServiceLimits::default() };
         let service = Service::new(&RegionTable::new(4), limits).unwrap();
-        let state = MethodState::new().with_part(NvmeConnections(service));
+        let state = ProcessParts::new().with_part(NvmeConnections(service));
         let method = TABLE.find("nvme_connections").unwrap();
         let arguments = Arguments::validate(method, &serde_json::Map::new()).unwrap();
         let call = CallContext {
             table: &TABLE,
             state: &state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         };
         assert_eq!((method.run)(&call).unwrap(), json!([]));
-        let none = MethodState::new();
+        let none = ProcessParts::new();
         let refusal = (method.run)(&CallContext { state: &none, ..call }).unwrap_err();
         assert_eq!(refusal.message, "this process has no queues, expected one that has");
     }

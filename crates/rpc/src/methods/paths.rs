@@ -8,7 +8,7 @@ use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 
 const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
@@ -71,8 +71,8 @@ const fn path_event_kind(name: &'static str, help: &'static str) -> EventKind {
 }
 
 /// Sends an event for each change of a path in `table`.
-pub fn emit_path_changes(table: &PathTable, sender: EventSender) {
-    table.observe(Box::new(move |device, address, change| {
+pub fn subscribe_path_events(table: &PathTable, sender: EventSender) {
+    table.set_observer(Box::new(move |device, address, change| {
         sender.emit(path_event(device, address, change));
     }));
 }
@@ -91,12 +91,12 @@ fn path_event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Ev
     };
     let about = json!({
         "device": device,
-        "path": change.path(),
+        "path": change.path_index(),
         "address": address,
         "access": access,
         "why": why,
     });
-    Event { kind, text: format!("{}{by}: {what}", shortest_unescaped(device)), about }
+    Event { kind, text: format!("{}{by}: {what}", short_form_for_terminal(device)), about }
 }
 
 fn path_row(row: &PathRow) -> Value {
@@ -117,13 +117,13 @@ fn path_row(row: &PathRow) -> Value {
 mod tests {
     use serde_json::{Map, Value, json};
 
-    use super::{PathChange, PathTable, emit_path_changes};
+    use super::{PathChange, PathTable, subscribe_path_events};
     use crate::event::event_channel;
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, MethodState};
+    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
     fn path_rows(paths: &PathTable, arguments: Value) -> Value {
-        let state = MethodState::new().with_part(paths.clone());
+        let state = ProcessParts::new().with_part(paths.clone());
         let method = TABLE.find("paths").unwrap();
         let Value::Object(arguments) = arguments else { panic!("{arguments}") };
         let arguments = Arguments::validate(method, &arguments).unwrap();
@@ -131,7 +131,7 @@ mod tests {
             table: &TABLE,
             state: &state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         })
         .unwrap()
@@ -141,7 +141,7 @@ mod tests {
     fn path_changes_are_listed_and_emitted_in_order() {
         let paths = PathTable::default();
         let (announcer, announced) = event_channel().unwrap();
-        emit_path_changes(&paths, announcer);
+        subscribe_path_events(&paths, announcer);
         let device = paths.add("tcp://a,b/disk".into(), ["a", "b"].map(str::to_owned).into_iter());
         for change in [
             PathChange::Up(0, "optimized"),
@@ -183,9 +183,9 @@ mod tests {
         let arguments = Arguments::validate(method, &Map::new()).unwrap();
         let call = CallContext {
             table: &TABLE,
-            state: &MethodState::new(),
+            state: &ProcessParts::new(),
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         };
         let refusal = (method.run)(&call).unwrap_err();

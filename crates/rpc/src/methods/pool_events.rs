@@ -1,7 +1,7 @@
 //! Events of pools that the process has open.
 
 use serde_json::json;
-use tenmil_drivers::pool::{CapacityEvent, CapacityState, PoolStopNotice};
+use tenmil_drivers::pool::{CapacityEvent, CapacityState, PoolStopEvent};
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -47,7 +47,7 @@ impl EventSender {
     }
 
     /// Emits an event when a pool stops or recovers.
-    pub fn emit_pool_stop(&self, new_events: &PoolStopNotice) {
+    pub fn emit_pool_stop(&self, new_events: &PoolStopEvent) {
         let about = json!({
             "pool": new_events.store,
             "device": new_events.device,

@@ -296,7 +296,7 @@ impl EventRelay {
         let events = directory.events_since(self.next);
         self.next = events.next;
         if events.missed > 0 {
-            self.announcer.add_dropped(events.missed);
+            self.announcer.report_dropped(events.missed);
         }
         for noted in &events.events {
             let name = noted.event.kind();
@@ -473,7 +473,7 @@ fn set_thread_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let anywhere = call.arguments.boolean("anywhere").unwrap_or(false);
     let (home, mask) = match (reactor, mask, anywhere) {
         (Some(reactor), None, false) => {
-            let told = directory.move_thread(found.id, reactor);
+            let told = directory.migrate_thread(found.id, reactor);
             (told.map(|()| reactor), found.mask.as_ref())
         }
         (None, Some(mask), false) => {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_linux::CpuList;
 use tenmil_linux::frequency_control::FrequencyRequest;
-use tenmil_reactor::load_balancer::SchedulerHandle;
-use tenmil_reactor::schedule::{Migration, Options};
+use tenmil_reactor::load_balancer::BalancerHandle;
+use tenmil_reactor::thread_scheduler::{Migration, Options};
 
 use crate::error::{ErrorCode, RpcError};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
@@ -18,7 +18,7 @@ use crate::result_type::{FieldSchema, ResultType};
 /// server.
 pub struct SchedulerSource(Box<SchedulerLookup>);
 
-type SchedulerLookup = dyn Fn() -> Option<SchedulerHandle> + Send + Sync;
+type SchedulerLookup = dyn Fn() -> Option<BalancerHandle> + Send + Sync;
 
 const PERCENT: ParamType = ParamType::Whole { min: 0, max: 100 };
 /// Up to one hour.
@@ -93,7 +93,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: SCHEDULER,
         help: "Show the settings of the scheduler and its last plan",
         example: "tenmil get scheduler",
-        run: |call| Ok(scheduler_json(&scheduler_of(call)?)),
+        run: |call| Ok(scheduler_json(&balancer_handle_of(call)?)),
     },
     Method {
         verb: MethodKind::Set,
@@ -146,7 +146,7 @@ pub(super) const METHODS: &[Method] = &[
 
 impl SchedulerSource {
     /// Creates a source from the function `find`.
-    pub fn new(find: impl Fn() -> Option<SchedulerHandle> + Send + Sync + 'static) -> Self {
+    pub fn new(find: impl Fn() -> Option<BalancerHandle> + Send + Sync + 'static) -> Self {
         Self(Box::new(find))
     }
 }
@@ -157,7 +157,7 @@ impl fmt::Debug for SchedulerSource {
     }
 }
 
-fn scheduler_of(call: &CallContext<'_>) -> Result<SchedulerHandle, RpcError> {
+fn balancer_handle_of(call: &CallContext<'_>) -> Result<BalancerHandle, RpcError> {
     let found = (call.state.find_part::<SchedulerSource>("scheduler")?.0)();
     found.ok_or_else(|| {
         let message = "this process balances no threads now, expected one that does";
@@ -165,7 +165,7 @@ fn scheduler_of(call: &CallContext<'_>) -> Result<SchedulerHandle, RpcError> {
     })
 }
 
-fn scheduler_json(steering: &SchedulerHandle) -> Value {
+fn scheduler_json(steering: &BalancerHandle) -> Value {
     let (options, plan) = (steering.options(), steering.last_plan());
     let row = |order: &Migration| {
         json!({
@@ -188,18 +188,21 @@ fn scheduler_json(steering: &SchedulerHandle) -> Value {
         "idle_core": plan.idle_core,
         "empty": plan.empty.to_string(),
         "migrations": plan.migrations.iter().map(row).collect::<Vec<_>>(),
-        "frequencies": steering.frequency_requests().into_iter().map(frequency).collect::<Vec<_>>(),
+        "frequencies": steering.last_frequency_requests().into_iter().map(frequency).collect::<Vec<_>>(),
     })
 }
 
 fn set_scheduler_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let steering = scheduler_of(call)?;
-    let options = changed_options(call, steering.options())?;
+    let steering = balancer_handle_of(call)?;
+    let options = options_with_arguments(call, steering.options())?;
     steering.set_options(options).map_err(|why| options_rpc_error(&why))?;
     Ok(scheduler_json(&steering))
 }
 
-fn changed_options(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcError> {
+fn options_with_arguments(
+    call: &CallContext<'_>,
+    mut options: Options,
+) -> Result<Options, RpcError> {
     let given = |name| call.arguments.integer(name);
     let percent = |name, now: u8| given(name).and_then(|it| u8::try_from(it).ok()).unwrap_or(now);
     let span = |name, now| given(name).map_or(now, Span::from_ms);
@@ -222,7 +225,7 @@ fn changed_options(call: &CallContext<'_>, mut options: Options) -> Result<Optio
     Ok(options)
 }
 
-fn options_rpc_error(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
+fn options_rpc_error(why: &tenmil_reactor::thread_scheduler::OptionsError) -> RpcError {
     let message = format!("set scheduler: {why}");
     RpcError { code: ErrorCode::BadValue, category: why.category(), message, hint: None }
 }
@@ -231,15 +234,15 @@ fn options_rpc_error(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
 mod tests {
     use serde_json::{Value, json};
     use tenmil_linux::CpuList;
+    use tenmil_linux::cpu_topology::{AvailableCpus, CpuLocation};
     use tenmil_linux::frequency_control::{FrequencyError, FrequencyRequest};
-    use tenmil_linux::topology::{AvailableCpus, CpuLocation};
     use tenmil_reactor::load_balancer::{CpuPlatform, new_balancer};
-    use tenmil_reactor::schedule::Options;
+    use tenmil_reactor::thread_scheduler::Options;
 
     use super::SchedulerSource;
     use crate::error::{ErrorCode, RpcError};
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, MethodState};
+    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
     /// Machine without any known topology.
     struct Nowhere;
@@ -258,16 +261,16 @@ mod tests {
         }
     }
 
-    fn method_state() -> MethodState {
+    fn method_state() -> ProcessParts {
         let place = |core| CpuLocation { core, siblings: CpuList::default(), node: None };
         let places = vec![place(0), place(1)];
         let (_balancer, steering) = new_balancer(Options::default(), places, Nowhere).unwrap();
-        MethodState::new().with_part(SchedulerSource::new(move || Some(steering.clone())))
+        ProcessParts::new().with_part(SchedulerSource::new(move || Some(steering.clone())))
     }
 
     /// Calls a method and checks its result against the schema of its table row.
     fn call_method(
-        state: &MethodState,
+        state: &ProcessParts,
         method: &str,
         parameters: &Value,
     ) -> Result<Value, RpcError> {
@@ -277,7 +280,7 @@ mod tests {
             table: &TABLE,
             state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         })?;
         assert_eq!(method.answer.check_value(&answer), Ok(()));
@@ -335,9 +338,9 @@ mod tests {
 
     #[test]
     fn process_without_balancer_reports_that() {
-        let not_now = MethodState::new().with_part(SchedulerSource::new(|| None));
+        let not_now = ProcessParts::new().with_part(SchedulerSource::new(|| None));
         for (state, found) in
-            [(MethodState::new(), "has no scheduler"), (not_now, "balances no threads")]
+            [(ProcessParts::new(), "has no scheduler"), (not_now, "balances no threads")]
         {
             for method in ["scheduler", "set_scheduler"] {
                 let refusal = call_method(&state, method, &json!({})).unwrap_err();

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::TABLE;
-use crate::arguments::parse_words;
-use crate::command_completion::completions;
+use crate::arguments::parse_command_line_words;
 use crate::event::EventKind;
 use crate::json_schema::table_schema;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault};
 use crate::reference_doc::reference_markdown;
-use crate::{Arguments, DeferredReply, MethodState};
+use crate::shell_completion::complete_last_word;
+use crate::{Arguments, DeferredReplySlot, ProcessParts};
 
 fn is_valid_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_lowercase())
@@ -20,16 +20,16 @@ fn is_valid_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-fn typed_method(line: &str) -> Vec<String> {
+fn words_of_line(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
 #[test]
 fn method_names_are_unique_and_every_definition_is_complete() {
-    let names: Vec<String> = TABLE.methods().map(Method::wire_name).collect();
+    let names: Vec<String> = TABLE.methods().map(Method::request_name).collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     for method in TABLE.methods() {
-        let name = method.typed_name();
+        let name = method.command_line_name();
         assert!(is_valid_name(method.name), "{name}");
         assert!(
             method.help.starts_with(char::is_uppercase) && !method.help.ends_with('.'),
@@ -60,31 +60,31 @@ fn method_names_are_unique_and_every_definition_is_complete() {
 #[test]
 fn example_of_every_method_is_a_command_line_that_calls_it() {
     for method in TABLE.methods() {
-        let example = typed_method(method.example);
-        let expected = typed_method(&format!("tenmil {}", method.typed_name()));
+        let example = words_of_line(method.example);
+        let expected = words_of_line(&format!("tenmil {}", method.command_line_name()));
         assert_eq!(example[..expected.len()], expected, "{}", method.example);
         let rest = example[expected.len()..].iter().filter(|word| !word.starts_with("--"));
         let rest: Vec<String> = rest.cloned().collect();
-        parse_words(method, &rest)
+        parse_command_line_words(method, &rest)
             .unwrap_or_else(|refusal| panic!("{}: {refusal}", method.example));
     }
 }
 
 #[test]
 fn read_only_methods_return_their_declared_result_type() {
-    let state = MethodState::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
+    let state = ProcessParts::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
     for method in TABLE.methods().filter(|method| method.verb != MethodKind::Set) {
         // Required parameters have the values of the example.
         let has_to = method.parameters.iter().any(|one| one.need == ParamDefault::Required);
         let given =
-            typed_method(method.example).into_iter().filter(|word| has_to && word.contains('='));
-        let given = parse_words(method, &given.collect::<Vec<_>>()).unwrap();
+            words_of_line(method.example).into_iter().filter(|word| has_to && word.contains('='));
+        let given = parse_command_line_words(method, &given.collect::<Vec<_>>()).unwrap();
         let arguments = Arguments::validate(method, &given).unwrap();
         let call = CallContext {
             table: &TABLE,
             state: &state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         };
         match (method.run)(&call) {
@@ -96,12 +96,12 @@ fn read_only_methods_return_their_declared_result_type() {
 
 #[test]
 fn process_method_describes_this_process() {
-    let state = MethodState::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
+    let state = ProcessParts::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
     let call = CallContext {
         table: &TABLE,
         state: &state,
         arguments: &Arguments::default(),
-        later: &DeferredReply::default(),
+        later: &DeferredReplySlot::default(),
         passed: &crate::PassedFd::default(),
     };
     let answer = (TABLE.find("process").unwrap().run)(&call).unwrap();
@@ -109,7 +109,7 @@ fn process_method_describes_this_process() {
     assert_eq!(answer["version"], "1.2.3");
     assert!(answer["descriptors"].as_u64() > Some(2) && answer["threads"].as_u64() > Some(0));
     let refusal =
-        (TABLE.find("process").unwrap().run)(&CallContext { state: &MethodState::new(), ..call });
+        (TABLE.find("process").unwrap().run)(&CallContext { state: &ProcessParts::new(), ..call });
     assert_eq!(refusal.unwrap_err().code, crate::ErrorCode::NotFound);
 }
 
@@ -117,7 +117,7 @@ fn process_method_describes_this_process() {
 fn schema_describes_every_method_and_every_parameter() {
     let schema = table_schema(&TABLE);
     for method in TABLE.methods() {
-        let described = &schema["methods"][method.wire_name()];
+        let described = &schema["methods"][method.request_name()];
         assert_eq!(described["verb"], method.verb.name());
         assert_eq!(described["parameters"]["additionalProperties"], false);
         for parameter in method.parameters {
@@ -136,7 +136,7 @@ fn schema_describes_every_method_and_every_parameter() {
 fn reference_describes_every_method_parameter_result_and_event() {
     let text = reference_markdown(&TABLE);
     for method in TABLE.methods() {
-        let heading = format!("\n### {}\n", method.typed_name());
+        let heading = format!("\n### {}\n", method.command_line_name());
         let (_, section) = text.split_once(&heading).unwrap_or_else(|| panic!("no {heading}"));
         let section = section.split("\n## ").next().unwrap().split("\n### ").next().unwrap();
         assert!(section.contains(method.example) && section.contains(method.help), "{section}");
@@ -156,11 +156,11 @@ fn reference_describes_every_method_parameter_result_and_event() {
 #[test]
 fn method_names_are_completed() {
     let words = |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.into()).collect() };
-    let all = completions(&TABLE, MethodKind::Get, &words(&[""]));
+    let all = complete_last_word(&TABLE, MethodKind::Get, &words(&[""]));
     assert!(all.contains(&"process".to_owned()) && all.contains(&"schema".to_owned()));
-    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["env"])), ["environment"]);
-    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["x"])), [""; 0]);
-    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["process", ""])), [""; 0]);
-    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["nothing", ""])), [""; 0]);
-    assert_eq!(completions(&TABLE, MethodKind::Get, &[]), [""; 0]);
+    assert_eq!(complete_last_word(&TABLE, MethodKind::Get, &words(&["env"])), ["environment"]);
+    assert_eq!(complete_last_word(&TABLE, MethodKind::Get, &words(&["x"])), [""; 0]);
+    assert_eq!(complete_last_word(&TABLE, MethodKind::Get, &words(&["process", ""])), [""; 0]);
+    assert_eq!(complete_last_word(&TABLE, MethodKind::Get, &words(&["nothing", ""])), [""; 0]);
+    assert_eq!(complete_last_word(&TABLE, MethodKind::Get, &[]), [""; 0]);
 }

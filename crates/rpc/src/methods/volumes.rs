@@ -42,7 +42,7 @@ macro_rules! order {
             answer: ResultType::Record(FIELDS),
             help: $help,
             example: $example,
-            run: |call| pool_commands::execute_method(call, $name),
+            run: |call| pool_commands::execute_command_of_method(call, $name),
         }
     };
 }

@@ -49,14 +49,14 @@ impl DiffPage {
     /// # Errors
     ///
     /// If a volume does not exist or a map is damaged.
-    pub fn from_volumes(
+    pub fn read_page(
         open: &Arc<OpenPool>,
         (from, to): (&str, &str),
         at_bytes: u64,
     ) -> Result<Self, Error> {
         let (from, to) = (open.find_volume(from)?, open.find_volume(to)?);
         let (changed, next) =
-            open.differing_range(Some(&from), &to, at_bytes / PAGE, RANGES_MAX)?;
+            open.first_differences(Some(&from), &to, at_bytes / PAGE, RANGES_MAX)?;
         let uuids = [from, to].map(|info| format!("{:032x}", info.uuid));
         Ok(Self { uuids, changed, next_bytes: next.map(|block| block * PAGE) })
     }

@@ -75,8 +75,9 @@ pub fn execute_command(
             })
         }
         PoolCommand::Grow { add, overwrite } => {
-            let grown = open.grow_pool(&open.device_opener(kinds), add, *overwrite)?;
-            let (text, is_changed) = (pool_json::grown_text(&grown), grown.before != grown.blocks);
+            let grown = open.grow_pool(&open.opener_with_regions(kinds), add, *overwrite)?;
+            let (text, is_changed) =
+                (pool_json::format_growth(&grown), grown.before != grown.blocks);
             Ok(CommandResult {
                 text,
                 is_changed,
@@ -85,7 +86,8 @@ pub fn execute_command(
             })
         }
         PoolCommand::Device { number, uri } => {
-            let is_changed = open.record_location(&open.device_opener(kinds), *number, uri)?;
+            let is_changed =
+                open.record_device_uri(&open.opener_with_regions(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
             let text =
                 format!("device {number} of pool `{}` is at {uri:#}{already}\n", open.name());
@@ -105,7 +107,7 @@ fn volume_uri(open: &OpenPool, name: &str) -> String {
     let device: Result<Uri, _> = open.device_uri().parse();
     device.map_or_else(
         |_| name.to_owned(),
-        |device| format!("{:#}", VolumeRef::pool_on(&device).with_name(name)),
+        |device| format!("{:#}", VolumeRef::pool_on(&device).uri_of_other_volume(name)),
     )
 }
 
@@ -132,7 +134,7 @@ fn apply_unless_done(
     if let Some(already) = idempotency::message_if_already_done(open, &change)? {
         return CommandResult::new(open, false, already, name);
     }
-    open.change_volume(change)?;
+    open.execute_volume_op(change)?;
     let text = text();
     CommandResult::new(open, true, text, name)
 }
@@ -144,8 +146,8 @@ fn create_volume(
 ) -> Result<CommandResult, Error> {
     let uri = volume_uri(open, &new.name);
     let (blocks, unit) = (
-        blocks_of_bytes(&uri, "size", new.size_bytes)?,
-        blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?,
+        whole_blocks_of_bytes(&uri, "size", new.size_bytes)?,
+        whole_blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?,
     );
     let VolumeSpec { name, checksums, .. } = new;
     if is_thick && checksums {
@@ -174,9 +176,9 @@ fn create_from_image(
     has_size: bool,
 ) -> Result<CommandResult, Error> {
     let uri = volume_uri(open, &new.name);
-    let unit = blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?;
-    let wanted = blocks_of_bytes(&uri, "size", new.size_bytes)?;
-    let parent = open.check_parent(&open.device_opener(kinds), image)?;
+    let unit = whole_blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?;
+    let wanted = whole_blocks_of_bytes(&uri, "size", new.size_bytes)?;
+    let parent = open.open_and_fingerprint_parent(&open.opener_with_regions(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };
     let VolumeSpec { name, checksums, .. } = new;
     let uuid = new_uuid();
@@ -216,7 +218,7 @@ fn resize_volume(
     shrink: bool,
 ) -> Result<CommandResult, Error> {
     let uri = volume_uri(open, name);
-    let blocks = blocks_of_bytes(&uri, "size", size_bytes)?;
+    let blocks = whole_blocks_of_bytes(&uri, "size", size_bytes)?;
     let info = open.find_volume(name)?;
     let (before, page) = (info.blocks, u64::from(PAGE_BYTES));
     if blocks < before && !shrink {
@@ -227,10 +229,10 @@ fn resize_volume(
     }
     if blocks == before {
         // A client that opened the volume during the growth may have missed the notification.
-        open.notify_growth();
+        open.refresh_all_device_sizes();
     }
     let text = || {
-        let (told, users) = (open.notify_growth(), open.user_count(&info));
+        let (told, users) = (open.refresh_all_device_sizes(), open.user_count(&info));
         open.wait_for_reclaim(GIVING_BACK_MAX);
         let seen = match (told, users) {
             (_, 0) => "",
@@ -250,7 +252,7 @@ fn resize_volume(
 fn set_thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
     let is_changed = open.pool_usage()?.map(|usage| usage.thresholds) != Some(percent);
     if is_changed {
-        open.change_volume(VolumeOp::Thresholds { percent })?;
+        open.execute_volume_op(VolumeOp::Thresholds { percent })?;
     }
     let already = if is_changed { "" } else { " already" };
     let (parts, name) = (format_percents(percent), open.name());
@@ -263,7 +265,7 @@ fn set_thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResul
     })
 }
 
-fn blocks_of_bytes(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
+fn whole_blocks_of_bytes(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
     let page = u64::from(PAGE_BYTES);
     if bytes == 0 || !bytes.is_multiple_of(page) {
         let text = format!("{volume}: {what} is {bytes} bytes, expected a multiple of {page}");

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Error;
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 use tenmil_drivers::pool::{Info, OpenPool, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
@@ -38,7 +38,7 @@ pub(super) fn message_if_already_done(
             };
             match there(name).filter(is_same) {
                 Some(info) if open.parent(info)?.as_ref() == Some(parent) => {
-                    let uri = shortest_unescaped(&parent.uri);
+                    let uri = short_form_for_terminal(&parent.uri);
                     Some(format!("volume `{name}`, a clone of {uri}, is there already\n"))
                 }
                 _ => None,

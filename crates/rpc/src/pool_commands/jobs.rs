@@ -55,7 +55,7 @@ pub enum JobKind {
 }
 
 /// Data that a job writes or reads, besides the pool.
-pub enum JobData<'a> {
+pub enum JobStream<'a> {
     /// None.
     Nothing,
     /// Written by the job.
@@ -171,7 +171,7 @@ impl JobKind {
 
 impl JobSpec {
     /// Request that starts the job on the pool on this device.
-    pub fn rpc_request(&self, device: &str) -> (String, Map<String, Value>) {
+    pub fn start_request(&self, device: &str) -> (String, Map<String, Value>) {
         let method = match self.what {
             JobKind::Scrub => "set_pool_scrub",
             JobKind::Check => "set_pool_check",
@@ -205,22 +205,22 @@ impl JobSpec {
         &self,
         open: &Arc<OpenPool>,
         kinds: DeviceKinds,
-        way: JobData<'_>,
+        way: JobStream<'_>,
         watch: &mut dyn FnMut((u64, u64)) -> bool,
     ) -> Result<Value, Error> {
-        let (opener, rate) = (open.device_opener(kinds), self.rate_bytes);
+        let (opener, rate) = (open.opener_with_regions(kinds), self.rate_bytes);
         match &self.what {
             JobKind::Send { name, from } => match way {
-                JobData::Out(out) => open
+                JobStream::Out(out) => open
                     .send_stream(&opener, from.as_deref(), name, out, watch)
                     .map(|sent| transfer_json(&sent)),
-                _ => Err(missing_stream(open, "send")),
+                _ => Err(missing_stream_error(open, "send")),
             },
             JobKind::Receive(name) => match way {
-                JobData::In(input) => {
+                JobStream::In(input) => {
                     open.receive_stream(name, input, watch).map(|came| transfer_json(&came))
                 }
-                _ => Err(missing_stream(open, "receive")),
+                _ => Err(missing_stream_error(open, "receive")),
             },
             JobKind::Check => open.check(&opener, watch).map(|seen| check_json(&seen)),
             JobKind::Scrub => Ok(scrub_json(open, &open.scrub(rate, watch)?)),
@@ -252,7 +252,7 @@ impl JobSpec {
 }
 
 /// Error for a missing stream.
-fn missing_stream(open: &OpenPool, what: &str) -> Error {
+fn missing_stream_error(open: &OpenPool, what: &str) -> Error {
     let text = format!("{}: {what}: found no stream, expected one", open.device_uri());
     Error::new(ErrorCategory::Usage, text)
 }
@@ -370,7 +370,7 @@ impl Jobs {
         table.is_over = true;
         let threads = std::mem::take(&mut table.threads);
         drop(table);
-        worker_pool::join_threads(threads);
+        worker_pool::stop_and_join_threads(threads);
     }
 
     fn lock(&self) -> MutexGuard<'_, JobTable> {
@@ -386,12 +386,12 @@ impl Job {
         stream: Option<&LocalConnection>,
         stop: &StopFlag,
     ) -> Result<Value, RpcError> {
-        let continues = || self.should_continue(stop);
+        let continues = || self.poll_continue(stop);
         let mut conduit = stream.map(|stream| StreamFd::new(stream, &continues));
         let way = match (&mut conduit, &self.long.what) {
-            (None, _) => JobData::Nothing,
-            (Some(conduit), JobKind::Receive(_)) => JobData::In(conduit),
-            (Some(conduit), _) => JobData::Out(conduit),
+            (None, _) => JobStream::Nothing,
+            (Some(conduit), JobKind::Receive(_)) => JobStream::In(conduit),
+            (Some(conduit), _) => JobStream::Out(conduit),
         };
         let done = self.long.execute_job(open, kinds, way, &mut |(done, size)| {
             self.done_bytes.set(done);
@@ -402,15 +402,15 @@ impl Job {
     }
 
     /// Whether the job shall continue.
-    fn should_continue(&self, stop: &StopFlag) -> bool {
-        if stop.is_stopped() || self.is_abandoned() {
+    fn poll_continue(&self, stop: &StopFlag) -> bool {
+        if stop.is_stopped() || self.has_query_timed_out() {
             self.is_stopped.store(true, Ordering::Relaxed);
         }
         !self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Whether no client has queried the job for too long.
-    fn is_abandoned(&self) -> bool {
+    fn has_query_timed_out(&self) -> bool {
         let heard = tenmil_base::Instant { ns: self.queried_ns.load(Ordering::Relaxed) };
         let silence = self.clock.now().since(heard);
         self.long.unheard_max.is_some_and(|most| silence > most)

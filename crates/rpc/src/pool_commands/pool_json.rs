@@ -12,7 +12,7 @@ use tenmil_drivers::pool::{
 };
 
 use crate::result_type::{FieldSchema, ResultType};
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
 const FLAG: ResultType = ResultType::Maybe(&ResultType::Flag);
@@ -300,7 +300,7 @@ pub fn pool_json(open: &Arc<OpenPool>) -> Result<Value, Error> {
         "thresholds_percent": thresholds,
         "health": if stopped.is_some() { "stopped" } else { "healthy" },
         "stopped_because": stopped,
-        "losses": open.loss_count(),
+        "losses": open.write_loss_count(),
         "identity": open.identity(),
         "devices": open.devices().iter().map(device_json).collect::<Vec<_>>(),
     }))
@@ -313,10 +313,10 @@ pub fn device_json(device: &DeviceInfo) -> Value {
 }
 
 /// One line for each device, if there are several.
-pub fn devices_text(devices: &Value) -> String {
+pub fn format_devices(devices: &Value) -> String {
     let line = |device: &Value| {
         let [number, bytes] = ["number", "size_bytes"].map(|name| device[name].as_u64());
-        let uri = shortest_unescaped(device["uri"].as_str().unwrap_or_default());
+        let uri = short_form_for_terminal(device["uri"].as_str().unwrap_or_default());
         let bytes = bytes.unwrap_or_default();
         format!("  device {}: {} on {uri}\n", number.unwrap_or_default(), format_bytes(bytes))
     };
@@ -325,7 +325,7 @@ pub fn devices_text(devices: &Value) -> String {
 }
 
 /// Describes the growth of a pool, for people.
-pub fn grown_text(grown: &GrowResult) -> String {
+pub fn format_growth(grown: &GrowResult) -> String {
     let GrowResult { before, blocks, were_there, devices } = grown;
     let mut text = String::new();
     for number in were_there {
@@ -341,7 +341,7 @@ pub fn grown_text(grown: &GrowResult) -> String {
         true => writeln!(text, "the pool has {now} already, as its devices have"),
         false => writeln!(text, "the pool has {now} now, and had {before}"),
     };
-    text += &devices_text(&devices.iter().map(device_json).collect());
+    text += &format_devices(&devices.iter().map(device_json).collect());
     text
 }
 

@@ -13,13 +13,13 @@ use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 
 use super::{PoolCommands, find_pool};
 use crate::arguments::Arguments;
-use crate::deferred_reply::DeferredReply;
+use crate::deferred_reply::DeferredReplySlot;
 use crate::error::{ErrorCode, RpcError};
 use crate::event::event_channel;
 use crate::method::CallContext;
-use crate::method_state::MethodState;
 use crate::methods::TABLE;
 use crate::passed_fd::PassedFd;
+use crate::process_parts::ProcessParts;
 
 /// Pools of this process are visible to all tests, so only one test at a time uses them.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -29,7 +29,7 @@ struct PoolTest {
     directory: tempfile::TempDir,
     regions: RegionTable,
     clock: Clock,
-    state: MethodState,
+    state: ProcessParts,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -37,7 +37,7 @@ impl PoolTest {
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let (announcer, _announcements) = event_channel().unwrap();
-        let state = MethodState::new().with_part(PoolCommands::new(&[], announcer));
+        let state = ProcessParts::new().with_part(PoolCommands::new(&[], announcer));
         let (directory, regions) = (tempfile::tempdir().unwrap(), RegionTable::new(400));
         let bench = Self { directory, regions, clock: Clock::start(), state, _turn: turn };
         bench.create_pool_file("pool");
@@ -81,7 +81,7 @@ impl PoolTest {
     ) -> Result<Value, RpcError> {
         let method = TABLE.find(method).unwrap();
         let arguments = Arguments::validate(method, given.as_object().unwrap())?;
-        let later = DeferredReply::default();
+        let later = DeferredReplySlot::default();
         let (state, passed) = (&self.state, &passed);
         let call =
             CallContext { table: &TABLE, state, arguments: &arguments, later: &later, passed };
@@ -101,7 +101,7 @@ impl PoolTest {
         Ok(answer)
     }
 
-    fn call_error(&self, method: &str, given: Value) -> RpcError {
+    fn call_expecting_error(&self, method: &str, given: Value) -> RpcError {
         self.call_method(method, given).unwrap_err()
     }
 
@@ -163,9 +163,11 @@ fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
     let store = &bench.call_method("pools", json!({})).unwrap()[0];
     assert_eq!(store["thresholds_percent"], json!([70, 90]));
     assert_eq!((&store["volumes"], &store["name"]), (&json!(2), &json!("pool")));
-    let refusal = bench.call_error("set_volume_delete", json!({ "name": "db", "pool": "other" }));
+    let refusal =
+        bench.call_expecting_error("set_volume_delete", json!({ "name": "db", "pool": "other" }));
     assert_eq!(refusal.code, ErrorCode::NotFound);
-    let refusal = bench.call_error("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
+    let refusal =
+        bench.call_expecting_error("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
     let expected = open.find_volume("x").unwrap_err();
     assert_eq!((refusal.code, refusal.message), (ErrorCode::Failed, expected.to_string()));
 }
@@ -176,7 +178,7 @@ fn deleting_a_missing_volume_fails_unless_allowed() {
     let open = bench.pool_name("pool");
     bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
     let generation = open.generation();
-    let refusal = bench.call_error("set_volume_delete", json!({ "name": "dv" }));
+    let refusal = bench.call_expecting_error("set_volume_delete", json!({ "name": "dv" }));
     assert_eq!(
         (refusal.code, refusal.category),
         (ErrorCode::Failed, tenmil_base::ErrorCategory::Usage)
@@ -204,7 +206,7 @@ fn volume_in_use_is_not_deleted() {
         ("set_volume_rollback", json!({ "volume": "db", "snapshot": "mon" })),
     ];
     for (method, given) in &cases {
-        let refusal = bench.call_error(method, given.clone());
+        let refusal = bench.call_expecting_error(method, given.clone());
         assert!(refusal.message.contains(&us), "{method}: {refusal}");
         assert!(
             refusal.hint.is_some() && refusal.category == tenmil_base::ErrorCategory::Usage,
@@ -262,7 +264,7 @@ fn differences_are_returned_and_a_missing_volume_is_named() {
         rest["changed"].as_array(),
         Some(&told["changed"].as_array().unwrap()[1..].to_vec())
     );
-    let refusal = bench.call_error("volume_diff", json!({ "from": "a", "to": "x" }));
+    let refusal = bench.call_expecting_error("volume_diff", json!({ "from": "a", "to": "x" }));
     assert_eq!(refusal.message, bench.pool_name("pool").find_volume("x").unwrap_err().to_string());
 }
 
@@ -306,7 +308,7 @@ fn job_reports_progress_and_stops_on_request_or_when_not_queried() {
 
     let running: Vec<Value> =
         (0..4).map(|_| bench.call_method("set_pool_scrub", slow.clone()).unwrap()).collect();
-    let refusal = bench.call_error("set_pool_scrub", slow);
+    let refusal = bench.call_expecting_error("set_pool_scrub", slow);
     assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("4 jobs"), "{refusal}");
     let began = bench.clock.now();
     let PoolTest { state, clock, _turn, .. } = bench;
@@ -334,7 +336,7 @@ fn ended_job_reports_its_result() {
 }
 
 /// One end of a stream, as passed with a request.
-fn passed_stream(stream: &LocalConnection) -> PassedFd {
+fn pass_stream(stream: &LocalConnection) -> PassedFd {
     let passed = PassedFd::default();
     passed.store_fd(stream.as_fd().try_clone_to_owned().unwrap());
     passed
@@ -351,7 +353,7 @@ fn snapshot_is_sent_through_the_attached_stream() {
 
     let (ours, theirs) = LocalConnection::pair().unwrap();
     let send = bench
-        .call_with_file("set_volume_send", json!({ "name": "a" }), passed_stream(&theirs))
+        .call_with_file("set_volume_send", json!({ "name": "a" }), pass_stream(&theirs))
         .unwrap();
     drop(theirs);
     let (mut stream, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
@@ -371,8 +373,7 @@ fn snapshot_is_sent_through_the_attached_stream() {
     bench.call_method("set_volume_delete", json!({ "name": "a" })).unwrap();
     let (ours, theirs) = LocalConnection::pair().unwrap();
     let given = json!({ "name": "b" });
-    let receive =
-        bench.call_with_file("set_volume_receive", given, passed_stream(&theirs)).unwrap();
+    let receive = bench.call_with_file("set_volume_receive", given, pass_stream(&theirs)).unwrap();
     drop(theirs);
     let mut left = &stream[..];
     while !left.is_empty() {
@@ -384,7 +385,7 @@ fn snapshot_is_sent_through_the_attached_stream() {
     assert_eq!(ended["result"]["data_bytes"], sent);
 
     for method in ["set_volume_send", "set_volume_receive"] {
-        let refusal = bench.call_error(method, json!({ "name": "b" }));
+        let refusal = bench.call_expecting_error(method, json!({ "name": "b" }));
         assert!(refusal.message.contains("no descriptor beside it"), "{refusal}");
         assert!(refusal.code == ErrorCode::BadValue && refusal.hint.is_some(), "{refusal}");
         let wrong = PassedFd::default();
@@ -413,7 +414,7 @@ fn rejected_job_reports_the_same_error_as_the_command() {
     let rows = bench.call_method("jobs", json!({})).unwrap();
     assert_eq!(rows.as_array().map(Vec::len), Some(16), "the oldest are forgotten");
     assert_eq!(
-        bench.call_error("set_job", json!({ "id": 1, "stop": true })).code,
+        bench.call_expecting_error("set_job", json!({ "id": 1, "stop": true })).code,
         ErrorCode::NotFound
     );
 }

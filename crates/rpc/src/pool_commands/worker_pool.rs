@@ -89,7 +89,7 @@ impl WorkerPool {
         drop(pool_threads);
         // Dropping them completes their deferred responses with an error.
         drop(waiting);
-        join_threads(threads);
+        stop_and_join_threads(threads);
     }
 
     fn lock(&self) -> MutexGuard<'_, WorkerState> {
@@ -98,7 +98,7 @@ impl WorkerPool {
 }
 
 /// Stops threads and waits a short time for them.
-pub(super) fn join_threads(threads: Vec<NamedThread<()>>) {
+pub(super) fn stop_and_join_threads(threads: Vec<NamedThread<()>>) {
     threads.iter().for_each(|hand| hand.stop_flag().set());
     let clock = Clock::start();
     let until = clock.now().after(END_MAX);

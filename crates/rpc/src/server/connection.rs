@@ -56,7 +56,7 @@ impl ServerConnection {
     }
 
     /// Whether there is work that no file descriptor will signal.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(super) fn has_unsignaled_work(&self) -> bool {
         self.has_queued || self.session.can_process_line()
     }
 
@@ -93,13 +93,13 @@ impl ServerConnection {
             }
         }
         self.flush(now);
-        self.session.check_timeouts(now);
+        self.session.close_if_timed_out(now);
         events
     }
 
     fn receive(&mut self, now: Instant) {
         let mut bytes = [0; READ_LEN];
-        let room = self.session.free_receive_bytes().min(READ_LEN);
+        let room = self.session.receive_capacity_bytes().min(READ_LEN);
         if room == 0 {
             return;
         }
@@ -133,7 +133,7 @@ impl ServerConnection {
             return false;
         }
         let wanted = Interest {
-            readable: self.session.free_receive_bytes() > 0,
+            readable: self.session.receive_capacity_bytes() > 0,
             writable: !self.session.unsent_bytes().is_empty(),
         };
         if wanted != self.interest {

@@ -12,8 +12,8 @@ use crate::client::RpcClient;
 use crate::error::ErrorCode;
 use crate::event::{Event, EventSender, SET, event_channel};
 use crate::method::{Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
-use crate::method_state::MethodState;
 use crate::param_type::ParamType;
+use crate::process_parts::ProcessParts;
 use crate::result_type::ResultType;
 
 const TIME_LIMIT: Span = Span::from_secs(20);
@@ -79,7 +79,7 @@ fn start_server() -> TestServer {
     let root = tempfile::tempdir().unwrap();
     let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
     let (announcer, announced) = event_channel().unwrap();
-    let server = RpcServer::start(&directory, 7, &TABLE, MethodState::new(), announced).unwrap();
+    let server = RpcServer::start(&directory, 7, &TABLE, ProcessParts::new(), announced).unwrap();
     TestServer { server, announcer, directory, _root: root }
 }
 
@@ -93,7 +93,7 @@ impl TestServer {
     }
 }
 
-fn response_text(client: &mut RpcClient, len: u64) -> usize {
+fn response_text_len(client: &mut RpcClient, len: u64) -> usize {
     let parameters = json!({ "len": len }).as_object().unwrap().clone();
     client.call_method("text", parameters, TIME_LIMIT).unwrap().as_str().unwrap().len()
 }
@@ -116,11 +116,11 @@ fn read_to_end(connection: &LocalConnection) -> Option<Vec<u8>> {
 fn valid_and_invalid_requests_on_one_connection_are_answered() {
     let served = start_server();
     let mut client = served.connect_client();
-    assert_eq!(response_text(&mut client, 5), 5);
+    assert_eq!(response_text_len(&mut client, 5), 5);
     let refusal = client.call_method("txt", Map::new(), TIME_LIMIT).unwrap_err();
     assert_eq!(refusal.code, ErrorCode::NoSuchMethod);
     assert_eq!(refusal.hint.as_deref(), Some("did you mean `text`?"));
-    assert_eq!(response_text(&mut client, 100_000), 100_000, "more than a socket holds");
+    assert_eq!(response_text_len(&mut client, 100_000), 100_000, "more than a socket holds");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn events_reach_all_subscribers_and_each_change_emits_one() {
         assert_eq!(first["kind"], "set");
         assert_eq!(first["about"]["method"], "set_text");
         assert_eq!(follower.next_event(TIME_LIMIT).unwrap().unwrap()["text"], "by hand");
-        assert_eq!(response_text(follower, 1), 1, "it can still ask");
+        assert_eq!(response_text_len(follower, 1), 1, "it can still ask");
     }
     assert_eq!(other.next_event(Span::default()).unwrap(), None, "it did not follow");
 }
@@ -209,10 +209,10 @@ fn client_that_never_receives_does_not_block_others() {
             break;
         }
         let mut client = served.connect_client();
-        assert_eq!(response_text(&mut client, 10), 10);
+        assert_eq!(response_text_len(&mut client, 10), 10);
     }
     let mut client = served.connect_client();
-    assert_eq!(response_text(&mut client, 10), 10);
+    assert_eq!(response_text_len(&mut client, 10), 10);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn malformed_client_gets_an_error_and_is_disconnected_alone() {
         }
     };
     assert!(has_queued.contains("line_too_long"), "{has_queued}");
-    assert_eq!(response_text(&mut client, 3), 3);
+    assert_eq!(response_text_len(&mut client, 3), 3);
 }
 
 #[test]
@@ -262,12 +262,12 @@ fn connections_beyond_the_maximum_are_rejected() {
     let mut clients: Vec<RpcClient> =
         (0..CONNECTIONS_PER_PROCESS_MAX).map(|_| served.connect_client()).collect();
     for client in &mut clients {
-        assert_eq!(response_text(client, 1), 1);
+        assert_eq!(response_text_len(client, 1), 1);
     }
     let has_queued = read_to_end(&served.connect_socket()).expect("it is closed");
     let has_queued: Value = serde_json::from_slice(&has_queued).unwrap();
     assert_eq!(has_queued["error"]["code"], "busy");
-    assert_eq!(response_text(&mut clients[3], 1), 1, "the others stay");
+    assert_eq!(response_text_len(&mut clients[3], 1), 1, "the others stay");
     // A closed connection makes room for another one.
     drop(clients.pop());
     let mut tries = 0;
@@ -296,7 +296,7 @@ fn second_server_of_the_same_name_is_rejected() {
     let served = start_server();
     let (_announcer, announced) = event_channel().unwrap();
     let refused =
-        RpcServer::start(&served.directory, 7, &TABLE, MethodState::new(), announced).unwrap_err();
+        RpcServer::start(&served.directory, 7, &TABLE, ProcessParts::new(), announced).unwrap_err();
     assert!(refused.to_string().starts_with("listen at "), "{refused}");
-    assert_eq!(response_text(&mut served.connect_client(), 2), 2, "the first is unharmed");
+    assert_eq!(response_text_len(&mut served.connect_client(), 2), 2, "the first is unharmed");
 }

@@ -9,8 +9,8 @@ use super::{CloseReason, LineResult, ServerContext, Session, SessionLimits};
 use crate::deferred_reply::ReplySender;
 use crate::event::event_channel;
 use crate::method::{Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
-use crate::method_state::MethodState;
 use crate::param_type::ParamType;
+use crate::process_parts::ProcessParts;
 use crate::result_type::ResultType;
 
 static TABLE: MethodRegistry = MethodRegistry::new(
@@ -74,7 +74,7 @@ impl TestSession {
 
     fn advance_time(&mut self, span: Span) {
         self.now = self.now.after(span);
-        self.session.check_timeouts(self.now);
+        self.session.close_if_timed_out(self.now);
     }
 
     fn receive_bytes(&mut self, text: &str) {
@@ -82,7 +82,7 @@ impl TestSession {
     }
 
     fn process_all_lines(&mut self) -> Vec<LineResult> {
-        let state = MethodState::new();
+        let state = ProcessParts::new();
         let mut step = || self.session.process_line(ServerContext { table: &TABLE, state: &state });
         std::iter::from_fn(|| Some(step()).filter(|step| *step != LineResult::Nothing)).collect()
     }
@@ -100,7 +100,7 @@ impl TestSession {
         self.take_sent_lines()
     }
 
-    fn error_code_of(&mut self) -> Value {
+    fn sent_error_code(&mut self) -> Value {
         self.take_sent_lines()[0]["error"]["code"].clone()
     }
 }
@@ -197,7 +197,7 @@ fn line_of_maximum_length_is_accepted_and_one_byte_more_is_not() {
     assert_eq!(life.session.receive(life.now, line(257).as_bytes()), 256, "no more than a line");
     assert!(life.process_all_lines().is_empty());
     assert_eq!(life.session.close_reason(), None, "it is to be told");
-    assert_eq!(life.error_code_of(), "line_too_long");
+    assert_eq!(life.sent_error_code(), "line_too_long");
     assert_eq!(life.session.close_reason(), Some(CloseReason::Rejected));
     assert_eq!(life.session.receive(life.now, ECHO.as_bytes()), 0);
 }
@@ -218,7 +218,7 @@ fn client_that_does_not_receive_gets_no_replies_and_is_not_read() {
     }
     let unsent = life.session.unsent_bytes().len();
     assert!((1024..1024 + 100).contains(&unsent), "{unsent}");
-    assert!(!life.session.can_process_line() && life.session.free_receive_bytes() == 0);
+    assert!(!life.session.can_process_line() && life.session.receive_capacity_bytes() == 0);
     assert_eq!(life.take_sent_lines().len(), taken, "nothing is lost");
     assert_eq!(life.request_and_reply(ECHO).len(), 1);
 }
@@ -255,7 +255,7 @@ fn unfinished_line_times_out() {
     }
     assert_eq!(life.session.deadline(), Instant { ns: 5 }.after(LIMITS.line_timeout));
     life.advance_time(Span::from_secs(1));
-    assert_eq!(life.error_code_of(), "timeout");
+    assert_eq!(life.sent_error_code(), "timeout");
     assert_eq!(life.session.close_reason(), Some(CloseReason::Rejected));
 
     // A complete line restarts the time limit.
@@ -268,7 +268,7 @@ fn unfinished_line_times_out() {
     life.process_all_lines();
     assert_eq!(life.take_sent_lines()[0]["id"], 1);
     life.advance_time(Span::from_secs(1));
-    assert_eq!(life.error_code_of(), "timeout");
+    assert_eq!(life.sent_error_code(), "timeout");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn silent_connection_times_out_unless_subscribed() {
     life.advance_time(Span::from_secs(59));
     assert_eq!(life.session.close_reason(), None);
     life.advance_time(Span::from_secs(1));
-    assert_eq!(life.error_code_of(), "timeout");
+    assert_eq!(life.sent_error_code(), "timeout");
 
     let mut life = TestSession::new();
     life.request_and_reply("{\"id\":1,\"method\":\"events\"}\n");
@@ -360,7 +360,7 @@ static SLOW: MethodRegistry = MethodRegistry::new(
 
 #[test]
 fn deferred_reply_keeps_its_order_and_delays_only_its_connection() {
-    let state = MethodState::new();
+    let state = ProcessParts::new();
     let served = ServerContext { table: &SLOW, state: &state };
     let mut life = TestSession::new();
     let line = |id: u32| format!("{{\"id\":{id},\"method\":\"set_slow\"}}\n");
@@ -384,6 +384,6 @@ fn deferred_reply_keeps_its_order_and_delays_only_its_connection() {
     assert!(life.session.close_reason().is_none(), "what was asked before the end is answered");
     drop(OWED.with_borrow_mut(|owed| owed.remove(0)));
     assert_eq!(life.session.process_line(served), LineResult::Replied, "nothing was changed");
-    assert_eq!(life.error_code_of(), "connection_closed");
+    assert_eq!(life.sent_error_code(), "connection_closed");
     assert_eq!(life.session.close_reason(), Some(CloseReason::ClientClosed));
 }

@@ -10,11 +10,12 @@ use tenmil_wire::nqn;
 use toml::Spanned;
 
 use super::config_file::{
-    AnaStateTable, ConfigFile, DeviceTable, ListenerTable, NamespaceTable, SubsystemTable, line_of,
+    AnaStateTable, ConfigFile, DeviceTable, ListenerTable, NamespaceTable, SubsystemTable,
+    line_of_byte,
 };
 use super::named_devices::NamedDevices;
 use super::{
-    AnaStateConfig, ConfigError, HostsConfig, LineNumber, ListenerAnaState, ListenerConfig,
+    AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState, ListenerConfig,
     NamespaceConfig, SubsystemConfig, TargetConfig,
 };
 
@@ -67,11 +68,11 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
     };
     if let Some((key, expected)) = missing {
         let problem = format!("there is none, expected at least one {expected}");
-        let line = line_of(text, text.len());
+        let line = line_of_byte(text, text.len());
         return Err(ConfigError { line, key: format!("`{key}`"), problem });
     }
     let line = |found: Option<&Spanned<String>>| {
-        found.map_or(LineNumber(1), |found| reader.line_number(found))
+        found.map_or(IgnoredLineNumber(1), |found| reader.line_number(found))
     };
     let (memory_line, state_line) =
         (line(file.buffer_memory.as_ref()), line(file.state_dir.as_ref()));
@@ -96,12 +97,12 @@ impl ConfigChecker<'_> {
         found: &Spanned<T>,
         problem: impl Into<String>,
     ) -> ConfigError {
-        let line = line_of(self.text, found.span().start);
+        let line = line_of_byte(self.text, found.span().start);
         ConfigError { line, key: format!("`{key}`"), problem: problem.into() }
     }
 
-    pub(super) fn line_number<T>(&self, found: &Spanned<T>) -> LineNumber {
-        LineNumber(line_of(self.text, found.span().start))
+    pub(super) fn line_number<T>(&self, found: &Spanned<T>) -> IgnoredLineNumber {
+        IgnoredLineNumber(line_of_byte(self.text, found.span().start))
     }
 
     fn parse_buffer_memory(&self, memory: &Spanned<String>) -> CheckResult<u64> {
@@ -161,9 +162,9 @@ impl ConfigChecker<'_> {
 
     fn parse_device_uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
         let (text, line) = (found.get_ref(), self.line_number(found));
-        let parsed = Uri::parse_with_names(text, &|name| self.named.uri_of(name));
+        let parsed = Uri::parse_with_named_devices(text, &|name| self.named.device_uri_of(name));
         let parsed = parsed.map_err(|error| error.to_string());
-        let meant = parsed.and_then(|uri| self.named.expand_names(uri, line, only_reads));
+        let meant = parsed.and_then(|uri| self.named.expand_and_check_uses(uri, line, only_reads));
         meant.map_err(|problem| self.config_error("uri", found, format!("'{text}': {problem}")))
     }
 
@@ -344,7 +345,7 @@ impl ConfigChecker<'_> {
         hosts: &HostsConfig,
     ) -> CheckResult<HostsConfig> {
         for name in named.get_ref() {
-            if !hosts.is_allowed(name.get_ref()) {
+            if !hosts.allows_host(name.get_ref()) {
                 let problem = format!(
                     "'{}' may not connect to the subsystem, expected one of its `allowed-hosts`",
                     name.get_ref()

@@ -74,28 +74,28 @@ impl ConfigFile {
         toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let mut problem = error.message().trim().replace('\n', ", ");
-            if let Some(new) = migrate::renamed_key(&key_name(text, at)) {
+            if let Some(new) = migrate::new_name_of_key(&key_name(text, at)) {
                 problem = format!(
                     "it is now `{new}`; convert the file with `tenmil config migrate FILE`"
                 );
             }
-            ConfigError { line: line_of(text, at), key: key_at(text, at), problem }
+            ConfigError { line: line_of_byte(text, at), key: quoted_key_at(text, at), problem }
         })
     }
 }
 
 /// Line of byte `at`, from 1.
-pub(super) fn line_of(text: &str, at: usize) -> usize {
+pub(super) fn line_of_byte(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// Key or table header on the line of byte `at`.
-fn key_at(text: &str, at: usize) -> String {
+fn quoted_key_at(text: &str, at: usize) -> String {
     let key = key_name(text, at);
     if key.is_empty() { "the file".to_owned() } else { format!("`{key}`") }
 }
 
 fn key_name(text: &str, at: usize) -> String {
-    let line = text.lines().nth(line_of(text, at) - 1).unwrap_or_default();
+    let line = text.lines().nth(line_of_byte(text, at) - 1).unwrap_or_default();
     line.split('=').next().unwrap_or_default().trim().to_owned()
 }

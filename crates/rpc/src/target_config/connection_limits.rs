@@ -7,7 +7,7 @@ use tenmil_serve::tcp::{AdmissionLimits, ServiceLimits};
 use toml::Spanned;
 
 use super::config_checker::{CheckResult, ConfigChecker};
-use super::{ConnectionLimits, LineNumber};
+use super::{ConnectionLimits, IgnoredLineNumber};
 
 /// Table as it is written.
 #[derive(Debug, Default, Deserialize)]
@@ -34,7 +34,7 @@ const KEEP_ALIVE_SECS: std::ops::RangeInclusive<u64> = 1..=86_400;
 impl ConnectionLimits {
     /// Completes the limits with defaults derived from the number of connections.
     #[must_use]
-    pub fn with_defaults(&self) -> (usize, AdmissionLimits) {
+    pub fn completed_with_defaults(&self) -> (usize, AdmissionLimits) {
         let connections =
             self.connections.map_or(ServiceLimits::default().connections_max, |most| most as usize);
         let usual = AdmissionLimits::default_for(connections);
@@ -103,7 +103,7 @@ impl ConfigChecker<'_> {
                 .as_ref()
                 .map(|found| self.parse_keep_alive_max(found))
                 .transpose()?,
-            line: LineNumber(self.line_number(found).0),
+            line: IgnoredLineNumber(self.line_number(found).0),
         })
     }
 

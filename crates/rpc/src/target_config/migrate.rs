@@ -32,7 +32,7 @@ enum TomlToken<'a> {
 }
 
 /// New name of the key `old`, if it was renamed.
-pub(super) fn renamed_key(old: &str) -> Option<&'static str> {
+pub(super) fn new_name_of_key(old: &str) -> Option<&'static str> {
     RENAMED.iter().find(|(key, _)| *key == old).map(|(_, new)| *new)
 }
 
@@ -50,9 +50,9 @@ pub fn migrate_config(text: &str) -> Result<MigratedConfig, ConfigError> {
         let (TomlToken::Word(old) | TomlToken::Text(old) | TomlToken::Other(old)) = token;
         let new = match token {
             TomlToken::Word(word) if behind.trim_start_matches([' ', '\t']).starts_with('=') => {
-                renamed_key(word).map(str::to_owned)
+                new_name_of_key(word).map(str::to_owned)
             }
-            TomlToken::Text(text) => renamed_uri(text),
+            TomlToken::Text(text) => uri_with_new_names(text),
             TomlToken::Word(_) | TomlToken::Other(_) => None,
         };
         if let Some(new) = &new {
@@ -68,7 +68,7 @@ pub fn migrate_config(text: &str) -> Result<MigratedConfig, ConfigError> {
 
 /// The device URI in the string `text` with the new names of its parameters, if one was renamed. A port that
 /// was implied is written out.
-fn renamed_uri(text: &str) -> Option<String> {
+fn uri_with_new_names(text: &str) -> Option<String> {
     let quote = text.chars().next()?;
     let inner = text.strip_prefix(quote)?.strip_suffix(quote)?;
     let (old, new) = (inner.parse::<Uri>().ok()?, inner.parse::<Uri>().ok()?.with_renamed_keys());

@@ -13,7 +13,7 @@
 
 use tenmil_block::uri::{Uri, UriError};
 
-use super::LineNumber;
+use super::IgnoredLineNumber;
 
 /// URI scheme of a named device: `device:[URI]/NAME`.
 pub const SCHEME: &str = "device";
@@ -30,7 +30,7 @@ pub(super) struct NamedDevices {
 /// Use of a named device.
 struct DeviceUse {
     name: String,
-    line: LineNumber,
+    line: IgnoredLineNumber,
     part: DevicePart,
     only_reads: bool,
 }
@@ -62,7 +62,7 @@ impl NamedDevices {
                 "'{name}', expected 1 to {NAME_MAX} letters, digits, hyphens, dots and underscores"
             ));
         }
-        if self.uri_of_name(name).is_some() {
+        if self.defined_uri(name).is_some() {
             return Err(format!("another device is called '{name}', expected each its own name"));
         }
         self.devices.push((name.to_owned(), uri));
@@ -70,10 +70,10 @@ impl NamedDevices {
     }
 
     /// Expands all names in `uri`, which stands on `line`.
-    pub(super) fn expand_names(
+    pub(super) fn expand_and_check_uses(
         &mut self,
         uri: Uri,
-        line: LineNumber,
+        line: IgnoredLineNumber,
         only_reads: bool,
     ) -> Result<Uri, String> {
         let before = self.uses.len();
@@ -84,7 +84,7 @@ impl NamedDevices {
         for (index, one) in new.iter().enumerate() {
             let mut others = earlier.iter().chain(&new[..index]);
             if let Some(other) = others.find(|other| one.conflicts_with(other)) {
-                let (name, LineNumber(line)) = (&one.name, other.line);
+                let (name, IgnoredLineNumber(line)) = (&one.name, other.line);
                 return Err(format!(
                     "device `{name}` is used in line {line} too, expected one that writes, \
                      or parts that do not overlap: split:[device:{name}]?part=0&parts=2"
@@ -94,7 +94,12 @@ impl NamedDevices {
         Ok(resolved)
     }
 
-    fn expand_uri(&mut self, uri: Uri, line: LineNumber, only_reads: bool) -> Result<Uri, String> {
+    fn expand_uri(
+        &mut self,
+        uri: Uri,
+        line: IgnoredLineNumber,
+        only_reads: bool,
+    ) -> Result<Uri, String> {
         if uri.scheme() == SCHEME {
             let named = self.expand_name(&uri)?;
             let name = named.path().to_owned();
@@ -117,28 +122,28 @@ impl NamedDevices {
     }
 
     /// The URI `device:NAME` of a device that is defined.
-    pub(super) fn uri_of(&self, name: &str) -> Option<Uri> {
-        self.uri_of_name(name).map(|_| Uri::new(SCHEME, name))
+    pub(super) fn device_uri_of(&self, name: &str) -> Option<Uri> {
+        self.defined_uri(name).map(|_| Uri::new(SCHEME, name))
     }
 
-    fn uri_of_name(&self, name: &str) -> Option<&Uri> {
+    fn defined_uri(&self, name: &str) -> Option<&Uri> {
         Some(&self.devices.iter().find(|(other, _)| other == name)?.1)
     }
 
     fn expand_name(&self, uri: &Uri) -> Result<Uri, String> {
-        uri.fields().reject_unknown().map_err(|why| why.to_string())?;
+        uri.options().reject_unconsumed().map_err(|why| why.to_string())?;
         if !uri.children().is_empty() {
             return Err(format!("`{uri}`, expected the name of a device: {SCHEME}:NAME"));
         }
         let name = uri.path();
-        let meant = self.uri_of_name(name).ok_or_else(|| match self.devices.as_slice() {
+        let meant = self.defined_uri(name).ok_or_else(|| match self.devices.as_slice() {
             [] => format!("no device is called `{name}`, expected [[device]] with that name above"),
             all => {
                 let all: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
                 format!("no device above is called `{name}`, expected one of {}", all.join(", "))
             }
         })?;
-        Ok(Uri::stacked(SCHEME, meant.clone(), name))
+        Ok(Uri::on_child(SCHEME, meant.clone(), name))
     }
 }
 
@@ -154,13 +159,13 @@ impl DeviceUse {
 impl DevicePart {
     /// Part that a `split:` URI selects.
     fn from_split_uri(uri: &Uri) -> Result<Self, UriError> {
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         let (part, parts) = (
             fields.number_value("part", 0..=u64::MAX)?,
             fields.number_value("parts", 1..=u64::MAX)?,
         );
         let (from, size) = (fields.size_value("offset")?, fields.size_value("size")?);
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         if let (Some(part), Some(parts)) = (part, parts) {
             return Ok(Self::Equal { part, parts });
         }

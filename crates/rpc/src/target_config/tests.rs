@@ -53,15 +53,15 @@ fn file_with_every_key_is_parsed() {
     assert_eq!(nsids, [1, 7]);
     let seventh = &disks.namespaces[1];
     assert_eq!((seventh.is_read_only, seventh.ana_group), (true, 2));
-    assert!(seventh.hosts.is_allowed(&names[1]) && !seventh.hosts.is_allowed(&names[0]));
+    assert!(seventh.hosts.allows_host(&names[1]) && !seventh.hosts.allows_host(&names[0]));
     assert!(
-        disks.namespaces[0].hosts.is_allowed(&names[0]),
+        disks.namespaces[0].hosts.allows_host(&names[0]),
         "visible to every host that may connect"
     );
     let path = &disks.paths[0];
     assert_eq!((path.listener, path.ana_group, path.access), (1, 2, AnaStateConfig::NonOptimized));
     assert_eq!((&near.hosts, near.listeners.as_slice()), (&HostsConfig::Any, &[1][..]));
-    assert_eq!((disks.ana_groups(), near.ana_groups()), (2, 0));
+    assert_eq!((disks.ana_group_count(), near.ana_group_count()), (2, 0));
     let lines = (read.memory_line.0, read.listeners[1].line.0, near.line.0, seventh.line.0);
     assert_eq!(lines, (2, 9, 32, 20));
     // The line numbers do not matter for the comparison.
@@ -72,7 +72,7 @@ fn file_with_every_key_is_parsed() {
 fn omitted_limits_follow_from_the_number_of_connections() {
     let limits = |text: &str| {
         let read = TargetConfig::parse(&WHOLE.replace("[[listener]]\naddress = \"tcp", text));
-        read.map(|read| read.limits.with_defaults()).map_err(|wrong| wrong.to_string())
+        read.map(|read| read.limits.completed_with_defaults()).map_err(|wrong| wrong.to_string())
     };
     let rest = "\n[[listener]]\naddress = \"tcp";
     let said = |keys: &str| limits(&format!("[limits]\n{keys}{rest}"));
@@ -117,7 +117,7 @@ fn names_with_terminal_control_characters_are_rejected() {
 }
 
 /// Error for `WHOLE` with `found` replaced by `by`.
-fn config_error_of(found: &str, by: &str) -> ConfigError {
+fn error_after_replacing(found: &str, by: &str) -> ConfigError {
     assert_eq!(WHOLE.matches(found).count(), 1, "{found} is in it once");
     TargetConfig::parse(&WHOLE.replace(found, by)).unwrap_err()
 }
@@ -190,7 +190,7 @@ fn error_names_line_key_and_expected_value() {
         ("[[subsystem.namespace]]\nuri = \"null:\"", "", 32, "`nqn`", "it has no namespace"),
     ];
     for (found, by, line, key, problem) in rows {
-        let said = config_error_of(found, by);
+        let said = error_after_replacing(found, by);
         assert_eq!((said.line, said.key.as_str()), (line, key), "{found} by {by}: {said}");
         assert!(said.problem.contains(problem), "{found} by {by}: {said}");
     }
@@ -198,7 +198,7 @@ fn error_names_line_key_and_expected_value() {
 
 /// File with these devices (name and URI) and namespaces (URI and whether they are read-only). It
 /// begins in line 1; each entry has three or four lines.
-fn config_with_devices(devices: &[(&str, &str)], namespaces: &[(&str, bool)]) -> String {
+fn config_text_with_devices(devices: &[(&str, &str)], namespaces: &[(&str, bool)]) -> String {
     let devices =
         devices.iter().map(|(name, uri)| format!("[[device]]\nname='{name}'\nuri='{uri}'\n"));
     let namespaces = namespaces.iter().map(|(uri, only_read)| {
@@ -217,7 +217,7 @@ fn device_name_expands_to_its_uri() {
         ("unused", "device:both"),
     ];
     let of = |devices: &[_], namespaces: &[_]| {
-        let read = TargetConfig::parse(&config_with_devices(devices, namespaces)).unwrap();
+        let read = TargetConfig::parse(&config_text_with_devices(devices, namespaces)).unwrap();
         let namespaces = read.subsystems[0].namespaces.iter();
         namespaces.map(|one| one.uri.to_string()).collect::<Vec<_>>()
     };
@@ -239,7 +239,7 @@ fn device_name_expands_to_its_uri() {
 fn device_name_alone_is_the_device_and_a_suffix_after_slash_a_volume() {
     let devices = [("Cargo.toml", "ram:1g"), ("both", "mirror:[Cargo.toml],[file:/b]")];
     let of = |devices: &[_], namespaces: &[_]| {
-        let read = TargetConfig::parse(&config_with_devices(devices, namespaces))?;
+        let read = TargetConfig::parse(&config_text_with_devices(devices, namespaces))?;
         let namespaces = read.subsystems[0].namespaces.iter();
         Ok::<_, ConfigError>(namespaces.map(|one| one.uri.to_string()).collect::<Vec<_>>())
     };
@@ -266,7 +266,8 @@ fn device_name_alone_is_the_device_and_a_suffix_after_slash_a_volume() {
 #[test]
 fn unknown_or_doubly_written_device_name_is_rejected() {
     let of = |devices: &[_], namespaces: &[_]| {
-        let wrong = TargetConfig::parse(&config_with_devices(devices, namespaces)).unwrap_err();
+        let wrong =
+            TargetConfig::parse(&config_text_with_devices(devices, namespaces)).unwrap_err();
         (wrong.line, wrong.to_string())
     };
     let left = ("left", "ram:1m");

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use tenmil_base::Segment;
 use tenmil_dma::{Region, RegionError, RegionTable};
 
-use super::memory::{LARGE_BYTES, subsegment};
+use super::connection_memory::{LARGE_BYTES, subsegment};
 
 /// Pool of large buffers that connections lease.
 pub struct BufferPool {
@@ -53,7 +53,7 @@ impl BufferPool {
 
     /// Leases `count` buffers to a connection that has leased `held`. Returns false if they are not
     /// available now.
-    pub(super) fn lease_buffers(&self, count: usize, held: usize, into: &mut Vec<u16>) -> bool {
+    pub(super) fn try_lease_buffers(&self, count: usize, held: usize, into: &mut Vec<u16>) -> bool {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let reserve = if held == 0 { 0 } else { self.pieces / 4 };
         if held + count > LEASE_MAX || free.len() < count + reserve {
@@ -70,7 +70,7 @@ impl BufferPool {
     }
 
     #[cfg(test)]
-    pub(super) fn free_buffers(&self) -> usize {
+    pub(super) fn free_buffer_count(&self) -> usize {
         self.free.lock().unwrap().len()
     }
 }
@@ -91,15 +91,19 @@ mod tests {
     fn buffers_are_leased_once_and_the_last_quarter_only_to_connections_without_any() {
         let pool = BufferPool::new(&RegionTable::new(1), 16 * LARGE_BYTES).unwrap();
         let (mut one, mut other) = (Vec::new(), Vec::new());
-        assert!(pool.lease_buffers(12, 0, &mut one));
-        assert!(!pool.lease_buffers(1, 12, &mut one), "the rest is for others");
-        assert!(pool.lease_buffers(4, 0, &mut other) && !pool.lease_buffers(1, 0, &mut other));
+        assert!(pool.try_lease_buffers(12, 0, &mut one));
+        assert!(!pool.try_lease_buffers(1, 12, &mut one), "the rest is for others");
+        assert!(
+            pool.try_lease_buffers(4, 0, &mut other) && !pool.try_lease_buffers(1, 0, &mut other)
+        );
         let mut all: Vec<u16> = one.iter().chain(&other).copied().collect();
         all.sort_unstable();
         assert_eq!(all, (0..16).collect::<Vec<u16>>());
         pool.release_buffers(one.drain(..));
-        assert_eq!(pool.free_buffers(), 12);
-        assert!(pool.lease_buffers(5, 4, &mut other) && !pool.lease_buffers(4, 9, &mut other));
+        assert_eq!(pool.free_buffer_count(), 12);
+        assert!(
+            pool.try_lease_buffers(5, 4, &mut other) && !pool.try_lease_buffers(4, 9, &mut other)
+        );
     }
 
     #[test]
@@ -107,8 +111,8 @@ mod tests {
         let pool = BufferPool::new(&RegionTable::new(1), POOL_BYTES).unwrap();
         let mut leased = Vec::new();
         assert!(
-            pool.lease_buffers(LEASE_MAX, 0, &mut leased)
-                && !pool.lease_buffers(1, LEASE_MAX, &mut leased)
+            pool.try_lease_buffers(LEASE_MAX, 0, &mut leased)
+                && !pool.try_lease_buffers(1, LEASE_MAX, &mut leased)
         );
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tenmil_base::{IoCompletion, Memory, Request, Segment};
 use tenmil_dma::RegionTable;
-use tenmil_wire::nbd::{ErrorCode, ServerGreeting, StatusExtent};
+use tenmil_wire::nbd::{BlockStatusExtent, ErrorCode, ServerGreeting};
 
 use super::buffer_pool::BufferPool;
+use super::connection_memory::{ConnectionMemory, subsegment};
 use super::export::Export;
-use super::memory::{ConnectionMemory, subsegment};
 use super::negotiation::{FLAGS, Negotiation, NegotiationStep};
 use super::receive_buffer::ReceiveBuffer;
 use super::send_queue::SendQueue;
@@ -32,7 +32,7 @@ pub struct Connection {
     may_step: bool,
     close_mode: Option<CloseMode>,
     /// How the client ended the connection, if it did.
-    client_close: Option<ClientClose>,
+    client_close: Option<ClientCloseReason>,
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ enum CloseMode {
 
 /// How a client ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClientClose {
+pub(super) enum ClientCloseReason {
     /// With `NBD_CMD_DISC`.
     Disconnected,
     /// During negotiation: with `NBD_OPT_ABORT`, with an unknown export name or with an invalid
@@ -93,12 +93,12 @@ impl Connection {
             close_mode: None,
             client_close: None,
         };
-        connection.queue_reply(&ServerGreeting { flags: FLAGS }.to_bytes());
+        connection.queue_negotiation_bytes(&ServerGreeting { flags: FLAGS }.to_bytes());
         connection
     }
 
     /// Queues bytes of the negotiation phase. All earlier ones have been sent.
-    fn queue_reply(&mut self, bytes: &[u8]) {
+    fn queue_negotiation_bytes(&mut self, bytes: &[u8]) {
         let len_bytes = u32::try_from(bytes.len()).expect("replies to options are short");
         let segment = subsegment(self.layout.negotiation_buffer(), 0, len_bytes);
         self.regions
@@ -110,7 +110,7 @@ impl Connection {
     /// Segments that the next bytes are to be received into. If empty, nothing must be received:
     /// either all buffers are in use, or nothing more is expected.
     #[inline]
-    pub fn receive_into(&mut self) -> &[Segment] {
+    pub fn receive_segments(&mut self) -> &[Segment] {
         self.into.clear();
         if self.close_mode.is_none() {
             self.inbox.compact(&self.regions);
@@ -154,7 +154,7 @@ impl Connection {
         if self.close_mode.is_none()
             && let ConnectionState::Transmission(transmission) = &mut self.phase
         {
-            transmission.stop_receiving();
+            transmission.discard_partial_request();
         }
         if self.close_mode != Some(CloseMode::Broken) {
             self.close_mode = Some(close_mode);
@@ -183,7 +183,7 @@ impl Connection {
                 Ok(taken) => count += taken,
                 // The start of the next request is unknown ("Terminating the transmission phase").
                 Err(_) => {
-                    self.client_close = Some(ClientClose::ProtocolError);
+                    self.client_close = Some(ClientCloseReason::ProtocolError);
                     self.close(CloseMode::InOrder);
                 }
             }
@@ -192,7 +192,7 @@ impl Connection {
         count += transmission.build_batch();
         if transmission.has_client_disconnected() && self.close_mode.is_none() {
             self.close_mode = Some(CloseMode::InOrder);
-            self.client_close = Some(ClientClose::Disconnected);
+            self.client_close = Some(ClientCloseReason::Disconnected);
         }
         count
     }
@@ -206,13 +206,13 @@ impl Connection {
             words.clear();
             let step = negotiation.step(&mut self.inbox, &self.regions, &self.export, &mut words);
             if !words.is_empty() {
-                self.queue_reply(&words);
+                self.queue_negotiation_bytes(&words);
             }
             match step {
                 NegotiationStep::Nothing => break,
                 NegotiationStep::Step => {}
                 NegotiationStep::Abort => {
-                    self.client_close = Some(ClientClose::NoExport);
+                    self.client_close = Some(ClientCloseReason::NoExport);
                     self.close(CloseMode::InOrder);
                 }
                 NegotiationStep::Selected(options) => {
@@ -266,7 +266,7 @@ impl Connection {
     #[inline]
     pub fn in_flight_requests(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(transmission) => transmission.in_flight_requests(),
+            ConnectionState::Transmission(transmission) => transmission.in_flight_pieces(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
@@ -290,7 +290,7 @@ impl Connection {
 
     /// Completes the block status query of `slot`. The extents are contiguous from its first byte;
     /// an empty list means that they could not be determined.
-    pub fn complete_block_status(&mut self, slot: u16, extents: &[StatusExtent]) {
+    pub fn complete_block_status(&mut self, slot: u16, extents: &[BlockStatusExtent]) {
         if let ConnectionState::Transmission(transmission) = &mut self.phase {
             transmission.complete_block_status(slot, extents, &mut self.outbox);
         }
@@ -362,15 +362,15 @@ impl Connection {
     }
 
     /// How the client ended the connection, if it did.
-    pub(super) fn client_close(&self) -> Option<ClientClose> {
+    pub(super) fn client_close_reason(&self) -> Option<ClientCloseReason> {
         self.client_close
     }
 
     /// Completed requests.
     #[inline]
-    pub fn completed_requests(&self) -> NbdStats {
+    pub fn completed_stats(&self) -> NbdStats {
         match &self.phase {
-            ConnectionState::Transmission(transmission) => *transmission.completed_requests(),
+            ConnectionState::Transmission(transmission) => *transmission.completed_stats(),
             ConnectionState::Negotiation(_) => NbdStats::default(),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tenmil_base::{Durability, Error, HoleReporting, Limits, Operation};
 use tenmil_wire::nbd::{PAYLOAD_BYTES_MAX, TransmissionFlags};
 
-use super::memory::LARGE_BYTES;
+use super::connection_memory::LARGE_BYTES;
 
 /// Block device with its export name, size and transmission flags.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Export {
     /// Changes the number of blocks. It applies to later negotiations and to the range check of
     /// later requests. Connected clients are not notified, since the protocol has no message for it
     /// ("Transmission phase"), except for the reply to the client that requested the resize.
-    pub fn resize(&self, block_count: u64) {
+    pub fn set_block_count(&self, block_count: u64) {
         self.block_count.store(block_count, Ordering::Relaxed);
     }
 
@@ -124,14 +124,14 @@ impl Export {
 
     /// Removes the fast-zero flag, for a device that writes zeroes no faster than other data.
     #[must_use]
-    pub fn with_slow_zeroes(mut self) -> Self {
+    pub fn without_fast_zero(mut self) -> Self {
         self.flags = self.flags.without(TransmissionFlags::SEND_FAST_ZERO);
         self
     }
 
     /// Allows clients to resize the export, unless it is read-only.
     #[must_use]
-    pub fn with_resize(mut self) -> Self {
+    pub fn with_resize_allowed(mut self) -> Self {
         self.flags = self.flags.union_if(!self.is_read_only, TransmissionFlags::SEND_RESIZE);
         self
     }
@@ -239,7 +239,7 @@ mod tests {
             let export = Export::new("x", "", limits(), is_read_only).unwrap();
             assert!(!export.transmission_flags(true).has(Flags::SEND_RESIZE));
             assert_eq!(
-                export.with_resize().transmission_flags(true).has(Flags::SEND_RESIZE),
+                export.with_resize_allowed().transmission_flags(true).has(Flags::SEND_RESIZE),
                 expected
             );
         }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, Instant, Limits, Operation, OperationSet};
 use tenmil_block::{
-    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevEvent, BounceMemory, Claim,
-    IoStats, QosLimiter, QosLimits,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevEvent, BounceBufferAllocator,
+    Claim, IoStats, QosLimiter, QosLimits,
 };
 use tenmil_dma::RegionTable;
 use tenmil_reactor::ThreadHandle;
@@ -91,9 +91,9 @@ impl ExportedDevice {
             let text = "its size cannot be changed, expected a writable file";
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        let is_adapted = needs_adapter(&descriptor.limits());
+        let is_adapted = has_unsupported_requests(&descriptor.limits());
         let medium: Arc<dyn BlockDevice> = if is_adapted {
-            let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+            let memory = BounceBufferAllocator::new(regions, BUFFER_BYTES, BUFFERS)?;
             let options = AdaptationOptions::default();
             Arc::new(AdaptedDevice::new(device, Arc::clone(&descriptor), memory, options)?)
         } else {
@@ -102,9 +102,9 @@ impl ExportedDevice {
         let export = Export::new(name, description, medium.limits(), is_read_only)
             .map_err(|text| Error::new(ErrorCategory::Usage, text))?;
         let zeroes_fast = descriptor.limits().operations.has(Operation::WriteZeroes);
-        let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
+        let export = if zeroes_fast { export } else { export.without_fast_zero() };
         let export = export.with_hole_reporting(medium.hole_reporting());
-        let export = if allows_resize { export.with_resize() } else { export };
+        let export = if allows_resize { export.with_resize_allowed() } else { export };
         Ok(Self {
             export: Arc::new(export),
             uri,
@@ -190,13 +190,13 @@ impl ExportedDevice {
         self.descriptor.resize(size_bytes / block_size)?;
         // Before the event is handled: the client that requested the resize may use the new range
         // as soon as its reply arrives.
-        self.export.resize(self.descriptor.limits().block_count);
+        self.export.set_block_count(self.descriptor.limits().block_count);
         Ok(())
     }
 
     /// Removes the device: outstanding requests complete within a second, and all clients are
     /// disconnected.
-    pub fn remove_device(&self) {
+    pub fn remove_and_disconnect(&self) {
         self.device.remove();
     }
 
@@ -208,7 +208,7 @@ impl ExportedDevice {
     /// Handles a device event.
     pub(super) fn handle_event(&self, event: &BdevEvent) {
         match event {
-            BdevEvent::Resized { block_count } => self.export.resize(*block_count),
+            BdevEvent::Resized { block_count } => self.export.set_block_count(*block_count),
             BdevEvent::Removed => {
                 self.sessions()
                     .iter()
@@ -216,7 +216,7 @@ impl ExportedDevice {
             }
             // The lost events are unknown, so the size is read again.
             BdevEvent::Overflowed { .. } => {
-                self.export.resize(self.device.current_limits().block_count)
+                self.export.set_block_count(self.device.current_limits().block_count)
             }
             BdevEvent::MediumError { .. } | BdevEvent::MediumChanged => {}
         }
@@ -263,7 +263,7 @@ impl SessionEntry {
 
 /// Whether clients may issue requests that the device cannot execute as they are. Sessions split
 /// requests to the device's size themselves, and their memory is aligned.
-fn needs_adapter(limits: &Limits) -> bool {
+fn has_unsupported_requests(limits: &Limits) -> bool {
     let has = |operation| limits.operations.has(operation);
     let missing = |operation, from: OperationSet| {
         !has(operation) && limits.operations.intersection(from) == from && limits.metadata_size == 0

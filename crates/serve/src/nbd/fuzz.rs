@@ -6,12 +6,12 @@ use tenmil_base::{
     Durability, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Segment,
 };
 use tenmil_dma::{MemoryMapping, RegionTable};
-use tenmil_wire::nbd::{ExtentFlags, StatusExtent};
+use tenmil_wire::nbd::{BlockStatusExtent, ExtentFlags};
 
 use super::buffer_pool::{BufferPool, POOL_BYTES};
 use super::connection::Connection;
+use super::connection_memory::MEMORY_BYTES;
 use super::export::Export;
-use super::memory::MEMORY_BYTES;
 use super::transmission::QueryKind;
 
 /// Feeds `bytes` to a connection as the client's stream. The first byte selects the fragment size
@@ -46,7 +46,7 @@ pub fn fuzz_nbd_connection(bytes: &[u8]) {
 /// Stores as many of `bytes` as the connection has space for; returns their number.
 fn feed_bytes(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usize {
     let mut left = bytes;
-    for segment in connection.receive_into() {
+    for segment in connection.receive_segments() {
         let count = left.len().min(segment.len_bytes as usize);
         let (part, rest) = left.split_at(count);
         let to = Segment { len_bytes: u32::try_from(count).unwrap_or(0), ..*segment };
@@ -73,7 +73,7 @@ fn run_connection(connection: &mut Connection, status: IoStatus) -> bool {
         while let Some(query) = connection.next_slow_query() {
             match query.kind {
                 QueryKind::Extents { len_bytes, .. } => {
-                    let all = StatusExtent { len_bytes, flags: ExtentFlags::HOLE };
+                    let all = BlockStatusExtent { len_bytes, flags: ExtentFlags::HOLE };
                     connection.complete_block_status(query.slot, &[all]);
                 }
                 QueryKind::Size { .. } => connection.complete_resize(query.slot, Ok(())),

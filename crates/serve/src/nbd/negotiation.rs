@@ -4,8 +4,8 @@ use tenmil_base::Memory;
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::handshake::{EXPORT_NAME_ZEROES, export_name_reply};
 use tenmil_wire::nbd::option::{
-    BASE_ALLOCATION, ContextQuery, InfoQuery, InfoReply, emit_context, emit_reply, emit_server,
-    selects_base_allocation,
+    BASE_ALLOCATION, InfoOption, InfoReply, MetaContextOption, emit_meta_context_reply_data,
+    emit_option_reply, emit_server_reply_data, selects_base_allocation,
 };
 use tenmil_wire::nbd::{
     ClientFlags, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReplyCode,
@@ -184,8 +184,8 @@ impl Negotiation {
                 NegotiationStep::Abort
             }
             OptionCode::LIST => {
-                emit_reply(option, OptionReplyCode::SERVER, out, |out| {
-                    emit_server(export.name(), export.description(), out);
+                emit_option_reply(option, OptionReplyCode::SERVER, out, |out| {
+                    emit_server_reply_data(export.name(), export.description(), out);
                 });
                 write_ack(option, out);
                 NegotiationStep::Step
@@ -234,7 +234,7 @@ impl Negotiation {
         export: &Export,
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
-        let query = match InfoQuery::parse(data) {
+        let query = match InfoOption::parse(data) {
             Ok(query) if export.has_name(query.name) => query,
             Ok(query) => {
                 write_unknown_export(option, query.name, export, out);
@@ -246,7 +246,7 @@ impl Negotiation {
             }
         };
         let mut event_sender = |info: InfoReply<'_>| {
-            emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
+            emit_option_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
         // These two are sent without a request: the first is mandatory, and a client that does not
         // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).
@@ -284,7 +284,7 @@ impl Negotiation {
             // Even a failed request clears the contexts that were selected before.
             self.options.allocation = false;
         }
-        let query = match ContextQuery::parse(data) {
+        let query = match MetaContextOption::parse(data) {
             Ok(query) if export.has_name(query.name) => query,
             Ok(query) => return write_unknown_export(option, query.name, export, out),
             Err(why) => return write_invalid_option(option, why, out),
@@ -297,8 +297,8 @@ impl Negotiation {
         if asked || (lists && query.count == 0) {
             let id = if lists { 0 } else { ALLOCATION };
             self.options.allocation |= !lists;
-            emit_reply(option, OptionReplyCode::META_CONTEXT, out, |out| {
-                emit_context(id, BASE_ALLOCATION, out);
+            emit_option_reply(option, OptionReplyCode::META_CONTEXT, out, |out| {
+                emit_meta_context_reply_data(id, BASE_ALLOCATION, out);
             });
         }
         write_ack(option, out);
@@ -306,11 +306,11 @@ impl Negotiation {
 }
 
 fn write_ack(option: OptionCode, out: &mut Vec<u8>) {
-    emit_reply(option, OptionReplyCode::ACK, out, |_| {});
+    emit_option_reply(option, OptionReplyCode::ACK, out, |_| {});
 }
 
 fn write_option_error(option: OptionCode, kind: OptionReplyCode, why: &str, out: &mut Vec<u8>) {
-    emit_reply(option, kind, out, |out| out.extend(format!("{option}: {why}").into_bytes()));
+    emit_option_reply(option, kind, out, |out| out.extend(format!("{option}: {why}").into_bytes()));
 }
 
 fn write_invalid_option(option: OptionCode, why: ParseError, out: &mut Vec<u8>) {

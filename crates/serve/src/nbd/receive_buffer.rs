@@ -3,7 +3,7 @@
 use tenmil_base::{Memory, Segment};
 use tenmil_dma::RegionTable;
 
-use super::memory::subsegment;
+use super::connection_memory::subsegment;
 
 /// Receive buffer of a connection.
 ///

@@ -1,7 +1,7 @@
 //! Reply headers and errors of the transmission phase.
 
 use tenmil_base::IoStatus;
-use tenmil_wire::nbd::reply::{ChunkPayload, data_chunk, hole_chunk};
+use tenmil_wire::nbd::reply::{ChunkPayload, encode_data_chunk_header, encode_hole_chunk};
 use tenmil_wire::nbd::{ChunkFlags, ChunkHeader, ErrorCode, SimpleReply};
 
 /// Reply header, built on the stack.
@@ -76,7 +76,7 @@ impl ReplyHeader {
     pub(super) fn success(structured: bool, cookie: u64, data: Option<(u64, u32)>) -> Self {
         match data {
             Some((offset, len_bytes)) if structured && len_bytes > 0 => {
-                Self::from_parts([&data_chunk(cookie, offset, len_bytes), &[]])
+                Self::from_parts([&encode_data_chunk_header(cookie, offset, len_bytes), &[]])
             }
             // A data chunk holds at least one byte, so an empty read gets a chunk without payload.
             Some(_) if structured => Self::single_chunk(cookie, &ChunkPayload::None),
@@ -89,7 +89,7 @@ impl ReplyHeader {
     /// Whole reply to a read of a hole. The client must have negotiated structured replies.
     #[inline]
     pub(super) fn read_hole(cookie: u64, offset: u64, len_bytes: u32) -> Self {
-        Self::from_parts([&hole_chunk(cookie, offset, len_bytes), &[]])
+        Self::from_parts([&encode_hole_chunk(cookie, offset, len_bytes), &[]])
     }
 
     /// Whole reply of a failed request.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tenmil_base::Segment;
 
-use super::memory::SLOTS;
+use super::connection_memory::SLOTS;
 
 /// Queue of segments to send.
 #[derive(Debug)]
@@ -76,7 +76,8 @@ impl SendQueue {
             let len = segment.len_bytes as usize;
             if left < len {
                 let skip = u32::try_from(left).expect("less than the length of a segment");
-                *segment = super::memory::subsegment(*segment, skip, segment.len_bytes - skip);
+                *segment =
+                    super::connection_memory::subsegment(*segment, skip, segment.len_bytes - skip);
                 break;
             }
             left -= len;

@@ -17,8 +17,8 @@ use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
 
 use super::buffer_pool::{BufferPool as Memory, POOL_BYTES};
+use super::connection_memory::MEMORY_BYTES;
 use super::exported_device::ExportedDevice;
-use super::memory::MEMORY_BYTES;
 use super::session::{Session, SessionParts};
 use super::session_handle::{NbdEvent, SessionHandle};
 use super::slow_query::SlowQueries;
@@ -60,14 +60,14 @@ struct AcceptState {
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
-    leased: Arc<ZeroCopyBuffers>,
+    leased: Arc<ConnectionCounter>,
     event_sender: Sender<NbdEvent>,
 }
 
 /// Memory of a connection, freed on drop.
 #[derive(Debug)]
-pub(super) struct MemoryLease {
-    leased: Arc<ZeroCopyBuffers>,
+pub(super) struct ConnectionMemoryLease {
+    leased: Arc<ConnectionCounter>,
     address: Option<IpAddr>,
     /// `None` once it has been leaked.
     memory: Option<Region>,
@@ -75,7 +75,7 @@ pub(super) struct MemoryLease {
 
 /// Connection counts, in total and by address.
 #[derive(Debug, Default)]
-pub(super) struct ZeroCopyBuffers(Mutex<ConnectionCounts>);
+pub(super) struct ConnectionCounter(Mutex<ConnectionCounts>);
 
 #[derive(Debug, Default)]
 struct ConnectionCounts {
@@ -83,8 +83,8 @@ struct ConnectionCounts {
     addresses: BTreeMap<IpAddr, usize>,
 }
 
-impl ZeroCopyBuffers {
-    fn connection_counts(&self) -> MutexGuard<'_, ConnectionCounts> {
+impl ConnectionCounter {
+    fn lock_counts(&self) -> MutexGuard<'_, ConnectionCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -109,10 +109,10 @@ impl Server {
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
         let handler = AcceptState { config, pool, memory, leased: Arc::default(), event_sender };
-        let acceptor = Acceptor::open(
+        let acceptor = Acceptor::start(
             "nbd",
             listen_sockets,
-            exported_device.descriptor().event_source(),
+            exported_device.descriptor().event_fd(),
             handler,
         )?;
         Ok(Self { acceptor, events })
@@ -153,14 +153,18 @@ impl AcceptHandler for AcceptState {
         }
     }
 
-    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
+    fn handle_accepted_socket(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.config;
         let ServerConfig { connections_max, per_address_max, .. } = &self.config;
         let medium = exported_device.block_device();
         let most = (*connections_max).min(medium.channels_max() as usize);
         let stream = SocketStream::new(socket, regions.clone()).map_err(Error::environment)?;
-        let memory_lease =
-            MemoryLease::allocate(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
+        let memory_lease = ConnectionMemoryLease::allocate(
+            &self.leased,
+            regions,
+            &stream.peer(),
+            (most, *per_address_max),
+        )?;
         let id = exported_device.allocate_connection_id();
         let handle = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
         let session = Session::new(SessionParts {
@@ -202,9 +206,9 @@ impl AcceptState {
 /// Mailbox capacity of a session's light thread; it receives hardly any messages.
 const MAILBOX: usize = 16;
 
-impl MemoryLease {
+impl ConnectionMemoryLease {
     pub(super) fn allocate(
-        leased: &Arc<ZeroCopyBuffers>,
+        leased: &Arc<ConnectionCounter>,
         regions: &RegionTable,
         peer: &str,
         (most, most_of_address): (usize, usize),
@@ -213,7 +217,7 @@ impl MemoryLease {
         // Only the accept thread adds connections, so the limits still hold when the counts are
         // incremented below.
         let (all, of_address) = {
-            let counts = leased.connection_counts();
+            let counts = leased.lock_counts();
             let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
             (counts.all, of_address.unwrap_or(0))
         };
@@ -229,7 +233,7 @@ impl MemoryLease {
             )));
         }
         let memory = regions.allocate_region(MEMORY_BYTES as usize).map_err(Error::environment)?;
-        let mut counts = leased.connection_counts();
+        let mut counts = leased.lock_counts();
         counts.all += 1;
         if let Some(address) = address {
             *counts.addresses.entry(address).or_default() += 1;
@@ -248,9 +252,9 @@ impl MemoryLease {
     }
 }
 
-impl Drop for MemoryLease {
+impl Drop for ConnectionMemoryLease {
     fn drop(&mut self) {
-        let mut counts = self.leased.connection_counts();
+        let mut counts = self.leased.lock_counts();
         counts.all -= 1;
         if let Some(address) = self.address
             && let Some(count) = counts.addresses.get_mut(&address)
@@ -288,12 +292,12 @@ mod tests {
 
     use tenmil_dma::RegionTable;
 
-    use super::{MemoryLease, ServerConfig, ZeroCopyBuffers};
+    use super::{ConnectionCounter, ConnectionMemoryLease, ServerConfig};
 
     #[test]
     fn one_address_cannot_use_all_connections() {
-        let (leased, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
-        let take = |peer: &str| MemoryLease::allocate(&leased, &regions, peer, (6, 2));
+        let (leased, regions) = (Arc::<ConnectionCounter>::default(), RegionTable::new(64));
+        let take = |peer: &str| ConnectionMemoryLease::allocate(&leased, &regions, peer, (6, 2));
         let one = take("127.0.0.1:1").unwrap();
         let _two = take("127.0.0.1:2").unwrap();
         let refused = take("127.0.0.1:3").unwrap_err();

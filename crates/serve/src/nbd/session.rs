@@ -13,9 +13,9 @@ use tenmil_linux::socket_stream::{RecvResult, SocketStream};
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
 use super::buffer_pool::BufferPool;
-use super::connection::{ClientClose, Connection};
+use super::connection::{ClientCloseReason, Connection};
 use super::exported_device::ExportedDevice;
-use super::server::MemoryLease;
+use super::server::ConnectionMemoryLease;
 use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
@@ -61,7 +61,7 @@ pub(super) struct Session {
     handle: Arc<SessionHandle>,
     exported_device: Arc<ExportedDevice>,
     /// Last field: the memory outlives everything else.
-    memory_lease: MemoryLease,
+    memory_lease: ConnectionMemoryLease,
 }
 
 /// Largest number of completions polled at once.
@@ -86,7 +86,7 @@ pub(super) struct SessionParts {
     pub(super) handle: Arc<SessionHandle>,
     pub(super) regions: RegionTable,
     pub(super) slow_queries: SlowQueries,
-    pub(super) memory_lease: MemoryLease,
+    pub(super) memory_lease: ConnectionMemoryLease,
     pub(super) pool: Arc<BufferPool>,
     pub(super) idle_max: Option<Span>,
     pub(super) now: Instant,
@@ -151,7 +151,7 @@ impl Session {
         if self.is_migrating || !self.recv_backoff.is_due(now) {
             return 0;
         }
-        let into = self.connection.receive_into();
+        let into = self.connection.receive_segments();
         if into.is_empty() {
             return 0;
         }
@@ -217,14 +217,14 @@ impl Session {
         }
         if self.slow_queries.has_results() {
             for (slot, result) in self.slow_queries.take_results() {
-                self.complete_slow_query(slot, result);
+                self.handle_slow_query_result(slot, result);
                 count += 1;
             }
         }
         count
     }
 
-    fn complete_slow_query(&mut self, slot: u16, result: SlowQueryResult) {
+    fn handle_slow_query_result(&mut self, slot: u16, result: SlowQueryResult) {
         match result {
             SlowQueryResult::Extents(extents) => {
                 self.connection.complete_block_status(slot, &extents)
@@ -287,11 +287,12 @@ impl Session {
 
     /// Returns why the session ended.
     fn take_disconnect_reason(&mut self) -> DisconnectReason {
-        let of_client = self.connection.client_close().map(|client_close| match client_close {
-            ClientClose::Disconnected => DisconnectReason::ClientDisconnect,
-            ClientClose::NoExport => DisconnectReason::NoExport,
-            ClientClose::ProtocolError => DisconnectReason::ProtocolError,
-        });
+        let of_client =
+            self.connection.client_close_reason().map(|client_close| match client_close {
+                ClientCloseReason::Disconnected => DisconnectReason::ClientDisconnect,
+                ClientCloseReason::NoExport => DisconnectReason::NoExport,
+                ClientCloseReason::ProtocolError => DisconnectReason::ProtocolError,
+            });
         self.reason.take().or(of_client).unwrap_or(DisconnectReason::ServerEnds)
     }
 
@@ -307,7 +308,7 @@ impl Session {
         };
         self.handle.publish_counters(
             phase,
-            &self.connection.completed_requests(),
+            &self.connection.completed_stats(),
             self.connection.outstanding_requests() as u64,
         );
     }
@@ -357,7 +358,7 @@ impl Session {
 
     fn socket_interest(&mut self) -> Interest {
         Interest {
-            readable: !self.connection.receive_into().is_empty(),
+            readable: !self.connection.receive_segments().is_empty(),
             writable: self.is_blocked && !self.connection.unsent_segments().is_empty(),
         }
     }
@@ -395,7 +396,7 @@ impl Session {
 impl Session {
     /// Moves requests and completions between client and device. Returns the amount of work.
     #[inline]
-    fn process_requests(&mut self, now: Instant) -> usize {
+    fn run_iteration(&mut self, now: Instant) -> usize {
         self.latency.account_in_flight(now, self.connection.in_flight_requests());
         if let Some(command) = self.handle.pending_command() {
             self.execute_command(command, now);
@@ -427,10 +428,10 @@ impl Session {
 impl Poller for Session {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        let mut count = self.process_requests(now) + self.run_slow_queries(context);
+        let mut count = self.run_iteration(now) + self.run_slow_queries(context);
         self.check_deadlines(now);
         if self.connection.is_finished() {
-            context.end_thread();
+            context.request_thread_end();
             count += 1;
         }
         // Queued bytes are sent by the flush at the end of an iteration that did work, so they
@@ -440,7 +441,7 @@ impl Poller for Session {
     }
 
     fn flush(&mut self) {
-        self.backend.flush();
+        self.backend.flush_submissions();
         self.send();
         self.publish_counters();
     }
@@ -485,7 +486,7 @@ impl Poller for Session {
 
     /// Before a migration: ready when nothing is in flight. Before the end: ready when in addition
     /// all replies have been sent, or cannot be sent.
-    fn detach(&mut self, parting: DetachReason) -> bool {
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
         self.is_migrating = parting == DetachReason::Migrating;
         let has_drained = self.connection.in_flight_requests() == 0;
         if self.is_migrating {

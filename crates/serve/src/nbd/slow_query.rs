@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenmil_base::{BlockDevice, ExtentKind};
 use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
 use tenmil_reactor::ThreadHandle;
-use tenmil_wire::nbd::{ErrorCode, ExtentFlags, StatusExtent};
+use tenmil_wire::nbd::{BlockStatusExtent, ErrorCode, ExtentFlags};
 
 use super::exported_device::ExportedDevice;
 use super::transmission::{QueryKind, SlowQuery};
@@ -30,7 +30,7 @@ struct QueryResults {
 /// Result of a slow query.
 pub(super) enum SlowQueryResult {
     /// Extents of the range; empty if the device cannot report them.
-    Extents(Vec<StatusExtent>),
+    Extents(Vec<BlockStatusExtent>),
     /// Result of a resize: NBD error code and message.
     Size(Result<(), (ErrorCode, String)>),
 }
@@ -51,7 +51,7 @@ impl SlowQueries {
         });
         self.open += 1;
         if self.pool.submit(job).is_err() {
-            self.query_results.push(slot, overload_result(kind));
+            self.query_results.push(slot, too_many_queries_result(kind));
         }
     }
 
@@ -95,12 +95,13 @@ fn run_query(exported_device: &ExportedDevice, kind: QueryKind) -> SlowQueryResu
     }
 }
 
-fn overload_result(kind: QueryKind) -> SlowQueryResult {
+fn too_many_queries_result(kind: QueryKind) -> SlowQueryResult {
     match kind {
         // Reporting data is always correct ("Request types", NBD_CMD_BLOCK_STATUS).
-        QueryKind::Extents { len_bytes, .. } => {
-            SlowQueryResult::Extents(vec![StatusExtent { len_bytes, flags: ExtentFlags::NONE }])
-        }
+        QueryKind::Extents { len_bytes, .. } => SlowQueryResult::Extents(vec![BlockStatusExtent {
+            len_bytes,
+            flags: ExtentFlags::NONE,
+        }]),
         QueryKind::Size { .. } => SlowQueryResult::Size(Err((
             ErrorCode::ENOMEM,
             "resize: too many queries are pending".to_owned(),
@@ -110,11 +111,14 @@ fn overload_result(kind: QueryKind) -> SlowQueryResult {
 
 /// Returns the extents of a range. Adjacent extents of the same kind are merged, and the last one
 /// is cut at the end of the range. Empty if the device cannot report them.
-pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) -> Vec<StatusExtent> {
+pub(super) fn block_status_extents(
+    medium: &dyn BlockDevice,
+    kind: QueryKind,
+) -> Vec<BlockStatusExtent> {
     let block_size = u64::from(medium.limits().block_size);
     let QueryKind::Extents { offset, len_bytes, extents_max } = kind else { return Vec::new() };
     let end = offset + u64::from(len_bytes);
-    let mut extents: Vec<StatusExtent> = Vec::new();
+    let mut extents: Vec<BlockStatusExtent> = Vec::new();
     let mut at = offset;
     while at < end {
         let Ok(extent) = medium.block_status(at / block_size) else { break };
@@ -127,7 +131,7 @@ pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) ->
         match extents.last_mut() {
             Some(last) if last.flags == flags => last.len_bytes += len_bytes,
             _ if events == extents_max => break,
-            _ => extents.push(StatusExtent { len_bytes, flags }),
+            _ => extents.push(BlockStatusExtent { len_bytes, flags }),
         }
         at = until;
     }
@@ -171,7 +175,7 @@ mod tests {
         }
     }
 
-    fn complete_block_status(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
+    fn block_status_extents_of(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
         let query_results =
             block_status_extents(&Striped, QueryKind::Extents { offset, len_bytes, extents_max });
         query_results.iter().map(|extent| (extent.len_bytes, extent.flags.0)).collect()
@@ -179,10 +183,10 @@ mod tests {
 
     #[test]
     fn extents_are_merged_clipped_and_limited_in_number() {
-        assert_eq!(complete_block_status(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
-        assert_eq!(complete_block_status(0, 4096, 1), [(2048, 3)]);
-        assert_eq!(complete_block_status(100, 200, 10), [(200, 3)]);
-        assert_eq!(complete_block_status(1900, 1000, 10), [(148, 3), (852, 0)]);
-        assert_eq!(complete_block_status(0, 8192, 5).len(), 5);
+        assert_eq!(block_status_extents_of(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
+        assert_eq!(block_status_extents_of(0, 4096, 1), [(2048, 3)]);
+        assert_eq!(block_status_extents_of(100, 200, 10), [(200, 3)]);
+        assert_eq!(block_status_extents_of(1900, 1000, 10), [(148, 3), (852, 0)]);
+        assert_eq!(block_status_extents_of(0, 8192, 5).len(), 5);
     }
 }

@@ -1,9 +1,9 @@
 //! Client and server in this process, with or without a socket.
 
-pub(super) mod client;
-mod hostile;
+pub(super) mod client_messages;
+mod protocol_violations;
 mod server;
-mod session;
+mod well_behaved_client;
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use tenmil_drivers::RamDevice;
 use tenmil_wire::nbd::ErrorCode;
 
 use super::buffer_pool::{BufferPool, POOL_BYTES};
-use super::memory::MEMORY_BYTES;
+use super::connection_memory::MEMORY_BYTES;
 use super::slow_query::block_status_extents;
 use super::{Connection, Export, QueryKind};
 
@@ -46,7 +46,7 @@ impl TestConnection {
 
     /// Session whose client may resize the device.
     fn resizable() -> Self {
-        Self::from_export(false, Export::with_resize, |_| {})
+        Self::from_export(false, Export::with_resize_allowed, |_| {})
     }
 
     /// Session on a device that reports holes.
@@ -83,7 +83,7 @@ impl TestConnection {
     /// Gives the connection as many bytes as it accepts; returns their number.
     fn receive_bytes(&mut self, bytes: &[u8]) -> usize {
         let mut left = bytes;
-        for segment in self.connection.receive_into() {
+        for segment in self.connection.receive_segments() {
             let count = left.len().min(segment.len_bytes as usize);
             let (part, rest) = left.split_at(count);
             let to = Segment { len_bytes: u32::try_from(count).unwrap(), ..*segment };
@@ -96,7 +96,7 @@ impl TestConnection {
     }
 
     /// Takes at most `most` bytes of the output of the connection.
-    fn take_sent_bytes(&mut self, most: usize) -> Vec<u8> {
+    fn take_output(&mut self, most: usize) -> Vec<u8> {
         let mut taken = Vec::new();
         for segment in self.connection.unsent_segments() {
             let count = (most - taken.len()).min(segment.len_bytes as usize);
@@ -125,7 +125,7 @@ impl TestConnection {
             match query.kind {
                 QueryKind::Size { bytes } => {
                     let done = if bytes > SIZE { Err(ErrorCode::ENOSPC) } else { Ok(()) };
-                    self.export.resize(bytes.min(SIZE) / u64::from(BLOCK));
+                    self.export.set_block_count(bytes.min(SIZE) / u64::from(BLOCK));
                     self.connection.complete_resize(query.slot, done);
                 }
                 kind => {
@@ -146,7 +146,7 @@ impl TestConnection {
             left = &left[given..];
             let mut worked = given > 0;
             while self.run_until_idle() || !self.connection.unsent_segments().is_empty() {
-                back.extend(self.take_sent_bytes(usize::MAX));
+                back.extend(self.take_output(usize::MAX));
                 worked = true;
             }
             if !worked {

@@ -17,14 +17,14 @@ use tenmil_base::{IoCompletion, Memory, Operation, Request, RequestFlags, Segmen
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::reply::encode_extent;
 use tenmil_wire::nbd::{
-    ChunkHeader, Command, CommandFlags, ErrorCode, RequestHeader, StatusExtent,
+    BlockStatusExtent, ChunkHeader, Command, CommandFlags, ErrorCode, RequestHeader,
 };
 
 use super::buffer_pool::BufferPool;
-use super::export::Export;
-use super::memory::{
+use super::connection_memory::{
     ConnectionMemory, LargeBuffers, RequestBuffer, SLOTS, SMALL_BYTES, subsegment,
 };
+use super::export::Export;
 use super::negotiation::{ALLOCATION, NegotiatedOptions};
 use super::receive_buffer::ReceiveBuffer;
 use super::reply::{ReplyHeader, RequestFailure};
@@ -190,12 +190,12 @@ impl Transmission {
     }
 
     /// Completed requests.
-    pub(super) fn completed_requests(&self) -> &NbdStats {
+    pub(super) fn completed_stats(&self) -> &NbdStats {
         &self.done
     }
 
     /// Pieces submitted and not completed.
-    pub(super) fn in_flight_requests(&self) -> usize {
+    pub(super) fn in_flight_pieces(&self) -> usize {
         self.in_flight
     }
 
@@ -225,11 +225,11 @@ impl Transmission {
 
     /// Returns unused memory to the pool.
     pub(super) fn release_unused_memory(&mut self) {
-        self.store.release_leased();
+        self.store.release_idle_leases();
     }
 
     /// Drops a request that was received in part: nothing more will arrive.
-    pub(super) fn stop_receiving(&mut self) {
+    pub(super) fn discard_partial_request(&mut self) {
         if let RequestState::Payload { slot, .. } | RequestState::DiscardPayload { slot, .. } =
             self.awaits
         {
@@ -329,7 +329,7 @@ impl Transmission {
     #[inline]
     pub(super) fn free_slot(&mut self, slot: u16) {
         let memory = &mut self.slots[usize::from(slot)];
-        self.store.free_buffer(std::mem::replace(&mut memory.buffer, RequestBuffer::Small));
+        self.store.release_buffer(std::mem::replace(&mut memory.buffer, RequestBuffer::Small));
         self.free.push(slot);
     }
 
@@ -342,7 +342,7 @@ impl Transmission {
     pub(super) fn complete_block_status(
         &mut self,
         slot: u16,
-        extents: &[StatusExtent],
+        extents: &[BlockStatusExtent],
         outbox: &mut SendQueue,
     ) {
         let cookie = self.slots[usize::from(slot)].header.cookie;
@@ -390,7 +390,7 @@ impl Transmission {
 impl Drop for Transmission {
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            self.store.leak();
+            self.store.leak_buffers_in_use();
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Memory, Span};
-use tenmil_nvme_controller::controller::interface::{AdminDataTransfer, AdminResult};
+use tenmil_nvme_controller::controller::transport_interface::{AdminDataTransfer, AdminResult};
 use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, DeferredResult};
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_wire::admin::{CrossControllerReset, CrossResetResult};
@@ -28,7 +28,7 @@ pub(super) struct AdminQueue {
     /// Time that the I/O queues of a reset controller may take to stop.
     quiesce: Span,
     /// Cross-Controller Resets in progress.
-    resets: Vec<PendingReset>,
+    resets: Vec<PendingCrossControllerReset>,
     /// Injected bug: a reset of an unknown controller is completed successfully.
     accepts_unknown_resets: bool,
     /// Whether the last command was a Keep Alive of a host with a long keep-alive timeout.
@@ -37,7 +37,7 @@ pub(super) struct AdminQueue {
 
 /// Cross-Controller Reset in progress.
 #[derive(Debug)]
-struct PendingReset {
+struct PendingCrossControllerReset {
     /// Tag of the Cross-Controller Reset command.
     tag: u16,
     target: CrossControllerReset,
@@ -86,9 +86,9 @@ impl AdminQueue {
         }
         // The command is executed under its tag, which is unique even if the host's command
         // identifiers are not.
-        let command = abort_by_tag(commands, &command).with_cid(tag);
+        let command = abort_with_target_tag(commands, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
-        let mut transport = association.transport();
+        let mut transport = association.lock_transport();
         let data = transport
             .command_data_length(&command)
             .and_then(|data| self.load_host_data(commands, tag, data));
@@ -96,7 +96,7 @@ impl AdminQueue {
             Ok(()) => {
                 let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();
                 self.is_last_command_keep_alive =
-                    is_keep_alive && transport.keep_alive() >= COALESCED_KEEP_ALIVE_MIN;
+                    is_keep_alive && transport.keep_alive_timeout() >= COALESCED_KEEP_ALIVE_MIN;
                 transport.execute_admin(now, &command, host_cid, &mut self.bytes)
             }
             Err(status) => {
@@ -105,7 +105,7 @@ impl AdminQueue {
             }
         };
         drop(transport);
-        self.begin_resets(now);
+        self.begin_requested_resets(now);
         let Some(AdminResult { status, result }) = result else { return };
         let sent =
             if status.is_success() { self.store_response_data(commands, tag) } else { Ok(0) };
@@ -125,7 +125,7 @@ impl AdminQueue {
     /// Executes Property Get and Property Set (Base 2.1 §6.5, §6.6); other Fabrics commands are
     /// rejected.
     fn execute_property(&self, now: Instant, command: &Command) -> Completion {
-        let mut transport = self.association.transport();
+        let mut transport = self.association.lock_transport();
         let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
         let value = match kind {
@@ -181,14 +181,14 @@ impl AdminQueue {
     }
 
     /// Starts the Cross-Controller Resets that the host has requested.
-    fn begin_resets(&mut self, now: Instant) {
+    fn begin_requested_resets(&mut self, now: Instant) {
         // The lock on this association's front end is released before the other one's is taken: two
         // controllers that reset each other would deadlock.
         while let Some((tag, target)) =
-            { self.association.transport().next_cross_controller_reset() }
+            { self.association.lock_transport().next_cross_controller_reset() }
         {
             if let Some(end) = self.begin_reset(now, tag, target) {
-                self.association.transport().complete_cross_controller_reset(now, tag, end);
+                self.association.lock_transport().complete_cross_controller_reset(now, tag, end);
             }
         }
     }
@@ -201,12 +201,12 @@ impl AdminQueue {
         target: CrossControllerReset,
     ) -> Option<AdminResult> {
         let found = self.association.export().association_of_cntlid(target.icid);
-        let Some(other) = found.filter(|other| other.matches_reset(&target)) else {
+        let Some(other) = found.filter(|other| other.is_target_of_reset(&target)) else {
             let export = self.association.export();
             // An unknown controller may belong to another process or to an earlier run of this one,
             // and may still write, so the reset must not be reported as done.
             return Some(match export.has_instance_ended(&target) || self.accepts_unknown_resets {
-                true => reset_done(),
+                true => successful_reset_result(),
                 false => AdminResult::failure(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
             });
         };
@@ -216,25 +216,33 @@ impl AdminQueue {
         if self.resets.len() >= usize::from(RESETS_MAX) {
             return Some(AdminResult::failure(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
         }
-        other.transport().end_association(AssociationEndReason::Reset);
-        self.resets.push(PendingReset { tag, target, until: now.after(self.quiesce) });
+        other.lock_transport().end_association(AssociationEndReason::Reset);
+        self.resets.push(PendingCrossControllerReset {
+            tag,
+            target,
+            until: now.after(self.quiesce),
+        });
         None
     }
 
     /// Completes resets whose controller is gone. A controller ends with the last connection of its
     /// association, and a connection only once none of its commands is outstanding in a device. A
     /// controller that takes longer than the advertised quiesce time is not reported as reset.
-    fn check_resets(&mut self, now: Instant) {
+    fn complete_finished_resets(&mut self, now: Instant) {
         let Self { association, resets, .. } = self;
-        resets.retain(|PendingReset { tag, target, until }| {
+        resets.retain(|PendingCrossControllerReset { tag, target, until }| {
             let found = association.export().association_of_cntlid(target.icid);
-            let is_there = found.is_some_and(|other| other.matches_reset(target));
+            let is_there = found.is_some_and(|other| other.is_target_of_reset(target));
             let is_gone = !is_there && association.export().has_instance_ended(target);
             if is_gone {
-                association.transport().complete_cross_controller_reset(now, *tag, reset_done());
+                association.lock_transport().complete_cross_controller_reset(
+                    now,
+                    *tag,
+                    successful_reset_result(),
+                );
             } else if now >= *until {
                 let timeout = AdminResult::failure(Status::INTERNAL_ERROR);
-                association.transport().complete_cross_controller_reset(now, *tag, timeout);
+                association.lock_transport().complete_cross_controller_reset(now, *tag, timeout);
             }
             !is_gone && now < *until
         });
@@ -265,8 +273,8 @@ impl AdminQueue {
             return AdminPollResult::default();
         }
         self.wants_iteration = false;
-        self.check_resets(now);
-        let mut transport = self.association.transport();
+        self.complete_finished_resets(now);
+        let mut transport = self.association.lock_transport();
         let is_busy = transport.poll(now);
         let mut count = usize::from(is_busy);
         while let Some((tag, result)) = transport.next_deferred_result() {
@@ -297,19 +305,19 @@ impl AdminQueue {
 
     /// Ends the association, because its admin connection ends.
     pub(super) fn end_association(&mut self) {
-        self.association.transport().end_association(AssociationEndReason::ConnectionLost);
+        self.association.lock_transport().end_association(AssociationEndReason::ConnectionLost);
     }
 
     /// Whether no I/O queue of the association is left.
-    pub(super) fn is_drained(&self) -> bool {
-        self.association.transport().is_drained()
+    pub(super) fn are_io_queues_gone(&self) -> bool {
+        self.association.lock_transport().has_no_io_queues()
     }
 
     pub(super) fn wake_at(&self) -> Instant {
         self.wakes_at
     }
 
-    pub(super) fn wants_iteration(&self) -> bool {
+    pub(super) fn needs_iteration(&self) -> bool {
         self.wants_iteration
     }
 }
@@ -317,7 +325,7 @@ impl AdminQueue {
 /// Returns the command with the tag of the command that it aborts, if that was received on the same
 /// connection. The front end identifies commands by tag; an Abort names the host's command
 /// identifier (Base 2.1 §5.1.1).
-fn abort_by_tag(commands: &CommandTable, command: &Command) -> Command {
+fn abort_with_target_tag(commands: &CommandTable, command: &Command) -> Command {
     if command.opcode() != AdminOpcode::Abort.code() || command.cdw10() & 0xffff != 0 {
         return *command;
     }
@@ -329,7 +337,7 @@ fn abort_by_tag(commands: &CommandTable, command: &Command) -> Command {
 }
 
 /// Completion of a successful Cross-Controller Reset.
-fn reset_done() -> AdminResult {
+fn successful_reset_result() -> AdminResult {
     AdminResult::success_with(CrossResetResult(0).with(|result| result.is_reset(true)).0)
 }
 

@@ -134,7 +134,7 @@ impl Admission {
         peer: &str,
     ) -> Result<AdmittedConnection, AdmissionError> {
         let address = connection_limit_key_of_peer(peer);
-        let mut counts = this.counts();
+        let mut counts = this.lock_counts();
         let limit = this.connections_max;
         let rejected = if counts.all >= limit {
             Some(AdmissionError::Full { limit })
@@ -159,7 +159,7 @@ impl Admission {
 
     /// Number of rejected connections.
     pub(super) fn rejected_connections(&self) -> u64 {
-        self.counts().rejected
+        self.lock_counts().rejected
     }
 
     /// Checks the limits of an address, each raised by `extra`.
@@ -238,7 +238,7 @@ impl Admission {
         is_exceeded.then_some(AdmissionError::Discovery { limit: discovery_per_address_max })
     }
 
-    fn counts(&self) -> MutexGuard<'_, ConnectionCounts> {
+    fn lock_counts(&self) -> MutexGuard<'_, ConnectionCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -311,17 +311,17 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
 
 impl AdmittedConnection {
     /// Time that the connection has for Connect.
-    pub(super) const fn connect_timeout(&self) -> Span {
+    pub(super) const fn fabrics_connect_timeout(&self) -> Span {
         self.connect_timeout
     }
 
     /// Counts the connection as one to the discovery service.
-    pub(super) fn set_discovery(&mut self, lists_hosts: bool) -> Result<(), AdmissionError> {
+    pub(super) fn count_as_discovery(&mut self, lists_hosts: bool) -> Result<(), AdmissionError> {
         self.set_category(ConnectionCategory::Discovery, lists_hosts)
     }
 
     /// Counts the connection as a queue of `host`, which a subsystem lists or not.
-    pub(super) fn set_host(
+    pub(super) fn count_as_host_queue(
         &mut self,
         host: &str,
         is_listed: bool,
@@ -340,7 +340,7 @@ impl AdmittedConnection {
         category: ConnectionCategory,
         lists_hosts: bool,
     ) -> Result<(), AdmissionError> {
-        let mut counts = self.admission.counts();
+        let mut counts = self.admission.lock_counts();
         // The connection must not count against its own new category.
         counts.remove(&self.category, self.address);
         let rejected =
@@ -357,7 +357,7 @@ impl AdmittedConnection {
 
 impl Drop for AdmittedConnection {
     fn drop(&mut self) {
-        let mut counts = self.admission.counts();
+        let mut counts = self.admission.lock_counts();
         counts.remove(&self.category, self.address);
     }
 }
@@ -416,7 +416,7 @@ mod tests {
         Admission::new(AdmissionLimits::default_for(connections_max), connections_max)
     }
 
-    fn peer_addresses(
+    fn admit_connections(
         admission: &Arc<Admission>,
         peer: &str,
         count: usize,
@@ -431,7 +431,7 @@ mod tests {
         (host, is_listed): (&str, bool),
     ) -> Result<AdmittedConnection, AdmissionError> {
         let mut admitted = Admission::admit(admission, peer)?;
-        admitted.set_host(host, is_listed, true).map(|()| admitted)
+        admitted.count_as_host_queue(host, is_listed, true).map(|()| admitted)
     }
 
     /// Admits connections of a peer, each with another host name, until one is rejected.
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn unconnected_connections_are_limited_for_each_address() {
         let admission = test_admission(1100);
-        let _held = peer_addresses(&admission, "127.0.0.1:5000", 275);
+        let _held = admit_connections(&admission, "127.0.0.1:5000", 275);
         let rejected = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
         assert_eq!(
             (rejected, admission.rejected_connections()),
@@ -500,7 +500,7 @@ mod tests {
         let admission = test_admission(1100);
         let visit = |peer: &str| {
             let mut admitted = Admission::admit(&admission, peer).unwrap();
-            admitted.set_discovery(true).map(|()| admitted)
+            admitted.count_as_discovery(true).map(|()| admitted)
         };
         let held: Vec<_> = (0..68).map(|_| visit("192.0.2.1:5000").unwrap()).collect();
         assert_eq!(visit("192.0.2.1:6000").unwrap_err(), AdmissionError::Discovery { limit: 68 });
@@ -525,7 +525,7 @@ mod tests {
         let waits = |n: u32| {
             let admitted = Admission::admit(&admission, &format!("10.2.{}.{}:1", n / 250, n % 250));
             let admitted = admitted.unwrap();
-            (admitted.connect_timeout(), admitted)
+            (admitted.fabrics_connect_timeout(), admitted)
         };
         let (long, short): (Vec<_>, Vec<_>) =
             (0..800).map(waits).partition(|(span, _)| *span == super::CONNECT_TIMEOUT);
@@ -564,12 +564,12 @@ mod tests {
             })
             .collect();
         let last = strangers.last_mut().unwrap();
-        let rejected = last.set_host("nqn.stranger", false, true).unwrap_err();
+        let rejected = last.count_as_host_queue("nqn.stranger", false, true).unwrap_err();
         assert_eq!(rejected, AdmissionError::Reserved { reserved: 137 });
-        assert!(last.set_discovery(true).is_err());
-        assert!(last.set_host("nqn.stranger", false, false).is_ok(), "none is named");
+        assert!(last.count_as_discovery(true).is_err());
+        assert!(last.count_as_host_queue("nqn.stranger", false, false).is_ok(), "none is named");
         let mut listed = Admission::admit(&admission, "10.9.9.9:1").unwrap();
-        assert!(listed.set_host("nqn.named", true, true).is_ok());
+        assert!(listed.count_as_host_queue("nqn.named", true, true).is_ok());
     }
 
     /// Random admissions, assignments and releases: all counters return to zero.
@@ -591,15 +591,15 @@ mod tests {
                     _ => {
                         let Some(one) = held.last_mut() else { continue };
                         let _ = match random.below(2) {
-                            0 => one.set_discovery(true),
-                            _ => one.set_host(&host, random.chance(1, 2), true),
+                            0 => one.count_as_discovery(true),
+                            _ => one.count_as_host_queue(&host, random.chance(1, 2), true),
                         };
                     }
                 }
             }
-            assert_eq!(admission.counts().all, held.len());
+            assert_eq!(admission.lock_counts().all, held.len());
             held.clear();
-            let counts = admission.counts();
+            let counts = admission.lock_counts();
             assert_eq!((counts.all, counts.listed, counts.discovery), (0, 0, 0), "seed {seed}");
             assert_eq!((counts.loopback, counts.unconnected), (0, 0), "seed {seed}");
             assert!(counts.unconnected_addresses.is_empty(), "seed {seed}");

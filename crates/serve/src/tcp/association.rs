@@ -79,7 +79,7 @@ impl Association {
     }
 
     /// Whether a Cross-Controller Reset names exactly this instance of the controller.
-    pub(super) fn matches_reset(&self, reset: &CrossControllerReset) -> bool {
+    pub(super) fn is_target_of_reset(&self, reset: &CrossControllerReset) -> bool {
         self.cntlid == reset.icid
             && self.instance.is_some_and(|ControllerInstance { uniquifier, random, .. }| {
                 (uniquifier, random) == (reset.ciu, reset.cirn)
@@ -87,7 +87,7 @@ impl Association {
     }
 
     /// Locked front end of the controller. It is not used on the I/O path.
-    pub(super) fn transport(&self) -> MutexGuard<'_, FabricsTransport> {
+    pub(super) fn lock_transport(&self) -> MutexGuard<'_, FabricsTransport> {
         self.transport.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,13 +101,13 @@ impl Drop for Association {
         let transport = self.transport.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Commands that were abandoned may still take effect, so the instance counts as ended only
         // when drained.
-        self.cntlid_lease.ended = self.instance.filter(|_| transport.is_drained());
+        self.cntlid_lease.ended = self.instance.filter(|_| transport.has_no_io_queues());
     }
 }
 
 impl Drop for CntlidLease {
     fn drop(&mut self) {
-        self.export.remove_controller(self.cntlid, self.ended);
+        self.export.release_cntlid(self.cntlid, self.ended);
     }
 }
 

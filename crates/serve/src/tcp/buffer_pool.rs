@@ -192,7 +192,7 @@ impl BufferPool {
     }
 
     /// Number of pages for data, which come first, and of own pages, which follow.
-    pub(super) fn page_counts(&self) -> (usize, usize) {
+    pub(super) fn data_and_own_page_counts(&self) -> (usize, usize) {
         let own = self.shared.connections_max << OWN_ORDER;
         let pages = usize::try_from(self.size_bytes() >> PAGE_SHIFT).unwrap_or(0);
         (pages - own, own)
@@ -200,7 +200,7 @@ impl BufferPool {
 
     /// Whether any connection waits.
     #[inline]
-    pub(super) fn is_scarce(&self) -> bool {
+    pub(super) fn has_waiters(&self) -> bool {
         // Relaxed: only a hint. A connection that sees it late returns its cache late.
         self.shared.is_scarce.load(Ordering::Relaxed)
     }
@@ -311,17 +311,17 @@ impl BufferPool {
         let mut state = self.lock_state();
         let page = state.own.pop()?;
         let block = Block { page, order: OWN_ORDER, source: BufferSource::Own };
-        state.record_allocated(block);
+        state.log_allocated_block(block);
         Some(block)
     }
 
     /// Whether a waiting connection could use the memory that this one holds.
     fn is_needed_by_others(&self, charged: ChargedEntries) -> bool {
-        self.is_scarce() && self.lock_state().is_needed_by_others(charged)
+        self.has_waiters() && self.lock_state().is_needed_by_others(charged)
     }
 
     /// Starts recording allocated blocks. Returns those since the last call.
-    pub(super) fn record_allocated_blocks(&self) -> Vec<Range<u32>> {
+    pub(super) fn take_allocated_blocks(&self) -> Vec<Range<u32>> {
         let allocated = self.lock_state().allocated.replace(Vec::new());
         allocated.unwrap_or_default().iter().map(Block::pages).collect()
     }
@@ -393,7 +393,7 @@ impl PoolLayout {
 
 impl PoolState {
     /// Records an allocated block, if recording is on.
-    fn record_allocated(&mut self, block: Block) {
+    fn log_allocated_block(&mut self, block: Block) {
         if let Some(allocated) = &mut self.allocated {
             allocated.push(block);
         }

@@ -325,7 +325,8 @@ impl CommandTable {
             };
             let is_half = slot.state != CommandState::AwaitingBuffer;
             #[cfg(test)]
-            let len_bytes = if self.is_misread_as_half(tag) { OWN_BYTES } else { len_bytes };
+            let len_bytes =
+                if self.is_treated_as_fused_by_bug(tag) { OWN_BYTES } else { len_bytes };
             let buffer = self.allocate_buffer(len_bytes)?;
             self.waiting.pop_front();
             self.leave_wait_queue();
@@ -638,7 +639,7 @@ impl CommandTable {
         self.is_stream_blocked = false;
         self.cancel_fused_first();
         self.cache.stop_waiting();
-        self.cache.release_idle();
+        self.cache.release_idle_buffers();
     }
 
     /// Releases buffers after the stream was closed. No more data are received into buffers, so
@@ -688,9 +689,9 @@ impl CommandTable {
 
     /// Returns idle buffers if another connection waits for memory.
     #[inline]
-    pub(super) fn release_if_scarce(&mut self) {
+    pub(super) fn release_idle_if_others_wait(&mut self) {
         if self.cache.should_release_idle() {
-            self.cache.release_idle();
+            self.cache.release_idle_buffers();
         }
     }
 

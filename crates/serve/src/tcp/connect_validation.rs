@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
-use tenmil_nvme_controller::controller::HostInUse;
+use tenmil_nvme_controller::controller::HostIdentifierInUse;
 use tenmil_nvme_controller::transport::fabrics::{CreateQueueError, FabricsTransport};
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
 use tenmil_wire::{Command, Status, TypedCommand, nqn};
@@ -14,7 +14,7 @@ use super::subsystem_export::ControllerError;
 
 /// Resource granted to a Connect.
 #[derive(Debug)]
-pub(super) enum ConnectGrant {
+pub(super) enum GrantedConnect {
     /// New controller.
     Admin(Arc<Association>),
     /// I/O queue of an existing controller.
@@ -98,7 +98,7 @@ pub(super) fn parse_connect(command: &Command) -> Result<Connect, ConnectError> 
 
 impl ConnectRequest<'_> {
     /// Grants or rejects the Connect.
-    pub(super) fn grant_or_reject(&self) -> Result<ConnectGrant, ConnectError> {
+    pub(super) fn grant_or_reject(&self) -> Result<GrantedConnect, ConnectError> {
         let limit = self.service.limits().queue_entries;
         let entries = u32::from(self.connect.sqsize) + 1;
         if entries < 2 || entries > limit.into() {
@@ -115,10 +115,14 @@ impl ConnectRequest<'_> {
             return Err(ConnectError::invalid_command_field(KATO, why));
         }
         let field = self.data.subnqn();
-        if nqn::parse_nqn_field(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
-            return self.grant_discovery(host);
+        if nqn::parse_nqn_field(&field.0).is_ok_and(|name| self.service.is_discovery_nqn(name)) {
+            return self.grant_discovery_controller(host);
         }
-        if self.connect.qid == 0 { self.grant_admin(host) } else { self.grant_io(&host) }
+        if self.connect.qid == 0 {
+            self.grant_admin_queue(host)
+        } else {
+            self.grant_io_queue(&host)
+        }
     }
 
     /// Host identity of the request. An empty HOSTNQN is a host that no list can contain; it may
@@ -148,7 +152,7 @@ impl ConnectRequest<'_> {
     }
 
     /// Grants a discovery controller: to any host, without I/O queues (Base 2.1 §3.1.3.3).
-    fn grant_discovery(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_discovery_controller(&self, host: HostIds) -> Result<GrantedConnect, ConnectError> {
         if self.connect.qid != 0 {
             let why = format!(
                 "it requests queue {} of a discovery controller, expected 0",
@@ -163,10 +167,10 @@ impl ConnectRequest<'_> {
                 format!("{why}, expected any, 0xffff"),
             ));
         }
-        Ok(ConnectGrant::Discovery(host.nqn))
+        Ok(GrantedConnect::Discovery(host.nqn))
     }
 
-    fn grant_admin(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_admin_queue(&self, host: HostIds) -> Result<GrantedConnect, ConnectError> {
         let export = self.find_export()?;
         let requested = self.data.cntlid();
         let limits = self.service.limits();
@@ -182,10 +186,10 @@ impl ConnectRequest<'_> {
             ConnectError::invalid_command_field(KATO, "its keep-alive time-out is too long")
         })?;
         export.add_association(&association);
-        Ok(ConnectGrant::Admin(association))
+        Ok(GrantedConnect::Admin(association))
     }
 
-    fn grant_io(&self, host: &HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_io_queue(&self, host: &HostIds) -> Result<GrantedConnect, ConnectError> {
         let export = self.find_export()?;
         let (cntlid, qid) = (self.data.cntlid(), self.connect.qid);
         let association = export.association_of_cntlid(cntlid).ok_or_else(|| {
@@ -194,17 +198,17 @@ impl ConnectRequest<'_> {
                 format!("it has no controller {cntlid} of {}", export.nqn()),
             )
         })?;
-        association.host.check_queue_of(host, cntlid)?;
-        let may_create = association.transport().check_create_queue(qid);
+        association.host.check_same_host_for_queue(host, cntlid)?;
+        let may_create = association.lock_transport().check_create_queue(qid);
         may_create.map_err(connect_error_of_queue)?;
-        Ok(ConnectGrant::Io { association, qid })
+        Ok(GrantedConnect::Io { association, qid })
     }
 }
 
 impl HostIds {
     /// Checks that an I/O queue belongs to the host of the controller: same NQN, and the same host
     /// identifier or none (Base 2.1 §6.3).
-    fn check_queue_of(&self, other: &Self, cntlid: u16) -> Result<(), ConnectError> {
+    fn check_same_host_for_queue(&self, other: &Self, cntlid: u16) -> Result<(), ConnectError> {
         if self.nqn != other.nqn {
             let why = format!(
                 "controller {cntlid} belongs to {}, not to {}",
@@ -241,7 +245,7 @@ fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectE
                 "it requests controller {requested:#x}, expected an existing one, or 0xffff for any"
             ),
         ),
-        ControllerError::HostInUse(why) => connect_error_of_host_in_use(&why, host),
+        ControllerError::HostInUse(why) => connect_error_of_hostid_in_use(&why, host),
         ControllerError::Busy => ConnectError::controller_busy("all controllers are in use"),
         ControllerError::Unstopped(cntlid) => ConnectError {
             is_transient: true,
@@ -255,7 +259,7 @@ fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectE
 
 /// Rejects a host identifier that another host uses. If that host is only connected, not
 /// registered, the conflict may go away.
-fn connect_error_of_host_in_use(why: &HostInUse, host: &HostIds) -> ConnectError {
+fn connect_error_of_hostid_in_use(why: &HostIdentifierInUse, host: &HostIds) -> ConnectError {
     let text = format!(
         "{} gives host identifier {}, which {why}, expected an identifier of its own \
          (`nvme connect --hostid`)",

@@ -142,7 +142,7 @@ impl TargetConnection {
             send_state: SendState::new(),
             // A connection without a queue counts towards the limits and holds its own pages, so the
             // time until Connect is bounded.
-            connect_by: now.after(admitted.connect_timeout()),
+            connect_by: now.after(admitted.fabrics_connect_timeout()),
             pending_connect: None,
             blocked_since: None,
             awaited_data: None,
@@ -199,9 +199,9 @@ impl TargetConnection {
         }
         let is_wakeup_pending = self.handle.take_wakeup();
         let mut count = usize::from(is_wakeup_pending);
-        if self.send_state.is_blocked() && self.recv_backoff.is_due(now) {
+        if self.send_state.is_awaiting_send_space() && self.recv_backoff.is_due(now) {
             self.send(now);
-            count += usize::from(!self.send_state.is_blocked());
+            count += usize::from(!self.send_state.is_awaiting_send_space());
         }
         if self.send_state.has_kernel_references()
             && let Some(stream) = &mut self.stream
@@ -225,11 +225,11 @@ impl TargetConnection {
             count += self.discard_input(now) + self.poll_kernel_release(now);
         }
         count += self.poll_role(now, is_wakeup_pending);
-        self.commands.release_if_scarce();
+        self.commands.release_idle_if_others_wait();
         if let Some(fault) = self.commands.recorded_fault() {
             self.close_for_invalid_call(now, fault);
         }
-        if now >= self.connection_deadline() {
+        if now >= self.earliest_deadline() {
             count += self.handle_deadlines(now);
         }
         // Not before everything queued was offered to the stream: responses, and a TermReq.
@@ -565,12 +565,14 @@ impl TargetConnection {
         let Some(stream) = &mut self.stream else { return };
         match self.send_state.send_queued(&mut **stream, &mut self.end, &mut self.commands) {
             Ok(count) => {
-                if !self.send_state.is_blocked() {
+                if !self.send_state.is_awaiting_send_space() {
                     self.blocked_since = None;
                 } else if count > 0 || self.blocked_since.is_none() {
                     self.blocked_since = Some(now);
                 }
-                if self.send_state.is_blocked() || self.send_state.has_kernel_references() {
+                if self.send_state.is_awaiting_send_space()
+                    || self.send_state.has_kernel_references()
+                {
                     self.schedule_timeout_check(now);
                 }
             }
@@ -598,7 +600,7 @@ impl Drop for TargetConnection {
         self.release_drained_queue(self.worked_at);
         match &self.role {
             ConnectionRole::Io(io) => {
-                self.service.report_abandoned(&self.peer, io.outstanding_commands())
+                self.service.report_abandoned_commands(&self.peer, io.outstanding_commands())
             }
             _ => return self.commands.release_all(),
         }

@@ -209,8 +209,9 @@ impl DiscoveryController {
         }
         let page = match LogPage::from_code(get.lid) {
             LogPage::Discovery => {
-                let (generation, page) =
-                    self.service.discovery_page(&self.host, (self.port, self.local_address));
+                let (generation, page) = self
+                    .service
+                    .build_discovery_log_page(&self.host, (self.port, self.local_address));
                 if !get.rae {
                     (self.generation, self.is_notified) = (generation, false);
                 }

@@ -186,7 +186,7 @@ impl fmt::Display for TargetEvent {
 mod tests {
     use super::{EventQueue, TargetEvent, UNREAD_MAX};
 
-    fn rejected_event(connection: u64) -> TargetEvent {
+    fn peer_rejected_event(connection: u64) -> TargetEvent {
         TargetEvent::Rejected {
             connection,
             peer: "192.0.2.1:5".into(),
@@ -198,13 +198,14 @@ mod tests {
     fn events_caused_by_peers_never_displace_errors() {
         let mut unread = EventQueue::default();
         unread.push(TargetEvent::Error("a medium has not answered".into()));
-        (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(rejected_event(connection)));
+        (0..3 * UNREAD_MAX as u64)
+            .for_each(|connection| unread.push(peer_rejected_event(connection)));
         assert_eq!(unread.next(), Some(TargetEvent::Error("a medium has not answered".into())));
         let read = std::iter::from_fn(|| unread.next()).collect::<Vec<_>>();
         let (last, read) = read.split_last().unwrap();
         assert_eq!(
             (read.len(), read[0].clone()),
-            (UNREAD_MAX - 1, rejected_event(2 * UNREAD_MAX as u64 + 1))
+            (UNREAD_MAX - 1, peer_rejected_event(2 * UNREAD_MAX as u64 + 1))
         );
         let TargetEvent::Notice(text) = last else { panic!("{last:?}") };
         assert!(text.starts_with(&format!("{} events", 2 * UNREAD_MAX + 1)), "{text}");

@@ -63,7 +63,7 @@ struct FuzzTarget {
     now: Instant,
     guests: Vec<TargetConnection>,
     peers: Vec<FuzzHost>,
-    media: Vec<FuzzSubsystem>,
+    media: Vec<TenantDevice>,
     watch: InvariantChecker,
     honest: WellBehavedHost,
     accepted: u64,
@@ -72,7 +72,7 @@ struct FuzzTarget {
 }
 
 /// Device of a tenant.
-struct FuzzSubsystem {
+struct TenantDevice {
     ram: Arc<RamDevice>,
     is_stuck: Arc<AtomicBool>,
     stuck_until: Instant,
@@ -112,7 +112,7 @@ impl FuzzTarget {
             ..ServiceLimits::default()
         };
         let service = Service::new(&regions, limits).expect("the limits make sense");
-        service.open_port(1, Port { address: None });
+        service.add_port(1, Port { address: None });
         let media =
             (0..TENANTS).map(|tenant| export_subsystem(&regions, &service, tenant)).collect();
         let now = Instant { ns: 1_000_000 };
@@ -149,7 +149,7 @@ impl FuzzTarget {
     /// Connects the well-behaved host.
     fn connect_well_behaved_host(&mut self) {
         self.honest.admin.send_connect(None, |command| command);
-        self.honest.admin.send_enable();
+        self.honest.admin.send_controller_enable();
         self.poll_until_idle();
         let cntlid = self.honest.admin.ended.first().map(|completion| completion.dw0());
         let cntlid = cntlid.and_then(|dword| u16::try_from(dword).ok());
@@ -184,12 +184,12 @@ impl FuzzTarget {
                 }
             }
             self.poll_until_idle();
-            self.check_overdue_data();
+            self.assert_no_overdue_data();
         }
     }
 
     /// Checks that no host owes data for too long while others wait for its memory.
-    fn check_overdue_data(&mut self) {
+    fn assert_no_overdue_data(&mut self) {
         let is_late = |guest: &TargetConnection| {
             let owed = guest.oldest_data_request_time().map(|since| self.now.since(since));
             owed.is_some_and(|owed| owed > DEBT_MAX) && guest.others_need_memory()
@@ -209,14 +209,14 @@ impl FuzzTarget {
             let mut is_busy = false;
             for at in 0..self.guests.len() {
                 is_busy |= self.guests[at].poll_once(self.now);
-                self.watch.check_buffers(&self.guests);
+                self.watch.check_buffer_ownership(&self.guests);
             }
             self.guests.retain(|guest| !guest.is_closed());
-            self.watch.check_buffers(&self.guests);
+            self.watch.check_buffer_ownership(&self.guests);
             self.peers.iter_mut().for_each(FuzzHost::receive_pdus);
             self.peers.retain(|peer| !peer.is_closed());
-            is_busy |= self.run_well_behaved_host();
-            self.check_error_events();
+            is_busy |= self.poll_well_behaved_host();
+            self.assert_no_internal_errors();
             idle = if is_busy { 0 } else { idle + 1 };
             if idle > 2 {
                 return;
@@ -225,7 +225,7 @@ impl FuzzTarget {
     }
 
     /// Runs the well-behaved host. Returns whether it did anything.
-    fn run_well_behaved_host(&mut self) -> bool {
+    fn poll_well_behaved_host(&mut self) -> bool {
         let Self { honest, now, .. } = self;
         honest.admin.receive_pdus();
         honest.io.receive_pdus();
@@ -233,7 +233,7 @@ impl FuzzTarget {
         assert!(!is_cut, "a host that keeps to the rules was cut off");
         let mut is_busy = false;
         while let Some(asked) = honest.io.asked.front().copied() {
-            honest.io.handle_response(asked.len_bytes, (0, 0, 0));
+            honest.io.send_h2c_data(asked.len_bytes, (0, 0, 0));
             is_busy = true;
         }
         for completion in honest.io.ended.drain(..) {
@@ -258,13 +258,14 @@ impl FuzzTarget {
         honest.count += 1;
         let len = [512, 8192, TRANSFER_BYTES_MAX][honest.count as usize / 2 % 3];
         let opcode = if honest.count % 2 == 0 { IoOpcode::Read } else { IoOpcode::Write };
-        let command = transfer_command(opcode.code(), honest.count % 8, len / 512);
-        let cid = honest.io.send_command(&command.with_sgl1(Descriptor::transport(len)), 0);
+        let command = read_or_write_command(opcode.code(), honest.count % 8, len / 512);
+        let cid =
+            honest.io.send_command(&command.with_sgl1(Descriptor::transport_data_block(len)), 0);
         honest.waits = Some((cid, *now));
     }
 
     /// Checks the service's events for internal errors.
-    fn check_error_events(&self) {
+    fn assert_no_internal_errors(&self) {
         while let Some(new_events) = self.service.next_event() {
             if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } =
                 new_events
@@ -296,8 +297,8 @@ impl FuzzTarget {
                 self.guests[at].poll_once(self.now);
             }
             self.guests.retain(|guest| !guest.is_closed());
-            self.watch.check_buffers(&self.guests);
-            self.check_error_events();
+            self.watch.check_buffer_ownership(&self.guests);
+            self.assert_no_internal_errors();
             if self.guests.is_empty() {
                 break;
             }
@@ -314,7 +315,7 @@ impl FuzzTarget {
 }
 
 /// Exports a tenant's subsystem to its host.
-fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> FuzzSubsystem {
+fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> TenantDevice {
     let ram = Arc::new(RamDevice::new(regions, 512, BLOCKS).expect("there is memory"));
     let is_stuck = Arc::new(AtomicBool::new(false));
     let medium = DelayedDevice { ram: Arc::clone(&ram), is_stuck: Arc::clone(&is_stuck) };
@@ -332,11 +333,11 @@ fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> Fuz
         masks: BTreeMap::new(),
     };
     service.add_subsystem(config).expect("it has a name of its own");
-    FuzzSubsystem { ram, is_stuck, stuck_until: Instant::default() }
+    TenantDevice { ram, is_stuck, stuck_until: Instant::default() }
 }
 
 /// Builds a command for a number of blocks.
-fn transfer_command(opcode: u8, lba: u32, blocks: u32) -> Command {
+fn read_or_write_command(opcode: u8, lba: u32, blocks: u32) -> Command {
     let count = blocks.saturating_sub(1);
     Command::new(opcode).with_nsid(1).with_cdw10(lba).with_cdw12(count)
 }

@@ -14,10 +14,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
-use tenmil_nvme_controller::executor::{CommandData, CommandTag, Executor, SegmentMemory};
+use tenmil_nvme_controller::executor::{CommandDataLocation, CommandTag, Executor, SegmentMemory};
 use tenmil_nvme_controller::queue::QueueEvent;
 use tenmil_nvme_controller::transport::fabrics::{
-    CreateQueueError, FabricsQueue, QueueCommand, QueueLink,
+    CreateQueueError, FabricsQueueParams, QueueCommand, QueueLink,
 };
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_reactor::MeanLatency;
@@ -40,12 +40,12 @@ pub(super) struct IoQueue {
     published_at: Instant,
     /// Whether outstanding writes of the devices are fenced when the queue stops.
     is_fenced: bool,
-    stop_timer: StopTimer,
+    stop_timer: DrainAfterStopTimer,
 }
 
 /// Tracks how long the devices take to drain after the queue was stopped.
 #[derive(Debug)]
-struct StopTimer {
+struct DrainAfterStopTimer {
     since: Instant,
     /// When the delay is reported.
     report_at: Instant,
@@ -70,14 +70,17 @@ impl IoQueue {
         now: Instant,
     ) -> Result<Self, CreateQueueError> {
         let limits = service.limits();
-        let new =
-            FabricsQueue { qid, in_flight_max: depth, contexts_max: SPLIT_COMMANDS_MAX.min(depth) };
+        let new = FabricsQueueParams {
+            qid,
+            in_flight_max: depth,
+            contexts_max: SPLIT_COMMANDS_MAX.min(depth),
+        };
         let memory = SegmentMemory::new(
             Arc::new(commands.buffer_pool().regions().clone()),
             commands.buffer_pool().pool_segment(),
         );
         let buffers = service.bounce_pool().clone();
-        let (executor, link) = association.transport().create_queue(memory, &new, buffers)?;
+        let (executor, link) = association.lock_transport().create_queue(memory, &new, buffers)?;
         Ok(Self {
             executor,
             link,
@@ -87,7 +90,7 @@ impl IoQueue {
             latency: MeanLatency::default(),
             published_at: now,
             is_fenced: !limits.injected_bugs.unfenced_writes,
-            stop_timer: StopTimer {
+            stop_timer: DrainAfterStopTimer {
                 since: now,
                 report_at: Instant::NEVER,
                 quiesce: limits.quiesce,
@@ -151,14 +154,14 @@ impl IoQueue {
             }
         }
         if self.executor.in_flight_count() > 0 {
-            self.executor.submit(now);
+            self.executor.submit_all_channels(now);
             count += self.poll_devices(now, commands, end);
         }
         if self.executor.has_events() {
             count += 1;
             self.forward_events(now);
         }
-        if self.executor.has_finished() {
+        if self.executor.has_finished_commands() {
             count += self.complete_finished(now, commands, end);
         }
         if count == 0 {
@@ -171,10 +174,10 @@ impl IoQueue {
     /// number.
     #[inline]
     fn start_ready_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
-        if self.executor.is_exclusive() {
-            self.executor.begin_exclusive();
+        if self.executor.is_exclusivity_held() {
+            self.executor.bar_exclusive_namespace();
             let count = self.start_unblocked_commands(now, commands);
-            self.executor.end_exclusive();
+            self.executor.unbar_and_acknowledge_exclusivity();
             return count;
         }
         if self.ready.is_empty() { 0 } else { self.start_unblocked_commands(now, commands) }
@@ -187,11 +190,12 @@ impl IoQueue {
             if self.executor.can_begin_run() {
                 let ready =
                     self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
-                count += self.executor.begin_segments(STREAM, ready);
+                count += self.executor.begin_segment_commands(STREAM, ready);
             }
             let Some(&tag) = self.ready.get(count) else { break };
             let (id, command, segment) = commands.command_with_segment(tag);
-            let (tag, data) = (CommandTag { stream: STREAM, id }, CommandData::Segment(segment));
+            let (tag, data) =
+                (CommandTag { stream: STREAM, id }, CommandDataLocation::Segment(segment));
             if !self.executor.begin_command(now, tag, *command, data) {
                 break;
             }
@@ -233,7 +237,7 @@ impl IoQueue {
         commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
-        let mut finished = self.executor.take_finished();
+        let mut finished = self.executor.take_finished_commands();
         // A stopped queue completes nothing any more.
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &mut finished[..count] {
@@ -245,7 +249,7 @@ impl IoQueue {
             if let Some(report) = command.error_report(self.qid, commands.command_of_tag(tag).cid())
             {
                 let event = QueueEvent::Error(report);
-                self.association.transport().handle_queue_event(now, self.qid, event);
+                self.association.lock_transport().handle_queue_event(now, self.qid, event);
             }
             commands.complete_executed(end, tag, command.status, command.result);
         }
@@ -258,9 +262,10 @@ impl IoQueue {
     #[cold]
     fn forward_events(&mut self, now: Instant) {
         while let Some(event) = self.executor.next_event() {
-            let decision = self.association.transport().handle_queue_event(now, self.qid, event);
+            let decision =
+                self.association.lock_transport().handle_queue_event(now, self.qid, event);
             if let Some(decision) = decision {
-                self.executor.complete_reservation(
+                self.executor.complete_reservation_command(
                     now,
                     decision.ticket,
                     decision.end,
@@ -287,13 +292,13 @@ impl IoQueue {
                     self.executor.abort_namespace(now, nsid, &preempted);
                 }
                 QueueCommand::CompleteReservation { ticket, end } => {
-                    self.executor.complete_reservation(now, ticket, end, &[])
+                    self.executor.complete_reservation_command(now, ticket, end, &[])
                 }
                 QueueCommand::Abort { cid, admin_cid } => {
                     let is_aborted = match commands.find_by_cid(cid) {
                         None => false,
                         Some((id, true)) if !self.ready.contains(&id) => {
-                            self.executor.abort(now, CommandTag { stream: STREAM, id })
+                            self.executor.try_abort_command(now, CommandTag { stream: STREAM, id })
                         }
                         Some((tag, _)) => {
                             self.ready.retain(|ready| *ready != tag);
@@ -301,7 +306,9 @@ impl IoQueue {
                             true
                         }
                     };
-                    self.association.transport().handle_abort_result(now, admin_cid, is_aborted);
+                    self.association
+                        .lock_transport()
+                        .handle_abort_result(now, admin_cid, is_aborted);
                 }
             }
         }
@@ -352,7 +359,7 @@ impl IoQueue {
         }
         stop_timer.report_at = Instant::NEVER;
         stop_timer.is_reported = executor.in_flight_count() > 0;
-        let (opcode, nsid, lba) = executor.first_outstanding()?;
+        let (opcode, nsid, lba) = executor.lowest_slot_command()?;
         let outstanding = executor.in_flight_count();
         Some(format!(
             "{queue_name} was stopped {ms} ms ago and its devices have not completed {outstanding} \
@@ -397,7 +404,7 @@ impl IoQueue {
     fn publish_counters_at_once(&mut self, now: Instant) {
         self.published_at = now;
         let traffic = self.executor.take_io_counters(now);
-        self.association.transport().add_io_counters(&traffic);
+        self.association.lock_transport().add_io_counters(&traffic);
     }
 
     /// Closes the drained queue: releases its identifier.
@@ -405,14 +412,14 @@ impl IoQueue {
         self.publish_counters_at_once(now);
         let Self { executor, association, qid, .. } = self;
         drop(executor);
-        association.transport().remove_queue(now, qid);
+        association.lock_transport().remove_queue(now, qid);
     }
 
     /// Arms the devices before sleeping: passes new descriptors to `watch`. Returns true if the thread must
     /// not sleep.
     pub(super) fn arm(&mut self, watch: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
         let has_ready = !self.ready.is_empty();
-        self.executor.new_descriptors(watch);
+        self.executor.for_each_new_wake_fd(watch);
         self.executor.arm_wakeup(has_ready) || self.executor.has_pending_without_wakeup(has_ready)
     }
 

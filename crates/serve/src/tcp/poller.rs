@@ -57,7 +57,7 @@ impl Poller for TargetConnection {
         let now = context.now();
         let count = self.process_commands(now);
         if self.is_closed() {
-            context.end_thread();
+            context.request_thread_end();
         }
         PollResult::from_count(count + usize::from(self.has_unsent()))
     }
@@ -100,11 +100,11 @@ impl Poller for TargetConnection {
         self.mean_command_latency()
     }
 
-    fn detach(&mut self, reason: DetachReason) -> bool {
+    fn try_detach(&mut self, reason: DetachReason) -> bool {
         match reason {
-            DetachReason::Migrating => self.can_migrate(),
+            DetachReason::Migrating => self.prepare_migration(),
             DetachReason::Exiting => {
-                self.close_on_exit();
+                self.close_on_thread_end();
                 self.is_closed()
             }
         }

@@ -146,7 +146,7 @@ impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
         self.found.clone()
     }
 
-    fn store(
+    fn start_store(
         &mut self,
         record: Option<Vec<u8>>,
         stored: PersistRequest,

@@ -27,7 +27,7 @@ impl SendState {
 
     /// Whether sending must wait for space in the stream.
     #[inline]
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(super) fn is_awaiting_send_space(&self) -> bool {
         self.is_blocked
     }
 

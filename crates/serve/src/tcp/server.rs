@@ -10,7 +10,9 @@ use tenmil_base::Error;
 
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::socket::{self, ListenAddress, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{
+    self, ListenAddress, SocketOptions, SocketStreamFactory, StreamListener,
+};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 
 use super::event::TargetEvent;
@@ -62,7 +64,7 @@ pub struct Server {
 pub(super) struct ReactorSelector {
     config: ServerConfig,
     /// Socket factory of each reactor.
-    sockets: Vec<(ReactorId, SocketFactory)>,
+    sockets: Vec<(ReactorId, SocketStreamFactory)>,
     next: AtomicUsize,
     /// Reactor by receive queue.
     queues: Mutex<BTreeMap<u32, usize>>,
@@ -87,8 +89,9 @@ impl Server {
     ///
     /// The error of the kernel.
     pub fn start(mut config: ServerConfig) -> io::Result<Self> {
-        let sockets =
-            |reactor| (reactor, SocketFactory::new(config.regions.clone(), config.sockets.clone()));
+        let sockets = |reactor| {
+            (reactor, SocketStreamFactory::new(config.regions.clone(), config.sockets.clone()))
+        };
         let sockets = config.reactors.reactors().map(sockets).collect();
         let listen_sockets = std::mem::take(&mut config.listen_sockets);
         let dispatcher = Arc::new(ReactorSelector {
@@ -113,7 +116,7 @@ impl Server {
     pub fn open_listener(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
         let handler = PortAcceptor { dispatcher: Arc::clone(&self.dispatcher), port };
         self.acceptors
-            .insert(port, Acceptor::open("nvme-tcp", vec![listen_socket], None, handler)?);
+            .insert(port, Acceptor::start("nvme-tcp", vec![listen_socket], None, handler)?);
         Ok(())
     }
 
@@ -130,7 +133,7 @@ impl Server {
 }
 
 impl AcceptHandler for PortAcceptor {
-    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
+    fn handle_accepted_socket(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let (reactor, sockets) = self.dispatcher.select_reactor(&socket);
         let stream = sockets.new_stream(socket).map_err(Error::environment)?;
         let is_thread_bound = stream.is_thread_bound();
@@ -161,7 +164,7 @@ impl AcceptHandler for PortAcceptor {
 
 impl ReactorSelector {
     /// Selects the reactor of a connection.
-    fn select_reactor(&self, socket: &OwnedFd) -> (ReactorId, SocketFactory) {
+    fn select_reactor(&self, socket: &OwnedFd) -> (ReactorId, SocketStreamFactory) {
         let index = match self.config.placement {
             PlacementPolicy::Spread => None,
             PlacementPolicy::Near => {

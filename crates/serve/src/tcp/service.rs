@@ -209,14 +209,14 @@ impl Service {
     }
 
     /// Adds a port with this number.
-    pub fn open_port(&self, reserve_cntlid: u16, port: Port) {
+    pub fn add_port(&self, reserve_cntlid: u16, port: Port) {
         let mut state = self.lock_state();
         state.ports.insert(reserve_cntlid, port);
         notify_discovery_change(state);
     }
 
     /// Stops reporting a port in discovery. Its connections stay.
-    pub fn close_port(&self, reserve_cntlid: u16) {
+    pub fn remove_port(&self, reserve_cntlid: u16) {
         let mut state = self.lock_state();
         state.ports.remove(&reserve_cntlid);
         notify_discovery_change(state);
@@ -227,7 +227,7 @@ impl Service {
     /// subsystem has this NQN.
     pub fn update_export(&self, nqn: &str, change: SubsystemExportUpdate) -> bool {
         let Some(export) = self.lock_state().exports.get(nqn).cloned() else { return false };
-        if export.update(change) {
+        if export.apply_update(change) {
             notify_discovery_change(self.lock_state());
         }
         true
@@ -268,7 +268,7 @@ impl Service {
     }
 
     /// Whether `nqn` names the discovery service.
-    pub(super) fn is_discovery(&self, nqn: &str) -> bool {
+    pub(super) fn is_discovery_nqn(&self, nqn: &str) -> bool {
         nqn == nqn::DISCOVERY || nqn == self.lock_state().discovery.nqn
     }
 
@@ -291,7 +291,7 @@ impl Service {
 
     /// Ends the connections that belong to no subsystem: to discovery, or to a host that has not sent its
     /// Connect. Those of a subsystem end when it is [removed](Self::remove_subsystem).
-    pub fn close_unassociated(&self) {
+    pub fn close_unassociated_connections(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
         self.lock_connection_table().values().for_each(|entry| entry.handle.wake_connection());
     }
@@ -376,7 +376,7 @@ impl Service {
     }
 
     /// Counts abandoned commands, and reports them.
-    pub(super) fn report_abandoned(&self, peer: &str, commands: usize) {
+    pub(super) fn report_abandoned_commands(&self, peer: &str, commands: usize) {
         self.shared.abandoned_commands.fetch_add(commands as u64, Ordering::Relaxed);
         self.emit(TargetEvent::Error(format!(
             "{peer}: {commands} commands are abandoned: their device has not completed them"
@@ -390,8 +390,8 @@ impl Service {
     }
 
     /// Whether any subsystem lists its hosts.
-    pub(super) fn lists_hosts(&self) -> bool {
-        self.lock_state().exports.values().any(|export| export.lists_hosts())
+    pub(super) fn has_access_list(&self) -> bool {
+        self.lock_state().exports.values().any(|export| export.has_host_list())
     }
 
     /// Snapshots of all connections, in the order of their creation.
@@ -432,7 +432,7 @@ impl Service {
 
     /// Builds the discovery log page for a host that connected to `port` at the local address
     /// `local_address`. Returns it with its generation (Base 2.1 §5.1.12.3.1).
-    pub(super) fn discovery_page(
+    pub(super) fn build_discovery_log_page(
         &self,
         host: &str,
         (port, local_address): (u16, Option<SocketAddr>),
@@ -470,7 +470,7 @@ impl Service {
 
     /// Allocates an identifier for a discovery controller, whose connection `handle` is woken on
     /// changes.
-    pub(super) fn register_discovery(&self, handle: &Arc<ConnectionHandle>) -> u16 {
+    pub(super) fn allocate_discovery_cntlid(&self, handle: &Arc<ConnectionHandle>) -> u16 {
         let mut state = self.lock_state();
         state.discovery_handles.retain(|handle| handle.strong_count() > 0);
         state.discovery_handles.push(Arc::downgrade(handle));

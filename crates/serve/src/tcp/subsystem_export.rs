@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Instant, Random};
 use tenmil_nvme_controller::controller::{
-    AnaState, Controller, ControllerConfig, ControllerInstance, HostInUse, Subsystem,
+    AnaState, Controller, ControllerConfig, ControllerInstance, HostIdentifierInUse, Subsystem,
     TransportModel,
 };
 use tenmil_nvme_controller::transport::fabrics::AssociationEndReason;
@@ -90,7 +90,7 @@ pub(super) enum ControllerError {
     /// All controllers are in use.
     Busy,
     /// The host identifier is in use by another NQN.
-    HostInUse(HostInUse),
+    HostInUse(HostIdentifierInUse),
     /// This controller has ended and its queues have not stopped.
     Unstopped(u16),
     /// The controller could not be created.
@@ -133,7 +133,7 @@ impl SubsystemExport {
     }
 
     /// Whether the subsystem lists its hosts.
-    pub(super) fn lists_hosts(&self) -> bool {
+    pub(super) fn has_host_list(&self) -> bool {
         matches!(self.lock_state().hosts, AllowedHosts::Listed(_))
     }
 
@@ -173,7 +173,7 @@ impl SubsystemExport {
             fused_compare_and_write: true,
             keep_alive_max,
             // A host that may connect under any NQN must not stay silent forever.
-            idle_host_timeout: (!self.lists_hosts()).then_some(keep_alive_max),
+            idle_host_timeout: (!self.has_host_list()).then_some(keep_alive_max),
             instance: Some(self.new_controller_instance()),
             transport: TransportModel::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,
@@ -184,16 +184,17 @@ impl SubsystemExport {
         };
         let opened = self.subsystem.open_controller(now, config);
         let mut controller = opened.map_err(|text| {
-            self.remove_controller(cntlid, None);
+            self.release_cntlid(cntlid, None);
             ControllerError::Trouble(text.to_string())
         })?;
         if let Err(why) = controller.connect_host(&host.nqn, host.identifier) {
             // The controller identifier may be reused only after the controller is gone.
             drop(controller);
-            self.remove_controller(cntlid, None);
+            self.release_cntlid(cntlid, None);
             return Err(ControllerError::HostInUse(why));
         }
-        if let Some(address) = connection_limit_key_of_peer(peer).filter(|_| !self.lists_hosts()) {
+        if let Some(address) = connection_limit_key_of_peer(peer).filter(|_| !self.has_host_list())
+        {
             let limit = limits.admission_limits().registrants_per_address_max;
             controller.limit_origin_registrants(&address.to_string(), limit);
         }
@@ -201,7 +202,7 @@ impl SubsystemExport {
         // Without an event: the host has never seen them. Later changes of the masks, and namespaces added
         // before this controller was known to belong to the host, follow in `add_association`.
         for nsid in state.masks.keys().filter(|nsid| !state.can_see_namespace(&host.nqn, **nsid)) {
-            self.subsystem.mask_namespace(cntlid, *nsid);
+            self.subsystem.hide_new_namespace(cntlid, *nsid);
         }
         let states = state.ports.get(&port).cloned().unwrap_or_default();
         drop(state);
@@ -258,12 +259,12 @@ impl SubsystemExport {
         state.associations.insert(association.cntlid, Arc::downgrade(association));
         for nsid in state.masks.keys() {
             let is_visible = state.can_see_namespace(&association.host.nqn, *nsid);
-            self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
+            self.subsystem.set_namespace_visible(association.cntlid, *nsid, is_visible);
         }
         let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
         drop(state);
         if is_removed || !self.allows_host(&association.host.nqn) {
-            association.transport().end_association(AssociationEndReason::SubsystemRemoved);
+            association.lock_transport().end_association(AssociationEndReason::SubsystemRemoved);
         }
     }
 
@@ -271,13 +272,13 @@ impl SubsystemExport {
     pub(super) fn end_all_associations(&self) {
         self.lock_state().is_removed = true;
         for association in self.associations() {
-            association.transport().end_association(AssociationEndReason::SubsystemRemoved);
+            association.lock_transport().end_association(AssociationEndReason::SubsystemRemoved);
         }
     }
 
     /// Releases a controller identifier. `ended` is the instance, if no command of it is
     /// outstanding.
-    pub(super) fn remove_controller(&self, cntlid: u16, ended: Option<ControllerInstance>) {
+    pub(super) fn release_cntlid(&self, cntlid: u16, ended: Option<ControllerInstance>) {
         let mut state = self.lock_state();
         state.associations.remove(&cntlid);
         if let Some(instance) = ended {
@@ -300,7 +301,7 @@ impl SubsystemExport {
     /// Controller identifier of an ended association whose queues may still start commands.
     fn find_unstopped_cntlid(&self) -> Option<u16> {
         let is_unstopped = |association: &Arc<Association>| {
-            let front = association.transport();
+            let front = association.lock_transport();
             front.end_reason().is_some() && !front.have_queues_stopped()
         };
         self.associations().iter().find(|it| is_unstopped(it)).map(|it| it.cntlid)

@@ -6,7 +6,7 @@ use tenmil_wire::ublk::{ControlOp, Features};
 
 /// Translates a failed control command.
 pub(super) fn control_command_error(op: ControlOp, device: &str, errno: Errno) -> Error {
-    let refused = Error::environment(format!("{device}: {}: {errno}", op.name()));
+    let refused = Error::environment(format!("{device}: {}: {errno}", op.action_text()));
     match errno {
         Errno::PERM | Errno::ACCESS => refused.with_hint(
             "run it as root, with sudo: the kernel lets only CAP_SYS_ADMIN serve a disk by user \

@@ -29,9 +29,9 @@ pub(super) struct QueuePoller<D> {
     /// Whether the initial fetch commands were issued, by this thread.
     has_fetched: bool,
     /// Zero copy state, until the first copied bytes have been reported.
-    copy_report: Option<ZeroCopy>,
+    copy_report: Option<ZeroCopyBuffers>,
     event_sender: Sender<UblkEvent>,
-    zero_copy: Option<ZeroCopy>,
+    zero_copy: Option<ZeroCopyBuffers>,
     _memory: Region,
 }
 
@@ -48,19 +48,19 @@ pub(super) struct QueueParts<D> {
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) tags: TagTable,
     pub(super) memory: Region,
-    pub(super) zero_copy: Option<ZeroCopy>,
+    pub(super) zero_copy: Option<ZeroCopyBuffers>,
     pub(super) event_sender: Sender<UblkEvent>,
 }
 
 /// Buffers of the kernel's requests, and the region table that counts how much was copied
 /// nevertheless.
 #[derive(Clone)]
-pub(super) struct ZeroCopy {
+pub(super) struct ZeroCopyBuffers {
     pub(super) regions: RegionTable,
     pub(super) whole: Segment,
 }
 
-impl ZeroCopy {
+impl ZeroCopyBuffers {
     fn copied_bytes(&self) -> u64 {
         self.regions.copied_bytes(self.whole.region)
     }
@@ -98,8 +98,8 @@ impl<D: QueueDriver> QueuePoller<D> {
     }
 
     /// Whether polling is useless, because the kernel delivers all completions.
-    pub(super) fn has_kernel_io(&self) -> bool {
-        self.backend.is_kernel_io()
+    pub(super) fn does_kernel_deliver_completions(&self) -> bool {
+        self.backend.is_done_by_local_kernel()
     }
 
     /// Issues the fetch commands. The kernel binds a queue to the thread that issues them first.
@@ -148,13 +148,13 @@ impl<D: QueueDriver> QueuePoller<D> {
             run_tag_actions(action, tags, driver);
         }
         if self.copy_report.is_some() && count > 0 {
-            self.report_copies();
+            self.report_unexpected_copies();
         }
         count
     }
 
     /// Reports once that data were copied in spite of zero copy.
-    fn report_copies(&mut self) {
+    fn report_unexpected_copies(&mut self) {
         let Some(zero_copy) = self.copy_report.take_if(|zero_copy| zero_copy.copied_bytes() > 0)
         else {
             return;
@@ -173,7 +173,7 @@ impl<D: QueueDriver> QueuePoller<D> {
             self.emit_event(UblkEvent::Error(format!("queue {}: {text}", self.number)));
         }
         if self.tags.is_stopped_by_kernel() && self.tags.in_flight_requests() == 0 {
-            context.end_thread();
+            context.request_thread_end();
             return 1;
         }
         0
@@ -232,7 +232,7 @@ impl<D: QueueDriver> Poller for QueuePoller<D> {
     }
 
     fn flush(&mut self) {
-        self.backend.flush();
+        self.backend.flush_submissions();
         self.driver.flush();
     }
 
@@ -260,15 +260,15 @@ impl<D: QueueDriver> Poller for QueuePoller<D> {
     }
 
     /// Detaches once everything has completed. The light thread never migrates: it is pinned.
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         self.tags.in_flight_requests() == 0
     }
 }
 
 impl<D> Drop for QueuePoller<D> {
     fn drop(&mut self) {
-        let copied = self.zero_copy.as_ref().map_or(0, ZeroCopy::copied_bytes);
-        let done = self.tags.completed_stats().with_copied(copied);
+        let copied = self.zero_copy.as_ref().map_or(0, ZeroCopyBuffers::copied_bytes);
+        let done = self.tags.completed_stats().move_to_copied(copied);
         let _ = self.event_sender.send(UblkEvent::QueueEnded { queue: self.number, done });
     }
 }

@@ -33,7 +33,7 @@ impl QueueDriver for UblkQueue {
 
     #[inline]
     fn flush(&mut self) {
-        Self::flush(self);
+        Self::submit_pushed_commands(self);
     }
 
     #[inline]

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Segment, Span};
-use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
+use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceBufferAllocator};
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_linux::Errno;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::ublk::{UblkControl, UblkDevice, UblkQueue, UblkQueueRing};
+use tenmil_linux::ublk::{UblkCharDevice, UblkControl, UblkQueue, UblkQueueRing};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_wire::ublk::control::ANY_DEVICE;
 use tenmil_wire::ublk::queue::request_data_offset;
@@ -18,7 +18,7 @@ use tenmil_wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters
 
 use super::disk::UblkDisk;
 use super::error;
-use super::poller::{QueueParts, QueuePoller, ZeroCopy};
+use super::poller::{QueueParts, QueuePoller, ZeroCopyBuffers};
 use super::tags::{TagTable, UblkStats};
 use super::takeover::{self, DesiredDevice, TakeoverAction, decide_takeover};
 
@@ -121,7 +121,7 @@ pub fn adapt_device(
     if limits.optimal_boundary_blocks == 0 && !is_small {
         return Ok(descriptor);
     }
-    let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+    let memory = BounceBufferAllocator::new(regions, BUFFER_BYTES, BUFFERS)?;
     Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptationOptions::default())?))
 }
 
@@ -151,7 +151,7 @@ impl Server {
             UblkDisk::new(config.medium.limits(), config.is_read_only).map_err(Error::usage)?;
         let mut control = UblkControl::open(machine)?;
         let has = check_features(&mut control)?;
-        let zero_copy = zero_copy_alignment(config, has);
+        let zero_copy = required_zero_copy_alignment(config, has);
         let disk = match &zero_copy {
             Ok(alignment) => disk.with_alignment(*alignment),
             Err(_) => disk,
@@ -162,8 +162,9 @@ impl Server {
             channels_max: config.medium.channels_max(),
             replaces: config.replaces,
         };
-        let number =
-            config.number.or_else(|| find_left_behind(machine, &mut control, config.signature));
+        let number = config
+            .number
+            .or_else(|| find_abandoned_device(machine, &mut control, config.signature));
         let found = match number {
             Some(number) => find_device_to_take_over(machine, &mut control, number, &desired)?,
             None => None,
@@ -173,7 +174,7 @@ impl Server {
             Some(info) => info,
             None => create_device(&mut control, config, &disk, zero_copy.is_ok())?,
         };
-        let zero_copy = zero_copy.and_then(|_| check_zero_copy(&info, has_recovered));
+        let zero_copy = zero_copy.and_then(|_| zero_copy_result(&info, has_recovered));
         let (event_sender, events) = channel();
         let queues_left = info.queues;
         let mut server = Self {
@@ -298,7 +299,7 @@ impl Server {
                 tenmil_linux::named_thread::sleep(RETRY_INTERVAL);
             }
         }
-        let device = UblkDevice::open(machine, self.info.device).map_err(|errno| {
+        let device = UblkCharDevice::open(machine, self.info.device).map_err(|errno| {
             let why = Error::environment(format!("open /dev/ublkc{}: {errno}", self.info.device));
             if errno == Errno::BUSY { StartError::Device(why) } else { StartError::Disk(why) }
         })?;
@@ -306,7 +307,7 @@ impl Server {
         let reactors: Vec<ReactorId> = config.reactors.reactors().collect();
         for (number, resources) in (0..).zip(resources) {
             let reactor = reactors.get(usize::from(number) % reactors.len().max(1)).copied();
-            self.start_queues(config, disk, (number, reactor, resources), &device, event_sender)
+            self.start_queue(config, disk, (number, reactor, resources), &device, event_sender)
                 .map_err(|why| refused(number, why.to_string()))?;
         }
         let op = match self.has_recovered {
@@ -317,12 +318,12 @@ impl Server {
         started.map(drop).map_err(StartError::Disk)
     }
 
-    fn start_queues(
+    fn start_queue(
         &self,
         config: &ServerConfig,
         disk: &UblkDisk,
         (number, reactor, resources): (u16, Option<ReactorId>, QueueResources),
-        device: &Arc<UblkDevice>,
+        device: &Arc<UblkCharDevice>,
         event_sender: &Sender<UblkEvent>,
     ) -> Result<(), Error> {
         let ServerConfig { regions, reactors, .. } = config;
@@ -332,7 +333,7 @@ impl Server {
             Ok(()) => {
                 let whole =
                     register_buffers(device, regions, number, (depth, disk.io_bytes_max()))?;
-                Some(ZeroCopy { regions: regions.clone(), whole })
+                Some(ZeroCopyBuffers { regions: regions.clone(), whole })
             }
             Err(_) => None,
         };
@@ -348,7 +349,7 @@ impl Server {
         });
         let serving = serving.map_err(Error::environment)?;
         let poller_wake = serving.poller_wake().map_err(Error::environment)?;
-        let has_kernel_io = serving.has_kernel_io();
+        let has_kernel_io = serving.does_kernel_deliver_completions();
         let registration = PollerBuilder::polled_each_iteration("queue", poller_wake, serving)
             // The thread that fetches first is the only one whose commands the kernel accepts.
             .pinned("the kernel knows its queue by the thread that serves it");
@@ -409,7 +410,7 @@ enum StartError {
 }
 
 /// Number of a device that a dead server of the same URI left behind, if any.
-fn find_left_behind(
+fn find_abandoned_device(
     machine: &KernelFiles,
     control: &mut UblkControl,
     signature: u64,
@@ -428,7 +429,7 @@ fn find_left_behind(
 }
 
 /// Whether zero copy can be used. Returns the required memory alignment, or why it cannot.
-fn zero_copy_alignment(config: &ServerConfig, has: Features) -> Result<u32, Error> {
+fn required_zero_copy_alignment(config: &ServerConfig, has: Features) -> Result<u32, Error> {
     if !config.wants_zero_copy {
         return Err(Error::environment("zero copy was turned off".to_owned()));
     }
@@ -445,7 +446,7 @@ fn zero_copy_alignment(config: &ServerConfig, has: Features) -> Result<u32, Erro
 }
 
 /// Whether the device uses zero copy, or why data are copied.
-pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<(), Error> {
+pub(super) fn zero_copy_result(info: &DeviceInfo, has_recovered: bool) -> Result<(), Error> {
     if info.features.has(Features::ZERO_COPY) {
         return Ok(());
     }
@@ -455,7 +456,7 @@ pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<
 
 /// Registers the request buffers of a queue, indexed by tag, as a region.
 fn register_buffers(
-    device: &UblkDevice,
+    device: &UblkCharDevice,
     regions: &RegionTable,
     queue: u16,
     requests: (u16, u32),
@@ -506,7 +507,7 @@ fn find_device_to_take_over(
         let server = takeover::ServerProcess {
             is_alive: is_process_alive(machine, info.process),
             has_it_open: info.state == DeviceState::Dead
-                && matches!(UblkDevice::open(machine, number), Err(Errno::BUSY)),
+                && matches!(UblkCharDevice::open(machine, number), Err(Errno::BUSY)),
         };
         match decide_takeover(&info, parameters.as_ref(), server, desired) {
             TakeoverAction::Recover => return Ok(Some(info)),

@@ -89,7 +89,7 @@ pub struct UblkStats {
 impl UblkStats {
     /// Moves bytes that were copied further down from the zero copy count to the copied count.
     #[must_use]
-    pub(super) fn with_copied(self, bytes: u64) -> Self {
+    pub(super) fn move_to_copied(self, bytes: u64) -> Self {
         let bytes = bytes.min(self.zero_copy_bytes);
         let (zero_copy_bytes, copied_bytes) =
             (self.zero_copy_bytes - bytes, self.copied_bytes + bytes);
@@ -214,7 +214,7 @@ impl TagTable {
                 self.submit_request(tag, request, TagState::Submitted(request));
                 TagAction::Nothing
             }
-            TagState::Outgoing(request) if is_done => self.commit_copied(tag, request),
+            TagState::Outgoing(request) if is_done => self.complete_copied_request(tag, request),
             TagState::Incoming(_) | TagState::Outgoing(_) => self.commit_result(tag, -EIO),
             TagState::Fetching
             | TagState::Submitted(_)
@@ -249,7 +249,7 @@ impl TagTable {
             self.states[index] = TagState::Outgoing(request);
             return TagAction::CopyOut { tag, from: self.segments[index] };
         }
-        self.commit_copied(tag, request)
+        self.complete_copied_request(tag, request)
     }
 
     /// Handles the completion of a zero copy request.
@@ -344,7 +344,7 @@ impl TagTable {
 
     /// Counts copied bytes and completes the request.
     #[inline]
-    fn commit_copied(&mut self, tag: u16, request: DiskRequest) -> TagAction {
+    fn complete_copied_request(&mut self, tag: u16, request: DiskRequest) -> TagAction {
         self.done.copied_bytes += u64::from(request.len_bytes);
         self.commit_result(tag, transferred_bytes(request))
     }

@@ -60,7 +60,7 @@ pub(super) fn decide_takeover(
         // No requests wait there: a recoverable device is quiesced, not dead.
         DeviceState::Dead => TakeoverAction::Replace,
         DeviceState::Quiesced if desired.replaces => TakeoverAction::Replace,
-        DeviceState::Quiesced => match device_difference(found, parameters, desired) {
+        DeviceState::Quiesced => match takeover_obstacle(found, parameters, desired) {
             None => TakeoverAction::Recover,
             Some(why) => TakeoverAction::Leave(
                 Error::usage(format!(
@@ -80,7 +80,7 @@ pub(super) fn decide_takeover(
 }
 
 /// Why a device cannot be taken over, if it differs from the desired one.
-fn device_difference(
+fn takeover_obstacle(
     found: &DeviceInfo,
     parameters: Option<&Parameters>,
     desired: &DesiredDevice<'_>,

@@ -48,7 +48,7 @@ pub(super) struct ClientMemory {
 
 /// Access to memory that is not shared.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct DmaRequest {
+pub(super) struct ClientDmaRequest {
     pub(super) token: u32,
     pub(super) iova: u64,
     pub(super) what: AccessDirection,
@@ -68,17 +68,17 @@ struct SharedMappings {
     generation: AtomicU32,
     /// Whether requests are queued. The endpoint takes the lock only if so.
     has_requests: AtomicBool,
-    state: Mutex<MemoryState>,
+    state: Mutex<SharedMappingState>,
 }
 
 #[derive(Debug, Default)]
-struct MemoryState {
+struct SharedMappingState {
     table: Arc<MappingTable>,
-    requests: VecDeque<DmaRequest>,
+    requests: VecDeque<ClientDmaRequest>,
     /// Accesses started, by token.
-    accesses: BTreeMap<u32, PendingAccess>,
+    accesses: BTreeMap<u32, PendingDmaMessage>,
     /// Completed accesses, by user.
-    queues: BTreeMap<u32, AccessQueue>,
+    queues: BTreeMap<u32, UserAccessQueue>,
     tokens: u32,
     /// Regions that contain rings.
     rings: Vec<RegionId>,
@@ -95,7 +95,7 @@ enum RevokeState {
 }
 
 #[derive(Debug)]
-struct PendingAccess {
+struct PendingDmaMessage {
     queue: u32,
     ticket: AccessId,
     iova: u64,
@@ -104,7 +104,7 @@ struct PendingAccess {
 }
 
 #[derive(Debug, Default)]
-struct AccessQueue {
+struct UserAccessQueue {
     ended: VecDeque<AccessCompletion>,
     data: BTreeMap<AccessId, Vec<u8>>,
 }
@@ -125,7 +125,7 @@ struct DmaRegion {
 
 /// Why memory was not mapped.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct MapError {
+pub(super) struct DmaMapError {
     pub(super) errno: Errno,
     pub(super) text: String,
 }
@@ -153,7 +153,7 @@ impl DmaMappings {
 
     /// Checks whether this much more can be mapped from files. The total is bounded because address
     /// space that was used for a region is not reused.
-    pub(super) fn check_mappable(&self, len_bytes: u64) -> Result<(), MapError> {
+    pub(super) fn check_mappable(&self, len_bytes: u64) -> Result<(), DmaMapError> {
         let mapped: u64 = self.adopted.values().map(ForeignRegion::len_bytes).sum();
         if mapped.saturating_add(len_bytes) <= BYTES_MAX {
             return Ok(());
@@ -161,7 +161,7 @@ impl DmaMappings {
         let text = format!(
             "{mapped} bytes are mapped and {len_bytes} more are requested, expected at most {BYTES_MAX}"
         );
-        Err(MapError { errno: Errno::NO_SPACE, text })
+        Err(DmaMapError { errno: Errno::NO_SPACE, text })
     }
 
     /// Adds a mapping, with its region if it is shared.
@@ -169,9 +169,9 @@ impl DmaMappings {
         &mut self,
         map: DmaMap,
         memory: Option<ForeignRegion>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), DmaMapError> {
         let DmaMap { iova, len_bytes, is_readable, is_writable, .. } = map;
-        let refuse = |errno, text| Err(MapError { errno, text });
+        let refuse = |errno, text| Err(DmaMapError { errno, text });
         let mut state = self.shared.lock();
         if state.table.len() >= MAPS_MAX {
             let text = format!("{MAPS_MAX} ranges are mapped, the limit");
@@ -203,7 +203,7 @@ impl DmaMappings {
     /// Starts removing a mapping: its addresses are invalid from now on, but accesses that were
     /// started earlier continue until [`release_mapping`](Self::release_mapping). Returns false if there is no such
     /// mapping.
-    pub(super) fn start_unmap(&mut self, iova: u64, len_bytes: u64) -> bool {
+    pub(super) fn invalidate_mapping(&mut self, iova: u64, len_bytes: u64) -> bool {
         let mut state = self.shared.lock();
         let matches = |map: &DmaRegion| map.iova == iova && map.len_bytes == len_bytes;
         let Some(at) = state.table.iter().position(matches) else { return false };
@@ -219,7 +219,7 @@ impl DmaMappings {
     }
 
     /// Whether the mapping being removed contains rings that the controller still uses.
-    pub(super) fn awaits_revocation(&self) -> bool {
+    pub(super) fn is_awaiting_ring_revocation(&self) -> bool {
         self.shared.lock().revocation == RevokeState::Requested
     }
 
@@ -249,7 +249,7 @@ impl DmaMappings {
     }
 
     /// Records that the controller uses no ring any more.
-    pub(super) fn forget_rings(&mut self) {
+    pub(super) fn record_rings_released(&mut self) {
         self.shared.lock().rings.clear();
     }
 
@@ -267,13 +267,13 @@ impl DmaMappings {
 
     /// Whether message-based accesses may be queued.
     #[inline]
-    pub(super) fn has_requests(&self) -> bool {
+    pub(super) fn has_dma_requests(&self) -> bool {
         // Acquire; pairs with the release store in `ask`.
         self.shared.has_requests.load(Ordering::Acquire)
     }
 
     /// Next message-based access to send.
-    pub(super) fn next_request(&self) -> Option<DmaRequest> {
+    pub(super) fn next_dma_request(&self) -> Option<ClientDmaRequest> {
         let mut state = self.shared.lock();
         let request = state.requests.pop_front();
         // Stored under the lock, so that no request is missed.
@@ -282,13 +282,13 @@ impl DmaMappings {
     }
 
     /// Completes an access.
-    pub(super) fn complete_request(&self, token: u32, data: Result<Vec<u8>, Errno>) {
+    pub(super) fn complete_dma_request(&self, token: u32, data: Result<Vec<u8>, Errno>) {
         self.shared.lock().complete_access(token, data);
     }
 }
 
 impl SharedMappings {
-    fn lock(&self) -> MutexGuard<'_, MemoryState> {
+    fn lock(&self) -> MutexGuard<'_, SharedMappingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -298,10 +298,10 @@ impl SharedMappings {
     }
 }
 
-impl MemoryState {
+impl SharedMappingState {
     fn complete_access(&mut self, token: u32, data: Result<Vec<u8>, Errno>) {
         let Some(accesses) = self.accesses.remove(&token) else { return };
-        let PendingAccess { queue, ticket, iova, len_bytes, is_read } = accesses;
+        let PendingDmaMessage { queue, ticket, iova, len_bytes, is_read } = accesses;
         let Some(queue) = self.queues.get_mut(&queue) else { return };
         let fault = AccessFault { iova, len_bytes: len_bytes.into() };
         let result = match data {
@@ -321,7 +321,7 @@ impl ClientMemory {
         let mut state = shared.lock();
         state.tokens += 1;
         let queue = state.tokens;
-        state.queues.insert(queue, AccessQueue::default());
+        state.queues.insert(queue, UserAccessQueue::default());
         let table = Arc::clone(&state.table);
         drop(state);
         let generation_seen = shared.generation.load(Ordering::Acquire).wrapping_sub(1);
@@ -333,12 +333,12 @@ impl ClientMemory {
     fn refresh_table(&mut self) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if generation != self.generation_seen {
-            self.load_table(generation);
+            self.copy_shared_table(generation);
         }
     }
 
     #[cold]
-    fn load_table(&mut self, generation: u32) {
+    fn copy_shared_table(&mut self, generation: u32) {
         self.table = Arc::clone(&self.shared.lock().table);
         (self.generation_seen, self.last) = (generation, 0);
     }
@@ -407,7 +407,7 @@ impl ClientMemory {
     }
 
     /// Queues a message-based access.
-    fn queue_access(
+    fn queue_dma_message(
         &mut self,
         ticket: AccessId,
         iova: u64,
@@ -418,8 +418,8 @@ impl ClientMemory {
         state.tokens = state.tokens.wrapping_add(1);
         let token = state.tokens;
         let (queue, is_read) = (self.queue, matches!(what, AccessDirection::Read(_)));
-        state.accesses.insert(token, PendingAccess { queue, ticket, iova, len_bytes, is_read });
-        state.requests.push_back(DmaRequest { token, iova, what });
+        state.accesses.insert(token, PendingDmaMessage { queue, ticket, iova, len_bytes, is_read });
+        state.requests.push_back(ClientDmaRequest { token, iova, what });
         // Stored under the lock; release, pairs with the acquire load in `has_requests`.
         self.shared.has_requests.store(true, Ordering::Release);
         self.waiting += 1;
@@ -442,7 +442,7 @@ impl Drop for ClientMemory {
 impl RingMemory for ClientMemory {
     type Entries = SharedRingEntries;
 
-    fn entries(
+    fn resolve_ring(
         &mut self,
         iova: u64,
         len_bytes: u64,
@@ -495,7 +495,7 @@ impl HostMemory for ClientMemory {
             let (map, _) =
                 self.find_mapping(iova).filter(|(map, _)| map.is_readable).ok_or(fault)?;
             debug_assert!(map.region.is_none(), "shared memory is read where it lies");
-            return Ok(self.queue_access(ticket, iova, len, AccessDirection::Read(len)));
+            return Ok(self.queue_dma_message(ticket, iova, len, AccessDirection::Read(len)));
         };
         let mut rest = into;
         for piece in pieces {
@@ -516,7 +516,12 @@ impl HostMemory for ClientMemory {
         let len = u32::try_from(from.len()).map_err(|_| fault)?;
         let Some(pieces) = self.shared_segments(iova, len)? else {
             self.find_mapping(iova).filter(|(map, _)| map.is_writable).ok_or(fault)?;
-            return Ok(self.queue_access(ticket, iova, len, AccessDirection::Write(from.to_vec())));
+            return Ok(self.queue_dma_message(
+                ticket,
+                iova,
+                len,
+                AccessDirection::Write(from.to_vec()),
+            ));
         };
         let mut rest = from;
         for piece in pieces {

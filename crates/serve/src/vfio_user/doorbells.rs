@@ -79,7 +79,7 @@ impl DoorbellPage {
         now: Instant,
         front: &mut MemoryTransport<H, I>,
     ) -> bool {
-        if self.queue_changes != Some(front.queue_changes()) {
+        if self.queue_changes != Some(front.queue_change_count()) {
             self.update_polled_doorbells(front);
         }
         let mut has_new_events = false;
@@ -129,8 +129,8 @@ impl DoorbellPage {
         &mut self,
         front: &MemoryTransport<H, I>,
     ) {
-        self.queue_changes = Some(front.queue_changes());
-        let is_ready = front.read(CSTS, 4) & 1 != 0;
+        self.queue_changes = Some(front.queue_change_count());
+        let is_ready = front.read_register(CSTS, 4) & 1 != 0;
         self.active.clear();
         for index in 0..self.generation_seen.len() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);

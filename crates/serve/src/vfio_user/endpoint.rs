@@ -19,12 +19,12 @@ use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::Interest;
 use tenmil_vfio_user::server::{DmaMap, PendingReply};
-use tenmil_vfio_user::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
+use tenmil_vfio_user::{Errno, IrqSelection, IrqSet, Request, Server, Violation, irq_index};
 
-use super::client_memory::{AccessDirection, DmaMappings, DmaRequest};
-use super::irq::IrqEventFds;
+use super::client_memory::{AccessDirection, ClientDmaRequest, DmaMappings};
+use super::irq_eventfds::IrqEventFds;
 use super::nvme_pci_function::NvmePciFunction;
-use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
+use crate::endpoint_event::{DRAIN_WARNING, EndpointEvent, EventReporter, SlowDrainReport};
 
 /// Device and its current client.
 pub(super) struct Endpoint {
@@ -47,7 +47,7 @@ enum ClientState {
 /// Client that has disconnected, whose memory is not released yet.
 struct DetachingClient {
     connection: LocalConnection,
-    timer: DrainTimer,
+    timer: SlowDrainReport,
 }
 
 /// Connected client and its pending operations.
@@ -67,25 +67,25 @@ type ReceivedFile = Arc<OwnedFd>;
 
 /// Command whose reply is delayed.
 struct PendingCommand {
-    pending: DeferredReply,
-    timer: DrainTimer,
+    pending: DeferredReplyKind,
+    timer: SlowDrainReport,
 }
 
 /// Kind of a delayed reply.
-enum DeferredReply {
+enum DeferredReplyKind {
     Unmap { call: PendingReply, iova: u64 },
     Reset { call: PendingReply },
 }
 
 /// Progress of a message-based DMA access.
 struct DmaMessageProgress {
-    request: DmaRequest,
+    request: ClientDmaRequest,
     done_bytes: usize,
     data: Vec<u8>,
 }
 
 /// Why a client was disconnected; `None` if it disconnected itself.
-type DisconnectCause = Option<String>;
+type DisconnectReasonText = Option<String>;
 
 /// Largest number of receive calls in an iteration.
 const MESSAGES_PER_POLL: usize = 64;
@@ -117,7 +117,7 @@ impl Endpoint {
     /// Attaches a client.
     pub(super) fn attach_client(&mut self, now: Instant, connection: LocalConnection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
-        if let Err(why) = self.device.reset_for_client() {
+        if let Err(why) = self.device.replace_doorbell_page() {
             let text = format!("process {peer} was rejected: {why}");
             return self.reporter.report(EndpointEvent::Error(text));
         }
@@ -137,12 +137,11 @@ impl Endpoint {
 
     /// Disconnects a client that does not negotiate, or does not end a message, so that another one can
     /// connect. Returns the amount of work.
-    pub(super) fn check_timeouts(&mut self, now: Instant) -> usize {
+    pub(super) fn disconnect_if_timed_out(&mut self, now: Instant) -> usize {
         if now < self.wake_at() {
             return 0;
         }
-        let has_begun =
-            matches!(&self.state, ClientState::Connected(session) if session.server.has_version());
+        let has_begun = matches!(&self.state, ClientState::Connected(session) if session.server.is_version_negotiated());
         let why = match has_begun {
             true => format!("a message was incomplete after {MESSAGE_MAX}"),
             false => format!("it sent no VERSION for {MESSAGE_MAX}, expected it first"),
@@ -170,7 +169,7 @@ impl Endpoint {
     }
 
     /// Socket of a disconnecting client, which is not waited on.
-    pub(super) fn closing_socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn socket_of_disconnecting_client(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             ClientState::Disconnecting(detaching) => Some(detaching.connection.as_fd()),
             _ => None,
@@ -199,7 +198,7 @@ impl Endpoint {
                 return 0;
             }
         };
-        let result = self.poll_session(now, &mut session);
+        let result = self.receive_and_execute(now, &mut session);
         self.state = ClientState::Connected(session);
         match result {
             Ok(count) => count,
@@ -210,18 +209,18 @@ impl Endpoint {
         }
     }
 
-    fn poll_session(
+    fn receive_and_execute(
         &mut self,
         now: Instant,
         session: &mut ClientSession,
-    ) -> Result<usize, DisconnectCause> {
+    ) -> Result<usize, DisconnectReasonText> {
         let mut count = 0;
         for _ in 0..MESSAGES_PER_POLL {
             if !session.receive(now, &mut self.buffer)? {
                 break;
             }
             count += 1;
-            while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
+            while let Some(request) = session.server.next_request().map_err(violation_cause)? {
                 self.execute_request(now, session, request);
             }
         }
@@ -237,7 +236,7 @@ impl Endpoint {
             ClientState::Connected(session) => {
                 session.pending_command.is_none()
                     && session.server.next_outgoing().is_none()
-                    && !self.mappings.has_requests()
+                    && !self.mappings.has_dma_requests()
             }
         };
         if is_quiet { 0 } else { self.advance_session(now) }
@@ -252,7 +251,7 @@ impl Endpoint {
                 self.finish_disconnect(now)
             }
             ClientState::Connected(mut session) => {
-                let finished = self.finish_pending(now, &mut session);
+                let finished = self.finish_deferred_reply(now, &mut session);
                 let asked = self.start_dma_accesses(&mut session);
                 let sent = session.send();
                 self.state = ClientState::Connected(session);
@@ -268,7 +267,7 @@ impl Endpoint {
     }
 
     /// Checks whether the client has truncated shared memory.
-    pub(super) fn check_truncation(&mut self, now: Instant) {
+    pub(super) fn disconnect_if_memory_truncated(&mut self, now: Instant) {
         if let Some(iova) = self.mappings.truncated_address() {
             let text = format!("memory at {iova:#x} was made shorter than it was when mapped");
             self.start_disconnect(now, Some(text));
@@ -283,11 +282,11 @@ impl Endpoint {
     }
 
     /// Disconnects the client. Its memory is released once the DMA has drained.
-    fn start_disconnect(&mut self, now: Instant, why: DisconnectCause) {
+    fn start_disconnect(&mut self, now: Instant, why: DisconnectReasonText) {
         self.state = match std::mem::replace(&mut self.state, ClientState::Absent) {
             // Dropping the session closes its file descriptors.
             ClientState::Connected(session) => {
-                let (connection, timer) = (session.connection, DrainTimer::new(now));
+                let (connection, timer) = (session.connection, SlowDrainReport::new(now));
                 ClientState::Disconnecting(DetachingClient { connection, timer })
             }
             other => {
@@ -298,12 +297,12 @@ impl Endpoint {
         self.irqs.clear_all();
         self.mappings.unmap_all();
         self.device.front.set_paused(false);
-        self.device.start_disable(now);
+        self.device.start_disabling_controller(now);
         self.reporter.report_disconnect(why, "client");
     }
 
     fn finish_disconnect(&mut self, now: Instant) -> usize {
-        if !self.device.is_disabled() {
+        if !self.device.is_controller_disabled() {
             if let ClientState::Disconnecting(detaching) = &mut self.state {
                 detaching.timer.report_slow_drain(now, &mut self.reporter, || {
                     format!(
@@ -337,17 +336,17 @@ impl Endpoint {
             },
             Request::Unmap { call, iova, len_bytes } => {
                 // A disabled controller uses no ring, so its rings need no revocation.
-                if self.device.is_disabled() {
-                    self.mappings.forget_rings();
+                if self.device.is_controller_disabled() {
+                    self.mappings.record_rings_released();
                 }
-                if !self.mappings.start_unmap(iova, len_bytes) {
+                if !self.mappings.invalidate_mapping(iova, len_bytes) {
                     return server.reply_error(call, Errno::NO_ENTRY);
                 }
                 // The reply means that the memory is no longer accessed: it is deferred until the
                 // controller, which starts nothing meanwhile, has acknowledged.
                 self.device.front.set_paused(true);
                 session.pending_command =
-                    Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
+                    Some(PendingCommand::new(now, DeferredReplyKind::Unmap { call, iova }));
             }
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
                 Ok(()) => server.reply_success(call),
@@ -363,17 +362,17 @@ impl Endpoint {
             }
             Request::Write { call, region, offset, data } => {
                 if self.device.write_region(now, region, offset, &data) {
-                    self.device.start_disable(now);
+                    self.device.start_disabling_controller(now);
                     session.pending_command =
-                        Some(PendingCommand::new(now, DeferredReply::Reset { call }));
+                        Some(PendingCommand::new(now, DeferredReplyKind::Reset { call }));
                     return;
                 }
                 server.reply_success(call);
             }
             Request::Reset { call } => {
-                self.device.start_disable(now);
+                self.device.start_disabling_controller(now);
                 session.pending_command =
-                    Some(PendingCommand::new(now, DeferredReply::Reset { call }));
+                    Some(PendingCommand::new(now, DeferredReplyKind::Reset { call }));
             }
             Request::DmaRead { token, data } => self.handle_dma_reply(session, token, data),
             Request::DmaWritten { token, result } => {
@@ -409,12 +408,12 @@ impl Endpoint {
             return Ok(());
         }
         let data = match data {
-            IrqData::All => IrqData::All,
-            IrqData::Some(which) => IrqData::Some(which),
-            IrqData::Files(files) => {
+            IrqSelection::All => IrqSelection::All,
+            IrqSelection::Some(which) => IrqSelection::Some(which),
+            IrqSelection::Files(files) => {
                 let line = |file: ReceivedFile| RemoteEventFd::new(file.try_clone()?);
                 let irqs: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
-                IrqData::Files(
+                IrqSelection::Files(
                     irqs.map_err(|error| format!("vector {start}: {error}"))
                         .map_err(Error::environment)?,
                 )
@@ -425,17 +424,17 @@ impl Endpoint {
     }
 
     /// Replies to a delayed command, once it is done.
-    fn finish_pending(
+    fn finish_deferred_reply(
         &mut self,
         now: Instant,
         session: &mut ClientSession,
-    ) -> Result<usize, DisconnectCause> {
+    ) -> Result<usize, DisconnectReasonText> {
         let Some(command) = &mut session.pending_command else { return Ok(0) };
         let is_done = match command.pending {
-            DeferredReply::Unmap { .. } => {
-                !self.mappings.awaits_revocation() && self.device.front.is_quiesced()
+            DeferredReplyKind::Unmap { .. } => {
+                !self.mappings.is_awaiting_ring_revocation() && self.device.front.is_quiesced()
             }
-            DeferredReply::Reset { .. } => self.device.is_disabled(),
+            DeferredReplyKind::Reset { .. } => self.device.is_controller_disabled(),
         };
         if !is_done {
             let PendingCommand { pending, timer } = command;
@@ -449,13 +448,13 @@ impl Endpoint {
             return Ok(0);
         }
         match session.pending_command.take().map(|command| command.pending) {
-            Some(DeferredReply::Unmap { call, iova }) => {
+            Some(DeferredReplyKind::Unmap { call, iova }) => {
                 self.mappings.release_mapping(iova);
                 self.device.front.set_paused(false);
                 session.server.reply_success(call);
             }
-            Some(DeferredReply::Reset { call }) => {
-                self.mappings.forget_rings();
+            Some(DeferredReplyKind::Reset { call }) => {
+                self.mappings.record_rings_released();
                 self.device.reset_function();
                 session.server.reply_success(call);
             }
@@ -463,7 +462,7 @@ impl Endpoint {
         }
         // Commands may be queued behind it.
         let mut count = 1;
-        while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
+        while let Some(request) = session.server.next_request().map_err(violation_cause)? {
             self.execute_request(now, session, request);
             count += 1;
         }
@@ -473,7 +472,7 @@ impl Endpoint {
     /// Starts message-based DMA accesses, one part of each at a time.
     fn start_dma_accesses(&mut self, session: &mut ClientSession) -> usize {
         let mut count = 0;
-        while let Some(request) = self.mappings.next_request() {
+        while let Some(request) = self.mappings.next_dma_request() {
             if !session.uses_messages {
                 session.uses_messages = true;
                 let text = format!(
@@ -500,12 +499,12 @@ impl Endpoint {
     ) {
         let Some(mut part) = session.accesses.remove(&token) else { return };
         match data {
-            Err(errno) => self.mappings.complete_request(token, Err(errno)),
+            Err(errno) => self.mappings.complete_dma_request(token, Err(errno)),
             Ok(data) => {
-                part.done_bytes += session.next_access_bytes(&part);
+                part.done_bytes += session.next_dma_message_len(&part);
                 part.data.extend(data);
                 if part.done_bytes >= part.len_bytes() {
-                    self.mappings.complete_request(token, Ok(part.data));
+                    self.mappings.complete_dma_request(token, Ok(part.data));
                 } else {
                     session.send_dma_request(&part);
                     session.accesses.insert(token, part);
@@ -516,12 +515,12 @@ impl Endpoint {
 }
 
 impl PendingCommand {
-    fn new(now: Instant, pending: DeferredReply) -> Self {
-        Self { pending, timer: DrainTimer::new(now) }
+    fn new(now: Instant, pending: DeferredReplyKind) -> Self {
+        Self { pending, timer: SlowDrainReport::new(now) }
     }
 }
 
-impl fmt::Display for DeferredReply {
+impl fmt::Display for DeferredReplyKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unmap { iova, .. } => write!(out, "DMA_UNMAP at {iova:#x}"),
@@ -532,7 +531,7 @@ impl fmt::Display for DeferredReply {
 
 impl ClientSession {
     /// Receives from the socket. Returns false if nothing is available.
-    fn receive(&mut self, now: Instant, buffer: &mut [u8]) -> Result<bool, DisconnectCause> {
+    fn receive(&mut self, now: Instant, buffer: &mut [u8]) -> Result<bool, DisconnectReasonText> {
         let interest = self.server.receive_len().min(buffer.len());
         if interest == 0 {
             return Ok(false);
@@ -546,7 +545,7 @@ impl ClientSession {
             RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
-                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
+                self.server.handle_received(&buffer[..count], files).map_err(violation_cause)?;
                 self.message_deadline = match self.server.has_partial_message() {
                     true => self.message_deadline.min(now.after(MESSAGE_MAX)),
                     false => Instant::NEVER,
@@ -556,7 +555,7 @@ impl ClientSession {
         }
     }
 
-    fn send(&mut self) -> Result<usize, DisconnectCause> {
+    fn send(&mut self) -> Result<usize, DisconnectReasonText> {
         let mut count = 0;
         while let Some(outgoing) = self.server.next_outgoing() {
             let files: Vec<BorrowedFd<'_>> =
@@ -576,25 +575,25 @@ impl ClientSession {
     }
 
     /// Length of the next part of an access.
-    fn next_access_bytes(&self, part: &DmaMessageProgress) -> usize {
+    fn next_dma_message_len(&self, part: &DmaMessageProgress) -> usize {
         let most = self
             .server
-            .limits()
+            .client_capabilities()
             .data_bytes_max
             .min(tenmil_vfio_user::VersionCapabilities::OURS.data_bytes_max);
         (part.len_bytes() - part.done_bytes).min(most as usize)
     }
 
     fn send_dma_request(&mut self, part: &DmaMessageProgress) {
-        let len = self.next_access_bytes(part);
-        let DmaRequest { token, iova, what } = &part.request;
+        let len = self.next_dma_message_len(part);
+        let ClientDmaRequest { token, iova, what } = &part.request;
         let iova = iova + part.done_bytes as u64;
         match what {
             AccessDirection::Read(_) => {
-                self.server.dma_read(*token, iova, u32::try_from(len).unwrap_or(0));
+                self.server.request_dma_read(*token, iova, u32::try_from(len).unwrap_or(0));
             }
             AccessDirection::Write(data) => {
-                self.server.dma_write(*token, iova, &data[part.done_bytes..][..len]);
+                self.server.request_dma_write(*token, iova, &data[part.done_bytes..][..len]);
             }
         }
     }
@@ -609,7 +608,7 @@ impl DmaMessageProgress {
     }
 }
 
-fn disconnect_cause(violation: Violation) -> DisconnectCause {
+fn violation_cause(violation: Violation) -> DisconnectReasonText {
     Some(violation.to_string())
 }
 

@@ -18,7 +18,7 @@ use tenmil_wire::register::offset;
 
 use super::client_memory::{ClientMemory, DmaMappings};
 use super::doorbells::{self, DoorbellPage};
-use super::irq::IrqEventFds;
+use super::irq_eventfds::IrqEventFds;
 
 /// Properties of the controller.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ impl NvmePciFunction {
         };
         let front =
             MemoryTransport::new(controller, mappings.client_memory(), irqs, buffers, front);
-        let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
+        let (bar, bar_bytes) = (front.bar_registers(), front.bar_registers().len_bytes());
         let function = ConfigSpace::new(ConfigSpaceConfig {
             vendor: VENDOR,
             device: DEVICE,
@@ -116,7 +116,7 @@ impl NvmePciFunction {
 
     /// Prepares for a new client: replaces the doorbell page, which earlier clients may still have
     /// mapped.
-    pub(super) fn reset_for_client(&mut self) -> Result<(), Error> {
+    pub(super) fn replace_doorbell_page(&mut self) -> Result<(), Error> {
         if let Some(doorbells) = &mut self.doorbells {
             *doorbells = doorbells.new_for_next_client()?;
         }
@@ -159,7 +159,7 @@ impl NvmePciFunction {
         let mut at = u32::try_from(offset).unwrap_or(u32::MAX);
         for piece in aligned_pieces(into, at) {
             let size = u32::try_from(piece.len()).unwrap_or(4);
-            let value = self.front.read(at, size).to_le_bytes();
+            let value = self.front.read_register(at, size).to_le_bytes();
             piece.copy_from_slice(&value[..piece.len()]);
             at = at.saturating_add(size);
         }
@@ -177,7 +177,7 @@ impl NvmePciFunction {
             return match self.function.write(offset, data) {
                 ConfigSpaceChange::Nothing => false,
                 ConfigSpaceChange::Vectors { is_enabled, is_masked } => {
-                    self.front.bar().set_vectors(is_enabled, is_masked);
+                    self.front.bar_registers().set_msix_control(is_enabled, is_masked);
                     false
                 }
                 ConfigSpaceChange::Reset => true,
@@ -186,7 +186,7 @@ impl NvmePciFunction {
         let mut at = u32::try_from(offset).unwrap_or(u32::MAX);
         if data.len() == 8 && at.is_multiple_of(8) {
             let value = data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
-            self.front.write(now, at, 8, value);
+            self.front.write_register(now, at, 8, value);
             return false;
         }
         // Registers are written as whole dwords.
@@ -198,30 +198,31 @@ impl NvmePciFunction {
     }
 
     fn write_dword(&mut self, now: Instant, at: u32, value: u32) {
-        let end = self.front.bar().vector_table_offset();
+        let end = self.front.bar_registers().vector_table_offset();
         match &self.doorbells {
             // Keep the mapped page consistent with writes by message.
             Some(doorbells) if (doorbells::FIRST..end).contains(&at) => {
                 doorbells.store_at_offset(at, value);
             }
-            _ => self.front.write(now, at, 4, value.into()),
+            _ => self.front.write_register(now, at, 4, value.into()),
         }
     }
 
     /// Starts to disable the controller.
-    pub(super) fn start_disable(&mut self, now: Instant) {
-        self.front.write(now, register_offset(offset::CC), 4, 0);
+    pub(super) fn start_disabling_controller(&mut self, now: Instant) {
+        self.front.write_register(now, register_offset(offset::CC), 4, 0);
     }
 
     /// Whether the controller is disabled and does no DMA.
-    pub(super) fn is_disabled(&self) -> bool {
-        self.front.read(register_offset(offset::CSTS), 4) & 1 == 0 && self.front.is_quiesced()
+    pub(super) fn is_controller_disabled(&self) -> bool {
+        self.front.read_register(register_offset(offset::CSTS), 4) & 1 == 0
+            && self.front.is_quiesced()
     }
 
     /// Resets the function. The controller must be disabled.
     pub(super) fn reset_function(&mut self) {
         self.function.reset();
-        self.front.bar().arm_vectors();
+        self.front.bar_registers().enable_and_unmask_vectors();
     }
 
     /// Does a bounded amount of work.
@@ -236,7 +237,7 @@ impl NvmePciFunction {
     }
 
     /// Whether doorbells are polled, because their writes give no wake-up.
-    pub(super) fn maps_doorbells(&self) -> bool {
+    pub(super) fn has_mapped_doorbells(&self) -> bool {
         self.doorbells.is_some()
     }
 }

@@ -59,7 +59,7 @@ const POLL_INTERVAL: Span = Span::from_us(50);
 const MEMORY_CHECK_INTERVAL: u32 = 256;
 
 impl ReadySockets {
-    fn is_any(&self) -> bool {
+    fn any_ready(&self) -> bool {
         self.listen_socket || self.client || self.media || self.rejected_clients
     }
 }
@@ -106,7 +106,7 @@ impl EndpointPoller {
             (has(CLIENT, self.ready_flags.client), has(LISTENER, self.ready_flags.listen_socket));
         self.ready = ready;
         let mut count = if client { self.endpoint.process_messages(now) } else { 0 };
-        count += self.endpoint.check_timeouts(now);
+        count += self.endpoint.disconnect_if_timed_out(now);
         if !self.rejected_clients.is_empty() {
             self.rejected_clients.poll(now);
             self.ready_flags.rejected_clients &= !self.rejected_clients.is_empty();
@@ -141,7 +141,7 @@ impl EndpointPoller {
         if self.endpoint.is_free() {
             self.endpoint.attach_client(now, connection);
             self.watched = None;
-        } else if let Some(socket) = self.rejected_clients.receive(now, connection) {
+        } else if let Some(socket) = self.rejected_clients.add_client(now, connection) {
             let added = self.watch.add(socket, VISITOR, READABLE);
             self.ready_flags.rejected_clients |= added.is_err();
         }
@@ -149,7 +149,7 @@ impl EndpointPoller {
 
     /// Registers the current socket with the current interest.
     fn update_session_interest(&mut self) {
-        if let Some(socket) = self.endpoint.closing_socket() {
+        if let Some(socket) = self.endpoint.socket_of_disconnecting_client() {
             // A closed peer keeps the socket ready forever. Removing an unregistered socket fails
             // harmlessly.
             let _ = self.watch.remove(socket);
@@ -171,7 +171,7 @@ impl EndpointPoller {
         let front = &mut self.endpoint.device.front;
         let ended = usize::try_from(front.take_completed_count()).unwrap_or(usize::MAX);
         self.latency.record_completions(ended);
-        self.outstanding = front.in_flight();
+        self.outstanding = front.executing_count();
     }
 
     /// Does a bounded amount of work; returns the amount done.
@@ -188,14 +188,14 @@ impl EndpointPoller {
             NextPoll::Busy => now,
             NextPoll::Pending(until) | NextPoll::Idle(until) => until,
         };
-        let may_be_late = count > 0 || self.endpoint.device.maps_doorbells();
+        let may_be_late = count > 0 || self.endpoint.device.has_mapped_doorbells();
         if !may_be_late || now >= self.next_due {
             self.next_due = now.after(POLL_INTERVAL);
             count += self.poll_sockets(now);
         }
         count += self.endpoint.continue_pending(now);
         if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
-            self.endpoint.check_truncation(now);
+            self.endpoint.disconnect_if_memory_truncated(now);
         }
         count
     }
@@ -209,15 +209,15 @@ impl Poller for EndpointPoller {
     fn arm(&mut self) -> PollResult {
         let now = self.now;
         self.update_session_interest();
-        self.endpoint.check_truncation(now);
+        self.endpoint.disconnect_if_memory_truncated(now);
         let Self { endpoint, watch, ready_flags, .. } = self;
         let until = endpoint.device.front.arm_wakeup(now);
-        endpoint.device.front.new_descriptors(|descriptor| {
+        endpoint.device.front.for_each_new_wake_fd(|descriptor| {
             ready_flags.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
         self.until = until.unwrap_or(now);
         self.count_commands();
-        let mut has_new_events = until.is_none() || self.ready_flags.is_any();
+        let mut has_new_events = until.is_none() || self.ready_flags.any_ready();
         has_new_events |= self.endpoint.is_waiting_for_controller();
         has_new_events |= self.poll_sockets(now) > 0 || self.endpoint.continue_pending(now) > 0;
         self.update_session_interest();
@@ -239,7 +239,7 @@ impl Poller for EndpointPoller {
         self.latency.mean_latency().filter(|_| self.outstanding > 0)
     }
 
-    fn detach(&mut self, parting: DetachReason) -> bool {
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
         match parting {
             DetachReason::Migrating => true,
             DetachReason::Exiting => {
@@ -265,7 +265,7 @@ mod tests {
     use super::{Endpoint, EndpointPoller};
     use crate::vfio_user::ControllerOptions;
     use crate::vfio_user::client_memory::DmaMappings;
-    use crate::vfio_user::irq::IrqEventFds;
+    use crate::vfio_user::irq_eventfds::IrqEventFds;
     use crate::vfio_user::nvme_pci_function::NvmePciFunction;
 
     const TIME_LIMIT: Span = Span::from_secs(20);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     /// Arms until nothing is left to do; false if that never happens.
-    fn can_arm(host: &mut EndpointPoller) -> bool {
+    fn run_until_armed(host: &mut EndpointPoller) -> bool {
         for _ in 0..100 {
             let found = host.arm();
             let mut ready = Vec::new();
@@ -308,9 +308,9 @@ mod tests {
     #[test]
     fn silent_connections_do_not_keep_the_reactor_awake() {
         let (mut host, directory) = start_endpoint();
-        assert!(can_arm(&mut host), "no client is connected");
+        assert!(run_until_armed(&mut host), "no client is connected");
         let clients: Vec<LocalConnection> = (0..12).map(|_| connect_client(&directory)).collect();
-        assert!(can_arm(&mut host), "one has it, and others wait");
+        assert!(run_until_armed(&mut host), "one has it, and others wait");
         drop(clients);
     }
 
@@ -351,7 +351,7 @@ mod tests {
             });
             request.record_sent(request.next_outgoing().unwrap().bytes.len());
             // A whole message, and a part of another.
-            request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
+            request.request_region_read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
             let message = request.next_outgoing().unwrap().bytes.to_vec();
             let at = accesses.after(Span::from_secs(60));
             client.send(&message).unwrap();
@@ -398,13 +398,13 @@ mod tests {
     fn client_that_does_not_receive_does_not_keep_the_reactor_awake() {
         let (mut host, directory) = start_endpoint();
         let client = connect_client(&directory);
-        assert!(can_arm(&mut host));
+        assert!(run_until_armed(&mut host));
         let mut request = tenmil_vfio_user::Client::<()>::new();
         client.send(request.next_outgoing().unwrap().bytes).unwrap();
-        assert!(can_arm(&mut host));
+        assert!(run_until_armed(&mut host));
         // The replies exceed the buffers of the socket and of the server.
         request.record_sent(request.next_outgoing().unwrap().bytes.len());
-        request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
+        request.request_region_read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
         let message = request.next_outgoing().unwrap().bytes;
         let mut in_vain = 0;
         while in_vain < 3 {
@@ -416,6 +416,6 @@ mod tests {
                 in_vain += 1;
             }
         }
-        assert!(can_arm(&mut host), "its socket says that there is more to read");
+        assert!(run_until_armed(&mut host), "its socket says that there is more to read");
     }
 }

@@ -27,7 +27,7 @@ const WAITING_MAX: usize = 8;
 
 impl RejectedClients {
     /// Adds a client. Returns its socket, if it will get a reply.
-    pub(super) fn receive(
+    pub(super) fn add_client(
         &mut self,
         now: Instant,
         connection: LocalConnection,
@@ -43,7 +43,7 @@ impl RejectedClients {
     /// Replies to clients whose first message has arrived, and closes those that are silent for too
     /// long.
     pub(super) fn poll(&mut self, now: Instant) {
-        self.waiting.retain_mut(|visitor| visitor.until > now && !visitor.is_done());
+        self.waiting.retain_mut(|visitor| visitor.until > now && !visitor.poll_until_replied());
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -58,7 +58,7 @@ impl RejectedClients {
 }
 
 impl RejectedClient {
-    fn is_done(&mut self) -> bool {
+    fn poll_until_replied(&mut self) -> bool {
         let mut buffer = [0; 4096];
         loop {
             let len = self.server.receive_len().clamp(1, buffer.len().max(HEADER_BYTES));
@@ -66,7 +66,8 @@ impl RejectedClient {
             match self.connection.receive_files(&mut buffer[..len], &mut files, 0) {
                 Ok(RecvResult::WouldBlock) => return false,
                 Ok(RecvResult::Bytes(count)) => {
-                    let received = self.server.receive(&buffer[..count], std::iter::empty());
+                    let received =
+                        self.server.handle_received(&buffer[..count], std::iter::empty());
                     let request = received.and_then(|()| self.server.next_request());
                     if request.is_err() {
                         break;

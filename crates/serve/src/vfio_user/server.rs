@@ -14,7 +14,7 @@ use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder, ThreadHandle};
 
 use super::client_memory::DmaMappings;
 use super::endpoint::Endpoint;
-use super::irq::IrqEventFds;
+use super::irq_eventfds::IrqEventFds;
 use super::nvme_pci_function::{ControllerOptions, NvmePciFunction};
 use super::poller::EndpointPoller;
 use crate::endpoint_event::EndpointEvent;
@@ -80,7 +80,7 @@ impl Server {
 
     /// Reports a grown namespace to the controller, which notifies its client.
     pub fn report_namespace_resize(&self, nsid: u32) {
-        self.subsystem.update_size(nsid);
+        self.subsystem.reread_namespace_size(nsid);
         // The reactor may be asleep; it notices the change when it polls.
         self.thread.notify_reactor();
     }

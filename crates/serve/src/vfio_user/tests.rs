@@ -5,6 +5,6 @@ mod test_client;
 
 mod data_transfer;
 mod disconnect;
-mod interop;
+mod dma_mappings;
 mod latency;
-mod memory;
+mod rust_vmm_client;

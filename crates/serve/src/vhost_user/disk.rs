@@ -1,10 +1,10 @@
 //! Block device parameters as virtio-blk sees them, and validation of requests.
 
 use tenmil_base::{Durability, Error, IoStatus, Limits, Operation, RequestFlags};
-use tenmil_vhost_user::blk::{
+use tenmil_vhost_user::features::device;
+use tenmil_vhost_user::virtio_blk::{
     BlkConfig, BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment, ID_BYTES, SECTOR_BYTES,
 };
-use tenmil_vhost_user::features::device;
 
 /// Disk parameters. Requests of the guest are validated against them.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl VirtioDisk {
     }
 
     /// Changes the number of blocks.
-    pub(super) fn resize(&mut self, block_count: u64) {
+    pub(super) fn set_block_count(&mut self, block_count: u64) {
         self.limits.block_count = block_count;
     }
 
@@ -102,10 +102,10 @@ impl VirtioDisk {
         if self.has_write_cache() && self.supports(Operation::Flush) {
             features |= device::FLUSH;
         }
-        if self.is_negotiated(Operation::Deallocate) {
+        if self.is_offered(Operation::Deallocate) {
             features |= device::DISCARD;
         }
-        if self.is_negotiated(Operation::WriteZeroes) {
+        if self.is_offered(Operation::WriteZeroes) {
             features |= device::WRITE_ZEROES;
         }
         features
@@ -114,7 +114,7 @@ impl VirtioDisk {
     pub(super) fn config_space(&self, queues: u16) -> BlkConfig {
         let block_bytes = self.limits.block_size;
         let physical = PAGE_BYTES.max(block_bytes) / block_bytes;
-        let most = |operation| match self.is_negotiated(operation) {
+        let most = |operation| match self.is_offered(operation) {
             true => STRETCH_BYTES_MAX / SECTOR_BYTES,
             false => 0,
         };
@@ -142,7 +142,7 @@ impl VirtioDisk {
         self.limits.operations.has(operation)
     }
 
-    fn is_negotiated(&self, operation: Operation) -> bool {
+    fn is_offered(&self, operation: Operation) -> bool {
         !self.is_read_only && self.supports(operation)
     }
 

@@ -17,14 +17,14 @@ use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::Interest;
 use tenmil_vhost_user::{
-    CONFIG_CHANGED, MemoryChange, PendingReply, QueueStart, ReplyDisposition, Request, Server,
-    Violation,
+    CONFIG_CHANGED, MemoryChange, OwnerRequest, PendingReply, QueueStartParams, ReplyDisposition,
+    Server, Violation,
 };
 
-use super::device::{InflightMemory, VhostBlockDevice, create_inflight};
 use super::guest_memory_table::GuestMemoryTable;
 use super::queue_mailbox::QueueMailbox;
-use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
+use super::vhost_block_device::{InflightMemory, VhostBlockDevice, create_inflight_buffer};
+use crate::endpoint_event::{DRAIN_WARNING, EndpointEvent, EventReporter, SlowDrainReport};
 
 /// Disk and its current front end.
 pub(super) struct Endpoint {
@@ -43,7 +43,7 @@ enum ClientState {
 struct DetachingClient {
     connection: LocalConnection,
     queues: BTreeMap<u16, RunningQueue>,
-    time_limit: DrainTimer,
+    time_limit: SlowDrainReport,
 }
 
 /// Connected front end and its resources.
@@ -65,16 +65,16 @@ pub(super) struct ClientSession {
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
     pub(super) mailbox: Arc<QueueMailbox>,
-    pub(super) start: QueueStart<ReceivedFile>,
+    pub(super) start: QueueStartParams<ReceivedFile>,
 }
 
 /// Message whose reply waits until virtqueues have stopped.
 struct PendingMessage {
-    kind: PendingKind,
-    time_limit: DrainTimer,
+    kind: PendingMessageKind,
+    time_limit: SlowDrainReport,
 }
 
-enum PendingKind {
+enum PendingMessageKind {
     Stop { call: PendingReply, queue: u16 },
     Memory { call: PendingReply, change: MemoryChange<ReceivedFile> },
 }
@@ -82,7 +82,7 @@ enum PendingKind {
 pub(super) type ReceivedFile = Arc<OwnedFd>;
 
 /// Why a front end was disconnected; `None` if it disconnected itself.
-type DisconnectCause = Option<String>;
+type DisconnectReasonText = Option<String>;
 
 /// Largest number of receive calls in an iteration.
 const MESSAGES_PER_POLL: usize = 64;
@@ -128,7 +128,7 @@ impl Endpoint {
     }
 
     /// Reports that a second front end was rejected.
-    pub(super) fn report_rejected(&mut self, connection: &LocalConnection) {
+    pub(super) fn report_rejected_front_end(&mut self, connection: &LocalConnection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         let text = format!("process {peer} was rejected: another front end uses the disk");
         self.reporter.report_error(text);
@@ -168,7 +168,7 @@ impl Endpoint {
 
     /// Receives and executes messages. Returns the amount of work.
     pub(super) fn poll_messages(&mut self, now: Instant) -> usize {
-        self.with_session(now, |endpoint, session| endpoint.poll_session(now, session))
+        self.run_with_session(now, |endpoint, session| endpoint.receive_and_execute(now, session))
     }
 
     /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
@@ -176,7 +176,7 @@ impl Endpoint {
         if matches!(self.state, ClientState::Detaching(_)) {
             return self.finish_detaching(now);
         }
-        self.with_session(now, |endpoint, session| {
+        self.run_with_session(now, |endpoint, session| {
             let count = endpoint.reap_ended_queues(now, session)?;
             if session.message_deadline.is_some_and(|by| by <= now) {
                 return Err(Some(format!("a message was incomplete after {TIME_LIMIT}")));
@@ -186,9 +186,9 @@ impl Endpoint {
     }
 
     /// Handles a new device size: the virtqueues use it before the front end is notified.
-    pub(super) fn resize(&mut self) {
+    pub(super) fn forward_resize(&mut self) {
         let block_count = self.device.medium.limits().block_count;
-        self.device.disk.resize(block_count);
+        self.device.disk.set_block_count(block_count);
         let ClientState::Connected(session) = &mut self.state else { return };
         for virtqueue in session.queues.values() {
             virtqueue.mailbox.commands.send(|commands| commands.block_count = Some(block_count));
@@ -206,10 +206,10 @@ impl Endpoint {
         }
     }
 
-    fn with_session(
+    fn run_with_session(
         &mut self,
         now: Instant,
-        action: impl FnOnce(&mut Self, &mut ClientSession) -> Result<usize, DisconnectCause>,
+        action: impl FnOnce(&mut Self, &mut ClientSession) -> Result<usize, DisconnectReasonText>,
     ) -> usize {
         let mut session = match std::mem::replace(&mut self.state, ClientState::Absent) {
             ClientState::Connected(session) => session,
@@ -229,18 +229,18 @@ impl Endpoint {
         }
     }
 
-    fn poll_session(
+    fn receive_and_execute(
         &mut self,
         now: Instant,
         session: &mut ClientSession,
-    ) -> Result<usize, DisconnectCause> {
+    ) -> Result<usize, DisconnectReasonText> {
         let mut count = 0;
         for _ in 0..MESSAGES_PER_POLL {
             if !session.receive(now)? {
                 break;
             }
             count += 1;
-            let request = session.server.next_request().map_err(disconnect_cause)?;
+            let request = session.server.next_request().map_err(violation_cause)?;
             if let Some(violation) = session.server.take_rejection() {
                 self.reporter.report_error(violation.to_string());
             }
@@ -259,7 +259,7 @@ impl Endpoint {
     }
 
     /// Disconnects the front end. Its memory is released once the virtqueues have ended.
-    fn start_disconnect(&mut self, now: Instant, why: DisconnectCause) {
+    fn start_disconnect(&mut self, now: Instant, why: DisconnectReasonText) {
         self.state = match std::mem::replace(&mut self.state, ClientState::Absent) {
             // Dropping the session closes its file descriptors.
             ClientState::Connected(session) => {
@@ -268,7 +268,7 @@ impl Endpoint {
                 ClientState::Detaching(DetachingClient {
                     connection,
                     queues,
-                    time_limit: DrainTimer::new(now),
+                    time_limit: SlowDrainReport::new(now),
                 })
             }
             other => {
@@ -299,46 +299,49 @@ impl Endpoint {
         &mut self,
         now: Instant,
         session: &mut ClientSession,
-        request: Request<ReceivedFile>,
-    ) -> Result<(), DisconnectCause> {
+        request: OwnerRequest<ReceivedFile>,
+    ) -> Result<(), DisconnectReasonText> {
         match request {
-            Request::Memory { call, change } => {
+            OwnerRequest::Memory { call, change } => {
                 // A running virtqueue resolves addresses with the table it holds, so the table changes
                 // only while all of them are stopped.
                 session.queues.values().for_each(RunningQueue::send_stop);
                 let (kind, time_limit) =
-                    (PendingKind::Memory { call, change }, DrainTimer::new(now));
+                    (PendingMessageKind::Memory { call, change }, SlowDrainReport::new(now));
                 session.pending = Some(PendingMessage { kind, time_limit });
             }
-            Request::Stop { call, queue } => {
+            OwnerRequest::Stop { call, queue } => {
                 if let Some(virtqueue) = session.queues.get(&queue) {
                     virtqueue.send_stop();
                 }
-                let (kind, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
+                let (kind, time_limit) =
+                    (PendingMessageKind::Stop { call, queue }, SlowDrainReport::new(now));
                 session.pending = Some(PendingMessage { kind, time_limit });
             }
-            Request::Start { call, queue, start } => {
+            OwnerRequest::Start { call, queue, start } => {
                 let started = self.device.start_virtqueue(session, queue, start);
                 let started = started.map_err(|why| format!("queue {queue}: {why}"));
                 self.queue_reply(session, call, started.map_err(Error::environment))?;
             }
-            Request::SetCall { call, queue, file } => {
+            OwnerRequest::SetCall { call, queue, file } => {
                 let set = session.set_call_eventfd(queue, file);
                 let set = set.map_err(|why| format!("queue {queue}: {why}"));
                 self.queue_reply(session, call, set.map_err(Error::environment))?;
             }
-            Request::SetBackChannel { call, file } => {
+            OwnerRequest::SetBackChannel { call, file } => {
                 let back = file.try_clone().and_then(LocalConnection::from_fd);
                 let back = back.map_err(|error| format!("the socket for messages: {error}"));
                 let set = back.map(|back| session.back = Some(back));
                 self.queue_reply(session, call, set.map_err(Error::environment))?;
             }
-            Request::GetInflightFd { call, queues, size } => match create_inflight(queues, size) {
-                Ok((area, file)) => session.server.reply_inflight(call, area, Arc::new(file)),
-                Err(why) => self.queue_reply(session, call, Err(why))?,
-            },
-            Request::SetInflightFd { call, area, file } => {
-                let set = self.device.adopt_inflight_buffer(area, &file);
+            OwnerRequest::GetInflightFd { call, queues, size } => {
+                match create_inflight_buffer(queues, size) {
+                    Ok((area, file)) => session.server.reply_inflight(call, area, Arc::new(file)),
+                    Err(why) => self.queue_reply(session, call, Err(why))?,
+                }
+            }
+            OwnerRequest::SetInflightFd { call, area, file } => {
+                let set = self.device.map_inflight_buffer(area, &file);
                 let set = set.map(|inflight| session.inflight = Some(inflight));
                 self.queue_reply(session, call, set)?;
             }
@@ -351,7 +354,7 @@ impl Endpoint {
         session: &mut ClientSession,
         call: PendingReply,
         result: Result<(), Error>,
-    ) -> Result<(), DisconnectCause> {
+    ) -> Result<(), DisconnectReasonText> {
         let Err(why) = result else {
             session.server.reply_success(call);
             return Ok(());
@@ -368,7 +371,7 @@ impl Endpoint {
         &mut self,
         now: Instant,
         session: &mut ClientSession,
-    ) -> Result<usize, DisconnectCause> {
+    ) -> Result<usize, DisconnectReasonText> {
         let ended = session.queues.iter().find_map(|(queue, virtqueue)| {
             let why = virtqueue.mailbox.end_state()?.why?;
             Some(format!("queue {queue}: {why}"))
@@ -378,8 +381,8 @@ impl Endpoint {
         }
         let Some(pending) = &mut session.pending else { return Ok(0) };
         let is_awaited = |queue: u16| match pending.kind {
-            PendingKind::Stop { queue: stopped, .. } => queue == stopped,
-            PendingKind::Memory { .. } => true,
+            PendingMessageKind::Stop { queue: stopped, .. } => queue == stopped,
+            PendingMessageKind::Memory { .. } => true,
         };
         let has_ended = |virtqueue: &RunningQueue| virtqueue.mailbox.end_state().is_some();
         if session
@@ -396,13 +399,13 @@ impl Endpoint {
             return Ok(0);
         }
         match session.pending.take().map(|pending| pending.kind) {
-            Some(PendingKind::Stop { call, queue }) => {
+            Some(PendingMessageKind::Stop { call, queue }) => {
                 let virtqueue = session.queues.remove(&queue);
                 let ended = virtqueue.and_then(|virtqueue| virtqueue.mailbox.end_state());
-                session.server.reply_stopped(call, ended.map_or(0, |ended| ended.next));
+                session.server.reply_queue_stopped(call, ended.map_or(0, |ended| ended.next));
             }
-            Some(PendingKind::Memory { call, change }) => {
-                let changed = self.device.replace_memory(session, change);
+            Some(PendingMessageKind::Memory { call, change }) => {
+                let changed = self.device.apply_memory_change(session, change);
                 // The front end believes that the queues run, so a failure must end the connection.
                 self.device.restart_virtqueues(session).map_err(|error| Some(error.text))?;
                 self.queue_reply(session, call, changed)?;
@@ -415,7 +418,7 @@ impl Endpoint {
 
 impl ClientSession {
     /// Receives from the socket. Returns false if nothing is available.
-    fn receive(&mut self, now: Instant) -> Result<bool, DisconnectCause> {
+    fn receive(&mut self, now: Instant) -> Result<bool, DisconnectReasonText> {
         let mut buffer = [0; BUFFER_BYTES];
         let awaited = self.server.receive_len().min(buffer.len());
         if awaited == 0 {
@@ -428,7 +431,7 @@ impl ClientSession {
             RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
-                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
+                self.server.receive(&buffer[..count], files).map_err(violation_cause)?;
                 let is_amid = self.server.has_partial_message();
                 let by = self.message_deadline.unwrap_or(now.after(TIME_LIMIT));
                 self.message_deadline = is_amid.then_some(by);
@@ -437,7 +440,7 @@ impl ClientSession {
         }
     }
 
-    fn send(&mut self) -> Result<usize, DisconnectCause> {
+    fn send(&mut self) -> Result<usize, DisconnectReasonText> {
         let mut count = 0;
         while let Some((bytes, file)) = self.server.next_outgoing() {
             let files: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
@@ -479,6 +482,6 @@ pub(super) fn eventfd_from_file(file: &OwnedFd) -> Result<RemoteEventFd, Error> 
     line.map_err(Error::environment)
 }
 
-fn disconnect_cause(violation: Violation) -> DisconnectCause {
+fn violation_cause(violation: Violation) -> DisconnectReasonText {
     Some(violation.to_string())
 }

@@ -42,7 +42,7 @@ impl GuestMemoryTable {
     ) -> Result<Self, Error> {
         let pieces = match change {
             MemoryChange::Replace(areas) => {
-                check_total_bytes(areas.iter().map(|(area, _)| area))?;
+                check_total_memory_size(areas.iter().map(|(area, _)| area))?;
                 let adopt = |(area, file): (MemoryRegionDesc, ReceivedFile)| {
                     MappedRegion::map_region(area, &file, regions)
                 };
@@ -54,7 +54,9 @@ impl GuestMemoryTable {
                         "{SLOTS_MAX} stretches are shared, expected fewer"
                     )));
                 }
-                check_total_bytes(self.pieces.iter().map(|piece| &piece.area).chain([&area]))?;
+                check_total_memory_size(
+                    self.pieces.iter().map(|piece| &piece.area).chain([&area]),
+                )?;
                 let mut pieces = self.pieces.clone();
                 pieces.push(MappedRegion::map_region(area, &file, regions)?);
                 pieces
@@ -116,7 +118,9 @@ impl MappedRegion {
     }
 }
 
-fn check_total_bytes<'a>(areas: impl Iterator<Item = &'a MemoryRegionDesc>) -> Result<(), Error> {
+fn check_total_memory_size<'a>(
+    areas: impl Iterator<Item = &'a MemoryRegionDesc>,
+) -> Result<(), Error> {
     let bytes = areas.fold(0_u64, |sum, area| sum.saturating_add(area.len_bytes));
     if bytes <= BYTES_MAX {
         return Ok(());

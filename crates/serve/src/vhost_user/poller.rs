@@ -11,13 +11,13 @@ use tenmil_linux::socket_stream::StreamListener;
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
 use super::endpoint::{Endpoint, TIME_LIMIT};
-use super::queue_mailbox::EndpointMailbox;
+use super::queue_mailbox::EndpointEvents;
 
 /// Listener and the endpoint behind it.
 pub(super) struct EndpointPoller {
     listen_socket: StreamListener,
     endpoint: Endpoint,
-    events: Arc<EndpointMailbox>,
+    events: Arc<EndpointEvents>,
     watch: PollSet,
     /// Events of the last wait.
     ready: Vec<ReadyDescriptor>,
@@ -97,7 +97,7 @@ impl EndpointPoller {
                         self.endpoint.attach_client(now, connection);
                         self.watched = None;
                     } else {
-                        self.endpoint.report_rejected(&connection);
+                        self.endpoint.report_rejected_front_end(&connection);
                     }
                 }
                 // The pending connection keeps the listener readable, which would keep the reactor
@@ -146,7 +146,7 @@ impl EndpointPoller {
         let has_event = is_resized.is_some();
         let mut count = usize::from(has_event);
         if is_resized == Some(true) {
-            self.endpoint.resize();
+            self.endpoint.forward_resize();
         }
         let is_due = now >= self.next_due;
         if is_due {
@@ -188,7 +188,7 @@ impl Poller for EndpointPoller {
         self.endpoint.wake_at().min(self.listen_at.unwrap_or(Instant::NEVER))
     }
 
-    fn detach(&mut self, parting: DetachReason) -> bool {
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
         match parting {
             DetachReason::Migrating => true,
             DetachReason::Exiting => {

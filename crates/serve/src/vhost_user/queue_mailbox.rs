@@ -10,11 +10,11 @@ use tenmil_linux::RemoteEventFd;
 pub(super) struct QueueMailbox {
     pub(super) commands: Mailbox<QueueCommands>,
     ended: Mutex<Option<QueueEndState>>,
-    endpoint: Arc<EndpointMailbox>,
+    endpoint: Arc<EndpointEvents>,
 }
 
 /// Events for the endpoint: virtqueues that have ended, and whether the device was resized.
-pub(super) type EndpointMailbox = Mailbox<bool>;
+pub(super) type EndpointEvents = Mailbox<bool>;
 
 /// Commands to a virtqueue.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(super) struct QueueEndState {
 }
 
 impl QueueMailbox {
-    pub(super) fn new(endpoint: &Arc<EndpointMailbox>) -> Self {
+    pub(super) fn new(endpoint: &Arc<EndpointEvents>) -> Self {
         let (commands, ended) = (Mailbox::default(), Mutex::default());
         Self { commands, ended, endpoint: Arc::clone(endpoint) }
     }

@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use tenmil_base::{IoCompletion, Memory, Request, Segment};
-use tenmil_vhost_user::blk::{
+use tenmil_vhost_user::inflight::InflightLog;
+use tenmil_vhost_user::virtio_blk::{
     BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment, HEADER_BYTES, STRETCH_BYTES,
 };
-use tenmil_vhost_user::inflight::InflightLog;
 use tenmil_vhost_user::{DescriptorChain, GuestMemory, Vring, VringError};
 
 use super::disk::{DiskRequest, VirtioDisk, virtio_status};
@@ -103,8 +103,8 @@ impl<M: Memory + Clone> RequestTable<M> {
     }
 
     /// Changes the number of blocks.
-    pub(super) fn resize(&mut self, block_count: u64) {
-        self.disk.resize(block_count);
+    pub(super) fn set_block_count(&mut self, block_count: u64) {
+        self.disk.set_block_count(block_count);
     }
 
     /// Takes chains, if the I/O channel has accepted all earlier requests: first those of an
@@ -131,7 +131,7 @@ impl<M: Memory + Clone> RequestTable<M> {
                     }
                 },
             };
-            self.start_chain(head, space)?;
+            self.parse_chain(head, space)?;
         }
         Ok(BATCH)
     }
@@ -149,7 +149,7 @@ impl<M: Memory + Clone> RequestTable<M> {
 
     /// Turns a chain into a request, or completes it at once.
     #[inline]
-    fn start_chain(&mut self, head: u16, space: &GuestMemory) -> Result<(), QueueFault> {
+    fn parse_chain(&mut self, head: u16, space: &GuestMemory) -> Result<(), QueueFault> {
         self.ring.resolve_chain(head, space, &mut self.chain)?;
         let DescriptorChain { readable_bytes: readable, writable_bytes: writable, .. } = self.chain;
         if readable < HEADER_BYTES.into() || writable == 0 {
@@ -161,7 +161,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         };
         let mut bytes = [0; HEADER_BYTES as usize];
         gather_bytes(&self.memory, &self.chain.readable, 0, &mut bytes)?;
-        let header = BlkRequestHeader::read(bytes);
+        let header = BlkRequestHeader::parse(bytes);
         let first = self.segments.len();
         let asked = match header.kind {
             BlkRequestType::Read => {
@@ -180,7 +180,7 @@ impl<M: Memory + Clone> RequestTable<M> {
             BlkRequestType::Discard | BlkRequestType::WriteZeroes => {
                 self.parse_discard(header.kind, readable)?.map(Some)
             }
-            BlkRequestType::GetId => return self.complete_get_id(head, status),
+            BlkRequestType::GetId => return self.handle_get_id(head, status),
             BlkRequestType::Other(_) => Err(BlkStatus::UNSUPPORTED),
         };
         match asked {
@@ -189,7 +189,7 @@ impl<M: Memory + Clone> RequestTable<M> {
                 let written = if is_read { writable - 1 } else { 0 };
                 let written = u32::try_from(written).unwrap_or(u32::MAX);
                 self.slots[usize::from(head)] = Some(RequestSlot { status, written });
-                self.start_request(head, ask, first);
+                self.queue_request(head, ask, first);
                 Ok(())
             }
             Ok(None) => self.complete_chain(head, status, BlkStatus::OK, 0),
@@ -201,7 +201,7 @@ impl<M: Memory + Clone> RequestTable<M> {
     }
 
     #[inline]
-    fn start_request(&mut self, head: u16, ask: DiskRequest, first: usize) {
+    fn queue_request(&mut self, head: u16, ask: DiskRequest, first: usize) {
         let DiskRequest { operation, flags, lba, blocks } = ask;
         let count = self.segments.len() - first;
         self.requests.push(Request {
@@ -229,10 +229,10 @@ impl<M: Memory + Clone> RequestTable<M> {
         }
         let mut bytes = [0; STRETCH_BYTES as usize];
         gather_bytes(&self.memory, &self.chain.readable, HEADER_BYTES, &mut bytes)?;
-        Ok(self.disk.validate_discard(kind, DiscardSegment::read(bytes)))
+        Ok(self.disk.validate_discard(kind, DiscardSegment::parse(bytes)))
     }
 
-    fn complete_get_id(&mut self, head: u16, status: Segment) -> Result<(), QueueFault> {
+    fn handle_get_id(&mut self, head: u16, status: Segment) -> Result<(), QueueFault> {
         let id = self.disk.device_id();
         let mut written = 0;
         for piece in &self.chain.writable {
@@ -296,7 +296,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         self.is_unpublished = false;
         self.ring.publish_used_index()?;
         if let Some(record) = &mut self.record {
-            record.publish_batch(self.ring.used())?;
+            record.publish_batch(self.ring.used_index())?;
         }
         Ok(self.ring.needs_interrupt()?)
     }
@@ -342,8 +342,8 @@ impl<M: Memory + Clone> RequestTable<M> {
     }
 
     /// Next available index.
-    pub(super) fn next_available_index(&self) -> u16 {
-        self.ring.next()
+    pub(super) fn vring_base(&self) -> u16 {
+        self.ring.next_available_index()
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use tenmil_base::BlockDevice;
 use tenmil_base::Error;
-use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
+use tenmil_block::{AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceBufferAllocator};
 use tenmil_dma::RegionTable;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
-use tenmil_vhost_user::blk::ID_BYTES;
+use tenmil_vhost_user::virtio_blk::ID_BYTES;
 
-use super::device::VhostBlockDevice;
 use super::disk::VirtioDisk;
 use super::endpoint::Endpoint;
 use super::poller::EndpointPoller;
-use super::queue_mailbox::EndpointMailbox;
+use super::queue_mailbox::EndpointEvents;
+use super::vhost_block_device::VhostBlockDevice;
 use crate::endpoint_event::EndpointEvent;
 
 /// Configuration of a server.
@@ -41,7 +41,7 @@ pub struct Server {
     address: ListenAddress,
     queues: u16,
     told: Receiver<EndpointEvent>,
-    events: Arc<EndpointMailbox>,
+    events: Arc<EndpointEvents>,
 }
 
 /// Largest number of queues: QEMU creates one per processor and requires that many.
@@ -65,7 +65,7 @@ pub fn adapt_device(
     descriptor: impl Into<Arc<BdevDescriptor>>,
     regions: &RegionTable,
 ) -> Result<Arc<dyn BlockDevice>, Error> {
-    let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+    let memory = BounceBufferAllocator::new(regions, BUFFER_BYTES, BUFFERS)?;
     Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptationOptions::default())?))
 }
 
@@ -89,7 +89,7 @@ impl Server {
         let address = listen_socket.address().clone();
         let disk = VirtioDisk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
-        let events = Arc::<EndpointMailbox>::default();
+        let events = Arc::<EndpointEvents>::default();
         let device = VhostBlockDevice {
             disk,
             medium,
@@ -126,7 +126,7 @@ impl Server {
 
     /// Reports a new size of the device: virtqueues use it, and the front end is notified if it
     /// supports that.
-    pub fn report_resize(&self) {
+    pub fn notify_resize(&self) {
         self.events.send(|is_resized| *is_resized = true);
     }
 

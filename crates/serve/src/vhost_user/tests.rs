@@ -1,17 +1,17 @@
 //! Tests of a disk over a Unix socket, with front ends that speak the protocol by hand.
 
 mod crash_recovery;
+mod guest_memory_table;
 mod malicious_front_end;
-mod memory;
 mod request_table;
-mod requests;
 mod resize;
 mod test_front_end;
 mod virtio_driver;
+mod well_behaved_front_end;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet};
-use tenmil_vhost_user::blk::{BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment};
 use tenmil_vhost_user::features::device;
+use tenmil_vhost_user::virtio_blk::{BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment};
 
 use super::device_id_of_uri;
 use super::disk::{DiskRequest, VirtioDisk, virtio_status};

@@ -99,8 +99,8 @@ impl VirtqueuePoller {
     }
 
     /// Whether polling is useless, because the kernel delivers the completions.
-    pub(super) fn is_done_by_kernel(&self) -> bool {
-        self.backend.is_kernel_io()
+    pub(super) fn does_kernel_deliver_completions(&self) -> bool {
+        self.backend.is_done_by_local_kernel()
     }
 
     fn in_flight_requests(&self) -> usize {
@@ -110,7 +110,7 @@ impl VirtqueuePoller {
     #[cold]
     fn apply_commands(&mut self, QueueCommands { ends, call, block_count }: QueueCommands) {
         if let Some((work, block_count)) = self.work.as_mut().zip(block_count) {
-            work.slots.resize(block_count);
+            work.slots.set_block_count(block_count);
         }
         if let Some(call) = call {
             self.call = call;
@@ -163,7 +163,7 @@ impl VirtqueuePoller {
 
     /// Fails the queue: the ring is invalid or its memory is gone, so it is not accessed any more.
     #[cold]
-    fn fail_ring(&mut self, why: String) {
+    fn fail_queue(&mut self, why: String) {
         if let Some(work) = &mut self.work {
             work.slots.drop_unsubmitted();
         }
@@ -173,19 +173,19 @@ impl VirtqueuePoller {
     }
 
     /// Checks whether the front end has truncated memory, which explains any other error.
-    fn check_truncation(&mut self) {
+    fn fail_if_memory_truncated(&mut self) {
         let failed = self.work.as_ref().and_then(|work| work.table.truncated_address());
         if let Some(endpoint) = failed {
-            self.fail_ring(format!(
+            self.fail_queue(format!(
                 "memory at {endpoint:#x} was made shorter than it was when mapped"
             ));
         }
     }
 
     #[cold]
-    fn record_fault(&mut self, fault: QueueFault) {
-        self.check_truncation();
-        self.fail_ring(fault.to_string());
+    fn fail_with_fault(&mut self, fault: QueueFault) {
+        self.fail_if_memory_truncated();
+        self.fail_queue(fault.to_string());
     }
 
     /// Releases everything once all requests have completed, and reports the end. Returns whether
@@ -197,7 +197,7 @@ impl VirtqueuePoller {
         let Some(work) = self.work.take_if(|work| work.slots.is_drained()) else {
             return self.work.is_none();
         };
-        let next = work.slots.next_available_index();
+        let next = work.slots.vring_base();
         drop(work);
         self.kick = None;
         self.call = None;
@@ -220,27 +220,27 @@ impl Poller for VirtqueuePoller {
         let mut count = match self.process_requests(now) {
             Ok(count) => count,
             Err(fault) => {
-                self.record_fault(fault);
+                self.fail_with_fault(fault);
                 1
             }
         };
         self.iterations = self.iterations.wrapping_add(1);
         if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
-            self.check_truncation();
+            self.fail_if_memory_truncated();
         }
         if self.end_if_drained() {
-            context.end_thread();
+            context.request_thread_end();
             count += 1;
         }
         PollResult::from_count(count)
     }
 
     fn flush(&mut self) {
-        self.backend.flush();
+        self.backend.flush_submissions();
     }
 
     fn arm(&mut self) -> PollResult {
-        self.check_truncation();
+        self.fail_if_memory_truncated();
         // Stale signals would end every wait at once.
         if let Some(kick) = &self.kick {
             kick.clear_signals();
@@ -255,7 +255,7 @@ impl Poller for VirtqueuePoller {
             stays_awake |= is_refused && self.backend.wake_at() == Instant::NEVER;
             match slots.enable_kicks() {
                 Ok(has_more) => stays_awake |= has_more && is_running,
-                Err(fault) => self.record_fault(fault),
+                Err(fault) => self.fail_with_fault(fault),
             }
         }
         // A queue that ends with nothing in flight gets no further wake-up.
@@ -268,7 +268,7 @@ impl Poller for VirtqueuePoller {
         if let Some(ActiveQueue { slots, .. }) = &mut self.work
             && let Err(fault) = slots.disable_kicks()
         {
-            self.record_fault(fault);
+            self.fail_with_fault(fault);
         }
     }
 
@@ -281,7 +281,7 @@ impl Poller for VirtqueuePoller {
         self.latency.mean_latency().filter(|_| self.in_flight_requests() > 0)
     }
 
-    fn detach(&mut self, parting: DetachReason) -> bool {
+    fn try_detach(&mut self, parting: DetachReason) -> bool {
         if parting == DetachReason::Exiting && self.phase == QueuePhase::Running {
             self.phase = QueuePhase::Draining;
         }
@@ -296,7 +296,7 @@ impl Drop for VirtqueuePoller {
     /// Reports the end in any case.
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let next = work.slots.next_available_index();
+            let next = work.slots.vring_base();
             drop(work);
             self.mailbox
                 .record_end(QueueEndState { next, why: Some("its thread has ended".to_owned()) });

@@ -106,7 +106,7 @@ impl FaultInjector {
 
     /// Held completions that are due, with their submission queue. Except for the delay they are
     /// correct: SQHD is updated to the current head.
-    pub fn next_released(&mut self, now: Instant) -> Vec<(u16, EmittedCompletion)> {
+    pub fn take_released_completions(&mut self, now: Instant) -> Vec<(u16, EmittedCompletion)> {
         let released = self
             .release_withheld(|held| matches!(held.until, ReleaseCondition::At(at) if now >= at));
         let with_head = |mut emission: EmittedCompletion| {
@@ -128,7 +128,7 @@ impl FaultInjector {
     ) -> Option<EmittedCompletion> {
         let site = InjectionPoint { queue: QueueKind::Admin, opcode: Some(opcode) };
         let is_wanted = |fault: &Fault| matches!(fault, Fault::Event { .. });
-        let Fault::Event { result, status } = self.next_due_fault(now, site, is_wanted)? else {
+        let Fault::Event { result, status } = self.take_due_fault(now, site, is_wanted)? else {
             return None;
         };
         self.completed.push((0, cid));
@@ -171,7 +171,7 @@ impl FaultInjector {
         };
         let [result, reserved, head, status] = entry;
         let with = |entry| vec![EmittedCompletion { entry, ..honest }];
-        match self.next_due_fault(now, site, is_wanted) {
+        match self.take_due_fault(now, site, is_wanted) {
             Some(Fault::Duplicate) => vec![honest, honest],
             Some(Fault::Bogus(invented)) => self
                 .invent_completion(invented, entry, ledger)
@@ -279,7 +279,7 @@ impl RingView {
     }
 
     /// Position of the next completion, and its dwords with the Phase Tag.
-    pub fn place_next(&mut self, emission: &EmittedCompletion) -> (u32, [u32; 4]) {
+    pub fn next_host_entry(&mut self, emission: &EmittedCompletion) -> (u32, [u32; 4]) {
         let index = self.tail;
         let mut entry = emission.entry;
         entry[3] &= !PHASE;
@@ -333,7 +333,7 @@ mod tests {
     /// Queue 1, command identifier 3, SQHD 4.
     const ENTRY: [u32; 4] = [0, 0, 0x0001_0004, 3];
 
-    fn command_ledger() -> BufferOwnership {
+    fn ownership_with_commands() -> BufferOwnership {
         let mut ledger = BufferOwnership::default();
         ledger.record_admin_ring(0x4000);
         ledger.record_stored_command(NOW, 0x4000, &[1, 0, 0, 0x5000, 0, 1, 0, 0], &[]);
@@ -352,7 +352,7 @@ mod tests {
     fn emitted_completions(fault: Fault) -> Vec<EmittedCompletion> {
         let mut evil =
             FaultInjector::new(&[PlannedFault::for_io_queues(fault).with_count(1)], Random::new(1));
-        evil.on_completion(NOW, 8, ENTRY, &command_ledger())
+        evil.on_completion(NOW, 8, ENTRY, &ownership_with_commands())
     }
 
     #[test]
@@ -388,22 +388,26 @@ mod tests {
                 &[PlannedFault::for_io_queues(Fault::Hold(release)).with_count(1)],
                 Random::new(1),
             );
-            assert_eq!(evil.on_completion(NOW, 8, ENTRY, &command_ledger()), []);
+            assert_eq!(evil.on_completion(NOW, 8, ENTRY, &ownership_with_commands()), []);
             evil
         };
         let mut evil = hold(ReleaseTrigger::After(Span { ns: 10 }));
         assert_eq!(evil.wake_at(), Instant { ns: 11 });
-        assert_eq!(evil.next_released(Instant { ns: 10 }), []);
-        assert_eq!(evil.next_released(Instant { ns: 11 })[0].1.entry, ENTRY);
+        assert_eq!(evil.take_released_completions(Instant { ns: 10 }), []);
+        assert_eq!(evil.take_released_completions(Instant { ns: 11 })[0].1.entry, ENTRY);
 
         let mut evil = hold(ReleaseTrigger::Aborted);
-        let mut ledger = command_ledger();
+        let mut ledger = ownership_with_commands();
         ledger.record_stored_command(NOW, 0x4000, &[0x0008, 0, 0, 0, 0, 0x0003_0001, 0, 0], &[]);
         assert_eq!(evil.on_completion(NOW, 8, [0; 4], &ledger).len(), 1);
-        assert_eq!(evil.next_released(NOW)[0].1.entry, ENTRY, "after the answer to the Abort");
+        assert_eq!(
+            evil.take_released_completions(NOW)[0].1.entry,
+            ENTRY,
+            "after the answer to the Abort"
+        );
 
         let mut evil = hold(ReleaseTrigger::Reset);
-        evil.on_configuration(0, 1);
+        evil.count_cc_transitions(0, 1);
         let other = [0, 0, 0x0001_0001, 5];
         let both = evil.on_completion(NOW, 8, other, &ledger);
         assert_eq!(
@@ -419,8 +423,8 @@ mod tests {
         let mut evil = FaultInjector::new(&[event], Random::new(1));
         let invented = evil.on_admin_command(NOW, 0x0c, 6).unwrap();
         assert_eq!(invented.entry, [0x1234, 0, 0, 6]);
-        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &command_ledger()), []);
-        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &command_ledger()).len(), 1);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ownership_with_commands()), []);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ownership_with_commands()).len(), 1);
     }
 
     /// With duplicate and dropped completions, the head reported to the controller never passes its
@@ -435,7 +439,7 @@ mod tests {
                 view.record_posted(inner_tail);
                 inner_tail = (inner_tail + 1) % 8;
                 for _ in 0..random.below(3) {
-                    view.place_next(&EmittedCompletion {
+                    view.next_host_entry(&EmittedCompletion {
                         entry: ENTRY,
                         is_invalid: false,
                         wrong_phase: false,

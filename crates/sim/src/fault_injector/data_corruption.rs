@@ -9,7 +9,7 @@ use crate::buffer_ownership::OwnedCommand;
 impl FaultInjector {
     /// Corrupts `bytes`, which are at `offset` in the data of an admin command. Returns whether it
     /// did.
-    pub fn on_admin_data(
+    pub fn corrupt_admin_data(
         &mut self,
         now: Instant,
         command: &OwnedCommand,
@@ -22,7 +22,7 @@ impl FaultInjector {
             _ => false,
         };
         let site = InjectionPoint { queue: QueueKind::Admin, opcode: Some(command.opcode) };
-        let Some(Fault::CorruptData(forgery)) = self.next_due_fault(now, site, is_wanted) else {
+        let Some(Fault::CorruptData(forgery)) = self.take_due_fault(now, site, is_wanted) else {
             return false;
         };
         match forgery.how {
@@ -71,7 +71,7 @@ mod tests {
         let opcode = opcode.code();
         let command = OwnedCommand { token: None, opcode, cdw10: page, data: 0, stored_at: now };
         let mut bytes = vec![0x11; 16];
-        evil.on_admin_data(now, &command, offset, &mut bytes);
+        evil.corrupt_admin_data(now, &command, offset, &mut bytes);
         bytes
     }
 
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn identifier_lists_count_up_endlessly() {
-        let bytes = corrupted_data(pokes::page_count_fault(2, 7), AdminOpcode::Identify, 2, 4);
+        let bytes = corrupted_data(pokes::page_counting_fault(2, 7), AdminOpcode::Identify, 2, 4);
         assert_eq!(bytes[..8], [8, 0, 0, 0, 9, 0, 0, 0]);
     }
 }

@@ -290,12 +290,12 @@ pub mod pokes {
     }
 
     /// Fills a page with random bytes.
-    pub const fn page_noise_fault(page: Option<u8>) -> Fault {
+    pub const fn page_random_fault(page: Option<u8>) -> Fault {
         Fault::CorruptData(DataCorruption { page, how: CorruptionMethod::Random })
     }
 
     /// Fills a page with dwords that count up.
-    pub const fn page_count_fault(page: u8, first: u32) -> Fault {
+    pub const fn page_counting_fault(page: u8, first: u32) -> Fault {
         Fault::CorruptData(DataCorruption { page: Some(page), how: CorruptionMethod::Count(first) })
     }
 

@@ -17,10 +17,10 @@ impl FaultInjector {
         self.counters.reads += 1;
         if !self.is_removed {
             let vanishes = |fault: &Fault| *fault == Fault::Gone;
-            self.is_removed = self.next_due_fault(now, REGISTERS, vanishes).is_some();
+            self.is_removed = self.take_due_fault(now, REGISTERS, vanishes).is_some();
         }
         if self.is_removed
-            || self.next_due_fault(now, REGISTERS, |fault| *fault == Fault::Masked).is_some()
+            || self.take_due_fault(now, REGISTERS, |fault| *fault == Fault::Masked).is_some()
         {
             return u64::MAX;
         }
@@ -29,7 +29,7 @@ impl FaultInjector {
         for index in 0..self.plan.len() {
             if let Fault::Register { offset: of, mask, bits } = self.plan[index].mischief.fault
                 && of == offset
-                && self.is_fault_due(index, now)
+                && self.take_fault_if_due(index, now)
             {
                 seen = seen & !mask | bits & mask;
             }
@@ -38,13 +38,13 @@ impl FaultInjector {
     }
 
     /// Whether a register write reaches the device.
-    pub fn on_register_write(&mut self, now: Instant) -> bool {
+    pub fn passes_register_write(&mut self, now: Instant) -> bool {
         !self.is_removed
-            && self.next_due_fault(now, REGISTERS, |fault| *fault == Fault::Masked).is_none()
+            && self.take_due_fault(now, REGISTERS, |fault| *fault == Fault::Masked).is_none()
     }
 
     /// Counts the transitions of CC.
-    pub fn on_configuration(&mut self, before: u32, after: u32) {
+    pub fn count_cc_transitions(&mut self, before: u32, after: u32) {
         match (before & CC_EN, after & CC_EN) {
             (0, CC_EN) => self.counters.enables += 1,
             (CC_EN, 0) => self.counters.disables += 1,
@@ -55,7 +55,7 @@ impl FaultInjector {
         }
     }
 
-    fn is_fault_due(&mut self, index: usize, now: Instant) -> bool {
+    fn take_fault_if_due(&mut self, index: usize, now: Instant) -> bool {
         let counters = self.counters;
         let armed = &mut self.plan[index];
         let mischief = armed.mischief;
@@ -94,20 +94,20 @@ mod tests {
         assert_eq!(evil.on_register_read(NOW, CSTS, 1), 1);
         assert_eq!(evil.on_register_read(NOW, CSTS, 1), u64::MAX);
         assert_eq!(evil.on_register_read(NOW, CSTS, 1), u64::MAX);
-        assert!(evil.is_removed() && !evil.on_register_write(NOW));
+        assert!(evil.is_removed() && !evil.passes_register_write(NOW));
 
         let masked = PlannedFault::for_all_commands(Fault::Masked).with_skip(1).with_count(1);
         let mut evil = FaultInjector::new(&[masked], Random::new(1));
         let seen = [0; 3].map(|value| evil.on_register_read(NOW, CSTS, value));
         assert_eq!(seen, [0, u64::MAX, 0]);
-        assert!(!evil.is_removed() && evil.on_register_write(NOW));
+        assert!(!evil.is_removed() && evil.passes_register_write(NOW));
     }
 
     #[test]
     fn enables_disables_and_shutdowns_are_counted() {
         let mut evil = FaultInjector::new(&[], Random::new(1));
         for (before, after) in [(0, 1), (1, 1), (1, 0x4001), (0x4001, 0), (0, 1), (1, 0)] {
-            evil.on_configuration(before, after);
+            evil.count_cc_transitions(before, after);
         }
         let counters = evil.trigger_counters();
         assert_eq!((counters.enables, counters.disables, counters.shutdowns), (2, 2, 1));

@@ -1,7 +1,7 @@
 //! Commands that the medium never completes, and faults in the completion of their Abort.
 
 use tenmil_base::{Operation, Span};
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 use tenmil_wire::AdminOpcode;
 
 use crate::fault_injector::{BogusCid, Fault, PlannedFault, ReleaseTrigger};
@@ -68,7 +68,7 @@ fn stalled_commands() -> Vec<Scenario> {
             table.push(
                 scenario(
                     "for-good",
-                    &[ScenarioCheck::EndState(State::Dead), ScenarioCheck::Reattach],
+                    &[ScenarioCheck::EndState(ControllerState::Dead), ScenarioCheck::Reattach],
                 )
                 .with_steps(TO_THE_END),
             );

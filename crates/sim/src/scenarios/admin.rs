@@ -2,7 +2,7 @@
 //! initialization and during the creation and deletion of queues.
 
 use tenmil_base::Span;
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 use tenmil_wire::AdminOpcode;
 
 use crate::fault_injector::{
@@ -79,7 +79,12 @@ const COURSE: &[RunStep] = &[
 ];
 
 pub(super) fn admin_scenarios() -> Vec<Scenario> {
-    [admin_command_faults(), faults_at_each_initialization_command(), queue_counts()].concat()
+    [
+        admin_command_faults(),
+        faults_at_each_initialization_command(),
+        granted_queue_count_scenarios(),
+    ]
+    .concat()
 }
 
 fn admin_command_faults() -> Vec<Scenario> {
@@ -130,7 +135,7 @@ fn expected_checks(
         (FaultEffect::Broken(driver_events, _), CommandPhase::Creation) if for_good => {
             vec![
                 ScenarioCheck::ReportsEvent(driver_events),
-                ScenarioCheck::EndState(State::Dead),
+                ScenarioCheck::EndState(ControllerState::Dead),
                 ScenarioCheck::Reattach,
             ]
         }
@@ -194,7 +199,7 @@ const ADMIN: FaultTarget = FaultTarget { queue: QueueKind::Admin, opcode: None }
 const COMMANDS_OF_START: u32 = 7;
 
 /// Number of Queues granted by the controller (Base 2.1 §5.1.25.2.1). Both counts are 0's based.
-fn queue_counts() -> Vec<Scenario> {
+fn granted_queue_count_scenarios() -> Vec<Scenario> {
     let fine = vec![ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
     let rows = [
         ("one-of-each", 0x0000_0000, fine.clone()),

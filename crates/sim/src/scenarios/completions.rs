@@ -1,7 +1,7 @@
 //! Faults of I/O completions: duplicate, bogus, dropped, late or wrong.
 
 use tenmil_base::Span;
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
 use crate::fault_injector::{BogusCid, FOR_GOOD, Fault, PlannedFault, ReleaseTrigger};
 use crate::scenario::{Scenario, ScenarioCheck};
@@ -26,8 +26,11 @@ const STUCK: &[ScenarioCheck] = &[
     ScenarioCheck::ReportsEvent("CommandTimeout"),
     ScenarioCheck::Abort,
 ];
-const DEAD: &[ScenarioCheck] =
-    &[ScenarioCheck::EndState(State::Dead), ScenarioCheck::Abort, ScenarioCheck::Reattach];
+const DEAD: &[ScenarioCheck] = &[
+    ScenarioCheck::EndState(ControllerState::Dead),
+    ScenarioCheck::Abort,
+    ScenarioCheck::Reattach,
+];
 const LATE: &[ScenarioCheck] = &[
     ScenarioCheck::Succeed,
     ScenarioCheck::ReportsEvent("CommandOverdue"),

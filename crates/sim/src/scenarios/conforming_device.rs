@@ -4,7 +4,7 @@
 use tenmil_base::{Durability, Span};
 use tenmil_nvme_host::{CompletionDoorbell, FastPathOptions};
 
-use crate::device_memory::DataAccess;
+use crate::device_memory::DataAccessMode;
 use crate::scenario::{Scenario, ScenarioCheck};
 use crate::simulation::WorldOptions;
 use crate::workload::{DataLayout, OperationMix};
@@ -24,9 +24,9 @@ pub(super) fn conforming_scenarios() -> Vec<Scenario> {
 fn memory_layouts() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (reach_name, reach) in [
-        ("direct", DataAccess::Direct),
-        ("copied", DataAccess::Copied),
-        ("late", DataAccess::Late(Span::from_us(40))),
+        ("direct", DataAccessMode::Direct),
+        ("copied", DataAccessMode::Copied),
+        ("late", DataAccessMode::Late(Span::from_us(40))),
     ] {
         for (pieces_name, pieces) in [
             ("whole", DataLayout::Whole),
@@ -128,7 +128,7 @@ fn workload_shapes() -> Vec<Scenario> {
             options.device.configuration_lag = Span::from_ms(400);
         }),
         shape("keep-alive", |options| {
-            super::slow_medium(options);
+            super::set_slow_medium(options);
             options.host.controller.keep_alive = Some(Span::from_ms(200));
         }),
         // The effect of copies and of write uncorrectable is not predictable, so reads may fail and

@@ -47,7 +47,7 @@ fn event_faults() -> Vec<Scenario> {
             );
             let scenario = Scenario::default_session(format!("events/{often}/{name}"), &musts);
             table.push(
-                scenario.with_faults(&[storm.with_count(times)]).with_world(super::slow_medium),
+                scenario.with_faults(&[storm.with_count(times)]).with_world(super::set_slow_medium),
             );
         }
     }
@@ -64,7 +64,7 @@ fn corrupted_log_pages() -> Vec<Scenario> {
         ("ana", event_dword0(2, 3, 0x0c)),
     ] {
         for (how_name, forgery) in [
-            ("noise", pokes::page_noise_fault(None)),
+            ("noise", pokes::page_random_fault(None)),
             ("ones", pokes::page_fill_fault(None, 0xff)),
             ("zeroes", pokes::page_fill_fault(None, 0)),
             ("swallow", Fault::Drop),
@@ -83,7 +83,7 @@ fn corrupted_log_pages() -> Vec<Scenario> {
             table.push(
                 Scenario::default_session(name, &musts)
                     .with_faults(&plan)
-                    .with_world(super::slow_medium),
+                    .with_world(super::set_slow_medium),
             );
         }
     }
@@ -107,7 +107,7 @@ fn rejected_event_requests() -> Vec<Scenario> {
             let scenario =
                 Scenario::default_session(format!("events/refused/{name}/{often}"), &musts);
             let plan = [refusal.with_count(times).with_trigger(FaultTrigger::Always)];
-            table.push(scenario.with_faults(&plan).with_world(super::slow_medium));
+            table.push(scenario.with_faults(&plan).with_world(super::set_slow_medium));
         }
     }
     table

@@ -27,10 +27,10 @@ fn corrupted_pages() -> Vec<Scenario> {
         ("controller-nvm", 0x06),
     ] {
         for (how_name, fault) in [
-            ("noise", pokes::page_noise_fault(Some(page))),
+            ("noise", pokes::page_random_fault(Some(page))),
             ("zeroes", pokes::page_fill_fault(Some(page), 0)),
             ("ones", pokes::page_fill_fault(Some(page), 0xff)),
-            ("count", pokes::page_count_fault(page, 1)),
+            ("count", pokes::page_counting_fault(page, 1)),
         ] {
             table.push(identify_scenario(
                 format!("identify/page/{page_name}/{how_name}"),

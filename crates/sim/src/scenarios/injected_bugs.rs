@@ -12,7 +12,7 @@ use crate::workload::OperationMix;
 pub(super) fn injected_bug_scenarios() -> Vec<Scenario> {
     let planted = |name: &str, planted, found| {
         Scenario::default_session(format!("canary/{name}"), &[ScenarioCheck::Find(found)])
-            .with_world(super::slow_medium)
+            .with_world(super::set_slow_medium)
             .with_world(|options| options.planted = Some(planted))
     };
     let mut table = vec![

@@ -1,6 +1,6 @@
 //! Stray accesses of the device in every phase of its life, and spurious interrupts.
 
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
 use crate::fault_injector::{DmaFault, FOR_GOOD, Fault, FaultTrigger, PlannedFault, lies};
 use crate::scenario::{Scenario, ScenarioCheck};
@@ -45,7 +45,7 @@ fn stray_accesses_in_every_phase() -> Vec<Scenario> {
                     .with_faults(&[PlannedFault::for_all_commands(Fault::Dma(deed))
                         .with_trigger(gate)
                         .with_count(8)])
-                    .with_world(super::slow_medium)
+                    .with_world(super::set_slow_medium)
                     .with_steps(&[
                         RunStep::Attach,
                         RunStep::WorkPartly(20),
@@ -76,12 +76,12 @@ fn accesses_after_revocation() -> Vec<Scenario> {
         let musts = [
             ScenarioCheck::Attach,
             ScenarioCheck::Block,
-            ScenarioCheck::EndState(State::Dead),
+            ScenarioCheck::EndState(ControllerState::Dead),
             ScenarioCheck::Reattach,
         ];
         Scenario::default_session(format!("memory/after-the-cut/{deed_name}"), &musts)
             .with_faults(&plan)
-            .with_world(super::slow_medium)
+            .with_world(super::set_slow_medium)
             .with_steps(&[
                 RunStep::Attach,
                 RunStep::WorkPartly(20),

@@ -2,9 +2,9 @@
 //! crash of the process.
 
 use tenmil_base::Span;
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
-use crate::device_memory::DataAccess;
+use crate::device_memory::DataAccessMode;
 use crate::scenario::{Scenario, ScenarioCheck};
 use crate::test_run::{OwnerAction, RunStep};
 
@@ -17,12 +17,18 @@ fn owner_actions() -> Vec<Scenario> {
         (
             "reset",
             OwnerAction::Reset,
-            &[ScenarioCheck::ReportsEvent("Recovered"), ScenarioCheck::EndState(State::Ready)],
+            &[
+                ScenarioCheck::ReportsEvent("Recovered"),
+                ScenarioCheck::EndState(ControllerState::Ready),
+            ],
         ),
         (
             "subsystem-reset",
             OwnerAction::ResetSubsystem,
-            &[ScenarioCheck::ReportsEvent("Recovered"), ScenarioCheck::EndState(State::Ready)],
+            &[
+                ScenarioCheck::ReportsEvent("Recovered"),
+                ScenarioCheck::EndState(ControllerState::Ready),
+            ],
         ),
         (
             "delete-queue-pair",
@@ -38,7 +44,7 @@ fn owner_actions() -> Vec<Scenario> {
             OwnerAction::ShutDown,
             &[
                 ScenarioCheck::ReportsEvent("is_clean: true"),
-                ScenarioCheck::EndState(State::ShutDown),
+                ScenarioCheck::EndState(ControllerState::ShutDown),
             ],
         ),
         (
@@ -46,7 +52,7 @@ fn owner_actions() -> Vec<Scenario> {
             OwnerAction::ShutDownAbruptly,
             &[
                 ScenarioCheck::ReportsEvent("is_clean: true"),
-                ScenarioCheck::EndState(State::ShutDown),
+                ScenarioCheck::EndState(ControllerState::ShutDown),
             ],
         ),
     ];
@@ -85,15 +91,15 @@ fn owner_actions() -> Vec<Scenario> {
 fn process_crashes() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (reach_name, reach) in [
-        ("direct", DataAccess::Direct),
-        ("copied", DataAccess::Copied),
-        ("late", DataAccess::Late(Span::from_us(100))),
+        ("direct", DataAccessMode::Direct),
+        ("copied", DataAccessMode::Copied),
+        ("late", DataAccessMode::Late(Span::from_us(100))),
     ] {
         for submitted in [0, 1, 20, 40] {
             let musts = [ScenarioCheck::Attach, ScenarioCheck::Reattach];
             let name = format!("owner/crash/{reach_name}/after-{submitted}");
             let scenario = Scenario::default_session(name, &musts)
-                .with_world(super::slow_medium)
+                .with_world(super::set_slow_medium)
                 .with_world(|options| options.function.reach = reach)
                 .with_steps(&[
                     RunStep::Attach,

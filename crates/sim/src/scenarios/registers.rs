@@ -1,7 +1,7 @@
 //! Register faults: from the first access on, during a reset, with requests in flight, during a
 //! shutdown, and for a limited time.
 
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
 use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, lies};
 use crate::scenario::{Scenario, ScenarioCheck};
@@ -61,7 +61,7 @@ fn register_faults_from_the_start() -> Vec<Scenario> {
 fn register_faults_during_a_reset() -> Vec<Scenario> {
     let dead = [
         ScenarioCheck::Attach,
-        ScenarioCheck::EndState(State::Dead),
+        ScenarioCheck::EndState(ControllerState::Dead),
         ScenarioCheck::Reattach,
         ScenarioCheck::Strike(1),
     ];
@@ -89,7 +89,7 @@ fn register_faults_during_a_reset() -> Vec<Scenario> {
             Fault::Masked,
             [
                 ScenarioCheck::Attach,
-                ScenarioCheck::EndState(State::Removed),
+                ScenarioCheck::EndState(ControllerState::Removed),
                 ScenarioCheck::Reattach,
                 ScenarioCheck::Strike(1),
             ],
@@ -99,7 +99,7 @@ fn register_faults_during_a_reset() -> Vec<Scenario> {
         // The capabilities are read before CC.EN is cleared, so the fault must be armed before the
         // reset.
         Scenario::default_session(format!("registers/reset/{name}"), &musts)
-            .with_world(super::slow_medium)
+            .with_world(super::set_slow_medium)
             .with_steps(&[
                 RunStep::Attach,
                 RunStep::WorkPartly(20),
@@ -136,7 +136,7 @@ fn register_faults_under_load() -> Vec<Scenario> {
             let scenario = Scenario::default_session(name, &musts)
                 .with_faults(&[PlannedFault::for_all_commands(fault)
                     .with_trigger(FaultTrigger::IoCompletions(10))])
-                .with_world(super::slow_medium)
+                .with_world(super::set_slow_medium)
                 .with_world(|options| super::set_workload(options, mix, blocks));
             table.push(scenario);
         }

@@ -1,9 +1,9 @@
 //! Surprise removal: idle, under every workload, and during a reset. Removal at every single
 //! register access is enumerated elsewhere.
 
-use tenmil_nvme_host::State;
+use tenmil_nvme_host::ControllerState;
 
-use crate::device_memory::DataAccess;
+use crate::device_memory::DataAccessMode;
 use crate::fault_injector::{Fault, FaultTrigger, PlannedFault};
 use crate::scenario::{Scenario, ScenarioCheck};
 use crate::test_run::{OwnerAction, RunStep};
@@ -16,7 +16,7 @@ fn removal_under_load() -> Vec<Scenario> {
     let mut table = Vec::new();
     let musts = [
         ScenarioCheck::Attach,
-        ScenarioCheck::EndState(State::Removed),
+        ScenarioCheck::EndState(ControllerState::Removed),
         ScenarioCheck::ReportsEvent("Removed"),
         ScenarioCheck::Abort,
     ];
@@ -27,7 +27,7 @@ fn removal_under_load() -> Vec<Scenario> {
                 let scenario = Scenario::default_session(name, &musts)
                     .with_faults(&[PlannedFault::for_all_commands(Fault::Gone)
                         .with_trigger(FaultTrigger::IoCompletions(completions))])
-                    .with_world(super::slow_medium)
+                    .with_world(super::set_slow_medium)
                     .with_world(|options| super::set_workload(options, mix, blocks))
                     .with_world(|options| options.host.queue_pairs = queue_pairs);
                 table.push(scenario);
@@ -37,13 +37,13 @@ fn removal_under_load() -> Vec<Scenario> {
     let copied = Scenario::default_session("removal/load/copied", &musts)
         .with_faults(&[PlannedFault::for_all_commands(Fault::Gone)
             .with_trigger(FaultTrigger::IoCompletions(9))])
-        .with_world(super::slow_medium)
-        .with_world(|options| options.function.reach = DataAccess::Copied);
+        .with_world(super::set_slow_medium)
+        .with_world(|options| options.function.reach = DataAccessMode::Copied);
     table.push(copied);
     let interrupts = Scenario::default_session("removal/load/interrupts", &musts)
         .with_faults(&[PlannedFault::for_all_commands(Fault::Gone)
             .with_trigger(FaultTrigger::IoCompletions(9))])
-        .with_world(super::slow_medium)
+        .with_world(super::set_slow_medium)
         .with_world(|options| options.host.interrupts = true);
     table.push(interrupts);
     table
@@ -51,10 +51,13 @@ fn removal_under_load() -> Vec<Scenario> {
 
 fn removal_during_a_reset() -> Vec<Scenario> {
     let scenario = |reads| {
-        let musts =
-            [ScenarioCheck::Attach, ScenarioCheck::EndState(State::Removed), ScenarioCheck::Abort];
+        let musts = [
+            ScenarioCheck::Attach,
+            ScenarioCheck::EndState(ControllerState::Removed),
+            ScenarioCheck::Abort,
+        ];
         Scenario::default_session(format!("removal/reset/read-{reads}"), &musts)
-            .with_world(super::slow_medium)
+            .with_world(super::set_slow_medium)
             .with_steps(&[
                 RunStep::Attach,
                 RunStep::WorkPartly(20),

@@ -52,7 +52,7 @@ impl MediumTest {
         assert_eq!(self.channel.submit(now, &[request], &[self.buffer]), 1);
     }
 
-    fn completions(&mut self) -> Vec<(u64, IoStatus)> {
+    fn run_to_completions(&mut self) -> Vec<(u64, IoStatus)> {
         let mut completions = CompletionBatch::with_capacity(16);
         let mut all = Vec::new();
         while self.channel.wake_at() != Instant::NEVER {
@@ -64,19 +64,19 @@ impl MediumTest {
         all
     }
 
-    fn run_until_idle(&mut self, operation: Operation, lba: u64) -> IoStatus {
+    fn run_request(&mut self, operation: Operation, lba: u64) -> IoStatus {
         self.submit(1, operation, lba);
-        self.completions()[0].1
+        self.run_to_completions()[0].1
     }
 
-    fn write(&mut self, lba: u64, byte: u8) -> IoStatus {
+    fn fill_block(&mut self, lba: u64, byte: u8) -> IoStatus {
         self.dma.fill(self.buffer, byte).unwrap();
-        self.run_until_idle(Operation::Write, lba)
+        self.run_request(Operation::Write, lba)
     }
 
-    fn read(&mut self, lba: u64) -> (IoStatus, u8, u8) {
+    fn read_first_and_last_byte(&mut self, lba: u64) -> (IoStatus, u8, u8) {
         self.dma.fill(self.buffer, 0xff).unwrap();
-        let status = self.run_until_idle(Operation::Read, lba);
+        let status = self.run_request(Operation::Read, lba);
         let mut bytes = [0; BLOCK as usize];
         self.dma.load(self.buffer, &mut bytes).unwrap();
         (status, bytes[0], bytes[BLOCK as usize - 1])
@@ -91,7 +91,7 @@ fn requests_complete_late_and_out_of_order() {
     (0..16).for_each(|token| bench.submit(token, Operation::Read, token));
     let mut completions = CompletionBatch::with_capacity(16);
     assert_eq!(bench.channel.poll(bench.bus.now(), &mut completions), 0, "not at once");
-    let order: Vec<u64> = bench.completions().into_iter().map(|(token, _)| token).collect();
+    let order: Vec<u64> = bench.run_to_completions().into_iter().map(|(token, _)| token).collect();
     assert_eq!(order.len(), 16);
     assert!(!order.is_sorted(), "{order:?}");
 }
@@ -99,17 +99,17 @@ fn requests_complete_late_and_out_of_order() {
 #[test]
 fn each_operation_has_its_effect() {
     let mut bench = MediumTest::new(&[]);
-    assert_eq!(bench.write(3, 7), OK);
-    assert_eq!(bench.read(3), (OK, 7, 7));
+    assert_eq!(bench.fill_block(3, 7), OK);
+    assert_eq!(bench.read_first_and_last_byte(3), (OK, 7, 7));
     bench.dma.fill(bench.buffer, 7).unwrap();
-    assert_eq!(bench.run_until_idle(Operation::Compare, 3), OK);
-    assert_eq!(bench.run_until_idle(Operation::Compare, 4), IoStatus::COMPARE_FAILURE);
-    assert_eq!(bench.run_until_idle(Operation::WriteUncorrectable, 3), OK);
-    assert_eq!(bench.run_until_idle(Operation::Verify, 3), IoStatus::UNRECOVERED_READ);
-    assert_eq!(bench.read(3).0, IoStatus::UNRECOVERED_READ);
-    assert_eq!(bench.run_until_idle(Operation::WriteZeroes, 3), OK);
-    assert_eq!(bench.read(3), (OK, 0, 0));
-    assert_eq!(bench.run_until_idle(Operation::Read, 4096), IoStatus::LBA_OUT_OF_RANGE);
+    assert_eq!(bench.run_request(Operation::Compare, 3), OK);
+    assert_eq!(bench.run_request(Operation::Compare, 4), IoStatus::COMPARE_FAILURE);
+    assert_eq!(bench.run_request(Operation::WriteUncorrectable, 3), OK);
+    assert_eq!(bench.run_request(Operation::Verify, 3), IoStatus::UNRECOVERED_READ);
+    assert_eq!(bench.read_first_and_last_byte(3).0, IoStatus::UNRECOVERED_READ);
+    assert_eq!(bench.run_request(Operation::WriteZeroes, 3), OK);
+    assert_eq!(bench.read_first_and_last_byte(3), (OK, 0, 0));
+    assert_eq!(bench.run_request(Operation::Read, 4096), IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -124,11 +124,11 @@ fn flush_makes_data_persistent_and_a_lying_flush_does_not() {
         let mut lost = 0;
         for lba in 0..20 {
             let mut bench = MediumTest::new(&mischief);
-            bench.write(lba, 7);
-            assert_eq!(bench.run_until_idle(Operation::Flush, 0), OK);
+            bench.fill_block(lba, 7);
+            assert_eq!(bench.run_request(Operation::Flush, 0), OK);
             bench.medium.cut_power();
             bench.medium.restore_power();
-            lost += u32::from(bench.read(lba).1 != 7);
+            lost += u32::from(bench.read_first_and_last_byte(lba).1 != 7);
             if !survives && lost > 0 {
                 break;
             }
@@ -145,24 +145,27 @@ fn lost_torn_and_misdirected_writes_report_success() {
         MediumTest::new(&[PlannedMediumFault::for_operation(Operation::Write, fault).with_skip(1)])
     };
     let mut lost = write(MediumFault::LostWrite);
-    assert_eq!((lost.write(3, 1), lost.write(3, 2)), (OK, OK));
-    assert_eq!(lost.read(3), (OK, 1, 1));
+    assert_eq!((lost.fill_block(3, 1), lost.fill_block(3, 2)), (OK, OK));
+    assert_eq!(lost.read_first_and_last_byte(3), (OK, 1, 1));
     let mut torn = write(MediumFault::Tear);
-    assert_eq!((torn.write(3, 1), torn.write(3, 2)), (OK, OK));
-    assert_eq!(torn.read(3), (OK, 2, 1));
+    assert_eq!((torn.fill_block(3, 1), torn.fill_block(3, 2)), (OK, OK));
+    assert_eq!(torn.read_first_and_last_byte(3), (OK, 2, 1));
     let mut misdirected = write(MediumFault::Misdirect { by: 4 });
-    assert_eq!((misdirected.write(3, 1), misdirected.write(3, 2)), (OK, OK));
-    assert_eq!((misdirected.read(3), misdirected.read(7)), ((OK, 1, 1), (OK, 2, 2)));
+    assert_eq!((misdirected.fill_block(3, 1), misdirected.fill_block(3, 2)), (OK, OK));
+    assert_eq!(
+        (misdirected.read_first_and_last_byte(3), misdirected.read_first_and_last_byte(7)),
+        ((OK, 1, 1), (OK, 2, 2))
+    );
 }
 
 #[test]
 fn power_cut_drops_all_requests_in_flight() {
     let mut bench = MediumTest::new(&[]);
-    bench.medium.cut_power_after(2);
+    bench.medium.cut_power_after_requests(2);
     (0..8).for_each(|token| bench.submit(token, Operation::Write, token));
-    assert_eq!(bench.completions().len(), 1, "the second was carried out and not answered");
+    assert_eq!(bench.run_to_completions().len(), 1, "the second was carried out and not answered");
     assert!(!bench.medium.is_powered());
-    assert_eq!(bench.medium.in_flight_requests(), 0);
+    assert_eq!(bench.medium.in_flight_count(), 0);
     assert_eq!(bench.channel.submit(bench.bus.now(), &[], &[]), 0);
 }
 
@@ -174,19 +177,19 @@ fn stalled_requests_complete_after_faults_stop() {
         );
     bench.submit(1, Operation::Read, 0);
     bench.submit(2, Operation::Read, 1);
-    assert_eq!(bench.completions(), [(2, OK)]);
+    assert_eq!(bench.run_to_completions(), [(2, OK)]);
     bench.medium.stop_faults();
-    assert_eq!(bench.completions(), [(1, OK)]);
+    assert_eq!(bench.run_to_completions(), [(1, OK)]);
 }
 
 #[test]
 fn medium_without_volatile_cache_keeps_every_write() {
     let mut bench = MediumTest::new(&[]);
     bench.medium.lock().options.durability = Durability::Persistent;
-    bench.write(3, 7);
+    bench.fill_block(3, 7);
     bench.medium.cut_power();
     bench.medium.restore_power();
-    assert_eq!(bench.read(3), (OK, 7, 7));
+    assert_eq!(bench.read_first_and_last_byte(3), (OK, 7, 7));
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl LinkDirection {
     }
 
     /// Free capacity in bytes.
-    pub fn free_bytes(&self) -> usize {
+    pub fn free_capacity_bytes(&self) -> usize {
         let held = usize::try_from(self.taken - self.given).unwrap_or(usize::MAX);
         self.options.room_bytes.saturating_sub(held)
     }
@@ -176,7 +176,7 @@ impl LinkDirection {
 
     /// Number of bytes accepted by one write of `len` bytes.
     fn accepted_portion(&mut self, len: usize) -> usize {
-        let most = len.min(self.free_bytes());
+        let most = len.min(self.free_capacity_bytes());
         if self.options.splits && most > 0 { self.random_split(most) } else { most }
     }
 
@@ -282,16 +282,16 @@ impl LinkDirection {
         let mut flipped = 0;
         while self.frozen_until <= now {
             let has_next = !self.pieces.is_empty();
-            let Some(fault) = self.next_due_fault(has_next) else { break };
+            let Some(fault) = self.take_due_fault(has_next) else { break };
             match fault {
                 LinkFault::Cut => return Err(ReadResult::Cut),
                 LinkFault::Close => {
                     self.is_closed = true;
-                    self.discard_arriving();
+                    self.discard_from_now_on();
                     return Err(ReadResult::End);
                 }
                 LinkFault::Freeze(span) => self.frozen_until = now.after(span),
-                LinkFault::BlackHole => self.discard_arriving(),
+                LinkFault::BlackHole => self.discard_from_now_on(),
                 LinkFault::Flip(bits) => flipped ^= bits,
             }
         }
@@ -304,13 +304,13 @@ impl LinkDirection {
         Ok(flipped)
     }
 
-    fn discard_arriving(&mut self) {
+    fn discard_from_now_on(&mut self) {
         self.swallows = true;
         self.discard_in_flight();
     }
 
     /// Next fault that is due. Inverting bits requires a byte to be present.
-    fn next_due_fault(&mut self, has_next: bool) -> Option<LinkFault> {
+    fn take_due_fault(&mut self, has_next: bool) -> Option<LinkFault> {
         let is_due = |fault: &LinkFault| has_next || !matches!(fault, LinkFault::Flip(_));
         if self.next.front().is_some_and(is_due) {
             return self.next.pop_front();
@@ -433,7 +433,7 @@ mod tests {
         assert_eq!(read_all_arrived(&mut line, later).1, b"cd");
         assert_eq!(read_all_arrived(&mut line, later).0, ReadResult::Nothing);
         assert_eq!(line.accept_bytes(later, &[7; 100]), 100, "it takes everything");
-        assert_eq!(line.free_bytes(), 1 << 20);
+        assert_eq!(line.free_capacity_bytes(), 1 << 20);
         assert_eq!(line.wake_at(later), Instant::NEVER);
     }
 
@@ -453,10 +453,10 @@ mod tests {
     fn capacity_covers_undelivered_bytes() {
         let mut line = test_direction(LinkOptions { room_bytes: 5, ..LinkOptions::default() });
         assert_eq!(line.accept_bytes(NOW, b"abcdefgh"), 5);
-        assert_eq!((line.free_bytes(), line.accept_bytes(NOW, b"x")), (0, 0));
+        assert_eq!((line.free_capacity_bytes(), line.accept_bytes(NOW, b"x")), (0, 0));
         let mut two = [0; 2];
         assert_eq!(line.read_arrived(NOW, &mut two), ReadResult::Bytes(2));
-        assert_eq!(line.free_bytes(), 2);
+        assert_eq!(line.free_capacity_bytes(), 2);
     }
 
     #[test]

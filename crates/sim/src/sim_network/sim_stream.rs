@@ -6,13 +6,13 @@ use std::sync::Arc;
 use tenmil_base::{Memory, RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
 
 use super::link_direction::ReadResult;
-use super::{LinkSide, SimLink, SimNetwork};
+use super::{LinkTransferDirection, SimNetwork, SimNetworkState};
 
 /// One end of a simulated connection. Dropping it closes the connection: data in flight still
 /// arrive, unless they include memory that was not read yet, which breaks the connection.
 pub struct SimStream {
     network: SimNetwork,
-    sends: LinkSide,
+    sends: LinkTransferDirection,
     memory: Arc<dyn Memory>,
     inbox: Vec<u8>,
     start: usize,
@@ -26,7 +26,7 @@ pub struct SimStream {
 impl SimStream {
     pub(super) fn new(
         network: SimNetwork,
-        sends: LinkSide,
+        sends: LinkTransferDirection,
         memory: Arc<dyn Memory>,
         inbox_bytes: usize,
         copied_below: u32,
@@ -47,8 +47,8 @@ impl SimStream {
 
     /// Receives data that have arrived, up to the length of `into`.
     fn receive_arrived(&self, into: &mut [u8]) -> RecvResult {
-        let mut cables = self.network.live_links();
-        let SimLink { now, lines, cut, .. } = &mut *cables;
+        let mut cables = self.network.lock_state();
+        let SimNetworkState { now, lines, cut, .. } = &mut *cables;
         if let Some(by) = cut {
             return RecvResult::Failed(StreamError((*by).to_owned()));
         }
@@ -66,7 +66,7 @@ impl SimStream {
 
     fn send_slice(
         &self,
-        cables: &mut SimLink,
+        cables: &mut SimNetworkState,
         headers: &[u8],
         stretch: SendSlice,
     ) -> Result<bool, StreamError> {
@@ -167,7 +167,7 @@ impl Stream for SimStream {
         _has_more: bool,
     ) -> Result<usize, StreamError> {
         let network = self.network.clone();
-        let mut cables = network.live_links();
+        let mut cables = network.lock_state();
         if let Some(by) = cables.cut {
             return Err(StreamError(by.to_owned()));
         }
@@ -190,16 +190,16 @@ impl Stream for SimStream {
     }
 
     fn released_bytes(&mut self) -> u64 {
-        self.network.live_links().released_bytes_of(self.sends)
+        self.network.lock_state().released_bytes_of(self.sends)
     }
 
     fn shutdown_write(&mut self) {
         self.is_shut = true;
-        self.network.live_links().lines[self.sends as usize].close();
+        self.network.lock_state().lines[self.sends as usize].close();
     }
 
     fn abort(&mut self) {
-        self.network.live_links().cut_link("the peer has closed the connection");
+        self.network.lock_state().cut_link("the peer has closed the connection");
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -208,10 +208,10 @@ impl Stream for SimStream {
 
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         let released = self.released_bytes();
-        let cables = self.network.live_links();
+        let cables = self.network.lock_state();
         let now = cables.now;
         let has_bytes = cables.lines[self.sends.reverse() as usize].has_arrived(now);
-        let has_space = cables.lines[self.sends as usize].free_bytes() > 0;
+        let has_space = cables.lines[self.sends as usize].free_capacity_bytes() > 0;
         let is_told = cables.unreleased[self.sends as usize].has_releasable(now);
         let is_cut = cables.cut.is_some();
         (wants_bytes && (has_bytes || is_cut))
@@ -221,15 +221,15 @@ impl Stream for SimStream {
 
     fn peer_description(&self) -> String {
         match self.sends {
-            LinkSide::Upstream => "the second end".to_owned(),
-            LinkSide::Downstream => "the first end".to_owned(),
+            LinkTransferDirection::Upstream => "the second end".to_owned(),
+            LinkTransferDirection::Downstream => "the first end".to_owned(),
         }
     }
 }
 
 impl Drop for SimStream {
     fn drop(&mut self) {
-        let mut cables = self.network.live_links();
+        let mut cables = self.network.lock_state();
         cables.gone[self.sends as usize] = true;
         if cables.lines[self.sends as usize].holds_memory() {
             cables.cut_link("the peer has closed the connection");

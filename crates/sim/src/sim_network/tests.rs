@@ -3,9 +3,10 @@ use std::sync::Arc;
 use tenmil_base::{Instant, Memory, RecvResult, Segment, SendSlice, Span, Stream};
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
-use super::stream_conformance::{self, StreamPair};
+use super::stream_conformance_tests::{self, StreamPair};
 use super::{
-    LinkFault, LinkFaults, LinkOptions, LinkSide, NetworkOptions, SimNetwork, connected_pair,
+    LinkFault, LinkFaults, LinkOptions, LinkTransferDirection, NetworkOptions, SimNetwork,
+    connected_pair,
 };
 
 fn test_memory() -> (Arc<dyn Memory>, Segment) {
@@ -18,8 +19,9 @@ fn test_memory() -> (Arc<dyn Memory>, Segment) {
 fn test_pair(options: NetworkOptions) -> StreamPair {
     let (memory, whole) = test_memory();
     let (one, other, network) = connected_pair(options, Arc::clone(&memory), Arc::clone(&memory));
-    let rest =
-        move |_: [(&mut dyn Stream, stream_conformance::WaitCondition); 2]| advance_time(&network);
+    let rest = move |_: [(&mut dyn Stream, stream_conformance_tests::WaitCondition); 2]| {
+        advance_time(&network)
+    };
     StreamPair { one: Box::new(one), other: Box::new(other), memory, whole, rest: Box::new(rest) }
 }
 
@@ -32,7 +34,7 @@ fn advance_time(network: &SimNetwork) {
 
 #[test]
 fn simulated_network_passes_the_stream_tests() {
-    stream_conformance::run_stream_tests(1, || test_pair(NetworkOptions::default()));
+    stream_conformance_tests::run_stream_tests(1, || test_pair(NetworkOptions::default()));
 }
 
 #[test]
@@ -54,7 +56,7 @@ fn network_with_splits_delays_and_small_buffers_passes_the_stream_tests() {
             release_jitter: Span::from_us(30),
             copied_below: 100,
         };
-        stream_conformance::run_stream_tests(seed, || test_pair(options.clone()));
+        stream_conformance_tests::run_stream_tests(seed, || test_pair(options.clone()));
     }
 }
 
@@ -144,7 +146,7 @@ fn cut_breaks_both_directions_after_the_exact_byte_count() {
     assert!(matches!(one.receive(), RecvResult::Failed(_)));
     assert!(one.send(b"g", &pdu_header(1), false).is_err());
     assert_eq!(one.released_bytes(), 6, "what was thrown away is read no more");
-    assert_eq!(network.is_data_available(LinkSide::Upstream), 6);
+    assert_eq!(network.arrived_byte_count(LinkTransferDirection::Upstream), 6);
 }
 
 #[test]
@@ -152,12 +154,12 @@ fn injected_fault_takes_effect_at_the_next_byte() {
     let (memory, _) = test_memory();
     let (mut one, mut other, network) =
         connected_pair(NetworkOptions::default(), Arc::clone(&memory), memory);
-    network.inject_fault(LinkSide::Upstream, LinkFault::Flip(0x20));
+    network.inject_fault(LinkTransferDirection::Upstream, LinkFault::Flip(0x20));
     one.send(b"abc", &pdu_header(3), false).unwrap();
     assert_eq!(other.receive(), RecvResult::Bytes(3));
     assert_eq!(other.buffered(), b"Abc");
     let frozen = Span::from_secs(1);
-    network.inject_fault(LinkSide::Upstream, LinkFault::Freeze(frozen));
+    network.inject_fault(LinkTransferDirection::Upstream, LinkFault::Freeze(frozen));
     one.send(b"d", &pdu_header(1), false).unwrap();
     let start: Instant = network.now();
     assert_eq!(other.receive(), RecvResult::WouldBlock);

@@ -135,10 +135,10 @@ fn flushed_blocks_survive_a_power_cut_unless_a_flush_was_ignored() {
     };
     let found_after_cut = |options: &MediumOptions, cut: u64| {
         let mut bench = workload_test(profile, options.clone(), cut);
-        bench.medium.cut_power_after(cut);
+        bench.medium.cut_power_after_requests(cut);
         assert_eq!(bench.run_until_done(), []);
         bench.medium.cut_power();
-        bench.workload.power_cut();
+        bench.workload.handle_power_cut();
         bench.medium.restore_power();
         !bench.read_back_all().is_empty()
     };

@@ -12,11 +12,11 @@ use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller};
 use super::CloseNotifier;
 use super::buffer::Buffer;
 use super::error::IoErrorKind;
-use super::operation_slots::{CLOSE_TOKEN, DeviceState, OperationSlot, SlotState};
+use super::operation_slots::{CLOSE_TOKEN, OperationSlot, SharedDeviceState, SlotState};
 
 /// Moves requests from the mailbox to the I/O channel, and completions back to the futures.
 pub(super) struct DevicePoller {
-    shared: Arc<DeviceState>,
+    shared: Arc<SharedDeviceState>,
     backend: Box<dyn IoChannel>,
     incoming: Receiver<u32>,
     /// Index received last whose slot was locked.
@@ -47,7 +47,7 @@ const BATCH: usize = 64;
 
 impl DevicePoller {
     pub(super) fn new(
-        shared: Arc<DeviceState>,
+        shared: Arc<SharedDeviceState>,
         backend: Box<dyn IoChannel>,
         incoming: Receiver<u32>,
         closed: Arc<CloseNotifier>,
@@ -143,7 +143,7 @@ impl DevicePoller {
         undelivered.retain(|completion| !deliver_completion(shared, *completion, empty));
         while let Some(index) = empty.last().copied() {
             let Some(mut line) = shared.try_lock_wait_queue() else { return };
-            let next = line.free_slot(index);
+            let next = line.release_slot(index);
             drop(line);
             empty.pop();
             if let Some(next) = next {
@@ -173,7 +173,7 @@ impl DevicePoller {
 
 /// Delivers a completion to its slot. Returns false if the slot is locked.
 fn deliver_completion(
-    shared: &DeviceState,
+    shared: &SharedDeviceState,
     completion: IoCompletion,
     empty: &mut Vec<u32>,
 ) -> bool {
@@ -187,7 +187,7 @@ fn deliver_completion(
         empty.push(index);
         return true;
     }
-    place.stage = state_of_status(completion.status);
+    place.stage = slot_state_of(completion.status);
     let waker = place.waker.take();
     drop(place);
     if let Some(waker) = waker {
@@ -200,7 +200,7 @@ fn slot_of(completion: &IoCompletion) -> u32 {
     u32::try_from(completion.token).expect("tokens are numbers of places")
 }
 
-fn state_of_status(status: IoStatus) -> SlotState {
+fn slot_state_of(status: IoStatus) -> SlotState {
     SlotState::Completed(if status.is_success() {
         Ok(())
     } else {
@@ -228,7 +228,7 @@ impl Poller for DevicePoller {
     }
 
     fn flush(&mut self) {
-        self.backend.flush();
+        self.backend.flush_submissions();
     }
 
     fn arm(&mut self) -> PollResult {
@@ -256,7 +256,7 @@ impl Poller for DevicePoller {
     }
 
     /// Detaches once the device accesses none of this device's buffers any more.
-    fn detach(&mut self, _: DetachReason) -> bool {
+    fn try_detach(&mut self, _: DetachReason) -> bool {
         self.is_closing = true;
         self.in_flight == 0
     }
@@ -274,7 +274,7 @@ impl Drop for DevicePoller {
         shared.set_removed();
         let waiting = shared.lock_wait_queue().close_queue();
         for completion in undelivered.drain(..) {
-            shared.lock_slot(slot_of(&completion)).stage = state_of_status(completion.status);
+            shared.lock_slot(slot_of(&completion)).stage = slot_state_of(completion.status);
         }
         for index in (0..).take(shared.slot_count()) {
             let mut place = shared.lock_slot(index);

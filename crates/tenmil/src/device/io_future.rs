@@ -5,12 +5,12 @@ use std::task::{Context, Poll};
 
 use super::Buffer;
 use super::error::{IoError, IoErrorKind};
-use super::operation_slots::{DeviceState, SlotRequest, SlotState};
+use super::operation_slots::{SharedDeviceState, SlotRequest, SlotState};
 use super::slot_wait_queue::AcquireResult;
 
 /// Submits a request to the poller of a device and waits for the completion.
 pub(super) struct IoFuture<'a> {
-    shared: &'a DeviceState,
+    shared: &'a SharedDeviceState,
     state: IoState,
 }
 
@@ -27,11 +27,11 @@ enum IoState {
 type OpResult = Result<Option<Buffer>, IoError>;
 
 impl<'a> IoFuture<'a> {
-    pub(super) fn new(shared: &'a DeviceState, order: SlotRequest) -> Self {
+    pub(super) fn new(shared: &'a SharedDeviceState, order: SlotRequest) -> Self {
         Self { shared, state: IoState::AwaitingSlot(order, None) }
     }
 
-    fn poll_slot(
+    fn poll_for_slot(
         &mut self,
         order: SlotRequest,
         ticket: Option<u64>,
@@ -46,7 +46,7 @@ impl<'a> IoFuture<'a> {
                 self.state = IoState::AwaitingSlot(order, Some(ticket));
                 Poll::Pending
             }
-            AcquireResult::Closed => self.fail_device_removed(order),
+            AcquireResult::Closed => self.device_removed_error(order),
         }
     }
 
@@ -60,7 +60,7 @@ impl<'a> IoFuture<'a> {
         // Checked under the lock of the slot: the poller sets the flag before it locks each slot
         // for the last time, so either this check sees the flag or the poller sees the request.
         if self.shared.is_removed() {
-            return self.fail_device_removed(order);
+            return self.device_removed_error(order);
         }
         place.order = Some(order);
         place.waker = Some(context.waker().clone());
@@ -93,13 +93,13 @@ impl<'a> IoFuture<'a> {
         })
     }
 
-    fn fail_device_removed(&self, order: SlotRequest) -> Poll<OpResult> {
+    fn device_removed_error(&self, order: SlotRequest) -> Poll<OpResult> {
         Poll::Ready(Err(IoError::new(&self.shared.name, order, IoErrorKind::DeviceRemoved)))
     }
 }
 
-fn release_slot(shared: &DeviceState, index: u32) {
-    let next = shared.lock_wait_queue().free_slot(index);
+fn release_slot(shared: &SharedDeviceState, index: u32) {
+    let next = shared.lock_wait_queue().release_slot(index);
     if let Some(next) = next {
         next.wake();
     }
@@ -110,7 +110,7 @@ impl Future for IoFuture<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<OpResult> {
         match std::mem::replace(&mut self.state, IoState::Done) {
-            IoState::AwaitingSlot(order, ticket) => self.poll_slot(order, ticket, context),
+            IoState::AwaitingSlot(order, ticket) => self.poll_for_slot(order, ticket, context),
             IoState::AwaitingCompletion(index) => {
                 let polled = self.poll_completion(index, context);
                 if polled.is_pending() {

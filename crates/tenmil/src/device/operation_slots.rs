@@ -24,7 +24,7 @@ use super::error::IoErrorKind;
 use super::slot_wait_queue::SlotWaitQueue;
 
 /// State shared by the handles and the poller of a device.
-pub(super) struct DeviceState {
+pub(super) struct SharedDeviceState {
     pub(super) name: Arc<str>,
     pub(super) thread: ThreadHandle,
     pub(super) limits: Limits,
@@ -78,7 +78,7 @@ const SLOTS_MAX: u32 = 1024;
 /// Mailbox token without a slot: the last handle was dropped and the device is to be closed.
 pub(super) const CLOSE_TOKEN: u32 = u32::MAX;
 
-impl DeviceState {
+impl SharedDeviceState {
     pub(super) fn new(
         thread: &ThreadHandle,
         name: &str,

@@ -24,7 +24,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn read(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer_buffer(Operation::Read, RequestFlags::NONE, lba, buffer).await
+        self.execute_with_buffer(Operation::Read, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Writes the whole buffer, starting at block `lba`.
@@ -44,7 +44,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer_buffer(Operation::Write, RequestFlags::NONE, lba, buffer).await
+        self.execute_with_buffer(Operation::Write, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Like [`write`](Self::write), with Force Unit Access: the blocks are persistent when it
@@ -62,7 +62,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn write_fua(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer_buffer(Operation::Write, RequestFlags::FUA, lba, buffer).await
+        self.execute_with_buffer(Operation::Write, RequestFlags::FUA, lba, buffer).await
     }
 
     /// Compares the buffer with the blocks that start at `lba`. A difference is reported as
@@ -83,7 +83,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn compare(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer_buffer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
+        self.execute_with_buffer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Compares the blocks that start at `lba` with the first half of the buffer and, if they are
@@ -105,7 +105,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn compare_and_write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer_buffer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
+        self.execute_with_buffer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Makes every write that completed before this call persistent.
@@ -217,7 +217,7 @@ impl Device {
         self.execute_without_data(Operation::WriteUncorrectable, lba, blocks, 0).await
     }
 
-    async fn transfer_buffer(
+    async fn execute_with_buffer(
         &self,
         operation: Operation,
         flags: RequestFlags,

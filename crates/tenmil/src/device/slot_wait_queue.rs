@@ -65,9 +65,9 @@ impl SlotWaitQueue {
     }
 
     /// Frees a slot. Returns the waker to wake.
-    pub(super) fn free_slot(&mut self, place: u32) -> Option<Waker> {
+    pub(super) fn release_slot(&mut self, place: u32) -> Option<Waker> {
         self.free.push(place);
-        self.last_served()
+        self.last_entitled_waker()
     }
 
     /// Removes a waiting future. Returns the waker to wake and the waker that is no longer needed.
@@ -76,7 +76,7 @@ impl SlotWaitQueue {
         let old = self.waiting.remove(position).map(|(_, waker)| waker);
         // Every future behind it moves up by one. At most one of them becomes entitled to a slot by
         // that.
-        let next = if position < self.free.len() { self.last_served() } else { None };
+        let next = if position < self.free.len() { self.last_entitled_waker() } else { None };
         [next, old]
     }
 
@@ -87,7 +87,7 @@ impl SlotWaitQueue {
     }
 
     /// Waker of the last future that is entitled to a slot; the ones before it were woken earlier.
-    fn last_served(&self) -> Option<Waker> {
+    fn last_entitled_waker(&self) -> Option<Waker> {
         let (_, waker) = self.waiting.get(self.free.len().checked_sub(1)?)?;
         Some(waker.clone())
     }
@@ -97,7 +97,7 @@ impl SlotWaitQueue {
     }
 
     #[cfg(test)]
-    pub(super) fn free_slots(&self) -> usize {
+    pub(super) fn free_slot_count(&self) -> usize {
         self.free.len()
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     impl Model {
         fn request_first(&mut self) {
             let noting = Arc::new(Noting::default());
-            let served = self.line.free_slots() > self.waiting.len();
+            let served = self.line.free_slot_count() > self.waiting.len();
             match self.line.request_slot(None, &Waker::from(Arc::clone(&noting)), &mut None) {
                 AcquireResult::Acquired(place) => {
                     assert!(served, "it has passed an earlier waiter");
@@ -146,7 +146,7 @@ mod tests {
         }
 
         fn request_again(&mut self, index: usize) {
-            let served = self.line.free_slots() > index;
+            let served = self.line.free_slot_count() > index;
             let (ticket, noting) = self.waiting[index].clone();
             match self.line.request_slot(Some(ticket), &Waker::from(noting), &mut None) {
                 AcquireResult::Acquired(place) => {
@@ -166,7 +166,7 @@ mod tests {
 
         fn free_slot(&mut self, index: usize) {
             let place = self.taken.swap_remove(index);
-            self.line.free_slot(place).into_iter().for_each(Waker::wake);
+            self.line.release_slot(place).into_iter().for_each(Waker::wake);
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
                     3 if !model.taken.is_empty() => model.free_slot(draw(model.taken.len())),
                     _ => {}
                 }
-                let free = model.line.free_slots();
+                let free = model.line.free_slot_count();
                 assert_eq!(free + model.taken.len(), usize::try_from(slots).unwrap());
                 let told = |(_, noting): &(u64, Arc<Noting>)| noting.0.load(Ordering::Relaxed);
                 let all_told = model.waiting.iter().take(free).all(told);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(line.request_slot(None, Waker::noop(), &mut None), AcquireResult::Waiting(0));
         assert_eq!(line.close_queue().len(), 1);
         assert_eq!(line.request_slot(Some(0), Waker::noop(), &mut None), AcquireResult::Closed);
-        assert!(line.free_slot(0).is_none());
+        assert!(line.release_slot(0).is_none());
         assert_eq!(line.request_slot(None, Waker::noop(), &mut None), AcquireResult::Closed);
     }
 }

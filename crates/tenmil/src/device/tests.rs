@@ -14,7 +14,7 @@ use tenmil_base::{
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
 use tenmil_reactor::{
-    Reactor, ReactorOptions, ReactorSet, Registry, ThreadBuilder, ThreadHandle, TimeSource,
+    Reactor, ReactorOptions, Registry, ThreadBuilder, ThreadHandle, TimeSource, UnstartedReactors,
 };
 
 use std::sync::Weak;
@@ -50,17 +50,17 @@ struct ManualChannel {
 }
 
 impl ManualDevice {
-    fn lock_state<T>(&self, work: impl FnOnce(&mut ManualDeviceState) -> T) -> T {
+    fn with_state<T>(&self, work: impl FnOnce(&mut ManualDeviceState) -> T) -> T {
         work(&mut self.0.lock().unwrap())
     }
 
-    fn held_requests(&self) -> usize {
-        self.lock_state(|inner| inner.held.len())
+    fn held_request_count(&self) -> usize {
+        self.with_state(|inner| inner.held.len())
     }
 
     /// Completes the request in flight with this index.
-    fn completion(&self, index: usize) {
-        self.lock_state(|inner| {
+    fn complete_request(&self, index: usize) {
+        self.with_state(|inner| {
             let (request, segment, pattern) = inner.held.swap_remove(index);
             if let Some(segment) = segment {
                 let mut bytes = vec![0; segment.len_bytes as usize];
@@ -74,7 +74,7 @@ impl ManualDevice {
     }
 
     fn complete_all(&self) {
-        (0..self.held_requests()).for_each(|_| self.completion(0));
+        (0..self.held_request_count()).for_each(|_| self.complete_request(0));
     }
 }
 
@@ -84,7 +84,7 @@ impl IoChannel for ManualChannel {
     }
 
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let (count, panics) = self.slow.lock_state(|inner| {
+        let (count, panics) = self.slow.with_state(|inner| {
             let room = inner.room.saturating_sub(inner.held.len() + inner.done.len());
             let count = requests.len().min(room);
             for request in &requests[..count] {
@@ -105,7 +105,7 @@ impl IoChannel for ManualChannel {
 
     fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let (done, panics) =
-            self.slow.lock_state(|inner| (std::mem::take(&mut inner.done), inner.panics));
+            self.slow.with_state(|inner| (std::mem::take(&mut inner.done), inner.panics));
         assert!(!panics, "on purpose");
         completions.append(&done);
         done.len()
@@ -114,11 +114,11 @@ impl IoChannel for ManualChannel {
 
 impl ChannelWakeup for ManualChannel {
     fn wake_at(&self) -> Instant {
-        self.slow.lock_state(|inner| inner.again_at)
+        self.slow.with_state(|inner| inner.again_at)
     }
 
     fn arm(&mut self) -> bool {
-        self.slow.lock_state(|inner| {
+        self.slow.with_state(|inner| {
             inner.arms += 1;
             !inner.done.is_empty()
         })
@@ -126,7 +126,7 @@ impl ChannelWakeup for ManualChannel {
 }
 
 /// One reactor in simulated time with a device on it.
-struct TestThread {
+struct TestReactor {
     now_ns: Arc<AtomicU64>,
     reactor: Reactor,
     sleeper: Sleeper,
@@ -146,15 +146,15 @@ fn buffer_pool(pages: u32) -> DevicePool {
     DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
 }
 
-impl TestThread {
+impl TestReactor {
     /// Creates a device with `depth` slots and a queue depth of `room`.
     fn new(depth: u32, room: usize, pages: u32) -> Self {
         let now_ns = Arc::new(AtomicU64::new(1_000_000));
         let now = Instant { ns: 1_000_000 };
         let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
         let options = ReactorOptions::default();
-        let ReactorSet { registry: directory, mut reactors } =
-            ReactorSet::new(&[0], &options, &stopwatch, now).unwrap();
+        let UnstartedReactors { registry: directory, mut reactors } =
+            UnstartedReactors::new(&[0], &options, &stopwatch, now).unwrap();
         let (reactor, sleeper) = reactors.remove(0);
         let thread = directory.spawn(ThreadBuilder::new("storage")).unwrap();
         let pool = buffer_pool(pages);
@@ -172,14 +172,14 @@ impl TestThread {
         })));
         let backend = ManualChannel { slow: slow.clone(), limits: device_limits(depth) };
         let buffers = BufferPool::new(pool);
-        let device = attach(&thread, "slow", backend, &buffers).unwrap();
+        let device = attach_device(&thread, "slow", backend, &buffers).unwrap();
         let mut stand = Self { now_ns, reactor, sleeper, directory, thread, slow, device };
-        stand.run_iteration(5);
+        stand.run_iterations(5);
         stand
     }
 
     /// Runs `count` iterations, a microsecond apart. Returns the result of the last one.
-    fn run_iteration(&mut self, count: usize) -> NextStep {
+    fn run_iterations(&mut self, count: usize) -> NextStep {
         let mut wait = NextStep::Again;
         for _ in 0..count {
             wait = self.reactor.iterate(self.now());
@@ -200,7 +200,7 @@ impl TestThread {
     /// awake.
     fn run_until_asleep(&mut self) -> bool {
         for _ in 0..10_000 {
-            if let NextStep::SleepUntil(_) = self.run_iteration(1) {
+            if let NextStep::SleepUntil(_) = self.run_iterations(1) {
                 self.sleeper.announce_sleep();
                 if !self.reactor.arm(self.now()) {
                     return true;
@@ -228,7 +228,7 @@ impl TestThread {
 }
 
 /// Attaches a device to a light thread, as no claim of any.
-fn attach(
+fn attach_device(
     thread: &ThreadHandle,
     name: &str,
     backend: ManualChannel,
@@ -281,7 +281,7 @@ impl PolledOperation {
     }
 
     /// Moves the operation to another task. Returns the waker of the previous one.
-    fn change_task(&mut self) -> Arc<WakeFlag> {
+    fn move_to_other_task(&mut self) -> Arc<WakeFlag> {
         std::mem::replace(&mut self.woken, Arc::new(WakeFlag(AtomicBool::new(true))))
     }
 

@@ -44,20 +44,20 @@ impl TestRuntime {
     }
 
     /// Waits until the reactor has handled a message.
-    fn run_through_mailbox(&self) {
+    fn wait_for_reactor_message(&self) {
         let (send, completion) = channel();
         assert!(self.thread().send_closure(move |_| send.send(()).unwrap()).is_ok());
         completion.recv_timeout(TIME_LIMIT).unwrap();
     }
 
-    fn pollers(&self) -> Vec<String> {
+    fn poller_names(&self) -> Vec<String> {
         let sample = self.0.registry().sample_statistics(self.now());
         let pollers = sample.threads.iter().flat_map(|thread| &thread.pollers);
         pollers.map(|poller| poller.name.clone()).collect()
     }
 
     /// Number of polls that found work.
-    fn contents_of(&self) -> u64 {
+    fn busy_poll_count(&self) -> u64 {
         let sample = self.0.registry().sample_statistics(self.now());
         sample.threads.iter().flat_map(|thread| &thread.pollers).map(|poller| poller.found).sum()
     }
@@ -70,7 +70,7 @@ fn filled_buffer(device: &Device, blocks: u32, byte: u8) -> Buffer {
     buffer
 }
 
-fn io_status(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
+fn bytes_or_error_kind(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
     ended.map(|buffer| buffer.to_vec()).map_err(|not_done| not_done.why)
 }
 
@@ -98,19 +98,20 @@ fn every_device_kind_opens_and_supports_its_operations() {
             let mut pair = filled_buffer(&device, 2, 1);
             pair.store(u32::try_from(block).unwrap(), &vec![2; block]);
             let pair = device.compare_and_write(9, pair).await.unwrap();
-            let again = io_status(device.compare_and_write(9, pair).await);
+            let again = bytes_or_error_kind(device.compare_and_write(9, pair).await);
             assert_eq!(again, Err(IoErrorKind::Status(IoStatus::COMPARE_FAILURE)), "{name}");
-            let read = io_status(device.read(9, ones).await).unwrap();
+            let read = bytes_or_error_kind(device.read(9, ones).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![1; block]].concat(), "{name}");
             device.write_zeroes(10, 1).await.unwrap();
-            let read = io_status(device.read(9, filled_buffer(&device, 2, 7)).await).unwrap();
+            let read =
+                bytes_or_error_kind(device.read(9, filled_buffer(&device, 2, 7)).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![0; block]].concat(), "{name}");
             device.deallocate(9, 2).await.unwrap();
             let far = device.limits().block_count;
-            let beyond = io_status(device.read(far, filled_buffer(&device, 1, 0)).await);
+            let beyond = bytes_or_error_kind(device.read(far, filled_buffer(&device, 1, 0)).await);
             assert_eq!(beyond, Err(IoErrorKind::Status(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
         });
-        assert!(stage.pollers().contains(&name.to_owned()), "{name} is polled by its name");
+        assert!(stage.poller_names().contains(&name.to_owned()), "{name} is polled by its name");
     }
 }
 
@@ -121,7 +122,7 @@ fn openings_of_one_uri_share_the_device_if_accesses_are_compatible() {
     let reader = stage.open("ram:1m", Access::ReadOnly).unwrap();
     block_on(writer.write(5, filled_buffer(&writer, 1, 9))).unwrap();
     let read = block_on(reader.read(5, filled_buffer(&reader, 1, 0)));
-    assert_eq!(io_status(read), Ok(vec![9; 512]));
+    assert_eq!(bytes_or_error_kind(read), Ok(vec![9; 512]));
     let refused = block_on(reader.write(5, filled_buffer(&reader, 1, 0))).unwrap_err();
     assert!(matches!(refused.why, IoErrorKind::Unsupported(Operation::Write)), "{refused}");
     assert!(refused.buffer.is_some());
@@ -139,7 +140,7 @@ fn openings_of_one_uri_share_the_device_if_accesses_are_compatible() {
     assert!(!other.is_removed());
     let alone = stage.open("ram:1m", Access::Exclusive).unwrap();
     let read = block_on(alone.read(5, filled_buffer(&alone, 1, 7)));
-    assert_eq!(io_status(read), Ok(vec![0; 512]), "it is another one");
+    assert_eq!(bytes_or_error_kind(read), Ok(vec![0; 512]), "it is another one");
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn reactor_continues_while_a_device_is_being_opened() {
     };
     assert!(stage.thread().send_closure(ask).is_ok());
     let mut opening = Box::pin(opened.recv_timeout(TIME_LIMIT).unwrap());
-    stage.run_through_mailbox();
+    stage.wait_for_reactor_message();
     assert!(block_on(smol::future::poll_once(&mut opening)).is_none(), "its entry is locked");
     drop(held);
     assert_eq!(block_on(opening).unwrap().limits().block_count, 2048);
@@ -189,22 +190,22 @@ fn last_handle_closes_the_device_after_its_requests() {
     let device = stage.open("delay:[ram:1m]?write=50ms", Access::ReadWrite).unwrap();
     let baseline = stage.free_bytes();
     let other = device.clone();
-    let (begun, found) = (stage.now(), stage.contents_of());
+    let (begun, found) = (stage.now(), stage.busy_poll_count());
     let mut write = Box::pin(device.write(0, filled_buffer(&device, 1, 1)));
     assert!(block_on(smol::future::poll_once(&mut write)).is_none());
     let end = begun.after(Span::from_secs(20));
-    while stage.contents_of() == found {
+    while stage.busy_poll_count() == found {
         assert!(stage.now() < end, "the write is not executed");
-        stage.run_through_mailbox();
+        stage.wait_for_reactor_message();
     }
     drop(write);
     drop(device);
-    assert!(!other.is_removed() && stage.pollers().len() == 1);
+    assert!(!other.is_removed() && stage.poller_names().len() == 1);
     block_on(other.close());
     assert!(stage.now().since(begun) > Span::from_ms(40), "the write was awaited");
     assert_eq!(stage.free_bytes(), baseline, "and its buffer is free");
-    stage.run_through_mailbox();
-    assert_eq!(stage.pollers(), [""; 0]);
+    stage.wait_for_reactor_message();
+    assert_eq!(stage.poller_names(), [""; 0]);
     stage.open("delay:[ram:1m]?write=50ms", Access::Exclusive).unwrap();
 }
 
@@ -235,7 +236,7 @@ fn write_protected_file_opens_read_only() {
 
     let reader = stage.open(&file, Access::ReadOnly).unwrap();
     let read = block_on(reader.read(3, filled_buffer(&reader, 1, 0)));
-    assert_eq!(io_status(read), Ok(vec![1; 512]));
+    assert_eq!(bytes_or_error_kind(read), Ok(vec![1; 512]));
     let other = stage.open(&file, Access::ReadOnly).unwrap();
     // Its file is open read-only, so that nothing could be written.
     let refused = stage.open(&file, Access::ReadWrite).unwrap_err();

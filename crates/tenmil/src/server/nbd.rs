@@ -67,7 +67,7 @@ pub(super) fn start_nbd_server(
     };
     let served = Arc::new(ExportedDevice::from_descriptor(
         config,
-        Arc::new(claim.descriptor.share_claim()?),
+        Arc::new(claim.descriptor.open_with_same_claim()?),
     )?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![open_listener(&address)?],

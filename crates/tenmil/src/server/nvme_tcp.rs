@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Error};
 use tenmil_block::{BdevDescriptor, BdevEvent};
-use tenmil_devices::tcp::discovery_name;
+use tenmil_devices::tcp::discovery_nqn_and_serial;
 use tenmil_linux::socket::SocketOptions;
 use tenmil_nvme_controller::controller::{
-    NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
+    NamespaceConfig, ReservationPersistenceMode, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, DiscoveryName, PlacementPolicy, Port, Server, ServerConfig,
     Service, ServiceLimits, SubsystemExportConfig, TargetEvent,
 };
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::nqn;
 
 use super::{ListenAddress, ProtocolServer, StartedServer, claim_of_device, open_listener};
@@ -62,9 +62,9 @@ pub(super) fn start_nvme_tcp_server(
     };
     let regions = &services.devices.regions;
     let service = Service::new(regions, ServiceLimits::default())?;
-    let (discovery, serial) = discovery_name(&address.to_string());
+    let (discovery, serial) = discovery_nqn_and_serial(&address.to_string());
     service.set_discovery_name(DiscoveryName { nqn: discovery, serial })?;
-    service.open_port(PORT, Port { address: Some(address) });
+    service.add_port(PORT, Port { address: Some(address) });
     let hosts = match asked.hosts.is_empty() {
         true => AllowedHosts::Any,
         false => AllowedHosts::Listed(asked.hosts.clone()),
@@ -118,13 +118,13 @@ fn new_subsystem(
     for (nsid, claim) in (1..).zip(claims) {
         let name = claim.open.device.name().to_owned();
         // Another server may share the device, and events have to reach the hosts of both.
-        let descriptor = Arc::new(claim.descriptor.share_claim()?);
+        let descriptor = Arc::new(claim.descriptor.open_with_same_claim()?);
         let cache =
             tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
         let config = NamespaceConfig {
             nsid: Some(nsid),
             // Reservations end with the server, as the library keeps no state.
-            persistence: Persistence::None,
+            persistence: ReservationPersistenceMode::None,
             is_read_only: descriptor.claim().is_read_only(),
             cache,
             ..NamespaceConfig::new(Arc::clone(&descriptor) as Arc<dyn BlockDevice>)
@@ -192,7 +192,7 @@ impl ServedNamespace {
         while let Some(event) = self.descriptor.next_event() {
             match event {
                 BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
-                    subsystem.update_size(self.nsid)
+                    subsystem.reread_namespace_size(self.nsid)
                 }
                 BdevEvent::Removed => {
                     subsystem.remove_namespace(self.nsid);
@@ -210,7 +210,7 @@ impl ProtocolServer for NvmeTcpServer {
     fn start_closing(&mut self) {
         drop(self.server.take());
         self.service.remove_subsystem(&self.nqn);
-        self.service.close_unassociated();
+        self.service.close_unassociated_connections();
     }
 
     fn is_closed(&self) -> bool {

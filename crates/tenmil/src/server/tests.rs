@@ -32,7 +32,7 @@ fn serve_error(rt: &Runtime, export: Export) -> Error {
 }
 
 /// Writes a block through one handle and reads it through the other.
-fn await_condition(byte: u8, from: &Device, to: &Device) {
+fn check_write_is_read_by_other(byte: u8, from: &Device, to: &Device) {
     let mut buffer = from.buffer(512).unwrap();
     buffer.store(0, &[byte; 512]);
     block_on(from.write(u64::from(byte), buffer)).unwrap();
@@ -47,14 +47,14 @@ fn host_and_program_share_the_exported_device() {
     let server = rt.serve(Export::nvme_tcp(LOCAL).namespace(device.clone()));
     let server = block_on(server).unwrap();
     let host = open_ram_device(&rt, &server.uris()[0], Access::ReadWrite).unwrap();
-    await_condition(3, &device, &host);
-    await_condition(4, &host, &device);
+    check_write_is_read_by_other(3, &device, &host);
+    check_write_is_read_by_other(4, &host, &device);
     // The claim stays with the export when the program drops its handle.
     drop(device);
     let other = open_ram_device(&rt, "ram:1m", Access::ReadWrite).unwrap_err();
     assert!(other.text.contains("it is open read-write in this runtime"), "{other}");
     let reader = open_ram_device(&rt, "ram:1m", Access::ReadOnly).unwrap();
-    await_condition(5, &host, &reader);
+    check_write_is_read_by_other(5, &host, &reader);
     block_on(host.close());
     block_on(reader.close());
     block_on(server.stop());
@@ -73,7 +73,7 @@ fn device_open_read_only_is_exported_read_only() {
     assert!(block_on(host.write(0, buffer)).is_err());
     // A writer of the program may be beside the export.
     let writer = open_ram_device(&rt, "ram:1m", Access::ReadWrite).unwrap();
-    await_condition(6, &writer, &host);
+    check_write_is_read_by_other(6, &writer, &host);
 }
 
 #[test]
@@ -90,8 +90,8 @@ fn each_namespace_is_its_own_device() {
     assert_eq!(server.uris(), uris);
     let hosts = uris.map(|uri| open_ram_device(&rt, &uri, Access::ReadWrite).unwrap());
     assert_eq!(hosts.each_ref().map(|host| host.limits().block_count), [2048, 4096]);
-    await_condition(7, &hosts[0], &one);
-    await_condition(8, &two, &hosts[1]);
+    check_write_is_read_by_other(7, &hosts[0], &one);
+    check_write_is_read_by_other(8, &two, &hosts[1]);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn dropped_or_stopped_server_frees_its_address_and_disconnects_hosts() {
         address.clone_from(&server.addresses()[0]);
         let uri = format!("{}&{IMPATIENT}", server.uris()[0]);
         let host = open_ram_device(&rt, &uri, Access::ReadWrite).unwrap();
-        await_condition(9, &device, &host);
+        check_write_is_read_by_other(9, &device, &host);
         block_on(server.stop());
         assert!(block_on(host.read(0, host.buffer(512).unwrap())).is_err());
         block_on(host.close());

@@ -3,7 +3,7 @@
 use tenmil_base::{RegionId, Segment};
 
 use super::{GUEST, MEMORY_BYTES, USER, two_region_memory};
-use crate::blk::{BlkConfig, BlkRequestHeader, BlkRequestType, DiscardSegment};
+use crate::virtio_blk::{BlkConfig, BlkRequestHeader, BlkRequestType, DiscardSegment};
 use crate::{GuestMemory, GuestRegion, InvalidAddress};
 
 #[test]
@@ -47,9 +47,9 @@ fn blk_request_header_has_type_and_sector() {
     ] {
         let bytes = [number, 0, 0, 0, 9, 9, 9, 9, 8, 7, 0, 0, 0, 0, 0, 1];
         let sector = 0x0100_0000_0000_0708;
-        assert_eq!(BlkRequestHeader::read(bytes), BlkRequestHeader { kind, sector });
+        assert_eq!(BlkRequestHeader::parse(bytes), BlkRequestHeader { kind, sector });
     }
-    let stretch = DiscardSegment::read([1, 2, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0]);
+    let stretch = DiscardSegment::parse([1, 2, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(stretch, DiscardSegment { sector: 0x201, sectors: 3, flags: DiscardSegment::UNMAP });
 }
 

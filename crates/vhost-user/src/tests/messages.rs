@@ -1,8 +1,8 @@
 //! A session, byte by byte.
 
 use crate::{
-    BackendConfig, CONFIG_CHANGED, InflightBuffer, MemoryChange, MessageType, ReplyDisposition,
-    Request, Server, Violation,
+    BackendConfig, CONFIG_CHANGED, InflightBuffer, MemoryChange, MessageType, OwnerRequest,
+    ReplyDisposition, Server, Violation,
 };
 
 type FakeFile = u32;
@@ -63,7 +63,7 @@ impl ServerFixture {
             self.server.receive(first, std::mem::take(&mut files))?;
             while let Some(request) = self.server.next_request()? {
                 assert_eq!(self.server.receive_len(), 0, "one at a time");
-                self.serve(request);
+                self.answer_request(request);
             }
         }
         let mut answers = Vec::new();
@@ -75,10 +75,10 @@ impl ServerFixture {
         Ok(answers)
     }
 
-    fn serve(&mut self, request: Request<FakeFile>) {
+    fn answer_request(&mut self, request: OwnerRequest<FakeFile>) {
         let server = &mut self.server;
         let (text, call) = match request {
-            Request::Memory { call, change } => {
+            OwnerRequest::Memory { call, change } => {
                 let text = match change {
                     MemoryChange::Replace(areas) => format!("memory {areas:x?}"),
                     MemoryChange::Add(area, file) => format!("more {area:x?} {file}"),
@@ -86,17 +86,19 @@ impl ServerFixture {
                 };
                 (text, call)
             }
-            Request::Start { call, queue, start } => (format!("start {queue} {start:x?}"), call),
-            Request::SetCall { call, queue, file } => (format!("call {queue} {file:?}"), call),
-            Request::SetInflightFd { call, area, file } => {
+            OwnerRequest::Start { call, queue, start } => {
+                (format!("start {queue} {start:x?}"), call)
+            }
+            OwnerRequest::SetCall { call, queue, file } => (format!("call {queue} {file:?}"), call),
+            OwnerRequest::SetInflightFd { call, area, file } => {
                 (format!("inflight {area:?} {file}"), call)
             }
-            Request::SetBackChannel { call, file } => (format!("back {file}"), call),
-            Request::Stop { call, queue } => {
+            OwnerRequest::SetBackChannel { call, file } => (format!("back {file}"), call),
+            OwnerRequest::Stop { call, queue } => {
                 self.log.push(format!("stop {queue}"));
-                return server.reply_stopped(call, 0x1234);
+                return server.reply_queue_stopped(call, 0x1234);
             }
-            Request::GetInflightFd { call, queues, size } => {
+            OwnerRequest::GetInflightFd { call, queues, size } => {
                 self.log.push(format!("make {queues} {size}"));
                 let area = InflightBuffer { len_bytes: 0x3000, file_offset: 0, queues, size };
                 return server.reply_inflight(call, area, 55);

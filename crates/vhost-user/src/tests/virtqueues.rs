@@ -40,7 +40,7 @@ impl FakeDriver {
         driver
     }
 
-    fn ring(&self, has_event_index: bool) -> Vring<GuestBytes> {
+    fn open_vring(&self, has_event_index: bool) -> Vring<GuestBytes> {
         let addresses = [USER + DESCRIPTORS, USER + AVAILABLE, USER + USED];
         let place = VringAddresses::new(&two_region_memory(), SIZE, addresses).unwrap();
         Vring::new(self.memory.clone(), place, self.index, has_event_index).unwrap()
@@ -79,7 +79,7 @@ fn resolved_chain(entries: &[DriverDescriptor]) -> Result<DescriptorChain, Vring
         driver.write_descriptor(DESCRIPTORS + at * 16, *entry);
     }
     let mut chain = DescriptorChain::default();
-    driver.ring(false).resolve_chain(0, &two_region_memory(), &mut chain).map(|()| chain)
+    driver.open_vring(false).resolve_chain(0, &two_region_memory(), &mut chain).map(|()| chain)
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn indirect_table_may_span_two_memory_regions() {
     driver.write_descriptor(at + 32, driver_descriptor(ROOM + 0x200, 3, WRITE | NEXT, 1));
     driver.write_descriptor(at + 16, driver_descriptor(ROOM + 0x300, 4, WRITE, 0));
     let mut chain = DescriptorChain::default();
-    driver.ring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap();
+    driver.open_vring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap();
     assert_eq!((chain.readable_bytes, chain.writable_bytes), (528, 7));
 }
 
@@ -166,17 +166,19 @@ fn descriptor_loop_is_detected() {
     driver.write_descriptor(ROOM, driver_descriptor(ROOM + 0x100, 1, NEXT, 1));
     driver.write_descriptor(ROOM + 16, driver_descriptor(ROOM + 0x100, 1, NEXT, 0));
     let mut chain = DescriptorChain::default();
-    let broken = driver.ring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap_err();
+    let broken =
+        driver.open_vring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap_err();
     assert_eq!(broken, VringError::Long { head: 0, expected_max: 2 });
     driver.write_descriptor(ROOM, driver_descriptor(ROOM + 0x100, 1, NEXT, 2));
-    let broken = driver.ring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap_err();
+    let broken =
+        driver.open_vring(false).resolve_chain(0, &two_region_memory(), &mut chain).unwrap_err();
     assert_eq!(broken, VringError::Descriptor { found: 2, size: 2 });
 }
 
 #[test]
 fn invalid_available_index_and_head_are_rejected() {
     let mut driver = FakeDriver::new(0xfffe);
-    let mut ring = driver.ring(false);
+    let mut ring = driver.open_vring(false);
     driver.memory.write_bytes(AVAILABLE + 2, &0xfffe_u16.wrapping_add(SIZE + 1).to_le_bytes());
     let jump = VringError::IndexJump { found: 7, taken: 0xfffe, size: SIZE };
     assert_eq!(ring.take_head(), Err(jump));
@@ -191,8 +193,8 @@ fn invalid_available_index_and_head_are_rejected() {
 fn virtqueue_resumes_after_the_used_index() {
     let driver = FakeDriver::new(5);
     driver.memory.write_bytes(USED + 2, &3_u16.to_le_bytes());
-    let mut ring = driver.ring(false);
-    assert_eq!((ring.used(), ring.next()), (3, 5));
+    let mut ring = driver.open_vring(false);
+    assert_eq!((ring.used_index(), ring.next_available_index()), (3, 5));
     ring.write_used(6, 7).unwrap();
     ring.publish_used_index().unwrap();
     assert_eq!(driver.memory.read_bytes(USED + 4 + 3 * 8), [6, 0, 0, 0, 7, 0, 0, 0]);
@@ -220,7 +222,7 @@ fn virtqueue_across_memory_regions_is_rejected() {
 #[test]
 fn driver_is_interrupted_unless_it_suppresses_interrupts() {
     let driver = FakeDriver::new(0);
-    let mut ring = driver.ring(false);
+    let mut ring = driver.open_vring(false);
     assert_eq!(driver.memory.read_bytes(USED), [1, 0], "no kicks are wanted");
     driver.memory.write_bytes(AVAILABLE, &[1, 0]);
     ring.write_used(0, 7).unwrap();
@@ -260,7 +262,7 @@ fn interrupt_is_sent_exactly_when_used_event_is_passed() {
     for _ in 0..2_000 {
         let first = u16::try_from(random.below(0x1_0000)).unwrap();
         let driver = FakeDriver::new(first);
-        let mut ring = driver.ring(true);
+        let mut ring = driver.open_vring(true);
         let count = u16::try_from(random.below(9)).unwrap();
         let near = u16::try_from(random.below(20)).unwrap();
         let event = first.wrapping_sub(6).wrapping_add(near);
@@ -277,7 +279,7 @@ fn interrupt_is_sent_exactly_when_used_event_is_passed() {
 #[test]
 fn enabling_kicks_publishes_avail_event_and_rechecks_the_ring() {
     let mut driver = FakeDriver::new(0xffff);
-    let mut ring = driver.ring(true);
+    let mut ring = driver.open_vring(true);
     let event = || -> [u8; 4] { avail_event(&driver) };
     fn avail_event(driver: &FakeDriver) -> [u8; 4] {
         driver.memory.read_bytes(USED + 4 + 8 * u64::from(SIZE))
@@ -319,7 +321,7 @@ fn random_descriptors_yield_bounded_chains_in_guest_memory() {
             let next = u16::try_from(random.below(10)).unwrap();
             driver.write_descriptor(at * 16, DriverDescriptor { address, len_bytes, flags, next });
         }
-        let mut ring = driver.ring(seed % 2 == 0);
+        let mut ring = driver.open_vring(seed % 2 == 0);
         let mut chain = DescriptorChain::default();
         for _ in 0..20 {
             driver.make_available(u16::try_from(random.below(9)).unwrap());

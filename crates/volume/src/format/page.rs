@@ -70,7 +70,7 @@ impl Page {
     }
 
     /// Whether the blocks in its records are within the data area of a pool.
-    pub(crate) fn is_within(&self, room: &DataArea) -> bool {
+    pub(crate) fn are_records_within(&self, room: &DataArea) -> bool {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
@@ -235,7 +235,7 @@ fn decode_node(bytes: &[u8], header: &Header, kind: BlockKind) -> Result<PageBod
     let last = records.iter().try_fold(0, |end, record| {
         let (next, whole) = match level {
             0 => (kind.end_key(record)?, kind.is_within_limits(record)),
-            _ => (record.key.checked_add(1)?, !record.child().is_none()),
+            _ => (record.key.checked_add(1)?, !record.child().is_null()),
         };
         (record.key >= end && whole).then_some(next)
     });

@@ -92,7 +92,7 @@ pub struct MirrorGeometry {
 
 /// Why bytes are not a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoSuperblock {
+pub enum SuperblockError {
     /// The magic number is missing.
     Absent,
     /// The magic number is there, and the rest is invalid.
@@ -221,7 +221,7 @@ impl MirrorSuperblock {
     }
 
     /// Whether the leg states itself to be in sync.
-    pub const fn is_sound(&self) -> bool {
+    pub const fn is_leg_in_sync(&self) -> bool {
         self.in_sync & (1 << self.leg) != 0
     }
 
@@ -263,11 +263,11 @@ impl MirrorSuperblock {
     /// # Errors
     ///
     /// If there is no superblock, or its contents are invalid.
-    pub fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, NoSuperblock> {
+    pub fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, SuperblockError> {
         if bytes[..8] != MAGIC {
-            return Err(NoSuperblock::Absent);
+            return Err(SuperblockError::Absent);
         }
-        let damaged = |problem: String| NoSuperblock::Damaged(problem);
+        let damaged = |problem: String| SuperblockError::Damaged(problem);
         let (found, expected) = (u32_at(bytes, CRC_AT), crc_of(bytes));
         if found != expected {
             return Err(damaged(format!("its CRC is {found:08x}, expected {expected:08x}")));
@@ -320,11 +320,13 @@ impl MirrorSuperblock {
     /// # Errors
     ///
     /// If neither is valid; damage is reported in preference to absence.
-    pub fn newest_of_copies(copies: [&[u8; SUPERBLOCK_BYTES]; 2]) -> Result<Self, NoSuperblock> {
+    pub fn newest_of_copies(copies: [&[u8; SUPERBLOCK_BYTES]; 2]) -> Result<Self, SuperblockError> {
         match copies.map(Self::decode) {
             [Ok(one), Ok(other)] => Ok(if one.sequence > other.sequence { one } else { other }),
             [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only),
-            [Err(damage @ NoSuperblock::Damaged(_)), Err(_)] | [Err(_), Err(damage)] => Err(damage),
+            [Err(damage @ SuperblockError::Damaged(_)), Err(_)] | [Err(_), Err(damage)] => {
+                Err(damage)
+            }
         }
     }
 }
@@ -370,7 +372,7 @@ mod tests {
     use crate::format::OwnerRecord;
 
     use super::{
-        MirrorGeometry, MirrorOwnership, MirrorSuperblock, NoSuperblock, SUPERBLOCK_BYTES,
+        MirrorGeometry, MirrorOwnership, MirrorSuperblock, SUPERBLOCK_BYTES, SuperblockError,
         uuid_text,
     };
     use crate::mirror::RegionBitmap;
@@ -429,7 +431,7 @@ mod tests {
         for gone in [0b010, 0b1000] {
             let bytes = MirrorSuperblock { gone, ..three.clone() }.encode();
             assert!(
-                matches!(MirrorSuperblock::decode(&bytes), Err(NoSuperblock::Damaged(_))),
+                matches!(MirrorSuperblock::decode(&bytes), Err(SuperblockError::Damaged(_))),
                 "{gone}"
             );
         }
@@ -454,7 +456,7 @@ mod tests {
             let mut bytes = good;
             bytes[at] ^= 1 << random.below(8);
             let refused = MirrorSuperblock::decode(&bytes).unwrap_err();
-            assert_eq!(refused == NoSuperblock::Absent, at < 8, "byte {at}: {refused:?}");
+            assert_eq!(refused == SuperblockError::Absent, at < 8, "byte {at}: {refused:?}");
         }
     }
 
@@ -475,11 +477,11 @@ mod tests {
         }
         let (raw, mut torn) = ([0; SUPERBLOCK_BYTES], even);
         torn[4000] ^= 1;
-        assert_eq!(MirrorSuperblock::newest_of_copies([&raw, &raw]), Err(NoSuperblock::Absent));
+        assert_eq!(MirrorSuperblock::newest_of_copies([&raw, &raw]), Err(SuperblockError::Absent));
         for copies in [[&raw, &torn], [&torn, &raw]] {
             assert!(matches!(
                 MirrorSuperblock::newest_of_copies(copies),
-                Err(NoSuperblock::Damaged(_))
+                Err(SuperblockError::Damaged(_))
             ));
         }
     }

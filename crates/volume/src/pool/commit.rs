@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tenmil_base::IoStatus;
 
 use super::{ActionResult, BACKLOG, DeviceAction, IoPurpose, Pool};
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::device_table::DeviceTable;
 use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{BLOCK_BYTES, BlockKind, OwnerRecord, Page, PageBody, Superblock};
@@ -30,7 +30,7 @@ use crate::space_map::COUNT_BLOCKS;
 pub(super) enum CommitState {
     Idle,
     /// Reads of the superblocks at the start, to check that this instance still owns the pool.
-    Slots(AfterSuperblockCheck),
+    Slots(StepAfterSuperblockCheck),
     /// Counts are applied to the tree; a page may be missing.
     Applying,
     /// Writes of new pages.
@@ -54,7 +54,7 @@ pub(super) struct CommitSnapshot {
 
 /// Next step after a check of the superblocks.
 #[derive(Clone, Debug)]
-pub(super) enum AfterSuperblockCheck {
+pub(super) enum StepAfterSuperblockCheck {
     /// The pool is claimed.
     Claim,
     /// The claim, in this state, is on the device.
@@ -72,21 +72,21 @@ impl CommitState {
     }
 
     /// Whether a change made now is still part of the commit in progress.
-    pub(super) const fn is_gathering(&self) -> bool {
-        matches!(self, Self::Applying | Self::Slots(AfterSuperblockCheck::Commit))
+    pub(super) const fn accepts_changes(&self) -> bool {
+        matches!(self, Self::Applying | Self::Slots(StepAfterSuperblockCheck::Commit))
     }
 }
 
 impl Pool {
     /// Begins a commit if one is wanted and none is in progress.
     pub(super) fn begin_commit(&mut self) -> bool {
-        let is_wanted = self.wants_commit || self.commit_backlog() > BACKLOG;
+        let is_wanted = self.wants_commit || self.pending_commit_writes() > BACKLOG;
         if self.stopped || !is_wanted || !matches!(self.commit, CommitState::Idle) {
             return false;
         }
         self.wants_commit = false;
-        if self.is_ownership_lost() {
-            self.read_superblock_slots(AfterSuperblockCheck::Commit);
+        if self.checks_ownership() {
+            self.read_superblock_slots(StepAfterSuperblockCheck::Commit);
         } else {
             self.commit = CommitState::Applying;
         }
@@ -96,15 +96,15 @@ impl Pool {
     /// Applies counts to the tree, as far as its pages are in memory.
     pub(super) fn apply_refcounts(&mut self) {
         while self.commit.is_applying() {
-            let room = self.books.fill_metadata_reserve(COUNT_BLOCKS, ReserveLevel::Nothing);
+            let room = self.books.fill_metadata_reserve(COUNT_BLOCKS, ReserveToLeave::Nothing);
             let applied = room.and_then(|()| self.books.apply_refcount_delta());
             match applied {
-                Ok(true) => self.books.cache.evict(),
+                Ok(true) => self.books.cache.end_step(),
                 Ok(false) => self.start_commit_writes(),
                 Err(TransactionStop::NeedPage(address)) => return self.read_page(address),
-                Err(TransactionStop::Full) => self.stop_changes(&self.books.no_space_error()),
+                Err(TransactionStop::Full) => self.stop_pool(&self.books.no_space_error()),
                 Err(TransactionStop::Error(error) | TransactionStop::NeedSpace(error)) => {
-                    self.stop_changes(&error)
+                    self.stop_pool(&error)
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Pool {
         if let Some((&address, page)) = overfull.min_by_key(|(address, _)| **address) {
             let (kind, owner) = (Some(page.kind), page.owner);
             let damage = Corruption { address, kind, owner, flaw: CorruptionKind::Records };
-            return self.stop_changes(&damage.into());
+            return self.stop_pool(&damage.into());
         }
         let devices = Arc::clone(&books.devices);
         let (generation, superblock) = (books.generation, books.superblock);
@@ -153,18 +153,18 @@ impl Pool {
         }
         self.ready.extend(self.on_apply.drain(..));
         if is_empty {
-            self.flush_commit(CommitState::PagesFlush(frozen));
+            self.submit_commit_flush(CommitState::PagesFlush(frozen));
         }
     }
 
-    fn flush_commit(&mut self, next: CommitState) {
+    fn submit_commit_flush(&mut self, next: CommitState) {
         let io = self.start_io(IoPurpose::Commit);
         self.actions.push_back(DeviceAction::Flush { io });
         self.commit = next;
     }
 
     /// Handles the result of a write or flush of a commit.
-    pub(super) fn handle_commit(&mut self, end: ActionResult<'_>) {
+    pub(super) fn handle_commit_completion(&mut self, end: ActionResult<'_>) {
         if let ActionResult::Failed(status) = end {
             // A write that fails loses nothing that was completed: a device that takes no more writes is
             // still read from.
@@ -179,7 +179,7 @@ impl Pool {
                 writing.keys().for_each(|page| space.mark_bad(*page..*page + 1));
             }
             return self
-                .stop_changes(&PoolError::Device { what: "write metadata of the pool", status });
+                .stop_pool(&PoolError::Device { what: "write metadata of the pool", status });
         }
         match std::mem::replace(&mut self.commit, CommitState::Idle) {
             CommitState::Slots(next) => self.handle_superblock_slots(next, end),
@@ -187,11 +187,13 @@ impl Pool {
             CommitState::SuperblocksFlush(frozen) if !self.is_anchored => {
                 self.handle_first_commit_written(frozen)
             }
-            CommitState::Pages(frozen, 1) => self.flush_commit(CommitState::PagesFlush(frozen)),
+            CommitState::Pages(frozen, 1) => {
+                self.submit_commit_flush(CommitState::PagesFlush(frozen))
+            }
             CommitState::Pages(frozen, left) => self.commit = CommitState::Pages(frozen, left - 1),
             CommitState::PagesFlush(frozen) => self.write_superblocks(frozen),
             CommitState::Superblocks(frozen, 1) => {
-                self.flush_commit(CommitState::SuperblocksFlush(frozen))
+                self.submit_commit_flush(CommitState::SuperblocksFlush(frozen))
             }
             CommitState::Superblocks(frozen, left) => {
                 self.commit = CommitState::Superblocks(frozen, left - 1)
@@ -203,7 +205,8 @@ impl Pool {
 
     pub(super) fn write_superblocks(&mut self, frozen: CommitSnapshot) {
         let CommitSnapshot { generation, superblock, devices, owner } = frozen.clone();
-        let places = Superblock::superblock_addresses(generation, superblock.first_device_blocks());
+        let places =
+            Superblock::superblock_addresses(generation, superblock.first_device_reserved_blocks());
         let body = PageBody::Superblock(superblock, devices, owner);
         let page = Page { kind: BlockKind::Superblock, generation, owner: 0, body };
         for at in places {
@@ -219,8 +222,8 @@ impl Pool {
         if !matches!(self.commit, CommitState::Idle) {
             return;
         }
-        if self.is_ownership_lost() {
-            self.read_superblock_slots(AfterSuperblockCheck::Claim);
+        if self.checks_ownership() {
+            self.read_superblock_slots(StepAfterSuperblockCheck::Claim);
         } else {
             self.write_superblocks(self.durable_superblock.clone());
         }
@@ -229,10 +232,10 @@ impl Pool {
     /// Handles that the superblock of the opened state, or the one after it, is durable.
     fn handle_first_commit_written(&mut self, frozen: CommitSnapshot) {
         if frozen.generation < self.books.generation {
-            return self.write_claim(frozen);
+            return self.write_claim_superblock(frozen);
         }
-        if self.is_ownership_lost() {
-            return self.read_superblock_slots(AfterSuperblockCheck::Claimed(Box::new(frozen)));
+        if self.checks_ownership() {
+            return self.read_superblock_slots(StepAfterSuperblockCheck::Claimed(Box::new(frozen)));
         }
         self.end_first_commit(&frozen);
     }
@@ -273,12 +276,12 @@ impl Pool {
         // freed in it or later must wait for the transfer.
         let past = durable.min(oldest.saturating_sub(1));
         let held = self.held.iter().min().copied().unwrap_or(u64::MAX);
-        self.books.space.release(durable, past, held);
-        self.books.space.free_committed(past);
+        self.books.space.release_quarantined(durable, past, held);
+        self.books.space.forget_durable_changes(past);
     }
 
     /// Stops the pool: it rejects all changes. The durable state remains unchanged.
-    pub(super) fn stop_changes(&mut self, error: &PoolError) {
+    pub(super) fn stop_pool(&mut self, error: &PoolError) {
         (self.stopped, self.commit, self.wants_commit) = (true, CommitState::Idle, false);
         if self.stopped_by.is_none() {
             self.stopped_by = Some(error.clone());

@@ -1,15 +1,15 @@
 //! Ownership of an open pool: the claim before the first change, and the check before each commit.
 
-use super::commit::{AfterSuperblockCheck, CommitSnapshot, CommitState};
+use super::commit::{CommitSnapshot, CommitState, StepAfterSuperblockCheck};
 use super::{ActionResult, DeviceAction, IoPurpose, Pool};
 use crate::error::PoolError;
 use crate::format::{OwnerRecord, Superblock, features};
 use crate::ownership::{
-    ClaimCondition, InjectedBugs, PoolOwner, TAKEOVER_GENERATIONS, check_superblocks,
+    ClaimCondition, InjectedBugs, PoolOwner, TAKEOVER_GENERATIONS, check_superblocks_unchanged,
 };
 
 impl Pool {
-    pub(crate) fn open_as(
+    pub(crate) fn set_owner_state(
         &mut self,
         found: OwnerRecord,
         me: Option<PoolOwner>,
@@ -20,7 +20,7 @@ impl Pool {
 
     /// Owner that has the pool open for writing, according to the last durable superblock.
     pub fn owner(&self) -> Option<PoolOwner> {
-        PoolOwner::of_process(&self.durable_superblock.superblock, self.durable_superblock.owner)
+        PoolOwner::from_record(&self.durable_superblock.superblock, self.durable_superblock.owner)
     }
 
     /// Sets how the pool is claimed before the first change.
@@ -39,7 +39,7 @@ impl Pool {
     }
 
     /// Whether commits check the owner.
-    pub(super) const fn is_ownership_lost(&self) -> bool {
+    pub(super) const fn checks_ownership(&self) -> bool {
         self.me.is_some() && !self.bugs.ignore_fence
     }
 
@@ -66,7 +66,7 @@ impl Pool {
         mine.map_or(OwnerRecord::NONE, |me| me.record)
     }
 
-    pub(super) fn read_superblock_slots(&mut self, next: AfterSuperblockCheck) {
+    pub(super) fn read_superblock_slots(&mut self, next: StepAfterSuperblockCheck) {
         let io = self.start_io(IoPurpose::Commit);
         self.actions.push_back(DeviceAction::ReadSlots { io });
         self.commit = CommitState::Slots(next);
@@ -74,37 +74,39 @@ impl Pool {
 
     pub(super) fn handle_superblock_slots(
         &mut self,
-        next: AfterSuperblockCheck,
+        next: StepAfterSuperblockCheck,
         end: ActionResult<'_>,
     ) {
         let ActionResult::Slots(slots) = end else {
             let status = tenmil_base::IoStatus::INTERNAL_ERROR;
-            return self.stop_changes(&PoolError::Device { what: "read the superblocks", status });
+            return self.stop_pool(&PoolError::Device { what: "read the superblocks", status });
         };
-        let at = if let AfterSuperblockCheck::Claimed(claimed) = &next {
+        let at = if let StepAfterSuperblockCheck::Claimed(claimed) = &next {
             &**claimed
         } else {
             &self.durable_superblock
         };
         let expected = (at.generation, at.superblock.owner);
-        if let Err(error) = check_superblocks(slots, self.books.store, expected) {
-            return self.stop_changes(&error);
+        if let Err(error) = check_superblocks_unchanged(slots, self.books.store, expected) {
+            return self.stop_pool(&error);
         }
         match next {
-            AfterSuperblockCheck::Claim => self.write_superblocks(self.durable_superblock.clone()),
-            AfterSuperblockCheck::Claimed(frozen) => {
+            StepAfterSuperblockCheck::Claim => {
+                self.write_superblocks(self.durable_superblock.clone())
+            }
+            StepAfterSuperblockCheck::Claimed(frozen) => {
                 // Both slots must have this owner, so that no late superblock of a former owner is the
                 // newest.
                 self.wants_commit |= self.claim != ClaimCondition::Free;
                 self.end_first_commit(&frozen);
             }
-            AfterSuperblockCheck::Commit => self.commit = CommitState::Applying,
+            StepAfterSuperblockCheck::Commit => self.commit = CommitState::Applying,
         }
     }
 
     /// Writes a superblock of the open transaction that names the new owner and otherwise equals the last
     /// one.
-    pub(super) fn write_claim(&mut self, last: CommitSnapshot) {
+    pub(super) fn write_claim_superblock(&mut self, last: CommitSnapshot) {
         let books = &mut self.books;
         if self.claim == ClaimCondition::Force {
             books.generation += TAKEOVER_GENERATIONS;
@@ -121,7 +123,7 @@ impl Pool {
     }
 
     /// Removes the owner from the next superblock. False if it has none.
-    pub(super) fn clear_owner(&mut self) -> bool {
+    pub(super) fn remove_owner_from_superblock(&mut self) -> bool {
         let is_owned = self.is_anchored && self.me.is_some() && self.books.superblock.owner != 0;
         if is_owned {
             self.books.superblock.owner = 0;

@@ -7,7 +7,7 @@ use crate::format::Block;
 use crate::ownership::SuperblockSlots;
 use crate::parent::ParentInfo;
 use crate::space_usage::SpaceUsage;
-use crate::volumes::{VolumeInfo, VolumeOp};
+use crate::volume_catalog::{VolumeInfo, VolumeOp};
 
 /// Request to a pool. Blocks are 4 KiB.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use tenmil_base::IoStatus;
 
 use super::{Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::error::PoolError;
 use crate::format::{Record, VolumeBody, decode_name, flags};
 use crate::mapping::{PendingAllocation, ReadSource, WriteRun};
@@ -18,7 +18,7 @@ use crate::metadata::TransactionStop;
 use crate::space_map::CHANGE_BLOCKS;
 use crate::space_usage::{SpaceUsage, UsageScan};
 use crate::thick::ClusterCopy;
-use crate::volumes::{CATALOGUE, CommandProgress, VolumeInfo, VolumeOp};
+use crate::volume_catalog::{CATALOGUE, CommandProgress, VolumeInfo, VolumeOp};
 
 /// Request in progress.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(super) struct RequestTask {
     /// Blocks being copied from a parent.
     filling: Option<ParentCopy>,
     /// Checksums of the transferred data, if the volume has them.
-    summed: Option<Box<ChecksumState>>,
+    summed: Option<Box<TransferChecksums>>,
 }
 
 /// Copy of blocks from a parent into a volume.
@@ -69,7 +69,7 @@ struct ClusterMove {
 
 /// Checksums of transferred data: for reads the expected ones, for writes those computed so far.
 #[derive(Debug, Default)]
-struct ChecksumState {
+struct TransferChecksums {
     sums: Vec<u32>,
     /// Parts in flight.
     parts: Vec<TransferPart>,
@@ -199,7 +199,7 @@ impl Pool {
         }
         let step = self.step_task(id, &mut task);
         if !matches!(step, Err(TaskPause::Stop(TransactionStop::NeedPage(_)))) {
-            self.books.cache.evict();
+            self.books.cache.end_step();
         }
         let wait = match step {
             Ok(TaskStepResult::Done(response)) => return self.finish_task(task, Ok(response)),
@@ -240,9 +240,9 @@ impl Pool {
     /// Whether a commit could free space for a task that has found none.
     fn may_commit_free_space(&self, task: &mut RequestTask) -> bool {
         task.retries += 1;
-        let is_swept = self.books.superblock.work.is_none();
+        let is_swept = self.books.superblock.work.is_null();
         let time_limit = if is_swept { task.time_limit } else { RETRIES_MAX };
-        !self.stopped && task.retries <= time_limit && self.books.space.awaits_commit()
+        !self.stopped && task.retries <= time_limit && self.books.space.would_commit_free_blocks()
     }
 
     /// Completes a task and releases its resources.
@@ -257,7 +257,7 @@ impl Pool {
                 self.pending.remove(&key);
                 match is_mapped {
                     true => self.books.space.pending.remove(at..at + unit),
-                    false => self.books.space.return_unused(at..at + unit),
+                    false => self.books.space.return_unused_cluster(at..at + unit),
                 }
             }
         }
@@ -305,9 +305,9 @@ impl Pool {
         match task.ask.clone() {
             PoolRequest::Change(change) => self.change_task(task, &change),
             PoolRequest::MayChange(change) => self.dry_run_change(&change),
-            PoolRequest::Find(name) => {
-                Ok(TaskStepResult::Done(PoolResponse::Volume(self.books.lookup(&name)?.info())))
-            }
+            PoolRequest::Find(name) => Ok(TaskStepResult::Done(PoolResponse::Volume(
+                self.books.expect_volume_by_name(&name)?.info(),
+            ))),
             PoolRequest::List => self.list_task(task),
             PoolRequest::SpaceUsage(name) => self.usage_task(task, &name),
             PoolRequest::Usage => {
@@ -350,9 +350,9 @@ impl Pool {
     ) -> Result<TaskStepResult, TaskPause> {
         self.check_not_stopped()?;
         self.check_may_change()?;
-        if let Some(name) = change.quiesced_volume() {
+        if let Some(name) = change.volume_to_quiesce() {
             // While it waited, the name may have gone to another volume.
-            let id = self.books.lookup(name)?.id;
+            let id = self.books.expect_volume_by_name(name)?.id;
             if task.quiets != Some(id) {
                 self.end_quiesce(task.quiets.take());
                 self.traffic.entry(id).or_default().quieting += 1;
@@ -365,10 +365,11 @@ impl Pool {
             return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(id)));
         }
         let gives_back = matches!(change, VolumeOp::Delete { .. } | VolumeOp::Resize { .. });
-        let leaves = if gives_back { ReserveLevel::Nothing } else { ReserveLevel::Most };
+        let leaves = if gives_back { ReserveToLeave::Nothing } else { ReserveToLeave::Most };
         let made = loop {
             self.books.fill_metadata_reserve(CHANGE_BLOCKS, leaves)?;
-            let progress = self.books.try_step_with_commit_space(|books| books.execute(change))?;
+            let progress =
+                self.books.try_step_with_commit_space(|books| books.execute_volume_op(change))?;
             if let CommandProgress::Made(made) = progress {
                 break made;
             }
@@ -384,14 +385,14 @@ impl Pool {
     /// for a commit, unless a thick volume finds none and nothing is left to be freed.
     fn dry_run_change(&mut self, change: &VolumeOp) -> Result<TaskStepResult, TaskPause> {
         let tried = self.books.try_update(|books| {
-            books.execute(change)?;
+            books.execute_volume_op(change)?;
             Err::<(), _>(TransactionStop::Full)
         });
         match tried {
             Err(stop @ (TransactionStop::Error(_) | TransactionStop::NeedPage(_))) => {
                 Err(stop.into())
             }
-            Err(TransactionStop::NeedSpace(error)) if self.has_freed_all() => {
+            Err(TransactionStop::NeedSpace(error)) if self.are_deferred_frees_done() => {
                 Err(TransactionStop::Error(error).into())
             }
             _ => Ok(TaskStepResult::Done(PoolResponse::Done)),
@@ -426,12 +427,12 @@ impl Pool {
     fn sum_usage(&mut self, task: &mut RequestTask, name: &str) -> Result<SpaceUsage, TaskPause> {
         let mut tally =
             if let TaskState::Counting(tally) = task.state { tally } else { UsageScan::BEGIN };
-        let body = self.books.lookup(name)?;
-        while let Some(further) = self.books.add_next_leaf(&body, &tally)? {
+        let body = self.books.expect_volume_by_name(name)?;
+        while let Some(further) = self.books.scan_next_leaf(&body, &tally)? {
             tally = further;
             task.state = TaskState::Counting(tally);
             // Pages already added up are not needed again.
-            self.books.cache.evict();
+            self.books.cache.end_step();
         }
         Ok(tally.space_usage(&body))
     }
@@ -471,7 +472,7 @@ impl Pool {
         };
         let mut at = if let TaskState::From(at) = task.state { at } else { block };
         while at < body.blocks {
-            let stretch = self.books.next_difference(base.as_ref(), &body, at)?;
+            let stretch = self.books.compare_from(base.as_ref(), &body, at)?;
             if let Some(from) = stretch.changed {
                 let blocks = stretch.end - at;
                 let is_mapped = matches!(from, ReadSource::Store(_));
@@ -482,7 +483,7 @@ impl Pool {
             at = stretch.end;
             task.state = TaskState::From(at);
             // Pages already compared are not needed again.
-            self.books.cache.evict();
+            self.books.cache.end_step();
         }
         let (block, is_mapped, is_parents) = (body.blocks, false, false);
         Ok(TaskStepResult::Done(PoolResponse::Changed { block, blocks: 0, is_mapped, is_parents }))
@@ -493,11 +494,11 @@ impl Pool {
         PoolUsage {
             blocks: durable.blocks,
             used: durable.used,
-            free: self.books.space.free(&self.books.superblock),
+            free: self.books.space.free_blocks(&self.books.superblock),
             kept: self.books.space.kept,
-            provisioned: self.books.reserve(),
+            provisioned: self.books.thick_reserved_blocks(),
             volumes: self.books.superblock.volumes,
-            thresholds: self.books.superblock.thresholds(),
+            thresholds: self.books.superblock.capacity_thresholds(),
         }
     }
 
@@ -530,7 +531,7 @@ impl Pool {
         if matches!(task.state, TaskState::Transfers(..)) {
             return self.flush_task(id, task);
         }
-        if self.stopped || !self.clear_owner() {
+        if self.stopped || !self.remove_owner_from_superblock() {
             // The pool has no owner to remove, but everything completed must still become durable.
             return self.flush_task(id, task);
         }

@@ -53,7 +53,7 @@ impl TreeWalk {
 
     fn queue_node(&mut self, visit: NodeVisit) {
         let address = visit.at.address;
-        if visit.at.is_none() {
+        if visit.at.is_null() {
             return;
         }
         if self.room.contains(&address) {
@@ -82,7 +82,7 @@ impl TreeWalk {
         let page = bytes
             .map_err(|status| Corruption::at_address(at.address, CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, at.address))
-            .and_then(|page| self.check(page, at, level, &bounds));
+            .and_then(|page| self.check_node(page, at, level, &bounds));
         match page {
             Err(damage) => self.record_lost_range(bounds, damage),
             Ok(page) if page.level() == 0 => {
@@ -103,7 +103,7 @@ impl TreeWalk {
         }
     }
 
-    fn check(
+    fn check_node(
         &self,
         page: Page,
         at: Pointer,
@@ -123,12 +123,12 @@ impl TreeWalk {
             _ => record.key + 1,
         };
         let is_inside = |record: &Record| record.key >= bounds.start && end(record) <= bounds.end;
-        let is_right = page.records().iter().all(is_inside) && page.is_within(&self.room);
+        let is_right = page.records().iter().all(is_inside) && page.are_records_within(&self.room);
         if is_right { Ok(page) } else { Err(damage(CorruptionKind::Bounds)) }
     }
 
     /// Records in ascending order of keys, and lost ranges.
-    pub fn finish(self) -> (Vec<Record>, Vec<LostRange>) {
+    pub fn into_records_and_lost_ranges(self) -> (Vec<Record>, Vec<LostRange>) {
         (self.records, self.lost)
     }
 }

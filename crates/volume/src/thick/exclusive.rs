@@ -20,7 +20,7 @@ use crate::tree::{LeafPath, TreeDescriptor};
 
 /// Next step for a thick volume.
 #[derive(Debug)]
-pub(crate) enum ExclusiveStep {
+pub(crate) enum MakeExclusiveStep {
     /// Nothing to do before this block.
     Nothing(u64),
     /// Clusters must be allocated for these unmapped blocks.
@@ -52,7 +52,7 @@ enum ClusterState {
 }
 
 /// A leaf, and the clusters that only it refers to.
-struct OwnedLeaf {
+struct LeafWithExclusiveClusters {
     tree: TreeDescriptor,
     leaf: LeafPath,
     own: RangeSet,
@@ -69,22 +69,24 @@ impl Metadata {
         body: &VolumeBody,
         from: u64,
         copy_max: u64,
-    ) -> Result<ExclusiveStep, TransactionStop> {
+    ) -> Result<MakeExclusiveStep, TransactionStop> {
         let unit = body.cluster_blocks();
         let from = from / unit * unit;
         if from >= body.blocks {
-            return Ok(ExclusiveStep::Nothing(body.blocks));
+            return Ok(MakeExclusiveStep::Nothing(body.blocks));
         }
         let hole = |start: u64, end: u64| {
             let end = end.min(start + HOLE_BLOCKS_MAX);
-            ExclusiveStep::Hole(
+            MakeExclusiveStep::Hole(
                 start..if end >= body.blocks { body.blocks } else { end / unit * unit },
             )
         };
-        let Some(known) = self.owned_leaf(body, from)? else { return Ok(hole(from, body.blocks)) };
+        let Some(known) = self.leaf_with_exclusive_clusters(body, from)? else {
+            return Ok(hole(from, body.blocks));
+        };
         let end = known.leaf.bounds.end.min(body.blocks);
         let Some((first, lies, until)) = known.first_not_exclusive(from..end) else {
-            return Ok(ExclusiveStep::Nothing(end));
+            return Ok(MakeExclusiveStep::Nothing(end));
         };
         let is_hole = lies == ClusterState::Nowhere && known.is_unmapped(first);
         // A hole of at least one whole cluster is allocated in one run, without copies.
@@ -111,12 +113,16 @@ impl Metadata {
             };
             moves.push(ClusterCopy { number, at, copies: parts.iter().filter_map(copy).collect() });
         }
-        Ok(ExclusiveStep::Moves(moves))
+        Ok(MakeExclusiveStep::Moves(moves))
     }
 
     /// Allocates clusters for unmapped blocks of a thick volume, as many as fit into one contiguous run.
     /// Returns the block where it stopped.
-    pub(crate) fn fill_hole(&mut self, id: u64, hole: &Range<u64>) -> Result<u64, TransactionStop> {
+    pub(crate) fn allocate_hole(
+        &mut self,
+        id: u64,
+        hole: &Range<u64>,
+    ) -> Result<u64, TransactionStop> {
         let mut body = self.expect_volume(id)?;
         let (tree, unit) = (body.map_tree(), body.cluster_blocks());
         let units = (hole.end - hole.start).div_ceil(unit);
@@ -124,7 +130,7 @@ impl Metadata {
         let end = hole.end.min(hole.start + (found.end - found.start));
         let line = Record { key: hole.start, value: found.start | UNWRITTEN, extra: 0 };
         let range = hole.start..end;
-        let (end, gain) = self.replace_range(&tree, &mut body.map, range, Some(line))?;
+        let (end, gain) = self.replace_range_in_leaf(&tree, &mut body.map, range, Some(line))?;
         let taken = (end - hole.start).next_multiple_of(unit);
         self.space.fresh += taken;
         body.owed = body.owed.saturating_sub(taken);
@@ -146,7 +152,9 @@ impl Metadata {
         let (tree, unit) = (body.map_tree(), body.cluster_blocks());
         let start = one.number * unit;
         let blocks = cluster_intersection(one.number, unit, &(0..body.blocks));
-        let Some(known) = self.owned_leaf(&body, start)? else { return Ok(false) };
+        let Some(known) = self.leaf_with_exclusive_clusters(&body, start)? else {
+            return Ok(false);
+        };
         let mut is_moved = false;
         for (range, lies) in known.state_runs(&blocks) {
             let place = at + (range.start - start);
@@ -158,7 +166,7 @@ impl Metadata {
             };
             let line = Record { key: range.start, value, extra: 0 };
             // It is in one leaf, since leaves are split between clusters.
-            let (_, gain) = self.replace_range(&tree, &mut body.map, range, Some(line))?;
+            let (_, gain) = self.replace_range_in_leaf(&tree, &mut body.map, range, Some(line))?;
             body.apply_map_delta(gain);
             is_moved = true;
         }
@@ -170,20 +178,20 @@ impl Metadata {
         Ok(is_moved)
     }
 
-    fn owned_leaf(
+    fn leaf_with_exclusive_clusters(
         &mut self,
         body: &VolumeBody,
         key: u64,
-    ) -> Result<Option<OwnedLeaf>, TransactionStop> {
+    ) -> Result<Option<LeafWithExclusiveClusters>, TransactionStop> {
         let tree = body.map_tree();
         let Some(leaf) = self.leaf_and_sharing(&tree, body.map, key, true)? else {
             return Ok(None);
         };
-        let own = match self.unshared_leaf(&tree, body.map, key)? {
+        let own = match self.leaf_if_unshared(&tree, body.map, key)? {
             Some(page) => self.exclusive_clusters(&tree, &page)?,
             None => RangeSet::default(),
         };
-        Ok(Some(OwnedLeaf { tree, leaf, own }))
+        Ok(Some(LeafWithExclusiveClusters { tree, leaf, own }))
     }
 }
 
@@ -200,7 +208,7 @@ impl ClusterCopy {
     }
 }
 
-impl OwnedLeaf {
+impl LeafWithExclusiveClusters {
     fn page(&self) -> &Arc<Page> {
         &self.leaf.page
     }
@@ -215,7 +223,7 @@ impl OwnedLeaf {
             Some(run) if run.is_hole() => (ClusterState::Nowhere, end(run)),
             Some(run) => {
                 let at = run.first_address() + (block - run.key);
-                let (lies, until) = match self.own.get(at) {
+                let (lies, until) = match self.own.lookup(at) {
                     RangeLookup::Taken(until) => (ClusterState::Own, until),
                     RangeLookup::Free(until) if run.is_unwritten() => {
                         (ClusterState::Nowhere, until)

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::{LeafEdit, RecordReplacement, TreeEditResult, free_step_end, replace_records};
+use super::{LeafEdit, RecordReplacement, TreeEditResult, end_key_after_freeing, replace_records};
 use crate::format::{HOLE, Pointer, Record};
 use crate::metadata::{Metadata, TransactionStop};
 use crate::tree::{ALL, TreeDescriptor};
@@ -24,8 +24,8 @@ impl Metadata {
         range: &Range<u64>,
     ) -> Result<TreeEditResult, TransactionStop> {
         let hole = |start: u64| Record { key: start, value: HOLE | start, extra: 0 };
-        let Some(leaf) = self.leaf(tree, *root, range.start)? else {
-            return self.replace_range(tree, root, range.clone(), Some(hole(range.start)));
+        let Some(leaf) = self.find_leaf(tree, *root, range.start)? else {
+            return self.replace_range_in_leaf(tree, root, range.clone(), Some(hole(range.start)));
         };
         let end = range.end.min(leaf.bounds.end);
         let covers =
@@ -39,9 +39,9 @@ impl Metadata {
         }
         let step_blocks = self.step_blocks;
         let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
-            let lines = books.lines(leaf)?;
+            let lines = books.node_records_mut(leaf)?;
             let range = range.start..range.end.min(end);
-            let range = range.start..free_step_end(tree, lines, &range, step_blocks);
+            let range = range.start..end_key_after_freeing(tree, lines, &range, step_blocks);
             let line = Some(hole(range.start));
             let RecordReplacement { removed, added, .. } =
                 replace_records(lines, tree.kind, &range, line);

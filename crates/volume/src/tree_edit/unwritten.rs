@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::{LeafEdit, TreeEditResult, free_step_end, merge_runs, run_from};
+use super::{LeafEdit, TreeEditResult, end_key_after_freeing, merge_runs, rest_of_run};
 use crate::format::{BlockKind, Pointer, Record, UNWRITTEN, VolumeBody};
 use crate::metadata::{Metadata, TransactionStop};
 use crate::tree::{ALL, TreeDescriptor};
@@ -39,7 +39,7 @@ impl Metadata {
         root: &mut Pointer,
         range: &Range<u64>,
     ) -> Result<TreeEditResult, TransactionStop> {
-        let Some(leaf) = self.leaf(tree, *root, range.start)? else {
+        let Some(leaf) = self.find_leaf(tree, *root, range.start)? else {
             return Ok((range.end, MapDelta::default()));
         };
         let end = range.end.min(leaf.bounds.end);
@@ -55,9 +55,9 @@ impl Metadata {
         }
         let step_blocks = self.step_blocks;
         let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
-            let lines = books.lines(leaf)?;
+            let lines = books.node_records_mut(leaf)?;
             let range = first..range.end.min(end);
-            let range = range.start..free_step_end(tree, lines, &range, step_blocks);
+            let range = range.start..end_key_after_freeing(tree, lines, &range, step_blocks);
             let (removed, added) = make_runs_unwritten(lines, &range);
             Ok(LeafEdit { end: range.end, removed, added })
         };
@@ -99,10 +99,10 @@ fn make_runs_unwritten(
         if run.key < start {
             push_or_merge(&mut fresh, Record { extra: start - run.key, ..*run });
         }
-        let at = run_from(BlockKind::Map, run, start).value;
+        let at = rest_of_run(BlockKind::Map, run, start).value;
         push_or_merge(&mut fresh, Record { key: start, value: at | UNWRITTEN, extra: end - start });
         if run.key + run.extra > end {
-            push_or_merge(&mut fresh, run_from(BlockKind::Map, run, end));
+            push_or_merge(&mut fresh, rest_of_run(BlockKind::Map, run, end));
         }
     }
     (records.splice(first..last, fresh.iter().copied()).collect(), fresh)

@@ -3,7 +3,7 @@
 //!
 //! Where an operation defines dwords of its own, these are fields of a whole dword.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::opcode::AdminOpcode;
 use crate::typed::commands;
 

@@ -1,6 +1,6 @@
 //! Features for the medium: ranges, errors, caches, atomicity, latency, sanitizing, placement.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 use crate::log::event::PredictableLatencyEvents;
 

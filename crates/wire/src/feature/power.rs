@@ -1,6 +1,6 @@
 //! Features for power, temperature and time.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 layout! {
@@ -138,7 +138,7 @@ mod tests {
     fn timestamp_is_48_bits_and_one_attribute_byte() {
         let timestamp = Timestamp::zeroed()
             .with(|it| it.milliseconds(0x0605_0403_0201).origin(TimestampOrigin::Host).synch(true));
-        assert_eq!(timestamp.bytes(), [1, 2, 3, 4, 5, 6, 0b11, 0]);
+        assert_eq!(timestamp.to_bytes(), [1, 2, 3, 4, 5, 6, 0b11, 0]);
     }
 
     #[test]

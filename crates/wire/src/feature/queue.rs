@@ -118,14 +118,14 @@ impl NumberOfQueues {
     /// `count` queue pairs, 1 to 65 536.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
-    pub fn queue_pair_count(count: u32) -> Self {
+    pub fn from_queue_pair_count(count: u32) -> Self {
         let based = count.saturating_sub(1).min(0xffff) as u16;
         Self::zeroed().with(|queues| queues.nsq(based).ncq(based))
     }
 
     /// Number of queue pairs: the smaller of both numbers.
     #[must_use]
-    pub fn count(&self) -> u32 {
+    pub fn queue_pair_count(&self) -> u32 {
         u32::from(self.nsq().min(self.ncq())) + 1
     }
 }
@@ -136,10 +136,10 @@ mod tests {
 
     #[test]
     fn number_of_queues_is_zero_based() {
-        assert_eq!(NumberOfQueues::queue_pair_count(1).0, 0);
-        assert_eq!(NumberOfQueues::queue_pair_count(64).0, 0x003f_003f);
-        assert_eq!(NumberOfQueues::queue_pair_count(1 << 20).count(), 65_536);
-        assert_eq!(NumberOfQueues(0x0003_0007).count(), 4);
+        assert_eq!(NumberOfQueues::from_queue_pair_count(1).0, 0);
+        assert_eq!(NumberOfQueues::from_queue_pair_count(64).0, 0x003f_003f);
+        assert_eq!(NumberOfQueues::from_queue_pair_count(1 << 20).queue_pair_count(), 65_536);
+        assert_eq!(NumberOfQueues(0x0003_0007).queue_pair_count(), 4);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Identify Controller (Base 2.1 §5.1.13.2.1). What follows from it is in [`super::limits`].
 
 use super::power::PowerState;
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::{Ascii, layout};
 use crate::register::Version;
 

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn identify_controller_fields_are_decoded_with_names_and_parts() {
-        let decoded = IdentifyController::zeroed().with(|id| id.vwcp(true)).decode();
+        let decoded = IdentifyController::zeroed().with(|id| id.vwcp(true)).decode_fields();
         let vwc = decoded.iter().find(|field| field.name == "vwc").unwrap();
         assert_eq!(vwc.description, "Volatile Write Cache.");
         assert_eq!(vwc.parts[0].value.to_string(), "1");

@@ -1,7 +1,7 @@
 //! Identify Namespace of the NVM command set (NVM 1.1 §4.1.5.1, §4.1.5.3), and the
 //! fields common to all command sets (Base 2.1 §5.1.13.2.8).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 layout! {

@@ -4,7 +4,7 @@
 //! and 3h of any namespace; 1h and 3h have space for the tags of 32-bit and 64-bit guards.
 
 use super::ProtectionInformation;
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 use crate::opcode::IoOpcode;
 use crate::typed::commands;
@@ -162,7 +162,7 @@ impl CopyFormat {
         }
     }
 
-    const fn names_namespace(self) -> bool {
+    const fn has_source_namespace(self) -> bool {
         matches!(self, Self::AnyNamespace | Self::AnyNamespaceWideGuard)
     }
 }
@@ -173,7 +173,7 @@ impl CopySourceRange {
     /// `None` if there are too few bytes or the format has no block ranges.
     #[must_use]
     pub fn parse(format: CopyFormat, bytes: &[u8]) -> Option<Self> {
-        let named = |nsid| format.names_namespace().then_some(nsid);
+        let named = |nsid| format.has_source_namespace().then_some(nsid);
         match format.source_range_bytes()? {
             32 => {
                 let range = CopyRange::from_bytes(bytes.first_chunk()?);
@@ -181,7 +181,7 @@ impl CopySourceRange {
                     nsid: named(range.snsid()),
                     slba: range.slba(),
                     count: u32::from(range.nlb()) + 1,
-                    fast_only: format.names_namespace() && range.fco(),
+                    fast_only: format.has_source_namespace() && range.fco(),
                     tags: u128::from(range.elbt()),
                     application_tag: range.elbat(),
                     application_mask: range.elbatm(),
@@ -194,7 +194,7 @@ impl CopySourceRange {
                     nsid: named(range.snsid()),
                     slba: range.slba(),
                     count: u32::from(range.nlb()) + 1,
-                    fast_only: format.names_namespace() && range.fco(),
+                    fast_only: format.has_source_namespace() && range.fco(),
                     tags,
                     application_tag: range.elbat(),
                     application_mask: range.elbatm(),
@@ -209,8 +209,8 @@ impl CopySourceRange {
     /// wider than the format permits are truncated.
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
     pub fn emit(&self, format: CopyFormat, bytes: &mut Vec<u8>) {
-        let nsid = self.nsid.filter(|_| format.names_namespace()).unwrap_or(0);
-        let fast_only = self.fast_only && format.names_namespace();
+        let nsid = self.nsid.filter(|_| format.has_source_namespace()).unwrap_or(0);
+        let fast_only = self.fast_only && format.has_source_namespace();
         let nlb = self.count.wrapping_sub(1) as u16;
         match format.source_range_bytes() {
             None => {}

@@ -58,7 +58,7 @@ impl DatasetRange {
 
     /// The block after the last one. `None` on overflow.
     #[must_use]
-    pub fn end(&self) -> Option<u64> {
+    pub fn end_lba(&self) -> Option<u64> {
         self.slba().checked_add(u64::from(self.nlb()))
     }
 }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn dataset_range_beyond_the_last_lba_has_no_end() {
-        assert_eq!(DatasetRange::new(u64::MAX, 1).end(), None);
-        assert_eq!(DatasetRange::new(4, 2).end(), Some(6));
+        assert_eq!(DatasetRange::new(u64::MAX, 1).end_lba(), None);
+        assert_eq!(DatasetRange::new(4, 2).end_lba(), Some(6));
     }
 }

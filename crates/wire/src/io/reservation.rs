@@ -1,6 +1,6 @@
 //! Reservations: commands and their data structures (Base 2.1 §7.5 to §7.8, §8.1.22).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::{Layout, layout};
 use crate::opcode::IoOpcode;
 use crate::typed::commands;
@@ -123,19 +123,19 @@ code! {
 impl ReservationType {
     /// Whether a registrant that does not hold the reservation may write.
     #[must_use]
-    pub const fn admits_registrants(self) -> bool {
+    pub const fn allows_registrant_writes(self) -> bool {
         matches!(self.code(), 3..=6)
     }
 
     /// Whether every registrant holds the reservation.
     #[must_use]
-    pub const fn is_shared(self) -> bool {
+    pub const fn is_held_by_all_registrants(self) -> bool {
         matches!(self.code(), 5 | 6)
     }
 
     /// Whether hosts that are not registered may read.
     #[must_use]
-    pub const fn admits_readers(self) -> bool {
+    pub const fn allows_unregistered_reads(self) -> bool {
         matches!(self.code(), 0 | 1 | 3 | 5)
     }
 }
@@ -271,10 +271,13 @@ mod tests {
     #[test]
     fn reservation_type_permissions_follow_from_its_name() {
         use ReservationType as Type;
-        assert!(Type::WriteExclusive.admits_readers() && !Type::ExclusiveAccess.admits_readers());
-        assert!(Type::WriteExclusiveRegistrants.admits_registrants());
-        assert!(!Type::WriteExclusive.admits_registrants());
-        assert!(Type::ExclusiveAccessAllRegistrants.is_shared());
-        assert!(!Type::ExclusiveAccessRegistrants.is_shared());
+        assert!(
+            Type::WriteExclusive.allows_unregistered_reads()
+                && !Type::ExclusiveAccess.allows_unregistered_reads()
+        );
+        assert!(Type::WriteExclusiveRegistrants.allows_registrant_writes());
+        assert!(!Type::WriteExclusive.allows_registrant_writes());
+        assert!(Type::ExclusiveAccessAllRegistrants.is_held_by_all_registrants());
+        assert!(!Type::ExclusiveAccessRegistrants.is_held_by_all_registrants());
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A header, then one descriptor per group, each followed by its namespaces.
 
-use crate::element::{FieldType, code};
+use crate::field_type::{FieldType, code};
 use crate::layout::{Layout, layout};
 
 layout! {

@@ -3,7 +3,7 @@
 //! A header, then one entry per path to a subsystem. GENCTR changes with every update: a host that reads
 //! the page in pieces reads the header again at the end, and restarts if it has changed.
 
-use crate::element::{Ascii, code};
+use crate::field_type::{Ascii, code};
 use crate::layout::{Layout, layout};
 
 layout! {

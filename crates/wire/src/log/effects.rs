@@ -1,7 +1,7 @@
 //! Support and effects: log pages (00h), commands (05h), features (12h), management commands (13h),
 //! lockdown (14h).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 layout! {

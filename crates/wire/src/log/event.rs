@@ -3,7 +3,7 @@
 //! An event is reported in DW0 of the completion of an Asynchronous Event Request. Reading the named
 //! log page with RAE clear unmasks the next event of its type.
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 layout! {

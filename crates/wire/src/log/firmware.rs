@@ -82,7 +82,7 @@ layout! {
 impl TelemetryHost {
     /// Length of the header and the data blocks up to data area `area`, 1 to 4.
     #[must_use]
-    pub fn len_bytes(&self, area: u8) -> u64 {
+    pub fn len_bytes_through_area(&self, area: u8) -> u64 {
         let last = match area {
             1 => self.da1lb().into(),
             2 => self.da2lb().into(),
@@ -110,7 +110,10 @@ mod tests {
     #[test]
     fn telemetry_length_is_given_by_its_last_block() {
         let header = TelemetryHost::zeroed().with(|it| it.da1lb(3).da4lb(u32::MAX));
-        assert_eq!((header.len_bytes(1), header.len_bytes(2)), (2048, 512));
-        assert_eq!(header.len_bytes(4), 512 << 32);
+        assert_eq!(
+            (header.len_bytes_through_area(1), header.len_bytes_through_area(2)),
+            (2048, 512)
+        );
+        assert_eq!(header.len_bytes_through_area(4), 512 << 32);
     }
 }

@@ -1,7 +1,7 @@
 //! LBA status: log page 0Eh (potentially lost blocks) and the data structure of Get LBA Status
 //! (NVM 1.1 §4.1.4.5, §4.2.1).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::{Layout, layout};
 
 layout! {

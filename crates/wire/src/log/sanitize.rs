@@ -1,6 +1,6 @@
 //! 81h: Sanitize Status: progress of a sanitize operation (Base 2.1 §5.1.12.1.33).
 
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 /// Value of an estimated time that is not reported (Base 2.1 §5.1.12.1.33).

@@ -1,7 +1,7 @@
 //! 06h: the last twenty self-tests (Base 2.1 §5.1.12.1.7).
 
 use crate::admin::SelfTestCode;
-use crate::element::code;
+use crate::field_type::code;
 use crate::layout::layout;
 
 layout! {

@@ -164,7 +164,7 @@ impl ServerGreeting {
             .put(NBD_MAGIC.to_be_bytes())
             .put(OPTION_MAGIC.to_be_bytes())
             .put(self.flags.0.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the message.
@@ -174,8 +174,8 @@ impl ServerGreeting {
     /// If a magic number differs: an oldstyle server has another greeting.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u64(NBD_MAGIC)?;
-        reader.magic_u64(OPTION_MAGIC)?;
+        reader.expect_magic_u64(NBD_MAGIC)?;
+        reader.expect_magic_u64(OPTION_MAGIC)?;
         Ok(Self { flags: HandshakeFlags(reader.u16()?) })
     }
 }
@@ -200,7 +200,7 @@ impl OptionHeader {
             .put(OPTION_MAGIC.to_be_bytes())
             .put(self.option.0.to_be_bytes())
             .put(self.len_bytes.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the header.
@@ -210,7 +210,7 @@ impl OptionHeader {
     /// If the magic number differs.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u64(OPTION_MAGIC)?;
+        reader.expect_magic_u64(OPTION_MAGIC)?;
         Ok(Self { option: OptionCode(reader.u32()?), len_bytes: reader.u32()? })
     }
 }
@@ -238,7 +238,7 @@ impl OptionReply {
             .put(self.option.0.to_be_bytes())
             .put(self.kind.0.to_be_bytes())
             .put(self.len_bytes.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the header.
@@ -248,7 +248,7 @@ impl OptionReply {
     /// If the magic number differs.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u64(OPTION_REPLY_MAGIC)?;
+        reader.expect_magic_u64(OPTION_REPLY_MAGIC)?;
         Ok(Self {
             option: OptionCode(reader.u32()?),
             kind: OptionReplyCode(reader.u32()?),
@@ -260,5 +260,5 @@ impl OptionReply {
 /// Reply to `NBD_OPT_EXPORT_NAME`, without the zeroes ("Newstyle negotiation").
 #[must_use]
 pub fn export_name_reply(size_bytes: u64, flags: TransmissionFlags) -> [u8; 10] {
-    ByteWriter::new().put(size_bytes.to_be_bytes()).put(flags.0.to_be_bytes()).finish()
+    ByteWriter::new().put(size_bytes.to_be_bytes()).put(flags.0.to_be_bytes()).into_array()
 }

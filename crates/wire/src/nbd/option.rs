@@ -8,13 +8,13 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 
 /// Data of `NBD_OPT_INFO` and `NBD_OPT_GO`: an export name and information requests.
 #[derive(Clone, Copy, Debug)]
-pub struct InfoQuery<'a> {
+pub struct InfoOption<'a> {
     /// Export name.
     pub name: &'a str,
     infos: &'a [u8],
 }
 
-impl<'a> InfoQuery<'a> {
+impl<'a> InfoOption<'a> {
     /// Parses the data.
     ///
     /// # Errors
@@ -22,10 +22,10 @@ impl<'a> InfoQuery<'a> {
     /// If a length or the name is invalid.
     pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(data);
-        let name = reader.text_u32()?;
+        let name = reader.take_length_prefixed_text()?;
         let count = usize::from(reader.u16()?);
         let infos = reader.bytes(count * 2)?;
-        reader.end()?;
+        reader.expect_end()?;
         Ok(Self { name, infos })
     }
 
@@ -46,7 +46,7 @@ impl<'a> InfoQuery<'a> {
 /// Data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: an export name and context
 /// queries.
 #[derive(Clone, Copy, Debug)]
-pub struct ContextQuery<'a> {
+pub struct MetaContextOption<'a> {
     /// Export name.
     pub name: &'a str,
     /// Number of queries.
@@ -54,7 +54,7 @@ pub struct ContextQuery<'a> {
     queries: &'a [u8],
 }
 
-impl<'a> ContextQuery<'a> {
+impl<'a> MetaContextOption<'a> {
     /// Parses the data.
     ///
     /// # Errors
@@ -62,20 +62,20 @@ impl<'a> ContextQuery<'a> {
     /// If a length, the name or a query is invalid.
     pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(data);
-        let name = reader.text_u32()?;
+        let name = reader.take_length_prefixed_text()?;
         let count = reader.u32()?;
         let queries = reader.0;
         for _ in 0..count {
-            reader.text_u32()?;
+            reader.take_length_prefixed_text()?;
         }
-        reader.end()?;
+        reader.expect_end()?;
         Ok(Self { name, count, queries })
     }
 
     /// Queries, in order.
     pub fn queries(&self) -> impl Iterator<Item = &'a str> {
         let mut reader = ByteReader(self.queries);
-        core::iter::from_fn(move || reader.text_u32().ok())
+        core::iter::from_fn(move || reader.take_length_prefixed_text().ok())
     }
 
     /// Appends the encoded data.
@@ -153,7 +153,7 @@ impl<'a> InfoReply<'a> {
             },
             other => Self::Other(other, reader.bytes(reader.0.len())?),
         };
-        reader.end()?;
+        reader.expect_end()?;
         Ok(info)
     }
 
@@ -177,7 +177,7 @@ impl<'a> InfoReply<'a> {
 }
 
 /// Appends a complete reply to an option: its header, and what `data` appends.
-pub fn emit_reply(
+pub fn emit_option_reply(
     option: OptionCode,
     kind: OptionReplyCode,
     out: &mut Vec<u8>,
@@ -192,7 +192,7 @@ pub fn emit_reply(
 }
 
 /// Appends the data of `NBD_REP_SERVER`: an export's name and details ("Option reply types").
-pub fn emit_server(name: &str, details: &str, out: &mut Vec<u8>) {
+pub fn emit_server_reply_data(name: &str, details: &str, out: &mut Vec<u8>) {
     append_text(name, out);
     out.extend(details.as_bytes());
 }
@@ -202,14 +202,14 @@ pub fn emit_server(name: &str, details: &str, out: &mut Vec<u8>) {
 /// # Errors
 ///
 /// If a length or a string is invalid.
-pub fn parse_server(data: &[u8]) -> Result<(&str, &str), ParseError> {
+pub fn parse_server_reply_data(data: &[u8]) -> Result<(&str, &str), ParseError> {
     let mut reader = ByteReader(data);
-    let name = reader.text_u32()?;
+    let name = reader.take_length_prefixed_text()?;
     Ok((name, reader.text(reader.0.len())?))
 }
 
 /// Appends the data of `NBD_REP_META_CONTEXT` ("Option reply types").
-pub fn emit_context(id: u32, name: &str, out: &mut Vec<u8>) {
+pub fn emit_meta_context_reply_data(id: u32, name: &str, out: &mut Vec<u8>) {
     out.extend(id.to_be_bytes());
     out.extend(name.as_bytes());
 }
@@ -219,7 +219,7 @@ pub fn emit_context(id: u32, name: &str, out: &mut Vec<u8>) {
 /// # Errors
 ///
 /// If a length or a string is invalid.
-pub fn parse_context(data: &[u8]) -> Result<(u32, &str), ParseError> {
+pub fn parse_meta_context_reply_data(data: &[u8]) -> Result<(u32, &str), ParseError> {
     let mut reader = ByteReader(data);
     let id = reader.u32()?;
     Ok((id, reader.text(reader.0.len())?))

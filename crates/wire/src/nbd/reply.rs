@@ -104,7 +104,7 @@ impl SimpleReply {
             .put(SIMPLE_REPLY_MAGIC.to_be_bytes())
             .put(self.error.0.to_be_bytes())
             .put(self.cookie.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the reply.
@@ -114,7 +114,7 @@ impl SimpleReply {
     /// If the magic number differs, for instance if it is a chunk.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u32(SIMPLE_REPLY_MAGIC)?;
+        reader.expect_magic_u32(SIMPLE_REPLY_MAGIC)?;
         Ok(Self { error: ErrorCode(reader.u32()?), cookie: reader.u64()? })
     }
 }
@@ -146,7 +146,7 @@ impl ChunkHeader {
             .put(self.kind.0.to_be_bytes())
             .put(self.cookie.to_be_bytes())
             .put(self.len_bytes.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the header.
@@ -156,7 +156,7 @@ impl ChunkHeader {
     /// If the magic number differs, for instance if it is a simple reply.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u32(CHUNK_MAGIC)?;
+        reader.expect_magic_u32(CHUNK_MAGIC)?;
         Ok(Self {
             flags: ChunkFlags(reader.u16()?),
             kind: ChunkCode(reader.u16()?),
@@ -169,29 +169,37 @@ impl ChunkHeader {
 /// Header and offset of a read that is answered by a single chunk.
 #[inline]
 #[must_use]
-pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader::BYTES + 8] {
+pub fn encode_data_chunk_header(
+    cookie: u64,
+    offset: u64,
+    len_bytes: u32,
+) -> [u8; ChunkHeader::BYTES + 8] {
     let header = ChunkHeader {
         flags: ChunkFlags::DONE,
         kind: ChunkCode::OFFSET_DATA,
         cookie,
         len_bytes: len_bytes + 8,
     };
-    ByteWriter::new().put(header.to_bytes()).put(offset.to_be_bytes()).finish()
+    ByteWriter::new().put(header.to_bytes()).put(offset.to_be_bytes()).into_array()
 }
 
 /// Whole reply to a read that is one hole.
 #[inline]
 #[must_use]
-pub fn hole_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader::BYTES + 12] {
+pub fn encode_hole_chunk(
+    cookie: u64,
+    offset: u64,
+    len_bytes: u32,
+) -> [u8; ChunkHeader::BYTES + 12] {
     let (flags, kind) = (ChunkFlags::DONE, ChunkCode::OFFSET_HOLE);
     let header = ChunkHeader { flags, kind, cookie, len_bytes: 12 };
     let payload = ByteWriter::<12>::new().put(offset.to_be_bytes()).put(len_bytes.to_be_bytes());
-    ByteWriter::new().put(header.to_bytes()).put(payload.finish()).finish()
+    ByteWriter::new().put(header.to_bytes()).put(payload.into_array()).into_array()
 }
 
 /// Run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatusExtent {
+pub struct BlockStatusExtent {
     /// Length.
     pub len_bytes: u32,
     /// State.
@@ -222,7 +230,7 @@ pub enum ChunkPayload<'a> {
         /// Metadata context identifier.
         context: u32,
         /// Lengths and flags, eight bytes each.
-        extents: StatusExtents<'a>,
+        extents: BlockStatusExtents<'a>,
     },
     /// Error.
     Error {
@@ -237,13 +245,13 @@ pub enum ChunkPayload<'a> {
 
 /// Encoded extents of a payload.
 #[derive(Clone, Copy, Debug)]
-pub struct StatusExtents<'a>(&'a [u8]);
+pub struct BlockStatusExtents<'a>(&'a [u8]);
 
-impl StatusExtents<'_> {
+impl BlockStatusExtents<'_> {
     /// Iterates over the extents.
-    pub fn iter(&self) -> impl Iterator<Item = StatusExtent> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = BlockStatusExtent> + '_ {
         let (entries, _) = self.0.as_chunks::<8>();
-        entries.iter().map(|[a, b, c, d, rest @ ..]| StatusExtent {
+        entries.iter().map(|[a, b, c, d, rest @ ..]| BlockStatusExtent {
             len_bytes: u32::from_be_bytes([*a, *b, *c, *d]),
             flags: ExtentFlags(u32::from_be_bytes(*rest)),
         })
@@ -276,7 +284,7 @@ impl<'a> ChunkPayload<'a> {
             }
             ChunkCode::BLOCK_STATUS => {
                 let context = reader.u32()?;
-                let extents = StatusExtents(reader.bytes(reader.0.len())?);
+                let extents = BlockStatusExtents(reader.bytes(reader.0.len())?);
                 let whole = extents.0.len().is_multiple_of(8) && !extents.0.is_empty();
                 if !whole || extents.iter().any(|extent| extent.len_bytes == 0) {
                     return Err(ParseError::Length);
@@ -293,7 +301,7 @@ impl<'a> ChunkPayload<'a> {
             }
             _ => return Err(ParseError::Length),
         };
-        reader.end()?;
+        reader.expect_end()?;
         Ok(parsed)
     }
 
@@ -339,6 +347,9 @@ impl<'a> ChunkPayload<'a> {
 
 /// Encodes one extent.
 #[must_use]
-pub fn encode_extent(extent: StatusExtent) -> [u8; 8] {
-    ByteWriter::new().put(extent.len_bytes.to_be_bytes()).put(extent.flags.0.to_be_bytes()).finish()
+pub fn encode_extent(extent: BlockStatusExtent) -> [u8; 8] {
+    ByteWriter::new()
+        .put(extent.len_bytes.to_be_bytes())
+        .put(extent.flags.0.to_be_bytes())
+        .into_array()
 }

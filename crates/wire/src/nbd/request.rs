@@ -82,7 +82,7 @@ impl RequestHeader {
             .put(self.cookie.to_be_bytes())
             .put(self.offset.to_be_bytes())
             .put(self.len_bytes.to_be_bytes())
-            .finish()
+            .into_array()
     }
 
     /// Parses the header.
@@ -93,7 +93,7 @@ impl RequestHeader {
     #[inline]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = ByteReader(bytes);
-        reader.magic_u32(REQUEST_MAGIC)?;
+        reader.expect_magic_u32(REQUEST_MAGIC)?;
         Ok(Self {
             flags: CommandFlags(reader.u16()?),
             command: Command(reader.u16()?),

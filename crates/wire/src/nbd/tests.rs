@@ -2,19 +2,20 @@
 
 use super::handshake::{OptionHeader, OptionReply, ServerGreeting, export_name_reply};
 use super::option::{
-    ContextQuery, InfoQuery, InfoReply, emit_context, emit_reply, emit_server, parse_context,
-    parse_server, selects_base_allocation,
+    InfoOption, InfoReply, MetaContextOption, emit_meta_context_reply_data, emit_option_reply,
+    emit_server_reply_data, parse_meta_context_reply_data, parse_server_reply_data,
+    selects_base_allocation,
 };
-use super::reply::{ChunkPayload, data_chunk, encode_extent, hole_chunk};
+use super::reply::{ChunkPayload, encode_data_chunk_header, encode_extent, encode_hole_chunk};
 use super::{
-    ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, ExtentFlags,
-    HandshakeFlags, InfoCode, OptionCode, OptionReplyCode, ParseError, RequestHeader, SimpleReply,
-    StatusExtent, TransmissionFlags,
+    BlockStatusExtent, ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode,
+    ExtentFlags, HandshakeFlags, InfoCode, OptionCode, OptionReplyCode, ParseError, RequestHeader,
+    SimpleReply, TransmissionFlags,
 };
 
 /// Flips each bit of `bytes`: changes of the magic number are rejected; all others round-trip and
 /// change the value.
-fn all_single_bits<const N: usize, T: PartialEq + core::fmt::Debug>(
+fn assert_header_bit_flips<const N: usize, T: PartialEq + core::fmt::Debug>(
     bytes: [u8; N],
     magic_bytes: usize,
     parse: fn(&[u8; N]) -> Result<T, ParseError>,
@@ -39,22 +40,27 @@ fn all_single_bits<const N: usize, T: PartialEq + core::fmt::Debug>(
 #[test]
 fn changing_any_header_bit_changes_the_parsed_header() {
     let greeting = ServerGreeting { flags: HandshakeFlags(3) };
-    all_single_bits(greeting.to_bytes(), 16, ServerGreeting::parse, ServerGreeting::to_bytes);
+    assert_header_bit_flips(
+        greeting.to_bytes(),
+        16,
+        ServerGreeting::parse,
+        ServerGreeting::to_bytes,
+    );
     let option = OptionHeader { option: OptionCode::GO, len_bytes: 0x0102_0304 };
-    all_single_bits(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
+    assert_header_bit_flips(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
     let reply =
         OptionReply { option: OptionCode::LIST, kind: OptionReplyCode::SERVER, len_bytes: 9 };
-    all_single_bits(reply.to_bytes(), 8, OptionReply::parse, OptionReply::to_bytes);
-    all_single_bits(READ.to_bytes(), 4, RequestHeader::parse, RequestHeader::to_bytes);
+    assert_header_bit_flips(reply.to_bytes(), 8, OptionReply::parse, OptionReply::to_bytes);
+    assert_header_bit_flips(READ.to_bytes(), 4, RequestHeader::parse, RequestHeader::to_bytes);
     let simple = SimpleReply { error: ErrorCode::EIO, cookie: 0x1122_3344_5566_7788 };
-    all_single_bits(simple.to_bytes(), 4, SimpleReply::parse, SimpleReply::to_bytes);
+    assert_header_bit_flips(simple.to_bytes(), 4, SimpleReply::parse, SimpleReply::to_bytes);
     let chunk = ChunkHeader {
         flags: ChunkFlags::DONE,
         kind: ChunkCode::ERROR,
         cookie: 0x1122_3344_5566_7788,
         len_bytes: 6,
     };
-    all_single_bits(chunk.to_bytes(), 4, ChunkHeader::parse, ChunkHeader::to_bytes);
+    assert_header_bit_flips(chunk.to_bytes(), 4, ChunkHeader::parse, ChunkHeader::to_bytes);
 }
 
 const READ: RequestHeader = RequestHeader {
@@ -80,15 +86,16 @@ fn nbd_messages_have_the_bytes_of_the_protocol() {
     );
     let simple = SimpleReply { error: ErrorCode::ENOSPC, cookie: 7 }.to_bytes();
     assert_eq!(simple, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 7]);
-    let data = data_chunk(7, 0x1000, 512);
+    let data = encode_data_chunk_header(7, 0x1000, 512);
     assert_eq!(data[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
     assert_eq!(data[16..], [0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x10, 0]);
-    let hole = hole_chunk(7, 0x1000, 512);
+    let hole = encode_hole_chunk(7, 0x1000, 512);
     assert_eq!(hole[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 2]);
     assert_eq!(hole[16..], [0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 2, 0]);
     let name = export_name_reply(1 << 20, TransmissionFlags(0x0105));
     assert_eq!(name, [0, 0, 0, 0, 0, 0x10, 0, 0, 1, 5]);
-    let extent = StatusExtent { len_bytes: 512, flags: ExtentFlags::HOLE.union(ExtentFlags::ZERO) };
+    let extent =
+        BlockStatusExtent { len_bytes: 512, flags: ExtentFlags::HOLE.union(ExtentFlags::ZERO) };
     assert_eq!(encode_extent(extent), [0, 0, 2, 0, 0, 0, 0, 3]);
 }
 
@@ -104,24 +111,28 @@ fn only_write_requests_have_a_payload() {
 #[test]
 fn export_queries_round_trip() {
     let mut data = Vec::new();
-    InfoQuery::emit("disk", &[InfoCode::BLOCK_SIZE, InfoCode(77)], &mut data);
+    InfoOption::emit("disk", &[InfoCode::BLOCK_SIZE, InfoCode(77)], &mut data);
     assert_eq!(data, b"\0\0\0\x04disk\0\x02\0\x03\0\x4d");
-    let query = InfoQuery::parse(&data).unwrap();
+    let query = InfoOption::parse(&data).unwrap();
     assert_eq!(query.name, "disk");
     assert!(query.infos().eq([InfoCode::BLOCK_SIZE, InfoCode(77)]));
     for len in 0..data.len() {
-        assert_eq!(InfoQuery::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
+        assert_eq!(InfoOption::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
     }
     data.push(0);
-    assert_eq!(InfoQuery::parse(&data).unwrap_err(), ParseError::Length);
+    assert_eq!(InfoOption::parse(&data).unwrap_err(), ParseError::Length);
 
     let mut data = Vec::new();
-    ContextQuery::emit("disk", &["base:allocation", "", "x-y:z"], &mut data);
-    let query = ContextQuery::parse(&data).unwrap();
+    MetaContextOption::emit("disk", &["base:allocation", "", "x-y:z"], &mut data);
+    let query = MetaContextOption::parse(&data).unwrap();
     assert_eq!((query.name, query.count), ("disk", 3));
     assert!(query.queries().eq(["base:allocation", "", "x-y:z"]));
     for len in 0..data.len() {
-        assert_eq!(ContextQuery::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
+        assert_eq!(
+            MetaContextOption::parse(&data[..len]).unwrap_err(),
+            ParseError::Length,
+            "{len}"
+        );
     }
     assert!(selects_base_allocation("base:allocation", false));
     assert!(selects_base_allocation("base:", true) && !selects_base_allocation("base:", false));
@@ -134,11 +145,11 @@ fn invalid_nbd_strings_are_rejected() {
         let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
         data.extend(name);
         data.extend([0; 2]);
-        assert_eq!(InfoQuery::parse(&data).unwrap_err(), ParseError::Text);
+        assert_eq!(InfoOption::parse(&data).unwrap_err(), ParseError::Text);
     }
     // An impossible number of queries, and a length past the end.
-    assert!(ContextQuery::parse(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).is_err());
-    assert!(ContextQuery::parse(&[0xff; 12]).is_err());
+    assert!(MetaContextOption::parse(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).is_err());
+    assert!(MetaContextOption::parse(&[0xff; 12]).is_err());
 }
 
 #[test]
@@ -156,15 +167,15 @@ fn export_info_round_trips() {
     }
     assert_eq!(InfoReply::parse(&[0, 3, 0]), Err(ParseError::Length));
     let mut reply = Vec::new();
-    emit_reply(OptionCode::LIST, OptionReplyCode::SERVER, &mut reply, |out| {
-        emit_server("disk", "big", out);
+    emit_option_reply(OptionCode::LIST, OptionReplyCode::SERVER, &mut reply, |out| {
+        emit_server_reply_data("disk", "big", out);
     });
     let (header, data) = reply.split_first_chunk::<20>().unwrap();
     assert_eq!(OptionReply::parse(header).unwrap().len_bytes, 11);
-    assert_eq!(parse_server(data), Ok(("disk", "big")));
+    assert_eq!(parse_server_reply_data(data), Ok(("disk", "big")));
     let mut data = Vec::new();
-    emit_context(1, "base:allocation", &mut data);
-    assert_eq!(parse_context(&data), Ok((1, "base:allocation")));
+    emit_meta_context_reply_data(1, "base:allocation", &mut data);
+    assert_eq!(parse_meta_context_reply_data(&data), Ok((1, "base:allocation")));
 }
 
 #[test]

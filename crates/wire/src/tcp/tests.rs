@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::check::{self, offset};
 use super::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
+use super::pdu_validation::{self, offset};
 use super::validation_rules::{CheckedBy, RULES, ValidationRule};
 use super::{FatalError, FatalStatus, PduFraming, PduType, Role};
 use crate::command::Command;
@@ -40,7 +40,7 @@ fn ic_pdus_have_the_expected_bytes() {
 
 #[test]
 fn capsule_pdus_have_the_expected_bytes() {
-    let read = Command::new(2).with_cid(0x0605).with_sgl1(Descriptor::transport(4096));
+    let read = Command::new(2).with_cid(0x0605).with_sgl1(Descriptor::transport_data_block(4096));
     let bare = CapsuleCmd::new(BOTH, &read, 0);
     assert_eq!(bare.as_bytes()[..12], [4, 1, 72, 0, 76, 0, 0, 0, 2, 0x40, 5, 6]);
     assert_eq!(bare.as_bytes()[32..48], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
@@ -72,15 +72,17 @@ fn data_and_r2t_pdus_have_the_expected_bytes() {
 
 #[test]
 fn term_req_contains_at_most_128_bytes_of_the_rejected_header() {
-    let (bytes, whole) = TermReq::build(PduType::C2HTermReq, FatalError::field(10), &[0xa5; 24]);
+    let (bytes, whole) =
+        TermReq::build(PduType::C2HTermReq, FatalError::invalid_field(10), &[0xa5; 24]);
     assert_eq!(bytes[..14], [3, 0, 24, 0, 48, 0, 0, 0, 1, 0, 10, 0, 0, 0]);
     assert_eq!((&bytes[14..24], &bytes[24..48], whole), (&[0; 10][..], &[0xa5; 24][..], 48));
-    let (bytes, whole) = TermReq::build(PduType::H2CTermReq, FatalError::digest(7), &[1; 200]);
+    let (bytes, whole) =
+        TermReq::build(PduType::H2CTermReq, FatalError::header_digest_error(7), &[1; 200]);
     assert_eq!((bytes[0], bytes[4], whole), (2, 152, 152));
     for plen in 0..400 {
         let pdu = TermReq::from_bytes(bytes.first_chunk().unwrap()).with(|pdu| pdu.plen(plen));
         assert_eq!(pdu.is_valid(), (24..=152).contains(&plen), "PLEN {plen}");
-        assert_eq!(pdu.fatal_error(), FatalError::digest(7));
+        assert_eq!(pdu.fatal_error(), FatalError::header_digest_error(7));
     }
     let long = TermReq::zeroed().with(|pdu| pdu.plen(24).hlen(25));
     assert!(!long.is_valid());
@@ -110,9 +112,13 @@ fn pdu_type_is_accepted_only_from_its_sender() {
                 (Role::Controller, 0 | 2 | 4 | 6) | (Role::Host, 1 | 3 | 5 | 7 | 9) => {
                     Ok(PduType::from_u8(code).unwrap())
                 }
-                _ => Err(FatalError::field(offset::TYPE)),
+                _ => Err(FatalError::invalid_field(offset::TYPE)),
             };
-            assert_eq!(check::received_pdu_type(end, code), expected, "{code:#x} at {end:?}");
+            assert_eq!(
+                pdu_validation::received_pdu_type(end, code),
+                expected,
+                "{code:#x} at {end:?}"
+            );
         }
     }
     for kind in PduType::ALL {
@@ -127,10 +133,13 @@ fn fatal_status_codes_round_trip_and_have_names() {
         assert_eq!(FatalStatus::from_code(code).code(), code);
     }
     assert_eq!(FatalStatus::ALL.map(FatalStatus::code), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(FatalError::field(10).to_string(), "Invalid PDU Header Field (FES 0x1, offset 10)");
+    assert_eq!(
+        FatalError::invalid_field(10).to_string(),
+        "Invalid PDU Header Field (FES 0x1, offset 10)"
+    );
     assert_eq!(FatalError::SEQUENCE.to_string(), "PDU Sequence Error (FES 0x2)");
     assert_eq!(
-        FatalError::digest(1).to_string(),
+        FatalError::header_digest_error(1).to_string(),
         "Header Digest Error (FES 0x3, digest 0x00000001)"
     );
 }
@@ -144,7 +153,7 @@ struct FieldCase {
 }
 
 fn field_case(at: u8, width: usize, takes: impl Fn(u32) -> bool + 'static) -> FieldCase {
-    FieldCase { at, width, takes: Box::new(takes), refusal: FatalError::field(at) }
+    FieldCase { at, width, takes: Box::new(takes), refusal: FatalError::invalid_field(at) }
 }
 
 fn only_value_case(at: u8, width: usize, value: u32) -> FieldCase {
@@ -167,7 +176,7 @@ fn boundary_values(good: u32, width: usize) -> Vec<u32> {
 }
 
 /// Sets each field of a valid header to each value, and compares the result.
-fn check_header_values(
+fn assert_header_rules(
     kind: PduType,
     good: &[u8],
     rows: &[FieldCase],
@@ -191,7 +200,7 @@ fn check_header_values(
     }
 }
 
-fn check_parsed<T: Layout>(
+fn parse_and_check<T: Layout>(
     bytes: &[u8],
     check: impl Fn(T) -> Result<(), FatalError>,
 ) -> Result<(), FatalError> {
@@ -199,17 +208,20 @@ fn check_parsed<T: Layout>(
 }
 
 /// Multiples of the alignment from the end of the header on, if PLEN is consistent with `pdo`.
-fn is_valid_data_offset(framing: PduFraming) -> impl Fn(u32) -> bool {
+fn data_offset_predicate(framing: PduFraming) -> impl Fn(u32) -> bool {
     move |pdo| pdo == u32::from(framing.data_offset(24))
 }
 
-fn digest_flags_match(framing: PduFraming, mask: u32) -> impl Fn(u32) -> bool {
+fn digest_flags_predicate(framing: PduFraming, mask: u32) -> impl Fn(u32) -> bool {
     let expected = u32::from(framing.data_flags());
     move |flags| (flags ^ expected) & mask == 0
 }
 
 fn check_ic_pdus(seen: &mut BTreeSet<(PduType, u8)>) {
-    let pfv = |at| FieldCase { refusal: FatalError::parameter(at), ..only_value_case(at, 2, 0) };
+    let pfv = |at| FieldCase {
+        refusal: FatalError::unsupported_parameter(at),
+        ..only_value_case(at, 2, 0)
+    };
     let ends = |rest: Vec<FieldCase>| {
         let mut rows = vec![
             field_case(1, 1, |_| true),
@@ -226,8 +238,8 @@ fn check_ic_pdus(seen: &mut BTreeSet<(PduType, u8)>) {
         field_case(12, 4, |_| true),
         field_case(16, 4, |_| true),
     ]);
-    let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: IcReq| pdu.check());
-    check_header_values(PduType::IcReq, request.as_bytes(), &rows, judge, seen);
+    let judge = |bytes: &[u8]| parse_and_check(bytes, |pdu: IcReq| pdu.check());
+    assert_header_rules(PduType::IcReq, request.as_bytes(), &rows, judge, seen);
     for asked in 0..4_u32 {
         let request = IcReq::new(0, asked & 1 != 0, asked & 2 != 0, 0);
         let response = IcResp::new(0, false, false, 4096);
@@ -236,8 +248,8 @@ fn check_ic_pdus(seen: &mut BTreeSet<(PduType, u8)>) {
             field_case(12, 4, |limit| limit >= 4096 && limit % 4 == 0),
             field_case(16, 4, |_| true),
         ]);
-        let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: IcResp| pdu.check(&request));
-        check_header_values(PduType::IcResp, response.as_bytes(), &rows, judge, seen);
+        let judge = |bytes: &[u8]| parse_and_check(bytes, |pdu: IcResp| pdu.check(&request));
+        assert_header_rules(PduType::IcResp, response.as_bytes(), &rows, judge, seen);
     }
 }
 
@@ -245,15 +257,15 @@ fn check_capsule_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let command = Command::new(1).with_cid(9);
     let least = u32::from(framing.header_digest_bytes());
     let judge =
-        |bytes: &[u8]| check_parsed(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
+        |bytes: &[u8]| parse_and_check(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
     let bare = CapsuleCmd::new(framing, &command, 0);
     let rows = [
-        field_case(1, 1, digest_flags_match(framing, 1)),
+        field_case(1, 1, digest_flags_predicate(framing, 1)),
         only_value_case(2, 1, 72),
         field_case(3, 1, |_| true),
         field_case(8, 4, |_| true),
     ];
-    check_header_values(PduType::CapsuleCmd, bare.as_bytes(), &rows, judge, seen);
+    assert_header_rules(PduType::CapsuleCmd, bare.as_bytes(), &rows, judge, seen);
     let loaded = CapsuleCmd::new(framing, &command, 512);
     let pdo = u32::from(framing.data_offset(72));
     let around = pdo + u32::from(framing.data_digest_bytes());
@@ -261,33 +273,33 @@ fn check_capsule_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let plen = loaded.plen();
     let ddgst = framing.data_digest;
     let rows = [
-        field_case(1, 1, digest_flags_match(framing, 3)),
+        field_case(1, 1, digest_flags_predicate(framing, 3)),
         only_value_case(2, 1, 72),
         field_case(3, 1, move |pdo| {
             pdo >= end && pdo % unit == 0 && plen > pdo + if ddgst { 4 } else { 0 }
         }),
     ];
-    check_header_values(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+    assert_header_rules(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
     // Where the flags fit both, PLEN alone tells whether there is data.
     let fits_both = !ddgst;
     let rows = [field_case(4, 4, move |plen| {
         (fits_both && plen == end) || (plen > around && plen <= around + 4096)
     })];
     if fits_both || pdo != end {
-        check_header_values(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+        assert_header_rules(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
     }
 
     let response = CapsuleResp::new(framing, &Completion::new(3, Status::SUCCESS));
-    let judge = |bytes: &[u8]| check_parsed(bytes, |pdu: CapsuleResp| pdu.check(framing));
+    let judge = |bytes: &[u8]| parse_and_check(bytes, |pdu: CapsuleResp| pdu.check(framing));
     let rows = [
-        field_case(1, 1, digest_flags_match(framing, 1)),
+        field_case(1, 1, digest_flags_predicate(framing, 1)),
         only_value_case(2, 1, 24),
         field_case(3, 1, |_| true),
         only_value_case(4, 4, 24 + least),
         field_case(8, 4, |_| true),
         field_case(20, 4, |_| true),
     ];
-    check_header_values(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
+    assert_header_rules(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
 }
 
 fn check_data_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
@@ -299,50 +311,62 @@ fn check_data_pdus(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     };
     let up = H2CData::new(framing, (1, 2), 8, 64, false);
     let judge = |bytes: &[u8]| {
-        check_parsed(bytes, |pdu: H2CData| pdu.check(framing).and_then(|()| pdu.check_range()))
+        parse_and_check(bytes, |pdu: H2CData| {
+            pdu.check_header(framing).and_then(|()| pdu.check_range())
+        })
     };
-    let flags = field_case(1, 1, digest_flags_match(framing, 3));
-    check_header_values(PduType::H2CData, up.as_bytes(), &rows(flags, up.plen()), judge, seen);
-    let pdo = field_case(3, 1, is_valid_data_offset(framing));
+    let flags = field_case(1, 1, digest_flags_predicate(framing, 3));
+    assert_header_rules(PduType::H2CData, up.as_bytes(), &rows(flags, up.plen()), judge, seen);
+    let pdo = field_case(3, 1, data_offset_predicate(framing));
     let loose = |bytes: &[u8]| {
         // Padding changes PLEN as well; see the walk of padding below.
-        check_parsed(bytes, |pdu: H2CData| match pdu.check(framing) {
-            Err(refusal) if refusal == FatalError::field(4) => Err(FatalError::field(3)),
+        parse_and_check(bytes, |pdu: H2CData| match pdu.check_header(framing) {
+            Err(refusal) if refusal == FatalError::invalid_field(4) => {
+                Err(FatalError::invalid_field(3))
+            }
             other => other,
         })
     };
-    check_header_values(PduType::H2CData, up.as_bytes(), &[pdo], loose, seen);
+    assert_header_rules(PduType::H2CData, up.as_bytes(), &[pdo], loose, seen);
 
     let down = C2HData::new(framing, 1, 8, 64, (true, false));
     let judge = |bytes: &[u8]| {
-        check_parsed(bytes, |pdu: C2HData| pdu.check(framing).and_then(|()| pdu.check_range()))
+        parse_and_check(bytes, |pdu: C2HData| {
+            pdu.check_header(framing).and_then(|()| pdu.check_range())
+        })
     };
-    let digests = digest_flags_match(framing, 3);
+    let digests = digest_flags_predicate(framing, 3);
     let flags = field_case(1, 1, move |flags| digests(flags) && flags & 0b1100 != 0b1000);
-    check_header_values(PduType::C2HData, down.as_bytes(), &rows(flags, down.plen()), judge, seen);
+    assert_header_rules(PduType::C2HData, down.as_bytes(), &rows(flags, down.plen()), judge, seen);
 
     let ask = R2t::new(framing, (1, 2), 8, 64);
     let judge = |bytes: &[u8]| {
-        check_parsed(bytes, |pdu: R2t| pdu.check(framing).and_then(|()| pdu.check_range()))
+        parse_and_check(bytes, |pdu: R2t| {
+            pdu.check_header(framing).and_then(|()| pdu.check_range())
+        })
     };
-    let mut bare = rows(field_case(1, 1, digest_flags_match(framing, 1)), ask.plen());
+    let mut bare = rows(field_case(1, 1, digest_flags_predicate(framing, 1)), ask.plen());
     bare.push(field_case(3, 1, |_| true));
     bare.push(field_case(16, 4, |len| len % 4 == 0 && len != 0));
-    check_header_values(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
+    assert_header_rules(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
 }
 
 /// PDO and PLEN together: more padding than needed is accepted, as long as it is aligned.
-fn check_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
+fn assert_padding_accepted(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let rest = 64 + u32::from(framing.data_digest_bytes());
     let (end, unit) = (24 + framing.header_digest_bytes(), (framing.alignment + 1) * 4);
     for pdo in 0..=u8::MAX {
         let plen = u32::from(pdo) + rest;
         let expected = pdo >= end && pdo.is_multiple_of(unit);
-        let expected = if expected { Ok(()) } else { Err(FatalError::field(offset::PDO)) };
+        let expected = if expected { Ok(()) } else { Err(FatalError::invalid_field(offset::PDO)) };
         let up = H2CData::new(framing, (1, 2), 8, 64, false).with(|up| up.pdo(pdo).plen(plen));
         let down = C2HData::new(framing, 1, 8, 64, (true, false));
         let down = down.with(|down| down.pdo(pdo).plen(plen));
-        assert_eq!((up.check(framing), down.check(framing)), (expected, expected), "PDO {pdo}");
+        assert_eq!(
+            (up.check_header(framing), down.check_header(framing)),
+            (expected, expected),
+            "PDO {pdo}"
+        );
         if expected.is_err() {
             seen.extend([(PduType::H2CData, 3), (PduType::C2HData, 3)]);
         }
@@ -350,8 +374,13 @@ fn check_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     for len in [0, 1, 2, 3, 4, 5, 8, 64, 66, u32::MAX - 200] {
         let up = H2CData::new(framing, (1, 2), 8, len, false);
         let down = C2HData::new(framing, 1, 8, len, (true, false));
-        let whole = if len % 4 == 0 && len != 0 { Ok(()) } else { Err(FatalError::field(16)) };
-        assert_eq!((up.check(framing), down.check(framing)), (Ok(()), Ok(())), "DATAL {len}");
+        let whole =
+            if len % 4 == 0 && len != 0 { Ok(()) } else { Err(FatalError::invalid_field(16)) };
+        assert_eq!(
+            (up.check_header(framing), down.check_header(framing)),
+            (Ok(()), Ok(())),
+            "DATAL {len}"
+        );
         assert_eq!((up.check_range(), down.check_range()), (whole, whole), "DATAL {len}");
         if whole.is_err() {
             seen.extend([(PduType::H2CData, 16), (PduType::C2HData, 16)]);
@@ -366,7 +395,7 @@ fn every_header_field_is_validated_as_in_the_rule_table() {
     for framing in framing_variants() {
         check_capsule_pdus(framing, &mut seen);
         check_data_pdus(framing, &mut seen);
-        check_padding(framing, &mut seen);
+        assert_padding_accepted(framing, &mut seen);
     }
     for kind in PduType::ALL {
         // Covered by `pdu_type_is_accepted_only_from_its_sender`.
@@ -406,8 +435,8 @@ fn first_of_several_header_errors_is_reported() {
             bytes[usize::from(at)] ^= 1;
         }
         let pdu = H2CData::from_bytes(&bytes);
-        assert_eq!(pdu.check(BOTH), Err(FatalError::field(first)));
+        assert_eq!(pdu.check_header(BOTH), Err(FatalError::invalid_field(first)));
     }
     let odd = up.with(|pdu| pdu.datao(1).datal(1));
-    assert_eq!(odd.check_range(), Err(FatalError::field(offset::DATAO)));
+    assert_eq!(odd.check_range(), Err(FatalError::invalid_field(offset::DATAO)));
 }

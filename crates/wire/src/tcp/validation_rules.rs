@@ -4,7 +4,7 @@
 //! Rules checked by the header parser are implemented and tested in [`check`](super::check); those
 //! checked by the connection are implemented in the crate `tcp`, which knows the connection state.
 
-use super::check::offset;
+use super::pdu_validation::offset;
 use super::{FatalStatus, PduType};
 
 /// One validation rule.

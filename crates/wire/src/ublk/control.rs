@@ -93,7 +93,7 @@ impl ControlOp {
     }
 
     /// Action text for error messages.
-    pub const fn name(self) -> &'static str {
+    pub const fn action_text(self) -> &'static str {
         match self {
             Self::GetDeviceInfo => "ask what it is",
             Self::AddDevice => "make it",

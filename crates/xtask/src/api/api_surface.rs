@@ -79,12 +79,12 @@ impl ApiSurface {
         });
         let uses: Vec<&ItemUse> = uses.collect();
         let modules: BTreeSet<String> =
-            items.iter().filter_map(inner_module).map(|inner| inner.ident.to_string()).collect();
+            items.iter().filter_map(as_file_module).map(|inner| inner.ident.to_string()).collect();
         for of in &uses {
-            self.foreign_types(&module.path, &of.tree, &modules);
+            self.add_foreign_types(&module.path, &of.tree, &modules);
         }
         self.write_items(&module.path, kept, &uses);
-        for inner in items.iter().filter_map(inner_module) {
+        for inner in items.iter().filter_map(as_file_module) {
             if is_public(&inner.vis) && names.is_none() {
                 self.write_module(&module.submodule(&inner.ident.to_string()), None)?;
             }
@@ -99,7 +99,8 @@ impl ApiSurface {
         items: &[Item],
         names: Option<&BTreeSet<String>>,
     ) -> Result<(), String> {
-        for inner in items.iter().filter_map(inner_module).filter(|inner| !is_public(&inner.vis)) {
+        for inner in items.iter().filter_map(as_file_module).filter(|inner| !is_public(&inner.vis))
+        {
             let inner_name = inner.ident.to_string();
             let mut wanted = BTreeSet::new();
             for item in items {
@@ -118,11 +119,11 @@ impl ApiSurface {
     }
 
     /// Adds the types that a module re-exports from other crates; `modules` are those of the crate.
-    fn foreign_types(&mut self, path: &str, tree: &UseTree, modules: &BTreeSet<String>) {
+    fn add_foreign_types(&mut self, path: &str, tree: &UseTree, modules: &BTreeSet<String>) {
         let mut names = BTreeSet::new();
         match tree {
             UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.foreign_types(path, tree, modules));
+                group.items.iter().for_each(|tree| self.add_foreign_types(path, tree, modules));
             }
             UseTree::Path(from) => {
                 let from = from.ident.to_string();
@@ -177,7 +178,7 @@ fn has_hidden(attributes: &[Attribute]) -> bool {
     })
 }
 
-fn inner_module(item: &Item) -> Option<&ItemMod> {
+fn as_file_module(item: &Item) -> Option<&ItemMod> {
     match item {
         Item::Mod(of) if of.content.is_none() => Some(of),
         _ => None,

@@ -1,7 +1,7 @@
 //! FUSE kernel protocol, as far as one directory of files needs it (linux/fuse.h, version 7.31):
 //! requests read from `/dev/fuse` and replies written to it. Numbers are in host byte order.
 
-use super::medium::{ROOT, VolatileFile};
+use super::volatile_cache_disk::{ROOT, VolatileFile};
 
 /// Minor version of the supported protocol.
 const MINOR: u32 = 31;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use tenmil_base::Random;
 
-use super::medium::SurvivingData;
+use super::volatile_cache_disk::SurvivingData;
 
 /// Stack below the NBD export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,7 +123,7 @@ pub(super) struct RoundPlan {
 
 /// Iterator over the syncs of the rounds, for each stack and event.
 #[derive(Debug, Default)]
-pub(super) struct SyncWalk {
+pub(super) struct SyncPositionIterator {
     next: BTreeMap<(DeviceStack, CrashEvent), u64>,
     /// Maximum number of syncs of one disk in a round.
     seen: BTreeMap<DeviceStack, u64>,
@@ -132,7 +132,7 @@ pub(super) struct SyncWalk {
 /// Assumed number of syncs before the first round.
 const SEEN_FIRST: u64 = 24;
 
-impl SyncWalk {
+impl SyncPositionIterator {
     /// Records the number of syncs of a round.
     pub(super) fn record_syncs(&mut self, stack: DeviceStack, syncs: u64) {
         let seen = self.seen.entry(stack).or_insert(SEEN_FIRST);
@@ -177,7 +177,7 @@ impl SyncWalk {
 
 impl RoundPlan {
     /// Whether no request may fail and no data may be lost, because the other leg is intact.
-    pub(super) fn is_lossless(&self) -> bool {
+    pub(super) fn must_lose_nothing(&self) -> bool {
         self.stack.target_count() > 1 && !self.event.kills_host()
     }
 }
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_sync_of_a_round_is_reached() {
-        let mut walk = SyncWalk::default();
+        let mut walk = SyncPositionIterator::default();
         let at = (0..SEEN_FIRST).map(|round| {
             walk.plan_round(1, round, DeviceStack::Mirror, Some(CrashEvent::KillTarget)).at
         });
@@ -228,10 +228,12 @@ mod tests {
 
     #[test]
     fn single_target_has_no_second_leg_and_names_parse_back() {
-        let mut walk = SyncWalk::default();
+        let mut walk = SyncPositionIterator::default();
         for round in 0..200 {
             let plan = walk.plan_round(1, round, DeviceStack::Store, None);
-            assert!(plan.leg == 0 && plan.event != CrashEvent::LegThenAll && !plan.is_lossless());
+            assert!(
+                plan.leg == 0 && plan.event != CrashEvent::LegThenAll && !plan.must_lose_nothing()
+            );
         }
         assert!(CrashEvent::ALL.into_iter().all(|known| parse_event(known.name()) == Ok(known)));
         assert!(DeviceStack::ALL.into_iter().all(|known| parse_stack(known.name()) == Ok(known)));

@@ -5,7 +5,7 @@ use std::fmt;
 
 use tenmil_base::Random;
 
-use super::medium::SECTOR_BYTES;
+use super::volatile_cache_disk::SECTOR_BYTES;
 
 /// Size of a block, the unit of writes.
 pub(super) const BLOCK_BYTES: usize = 4096;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tenmil_base::Random;
 
-use super::crash_world::RoundHistory;
+use super::crash_test_stack::RoundHistory;
 use super::nbd_client::{NbdClient, NbdCommand, NbdReply};
 use super::round_plan::RoundPlan;
 use super::volume_model::{BLOCK_BYTES, FlushSet, VolumeModel, WrongSector};

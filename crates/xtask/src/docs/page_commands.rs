@@ -39,7 +39,7 @@ pub(super) fn command_blocks(page: &str, text: &str) -> Result<Vec<CommandBlock>
                 blocks.push(CommandBlock { line: number, mark: mark.take(), commands: Vec::new() });
             }
         } else if let Some(block) = blocks.last_mut().filter(|_| is_inside) {
-            take_line(&mut block.commands, number, line);
+            append_command_line(&mut block.commands, number, line);
         } else if let Some(found) = parse_mark(line).filter(|_| !is_other) {
             mark = Some(found);
         } else if mark.is_some() {
@@ -49,7 +49,7 @@ pub(super) fn command_blocks(page: &str, text: &str) -> Result<Vec<CommandBlock>
     Ok(blocks)
 }
 
-fn take_line(commands: &mut Vec<DocCommand>, number: usize, line: &str) {
+fn append_command_line(commands: &mut Vec<DocCommand>, number: usize, line: &str) {
     let goes_on = commands.last_mut().filter(|before| before.text.ends_with('\\'));
     if let Some(before) = goes_on {
         before.text.push('\n');
@@ -80,7 +80,7 @@ fn parse_mark(line: &str) -> Option<BlockMark> {
 mod tests {
     use super::*;
 
-    fn parse_commands(line: usize, text: &str) -> DocCommand {
+    fn doc_command(line: usize, text: &str) -> DocCommand {
         DocCommand { line, text: text.to_owned() }
     }
 
@@ -93,9 +93,9 @@ mod tests {
             CommandBlock {
                 line: 2,
                 mark: None,
-                commands: vec![parse_commands(3, "tenmil list"), parse_commands(6, "b \\\n  c")],
+                commands: vec![doc_command(3, "tenmil list"), doc_command(6, "b \\\n  c")],
             },
-            CommandBlock { line: 12, mark: Some(needs), commands: vec![parse_commands(13, "d &")] },
+            CommandBlock { line: 12, mark: Some(needs), commands: vec![doc_command(13, "d &")] },
         ];
         assert_eq!(command_blocks("page", page), Ok(expected));
     }

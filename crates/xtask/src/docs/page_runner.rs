@@ -167,7 +167,7 @@ mod tests {
         PageRunner::new(directory, &binary).unwrap()
     }
 
-    fn parse_commands(lines: &[&str]) -> Vec<DocCommand> {
+    fn numbered_doc_commands(lines: &[&str]) -> Vec<DocCommand> {
         let typed =
             |(at, text): (usize, &&str)| DocCommand { line: at + 1, text: (*text).to_owned() };
         lines.iter().enumerate().map(typed).collect()
@@ -175,7 +175,7 @@ mod tests {
 
     fn run_test_page(lines: &[&str]) -> (usize, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
-        let (commands, mut failed) = (parse_commands(lines), Vec::new());
+        let (commands, mut failed) = (numbered_doc_commands(lines), Vec::new());
         let commands: Vec<&DocCommand> = commands.iter().collect();
         let count =
             test_runner(directory.path()).run_page("page", &commands, false, &mut failed).unwrap();
@@ -204,7 +204,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (bench, mut failed) = (test_runner(directory.path()), Vec::new());
         let checked: Vec<bool> =
-            parse_commands(&["sudo tenmil bind x", "modprobe x", "tenmil list --bad"])
+            numbered_doc_commands(&["sudo tenmil bind x", "modprobe x", "tenmil list --bad"])
                 .iter()
                 .map(|command| bench.check_options("page", command, &mut failed).unwrap())
                 .collect();

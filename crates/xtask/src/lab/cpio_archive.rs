@@ -109,13 +109,13 @@ mod tests {
         let len = archive.finish().unwrap();
         assert_eq!(len, bytes.len());
         assert_eq!(len % 4, 0);
-        let names: Vec<_> = test_entries(&bytes).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = parse_cpio_entries(&bytes).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["a", "a/b", "a/b/c", "a/b/d", "a/e", "TRAILER!!!"]);
-        assert_eq!(test_entries(&bytes)[2].1, b"12345");
-        assert_eq!(test_entries(&bytes)[4].1, b"b/c");
+        assert_eq!(parse_cpio_entries(&bytes)[2].1, b"12345");
+        assert_eq!(parse_cpio_entries(&bytes)[4].1, b"b/c");
     }
 
-    fn test_entries(mut bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+    fn parse_cpio_entries(mut bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
         while !bytes.is_empty() {
             assert_eq!(&bytes[..6], b"070701");

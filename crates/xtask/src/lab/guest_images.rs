@@ -2,10 +2,10 @@
 
 mod built_kernel;
 mod distro_packages;
-mod emulator;
 mod guest_kernel;
 mod guest_programs;
 mod newer_userland;
+mod qemu_choice;
 mod static_binary;
 
 use std::fs::File;
@@ -13,11 +13,11 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(crate) use emulator::EmulatorChoice;
 pub(crate) use guest_kernel::BUILT;
 use guest_kernel::GuestKernel;
 use guest_programs::GuestPrograms;
 use newer_userland::NewerUserland;
+pub(crate) use qemu_choice::QemuChoice;
 
 use super::check_totals::ScenarioError;
 use super::cpio_archive::CpioArchive;

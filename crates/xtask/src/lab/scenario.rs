@@ -1,6 +1,6 @@
 //! Scenarios: a table, and a script for each in `guest/`.
 
-use super::guest_images::{BUILT, EmulatorChoice};
+use super::guest_images::{BUILT, QemuChoice};
 use super::qemu_monitor::MonitorAction;
 
 /// Scenario of one guest.
@@ -18,7 +18,7 @@ pub(crate) struct LabScenario {
     /// Whether this is the short variant; the script is told so.
     pub(crate) is_short: bool,
     /// QEMU to use.
-    pub(crate) emulator: EmulatorChoice,
+    pub(crate) emulator: QemuChoice,
     /// QEMU machine type.
     pub(crate) machine: &'static str,
     /// Further QEMU arguments. `ROOM` stands for the directory of the lab.
@@ -97,7 +97,7 @@ const BARE: LabScenario = LabScenario {
     seconds_max: 300,
     short_seconds_max: None,
     is_short: false,
-    emulator: EmulatorChoice::Installed,
+    emulator: QemuChoice::Installed,
     machine: "q35",
     devices: &[],
     disk_bytes: 0,
@@ -277,7 +277,7 @@ pub(crate) const SCENARIOS: [LabScenario; 15] = [
         name: "vfio-user",
         kind: ScenarioKind::Controller,
         about: "a stock guest whose disk is `tenmil serve … --listen vfio-user:PATH`",
-        emulator: EmulatorChoice::Newer,
+        emulator: QemuChoice::Newer,
         machine: "q35,memory-backend=ram",
         devices: &[
             "-object",

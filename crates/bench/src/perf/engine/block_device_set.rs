@@ -7,8 +7,8 @@ use tenmil_base::{
     BlockDevice, Durability, Histogram, IoChannel, Limits, Operation, Segment, Span,
 };
 use tenmil_block::{
-    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, DeviceType,
-    ExistingData, OpenedDevice, Opener, QosLimiter, Scheduler,
+    AdaptationOptions, AdaptedDevice, Bdev, BdevOptions, BounceBufferAllocator, Claim, DeviceType,
+    ExistingData, IoScheduler, OpenedDevice, Opener, QosLimiter,
 };
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Clock;
@@ -17,7 +17,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 use super::cpu_placement::CoreAssignment;
 use super::device_set::{depth_of_a_pair, queue_pairs_per_device, start_ssds};
 use crate::perf::perf_options::{
-    AccessPattern, BlockLayer, MachineResources, PerfOptions, queue_map_text,
+    AccessPattern, BlockLayerMode, MachineResources, PerfOptions, queue_map_text,
 };
 use crate::perf::perf_result::{DeviceResult, IoCounts};
 use tenmil_base::Error;
@@ -47,10 +47,12 @@ struct NamedDevice {
 }
 
 /// All kinds, with RAM filled at open: a read of memory that was never written moves no data.
-fn filled_kinds() -> Vec<(&'static str, &'static dyn DeviceType)> {
+fn device_kinds_with_filled_ram() -> Vec<(&'static str, &'static dyn DeviceType)> {
     let filled = |(name, kind): &(&'static str, &'static dyn DeviceType)| match *name {
         "ram" => (*name, &tenmil_drivers::open_ram_filled as &dyn DeviceType),
-        EmuSpec::SCHEME => (*name, &tenmil_devices::emu::Kind { fills: true } as &dyn DeviceType),
+        EmuSpec::SCHEME => {
+            (*name, &tenmil_devices::emu::EmulatedSsdKind { fills: true } as &dyn DeviceType)
+        }
         _ => (*name, *kind),
     };
     tenmil::KINDS.iter().map(filled).collect()
@@ -79,11 +81,11 @@ impl BlockDeviceSet {
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<Self, Error> {
-        let kinds = filled_kinds();
+        let kinds = device_kinds_with_filled_ram();
         let opener = Opener { regions, clock, seed: options.seed, kinds: &kinds };
         let mut ssds = start_block_layer_ssds(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
-        for uri in options.uris.iter().filter(|uri| !options.is_loaded_without_block_layer(uri)) {
+        for uri in options.uris.iter().filter(|uri| !options.bypasses_block_layer(uri)) {
             match uri {
                 Uri::Block(name) => devices.push(open_device(options, &opener, name)?),
                 Uri::Emu(spec) => devices.extend(ssds.by_ref().take(spec.count as usize)),
@@ -185,13 +187,13 @@ fn start_block_layer_ssds(
     regions: &RegionTable,
     clock: Clock,
 ) -> Result<Vec<NamedDevice>, Error> {
-    let under = options.uris.iter().filter(|uri| !options.is_loaded_without_block_layer(uri));
+    let under = options.uris.iter().filter(|uri| !options.bypasses_block_layer(uri));
     let specs: Vec<EmuSpec> = under.filter_map(Uri::emulated).cloned().collect();
     if specs.is_empty() {
         return Ok(Vec::new());
     }
     let ssds = start_ssds(options, places, &specs, regions, &clock)?;
-    let (results, existing) = (ssds.descriptions(), ssds.existing().to_vec());
+    let (results, existing) = (ssds.descriptions(), ssds.existing_data().to_vec());
     let channels_max = u32::from(queue_pairs_per_device(options));
     let depth = depth_of_a_pair(options, 0);
     let emulated_devices =
@@ -201,7 +203,7 @@ fn start_block_layer_ssds(
         named.push(NamedDevice {
             name: result.name,
             description: result.model,
-            medium: Arc::new(emulated_devices.medium(index)?),
+            medium: Arc::new(emulated_devices.block_device(index)?),
             durability: result.durability,
             existing: if index == 0 { existing.clone() } else { Vec::new() },
             device: None,
@@ -222,7 +224,7 @@ impl NamedDevice {
     ) -> Result<(), Error> {
         // Devices without a default layer are loaded through the driver alone and are not in this
         // set.
-        let layer = options.layer.layer.unwrap_or(BlockLayer::Mq);
+        let layer = options.layer.layer.unwrap_or(BlockLayerMode::Mq);
         let Some(mode) = layer.mode() else { return Ok(()) };
         let map = options.layer.map.unwrap_or_default();
         let device = BdevOptions {
@@ -234,7 +236,7 @@ impl NamedDevice {
             ..BdevOptions::new(clock, options.seed.wrapping_add(number))
         };
         let device = Bdev::new(&self.name, Arc::clone(&self.medium), device)?;
-        let claim = if options.pattern.is_writing() { Claim::WriteOnce } else { Claim::ReadShared };
+        let claim = if options.pattern.has_writes() { Claim::WriteOnce } else { Claim::ReadShared };
         let descriptor = device
             .open(claim, "perf")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
@@ -242,7 +244,7 @@ impl NamedDevice {
         let cuts = u64::from(options.sizes.largest_bytes()) > largest
             && mode != tenmil_block::ChannelMode::Bypass;
         self.medium = if cuts {
-            let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
+            let memory = BounceBufferAllocator::new(regions, BUFFER_BYTES, 1)?;
             let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);
             let shape = AdaptationOptions { parents_max, ..AdaptationOptions::default() };
             Arc::new(AdaptedDevice::new(&device, descriptor, memory, shape)?)
@@ -258,7 +260,7 @@ impl NamedDevice {
         if cuts {
             self.description += &format!(", requests of more than {largest} bytes cut");
         }
-        if options.layer.scheduler != Scheduler::None {
+        if options.layer.scheduler != IoScheduler::None {
             self.description += &format!(", scheduled by {}", options.layer.scheduler);
         }
         self.device = Some(device);
@@ -280,7 +282,7 @@ impl NamedDevice {
             }
         }
         let supplies = MachineResources::probe_machine(&KernelFiles::live_system());
-        options.check_version_map(name, limits.block_count, supplies.memory_available_bytes)
+        options.check_version_map_memory(name, limits.block_count, supplies.memory_available_bytes)
     }
 
     /// Rejects requests that are larger than the device supports and that no layer splits.
@@ -306,9 +308,11 @@ impl BumpAllocator {
         let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
         let mapping = match huge_pages {
             // Without an IOMMU, memory must be physically contiguous.
-            _ if regions.is_contiguous() => MemoryMapping::new(len, MemoryBacking::Contiguous),
+            _ if regions.allocates_contiguous() => {
+                MemoryMapping::new(len, MemoryBacking::Contiguous)
+            }
             // Another process maps the buffers as well.
-            _ if regions.is_shared() => MemoryMapping::new(len, MemoryBacking::Shared),
+            _ if regions.allocates_shared() => MemoryMapping::new(len, MemoryBacking::Shared),
             true => MemoryMapping::new(len, MemoryBacking::Private),
             false => MemoryMapping::with_small_pages(len),
         };
@@ -316,7 +320,7 @@ impl BumpAllocator {
         mapping.populate();
         let backing = match mapping.backing() {
             MemoryBacking::Contiguous => "2 MiB pages in a row",
-            _ if mapping.transparent_huge_pages() => {
+            _ if mapping.has_transparent_huge_pages() => {
                 "transparent huge pages, where the kernel gives them"
             }
             _ => "4 KiB pages",

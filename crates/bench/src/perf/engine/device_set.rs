@@ -15,14 +15,14 @@ use crate::perf::perf_options::PerfOptions;
 use crate::perf::perf_result::DeviceResult;
 use crate::perf::workload::{BlockRange, Workload};
 use tenmil_base::Error;
-use tenmil_devices::emu::{EmuPlan, Emulated};
+use tenmil_devices::emu::{EmuPlan, EmulatedSsds};
 use tenmil_devices::{EmuSpec, Uri};
 
 /// Devices of a run, in the order of the command line.
 pub(super) struct DeviceSet {
     devices: Vec<DeviceIndex>,
     /// Emulated SSDs that are loaded through the driver alone.
-    ssds: Option<Emulated>,
+    ssds: Option<EmulatedSsds>,
     /// All other devices.
     media: BlockDeviceSet,
     regions: RegionTable,
@@ -48,27 +48,28 @@ impl DeviceSet {
         clock: Clock,
     ) -> Result<Self, Error> {
         // Data of a device in another process must lie in memory that can be shared with it.
-        let regions = match options.uris.iter().any(Uri::is_in_another_process) {
+        let regions = match options.uris.iter().any(Uri::includes_other_process) {
             true => RegionTable::shared(REGIONS_MAX),
             false => RegionTable::new(REGIONS_MAX),
         };
         if options.uris.iter().any(Uri::lacks_iommu) {
             // The table is empty, so no region can be discontiguous.
-            regions.use_contiguous();
+            regions.make_allocations_contiguous();
         }
-        let bare = options.uris.iter().filter(|uri| options.is_loaded_without_block_layer(uri));
+        let bare = options.uris.iter().filter(|uri| options.bypasses_block_layer(uri));
         let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
         let ssds = match specs.as_slice() {
             [] => None,
             specs => Some(start_ssds(options, places, specs, &regions, &clock)?),
         };
         let media = BlockDeviceSet::open(options, places, &regions, clock)?;
-        let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing_data());
-        check_existing_data(options, &existing.cloned().collect::<Vec<_>>())?;
+        let existing =
+            ssds.iter().flat_map(EmulatedSsds::existing_data).chain(media.existing_data());
+        reject_existing_data(options, &existing.cloned().collect::<Vec<_>>())?;
         let (mut ssd, mut medium) = (0.., 0..);
         let mut devices = Vec::new();
         for uri in &options.uris {
-            let next = || match options.is_loaded_without_block_layer(uri) {
+            let next = || match options.bypasses_block_layer(uri) {
                 true => ssd.next().map(DeviceIndex::Ssd),
                 false => medium.next().map(DeviceIndex::Medium),
             };
@@ -94,12 +95,12 @@ impl DeviceSet {
 
     /// Description of the pages of rings and buffers.
     pub(super) fn memory_backing(&self) -> String {
-        self.ssds.as_ref().map_or_else(|| self.media.memory_backing(), Emulated::memory_backing)
+        self.ssds.as_ref().map_or_else(|| self.media.memory_backing(), EmulatedSsds::memory_backing)
     }
 
     /// Descriptions of the devices, with zero counters.
     pub(super) fn descriptions(&self) -> Vec<DeviceResult> {
-        let ssds = self.ssds.as_ref().map(Emulated::descriptions).unwrap_or_default();
+        let ssds = self.ssds.as_ref().map(EmulatedSsds::descriptions).unwrap_or_default();
         let describe = |device: &DeviceIndex| match device {
             DeviceIndex::Ssd(index) => ssds[*index].clone().into(),
             DeviceIndex::Medium(index) => self.media.device_result(*index),
@@ -134,13 +135,13 @@ impl DeviceSet {
     ) -> Result<Box<dyn IoChannel>, Error> {
         match (device, &mut self.ssds) {
             (DeviceIndex::Ssd(index), Some(ssds)) => {
-                ssds.queue(index, depth, &options.techniques, &self.clock)
+                ssds.create_queue_pair(index, depth, &options.techniques, &self.clock)
             }
             (DeviceIndex::Ssd(index) | DeviceIndex::Medium(index), _) => self.media.channel(index),
         }
     }
 
-    fn buffers(
+    fn allocate_buffers(
         &mut self,
         device: DeviceIndex,
         depth: u32,
@@ -160,7 +161,7 @@ impl DeviceSet {
     }
 
     /// Queue runners of one thread: its queue pairs, block ranges and buffers.
-    pub(super) fn queue_runners<S: Verifier>(
+    pub(super) fn create_queue_runners<S: Verifier>(
         &mut self,
         options: &PerfOptions,
         places: &CoreAssignment,
@@ -184,7 +185,7 @@ impl DeviceSet {
                     threads * u64::from(pairs),
                 );
                 let block_size = backend.limits().block_size;
-                let buffers = self.buffers(at, depth, options.sizes.largest_bytes())?;
+                let buffers = self.allocate_buffers(at, depth, options.sizes.largest_bytes())?;
                 let (first, count) = (range.first, usize::try_from(range.count).unwrap_or(0));
                 let number = u32::try_from(device).unwrap_or(u32::MAX);
                 let place = VerifiedRange { device: number, first, count, block_size };
@@ -228,7 +229,7 @@ pub(super) fn start_ssds(
     specs: &[EmuSpec],
     regions: &RegionTable,
     clock: &Clock,
-) -> Result<Emulated, Error> {
+) -> Result<EmulatedSsds, Error> {
     let plan = EmuPlan {
         specs,
         queue_pairs: queue_pairs_per_device(options),
@@ -241,13 +242,13 @@ pub(super) fn start_ssds(
         fills: true,
         seed: options.seed,
     };
-    Emulated::start_in(regions, &plan, clock)
+    EmulatedSsds::start_in(regions, &plan, clock)
 }
 
 /// Rejects writes to existing data unless overwriting is allowed, and to devices in use by another
 /// process.
-fn check_existing_data(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
-    if !options.pattern.is_writing() {
+fn reject_existing_data(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
+    if !options.pattern.has_writes() {
         return Ok(());
     }
     let doing = format!("-w {}", options.pattern.name());

@@ -95,7 +95,7 @@ impl CopyBuffers {
             let next = workload.draw_io(queue);
             if next.operation == Operation::Read {
                 self.regions
-                    .prefetch_segment(self.buffer_segment(&next, AHEAD_BYTES.min(next.len_bytes)));
+                    .prefetch_segment(self.block_segment(&next, AHEAD_BYTES.min(next.len_bytes)));
             }
             self.copy_io(&draw, buffer);
             draw = next;
@@ -107,7 +107,7 @@ impl CopyBuffers {
     fn copy_io(&self, draw: &IoSpec, buffer: u32) {
         let offset = self.buffers.offset + u64::from(buffer) * u64::from(self.len_bytes);
         let buffer = Segment { offset, len_bytes: draw.len_bytes, ..self.buffers };
-        let place = self.buffer_segment(draw, draw.len_bytes);
+        let place = self.block_segment(draw, draw.len_bytes);
         let copied = match draw.operation {
             Operation::Read => self.regions.copy_segment(place, buffer),
             _ => self.regions.copy_nontemporal(buffer, place),
@@ -115,7 +115,7 @@ impl CopyBuffers {
         assert_eq!(copied, Ok(()), "a workload stays inside its range");
     }
 
-    fn buffer_segment(&self, draw: &IoSpec, len_bytes: u32) -> Segment {
+    fn block_segment(&self, draw: &IoSpec, len_bytes: u32) -> Segment {
         let offset = self.blocks.offset + draw.lba * u64::from(self.block_size);
         Segment { offset, len_bytes, ..self.blocks }
     }

@@ -22,7 +22,7 @@ use tenmil_linux::Clock;
 
 pub(super) use self::depth_one::DepthOneLimits;
 use super::verifier::Verifier;
-use crate::perf::arrival_times::Arrivals;
+use crate::perf::arrival_times::ArrivalTimes;
 use crate::perf::perf_result::{FastPathCounters, IoCounts};
 use crate::perf::workload::{self, IoSpec, Workload};
 
@@ -185,7 +185,7 @@ impl<S: Verifier> QueueRunner<S> {
             // Fast path: one kind of I/O, no verification, and enough budget for the whole batch.
             Some(fixed) if !S::IS_ON && self.budget >= count as u64 => {
                 if count == 1 && self.requests.is_empty() {
-                    self.repeat_one(stamp, fixed, workload);
+                    self.complete_and_resubmit_one(stamp, fixed, workload);
                     return (1, stamp);
                 }
                 self.repeat_fixed(stamp, fixed, workload);
@@ -206,7 +206,7 @@ impl<S: Verifier> QueueRunner<S> {
     /// Replaces each completed I/O by one of the same kind at a new address.
     #[inline]
     fn repeat_fixed(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
-        if let Some(kept) = workload.uniform_random() {
+        if let Some(kept) = workload.uniform_address_generator() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
             self.repeat_fixed_at(stamp, fixed, |queue| queue.draw_uniform(&mut random));
@@ -234,7 +234,7 @@ impl<S: Verifier> QueueRunner<S> {
             let sent_ns = std::mem::replace(&mut sent[task_of_token(completion.token)], stamp.ns);
             // Detects a new submission time and a failure with a single branch.
             if sent_ns ^ runs.sent_ns | u64::from(completion.status.0) != 0 {
-                runs.advance_run(sums, index, sent_ns, completion);
+                runs.start_next_run(sums, index, sent_ns, completion);
             }
             fixed.next_request(completion.token, address(addresses))
         }));
@@ -253,7 +253,7 @@ impl<S: Verifier> QueueRunner<S> {
         now: Instant,
         clock: &Clock,
         workload: &mut Workload,
-        arrivals: &mut Arrivals,
+        arrivals: &mut ArrivalTimes,
     ) -> (usize, Instant) {
         let count = self.backend.poll(now, &mut self.completions);
         self.counters.polls += 1;
@@ -280,8 +280,8 @@ impl<S: Verifier> QueueRunner<S> {
     }
 
     /// Whether a waiting thread should sleep at once: see [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io).
-    pub(super) fn is_done_by_kernel(&self) -> bool {
-        self.backend.is_kernel_io()
+    pub(super) fn does_kernel_deliver_completions(&self) -> bool {
+        self.backend.is_done_by_local_kernel()
     }
 
     /// Prepares for a sleep: see [`arm`](tenmil_base::ChannelWakeup::arm).
@@ -309,7 +309,7 @@ impl<S: Verifier> QueueRunner<S> {
                 Segment::default(),
             );
         }
-        self.backend.flush();
+        self.backend.flush_submissions();
         self.backend.poll(now, &mut self.completions);
         self.process_completions(now, |queue, task| queue.idle.push(task));
     }
@@ -354,7 +354,7 @@ impl<S: Verifier> QueueRunner<S> {
     /// The counters.
     pub(super) fn totals(&self) -> QueueTotals {
         let mut sums = self.sums.clone();
-        sums.flush_histogram();
+        sums.store_recent_histogram();
         sums
     }
 
@@ -403,7 +403,7 @@ impl<S: Verifier> QueueRunner<S> {
         let mut draw = workload.draw_io(&mut self.addresses);
         if S::IS_ON {
             let tries = (0..REDRAWS_MAX).find(|_| {
-                self.scrutiny.may_start(&draw, task as usize) || {
+                self.scrutiny.try_begin_io(&draw, task as usize) || {
                     draw = workload.draw_io(&mut self.addresses);
                     false
                 }
@@ -446,7 +446,7 @@ impl<S: Verifier> QueueRunner<S> {
     #[inline]
     fn submit(&mut self, now: Instant) {
         let taken = self.backend.submit(now, &self.requests, &self.segments);
-        self.backend.flush();
+        self.backend.flush_submissions();
         if taken == self.requests.len() {
             self.requests.clear();
         } else {
@@ -458,7 +458,7 @@ impl<S: Verifier> QueueRunner<S> {
 impl CompletionRuns {
     /// Ends the current run at this completion, which begins another run or has failed.
     #[inline(never)]
-    fn advance_run(
+    fn start_next_run(
         &mut self,
         sums: &mut QueueTotals,
         index: usize,
@@ -526,12 +526,12 @@ impl QueueTotals {
 
     /// Makes the histogram of another operation the recent one.
     fn select_histogram(&mut self, operation: Operation) {
-        self.flush_histogram();
+        self.store_recent_histogram();
         let histogram = self.latency.remove(&operation).unwrap_or_default();
         self.recent = Some((operation, histogram));
     }
 
-    fn flush_histogram(&mut self) {
+    fn store_recent_histogram(&mut self) {
         if let Some((operation, histogram)) = self.recent.take() {
             self.latency.insert(operation, histogram);
         }

@@ -95,7 +95,7 @@ pub(super) fn measure_rings(plan: &RingBaselinePlan<'_>) -> Result<BaselineResul
     let other = other.map_err(thread_error)?;
     let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
     let this = NamedThread::spawn("bare-submit", plan.cores.submit[0], move |_| {
-        submit(&mut hosts, &clock, time, single, yields)
+        run_producer_loop(&mut hosts, &clock, time, single, yields)
     });
     let (count, elapsed, trips) = this.map_err(thread_error)?.join();
     other.stop();
@@ -138,7 +138,7 @@ fn ring_pair(
     let completion = pool.allocate(depth * 16)?;
     let mut memory = SharedHostMemory::new(pool);
     let mut view = |segment: Segment| {
-        memory.entries(pool.iova(segment)?, u64::from(segment.len_bytes)).ok()?
+        memory.resolve_ring(pool.iova(segment)?, u64::from(segment.len_bytes)).ok()?
     };
     let doorbells = Arc::new(BaselineDoorbells::default());
     let device = RingConsumer {
@@ -166,7 +166,7 @@ fn ring_pair(
 
 /// Submitting loop. Returns the number of completed entries, the elapsed time, and at depth 1 the
 /// round trip times.
-fn submit(
+fn run_producer_loop(
     hosts: &mut [RingProducer],
     clock: &Clock,
     time: Span,
@@ -185,7 +185,7 @@ impl RingProducer {
     /// Fills the ring for the first time.
     fn fill_ring(&mut self) {
         (0..self.tokens.len() as u64).for_each(|cid| self.store_command(cid));
-        self.flush();
+        self.publish_and_ring_doorbell();
     }
 
     /// Consumes completions and resubmits each entry. Returns their number.
@@ -216,7 +216,7 @@ impl RingProducer {
         }
         if taken > 0 {
             self.doorbells.head.store(self.head, Ordering::Release);
-            self.flush();
+            self.publish_and_ring_doorbell();
         }
         taken
     }
@@ -241,8 +241,8 @@ impl RingProducer {
     }
 
     #[inline]
-    fn flush(&mut self) {
-        self.submission.publish();
+    fn publish_and_ring_doorbell(&mut self) {
+        self.submission.order_before_doorbell();
         self.doorbells.tail.store(self.tail, Ordering::Release);
     }
 }

@@ -9,7 +9,7 @@ use crate::perf::environment::RunEnvironment;
 use crate::perf::perf_options::PerfOptions;
 use crate::perf::perf_result::{
     DeviceResult, DriverOption, FastPathCounters, IoCounts, OpenLoopResult, PerfResult, RamResult,
-    RunEnd, TimeSeries, VerifyResult,
+    RunEndReason, TimeSeries, VerifyResult,
 };
 
 /// Sums over all threads.
@@ -25,7 +25,7 @@ pub(super) struct RunTotals {
     series: TimeSeries,
     elapsed: Span,
     ticks: u64,
-    ended: RunEnd,
+    ended: RunEndReason,
     open_loop: OpenLoopResult,
     sleeps: u64,
     frequency_scaling: String,
@@ -47,7 +47,7 @@ impl RunTotals {
             series: TimeSeries { interval: INTERVAL, ..TimeSeries::default() },
             elapsed: Span { ns: 0 },
             ticks: 0,
-            ended: RunEnd::Time,
+            ended: RunEndReason::Time,
             open_loop: OpenLoopResult::default(),
             sleeps,
             frequency_scaling,
@@ -90,7 +90,7 @@ impl RunTotals {
             *self.errors.entry(tenmil_base::IoStatus::ABORTED_BY_HOST.0).or_default() +=
                 share.unanswered;
         }
-        if share.ended != RunEnd::Time {
+        if share.ended != RunEndReason::Time {
             self.ended = share.ended;
         }
     }
@@ -162,7 +162,7 @@ impl RunTotals {
     pub(super) fn into_ram_result(self, options: &PerfOptions) -> Option<RamResult> {
         let uri = options.uris.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let Self { elapsed, totals: counts, latency, ended, .. } = self;
-        (ended != RunEnd::Interrupt).then_some(RamResult { uri, elapsed, counts, latency })
+        (ended != RunEndReason::Interrupt).then_some(RamResult { uri, elapsed, counts, latency })
     }
 }
 

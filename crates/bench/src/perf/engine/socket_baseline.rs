@@ -7,7 +7,7 @@
 
 use tenmil_base::{Histogram, Segment, SendSlice, Span, Stream};
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions, loopback_pair};
+use tenmil_linux::socket::{SocketEngine, SocketOptions, SocketStreamFactory, loopback_pair};
 use tenmil_linux::{Clock, CpuList, NamedThread};
 
 use super::baseline_load::repeat_for;
@@ -95,7 +95,7 @@ pub(super) fn measure_sockets(
         targets.push(target.new_endpoint(other, RESPONSE_BYTES, request_bytes)?);
     }
     let engine = host.sockets.engine();
-    let (near, far) = cores_of(cores);
+    let (near, far) = cores_of_both_sides(cores);
     let yields = near == far;
     let other = NamedThread::spawn("bare-target", far, move |stop| {
         while !stop.is_stopped() {
@@ -128,7 +128,7 @@ fn socket_error(error: &dyn std::fmt::Display) -> Error {
 }
 
 /// Cores of both sides: those of the run, with the second on another CPU if there is one.
-fn cores_of(cores: &CoreAssignment) -> (Option<u32>, Option<u32>) {
+fn cores_of_both_sides(cores: &CoreAssignment) -> (Option<u32>, Option<u32>) {
     let near = cores.submit[0];
     let others = cores.device.iter().copied().find(|core| *core != near);
     let far = others.or_else(|| {
@@ -154,7 +154,7 @@ fn exchange_messages(
 
 /// State shared by the connections of one side.
 struct EndpointShared {
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
     data: Segment,
     data_bytes: u32,
 }
@@ -169,7 +169,7 @@ impl EndpointShared {
         let data = regions.add_mapping(mapping).map_err(|error| socket_error(&error))?;
         let data = Segment { len_bytes: whole, ..data };
         let options = SocketOptions { engine, ..SocketOptions::default() };
-        let sockets = SocketFactory::new(regions, options);
+        let sockets = SocketStreamFactory::new(regions, options);
         match (engine, sockets.io_uring_error()) {
             (SocketEngine::IoUring, Some(why)) => Err(socket_error(&format!(
                 "io_uring: {why}; expected a kernel that allows it, or --baseline=tcp"

@@ -3,15 +3,15 @@
 
 use tenmil_base::{CompletionBatch, Dma, Instant, Segment};
 use tenmil_dma::{DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_linux::{Clock, EventVectors, Notifier, Sleeper};
+use tenmil_linux::{Clock, EventFdVectors, Notifier, Sleeper};
 use tenmil_nvme_controller::transport::{HostBarHandle, NextPoll};
 use tenmil_nvme_host::{
-    Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State,
+    Controller, ControllerOptions, ControllerState, NamespaceQueue, QueuePairOptions, QueueSizes,
 };
 
 use super::queue_runner::{QueueRunner, QueueRunnerParts};
 use super::verifier::NoVerify;
-use crate::perf::perf_options::{PerfOptions, SizeMix, Techniques};
+use crate::perf::perf_options::{FastPathSwitches, PerfOptions, SizeMix};
 use crate::perf::workload::{BlockRange, Workload};
 use tenmil_base::Error;
 use tenmil_devices::emu::{self, EmulatedSsd};
@@ -63,13 +63,13 @@ impl SteppedSsd {
         let mapping =
             MemoryMapping::new(POOL_BYTES, MemoryBacking::Private).map_err(Error::environment)?;
         let memory = regions.add_mapping(mapping).map_err(Error::environment)?;
-        let store = emu::command_store(&Techniques::default());
+        let store = emu::command_store(&FastPathSwitches::default());
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let medium = tenmil_drivers::NullDevice::new(4096, 1 << 20)
             .map_err(|error| Error::usage(error.to_string()))?;
         let mut now = clock.now();
-        let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
+        let vectors = EventFdVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
         let mut device =
             EmulatedSsd::new(&spec, 0, std::sync::Arc::new(medium), &pool, vectors, now)
                 .map_err(|error| refuse(&error.text))?;
@@ -87,12 +87,12 @@ impl SteppedSsd {
         (0..STEPS_MAX)
             .find(|_| {
                 step(&mut controller, &mut device);
-                controller.state() == State::Ready
+                controller.state() == ControllerState::Ready
             })
             .ok_or_else(|| refuse("it does not become ready"))?;
         let entries = (depth + 1).next_power_of_two().max(4);
         let perf = PerfOptions { sizes: SizeMix::single_size(4096), ..PerfOptions::default() };
-        let techniques = emu::driver_techniques(&perf.techniques);
+        let techniques = emu::to_driver_options(&perf.techniques);
         let options = QueuePairOptions { depth: entries, vector: None, techniques };
         let created_at = step(&mut controller, &mut device);
         let id = controller

@@ -14,7 +14,7 @@ pub(super) trait Verifier {
     const IS_ON: bool;
 
     /// Whether the I/O `draw` may start now; if so, it is recorded for task `index`.
-    fn may_start(&mut self, draw: &IoSpec, index: usize) -> bool;
+    fn try_begin_io(&mut self, draw: &IoSpec, index: usize) -> bool;
     /// Called before submission: the buffer may be filled.
     fn prepare_buffer(&mut self, draw: &IoSpec, buffer: Segment);
     /// Called after the completion of task `index`: the buffer may be read.
@@ -42,7 +42,7 @@ pub(super) struct StampVerifier {
 impl Verifier for NoVerify {
     const IS_ON: bool = false;
 
-    fn may_start(&mut self, _: &IoSpec, _: usize) -> bool {
+    fn try_begin_io(&mut self, _: &IoSpec, _: usize) -> bool {
         true
     }
 
@@ -106,7 +106,7 @@ impl StampVerifier {
 impl Verifier for StampVerifier {
     const IS_ON: bool = true;
 
-    fn may_start(&mut self, draw: &IoSpec, index: usize) -> bool {
+    fn try_begin_io(&mut self, draw: &IoSpec, index: usize) -> bool {
         let may =
             draw.blocks == 0 || self.ledger.begin_operation(draw.operation, draw.lba, draw.blocks);
         if may {

@@ -13,9 +13,9 @@ use tenmil_reactor::{Context, PollResult, Poller, PollerWake};
 use super::cpu_placement::CoreAssignment;
 use super::queue_runner::{DepthOneLimits, QueueRunner, QueueTotals};
 use super::verifier::Verifier;
-use crate::perf::arrival_times::Arrivals;
+use crate::perf::arrival_times::ArrivalTimes;
 use crate::perf::perf_options::{OpenLoop, PerfOptions};
-use crate::perf::perf_result::{FastPathCounters, IoCounts, RunEnd, VerifyResult};
+use crate::perf::perf_result::{FastPathCounters, IoCounts, RunEndReason, VerifyResult};
 use crate::perf::progress::{RunPhase, RunProgress};
 use crate::perf::workload::Workload;
 
@@ -69,7 +69,7 @@ pub(super) struct DeviceQueue<S> {
     /// Share of the rate, in an open loop.
     pub(super) rate: Option<RateShare>,
     /// Arrivals of that share, created when the thread starts.
-    pub(super) arrivals: Option<Arrivals>,
+    pub(super) arrivals: Option<ArrivalTimes>,
 }
 
 /// Share of one queue runner in a rate.
@@ -106,7 +106,7 @@ pub(super) struct WorkerResult {
     pub(super) queues: Vec<QueueResult>,
     pub(super) elapsed: Span,
     pub(super) ticks: u64,
-    pub(super) ended: RunEnd,
+    pub(super) ended: RunEndReason,
     /// I/Os and bytes in each interval.
     pub(super) series: Vec<(u64, u64)>,
     /// I/Os that were due and not started at the end.
@@ -180,14 +180,14 @@ impl<S: Verifier> LoadWorker<S> {
     }
 
     /// Whether the kernel performs all I/O of all queue runners.
-    pub(super) fn is_done_by_kernel(&self) -> bool {
-        self.queues.iter().all(|of| of.queue.is_done_by_kernel())
+    pub(super) fn does_kernel_deliver_completions(&self) -> bool {
+        self.queues.iter().all(|of| of.queue.does_kernel_deliver_completions())
     }
 
     fn start_load(&mut self, now: Instant) {
         for DeviceQueue { queue, rate, arrivals, .. } in &mut self.queues {
             *arrivals = rate.map(|RateShare { rate, part, parts, seed }| {
-                Arrivals::new(rate, part, parts, now, seed)
+                ArrivalTimes::new(rate, part, parts, now, seed)
             });
             if arrivals.is_none() {
                 queue.start_idle_tasks(now, &mut self.workload);
@@ -221,7 +221,7 @@ impl<S: Verifier> LoadWorker<S> {
     #[inline]
     fn run_queues(&mut self, mut now: Instant) -> (usize, Instant) {
         if let [DeviceQueue { queue, arrivals: None, .. }] = self.queues.as_mut_slice()
-            && queue.is_depth_one()
+            && queue.qualifies_for_depth_one_loop()
         {
             return queue.run_depth_one(now, &self.clock, &mut self.workload, DEPTH_ONE_BOUNDS);
         }
@@ -246,19 +246,21 @@ impl<S: Verifier> LoadWorker<S> {
         if now >= self.series.mark {
             self.publish_counters(now);
         }
-        let (is_stopping, is_done) = (self.progress.is_stopping(), self.is_done());
+        let (is_stopping, is_done) = (self.progress.is_stopping(), self.are_all_queues_done());
         let is_over = is_stopping || is_done;
         if matches!(self.stage, WorkerStage::WarmUp { until } if is_over || now >= until) {
             self.start_measuring(now);
         }
         match self.stage {
             WorkerStage::Measure { until, .. } if now >= until => {
-                self.finish_measuring(now, RunEnd::Time)
+                self.finish_measuring(now, RunEndReason::Time)
             }
             WorkerStage::Measure { .. } if is_stopping => {
-                self.finish_measuring(now, RunEnd::Interrupt)
+                self.finish_measuring(now, RunEndReason::Interrupt)
             }
-            WorkerStage::Measure { .. } if is_done => self.finish_measuring(now, RunEnd::Count),
+            WorkerStage::Measure { .. } if is_done => {
+                self.finish_measuring(now, RunEndReason::Count)
+            }
             WorkerStage::WarmUp { until } | WorkerStage::Measure { until, .. } => {
                 self.next_due = self.series.mark.min(until);
             }
@@ -278,7 +280,7 @@ impl<S: Verifier> LoadWorker<S> {
     }
 
     /// Ends the measurement, collects its results and begins to drain.
-    fn finish_measuring(&mut self, now: Instant, ended: RunEnd) {
+    fn finish_measuring(&mut self, now: Instant, ended: RunEndReason) {
         let stage = std::mem::replace(&mut self.stage, WorkerStage::Over);
         let WorkerStage::Measure { since, ticks, before, .. } = stage else { return };
         let queues = self.queues.iter().zip(before).map(|(of, before)| QueueResult {
@@ -294,7 +296,7 @@ impl<S: Verifier> LoadWorker<S> {
             ticks: self.clock.raw_ticks().saturating_sub(ticks),
             ended,
             series: std::mem::take(&mut self.series.points),
-            backlog: backlog.map(|arrivals| arrivals.backlog(now)).sum(),
+            backlog: backlog.map(|arrivals| arrivals.due_count(now)).sum(),
             unanswered: 0,
         };
         self.stage = WorkerStage::Drain { until: now.after(DRAIN), share: Box::new(share) };
@@ -321,7 +323,7 @@ impl<S: Verifier> LoadWorker<S> {
             // The receiver is dropped only if the run was cancelled.
             let _ = self.results.send(*share);
         }
-        context.end_thread();
+        context.request_thread_end();
     }
 
     /// Publishes the counters, ten times a second.
@@ -330,13 +332,13 @@ impl<S: Verifier> LoadWorker<S> {
         self.queues.iter().for_each(|of| counts.merge(&of.queue.io_counts()));
         let IoCounts { ios, bytes, errors, .. } = counts;
         self.progress.thread_progress(self.index).store_sums(ios, bytes, errors);
-        self.series.close_intervals(now, (ios, bytes));
+        self.series.record_ended_intervals(now, (ios, bytes));
         let in_flight: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight_ios())).sum();
         let rate = self.series.last_interval().map_or(0, |(ios, _)| ios);
         self.latency = Span { ns: (INTERVAL.ns * in_flight).checked_div(rate).unwrap_or(0) };
     }
 
-    fn is_done(&self) -> bool {
+    fn are_all_queues_done(&self) -> bool {
         self.queues.iter().all(|of| of.queue.is_done())
     }
 }
@@ -357,7 +359,7 @@ impl<S: Verifier + Send> Poller for LoadWorker<S> {
             }
             WorkerStage::Over => (0, now),
         };
-        if now >= self.next_due || found == 0 && self.is_done() {
+        if now >= self.next_due || found == 0 && self.are_all_queues_done() {
             self.run_periodic(now);
         }
         if found == 0 && self.plan.yields {
@@ -379,7 +381,7 @@ impl<S: Verifier + Send> Poller for LoadWorker<S> {
 
     fn wake_at(&self) -> Instant {
         let queues = self.queues.iter().map(|of| {
-            let arrival = of.arrivals.as_ref().map_or(Instant::NEVER, Arrivals::next_due);
+            let arrival = of.arrivals.as_ref().map_or(Instant::NEVER, ArrivalTimes::next_due);
             of.queue.wake_at().min(arrival)
         });
         queues.min().unwrap_or(Instant::NEVER).min(self.next_due)
@@ -408,7 +410,7 @@ impl IntervalRecorder {
     }
 
     /// Ends every interval before `now`. `sums` are I/Os and bytes since the beginning.
-    fn close_intervals(&mut self, now: Instant, sums: (u64, u64)) {
+    fn record_ended_intervals(&mut self, now: Instant, sums: (u64, u64)) {
         while now >= self.mark {
             self.points.push((sums.0 - self.seen.0, sums.1 - self.seen.1));
             self.seen = sums;

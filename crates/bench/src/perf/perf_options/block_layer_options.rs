@@ -4,13 +4,13 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use tenmil_block::quantity_parser::parse_count;
-use tenmil_block::{PER_CHANNEL, QosLimits, QueueMap, RateLimit, Scheduler};
+use tenmil_block::{IoScheduler, PER_CHANNEL, QosLimits, QueueMap, RateLimit};
 
 use tenmil_devices::Uri;
 
 /// Layer between a load and its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockLayer {
+pub enum BlockLayerMode {
     /// None: a channel of the block device, or for an emulated SSD the driver alone.
     None,
     /// A device that only checks claims.
@@ -25,18 +25,18 @@ pub enum BlockLayer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLayerOptions {
     /// Mode. By default emulated SSDs have none and all other devices have multi-queue.
-    pub layer: Option<BlockLayer>,
+    pub layer: Option<BlockLayerMode>,
     /// Assignment of channels to hardware contexts.
     pub map: Option<QueueMap>,
     /// Scheduler of the requests to each channel of the device below.
-    pub scheduler: Scheduler,
+    pub scheduler: IoScheduler,
     /// Limit of requests per second and device.
     pub limit_iops: Option<NonZeroU64>,
     /// Limit of bytes per second and device.
     pub limit_bytes: Option<NonZeroU64>,
 }
 
-impl BlockLayer {
+impl BlockLayerMode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Mq, Self::Single, Self::Bypass, Self::None];
 
@@ -63,11 +63,11 @@ impl BlockLayer {
 
 impl BlockLayerOptions {
     /// Mode for the device that `uri` names.
-    pub fn layer_of_device(&self, uri: &Uri) -> BlockLayer {
+    pub fn layer_of_device(&self, uri: &Uri) -> BlockLayerMode {
         self.layer.unwrap_or(if uri.emulated().is_some() {
-            BlockLayer::None
+            BlockLayerMode::None
         } else {
-            BlockLayer::Mq
+            BlockLayerMode::Mq
         })
     }
 
@@ -79,11 +79,11 @@ impl BlockLayerOptions {
     }
 
     /// First given flag that needs another mode than `layer`.
-    pub(super) fn first_unsupported_flag(&self, layer: BlockLayer) -> Option<&'static str> {
-        let has_queues = matches!(layer, BlockLayer::Mq | BlockLayer::Single);
+    pub(super) fn first_unsupported_flag(&self, layer: BlockLayerMode) -> Option<&'static str> {
+        let has_queues = matches!(layer, BlockLayerMode::Mq | BlockLayerMode::Single);
         let given = [
-            ("--queue-map", self.map.is_some() && layer != BlockLayer::Mq),
-            ("--block-scheduler", self.scheduler != Scheduler::None && !has_queues),
+            ("--queue-map", self.map.is_some() && layer != BlockLayerMode::Mq),
+            ("--block-scheduler", self.scheduler != IoScheduler::None && !has_queues),
             ("--limit-iops", self.limit_iops.is_some() && !has_queues),
             ("--limit-bytes", self.limit_bytes.is_some() && !has_queues),
         ];
@@ -93,7 +93,7 @@ impl BlockLayerOptions {
 
 /// Parses `default=2,read=1`.
 pub fn parse_queue_map(text: &str) -> Result<QueueMap, String> {
-    let mut map = QueueMap::with_default(PER_CHANNEL);
+    let mut map = QueueMap::with_default_contexts(PER_CHANNEL);
     for part in text.split(',') {
         let expected = "expected some of default=N,read=N,poll=N";
         let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}`, {expected}"))?;
@@ -123,7 +123,7 @@ pub fn queue_map_text(map: &QueueMap) -> String {
     text
 }
 
-impl fmt::Display for BlockLayer {
+impl fmt::Display for BlockLayerMode {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name())
     }
@@ -133,7 +133,7 @@ impl fmt::Display for BlockLayer {
 mod tests {
     use tenmil_block::{PER_CHANNEL, QueueMap};
 
-    use super::{BlockLayer, BlockLayerOptions, parse_queue_map, queue_map_text};
+    use super::{BlockLayerMode, BlockLayerOptions, parse_queue_map, queue_map_text};
 
     #[test]
     fn driver_is_loaded_without_block_layer_only_for_emulated_ssds_by_default() {
@@ -143,10 +143,10 @@ mod tests {
         };
         assert_eq!(
             (over(None, "emu:null"), over(None, "null:")),
-            (BlockLayer::None, BlockLayer::Mq)
+            (BlockLayerMode::None, BlockLayerMode::Mq)
         );
-        assert_eq!(over(Some(BlockLayer::Mq), "emu:null"), BlockLayer::Mq);
-        assert_eq!(over(Some(BlockLayer::None), "null:"), BlockLayer::None);
+        assert_eq!(over(Some(BlockLayerMode::Mq), "emu:null"), BlockLayerMode::Mq);
+        assert_eq!(over(Some(BlockLayerMode::None), "null:"), BlockLayerMode::None);
     }
 
     #[test]

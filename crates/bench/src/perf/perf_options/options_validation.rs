@@ -6,7 +6,7 @@ use tenmil_linux::CpuList;
 use tenmil_linux::kernel_files::KernelFiles;
 
 use super::{AccessPattern, DEVICES_MAX, OpenLoop, PerfOptions, SizeShare};
-use crate::balance::{check_cores, check_scheduled_cores};
+use crate::balance::{check_cores_allowed, check_rule_cores_scheduled};
 use crate::perf::engine::CoreAssignment;
 use crate::perf::version_map::VersionMap;
 use tenmil_base::Error;
@@ -41,14 +41,14 @@ impl PerfOptions {
     /// Validates the options.
     pub fn validate(&self, supplies: &MachineResources) -> Result<(), Error> {
         self.check_devices()?;
-        self.emulated_ssds().try_for_each(|spec| self.check_ssd(spec))?;
+        self.emulated_ssds().try_for_each(|spec| self.check_emulated_ssd(spec))?;
         self.check_verify()?;
         self.check_driver_options()?;
-        self.check_layer()?;
+        self.check_block_layer_flags()?;
         self.check_workload()?;
-        check_cores("-c", &self.cores, &supplies.cores)?;
-        check_cores("--device-cores", &self.device_cores, &supplies.cores)?;
-        check_scheduled_cores(
+        check_cores_allowed("-c", &self.cores, &supplies.cores)?;
+        check_cores_allowed("--device-cores", &self.device_cores, &supplies.cores)?;
+        check_rule_cores_scheduled(
             &self.scheduler,
             &CoreAssignment::from_options(self, &supplies.cores).submit_cores(),
         )?;
@@ -66,7 +66,7 @@ impl PerfOptions {
                     there >> 20
                 )));
             }
-            self.check_version_map(spec, size / u64::from(spec.block_size), there)?;
+            self.check_version_map_memory(spec, size / u64::from(spec.block_size), there)?;
         }
         let needed = self.buffer_bytes();
         if needed > there / 2 {
@@ -84,7 +84,7 @@ impl PerfOptions {
     }
 
     /// Rejects a version map that does not fit into `there` bytes of memory.
-    pub fn check_version_map(
+    pub fn check_version_map_memory(
         &self,
         name: &dyn std::fmt::Display,
         blocks: u64,
@@ -120,7 +120,7 @@ impl PerfOptions {
         Ok(())
     }
 
-    fn check_ssd(&self, spec: &EmuSpec) -> Result<(), Error> {
+    fn check_emulated_ssd(&self, spec: &EmuSpec) -> Result<(), Error> {
         self.check_queues(spec, spec.depth_max(), spec.queues.into())?;
         self.check_sizes(spec, spec.block_size, size_of_ssd(spec)?)
     }
@@ -211,14 +211,14 @@ impl PerfOptions {
         if !self.device_cores.is_empty() {
             return refuse("--device-cores", "threads of an emulated SSD");
         }
-        match self.techniques.switched_in_driver() {
+        match self.techniques.first_changed_driver_flag() {
             Some(flag) => refuse(flag, "rings and doorbells"),
             None => Ok(()),
         }
     }
 
     /// Rejects flags that need a block layer where there is none.
-    fn check_layer(&self) -> Result<(), Error> {
+    fn check_block_layer_flags(&self) -> Result<(), Error> {
         for uri in &self.uris {
             let layer = self.layer.layer_of_device(uri);
             if let Some(flag) = self.layer.first_unsupported_flag(layer) {
@@ -243,7 +243,8 @@ impl PerfOptions {
                 | AccessPattern::Write
                 | AccessPattern::RandRead
                 | AccessPattern::RandWrite
-        ) || self.pattern.is_mixed() && self.pattern != AccessPattern::FlushMix;
+        ) || self.pattern.has_read_percentage()
+            && self.pattern != AccessPattern::FlushMix;
         match self.uris.iter().find(|uri| !is_ram(uri)) {
             _ if self.baseline_time.is_none() => Ok(()),
             Some(uri) => Err(Error::usage(format!(

@@ -36,7 +36,7 @@ fn default_options_are_as_documented_and_valid() {
     assert_eq!(options.validate(&machine_resources()), Ok(()));
     assert_eq!((options.device_count(), options.depth, options.thread_count()), (21, 128, 1));
     assert_eq!(options.buffer_bytes(), 21 * 128 * 4096);
-    let extras = options.with_extras();
+    let extras = options.with_default_baseline_and_report();
     assert_eq!(extras.baseline_time, Some(Span::from_secs(1)));
     assert_eq!(extras.ram, Some(Span::from_secs(2)));
     assert_eq!(extras.html.as_deref(), Some("tenmil-perf.html"));

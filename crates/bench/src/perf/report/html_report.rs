@@ -7,7 +7,7 @@ use super::number_format::{
 };
 use super::page_style::STYLE;
 use super::{
-    baseline_line, end_reason_text, error_rows, latency_row, plot, result_notes, workload_line,
+    baseline_line, end_reason_text, error_rows, latency_texts, plot, result_notes, workload_line,
 };
 use crate::perf::perf_result::{Baseline, DeviceResult, PerfResult, per_second};
 use tenmil_base::text::format_size;
@@ -65,16 +65,16 @@ fn headline_tiles(result: &PerfResult) -> Markup {
     let p9999 = show_ns(result.latency.percentile(999_900));
     html! {
         div.tiles {
-            (headline_tile("per I/O and thread", &show_ns_f64(result.ns_per_io()), cycles.as_deref()))
+            (headline_tile("per I/O and thread", &show_ns_f64(result.thread_ns_per_io()), cycles.as_deref()))
             @if let (Some(ratio), Some(baseline)) = (result.baseline_ratio(), result.baseline) {
                 div.tile title=[baseline_line(result)] {
-                    div.what { "of the " (baseline_text(baseline.limit).0) }
+                    div.what { "of the " (baseline_name_and_explanation(baseline.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(css_width(ratio)) {} }
                     @if result.is_above_baseline() {
                         div.more { (show_iops(baseline.iops)) ": a disturbed run, repeat it" }
                     } @else {
-                        div.more { (show_iops(baseline.iops)) (baseline_text(baseline.limit).1) }
+                        div.more { (show_iops(baseline.iops)) (baseline_name_and_explanation(baseline.limit).1) }
                     }
                 }
             }
@@ -82,7 +82,7 @@ fn headline_tiles(result: &PerfResult) -> Markup {
             (headline_tile(
                 "doorbells per I/O",
                 &format!("{:.3}", counters.doorbells_per_io()),
-                Some(&format!("{:.2} completions per poll", counters.completions_per_poll())),
+                Some(&format!("{:.2} completions per poll", counters.completions_per_nonempty_poll())),
             ))
             @if result.transfers_data() {
                 (headline_tile("data", &show_byte_rate(result.bytes_per_second()), None))
@@ -99,7 +99,7 @@ fn headline_tiles(result: &PerfResult) -> Markup {
 }
 
 /// Name of a baseline, and the explanation of its rate.
-fn baseline_text(limit: Baseline) -> (&'static str, &'static str) {
+fn baseline_name_and_explanation(limit: Baseline) -> (&'static str, &'static str) {
     match limit {
         Baseline::Ring => ("ring micro-benchmark", " is the upper bound of these rings"),
         Baseline::Copies => ("copy micro-benchmark", " is the rate of the copy micro-benchmark"),
@@ -131,7 +131,7 @@ fn error_section(result: &PerfResult) -> Markup {
         }
         @if let Some(verified) = &result.verified {
             section {
-                h2.bad[!verified.is_clean()] { "Verification" }
+                h2.bad[!verified.has_no_bad_blocks()] { "Verification" }
                 (verified.text())
             }
         }
@@ -178,13 +178,13 @@ fn latency_section(result: &PerfResult) -> Markup {
                 } }
                 tbody {
                     @if result.latency_by_operation.len() != 1 {
-                        (latency_cells("all", latency_row(&result.latency)))
+                        (latency_cells("all", latency_texts(&result.latency)))
                     }
                     @for (operation, latency) in &result.latency_by_operation {
-                        (latency_cells(operation.name(), latency_row(latency)))
+                        (latency_cells(operation.name(), latency_texts(latency)))
                     }
                     @if let Some(ram) = &result.ram {
-                        (latency_cells("over ram", latency_row(&ram.latency)))
+                        (latency_cells("over ram", latency_texts(&ram.latency)))
                     }
                 }
             }

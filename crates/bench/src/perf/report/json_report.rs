@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use tenmil_base::Histogram;
 
 use super::{PERCENTILES, error_rows, result_notes};
-use crate::perf::perf_options::{BlockLayer, PerfOptions, queue_map_text};
+use crate::perf::perf_options::{BlockLayerMode, PerfOptions, queue_map_text};
 use crate::perf::perf_result::{
     BaselineResult, DeviceResult, NullBlkPoint, NullBlkResult, NullBlkRow, PerfResult, RamResult,
-    RunEnd, VerifyResult,
+    RunEndReason, VerifyResult,
 };
 
 /// Top-level object.
@@ -85,7 +85,7 @@ fn json_report(result: &PerfResult) -> JsonReport {
     let by_operation = result.latency_by_operation.iter();
     JsonReport {
         iops: result.iops(),
-        ns_per_io: result.ns_per_io(),
+        ns_per_io: result.thread_ns_per_io(),
         tsc_per_io: result.tsc_per_io(),
         bytes_per_s: result.bytes_per_second(),
         data_moved: result.transfers_data(),
@@ -94,9 +94,9 @@ fn json_report(result: &PerfResult) -> JsonReport {
         errors: result.totals.errors,
         elapsed_s: result.elapsed.as_secs_f64(),
         ended: match result.ended {
-            RunEnd::Time => "time",
-            RunEnd::Count => "count",
-            RunEnd::Interrupt => "interrupt",
+            RunEndReason::Time => "time",
+            RunEndReason::Count => "count",
+            RunEndReason::Interrupt => "interrupt",
         },
         latency_ns: LatencyJson::from_histogram(&result.latency),
         latency_ns_by_operation: by_operation
@@ -105,7 +105,7 @@ fn json_report(result: &PerfResult) -> JsonReport {
             })
             .collect(),
         time_stamp_error_ns: result.time_stamp_error.ns,
-        completions_per_poll: result.counters.completions_per_poll(),
+        completions_per_poll: result.counters.completions_per_nonempty_poll(),
         doorbells_per_io: result.counters.doorbells_per_io(),
         doorbell_registers_per_io: result.counters.doorbell_registers_per_io(),
         cmb_commands_per_io: result.counters.cmb_commands_per_io(),
@@ -230,7 +230,7 @@ fn options_json(options: &PerfOptions) -> Value {
         "cores": options.cores.to_string(),
         "device_cores": options.device_cores.to_string(),
         "queue_pairs": options.queue_pairs,
-        "block": options.layer.layer.map(BlockLayer::name),
+        "block": options.layer.layer.map(BlockLayerMode::name),
         "queue_map": options.layer.map.as_ref().map(queue_map_text),
         "block_scheduler": options.layer.scheduler.to_string(),
         "limit_iops": options.layer.limit_iops,

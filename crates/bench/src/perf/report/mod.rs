@@ -17,10 +17,10 @@ pub use html_report::render_code_spans;
 pub use page_style::STYLE;
 
 use super::perf_options::{OpenLoop, PerfOptions};
-use super::perf_result::{Baseline, BaselineResult, PerfResult, RunEnd};
+use super::perf_result::{Baseline, BaselineResult, PerfResult, RunEndReason};
 use number_format::{show_count, show_iops, show_ns_f64};
 use tenmil_base::text::format_size;
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 use tenmil_devices::EmuMedium;
 
 /// Percentiles of every report: name, and rank in parts per million.
@@ -44,7 +44,7 @@ pub fn workload_line(options: &PerfOptions) -> String {
             line += &format!(" of {}", shares.join(", "));
         }
     }
-    if options.pattern.is_mixed() {
+    if options.pattern.has_read_percentage() {
         line += &format!(", {} % reads", options.read_percent);
     }
     line += &format!(", depth {}", options.depth);
@@ -77,7 +77,8 @@ pub fn result_notes(result: &PerfResult) -> Vec<String> {
         // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
         let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
-        sentences.push(format!("`{}`: {what}; {completed}.", shortest_unescaped(&device.name)));
+        sentences
+            .push(format!("`{}`: {what}; {completed}.", short_form_for_terminal(&device.name)));
     }
     sentences
 }
@@ -137,9 +138,9 @@ pub fn end_reason_text(result: &PerfResult) -> Option<String> {
     let requested = result.options.time.as_secs_f64();
     let measured = result.elapsed.as_secs_f64();
     match result.ended {
-        RunEnd::Time => None,
-        RunEnd::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
-        RunEnd::Interrupt => {
+        RunEndReason::Time => None,
+        RunEndReason::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
+        RunEndReason::Interrupt => {
             Some(format!("Interrupted: these are the first {measured:.2} s of {requested:.2} s."))
         }
     }
@@ -187,7 +188,7 @@ pub fn baseline_line(result: &PerfResult) -> Option<String> {
 }
 
 /// Mean, percentiles and maximum of `latency`, formatted.
-pub fn latency_row(latency: &Histogram) -> [String; 6] {
+pub fn latency_texts(latency: &Histogram) -> [String; 6] {
     let at = |index: usize| number_format::show_ns(latency.percentile(PERCENTILES[index].1));
     let mean = show_ns_f64(latency.mean());
     [mean, at(0), at(1), at(2), at(3), number_format::show_ns(latency.max())]

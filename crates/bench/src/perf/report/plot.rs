@@ -26,25 +26,24 @@ pub use rounds_plot::{PlotRow, rounds_plot};
 
 /// Role of a color.
 #[derive(Clone, Copy)]
-struct SeriesStyle {
+struct ColorRole {
     colour: RGBColor,
     hex: &'static str,
     style: &'static str,
 }
 
-const INK: SeriesStyle =
-    SeriesStyle { colour: RGBColor(1, 1, 1), hex: "#010101", style: "var(--ink)" };
-const MUTED: SeriesStyle =
-    SeriesStyle { colour: RGBColor(2, 2, 2), hex: "#020202", style: "var(--muted)" };
-const GRID: SeriesStyle =
-    SeriesStyle { colour: RGBColor(3, 3, 3), hex: "#030303", style: "var(--grid)" };
-const ACCENT: SeriesStyle =
-    SeriesStyle { colour: RGBColor(4, 4, 4), hex: "#040404", style: "var(--accent)" };
-const SOFT: SeriesStyle =
-    SeriesStyle { colour: RGBColor(5, 5, 5), hex: "#050505", style: "var(--soft)" };
-const MARK: SeriesStyle =
-    SeriesStyle { colour: RGBColor(6, 6, 6), hex: "#060606", style: "var(--mark)" };
-const ROLES: [SeriesStyle; 6] = [INK, MUTED, GRID, ACCENT, SOFT, MARK];
+const INK: ColorRole = ColorRole { colour: RGBColor(1, 1, 1), hex: "#010101", style: "var(--ink)" };
+const MUTED: ColorRole =
+    ColorRole { colour: RGBColor(2, 2, 2), hex: "#020202", style: "var(--muted)" };
+const GRID: ColorRole =
+    ColorRole { colour: RGBColor(3, 3, 3), hex: "#030303", style: "var(--grid)" };
+const ACCENT: ColorRole =
+    ColorRole { colour: RGBColor(4, 4, 4), hex: "#040404", style: "var(--accent)" };
+const SOFT: ColorRole =
+    ColorRole { colour: RGBColor(5, 5, 5), hex: "#050505", style: "var(--soft)" };
+const MARK: ColorRole =
+    ColorRole { colour: RGBColor(6, 6, 6), hex: "#060606", style: "var(--mark)" };
+const ROLES: [ColorRole; 6] = [INK, MUTED, GRID, ACCENT, SOFT, MARK];
 
 const FONT: &str = "sans-serif";
 const FONT_SIZE: i32 = 13;
@@ -95,14 +94,14 @@ pub(super) fn latency_distribution_plot(latency: &Histogram) -> String {
     };
     draw_svg(SIZE, |backend| {
         let mut chart = log_chart_frame(backend, from..to, bottom..bottom * span);
-        draw_mesh(&mut chart, &|x| show_ns_f64(*x), &show_share);
+        draw_mesh(&mut chart, &|x| show_ns_f64(*x), &format_percent);
         chart.draw_series(AreaSeries::new(outline(), bottom, SOFT.colour)).ok();
         chart.draw_series(LineSeries::new(outline(), ACCENT.colour.stroke_width(2))).ok();
         for (row, (name, per_million)) in (0_u8..).zip(PERCENTILES) {
             let value = (latency.percentile(per_million) as f64).max(1.0);
             let height = bottom * span.powf(0.98 - 0.075 * f64::from(row));
             let side = if value.ln() > from.ln() + 0.85 * (to / from).ln() { -1 } else { 1 };
-            draw_mark(
+            draw_vertical_mark(
                 &mut chart,
                 &format!("{name}  {}", show_ns_f64(value)),
                 (value, height),
@@ -147,7 +146,7 @@ fn log_axis_ticks(range: Range<f64>) -> Vec<f64> {
 }
 
 /// Vertical line up to `at`, with a label on its right (side 1) or left (side -1).
-fn draw_mark(
+fn draw_vertical_mark(
     chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogScaleWithTicks, LogChart>>,
     label: &str,
     at: (f64, f64),
@@ -257,7 +256,7 @@ fn show_axis_rate(rate: &f64) -> String {
     format!("{} {prefix}", number.trim_end_matches(".0"))
 }
 
-fn show_share(share: &f64) -> String {
+fn format_percent(share: &f64) -> String {
     let percent = share * 100.0;
     let decimals = (0..5).take_while(|place| percent * 10.0_f64.powi(*place) < 0.99).count();
     format!("{percent:.decimals$} %")

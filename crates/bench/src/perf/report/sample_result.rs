@@ -8,12 +8,12 @@ use crate::perf::environment::RunEnvironment;
 use crate::perf::perf_options::PerfOptions;
 use crate::perf::perf_result::{
     Baseline, BaselineResult, DeviceResult, DriverOption, FastPathCounters, IoCounts, NullBlkPoint,
-    NullBlkResult, NullBlkRow, PerfResult, RamResult, RunEnd, ThreadPlacement, TimeSeries,
+    NullBlkResult, NullBlkRow, PerfResult, RamResult, RunEndReason, ThreadPlacement, TimeSeries,
 };
 use tenmil_base::Error;
 use tenmil_linux::{CpuList, MachineEnvironment};
 use tenmil_reactor::PollMode;
-use tenmil_reactor::schedule::Policy;
+use tenmil_reactor::thread_scheduler::Policy;
 
 const IOS: u64 = 314_000_000;
 
@@ -33,9 +33,9 @@ pub fn sample_result() -> PerfResult {
         })
         .collect();
     PerfResult {
-        options: PerfOptions::default().with_extras(),
+        options: PerfOptions::default().with_default_baseline_and_report(),
         elapsed: Span::from_secs(10),
-        ended: RunEnd::Time,
+        ended: RunEndReason::Time,
         devices,
         totals: io_counts(IOS),
         latency_by_operation: vec![(Operation::Read, latency.clone())],
@@ -104,7 +104,7 @@ pub fn failed_sample_result() -> PerfResult {
     result.totals.errors = 12;
     result.errors_by_status =
         BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
-    result.ended = RunEnd::Interrupt;
+    result.ended = RunEndReason::Interrupt;
     result.missing = vec![Error::environment("allocate 336 MiB of memory: no such memory is free")];
     result.elapsed = Span::from_secs(4);
     result.environment.steal = 0.05;

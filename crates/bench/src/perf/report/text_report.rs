@@ -3,7 +3,9 @@
 use core::fmt::{self, Write};
 
 use super::number_format::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
-use super::{baseline_line, end_reason_text, error_rows, latency_row, result_notes, workload_line};
+use super::{
+    baseline_line, end_reason_text, error_rows, latency_texts, result_notes, workload_line,
+};
 use crate::perf::perf_result::PerfResult;
 
 /// Renders the report, with the paths of the other reports.
@@ -39,7 +41,7 @@ fn write_headline(out: &mut String, result: &PerfResult) -> fmt::Result {
     let seconds = result.elapsed.as_secs_f64();
     writeln!(out, "{}, {seconds:.2} s", workload_line(&result.options))?;
     write!(out, "\n  {}", show_iops(result.iops()))?;
-    write!(out, "   {} per I/O and thread", show_ns_f64(result.ns_per_io()))?;
+    write!(out, "   {} per I/O and thread", show_ns_f64(result.thread_ns_per_io()))?;
     if let Some(ticks) = result.tsc_per_io() {
         write!(out, "   {ticks:.0} TSC cycles")?;
     }
@@ -85,10 +87,10 @@ fn write_latency(out: &mut String, result: &PerfResult) -> fmt::Result {
         writeln!(out)
     };
     if result.latency_by_operation.len() != 1 {
-        line("all", latency_row(&result.latency))?;
+        line("all", latency_texts(&result.latency))?;
     }
     for (operation, latency) in &result.latency_by_operation {
-        line(operation.name(), latency_row(latency))?;
+        line(operation.name(), latency_texts(latency))?;
     }
     Ok(())
 }
@@ -100,7 +102,7 @@ fn write_fast_path(out: &mut String, result: &PerfResult) -> fmt::Result {
     writeln!(
         out,
         "  {:.2} completions per poll, {:.3} doorbells per I/O, {idle} % of the polls found nothing",
-        counters.completions_per_poll(),
+        counters.completions_per_nonempty_poll(),
         counters.doorbells_per_io()
     )?;
     let sleeps = show_count(result.sleeps);

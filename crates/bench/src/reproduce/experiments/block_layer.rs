@@ -6,10 +6,15 @@ use super::{CPU, IOPS, MEAN, PER_IO, TAIL, ratio_criterion, single_variant_crite
 use crate::reproduce::BenchTask;
 
 pub(super) fn block_layer_experiments() -> Vec<Experiment<BenchTask>> {
-    vec![cost_of_block_layer(), comparison_with_fio(), queue_per_thread(), optane_latency()]
+    vec![
+        block_layer_cost_experiment(),
+        fio_comparison_experiment(),
+        queue_per_thread_experiment(),
+        optane_latency_experiment(),
+    ]
 }
 
-fn cost_of_block_layer() -> Experiment<BenchTask> {
+fn block_layer_cost_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "block-layer",
         claim: "A block layer above the driver keeps 70 to 80 % of its rate.",
@@ -32,7 +37,7 @@ fn cost_of_block_layer() -> Experiment<BenchTask> {
     }
 }
 
-fn comparison_with_fio() -> Experiment<BenchTask> {
+fn fio_comparison_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "fio",
         claim: "fio reaches its own limit far below what the driver does, even over nothing at all.",
@@ -48,7 +53,7 @@ fn comparison_with_fio() -> Experiment<BenchTask> {
                      --norandommap --time_based --runtime=1",
                 ),
             )
-            .with_length(4),
+            .with_trial_length(4),
         ],
         questions: vec![ratio_criterion(
             "driver and perf, against fio over nothing",
@@ -62,7 +67,7 @@ fn comparison_with_fio() -> Experiment<BenchTask> {
     }
 }
 
-fn queue_per_thread() -> Experiment<BenchTask> {
+fn queue_per_thread_experiment() -> Experiment<BenchTask> {
     let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "queue-per-thread",
@@ -108,7 +113,7 @@ fn queue_per_thread() -> Experiment<BenchTask> {
     }
 }
 
-fn optane_latency() -> Experiment<BenchTask> {
+fn optane_latency_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "optane",
         claim: "Reads of 512 bytes from 20 Optane SSDs at depth 32 take 57 µs on average.",

@@ -14,10 +14,15 @@ const NO_BUS: &str = "An emulated SSD's doorbell is a store into memory and not 
     which is a model of a bus and not one.";
 
 pub(super) fn driver_experiments() -> Vec<Experiment<BenchTask>> {
-    vec![ten_million_iops(), submission_doorbell(), completion_doorbell(), streaming_stores()]
+    vec![
+        ten_million_iops_experiment(),
+        submission_doorbell_experiment(),
+        completion_doorbell_experiment(),
+        streaming_stores_experiment(),
+    ]
 }
 
-fn ten_million_iops() -> Experiment<BenchTask> {
+fn ten_million_iops_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "ten-million",
         claim: "One thread does ten million random reads of 4 KiB in a second, from 21 SSDs at \
@@ -27,7 +32,7 @@ fn ten_million_iops() -> Experiment<BenchTask> {
         figures: &[IOPS, PER_IO, OF_BASELINE, MEDIAN],
         sides: vec![
             Variant::new("21 SSDs", BenchTask::Perf("emu:null?count=21 -q 128 --baseline"))
-                .with_length(2),
+                .with_trial_length(2),
         ],
         questions: vec![single_variant_criterion(
             "random reads of 4 KiB in a second",
@@ -42,7 +47,7 @@ fn ten_million_iops() -> Experiment<BenchTask> {
     }
 }
 
-fn submission_doorbell() -> Experiment<BenchTask> {
+fn submission_doorbell_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "submission-doorbell",
         claim: "Ringing the submission doorbell once for a batch of commands, and not for each, \
@@ -82,7 +87,7 @@ fn submission_doorbell() -> Experiment<BenchTask> {
     }
 }
 
-fn completion_doorbell() -> Experiment<BenchTask> {
+fn completion_doorbell_experiment() -> Experiment<BenchTask> {
     let at = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "completion-doorbell",
@@ -146,7 +151,7 @@ fn completion_doorbell() -> Experiment<BenchTask> {
     }
 }
 
-fn streaming_stores() -> Experiment<BenchTask> {
+fn streaming_stores_experiment() -> Experiment<BenchTask> {
     let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "streaming-stores",

@@ -6,7 +6,7 @@ use super::{CPU, IOPS, MEAN, P99, TAIL, ratio_criterion};
 use crate::reproduce::BenchTask;
 
 pub(super) fn idle_experiments() -> Vec<Experiment<BenchTask>> {
-    vec![dynamic_scheduler(), polling_versus_sleeping()]
+    vec![dynamic_scheduler_experiment(), polling_versus_sleeping_experiment()]
 }
 
 /// Arguments for two modeled SSDs at a fixed rate of reads per second.
@@ -21,7 +21,7 @@ macro_rules! load {
     };
 }
 
-fn dynamic_scheduler() -> Experiment<BenchTask> {
+fn dynamic_scheduler_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "dynamic-scheduler",
         claim: "A scheduler that gathers threads which do little, and lets the cores sleep that are \
@@ -38,7 +38,7 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
                     load!("1k", "--poll always"),
                 ]),
             )
-            .with_length(3),
+            .with_trial_length(3),
             Variant::new(
                 "dynamic",
                 BenchTask::Phases(&[
@@ -47,7 +47,7 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
                     load!("1k", "--scheduler dynamic?period=50ms"),
                 ]),
             )
-            .with_length(3),
+            .with_trial_length(3),
         ],
         questions: vec![
             ratio_criterion(
@@ -71,7 +71,7 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
     }
 }
 
-fn polling_versus_sleeping() -> Experiment<BenchTask> {
+fn polling_versus_sleeping_experiment() -> Experiment<BenchTask> {
     let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "polling",

@@ -11,13 +11,13 @@ const LOOPBACK: &str = "Over loopback, where the kernel copies what is sent to w
 
 pub(super) fn network_experiments() -> Vec<Experiment<BenchTask>> {
     vec![
-        zero_copy(),
-        direct_submission(),
-        send_batching(),
-        msg_more(),
-        read_queues(),
-        incoming_cpu(),
-        busy_polling(),
+        zero_copy_experiment(),
+        direct_submission_experiment(),
+        send_batching_experiment(),
+        msg_more_experiment(),
+        read_queues_experiment(),
+        incoming_cpu_experiment(),
+        busy_polling_experiment(),
     ]
 }
 
@@ -26,7 +26,7 @@ const fn target_and_host_task(serve: &'static str, perf: &'static str) -> BenchT
     BenchTask::Served { serve, perf }
 }
 
-fn zero_copy() -> Experiment<BenchTask> {
+fn zero_copy_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-zero-copy",
         claim: "Sending without a copy from some size on is faster than always copying, and than \
@@ -78,7 +78,7 @@ fn zero_copy() -> Experiment<BenchTask> {
     }
 }
 
-fn direct_submission() -> Experiment<BenchTask> {
+fn direct_submission_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-direct",
         claim: "Sending a command from the thread that submits it, and not later from another \
@@ -115,7 +115,7 @@ fn direct_submission() -> Experiment<BenchTask> {
     }
 }
 
-fn send_batching() -> Experiment<BenchTask> {
+fn send_batching_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-batching",
         claim: "Sending what has gathered in one call, and not each command by itself, raises the \
@@ -163,7 +163,7 @@ fn send_batching() -> Experiment<BenchTask> {
     }
 }
 
-fn msg_more() -> Experiment<BenchTask> {
+fn msg_more_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-msg-more",
         claim: "Telling the kernel with MSG_MORE that more follows makes large transfers faster.",
@@ -219,7 +219,7 @@ fn msg_more() -> Experiment<BenchTask> {
     }
 }
 
-fn read_queues() -> Experiment<BenchTask> {
+fn read_queues_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-read-queues",
         claim: "Small reads with a connection of their own do not wait behind large writes: more of \
@@ -229,12 +229,12 @@ fn read_queues() -> Experiment<BenchTask> {
         figures: &[IOPS, MEAN, TAIL, BYTES],
         sides: vec![
             Variant::new("shared", BenchTask::Mixed { serve: "-c {last}", keys: "" })
-                .with_length(2),
+                .with_trial_length(2),
             Variant::new(
                 "a connection of their own",
                 BenchTask::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
             )
-            .with_length(2),
+            .with_trial_length(2),
         ],
         questions: vec![
             ratio_criterion(
@@ -258,7 +258,7 @@ fn read_queues() -> Experiment<BenchTask> {
     }
 }
 
-fn incoming_cpu() -> Experiment<BenchTask> {
+fn incoming_cpu_experiment() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-incoming-cpu",
         claim: "Serving a connection on the core that its packets come in by is faster than \
@@ -295,7 +295,7 @@ fn incoming_cpu() -> Experiment<BenchTask> {
     }
 }
 
-fn busy_polling() -> Experiment<BenchTask> {
+fn busy_polling_experiment() -> Experiment<BenchTask> {
     let over = |label, perf| Variant::new(label, BenchTask::OverVeth { serve: "-c {last}", perf });
     Experiment {
         name: "tcp-busy-poll",

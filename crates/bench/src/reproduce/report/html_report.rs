@@ -56,7 +56,7 @@ fn page_header(evidence: &ReproduceRun) -> Markup {
         header {
             div.name { b { "tenmil reproduce" } " " (env!("CARGO_PKG_VERSION")) }
             h1.claims {
-                (evidence.claims_with_verdict(Verdict::Confirmed)) " of " (evidence.experiment_results.len()) " "
+                (evidence.claim_count_with_verdict(Verdict::Confirmed)) " of " (evidence.experiment_results.len()) " "
                 small { "claims hold on this machine" }
             }
             p.workload {
@@ -75,7 +75,7 @@ fn page_header(evidence: &ReproduceRun) -> Markup {
             @for verdict in VERDICTS {
                 div.tile {
                     div.what { (verdict.text()) }
-                    div.value { (evidence.claims_with_verdict(verdict)) }
+                    div.value { (evidence.claim_count_with_verdict(verdict)) }
                 }
             }
         }
@@ -107,7 +107,7 @@ fn summary_section(evidence: &ReproduceRun) -> Markup {
 
 fn summary_row(experiment_result: &ExperimentResult) -> Markup {
     let experiment = &experiment_result.experiment;
-    let rows = experiment_result.claim_rows();
+    let rows = experiment_result.criterion_rows();
     html! {
         tr {
             td.name { a href={ "#" (experiment.name) } { (experiment.name) } }
@@ -154,7 +154,7 @@ fn criteria_table(experiment_result: &ExperimentResult) -> Markup {
             thead { tr {
                 th { "question" } th { "expected" } th { "found" } th { "verdict" }
             } }
-            tbody { @for row in experiment_result.claim_rows() {
+            tbody { @for row in experiment_result.criterion_rows() {
                 tr {
                     td { (row.question) }
                     td { (row.criterion) }

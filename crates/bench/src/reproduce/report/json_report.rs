@@ -10,8 +10,9 @@ use crate::reproduce::{BenchTask, ExperimentResult, ReproduceRun};
 
 /// Renders the report as JSON.
 pub fn render_json(evidence: &ReproduceRun) -> String {
-    let counts = VERDICTS
-        .map(|verdict| (verdict.text().replace(' ', "_"), evidence.claims_with_verdict(verdict)));
+    let counts = VERDICTS.map(|verdict| {
+        (verdict.text().replace(' ', "_"), evidence.claim_count_with_verdict(verdict))
+    });
     let machine = machine_rows(&evidence.machine);
     let report = json!({
         "command": evidence.command,
@@ -39,7 +40,7 @@ pub fn experiment_list_json(chosen: &[crate::experiment::Experiment<BenchTask>])
 fn experiment_result_json(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Value {
     let experiment = &experiment_result.experiment;
     let questions =
-        experiment_result.claim_rows().into_iter().zip(&experiment_result.findings).map(
+        experiment_result.criterion_rows().into_iter().zip(&experiment_result.findings).map(
             |(row, finding)| {
                 json!({
                     "question": row.question,

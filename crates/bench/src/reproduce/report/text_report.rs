@@ -7,7 +7,7 @@ use crate::reproduce::ReproduceRun;
 pub fn render_text(evidence: &ReproduceRun, written: &[String]) -> String {
     let mut text = String::new();
     for experiment_result in &evidence.experiment_results {
-        for (index, row) in experiment_result.claim_rows().iter().enumerate() {
+        for (index, row) in experiment_result.criterion_rows().iter().enumerate() {
             let name = if index == 0 { experiment_result.experiment.name } else { "" };
             text += &format!("{name:<24}{:<16}{}\n", row.verdict.text(), row.question);
             text += &format!("{:<40}{}", "", row.found);

@@ -68,7 +68,7 @@ async fn run_reader(load: MixedLoad, seed: u64) -> Result<Histogram, Error> {
     let MixedLoad { device, clock, end, .. } = load;
     let (mut times, mut random) = (Histogram::new(), Random::new(seed));
     let mut buffer = device.buffer(READ_BYTES)?;
-    let (places, blocks) = slots_and_blocks(&device, READ_BYTES);
+    let (places, blocks) = slot_count_and_blocks_per_slot(&device, READ_BYTES);
     while clock.now() < end {
         let begun = clock.now();
         buffer = device.read(random.below(places) * blocks, buffer).await?;
@@ -82,7 +82,7 @@ async fn run_writer(load: MixedLoad) -> Result<Histogram, Error> {
     let MixedLoad { device, clock, end, next } = load;
     let mut times = Histogram::new();
     let mut buffer = device.buffer(WRITE_BYTES)?;
-    let (places, blocks) = slots_and_blocks(&device, WRITE_BYTES);
+    let (places, blocks) = slot_count_and_blocks_per_slot(&device, WRITE_BYTES);
     while clock.now() < end {
         let begun = clock.now();
         let number = next.fetch_add(1, Ordering::Relaxed) % places;
@@ -93,7 +93,7 @@ async fn run_writer(load: MixedLoad) -> Result<Histogram, Error> {
 }
 
 /// Number of slots of `len_bytes` bytes on the device, and blocks per slot.
-fn slots_and_blocks(device: &Device, len_bytes: u32) -> (u64, u64) {
+fn slot_count_and_blocks_per_slot(device: &Device, len_bytes: u32) -> (u64, u64) {
     let limits = device.limits();
     let blocks = u64::from(len_bytes / limits.block_size);
     (limits.block_count / blocks, blocks)

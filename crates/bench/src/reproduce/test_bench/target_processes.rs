@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenmil_base::Span;
 use tenmil_linux::NamedThread;
-use tenmil_linux::process_stats::tree_cpu_time;
+use tenmil_linux::process_stats::cpu_time_with_reaped_children;
 use tenmil_linux::socket::RxPlacement;
 
 use crate::reproduce::bench_task::NQN;
@@ -37,12 +37,15 @@ struct TargetProcess {
 
 impl TargetProcesses {
     /// URI of the target with these arguments, which is started if necessary.
-    pub(super) fn target_uri(&mut self, words: &[String]) -> Result<String, String> {
-        self.target_uri_at(&[], "tcp://127.0.0.1:0", words)
+    pub(super) fn start_or_find_target(&mut self, words: &[String]) -> Result<String, String> {
+        self.start_or_find_target_at(&[], "tcp://127.0.0.1:0", words)
     }
 
     /// Like [`target_uri`](Self::target_uri), for a target behind a veth pair.
-    pub(super) fn remote_target_uri(&mut self, words: &[String]) -> Result<String, String> {
+    pub(super) fn start_or_find_remote_target(
+        &mut self,
+        words: &[String],
+    ) -> Result<String, String> {
         let wire = match self.wire.take() {
             Some(wire) => wire,
             None => VethPair::create()?,
@@ -50,12 +53,12 @@ impl TargetProcesses {
         let (runner, address) = (wire.namespace_command_prefix(), wire.listen_address());
         self.wire = Some(wire);
         let words = [words, &["--allow-any-host".to_owned()]].concat();
-        let uri = self.target_uri_at(&runner, &address, &words)?;
-        check_receive_queue(&uri)?;
+        let uri = self.start_or_find_target_at(&runner, &address, &words)?;
+        check_napi_receive_queue(&uri)?;
         Ok(uri)
     }
 
-    fn target_uri_at(
+    fn start_or_find_target_at(
         &mut self,
         runner: &[String],
         place: &str,
@@ -72,7 +75,10 @@ impl TargetProcesses {
 
     /// CPU time of all targets.
     pub(super) fn cpu_time(&self) -> Span {
-        let times = self.all.iter().filter_map(|(_, target)| tree_cpu_time(target.child.id()));
+        let times = self
+            .all
+            .iter()
+            .filter_map(|(_, target)| cpu_time_with_reaped_children(target.child.id()));
         Span { ns: times.map(|time| time.ns).sum() }
     }
 
@@ -124,7 +130,7 @@ impl TargetProcess {
 }
 
 /// Checks that sockets to this target have a receive queue with a NAPI identifier.
-fn check_receive_queue(uri: &str) -> Result<(), String> {
+fn check_napi_receive_queue(uri: &str) -> Result<(), String> {
     let place = uri.trim_start_matches("tcp://").split('/').next().unwrap_or_default();
     let refuse = |error: &dyn std::fmt::Display| format!("connect to {place}: {error}");
     let address = place.parse().map_err(|error| refuse(&error))?;

@@ -6,12 +6,12 @@ use crate::experiment::Effort;
 use tenmil_base::Span;
 use tenmil_linux::{Clock, NamedThread};
 
-use crate::reproduce::bench_task::BenchLoop;
+use crate::reproduce::bench_task::BenchLoopFn;
 
 /// Runs a loop on `core` and returns its rate and the time per operation.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-pub(super) fn run_loop(
-    work: BenchLoop,
+pub(super) fn measure_loop_on_core(
+    work: BenchLoopFn,
     clock: Clock,
     core: Option<u32>,
     effort: &Effort,
@@ -29,7 +29,7 @@ pub(super) fn run_loop(
 }
 
 /// Measures from the first call of the condition, which excludes the setup of the loop.
-fn measure_loop(work: BenchLoop, clock: Clock, time: Span) -> (u64, Span) {
+fn measure_loop(work: BenchLoopFn, clock: Clock, time: Span) -> (u64, Span) {
     let (mut begun, mut last) = (None, clock.now());
     let count = work(&mut || {
         last = clock.now();
@@ -44,7 +44,7 @@ mod tests {
     use tenmil_base::Span;
     use tenmil_linux::Clock;
 
-    use super::run_loop;
+    use super::measure_loop_on_core;
 
     #[test]
     fn loop_ends_in_time_and_reports_its_rate() {
@@ -56,10 +56,10 @@ mod tests {
             }
             count
         };
-        let figures = run_loop(counting, Clock::start(), None, &effort).unwrap();
+        let figures = measure_loop_on_core(counting, Clock::start(), None, &effort).unwrap();
         let (rate, ns) = (figures["rate"], figures["ns"]);
         assert!(rate > 1000.0 && (rate * ns / 1e9 - 1.0).abs() < 1e-9, "{rate} and {ns}");
-        let idle = run_loop(|_| 0, Clock::start(), None, &effort).unwrap_err();
+        let idle = measure_loop_on_core(|_| 0, Clock::start(), None, &effort).unwrap_err();
         assert!(idle.contains("expected some"), "{idle}");
     }
 }

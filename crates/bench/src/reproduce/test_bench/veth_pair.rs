@@ -29,7 +29,7 @@ impl VethPair {
     pub(super) fn create() -> Result<Self, String> {
         remove_stale_pairs();
         let namespace = format!("{NAME}{}", std::process::id());
-        let [first, rest @ ..] = ip_arguments(&namespace);
+        let [first, rest @ ..] = veth_creation_arguments(&namespace);
         run_ip(&first)?;
         // From here on the pair is removed on any error.
         let wire = Self { namespace };
@@ -68,8 +68,9 @@ fn remove_pair(namespace: &str) {
 }
 
 /// Commands that create the pair manually.
-pub(crate) fn creation_commands() -> Vec<String> {
-    let [namespace, pair, rest @ ..] = ip_arguments("far").map(|line| format!("ip {line}"));
+pub(crate) fn manual_creation_commands() -> Vec<String> {
+    let [namespace, pair, rest @ ..] =
+        veth_creation_arguments("far").map(|line| format!("ip {line}"));
     let switches = [NEAR, FAR].map(|card| format!("ethtool -K {card} gro on tso off"));
     [namespace, pair].into_iter().chain(switches).chain(rest).collect()
 }
@@ -78,7 +79,7 @@ pub(crate) fn creation_commands() -> Vec<String> {
 pub(crate) const TYPED: (&str, &str) = (FAR_ADDRESS, "ip netns exec far");
 
 /// Arguments of `ip`, in order.
-fn ip_arguments(namespace: &str) -> [String; 7] {
+fn veth_creation_arguments(namespace: &str) -> [String; 7] {
     [
         format!("netns add {namespace}"),
         format!("link add {NEAR} type veth peer name {FAR}"),
@@ -116,7 +117,7 @@ fn remove_stale_pairs() {
 mod tests {
     use std::path::Path;
 
-    use super::{NAMESPACES, VethPair, creation_commands};
+    use super::{NAMESPACES, VethPair, manual_creation_commands};
 
     #[test]
     fn veth_pair_exists_until_dropped_or_its_requirement_is_named() {
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn creation_commands_can_be_typed_by_hand() {
-        let lines = creation_commands();
+        let lines = manual_creation_commands();
         assert_eq!(lines[0], "ip netns add far");
         assert_eq!(lines[2], "ethtool -K tenmil-near gro on tso off");
         assert_eq!(lines.last().unwrap(), "ip -n far link set tenmil-far up");

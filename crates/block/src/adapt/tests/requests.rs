@@ -11,8 +11,8 @@ use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::scripted_channel::{ScriptedChannel, limits, poll, request};
 use crate::adapt::{
-    AdaptationOptions, AdaptedChannel, BounceMemory, DeallocateEmulation, FuaMode, MemoryAlignment,
-    RangeLock,
+    AdaptationOptions, AdaptedChannel, BounceBufferAllocator, DeallocateEmulation, FuaMode,
+    MemoryAlignment, RangeLock,
 };
 
 const NOW: Instant = Instant { ns: 0 };
@@ -34,7 +34,10 @@ fn fixture_with<L: RangeLock>(
     let memory =
         regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let below = ScriptedChannel::new(limits, room);
-    let bounce = BounceMemory::new(&regions, 1024, buffers).unwrap().channel().unwrap();
+    let bounce = BounceBufferAllocator::new(&regions, 1024, buffers)
+        .unwrap()
+        .allocate_channel_buffers()
+        .unwrap();
     let shaper = AdaptedChannel::new(below.clone(), lock, bounce, &options).unwrap();
     AdaptFixture { below, shaper, memory }
 }
@@ -306,10 +309,11 @@ fn device_growth_is_noticed() {
 #[test]
 fn invalid_adapt_options_are_rejected() {
     let regions = RegionTable::new(8);
-    let memory = BounceMemory::new(&regions, 1024, 1).unwrap();
+    let memory = BounceBufferAllocator::new(&regions, 1024, 1).unwrap();
     let refusal = |limits: Limits, options: AdaptationOptions| {
         let below = ScriptedChannel::new(limits, 1);
-        let shaper = AdaptedChannel::new(below, (), memory.channel().unwrap(), &options);
+        let shaper =
+            AdaptedChannel::new(below, (), memory.allocate_channel_buffers().unwrap(), &options);
         shaper.err().unwrap().to_string()
     };
     let plain = AdaptationOptions::default;
@@ -329,6 +333,6 @@ fn invalid_adapt_options_are_rejected() {
     let force = AdaptationOptions { force: FuaMode::Flush, ..plain() };
     let operations = tenmil_base::OperationSet::from_operations(&[Operation::Read]);
     assert!(refusal(Limits { operations, ..limits() }, force).contains("has no flush"));
-    assert!(BounceMemory::new(&regions, 1000, 1).is_err());
-    assert!(BounceMemory::new(&regions, 1024, 0).is_err());
+    assert!(BounceBufferAllocator::new(&regions, 1000, 1).is_err());
+    assert!(BounceBufferAllocator::new(&regions, 1024, 0).is_err());
 }

@@ -79,7 +79,7 @@ impl IoChannel for ScriptedChannel {
         count
     }
 
-    fn flush(&mut self) {
+    fn flush_submissions(&mut self) {
         self.shared.lock().unwrap().flushes += 1;
     }
 

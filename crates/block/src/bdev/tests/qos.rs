@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use tenmil_base::{BlockDevice, CompletionBatch, Instant, Operation, Request, Span};
 
-use crate::channel::tests::late_device;
+use crate::channel::tests::bdev_over_late_device;
 use crate::channel::tests::late_device::request;
 use crate::{Claim, IoClass, QosLimiter, QosLimits, RateLimit};
 
@@ -15,7 +15,7 @@ fn rate_limits_apply_to_all_channels_together() {
         total: RateLimit { iops, bytes: None },
         ..QosLimits::default()
     });
-    let (device, _) = late_device(64, |options| options.limiter = Some(limiter));
+    let (device, _) = bdev_over_late_device(64, |options| options.limiter = Some(limiter));
     let descriptor =
         device.open(Claim::Exclusive, "test").unwrap().with_io_class(IoClass::Foreground);
     let mut channels = [descriptor.channel().unwrap(), descriptor.channel().unwrap()];

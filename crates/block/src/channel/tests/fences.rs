@@ -8,18 +8,18 @@ use tenmil_base::{
 };
 
 use super::late_device::{LateLog, request};
-use super::{late_device, open, wait_until_woken};
+use super::{bdev_over_late_device, open, would_wake};
 use crate::write_fence::WAIT_MAX;
 use crate::{ChannelMode, PER_CHANNEL, QueueMap};
 
 const NOW: Instant = Instant { ns: 1_000 };
 
-fn blocks(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
+fn request_of_blocks(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request { blocks, ..request(operation, token, lba) }
 }
 
 /// First blocks of the requests in flight in the device below, in order of their tags.
-fn in_flight(log: &LateLog) -> Vec<u64> {
+fn lbas_in_flight_below(log: &LateLog) -> Vec<u64> {
     let mut found: Vec<u64> =
         log.in_flight.lock().unwrap().iter().map(|(_, request)| request.lba).collect();
     found.sort_unstable();
@@ -38,24 +38,24 @@ fn poll(channel: &mut dyn IoChannel, now: Instant) -> Vec<(u64, IoStatus)> {
 #[test]
 fn fenced_blocks_are_closed_until_the_device_completes() {
     for (map, mode) in [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
-        (QueueMap { read: 1, ..QueueMap::with_default(1) }, ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
+        (QueueMap { read: 1, ..QueueMap::with_default_contexts(1) }, ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ] {
-        let (device, log) = late_device(16, |options| {
+        let (device, log) = bdev_over_late_device(16, |options| {
             (options.map, options.mode, options.channels_max) = (map, mode, 4);
         });
         let descriptor = open(&device);
         let [mut old, mut new] = [(); 2].map(|()| descriptor.channel().unwrap());
         log.is_stuck.store(true, Ordering::SeqCst);
-        assert_eq!(old.submit(NOW, &[blocks(Operation::Write, 1, 10, 4)], &[]), 1);
+        assert_eq!(old.submit(NOW, &[request_of_blocks(Operation::Write, 1, 10, 4)], &[]), 1);
         old.fence_writes();
         assert!(matches!(&device.fenced_ranges()[..], [it] if *it == (10..14)));
 
         let copy = Request { operand: 11, ..request(Operation::Copy, 5, 600) };
         let batch = [
-            blocks(Operation::Write, 2, 8, 3),
+            request_of_blocks(Operation::Write, 2, 8, 3),
             request(Operation::Write, 3, 14),
             request(Operation::Read, 4, 13),
             copy,
@@ -63,16 +63,20 @@ fn fenced_blocks_are_closed_until_the_device_completes() {
             request(Operation::Read, 7, 8),
         ];
         assert_eq!(new.submit(NOW, &batch, &[]), 6, "none holds up another");
-        new.flush();
-        assert_eq!(in_flight(&log), [0, 8, 10, 14], "{map:?}: a flush is for what was answered");
+        new.flush_submissions();
+        assert_eq!(
+            lbas_in_flight_below(&log),
+            [0, 8, 10, 14],
+            "{map:?}: a flush is for what was answered"
+        );
         assert_eq!(poll(&mut *new, NOW), []);
-        assert_eq!(in_flight(&log), [0, 8, 10, 14]);
+        assert_eq!(lbas_in_flight_below(&log), [0, 8, 10, 14]);
         assert!(!new.arm(), "it may sleep");
 
         log.is_stuck.store(false, Ordering::SeqCst);
         assert_eq!(poll(&mut *old, NOW), [(1, IoStatus::SUCCESS)]);
         assert!(device.fenced_ranges().is_empty());
-        assert!(wait_until_woken(&*new) || new.arm(), "what waits is told");
+        assert!(would_wake(&*new) || new.arm(), "what waits is told");
         new.disarm();
         let mut ended: Vec<u64> = poll(&mut *new, NOW).iter().map(|(token, _)| *token).collect();
         ended.sort_unstable();
@@ -82,7 +86,7 @@ fn fenced_blocks_are_closed_until_the_device_completes() {
 
 #[test]
 fn request_waiting_too_long_for_a_fence_fails_retryably() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let descriptor = open(&device);
     let [mut old, mut new] = [(); 2].map(|()| descriptor.channel().unwrap());
     log.is_stuck.store(true, Ordering::SeqCst);
@@ -106,7 +110,7 @@ fn request_waiting_too_long_for_a_fence_fails_retryably() {
 
 #[test]
 fn ended_clients_reads_fence_nothing_and_its_queued_requests_never_start() {
-    let (device, log) = late_device(8, |_| {});
+    let (device, log) = bdev_over_late_device(8, |_| {});
     let descriptor = open(&device);
     let [mut first, mut second, mut third] = [(); 3].map(|()| descriptor.channel().unwrap());
     log.is_stuck.store(true, Ordering::SeqCst);
@@ -130,13 +134,13 @@ fn ended_clients_reads_fence_nothing_and_its_queued_requests_never_start() {
 #[test]
 fn no_request_overlaps_an_ended_clients_write() {
     let maps = [
-        QueueMap::with_default(PER_CHANNEL),
-        QueueMap::with_default(2),
-        QueueMap { read: 1, ..QueueMap::with_default(1) },
+        QueueMap::with_default_contexts(PER_CHANNEL),
+        QueueMap::with_default_contexts(2),
+        QueueMap { read: 1, ..QueueMap::with_default_contexts(1) },
     ];
     for (seed, map) in (0..200).zip(maps.iter().cycle()) {
         let mut random = Random::new(seed);
-        let (device, log) = late_device(4, |options| {
+        let (device, log) = bdev_over_late_device(4, |options| {
             (options.map, options.channels_max) = (*map, 64);
         });
         let descriptor = open(&device);
@@ -163,11 +167,11 @@ fn no_request_overlaps_an_ended_clients_write() {
                     token += 1;
                     let operation = operations[usize::try_from(random.below(3)).unwrap()];
                     let count = u32::try_from(random.below(3)).unwrap() + 1;
-                    blocks(operation, token, random.below(8), count)
+                    request_of_blocks(operation, token, random.below(8), count)
                 })
                 .collect();
             *owed += channel.submit(now, &batch, &[]);
-            channel.flush();
+            channel.flush_submissions();
             for (_, request) in &log.in_flight.lock().unwrap()[before..] {
                 let end = request.lba + u64::from(request.blocks);
                 let is_open = closed.iter().all(|it| end <= it.start || it.end <= request.lba);

@@ -125,7 +125,7 @@ impl IoChannel for LateChannel {
     }
 
     fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
-        if self.is_stuck() {
+        if self.withholds_completions() {
             return 0;
         }
         let mut count = 0;
@@ -154,12 +154,12 @@ impl IoChannel for LateChannel {
 impl ChannelWakeup for LateChannel {
     /// A stuck channel has no completions, and would report them.
     fn arm(&mut self) -> bool {
-        !self.is_stuck()
+        !self.withholds_completions()
     }
 }
 
 impl LateChannel {
-    fn is_stuck(&self) -> bool {
+    fn withholds_completions(&self) -> bool {
         self.log.is_stuck.load(Ordering::SeqCst)
     }
 }

@@ -94,10 +94,10 @@ impl ChannelWakeup for LossyDiskChannel {}
 /// Runs `test` for every mapping of channels to the device below.
 fn run_on_each_queue_map(disk: &LossyDisk, test: impl Fn(&LossyDisk, &BdevDescriptor)) {
     for (map, mode) in [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::Mq),
-        (QueueMap { read: 1, ..QueueMap::with_default(2) }, ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::Mq),
+        (QueueMap { read: 1, ..QueueMap::with_default_contexts(2) }, ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
     ] {
         let disk = LossyDisk { channels: Arc::default(), ..disk.clone() };
         let mut options = BdevOptions::new(Clock::on_kernel_clock(), 1);
@@ -109,7 +109,7 @@ fn run_on_each_queue_map(disk: &LossyDisk, test: impl Fn(&LossyDisk, &BdevDescri
 
 fn submit(client: &mut dyn IoChannel, operation: Operation, token: u64) {
     assert_eq!(client.submit(NOW, &[request(operation, token, 3)], &[]), 1);
-    client.flush();
+    client.flush_submissions();
 }
 
 fn poll(client: &mut dyn IoChannel) -> Vec<(u64, bool)> {
@@ -123,7 +123,7 @@ fn poll(client: &mut dyn IoChannel) -> Vec<(u64, bool)> {
     completions.drain().map(is_good).collect()
 }
 
-fn is_good(client: &mut dyn IoChannel, operation: Operation) -> bool {
+fn run_succeeds(client: &mut dyn IoChannel, operation: Operation) -> bool {
     submit(client, operation, 7);
     let completions = poll(client);
     assert_eq!(completions.len(), 1);
@@ -136,24 +136,27 @@ fn loss_reported_to_one_client_fails_one_flush_of_every_other() {
         let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
         for round in 0..3 {
             for client in &mut clients {
-                assert!(is_good(&mut **client, Operation::Write));
+                assert!(run_succeeds(&mut **client, Operation::Write));
             }
             disk.lose();
             for client in &mut clients {
                 assert!(
-                    is_good(&mut **client, Operation::Read)
-                        && is_good(&mut **client, Operation::Write)
+                    run_succeeds(&mut **client, Operation::Read)
+                        && run_succeeds(&mut **client, Operation::Write)
                 );
-                assert!(!is_good(&mut **client, Operation::Flush), "round {round}");
+                assert!(!run_succeeds(&mut **client, Operation::Flush), "round {round}");
             }
             for client in &mut clients {
-                assert!(is_good(&mut **client, Operation::Flush), "once: round {round}");
+                assert!(run_succeeds(&mut **client, Operation::Flush), "once: round {round}");
             }
         }
         disk.lose();
-        assert!(!is_good(&mut *clients[1], Operation::Flush));
+        assert!(!run_succeeds(&mut *clients[1], Operation::Flush));
         let mut later = descriptor.channel().unwrap();
-        assert!(is_good(&mut *later, Operation::Flush), "it has written nothing before the loss");
+        assert!(
+            run_succeeds(&mut *later, Operation::Flush),
+            "it has written nothing before the loss"
+        );
     });
 }
 
@@ -168,7 +171,7 @@ fn loss_reported_per_channel_fails_one_flush_of_each() {
                 for expected in [false, true, true] {
                     for client in &mut clients {
                         assert_eq!(
-                            is_good(&mut **client, Operation::Flush),
+                            run_succeeds(&mut **client, Operation::Flush),
                             expected,
                             "round {round}"
                         );
@@ -200,6 +203,9 @@ fn flushes_in_flight_at_the_reported_loss_fail() {
         others.sort_unstable();
         assert_eq!(mine, [(1, false), (2, true), (3, false)]);
         assert_eq!(others, [(4, false), (5, true), (6, false)]);
-        assert!(is_good(&mut *one, Operation::Flush) && is_good(&mut *other, Operation::Flush));
+        assert!(
+            run_succeeds(&mut *one, Operation::Flush)
+                && run_succeeds(&mut *other, Operation::Flush)
+        );
     });
 }

@@ -34,7 +34,7 @@ fn probe_gpt(ends: &DeviceEdges<'_>, at: u64, block: u64, found: &mut Vec<Signat
     }
     let kind = if at == block { "GPT" } else { "GPT (backup)" };
     let mut signature = Signature::new(kind, at).uuid(ends.guid_at(at + 56));
-    let parts = gpt_partitions(ends, at, block).unwrap_or_default();
+    let parts = gpt_partition_labels(ends, at, block).unwrap_or_default();
     let count = parts.len();
     signature.parts = parts.into_iter().take(NAMED_MAX).collect();
     if count > NAMED_MAX {
@@ -43,7 +43,7 @@ fn probe_gpt(ends: &DeviceEdges<'_>, at: u64, block: u64, found: &mut Vec<Signat
     found.push(signature);
 }
 
-fn gpt_partitions(ends: &DeviceEdges<'_>, at: u64, block: u64) -> Option<Vec<String>> {
+fn gpt_partition_labels(ends: &DeviceEdges<'_>, at: u64, block: u64) -> Option<Vec<String>> {
     let first = ends.le64_at(at + 72)?.checked_mul(block)?;
     let (count, size) =
         (ends.le32_at(at + 80)?.min(ENTRIES_MAX), u64::from(ends.le32_at(at + 84)?));
@@ -68,7 +68,7 @@ fn gpt_partitions(ends: &DeviceEdges<'_>, at: u64, block: u64) -> Option<Vec<Str
 /// A boot sector of a file system ends in the same two bytes, but has code and text where a table has
 /// partition states.
 fn probe_mbr(ends: &DeviceEdges<'_>, found: &mut Vec<Signature>) {
-    if !ends.has_bytes_at(510, &[0x55, 0xaa]) || is_boot_sector(ends) {
+    if !ends.has_bytes_at(510, &[0x55, 0xaa]) || is_filesystem_boot_sector(ends) {
         return;
     }
     let mut parts = Vec::new();
@@ -88,7 +88,7 @@ fn probe_mbr(ends: &DeviceEdges<'_>, found: &mut Vec<Signature>) {
     }
 }
 
-fn is_boot_sector(ends: &DeviceEdges<'_>) -> bool {
+fn is_filesystem_boot_sector(ends: &DeviceEdges<'_>) -> bool {
     let names: [(u64, &[u8]); 5] =
         [(54, b"FAT1"), (82, b"FAT32"), (3, b"EXFAT"), (3, b"NTFS"), (3, b"-FVE-FS-")];
     names.iter().any(|(offset, name)| ends.has_bytes_at(*offset, name))

@@ -250,7 +250,7 @@ fn stream_batch_holds_requests_until_count_or_timeout() {
     for token in 0..3 {
         assert_eq!(below.batch_sizes(), []);
         assert_eq!(submit(&mut channel, NOW, &[read_request(token, token * 9)]), 1);
-        channel.flush();
+        channel.flush_submissions();
     }
     assert_eq!(below.batch_sizes(), [3], "enough");
     assert_eq!(submitted_ranges(&below), [(0, 2), (9, 2), (18, 2)]);

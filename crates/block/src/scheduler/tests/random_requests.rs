@@ -12,7 +12,7 @@ use tenmil_base::{
     Operation, OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span, WakeSource,
 };
 
-use crate::Scheduler;
+use crate::IoScheduler;
 
 const BLOCKS: u64 = 40;
 const BLOCK: u64 = 512;
@@ -66,7 +66,7 @@ impl BlockHistory {
 
 impl OrderCheckState {
     /// Executes one request, which may be a merge of several, and returns their numbers.
-    fn apply_request(&mut self, request: &Request, segments: &[Segment]) -> Vec<u64> {
+    fn execute_request(&mut self, request: &Request, segments: &[Segment]) -> Vec<u64> {
         let first = request.segment_first as usize;
         let own = &segments[first..first + usize::from(request.segment_count)];
         let mut numbers = Vec::new();
@@ -112,7 +112,7 @@ impl IoChannel for OrderCheckingChannel {
         for request in &requests[..count] {
             assert!(request.blocks <= self.limits.request_blocks_max);
             assert!(request.segment_count <= self.limits.segments_max);
-            let numbers = shared.apply_request(request, segments);
+            let numbers = shared.execute_request(request, segments);
             let mut status = IoStatus::SUCCESS;
             if request.operation == Operation::Read && self.random.chance(1, 6) {
                 status = IoStatus::UNRECOVERED_READ;
@@ -219,7 +219,7 @@ fn draw_request(
 }
 
 /// A client with random requests.
-struct RandomProgram {
+struct RandomClient {
     random: Random,
     now: Instant,
     next_number: u64,
@@ -233,7 +233,7 @@ struct RandomProgram {
 
 const REQUESTS: u64 = 400;
 
-impl RandomProgram {
+impl RandomClient {
     fn new(seed: u64) -> Self {
         Self {
             random: Random::new(seed),
@@ -286,7 +286,7 @@ impl RandomProgram {
         self.draw_requests();
         self.submit(channel);
         if self.random.chance(1, 2) {
-            channel.flush();
+            channel.flush_submissions();
         }
         let room = usize::try_from(self.random.below(5)).unwrap();
         let mut completions = CompletionBatch::with_capacity(room);
@@ -298,7 +298,7 @@ impl RandomProgram {
     }
 }
 
-fn check_scheduler(scheduler: Scheduler, seed: u64) {
+fn check_random_requests(scheduler: IoScheduler, seed: u64) {
     let shared = OrderCheckState { world: BlockHistory::new(), ..OrderCheckState::default() };
     let shared = Arc::new(Mutex::new(shared));
     let judge = OrderCheckingChannel {
@@ -307,10 +307,10 @@ fn check_scheduler(scheduler: Scheduler, seed: u64) {
         random: Random::new(!seed),
     };
     let mut channel = scheduler.wrap_channel(Box::new(judge));
-    let mut program = RandomProgram::new(seed);
+    let mut program = RandomClient::new(seed);
     while !program.is_done() {
         program.poll_and_submit(&mut *channel);
-        let RandomProgram { now, completed, next_number, .. } = &program;
+        let RandomClient { now, completed, next_number, .. } = &program;
         assert!(now.ns < 1_000_000_000, "{scheduler} {seed}: {} of {next_number}", completed.len());
     }
     let OrderCheckState { world, applied, spoiled, before_flush, .. } = &*shared.lock().unwrap();
@@ -345,6 +345,6 @@ fn requests_complete_once_and_conflicting_ones_keep_their_order() {
         "stream-batch?bytes=2k&time=40us",
     ] {
         let scheduler = text.parse().unwrap();
-        (0..60).for_each(|seed| check_scheduler(scheduler, seed));
+        (0..60).for_each(|seed| check_random_requests(scheduler, seed));
     }
 }

@@ -116,7 +116,7 @@ mod tests {
 
     use super::{ProgressBar, bytes_text, progress_text, rate_text};
 
-    fn seconds(ms: u64) -> Instant {
+    fn instant_at_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
@@ -134,11 +134,11 @@ mod tests {
     #[test]
     fn terminal_line_is_redrawn_and_a_file_gets_periodic_lines() {
         for (is_terminal, expected) in [(true, 100), (false, 1)] {
-            let mut line = ProgressBar::new(is_terminal, seconds(0));
+            let mut line = ProgressBar::new(is_terminal, instant_at_ms(0));
             let mut count = 0;
             for ms in 0..10_000 {
                 let mut out = Vec::new();
-                line.update("copying", seconds(ms), (ms, 10_000), &mut out);
+                line.update("copying", instant_at_ms(ms), (ms, 10_000), &mut out);
                 count += usize::from(!out.is_empty());
             }
             assert_eq!(count, expected, "terminal: {is_terminal}");

@@ -9,7 +9,7 @@ use tenmil_linux::Clock;
 
 use super::{DiscoverArguments, entry_json, entry_line};
 use crate::commands::write_stdout;
-use tenmil_devices::tcp::{DiscoveryChange, DiscoveryWatch, TcpName};
+use tenmil_devices::tcp::{DiscoveryChange, DiscoveryWatch, TcpUri};
 
 /// Interval at which the connection's thread is checked for changes.
 const POLL_INTERVAL: Span = Span::from_ms(20);
@@ -17,10 +17,10 @@ const POLL_INTERVAL: Span = Span::from_ms(20);
 /// Watches the discovery log and prints changes until a limit or Ctrl-C.
 pub(super) fn watch_discovery_log(
     arguments: &DiscoverArguments,
-    name: &TcpName,
+    name: &TcpUri,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::on_kernel_clock();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));

@@ -17,12 +17,12 @@ use tenmil_linux::pci::{NvmeFunction, PciAddress};
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_linux::uevent::{Uevent, UeventListener, UeventResult};
 
-use super::functions::{self, FunctionLine};
+use super::nvme_functions::{self, NvmeFunctionLine};
 use crate::commands::write_stdout;
 
 /// Change of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FunctionChange {
+enum PciFunctionChange {
     /// Present at the start.
     There,
     Added,
@@ -55,7 +55,7 @@ pub(super) fn follow_functions(
     is_json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    tenmil_linux::signal::catch_interrupts()
+    tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let machine = |error| Error::environment(format!("listen to the kernel's messages: {error}"));
     // The socket is opened before the first read, so that no change in between is missed.
@@ -68,7 +68,7 @@ pub(super) fn follow_functions(
     let (mut known, mut ready) = (KnownFunctions::default(), Vec::new());
     for (_, function) in known.update(NvmeFunction::all_nvme_functions(&KernelFiles::live_system()))
     {
-        write_stdout(out, &change_line(clock.now(), FunctionChange::There, &function, is_json))?;
+        write_stdout(out, &change_line(clock.now(), PciFunctionChange::There, &function, is_json))?;
     }
     while left > 0 && clock.now() < end && !tenmil_linux::signal::is_stop_requested() {
         let wait = WAIT.min(end.since(clock.now()));
@@ -88,7 +88,7 @@ impl KnownFunctions {
     fn handle_uevents(
         &mut self,
         listener: &mut UeventListener,
-    ) -> std::io::Result<Vec<(FunctionChange, NvmeFunction)>> {
+    ) -> std::io::Result<Vec<(PciFunctionChange, NvmeFunction)>> {
         let (mut changes, mut is_due) = (Vec::new(), false);
         for _ in 0..UEVENTS_MAX {
             let heard = listener.recv()?;
@@ -108,14 +108,14 @@ impl KnownFunctions {
     fn handle_uevent(
         &mut self,
         heard: UeventResult<'_>,
-        changes: &mut Vec<(FunctionChange, NvmeFunction)>,
+        changes: &mut Vec<(PciFunctionChange, NvmeFunction)>,
     ) -> bool {
         match heard {
             UeventResult::WouldBlock => false,
             UeventResult::Overflow => true,
             UeventResult::Uevent(uevent) => {
                 changes.extend(
-                    self.removed_by(&uevent).map(|function| (FunctionChange::Removed, function)),
+                    self.removed_by(&uevent).map(|function| (PciFunctionChange::Removed, function)),
                 );
                 may_concern_nvme(&uevent)
             }
@@ -131,15 +131,15 @@ impl KnownFunctions {
     }
 
     /// Replaces the known functions by `found` and returns the differences.
-    fn update(&mut self, found: Vec<NvmeFunction>) -> Vec<(FunctionChange, NvmeFunction)> {
+    fn update(&mut self, found: Vec<NvmeFunction>) -> Vec<(PciFunctionChange, NvmeFunction)> {
         let found: BTreeMap<_, _> = found.into_iter().map(|one| (one.address, one)).collect();
         let before = std::mem::replace(&mut self.functions, found);
         let gone = before.values().filter(|one| !self.functions.contains_key(&one.address));
-        let gone = gone.map(|one| (FunctionChange::Removed, one.clone()));
+        let gone = gone.map(|one| (PciFunctionChange::Removed, one.clone()));
         let there = self.functions.values().filter_map(|one| match before.get(&one.address) {
-            None => Some((FunctionChange::Added, one.clone())),
+            None => Some((PciFunctionChange::Added, one.clone())),
             Some(old) if compared_properties(old) != compared_properties(one) => {
-                Some((FunctionChange::Changed, one.clone()))
+                Some((PciFunctionChange::Changed, one.clone()))
             }
             Some(_) => None,
         });
@@ -159,27 +159,27 @@ fn may_concern_nvme(uevent: &Uevent<'_>) -> bool {
 
 fn change_line(
     now: Instant,
-    change: FunctionChange,
+    change: PciFunctionChange,
     function: &NvmeFunction,
     is_json: bool,
 ) -> String {
     if is_json {
         return format!("{}\n", change_json(now, change, function));
     }
-    format!("{:<8}{}\n", change.text(), FunctionLine(function))
+    format!("{:<8}{}\n", change.text(), NvmeFunctionLine(function))
 }
 
-fn change_json(now: Instant, change: FunctionChange, function: &NvmeFunction) -> Value {
+fn change_json(now: Instant, change: PciFunctionChange, function: &NvmeFunction) -> Value {
     json!({
         "event": change.text(),
         "time": utc_now().to_string(),
         "monotonic_ns": now.ns,
         "address": function.address.to_string(),
-        "function": functions::function_json(function),
+        "function": nvme_functions::function_json(function),
     })
 }
 
-impl FunctionChange {
+impl PciFunctionChange {
     fn text(self) -> &'static str {
         match self {
             Self::There => "present",
@@ -196,7 +196,7 @@ mod tests {
     use tenmil_linux::pci::{KernelController, NvmeFunction};
     use tenmil_linux::uevent::Uevent;
 
-    use super::{FunctionChange, KnownFunctions, UeventResult, change_line};
+    use super::{KnownFunctions, PciFunctionChange, UeventResult, change_line};
 
     fn test_function(address: &str, driver: Option<&str>) -> NvmeFunction {
         NvmeFunction {
@@ -213,7 +213,9 @@ mod tests {
         }
     }
 
-    fn change_texts(changes: Vec<(FunctionChange, NvmeFunction)>) -> Vec<(FunctionChange, String)> {
+    fn change_texts(
+        changes: Vec<(PciFunctionChange, NvmeFunction)>,
+    ) -> Vec<(PciFunctionChange, String)> {
         changes.into_iter().map(|(change, one)| (change, one.address.to_string())).collect()
     }
 
@@ -223,16 +225,16 @@ mod tests {
         let (one, two) =
             (test_function("0000:01:00.0", Some("nvme")), test_function("0000:02:00.0", None));
         let changes = change_texts(known.update(vec![one.clone()]));
-        assert_eq!(changes, [(FunctionChange::Added, "0000:01:00.0".to_owned())]);
+        assert_eq!(changes, [(PciFunctionChange::Added, "0000:01:00.0".to_owned())]);
         assert_eq!(known.update(vec![one.clone()]), []);
         let taken = test_function("0000:01:00.0", Some("vfio-pci"));
         let changes = change_texts(known.update(vec![taken.clone(), two.clone()]));
-        assert_eq!(changes[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
-        assert_eq!(changes[1..], [(FunctionChange::Added, "0000:02:00.0".to_owned())]);
+        assert_eq!(changes[0], (PciFunctionChange::Changed, "0000:01:00.0".to_owned()));
+        assert_eq!(changes[1..], [(PciFunctionChange::Added, "0000:02:00.0".to_owned())]);
         let named = NvmeFunction { controller: Some(KernelController::default()), ..two.clone() };
-        assert_eq!(change_texts(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
+        assert_eq!(change_texts(known.update(vec![taken, named]))[0].0, PciFunctionChange::Changed);
         let changes = change_texts(known.update(vec![two]));
-        assert_eq!(changes[0], (FunctionChange::Removed, "0000:01:00.0".to_owned()));
+        assert_eq!(changes[0], (PciFunctionChange::Removed, "0000:01:00.0".to_owned()));
     }
 
     #[test]
@@ -244,7 +246,7 @@ mod tests {
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
         assert_eq!(known.removed_by(&uevent), Some(one.clone()));
         assert_eq!(known.removed_by(&uevent), None, "it is not known any more");
-        assert_eq!(change_texts(known.update(vec![one.clone()]))[0].0, FunctionChange::Added);
+        assert_eq!(change_texts(known.update(vec![one.clone()]))[0].0, PciFunctionChange::Added);
         for other in [
             Uevent { action: "unbind", ..uevent },
             Uevent { subsystem: "net", ..uevent },
@@ -273,15 +275,15 @@ mod tests {
         assert!(!known.handle_uevent(UeventResult::WouldBlock, &mut changes));
         assert_eq!(changes, []);
         assert!(known.handle_uevent(uevent("remove", "pci"), &mut changes));
-        assert_eq!(changes, [(FunctionChange::Removed, one)]);
+        assert_eq!(changes, [(PciFunctionChange::Removed, one)]);
     }
 
     #[test]
     fn change_is_printed_on_one_line() {
         let one = test_function("0000:01:00.0", Some("nvme"));
-        let text = change_line(Instant { ns: 7 }, FunctionChange::Added, &one, false);
+        let text = change_line(Instant { ns: 7 }, PciFunctionChange::Added, &one, false);
         assert_eq!(text, "added   0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
-        let text = change_line(Instant { ns: 7 }, FunctionChange::Removed, &one, true);
+        let text = change_line(Instant { ns: 7 }, PciFunctionChange::Removed, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
         assert!(json["time"].as_str().unwrap().ends_with('Z'), "UTC");

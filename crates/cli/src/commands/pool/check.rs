@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::uri::shortest_unescaped;
+use tenmil_block::uri::short_form_for_terminal;
 use tenmil_drivers::pool::{self, VolumeRef};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, check_json};
 
@@ -40,7 +40,7 @@ pub(super) fn check_pool(
             found["process"] = process.into();
             format!("{found:#}\n")
         }
-        false => check_text(&found) + &by,
+        false => check_result_text(&found) + &by,
     };
     write_stdout(out, &text)?;
     Ok(ExitCode::from(if is_clean { 0 } else { ErrorCategory::Remote.exit_code() }))
@@ -54,7 +54,7 @@ fn json_strings(values: &[Value]) -> Vec<&str> {
     values.iter().filter_map(Value::as_str).collect()
 }
 
-fn check_text(found: &Value) -> String {
+fn check_result_text(found: &Value) -> String {
     let mut text = String::new();
     let problems = json_strings(json_list(found, "problems"));
     for problem in &problems {
@@ -63,7 +63,7 @@ fn check_text(found: &Value) -> String {
     let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
     for parent in json_list(found, "parents") {
         let (uri, of) = (
-            shortest_unescaped(&word(parent, "uri")),
+            short_form_for_terminal(&word(parent, "uri")),
             json_strings(json_list(parent, "volumes")).join("`, `"),
         );
         let state = parent["problem"].as_str().map_or("unchanged".into(), |problem| {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::{GrowResult, PAGE_BYTES, VolumeRef};
-use tenmil_rpc::pool_commands::{PoolCommand, device_json, grown_text};
+use tenmil_rpc::pool_commands::{PoolCommand, device_json, format_growth};
 
 use super::super::pool_access::PoolAccess;
 use tenmil_base::Error;
@@ -35,7 +35,7 @@ pub(super) fn grow_pool(opener: &Opener<'_>, arguments: &GrowArguments) -> Resul
     let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(device)?)?;
     if let PoolAccess::Here { open, .. } = &access {
         let grown = open.grow_pool(opener, add, *overwrite)?;
-        return Ok(if *json { grown_json(&grown) } else { grown_text(&grown) });
+        return Ok(if *json { grown_json(&grown) } else { format_growth(&grown) });
     }
     let before = access.pool_json()?["size_bytes"].take();
     let command = PoolCommand::Grow { add: add.clone(), overwrite: *overwrite };

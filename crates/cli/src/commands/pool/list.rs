@@ -6,9 +6,9 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_drivers::pool::VolumeRef;
-use tenmil_rpc::pool_commands::{devices_text, format_bytes, format_percents};
+use tenmil_rpc::pool_commands::{format_bytes, format_devices, format_percents};
 
 use super::super::pool_access::PoolAccess;
 use super::align_columns;
@@ -42,7 +42,7 @@ impl PoolSummary {
         let Self { store, by } = self;
         let text = |name: &str| tenmil_base::text::escape(store[name].as_str().unwrap_or_default());
         let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
-        let devices = devices_text(&store["devices"]);
+        let devices = format_devices(&store["devices"]);
         let stopped = store["stopped_because"].as_str();
         let stopped = stopped.map_or(String::new(), |why| format!("\n  stopped: {why}"));
         format!(
@@ -52,7 +52,7 @@ impl PoolSummary {
              shared blocks counted for each volume; {} provisioned to writable volumes\n  capacity \
              alerts: {}\n{by}",
             text("name"),
-            shortest_unescaped(&text("uri")),
+            short_form_for_terminal(&text("uri")),
             text("uuid"),
             self.size_text("size_bytes"),
             self.size_text("used_bytes"),
@@ -118,8 +118,8 @@ fn list_text(summaries: &[PoolSummary]) -> String {
         let [bytes, used, free, written, provisioned] = sizes.map(|name| one.size_text(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
         let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
-            0 | 1 => shortest_unescaped(&text("uri")),
-            count => format!("{} and {} more", shortest_unescaped(&text("uri")), count - 1),
+            0 | 1 => short_form_for_terminal(&text("uri")),
+            count => format!("{} and {} more", short_form_for_terminal(&text("uri")), count - 1),
         };
         let on = match one.store["process"].as_u64() {
             Some(pid) => format!("{uri} (open in process {pid})"),

@@ -25,7 +25,7 @@ pub(super) struct SetArguments {
         required_unless_present = "moved",
         conflicts_with = "moved"
     )]
-    thresholds: Option<Thresholds>,
+    thresholds: Option<LowSpaceThresholdsPercent>,
 
     /// Record URI as the location of device N of the pool; may be repeated
     #[arg(id = "moved", long = "device", value_name = "N=URI")]
@@ -38,7 +38,7 @@ pub(super) struct SetArguments {
 
 /// Up to two thresholds in percent; 0 means none.
 #[derive(Clone, Copy, Debug)]
-struct Thresholds([u8; 2]);
+struct LowSpaceThresholdsPercent([u8; 2]);
 
 /// Device number and its new URI.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl FromStr for RelocatedDevice {
     }
 }
 
-impl FromStr for Thresholds {
+impl FromStr for LowSpaceThresholdsPercent {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -75,7 +75,7 @@ impl FromStr for Thresholds {
 /// Sets the thresholds, or records the new device locations; idempotent.
 pub(super) fn set_pool(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Error> {
     let SetArguments { device, thresholds, moved, json } = arguments;
-    let Some(Thresholds(percent)) = thresholds else {
+    let Some(LowSpaceThresholdsPercent(percent)) = thresholds else {
         return relocate_devices(opener, device, moved, *json);
     };
     let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::parse(device)?)?;
@@ -147,7 +147,7 @@ fn relocate_locally(
         let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
         return Err(Error::usage(text));
     }
-    let is_changed = open.record_locations()?;
+    let is_changed = open.record_device_uris()?;
     if json {
         let devices: Vec<Value> = there.iter().map(device_json).collect();
         let document = json!({

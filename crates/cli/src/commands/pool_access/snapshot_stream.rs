@@ -18,10 +18,10 @@ use serde_json::Value;
 use tenmil_base::{Error, Span};
 use tenmil_linux::NamedThread;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
-use tenmil_rpc::pool_commands::{JobData, JobKind, JobSpec};
+use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobStream};
 
 use super::super::volume::stream_commands::StreamProgressBar;
-use super::{PoolAccess, RemotePool};
+use super::{PoolAccess, PoolOfOtherProcess};
 
 /// Buffer size of a stream copy.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -41,7 +41,7 @@ impl PoolAccess<'_> {
         let long = JobSpec { what, rate_bytes: None, unheard_max: None };
         let done = match self {
             Self::Here { open, .. } => {
-                let way = JobData::Out(out);
+                let way = JobStream::Out(out);
                 long.execute_job(open, tenmil::KINDS, way, &mut |done| progress.update(done))
             }
             Self::Remote(there) => there.send_snapshot(&long, out, &mut progress),
@@ -58,7 +58,7 @@ impl PoolAccess<'_> {
         let done = match self {
             Self::Here { open, .. } => {
                 let mut input = io::stdin().lock();
-                let way = JobData::In(&mut input);
+                let way = JobStream::In(&mut input);
                 long.execute_job(open, tenmil::KINDS, way, &mut |done| progress.update(done))
             }
             Self::Remote(there) => there.receive_snapshot(&long, name, &mut progress),
@@ -68,7 +68,7 @@ impl PoolAccess<'_> {
     }
 }
 
-impl RemotePool<'_> {
+impl PoolOfOtherProcess<'_> {
     /// Starts a job with one end of a stream. Returns the job's row and the other end.
     fn begin_with_stream(&mut self, long: &JobSpec) -> Result<(Value, LocalConnection), Error> {
         let (ours, theirs) = LocalConnection::pair()

@@ -17,12 +17,12 @@ pub(super) enum TransportAddress {
     /// vhost-user-blk, for virtual machines.
     VhostUser(PathBuf),
     /// ublk block device of this machine.
-    Ublk(UblkTarget),
+    Ublk(UblkListenOptions),
 }
 
 /// Options of a ublk device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct UblkTarget {
+pub(super) struct UblkListenOptions {
     /// Device number N of /dev/ublkbN; without it the kernel picks one.
     pub(super) number: Option<u32>,
     /// Number of queues; without it one per serving core.
@@ -42,7 +42,7 @@ const PORT: u16 = 4420;
 /// `vhost-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<TransportAddress, String> {
     if let Some(place) = text.strip_prefix("ublk:") {
-        return parse_ublk_target(place).map(TransportAddress::Ublk).ok_or_else(|| {
+        return parse_ublk_listen_options(place).map(TransportAddress::Ublk).ok_or_else(|| {
             format!("`{text}` is no disk, expected ublk:, ublk:0 or ublk:0?queues=2&depth=128")
         });
     }
@@ -59,13 +59,15 @@ pub(super) fn parse_listen(text: &str) -> Result<TransportAddress, String> {
         };
     }
     let Some(place) = text.strip_prefix("tcp://") else {
-        return tenmil_serve::nbd::parse_address(text).map(TransportAddress::Nbd).map_err(|why| {
-            let others = format!(
-                "tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket, \
+        return tenmil_serve::nbd::parse_listen_address(text).map(TransportAddress::Nbd).map_err(
+            |why| {
+                let others = format!(
+                    "tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket, \
                  vhost-user:/path/of/a/socket or ublk:"
-            );
-            if text.starts_with("nbd:") { why } else { format!("{why}, {others}") }
-        });
+                );
+                if text.starts_with("nbd:") { why } else { format!("{why}, {others}") }
+            },
+        );
     };
     let place = place.strip_suffix('/').unwrap_or(place);
     let expected = format!("expected tcp://127.0.0.1:{PORT}");
@@ -87,12 +89,12 @@ pub(super) fn parse_listen(text: &str) -> Result<TransportAddress, String> {
 }
 
 /// Parses `[N][?queues=N&depth=N&replace=yes&zero-copy=off]`.
-fn parse_ublk_target(text: &str) -> Option<UblkTarget> {
+fn parse_ublk_listen_options(text: &str) -> Option<UblkListenOptions> {
     let (number, pairs) = match text.split_once('?') {
         Some((number, pairs)) => (number, Some(pairs)),
         None => (text, None),
     };
-    let mut place = UblkTarget::default();
+    let mut place = UblkListenOptions::default();
     if !number.is_empty() {
         // The kernel reserves the largest number for "pick one".
         place.number = Some(number.parse().ok().filter(|number| *number < u32::MAX)?);
@@ -114,7 +116,7 @@ fn parse_ublk_target(text: &str) -> Option<UblkTarget> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TransportAddress, UblkTarget, parse_listen};
+    use super::{TransportAddress, UblkListenOptions, parse_listen};
 
     #[test]
     fn ublk_number_may_be_omitted() {
@@ -122,13 +124,16 @@ mod tests {
             Ok(TransportAddress::Ublk(place)) => place,
             other => panic!("{text}: {other:?}"),
         };
-        assert_eq!(disk("ublk:"), UblkTarget::default());
-        assert_eq!(disk("ublk:7"), UblkTarget { number: Some(7), ..UblkTarget::default() });
+        assert_eq!(disk("ublk:"), UblkListenOptions::default());
+        assert_eq!(
+            disk("ublk:7"),
+            UblkListenOptions { number: Some(7), ..UblkListenOptions::default() }
+        );
         let (number, queues, depth) = (Some(0), Some(2), Some(64));
-        let whole = UblkTarget { number, queues, depth, replaces: true, copies: true };
+        let whole = UblkListenOptions { number, queues, depth, replaces: true, copies: true };
         assert_eq!(disk("ublk:0?queues=2&depth=64&replace=yes&zero-copy=off"), whole);
         assert!(!disk("ublk:0?zero-copy=on").copies);
-        let any = UblkTarget { queues: Some(3), ..UblkTarget::default() };
+        let any = UblkListenOptions { queues: Some(3), ..UblkListenOptions::default() };
         assert_eq!(disk("ublk:?queues=3"), any);
         for text in [
             "ublk:x",

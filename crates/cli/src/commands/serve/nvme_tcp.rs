@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tenmil_base::Span;
 use tenmil_block::uri::Uri;
 use tenmil_linux::{Clock, NamedThread};
-use tenmil_rpc::target_config::{self, LineNumber, TargetConfig};
+use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
 use tenmil_rpc::{DeviceControls, EventRelay, EventSender, NvmeConnections};
 use tenmil_serve::tcp::{
     DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
@@ -27,7 +27,7 @@ use super::{
 use crate::commands::write_stdout;
 use tenmil_bench::balance::BalancedReactors;
 use tenmil_devices::pcie::regions_for;
-use tenmil_devices::tcp::discovery_name;
+use tenmil_devices::tcp::discovery_nqn_and_serial;
 
 use super::socket_options;
 use tenmil_base::Error;
@@ -59,32 +59,33 @@ pub(super) fn config_from_arguments(
     let namespace = |(nsid, uri): (u32, &Uri)| target_config::NamespaceConfig {
         nsid,
         uri: uri.clone(),
-        line: LineNumber::default(),
+        line: IgnoredLineNumber::default(),
         is_read_only: arguments.read_only,
         hosts: target_config::HostsConfig::Any,
         ana_group: 1,
     };
     let subsystem = target_config::SubsystemConfig {
         nqn,
-        line: LineNumber::default(),
+        line: IgnoredLineNumber::default(),
         serial: None,
         hosts,
         listeners: (0..listeners.len()).collect(),
         namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
         paths: Vec::new(),
     };
-    let listener = |address| target_config::ListenerConfig { address, line: LineNumber::default() };
+    let listener =
+        |address| target_config::ListenerConfig { address, line: IgnoredLineNumber::default() };
     let requested = TargetConfig {
         memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
-        memory_line: LineNumber::default(),
+        memory_line: IgnoredLineNumber::default(),
         state: arguments.state_dir.clone(),
-        state_line: LineNumber::default(),
+        state_line: IgnoredLineNumber::default(),
         listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
         referrals: Vec::new(),
         limits: connection_limits::limits_of_arguments(arguments),
     };
-    check_open_subsystems(&requested, arguments.allow_any_host)?;
+    check_unrestricted_subsystems(&requested, arguments.allow_any_host)?;
     Ok(requested)
 }
 
@@ -99,17 +100,17 @@ pub(super) fn serve_nvme_tcp(
     let namespaces = requested.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
     let limits = connection_limits::service_limits(arguments, &requested)
-        .map_err(|unfit| apply_error(arguments, unfit))?;
+        .map_err(|unfit| apply_error_in_file(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
         let refused = Error::environment(why);
-        apply_error(
+        apply_error_in_file(
             arguments,
             ApplyError { refused, line: requested.memory_line, key: "buffer-memory" },
         )
     })?;
-    name_discovery(&service, &requested)?;
+    set_discovery_name(&service, &requested)?;
     let state = open_state_directory(&requested, &arguments.adopt_reservations)
-        .map_err(|unfit| apply_error(arguments, unfit))?;
+        .map_err(|unfit| apply_error_in_file(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let server = Server::start(ServerConfig {
@@ -129,9 +130,9 @@ pub(super) fn serve_nvme_tcp(
     let mut standing = LiveConfig::new(context);
     standing
         .apply_config(requested)
-        .map_err(|unfit| apply_error(arguments, unfit))?
+        .map_err(|unfit| apply_error_in_file(arguments, unfit))?
         .into_result()?;
-    let state = rpc_endpoint::method_state_of(&balanced)
+    let state = rpc_endpoint::rpc_state_of_reactors(&balanced)
         .with_part(NvmeConnections(service.clone()))
         .with_part(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.
@@ -145,7 +146,7 @@ pub(super) fn serve_nvme_tcp(
             reload_configuration(path, &mut standing, event_sender(&asking));
         }
         log_events(&service, event_sender(&asking));
-        standing.handle_events();
+        standing.handle_device_events();
         if let Some((_, relay)) = &mut asking {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
@@ -155,10 +156,10 @@ pub(super) fn serve_nvme_tcp(
 }
 
 /// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
-fn name_discovery(service: &Service, requested: &TargetConfig) -> Result<(), Error> {
+fn set_discovery_name(service: &Service, requested: &TargetConfig) -> Result<(), Error> {
     let addresses: Vec<String> =
         requested.listeners.iter().map(|listener| listener.address.to_string()).collect();
-    let (nqn, serial) = discovery_name(&addresses.join(","));
+    let (nqn, serial) = discovery_nqn_and_serial(&addresses.join(","));
     service.set_discovery_name(DiscoveryName { nqn, serial }).map_err(Error::environment)
 }
 
@@ -185,7 +186,7 @@ fn open_state_directory(
 }
 
 /// Converts an apply error; with a configuration file it names the line and key.
-fn apply_error(arguments: &ServeArguments, unfit: ApplyError) -> Error {
+fn apply_error_in_file(arguments: &ServeArguments, unfit: ApplyError) -> Error {
     match &arguments.config {
         Some(path) => unfit.in_file(path),
         None => unfit.refused,
@@ -199,7 +200,7 @@ fn event_sender(asking: &Option<(tenmil_rpc::RpcServer, EventRelay)>) -> Option<
 
 /// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
 /// have keys of their own, so that they cannot suppress other messages.
-const fn log_cause_of(new_events: &TargetEvent) -> Option<&'static str> {
+const fn log_rate_limit_key(new_events: &TargetEvent) -> Option<&'static str> {
     match new_events {
         TargetEvent::Rejected { .. } => Some("refused"),
         TargetEvent::Notice(_) => Some("notice"),
@@ -213,7 +214,7 @@ const fn log_cause_of(new_events: &TargetEvent) -> Option<&'static str> {
 /// Logs the events of the service and forwards them to RPC clients.
 fn log_events(service: &Service, announcer: Option<&EventSender>) {
     while let Some(new_events) = service.next_event() {
-        if let Some(cause) = log_cause_of(&new_events) {
+        if let Some(cause) = log_rate_limit_key(&new_events) {
             tracing::info!(cause, "{new_events}");
         }
         if let Some(announcer) = announcer {
@@ -302,7 +303,7 @@ fn shut_down(
 
 /// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
 /// explicitly allowed.
-fn check_open_subsystems(requested: &TargetConfig, allows_any: bool) -> Result<(), Error> {
+fn check_unrestricted_subsystems(requested: &TargetConfig, allows_any: bool) -> Result<(), Error> {
     for subsystem in &requested.subsystems {
         let reached = subsystem.listeners.iter().filter_map(|at| requested.listeners.get(*at));
         let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());

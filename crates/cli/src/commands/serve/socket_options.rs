@@ -24,7 +24,7 @@ pub(super) fn parse_socket_options(
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         uri = uri.with_option(key, value);
     }
-    let mut fields = uri.fields();
+    let mut fields = uri.options();
     let mut options = socket_options(&uri, &mut fields)?;
     // Servers only: the host opens a connection in one thread and uses it in another, which an
     // io_uring instance does not allow.
@@ -32,7 +32,7 @@ pub(super) fn parse_socket_options(
         options.engine = engine;
     }
     let placement = fields.choice_value("placement", &PLACEMENTS)?.unwrap_or_default();
-    fields.reject_unknown()?;
+    fields.reject_unconsumed()?;
     Ok((options, placement))
 }
 
@@ -44,7 +44,7 @@ mod tests {
 
     use super::parse_socket_options;
 
-    fn socket_option_words(words: &[&str]) -> Vec<String> {
+    fn strings_of(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
@@ -52,7 +52,7 @@ mod tests {
     fn each_socket_option_has_its_word() {
         let usual = (SocketOptions::default(), PlacementPolicy::Near);
         assert_eq!(parse_socket_options(&[]).unwrap(), usual);
-        let all = socket_option_words(&[
+        let all = strings_of(&[
             "batch-send=no",
             "msg-more=no",
             "zero-copy=64k",
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(options.zero_copy_from_bytes, Some(65_536));
         assert_eq!(options.busy_poll, Some(tenmil_base::Span::from_us(50)));
         assert_eq!(options.congestion.as_deref(), Some("bbr"));
-        let ring = socket_option_words(&["engine=io_uring", "zero-copy=no", "placement=spread"]);
+        let ring = strings_of(&["engine=io_uring", "zero-copy=no", "placement=spread"]);
         let (ring, placement) = parse_socket_options(&ring).unwrap();
         assert_eq!(placement, PlacementPolicy::Spread);
         assert_eq!((ring.engine, ring.zero_copy_from_bytes), (SocketEngine::IoUring, None));
@@ -78,7 +78,7 @@ mod tests {
             ("nagle=yes", "no parameter `nagle`, expected batch-send, msg-more, zero-copy"),
             ("msg-more", "msg-more is ``, expected no or yes"),
         ] {
-            let refused = parse_socket_options(&socket_option_words(&[word])).unwrap_err();
+            let refused = parse_socket_options(&strings_of(&[word])).unwrap_err();
             assert!(refused.text.contains(expected), "{}", refused.text);
         }
     }

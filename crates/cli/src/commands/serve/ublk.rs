@@ -15,8 +15,8 @@ use tenmil_serve::ublk::{
     QueueLimits, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
 };
 
-use super::endpoint_common::{cannot_serve_error, open_and_claim};
-use super::listen_address::UblkTarget;
+use super::endpoint_devices::{cannot_serve_error, open_and_claim};
+use super::listen_address::UblkListenOptions;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
 use crate::commands::{rpc_endpoint, write_stdout};
 
@@ -28,7 +28,7 @@ const DRAIN_MAX: Span = Span::from_secs(4);
 /// Serves the device until SIGTERM, Ctrl-C or deletion of the ublk device.
 pub(super) fn serve_ublk(
     arguments: &ServeArguments,
-    place: &UblkTarget,
+    place: &UblkListenOptions,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let [uri] = arguments.uris.as_slice() else {
@@ -43,7 +43,7 @@ pub(super) fn serve_ublk(
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let mut requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
     let limits =
         QueueLimits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };

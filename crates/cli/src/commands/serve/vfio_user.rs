@@ -14,8 +14,8 @@ use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_reactor::PollMode;
 use tenmil_serve::vfio_user::{ControllerOptions, Server, ServerConfig};
 
-use super::endpoint_common::{
-    check_guest_memory, log_device_event, open_and_claim, run_until_stopped,
+use super::endpoint_devices::{
+    check_device_can_access_guest_memory, log_device_event, open_and_claim, run_until_stopped,
 };
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
 use crate::commands::{rpc_endpoint, write_stdout};
@@ -35,7 +35,8 @@ pub(super) fn serve_vfio_user(
     let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested = rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
+    let requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     // A thread that never sleeps polls the doorbells in shared memory; no client message has to wake
     // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
@@ -101,7 +102,7 @@ fn open_and_claim_all(
     clock: Clock,
 ) -> Result<Vec<Arc<BdevDescriptor>>, Error> {
     let open = |uri| -> Result<Arc<BdevDescriptor>, Error> {
-        check_guest_memory(uri)?;
+        check_device_can_access_guest_memory(uri)?;
         // The controller measures the time of its commands itself.
         let options =
             BdevOptions { depth: QUEUE_DEPTH, timing: false, ..BdevOptions::new(clock, 1) };

@@ -14,8 +14,9 @@ use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_serve::vhost_user::{Server, ServerConfig, adapt_device, device_id_of_uri};
 
-use super::endpoint_common::{
-    cannot_serve_error, check_guest_memory, log_device_event, open_and_claim, run_until_stopped,
+use super::endpoint_devices::{
+    cannot_serve_error, check_device_can_access_guest_memory, log_device_event, open_and_claim,
+    run_until_stopped,
 };
 use super::ublk::device_identity;
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
@@ -40,7 +41,8 @@ pub(super) fn serve_vhost_user(
     let listen_socket = open_listener(&ListenAddress::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested = rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
+    let requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     let server = Server::start(ServerConfig {
         listen_socket,
         medium,
@@ -53,7 +55,7 @@ pub(super) fn serve_vhost_user(
     tenmil_linux::storage_file::commit_created()?;
     write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
     run_until_stopped(requested, reactors, "front end", || {
-        log_device_event(uri, &descriptor, || server.report_resize());
+        log_device_event(uri, &descriptor, || server.notify_resize());
         server.next_event()
     });
     drop(server);
@@ -68,7 +70,7 @@ fn open_medium(
     regions: &RegionTable,
     clock: Clock,
 ) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
-    check_guest_memory(uri)?;
+    check_device_can_access_guest_memory(uri)?;
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);

@@ -5,7 +5,7 @@ use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::PoolCommand;
 
-use super::{ByteSize, CommandOutput, execute_and_render, open_pool_of, output};
+use super::{ByteSize, CommandOutput, command_result_output, execute_and_render, open_pool_of};
 use tenmil_base::Error;
 
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ fn clone_from_image(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> Co
     let (image, checksums) = (image.clone(), it.checksums);
     let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };
     let result = access.execute_command(&order)?;
-    Ok(Some(output::render_result(&result, &access, it.json)))
+    Ok(Some(command_result_output::render_result(&result, &access, it.json)))
 }
 
 /// A relative file path below the device, which would be resolved by whichever process opens it.

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::uri::{Uri, shortest_unescaped};
+use tenmil_block::uri::{Uri, short_form_for_terminal};
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::format_bytes;
 
@@ -44,7 +44,8 @@ fn volume_row(volume: &Value) -> [String; 8] {
     let is = |name: &str| volume[name] == true;
     let of = text("origin").map(|name| format!(" of {name}")).unwrap_or_default();
     let over = volume["parent"]["uri"].as_str();
-    let over = over.map(|uri| format!(" over {}", shortest_unescaped(uri))).unwrap_or_default();
+    let over =
+        over.map(|uri| format!(" over {}", short_form_for_terminal(uri))).unwrap_or_default();
     let kind = match (is("read_only"), text("origin")) {
         (true, _) => "snapshot",
         (false, None) => "volume",

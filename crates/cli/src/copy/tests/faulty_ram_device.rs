@@ -96,7 +96,7 @@ impl FaultyRamDevice {
     }
 
     /// Simulates a power loss: some of the blocks that were not flushed survive.
-    pub(super) fn with_size(&self) {
+    pub(super) fn lose_power(&self) {
         let mut state = self.lock();
         let block = state.limits.block_size as usize;
         let forgotten = std::mem::take(&mut state.forgotten);

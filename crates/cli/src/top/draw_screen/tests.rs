@@ -10,7 +10,11 @@ use crate::top::app_state::{AppState, EventLine, RunningProcess, SamplerUpdate, 
 
 const PLAIN: ScreenTheme = ScreenTheme { is_coloured: false };
 
-fn draw_to_text(state: &AppState, theme: ScreenTheme, size: (u16, u16)) -> Terminal<TestBackend> {
+fn draw_to_test_terminal(
+    state: &AppState,
+    theme: ScreenTheme,
+    size: (u16, u16),
+) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
     terminal.draw(|frame| draw_screen(state, theme, frame.buffer_mut())).unwrap();
     terminal
@@ -18,49 +22,49 @@ fn draw_to_text(state: &AppState, theme: ScreenTheme, size: (u16, u16)) -> Termi
 
 /// The screen as lines without trailing blanks.
 fn screen_text(state: &AppState, size: (u16, u16)) -> String {
-    let terminal = draw_to_text(state, PLAIN, size);
+    let terminal = draw_to_test_terminal(state, PLAIN, size);
     let buffer = terminal.backend().buffer();
     let row = |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>();
     (0..size.1).map(|y| row(y).trim_end().to_owned() + "\n").collect()
 }
 
-fn check_screen(state: &AppState, size: (u16, u16), expected: &str) {
+fn assert_screen(state: &AppState, size: (u16, u16), expected: &str) {
     let found = screen_text(state, size);
     assert!(found == expected, "found:\n{found}\nexpected:\n{expected}");
 }
 
 #[test]
 fn screen_of_80_columns() {
-    check_screen(&watching_state(2, 3), (80, 24), include_str!("tests/80x24.txt"));
+    assert_screen(&watching_state(2, 3), (80, 24), include_str!("tests/80x24.txt"));
 }
 
 #[test]
 fn screen_of_40_columns() {
-    check_screen(&watching_state(2, 3), (40, 10), include_str!("tests/40x10.txt"));
+    assert_screen(&watching_state(2, 3), (40, 10), include_str!("tests/40x10.txt"));
 }
 
 #[test]
 fn screen_of_200_columns() {
-    check_screen(&watching_state(4, 8), (200, 60), include_str!("tests/200x60.txt"));
+    assert_screen(&watching_state(4, 8), (200, 60), include_str!("tests/200x60.txt"));
 }
 
 #[test]
 fn screen_without_reactors() {
-    check_screen(&watching_state(0, 0), (80, 12), include_str!("tests/none.txt"));
+    assert_screen(&watching_state(0, 0), (80, 12), include_str!("tests/none.txt"));
 }
 
 #[test]
 fn long_thread_table_scrolls_to_the_selected_row() {
     let mut state = watching_state(2, 100);
     state.chosen.thread = Some(3);
-    check_screen(&state, (80, 24), include_str!("tests/hundred.txt"));
+    assert_screen(&state, (80, 24), include_str!("tests/hundred.txt"));
 }
 
 #[test]
 fn screen_after_process_exit() {
     let mut state = watching_state(1, 1);
     state.apply_update(SamplerUpdate::Exited("the process closed the connection".into()));
-    check_screen(&state, (80, 12), include_str!("tests/gone.txt"));
+    assert_screen(&state, (80, 12), include_str!("tests/gone.txt"));
 }
 
 #[test]
@@ -69,14 +73,14 @@ fn screen_of_process_selection() {
     let running = |pid, text: &str| RunningProcess { pid, command_line: text.into() };
     let running = vec![running(17, "tenmil perf"), running(4711, "tenmil perf -t \u{1b}[31m60")];
     state.apply_update(SamplerUpdate::Running(running));
-    check_screen(&state, (60, 8), include_str!("tests/choose.txt"));
+    assert_screen(&state, (60, 8), include_str!("tests/choose.txt"));
 }
 
 #[test]
 fn help_screen() {
     let mut state = watching_state(1, 1);
     state.is_help = true;
-    check_screen(&state, (100, 22), include_str!("tests/help.txt"));
+    assert_screen(&state, (100, 22), include_str!("tests/help.txt"));
 }
 
 /// State with names that contain terminal control and bidirectional characters.
@@ -136,7 +140,7 @@ fn every_terminal_size_is_drawn_without_panic() {
             state.focus = table;
             for size in (1..24).chain([39, 40, 41, 79, 199]) {
                 for height in (1..13).chain([59]) {
-                    draw_to_text(state, PLAIN, (size, height));
+                    draw_to_test_terminal(state, PLAIN, (size, height));
                 }
             }
         }
@@ -146,7 +150,8 @@ fn every_terminal_size_is_drawn_without_panic() {
 #[test]
 fn colors_are_used_only_if_enabled() {
     let colours = |is_coloured| {
-        let terminal = draw_to_text(&watching_state(2, 11), ScreenTheme { is_coloured }, (120, 30));
+        let terminal =
+            draw_to_test_terminal(&watching_state(2, 11), ScreenTheme { is_coloured }, (120, 30));
         let cells = terminal.backend().buffer().content.clone();
         let mut used: Vec<Color> = cells.iter().flat_map(|cell| [cell.fg, cell.bg]).collect();
         used.retain(|colour| *colour != Color::Reset);

@@ -45,7 +45,7 @@ impl DeviceSetHarness {
         while channel.submit(self.clock.now(), &[request], &[self.memory]) == 0 {
             assert!(self.clock.now() < end, "never taken");
         }
-        channel.flush();
+        channel.flush_submissions();
         while channel.poll(self.clock.now(), &mut completions) == 0 {
             assert!(self.clock.now() < end, "never answered");
             tenmil_linux::named_thread::yield_cpu();
@@ -131,9 +131,9 @@ fn channel_is_released_only_once_the_ssd_does_not_access_its_memory() {
     let SsdQueue::Direct(mut queue) = made.0 else { panic!("its doorbells are plain ones") };
     let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
     assert_eq!(queue.submit(harness.clock.now(), &reads, &[harness.memory]), 8);
-    queue.flush();
+    queue.flush_submissions();
     assert!(queue.queue().in_flight() >= 8, "the device has not been polled");
-    super::abandon(&mut queue, &emulated_devices.clock);
+    super::drain_abandoned_commands(&mut queue, &emulated_devices.clock);
     assert_eq!(queue.queue().in_flight(), 0);
 }
 
@@ -158,7 +158,9 @@ fn ssd_with_a_lost_controller_fails_requests_and_opens_no_channel() {
     let emulated_devices = Arc::clone(&medium.emulated_devices);
     let mut channel = medium.channel().unwrap();
     assert_eq!(harness.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
-    emulated_devices.shared.lose(&mut emulated_devices.shared.lock(), Error::remote("it burnt"));
+    emulated_devices
+        .shared
+        .mark_lost_and_wake(&mut emulated_devices.shared.lock(), Error::remote("it burnt"));
     assert_eq!(harness.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), Error::environment("it burnt"));
     assert!(

@@ -11,16 +11,16 @@ use tenmil_base::{
 };
 use tenmil_base::{InterruptVector, Wake};
 use tenmil_dma::{DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
-use tenmil_linux::{EventLoop, EventVectors, NextStep, Sleeper};
+use tenmil_drivers::{ModelProfile, ModeledLatencyDevice, NullDevice};
+use tenmil_linux::{EventFdVectors, EventLoop, NextStep, Sleeper};
 use tenmil_nvme_controller::transport::HostBarHandle;
 use tenmil_nvme_host::{
-    Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State,
+    Controller, ControllerOptions, ControllerState, NamespaceQueue, QueuePairOptions, QueueSizes,
 };
 
 use crate::emu::device_thread::DeviceLoop;
 use crate::emu::{EmulatedSsd, NSID, command_store};
-use crate::techniques::Techniques;
+use crate::fast_path_switches::FastPathSwitches;
 use crate::{EmuMedium, EmuSpec};
 
 /// SSD and host of a test.
@@ -112,10 +112,10 @@ impl Wake for SimulatedSleeper {
 }
 
 /// The only vector of the I/O queue, both ends of it.
-struct SleeperVector {
+struct SimulatedInterruptVector {
     simulated_sleeper: SimulatedSleeper,
     /// A descriptor that is never signaled.
-    silent: EventVectors,
+    silent: EventFdVectors,
 }
 
 impl Interrupts for SimulatedSleeper {
@@ -126,7 +126,7 @@ impl Interrupts for SimulatedSleeper {
     }
 }
 
-impl InterruptVector for SleeperVector {
+impl InterruptVector for SimulatedInterruptVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.silent.descriptor(0).expect("it was made with one vector")
     }
@@ -167,12 +167,12 @@ impl EmulationHarness {
         let memory = regions
             .add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap())
             .unwrap();
-        let store = command_store(&Techniques::default());
+        let store = command_store(&FastPathSwitches::default());
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
         let null = Arc::new(NullDevice::new(4096, 1 << 20).unwrap());
         let medium: Arc<dyn BlockDevice> = match seed % 2 {
             0 => null,
-            _ => Arc::new(LatencyModel::new(
+            _ => Arc::new(ModeledLatencyDevice::new(
                 null,
                 ModelProfile::find_by_name("p4600").unwrap(),
                 seed,
@@ -185,14 +185,14 @@ impl EmulationHarness {
         let bar = ssd.host_bar(notifier.clone());
         let mut controller = Controller::new(bar, pool.clone(), options).unwrap();
         // Only devices with descriptors need wait sources, and there are none here.
-        let mut device = DeviceLoop::manual(ssd, Sleeper::new().unwrap().sources());
+        let mut device = DeviceLoop::without_thread(ssd, Sleeper::new().unwrap().sources());
         let mut turn = |controller: &mut Controller<_, _>| {
             now = now.after(Span::from_us(100));
             device.iterate(now);
             while controller.poll(now).is_some() {}
             now
         };
-        while controller.state() != State::Ready {
+        while controller.state() != ControllerState::Ready {
             turn(&mut controller);
         }
         let pair_options = QueuePairOptions {
@@ -211,8 +211,8 @@ impl EmulationHarness {
         let limits = controller.identity().unwrap().limits;
         let view = controller.namespace(NSID).unwrap().view(&limits);
         let queue = NamespaceQueue::new(pair, view, QueueSizes::default()).unwrap();
-        let silent = EventVectors::new(1).unwrap();
-        let vector = SleeperVector { simulated_sleeper: host_sleeper.clone(), silent };
+        let silent = EventFdVectors::new(1).unwrap();
+        let vector = SimulatedInterruptVector { simulated_sleeper: host_sleeper.clone(), silent };
         let mut queue = queue.with_vector(Box::new(vector));
         queue.disarm();
         notifier.is_mute.store(injected_bug == InjectedBug::MuteBell, Ordering::Relaxed);

@@ -14,8 +14,8 @@ use tenmil_base::{
 };
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
 use tenmil_reactor::{
-    Context, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions, ReactorSet,
-    ThreadBuilder, TimeSource,
+    Context, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions, ThreadBuilder,
+    TimeSource, UnstartedReactors,
 };
 
 use super::harness::{
@@ -81,7 +81,8 @@ impl ReactorHarness {
         let EmulationHarness { device, queue, host_sleeper, buffer, now, controller } = harness;
         let stopwatch = Arc::new(AtomicU64::new(now.ns));
         let simulated = TimeSource::Simulated(Arc::clone(&stopwatch));
-        let assembly = ReactorSet::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
+        let assembly =
+            UnstartedReactors::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
         let (reactor, sleeper) = assembly.reactors.into_iter().next().unwrap();
         let record = Arc::<Mutex<PollerRecord>>::default();
         let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
@@ -248,7 +249,7 @@ impl Poller for GapPoller {
     }
 
     fn flush(&mut self) {
-        self.queue.flush();
+        self.queue.flush_submissions();
     }
 
     fn arm(&mut self) -> PollResult {

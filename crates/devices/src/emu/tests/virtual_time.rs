@@ -113,7 +113,7 @@ impl HostHarness {
                 HostPhase::Submitted
             }
             HostPhase::Submitted => {
-                self.harness.queue.flush();
+                self.harness.queue.flush_submissions();
                 // The poll time may end at any time, before the completion or at the same instant.
                 let scale = 1 << self.random.below(10);
                 HostPhase::Polling(u32::try_from(self.random.below(scale)).unwrap())

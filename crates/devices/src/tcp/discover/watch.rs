@@ -8,9 +8,9 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::log::discovery::DiscoveryEntry;
 
 use super::{DiscoveryLog, read_whole};
-use crate::tcp::attached::ConnectionHealth;
-use crate::tcp::name::TcpName;
+use crate::tcp::fabrics_controller::ConnectionEventCounts;
 use crate::tcp::remote_admin::RemoteAdmin;
+use crate::tcp::tcp_uri::TcpUri;
 use tenmil_base::Error;
 
 /// A discovery service and its last known log page.
@@ -18,7 +18,7 @@ pub struct DiscoveryWatch {
     service: RemoteAdmin,
     known: DiscoveryLog,
     /// Connection events as of the last call.
-    seen: ConnectionHealth,
+    seen: ConnectionEventCounts,
     /// The log page may have changed since it was read.
     is_stale: bool,
     /// Time of the next read, for a service without change notifications.
@@ -44,9 +44,9 @@ const INTERVAL: Span = Span::from_secs(10);
 impl DiscoveryWatch {
     /// Connects to the service that `name` names. Its log page is read by the first
     /// [`next_changes`](Self::next_changes).
-    pub fn begin(name: &TcpName) -> Result<Self, Error> {
+    pub fn begin(name: &TcpUri) -> Result<Self, Error> {
         let service = RemoteAdmin::connect(name)?;
-        let seen = service.health()?;
+        let seen = service.connection_event_counts()?;
         let known = DiscoveryLog { generation: 0, entries: Vec::new() };
         Ok(Self { service, known, seen, is_stale: true, next_query: Instant::NEVER })
     }
@@ -63,7 +63,7 @@ impl DiscoveryWatch {
     /// If the connection was given up, or the service returns invalid data.
     pub fn next_changes(&mut self) -> Result<Vec<DiscoveryChange>, Error> {
         let now = self.service.now();
-        let pulse = self.service.health()?;
+        let pulse = self.service.connection_event_counts()?;
         let mut changes = Vec::new();
         if pulse.returns > self.seen.returns {
             // The connection may have been lost and restored since the last call.
@@ -91,7 +91,7 @@ impl DiscoveryWatch {
         let found = match read_whole(&mut self.service) {
             Ok(found) => found,
             Err(refused) => {
-                let pulse = self.service.health()?;
+                let pulse = self.service.connection_event_counts()?;
                 let was_lost =
                     pulse.disconnect_reason.is_some() || pulse.returns > self.seen.returns;
                 return if was_lost { Ok(Vec::new()) } else { Err(refused) };

@@ -14,7 +14,7 @@ use tenmil_linux::Errno;
 use tenmil_linux::file_engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
 use tenmil_linux::storage_file::{BufferedReason, DirectIoAlignment};
 
-use super::sectors::{CachedSectors, SECTOR, gather_segments};
+use super::sectors::{CachedSectors, SECTOR, segment_bytes};
 use super::{BLOCK, PowerLossCountdown};
 use crate::file::{FileDevice, FileDeviceOptions, FileIo};
 use tenmil_base::Error;
@@ -42,7 +42,7 @@ pub(super) struct PowerLossFileOptions {
 }
 
 /// The device of one life.
-struct PoweredFileDevice {
+struct FileDeviceUntilPowerLoss {
     medium: FileDevice,
     disk: SimulatedDisk,
     regions: RegionTable,
@@ -50,7 +50,7 @@ struct PoweredFileDevice {
 
 /// Jobs of a channel.
 #[derive(Debug)]
-struct SimulatedDiskJobs {
+struct SimulatedDiskEngine {
     disk: SimulatedDisk,
     regions: RegionTable,
     channel: u32,
@@ -111,7 +111,7 @@ impl PowerLossFileOptions {
         })
     }
 
-    fn alignment(self) -> Result<DirectIoAlignment, BufferedReason> {
+    fn direct_io_alignment(self) -> Result<DirectIoAlignment, BufferedReason> {
         let alignment = DirectIoAlignment { memory_bytes: 4096, offset_bytes: 512 };
         if self.direct { Ok(alignment) } else { Err(BufferedReason::Requested) }
     }
@@ -149,9 +149,9 @@ impl PowerLossFile {
                 read_only: false,
                 engine: EngineChoice::Threads,
             },
-            self.options.alignment(),
+            self.options.direct_io_alignment(),
         )?;
-        Ok(PoweredFileDevice { medium, disk: self.disk.clone(), regions: regions.clone() })
+        Ok(FileDeviceUntilPowerLoss { medium, disk: self.disk.clone(), regions: regions.clone() })
     }
 
     pub(super) fn lose_power(&self) {
@@ -163,7 +163,7 @@ impl PowerLossFile {
     }
 }
 
-impl BlockDevice for PoweredFileDevice {
+impl BlockDevice for FileDeviceUntilPowerLoss {
     fn limits(&self) -> Limits {
         // The location of the real file does not matter.
         Limits { durability: tenmil_base::Durability::VolatileCache, ..self.medium.limits() }
@@ -173,7 +173,7 @@ impl BlockDevice for PoweredFileDevice {
         let mut state = self.disk.lock();
         state.channels += 1;
         let (disk, regions) = (self.disk.clone(), self.regions.clone());
-        self.medium.open_channel_with_engine(SimulatedDiskJobs {
+        self.medium.open_channel_with_engine(SimulatedDiskEngine {
             disk,
             regions,
             channel: state.channels,
@@ -181,7 +181,7 @@ impl BlockDevice for PoweredFileDevice {
     }
 }
 
-impl FileIo for SimulatedDiskJobs {
+impl FileIo for SimulatedDiskEngine {
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         let mut state = self.disk.lock();
         let sector = |offset: u64| offset / SECTOR as u64;
@@ -194,7 +194,7 @@ impl FileIo for SimulatedDiskJobs {
             FileOp::Write { offset, from, fua: stable } => {
                 JobKind::Write { first: sector(offset), from: from.into(), stable }
             }
-            FileOp::Sync => JobKind::Sync { writes: state.sectors.writes() },
+            FileOp::Sync => JobKind::Sync { writes: state.sectors.write_count() },
             FileOp::PunchHole { offset, len_bytes } => {
                 let (first, count) = (sector(offset), sectors(len_bytes));
                 JobKind::Zero { first, count, is_possible: holes }
@@ -209,14 +209,14 @@ impl FileIo for SimulatedDiskJobs {
         Ok(())
     }
 
-    fn flush(&mut self) {}
+    fn flush_submissions(&mut self) {}
 
     fn poll(&mut self, ended: &mut Vec<JobCompletion>) {
         let mut state = self.disk.lock();
         let mut index = 0;
         while state.is_powered && index < state.under_way.len() {
             let is_mine = state.under_way[index].channel == self.channel;
-            if is_mine && state.random.chance(1, 3) && state.countdown.count_operation() {
+            if is_mine && state.random.chance(1, 3) && state.countdown.try_consume_operation() {
                 let one = state.under_way.swap_remove(index);
                 ended.push(JobCompletion { token: one.token, result: state.execute_job(&one) });
             } else {
@@ -235,12 +235,12 @@ impl FileIo for SimulatedDiskJobs {
 
     fn disarm(&mut self) {}
 
-    fn has_unstarted(&self) -> bool {
+    fn has_unsubmitted(&self) -> bool {
         false
     }
 }
 
-impl Drop for SimulatedDiskJobs {
+impl Drop for SimulatedDiskEngine {
     /// Like the engine of the kernel, it executes jobs whether their completion is delivered or not.
     fn drop(&mut self) {
         let mut state = self.disk.lock();
@@ -274,16 +274,16 @@ impl SimulatedDiskState {
         match &one.what {
             JobKind::Read { first, into } => self.sectors.read(*first, into, &one.regions),
             JobKind::Write { first, from, stable } => {
-                let bytes = gather_segments(&one.regions, from);
+                let bytes = segment_bytes(&one.regions, from);
                 self.sectors.write(*first, &bytes);
                 if *stable && self.options.forces {
                     let end = first + (bytes.len() / SECTOR) as u64;
-                    self.sectors.make_stable(*first..end, u64::MAX);
+                    self.sectors.persist_up_to(*first..end, u64::MAX);
                     self.is_sized = true;
                 }
             }
             JobKind::Sync { writes } if self.options.syncs => {
-                self.sectors.make_stable(0..u64::MAX, *writes);
+                self.sectors.persist_up_to(0..u64::MAX, *writes);
                 self.is_sized = true;
             }
             JobKind::Sync { .. } => {}
@@ -300,7 +300,7 @@ impl SimulatedDiskState {
         for one in std::mem::take(&mut self.under_way) {
             // A job in flight may have reached the page cache, or a part of it.
             let (first, bytes) = match &one.what {
-                JobKind::Write { first, from, .. } => (*first, gather_segments(&one.regions, from)),
+                JobKind::Write { first, from, .. } => (*first, segment_bytes(&one.regions, from)),
                 JobKind::Zero { first, count, is_possible: true } => {
                     (*first, vec![0; count * SECTOR])
                 }
@@ -313,6 +313,6 @@ impl SimulatedDiskState {
             // The file itself is missing: it is created again when it is opened.
             self.sectors = CachedSectors::default();
         }
-        self.sectors.lose_cached(&mut self.random);
+        self.sectors.drop_cached_randomly(&mut self.random);
     }
 }

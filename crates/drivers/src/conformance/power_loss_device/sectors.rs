@@ -25,7 +25,7 @@ pub(super) const SECTOR: usize = 512;
 
 impl CachedSectors {
     /// Number of writes.
-    pub(super) fn writes(&self) -> u64 {
+    pub(super) fn write_count(&self) -> u64 {
         self.write_count
     }
 
@@ -33,7 +33,7 @@ impl CachedSectors {
         let mut pieces = SegmentCursor::new(segments);
         let mut skip = 0;
         while let Some(piece) = pieces.take_piece((SECTOR - skip % SECTOR) as u64) {
-            let newest = self.newest_version(first + (skip / SECTOR) as u64);
+            let newest = self.newest_sector_contents(first + (skip / SECTOR) as u64);
             let (from, len) = (skip % SECTOR, piece.len_bytes as usize);
             regions.store(piece, &newest[from..from + len]).unwrap();
             skip += len;
@@ -50,7 +50,7 @@ impl CachedSectors {
     }
 
     /// Makes the newest versions stable that are not newer than this write.
-    pub(super) fn make_stable(&mut self, range: Range<u64>, write: u64) {
+    pub(super) fn persist_up_to(&mut self, range: Range<u64>, write: u64) {
         let settled: Vec<u64> = self.cached.range(range).map(|(sector, _)| *sector).collect();
         for sector in settled {
             let mut older = self.cached.remove(&sector).unwrap();
@@ -65,7 +65,7 @@ impl CachedSectors {
     }
 
     /// Keeps the stable version of each sector, or any version since.
-    pub(super) fn lose_cached(&mut self, random: &mut Random) {
+    pub(super) fn drop_cached_randomly(&mut self, random: &mut Random) {
         for (sector, versions) in std::mem::take(&mut self.cached) {
             let survivor = usize::try_from(random.below(versions.len() as u64 + 1)).unwrap();
             if let Some((_, survivor)) = versions.get(survivor) {
@@ -74,7 +74,7 @@ impl CachedSectors {
         }
     }
 
-    fn newest_version(&self, sector: u64) -> Sector {
+    fn newest_sector_contents(&self, sector: u64) -> Sector {
         let cached = self.cached.get(&sector).and_then(|versions| versions.last());
         let cached = cached.map(|(_, sector)| sector);
         *cached.or_else(|| self.stable.get(&sector)).unwrap_or(&[0; SECTOR])
@@ -82,7 +82,7 @@ impl CachedSectors {
 }
 
 /// The bytes in the memory of a request.
-pub(super) fn gather_segments(regions: &RegionTable, segments: &[Segment]) -> Vec<u8> {
+pub(super) fn segment_bytes(regions: &RegionTable, segments: &[Segment]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for segment in segments {
         let from = bytes.len();

@@ -5,25 +5,25 @@ use tenmil_base::{Instant, IoCompletion, Operation};
 
 use super::MirrorChannel;
 use super::leg_channels::RequestOwner;
-use crate::mirror::maintenance::MaintenanceTask;
-use crate::mirror::mirror_request::is_write_loss;
+use crate::mirror::maintenance::MaintenanceIo;
+use crate::mirror::mirror_request::reports_write_loss;
 use crate::mirror::mirror_shared::MirrorShared;
 use crate::mirror::mirror_state::MirrorState;
 use crate::mirror::ownership::SuperblockCopies;
 use crate::mirror::superblock_commit::leg_numbers_in;
-use tenmil_volume::mirror::{COPIES_AT, MirrorSuperblock, NoSuperblock, SUPERBLOCK_BYTES};
+use tenmil_volume::mirror::{COPIES_AT, MirrorSuperblock, SUPERBLOCK_BYTES, SuperblockError};
 
 /// Background work in progress on this channel.
 #[derive(Debug, Default)]
 pub(super) struct BackgroundTask {
-    look: Option<SuperblockRead>,
+    look: Option<OwnerCheckRead>,
     commit: Option<RequestGroup>,
-    task: Option<(MaintenanceTask, RequestGroup)>,
+    task: Option<(MaintenanceIo, RequestGroup)>,
 }
 
 /// An ownership check before a commit.
 #[derive(Clone, Copy, Debug)]
-struct SuperblockRead {
+struct OwnerCheckRead {
     /// Legs being checked.
     legs: u8,
     awaited: u32,
@@ -42,12 +42,10 @@ struct RequestGroup {
 
 impl BackgroundTask {
     /// Whether its request in flight there is a flush.
-    pub(super) fn flushes(&self, place: RequestOwner) -> bool {
+    pub(super) fn is_flush(&self, place: RequestOwner) -> bool {
         let is_task = !matches!(place, RequestOwner::Commit | RequestOwner::SuperblockRead { .. });
         let task = self.task.filter(|_| is_task);
-        task.is_some_and(|(task, _)| {
-            task.flushes() || matches!(task, MaintenanceTask::Probe { .. })
-        })
+        task.is_some_and(|(task, _)| task.is_flush() || matches!(task, MaintenanceIo::Probe { .. }))
     }
 
     /// The channel is closed: another channel starts again.
@@ -60,7 +58,7 @@ impl BackgroundTask {
             meta.abandon_commit(shared);
         }
         if self.task.is_some() {
-            meta.abandon_task(shared);
+            meta.abandon_maintenance_io(shared);
         }
         shared.set_maintenance_due(Instant::default());
     }
@@ -76,7 +74,7 @@ impl RequestGroup {
         self.awaited -= 1;
         if !completion.status.is_success() {
             self.failed |= leg;
-            self.lost |= if is_write_loss(operation, completion.status) { leg } else { 0 };
+            self.lost |= if reports_write_loss(operation, completion.status) { leg } else { 0 };
         }
         self.awaited == 0
     }
@@ -107,8 +105,8 @@ impl MirrorChannel {
         }
         if self.now >= self.shared.maintenance_due() {
             let shared = self.shared.clone();
-            let task = meta.next_task(&shared, self.now);
-            self.start_tasks(meta, task);
+            let task = meta.next_maintenance_io(&shared, self.now);
+            self.start_maintenance_ios(meta, task);
         }
         self.write_superblocks(meta);
     }
@@ -117,9 +115,9 @@ impl MirrorChannel {
     fn write_superblocks(&mut self, meta: &mut MirrorState) {
         while meta.needs_commit() {
             let legs = meta.begin_owner_check();
-            let mut look = SuperblockRead { legs, awaited: 0, failed: [0; 2] };
+            let mut look = OwnerCheckRead { legs, awaited: 0, failed: [0; 2] };
             for leg in leg_numbers_in(legs) {
-                look.awaited += self.legs.send_superblock_read(leg, COPIES_AT);
+                look.awaited += self.legs.queue_superblock_reads(leg, COPIES_AT);
             }
             if look.awaited > 0 {
                 self.background.look = Some(look);
@@ -138,7 +136,7 @@ impl MirrorChannel {
         let mut group = RequestGroup::default();
         for superblock in meta.begin_commit(&shared) {
             let at = COPIES_AT[superblock.copy_index()];
-            if self.legs.send_superblock(superblock.leg, at, &superblock.encode()) {
+            if self.legs.queue_superblock_write(superblock.leg, at, &superblock.encode()) {
                 group.awaited += 1;
             } else {
                 group.failed |= 1 << superblock.leg;
@@ -163,16 +161,17 @@ impl MirrorChannel {
         if look.awaited > 0 {
             return;
         }
-        let SuperblockRead { legs, failed, .. } = *look;
+        let OwnerCheckRead { legs, failed, .. } = *look;
         self.background.look = None;
-        let found: Vec<(u8, SuperblockCopies)> =
-            leg_numbers_in(legs).map(|leg| (leg, self.superblock_copies(leg, failed))).collect();
+        let found: Vec<(u8, SuperblockCopies)> = leg_numbers_in(legs)
+            .map(|leg| (leg, self.load_superblock_copies(leg, failed)))
+            .collect();
         let shared = self.shared.clone();
         let mut meta = shared.lock();
         // Legs that joined after the check began have not been checked: then a new check is started.
         if meta.end_owner_check(&shared, &found)
             && meta.needs_commit()
-            && meta.are_legs_checked(legs)
+            && meta.are_commit_targets_checked(legs)
         {
             self.write_checked_superblocks(&mut meta);
         }
@@ -181,7 +180,7 @@ impl MirrorChannel {
         self.run_maintenance(&mut meta);
     }
 
-    fn superblock_copies(&self, leg: u8, failed: [u8; 2]) -> SuperblockCopies {
+    fn load_superblock_copies(&self, leg: u8, failed: [u8; 2]) -> SuperblockCopies {
         [0, 1].map(|copy| {
             let mut bytes = [0; SUPERBLOCK_BYTES];
             let is_read = failed[usize::from(copy)] & 1 << leg == 0;
@@ -191,61 +190,61 @@ impl MirrorChannel {
     }
 
     /// Starts a task, and the following ones while each ends at once.
-    fn start_tasks(&mut self, meta: &mut MirrorState, task: Option<MaintenanceTask>) {
+    fn start_maintenance_ios(&mut self, meta: &mut MirrorState, task: Option<MaintenanceIo>) {
         let mut next = task;
         while let Some(task) = next {
-            let group = self.start_task(task);
+            let group = self.start_maintenance_io(task);
             if group.awaited > 0 {
                 self.background.task = Some((task, group));
                 return;
             }
-            next = self.finish_task(meta, task, group.failed);
+            next = self.finish_maintenance_io(meta, task, group.failed);
         }
     }
 
-    fn start_task(&mut self, task: MaintenanceTask) -> RequestGroup {
-        if task.flushes() {
-            self.legs.ack_losses();
+    fn start_maintenance_io(&mut self, task: MaintenanceIo) -> RequestGroup {
+        if task.is_flush() {
+            self.legs.acknowledge_repaired_losses();
         }
         let (legs, missing) = match task {
-            MaintenanceTask::Probe { leg } => {
+            MaintenanceIo::Probe { leg } => {
                 self.legs.acknowledge_all_losses(leg);
                 let sent = self.legs.send_probe(leg, COPIES_AT);
                 let failed = if sent { 0 } else { leg };
                 return RequestGroup { awaited: 3 * u32::from(sent), failed, lost: 0 };
             }
-            MaintenanceTask::Flush { legs } => {
-                (legs, self.legs.send_chunk(legs, Operation::Flush, 0, 0))
+            MaintenanceIo::Flush { legs } => {
+                (legs, self.legs.queue_chunk_request(legs, Operation::Flush, 0, 0))
             }
-            MaintenanceTask::Read { leg, lba, blocks } => {
-                (leg, self.legs.send_chunk(leg, Operation::Read, lba, blocks))
+            MaintenanceIo::Read { leg, lba, blocks } => {
+                (leg, self.legs.queue_chunk_request(leg, Operation::Read, lba, blocks))
             }
-            MaintenanceTask::Write { legs, lba, blocks } => {
-                (legs, self.legs.send_chunk(legs, Operation::Write, lba, blocks))
+            MaintenanceIo::Write { legs, lba, blocks } => {
+                (legs, self.legs.queue_chunk_request(legs, Operation::Write, lba, blocks))
             }
         };
         RequestGroup { awaited: (legs & !missing).count_ones(), failed: missing, lost: 0 }
     }
 
-    fn finish_task(
+    fn finish_maintenance_io(
         &mut self,
         meta: &mut MirrorState,
-        task: MaintenanceTask,
+        task: MaintenanceIo,
         failed: u8,
-    ) -> Option<MaintenanceTask> {
+    ) -> Option<MaintenanceIo> {
         let shared = self.shared.clone();
         match task {
-            MaintenanceTask::Probe { leg } => {
+            MaintenanceIo::Probe { leg } => {
                 // After its flush, which counts losses that were not counted yet.
                 if failed == 0 {
                     let number = leg.trailing_zeros() as usize;
-                    shared.repair_losses(number, self.legs.losses(number));
+                    shared.record_repaired_losses(number, self.legs.leg_loss_count(number));
                 }
                 let found = (failed == 0).then(|| self.probed_superblock());
                 let found = found.filter(|found| self.is_reserved_for_rejoin(meta, leg, found));
-                meta.handle_probe_end(&shared, self.now, found)
+                meta.handle_probe_result(&shared, self.now, found)
             }
-            _ => meta.handle_task_end(&shared, self.now, failed),
+            _ => meta.handle_maintenance_io_end(&shared, self.now, failed),
         }
     }
 
@@ -254,23 +253,25 @@ impl MirrorChannel {
         &self,
         meta: &MirrorState,
         leg: u8,
-        found: &Result<MirrorSuperblock, NoSuperblock>,
+        found: &Result<MirrorSuperblock, SuperblockError>,
     ) -> bool {
         let medium = self.shared.media.get(leg.trailing_zeros() as usize).and_then(Option::as_ref);
         match (medium, found) {
             // One that another owner has claimed since is left alone, and not reserved.
-            (Some(medium), Ok(found)) if found.uuid == meta.uuid && meta.can_leg_rejoin(found) => {
-                self.shared.reserved.is_ready(medium, found)
+            (Some(medium), Ok(found))
+                if found.uuid == meta.uuid && meta.is_leg_not_claimed_by_other(found) =>
+            {
+                self.shared.reserved.may_leg_rejoin(medium, found)
             }
             _ => true,
         }
     }
 
-    fn probed_superblock(&self) -> Result<MirrorSuperblock, NoSuperblock> {
+    fn probed_superblock(&self) -> Result<MirrorSuperblock, SuperblockError> {
         let mut copies = [[0; SUPERBLOCK_BYTES]; 2];
         for (index, copy) in copies.iter_mut().enumerate() {
             if !self.legs.load_probed_copy(index, copy) {
-                return Err(NoSuperblock::Absent);
+                return Err(SuperblockError::Absent);
             }
         }
         MirrorSuperblock::newest_of_copies([&copies[0], &copies[1]])
@@ -301,20 +302,20 @@ impl MirrorChannel {
             self.run_maintenance(&mut meta);
         } else {
             let Some((task, group)) = &mut self.background.task else { return };
-            let operation = if task.flushes() { Operation::Flush } else { Operation::Write };
+            let operation = if task.is_flush() { Operation::Flush } else { Operation::Write };
             if !group.handle_completion(operation, leg, completion) {
                 return;
             }
             let (task, RequestGroup { failed, lost, .. }) = (*task, *group);
             self.background.task = None;
             let mut meta = shared.lock();
-            self.legs.notice_losses(lost);
+            self.legs.record_losses_handled(lost);
             if meta.handle_leg_losses(&shared, lost) {
                 // The legs report it to no other channel.
-                shared.count_write_loss();
+                shared.record_all_leg_loss();
             }
-            let next = self.finish_task(&mut meta, task, failed);
-            self.start_tasks(&mut meta, next);
+            let next = self.finish_maintenance_io(&mut meta, task, failed);
+            self.start_maintenance_ios(&mut meta, next);
             self.write_superblocks(&mut meta);
         }
     }

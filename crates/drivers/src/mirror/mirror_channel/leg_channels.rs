@@ -7,7 +7,7 @@ use tenmil_base::{
     ChannelGroup, CompletionBatch, Error, Instant, IoChannel, Memory, Operation, Request, Segment,
     WakeSource,
 };
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 
 use crate::combined_wake_source::CombinedWakeSource;
 use crate::mirror::mirror_shared::{ChannelMemory, MirrorShared};
@@ -85,7 +85,7 @@ impl LegChannels {
     pub(super) fn open(
         shared: &Arc<MirrorShared>,
         own: ChannelMemory,
-        waker: &EventVectors,
+        waker: &EventFdVectors,
     ) -> Result<Self, Error> {
         let depth = shared.limits.depth_max;
         let segments_max = u32::from(shared.limits.segments_max);
@@ -98,10 +98,11 @@ impl LegChannels {
         let legs: Box<[LegChannel]> = ChannelGroup::open_together(|| legs.collect());
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
         for leg in (0..).take(legs.len()) {
-            table.extend([own.superblock_buffer(leg, 0), own.superblock_buffer(leg, 1)]);
+            table
+                .extend([own.superblock_copy_segment(leg, 0), own.superblock_copy_segment(leg, 1)]);
         }
-        table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
-        table.extend([own.chunk(); 2]);
+        table.extend((0..).take(legs.len()).map(|leg| own.superblock_segment(leg)));
+        table.extend([own.chunk_segment(); 2]);
         let backends = legs.iter().filter_map(|leg| leg.backend.as_ref());
         let waker = waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
         let wake = CombinedWakeSource::from_sources(
@@ -145,8 +146,8 @@ impl LegChannels {
     }
 
     /// Writes a superblock to one leg, ahead of queued requests. Returns false if it has no channel.
-    pub(super) fn send_superblock(&mut self, leg: u8, at: u64, bytes: &[u8]) -> bool {
-        let segment = self.own.superblock(leg);
+    pub(super) fn queue_superblock_write(&mut self, leg: u8, at: u64, bytes: &[u8]) -> bool {
+        let segment = self.own.superblock_segment(leg);
         let written = store_padded(&self.shared, segment, bytes);
         let places = self.table.len() - self.legs.len() - 2;
         let request = self.superblock_request(
@@ -160,7 +161,7 @@ impl LegChannels {
     }
 
     /// Reads both superblock copies of a leg, ahead of queued requests. Returns the number of reads sent.
-    pub(super) fn send_superblock_read(&mut self, leg: u8, copies: [u64; 2]) -> u32 {
+    pub(super) fn queue_superblock_reads(&mut self, leg: u8, copies: [u64; 2]) -> u32 {
         let places = self.table.len() - 3 * self.legs.len() - 2 + 2 * usize::from(leg);
         let mut sent = 0;
         for (copy, at) in (0..).zip(copies) {
@@ -178,7 +179,7 @@ impl LegChannels {
 
     /// Loads a superblock copy that [`send_superblock_read`](Self::send_superblock_read) has read.
     pub(super) fn load_superblock_copy(&self, leg: u8, copy: u8, into: &mut [u8; 4096]) -> bool {
-        let head = self.own.superblock_buffer(leg, copy).slice(0, 4096);
+        let head = self.own.superblock_copy_segment(leg, copy).slice(0, 4096);
         head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())
     }
 
@@ -186,9 +187,9 @@ impl LegChannels {
     /// chunk buffer. Returns false if the leg has no channel.
     pub(super) fn send_probe(&mut self, leg: u8, copies: [u64; 2]) -> bool {
         let size = self.shared.superblock_bytes();
-        let chunk = self.own.chunk();
+        let chunk = self.own.chunk_segment();
         let last = self.table.len() - 2;
-        let mut missing = self.send_chunk(leg, Operation::Flush, 0, 0);
+        let mut missing = self.queue_chunk_request(leg, Operation::Flush, 0, 0);
         for (index, at) in copies.into_iter().enumerate() {
             let skip = if index == 0 { 0 } else { size };
             self.table[last + index] = chunk.slice(skip, size).unwrap_or_default();
@@ -200,7 +201,7 @@ impl LegChannels {
     }
 
     /// Sends a background request for blocks of the mirror, with the chunk buffer as its memory.
-    pub(super) fn send_chunk(
+    pub(super) fn queue_chunk_request(
         &mut self,
         legs: u8,
         operation: Operation,
@@ -209,7 +210,7 @@ impl LegChannels {
     ) -> u8 {
         let last = self.table.len() - 2;
         let len_bytes = blocks * self.shared.geometry.block_size;
-        self.table[last] = self.own.chunk().slice(0, len_bytes).unwrap_or_default();
+        self.table[last] = self.own.chunk_segment().slice(0, len_bytes).unwrap_or_default();
         let moves = operation != Operation::Flush;
         let request = self.superblock_request(RequestOwner::Task, operation, 0, last);
         let request = Request { lba, blocks, segment_count: u16::from(moves), ..request };
@@ -276,20 +277,20 @@ impl LegChannels {
     }
 
     /// A leg's own count of losses of completed writes.
-    pub(super) fn losses(&self, leg: usize) -> u64 {
-        self.legs[leg].backend.as_ref().map_or(0, |backend| backend.write_losses())
+    pub(super) fn leg_loss_count(&self, leg: usize) -> u64 {
+        self.legs[leg].backend.as_ref().map_or(0, |backend| backend.known_write_loss_count())
     }
 
     /// Whether a leg has lost completed writes, and no channel has acted on that.
     #[inline]
-    pub(super) fn has_lost(&self, leg: usize) -> bool {
-        self.losses(leg) > self.shared.noticed_losses(leg)
+    pub(super) fn has_unhandled_losses(&self, leg: usize) -> bool {
+        self.leg_loss_count(leg) > self.shared.handled_loss_count(leg)
     }
 
     /// The losses of some legs are acted on. The caller holds the lock of the mirror.
-    pub(super) fn notice_losses(&self, legs: u8) {
+    pub(super) fn record_losses_handled(&self, legs: u8) {
         for leg in (0..self.legs.len()).filter(|leg| legs >> leg & 1 == 1) {
-            self.shared.notice_losses(leg, self.losses(leg));
+            self.shared.record_handled_losses(leg, self.leg_loss_count(leg));
         }
     }
 
@@ -314,9 +315,9 @@ impl LegChannels {
     /// An older loss that is counted late is treated as a new one: the leg is resynchronized once more.
     /// The same holds for a loss that a leg reports without counting it; for those, each channel sends a
     /// flush of its own when a leg returns.
-    pub(super) fn ack_losses(&mut self) {
+    pub(super) fn acknowledge_repaired_losses(&mut self) {
         for (index, leg) in self.legs.iter_mut().enumerate() {
-            let repaired = self.shared.repaired_losses(index);
+            let repaired = self.shared.repaired_loss_count(index);
             if repaired > leg.acknowledged
                 && let Some(backend) = &mut leg.backend
             {
@@ -331,15 +332,15 @@ impl LegChannels {
     pub(super) fn acknowledge_all_losses(&mut self, leg: u8) {
         let number = leg.trailing_zeros() as usize;
         if let Some(backend) = self.legs.get_mut(number).and_then(|leg| leg.backend.as_mut()) {
-            backend.ack_repaired_losses(backend.write_losses());
+            backend.ack_repaired_losses(backend.known_write_loss_count());
         }
     }
 
     /// No leg fails a flush of this channel for what some channel has acted on.
-    pub(super) fn acknowledge_noticed_losses(&mut self) {
+    pub(super) fn acknowledge_handled_losses(&mut self) {
         for (index, leg) in self.legs.iter_mut().enumerate() {
             if let Some(backend) = &mut leg.backend {
-                backend.ack_repaired_losses(self.shared.noticed_losses(index));
+                backend.ack_repaired_losses(self.shared.handled_loss_count(index));
             }
         }
     }
@@ -348,7 +349,7 @@ impl LegChannels {
     /// says what is true from then on. A leg that cannot acknowledge it fails all of them, until it is
     /// given up and looked for.
     #[cold]
-    pub(super) fn acknowledge_losses(&mut self, leg: usize) {
+    pub(super) fn accept_losses_of_leg(&mut self, leg: usize) {
         if let Some(backend) = &mut self.legs[leg].backend {
             let _ = backend.accept_losses();
         }
@@ -378,12 +379,12 @@ impl LegChannels {
         count
     }
 
-    fn backends(&mut self) -> impl Iterator<Item = &mut Box<dyn IoChannel>> {
+    fn open_channels(&mut self) -> impl Iterator<Item = &mut Box<dyn IoChannel>> {
         self.legs.iter_mut().filter_map(|leg| leg.backend.as_mut())
     }
 
-    pub(super) fn flush(&mut self) {
-        self.backends().for_each(|backend| backend.flush());
+    pub(super) fn flush_submissions(&mut self) {
+        self.open_channels().for_each(|backend| backend.flush_submissions());
     }
 
     /// Closes all channels, which ends everything in flight.
@@ -411,16 +412,16 @@ impl LegChannels {
         self.legs
             .iter()
             .filter_map(|leg| leg.backend.as_ref())
-            .all(|backend| backend.is_kernel_io())
+            .all(|backend| backend.is_done_by_local_kernel())
     }
 
     pub(super) fn arm(&mut self) -> bool {
         let must_not_sleep = self.legs.iter().any(|leg| !leg.queue.is_empty());
-        self.backends().fold(must_not_sleep, |busy, backend| backend.arm() || busy)
+        self.open_channels().fold(must_not_sleep, |busy, backend| backend.arm() || busy)
     }
 
     pub(super) fn disarm(&mut self) {
-        self.backends().for_each(|backend| backend.disarm());
+        self.open_channels().for_each(|backend| backend.disarm());
     }
 }
 

@@ -3,11 +3,11 @@
 //! Two buckets are enough: a new epoch uses the second one, and a further epoch has to wait until the
 //! first is empty. That delays only the thread that waits for the grace period.
 
-use crate::mirror::mirror_shared::{MirrorShared, WriteEpoch};
+use crate::mirror::mirror_shared::{MirrorShared, OldestWriteEpoch};
 
 /// The writes in flight of one channel.
 pub(super) struct ChannelWriteEpochs {
-    write_epoch: WriteEpoch,
+    write_epoch: OldestWriteEpoch,
     under_way: [u32; 2],
     epochs: [u64; 2],
     /// The bucket of new writes.
@@ -19,7 +19,7 @@ pub(super) struct ChannelWriteEpochs {
 impl ChannelWriteEpochs {
     pub(super) fn new() -> Self {
         Self {
-            write_epoch: WriteEpoch::idle(),
+            write_epoch: OldestWriteEpoch::idle(),
             under_way: [0; 2],
             epochs: [0; 2],
             bucket: 0,
@@ -27,19 +27,19 @@ impl ChannelWriteEpochs {
         }
     }
 
-    pub(super) fn register(&self) -> &WriteEpoch {
+    pub(super) fn oldest_write_epoch(&self) -> &OldestWriteEpoch {
         &self.write_epoch
     }
 
     /// Publishes the write epoch, or switches to a newer one.
     #[inline]
     pub(super) fn enter_current_epoch(&mut self, shared: &MirrorShared) {
-        let epoch = shared.epoch();
+        let epoch = shared.current_write_epoch();
         let (new, old) = (usize::from(self.bucket), usize::from(self.bucket ^ 1));
         if !self.is_in {
             self.is_in = true;
             self.epochs[new] = epoch;
-            self.write_epoch.enter(epoch);
+            self.write_epoch.register_first_write(epoch);
         } else if epoch != self.epochs[new] && self.under_way[old] == 0 {
             if self.under_way[new] == 0 {
                 self.epochs[new] = epoch;
@@ -76,7 +76,7 @@ impl ChannelWriteEpochs {
         }
         if self.under_way == [0; 2] {
             self.is_in = false;
-            self.write_epoch.clear();
+            self.write_epoch.set_idle();
         } else {
             self.enter_current_epoch(shared);
         }

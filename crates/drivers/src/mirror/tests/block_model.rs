@@ -87,7 +87,7 @@ impl BlockModel {
     }
 
     /// Records that a flush has completed that started at `before`.
-    pub(super) fn handle_flush(&mut self, before: &BlockSnapshot) {
+    pub(super) fn record_flush(&mut self, before: &BlockSnapshot) {
         if before.is_certain {
             let newer = self.alive.split_off(&(before.latest + 1));
             self.alive = newer;
@@ -96,7 +96,7 @@ impl BlockModel {
     }
 
     /// Records a power failure.
-    pub(super) fn power_cut(&mut self) {
+    pub(super) fn record_power_failure(&mut self) {
         self.stamp += 1;
         self.is_busy = false;
         self.is_written = false;
@@ -104,7 +104,7 @@ impl BlockModel {
     }
 
     /// A leg failed during a resynchronization: data read from it may be lost.
-    pub(super) fn handle_second_fault(&mut self) {
+    pub(super) fn record_second_fault(&mut self) {
         self.stamp += 1;
         if !self.is_written {
             self.candidates.extend(&self.alive);

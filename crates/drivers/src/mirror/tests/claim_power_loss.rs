@@ -11,11 +11,11 @@ use tenmil_base::{
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::simulated_disk::{BLOCK, SimulatedDisk};
-use crate::mirror::assembly::{LegCandidate, LegProbe};
+use crate::mirror::assembly::{LegCandidate, LegReadResult};
 use crate::mirror::create::format_mirror;
 use crate::mirror::maintenance::ResyncPolicy;
-use crate::mirror::ownership::{is_superseded, other_owner};
-use crate::mirror::{Mirror, MirrorLegDevice, MirrorOptions, read_superblocks};
+use crate::mirror::ownership::{is_owner_record_superseded, other_owner};
+use crate::mirror::{Mirror, MirrorLegDevice, MirrorOptions, read_leg_candidates};
 use crate::owner_identity;
 
 const BLOCKS: u64 = 1024;
@@ -31,7 +31,7 @@ const NEVER: u32 = u32::MAX;
 const TURNS: u32 = 400;
 
 /// Disks of one machine: their power goes at a write.
-struct MachineFixture {
+struct PowerLossFixture {
     regions: RegionTable,
     disks: Vec<SimulatedDisk>,
     /// How many writes are left until then.
@@ -60,7 +60,7 @@ enum FormerOwner {
     There,
 }
 
-impl MachineFixture {
+impl PowerLossFixture {
     fn new(seed: u64) -> Self {
         let regions = RegionTable::new(200);
         let mut random = Random::new(seed);
@@ -87,13 +87,13 @@ impl MachineFixture {
         Mirror::open(&self.regions, &legs, options, &mut || advance_time(&mut self.now))
     }
 
-    fn leg_candidates(&mut self) -> Vec<LegCandidate> {
+    fn read_leg_candidates(&mut self) -> Vec<LegCandidate> {
         let legs = self.legs();
-        read_superblocks(&self.regions, &legs, &mut || advance_time(&mut self.now)).unwrap()
+        read_leg_candidates(&self.regions, &legs, &mut || advance_time(&mut self.now)).unwrap()
     }
 
     /// Opens the mirror, writes to two regions, and gives it up; as far as it comes.
-    fn open_and_write(&mut self, options: &MirrorOptions) {
+    fn open_write_and_close(&mut self, options: &MirrorOptions) {
         let Ok(mirror) = self.open(options) else { return };
         let Ok(mut channel) = mirror.channel() else { return };
         let memory = self
@@ -146,7 +146,7 @@ impl IoChannel for PowerCountingChannel {
                 && self.left.fetch_sub(1, Ordering::Relaxed) == 1
             {
                 // From now on nothing is answered as done, this one included.
-                self.all.iter().for_each(SimulatedDisk::fail);
+                self.all.iter().for_each(SimulatedDisk::fail_all_requests);
                 self.left.store(NEVER, Ordering::Relaxed);
             }
         }
@@ -170,9 +170,9 @@ fn advance_time(time: &mut Instant) -> Instant {
 }
 
 /// The newest epoch that a superblock names.
-fn epoch_of(candidates: &[LegCandidate]) -> u64 {
+fn newest_owner_epoch(candidates: &[LegCandidate]) -> u64 {
     let epoch = |candidate: &LegCandidate| match &candidate.found {
-        LegProbe::Leg(leg) => leg.owner.epoch,
+        LegReadResult::Leg(leg) => leg.owner.epoch,
         other => panic!("{}: {other:?}", candidate.name),
     };
     candidates.iter().map(epoch).max().unwrap()
@@ -181,7 +181,9 @@ fn epoch_of(candidates: &[LegCandidate]) -> u64 {
 /// The owners that superblocks name which no other superblock has superseded.
 fn owners_of(candidates: &[LegCandidate]) -> Vec<u128> {
     let owner = |candidate: &LegCandidate| match &candidate.found {
-        LegProbe::Leg(leg) if leg.owner.id != 0 && !is_superseded(leg, candidates) => {
+        LegReadResult::Leg(leg)
+            if leg.owner.id != 0 && !is_owner_record_superseded(leg, candidates) =>
+        {
             Some(leg.owner.id)
         }
         _ => None,
@@ -192,52 +194,60 @@ fn owners_of(candidates: &[LegCandidate]) -> Vec<u128> {
 }
 
 /// Whether the power went before it came to its end.
-fn lose_power_at(former: FormerOwner, at: u32, seed: u64) -> bool {
-    let mut machine = MachineFixture::new(seed);
-    let first = owner_identity::OwnerId::new_random();
+fn power_failed_during_claim(former: FormerOwner, at: u32, seed: u64) -> bool {
+    let mut machine = PowerLossFixture::new(seed);
+    let first = owner_identity::RegisteredOwner::for_this_process();
     if former != FormerOwner::None {
-        let opener = Some(first.record());
+        let opener = Some(first.owner_record());
         machine
             .open(&MirrorOptions { opener, ..MirrorOptions::with_resync_policy(POLICY) })
             .unwrap();
     }
     // A mirror that is dropped takes its owner along, unless that is kept here.
-    let kept =
-        (former == FormerOwner::There).then(|| owner_identity::OwnerId::register(first.record()));
-    let before = machine.leg_candidates();
+    let kept = (former == FormerOwner::There)
+        .then(|| owner_identity::RegisteredOwner::from_record(first.owner_record()));
+    let before = machine.read_leg_candidates();
     let was = other_owner(&before, None).map(|owner| owner.id);
-    let second = owner_identity::OwnerId::new_random();
-    let (opener, force) = (Some(second.record()), former == FormerOwner::There);
+    let second = owner_identity::RegisteredOwner::for_this_process();
+    let (opener, force) = (Some(second.owner_record()), former == FormerOwner::There);
     machine.left.store(at, Ordering::Relaxed);
-    machine.open_and_write(&MirrorOptions {
+    machine.open_write_and_close(&MirrorOptions {
         opener,
         force,
         ..MirrorOptions::with_resync_policy(POLICY)
     });
     let is_cut = machine.left.swap(NEVER, Ordering::Relaxed) == NEVER;
-    machine.disks.iter().for_each(SimulatedDisk::cut_power);
+    machine.disks.iter().for_each(SimulatedDisk::power_cycle);
     drop((first, second, kept));
 
     let what = format!("{former:?}, power lost at write {at}, seed {seed}");
-    let after = machine.leg_candidates();
+    let after = machine.read_leg_candidates();
     let owners = owners_of(&after);
     assert!(owners.len() <= 1, "{what}: owners {owners:x?}");
-    assert!(epoch_of(&after) >= epoch_of(&before), "{what}: the epoch went back");
-    if epoch_of(&after) > epoch_of(&before) {
+    assert!(
+        newest_owner_epoch(&after) >= newest_owner_epoch(&before),
+        "{what}: the epoch went back"
+    );
+    if newest_owner_epoch(&after) > newest_owner_epoch(&before) {
         assert!(
             !owners.iter().any(|owner| Some(*owner) == was),
             "{what}: the former owner is back"
         );
     }
-    let third = owner_identity::OwnerId::new_random();
-    let options =
-        MirrorOptions { opener: Some(third.record()), ..MirrorOptions::with_resync_policy(POLICY) };
+    let third = owner_identity::RegisteredOwner::for_this_process();
+    let options = MirrorOptions {
+        opener: Some(third.owner_record()),
+        ..MirrorOptions::with_resync_policy(POLICY)
+    };
     let mirror = machine.open(&options).unwrap_or_else(|why| panic!("{what}: {why}"));
     // A leg whose answer did not come before the end may be recorded as stale by the other one.
-    assert_ne!(mirror.progress().0, 0, "{what}: no leg is in sync");
-    let now = machine.leg_candidates();
-    assert_eq!(owners_of(&now), [third.record().id], "{what}");
-    assert!(epoch_of(&now) > epoch_of(&after), "{what}: a claim is a new epoch");
+    assert_ne!(mirror.in_sync_mask_and_remaining_regions().0, 0, "{what}: no leg is in sync");
+    let now = machine.read_leg_candidates();
+    assert_eq!(owners_of(&now), [third.owner_record().id], "{what}");
+    assert!(
+        newest_owner_epoch(&now) > newest_owner_epoch(&after),
+        "{what}: a claim is a new epoch"
+    );
     is_cut
 }
 
@@ -245,7 +255,9 @@ fn lose_power_at(former: FormerOwner, at: u32, seed: u64) -> bool {
 fn power_loss_during_a_claim_leaves_at_most_one_owner() {
     for former in [FormerOwner::None, FormerOwner::Gone, FormerOwner::There] {
         let mut at = 1;
-        while (0..8).fold(false, |was_cut, seed| lose_power_at(former, at, seed) | was_cut) {
+        while (0..8)
+            .fold(false, |was_cut, seed| power_failed_during_claim(former, at, seed) | was_cut)
+        {
             at += 1;
             assert!(at < 200, "it writes without an end");
         }

@@ -40,7 +40,11 @@ fn unpack_image(image: &str, directory: &Path) -> Vec<String> {
 }
 
 /// Opens a mirror of these files.
-fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<OpenedDevice, Error> {
+fn open_mirror_of_files(
+    regions: &RegionTable,
+    directory: &Path,
+    legs: &[&str],
+) -> Result<OpenedDevice, Error> {
     let mut uri = "mirror:".to_owned();
     for (index, leg) in legs.iter().enumerate() {
         let comma = if index == 0 { "" } else { "," };
@@ -52,7 +56,7 @@ fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<Opened
 }
 
 /// The first byte of a block of the mirror.
-fn fill_byte(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
+fn read_first_byte(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
     let memory = regions.allocate_region(512).unwrap();
     let segment = memory.segment().slice(0, 512).unwrap();
     let operation = Operation::Read;
@@ -87,10 +91,10 @@ fn version_2_mirror_image_opens_with_its_data() {
         // Once as it was left, and once as the first opening has left it, when legs may have been copied
         // to.
         for is_old in [true, false] {
-            let opened = open(&regions, directory.path(), &legs).unwrap();
+            let opened = open_mirror_of_files(&regions, directory.path(), &legs).unwrap();
             let description = &opened.description;
             assert!(!is_old || description.contains(said), "{description}");
-            assert_eq!(fill_byte(&regions, &opened, lba), byte, "{said}");
+            assert_eq!(read_first_byte(&regions, &opened, lba), byte, "{said}");
         }
         // An older version must not find a superblock copy that it accepts.
         let bytes = std::fs::read(directory.path().join("a")).unwrap();
@@ -106,9 +110,9 @@ fn stale_version_2_leg_does_not_start_alone() {
         let directory = tempfile::tempdir().unwrap();
         let regions = RegionTable::new(100);
         unpack_image(image, directory.path());
-        let refused = open(&regions, directory.path(), &[stale]).unwrap_err();
+        let refused = open_mirror_of_files(&regions, directory.path(), &[stale]).unwrap_err();
         assert!(refused.text.contains("and may hold newer blocks than leg"), "{refused}");
-        let opened = open(&regions, directory.path(), survivors).unwrap();
+        let opened = open_mirror_of_files(&regions, directory.path(), survivors).unwrap();
         assert!(opened.description.contains(" is missing"), "{}", opened.description);
     }
 }

@@ -11,7 +11,7 @@ use tenmil_dma::RegionTable;
 
 use super::block_model::{parse_version, versioned_contents};
 use super::simulated_disk::{BLOCK, SimulatedDisk};
-use crate::file::failing_file::FailingKind;
+use crate::file::failing_sync_file::FailingSyncFileType;
 use crate::mirror::create::format_mirror;
 use crate::mirror::maintenance::ResyncPolicy;
 use crate::mirror::mirror_state::InjectedBug;
@@ -58,7 +58,7 @@ impl LossFixture {
         let disks = [(); 2].map(|()| SimulatedDisk::new(&regions, FIRST + BLOCKS, random.fork()));
         format_mirror(&regions, &legs_on(&disks), 7, &mut advancing_clock(Instant { ns: 1 }))
             .unwrap();
-        Self::on_disks(regions, disks, Instant { ns: 1_000_000 })
+        Self::open_on_disks(regions, disks, Instant { ns: 1_000_000 })
     }
 
     /// One block in each region has version 1, which `channel` has flushed, and version 2, which is not flushed.
@@ -71,7 +71,7 @@ impl LossFixture {
     }
 
     /// Opens the mirror on these disks.
-    fn on_disks(regions: RegionTable, disks: [SimulatedDisk; 2], time: Instant) -> Self {
+    fn open_on_disks(regions: RegionTable, disks: [SimulatedDisk; 2], time: Instant) -> Self {
         let options = MirrorOptions::with_resync_policy(POLICY);
         let mirror =
             Mirror::open(&regions, &legs_on(&disks), &options, &mut advancing_clock(time)).unwrap();
@@ -142,11 +142,11 @@ impl LossFixture {
     fn run_until_idle(&mut self) {
         for _ in 0..100_000 {
             self.poll_once(0, &mut CompletionBatch::with_capacity(1));
-            if self.mirror.progress() == (0b11, 0) {
+            if self.mirror.in_sync_mask_and_remaining_regions() == (0b11, 0) {
                 return;
             }
         }
-        panic!("{:?}", self.mirror.progress());
+        panic!("{:?}", self.mirror.in_sync_mask_and_remaining_regions());
     }
 
     fn read_leg_block(&self, lba: u64) -> [Vec<u8>; 2] {
@@ -160,7 +160,7 @@ fn leg_that_lost_writes_is_resynchronized_before_reads() {
         let mut bench = LossFixture::with_unflushed_writes(seed, 0);
         bench.disks[0].lose_unflushed();
         assert_eq!(bench.flush(0), IoStatus::SUCCESS, "the other leg holds everything");
-        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b10, "seed {seed}");
         for lba in (0..BLOCKS).step_by(64).chain((0..BLOCKS).step_by(64)) {
             assert_eq!(bench.read(lba), 2, "seed {seed}, block {lba}");
         }
@@ -191,26 +191,30 @@ fn leg_that_lost_writes_is_not_read_before_a_flush() {
 /// As when a target loses power with writes in flight: the leg is given up before it is connected again, and
 /// only then counts its loss.
 #[test]
-fn loss_counted_at_return_resynchronizes_the_leg_once() {
+fn loss_counted_at_leg_return_causes_one_resync() {
     for seed in 0..20 {
         let mut bench = LossFixture::with_unflushed_writes(seed, 0);
-        bench.disks[0].fail();
+        bench.disks[0].fail_all_requests();
         bench.write(1, 1);
-        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b10, "seed {seed}");
         bench.disks[0].end_failure(false);
         bench.disks[0].lose_unflushed_counted();
         bench.run_until_idle();
-        let returns = bench.mirror.shared.returns();
+        let returns = bench.mirror.shared.leg_return_count();
         for lba in (0..BLOCKS).step_by(64).chain((0..BLOCKS).step_by(64)) {
             assert_eq!(bench.read(lba), 2, "seed {seed}, block {lba}");
         }
         assert_eq!([bench.flush(0), bench.flush(1)], [IoStatus::SUCCESS; 2]);
-        assert_eq!(bench.mirror.progress(), (0b11, 0), "seed {seed}");
-        assert_eq!(bench.mirror.shared.returns(), returns, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions(), (0b11, 0), "seed {seed}");
+        assert_eq!(bench.mirror.shared.leg_return_count(), returns, "seed {seed}");
         bench.disks[0].lose_unflushed_counted();
         bench.read(0);
         bench.read(0);
-        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}: a later loss");
+        assert_eq!(
+            bench.mirror.in_sync_mask_and_remaining_regions().0,
+            0b10,
+            "seed {seed}: a later loss"
+        );
     }
 }
 
@@ -219,9 +223,9 @@ fn loss_counted_at_return_resynchronizes_the_leg_once() {
 fn loss_of_a_resync_source_is_detected_before_copying() {
     for seed in 0..20 {
         let mut bench = LossFixture::with_unflushed_writes(seed, 0);
-        bench.disks[0].fail();
+        bench.disks[0].fail_all_requests();
         bench.write(1, 1);
-        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b10, "seed {seed}");
         bench.disks[1].lose_unflushed_counted();
         bench.disks[0].end_failure(false);
         bench.run_until_idle();
@@ -229,27 +233,27 @@ fn loss_of_a_resync_source_is_detected_before_copying() {
         assert_eq!(flushes, [IoStatus::WRITE_FAULT; 2], "seed {seed}: both legs may lack writes");
         assert_eq!([bench.flush(0), bench.flush(1)], [IoStatus::SUCCESS; 2], "seed {seed}");
         bench.run_until_idle();
-        assert_eq!(bench.mirror.progress(), (0b11, 0), "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions(), (0b11, 0), "seed {seed}");
     }
 }
 
 /// As when a mirror is closed and opened again in a process that keeps its legs open.
 #[test]
-fn losses_before_open_fail_nothing() {
+fn losses_before_open_fail_no_flush() {
     let mut bench = LossFixture::new(0);
     bench.write(0, 1);
     assert_eq!(bench.flush(0), IoStatus::SUCCESS);
     bench.disks.iter().for_each(SimulatedDisk::lose_unflushed_counted);
     let LossFixture { regions, disks, mirror, channels, now, .. } = bench;
     drop((mirror, channels));
-    let mut bench = LossFixture::on_disks(regions, disks, now);
+    let mut bench = LossFixture::open_on_disks(regions, disks, now);
     assert_eq!(bench.read(0), 1);
     assert_eq!([bench.flush(0), bench.flush(1)], [IoStatus::SUCCESS; 2]);
-    assert_eq!(bench.mirror.progress(), (0b11, 0));
+    assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions(), (0b11, 0));
     bench.disks[0].lose_unflushed_counted();
     bench.read(0);
     bench.read(0);
-    assert_eq!(bench.mirror.progress().0, 0b10, "a later loss");
+    assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b10, "a later loss");
 }
 
 #[test]
@@ -258,7 +262,11 @@ fn flush_fails_on_every_channel_if_all_legs_lost_writes() {
         let mut bench = LossFixture::with_unflushed_writes(seed, 1);
         bench.disks.iter().for_each(SimulatedDisk::lose_unflushed);
         assert_eq!(bench.flush(0), IoStatus::WRITE_FAULT);
-        assert_eq!(bench.mirror.progress().0, 0b11, "neither is better than the other");
+        assert_eq!(
+            bench.mirror.in_sync_mask_and_remaining_regions().0,
+            0b11,
+            "neither is better than the other"
+        );
         let all = |bench: &mut LossFixture| -> Vec<u32> {
             (0..BLOCKS).step_by(64).map(|lba| bench.read(lba)).collect()
         };
@@ -327,16 +335,16 @@ fn late_write_after_a_reported_loss_fails_the_next_flush() {
 
 /// A mirror whose first leg has lost writes and is in sync again, while the second channel had no
 /// requests. Since then there are unflushed writes.
-fn leg_returned_with_an_idle_channel(seed: u64, counts: bool) -> LossFixture {
+fn fixture_after_leg_return_with_idle_channel(seed: u64, counts: bool) -> LossFixture {
     let mut bench = LossFixture::new(seed);
     if !counts {
-        bench.disks.iter().for_each(SimulatedDisk::stop_counting_losses);
+        bench.disks.iter().for_each(SimulatedDisk::disable_loss_count);
     }
     bench.idle = Some(1);
     (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
     bench.disks[0].lose_unflushed();
     assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-    assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+    assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b10, "seed {seed}");
     bench.run_until_idle();
     (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
     bench
@@ -345,14 +353,18 @@ fn leg_returned_with_an_idle_channel(seed: u64, counts: bool) -> LossFixture {
 #[test]
 fn idle_channel_does_not_report_a_repaired_loss() {
     for seed in 0..20 {
-        let mut bench = leg_returned_with_an_idle_channel(seed, true);
+        let mut bench = fixture_after_leg_return_with_idle_channel(seed, true);
         assert_eq!(bench.flush(1), IoStatus::SUCCESS);
-        assert_eq!(bench.mirror.progress(), (0b11, 0), "seed {seed}: nothing was lost since");
+        assert_eq!(
+            bench.mirror.in_sync_mask_and_remaining_regions(),
+            (0b11, 0),
+            "seed {seed}: nothing was lost since"
+        );
 
-        let mut bench = leg_returned_with_an_idle_channel(seed, true);
+        let mut bench = fixture_after_leg_return_with_idle_channel(seed, true);
         bench.disks[1].lose_unflushed();
         assert_eq!(bench.flush(1), IoStatus::SUCCESS, "seed {seed}: the first leg has everything");
-        assert_eq!(bench.mirror.progress().0, 0b01, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b01, "seed {seed}");
         (0..BLOCKS).step_by(64).for_each(|lba| assert_eq!(bench.read(lba), 2, "seed {seed}"));
     }
 }
@@ -360,13 +372,17 @@ fn idle_channel_does_not_report_a_repaired_loss() {
 #[test]
 fn idle_channel_reports_a_loss_after_the_leg_returned() {
     for (seed, counts) in (0..20).flat_map(|seed| [(seed, true), (seed, false)]) {
-        let mut bench = leg_returned_with_an_idle_channel(seed, counts);
+        let mut bench = fixture_after_leg_return_with_idle_channel(seed, counts);
         bench.disks[0].lose_unflushed();
         assert_eq!(bench.flush(1), IoStatus::SUCCESS, "the other leg has everything");
-        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}, counts: {counts}");
+        assert_eq!(
+            bench.mirror.in_sync_mask_and_remaining_regions().0,
+            0b10,
+            "seed {seed}, counts: {counts}"
+        );
         (0..BLOCKS).step_by(64).for_each(|lba| assert_eq!(bench.read(lba), 2, "seed {seed}"));
 
-        let mut bench = leg_returned_with_an_idle_channel(seed, counts);
+        let mut bench = fixture_after_leg_return_with_idle_channel(seed, counts);
         bench.disks.iter().for_each(SimulatedDisk::lose_unflushed);
         assert_eq!(bench.flush(1), IoStatus::WRITE_FAULT, "seed {seed}, counts: {counts}");
     }
@@ -377,16 +393,20 @@ fn loss_reported_by_every_channel_resynchronizes_once() {
     for (seed, counts) in (0..20).flat_map(|seed| [(seed, true), (seed, false)]) {
         let mut bench = LossFixture::new(seed);
         if !counts {
-            bench.disks.iter().for_each(SimulatedDisk::stop_counting_losses);
+            bench.disks.iter().for_each(SimulatedDisk::disable_loss_count);
         }
         (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        let before = bench.mirror.shared.returns();
+        let before = bench.mirror.shared.leg_return_count();
         bench.disks[0].lose_unflushed();
         assert_eq!(bench.flush(0), IoStatus::SUCCESS);
         bench.run_until_idle();
         assert_eq!([bench.flush(0), bench.flush(1)], [IoStatus::SUCCESS; 2]);
-        let returns = bench.mirror.shared.returns() - before;
-        assert_eq!((bench.mirror.progress(), returns), ((0b11, 0), 1), "seed {seed}: {counts}");
+        let returns = bench.mirror.shared.leg_return_count() - before;
+        assert_eq!(
+            (bench.mirror.in_sync_mask_and_remaining_regions(), returns),
+            ((0b11, 0), 1),
+            "seed {seed}: {counts}"
+        );
     }
 }
 
@@ -406,15 +426,15 @@ fn new_loss_reported_by_an_idle_channel_resynchronizes_again() {
         }
         (0..steps).for_each(|_| bench.poll_once(0, &mut CompletionBatch::with_capacity(1)));
         // The channel that asked for nothing meanwhile is the first to flush the leg after the loss.
-        bench.disks[0].report_losses_once();
+        bench.disks[0].fail_only_first_flush_after_loss();
         bench.disks[0].lose_unflushed();
-        let before = bench.mirror.shared.returns();
+        let before = bench.mirror.shared.leg_return_count();
         for _ in 0..12 {
             bench.poll_once(1, &mut CompletionBatch::with_capacity(1));
         }
         bench.idle = None;
         bench.run_until_idle();
-        met += bench.mirror.shared.returns() - before;
+        met += bench.mirror.shared.leg_return_count() - before;
         for lba in (0..BLOCKS).step_by(64) {
             assert_eq!(
                 bench.read_leg_block(lba),
@@ -441,11 +461,11 @@ fn loss_of_the_last_leg_fails_a_flush_of_every_channel() {
         bench.poll_once(1, &mut CompletionBatch::with_capacity(1));
         bench.run_until_idle();
         (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
-        bench.disks[1].fail();
+        bench.disks[1].fail_all_requests();
         assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-        assert_eq!(bench.mirror.progress().0, 0b01, "seed {seed}");
+        assert_eq!(bench.mirror.in_sync_mask_and_remaining_regions().0, 0b01, "seed {seed}");
         (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 3));
-        bench.disks[0].report_losses_once();
+        bench.disks[0].fail_only_first_flush_after_loss();
         bench.disks[0].lose_unflushed();
         for _ in 0..12 {
             bench.poll_once(1, &mut CompletionBatch::with_capacity(1));
@@ -468,11 +488,11 @@ fn loss_during_resync_restarts_it() {
         bench.disks[0].lose_unflushed();
         assert_eq!(bench.flush(0), IoStatus::SUCCESS);
         (0..5 * after).for_each(|_| bench.poll_once(0, &mut CompletionBatch::with_capacity(1)));
-        met += u32::from(bench.mirror.progress().0 == 0b10);
+        met += u32::from(bench.mirror.in_sync_mask_and_remaining_regions().0 == 0b10);
         bench.disks[0].lose_unflushed();
         bench.run_until_idle();
         assert_eq!(bench.flush(1), IoStatus::SUCCESS, "seed {seed}, after {after}");
-        if bench.mirror.progress().0 == 0b11 {
+        if bench.mirror.in_sync_mask_and_remaining_regions().0 == 0b11 {
             for lba in (0..BLOCKS).step_by(64) {
                 let held = bench.read_leg_block(lba);
                 assert_eq!(
@@ -488,7 +508,7 @@ fn loss_during_resync_restarts_it() {
 
 /// Has a leg lose its unflushed writes during the resynchronization after a crash. Returns whether a
 /// block that both legs held before has become older on the other leg.
-fn run_resync_from_losing_leg(seed: u64, planted: Option<InjectedBug>) -> bool {
+fn resync_from_losing_leg_reverts_blocks(seed: u64, planted: Option<InjectedBug>) -> bool {
     let bench = LossFixture::with_unflushed_writes(seed, 0);
     // The host crashes, and the legs do not.
     let LossFixture { regions, disks, mut now, mirror, channels, .. } = bench;
@@ -505,7 +525,7 @@ fn run_resync_from_losing_leg(seed: u64, planted: Option<InjectedBug>) -> bool {
     mirror.shared.lock().planted = planted;
     let channels = (0..2).map(|_| mirror.channel().unwrap()).collect();
     let mut bench = LossFixture { regions, disks, mirror, channels, now, idle: None };
-    assert!(bench.mirror.progress().1 > 0, "it was being written");
+    assert!(bench.mirror.in_sync_mask_and_remaining_regions().1 > 0, "it was being written");
     bench.disks[0].lose_unflushed();
     bench.run_until_idle();
     (0..BLOCKS).step_by(64).any(|lba| bench.read_leg_block(lba)[1] != versioned_contents(lba, 2))
@@ -514,16 +534,16 @@ fn run_resync_from_losing_leg(seed: u64, planted: Option<InjectedBug>) -> bool {
 #[test]
 fn resync_source_losses_do_not_affect_other_legs() {
     for seed in 0..20 {
-        assert!(!run_resync_from_losing_leg(seed, None), "seed {seed}");
+        assert!(!resync_from_losing_leg_reverts_blocks(seed, None), "seed {seed}");
     }
     let bug = Some(InjectedBug::CopiesBeforeFlushing);
-    assert!((0..20).any(|seed| run_resync_from_losing_leg(seed, bug)), "the bug");
+    assert!((0..20).any(|seed| resync_from_losing_leg_reverts_blocks(seed, bug)), "the bug");
 }
 
 /// A mirror of two files, of which one or both can be made to fail flushes.
 struct FileMirrorFixture {
     regions: RegionTable,
-    kind: FailingKind,
+    kind: FailingSyncFileType,
     mirror: Mirror,
     clock: tenmil_linux::Clock,
     _directory: tempfile::TempDir,
@@ -533,7 +553,7 @@ impl FileMirrorFixture {
     /// The legs are of these types, with these fields.
     fn new(legs: [(&str, &str); 2]) -> Self {
         let (regions, clock) = (RegionTable::new(100), tenmil_linux::Clock::start());
-        let (kind, directory) = (FailingKind::default(), tempfile::tempdir().unwrap());
+        let (kind, directory) = (FailingSyncFileType::default(), tempfile::tempdir().unwrap());
         let opener = Opener {
             regions: &regions,
             clock,
@@ -570,13 +590,13 @@ impl FileMirrorFixture {
         assert_eq!(channels[asked].submit(self.clock.now(), &[request], &[segment]), 1);
         let mut completions = CompletionBatch::with_capacity(1);
         while completions.as_slice().is_empty() {
-            channels[asked].flush();
-            self.turn(channels, Some(asked), &mut completions);
+            channels[asked].flush_submissions();
+            self.poll_all_channels(channels, Some(asked), &mut completions);
         }
         completions.as_slice()[0].status
     }
 
-    fn turn(
+    fn poll_all_channels(
         &self,
         channels: &mut [Box<dyn IoChannel>],
         asked: Option<usize>,
@@ -603,10 +623,14 @@ fn file_leg_that_lost_writes_is_resynchronized() {
             bench.kind.fail_next_syncs(2);
             assert_eq!(bench.run(&mut channels, 0, Operation::Flush), IoStatus::SUCCESS);
             while bench.kind.syncs.load(Ordering::Relaxed) > 0
-                || bench.mirror.progress() != (0b11, 0)
+                || bench.mirror.in_sync_mask_and_remaining_regions() != (0b11, 0)
             {
-                assert!(bench.clock.now() < until, "{:?} {fields:?}", bench.mirror.progress());
-                bench.turn(&mut channels, None, &mut none);
+                assert!(
+                    bench.clock.now() < until,
+                    "{:?} {fields:?}",
+                    bench.mirror.in_sync_mask_and_remaining_regions()
+                );
+                bench.poll_all_channels(&mut channels, None, &mut none);
             }
             for channel in 0..2 {
                 let status = bench.run(&mut channels, channel, Operation::Flush);

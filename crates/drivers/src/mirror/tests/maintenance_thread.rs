@@ -12,7 +12,7 @@ use crate::mirror::maintenance_thread::MaintenanceThread;
 use crate::mirror::mirror_channel::MirrorChannel;
 use crate::mirror::{
     Health, Mirror, MirrorEvent, MirrorLegDevice, MirrorMonitor, MirrorOptions, create_mirror,
-    subscribe_mirrors,
+    subscribe_mirror_events,
 };
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
@@ -34,7 +34,7 @@ fn stale_leg_is_resynchronized_without_client_io() {
     let open = |text: String| opener.open(&text.parse().unwrap()).unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = directory.path().display().to_string();
-    subscribe_mirrors(move |new_events| {
+    subscribe_mirror_events(move |new_events| {
         if new_events.device.contains(&mine) {
             // After the test, the receiver is gone.
             let _ = sender.send((new_events.event, new_events.to_string()));
@@ -53,7 +53,7 @@ fn stale_leg_is_resynchronized_without_client_io() {
     let both = open(format!("mirror:[{}],[{}]", leg("a", ""), leg("b", "")));
     expect(MirrorEvent::LegReturned { leg: 1 }, "/b?engine=threads) responds again");
     expect(MirrorEvent::LegInSync { leg: 1 }, "2 of 2 legs in sync, healthy");
-    let handle = both.handles.last().unwrap().get::<MirrorMonitor>().unwrap();
+    let handle = both.handles.last().unwrap().downcast::<MirrorMonitor>().unwrap();
     let progress = handle.progress().unwrap();
     assert_eq!((progress.health, progress.counters.legs_resynchronized), (Health::Healthy, 1));
     drop(both);
@@ -83,7 +83,7 @@ fn resync_continues_while_clients_are_idle() {
     let mut client = MirrorChannel::open(&mirror.shared).unwrap();
     let owner =
         MaintenanceThread::start(&mirror.shared, "a mirror".into(), &mirror.names, clock).unwrap();
-    let left = || mirror.progress().1;
+    let left = || mirror.in_sync_mask_and_remaining_regions().1;
     assert!(owner.is_some() && left() > 0);
     let mut nothing = CompletionBatch::with_capacity(8);
     while left() > 0 && !client.is_maintenance_running() {

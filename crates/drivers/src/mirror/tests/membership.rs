@@ -10,7 +10,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
 use super::block_model::versioned_contents;
-use crate::conformance::PowerLossKind;
+use crate::conformance::PowerLossDeviceType;
 use crate::mirror::assembly::DegradedStartPolicy;
 use crate::mirror::create::format_mirror;
 use crate::mirror::maintenance::ResyncPolicy;
@@ -34,7 +34,7 @@ enum MembershipChange {
 
 /// Four devices, and a mirror on some of them.
 struct MembershipFixture {
-    power: PowerLossKind,
+    power: PowerLossDeviceType,
     regions: RegionTable,
     now: Instant,
     legs: Vec<MirrorLegDevice>,
@@ -50,7 +50,7 @@ const WRITTEN: [u64; 5] = [0, 1, 70, 127, 200];
 
 impl MembershipChange {
     /// The legs before and after the change.
-    fn legs(self) -> (&'static [usize], &'static [usize]) {
+    fn legs_before_and_after(self) -> (&'static [usize], &'static [usize]) {
         match self {
             Self::Add => (&[0, 1], &[0, 1, 3]),
             Self::Replace { number: 0 } => (&[0, 1], &[3, 1]),
@@ -62,12 +62,12 @@ impl MembershipChange {
     }
 
     /// Whether the removed leg is the one that is read where legs may differ.
-    fn is_of_source(self) -> bool {
+    fn removes_read_source(self) -> bool {
         matches!(self, Self::Replace { number: 0 } | Self::Remove { number: 0 })
     }
 
     fn run(self, bench: &mut MembershipFixture) -> Result<String, Error> {
-        let legs = bench.legs_at(self.legs().0);
+        let legs = bench.legs_at(self.legs_before_and_after().0);
         let (new, regions) = (bench.legs[3].clone(), bench.regions.clone());
         let mut now = || advance_time(&mut bench.now);
         let mut members =
@@ -88,21 +88,21 @@ fn advance_time(time: &mut Instant) -> Instant {
 
 impl MembershipFixture {
     fn new(change: MembershipChange, seed: u64) -> Self {
-        let (power, regions) = (PowerLossKind::default(), RegionTable::new(100));
+        let (power, regions) = (PowerLossDeviceType::default(), RegionTable::new(100));
         let legs = open(&power, &regions, seed);
         let mut bench = Self { power, regions, now: Instant { ns: 1 }, legs };
         let before = match change {
             MembershipChange::AddAgain => &[0, 1, 2],
-            _ => change.legs().0,
+            _ => change.legs_before_and_after().0,
         };
         let (legs, regions) = (bench.legs_at(before), bench.regions.clone());
         format_mirror(&regions, &legs, 7, &mut || advance_time(&mut bench.now)).unwrap();
         let mirror = bench.open(before).unwrap();
         bench.run_until_idle(&mirror);
         for lba in WRITTEN {
-            bench.block(&mirror, Operation::Write, lba);
+            bench.write_or_check_block(&mirror, Operation::Write, lba);
         }
-        if change.is_of_source() {
+        if change.removes_read_source() {
             bench.run_until_idle(&mirror);
         }
         drop(mirror);
@@ -128,7 +128,7 @@ impl MembershipFixture {
     }
 
     /// Simulates a power cycle.
-    fn lose_power(&mut self, seed: u64) {
+    fn power_cycle(&mut self, seed: u64) {
         self.power.lose_power();
         self.legs.clear();
         self.power.restore_power();
@@ -142,16 +142,16 @@ impl MembershipFixture {
             self.now = self.now.after(Span::from_us(1));
             channel.poll(self.now, &mut CompletionBatch::with_capacity(1));
             let meta = mirror.shared.lock();
-            let is_clean = meta.dirty.is_empty() || !meta.is_whole();
+            let is_clean = meta.dirty.is_empty() || !meta.are_all_legs_in_sync();
             if meta.in_sync == meta.present && meta.todo.is_empty() && is_clean {
                 return;
             }
         }
-        panic!("{:?} is all there is", mirror.progress());
+        panic!("{:?} is all there is", mirror.in_sync_mask_and_remaining_regions());
     }
 
     /// Writes a block with its expected contents, or reads it and compares.
-    fn block(&mut self, medium: &dyn BlockDevice, operation: Operation, lba: u64) {
+    fn write_or_check_block(&mut self, medium: &dyn BlockDevice, operation: Operation, lba: u64) {
         let memory = self.regions.allocate_region(1024).unwrap();
         let segment = memory.segment().slice(0, 1024).unwrap();
         let bytes = versioned_contents(lba, 1).repeat(2);
@@ -178,9 +178,9 @@ impl MembershipFixture {
     /// become in sync.
     fn check_contents(&mut self, which: &[usize]) -> Result<(), Error> {
         let mirror = self.open(which)?;
-        WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
+        WRITTEN.iter().for_each(|lba| self.write_or_check_block(&mirror, Operation::Read, *lba));
         self.run_until_idle(&mirror);
-        WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
+        WRITTEN.iter().for_each(|lba| self.write_or_check_block(&mirror, Operation::Read, *lba));
         let first = mirror.shared.geometry.first;
         drop(mirror);
         for leg in self.legs_at(which) {
@@ -214,7 +214,7 @@ impl MembershipFixture {
     }
 }
 
-fn open(power: &PowerLossKind, regions: &RegionTable, seed: u64) -> Vec<MirrorLegDevice> {
+fn open(power: &PowerLossDeviceType, regions: &RegionTable, seed: u64) -> Vec<MirrorLegDevice> {
     let opener = Opener {
         regions,
         clock: Clock::start(),
@@ -241,17 +241,17 @@ const CHANGES: [MembershipChange; 6] = [
 #[test]
 fn membership_change_is_atomic_across_power_loss() {
     for change in CHANGES {
-        let (before, after) = change.legs();
+        let (before, after) = change.legs_before_and_after();
         for cut in 0.. {
             // One run opens the legs of before the change, the next one those of after it.
             let (mut ended, mut opened) = (false, 0);
             for (run, which) in [before, after].into_iter().enumerate() {
                 let mut bench = MembershipFixture::new(change, cut);
-                bench.power.lose_power_after(cut);
+                bench.power.arm_power_loss_after(cut);
                 let result = change.run(&mut bench);
                 let is_cut = result.is_err();
                 assert!(!is_cut || bench.power.has_power_failed(), "{change:?} {cut}: {result:?}");
-                bench.lose_power(cut);
+                bench.power_cycle(cut);
                 let found = bench.check_contents(which);
                 let must = if is_cut { cut == 0 && run == 0 } else { run == 1 };
                 assert!(found.is_ok() || !must, "{change:?} {cut} {which:?}: {found:?}");

@@ -8,7 +8,7 @@ use tenmil_base::BlockDevice;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-use crate::mirror::{Mirror, MirrorOptions, MirrorReport, create_mirror, read_status};
+use crate::mirror::{Mirror, MirrorOptions, MirrorReport, create_mirror, read_mirror_report};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
@@ -27,7 +27,7 @@ impl MirrorFilesFixture {
         Opener { regions: &self.regions, clock: Clock::start(), seed: 1, kinds: crate::KINDS }
     }
 
-    fn leg(&self, name: &str, query: &str) -> Uri {
+    fn leg_uri(&self, name: &str, query: &str) -> Uri {
         let path = self.directory.path().join(name);
         format!("file:{}?engine=threads{query}", path.display()).parse().unwrap()
     }
@@ -37,31 +37,31 @@ impl MirrorFilesFixture {
     }
 
     fn open(&self, legs: &[&str]) -> Result<OpenedDevice, Error> {
-        self.opener().open(&self.mirror(legs))
+        self.opener().open(&self.mirror_uri(legs))
     }
 
     /// Opens with `degraded`: although a leg is absent that may hold newer blocks.
     fn open_degraded(&self, legs: &[&str]) -> Result<OpenedDevice, Error> {
-        let uri = format!("{}?degraded=yes", self.mirror(legs));
+        let uri = format!("{}?degraded=yes", self.mirror_uri(legs));
         self.opener().open(&uri.parse().unwrap())
     }
 
-    fn mirror(&self, legs: &[&str]) -> Uri {
-        let legs = legs.iter().map(|leg| format!("[{}]", self.leg(leg, "")));
+    fn mirror_uri(&self, legs: &[&str]) -> Uri {
+        let legs = legs.iter().map(|leg| format!("[{}]", self.leg_uri(leg, "")));
         format!("mirror:{}", legs.collect::<Vec<_>>().join(",")).parse().unwrap()
     }
 
     fn read_status(&self, legs: &[&str]) -> MirrorReport {
-        read_status(&self.opener(), &self.mirror(legs)).unwrap()
+        read_mirror_report(&self.opener(), &self.mirror_uri(legs)).unwrap()
     }
 
-    fn copy(&self, from: &str, to: &str) {
+    fn copy_leg_file(&self, from: &str, to: &str) {
         let path = |name: &str| self.directory.path().join(name);
         std::fs::copy(path(from), path(to)).unwrap();
     }
 
     /// Writes a block of the mirror, and waits until the write and its consequences are done.
-    fn write(&self, opened: &OpenedDevice) {
+    fn write_block_and_settle(&self, opened: &OpenedDevice) {
         use tenmil_base::{CompletionBatch, IoStatus, Operation, Request, RequestFlags};
         use tenmil_dma::{MemoryBacking, MemoryMapping};
         let memory = self
@@ -91,17 +91,17 @@ impl MirrorFilesFixture {
     }
 }
 
-fn created_mirror() -> MirrorFilesFixture {
+fn fixture_with_mirror() -> MirrorFilesFixture {
     let bench = MirrorFilesFixture::new();
     let size = "&size=4m";
-    let said = bench.create(&[bench.leg("a", size), bench.leg("b", size)], false).unwrap();
+    let said = bench.create(&[bench.leg_uri("a", size), bench.leg_uri("b", size)], false).unwrap();
     assert!(said.contains(": 2 legs, 3145728 bytes, "), "{said}");
     bench
 }
 
 #[test]
 fn created_mirror_opens_with_legs_in_any_order() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     for legs in [["a", "b"], ["b", "a"]] {
         let opened = bench.open(&legs).unwrap();
         assert!(opened.description.contains(": 2 of 2 legs in sync"), "{}", opened.description);
@@ -113,14 +113,14 @@ fn created_mirror_opens_with_legs_in_any_order() {
 
 #[test]
 fn degraded_mirror_opens_only_on_request() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     for legs in [&["b"][..], &["b", "missing"]] {
         let refused = bench.open(legs).unwrap_err().to_string();
         assert!(refused.contains(": leg 0 is absent") && refused.contains("?degraded=yes"));
     }
-    bench.copy("b", "b-before");
+    bench.copy_leg_file("b", "b-before");
     for legs in [&["b"][..], &["b", "missing"]] {
-        bench.copy("b-before", "b");
+        bench.copy_leg_file("b-before", "b");
         let description = bench.open_degraded(legs).unwrap().description;
         assert!(description.contains(": 1 of 2 legs in sync, degraded"), "{description}");
         assert!(description.contains("; leg 0 is missing"), "{description}");
@@ -137,33 +137,33 @@ fn degraded_mirror_opens_only_on_request() {
 
 #[test]
 fn leg_that_missed_a_write_is_stale_and_diverged_legs_are_rejected() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     assert!(bench.open(&["a", "b"]).unwrap().description.contains("2 of 2 legs in sync"));
 
-    bench.copy("b", "b-before");
-    bench.write(&bench.open_degraded(&["a"]).unwrap());
+    bench.copy_leg_file("b", "b-before");
+    bench.write_block_and_settle(&bench.open_degraded(&["a"]).unwrap());
     let report = bench.read_status(&["a", "b"]);
     let said: Vec<u8> = report.legs.iter().map(|(_, leg)| leg.as_ref().unwrap().in_sync).collect();
     assert_eq!(said, [0b01, 0b11], "the leg that was absent knows nothing of it");
     let description = report.verdict.unwrap();
     assert!(description.contains("is stale and is copied to"), "{description}");
 
-    bench.write(&bench.open_degraded(&["b"]).unwrap());
+    bench.write_block_and_settle(&bench.open_degraded(&["b"]).unwrap());
     let refused = bench.open(&["a", "b"]).unwrap_err().to_string();
     assert!(refused.contains("each record that the other is stale"), "{refused}");
     assert!(refused.contains("/a?") && refused.contains("/b?"), "{refused}");
     assert_eq!(bench.read_status(&["a", "b"]).verdict.is_err(), refused.contains("stale"));
     // With the leg as it was before, the verdict is certain.
-    bench.copy("b-before", "b");
+    bench.copy_leg_file("b-before", "b");
     assert!(bench.open(&["a", "b"]).unwrap().description.contains("1 of 2 legs in sync"));
 }
 
 #[test]
 fn invalid_leg_is_rejected_with_a_hint() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     let size = "&size=4m";
-    bench.create(&[bench.leg("c", size), bench.leg("d", size)], false).unwrap();
-    drop(bench.opener().open(&bench.leg("raw", size)).unwrap());
+    bench.create(&[bench.leg_uri("c", size), bench.leg_uri("d", size)], false).unwrap();
+    drop(bench.opener().open(&bench.leg_uri("raw", size)).unwrap());
     for (legs, expected) in [
         (&["a", "raw"][..], "found no superblock, expected one; a mirror is made by"),
         (&["a", "d"], " is a leg of mirror "),
@@ -185,9 +185,9 @@ fn invalid_leg_is_rejected_with_a_hint() {
 
 #[test]
 fn create_rejects_existing_data_and_unlike_legs() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     let size = "&size=4m";
-    let [a, c] = [bench.leg("a", ""), bench.leg("c", size)];
+    let [a, c] = [bench.leg_uri("a", ""), bench.leg_uri("c", size)];
     let refused = bench.create(&[a.clone(), c.clone()], false).unwrap_err();
     assert!(refused.text.starts_with("mirror create would destroy what is there: "), "{refused}");
     assert!(
@@ -200,14 +200,14 @@ fn create_rejects_existing_data_and_unlike_legs() {
     bench.create(&[a.clone(), c.clone()], true).unwrap();
     assert!(bench.open(&["a", "c"]).is_ok() && bench.open(&["a", "b"]).is_err());
 
-    let block = bench.leg("e", "&size=4m&block=4k");
-    let short = bench.leg("f", "&size=1m");
+    let block = bench.leg_uri("e", "&size=4m&block=4k");
+    let short = bench.leg_uri("f", "&size=1m");
     for (legs, expected) in [
         (vec![c.clone()], "1 legs are given, expected 2 to 8"),
         (vec![c.clone(), c.clone()], " are one device, expected different ones"),
         (vec![c.clone(), block], "has blocks of 4096 bytes, expected 512 as on "),
         (vec![c.clone(), short], "the shortest leg has 2048 blocks of 512 bytes"),
-        (vec![c, bench.leg("missing", "")], "make a mirror: "),
+        (vec![c, bench.leg_uri("missing", "")], "make a mirror: "),
     ] {
         let refused = bench.create(&legs, true).unwrap_err();
         assert!(refused.text.contains(expected), "{refused}");
@@ -215,8 +215,8 @@ fn create_rejects_existing_data_and_unlike_legs() {
 }
 
 #[test]
-fn mirror_uri_is_validated() {
-    let bench = created_mirror();
+fn invalid_mirror_uri_is_rejected_with_the_accepted_form() {
+    let bench = fixture_with_mirror();
     for (name, expected) in [
         ("mirror:", "the legs are missing, expected mirror:[URI],[URI]"),
         ("mirror:[ram:1m]?resync=0", "resync is 0 bytes per second, expected at least 1"),
@@ -225,18 +225,19 @@ fn mirror_uri_is_validated() {
         let refused = bench.opener().open(&name.parse().unwrap()).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
-    let refused = read_status(&bench.opener(), &"ram:1m".parse().unwrap()).unwrap_err().to_string();
+    let refused =
+        read_mirror_report(&bench.opener(), &"ram:1m".parse().unwrap()).unwrap_err().to_string();
     assert_eq!(refused, "ram:1m: not a mirror, expected mirror:[URI],[URI]");
 }
 
 #[test]
 fn description_names_the_legs_it_was_opened_with() {
-    let bench = created_mirror();
+    let bench = fixture_with_mirror();
     let legs = ["a", "b"].map(|name| super::super::MirrorLegDevice {
         name: name.into(),
         medium: bench
             .opener()
-            .open(&bench.leg(name, ""))
+            .open(&bench.leg_uri(name, ""))
             .map(|opened| opened.medium)
             .map_err(Error::environment),
     });
@@ -245,6 +246,6 @@ fn description_names_the_legs_it_was_opened_with() {
         Mirror::open(&bench.regions, &legs, &MirrorOptions::default(), &mut || clock.now())
             .unwrap();
     assert!(mirror.description().starts_with("mirror "));
-    assert_eq!(mirror.progress().0, 0b11);
+    assert_eq!(mirror.in_sync_mask_and_remaining_regions().0, 0b11);
     assert_eq!(mirror.channels_max(), u32::MAX);
 }

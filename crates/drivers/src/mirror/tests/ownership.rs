@@ -6,10 +6,10 @@ use tenmil_base::{
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-use crate::mirror::assembly::{LegCandidate, LegProbe};
+use crate::mirror::assembly::{LegCandidate, LegReadResult};
 use crate::mirror::{
     InjectedBugs, Mirror, MirrorLegDevice, MirrorOptions, OpenedLegs, create_mirror, open_legs,
-    read_superblocks, take_over_mirror,
+    read_leg_candidates, take_over_mirror,
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
@@ -31,7 +31,7 @@ impl OwnershipFixture {
             regions: RegionTable::new(200),
             clock: Clock::start(),
         };
-        let legs = ["a", "b"].map(|name| bench.leg(name, "&size=4m"));
+        let legs = ["a", "b"].map(|name| bench.leg_uri(name, "&size=4m"));
         create_mirror(&bench.opener(), &legs, false).unwrap();
         bench
     }
@@ -40,26 +40,26 @@ impl OwnershipFixture {
         Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: crate::KINDS }
     }
 
-    fn leg(&self, name: &str, query: &str) -> Uri {
+    fn leg_uri(&self, name: &str, query: &str) -> Uri {
         let path = self.directory.path().join(name);
         format!("file:{}?engine=threads{query}", path.display()).parse().unwrap()
     }
 
-    fn uri(&self) -> Uri {
-        format!("mirror:[{}],[{}]", self.leg("a", ""), self.leg("b", "")).parse().unwrap()
+    fn mirror_uri(&self) -> Uri {
+        format!("mirror:[{}],[{}]", self.leg_uri("a", ""), self.leg_uri("b", "")).parse().unwrap()
     }
 
     fn open(&self) -> Result<OpenedDevice, Error> {
-        self.opener().open(&self.uri()).map_err(Error::environment)
+        self.opener().open(&self.mirror_uri()).map_err(Error::environment)
     }
 
     /// The devices, opened once and shared: a process opens a file only once.
-    pub(super) fn legs(&self) -> Vec<MirrorLegDevice> {
-        let OpenedLegs { legs, .. } = open_legs(&self.opener(), self.uri().children());
+    pub(super) fn open_legs(&self) -> Vec<MirrorLegDevice> {
+        let OpenedLegs { legs, .. } = open_legs(&self.opener(), self.mirror_uri().children());
         legs
     }
 
-    pub(super) fn open_over(
+    pub(super) fn open_on_legs(
         &self,
         legs: &[MirrorLegDevice],
         options: &MirrorOptions,
@@ -67,10 +67,10 @@ impl OwnershipFixture {
         Mirror::open(&self.regions, legs, options, &mut || self.clock.now())
     }
 
-    fn superblocks(&self, legs: &[MirrorLegDevice]) -> Vec<MirrorSuperblock> {
-        let found = read_superblocks(&self.regions, legs, &mut || self.clock.now()).unwrap();
+    fn read_superblocks(&self, legs: &[MirrorLegDevice]) -> Vec<MirrorSuperblock> {
+        let found = read_leg_candidates(&self.regions, legs, &mut || self.clock.now()).unwrap();
         let leg = |LegCandidate { found, .. }| match found {
-            LegProbe::Leg(leg) => *leg,
+            LegReadResult::Leg(leg) => *leg,
             other => panic!("{other:?}"),
         };
         found.into_iter().map(leg).collect()
@@ -85,7 +85,7 @@ impl OwnershipFixture {
         assert_eq!(channel.submit(self.clock.now(), &[request], &[segment]), 1);
         let mut completions = CompletionBatch::with_capacity(1);
         while completions.as_slice().is_empty() {
-            channel.flush();
+            channel.flush_submissions();
             channel.poll(self.clock.now(), &mut completions);
         }
         completions.as_slice()[0].status
@@ -95,18 +95,18 @@ impl OwnershipFixture {
 #[test]
 fn second_open_is_rejected_with_the_owners_identity() {
     let bench = OwnershipFixture::new();
-    let legs = bench.legs();
-    let first = bench.open_over(&legs, &MirrorOptions::default()).unwrap();
-    let refused = bench.open_over(&legs, &MirrorOptions::default()).unwrap_err();
+    let legs = bench.open_legs();
+    let first = bench.open_on_legs(&legs, &MirrorOptions::default()).unwrap();
+    let refused = bench.open_on_legs(&legs, &MirrorOptions::default()).unwrap_err();
     let expected = format!(": process {} on host `", std::process::id());
     assert!(refused.text.contains(&expected) && refused.text.contains("` since 20"), "{refused}");
     assert!(refused.text.contains("takeover --force"), "{refused}");
     drop(first);
-    assert!(bench.open_over(&legs, &MirrorOptions::default()).is_ok(), "the first is gone");
+    assert!(bench.open_on_legs(&legs, &MirrorOptions::default()).is_ok(), "the first is gone");
 }
 
 #[test]
-fn closed_mirror_has_no_owner() {
+fn mirror_has_no_owner_after_its_last_channel_closes() {
     let bench = OwnershipFixture::new();
     let opened = bench.open().unwrap();
     let mut channel = opened.medium.channel().unwrap();
@@ -114,20 +114,20 @@ fn closed_mirror_has_no_owner() {
     drop(opened);
     assert_eq!(bench.write(&mut *channel, 3_000), IoStatus::SUCCESS, "a channel keeps it");
     drop(channel);
-    let found = bench.superblocks(&bench.legs());
+    let found = bench.read_superblocks(&bench.open_legs());
     assert!(found.iter().all(|leg| leg.owner.id == 0 && leg.owner.epoch == 1), "{found:?}");
 }
 
 /// Outcome of a write by the former owner, and whether the legs then still record the new owner.
-fn write_after_takeover(bugs: InjectedBugs) -> (IoStatus, bool) {
+fn outcome_of_write_by_former_owner(bugs: InjectedBugs) -> (IoStatus, bool) {
     let bench = OwnershipFixture::new();
-    let legs = bench.legs();
-    let former = bench.open_over(&legs, &MirrorOptions { bugs, ..MirrorOptions::default() });
+    let legs = bench.open_legs();
+    let former = bench.open_on_legs(&legs, &MirrorOptions { bugs, ..MirrorOptions::default() });
     let former = former.unwrap();
     let mut old = former.channel().unwrap();
     assert_eq!(bench.write(&mut *old, 0), IoStatus::SUCCESS);
     let force = MirrorOptions { force: true, ..MirrorOptions::default() };
-    let owner = bench.open_over(&legs, &force).unwrap();
+    let owner = bench.open_on_legs(&legs, &force).unwrap();
     let mine = owner.shared.lock().fence.writes.id;
     // Another region, which has to be marked dirty first.
     let status = bench.write(&mut *old, 3_000);
@@ -137,36 +137,39 @@ fn write_after_takeover(bugs: InjectedBugs) -> (IoStatus, bool) {
         let mut new = owner.channel().unwrap();
         assert_eq!(bench.write(&mut *new, 3_000), IoStatus::SUCCESS);
     }
-    let is_mine = bench.superblocks(&legs).iter().all(|leg| leg.owner.id == mine);
+    let is_mine = bench.read_superblocks(&legs).iter().all(|leg| leg.owner.id == mine);
     (status, is_mine)
 }
 
 #[test]
 fn former_owner_stops_writing_after_the_takeover() {
-    assert_eq!(write_after_takeover(InjectedBugs::default()), (RESERVATION_CONFLICT, true));
+    assert_eq!(
+        outcome_of_write_by_former_owner(InjectedBugs::default()),
+        (RESERVATION_CONFLICT, true)
+    );
     let bugs = InjectedBugs { ignores_fence: true, ..InjectedBugs::default() };
-    let (status, _) = write_after_takeover(bugs);
+    let (status, _) = outcome_of_write_by_former_owner(bugs);
     assert_eq!(status, IoStatus::SUCCESS, "the injected bug");
 }
 
 #[test]
 fn forced_takeover_succeeds_with_an_unknown_owner() {
     let bench = OwnershipFixture::new();
-    let legs = bench.legs();
-    let mut elsewhere = crate::owner_identity::OwnerId::new_random().record();
+    let legs = bench.open_legs();
+    let mut elsewhere = crate::owner_identity::RegisteredOwner::for_this_process().owner_record();
     elsewhere.record.boot += 1;
     elsewhere.record.machine += 1;
     let options = MirrorOptions { opener: Some(elsewhere), ..MirrorOptions::default() };
-    drop(bench.open_over(&legs, &options).unwrap());
+    drop(bench.open_on_legs(&legs, &options).unwrap());
     drop(legs);
     let refused = bench.open().unwrap_err();
     assert!(refused.text.contains("has it open for writing"), "{refused}");
     let opener = bench.opener();
-    assert!(take_over_mirror(&opener, &bench.uri(), false).is_err());
-    let former = take_over_mirror(&opener, &bench.uri(), true).unwrap();
+    assert!(take_over_mirror(&opener, &bench.mirror_uri(), false).is_err());
+    let former = take_over_mirror(&opener, &bench.mirror_uri(), true).unwrap();
     assert_eq!(former, Some(elsewhere.to_string()));
-    assert_eq!(take_over_mirror(&opener, &bench.uri(), false), Ok(None));
-    let legs = bench.superblocks(&bench.legs());
+    assert_eq!(take_over_mirror(&opener, &bench.mirror_uri(), false), Ok(None));
+    let legs = bench.read_superblocks(&bench.open_legs());
     assert!(legs.iter().all(|leg| leg.owner.id == 0 && leg.sequence > 1 << 20), "{legs:?}");
     assert!(bench.open().is_ok());
 }
@@ -174,44 +177,46 @@ fn forced_takeover_succeeds_with_an_unknown_owner() {
 #[test]
 fn open_mirror_is_not_recreated_or_changed() {
     let bench = OwnershipFixture::new();
-    let legs = bench.legs();
-    let mut elsewhere = crate::owner_identity::OwnerId::new_random().record();
+    let legs = bench.open_legs();
+    let mut elsewhere = crate::owner_identity::RegisteredOwner::for_this_process().owner_record();
     elsewhere.record.boot = 0;
     let options = MirrorOptions { opener: Some(elsewhere), ..MirrorOptions::default() };
-    drop(bench.open_over(&legs, &options).unwrap());
+    drop(bench.open_on_legs(&legs, &options).unwrap());
     drop(legs);
-    let uris = ["a", "b"].map(|name| bench.leg(name, ""));
+    let uris = ["a", "b"].map(|name| bench.leg_uri(name, ""));
     let refused = create_mirror(&bench.opener(), &uris, true).unwrap_err().to_string();
     assert!(refused.contains("has it open for writing"), "{refused}");
-    let new = bench.leg("c", "&size=4m");
-    let refused = crate::mirror::add_leg(&bench.opener(), &bench.uri(), &new, true).unwrap_err();
+    let new = bench.leg_uri("c", "&size=4m");
+    let refused =
+        crate::mirror::add_leg(&bench.opener(), &bench.mirror_uri(), &new, true).unwrap_err();
     assert!(refused.to_string().contains("has it open for writing"), "{refused}");
 }
 
 #[test]
 fn stale_leg_with_an_old_owner_record_is_ignored() {
     let bench = OwnershipFixture::new();
-    let legs = bench.legs();
-    let stays = crate::owner_identity::OwnerId::new_random();
-    let options = MirrorOptions { opener: Some(stays.record()), ..MirrorOptions::default() };
-    let mirror = bench.open_over(&legs, &options).unwrap();
+    let legs = bench.open_legs();
+    let stays = crate::owner_identity::RegisteredOwner::for_this_process();
+    let options = MirrorOptions { opener: Some(stays.owner_record()), ..MirrorOptions::default() };
+    let mirror = bench.open_on_legs(&legs, &options).unwrap();
     let shared = std::sync::Arc::clone(&mirror.shared);
     let mut channel = mirror.channel().unwrap();
     // It is not looked for before the others have recorded the release.
     shared.lock().times.probe_at = Instant::NEVER;
     shared.lock().fail_legs(&shared, 0b10);
     assert!(shared.lock().release_ownership());
-    while !shared.lock().is_all_durable() {
+    while !shared.lock().has_no_pending_commit() {
         channel.poll(bench.clock.now(), &mut CompletionBatch::with_capacity(1));
-        channel.flush();
+        channel.flush_submissions();
         let _ = bench.write(&mut *channel, 0);
     }
-    let ids: Vec<_> = bench.superblocks(&legs).iter().map(|leg| leg.owner.id).collect();
-    assert_eq!(ids, [0, stays.record().id]);
+    let ids: Vec<_> = bench.read_superblocks(&legs).iter().map(|leg| leg.owner.id).collect();
+    assert_eq!(ids, [0, stays.owner_record().id]);
     drop((channel, mirror, shared));
     // The process still runs, and has closed the mirror.
-    let _stays = crate::owner_identity::OwnerId::register(stays.record());
-    let elsewhere = crate::owner_identity::OwnerId::new_random();
-    let options = MirrorOptions { opener: Some(elsewhere.record()), ..MirrorOptions::default() };
-    bench.open_over(&legs, &options).unwrap();
+    let _stays = crate::owner_identity::RegisteredOwner::from_record(stays.owner_record());
+    let elsewhere = crate::owner_identity::RegisteredOwner::for_this_process();
+    let options =
+        MirrorOptions { opener: Some(elsewhere.owner_record()), ..MirrorOptions::default() };
+    bench.open_on_legs(&legs, &options).unwrap();
 }

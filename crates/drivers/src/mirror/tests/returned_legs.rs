@@ -48,7 +48,9 @@ impl ReturnedLegsFixture {
         format_mirror(&bench.regions, &legs, 7, &mut || advance_time(&mut bench.now)).unwrap();
         let mirror = bench.open(&all).unwrap();
         // A region that is still dirty would be written before the failure of the leg is detected.
-        bench.run_until(&mirror, || mirror.monitor().progress().unwrap().dirty_regions == 0);
+        bench.run_until(&mirror, || {
+            mirror.progress_monitor().progress().unwrap().dirty_regions == 0
+        });
         // Until the superblocks record it, too.
         bench.run_request(&mirror, 100);
         bench
@@ -63,10 +65,10 @@ impl ReturnedLegsFixture {
     }
 
     fn open(&mut self, which: &[usize]) -> Result<Mirror, Error> {
-        self.open_as(which, false)
+        self.open_with_degraded(which, false)
     }
 
-    fn open_as(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, Error> {
+    fn open_with_degraded(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, Error> {
         let legs = self.legs(which);
         // Another process may have it open.
         let options = MirrorOptions {
@@ -96,7 +98,7 @@ impl ReturnedLegsFixture {
             self.now = self.now.after(Span::from_us(10));
             channel.poll(self.now, &mut CompletionBatch::with_capacity(1));
         }
-        panic!("it never comes to that: {:?}", mirror.progress());
+        panic!("it never comes to that: {:?}", mirror.in_sync_mask_and_remaining_regions());
     }
 
     fn write(&mut self, mirror: &Mirror, lba: u64, version: u32) {
@@ -130,14 +132,18 @@ fn leg_written_without_the_others_is_not_rejoined() {
     for was_apart in [false, true] {
         let mut bench = ReturnedLegsFixture::new(2);
         let mirror = bench.open(&[0, 1]).unwrap();
-        bench.disks[1].fail();
+        bench.disks[1].fail_all_requests();
         bench.write(&mirror, 5, 1);
-        assert_eq!(mirror.progress().0, 0b01, "the write was answered without it");
+        assert_eq!(
+            mirror.in_sync_mask_and_remaining_regions().0,
+            0b01,
+            "the write was answered without it"
+        );
         if was_apart {
             // Meanwhile, another process has it open alone.
             bench.disks[1].end_failure(false);
-            bench.disks[0].fail();
-            let alone = bench.open_as(&[1], true).unwrap();
+            bench.disks[0].fail_all_requests();
+            let alone = bench.open_with_degraded(&[1], true).unwrap();
             bench.write(&alone, 300, 2);
             bench.run_request(&alone, 100);
             drop(alone);
@@ -147,7 +153,11 @@ fn leg_written_without_the_others_is_not_rejoined() {
         }
         bench.run_request(&mirror, 2_000);
         let expected = if was_apart { 0b01 } else { 0b11 };
-        assert_eq!(mirror.progress().0, expected, "was apart: {was_apart}");
+        assert_eq!(
+            mirror.in_sync_mask_and_remaining_regions().0,
+            expected,
+            "was apart: {was_apart}"
+        );
         let theirs = bench.disks[1].read_block(FIRST + 300);
         assert_eq!(
             theirs == versioned_contents(300, 2),
@@ -161,7 +171,7 @@ fn leg_written_without_the_others_is_not_rejoined() {
 fn stale_leg_does_not_start_alone() {
     let mut bench = ReturnedLegsFixture::new(2);
     let mirror = bench.open(&[0, 1]).unwrap();
-    bench.disks[1].fail();
+    bench.disks[1].fail_all_requests();
     bench.write(&mirror, 5, 1);
     drop(mirror);
     bench.disks[1].end_failure(false);
@@ -180,16 +190,16 @@ fn stale_leg_does_not_start_alone() {
 }
 
 #[test]
-fn resync_progress_is_visible() {
+fn monitor_reports_resync_progress() {
     let mut bench = ReturnedLegsFixture::new(2);
     let mirror = bench.open(&[0, 1]).unwrap();
-    let handle = mirror.monitor();
+    let handle = mirror.progress_monitor();
     let states = |handle: &MirrorMonitor| {
         let legs = handle.progress().unwrap().legs;
         legs.into_iter().map(|leg| leg.state).collect::<Vec<_>>()
     };
     assert_eq!(states(&handle), [LegState::InSync; 2]);
-    bench.disks[1].fail();
+    bench.disks[1].fail_all_requests();
     for region in 0..8 {
         bench.write(&mirror, 128 * region, 1);
     }
@@ -209,21 +219,21 @@ fn resync_progress_is_visible() {
     assert_eq!(lefts, [0, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     assert!(places.is_sorted() && places.len() > 1, "{places:?}");
     assert!(*places.last().unwrap() >= 7 * handle.progress().unwrap().region_bytes);
-    let alone = bench.open_as(&[0], true).unwrap().monitor();
+    let alone = bench.open_with_degraded(&[0], true).unwrap().progress_monitor();
     assert_eq!(alone.progress(), None, "to look at it does not keep it open");
     drop(mirror);
     assert_eq!(handle.progress(), None);
     let mirror = bench.open(&[0]).expect("it has recorded that the other one is stale");
-    assert_eq!(states(&mirror.monitor()), [LegState::InSync, LegState::Missing]);
+    assert_eq!(states(&mirror.progress_monitor()), [LegState::InSync, LegState::Missing]);
 }
 
 #[test]
-fn unreadable_superblock_is_not_read_as_the_previous_legs() {
+fn unreadable_superblock_copy_is_not_replaced_by_another_legs_contents() {
     let mut opened = 0;
     for copy in COPIES_AT {
         let mut bench = ReturnedLegsFixture::new(3);
         let mirror = bench.open(&[0, 1, 2]).unwrap();
-        bench.disks[2].fail();
+        bench.disks[2].fail_all_requests();
         // Dirty regions recorded by two legs make their superblocks newer than that of the third.
         for version in 1..5 {
             bench.write(&mirror, 128 * u64::from(version), version);
@@ -234,7 +244,11 @@ fn unreadable_superblock_is_not_read_as_the_previous_legs() {
         bench.disks[2].make_unreadable(copy / BLOCK as u64);
         match bench.open(&[0, 1, 2]) {
             Ok(mirror) => {
-                assert_eq!(mirror.progress().0, 0b011, "the third has missed something");
+                assert_eq!(
+                    mirror.in_sync_mask_and_remaining_regions().0,
+                    0b011,
+                    "the third has missed something"
+                );
                 opened += 1;
             }
             // What remains of it is older than what the others have recorded.
@@ -252,7 +266,9 @@ fn new_leg_is_copied_and_other_legs_written_only_where_dirty() {
         let mut bench = ReturnedLegsFixture::new(3);
         let mirror = bench.open(&[0, 1, 2]).unwrap();
         bench.write(&mirror, 5, 1);
-        bench.run_until(&mirror, || mirror.monitor().progress().unwrap().dirty_regions == 0);
+        bench.run_until(&mirror, || {
+            mirror.progress_monitor().progress().unwrap().dirty_regions == 0
+        });
         bench.write(&mirror, 5, 1);
         drop(mirror);
         // Not a write of the mirror: these contents of the second leg show whether it is written.
@@ -278,13 +294,13 @@ fn new_leg_is_copied_and_other_legs_written_only_where_dirty() {
         assert!(said.contains("; 8 regions (100.0 %) are copied, from leg 0"), "{said}");
         let mut most = 0;
         bench.run_until(&mirror, || {
-            most = most.max(mirror.progress().1);
-            most == 8 && mirror.progress().1 == 4
+            most = most.max(mirror.in_sync_mask_and_remaining_regions().1);
+            most == 8 && mirror.in_sync_mask_and_remaining_regions().1 == 4
         });
-        assert_ne!(mirror.progress().0, all);
+        assert_ne!(mirror.in_sync_mask_and_remaining_regions().0, all);
         drop(mirror);
         let mirror = bench.open(which).unwrap();
-        bench.run_until(&mirror, || mirror.progress() == (all, 0));
+        bench.run_until(&mirror, || mirror.in_sync_mask_and_remaining_regions() == (all, 0));
         let held = |disk: usize, lba: u64| bench.disks[disk].read_block(FIRST + lba);
         assert!(held(1, 900) == versioned_contents(900, 3), "nothing was dirty there");
         assert_eq!(held(3, 900), held(0, 900), "it has what is read");
@@ -325,7 +341,7 @@ fn unreachable_leg_can_be_replaced() {
     let mut now = || advance_time(&mut bench.now);
     let mut members =
         OfflineMirror::assemble(&regions, &legs, DegradedStartPolicy::Complete, &mut now).unwrap();
-    bench.disks[1].fail();
+    bench.disks[1].fail_all_requests();
     let text = members.replace_leg(1, &new, &mut now).unwrap();
     assert!(text.contains("leg 1 is new; it is copied to"), "{text}");
     assert!(text.contains("; disk1 is still labeled leg 1: "), "{text}");

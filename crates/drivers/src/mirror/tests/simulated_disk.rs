@@ -91,12 +91,12 @@ impl SimulatedDisk {
     }
 
     /// Stops reporting the number of losses.
-    pub(crate) fn stop_counting_losses(&self) {
+    pub(crate) fn disable_loss_count(&self) {
         self.lock().counts = false;
     }
 
     /// From now on only the first flush after a loss fails, whichever channel it comes from.
-    pub(crate) fn report_losses_once(&self) {
+    pub(crate) fn fail_only_first_flush_after_loss(&self) {
         self.lock().reports_once = true;
     }
 
@@ -105,7 +105,7 @@ impl SimulatedDisk {
     }
 
     /// From now on, every request completes with an error, whether executed or not.
-    pub(crate) fn fail(&self) {
+    pub(crate) fn fail_all_requests(&self) {
         self.lock().is_failing = true;
     }
 
@@ -114,14 +114,14 @@ impl SimulatedDisk {
         let mut state = self.lock();
         state.is_failing = false;
         if reset {
-            state.lose_power();
+            state.lose_cached_randomly();
         }
     }
 
     /// Loses some of the unflushed writes and continues: the next flush of each channel reports it.
     pub(crate) fn lose_unflushed(&self) {
         let mut state = self.lock();
-        state.lose_power();
+        state.lose_cached_randomly();
         state.owing = state.open.clone();
         state.is_unheard = true;
     }
@@ -152,10 +152,10 @@ impl SimulatedDisk {
     }
 
     /// Simulates a power cycle: any part of the requests in flight may have been executed.
-    pub(crate) fn cut_power(&self) {
+    pub(crate) fn power_cycle(&self) {
         let mut state = self.lock();
         state.drop_requests(|_| true);
-        state.lose_power();
+        state.lose_cached_randomly();
         state.is_failing = false;
         state.owing.clear();
         state.is_unheard = false;
@@ -217,7 +217,7 @@ impl IoChannel for SimulatedDiskChannel {
             let next = state.under_way.iter().enumerate().filter(|(_, one)| is_due(one));
             let Some((index, _)) = next.min_by_key(|(_, one)| one.1) else { break };
             let (_, _, request, segments) = state.under_way.swap_remove(index);
-            let status = match state.reports_loss(self.number, &request) {
+            let status = match state.take_loss_report(self.number, &request) {
                 true => IoStatus::WRITE_FAULT,
                 false => state.execute_request(&request, &segments),
             };
@@ -227,7 +227,7 @@ impl IoChannel for SimulatedDiskChannel {
         count
     }
 
-    fn write_losses(&self) -> u64 {
+    fn known_write_loss_count(&self) -> u64 {
         let state = self.disk.lock();
         if state.counts { state.losses } else { 0 }
     }
@@ -266,7 +266,7 @@ impl SimulatedDiskState {
     }
 
     /// Whether this request reports a loss: the first flush of each channel that was open then fails.
-    fn reports_loss(&mut self, channel: u32, request: &Request) -> bool {
+    fn take_loss_report(&mut self, channel: u32, request: &Request) -> bool {
         let reports = request.operation == Operation::Flush
             && !self.is_failing
             && self.owing.remove(&channel);
@@ -296,24 +296,24 @@ impl SimulatedDiskState {
                 self.regions.store(segments[0], &bytes).unwrap();
             }
             Operation::Write | Operation::WriteZeroes => {
-                let bytes = self.request_bytes(request, segments);
+                let bytes = self.load_write_data(request, segments);
                 for (lba, block) in range.clone().zip(bytes.chunks(BLOCK)) {
                     self.write_cached(lba, block);
                 }
                 if request.flags.has(RequestFlags::FUA) {
-                    range.for_each(|lba| self.make_stable(lba));
+                    range.for_each(|lba| self.persist_newest(lba));
                 }
             }
             Operation::Flush => {
                 let cached: Vec<u64> = self.cached.keys().copied().collect();
-                cached.into_iter().for_each(|lba| self.make_stable(lba));
+                cached.into_iter().for_each(|lba| self.persist_newest(lba));
             }
             other => panic!("a mirror sends no {other:?} here"),
         }
         IoStatus::SUCCESS
     }
 
-    fn request_bytes(&self, request: &Request, segments: &[Segment]) -> Vec<u8> {
+    fn load_write_data(&self, request: &Request, segments: &[Segment]) -> Vec<u8> {
         let mut bytes = vec![0; request.blocks as usize * BLOCK];
         if request.operation == Operation::Write {
             self.regions.load(segments[0], &mut bytes).unwrap();
@@ -326,7 +326,7 @@ impl SimulatedDiskState {
         self.cached.entry(lba).or_default().push(block.to_vec());
     }
 
-    fn make_stable(&mut self, lba: u64) {
+    fn persist_newest(&mut self, lba: u64) {
         if let Some(newest) = self.cached.remove(&lba).and_then(|mut versions| versions.pop()) {
             self.stable.insert(lba, newest);
         }
@@ -337,7 +337,7 @@ impl SimulatedDiskState {
         if !matches!(request.operation, Operation::Write | Operation::WriteZeroes) {
             return;
         }
-        let bytes = self.request_bytes(request, segments);
+        let bytes = self.load_write_data(request, segments);
         for (lba, block) in (request.lba..).zip(bytes.chunks(BLOCK)) {
             if self.random.chance(1, 2) {
                 self.write_cached(lba, block);
@@ -356,7 +356,7 @@ impl SimulatedDiskState {
     }
 
     /// Of each unflushed block, any version may survive.
-    fn lose_power(&mut self) {
+    fn lose_cached_randomly(&mut self) {
         for (lba, mut versions) in std::mem::take(&mut self.cached) {
             let drawn = self.random.below(versions.len() as u64 + 1);
             if let Some(survivor) = usize::try_from(drawn).unwrap().checked_sub(1) {

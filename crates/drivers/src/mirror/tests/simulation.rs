@@ -33,7 +33,7 @@ const POLICY: ResyncPolicy = ResyncPolicy {
 
 /// Events of a run, for comparison.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct RunLog {
+pub(super) struct RunSummary {
     completed: u64,
     faults: u64,
     end: Instant,
@@ -51,7 +51,7 @@ struct MirrorSimulation {
     now: Instant,
     planted: Option<InjectedBug>,
     bugs: InjectedBugs,
-    tale: RunLog,
+    tale: RunSummary,
     /// One of this many requests is a flush; some programs hardly ever flush.
     flush_every: u64,
     /// First of the blocks that most writes go to: few blocks, so that other regions become clean.
@@ -74,17 +74,17 @@ pub(super) fn run_simulation(
     seed: u64,
     legs: usize,
     planted: Option<InjectedBug>,
-) -> Result<RunLog, Error> {
-    run_with_options(seed, legs, planted, InjectedBugs::default())
+) -> Result<RunSummary, Error> {
+    run_with_injected_bugs(seed, legs, planted, InjectedBugs::default())
 }
 
 /// Like [`run`], with bugs that the mirror is opened with.
-pub(super) fn run_with_options(
+pub(super) fn run_with_injected_bugs(
     seed: u64,
     legs: usize,
     planted: Option<InjectedBug>,
     bugs: InjectedBugs,
-) -> Result<RunLog, Error> {
+) -> Result<RunSummary, Error> {
     let mut world = MirrorSimulation::new(seed, legs, planted, bugs)?;
     for _ in 0..1_500 {
         world.poll_channels()?;
@@ -98,9 +98,9 @@ pub(super) fn run_with_options(
 }
 
 /// Reads a range in which the source cannot read one block, and another leg has older versions of others.
-pub(super) fn read_around_a_bad_block() -> Result<(), Error> {
+pub(super) fn check_read_around_bad_block() -> Result<(), Error> {
     let mut world = MirrorSimulation::new(1, 2, None, InjectedBugs::default())?;
-    while !world.is_idle() {
+    while !world.is_in_sync_and_idle() {
         world.poll_channels()?;
     }
     let lba = 101;
@@ -135,7 +135,7 @@ impl MirrorSimulation {
             .map(|_| SimulatedDisk::new(&regions, FIRST + BLOCKS, random.fork()))
             .collect();
         // Not every device counts its losses.
-        disks.iter().filter(|_| seed & 4 == 0).for_each(SimulatedDisk::stop_counting_losses);
+        disks.iter().filter(|_| seed & 4 == 0).for_each(SimulatedDisk::disable_loss_count);
         // Earlier contents of the second leg must not remain as differences.
         (0..BLOCKS)
             .step_by(7)
@@ -152,7 +152,7 @@ impl MirrorSimulation {
             now: Instant { ns: 1 },
             planted,
             bugs,
-            tale: RunLog { completed: 0, faults: 0, end: Instant::default() },
+            tale: RunSummary { completed: 0, faults: 0, end: Instant::default() },
             flush_every,
             hot: 0,
             second_fault: None,
@@ -177,15 +177,15 @@ impl MirrorSimulation {
             MirrorOptions { bugs: self.bugs, ..MirrorOptions::with_resync_policy(POLICY) };
         let mirror = Mirror::open(&self.regions, &legs, &options, &mut || advance_time(&mut time))?;
         mirror.shared.lock().planted = self.planted;
-        mirror.shared.publish(&mirror.shared.lock());
+        mirror.shared.publish_leg_masks(&mirror.shared.lock());
         self.now = time;
         self.channels = (0..CHANNELS).map(|_| mirror.channel().ok()).collect();
         self.mirror = Some(Arc::new(mirror));
         Ok(())
     }
 
-    fn progress(&self) -> (u8, u64) {
-        self.mirror.as_ref().unwrap().progress()
+    fn in_sync_mask_and_remaining_regions(&self) -> (u8, u64) {
+        self.mirror.as_ref().unwrap().in_sync_mask_and_remaining_regions()
     }
 
     /// Whether the mirror has detected that a leg has failed.
@@ -195,7 +195,7 @@ impl MirrorSimulation {
     }
 
     fn is_recovering(&self) -> bool {
-        let (in_sync, todo) = self.progress();
+        let (in_sync, todo) = self.in_sync_mask_and_remaining_regions();
         todo > 0 && in_sync.count_ones() > 1
     }
 
@@ -313,7 +313,7 @@ impl MirrorSimulation {
                 .for_each(|block| block.end_write(is_good, is_forced)),
             Operation::Flush => {
                 let pairs = self.blocks.iter_mut().zip(&before);
-                pairs.for_each(|(block, before)| block.handle_flush(before));
+                pairs.for_each(|(block, before)| block.record_flush(before));
             }
             _ => {
                 let memory = self.slot_memory(slot, blocks);
@@ -336,7 +336,7 @@ impl MirrorSimulation {
     }
 
     fn inject_fault(&mut self) -> Result<(), Error> {
-        let (in_sync, todo) = self.progress();
+        let (in_sync, todo) = self.in_sync_mask_and_remaining_regions();
         let legs = self.disks.len();
         let leg = usize::try_from(self.random.below(legs as u64)).unwrap();
         let others_hold = (0..legs).any(|other| {
@@ -350,10 +350,10 @@ impl MirrorSimulation {
         match self.random.below(13) {
             0..=3 if others_hold && all_readable => {
                 if self.is_recovering() {
-                    self.blocks.iter_mut().for_each(BlockModel::handle_second_fault);
+                    self.blocks.iter_mut().for_each(BlockModel::record_second_fault);
                     self.second_fault = Some(leg);
                 }
-                self.disks[leg].fail();
+                self.disks[leg].fail_all_requests();
             }
             4..=7 => {
                 // A device that loses completed writes and never fails a request cannot be detected by
@@ -366,11 +366,11 @@ impl MirrorSimulation {
             8 => {
                 let may_fail = others_hold && all_readable && !self.is_recovering();
                 if may_fail && self.random.chance(1, 2) {
-                    self.disks[leg].fail();
+                    self.disks[leg].fail_all_requests();
                 }
                 return self.lose_power_during_rewrite();
             }
-            9 => self.replace_channel(leg % CHANNELS),
+            9 => self.close_and_reopen_channel(leg % CHANNELS),
             10 if is_whole && all_readable => self.disks[leg].make_unreadable(FIRST + self.hot),
             11 if is_whole && all_readable => return self.lose_unflushed(leg),
             _ => {}
@@ -408,21 +408,21 @@ impl MirrorSimulation {
         for _ in 0..self.random.below(10) {
             self.poll_channels()?;
         }
-        self.cut_power()
+        self.power_cycle_all()
     }
 
-    fn cut_power(&mut self) -> Result<(), Error> {
-        self.disks.iter().for_each(SimulatedDisk::cut_power);
+    fn power_cycle_all(&mut self) -> Result<(), Error> {
+        self.disks.iter().for_each(SimulatedDisk::power_cycle);
         self.channels.clear();
         self.mirror = None;
         self.slots.iter_mut().for_each(|slot| *slot = None);
-        self.blocks.iter_mut().for_each(BlockModel::power_cut);
+        self.blocks.iter_mut().for_each(BlockModel::record_power_failure);
         self.second_fault = None;
         self.open_mirror()
     }
 
     /// A thread ends with requests in flight, and another one starts.
-    fn replace_channel(&mut self, index: usize) {
+    fn close_and_reopen_channel(&mut self, index: usize) {
         self.channels[index] = None;
         for slot in index * SLOTS..(index + 1) * SLOTS {
             if let Some(open) = self.slots[slot].take()
@@ -439,12 +439,12 @@ impl MirrorSimulation {
     fn end_faults_and_compare(&mut self) -> Result<(), Error> {
         self.disks.iter().for_each(|disk| disk.end_failure(false));
         let mut turns = 0;
-        while !self.is_idle() {
+        while !self.is_in_sync_and_idle() {
             self.poll_channels()?;
             turns += 1;
             if turns > 20_000 {
                 let waiting = self.slots.iter().flatten().count();
-                let (in_sync, todo) = self.progress();
+                let (in_sync, todo) = self.in_sync_mask_and_remaining_regions();
                 return Err(Error::environment(format!(
                     "in sync {in_sync:b}, {todo} to do, {waiting} unanswered"
                 )));
@@ -468,10 +468,10 @@ impl MirrorSimulation {
         Ok(())
     }
 
-    fn is_idle(&self) -> bool {
+    fn is_in_sync_and_idle(&self) -> bool {
         let mirror = self.mirror.as_ref().unwrap();
         let meta = mirror.shared.lock();
-        let clean = meta.is_whole() && meta.todo.is_empty() && meta.dirty.is_empty();
+        let clean = meta.are_all_legs_in_sync() && meta.todo.is_empty() && meta.dirty.is_empty();
         clean && meta.wanted == meta.settled && self.slots.iter().all(Option::is_none)
     }
 }

@@ -86,7 +86,7 @@ const POLICY: ResyncPolicy = ResyncPolicy {
 };
 
 #[test]
-fn two_threads_do_io_while_legs_fail_and_return() {
+fn io_of_two_threads_stays_consistent_while_legs_fail() {
     let board = Arc::new(SharedTestState::new());
     let players = [1, 2].map(|number| {
         let player = ClientThread::new(&board, number);
@@ -96,7 +96,7 @@ fn two_threads_do_io_while_legs_fail_and_return() {
     for player in players {
         player.join();
     }
-    board.check();
+    board.check_legs_equal_and_current();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn closing_channel_wakes_a_sleeping_one_for_remaining_work() {
     while one.slots[0].is_some() {
         one.poll_once();
     }
-    assert_eq!(board.mirror.progress(), (0b01, 0), "a leg has missed it");
+    assert_eq!(board.mirror.in_sync_mask_and_remaining_regions(), (0b01, 0), "a leg has missed it");
     two.poll_once();
     let mut sleeper = Sleeper::new().unwrap();
     if let WakeSource::Descriptor(descriptor) = two.channel.wake_source() {
@@ -116,7 +116,7 @@ fn closing_channel_wakes_a_sleeping_one_for_remaining_work() {
     }
     assert!(!two.channel.arm(), "it has nothing to do");
     board.failing[1].store(false, Ordering::SeqCst);
-    while board.mirror.progress().1 == 0 {
+    while board.mirror.in_sync_mask_and_remaining_regions().1 == 0 {
         one.poll_once();
     }
     let mut ready = Vec::new();
@@ -128,11 +128,11 @@ fn closing_channel_wakes_a_sleeping_one_for_remaining_work() {
     two.channel.disarm();
     for _ in 0..TURNS_MAX {
         two.poll_once();
-        if board.mirror.progress() == (0b11, 0) {
+        if board.mirror.in_sync_mask_and_remaining_regions() == (0b11, 0) {
             return;
         }
     }
-    panic!("{:?}", board.mirror.progress());
+    panic!("{:?}", board.mirror.in_sync_mask_and_remaining_regions());
 }
 
 impl SharedTestState {
@@ -159,13 +159,13 @@ impl SharedTestState {
     }
 
     /// After all threads have ended: legs become equal, and hold the last writes.
-    fn check(self: Arc<Self>) {
+    fn check_legs_equal_and_current(self: Arc<Self>) {
         let mut player = ClientThread::new(&self, 3);
         let mut turns = 0;
-        while self.mirror.progress() != (0b11, 0) {
+        while self.mirror.in_sync_mask_and_remaining_regions() != (0b11, 0) {
             player.poll_once();
             turns += 1;
-            assert!(turns < TURNS_MAX, "{:?}", self.mirror.progress());
+            assert!(turns < TURNS_MAX, "{:?}", self.mirror.in_sync_mask_and_remaining_regions());
         }
         for first in (0..BLOCKS).step_by(8) {
             player.submit_request(Operation::Read, 0, first, 8);
@@ -197,12 +197,12 @@ impl ClientThread {
             assert!(
                 turn < TURNS_MAX,
                 "{mishap:?} in round {rounds}: {:?}",
-                board.mirror.progress()
+                board.mirror.in_sync_mask_and_remaining_regions()
             );
             if board.is_over.load(Ordering::SeqCst) {
                 break;
             }
-            if makes_mishaps && mishap.apply(&board, turn) {
+            if makes_mishaps && mishap.step(&board, turn) {
                 rounds += 1;
                 board.is_over.store(rounds == ROUNDS, Ordering::SeqCst);
             }
@@ -217,7 +217,7 @@ impl ClientThread {
     fn poll_once(&mut self) {
         let now = Instant { ns: self.board.now.fetch_add(1_000, Ordering::SeqCst) };
         let mut completions = CompletionBatch::with_capacity(SLOTS);
-        self.channel.flush();
+        self.channel.flush_submissions();
         self.channel.poll(now, &mut completions);
         completions.drain().for_each(|completion| self.handle_completion(&completion));
     }
@@ -331,8 +331,8 @@ impl ClientThread {
 
 impl LegFault {
     /// Advances the sequence of events. True at the end of a round.
-    fn apply(&mut self, board: &SharedTestState, turn: u64) -> bool {
-        let (in_sync, todo) = board.mirror.progress();
+    fn step(&mut self, board: &SharedTestState, turn: u64) -> bool {
+        let (in_sync, todo) = board.mirror.in_sync_mask_and_remaining_regions();
         match *self {
             Self::Fail { leg, at } if turn >= at && (in_sync, todo) == (0b11, 0) => {
                 board.failing[leg].store(true, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use tenmil_dma::RegionTable;
 
 use super::super::{OpenPool, VolumeOp, VolumeRef, create_pool};
 use crate::RamDevice;
-use crate::conformance::SlowDevice;
+use crate::conformance::PartialAcceptDevice;
 use tenmil_base::Error;
 use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
 
@@ -18,9 +18,9 @@ const PAGE: u32 = 4096;
 const BLOCKS: u64 = 64;
 
 /// Opens `scarce:`, memory that accepts few requests at a time.
-struct ScarceDeviceKind(Arc<SlowDevice>);
+struct PartialAcceptType(Arc<PartialAcceptDevice>);
 
-impl DeviceType for ScarceDeviceKind {
+impl DeviceType for PartialAcceptType {
     fn open(&self, _opener: &Opener<'_>, _uri: &Uri) -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::without_existing_data(self.0.clone(), "memory that takes little"))
     }
@@ -35,7 +35,7 @@ struct CachedReadFixture {
 
 fn fixture(regions: &RegionTable, seed: u64) -> CachedReadFixture {
     let ram = Arc::new(RamDevice::new(regions, 512, 8 * 2048).unwrap());
-    let scarce = ScarceDeviceKind(Arc::new(SlowDevice::new(ram, seed)));
+    let scarce = PartialAcceptType(Arc::new(PartialAcceptDevice::new(ram, seed)));
     let kinds = &crate::tests::device_types_with(&[("scarce", &scarce)]);
     let opener = Opener { regions, clock: tenmil_linux::Clock::start(), seed, kinds };
     let device: Uri = "scarce:".parse().unwrap();
@@ -44,8 +44,8 @@ fn fixture(regions: &RegionTable, seed: u64) -> CachedReadFixture {
     let open = OpenPool::open(&opener, &place).unwrap();
     let name = "v".into();
     let change = VolumeOp::Create { name, blocks: BLOCKS, unit: 4, uuid: 1, checksums: false };
-    open.change_volume(change).unwrap();
-    let opened = opener.open(&place.with_name("v")).unwrap();
+    open.execute_volume_op(change).unwrap();
+    let opened = opener.open(&place.uri_of_other_volume("v")).unwrap();
     let memory = regions.allocate_region(1 << 20).unwrap();
     let mut backend = opened.medium.channel().unwrap();
     for block in 0..BLOCKS {
@@ -85,7 +85,7 @@ fn run_requests(
         let now = Instant { ns: turn };
         let leased = segments.to_vec();
         taken += backend.submit(now, &requests[taken..], &leased);
-        backend.flush();
+        backend.flush_submissions();
         backend.poll(now, &mut completions);
         done.extend(completions.drain().map(|completion| (completion.token, completion.status)));
         if done.len() == requests.len() {
@@ -112,7 +112,7 @@ fn read_with_holes(
     let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(bench.backend.submit(Instant::default(), &[read], &[segment]), 1);
     while completions.is_empty() {
-        bench.backend.flush();
+        bench.backend.flush_submissions();
         bench.backend.poll(Instant::default(), &mut completions);
         tenmil_linux::named_thread::yield_cpu();
     }
@@ -178,7 +178,7 @@ fn cached_reads_return_their_blocks_from_a_limited_device() {
                 let expected = if was_read { u8::try_from(block + 1).unwrap() } else { 0xee };
                 assert!(bytes.iter().all(|byte| *byte == expected), "seed {seed}, block {block}");
             }
-            assert!(!open.shared.lock().is_busy(), "no read is in progress");
+            assert!(!open.shared.lock().has_foreground_io(), "no read is in progress");
         }
     }
 }
@@ -206,6 +206,6 @@ fn cached_read_with_invalid_memory_is_rejected() {
             let is_fine = !matches!(token - 1_000, 0 | 1 | 2 | 7);
             assert_eq!(status.is_success(), is_fine, "{token}: {status:?}");
         }
-        assert!(!open.shared.lock().is_busy(), "no read is in progress");
+        assert!(!open.shared.lock().has_foreground_io(), "no read is in progress");
     }
 }

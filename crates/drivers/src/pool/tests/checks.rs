@@ -9,32 +9,38 @@ use crate::pool::{OpenPool, PoolCheckResult, VolumeRef, check_closed_pool};
 
 fn create_volume(open: &OpenPool, name: &str) {
     let name = name.to_owned();
-    open.change_volume(VolumeOp::Create { name, blocks: 4000, unit: 1, uuid: 7, checksums: false })
-        .unwrap();
+    open.execute_volume_op(VolumeOp::Create {
+        name,
+        blocks: 4000,
+        unit: 1,
+        uuid: 7,
+        checksums: false,
+    })
+    .unwrap();
 }
 
 fn delete_volume(open: &OpenPool, name: &str) {
-    open.change_volume(VolumeOp::Delete { name: name.to_owned(), orphan: false }).unwrap();
+    open.execute_volume_op(VolumeOp::Delete { name: name.to_owned(), orphan: false }).unwrap();
 }
 
 /// A pool with a volume whose map is large, and snapshots that share parts of it.
 fn pool_with_volumes(size: &str) -> PoolFixture {
     let bench = PoolFixture::new(size);
-    bench.open_pool().change_volume(VolumeOp::Thresholds { percent: [90, 95] }).unwrap();
+    bench.open_pool().execute_volume_op(VolumeOp::Thresholds { percent: [90, 95] }).unwrap();
     create_volume(&bench.open_pool(), "v");
     for round in 1..=3 {
-        write(&bench, "v", round);
+        write_every_third_block(&bench, "v", round);
         let name = format!("s{round}");
         bench
             .open_pool()
-            .change_volume(VolumeOp::Snapshot { volume: "v".into(), name, uuid: 3 })
+            .execute_volume_op(VolumeOp::Snapshot { volume: "v".into(), name, uuid: 3 })
             .unwrap();
     }
     bench
 }
 
 /// Writes about every third block.
-fn write(bench: &PoolFixture, name: &str, round: u8) {
+fn write_every_third_block(bench: &PoolFixture, name: &str, round: u8) {
     let opened = bench.open_volume(name).unwrap();
     let mut hand = bench.volume_client(&*opened.medium, 0);
     for part in 0..400 {
@@ -43,7 +49,7 @@ fn write(bench: &PoolFixture, name: &str, round: u8) {
     assert_eq!(hand.run_request(tenmil_base::Operation::Flush, 0, 0), IoStatus::SUCCESS);
 }
 
-fn is_clean(checked: &PoolCheckResult) -> bool {
+fn found_nothing(checked: &PoolCheckResult) -> bool {
     checked.damaged.is_empty() && checked.report.findings.is_empty()
 }
 
@@ -60,25 +66,25 @@ fn check_sees_the_state_at_its_start() {
             if looks <= 20 {
                 let name = format!("n{looks}");
                 create_volume(&open, &name);
-                write(&bench, &name, 4);
+                write_every_third_block(&bench, &name, 4);
                 delete_volume(&open, &name);
             }
             true
         })
         .unwrap();
-    assert!(is_clean(&checked), "{:?} {:?}", checked.damaged, checked.report.findings);
+    assert!(found_nothing(&checked), "{:?} {:?}", checked.damaged, checked.report.findings);
     assert_eq!((checked.generation, checked.report.volumes), (generation, 4));
     assert!(looks > 10 && open.generation() > generation + 10, "{looks}");
     assert!(open.wait_for_reclaim(tenmil_base::Span::from_secs(30)));
     let after = open.check(&opener, &mut |_| true).unwrap();
-    assert!(is_clean(&after) && after.generation > generation);
+    assert!(found_nothing(&after) && after.generation > generation);
     // Nothing is pinned any more.
     let now = open.pool_usage().unwrap().unwrap();
     assert!(now.free + 64 >= before.free, "{now:?} {before:?}");
     let (there, name) = (after.report, open.name());
     let uuid = open.uuid();
     drop(open);
-    let place = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let place = VolumeRef::pool_on(&bench.device_uri().parse().unwrap());
     let closed = check_closed_pool(&bench.opener(), &place).unwrap();
     assert_eq!((closed.name, closed.uuid), (name, uuid));
     assert_eq!((closed.report.accounts, closed.report.volumes), (there.accounts, there.volumes));
@@ -93,9 +99,9 @@ fn interrupted_check_releases_its_pin() {
     let refused = open.check(&opener, &mut |_| {
         for _ in 0..12 {
             let change = |name: &str| VolumeOp::Rename { name: name.into(), to: "w".into() };
-            open.change_volume(change("v")).unwrap();
+            open.execute_volume_op(change("v")).unwrap();
             let back = VolumeOp::Rename { name: "w".into(), to: "v".into() };
-            open.change_volume(back).unwrap();
+            open.execute_volume_op(back).unwrap();
         }
         room = free();
         true
@@ -108,7 +114,7 @@ fn interrupted_check_releases_its_pin() {
     assert!(refused.hint().is_some() && free() > room, "{} {room}", free());
     let stopped = open.check(&opener, &mut |_| false).unwrap_err();
     assert!(stopped.to_string().contains("it was interrupted"), "{stopped}");
-    assert!(is_clean(&open.check(&opener, &mut |_| true).unwrap()));
+    assert!(found_nothing(&open.check(&opener, &mut |_| true).unwrap()));
 }
 
 #[test]
@@ -141,7 +147,7 @@ fn online_check_finds_the_same_corruption_as_offline() {
     let found = open.check(&bench.opener(), &mut |_| true).unwrap();
     assert!(!found.report.findings.is_empty() && found.damaged.is_empty());
     drop(open);
-    let place = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let place = VolumeRef::pool_on(&bench.device_uri().parse().unwrap());
     let closed = check_closed_pool(&bench.opener(), &place).unwrap();
     assert_eq!((found.generation, found.report.findings), (generation, closed.report.findings));
 }

@@ -21,13 +21,13 @@ fn checksummed_pool() -> PoolFixture {
         uuid: 7,
         checksums,
     };
-    bench.open_pool().change_volume(of("v", true)).unwrap();
-    bench.open_pool().change_volume(of("plain", false)).unwrap();
+    bench.open_pool().execute_volume_op(of("v", true)).unwrap();
+    bench.open_pool().execute_volume_op(of("plain", false)).unwrap();
     for name in ["v", "plain"] {
         write(&bench, name, 0..10, 1);
     }
     let change = VolumeOp::Snapshot { volume: "v".into(), name: "s".into(), uuid: 8 };
-    bench.open_pool().change_volume(change).unwrap();
+    bench.open_pool().execute_volume_op(change).unwrap();
     write(&bench, "v", 3..5, 2);
     bench
 }
@@ -42,7 +42,7 @@ fn write(bench: &PoolFixture, name: &str, parts: std::ops::Range<u64>, byte: u8)
 fn pool_block_of(bench: &PoolFixture, name: &str, block: u64) -> Option<u64> {
     let open = bench.open_pool();
     let volume = open.find_volume(name).unwrap().id;
-    match open.run_request(PoolRequest::Extent { volume, block }).unwrap() {
+    match open.request_and_wait(PoolRequest::Extent { volume, block }).unwrap() {
         PoolResponse::Extent { at, .. } => at,
         other => panic!("{other:?}"),
     }
@@ -128,7 +128,7 @@ fn scrub_finds_every_corrupt_block() {
 fn scrub_reports_no_false_damage_under_load() {
     type Act = fn(&PoolFixture);
     fn change_volume(bench: &PoolFixture, change: VolumeOp) {
-        bench.open_pool().change_volume(change).unwrap();
+        bench.open_pool().execute_volume_op(change).unwrap();
     }
     fn delete_volume(bench: &PoolFixture, name: &str) {
         change_volume(bench, VolumeOp::Delete { name: name.into(), orphan: true });
@@ -186,7 +186,7 @@ fn scrub_reports_no_false_damage_under_load() {
             let bad: Vec<&VolumeScrubReport> =
                 found.iter().filter(|one| one.bad_blocks > 0).collect();
             assert!(bad.is_empty(), "{what} at step {at}: {bad:?}");
-            assert!(bench.is_clean(), "{what}");
+            assert!(bench.check_finds_nothing(), "{what}");
         }
     }
 }
@@ -196,20 +196,20 @@ fn scrub_yields_to_foreground_io_for_a_bounded_time() {
     let bench = checksummed_pool();
     let (opened, store) = (bench.open_volume("plain").unwrap(), bench.open_pool());
     let mut hand = bench.volume_client(&*opened.medium, 0);
-    assert_eq!(store.yield_to_foreground(super::super::scrub::BACKGROUND_WAIT_MAX), u32::MAX);
+    assert_eq!(store.wait_for_foreground_idle(super::super::scrub::BACKGROUND_WAIT_MAX), u32::MAX);
     for operation in [Operation::Read, Operation::Write] {
         // The first read gives the channel the mapping; a second read bypasses the pool thread.
         assert_eq!(hand.run_request(Operation::Read, 0, 1), IoStatus::SUCCESS);
         hand.submit(operation, 0, 1);
         let began = bench.clock.now();
         assert_eq!(
-            store.yield_to_foreground(super::super::scrub::BACKGROUND_WAIT_MAX),
+            store.wait_for_foreground_idle(super::super::scrub::BACKGROUND_WAIT_MAX),
             super::super::scrub::BACKGROUND_BLOCKS
         );
         assert!(bench.clock.now().since(began) >= super::super::scrub::BACKGROUND_WAIT_MAX);
-        assert_eq!(hand.wait(), IoStatus::SUCCESS);
+        assert_eq!(hand.poll_for_status(), IoStatus::SUCCESS);
         assert_eq!(
-            store.yield_to_foreground(super::super::scrub::BACKGROUND_WAIT_MAX),
+            store.wait_for_foreground_idle(super::super::scrub::BACKGROUND_WAIT_MAX),
             u32::MAX,
             "{operation:?}"
         );
@@ -238,10 +238,10 @@ fn checksummed_data_uses_bounce_memory() {
     hand.regions.fill(hand.memory, 5).unwrap();
     hand.submit(Operation::Write, 100, 20);
     hand.regions.fill(hand.memory, 6).unwrap();
-    assert_eq!(hand.wait(), IoStatus::SUCCESS);
+    assert_eq!(hand.poll_for_status(), IoStatus::SUCCESS);
     assert_eq!(hand.read(100, 20), [5; 20]);
     drop((hand, opened));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
     assert!(scrub(&bench).iter().all(|volume| volume.bad.is_empty()));
 }
 
@@ -269,7 +269,7 @@ fn rescue_omits_corrupt_blocks() {
     let (bench, target) = (checksummed_pool(), PoolFixture::new("32m"));
     flip_bit(&bench, pool_block_of(&bench, "v", 41).unwrap(), 7);
     flip_bit(&bench, pool_block_of(&bench, "s", 130).unwrap(), 8);
-    let from = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let from = VolumeRef::pool_on(&bench.device_uri().parse().unwrap());
     let saved =
         rescue_pool(&target.opener(), (&from, &[]), &target.open_pool(), &mut |_| true).unwrap();
     let lost: Vec<(&str, u64)> =
@@ -288,7 +288,7 @@ fn rescue_skips_a_volume_without_space() {
         bench.create_volume(name, 4000);
         write(&bench, name, parts, 3);
     }
-    let from = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let from = VolumeRef::pool_on(&bench.device_uri().parse().unwrap());
     let saved =
         rescue_pool(&small.opener(), (&from, &[]), &small.open_pool(), &mut |_| true).unwrap();
     let ends: Vec<(&str, bool)> =

@@ -10,7 +10,7 @@ use tenmil_base::{
 };
 use tenmil_linux::{NamedThread, StopFlag};
 
-use super::{PoolFixture, VolumeClient, VolumeOp};
+use super::{PoolFixture, VolumeOp, VolumeTestChannel};
 use crate::pool::{
     CreateResult, DeviceInfo, OpenPool, VolumeRef, check_closed_pool, create_on_devices,
     create_pool, open_and_grow, rescue_pool,
@@ -29,17 +29,17 @@ impl PoolFixture {
         self.directory.path().join(name)
     }
 
-    pub(super) fn file(&self, name: &str) -> Uri {
+    pub(super) fn file_uri(&self, name: &str) -> Uri {
         format!("file:{}?engine=threads", self.path(name).display()).parse().unwrap()
     }
 
     /// A file that is created when it is opened.
-    pub(super) fn new_file(&self, name: &str, size: &str) -> Uri {
-        self.file(name).with_option("size", size)
+    pub(super) fn new_file_uri(&self, name: &str, size: &str) -> Uri {
+        self.file_uri(name).with_option("size", size)
     }
 
     pub(super) fn pool_ref(&self) -> VolumeRef {
-        VolumeRef::pool_on(&self.device().parse().unwrap())
+        VolumeRef::pool_on(&self.device_uri().parse().unwrap())
     }
 
     fn try_open(&self) -> Result<Arc<OpenPool>, Error> {
@@ -47,7 +47,7 @@ impl PoolFixture {
     }
 
     pub(super) fn add_device(&self, name: &str, size: &str) {
-        let added = [self.new_file(name, size)];
+        let added = [self.new_file_uri(name, size)];
         self.open_pool().grow_pool(&self.opener(), &added, false).unwrap();
     }
 
@@ -69,29 +69,31 @@ impl PoolFixture {
 }
 
 /// Writes each of the blocks with its own byte, 32 at a time.
-pub(super) fn write_all(hand: &mut VolumeClient, blocks: std::ops::Range<u64>) {
+pub(super) fn write_fill_bytes(hand: &mut VolumeTestChannel, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(32) {
-        hand.write(block, 32, byte(block));
+        hand.write(block, 32, fill_byte_of(block));
     }
 }
 
-fn byte(block: u64) -> u8 {
+fn fill_byte_of(block: u64) -> u8 {
     u8::try_from(block / 32 % 250 + 1).unwrap()
 }
 
 /// Checks that each block holds its byte.
-fn expect_blocks(hand: &mut VolumeClient, blocks: std::ops::Range<u64>) {
+fn check_fill_bytes(hand: &mut VolumeTestChannel, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(32) {
-        assert_eq!(hand.read(block, 32), [byte(block); 32], "from block {block} on");
+        assert_eq!(hand.read(block, 32), [fill_byte_of(block); 32], "from block {block} on");
     }
 }
 
 #[test]
 fn pool_over_three_files_opens_by_its_first() {
     let bench = pool_fixture("8m");
-    let first: Uri = bench.file("one");
-    let others =
-        [bench.new_file("two", "4m").with_option("block", "4k"), bench.new_file("three", "3m")];
+    let first: Uri = bench.file_uri("one");
+    let others = [
+        bench.new_file_uri("two", "4m").with_option("block", "4k"),
+        bench.new_file_uri("three", "3m"),
+    ];
     let of = (&first.clone().with_option("size", "4m"), &others[..]);
     let made = create_on_devices(&bench.opener(), of, "wide", false).unwrap();
     assert_eq!(made, CreateResult { blocks: 1024 + 1023 + 767, was_there: false });
@@ -100,18 +102,18 @@ fn pool_over_three_files_opens_by_its_first() {
     let place = VolumeRef::pool_on(&first);
     let open = OpenPool::open(&bench.opener(), &place).unwrap();
     let (name, blocks) = ("v".into(), 2400);
-    open.change_volume(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
+    open.execute_volume_op(VolumeOp::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
         .unwrap();
-    let opened = bench.opener().open(&place.with_name("v")).unwrap();
+    let opened = bench.opener().open(&place.uri_of_other_volume("v")).unwrap();
     let said = &opened.description;
     assert!(["one", "two", "three"].iter().all(|name| said.contains(name)), "{said}");
     let mut hand = bench.volume_client(&*opened.medium, 0);
-    write_all(&mut hand, 0..2400);
-    expect_blocks(&mut hand, 0..2400);
+    write_fill_bytes(&mut hand, 0..2400);
+    check_fill_bytes(&mut hand, 0..2400);
     assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
     drop((hand, opened, open));
-    let opened = bench.opener().open(&place.with_name("v")).unwrap();
-    expect_blocks(&mut bench.volume_client(&*opened.medium, 0), 0..2400);
+    let opened = bench.opener().open(&place.uri_of_other_volume("v")).unwrap();
+    check_fill_bytes(&mut bench.volume_client(&*opened.medium, 0), 0..2400);
     drop(opened);
     let checked = check_closed_pool(&bench.opener(), &place).unwrap();
     assert!(checked.damaged.is_empty() && checked.report.findings.is_empty());
@@ -124,20 +126,20 @@ fn pool_over_three_files_opens_by_its_first() {
 fn rejected_device_creates_no_pool() {
     let bench = pool_fixture("8m");
     std::fs::write(bench.path("full"), vec![7; 4 << 20]).unwrap();
-    let first = bench.new_file("one", "4m");
+    let first = bench.new_file_uri("one", "4m");
     let create = |others: &[Uri]| {
         create_on_devices(&bench.opener(), (&first, others), "wide", false).unwrap_err().to_string()
     };
-    let refused = create(&[bench.new_file("two", "4m"), bench.file("full")]);
+    let refused = create(&[bench.new_file_uri("two", "4m"), bench.file_uri("full")]);
     assert!(
         refused.contains("would destroy what is there") && refused.contains("full"),
         "{refused}"
     );
-    let refused = create(&[bench.new_file("small", "2m")]);
+    let refused = create(&[bench.new_file_uri("small", "2m")]);
     assert!(refused.contains("has 512 blocks of 4 KiB, expected 513 at least"), "{refused}");
     for name in ["one", "two", "full"] {
-        let none =
-            OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file(name))).unwrap_err();
+        let none = OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file_uri(name)))
+            .unwrap_err();
         assert!(none.to_string().contains("no superblock can be read"), "{none}");
     }
 }
@@ -154,31 +156,31 @@ fn pool_grows_under_load() {
             let mut rounds = 0_u64;
             while !stop.is_stopped() {
                 let first = u64::from(number) * 64;
-                write_all(&mut hand, first..first + 64);
-                expect_blocks(&mut hand, first..first + 64);
+                write_fill_bytes(&mut hand, first..first + 64);
+                check_fill_bytes(&mut hand, first..first + 64);
                 rounds += 1;
             }
             (hand, rounds)
         }
     };
-    let workers: Vec<NamedThread<(VolumeClient, u64)>> =
+    let workers: Vec<NamedThread<(VolumeTestChannel, u64)>> =
         (0..3).map(|number| NamedThread::spawn("worker", None, body(number)).unwrap()).collect();
     let mut hand = bench.volume_client(&*opened.medium, 4);
-    write_all(&mut hand, 1000..2280);
+    write_fill_bytes(&mut hand, 1000..2280);
     bench.add_device("b", "8m");
     assert_eq!(bench.device_sizes(), [2048, 2047]);
-    write_all(&mut hand, 3000..4600);
+    write_fill_bytes(&mut hand, 3000..4600);
     // The last device is extended, and then the first one.
     bench.set_file_len("b", 12 << 20);
     let grown = bench.open_pool().grow_pool(&bench.opener(), &[], false).unwrap();
     assert_eq!((grown.before, grown.blocks), (4095, 4095 + 1024));
-    write_all(&mut hand, 5000..5960);
+    write_fill_bytes(&mut hand, 5000..5960);
     bench.set_file_len("pool", 14 << 20);
-    bench.open_pool().grow_pool(&bench.opener(), &[bench.new_file("c", "4m")], false).unwrap();
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.new_file_uri("c", "4m")], false).unwrap();
     assert_eq!(bench.device_sizes(), [3584, 3071, 1023]);
-    write_all(&mut hand, 7000..8920);
+    write_fill_bytes(&mut hand, 7000..8920);
     for blocks in [1000..2280, 3000..4600, 5000..5960, 7000..8920] {
-        expect_blocks(&mut hand, blocks);
+        check_fill_bytes(&mut hand, blocks);
     }
     let mut hands = Vec::new();
     for worker in workers {
@@ -191,16 +193,16 @@ fn pool_grows_under_load() {
     // thread.
     for hand in &mut hands {
         for _ in 0..2 {
-            expect_blocks(hand, 3000..4600);
-            expect_blocks(hand, 7000..8920);
+            check_fill_bytes(hand, 3000..4600);
+            check_fill_bytes(hand, 7000..8920);
         }
     }
     drop((hand, hands, opened));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
     let again = bench.open_volume("a").unwrap();
     let mut hand = bench.volume_client(&*again.medium, 0);
     for blocks in [1000..2280, 3000..4600, 5000..5960, 7000..8920] {
-        expect_blocks(&mut hand, blocks);
+        check_fill_bytes(&mut hand, blocks);
     }
 }
 
@@ -209,18 +211,18 @@ fn parented_volumes_work_while_the_pool_grows() {
     let bench = pool_fixture("4m");
     std::fs::write(bench.path("golden"), vec![5; 4096 * 1200]).unwrap();
     let open = bench.open_pool();
-    let golden = bench.file("golden");
-    let parent = open.check_parent(&bench.opener(), &golden).unwrap();
+    let golden = bench.file_uri("golden");
+    let parent = open.open_and_fingerprint_parent(&bench.opener(), &golden).unwrap();
     let (name, unit, uuid, blocks) = ("g".into(), 16, 3, 1200);
     let change = VolumeOp::CreateOver { name, blocks, unit, uuid, checksums: false, parent };
-    open.change_volume(change).unwrap();
+    open.execute_volume_op(change).unwrap();
     let opened = bench.open_volume("g").unwrap();
     let mut hand = bench.volume_client(&*opened.medium, 0);
     assert_eq!(hand.read(100, 3), [5; 3]);
-    write_all(&mut hand, 0..640);
+    write_fill_bytes(&mut hand, 0..640);
     bench.add_device("b", "8m");
-    write_all(&mut hand, 640..960);
-    expect_blocks(&mut hand, 0..960);
+    write_fill_bytes(&mut hand, 640..960);
+    check_fill_bytes(&mut hand, 0..960);
     assert_eq!(hand.read(1150, 50), [5; 50], "and its parent is where it was");
     // Decoupling continues, too, while the pool is extended.
     let mut watched = 0;
@@ -228,17 +230,17 @@ fn parented_volumes_work_while_the_pool_grows() {
     open.decouple(&opener, "g", None, &mut |_| {
         watched += 1;
         if watched == 1 {
-            open.grow_pool(&opener, &[bench.new_file("c", "4m")], false).unwrap();
+            open.grow_pool(&opener, &[bench.new_file_uri("c", "4m")], false).unwrap();
         }
         true
     })
     .unwrap();
-    expect_blocks(&mut hand, 0..960);
+    check_fill_bytes(&mut hand, 0..960);
     for block in (960..1200).step_by(40) {
         assert_eq!(hand.read(block, 40), [5; 40], "from block {block} on");
     }
     drop((hand, opened, open));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -246,12 +248,12 @@ fn adding_a_present_device_changes_nothing() {
     let bench = pool_fixture("8m");
     bench.add_device("b", "4m");
     let before = bench.open_pool().generation();
-    let [b, pool] = [bench.file("b"), bench.file("pool")];
+    let [b, pool] = [bench.file_uri("b"), bench.file_uri("pool")];
     let grown =
         open_and_grow(&bench.opener(), &bench.pool_ref(), &[b.clone(), pool], false).unwrap();
     assert_eq!((grown.before, grown.blocks, grown.were_there), (3071, 3071, vec![1, 0]));
     let told = |number, uri: &Uri, blocks| DeviceInfo { number, uri: uri.to_string(), blocks };
-    let expected = [told(0, &bench.device().parse().unwrap(), 2048), told(1, &b, 1023)];
+    let expected = [told(0, &bench.device_uri().parse().unwrap(), 2048), told(1, &b, 1023)];
     assert_eq!(grown.devices, expected);
     assert_eq!(bench.open_pool().generation(), before);
 }
@@ -274,14 +276,14 @@ fn foreign_device_is_rejected_by_name() {
         "{}",
         open()
     );
-    create_pool(&bench.opener(), &bench.file("b"), "other", true).unwrap();
+    create_pool(&bench.opener(), &bench.file_uri("b"), "other", true).unwrap();
     assert!(open().contains("it is the first device of pool"), "{}", open());
     std::fs::copy(bench.path("gone"), bench.path("b")).unwrap();
     bench.set_file_len("b", 3 << 20);
     assert!(open().contains("it has 3145728 bytes, expected 4194304 at least"), "{}", open());
 
     // A further device alone is no pool, and names the pool it belongs to.
-    let place = VolumeRef::pool_on(&bench.file("gone"));
+    let place = VolumeRef::pool_on(&bench.file_uri("gone"));
     let error = OpenPool::open(&bench.opener(), &place).unwrap_err();
     let said = error.to_string();
     assert!(said.contains("it is device 1 of pool `tests`") && said.contains("expected the first"));
@@ -289,16 +291,16 @@ fn foreign_device_is_rejected_by_name() {
     rename("gone", "b");
 
     // A device of another pool, one that is present under another name, and one that is given twice.
-    let other = bench.new_file("x", "4m");
-    let more = bench.new_file("y", "4m");
+    let other = bench.new_file_uri("x", "4m");
+    let more = bench.new_file_uri("y", "4m");
     create_on_devices(&bench.opener(), (&other, &[more]), "other", false).unwrap();
-    let refused = bench.grow_error(&bench.file("y"), false);
+    let refused = bench.grow_error(&bench.file_uri("y"), false);
     assert!(refused.contains("would destroy what is there"), "{refused}");
-    let refused = bench.grow_error(&bench.file("b.old"), true);
+    let refused = bench.grow_error(&bench.file_uri("b.old"), true);
     assert!(
         refused.contains("it is device 1 of pool `tests`") && refused.contains("a copy of that")
     );
-    let twice = [bench.new_file("z", "4m"), bench.new_file("z", "4m")];
+    let twice = [bench.new_file_uri("z", "4m"), bench.new_file_uri("z", "4m")];
     let refused =
         bench.open_pool().grow_pool(&bench.opener(), &twice, false).unwrap_err().to_string();
     assert!(refused.contains("given twice") || refused.contains("not open elsewhere"), "{refused}");
@@ -329,15 +331,15 @@ fn moved_device_is_found_at_its_new_location() {
     std::fs::rename(bench.path("b"), bench.path("elsewhere")).unwrap();
     assert!(bench.try_open().is_err());
     let mut place = bench.pool_ref();
-    place.moved = vec![(1, bench.file("elsewhere"))];
+    place.moved = vec![(1, bench.file_uri("elsewhere"))];
     let open = OpenPool::open(&bench.opener(), &place).unwrap();
-    assert_eq!(open.record_locations(), Ok(true));
-    assert_eq!(open.record_locations(), Ok(false));
+    assert_eq!(open.record_device_uris(), Ok(true));
+    assert_eq!(open.record_device_uris(), Ok(false));
     // Again while the pool is open: the file counts, not its name.
     std::fs::rename(bench.path("elsewhere"), bench.path("back")).unwrap();
     std::fs::copy(bench.path("back"), bench.path("copy")).unwrap();
     let note =
-        |number, name: &str| open.record_location(&bench.opener(), number, &bench.file(name));
+        |number, name: &str| open.record_device_uri(&bench.opener(), number, &bench.file_uri(name));
     assert_eq!([(); 2].map(|()| note(1, "back")), [Ok(true), Ok(false)]);
     for (number, name, found) in [
         (1, "copy", "is not device 1 of it"),
@@ -352,11 +354,11 @@ fn moved_device_is_found_at_its_new_location() {
     assert_eq!(note(1, "elsewhere"), Ok(true));
     drop(open);
     let open = bench.try_open().unwrap();
-    assert_eq!(open.devices()[1].uri, bench.file("elsewhere").to_string());
+    assert_eq!(open.devices()[1].uri, bench.file_uri("elsewhere").to_string());
     // A device is identified by its label, not by its place.
     std::fs::write(bench.path("b"), vec![0; 4 << 20]).unwrap();
     drop(open);
-    place.moved = vec![(1, bench.file("b"))];
+    place.moved = vec![(1, bench.file_uri("b"))];
     assert!(OpenPool::open(&bench.opener(), &place).is_err());
     assert!(bench.try_open().is_ok());
 }
@@ -364,14 +366,14 @@ fn moved_device_is_found_at_its_new_location() {
 #[test]
 fn failed_label_write_leaves_the_pool_unchanged() {
     let bench = pool_fixture("8m");
-    let b = bench.new_file("b", "4m").to_string();
+    let b = bench.new_file_uri("b", "4m").to_string();
     for rule in ["error:write@0-7", "error:flush", "error:write@8-15"] {
         let broken: Uri = format!("fault:[{b}]?rule={rule}").parse().unwrap();
         let refused = bench.grow_error(&broken, true);
         assert!(refused.contains("write its label: Write Fault"), "{rule}: {refused}");
         assert_eq!(bench.device_sizes(), [2048], "{rule}");
     }
-    bench.open_pool().grow_pool(&bench.opener(), &[bench.file("b")], true).unwrap();
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.file_uri("b")], true).unwrap();
     assert_eq!(bench.device_sizes(), [2048, 1023]);
 }
 
@@ -383,9 +385,9 @@ fn uncommitted_device_label_is_overwritten() {
     // As after a power failure before the commit.
     std::fs::rename(bench.path("before"), bench.path("pool")).unwrap();
     assert_eq!(bench.device_sizes(), [2048]);
-    bench.open_pool().grow_pool(&bench.opener(), &[bench.file("b")], false).unwrap();
+    bench.open_pool().grow_pool(&bench.opener(), &[bench.file_uri("b")], false).unwrap();
     assert_eq!(bench.device_sizes(), [2048, 1023]);
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -405,8 +407,8 @@ fn device_with_stricter_limits_is_added_only_without_open_volumes() {
     store.grow_pool(&bench.opener(), &[weak], false).unwrap();
     let opened = bench.open_volume("a").unwrap();
     let mut hand = bench.volume_client(&*opened.medium, 0);
-    write_all(&mut hand, 0..3008);
-    expect_blocks(&mut hand, 0..3008);
+    write_fill_bytes(&mut hand, 0..3008);
+    check_fill_bytes(&mut hand, 0..3008);
 }
 
 /// Opens `log:[URI]`, which records the requests to several devices in order.
@@ -423,7 +425,7 @@ impl DeviceType for LogDeviceKind {
         let below = opener.open(child)?;
         let name = child.path().rsplit('/').next().unwrap().to_owned();
         let logged = LoggedDevice(self.clone(), name, Arc::clone(&below.medium));
-        Ok(below.with_stacked_device(Arc::new(logged), "logged"))
+        Ok(below.with_device_stacked_on(Arc::new(logged), "logged"))
     }
 }
 
@@ -472,7 +474,7 @@ fn device_label_is_durable_before_the_superblock() {
     let (regions, clock, more) = (&bench.regions, bench.clock, [("log", &log as &dyn DeviceType)]);
     let opener = Opener { regions, clock, seed: 1, kinds: &crate::tests::device_types_with(&more) };
     let [a, b] = ["pool", "b"].map(|name| {
-        let file = bench.file(name);
+        let file = bench.file_uri(name);
         let file = if name == "b" { file.with_option("size", "4m") } else { file };
         format!("log:[{file}]").parse::<Uri>().unwrap()
     });
@@ -496,7 +498,7 @@ fn device_label_is_durable_before_the_superblock() {
     log.0.lock().unwrap().clear();
     let change =
         VolumeOp::Create { name: "v".into(), blocks: 8, unit: 1, uuid: 1, checksums: false };
-    open.change_volume(change).unwrap();
+    open.execute_volume_op(change).unwrap();
     // A commit writes pages, a flush, superblocks and a flush; each flush goes to every device.
     let seen = log.0.lock().unwrap().clone();
     let flushes = |name: &str| {
@@ -511,42 +513,43 @@ fn device_label_is_durable_before_the_superblock() {
 }
 
 /// A pool with a volume of 96 blocks on its first device, and a volume on both.
-fn pool_for_rescue() -> PoolFixture {
+fn pool_with_one_and_two_device_volumes() -> PoolFixture {
     let bench = pool_fixture("4m");
     bench.create_volume("small", 96);
     bench.create_volume("large", 1600);
     let write = |name: &str, blocks: u64| {
         let opened = bench.open_volume(name).unwrap();
-        write_all(&mut bench.volume_client(&*opened.medium, 0), 0..blocks);
+        write_fill_bytes(&mut bench.volume_client(&*opened.medium, 0), 0..blocks);
     };
     write("small", 96);
     write("large", 640);
     bench.add_device("b", "8m");
     bench.create_volume("late", 320);
     let opened = bench.open_volume("large").unwrap();
-    write_all(&mut bench.volume_client(&*opened.medium, 0), 640..1600);
+    write_fill_bytes(&mut bench.volume_client(&*opened.medium, 0), 640..1600);
     drop(opened);
     write("late", 320);
-    create_pool(&bench.opener(), &bench.new_file("target", "32m"), "target", false).unwrap();
+    create_pool(&bench.opener(), &bench.new_file_uri("target", "32m"), "target", false).unwrap();
     bench
 }
 
 /// Result of a rescue: names, lost blocks of each, and what was missing.
-pub(super) fn rescue_summary(
+pub(super) fn rescue_and_summarize(
     bench: &PoolFixture,
     place: &VolumeRef,
     others: &[Uri],
 ) -> (Vec<(String, u64)>, Vec<String>) {
     let target =
-        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file("target"))).unwrap();
+        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file_uri("target"))).unwrap();
     let saved = rescue_pool(&bench.opener(), (place, others), &target, &mut |_| true).unwrap();
     for volume in saved.volumes.iter().filter(|volume| volume.failed.is_none()) {
-        let uri = VolumeRef::pool_on(&bench.file("target")).with_name(&volume.info.name);
+        let uri =
+            VolumeRef::pool_on(&bench.file_uri("target")).uri_of_other_volume(&volume.info.name);
         let opened = bench.opener().open(&uri).unwrap();
         let mut hand = bench.volume_client(&*opened.medium, 0);
         let found = (0..volume.info.blocks).flat_map(|block| hand.read(block, 1));
         let pairs = (0..).zip(found);
-        let lost = pairs.filter(|(block, found)| *found != byte(*block)).count() as u64;
+        let lost = pairs.filter(|(block, found)| *found != fill_byte_of(*block)).count() as u64;
         assert_eq!(lost, volume.lost_blocks, "`{}`", volume.info.name);
     }
     let volumes = saved.volumes.iter().map(|volume| (volume.info.name.clone(), volume.lost_blocks));
@@ -555,9 +558,9 @@ pub(super) fn rescue_summary(
 
 #[test]
 fn volumes_on_surviving_devices_are_rescued() {
-    let bench = pool_for_rescue();
+    let bench = pool_with_one_and_two_device_volumes();
     std::fs::rename(bench.path("b"), bench.path("lost")).unwrap();
-    let (volumes, missing) = rescue_summary(&bench, &bench.pool_ref(), &[]);
+    let (volumes, missing) = rescue_and_summarize(&bench, &bench.pool_ref(), &[]);
     assert!(missing[0].starts_with("device 1, file:"), "{missing:?}");
     let lost = |name: &str| volumes.iter().find(|(found, _)| found == name).unwrap().1;
     assert_eq!(volumes.len(), 3);
@@ -567,7 +570,7 @@ fn volumes_on_surviving_devices_are_rescued() {
 
 #[test]
 fn volumes_are_rescued_without_the_first_device() {
-    let bench = pool_for_rescue();
+    let bench = pool_with_one_and_two_device_volumes();
     // The superblocks of the first device are destroyed, so it does not name the other one.
     let pool = bench.path("pool");
     let mut bytes = std::fs::read(&pool).unwrap();
@@ -575,15 +578,15 @@ fn volumes_are_rescued_without_the_first_device() {
         bytes[at * 4096..][..4096].fill(0xa5);
     }
     std::fs::write(&pool, &bytes).unwrap();
-    let (volumes, _) = rescue_summary(&bench, &bench.pool_ref(), &[bench.file("b")]);
+    let (volumes, _) = rescue_and_summarize(&bench, &bench.pool_ref(), &[bench.file_uri("b")]);
     assert!(volumes.iter().all(|(_, lost)| *lost == 0), "{volumes:?}");
     assert_eq!(volumes.len(), 3);
     // Also when it is absent.
     std::fs::remove_file(&pool).unwrap();
-    create_pool(&bench.opener(), &bench.file("target"), "target", true).unwrap();
-    let place = VolumeRef::pool_on(&bench.file("b"));
+    create_pool(&bench.opener(), &bench.file_uri("target"), "target", true).unwrap();
+    let place = VolumeRef::pool_on(&bench.file_uri("b"));
     let target =
-        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file("target"))).unwrap();
+        OpenPool::open(&bench.opener(), &VolumeRef::pool_on(&bench.file_uri("target"))).unwrap();
     let saved = rescue_pool(&bench.opener(), (&place, &[]), &target, &mut |_| true);
     match saved {
         Ok(saved) => {
@@ -591,10 +594,16 @@ fn volumes_are_rescued_without_the_first_device() {
         }
         Err(error) => assert!(error.to_string().contains("no volume of any pool"), "{error}"),
     }
-    let foreign = bench.new_file("x", "4m");
-    create_on_devices(&bench.opener(), (&foreign, &[bench.new_file("y", "4m")]), "other", false)
-        .unwrap();
-    let saved = rescue_pool(&bench.opener(), (&place, &[bench.file("y")]), &target, &mut |_| true);
+    let foreign = bench.new_file_uri("x", "4m");
+    create_on_devices(
+        &bench.opener(),
+        (&foreign, &[bench.new_file_uri("y", "4m")]),
+        "other",
+        false,
+    )
+    .unwrap();
+    let saved =
+        rescue_pool(&bench.opener(), (&place, &[bench.file_uri("y")]), &target, &mut |_| true);
     let error = saved.unwrap_err().to_string();
     assert!(error.contains("it is of pool") && error.contains("expected one of"), "{error}");
 }

@@ -18,18 +18,21 @@ fn rejected_grow_creates_and_grows_no_file() {
     let open = bench.open_pool();
     let devices = open.devices();
     for (added, expected) in [
-        (vec![bench.new_file("new", "64k")], "expected"),
-        (vec![bench.new_file("short", "64k")], "expected"),
-        (vec![bench.new_file("new", "16m"), bench.file("none")], "with a size it would be made"),
-        (vec![bench.new_file("short", "16m"), bench.new_file("new", "64k")], "expected"),
-        (vec![bench.new_file("new", "16m"), bench.new_file("new", "16m")], ""),
+        (vec![bench.new_file_uri("new", "64k")], "expected"),
+        (vec![bench.new_file_uri("short", "64k")], "expected"),
+        (
+            vec![bench.new_file_uri("new", "16m"), bench.file_uri("none")],
+            "with a size it would be made",
+        ),
+        (vec![bench.new_file_uri("short", "16m"), bench.new_file_uri("new", "64k")], "expected"),
+        (vec![bench.new_file_uri("new", "16m"), bench.new_file_uri("new", "16m")], ""),
     ] {
         let refused = open.grow_pool(&bench.opener(), &added, false).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
         assert_eq!(names(), before, "{added:?}: {refused}");
         assert_eq!(open.devices(), devices);
     }
-    open.grow_pool(&bench.opener(), &[bench.new_file("new", "16m")], false).unwrap();
+    open.grow_pool(&bench.opener(), &[bench.new_file_uri("new", "16m")], false).unwrap();
     assert_eq!(names().len(), before.len() + 1);
     assert_eq!(open.devices().len(), 2);
 }

@@ -2,7 +2,7 @@
 
 use tenmil_base::{IoStatus, Memory, Operation, Random, Span};
 
-use super::{PoolFixture, VolumeClient};
+use super::{PoolFixture, VolumeTestChannel};
 use crate::mirror::tests::simulated_disk::SimulatedDisk;
 use crate::pool::{OpenPool, VolumeOp, VolumeRef, create_pool};
 use tenmil_base::Error;
@@ -30,7 +30,7 @@ impl LossyDisks {
     }
 
     /// Runs with an opener for `disk:0` and `disk:1`.
-    fn with<T>(&self, run: impl FnOnce(&Opener<'_>) -> T) -> T {
+    fn with_opener<T>(&self, run: impl FnOnce(&Opener<'_>) -> T) -> T {
         let disks = self.disks.clone();
         let open = move |_: &Opener<'_>, uri: &Uri| -> Result<OpenedDevice, Error> {
             let disk = disks[usize::from(uri.path() == "1")].clone();
@@ -47,7 +47,7 @@ impl LossyDisks {
 
     /// Writes blocks of `volume`, which lie where another volume has had its own, and does not flush
     /// them; then loses writes and reads them all. Returns how many reads were interrupted.
-    fn lose_and_read(&self, hand: &mut VolumeClient, lost: &[usize]) -> u32 {
+    fn interrupted_reads_after_loss(&self, hand: &mut VolumeTestChannel, lost: &[usize]) -> u32 {
         let runs = 60;
         for run in 0..runs {
             hand.write(run * u64::from(RUN), RUN, 1);
@@ -68,7 +68,7 @@ impl LossyDisks {
 }
 
 /// Reads a run, in which no block may be of another volume.
-fn try_read(hand: &mut VolumeClient, block: u64) -> Result<(), IoStatus> {
+fn try_read(hand: &mut VolumeTestChannel, block: u64) -> Result<(), IoStatus> {
     match hand.run_request(Operation::Read, block, RUN) {
         IoStatus::SUCCESS => {}
         other => return Err(other),
@@ -82,13 +82,13 @@ fn try_read(hand: &mut VolumeClient, block: u64) -> Result<(), IoStatus> {
     Ok(())
 }
 
-fn volume(name: &str, blocks: u64, checksums: bool) -> VolumeOp {
+fn create_volume_op(name: &str, blocks: u64, checksums: bool) -> VolumeOp {
     VolumeOp::Create { name: name.into(), blocks, unit: 1, uuid: 1, checksums }
 }
 
 /// A pool on `device` and perhaps `disk:1`, of which almost all blocks have belonged to a deleted volume.
-fn prepare_used_pool(disks: &LossyDisks, device: &str, is_wide: bool, blocks: u64) {
-    disks.with(|opener| {
+fn create_reused_pool(disks: &LossyDisks, device: &str, is_wide: bool, blocks: u64) {
+    disks.with_opener(|opener| {
         let device: Uri = device.parse().unwrap();
         create_pool(opener, &device, "tests", false).unwrap();
         let place = VolumeRef::pool_on(&device);
@@ -96,8 +96,8 @@ fn prepare_used_pool(disks: &LossyDisks, device: &str, is_wide: bool, blocks: u6
         if is_wide {
             open.grow_pool(opener, &["disk:1".parse().unwrap()], false).unwrap();
         }
-        open.change_volume(volume("others", blocks, false)).unwrap();
-        let opened = opener.open(&place.with_name("others")).unwrap();
+        open.execute_volume_op(create_volume_op("others", blocks, false)).unwrap();
+        let opened = opener.open(&place.uri_of_other_volume("others")).unwrap();
         let mut hand = disks.bench.volume_client(&*opened.medium, 0);
         for run in 0..blocks / u64::from(RUN) {
             hand.write(run * u64::from(RUN), RUN, OTHERS);
@@ -105,9 +105,9 @@ fn prepare_used_pool(disks: &LossyDisks, device: &str, is_wide: bool, blocks: u6
         assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
         drop((hand, opened));
         let name = "others".into();
-        open.change_volume(VolumeOp::Delete { name, orphan: false }).unwrap();
+        open.execute_volume_op(VolumeOp::Delete { name, orphan: false }).unwrap();
         for name in ["plain", "summed"] {
-            open.change_volume(volume(name, 500, name == "summed")).unwrap();
+            open.execute_volume_op(create_volume_op(name, 500, name == "summed")).unwrap();
         }
     });
 }
@@ -124,18 +124,18 @@ fn check_losses_through(
     (is_wide, blocks): (bool, u64),
     losses: &[&[usize]],
 ) {
-    prepare_used_pool(disks, device, is_wide, blocks);
-    disks.with(|opener| {
+    create_reused_pool(disks, device, is_wide, blocks);
+    disks.with_opener(|opener| {
         let place = VolumeRef::pool_on(&device.parse().unwrap());
         let open = OpenPool::open(opener, &place).unwrap();
         let mut interrupted = 0;
         for name in ["plain", "summed"] {
-            let opened = opener.open(&place.with_name(name)).unwrap();
+            let opened = opener.open(&place.uri_of_other_volume(name)).unwrap();
             let mut hand = disks.bench.volume_client(&*opened.medium, 0);
             let mut other = disks.bench.volume_client(&*opened.medium, 1);
             for lost in losses {
-                let before = open.loss_count();
-                interrupted += disks.lose_and_read(&mut hand, lost);
+                let before = open.write_loss_count();
+                interrupted += disks.interrupted_reads_after_loss(&mut hand, lost);
                 for hand in [&mut hand, &mut other] {
                     assert_eq!(
                         hand.run_request(Operation::Flush, 0, 0),
@@ -148,7 +148,7 @@ fn check_losses_through(
                         "{name}"
                     );
                 }
-                assert_eq!(open.loss_count(), before + 1, "one loss is handled once");
+                assert_eq!(open.write_loss_count(), before + 1, "one loss is handled once");
             }
         }
         assert!(interrupted > 0, "some read was in flight");
@@ -171,18 +171,18 @@ fn losses_are_reported_through_stacked_devices() {
 fn losses_are_reported_through_a_mirror() {
     let disks = LossyDisks::new();
     let legs = ["disk:0", "disk:1"].map(|leg| leg.parse().unwrap());
-    disks.with(|opener| crate::mirror::create_mirror(opener, &legs, false).unwrap());
+    disks.with_opener(|opener| crate::mirror::create_mirror(opener, &legs, false).unwrap());
     check_losses_through(&disks, "mirror:[disk:0],[disk:1]", (false, 1560), &[&[0, 1]]);
 }
 
 #[test]
 fn losses_are_reported_through_a_nested_pool() {
     let disks = LossyDisks::new();
-    disks.with(|opener| {
+    disks.with_opener(|opener| {
         let device: Uri = "disk:0".parse().unwrap();
         create_pool(opener, &device, "tests", false).unwrap();
         let open = OpenPool::open(opener, &VolumeRef::pool_on(&device)).unwrap();
-        open.change_volume(volume("inner", 1900, false)).unwrap();
+        open.execute_volume_op(create_volume_op("inner", 1900, false)).unwrap();
     });
     check_losses_through(&disks, "volume:[disk:0]/inner", (false, 1560), &[&[0]]);
 }
@@ -195,16 +195,16 @@ fn any_device_of_a_pool_may_lose_writes() {
 #[test]
 fn pool_recovers_from_a_loss_without_client_io() {
     let disks = LossyDisks::new();
-    prepare_used_pool(&disks, "disk:0", false, 1800);
-    disks.with(|opener| {
+    create_reused_pool(&disks, "disk:0", false, 1800);
+    disks.with_opener(|opener| {
         let place = VolumeRef::pool_on(&"disk:0".parse().unwrap());
         let open = OpenPool::open(opener, &place).unwrap();
-        let opened = opener.open(&place.with_name("plain")).unwrap();
+        let opened = opener.open(&place.uri_of_other_volume("plain")).unwrap();
         let mut hand = disks.bench.volume_client(&*opened.medium, 0);
         hand.write(0, RUN, 1);
         disks.disks[0].lose_unflushed_counted();
         let until = disks.bench.clock.now().after(Span::from_secs(60));
-        while open.loss_count() == 0 || open.stop_reason().is_some() {
+        while open.write_loss_count() == 0 || open.stop_reason().is_some() {
             assert!(disks.bench.clock.now() < until, "{:?}", open.stop_reason());
             tenmil_linux::named_thread::yield_cpu();
         }
@@ -214,17 +214,17 @@ fn pool_recovers_from_a_loss_without_client_io() {
 }
 
 #[test]
-fn losses_before_open_interrupt_nothing() {
+fn losses_before_open_interrupt_no_read() {
     let disks = LossyDisks::new();
-    prepare_used_pool(&disks, "disk:0", false, 1800);
+    create_reused_pool(&disks, "disk:0", false, 1800);
     disks.disks[0].lose_unflushed_counted();
-    disks.with(|opener| {
+    disks.with_opener(|opener| {
         let place = VolumeRef::pool_on(&"disk:0".parse().unwrap());
-        let opened = opener.open(&place.with_name("plain")).unwrap();
+        let opened = opener.open(&place.uri_of_other_volume("plain")).unwrap();
         let mut hand = disks.bench.volume_client(&*opened.medium, 0);
         hand.write(0, RUN, 1);
         assert_eq!(hand.read(0, RUN), [1; RUN as usize]);
         assert_eq!(hand.run_request(Operation::Flush, 0, 0), IoStatus::SUCCESS);
-        assert_eq!(OpenPool::open(opener, &place).unwrap().loss_count(), 0);
+        assert_eq!(OpenPool::open(opener, &place).unwrap().write_loss_count(), 0);
     });
 }

@@ -9,7 +9,7 @@ use tenmil_base::{BlockExtent, ExtentKind, IoStatus, Operation};
 use tenmil_linux::NamedThread;
 use tenmil_volume::{ParentInfo, PoolRequest};
 
-use super::{PAGE, PoolFixture, VolumeClient, VolumeOp};
+use super::{PAGE, PoolFixture, VolumeOp, VolumeTestChannel};
 use crate::pool::{DecoupleResult, Info, OpenPool, VolumeRef, check_closed_pool, rescue_pool};
 use crate::{FaultControl, FaultRule};
 use tenmil_base::Error;
@@ -22,11 +22,11 @@ const IMAGE: u64 = 150;
 /// A pool, and an image beside it.
 fn pool_with_image() -> PoolFixture {
     let bench = PoolFixture::new("32m");
-    std::fs::write(bench.directory.path().join("golden"), create_image()).unwrap();
+    std::fs::write(bench.directory.path().join("golden"), image_contents()).unwrap();
     bench
 }
 
-fn create_image() -> Vec<u8> {
+fn image_contents() -> Vec<u8> {
     (0..IMAGE).flat_map(|block| [image_byte(block); PAGE as usize]).collect()
 }
 
@@ -49,14 +49,21 @@ impl PoolFixture {
         checksums: bool,
     ) -> Result<(), Error> {
         let open = self.open_pool();
-        let parent = open.check_parent(&self.opener(), &uri.parse().unwrap())?;
+        let parent = open.open_and_fingerprint_parent(&self.opener(), &uri.parse().unwrap())?;
         let (name, unit, uuid) = (name.into(), 16, 3);
-        open.change_volume(VolumeOp::CreateOver { name, blocks, unit, uuid, checksums, parent })?;
+        open.execute_volume_op(VolumeOp::CreateOver {
+            name,
+            blocks,
+            unit,
+            uuid,
+            checksums,
+            parent,
+        })?;
         Ok(())
     }
 
     fn change_volume(&self, change: VolumeOp) -> Option<Info> {
-        self.open_pool().change_volume(change).unwrap()
+        self.open_pool().execute_volume_op(change).unwrap()
     }
 
     pub(super) fn snapshot(&self, volume: &str, name: &str) {
@@ -69,7 +76,7 @@ impl PoolFixture {
     }
 
     fn parent_problem(&self) -> Option<String> {
-        let place = VolumeRef::pool_on(&self.device().parse().unwrap());
+        let place = VolumeRef::pool_on(&self.device_uri().parse().unwrap());
         let checked = check_closed_pool(&self.opener(), &place).unwrap();
         assert!(checked.damaged.is_empty() && checked.report.findings.is_empty());
         checked.parents[0].problem.clone()
@@ -77,7 +84,7 @@ impl PoolFixture {
 }
 
 /// Contents of a volume of this number of blocks.
-fn volume_contents(hand: &mut VolumeClient, blocks: u64) -> Vec<u8> {
+fn volume_contents(hand: &mut VolumeTestChannel, blocks: u64) -> Vec<u8> {
     let each = |first: u64| (first, u32::try_from((blocks - first).min(16)).unwrap());
     let mut found = Vec::new();
     for (first, count) in (0..blocks).step_by(16).map(each) {
@@ -86,19 +93,19 @@ fn volume_contents(hand: &mut VolumeClient, blocks: u64) -> Vec<u8> {
     found
 }
 
-fn expected_contents(blocks: u64) -> Vec<u8> {
+fn image_then_zeroes(blocks: u64) -> Vec<u8> {
     (0..blocks).map(|block| if block < IMAGE { image_byte(block) } else { 0 }).collect()
 }
 
 #[test]
-fn unwritten_blocks_read_the_parent_and_trimmed_ones_zeroes() {
+fn unwritten_blocks_read_the_parent_and_deallocated_ones_read_zeroes() {
     for checksums in [false, true] {
         let bench = pool_with_image();
         bench.create_clone_of_image("v", 200, &bench.image_uri(), checksums).unwrap();
         let opened = bench.open_volume("v").unwrap();
         assert!(opened.existing[0].to_string().contains("and the rest a clone of file:"));
         let mut hand = bench.volume_client(&*opened.medium, 0);
-        let mut expected = expected_contents(200);
+        let mut expected = image_then_zeroes(200);
         assert_eq!(volume_contents(&mut hand, 200), expected);
         // Inside units, across them, and across the end of the parent.
         for (first, count) in [(3, 2), (30, 5), (147, 6), (199, 1)] {
@@ -125,7 +132,7 @@ fn unwritten_blocks_read_the_parent_and_trimmed_ones_zeroes() {
         assert_eq!(volume_contents(&mut bench.volume_client(&*kept.medium, 0), 200), expected);
         drop(kept);
         assert_eq!(bench.parent_problem(), None);
-        assert_eq!(std::fs::read(bench.directory.path().join("golden")).unwrap(), create_image());
+        assert_eq!(std::fs::read(bench.directory.path().join("golden")).unwrap(), image_contents());
     }
 }
 
@@ -137,13 +144,13 @@ fn missing_or_changed_parent_is_rejected_by_name() {
     bench.volume_client(&*bench.open_volume("v").unwrap().medium, 0).write(5, 1, 0xaa);
     bench.snapshot("v", "s");
     let golden = bench.directory.path().join("golden");
-    let longer = [create_image(), vec![0; 8192]].concat();
-    let mut other = create_image();
+    let longer = [image_contents(), vec![0; 8192]].concat();
+    let mut other = image_contents();
     other[PAGE as usize * 149] ^= 1;
     for (bytes, said) in [
         (None, "No such file"),
         (
-            Some(&create_image()[..PAGE as usize * 149]),
+            Some(&image_contents()[..PAGE as usize * 149]),
             "it has 610304 bytes, expected 614400 at least",
         ),
         (Some(&other), "it is another, or was written to"),
@@ -166,7 +173,7 @@ fn missing_or_changed_parent_is_rejected_by_name() {
     std::fs::write(&golden, longer).unwrap();
     let opened = bench.open_volume("v").unwrap();
     let found = volume_contents(&mut bench.volume_client(&*opened.medium, 0), 200);
-    let mut expected = expected_contents(200);
+    let mut expected = image_then_zeroes(200);
     expected[5] = 0xaa;
     assert_eq!(found, expected, "what a parent has gained is not read");
 }
@@ -175,7 +182,9 @@ fn missing_or_changed_parent_is_rejected_by_name() {
 fn parent_with_another_block_size_is_rejected() {
     let bench = pool_with_image();
     let open = bench.open_pool();
-    let parent = open.check_parent(&bench.opener(), &bench.image_uri().parse().unwrap()).unwrap();
+    let parent = open
+        .open_and_fingerprint_parent(&bench.opener(), &bench.image_uri().parse().unwrap())
+        .unwrap();
     for (name, block_bytes) in [("smaller", 256), ("larger", 4096)] {
         let parent = ParentInfo { block_bytes, ..parent.clone() };
         let change = VolumeOp::CreateOver {
@@ -186,7 +195,7 @@ fn parent_with_another_block_size_is_rejected() {
             checksums: false,
             parent,
         };
-        open.change_volume(change).unwrap();
+        open.execute_volume_op(change).unwrap();
         let error = bench.open_volume(name).unwrap_err().to_string();
         let said = format!("it is another: blocks of 512 bytes, expected {block_bytes}");
         assert!(error.contains(&said), "{error}");
@@ -227,13 +236,13 @@ fn decoupling_does_not_allocate_holes() {
         let opened = bench.open_volume("v").unwrap();
         assert_eq!(volume_contents(&mut bench.volume_client(&*opened.medium, 0), 200), expected);
         drop(opened);
-        assert!(bench.is_clean());
+        assert!(bench.check_finds_nothing());
     }
 }
 
 /// Injects faults below an open volume.
-fn run_failing_parent(opened: &OpenedDevice, rules: &str) {
-    let handle = opened.handles.iter().find_map(|control| control.get::<FaultControl>());
+fn set_parent_fault_rules(opened: &OpenedDevice, rules: &str) {
+    let handle = opened.handles.iter().find_map(|control| control.downcast::<FaultControl>());
     handle.unwrap().set_rules(FaultRule::parse_all(rules).unwrap());
 }
 
@@ -257,7 +266,7 @@ fn parent_read_error_fails_only_that_read() {
     let mut hand = bench.volume_client(&*opened.medium, 0);
     hand.write(8, 8, 7);
     assert_eq!(hand.read(6, 3), [image_byte(6), image_byte(7), 7]);
-    run_failing_parent(&opened, "error:read");
+    set_parent_fault_rules(&opened, "error:read");
     for _ in 0..50 {
         assert_ne!(
             hand.run_request(Operation::Read, 6, 3),
@@ -267,7 +276,7 @@ fn parent_read_error_fails_only_that_read() {
         assert_eq!(hand.read(8, 8), [7; 8]);
         hand.write(40, 1, 9);
     }
-    run_failing_parent(&opened, "");
+    set_parent_fault_rules(&opened, "");
     let round = load.stop();
     assert_eq!(hand.read(100 + u64::from(round % 20), 3), [round; 3]);
     assert_eq!(hand.read(6, 3), [image_byte(6), image_byte(7), 7]);
@@ -309,7 +318,7 @@ fn decoupled_volume_needs_no_parent() {
         load.stop();
         drop((hand, opened, store));
         std::fs::remove_file(bench.directory.path().join("golden")).unwrap();
-        let mut expected = expected_contents(200);
+        let mut expected = image_then_zeroes(200);
         for (block, byte) in [(17, 0xaa), (18, 0xaa), (30, 5), (31, 0)] {
             expected[block] = byte;
         }
@@ -320,7 +329,7 @@ fn decoupled_volume_needs_no_parent() {
         assert!(bench.open_volume("s").is_err(), "a snapshot of before keeps its parent");
         assert!(bench.parent_problem().is_some());
         bench.change_volume(VolumeOp::Delete { name: "s".into(), orphan: false });
-        assert!(bench.is_clean());
+        assert!(bench.check_finds_nothing());
     }
 }
 
@@ -330,29 +339,30 @@ fn inflate_copies_the_parent_and_rollback_restores_it() {
     bench.create_clone_of_image("v", 200, &bench.image_uri(), false).unwrap();
     bench.snapshot("v", "s");
     let store = bench.open_pool();
-    let error = store.run_request(PoolRequest::ReserveThick("v".into())).unwrap_err().to_string();
+    let error =
+        store.request_and_wait(PoolRequest::ReserveThick("v".into())).unwrap_err().to_string();
     assert!(error.contains("blocks of it are its parent's"), "{error}");
     let inflate = || store.inflate(&bench.opener(), "v", None, &mut |_| true);
     assert!(inflate().unwrap().info.is_thick);
     assert_eq!(store.volume_usage("v").unwrap().exclusive_blocks(), 200);
     let revert = || VolumeOp::Rollback { volume: "v".into(), snapshot: "s".into() };
-    assert_eq!(store.change_volume(revert()).unwrap().unwrap().reach, 150);
+    assert_eq!(store.execute_volume_op(revert()).unwrap().unwrap().reach, 150);
     let opened = bench.open_volume("v").unwrap();
     assert_eq!(
         volume_contents(&mut bench.volume_client(&*opened.medium, 0), 200),
-        expected_contents(200)
+        image_then_zeroes(200)
     );
     drop(opened);
     assert!(inflate().unwrap().info.is_thick);
-    store.change_volume(revert()).unwrap();
+    store.execute_volume_op(revert()).unwrap();
     let shrunk = VolumeOp::Resize { name: "v".into(), blocks: 100 };
-    assert_eq!(store.change_volume(shrunk).unwrap().unwrap().reach, 100);
-    store.change_volume(VolumeOp::Resize { name: "v".into(), blocks: 200 }).unwrap();
+    assert_eq!(store.execute_volume_op(shrunk).unwrap().unwrap().reach, 100);
+    store.execute_volume_op(VolumeOp::Resize { name: "v".into(), blocks: 200 }).unwrap();
     let opened = bench.open_volume("v").unwrap();
     let found = volume_contents(&mut bench.volume_client(&*opened.medium, 0), 200);
-    assert_eq!((&found[..100], &found[100..]), (&expected_contents(100)[..], &[0; 100][..]));
+    assert_eq!((&found[..100], &found[100..]), (&image_then_zeroes(100)[..], &[0; 100][..]));
     drop((opened, store));
-    assert!(bench.is_clean());
+    assert!(bench.check_finds_nothing());
 }
 
 #[test]
@@ -367,12 +377,12 @@ fn own_pool_and_writable_volumes_are_rejected_as_parents() {
     let odd = bench.directory.path().join("odd");
     std::fs::write(&odd, vec![1; 6144]).unwrap();
     for (uri, said) in [
-        (format!("volume:[{}]/s", bench.device()), "a volume of the same pool"),
-        (format!("delay:[volume:[{}]/s]", bench.device()), "a volume of the same pool"),
-        (bench.device(), "the device that the pool itself is on"),
+        (format!("volume:[{}]/s", bench.device_uri()), "a volume of the same pool"),
+        (format!("delay:[volume:[{}]/s]", bench.device_uri()), "a volume of the same pool"),
+        (bench.device_uri(), "the device that the pool itself is on"),
         (format!("volume:[file:{}?engine=threads]/s", link.display()), "a volume of the same pool"),
-        (format!("volume:[{}]/b", other.device()), "expected a snapshot"),
-        (format!("volume:[{}]/none", other.device()), "there is none"),
+        (format!("volume:[{}]/b", other.device_uri()), "expected a snapshot"),
+        (format!("volume:[{}]/none", other.device_uri()), "there is none"),
         (
             format!("file:{}?engine=threads", odd.display()),
             "it has 6144 bytes, expected a multiple",
@@ -382,10 +392,10 @@ fn own_pool_and_writable_volumes_are_rejected_as_parents() {
         let error = bench.create_clone_of_image("v", 64, &uri, false).unwrap_err().to_string();
         assert!(error.contains(said), "{uri}: {error}");
     }
-    let uri = format!("volume:[{}]/t", other.device());
+    let uri = format!("volume:[{}]/t", other.device_uri());
     other.volume_client(&*other.open_volume("b").unwrap().medium, 0).write(3, 1, 3);
     other.snapshot("b", "u");
-    let parent = format!("volume:[{}]/u", other.device());
+    let parent = format!("volume:[{}]/u", other.device_uri());
     bench.create_clone_of_image("v", 64, &parent, false).unwrap();
     let opened = bench.open_volume("v").unwrap();
     assert_eq!(bench.volume_client(&*opened.medium, 0).read(2, 3), [0, 3, 0]);
@@ -416,7 +426,7 @@ fn parented_volume_is_sent_and_rescued_completely() {
     drop((hand, opened));
     let (volume, name) = ("v".into(), "two".into());
     bench.change_volume(VolumeOp::Snapshot { volume, name, uuid: 10 });
-    let mut one = expected_contents(200);
+    let mut one = image_then_zeroes(200);
     one[10..13].fill(0xaa);
     one[50..59].fill(0);
     let mut two = one.clone();
@@ -434,7 +444,7 @@ fn parented_volume_is_sent_and_rescued_completely() {
     let rest = stream(Some("one"), "two");
     assert_eq!((rest.data_blocks, rest.hole_blocks), (1, 5));
     let saved = PoolFixture::new("32m");
-    let place = VolumeRef::pool_on(&bench.device().parse().unwrap());
+    let place = VolumeRef::pool_on(&bench.device_uri().parse().unwrap());
     let store: Arc<OpenPool> = saved.open_pool();
     let found = rescue_pool(&bench.opener(), (&place, &[]), &store, &mut |_| true);
     drop(store);
@@ -456,7 +466,7 @@ fn parented_volume_is_sent_and_rescued_completely() {
     assert_eq!(saved.parent_problem(), None);
 
     // Without the block of the parent, written data is restored, and the rest is reported.
-    let at = bench.find_parent();
+    let at = bench.block_of_parent_record();
     let file = std::fs::File::options().write(true).open(bench.directory.path().join("pool"));
     file.unwrap().write_all_at(&[0; 4096], at * u64::from(PAGE)).unwrap();
     let saved = PoolFixture::new("32m");
@@ -477,7 +487,7 @@ fn parented_volume_is_sent_and_rescued_completely() {
 
 impl PoolFixture {
     /// The block of the pool that records its parent.
-    fn find_parent(&self) -> u64 {
+    fn block_of_parent_record(&self) -> u64 {
         let image = std::fs::read(self.directory.path().join("pool")).unwrap();
         let blocks = image.as_chunks::<4096>().0.iter();
         let is_it = |block: &&[u8; 4096]| block[4] == 9 && block[8..16] == *b"tenmilVS";

@@ -13,9 +13,9 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 
 /// One namespace under all names.
-struct Namespace(Arc<RamDevice>);
+struct NamespaceWithIdentity(Arc<RamDevice>);
 
-impl BlockDevice for Namespace {
+impl BlockDevice for NamespaceWithIdentity {
     fn limits(&self) -> Limits {
         self.0.limits()
     }
@@ -35,7 +35,7 @@ fn pool_is_opened_once_for_all_uris_of_its_namespace() {
     let ram = Arc::new(RamDevice::new(&regions, 512, 8 * 2048).unwrap());
     let open = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::without_existing_data(
-            Arc::new(Namespace(Arc::clone(&ram))),
+            Arc::new(NamespaceWithIdentity(Arc::clone(&ram))),
             "a namespace",
         ))
     };

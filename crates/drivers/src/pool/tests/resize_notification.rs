@@ -13,14 +13,14 @@ fn devices_stacked_on_a_grown_volume_see_its_new_size() {
     let bench = PoolFixture::new("32m");
     bench.create_volume("v", 100);
     let store = bench.open_pool();
-    let uri = format!("delay:[volume:[{}]/v]?read=0&write=0", bench.device());
+    let uri = format!("delay:[volume:[{}]/v]?read=0&write=0", bench.device_uri());
     let opened = bench.opener().open(&uri.parse().unwrap()).unwrap();
     let device = Bdev::new("v", opened.medium.clone(), BdevOptions::new(bench.clock, 1)).unwrap();
     let descriptor = device.open(Claim::WriteOnce, "a test").unwrap();
     let mut hand = bench.volume_client(&descriptor, 0);
     hand.write(99, 1, 1);
     let change = VolumeOp::Resize { name: "v".into(), blocks: 200 };
-    store.change_volume(change).unwrap();
+    store.execute_volume_op(change).unwrap();
     assert_eq!(hand.run_request(Operation::Write, 100, 1), IoStatus::LBA_OUT_OF_RANGE);
     assert_eq!(device.current_limits().block_count, 100);
 
@@ -32,7 +32,7 @@ fn devices_stacked_on_a_grown_volume_see_its_new_size() {
     let side = Bdev::new("side", side.medium, BdevOptions::new(bench.clock, 2)).unwrap();
     std::fs::write(&path, vec![0; 2 << 20]).unwrap();
     let before = side.current_limits().block_count;
-    assert_eq!(store.notify_growth(), 1);
+    assert_eq!(store.refresh_all_device_sizes(), 1);
     assert_eq!(side.current_limits().block_count, 2 * before);
     assert_eq!(descriptor.next_event(), Some(BdevEvent::Resized { block_count: 200 }));
     assert_eq!((device.current_limits().block_count, descriptor.limits().block_count), (200, 200));
@@ -47,7 +47,7 @@ fn devices_stacked_on_a_grown_volume_see_its_new_size() {
     assert_eq!(hand.run_request(Operation::Write, 200, 1), IoStatus::LBA_OUT_OF_RANGE);
     // A channel that is opened now has the new size, and no holder is notified twice.
     assert_eq!(bench.volume_client(&descriptor, 1).read(199, 1), [3]);
-    assert_eq!(store.notify_growth(), 0);
+    assert_eq!(store.refresh_all_device_sizes(), 0);
     assert_eq!(descriptor.next_event(), None);
 }
 
@@ -56,11 +56,11 @@ fn device_that_does_not_forward_resize_keeps_its_size() {
     let bench = PoolFixture::new("32m");
     bench.create_volume("v", 100);
     let store = bench.open_pool();
-    let uri = format!("fault:[volume:[{}]/v]", bench.device());
+    let uri = format!("fault:[volume:[{}]/v]", bench.device_uri());
     let opened = bench.opener().open(&uri.parse().unwrap()).unwrap();
     let options = BdevOptions::new(bench.clock, 1);
     let device = Bdev::new("v", opened.medium.clone(), options).unwrap();
-    store.change_volume(VolumeOp::Resize { name: "v".into(), blocks: 200 }).unwrap();
-    assert_eq!(store.notify_growth(), 0);
+    store.execute_volume_op(VolumeOp::Resize { name: "v".into(), blocks: 200 }).unwrap();
+    assert_eq!(store.refresh_all_device_sizes(), 0);
     assert_eq!(device.current_limits().block_count, 100);
 }

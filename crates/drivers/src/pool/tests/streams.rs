@@ -27,7 +27,7 @@ impl Write for LimitedWriter {
 }
 
 /// A pool with a volume that was written before each of two snapshots.
-fn source_pool() -> PoolFixture {
+fn pool_with_two_snapshots() -> PoolFixture {
     let bench = PoolFixture::new("64m");
     bench.create_volume("v", 4000);
     for (round, name) in [(1, "one"), (2, "two")] {
@@ -45,7 +45,7 @@ fn source_pool() -> PoolFixture {
         drop((hand, opened));
         let change =
             VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: round.into() };
-        bench.open_pool().change_volume(change).unwrap();
+        bench.open_pool().execute_volume_op(change).unwrap();
     }
     bench
 }
@@ -75,7 +75,7 @@ fn volume_contents(bench: &PoolFixture, name: &str) -> Vec<u8> {
 
 #[test]
 fn full_and_incremental_streams_are_received() {
-    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let (source, target) = (pool_with_two_snapshots(), PoolFixture::new("64m"));
     let open = source.open_pool();
     let (one, two) = (open.find_volume("one").unwrap(), open.find_volume("two").unwrap());
     let mut changed = Vec::new();
@@ -90,13 +90,13 @@ fn full_and_incremental_streams_are_received() {
     // In portions, the result is the same.
     let (mut portions, mut next) = (Vec::new(), Some(0));
     while let Some(from) = next {
-        let (found, then) = open.differing_range(Some(&one), &two, from, 2).unwrap();
+        let (found, then) = open.first_differences(Some(&one), &two, from, 2).unwrap();
         assert_eq!((found.len(), then), if from == 0 { (2, Some(1150)) } else { (1, None) });
         portions.extend(found);
         next = then;
     }
     assert_eq!(portions, changed);
-    assert_eq!(open.differing_range(Some(&one), &two, 2250, 2), Ok((Vec::new(), None)));
+    assert_eq!(open.first_differences(Some(&one), &two, 2250, 2), Ok((Vec::new(), None)));
     drop(open);
 
     let (whole, sent) = send(&source, None, "one");
@@ -118,12 +118,12 @@ fn full_and_incremental_streams_are_received() {
     }
     let again = receive(&target, &rest, "due").unwrap();
     assert!(again.was_there, "to receive twice is to receive");
-    assert!(target.is_clean());
+    assert!(target.check_finds_nothing());
 }
 
 #[test]
 fn truncated_or_corrupt_stream_leaves_nothing_and_can_be_resent() {
-    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let (source, target) = (pool_with_two_snapshots(), PoolFixture::new("64m"));
     let (whole, _) = send(&source, None, "one");
     for cut in [0, 100, 384, 5000, 500_000, whole.len() - 33, whole.len() - 1] {
         let error = receive(&target, &whole[..cut], "uno").unwrap_err();
@@ -140,7 +140,7 @@ fn truncated_or_corrupt_stream_leaves_nothing_and_can_be_resent() {
     let uuid = source.open_pool().find_volume("one").unwrap().uuid;
     let name = format!("uno{INCOMPLETE}");
     let left = VolumeOp::Create { name: name.clone(), blocks: 7, unit: 1, uuid, checksums: false };
-    target.open_pool().change_volume(left).unwrap();
+    target.open_pool().execute_volume_op(left).unwrap();
     receive(&target, &whole, "uno").unwrap();
     assert_eq!(volume_names(&target), ["uno"]);
     assert_eq!(volume_contents(&target, "uno"), volume_contents(&source, "one"));
@@ -148,7 +148,10 @@ fn truncated_or_corrupt_stream_leaves_nothing_and_can_be_resent() {
     // The longest name leaves no space for a suffix.
     let longest = "n".repeat(128);
     receive(&target, &whole, &longest).unwrap();
-    target.open_pool().change_volume(VolumeOp::Delete { name: longest, orphan: false }).unwrap();
+    target
+        .open_pool()
+        .execute_volume_op(VolumeOp::Delete { name: longest, orphan: false })
+        .unwrap();
 
     let foreign = VolumeOp::Create {
         name: format!("x{INCOMPLETE}"),
@@ -157,21 +160,21 @@ fn truncated_or_corrupt_stream_leaves_nothing_and_can_be_resent() {
         uuid: 5,
         checksums: false,
     };
-    target.open_pool().change_volume(foreign).unwrap();
+    target.open_pool().execute_volume_op(foreign).unwrap();
     let error = receive(&target, &whole, "x").unwrap_err();
     assert!(error.to_string().contains("expected what an earlier receive"), "{error}");
-    assert!(target.is_clean());
+    assert!(target.check_finds_nothing());
 }
 
 #[test]
 fn wrong_incremental_base_is_rejected() {
-    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let (source, target) = (pool_with_two_snapshots(), PoolFixture::new("64m"));
     let (rest, _) = send(&source, Some("one"), "two");
     let error = receive(&target, &rest, "due").unwrap_err();
     assert!(error.to_string().contains("found no snapshot at all"), "{error}");
     target.create_volume("v", 10);
     let other = VolumeOp::Snapshot { volume: "v".into(), name: "one".into(), uuid: 77 };
-    target.open_pool().change_volume(other).unwrap();
+    target.open_pool().execute_volume_op(other).unwrap();
     let error = receive(&target, &rest, "due").unwrap_err();
     let text = error.to_string();
     assert!(text.contains("found `one`, which is 0000000000000000000000000000004d"), "{text}");
@@ -200,10 +203,10 @@ fn wrong_incremental_base_is_rejected() {
 
 #[test]
 fn snapshot_being_sent_is_kept_and_receives_are_exclusive() {
-    let (source, target) = (source_pool(), PoolFixture::new("64m"));
+    let (source, target) = (pool_with_two_snapshots(), PoolFixture::new("64m"));
     let open = source.open_pool();
     let delete =
-        |name: &str| open.change_volume(VolumeOp::Delete { name: name.into(), orphan: false });
+        |name: &str| open.execute_volume_op(VolumeOp::Delete { name: name.into(), orphan: false });
     let users = || ["one", "two"].map(|name| open.user_count(&open.find_volume(name).unwrap()));
     let (mut stream, mut looks) = (Vec::new(), 0);
     open.send_stream(&source.opener(), Some("one"), "two", &mut stream, &mut |_| {
@@ -234,7 +237,7 @@ fn snapshot_being_sent_is_kept_and_receives_are_exclusive() {
     target.create_volume("v", 10);
     let taken = to.receive_stream("due", &mut &whole[..], &mut |_| {
         let change = VolumeOp::Snapshot { volume: "v".into(), name: "due".into(), uuid: 9 };
-        let _ = to.change_volume(change);
+        let _ = to.execute_volume_op(change);
         true
     });
     assert!(taken.unwrap_err().to_string().contains("`due`"));
@@ -242,21 +245,21 @@ fn snapshot_being_sent_is_kept_and_receives_are_exclusive() {
     // Also for the name of the incomplete volume.
     let part = || format!("tre{INCOMPLETE}");
     let taken = to.receive_stream("tre", &mut &whole[..], &mut |_| {
-        let _ = to.change_volume(VolumeOp::Rename { name: part(), to: "aside".into() });
+        let _ = to.execute_volume_op(VolumeOp::Rename { name: part(), to: "aside".into() });
         let change = VolumeOp::Snapshot { volume: "v".into(), name: part(), uuid: 9 };
-        let _ = to.change_volume(change);
+        let _ = to.execute_volume_op(change);
         true
     });
     assert!(taken.unwrap_err().to_string().contains("has become another volume meanwhile"));
-    to.change_volume(VolumeOp::Delete { name: "aside".into(), orphan: false }).unwrap();
+    to.execute_volume_op(VolumeOp::Delete { name: "aside".into(), orphan: false }).unwrap();
     delete("two").unwrap();
     drop((open, to));
-    assert!(source.is_clean() && target.is_clean());
+    assert!(source.check_finds_nothing() && target.check_finds_nothing());
 }
 
 #[test]
 fn stream_without_space_is_rejected_and_frees_its_blocks() {
-    let (source, target) = (source_pool(), PoolFixture::new("3m"));
+    let (source, target) = (pool_with_two_snapshots(), PoolFixture::new("3m"));
     let (whole, _) = send(&source, None, "one");
     let error = receive(&target, &whole[..], "uno").map(drop);
     // 450 blocks fit in 768; a second volume uses the rest.
@@ -268,6 +271,6 @@ fn stream_without_space_is_rejected_and_frees_its_blocks() {
     assert!(error.hint().unwrap().contains("or grow it"), "{error}");
     assert_eq!(volume_names(&target), ["uno"]);
     assert_eq!(volume_contents(&target, "uno"), volume_contents(&source, "one"));
-    let place = pool::VolumeRef::pool_on(&target.device().parse().unwrap());
+    let place = pool::VolumeRef::pool_on(&target.device_uri().parse().unwrap());
     assert!(pool::check_closed_pool(&target.opener(), &place).unwrap().report.findings.is_empty());
 }

@@ -11,7 +11,7 @@ use tenmil_linux::Clock;
 
 use super::strict_device::{DEMANDS, StrictDevice};
 use crate::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
-use tenmil_block::{AdaptedDevice, BounceMemory};
+use tenmil_block::{AdaptedDevice, BounceBufferAllocator};
 use tenmil_block::{Bdev, BdevOptions, Claim};
 
 /// A client that repeatedly reads a number and swaps it for the next one.
@@ -71,7 +71,7 @@ impl CompareAndWriteCounter {
         };
         regions.store_u32(new, self.seen).unwrap();
         self.asked = self.channel.submit(now, &[request(next)], &[segment]) == 1;
-        self.channel.flush();
+        self.channel.flush_submissions();
     }
 }
 
@@ -90,7 +90,7 @@ fn concurrent_compare_and_writes_lose_no_update() {
         let options = BdevOptions::new(Clock::start(), seed);
         let device = Bdev::new("counter", medium, options).unwrap();
         let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
-        let bounce = BounceMemory::new(&regions, 4096, 1).unwrap();
+        let bounce = BounceBufferAllocator::new(&regions, 4096, 1).unwrap();
         let shaped = AdaptedDevice::new(&device, descriptor, bounce, Default::default()).unwrap();
         assert!(shaped.limits().operations.has(Operation::CompareAndWrite));
         let mut counters: Vec<CompareAndWriteCounter> = (0..3)

@@ -10,9 +10,9 @@ use tenmil_base::{
 use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::strict_device::{AdaptedStrictDevice, DeviceRequirements, StrictDevice};
-use crate::conformance::SlowDevice;
+use crate::conformance::PartialAcceptDevice;
 use crate::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
-use tenmil_block::{AdaptationOptions, BounceMemory, MemoryAlignment};
+use tenmil_block::{AdaptationOptions, BounceBufferAllocator, MemoryAlignment};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 96;
@@ -70,7 +70,7 @@ impl AdaptFixture {
         let spread = LatencySpec { mean: Span::from_us(3), p99: Some(Span::from_us(40)) };
         let delays = DelaySettings { read: spread, write: spread };
         let slow = Arc::new(DelayDevice::new(Arc::new(ram), delays, seed).unwrap());
-        let inner = Arc::new(SlowDevice::new(slow, seed));
+        let inner = Arc::new(PartialAcceptDevice::new(slow, seed));
         let demands = random_requirements(&mut random);
         let options = AdaptationOptions {
             parents_max: u16::try_from(random.below(4) + 1).unwrap(),
@@ -79,7 +79,7 @@ impl AdaptFixture {
         };
         let buffers = u16::try_from(random.below(2) + 1).unwrap();
         let chunk = 512 << random.below(4);
-        let memory_of_its_own = BounceMemory::new(&regions, chunk, buffers).unwrap();
+        let memory_of_its_own = BounceBufferAllocator::new(&regions, chunk, buffers).unwrap();
         let below = StrictDevice { inner, demands };
         let shaped = AdaptedStrictDevice { below, memory: memory_of_its_own, options };
         Self {
@@ -132,7 +132,7 @@ impl AdaptFixture {
         let lba = self.random.below(BLOCKS - u64::from(blocks) + 1);
         let flags = RequestFlags(u8::try_from(self.random.below(2)).unwrap());
         let mut request = Request {
-            token: self.token(),
+            token: self.next_random_token(),
             lba,
             operand: 0,
             segment_first: 0,
@@ -153,17 +153,17 @@ impl AdaptFixture {
                 request_ranges(&other.request).iter().any(|theirs| ranges_overlap(mine, theirs))
             })
         });
-        clear.then(|| self.assign_memory(place, request))
+        clear.then(|| self.place_data_and_expected(place, request))
     }
 
     /// Some tokens are in the range that the adapter uses internally.
-    fn token(&mut self) -> u64 {
+    fn next_random_token(&mut self) -> u64 {
         self.next_token += 1;
         if self.random.chance(1, 4) { u64::MAX - self.next_token } else { self.next_token }
     }
 
     /// Assigns memory and its contents to a request.
-    fn assign_memory(&mut self, place: usize, mut request: Request) -> ExpectedResult {
+    fn place_data_and_expected(&mut self, place: usize, mut request: Request) -> ExpectedResult {
         let len = request.blocks as usize * BLOCK;
         let range = request.lba..request.lba + u64::from(request.blocks);
         let mut bytes: Vec<u8> =
@@ -224,7 +224,7 @@ impl AdaptFixture {
         if self.channel.submit(self.now, &[wanted.request], &wanted.segments) == 1 {
             self.places[place] = Some(wanted);
         }
-        self.channel.flush();
+        self.channel.flush_submissions();
     }
 
     fn poll(&mut self) {
@@ -283,13 +283,13 @@ impl AdaptFixture {
             Operation::WriteUncorrectable => self.set_expected(range, None),
             Operation::Copy if source.is_some() => self.set_expected(range, source.as_deref()),
             // The result of a copy that failed midway, or of a deallocation, is unknown.
-            Operation::Copy | Operation::Deallocate => self.reread_expected(range),
+            Operation::Copy | Operation::Deallocate => self.set_expected_from_device(range),
             _ => {}
         }
     }
 
     /// Reads the contents of blocks from the device itself.
-    fn reread_expected(&mut self, range: Range<u64>) {
+    fn set_expected_from_device(&mut self, range: Range<u64>) {
         for block in range {
             let held = self.read_block_below(block);
             self.set_expected(block..block + 1, held.as_deref());

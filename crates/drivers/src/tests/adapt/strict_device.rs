@@ -10,7 +10,8 @@ use tenmil_base::{
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{
-    AdaptationOptions, AdaptedChannel, BounceMemory, DeallocateEmulation, FuaMode, MemoryAlignment,
+    AdaptationOptions, AdaptedChannel, BounceBufferAllocator, DeallocateEmulation, FuaMode,
+    MemoryAlignment,
 };
 use tenmil_block::{DeviceType, OpenedDevice, Opener};
 
@@ -43,7 +44,7 @@ struct StrictDeviceChannel {
 /// A harsh device with an adapter.
 pub(crate) struct AdaptedStrictDevice {
     pub(crate) below: StrictDevice,
-    pub(crate) memory: BounceMemory,
+    pub(crate) memory: BounceBufferAllocator,
     pub(crate) options: AdaptationOptions,
 }
 
@@ -78,18 +79,18 @@ impl DeviceRequirements {
 
 impl DeviceType for StrictDeviceKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        let mut fields = uri.fields();
+        let mut fields = uri.options();
         let align = u32::try_from(fields.number_value("align", 1..=4096)?.unwrap_or(1)).unwrap();
         let forces = fields.choice_value("force", &[("yes", true), ("no", false)])?.unwrap_or(true);
-        fields.reject_unknown()?;
+        fields.reject_unconsumed()?;
         let opened = opener.open(uri.single_child()?)?;
         let alignment = MemoryAlignment { address_bytes: align, len_bytes: align };
         let demands = DeviceRequirements { alignment, forces, ..DEMANDS };
         let below = StrictDevice { inner: opened.medium.clone(), demands };
-        let memory = BounceMemory::new(opener.regions, 16 << 10, 2)?;
+        let memory = BounceBufferAllocator::new(opener.regions, 16 << 10, 2)?;
         let options = demands.adapt_options();
         let description = format!("harsh, and shaped: over {}", opened.description);
-        Ok(opened.with_stacked_device(
+        Ok(opened.with_device_stacked_on(
             Arc::new(AdaptedStrictDevice { below, memory, options }),
             description,
         ))
@@ -126,7 +127,7 @@ impl BlockDevice for StrictDevice {
 }
 
 impl StrictDeviceChannel {
-    fn check_request(&self, request: &Request, segments: &[Segment]) {
+    fn assert_within_requirements(&self, request: &Request, segments: &[Segment]) {
         let DeviceRequirements { blocks_max, segments_max, boundary, alignment, forces, .. } =
             self.demands;
         assert!(self.limits.operations.has(request.operation), "{request:?}");
@@ -153,7 +154,9 @@ impl IoChannel for StrictDeviceChannel {
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let room = requests.len().min(self.demands.takes - self.under_way);
-        requests[..room].iter().for_each(|request| self.check_request(request, segments));
+        requests[..room]
+            .iter()
+            .for_each(|request| self.assert_within_requirements(request, segments));
         let count = self.inner.submit(now, &requests[..room], segments);
         self.under_way += count;
         count
@@ -184,7 +187,7 @@ impl BlockDevice for AdaptedStrictDevice {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let below = self.below.channel()?;
-        let buffers = self.memory.channel().map_err(Error::environment)?;
+        let buffers = self.memory.allocate_channel_buffers().map_err(Error::environment)?;
         let shaper = AdaptedChannel::new(below, (), buffers, &self.options);
         Ok(Box::new(shaper.map_err(Error::environment)?))
     }

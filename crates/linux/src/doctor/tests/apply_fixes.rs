@@ -2,17 +2,17 @@
 
 use std::cell::RefCell;
 
-use super::{FakeProbe, SLOW, check_texts, quiet_probe};
+use super::{FakeProbe, SLOW, checks_of_machine, probe_with_unsupported_queries};
 use crate::Errno;
 use crate::doctor::{SysfsChange, apply_safe_changes};
 use crate::frequency_control::CpufreqFiles;
-use crate::kernel_files::tests::kernel_files_with;
+use crate::kernel_files::tests::fake_kernel_files;
 
 #[test]
 fn only_safe_changes_are_applied_and_each_has_an_undo_command() {
-    let (_root, machine) = kernel_files_with(SLOW);
-    let refused = FakeProbe { io_uring: Err("EPERM".into()), ..quiet_probe() };
-    let applied = apply_safe_changes(&machine, &check_texts(&machine, &refused));
+    let (_root, machine) = fake_kernel_files(SLOW);
+    let refused = FakeProbe { io_uring: Err("EPERM".into()), ..probe_with_unsupported_queries() };
+    let applied = apply_safe_changes(&machine, &checks_of_machine(&machine, &refused));
     let said: Vec<(&str, String)> =
         applied.iter().map(|one| (one.change.path.as_str(), one.change.undo_command())).collect();
     assert_eq!(
@@ -50,17 +50,17 @@ fn only_safe_changes_are_applied_and_each_has_an_undo_command() {
 
 #[test]
 fn checks_change_nothing() {
-    let (_root, machine) = kernel_files_with(SLOW);
-    check_texts(&machine, &quiet_probe());
+    let (_root, machine) = fake_kernel_files(SLOW);
+    checks_of_machine(&machine, &probe_with_unsupported_queries());
     for (path, text) in SLOW {
         assert_eq!(machine.read_trimmed(path).as_deref(), Some(text.trim()), "{path}");
     }
 }
 
 /// A kernel that refuses a value, or stores another one.
-struct WriteIgnoringFiles(Result<(), Errno>, RefCell<u32>);
+struct FilesRejectingOrAlteringWrites(Result<(), Errno>, RefCell<u32>);
 
-impl CpufreqFiles for WriteIgnoringFiles {
+impl CpufreqFiles for FilesRejectingOrAlteringWrites {
     fn read_trimmed(&self, _: &str) -> Option<String> {
         Some("212992".into())
     }
@@ -73,13 +73,13 @@ impl CpufreqFiles for WriteIgnoringFiles {
 
 #[test]
 fn change_that_has_no_effect_is_reported() {
-    let (_root, machine) = kernel_files_with(&[("proc/sys/net/core/rmem_max", "212992\n")]);
-    let findings = check_texts(&machine, &quiet_probe());
+    let (_root, machine) = fake_kernel_files(&[("proc/sys/net/core/rmem_max", "212992\n")]);
+    let findings = checks_of_machine(&machine, &probe_with_unsupported_queries());
     for (answer, expected) in [
         (Err(Errno::ACCESS), "permission denied, expected to run as root"),
         (Ok(()), "the kernel has made `212992` of it"),
     ] {
-        let stubborn = WriteIgnoringFiles(answer, RefCell::default());
+        let stubborn = FilesRejectingOrAlteringWrites(answer, RefCell::default());
         let applied = apply_safe_changes(&stubborn, &findings);
         assert_eq!(applied.len(), 1);
         assert_eq!(applied[0].result, Err(expected.to_owned()));

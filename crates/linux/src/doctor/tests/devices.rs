@@ -2,15 +2,15 @@
 
 use std::os::unix::fs::symlink;
 
-use super::{check_texts, quiet_probe};
+use super::{checks_of_machine, probe_with_unsupported_queries};
 use crate::CpuList;
 use crate::doctor::{CheckSeverity, DoctorContext, run_checks};
-use crate::kernel_files::tests::kernel_files_with;
+use crate::kernel_files::tests::fake_kernel_files;
 
 #[test]
 fn ssds_are_reported_with_their_links() {
     let at = "sys/bus/pci/devices/0000:5e:00.0";
-    let (root, machine) = kernel_files_with(&[
+    let (root, machine) = fake_kernel_files(&[
         (&format!("{at}/class"), "0x010802\n"),
         (&format!("{at}/vendor"), "0x8086\n"),
         (&format!("{at}/device"), "0x0a54\n"),
@@ -18,7 +18,7 @@ fn ssds_are_reported_with_their_links() {
         (&format!("{at}/nvme/nvme0/state"), "dead\n"),
     ]);
     let line = |item: &str| {
-        let all = check_texts(&machine, &quiet_probe());
+        let all = checks_of_machine(&machine, &probe_with_unsupported_queries());
         all.iter().find(|finding| finding.item == item).unwrap().to_string()
     };
     assert!(line("0000:5e:00.0").contains("Disk 9, no driver"), "{}", line("0000:5e:00.0"));
@@ -39,7 +39,7 @@ fn ssds_are_reported_with_their_links() {
 #[test]
 fn inaccessible_device_nodes_are_reported_with_the_command() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    let (root, machine) = kernel_files_with(&[("dev/vfio/vfio", ""), ("dev/vfio/12", "")]);
+    let (root, machine) = fake_kernel_files(&[("dev/vfio/vfio", ""), ("dev/vfio/12", "")]);
     let mode = |name: &str, mode: u32| {
         let path = root.path().join("dev/vfio").join(name);
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -47,8 +47,12 @@ fn inaccessible_device_nodes_are_reported_with_the_command() {
     let owner = std::fs::metadata(root.path()).unwrap().uid();
     let found = |uid: u32| {
         let allowed = CpuList::parse("0").unwrap();
-        let patient =
-            DoctorContext { machine: &machine, kernel: &quiet_probe(), uid, allowed: &allowed };
+        let patient = DoctorContext {
+            machine: &machine,
+            kernel: &probe_with_unsupported_queries(),
+            uid,
+            allowed: &allowed,
+        };
         let all = run_checks(&patient);
         all.into_iter().find(|finding| finding.item == "/dev/vfio").unwrap()
     };

@@ -1,9 +1,9 @@
 //! Table of files or card settings, and the resulting checks.
 
-use super::{FakeProbe, check_texts, quiet_probe};
+use super::{FakeProbe, checks_of_machine, probe_with_unsupported_queries};
 use crate::doctor::CheckSeverity;
 use crate::ethtool::{NicChannels, NicCoalescing, NicRings};
-use crate::kernel_files::tests::kernel_files_with;
+use crate::kernel_files::tests::fake_kernel_files;
 use crate::tc_flower::FlowerFilter;
 
 const LIMITS: &str = "proc/self/limits";
@@ -562,22 +562,31 @@ const ROWS: &[CheckCase] = &[
     ),
 ];
 
-fn nic_rings(receive: u32, receive_max: u32, send: u32, send_max: u32) -> FakeProbe {
-    FakeProbe { rings: Ok(NicRings { receive, receive_max, send, send_max }), ..quiet_probe() }
+fn probe_with_nic_rings(receive: u32, receive_max: u32, send: u32, send_max: u32) -> FakeProbe {
+    FakeProbe {
+        rings: Ok(NicRings { receive, receive_max, send, send_max }),
+        ..probe_with_unsupported_queries()
+    }
 }
 
-fn nic_channels(combined: u32, combined_max: u32) -> FakeProbe {
-    FakeProbe { channels: Ok(NicChannels { combined, combined_max }), ..quiet_probe() }
+fn probe_with_nic_channels(combined: u32, combined_max: u32) -> FakeProbe {
+    FakeProbe {
+        channels: Ok(NicChannels { combined, combined_max }),
+        ..probe_with_unsupported_queries()
+    }
 }
 
-fn nic_coalescing(receive_us: u32, is_adaptive: bool) -> FakeProbe {
-    FakeProbe { coalescing: Ok(NicCoalescing { receive_us, is_adaptive }), ..quiet_probe() }
+fn probe_with_nic_coalescing(receive_us: u32, is_adaptive: bool) -> FakeProbe {
+    FakeProbe {
+        coalescing: Ok(NicCoalescing { receive_us, is_adaptive }),
+        ..probe_with_unsupported_queries()
+    }
 }
 
-fn flower_filter(port: u16, queue_set: Option<u32>) -> FakeProbe {
+fn probe_with_flower_filter(port: u16, queue_set: Option<u32>) -> FakeProbe {
     FakeProbe {
         flowers: Ok(vec![FlowerFilter { tcp_port: Some(port), queue_set }]),
-        ..quiet_probe()
+        ..probe_with_unsupported_queries()
     }
 }
 
@@ -589,17 +598,21 @@ fn flower_filter_to_a_queue_set_gets_its_severity() {
     let sets = [(classes[0].as_str(), "0\n"), (classes[1].as_str(), "1\n")];
     let with_sets: Vec<_> = card.iter().chain(&sets).copied().collect();
     let check = |files: &[(&str, &str)], told: &FakeProbe, expected| {
-        check_value("eth0 flower rules", files, told, expected);
+        assert_severity_and_value("eth0 flower rules", files, told, expected);
     };
-    let storage = flower_filter(4420, Some(1));
+    let storage = probe_with_flower_filter(4420, Some(1));
     check(&with_sets, &storage, (CheckSeverity::Good, "port 4420 goes to set 1", ""));
     check(
         &card,
-        &flower_filter(4420, None),
+        &probe_with_flower_filter(4420, None),
         (CheckSeverity::Info, "one for port 4420, which names no set", ""),
     );
-    check(&card, &flower_filter(80, Some(1)), (CheckSeverity::Info, "1, none for port 4420", ""));
-    let none = FakeProbe { flowers: Ok(Vec::new()), ..quiet_probe() };
+    check(
+        &card,
+        &probe_with_flower_filter(80, Some(1)),
+        (CheckSeverity::Info, "1, none for port 4420", ""),
+    );
+    let none = FakeProbe { flowers: Ok(Vec::new()), ..probe_with_unsupported_queries() };
     let command = "dst_port 4420 skip_sw hw_tc 1";
     check(
         &with_sets,
@@ -608,7 +621,7 @@ fn flower_filter_to_a_queue_set_gets_its_severity() {
     );
     check(
         &with_sets,
-        &flower_filter(80, Some(1)),
+        &probe_with_flower_filter(80, Some(1)),
         (CheckSeverity::Warning, "1, none for port 4420, and 2 sets", command),
     );
 }
@@ -619,15 +632,15 @@ fn severity_and_text(
     files: &[(&str, &str)],
     told: &FakeProbe,
 ) -> (CheckSeverity, String, String) {
-    let (_root, machine) = kernel_files_with(files);
-    let all = check_texts(&machine, told);
+    let (_root, machine) = fake_kernel_files(files);
+    let all = checks_of_machine(&machine, told);
     let finding = all.into_iter().find(|finding| finding.item == item);
     let finding = finding.unwrap_or_else(|| panic!("nothing is said of {item}"));
     let command = finding.fix.map(|remedy| remedy.command).unwrap_or_default();
     (finding.severity, finding.found, command)
 }
 
-fn check_value(
+fn assert_severity_and_value(
     item: &str,
     files: &[(&str, &str)],
     told: &FakeProbe,
@@ -644,7 +657,12 @@ fn check_value(
 #[test]
 fn every_value_gets_its_severity() {
     for (item, files, state, found, command) in ROWS {
-        check_value(item, files, &quiet_probe(), (*state, found, command));
+        assert_severity_and_value(
+            item,
+            files,
+            &probe_with_unsupported_queries(),
+            (*state, found, command),
+        );
     }
 }
 
@@ -654,44 +672,61 @@ fn every_card_reply_gets_its_severity() {
     for (item, told, expected) in [
         (
             "eth0 rings",
-            nic_rings(256, 4096, 2048, 4096),
+            probe_with_nic_rings(256, 4096, 2048, 4096),
             (slow, "256 to receive, 2048 to send", "rx 1024 tx 2048"),
         ),
         (
             "eth0 rings",
-            nic_rings(1024, 4096, 1024, 4096),
+            probe_with_nic_rings(1024, 4096, 1024, 4096),
             (CheckSeverity::Good, "1024 to receive, 1024 to send", ""),
         ),
         (
             "eth0 rings",
-            nic_rings(512, 512, 256, 512),
+            probe_with_nic_rings(512, 512, 256, 512),
             (slow, "512 to receive, 256 to send", "rx 512 tx 512"),
         ),
-        ("eth0 interrupts", nic_coalescing(0, true), (CheckSeverity::Good, "adaptive", "")),
-        ("eth0 interrupts", nic_coalescing(8, false), (CheckSeverity::Good, "after 8 us", "")),
         (
             "eth0 interrupts",
-            nic_coalescing(0, false),
+            probe_with_nic_coalescing(0, true),
+            (CheckSeverity::Good, "adaptive", ""),
+        ),
+        (
+            "eth0 interrupts",
+            probe_with_nic_coalescing(8, false),
+            (CheckSeverity::Good, "after 8 us", ""),
+        ),
+        (
+            "eth0 interrupts",
+            probe_with_nic_coalescing(0, false),
             (slow, "one for every packet", "ethtool -C eth0"),
         ),
-        ("eth0 queues", nic_channels(2, 8), (slow, "2 of 8", "sudo ethtool -L eth0 combined 4")),
-        ("eth0 queues", nic_channels(2, 2), (CheckSeverity::Good, "2 of 2", "")),
+        (
+            "eth0 queues",
+            probe_with_nic_channels(2, 8),
+            (slow, "2 of 8", "sudo ethtool -L eth0 combined 4"),
+        ),
+        ("eth0 queues", probe_with_nic_channels(2, 2), (CheckSeverity::Good, "2 of 2", "")),
     ] {
-        check_value(item, &[(CARD, ""), (ONLINE, "0-3\n")], &told, expected);
+        assert_severity_and_value(item, &[(CARD, ""), (ONLINE, "0-3\n")], &told, expected);
     }
 }
 
 #[test]
 fn rejected_io_uring_is_explained_by_sysctl_or_seccomp() {
-    let refused = FakeProbe { io_uring: Err("EPERM".into()), ..quiet_probe() };
+    let refused = FakeProbe { io_uring: Err("EPERM".into()), ..probe_with_unsupported_queries() };
     let switch: &[(&str, &str)] = &[("proc/sys/kernel/io_uring_disabled", "2\n")];
     let expected = "refused (EPERM), kernel.io_uring_disabled is 2";
-    check_value(
+    assert_severity_and_value(
         "io_uring",
         switch,
         &refused,
         (CheckSeverity::Warning, expected, "sysctl kernel.io_uring_disabled=0"),
     );
     let open: &[(&str, &str)] = &[("proc/sys/kernel/io_uring_disabled", "0\n")];
-    check_value("io_uring", open, &refused, (CheckSeverity::Warning, "refused (EPERM)", "seccomp"));
+    assert_severity_and_value(
+        "io_uring",
+        open,
+        &refused,
+        (CheckSeverity::Warning, "refused (EPERM)", "seccomp"),
+    );
 }

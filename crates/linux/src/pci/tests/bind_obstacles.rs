@@ -5,7 +5,7 @@ use super::test_tree::{FUNCTION, SECOND, SERIAL, TestTree, disk_signatures, test
 use crate::pci::{BindPlan, BindRequest, PciAddress, plan_bind};
 
 /// Request in words: addresses, and options.
-fn plan_text(tree: &TestTree, asked: &str) -> Vec<BindPlan> {
+fn plans_for_request_text(tree: &TestTree, asked: &str) -> Vec<BindPlan> {
     let mut addresses: Vec<PciAddress> = Vec::new();
     let mut serials = Vec::new();
     for word in asked.split_whitespace().filter(|word| *word != "no-iommu") {
@@ -25,7 +25,7 @@ fn plan_text(tree: &TestTree, asked: &str) -> Vec<BindPlan> {
 }
 
 /// Plan in one line: the obstacles, or the steps.
-fn obstacle_texts(verdicts: &[BindPlan]) -> String {
+fn obstacles_or_taken_text(verdicts: &[BindPlan]) -> String {
     let obstacles: Vec<String> =
         verdicts.iter().flat_map(|one| &one.obstacles).map(ToString::to_string).collect();
     if obstacles.is_empty() { "taken".into() } else { obstacles.join(" | ") }
@@ -181,7 +181,7 @@ const REST: [(&str, &str, &str); 9] = [
 fn every_machine_state_gets_its_expected_obstacles() {
     for (words, asked, expected) in TREES.into_iter().chain(REST) {
         let tree = TestTree::with_functions(words);
-        let found = obstacle_texts(&plan_text(&tree, asked));
+        let found = obstacles_or_taken_text(&plans_for_request_text(&tree, asked));
         let short = found.strip_suffix(IN_USE).or_else(|| found.strip_suffix(PART));
         let short = short.filter(|_| !found.contains(" | ")).unwrap_or(&found);
         assert_eq!(short, expected, "`{words}`, asked for {asked}");
@@ -193,7 +193,7 @@ fn planning_changes_nothing() {
     for (words, asked, _) in TREES.into_iter().chain(REST) {
         let tree = TestTree::with_functions(words);
         let before = tree.driver_state();
-        plan_text(&tree, asked);
+        plans_for_request_text(&tree, asked);
         assert_eq!(tree.driver_state(), before, "{words}");
     }
 }
@@ -234,12 +234,12 @@ fn every_obstacle_has_a_fix() {
         ("gone", FUNCTION, "`tenmil list`"),
         ("locked sys/bus/pci/drivers_probe", FUNCTION, "Run it under `sudo`"),
     ] {
-        let verdicts = plan_text(&TestTree::with_functions(words), asked);
+        let verdicts = plans_for_request_text(&TestTree::with_functions(words), asked);
         let obstacle = &verdicts[0].obstacles[0];
         let remedy = obstacle.fix();
         assert!(remedy.contains(mends), "`{words}`: {remedy}");
         let offers = remedy.contains("--even-if-in-use");
-        assert_eq!(offers, obstacle.yields_to_serial(), "`{words}`: {remedy}");
+        assert_eq!(offers, obstacle.is_overridden_by_serial(), "`{words}`: {remedy}");
         assert!(
             !remedy.contains(SERIAL),
             "the operator has to look the serial number up: {remedy}"
@@ -269,9 +269,9 @@ fn serial_number_of_no_disk_is_rejected() {
 }
 
 #[test]
-fn overridden_and_invisible_obstacles_are_noted() {
+fn overridden_obstacles_and_unreadable_processes_are_noted() {
     let tree = TestTree::with_functions("mount nvme0n1p1 /srv; closed 41; holds nvme0n1 GPT 0ab4");
-    let verdicts = plan_text(&tree, "0000:5e:00.0 serial=S4EW");
+    let verdicts = plans_for_request_text(&tree, "0000:5e:00.0 serial=S4EW");
     assert_eq!(
         verdicts[0].notes,
         [
@@ -281,6 +281,6 @@ fn overridden_and_invisible_obstacles_are_noted() {
         ]
     );
     let tree = TestTree::with_functions("no-iommu");
-    let verdicts = plan_text(&tree, "0000:5e:00.0 no-iommu");
+    let verdicts = plans_for_request_text(&tree, "0000:5e:00.0 no-iommu");
     assert!(verdicts[0].notes[0].contains("can read and write all memory"));
 }

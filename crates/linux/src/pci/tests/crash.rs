@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::fake_kernel::{FakeKernel, SimulatedCrash};
 use super::test_tree::{FUNCTION, SECOND, TestTree, disk_signatures, test_address};
 use crate::pci::{
-    BindRequest, UnbindSelection, bind_functions, recorded_functions, unbind_functions,
+    BindRequest, UnbindSelection, bind_functions, functions_bound_by_tenmil, unbind_functions,
 };
 
 /// Machines on which binding takes every kind of step.
@@ -88,7 +88,7 @@ fn bind_continues_after_a_crash_and_keeps_the_original_driver() {
             run_until_crash(&kernel, calls, |kernel| bind_all(kernel, no_iommu));
             bind_all(&kernel, no_iommu);
             assert_eq!(
-                recorded_functions(&tree.machine),
+                functions_bound_by_tenmil(&tree.machine),
                 [test_address(FUNCTION), test_address(SECOND)]
             );
             unbind_all(&kernel);

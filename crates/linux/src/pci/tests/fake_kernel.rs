@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 
-use super::test_tree::{FUNCTION, TestTree, test_function};
+use super::test_tree::{FUNCTION, TestTree, function_sysfs_path};
 use crate::Errno;
 use crate::kernel_files::KernelFiles;
 use crate::pci::BindKernel;
@@ -40,7 +40,7 @@ impl<'a> FakeKernel<'a> {
         }
     }
 
-    fn write_count(&self, path: &str) -> Result<(), Errno> {
+    fn count_call_or_crash(&self, path: &str) -> Result<(), Errno> {
         let left = self.calls_left.get();
         if left == 0 {
             std::panic::resume_unwind(Box::new(SimulatedCrash));
@@ -53,12 +53,12 @@ impl<'a> FakeKernel<'a> {
     }
 
     fn unbind(&self, driver: &str, at: &str) -> Result<(), Errno> {
-        if self.tree.machine.link_target_name(&test_function(at, "driver")).as_deref()
+        if self.tree.machine.link_target_name(&function_sysfs_path(at, "driver")).as_deref()
             != Some(driver)
         {
             return Err(Errno::NODEV);
         }
-        self.tree.remove(&test_function(at, "driver"));
+        self.tree.remove(&function_sysfs_path(at, "driver"));
         match driver {
             "nvme" => self.rename(at, "nvme", ".nvme"),
             _ => {
@@ -71,21 +71,21 @@ impl<'a> FakeKernel<'a> {
 
     fn probe(&self, at: &str) -> Result<(), Errno> {
         let machine = &self.tree.machine;
-        if !machine.exists(&test_function(at, "class")) {
+        if !machine.exists(&function_sysfs_path(at, "class")) {
             return Err(Errno::NODEV);
         }
-        let pinned = machine.read_trimmed(&test_function(at, "driver_override")).unwrap();
+        let pinned = machine.read_trimmed(&function_sysfs_path(at, "driver_override")).unwrap();
         let driver = if pinned == "(null)" { "nvme".to_owned() } else { pinned };
-        let has_node = machine.link_target_name(&test_function(at, "iommu_group")).is_some()
+        let has_node = machine.link_target_name(&function_sysfs_path(at, "iommu_group")).is_some()
             || machine.read_trimmed(SWITCH).as_deref() == Some("Y");
         let is_there = machine.exists(&format!("sys/bus/pci/drivers/{driver}"));
         if self.probes_in_vain.take() {
             return Ok(());
         }
-        let is_free = machine.link_target_name(&test_function(at, "driver")).is_none();
+        let is_free = machine.link_target_name(&function_sysfs_path(at, "driver")).is_none();
         // The kernel does not report that no driver was bound.
         if is_there && is_free && (driver != "vfio-pci" || has_node) {
-            self.tree.link(&test_function(at, "driver"), &format!("../../drivers/{driver}"));
+            self.tree.link(&function_sysfs_path(at, "driver"), &format!("../../drivers/{driver}"));
             match driver.as_str() {
                 "nvme" => self.rename(at, ".nvme", "nvme"),
                 "vfio-pci" => {
@@ -97,7 +97,7 @@ impl<'a> FakeKernel<'a> {
                             |node: &String| self.tree.link("proc/41/fd/9", &format!("/{node}"));
                         self.vfio_nodes(at).iter().for_each(open);
                     }
-                    self.tree.write_file(&test_function(at, "vfio-dev/vfio0/x"), "");
+                    self.tree.write_file(&function_sysfs_path(at, "vfio-dev/vfio0/x"), "");
                 }
                 _ => {}
             }
@@ -106,39 +106,40 @@ impl<'a> FakeKernel<'a> {
     }
 
     fn vfio_nodes(&self, at: &str) -> Vec<String> {
-        let group = self.tree.machine.link_target_name(&test_function(at, "iommu_group"));
-        let node = group.map(|group| match self.is_real(&group) {
+        let group = self.tree.machine.link_target_name(&function_sysfs_path(at, "iommu_group"));
+        let node = group.map(|group| match self.is_iommu_group(&group) {
             true => format!("dev/vfio/{group}"),
             false => format!("dev/vfio/noiommu-{group}"),
         });
         node.into_iter().collect()
     }
 
-    fn is_real(&self, group: &str) -> bool {
+    fn is_iommu_group(&self, group: &str) -> bool {
         !self.tree.machine.exists(&format!("sys/kernel/iommu_groups/{group}/name"))
     }
 
     /// In no-IOMMU mode VFIO creates a group for each bound function.
     fn join_group(&self, at: &str) {
-        if self.tree.machine.link_target_name(&test_function(at, "iommu_group")).is_none() {
+        if self.tree.machine.link_target_name(&function_sysfs_path(at, "iommu_group")).is_none() {
             let number = if at == FUNCTION { 7 } else { 8 };
             let group = format!("sys/kernel/iommu_groups/{number}");
             self.tree.write_file(&format!("{group}/name"), "vfio-noiommu\n");
             self.tree.write_file(&format!("{group}/devices/{at}/x"), "");
-            self.tree.link(&test_function(at, "iommu_group"), &format!("../../../../{group}"));
+            self.tree
+                .link(&function_sysfs_path(at, "iommu_group"), &format!("../../../../{group}"));
         }
     }
 
     fn leave_group(&self, at: &str) {
-        let group = self.tree.machine.link_target_name(&test_function(at, "iommu_group"));
-        if let Some(group) = group.filter(|group| !self.is_real(group)) {
-            self.tree.remove(&test_function(at, "iommu_group"));
+        let group = self.tree.machine.link_target_name(&function_sysfs_path(at, "iommu_group"));
+        if let Some(group) = group.filter(|group| !self.is_iommu_group(group)) {
+            self.tree.remove(&function_sysfs_path(at, "iommu_group"));
             self.tree.remove(&format!("sys/kernel/iommu_groups/{group}"));
         }
     }
 
     fn rename(&self, at: &str, from: &str, to: &str) {
-        let path = |name| self.tree.path(&test_function(at, name));
+        let path = |name| self.tree.path(&function_sysfs_path(at, name));
         // A function that never had a kernel driver has nothing to move.
         let _ = std::fs::rename(path(from), path(to));
     }
@@ -150,7 +151,7 @@ impl BindKernel for FakeKernel<'_> {
     }
 
     fn write_file(&self, path: &str, value: &str) -> Result<(), Errno> {
-        self.write_count(path)?;
+        self.count_call_or_crash(path)?;
         if let Some(driver) = path.strip_prefix("sys/bus/pci/drivers/") {
             return self.unbind(driver.strip_suffix("/unbind").unwrap(), value);
         }
@@ -174,7 +175,7 @@ impl BindKernel for FakeKernel<'_> {
     }
 
     fn change_owner(&self, node: &str, uid: u32) -> Result<(), Errno> {
-        self.write_count(node)?;
+        self.count_call_or_crash(node)?;
         if !self.tree.machine.exists(node) {
             return Err(Errno::NOENT);
         }

@@ -1,19 +1,21 @@
 //! Steps and their results.
 
 use super::fake_kernel::FakeKernel;
-use super::test_tree::{FUNCTION, SECOND, TestTree, disk_signatures, test_address, test_function};
+use super::test_tree::{
+    FUNCTION, SECOND, TestTree, disk_signatures, function_sysfs_path, test_address,
+};
 use crate::Errno;
 use crate::device_users::ProcessesWithOpenDevices;
 use crate::pci::{
-    BindError, BindRequest, BoundDevice, NvmeFunction, UnbindSelection, bind_functions, plan_bind,
-    plan_unbind, recorded_functions, unbind_functions,
+    BindError, BindRequest, BoundDevice, NvmeFunction, UnbindSelection, bind_functions,
+    functions_bound_by_tenmil, plan_bind, plan_unbind, unbind_functions,
 };
 
 fn bind_request(owner: Option<u32>, no_iommu: bool) -> BindRequest<'static> {
     BindRequest { owner, no_iommu, even_if_in_use: &[], signatures: &disk_signatures }
 }
 
-fn bind_one(
+fn bind_addresses(
     kernel: &FakeKernel<'_>,
     at: &[&str],
     terms: &BindRequest<'_>,
@@ -45,16 +47,16 @@ fn steps_are_shown_as_shell_commands() {
 fn function_is_bound_and_unbound() {
     let tree = TestTree::with_functions("override nvme");
     let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
-    let done = bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
+    let done = bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
     assert_eq!((done[0].original_driver.as_deref(), done[0].is_new), (Some("nvme"), true));
     assert_eq!(*kernel.given.borrow(), [("dev/vfio/12".to_owned(), 1000)]);
     let function = NvmeFunction::at_address(&tree.machine, test_address(FUNCTION)).unwrap();
     assert_eq!(function.driver.as_deref(), Some("vfio-pci"));
     assert_eq!((function.model(), function.disks), ("8086:0a54".into(), vec![]));
-    assert_eq!(recorded_functions(&tree.machine), [test_address(FUNCTION)]);
+    assert_eq!(functions_bound_by_tenmil(&tree.machine), [test_address(FUNCTION)]);
 
     for owner in [None, Some(1000)] {
-        let again = bind_one(&kernel, &[FUNCTION], &bind_request(owner, false)).unwrap();
+        let again = bind_addresses(&kernel, &[FUNCTION], &bind_request(owner, false)).unwrap();
         assert!(!again[0].is_new && again[0].original_driver.as_deref() == Some("nvme"));
     }
 
@@ -74,7 +76,7 @@ fn per_device_vfio_node_is_chowned_if_present() {
     let tree = TestTree::with_functions("");
     tree.write_file("dev/vfio/devices/vfio0", "");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
     let given = ["dev/vfio/12", "dev/vfio/devices/vfio0"].map(|node| (node.to_owned(), 1000));
     assert_eq!(*kernel.given.borrow(), given);
 }
@@ -83,7 +85,8 @@ fn per_device_vfio_node_is_chowned_if_present() {
 fn functions_are_bound_all_or_none() {
     let tree = TestTree::with_functions("second-function 13; mount nvme1n1 /b");
     let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
-    let refused = bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
+    let refused =
+        bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "bind 0000:5f:00.0: nvme1n1 is mounted at /b, expected disks that are not in use"
@@ -92,8 +95,10 @@ fn functions_are_bound_all_or_none() {
 
     let tree = TestTree::with_functions("second-function 13");
     let kernel = FakeKernel::new(&tree);
-    *kernel.refuses.borrow_mut() = Some((test_function(SECOND, "driver_override"), Errno::PERM));
-    let refused = bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
+    *kernel.refuses.borrow_mut() =
+        Some((function_sysfs_path(SECOND, "driver_override"), Errno::PERM));
+    let refused =
+        bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
     assert!(
         refused
             .to_string()
@@ -106,23 +111,23 @@ fn functions_are_bound_all_or_none() {
         tree.driver_state()
             .contains("0000:5e:00.0 driver Some(\"nvme\") override Some(\"(null)\")")
     );
-    assert_eq!(recorded_functions(&tree.machine), []);
+    assert_eq!(functions_bound_by_tenmil(&tree.machine), []);
 }
 
 #[test]
 fn functions_bound_before_stay_bound_if_a_later_bind_fails() {
     let tree = TestTree::with_functions("second-function 13");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
-    for refused in [test_function(SECOND, "driver_override"), "dev/vfio/12".to_owned()] {
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap();
+    for refused in [function_sysfs_path(SECOND, "driver_override"), "dev/vfio/12".to_owned()] {
         *kernel.refuses.borrow_mut() = Some((refused.clone(), Errno::PERM));
-        let error =
-            bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(Some(1000), false)).unwrap_err();
+        let error = bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(Some(1000), false))
+            .unwrap_err();
         assert!(matches!(&error, BindError::Step { undone: true, .. }), "{refused}: {error:?}");
-        let driver = |at| tree.machine.link_target_name(&test_function(at, "driver"));
+        let driver = |at| tree.machine.link_target_name(&function_sysfs_path(at, "driver"));
         assert_eq!(driver(FUNCTION).as_deref(), Some("vfio-pci"), "{refused}");
         assert_eq!(driver(SECOND).as_deref(), Some("nvme"), "{refused}");
-        assert_eq!(recorded_functions(&tree.machine), [test_address(FUNCTION)], "{refused}");
+        assert_eq!(functions_bound_by_tenmil(&tree.machine), [test_address(FUNCTION)], "{refused}");
     }
 }
 
@@ -131,19 +136,21 @@ fn function_opened_meanwhile_is_not_unbound_by_undo() {
     let tree = TestTree::with_functions("second-function 13");
     let kernel = FakeKernel::new(&tree);
     kernel.is_awaited.set(true);
-    *kernel.refuses.borrow_mut() = Some((test_function(SECOND, "driver_override"), Errno::PERM));
-    let error = bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
+    *kernel.refuses.borrow_mut() =
+        Some((function_sysfs_path(SECOND, "driver_override"), Errno::PERM));
+    let error =
+        bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap_err();
     assert!(matches!(&error, BindError::Step { undone: false, .. }), "{error:?}");
-    let driver = tree.machine.link_target_name(&test_function(FUNCTION, "driver"));
+    let driver = tree.machine.link_target_name(&function_sysfs_path(FUNCTION, "driver"));
     assert_eq!(driver.as_deref(), Some("vfio-pci"), "the kernel would wait without end");
 }
 
 #[test]
-fn noiommu_function_is_rebound_and_foreign_users_are_noticed() {
+fn repeated_noiommu_bind_succeeds_unless_opened_by_others() {
     let tree = TestTree::with_functions("no-iommu");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
-    let again = bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
+    let again = bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
     assert!(!again[0].is_new && kernel.given.borrow().is_empty());
     assert_eq!(
         NvmeFunction::at_address(&tree.machine, test_address(FUNCTION)).unwrap().group,
@@ -168,7 +175,8 @@ fn rejected_step_is_named_and_earlier_steps_are_undone() {
         let tree = TestTree::with_functions("");
         let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
         *kernel.refuses.borrow_mut() = Some((end.into(), Errno::ACCESS));
-        let refused = bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap_err();
+        let refused =
+            bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), false)).unwrap_err();
         assert!(refused.to_string().starts_with(expected), "{refused}");
         assert_eq!(refused.category(), tenmil_base::ErrorCategory::Environment);
         *kernel.refuses.borrow_mut() = None;
@@ -182,7 +190,7 @@ fn driver_that_does_not_bind_is_noticed() {
     let tree = TestTree::with_functions("no-iommu");
     let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
     kernel.probes_in_vain.set(true);
-    let refused = bind_one(&kernel, &[FUNCTION], &bind_request(None, true)).unwrap_err();
+    let refused = bind_addresses(&kernel, &[FUNCTION], &bind_request(None, true)).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "echo 0000:5e:00.0 > /sys/bus/pci/drivers_probe: driver is none, expected vfio-pci"
@@ -215,8 +223,8 @@ fn noiommu_parameter_is_restored_with_the_last_function() {
     let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
     let switch =
         || tree.machine.read_trimmed("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
-    bind_one(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
-    bind_one(&kernel, &[SECOND], &bind_request(Some(1000), true)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(Some(1000), true)).unwrap();
+    bind_addresses(&kernel, &[SECOND], &bind_request(Some(1000), true)).unwrap();
     assert_eq!(switch().as_deref(), Some("Y"));
     assert!(kernel.given.borrow().is_empty(), "no-IOMMU nodes require CAP_SYS_RAWIO");
     let (_, error) =
@@ -252,7 +260,7 @@ fn unrecorded_function_is_bound_to_the_named_driver() {
 fn damaged_record_is_reported_with_its_fix() {
     let tree = TestTree::with_functions("");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
     tree.write_file("run/tenmil/0000:5e:00.0.bound", "boot 2f1c\ndriver nvme; reboot\n");
     let (back, error) = unbind_functions(&kernel, &UnbindSelection::All);
     let error = error.unwrap_err();
@@ -261,14 +269,14 @@ fn damaged_record_is_reported_with_its_fix() {
     unbind_functions(&kernel, &UnbindSelection::To(vec![test_address(FUNCTION)], "nvme".into()))
         .1
         .unwrap();
-    assert_eq!(recorded_functions(&tree.machine), []);
+    assert_eq!(functions_bound_by_tenmil(&tree.machine), []);
 }
 
 #[test]
 fn function_in_use_is_not_unbound() {
     let tree = TestTree::with_functions("");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
     tree.write_file("proc/41/comm", "tenmil\n");
     tree.link("proc/41/fd/9", "/dev/vfio/12");
     let error = unbind_functions(&kernel, &UnbindSelection::All).1.unwrap_err();
@@ -286,8 +294,8 @@ fn function_in_use_is_not_unbound() {
 fn function_whose_group_is_in_use_is_not_unbound() {
     let tree = TestTree::with_functions("second-function 12");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap();
-    tree.write_file(&test_function(FUNCTION, "vfio-dev/vfio1/x"), "");
+    bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap();
+    tree.write_file(&function_sysfs_path(FUNCTION, "vfio-dev/vfio1/x"), "");
     tree.write_file("proc/41/comm", "tenmil\n");
     tree.link("proc/41/fd/9", "/dev/vfio/devices/vfio1");
     let second = UnbindSelection::These(vec![test_address(SECOND)]);
@@ -304,7 +312,7 @@ fn function_whose_group_is_in_use_is_not_unbound() {
 fn missing_original_driver_keeps_the_record() {
     let tree = TestTree::with_functions("second-function 13");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
+    bind_addresses(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
     tree.remove("sys/bus/pci/drivers/nvme");
     let error = unbind_functions(&kernel, &UnbindSelection::All).1.unwrap_err();
     assert_eq!(
@@ -314,15 +322,16 @@ fn missing_original_driver_keeps_the_record() {
             "Load it with `sudo modprobe nvme`."
         )
     );
-    assert_eq!(recorded_functions(&tree.machine), [test_address(FUNCTION)]);
+    assert_eq!(functions_bound_by_tenmil(&tree.machine), [test_address(FUNCTION)]);
 }
 
 #[test]
 fn one_failed_unbind_does_not_prevent_others() {
     let tree = TestTree::with_functions("second-function 13");
     let kernel = FakeKernel::new(&tree);
-    bind_one(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap();
-    *kernel.refuses.borrow_mut() = Some((test_function(FUNCTION, "driver_override"), Errno::IO));
+    bind_addresses(&kernel, &[FUNCTION, SECOND], &bind_request(None, false)).unwrap();
+    *kernel.refuses.borrow_mut() =
+        Some((function_sysfs_path(FUNCTION, "driver_override"), Errno::IO));
     let (back, error) = unbind_functions(&kernel, &UnbindSelection::All);
     assert_eq!(back, [test_address(SECOND)]);
     assert!(error.is_err());
@@ -333,18 +342,18 @@ fn removed_or_reassigned_function_is_forgotten() {
     for change in ["gone", "driver uio_pci_generic"] {
         let tree = TestTree::with_functions("");
         let kernel = FakeKernel::new(&tree);
-        bind_one(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
+        bind_addresses(&kernel, &[FUNCTION], &bind_request(None, false)).unwrap();
         if change == "gone" {
-            tree.remove(&test_function(FUNCTION, ""));
+            tree.remove(&function_sysfs_path(FUNCTION, ""));
         } else {
-            tree.write_file(&test_function(FUNCTION, "driver_override"), "uio_pci_generic\n");
-            tree.remove(&test_function(FUNCTION, "driver"));
-            tree.link(&test_function(FUNCTION, "driver"), "../../drivers/uio_pci_generic");
+            tree.write_file(&function_sysfs_path(FUNCTION, "driver_override"), "uio_pci_generic\n");
+            tree.remove(&function_sysfs_path(FUNCTION, "driver"));
+            tree.link(&function_sysfs_path(FUNCTION, "driver"), "../../drivers/uio_pci_generic");
         }
         unbind_functions(&kernel, &UnbindSelection::All).1.unwrap();
-        let driver = tree.machine.link_target_name(&test_function(FUNCTION, "driver"));
+        let driver = tree.machine.link_target_name(&function_sysfs_path(FUNCTION, "driver"));
         assert_eq!(driver, (change != "gone").then(|| "uio_pci_generic".into()));
-        assert_eq!(recorded_functions(&tree.machine), []);
+        assert_eq!(functions_bound_by_tenmil(&tree.machine), []);
     }
 }
 
@@ -365,7 +374,7 @@ fn function_description_has_all_known_properties() {
     let used = function.disk_users(&tree.machine);
     assert_eq!(used.found[0].to_string(), "nvme0n1p1 is mounted at /srv");
 
-    let model = test_function(FUNCTION, "nvme/nvme0/model");
+    let model = function_sysfs_path(FUNCTION, "nvme/nvme0/model");
     tree.write_file(&model, "(efault)\n");
     let early = &NvmeFunction::all_nvme_functions(&tree.machine)[0];
     assert_eq!(early.model(), "8086:0a54", "its controller has not said anything yet");

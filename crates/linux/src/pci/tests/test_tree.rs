@@ -37,7 +37,7 @@ impl TestTree {
         let root = tempfile::tempdir().unwrap();
         let machine = KernelFiles::under_root(root.path());
         let tree = Self { root, machine };
-        tree.base();
+        tree.add_drivers_and_parameters();
         for clause in words.split(';').map(str::trim).filter(|clause| !clause.is_empty()) {
             let words: Vec<&str> = clause.split_whitespace().collect();
             tree.add_group(words[0], &words[1..]);
@@ -45,7 +45,7 @@ impl TestTree {
         tree
     }
 
-    fn base(&self) {
+    fn add_drivers_and_parameters(&self) {
         for driver in ["nvme", "vfio-pci", "ahci"] {
             self.write_file(&format!("sys/bus/pci/drivers/{driver}/unbind"), "");
         }
@@ -56,10 +56,10 @@ impl TestTree {
         self.write_file("proc/self/mountinfo", "");
         self.write_file("proc/swaps", "Filename Type Size Used Priority\n");
         self.write_file("run/x", "");
-        self.test_function(FUNCTION, "12", "0x010802");
-        self.controller(FUNCTION, "nvme0", SERIAL);
-        self.disk(FUNCTION, "nvme0", "nvme0n1", "259:0");
-        self.partition(FUNCTION, "nvme0", "nvme0n1", 1);
+        self.add_function(FUNCTION, "12", "0x010802");
+        self.add_controller(FUNCTION, "nvme0", SERIAL);
+        self.add_disk(FUNCTION, "nvme0", "nvme0n1", "259:0");
+        self.add_partition(FUNCTION, "nvme0", "nvme0n1", 1);
     }
 
     fn add_group(&self, word: &str, rest: &[&str]) {
@@ -116,23 +116,23 @@ impl TestTree {
             ("locked", [path]) => {
                 self.write_file(&format!("locked/{}", path.replace('/', "!")), "")
             }
-            ("second-disk", []) => self.disk(FUNCTION, "nvme0", "nvme0n2", "259:8"),
+            ("second-disk", []) => self.add_disk(FUNCTION, "nvme0", "nvme0n2", "259:8"),
             ("second-function", [group]) => {
-                self.test_function(SECOND, group, "0x010802");
-                self.controller(SECOND, "nvme1", "S5XX");
-                self.disk(SECOND, "nvme1", "nvme1n1", "259:16");
+                self.add_function(SECOND, group, "0x010802");
+                self.add_controller(SECOND, "nvme1", "S5XX");
+                self.add_disk(SECOND, "nvme1", "nvme1n1", "259:16");
             }
             // One disk of the kernel through one controller or several.
-            ("paths", controllers) => self.paths(controllers),
+            ("paths", controllers) => self.add_multipath_controllers(controllers),
             ("neighbour", [other, driver, class]) => {
-                self.test_function(other, "12", class);
-                self.remove(&test_function(other, "driver"));
+                self.add_function(other, "12", class);
+                self.remove(&function_sysfs_path(other, "driver"));
                 if *driver != "none" {
-                    self.driver(other, driver);
+                    self.set_driver(other, driver);
                 }
             }
-            ("no-iommu", []) => self.no_iommu(FUNCTION),
-            ("no-iommu-second", []) => self.no_iommu(SECOND),
+            ("no-iommu", []) => self.remove_iommu_groups(FUNCTION),
+            ("no-iommu-second", []) => self.remove_iommu_groups(SECOND),
             ("no-switch", []) => self.remove("sys/module/vfio/parameters"),
             ("no-vfio", []) => self.remove("sys/bus/pci/drivers/vfio-pci"),
             ("module", [path]) => {
@@ -141,30 +141,30 @@ impl TestTree {
                     &format!("kernel/drivers/{path}:\n"),
                 );
             }
-            ("class", [class]) => self.write_file(&test_function(FUNCTION, "class"), class),
+            ("class", [class]) => self.write_file(&function_sysfs_path(FUNCTION, "class"), class),
             ("virtual", [count]) => {
-                self.write_file(&test_function(FUNCTION, "sriov_numvfs"), count)
+                self.write_file(&function_sysfs_path(FUNCTION, "sriov_numvfs"), count)
             }
             ("override", [driver]) => {
-                self.write_file(&test_function(FUNCTION, "driver_override"), driver)
+                self.write_file(&function_sysfs_path(FUNCTION, "driver_override"), driver)
             }
             ("driver", [driver]) => {
-                self.remove(&test_function(FUNCTION, "driver"));
-                self.remove(&test_function(FUNCTION, "nvme"));
+                self.remove(&function_sysfs_path(FUNCTION, "driver"));
+                self.remove(&function_sysfs_path(FUNCTION, "nvme"));
                 if *driver != "none" {
-                    self.driver(FUNCTION, driver);
+                    self.set_driver(FUNCTION, driver);
                 }
             }
             ("vmd", [own]) => {
                 self.write_file("sys/bus/pci/drivers/vmd/unbind", "");
-                self.test_function(own, "12", "0x010802");
+                self.add_function(own, "12", "0x010802");
             }
-            ("gone", []) => self.remove(&test_function(FUNCTION, "")),
+            ("gone", []) => self.remove(&function_sysfs_path(FUNCTION, "")),
             other => panic!("no word {other:?}"),
         }
     }
 
-    fn test_function(&self, at: &str, group: &str, class: &str) {
+    fn add_function(&self, at: &str, group: &str, class: &str) {
         for (name, text) in [
             ("class", class),
             ("vendor", "0x8086\n"),
@@ -172,28 +172,28 @@ impl TestTree {
             ("numa_node", "1\n"),
             ("driver_override", "(null)\n"),
         ] {
-            self.write_file(&test_function(at, name), text);
+            self.write_file(&function_sysfs_path(at, name), text);
         }
-        self.driver(at, "nvme");
+        self.set_driver(at, "nvme");
         self.link(
-            &test_function(at, "iommu_group"),
+            &function_sysfs_path(at, "iommu_group"),
             &format!("../../../kernel/iommu_groups/{group}"),
         );
         self.write_file(&format!("sys/kernel/iommu_groups/{group}/devices/{at}/x"), "");
     }
 
-    fn driver(&self, at: &str, driver: &str) {
+    fn set_driver(&self, at: &str, driver: &str) {
         self.write_file(&format!("sys/bus/pci/drivers/{driver}/unbind"), "");
-        self.link(&test_function(at, "driver"), &format!("../../drivers/{driver}"));
+        self.link(&function_sysfs_path(at, "driver"), &format!("../../drivers/{driver}"));
     }
 
-    fn no_iommu(&self, at: &str) {
-        self.remove(&test_function(at, "iommu_group"));
+    fn remove_iommu_groups(&self, at: &str) {
+        self.remove(&function_sysfs_path(at, "iommu_group"));
         self.remove("sys/kernel/iommu_groups");
     }
 
-    fn controller(&self, at: &str, name: &str, serial: &str) {
-        let directory = test_function(at, &format!("nvme/{name}"));
+    fn add_controller(&self, at: &str, name: &str, serial: &str) {
+        let directory = function_sysfs_path(at, &format!("nvme/{name}"));
         self.write_file(&format!("{directory}/model"), "Disk 9       \n");
         self.write_file(&format!("{directory}/serial"), &format!("{serial}      \n"));
         self.write_file(&format!("{directory}/state"), "live\n");
@@ -201,11 +201,15 @@ impl TestTree {
         self.write_file(&format!("{directory}/cmbsz"), "16897\n");
     }
 
-    fn disk(&self, at: &str, controller: &str, name: &str, number: &str) {
-        self.disk_in(&test_function(at, &format!("nvme/{controller}/{name}")), name, number);
+    fn add_disk(&self, at: &str, controller: &str, name: &str, number: &str) {
+        self.add_disk_at(
+            &function_sysfs_path(at, &format!("nvme/{controller}/{name}")),
+            name,
+            number,
+        );
     }
 
-    fn disk_in(&self, directory: &str, name: &str, number: &str) {
+    fn add_disk_at(&self, directory: &str, name: &str, number: &str) {
         self.write_file(&format!("{directory}/dev"), number);
         self.write_file(&format!("{directory}/uevent"), &format!("DEVNAME={name}\n"));
         for link in [format!("sys/block/{name}"), format!("sys/dev/block/{number}")] {
@@ -216,18 +220,18 @@ impl TestTree {
         self.write_file(&format!("dev/{name}"), "");
     }
 
-    fn partition(&self, at: &str, controller: &str, disk: &str, number: u32) {
+    fn add_partition(&self, at: &str, controller: &str, disk: &str, number: u32) {
         let name = format!("{disk}p{number}");
-        let directory = test_function(at, &format!("nvme/{controller}/{disk}/{name}"));
-        self.disk_in(&directory, &name, &format!("259:{number}"));
+        let directory = function_sysfs_path(at, &format!("nvme/{controller}/{disk}/{name}"));
+        self.add_disk_at(&directory, &name, &format!("259:{number}"));
         self.write_file(&format!("{directory}/partition"), &format!("{number}\n"));
     }
 
-    fn paths(&self, controllers: &[&str]) {
-        self.remove(&test_function(FUNCTION, "nvme/nvme0/nvme0n1"));
-        self.write_file(&test_function(FUNCTION, "nvme/nvme0/nvme0c0n1/size"), "8\n");
+    fn add_multipath_controllers(&self, controllers: &[&str]) {
+        self.remove(&function_sysfs_path(FUNCTION, "nvme/nvme0/nvme0n1"));
+        self.write_file(&function_sysfs_path(FUNCTION, "nvme/nvme0/nvme0c0n1/size"), "8\n");
         let subsystem = "sys/class/nvme-subsystem/nvme-subsys0";
-        self.disk_in(&format!("{subsystem}/nvme0n1"), "nvme0n1", "259:0");
+        self.add_disk_at(&format!("{subsystem}/nvme0n1"), "nvme0n1", "259:0");
         for controller in controllers {
             self.write_file(&format!("{subsystem}/{controller}/state"), "live\n");
         }
@@ -277,8 +281,8 @@ impl TestTree {
     pub(super) fn driver_state(&self) -> String {
         let mut state = String::new();
         for at in [FUNCTION, SECOND] {
-            let driver = self.machine.link_target_name(&test_function(at, "driver"));
-            let pinned = self.machine.read_trimmed(&test_function(at, "driver_override"));
+            let driver = self.machine.link_target_name(&function_sysfs_path(at, "driver"));
+            let pinned = self.machine.read_trimmed(&function_sysfs_path(at, "driver_override"));
             state += &format!("{at} driver {driver:?} override {pinned:?}\n");
         }
         let switch = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
@@ -290,6 +294,6 @@ impl TestTree {
     }
 }
 
-pub(super) fn test_function(at: &str, name: &str) -> String {
+pub(super) fn function_sysfs_path(at: &str, name: &str) -> String {
     format!("sys/bus/pci/devices/{at}/{name}")
 }

@@ -12,7 +12,7 @@ use tenmil_dma::RegionTable;
 use super::super::socket_options::{busy_poll_of, set_busy_poll};
 use super::NapiGroups;
 use crate::ethtool;
-use crate::socket::{SocketFactory, SocketOptions};
+use crate::socket::{SocketOptions, SocketStreamFactory};
 
 const BUSY: Span = Span::from_us(50);
 
@@ -67,7 +67,7 @@ fn run_ip_command(line: &str) -> bool {
 }
 
 /// This test in a network namespace of its own, in another role.
-fn run_script(part: &str) -> Command {
+fn role_command(part: &str) -> Command {
     let mut command = Command::new("unshare");
     command.arg("-n").arg(std::env::current_exe().unwrap());
     command.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -78,8 +78,8 @@ fn run_script(part: &str) -> Command {
 #[test]
 fn sockets_of_one_nic_queue_form_a_group_with_one_poller() {
     match std::env::var(PART).as_deref() {
-        Ok("host") => return run_ip(),
-        Ok("target") => return reply(),
+        Ok("host") => return connect_from_host_role(),
+        Ok("target") => return accept_in_target_role(),
         _ => {}
     }
     let may = Command::new("unshare").args(["-n", "ip", "link"]).output();
@@ -87,13 +87,13 @@ fn sockets_of_one_nic_queue_form_a_group_with_one_poller() {
         println!("skipped: it takes root, unshare and ip");
         return;
     }
-    let output = run_script("host").output().unwrap();
+    let output = role_command("host").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Creates the card, and connects.
-fn run_ip() {
-    let mut target = run_script("target").spawn().unwrap();
+fn connect_from_host_role() {
+    let mut target = role_command("target").spawn().unwrap();
     let mut said = BufReader::new(target.stdout.take().unwrap());
     let mut wait_for = |word: &str| {
         let mut line = String::new();
@@ -121,7 +121,7 @@ fn run_ip() {
 }
 
 /// Accepts the connection.
-fn reply() {
+fn accept_in_target_role() {
     println!("there");
     let has_come = (0..500).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
@@ -132,7 +132,7 @@ fn reply() {
     let listener = TcpListener::bind(ADDRESS).unwrap();
     println!("listening");
     let options = SocketOptions { busy_poll: Some(BUSY), ..SocketOptions::default() };
-    let sockets = SocketFactory::new(RegionTable::new(1), options);
+    let sockets = SocketStreamFactory::new(RegionTable::new(1), options);
     let mut seen: Vec<OwnedFd> = Vec::new();
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS {

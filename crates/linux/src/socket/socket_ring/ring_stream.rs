@@ -12,7 +12,7 @@ use super::provided_buffers::{FilledBuffer, HEADROOM};
 use super::socket_slot::{SocketSlot, StreamEnd};
 use super::{RingState, SocketRing};
 use crate::poll_set::Interest;
-use crate::socket::socket_waiter::{ERRORS, SocketWaiter};
+use crate::socket::socket_waiter::{ERRORS, SocketReadinessDescriptor};
 use crate::socket::zero_copy::ZeroCopyThreshold;
 use crate::socket_stream::{local_address_of, name_of_peer};
 
@@ -31,7 +31,7 @@ pub(in crate::socket) struct RingStream {
     /// The end of the stream has been reported.
     is_over: bool,
     is_abandoned: bool,
-    waiter: SocketWaiter,
+    waiter: SocketReadinessDescriptor,
     peer: String,
 }
 
@@ -45,7 +45,7 @@ impl RingStream {
         regions: RegionTable,
         threshold: ZeroCopyThreshold,
     ) -> io::Result<Self> {
-        let waiter = SocketWaiter::new()?;
+        let waiter = SocketReadinessDescriptor::new()?;
         let peer = name_of_peer(socket.as_fd());
         let mut core = ring.lock_state();
         let looked_at = core.generation;
@@ -268,7 +268,7 @@ impl Stream for RingStream {
         core.enter_kernel();
         core.slot_mut(self.key).abort();
         core.enter_kernel();
-        let _ = self.waiter.wait_for(core.slot_mut(self.key).socket_fd(), None);
+        let _ = self.waiter.set_awaited_events(core.slot_mut(self.key).socket_fd(), None);
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -303,7 +303,7 @@ impl Stream for RingStream {
             writable: wants_space || is_sending,
         };
         let wanted = (wanted != ERRORS).then_some(wanted);
-        let waits = self.waiter.wait_for(slot.socket_fd(), wanted);
+        let waits = self.waiter.set_awaited_events(slot.socket_fd(), wanted);
         has_bytes || core.has_wakeup || has_failed || waits.is_err()
     }
 
@@ -331,7 +331,7 @@ impl Drop for RingStream {
     fn drop(&mut self) {
         let mut core = self.ring.lock_state();
         // Removed from the poll set before the descriptor number may be reused.
-        let _ = self.waiter.wait_for(core.slot_mut(self.key).socket_fd(), None);
+        let _ = self.waiter.set_awaited_events(core.slot_mut(self.key).socket_fd(), None);
         core.detach_stream(self.key, self.held.take());
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use tenmil_base::{RecvResult, SendSlice, Stream};
 use tenmil_dma::RegionTable;
 
-use super::super::socket_factory::SharedSocketStats;
 use super::super::socket_options::SocketOptions;
+use super::super::socket_stream_factory::SharedSocketStats;
 use super::super::zero_copy::ZeroCopyThreshold;
 use super::{EntryKind, RingStream, SocketRing, from_user_data, to_user_data};
 

@@ -11,10 +11,10 @@ use super::{
 };
 use crate::controller::Controller;
 use crate::controller::commands::CommandResult;
-use crate::controller::interface::{AdminOutcome, AdminResult};
-use crate::controller::queues::GrantedQueues;
+use crate::controller::io_queue_commands::GrantedQueues;
 use crate::controller::reservation::HostId;
 use crate::controller::subsystem::{SubsystemState, WriteProtection};
+use crate::controller::transport_interface::{AdminOutcome, AdminResult};
 
 /// Timestamp, as set by a host (Base 2.1 §5.1.25.1.10).
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,7 +48,7 @@ impl Timestamp {
 
 impl Controller {
     /// Data bytes returned by a Get Features command.
-    pub(in crate::controller) fn get_features_bytes(
+    pub(in crate::controller) fn get_features_data_len(
         &self,
         get: &GetFeatures,
     ) -> Result<u32, Status> {
@@ -56,16 +56,16 @@ impl Controller {
         match get.sel {
             FeatureSelect::SupportedCapabilities => Ok(0),
             FeatureSelect::Reserved(_) => Err(Status::INVALID_FIELD),
-            _ => Ok(feature_data_bytes(attributes.feature, get.cdw11)),
+            _ => Ok(feature_data_len(attributes.feature, get.cdw11)),
         }
     }
 
     /// Data bytes of a Set Features command.
-    pub(in crate::controller) fn set_features_bytes(
+    pub(in crate::controller) fn set_features_data_len(
         &self,
         set: &SetFeatures,
     ) -> Result<u32, Status> {
-        Ok(feature_data_bytes(self.feature_attributes(set.fid)?.feature, set.cdw11))
+        Ok(feature_data_len(self.feature_attributes(set.fid)?.feature, set.cdw11))
     }
 
     pub(in crate::controller) fn get_features(
@@ -76,11 +76,11 @@ impl Controller {
     ) -> CommandResult {
         let attributes = self.feature_attributes(get.fid)?;
         let subsystem = self.subsystem.clone();
-        let state = subsystem.lock();
+        let state = subsystem.lock_state();
         // The NSID is ignored for features with controller scope: tools that operate on a block device
         // pass it with every feature.
         let nsids = match attributes.is_per_namespace {
-            true => self.select_namespaces(&state, get.nsid)?,
+            true => self.selected_nsids(&state, get.nsid)?,
             false => Vec::new(),
         };
         if attributes.is_per_namespace && get.nsid == u32::MAX {
@@ -92,7 +92,7 @@ impl Controller {
             FeatureSelect::Current => self.current_feature_value(&state, now, get, nsid, data)?,
             FeatureSelect::Default | FeatureSelect::Saved => {
                 data.clear();
-                data.resize(feature_data_bytes(attributes.feature, get.cdw11) as usize, 0);
+                data.resize(feature_data_len(attributes.feature, get.cdw11) as usize, 0);
                 let key = FeatureKey { feature, selector: feature_selector(get, nsid)? };
                 match get.sel {
                     FeatureSelect::Saved => self.values.saved(key),
@@ -127,11 +127,11 @@ impl Controller {
         let has_ana = self.subsystem.constants().ana_groups > 0;
         check_value(attributes.feature, set.cdw11, &self.config, has_ana)?;
         let subsystem = self.subsystem.clone();
-        let mut state = subsystem.lock();
-        let nsids = self.feature_targets(&state, attributes, set.nsid)?;
+        let mut state = subsystem.lock_state();
+        let nsids = self.feature_nsids(&state, attributes, set.nsid)?;
         // Completed only after the reservation store has made the change durable.
         if attributes.feature == Feature::ReservationPersistence {
-            return self.persist_reservations(state, cid, &nsids, set.cdw11 & 1 != 0);
+            return self.set_reservation_persistence(state, cid, &nsids, set.cdw11 & 1 != 0);
         }
         let result = if attributes.is_per_namespace {
             for nsid in nsids {
@@ -161,14 +161,14 @@ impl Controller {
     }
 
     /// Namespaces whose value is set; none if the feature has controller scope.
-    fn feature_targets(
+    fn feature_nsids(
         &self,
         state: &SubsystemState,
         attributes: FeatureAttributes,
         nsid: u32,
     ) -> Result<Vec<u32>, Status> {
         if attributes.is_per_namespace {
-            return self.select_namespaces(state, nsid);
+            return self.selected_nsids(state, nsid);
         }
         match nsid {
             0 | u32::MAX => Ok(Vec::new()),
@@ -207,10 +207,10 @@ impl Controller {
                 data.resize(512, 0);
                 0
             }
-            Feature::HostIdentifier => self.host_identifier(get.cdw11 & 1 != 0, data)?,
-            Feature::ReservationPersistence => {
-                record.is_some_and(|record| record.reservations.persists()).into()
-            }
+            Feature::HostIdentifier => self.append_host_identifier(get.cdw11 & 1 != 0, data)?,
+            Feature::ReservationPersistence => record
+                .is_some_and(|record| record.reservations.persists_through_power_loss())
+                .into(),
             Feature::NamespaceWriteProtection => {
                 record.map_or(0, |record| record.protection as u32)
             }
@@ -235,7 +235,7 @@ impl Controller {
             Feature::NumberOfQueues => {
                 return self.granted.negotiate(dword, self.config.io_queues_max);
             }
-            Feature::KeepAliveTimer => self.keep_alive.set(now, dword)?,
+            Feature::KeepAliveTimer => self.keep_alive.set_timeout(now, dword)?,
             Feature::AutonomousPowerStateTransition => {
                 self.power.set_transition_table(data)?;
                 self.power.is_autonomous = dword & 1 != 0;
@@ -282,7 +282,7 @@ impl Controller {
                     return Err(Status::FEATURE_NOT_CHANGEABLE);
                 }
                 record.protection = wanted;
-                state.notify_changed(nsid);
+                state.notify_namespace_changed(nsid);
             }
             _ => self.values.set_value(FeatureKey { feature, selector: nsid }, set.cdw11, set.sv),
         }
@@ -333,7 +333,7 @@ impl Controller {
         Ok(0)
     }
 
-    fn host_identifier(&self, is_extended: bool, data: &mut Vec<u8>) -> Result<u32, Status> {
+    fn append_host_identifier(&self, is_extended: bool, data: &mut Vec<u8>) -> Result<u32, Status> {
         match (self.host, is_extended) {
             (HostId::Anonymous(_), false) => data.extend([0; 8]),
             (HostId::Anonymous(_), true) => data.extend([0; 16]),
@@ -356,7 +356,7 @@ fn parse_host_identifier(is_extended: bool, data: &[u8]) -> Option<HostId> {
 }
 
 /// Data bytes of a feature's value; a host identifier has two lengths.
-fn feature_data_bytes(feature: Feature, dword: u32) -> u32 {
+fn feature_data_len(feature: Feature, dword: u32) -> u32 {
     u32::try_from(feature.len_bytes(dword & 1 != 0)).unwrap_or(0)
 }
 

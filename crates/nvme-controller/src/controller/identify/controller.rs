@@ -27,7 +27,7 @@ impl Controller {
         let can_format = self.can_format();
         let has_cache = self.has_volatile_cache();
         let uncorrectable = self.can_write_uncorrectable();
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let mut page = IdentifyController::zeroed();
         self.put_names(&state, &mut page);
         self.put_admin(&state, can_format, &mut page);
@@ -49,7 +49,7 @@ impl Controller {
             .ssvid(self.config.pci_vendor)
             .sn(Ascii::new(&info.serial))
             .mn(Ascii::new(&info.model))
-            .fr(Ascii(state.firmware.running()))
+            .fr(Ascii(state.firmware.active_revision()))
             .subnqn(Ascii(subnqn))
             .cntlid(self.config.cntlid)
             .ver(VERSION_2_1)
@@ -65,10 +65,10 @@ impl Controller {
             .rhii(self.needs_host_identifier())
             .tbkas(true)
             .format(can_format)
-            .firmware(self.supports(AdminOpcode::FirmwareCommit))
-            .namespace_management(self.manages_namespaces())
-            .self_test(self.supports(AdminOpcode::DeviceSelfTest))
-            .doorbell_buffer(self.supports(AdminOpcode::DoorbellBufferConfig))
+            .firmware(self.supports_admin_opcode(AdminOpcode::FirmwareCommit))
+            .namespace_management(self.supports_namespace_management())
+            .self_test(self.supports_admin_opcode(AdminOpcode::DeviceSelfTest))
+            .doorbell_buffer(self.supports_admin_opcode(AdminOpcode::DoorbellBufferConfig))
             .ffsro(true)
             .nofs(SLOTS)
             .fawr(true)
@@ -78,8 +78,8 @@ impl Controller {
             .telemetry(true)
             .mlps(true)
             .edstt(SELF_TEST_MINUTES)
-            .kas(self.keep_alive.granularity());
-        if self.manages_namespaces() {
+            .kas(self.keep_alive.granularity_100ms());
+        if self.supports_namespace_management() {
             page.set().tnvmcap(state.capacity_bytes()).unvmcap(state.unallocated_bytes().into());
         }
     }
@@ -116,7 +116,7 @@ impl Controller {
             .ana_persistent_loss(true)
             .ana_change(true)
             .ana_group_fixed(true)
-            .ana_group_managed(self.manages_namespaces())
+            .ana_group_managed(self.supports_namespace_management())
             .anagrpmax(groups)
             .nanagrpid(groups);
     }

@@ -6,8 +6,8 @@ use tenmil_wire::Status;
 use tenmil_wire::identify::{IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat, NSID_ALL};
 
 use crate::controller::Controller;
-use crate::controller::config::Persistence;
-use crate::controller::subsystem::{NamespaceEntry, block_size_shift, format_sizes};
+use crate::controller::config::ReservationPersistenceMode;
+use crate::controller::subsystem::{NamespaceEntry, block_size_shift, formattable_block_sizes};
 use crate::namespace::CopyLimits;
 
 /// RESCAP with every reservation type, persistence, and the newer meaning of IEKEY (NVM 1.1 §4.1.5.1).
@@ -16,19 +16,19 @@ const EVERY_RESERVATION: u8 = 0xff;
 const PERSISTS: u8 = 1;
 
 impl Controller {
-    pub(super) fn identify_namespace(
+    pub(super) fn append_identify_namespace(
         &self,
         nsid: u32,
         must_be_attached: bool,
         page: &mut Vec<u8>,
     ) -> Result<(), Status> {
         // NSID FFFFFFFFh: common properties of namespaces that a host creates (NVM 1.1 §4.1.5.1).
-        if nsid == NSID_ALL && must_be_attached && self.manages_namespaces() {
+        if nsid == NSID_ALL && must_be_attached && self.supports_namespace_management() {
             let sizes = &self.subsystem.constants().pool_block_sizes;
-            page.extend(put_formats(IdentifyNamespace::zeroed(), sizes).as_bytes());
+            page.extend(put_lba_formats(IdentifyNamespace::zeroed(), sizes).as_bytes());
             return Ok(());
         }
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         if let Some(record) = self.identified_namespace(&state, nsid, must_be_attached)? {
             page.extend(self.namespace_structure(record).as_bytes());
         }
@@ -37,7 +37,7 @@ impl Controller {
 
     fn namespace_structure(&self, record: &NamespaceEntry) -> IdentifyNamespace {
         let limits = &record.limits;
-        let sizes = format_sizes(limits);
+        let sizes = formattable_block_sizes(limits);
         let blocks = record.block_count();
         let device_shift = record.block_shift.saturating_sub(block_size_shift(limits.block_size));
         let atomic = u16::try_from((limits.atomic_write_blocks >> device_shift).max(1) - 1);
@@ -45,7 +45,7 @@ impl Controller {
         let boundary = limits.optimal_boundary_blocks >> device_shift;
         let copy = CopyLimits::DEFAULT;
         let format = sizes.iter().position(|&size| block_size_shift(size) == record.block_shift);
-        let mut page = put_formats(IdentifyNamespace::zeroed(), &sizes);
+        let mut page = put_lba_formats(IdentifyNamespace::zeroed(), &sizes);
         page.set()
             .nsze(blocks)
             .ncap(blocks)
@@ -61,11 +61,11 @@ impl Controller {
             .mssrl(copy.range_blocks_max)
             .mcl(copy.blocks_max)
             .msrc(u8::try_from(copy.ranges_max - 1).unwrap_or(u8::MAX))
-            .cwp(record.is_protected())
+            .cwp(record.is_write_protected())
             .nguid(record.identity.nguid)
             .eui64(record.identity.eui64);
         if self.subsystem.constants().reservations {
-            page.set().rescap(capabilities(record));
+            page.set().rescap(reservation_capabilities(record));
         }
         if self.subsystem.constants().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
@@ -84,10 +84,10 @@ impl Controller {
         page.set()
             .vwcnp(record.limits.durability == Durability::Persistent)
             .shrns(record.is_shared)
-            .cwp(record.is_protected())
+            .cwp(record.is_write_protected())
             .nrdy(!record.is_formatting);
         if self.subsystem.constants().reservations {
-            page.set().rescap(capabilities(record));
+            page.set().rescap(reservation_capabilities(record));
         }
         if self.subsystem.constants().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
@@ -96,15 +96,17 @@ impl Controller {
     }
 }
 
-fn capabilities(record: &NamespaceEntry) -> u8 {
+fn reservation_capabilities(record: &NamespaceEntry) -> u8 {
     match record.persistence {
-        Persistence::None => EVERY_RESERVATION & !PERSISTS,
-        Persistence::Emulated | Persistence::Durable(_) => EVERY_RESERVATION,
+        ReservationPersistenceMode::None => EVERY_RESERVATION & !PERSISTS,
+        ReservationPersistenceMode::Emulated | ReservationPersistenceMode::Durable(_) => {
+            EVERY_RESERVATION
+        }
     }
 }
 
 /// Sets the LBA formats for these block sizes, best first.
-fn put_formats(mut page: IdentifyNamespace, sizes: &[u32]) -> IdentifyNamespace {
+fn put_lba_formats(mut page: IdentifyNamespace, sizes: &[u32]) -> IdentifyNamespace {
     page.set().nlbaf(u8::try_from(sizes.len().saturating_sub(1)).unwrap_or(0));
     for (index, &size) in sizes.iter().enumerate() {
         page.set().lbaf(index, LbaFormat::new(block_size_shift(size), 0));

@@ -13,10 +13,10 @@ use crate::controller::Controller;
 use crate::controller::features::FEATURES;
 
 impl Controller {
-    pub(super) fn supported_log_pages(&self) -> Vec<u8> {
+    pub(super) fn supported_log_pages_page(&self) -> Vec<u8> {
         let mut page = SupportedLogPages::zeroed();
         for &lid in LogPage::ALL {
-            if self.has_log_page(lid) {
+            if self.supports_log_page(lid) {
                 let entry = LogPageEffects::zeroed().with(|entry| entry.lsupp(true));
                 page.set().lid(lid.code().into(), entry);
             }
@@ -24,10 +24,10 @@ impl Controller {
         page.as_bytes().to_vec()
     }
 
-    pub(super) fn command_effects(&self) -> Vec<u8> {
+    pub(super) fn command_effects_page(&self) -> Vec<u8> {
         let mut page = CommandsEffects::zeroed();
         for &opcode in AdminOpcode::ALL {
-            if self.supports(opcode) {
+            if self.supports_admin_opcode(opcode) {
                 page.set().acs(opcode.code().into(), admin_effects(opcode));
             }
         }
@@ -39,7 +39,7 @@ impl Controller {
         page.as_bytes().to_vec()
     }
 
-    pub(super) fn feature_effects(&self) -> Vec<u8> {
+    pub(super) fn feature_effects_page(&self) -> Vec<u8> {
         let mut page = FeaturesEffects::zeroed();
         for attributes in FEATURES
             .into_iter()
@@ -78,7 +78,7 @@ impl Controller {
 
     /// Whether every block device can mark blocks as unreadable; a controller cannot emulate that.
     pub(in crate::controller) fn can_write_uncorrectable(&self) -> bool {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let mut media = state.records.values();
         media.all(|record| record.limits.operations.has(Operation::WriteUncorrectable))
     }

@@ -22,11 +22,11 @@ impl Controller {
     /// Asymmetric Namespace Access page: every group with its state and, unless `groups_only`, its
     /// namespaces.
     pub(super) fn ana_log_page(&self, groups_only: bool) -> Vec<u8> {
-        let state = self.subsystem.lock();
+        let state = self.subsystem.lock_state();
         let Some(entry) = state.controllers.get(&self.config.cntlid) else { return Vec::new() };
         let groups = self.subsystem.constants().ana_groups;
         let header = AnaHeader::zeroed().with(|header| {
-            header.chgcnt(entry.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
+            header.chgcnt(entry.ana_change_count()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
         });
         let mut page = header.as_bytes().to_vec();
         for grpid in 1..=groups {
@@ -36,8 +36,8 @@ impl Controller {
                 .map(|record| record.nsid)
                 .collect();
             let group = AnaGroup::zeroed().with(|group| {
-                let state = ana::AnaState::from_code(entry.ana(grpid) as u8);
-                group.grpid(grpid).chgcnt(entry.ana_changes()).state(state)
+                let state = ana::AnaState::from_code(entry.ana_state(grpid) as u8);
+                group.grpid(grpid).chgcnt(entry.ana_change_count()).state(state)
             });
             ana::append_ana_group(group, &nsids, &mut page);
         }

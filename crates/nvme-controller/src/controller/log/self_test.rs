@@ -4,7 +4,7 @@ use tenmil_wire::Status;
 use tenmil_wire::log::self_test::{SelfTestOutcome, SelfTestPage, SelfTestResult};
 
 use crate::controller::Controller;
-use crate::controller::self_test::{RESULTS_MAX, TestResult};
+use crate::controller::self_test::{FinishedSelfTest, RESULTS_MAX};
 
 /// Number of the segment that reads blocks, the only one.
 const SEGMENT_MEDIA: u8 = 1;
@@ -25,7 +25,7 @@ impl Controller {
     }
 }
 
-fn self_test_log_entry(test: &TestResult) -> SelfTestResult {
+fn self_test_log_entry(test: &FinishedSelfTest) -> SelfTestResult {
     let mut result = SelfTestResult::zeroed();
     result.set().outcome(test.outcome).code(test.code).poh(test.hours);
     if let Some((nsid, failure)) = test.failure {

@@ -84,10 +84,10 @@ impl Controller {
             traffic.read_bytes,
             traffic.write_commands,
             traffic.written_bytes,
-            self.errors.count(),
+            self.errors.total_count(),
             self.health.media_errors,
         );
-        for record in self.subsystem.lock().visible_namespaces(self.config.cntlid) {
+        for record in self.subsystem.lock_state().visible_namespaces(self.config.cntlid) {
             let (nsid, blocks, shift) = (record.nsid, record.block_count(), record.block_shift);
             text += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
         }

@@ -16,10 +16,10 @@ use std::collections::VecDeque;
 use tenmil_wire::{Command, Status};
 
 use super::commands::{RequestingHost, apply_command};
-use super::{HostId, HostNqn, OriginLimit, ReservationChangeEffects, Reservations};
-use crate::controller::config::Persistence;
-use crate::controller::interface::CommandOrigin;
+use super::{HostId, HostNqn, OriginRegistrantLimit, ReservationChangeEffects, Reservations};
+use crate::controller::config::ReservationPersistenceMode;
 use crate::controller::subsystem::NamespaceEntry;
+use crate::controller::transport_interface::QueueCommandId;
 
 /// Pending changes of one namespace.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(in crate::controller) struct PendingChange {
     pub(in crate::controller) requester: ChangeRequester,
     pub(in crate::controller) host: HostId,
     pub(in crate::controller) nqn: Option<HostNqn>,
-    pub(in crate::controller) origin: Option<OriginLimit>,
+    pub(in crate::controller) origin: Option<OriginRegistrantLimit>,
     pub(in crate::controller) kind: ChangeKind,
 }
 
@@ -58,7 +58,7 @@ pub(in crate::controller) struct ChangeRequester {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum ReservationReplyTarget {
     /// Command of an I/O queue.
-    Queue(CommandOrigin),
+    Queue(QueueCommandId),
     /// Set Features command, by its internal number.
     Feature(u64),
 }
@@ -122,7 +122,10 @@ impl ChangeQueue {
     }
 
     /// Applies an immediate update also to the state that is being written.
-    pub(in crate::controller) fn apply_to_pending(&mut self, update: impl Fn(&mut Reservations)) {
+    pub(in crate::controller) fn apply_to_state_being_written(
+        &mut self,
+        update: impl Fn(&mut Reservations),
+    ) {
         if let Some(writing) = &mut self.writing {
             update(&mut writing.after);
         }
@@ -164,7 +167,7 @@ impl PendingChange {
 impl NamespaceEntry {
     /// Whether reservations can persist through power loss.
     pub(in crate::controller) const fn can_persist(&self) -> bool {
-        !matches!(self.persistence, Persistence::None)
+        !matches!(self.persistence, ReservationPersistenceMode::None)
     }
 
     /// When a change to `after` takes effect.
@@ -174,12 +177,14 @@ impl NamespaceEntry {
     ) -> Result<PersistPlan, Status> {
         let before = &self.reservations;
         match &self.persistence {
-            Persistence::Emulated => Ok(PersistPlan::Now),
-            Persistence::None if after != before && after.persists_through_power_loss => {
+            ReservationPersistenceMode::Emulated => Ok(PersistPlan::Now),
+            ReservationPersistenceMode::None
+                if after != before && after.persists_through_power_loss =>
+            {
                 Err(Status::INVALID_FIELD)
             }
-            Persistence::None => Ok(PersistPlan::Now),
-            Persistence::Durable(_) => {
+            ReservationPersistenceMode::None => Ok(PersistPlan::Now),
+            ReservationPersistenceMode::Durable(_) => {
                 let is_new = after != before
                     && (after.persists_through_power_loss || before.persists_through_power_loss);
                 if !is_new && !self.change_queue.is_uncertain {

@@ -11,21 +11,21 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::{Command, IoOpcode, Layout, Status, TypedCommand};
 
 use super::change_queue::{ChangeKind, ChangeRequester, PendingChange, ReservationReplyTarget};
-use super::{HostId, HostNqn, OriginLimit, ReservationChangeEffects, Reservations};
+use super::{HostId, HostNqn, OriginRegistrantLimit, ReservationChangeEffects, Reservations};
 use crate::controller::Controller;
-use crate::controller::commands::with_dnr;
-use crate::controller::interface::{
-    AdminDataTransfer, AdminResult, CommandOrigin, ReservationCompletion,
-};
+use crate::controller::commands::with_dnr_unless_retryable;
 use crate::controller::subsystem::SubsystemState;
+use crate::controller::transport_interface::{
+    AdminDataTransfer, AdminResult, QueueCommandId, ReservationCompletion,
+};
 use crate::namespace::ReservationKind;
 
 impl Controller {
     /// Data length and direction of a reservation command, or the status that rejects it before any data
     /// moves.
-    pub fn reservation_data(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
+    pub fn reservation_data_length(&self, command: &Command) -> Result<AdminDataTransfer, Status> {
         if !self.subsystem.constants().reservations {
-            return Err(with_dnr(Status::INVALID_OPCODE));
+            return Err(with_dnr_unless_retryable(Status::INVALID_OPCODE));
         }
         match IoOpcode::from_u8(command.opcode()) {
             Some(IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire) => {
@@ -37,9 +37,9 @@ impl Controller {
                 let len_bytes = (u64::from(report.numd) + 1) * 4;
                 self.check_transfer_length(len_bytes)
                     .map(AdminDataTransfer::ToHost)
-                    .map_err(with_dnr)
+                    .map_err(with_dnr_unless_retryable)
             }
-            _ => Err(with_dnr(Status::INVALID_OPCODE)),
+            _ => Err(with_dnr_unless_retryable(Status::INVALID_OPCODE)),
         }
     }
 
@@ -48,10 +48,10 @@ impl Controller {
     /// change has to be made durable, or writes of preempted hosts have to end, first: the result then follows through
     /// [`next_reservation_completion`](Self::next_reservation_completion), unless the controller is reset or the queue [is
     /// removed](Self::remove_queue).
-    pub fn reservation(
+    pub fn execute_reservation_command(
         &mut self,
         now: Instant,
-        from: CommandOrigin,
+        from: QueueCommandId,
         command: &Command,
         data: &mut Vec<u8>,
     ) -> Option<AdminResult> {
@@ -74,10 +74,10 @@ impl Controller {
 
     /// Removes an I/O queue: its waiting reservation commands are dropped, and a change being written
     /// completes without a result.
-    pub fn remove_queue(&mut self, queue: u16) {
-        let is_of_it = |origin: &CommandOrigin| origin.queue == queue;
+    pub fn drop_queue_reservation_commands(&mut self, queue: u16) {
+        let is_of_it = |origin: &QueueCommandId| origin.queue == queue;
         let is_removed = |requester: &ChangeRequester| matches!(&requester.reply, ReservationReplyTarget::Queue(origin) if is_of_it(origin));
-        self.subsystem.lock().drop_requesters(self.config.cntlid, is_removed);
+        self.subsystem.lock_state().drop_requesters(self.config.cntlid, is_removed);
         self.reservation_completions
             .retain(|reservation_completions| !is_of_it(&reservation_completions.from));
         self.pending_preemptions.retain(|pending_preemptions| !is_of_it(&pending_preemptions.from));
@@ -86,22 +86,22 @@ impl Controller {
     /// Executes the command. Returns whether it has completed.
     fn change_reservation(
         &mut self,
-        from: CommandOrigin,
+        from: QueueCommandId,
         command: &Command,
         data: &mut Vec<u8>,
     ) -> Result<bool, Status> {
-        let moves = self.reservation_data(command)?;
+        let moves = self.reservation_data_length(command)?;
         if self.needs_host_identifier() && matches!(self.host, HostId::Anonymous(_)) {
             return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
         }
         let subsystem = self.subsystem.clone();
-        let mut state = subsystem.lock();
+        let mut state = subsystem.lock_state();
         let nsid = command.nsid();
         self.attached_namespace(&state, nsid)?;
         state.check_reservation_access(self.config.cntlid, nsid, true)?;
         if let AdminDataTransfer::ToHost(len_bytes) = moves {
             let report = ReservationReport::parse(command)?;
-            return self.reservation_report(&state, &report, len_bytes, data).map(|()| true);
+            return self.build_reservation_report(&state, &report, len_bytes, data).map(|()| true);
         }
         let requester = ChangeRequester {
             cntlid: self.config.cntlid,
@@ -115,7 +115,7 @@ impl Controller {
         ended.map_or(Ok(false), |end| end.map(|()| true))
     }
 
-    fn reservation_report(
+    fn build_reservation_report(
         &self,
         state: &SubsystemState,
         report: &ReservationReport,
@@ -147,7 +147,11 @@ impl Controller {
 /// compares the whole status field.
 pub(in crate::controller) fn with_dnr_unless_conflict(status: Status) -> Status {
     let bare = [Status::RESERVATION_CONFLICT, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT];
-    if bare.iter().any(|&code| code.same_code(status)) { status } else { with_dnr(status) }
+    if bare.iter().any(|&code| code.has_same_code_as(status)) {
+        status
+    } else {
+        with_dnr_unless_retryable(status)
+    }
 }
 
 /// Host of a command, and whether reservations of the namespace can persist.
@@ -155,7 +159,7 @@ pub(in crate::controller) fn with_dnr_unless_conflict(status: Status) -> Status 
 pub(super) struct RequestingHost<'a> {
     pub(super) host: HostId,
     pub(super) nqn: Option<&'a HostNqn>,
-    pub(super) origin: Option<&'a OriginLimit>,
+    pub(super) origin: Option<&'a OriginRegistrantLimit>,
     pub(super) can_persist: bool,
 }
 
@@ -199,7 +203,7 @@ fn apply_register(
     };
     let effects = match command.rrega {
         RegisterAction::Register => {
-            origin.map_or(Ok(()), |origin| reservations.check_origin(host, origin))?;
+            origin.map_or(Ok(()), |origin| reservations.check_origin_limit(host, origin))?;
             let effects = reservations.register(host, nqn, keys.nrkey());
             if let (Ok(_), Some(origin)) = (&effects, origin) {
                 reservations.set_origin(host, origin);
@@ -207,7 +211,7 @@ fn apply_register(
             effects
         }
         RegisterAction::Unregister => reservations.unregister(host, current),
-        RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
+        RegisterAction::Replace => reservations.replace_key(host, current, keys.nrkey()),
         RegisterAction::Reserved(_) => Err(Status::INVALID_FIELD),
     }?;
     if let Some(persists) = persists {
@@ -249,9 +253,11 @@ fn apply_release(
         return Err(Status::INVALID_FIELD);
     }
     match command.rrela {
-        ReleaseAction::Release => {
-            reservations.release(host, current, parse_reservation_type(command.rtype)?)
-        }
+        ReleaseAction::Release => reservations.release_and_unregister(
+            host,
+            current,
+            parse_reservation_type(command.rtype)?,
+        ),
         ReleaseAction::Clear => reservations.clear(host, current),
         ReleaseAction::Reserved(_) => Err(Status::INVALID_FIELD),
     }
@@ -262,7 +268,7 @@ fn parse_reservation_type(rtype: ReservationType) -> Result<ReservationKind, Sta
 }
 
 /// Entry of a report: a registrant and one of its controllers.
-struct RegistrantEntry {
+struct ReportEntry {
     cntlid: u16,
     host: HostId,
     key: u64,
@@ -270,38 +276,33 @@ struct RegistrantEntry {
 }
 
 /// Entries of all registrants and their controllers; FFFFh for a registrant without a controller.
-fn report_entries(reservations: &Reservations, state: &SubsystemState) -> Vec<RegistrantEntry> {
+fn report_entries(reservations: &Reservations, state: &SubsystemState) -> Vec<ReportEntry> {
     let mut rows = Vec::new();
     for (host, key) in reservations.registrants() {
         let is_holder = reservations.is_holder(host);
         let controllers = state.controllers.iter().filter(|(_, entry)| entry.host == host);
         let before = rows.len();
-        rows.extend(controllers.map(|(&cntlid, _)| RegistrantEntry {
-            cntlid,
-            host,
-            key,
-            is_holder,
-        }));
+        rows.extend(controllers.map(|(&cntlid, _)| ReportEntry { cntlid, host, key, is_holder }));
         if rows.len() == before {
-            rows.push(RegistrantEntry { cntlid: u16::MAX, host, key, is_holder });
+            rows.push(ReportEntry { cntlid: u16::MAX, host, key, is_holder });
         }
     }
     rows
 }
 
-fn reservation_type(reservations: &Reservations) -> ReservationType {
-    let code = reservations.held().map_or(0, |held| held.kind as u8);
+fn active_reservation_type(reservations: &Reservations) -> ReservationType {
+    let code = reservations.active_reservation().map_or(0, |held| held.kind as u8);
     ReservationType::from_code(code)
 }
 
-fn append_report(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
+fn append_report(reservations: &Reservations, rows: &[ReportEntry], data: &mut Vec<u8>) {
     let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
     let header = ReservationStatus::zeroed().with(|header| {
         header
             .generation(reservations.generation())
-            .rtype(reservation_type(reservations))
+            .rtype(active_reservation_type(reservations))
             .regstrnt(count)
-            .ptpls(reservations.persists().into())
+            .ptpls(reservations.persists_through_power_loss().into())
     });
     data.extend(header.as_bytes());
     for row in rows {
@@ -312,18 +313,14 @@ fn append_report(reservations: &Reservations, rows: &[RegistrantEntry], data: &m
     }
 }
 
-fn append_extended_report(
-    reservations: &Reservations,
-    rows: &[RegistrantEntry],
-    data: &mut Vec<u8>,
-) {
+fn append_extended_report(reservations: &Reservations, rows: &[ReportEntry], data: &mut Vec<u8>) {
     let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
     let header = ReservationStatusExtended::zeroed().with(|header| {
         header
             .generation(reservations.generation())
-            .rtype(reservation_type(reservations))
+            .rtype(active_reservation_type(reservations))
             .regstrnt(count)
-            .ptpls(reservations.persists().into())
+            .ptpls(reservations.persists_through_power_loss().into())
     });
     data.extend(header.as_bytes());
     for row in rows {

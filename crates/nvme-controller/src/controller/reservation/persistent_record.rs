@@ -16,7 +16,8 @@ use tenmil_base::Error;
 use tenmil_wire::tcp::crc32c;
 
 use super::{
-    ActiveReservation, HostId, HostNqn, REGISTRANTS_MAX, Registrant, Reservations, is_held_by_all,
+    ActiveReservation, HostId, HostNqn, REGISTRANTS_MAX, Registrant, Reservations,
+    is_all_registrants_type,
 };
 use crate::namespace::ReservationKind;
 
@@ -42,13 +43,13 @@ impl Reservations {
         };
         let held = self.active.filter(is_persistable);
         bytes.push(held.map_or(0, |held| held.kind as u8));
-        write_host(held.and_then(|held| held.holder), &mut bytes);
+        encode_host_id(held.and_then(|held| held.holder), &mut bytes);
         let count = u16::try_from(persistable().count()).unwrap_or(u16::MAX);
         bytes.extend(count.to_le_bytes());
         for (host, Registrant { key, nqn, .. }) in persistable() {
-            write_host(Some(*host), &mut bytes);
+            encode_host_id(Some(*host), &mut bytes);
             bytes.extend(key.to_le_bytes());
-            write_nqn(nqn.as_ref(), &mut bytes);
+            encode_nqn(nqn.as_ref(), &mut bytes);
         }
         let digest = crc32c(&bytes);
         bytes.extend(digest.to_le_bytes());
@@ -66,7 +67,7 @@ impl Reservations {
             )));
         }
         let mut rest = bytes;
-        let (is_reversed, has_nqns) = match read_array::<8>(&mut rest)? {
+        let (is_reversed, has_nqns) = match split_off_array::<8>(&mut rest)? {
             MAGIC => (false, true),
             MAGIC_WITHOUT_NQNS => (false, false),
             MAGIC_REVERSED => (true, false),
@@ -77,15 +78,15 @@ impl Reservations {
             }
         };
         let read_host = |rest: &mut &[u8]| {
-            read_host(rest).map(|host| match host {
+            decode_host_id(rest).map(|host| match host {
                 Some(HostId::Extended(id)) if is_reversed => {
                     Some(HostId::Extended(id.swap_bytes()))
                 }
                 host => host,
             })
         };
-        let generation = u32::from_le_bytes(read_array(&mut rest)?);
-        let [code] = read_array(&mut rest)?;
+        let generation = u32::from_le_bytes(split_off_array(&mut rest)?);
+        let [code] = split_off_array(&mut rest)?;
         let holder = read_host(&mut rest)?;
         let kind = ReservationKind::from_code(code);
         let held = match (code, kind) {
@@ -94,21 +95,21 @@ impl Reservations {
                 return Err(Error::environment(format!("its type is {code}, expected 0 to 6")));
             }
             // The all-registrants types have no single holder; all other types have one.
-            (_, Some(kind)) if holder.is_none() != is_held_by_all(kind) => {
+            (_, Some(kind)) if holder.is_none() != is_all_registrants_type(kind) => {
                 let held = if holder.is_none() { "no host" } else { "one host" };
                 let text = format!("a reservation of type {code} is held by {held}");
                 return Err(Error::environment(format!("{text}, expected the other")));
             }
             (_, Some(kind)) => Some(ActiveReservation { kind, holder }),
         };
-        let count = u16::from_le_bytes(read_array(&mut rest)?);
+        let count = u16::from_le_bytes(split_off_array(&mut rest)?);
         let mut registrants = BTreeMap::new();
         for _ in 0..count {
             let host = read_host(&mut rest)?
                 .ok_or("a registrant has no identifier")
                 .map_err(Error::environment)?;
-            let key = u64::from_le_bytes(read_array(&mut rest)?);
-            let nqn = if has_nqns { read_nqn(&mut rest)? } else { None };
+            let key = u64::from_le_bytes(split_off_array(&mut rest)?);
+            let nqn = if has_nqns { decode_nqn(&mut rest)? } else { None };
             registrants.insert(host, Registrant { key, nqn, origin: None });
         }
         if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
@@ -126,7 +127,7 @@ impl Reservations {
     }
 }
 
-fn write_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
+fn encode_host_id(host: Option<HostId>, bytes: &mut Vec<u8>) {
     let (kind, id) = match host {
         None | Some(HostId::Anonymous(_)) => (NO_HOLDER, 0),
         Some(HostId::Short(id)) => (SHORT, id.into()),
@@ -136,9 +137,9 @@ fn write_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
     bytes.extend(id.to_le_bytes());
 }
 
-fn read_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
-    let [kind] = read_array(rest)?;
-    let id = u128::from_le_bytes(read_array(rest)?);
+fn decode_host_id(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
+    let [kind] = split_off_array(rest)?;
+    let id = u128::from_le_bytes(split_off_array(rest)?);
     match (kind, u64::try_from(id)) {
         (NO_HOLDER, Ok(0)) => Ok(None),
         (SHORT, Ok(id)) => Ok(Some(HostId::Short(id))),
@@ -150,14 +151,14 @@ fn read_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
 }
 
 /// Encodes an NQN. A name longer than the maximum is stored as unknown: no host can use it.
-fn write_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
+fn encode_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
     let len = nqn.and_then(|nqn| u8::try_from(nqn.len()).ok()).filter(|len| *len != NQN_UNKNOWN);
     bytes.push(len.unwrap_or(NQN_UNKNOWN));
     bytes.extend(nqn.filter(|_| len.is_some()).into_iter().flat_map(|nqn| nqn.bytes()));
 }
 
-fn read_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
-    let [len] = read_array(rest)?;
+fn decode_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
+    let [len] = split_off_array(rest)?;
     if len == NQN_UNKNOWN {
         return Ok(None);
     }
@@ -170,7 +171,7 @@ fn read_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
     Ok(Some(HostNqn::from(name)))
 }
 
-fn read_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
+fn split_off_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
     let (first, others) =
         rest.split_first_chunk().ok_or("it ends too early").map_err(Error::environment)?;
     *rest = others;

@@ -17,10 +17,10 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::Status;
 
 use crate::controller::Controller;
-use crate::controller::interface::{
-    AdminResult, CommandOrigin, ReservationCompletion, TransportAction,
-};
 use crate::controller::reservation::commands::with_dnr_unless_conflict;
+use crate::controller::transport_interface::{
+    AdminResult, QueueCommandId, ReservationCompletion, TransportAction,
+};
 
 /// Held by everything through which a preempted host may still write a namespace.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct PreemptedWriterTracker(Weak<()>);
 /// A Preempt and Abort that is in effect and waits for the writes of the preempted hosts.
 #[derive(Debug)]
 pub(in crate::controller) struct PendingPreemption {
-    pub(in crate::controller) from: CommandOrigin,
+    pub(in crate::controller) from: QueueCommandId,
     writers: PreemptedWriterTracker,
     since: Instant,
 }
@@ -77,10 +77,10 @@ impl PreemptedWriterTracker {
 impl Controller {
     /// A reservation command has taken effect or was refused: it ends now, or when the preempted hosts
     /// write no more.
-    pub(in crate::controller) fn end_reservation(
+    pub(in crate::controller) fn finish_reservation_command(
         &mut self,
         now: Instant,
-        from: CommandOrigin,
+        from: QueueCommandId,
         end: Result<Option<PreemptedWriterTracker>, Status>,
     ) {
         let end = match end {
@@ -96,7 +96,7 @@ impl Controller {
 
     /// Handles a controller reset: its own preemptions are dropped. Its queues stop, and still receive the
     /// aborts of preemptions by other hosts, which wait for them.
-    pub(in crate::controller) fn reset_preemptions(&mut self) {
+    pub(in crate::controller) fn drop_own_preemptions(&mut self) {
         self.signals.retain(|signal| matches!(signal, TransportAction::AbortNamespace { .. }));
         self.pending_preemptions.clear();
     }

@@ -3,7 +3,9 @@
 use tenmil_wire::Status;
 use tenmil_wire::log::event::ReservationEvent as Notice;
 
-use super::{HostId, REGISTRANTS_MAX, ReservationChangeEffects, Reservations, is_held_by_all};
+use super::{
+    HostId, REGISTRANTS_MAX, ReservationChangeEffects, Reservations, is_all_registrants_type,
+};
 use crate::namespace::ReservationKind as Kind;
 
 const A: HostId = HostId::Extended(0xa);
@@ -58,7 +60,7 @@ fn access_per_reservation_type_matches_the_table_of_the_specification() {
         assert_eq!(access(A), holder, "{kind:?}");
         assert_eq!(access(B), registrant, "{kind:?}");
         assert_eq!(access(STRANGER), other, "{kind:?}");
-        assert_eq!(it.is_holder(B), is_held_by_all(kind), "{kind:?}");
+        assert_eq!(it.is_holder(B), is_all_registrants_type(kind), "{kind:?}");
         assert!(!it.is_holder(STRANGER));
     }
     assert_eq!(
@@ -105,11 +107,11 @@ fn registrants_per_nqn_are_bounded() {
 /// Anonymous hosts may appear under any number of names.
 #[test]
 fn registrants_per_origin_address_are_bounded() {
-    let site = |name: &str| super::OriginLimit { name: name.into(), count_max: 3 };
+    let site = |name: &str| super::OriginRegistrantLimit { name: name.into(), count_max: 3 };
     let mut it = Reservations::default();
     let register = |it: &mut Reservations, id: u64, from: &str| {
         let (host, nqn) = (HostId::Short(id), super::HostNqn::from(format!("nqn.{id}")));
-        it.check_origin(host, &site(from))?;
+        it.check_origin_limit(host, &site(from))?;
         it.register(host, Some(&nqn), 1)?;
         it.set_origin(host, &site(from));
         Ok(())
@@ -127,11 +129,11 @@ fn registrants_per_origin_address_are_bounded() {
 #[test]
 fn reservation_key_is_compared_unless_iekey_is_set() {
     let mut it = three_registrants();
-    assert_eq!(it.replace(A, Some(1), 2), Err(CONFLICT));
-    assert_eq!(it.replace(STRANGER, None, 2), Err(CONFLICT));
-    assert_eq!(it.replace(A, Some(KEY_A), 0), Err(INVALID));
-    it.replace(A, Some(KEY_A), 2).unwrap();
-    it.replace(A, None, 3).unwrap();
+    assert_eq!(it.replace_key(A, Some(1), 2), Err(CONFLICT));
+    assert_eq!(it.replace_key(STRANGER, None, 2), Err(CONFLICT));
+    assert_eq!(it.replace_key(A, Some(KEY_A), 0), Err(INVALID));
+    it.replace_key(A, Some(KEY_A), 2).unwrap();
+    it.replace_key(A, None, 3).unwrap();
     assert_eq!(it.registrants().next(), Some((A, 3)));
     assert_eq!(it.unregister(A, Some(2)), Err(CONFLICT));
     assert_eq!(it.unregister(STRANGER, None), Err(CONFLICT));
@@ -147,7 +149,7 @@ fn actions_other_than_register_require_a_registrant_with_its_key() {
         let before = it.clone();
         assert_eq!(it.acquire(host, key, kind), Err(CONFLICT));
         assert_eq!(it.preempt(host, key, KEY_B, kind, true), Err(CONFLICT));
-        assert_eq!(it.release(host, key, kind), Err(CONFLICT));
+        assert_eq!(it.release_and_unregister(host, key, kind), Err(CONFLICT));
         assert_eq!(it.clear(host, key), Err(CONFLICT));
         assert_eq!(it, before, "what is refused changes nothing");
     }
@@ -161,7 +163,7 @@ fn only_the_holder_can_acquire_a_reservation_again() {
             let expected =
                 if again == kind { Ok(ReservationChangeEffects::default()) } else { Err(CONFLICT) };
             assert_eq!(it.acquire(A, KEY_A, again), expected, "{kind:?} {again:?}");
-            let shared = is_held_by_all(kind) && again == kind;
+            let shared = is_all_registrants_type(kind) && again == kind;
             assert_eq!(it.acquire(B, KEY_B, again).is_ok(), shared, "{kind:?} {again:?}");
         }
     }
@@ -172,7 +174,7 @@ fn unregistering_holder_releases_unless_all_registrants_hold() {
     for kind in Kind::ALL {
         let mut it = reservation_held_by_host_a(kind);
         let effects = it.unregister(A, Some(KEY_A)).unwrap();
-        assert_eq!(it.held().is_some(), is_held_by_all(kind), "{kind:?}");
+        assert_eq!(it.active_reservation().is_some(), is_all_registrants_type(kind), "{kind:?}");
         let released = matches!(
             kind,
             Kind::WriteExclusiveRegistrantsOnly | Kind::ExclusiveAccessRegistrantsOnly
@@ -181,7 +183,7 @@ fn unregistering_holder_releases_unless_all_registrants_hold() {
         assert_eq!(notified_hosts(&effects), if released { &notices[..] } else { &[] }, "{kind:?}");
         it.unregister(B, None).unwrap();
         it.unregister(C, None).unwrap();
-        assert_eq!(it.held(), None, "the last registrant takes it along");
+        assert_eq!(it.active_reservation(), None, "the last registrant takes it along");
     }
 }
 
@@ -189,9 +191,9 @@ fn unregistering_holder_releases_unless_all_registrants_hold() {
 fn unregistering_a_non_holder_keeps_the_reservation() {
     for kind in Kind::ALL {
         let mut it = reservation_held_by_host_a(kind);
-        let held = it.held();
+        let held = it.active_reservation();
         assert_eq!(it.unregister(B, Some(KEY_B)), Ok(ReservationChangeEffects::default()));
-        assert_eq!(it.held(), held);
+        assert_eq!(it.active_reservation(), held);
     }
 }
 
@@ -200,12 +202,12 @@ fn release_requires_the_type_and_notifies_registrants() {
     for kind in Kind::ALL {
         for named in Kind::ALL {
             let mut it = reservation_held_by_host_a(kind);
-            let effects = it.release(A, KEY_A, named);
+            let effects = it.release_and_unregister(A, KEY_A, named);
             if named != kind {
                 assert_eq!(effects, Err(INVALID));
                 continue;
             }
-            assert_eq!(it.held(), None);
+            assert_eq!(it.active_reservation(), None);
             let shared = !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
             assert_eq!(
                 notified_hosts(&effects.unwrap()).len(),
@@ -218,16 +220,19 @@ fn release_requires_the_type_and_notifies_registrants() {
 
 #[test]
 fn release_by_a_non_holder_has_no_effect() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
+    for kind in Kind::ALL.into_iter().filter(|kind| !is_all_registrants_type(*kind)) {
         for named in Kind::ALL {
             let mut it = reservation_held_by_host_a(kind);
             let before = it.clone();
-            assert_eq!(it.release(B, KEY_B, named), Ok(ReservationChangeEffects::default()));
+            assert_eq!(
+                it.release_and_unregister(B, KEY_B, named),
+                Ok(ReservationChangeEffects::default())
+            );
             assert_eq!(it, before);
         }
     }
     assert_eq!(
-        three_registrants().release(A, KEY_A, Kind::WriteExclusive),
+        three_registrants().release_and_unregister(A, KEY_A, Kind::WriteExclusive),
         Ok(ReservationChangeEffects::default())
     );
 }
@@ -237,7 +242,7 @@ fn clear_removes_all_and_notifies_other_registrants() {
     for kind in Kind::ALL {
         let mut it = reservation_held_by_host_a(kind);
         let effects = it.clear(B, KEY_B).unwrap();
-        assert_eq!((it.held(), it.registrants().count()), (None, 0));
+        assert_eq!((it.active_reservation(), it.registrants().count()), (None, 0));
         let notices = [(A, Notice::ReservationPreempted), (C, Notice::ReservationPreempted)];
         assert_eq!(notified_hosts(&effects), notices);
     }
@@ -245,13 +250,13 @@ fn clear_removes_all_and_notifies_other_registrants() {
 
 #[test]
 fn preempting_the_holder_transfers_the_reservation() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
+    for kind in Kind::ALL.into_iter().filter(|kind| !is_all_registrants_type(*kind)) {
         for wanted in Kind::ALL {
             let mut it = reservation_held_by_host_a(kind);
             let effects = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
-            assert_eq!(it.held().map(|held| held.kind), Some(wanted));
+            assert_eq!(it.active_reservation().map(|held| held.kind), Some(wanted));
             assert!(it.is_holder(B));
-            assert_eq!(it.is_holder(C), is_held_by_all(wanted));
+            assert_eq!(it.is_holder(C), is_all_registrants_type(wanted));
             assert!(it.registrants().all(|(host, _)| host != A), "its registration is gone");
             assert!(notified_hosts(&effects).contains(&(A, Notice::RegistrationPreempted)));
             let shared =
@@ -267,9 +272,9 @@ fn preempting_the_holder_transfers_the_reservation() {
 fn preempting_a_registrant_keeps_the_reservation() {
     for kind in Kind::ALL {
         let mut it = reservation_held_by_host_a(kind);
-        let held = it.held();
+        let held = it.active_reservation();
         let effects = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
-        assert_eq!(it.held(), held, "{kind:?}");
+        assert_eq!(it.active_reservation(), held, "{kind:?}");
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(A, KEY_A)]);
         let notices = [(B, Notice::RegistrationPreempted), (C, Notice::RegistrationPreempted)];
         assert_eq!(notified_hosts(&effects), notices);
@@ -296,13 +301,13 @@ fn preempting_key_zero_requires_an_all_registrants_reservation() {
     for kind in Kind::ALL {
         let mut it = reservation_held_by_host_a(kind);
         let effects = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
-        if !is_held_by_all(kind) {
+        if !is_all_registrants_type(kind) {
             assert_eq!(effects, Err(INVALID), "{kind:?}");
             continue;
         }
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(B, KEY_B)]);
         assert!(it.is_holder(B));
-        assert_eq!(it.held().map(|held| held.kind), Some(Kind::ExclusiveAccess));
+        assert_eq!(it.active_reservation().map(|held| held.kind), Some(Kind::ExclusiveAccess));
         assert_eq!(effects.unwrap().aborts, [A, C]);
     }
 }
@@ -311,7 +316,7 @@ fn preempting_key_zero_requires_an_all_registrants_reservation() {
 fn preempting_without_a_reservation_only_removes_registrations() {
     let mut it = three_registrants();
     let effects = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
-    assert_eq!((it.held(), it.registrants().count()), (None, 1));
+    assert_eq!((it.active_reservation(), it.registrants().count()), (None, 1));
     assert_eq!(notified_hosts(&effects).len(), 2);
 }
 
@@ -332,9 +337,9 @@ fn the_generation_counts_registrations_and_not_reservations() {
     let mut it = three_registrants();
     assert_eq!(it.generation(), 3);
     it.acquire(A, KEY_A, Kind::WriteExclusive).unwrap();
-    it.release(A, KEY_A, Kind::WriteExclusive).unwrap();
+    it.release_and_unregister(A, KEY_A, Kind::WriteExclusive).unwrap();
     assert_eq!(it.generation(), 3);
-    it.replace(A, None, 7).unwrap();
+    it.replace_key(A, None, 7).unwrap();
     it.preempt(A, 7, KEY_B, Kind::WriteExclusive, false).unwrap();
     it.register(B, None, KEY_B).unwrap();
     it.unregister(B, None).unwrap();
@@ -347,10 +352,10 @@ fn power_cycle_keeps_only_persistent_reservations() {
     let mut it = reservation_held_by_host_a(Kind::WriteExclusive);
     it.set_persists_through_power_loss(true);
     let before = it.clone();
-    it.power_cycle();
+    it.handle_power_cycle();
     assert_eq!(it, before);
     it.set_persists_through_power_loss(false);
-    it.power_cycle();
+    it.handle_power_cycle();
     assert_eq!(it, Reservations::default());
 }
 
@@ -360,5 +365,5 @@ fn removing_an_anonymous_host_keeps_the_others() {
     it.register(HostId::Anonymous(1), None, 5).unwrap();
     it.acquire(HostId::Anonymous(1), 5, Kind::ExclusiveAccess).unwrap();
     it.remove_host(HostId::Anonymous(1));
-    assert_eq!((it.held(), it.registrants().count()), (None, 3));
+    assert_eq!((it.active_reservation(), it.registrants().count()), (None, 3));
 }

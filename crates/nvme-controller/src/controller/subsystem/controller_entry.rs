@@ -127,12 +127,12 @@ impl ControllerEntry {
     }
 
     /// ANA state of a group.
-    pub(in crate::controller) fn ana(&self, group: u32) -> AnaState {
+    pub(in crate::controller) fn ana_state(&self, group: u32) -> AnaState {
         self.ana_state.get(&group).copied().unwrap_or_default()
     }
 
     /// Number of ANA state changes.
-    pub(in crate::controller) const fn ana_changes(&self) -> u64 {
+    pub(in crate::controller) const fn ana_change_count(&self) -> u64 {
         self.ana_changes
     }
 
@@ -151,12 +151,12 @@ impl ControllerEntry {
     }
 
     /// Waker to call, if updates are pending and a waker is set.
-    pub(super) fn waker(&self) -> Option<WakeFn> {
+    pub(super) fn waker_if_pending(&self) -> Option<WakeFn> {
         self.waker.clone().filter(|_| !self.updates.is_empty())
     }
 
-    pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {
-        if self.ana(group) == state {
+    pub(super) fn set_ana_state(&mut self, group: u32, state: AnaState) {
+        if self.ana_state(group) == state {
             return;
         }
         self.ana_state.insert(group, state);

@@ -21,14 +21,14 @@ use crate::controller::reservation::{HostId, HostNqn, Reservations};
 
 /// Error: the host identifier belongs to another NQN.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostInUse {
+pub struct HostIdentifierInUse {
     /// NQN that owns the identifier; empty if that host gave none.
     pub nqn: String,
     /// Namespace in which it is registered; `None` if it is only connected.
     pub registered_in: Option<u32>,
 }
 
-impl fmt::Display for HostInUse {
+impl fmt::Display for HostIdentifierInUse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nqn = if self.nqn.is_empty() { "a host without an NQN" } else { &self.nqn };
         match self.registered_in {
@@ -47,12 +47,12 @@ impl Subsystem {
         cntlid: u16,
         host: HostId,
         nqn: &Arc<str>,
-    ) -> Result<(), HostInUse> {
-        let mut state = self.lock();
-        state.check_host(host, nqn)?;
+    ) -> Result<(), HostIdentifierInUse> {
+        let mut state = self.lock_state();
+        state.check_host_nqn(host, nqn)?;
         for record in state.records.values_mut() {
             record.reservations.set_nqn(host, nqn);
-            record.change_queue.apply_to_pending(|after| after.set_nqn(host, nqn));
+            record.change_queue.apply_to_state_being_written(|after| after.set_nqn(host, nqn));
         }
         if let Some(entry) = state.controllers.get_mut(&cntlid) {
             entry.host = host;
@@ -65,11 +65,11 @@ impl Subsystem {
 
 impl SubsystemState {
     /// Checks that `nqn` may use an identifier.
-    fn check_host(&self, host: HostId, nqn: &Arc<str>) -> Result<(), HostInUse> {
-        let in_use = |nqn: &str, registered_in| HostInUse { nqn: nqn.to_owned(), registered_in };
+    fn check_host_nqn(&self, host: HostId, nqn: &Arc<str>) -> Result<(), HostIdentifierInUse> {
+        let in_use =
+            |nqn: &str, registered_in| HostIdentifierInUse { nqn: nqn.to_owned(), registered_in };
         let is_other = |found: &&Arc<str>| *found != nqn;
-        if let Some((nsid, other)) = self.registered_names(host).find(|(_, found)| is_other(found))
-        {
+        if let Some((nsid, other)) = self.registered_nqns(host).find(|(_, found)| is_other(found)) {
             return Err(in_use(other, Some(nsid)));
         }
         let controllers = self.controllers.values().filter(|entry| entry.host == host);
@@ -80,7 +80,7 @@ impl SubsystemState {
     }
 
     /// NQNs registered under an identifier, including registrations that are being persisted.
-    fn registered_names(&self, host: HostId) -> impl Iterator<Item = (u32, &Arc<str>)> {
+    fn registered_nqns(&self, host: HostId) -> impl Iterator<Item = (u32, &Arc<str>)> {
         self.records.values().flat_map(move |record| {
             let states = [Some(&record.reservations), record.change_queue.state_after_write()];
             let names = states.into_iter().flatten().filter_map(move |it| it.nqn_of(host));
@@ -90,9 +90,9 @@ impl SubsystemState {
 
     /// Checks that the registrants of a namespace to be added do not conflict with the existing bindings.
     /// The error is one line.
-    pub(super) fn check_registrants(&self, new: &NamespaceEntry) -> Result<(), Error> {
-        for (host, nqn) in new.reservations.named_registrants() {
-            self.check_host(host, nqn).map_err(|why| {
+    pub(super) fn check_registrant_bindings(&self, new: &NamespaceEntry) -> Result<(), Error> {
+        for (host, nqn) in new.reservations.registrants_with_nqn() {
+            self.check_host_nqn(host, nqn).map_err(|why| {
                 format!(
                     "add namespace {}: {nqn} is registered in it with host identifier {host}, which \
                      {why}, expected one NQN for an identifier",

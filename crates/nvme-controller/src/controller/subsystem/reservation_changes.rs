@@ -7,7 +7,7 @@ use tenmil_wire::Status;
 
 use super::controller_entry::ReservationResult;
 use super::{SharedSubsystem, Subsystem, SubsystemState};
-use crate::controller::config::Persistence;
+use crate::controller::config::ReservationPersistenceMode;
 use crate::controller::reservation::change_queue::{
     ChangeKind, ChangeQueue, ChangeRequester, PendingChange, PersistPlan, RecordWrite,
 };
@@ -33,10 +33,10 @@ impl PersistRequest {
     /// held until then.
     pub fn complete_write(mut self, written: Result<(), Error>) {
         self.is_pending = false;
-        self.complete(written);
+        self.deliver_write_result(written);
     }
 
-    fn complete(&self, written: Result<(), Error>) {
+    fn deliver_write_result(&self, written: Result<(), Error>) {
         if let Some(shared) = self.subsystem.upgrade() {
             Subsystem { shared }.handle_write_result(self.nsid, self.number, written);
         }
@@ -46,7 +46,7 @@ impl PersistRequest {
 impl Drop for PersistRequest {
     fn drop(&mut self) {
         if self.is_pending {
-            self.complete(Err(Error::environment(NO_WRITER.to_owned())));
+            self.deliver_write_result(Err(Error::environment(NO_WRITER.to_owned())));
         }
     }
 }
@@ -93,14 +93,14 @@ impl Subsystem {
         let mut after = record.reservations.clone();
         let effects = change.apply(&mut after, record.can_persist())?;
         let plan = record.persist_plan(&after)?;
-        let (PersistPlan::Write(bytes), Persistence::Durable(store)) =
+        let (PersistPlan::Write(bytes), ReservationPersistenceMode::Durable(store)) =
             (plan, &mut record.persistence)
         else {
             return Ok(Some(state.apply_change(nsid, after, effects)));
         };
         let subsystem = Arc::downgrade(&self.shared);
         let stored = PersistRequest { subsystem, nsid, number, is_pending: true };
-        if let Err(mut refused) = store.store(bytes, stored) {
+        if let Err(mut refused) = store.start_store(bytes, stored) {
             refused.is_pending = false;
             state.post_persist_error(Some(change.requester), NO_WRITER);
             return Err(Status::INTERNAL_ERROR);
@@ -116,7 +116,7 @@ impl Subsystem {
 
     /// Handles the result of a write, and starts the next change.
     fn handle_write_result(&self, nsid: u32, number: u64, written: Result<(), Error>) {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         let record = state.records.get_mut(&nsid);
         let writing =
             record.and_then(|record| record.change_queue.end_write(number, written.is_ok()));
@@ -171,7 +171,9 @@ impl SubsystemState {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         let entry = self.controllers.get(&cntlid);
-        entry.and_then(|entry| entry.ana(record.ana_group).rejection_status()).map_or(Ok(()), Err)
+        entry
+            .and_then(|entry| entry.ana_state(record.ana_group).rejection_status())
+            .map_or(Ok(()), Err)
     }
 
     /// Puts new reservations into effect, and posts the consequences for other hosts.
@@ -190,7 +192,7 @@ impl SubsystemState {
         }
         let preempted = PreemptedWriterGuard::new();
         for victim in effects.aborts {
-            self.request_abort(nsid, victim, &preempted);
+            self.post_namespace_abort(nsid, victim, &preempted);
         }
         let writers = preempted.tracker();
         drop(preempted);
@@ -227,7 +229,7 @@ impl SubsystemState {
     pub(in crate::controller) fn remove_anonymous_host(&mut self, host: HostId) {
         for record in self.records.values_mut() {
             record.reservations.remove_host(host);
-            record.change_queue.apply_to_pending(|after| after.remove_host(host));
+            record.change_queue.apply_to_state_being_written(|after| after.remove_host(host));
         }
     }
 

@@ -10,12 +10,12 @@ use super::{NamespaceEntry, SubsystemState};
 /// in both sets. A controller in neither sees an allocated namespace that is not attached to it (Base 2.1
 /// §3.2.1).
 #[derive(Clone, Debug, Default)]
-pub(in crate::controller) struct Visibility {
+pub(in crate::controller) struct NamespaceVisibility {
     attached: BTreeSet<u16>,
     hidden: BTreeSet<u16>,
 }
 
-impl Visibility {
+impl NamespaceVisibility {
     /// Whether a controller can see the namespace.
     pub(in crate::controller) fn is_visible_to(&self, cntlid: u16) -> bool {
         !self.hidden.contains(&cntlid)
@@ -27,7 +27,10 @@ impl Visibility {
     }
 
     /// Controllers to which it is attached, from this identifier on.
-    pub(in crate::controller) fn attached_from(&self, first: u16) -> impl Iterator<Item = u16> {
+    pub(in crate::controller) fn attached_cntlids_from(
+        &self,
+        first: u16,
+    ) -> impl Iterator<Item = u16> {
         self.attached.range(first..).copied()
     }
 
@@ -102,22 +105,25 @@ impl SubsystemState {
 
 #[cfg(test)]
 mod tests {
-    use super::Visibility;
+    use super::NamespaceVisibility;
 
     #[test]
     fn hidden_namespace_is_not_attached() {
-        let mut visibility = Visibility::default();
+        let mut visibility = NamespaceVisibility::default();
         visibility.attach(1);
         assert!(visibility.is_attached_to(1));
         visibility.hide(1);
         assert!(!visibility.is_visible_to(1) && !visibility.is_attached_to(1));
-        assert_eq!((visibility.attached_from(0).count(), visibility.attached_count()), (0, 0));
+        assert_eq!(
+            (visibility.attached_cntlids_from(0).count(), visibility.attached_count()),
+            (0, 0)
+        );
         visibility.attach(1);
         assert!(!visibility.is_attached_to(1));
         visibility.reveal(1);
         assert!(visibility.is_visible_to(1) && !visibility.is_attached_to(1));
         // The next controller with the identifier is another one.
-        for end in [Visibility::attach, Visibility::hide] {
+        for end in [NamespaceVisibility::attach, NamespaceVisibility::hide] {
             end(&mut visibility, 1);
             visibility.remove_controller(1);
             assert!(visibility.is_visible_to(1) && !visibility.is_attached_to(1));

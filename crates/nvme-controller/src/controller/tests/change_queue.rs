@@ -10,9 +10,11 @@ use tenmil_wire::log::event::ReservationEvent;
 use tenmil_wire::{Command, Status, TypedCommand};
 
 use super::fixture::ControllerFixture;
-use super::persistence::{FakeReservationStore, load_reservations, visible_reservation};
-use crate::controller::interface::{AdminResult, CommandOrigin, TransportAction};
-use crate::controller::{Controller, HostIdentity, NamespaceConfig, Persistence, ReservationStore};
+use super::persistence::{FakeReservationStore, fixture_with_store, visible_reservation};
+use crate::controller::transport_interface::{AdminResult, QueueCommandId, TransportAction};
+use crate::controller::{
+    Controller, HostIdentity, NamespaceConfig, ReservationPersistenceMode, ReservationStore,
+};
 
 /// Two hosts, each with a controller and its own number as key, and a drawer for persistent records.
 struct TwoHostsFixture {
@@ -25,13 +27,13 @@ impl TwoHostsFixture {
     /// Host 1 is registered with persistence; host 2 is registered.
     fn new() -> Self {
         let drawer = FakeReservationStore::default();
-        let mut bench = load_reservations(&drawer);
+        let mut bench = fixture_with_store(&drawer);
         let mut other = bench.open_second_controller(2);
         bench.controller.set_host(HostIdentity::Extended(1));
         other.set_host(HostIdentity::Extended(2));
         let mut race = Self { bench, other, drawer };
         for host in [1, 2] {
-            assert_eq!(race.submit_reservation(host, 0, &register(host)), None);
+            assert_eq!(race.submit_reservation(host, 0, &register_command(host)), None);
             race.drawer.complete_write();
             assert_eq!(race.completions_of(host), [(0, Status::SUCCESS)]);
         }
@@ -49,8 +51,8 @@ impl TwoHostsFixture {
         (command, keys): &ReservationCommand,
     ) -> Option<AdminResult> {
         let now = self.bench.now;
-        let from = CommandOrigin { queue: 1, ticket };
-        self.controller(host).reservation(now, from, command, &mut keys.clone())
+        let from = QueueCommandId { queue: 1, ticket };
+        self.controller(host).execute_reservation_command(now, from, command, &mut keys.clone())
     }
 
     /// Completions of a host.
@@ -64,22 +66,27 @@ impl TwoHostsFixture {
             .map(|reservation_completions| {
                 (
                     reservation_completions.from.ticket,
-                    reservation_completions.end.status.sct_and_sc(),
+                    reservation_completions.end.status.without_crd_more_dnr(),
                 )
             })
             .collect()
     }
 
     /// The reservation as seen by host 1.
-    fn is_held_by_first(&self) -> Option<bool> {
+    fn is_held_by_first_host(&self) -> Option<bool> {
         visible_reservation(&self.bench).map(|reservation| reservation.is_holder)
     }
 
-    fn registrants(&mut self) -> u16 {
+    fn registrant_count(&mut self) -> u16 {
         let report = ReservationReport { nsid: 1, numd: 255, eds: true, disnsrs: false };
         let (now, mut data) = (self.bench.now, Vec::new());
-        let from = CommandOrigin { queue: 1, ticket: 99 };
-        let end = self.bench.controller.reservation(now, from, &report.to_command(), &mut data);
+        let from = QueueCommandId { queue: 1, ticket: 99 };
+        let end = self.bench.controller.execute_reservation_command(
+            now,
+            from,
+            &report.to_command(),
+            &mut data,
+        );
         assert_eq!(end, Some(AdminResult::OK), "a report waits for nothing");
         ReservationStatusExtended::from_bytes(data.first_chunk().unwrap()).regstrnt()
     }
@@ -87,22 +94,22 @@ impl TwoHostsFixture {
 
 type ReservationCommand = (Command, Vec<u8>);
 
-fn register(host: u64) -> ReservationCommand {
-    change_registration(host, RegisterAction::Register)
+fn register_command(host: u64) -> ReservationCommand {
+    registration_command(host, RegisterAction::Register)
 }
 
-fn unregister(host: u64) -> ReservationCommand {
-    change_registration(host, RegisterAction::Unregister)
+fn unregister_command(host: u64) -> ReservationCommand {
+    registration_command(host, RegisterAction::Unregister)
 }
 
-fn change_registration(host: u64, rrega: RegisterAction) -> ReservationCommand {
+fn registration_command(host: u64, rrega: RegisterAction) -> ReservationCommand {
     let cptpl = ChangePersistence::Persist;
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
     let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(host).crkey(host));
     (command.to_command(), keys.as_bytes().to_vec())
 }
 
-fn acquire(host: u64, racqa: AcquireAction, victim: u64) -> ReservationCommand {
+fn acquire_command(host: u64, racqa: AcquireAction, victim: u64) -> ReservationCommand {
     let rtype = ReservationType::ExclusiveAccess;
     let command = ReservationAcquire { nsid: 1, racqa, iekey: false, disnsrs: false, rtype };
     let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(host).prkey(victim));
@@ -114,11 +121,11 @@ const TAKE: AcquireAction = AcquireAction::Acquire;
 #[test]
 fn reservation_change_is_not_visible_before_it_is_durable() {
     let mut race = TwoHostsFixture::new();
-    assert_eq!(race.submit_reservation(1, 5, &acquire(1, TAKE, 0)), None);
-    assert_eq!((race.completions_of(1), race.is_held_by_first()), (vec![], None));
-    assert_eq!(race.registrants(), 2);
+    assert_eq!(race.submit_reservation(1, 5, &acquire_command(1, TAKE, 0)), None);
+    assert_eq!((race.completions_of(1), race.is_held_by_first_host()), (vec![], None));
+    assert_eq!(race.registrant_count(), 2);
     race.drawer.complete_write();
-    assert_eq!(race.is_held_by_first(), Some(true), "before anybody has turned");
+    assert_eq!(race.is_held_by_first_host(), Some(true), "before anybody has turned");
     assert_eq!(race.completions_of(1), [(5, Status::SUCCESS)]);
     assert_eq!(race.completions_of(1), [], "once");
 }
@@ -127,8 +134,8 @@ fn reservation_change_is_not_visible_before_it_is_durable() {
 fn second_of_two_racing_changes_applies_to_the_result_of_the_first() {
     for first_is_written in [true, false] {
         let mut race = TwoHostsFixture::new();
-        assert_eq!(race.submit_reservation(2, 1, &acquire(2, TAKE, 0)), None);
-        assert_eq!(race.submit_reservation(1, 2, &acquire(1, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(2, 1, &acquire_command(2, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(1, 2, &acquire_command(1, TAKE, 0)), None);
         assert_eq!(race.drawer.pending_write_count(), 1, "one record at a time");
         if first_is_written {
             race.drawer.complete_write();
@@ -137,11 +144,11 @@ fn second_of_two_racing_changes_applies_to_the_result_of_the_first() {
         } else {
             race.drawer.fail_write();
             assert_eq!(race.completions_of(2), [(1, Status::INTERNAL_ERROR)]);
-            assert_eq!((race.completions_of(1), race.is_held_by_first()), (vec![], None));
+            assert_eq!((race.completions_of(1), race.is_held_by_first_host()), (vec![], None));
             race.drawer.complete_write();
             assert_eq!(race.completions_of(1), [(2, Status::SUCCESS)]);
         }
-        assert_eq!(race.is_held_by_first(), Some(!first_is_written));
+        assert_eq!(race.is_held_by_first_host(), Some(!first_is_written));
         assert_eq!(race.drawer.pending_write_count(), 0);
     }
 }
@@ -149,11 +156,14 @@ fn second_of_two_racing_changes_applies_to_the_result_of_the_first() {
 #[test]
 fn queued_changes_apply_in_order_and_volatile_ones_immediately() {
     let mut race = TwoHostsFixture::new();
-    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
     // A repeated acquire changes nothing, and with another key it is rejected.
-    assert_eq!(race.submit_reservation(1, 2, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.submit_reservation(1, 3, &acquire(7, TAKE, 0)), None);
-    assert_eq!(race.submit_reservation(2, 4, &acquire(2, AcquireAction::PreemptAndAbort, 1)), None);
+    assert_eq!(race.submit_reservation(1, 2, &acquire_command(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 3, &acquire_command(7, TAKE, 0)), None);
+    assert_eq!(
+        race.submit_reservation(2, 4, &acquire_command(2, AcquireAction::PreemptAndAbort, 1)),
+        None
+    );
     race.drawer.complete_write();
     let conflict = Status::RESERVATION_CONFLICT;
     let expected = [(1, Status::SUCCESS), (2, Status::SUCCESS), (3, conflict)];
@@ -174,7 +184,7 @@ fn queued_changes_apply_in_order_and_volatile_ones_immediately() {
         Some(TransportAction::CheckPreempted)
     );
     assert_eq!(race.bench.controller.next_transport_action(), None);
-    assert_eq!(race.is_held_by_first(), Some(false));
+    assert_eq!(race.is_held_by_first_host(), Some(false));
     // One notification: of the preemption, and none of the failures.
     let page = tenmil_wire::log::LogPage::ReservationNotification;
     let get = tenmil_wire::admin::GetLogPage { lid: page.code(), numd: 15, ..Default::default() };
@@ -185,7 +195,7 @@ fn queued_changes_apply_in_order_and_volatile_ones_immediately() {
 #[test]
 fn failed_record_write_leaves_the_reservation_unchanged() {
     let mut race = TwoHostsFixture::new();
-    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
     race.drawer.fail_write();
     assert_eq!(race.completions_of(1), [(1, Status::INTERNAL_ERROR)]);
     let why = "the drawer is stuck".to_owned();
@@ -193,22 +203,22 @@ fn failed_record_write_leaves_the_reservation_unchanged() {
         race.bench.controller.next_transport_action(),
         Some(TransportAction::PersistFailed { why })
     );
-    assert_eq!(race.is_held_by_first(), None);
+    assert_eq!(race.is_held_by_first_host(), None);
     // The record cannot be stored, or the store has disappeared.
-    race.drawer.reject_writes(true);
-    let end = race.submit_reservation(1, 2, &acquire(1, TAKE, 0)).unwrap();
+    race.drawer.set_rejects_writes(true);
+    let end = race.submit_reservation(1, 2, &acquire_command(1, TAKE, 0)).unwrap();
     assert_eq!(end.status, Status::INTERNAL_ERROR);
     let anonymous = TransportAction::PersistFailed {
         why: "keep reservations: no store accepts them".to_owned(),
     };
     assert_eq!(race.completions_of(1), [], "it has ended already");
     assert_eq!(race.bench.controller.next_transport_action(), Some(anonymous.clone()));
-    race.drawer.reject_writes(false);
-    assert_eq!(race.submit_reservation(1, 3, &acquire(1, TAKE, 0)), None);
+    race.drawer.set_rejects_writes(false);
+    assert_eq!(race.submit_reservation(1, 3, &acquire_command(1, TAKE, 0)), None);
     drop(race.drawer.take_pending_write());
     assert_eq!(race.completions_of(1), [(3, Status::INTERNAL_ERROR)]);
     assert_eq!(race.bench.controller.next_transport_action(), Some(anonymous));
-    assert_eq!(race.submit_reservation(1, 4, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 4, &acquire_command(1, TAKE, 0)), None);
     race.drawer.complete_write();
     assert_eq!(race.completions_of(1), [(4, Status::SUCCESS)]);
 }
@@ -217,7 +227,7 @@ fn failed_record_write_leaves_the_reservation_unchanged() {
 fn next_change_rewrites_the_record_after_a_failed_write() {
     let mut race = TwoHostsFixture::new();
     let before = race.drawer.load();
-    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
     // The record was written, but that could not be confirmed.
     let (record, stored) = race.drawer.take_pending_write();
     race.drawer.set_record(record);
@@ -225,7 +235,7 @@ fn next_change_rewrites_the_record_after_a_failed_write() {
     assert_eq!(race.completions_of(1), [(1, Status::INTERNAL_ERROR)]);
     assert_ne!(race.drawer.load(), before);
     // A rejected command does not repair that: nothing is durable yet. An accepted one does.
-    assert!(race.submit_reservation(1, 2, &acquire(7, TAKE, 0)).is_some());
+    assert!(race.submit_reservation(1, 2, &acquire_command(7, TAKE, 0)).is_some());
     let release = tenmil_wire::io::reservation::ReservationRelease {
         nsid: 1,
         rrela: tenmil_wire::io::reservation::ReleaseAction::Release,
@@ -245,35 +255,35 @@ fn controller_reset_drops_its_pending_reservation_changes() {
     for goes in [
         |race: &mut TwoHostsFixture| race.bench.controller.reset(race.bench.now),
         |race: &mut TwoHostsFixture| {
-            race.bench.controller.remove_queue(1);
+            race.bench.controller.drop_queue_reservation_commands(1);
         },
     ] {
         let mut race = TwoHostsFixture::new();
-        assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
-        assert_eq!(race.submit_reservation(1, 2, &unregister(1)), None);
-        assert_eq!(race.submit_reservation(2, 3, &acquire(2, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(1, 2, &unregister_command(1)), None);
+        assert_eq!(race.submit_reservation(2, 3, &acquire_command(2, TAKE, 0)), None);
         goes(&mut race);
         // A reset makes the controller forget the identity of its host.
         race.bench.controller.set_host(HostIdentity::Extended(1));
         race.drawer.complete_write();
-        assert_eq!(race.is_held_by_first(), Some(true), "it was being written");
-        assert_eq!(race.registrants(), 2, "the other had not begun");
+        assert_eq!(race.is_held_by_first_host(), Some(true), "it was being written");
+        assert_eq!(race.registrant_count(), 2, "the other had not begun");
         assert_eq!(race.completions_of(1), []);
         assert_eq!(race.completions_of(2), [(3, Status::RESERVATION_CONFLICT)]);
         // It had been decided, and not been completed.
-        assert_eq!(race.submit_reservation(1, 4, &unregister(1)), None);
+        assert_eq!(race.submit_reservation(1, 4, &unregister_command(1)), None);
         race.drawer.complete_write();
         goes(&mut race);
         assert_eq!(race.completions_of(1), []);
         assert_eq!(race.drawer.pending_write_count(), 0);
     }
     let mut race = TwoHostsFixture::new();
-    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.submit_reservation(1, 2, &unregister(1)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(1, 2, &unregister_command(1)), None);
     race.drawer.complete_write();
     race.drawer.complete_write();
     race.bench.poll_times(1);
-    race.bench.controller.remove_queue(2);
+    race.bench.controller.drop_queue_reservation_commands(2);
     assert_eq!(race.completions_of(1).len(), 2, "another queue is not this one");
 }
 
@@ -281,13 +291,13 @@ fn controller_reset_drops_its_pending_reservation_changes() {
 fn removed_controller_leaves_no_pending_change() {
     let TwoHostsFixture { bench, other, drawer } = TwoHostsFixture::new();
     let mut race = TwoHostsFixture { bench, other, drawer };
-    assert_eq!(race.submit_reservation(2, 1, &acquire(2, TAKE, 0)), None);
-    assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
-    assert_eq!(race.submit_reservation(1, 3, &acquire(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 1, &acquire_command(2, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 2, &unregister_command(2)), None);
+    assert_eq!(race.submit_reservation(1, 3, &acquire_command(1, TAKE, 0)), None);
     race.other = race.bench.open_second_controller(3);
     race.drawer.complete_write();
     assert_eq!(race.completions_of(1), [(3, Status::RESERVATION_CONFLICT)]);
-    assert_eq!(race.registrants(), 2);
+    assert_eq!(race.registrant_count(), 2);
 }
 
 #[test]
@@ -296,19 +306,19 @@ fn anonymous_host_is_removed_from_the_pending_record() {
     let mut anonymous = race.bench.open_second_controller(3);
     // Without a host identifier, it remains registered only until its controller is reset.
     anonymous.set_host(HostIdentity::Anonymous(3));
-    let (command, keys) = register(3);
-    let (now, from) = (race.bench.now, CommandOrigin { queue: 1, ticket: 1 });
-    assert_eq!(anonymous.reservation(now, from, &command, &mut keys.clone()), None);
+    let (command, keys) = register_command(3);
+    let (now, from) = (race.bench.now, QueueCommandId { queue: 1, ticket: 1 });
+    assert_eq!(anonymous.execute_reservation_command(now, from, &command, &mut keys.clone()), None);
     anonymous.reset(now);
     race.drawer.complete_write();
-    assert_eq!(race.registrants(), 2);
+    assert_eq!(race.registrant_count(), 2);
 }
 
 #[test]
 fn removed_namespace_fails_pending_changes_and_ignores_late_write_results() {
     let mut race = TwoHostsFixture::new();
-    assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
-    assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
+    assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 2, &unregister_command(2)), None);
     let (record, stored) = race.drawer.take_pending_write();
     let subsystem = race.bench.subsystem.clone();
     assert!(subsystem.remove_namespace(1));
@@ -319,11 +329,11 @@ fn removed_namespace_fails_pending_changes_and_ignores_late_write_results() {
     );
     let again = NamespaceConfig {
         nsid: Some(1),
-        persistence: Persistence::Durable(Box::new(race.drawer.clone())),
+        persistence: ReservationPersistenceMode::Durable(Box::new(race.drawer.clone())),
         ..NamespaceConfig::new(std::sync::Arc::new(race.bench.shelves[0].clone()))
     };
     subsystem.add_namespace(again).unwrap();
-    assert_eq!(race.submit_reservation(2, 3, &acquire(2, TAKE, 0)), None);
+    assert_eq!(race.submit_reservation(2, 3, &acquire_command(2, TAKE, 0)), None);
     race.drawer.set_record(record);
     stored.complete_write(Ok(()));
     assert_eq!((race.completions_of(1), race.completions_of(2)), (vec![], vec![]));
@@ -335,8 +345,8 @@ fn removed_namespace_fails_pending_changes_and_ignores_late_write_results() {
 fn no_change_is_acknowledged_before_it_survives_power_loss() {
     for is_there in [false, true] {
         let mut race = TwoHostsFixture::new();
-        assert_eq!(race.submit_reservation(1, 1, &acquire(1, TAKE, 0)), None);
-        assert_eq!(race.submit_reservation(2, 2, &unregister(2)), None);
+        assert_eq!(race.submit_reservation(1, 1, &acquire_command(1, TAKE, 0)), None);
+        assert_eq!(race.submit_reservation(2, 2, &unregister_command(2)), None);
         let (record, stored) = race.drawer.take_pending_write();
         if is_there {
             race.drawer.set_record(record);
@@ -347,7 +357,7 @@ fn no_change_is_acknowledged_before_it_survives_power_loss() {
         // The writer reports its result after the recipient has disappeared.
         stored.complete_write(Ok(()));
         assert_eq!(drawer.pending_write_count(), 0);
-        let mut next = load_reservations(&drawer);
+        let mut next = fixture_with_store(&drawer);
         next.controller.set_host(HostIdentity::Extended(1));
         assert_eq!(visible_reservation(&next).is_some(), is_there);
     }

@@ -9,7 +9,7 @@ use tenmil_wire::log::LogPage;
 use tenmil_wire::{Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
-use crate::controller::interface::{AdminOutcome, InvalidDoorbell};
+use crate::controller::transport_interface::{AdminOutcome, InvalidDoorbell};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, firmware_image,
 };
@@ -37,7 +37,7 @@ fn submit_event_request(bench: &mut ControllerFixture) {
 
 fn next_event_dword(bench: &mut ControllerFixture) -> Option<u32> {
     bench.poll_times(1);
-    bench.controller.next_event()
+    bench.controller.next_async_event_dword0()
 }
 
 /// Reads the whole page; the caller chooses whether the event is retained.
@@ -61,7 +61,7 @@ fn event_requests_are_held_up_to_the_limit() {
     }
     let fifth = bench.submit(&AsynchronousEventRequest {}.to_command(), &[]).0;
     assert_eq!(completed_result(fifth), Err(Status::AER_LIMIT_EXCEEDED));
-    bench.controller.event_request_aborted();
+    bench.controller.note_event_request_aborted();
     submit_event_request(&mut bench);
     bench.controller.reset(bench.now);
     for _ in 0..4 {
@@ -101,7 +101,7 @@ fn error_events_cannot_be_disabled() {
         [(InvalidDoorbell::Register, 0x1_0000), (InvalidDoorbell::Value, 0x1_0100)]
     {
         let mut bench = fixture_with_event_request(0);
-        bench.controller.invalid_doorbell(bench.now, doorbell);
+        bench.controller.record_invalid_doorbell(bench.now, doorbell);
         assert_eq!(next_event_dword(&mut bench), Some(expected));
     }
 }

@@ -7,16 +7,16 @@ use tenmil_wire::{Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, EVERYTHING, FakeBlockDevice, completed_result};
 use crate::controller::features::FEATURES;
-use crate::controller::interface::{AdminOutcome, Arbitration, Coalescing};
+use crate::controller::transport_interface::{AdminOutcome, Arbitration, IoQueueCoalescing};
 use crate::controller::{ControllerConfig, HostIdentity, TransportModel};
 
 const INVALID: Status = Status::INVALID_FIELD;
 
-fn set_feature(feature: Feature, cdw11: u32) -> SetFeatures {
+fn set_feature_command(feature: Feature, cdw11: u32) -> SetFeatures {
     SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() }
 }
 
-fn get_feature(feature: Feature, sel: FeatureSelect) -> GetFeatures {
+fn get_feature_command(feature: Feature, sel: FeatureSelect) -> GetFeatures {
     GetFeatures { fid: feature.code(), sel, ..GetFeatures::default() }
 }
 
@@ -29,8 +29,8 @@ fn read_feature_data(
     completed_result(step).map(|dword| (dword, data))
 }
 
-fn current_value(bench: &mut ControllerFixture, feature: Feature) -> u32 {
-    read_feature_data(bench, get_feature(feature, FeatureSelect::Current)).unwrap().0
+fn current_feature_dword(bench: &mut ControllerFixture, feature: Feature) -> u32 {
+    read_feature_data(bench, get_feature_command(feature, FeatureSelect::Current)).unwrap().0
 }
 
 #[test]
@@ -38,14 +38,16 @@ fn feature_capabilities_match_set_features_results() {
     for rule in FEATURES {
         let mut bench = ControllerFixture::new();
         let nsid = u32::from(rule.is_per_namespace);
-        let ask =
-            GetFeatures { nsid, ..get_feature(rule.feature, FeatureSelect::SupportedCapabilities) };
+        let ask = GetFeatures {
+            nsid,
+            ..get_feature_command(rule.feature, FeatureSelect::SupportedCapabilities)
+        };
         let (dword, data) = read_feature_data(&mut bench, ask).unwrap();
         assert!(data.is_empty(), "{:?}", rule.feature);
         assert_eq!(dword & 0b100, 0b100, "changeable");
         assert_eq!(dword & 0b010 != 0, rule.is_per_namespace);
 
-        let save = SetFeatures { sv: true, nsid, ..set_feature(rule.feature, 0) };
+        let save = SetFeatures { sv: true, nsid, ..set_feature_command(rule.feature, 0) };
         let saved = bench.run_with_data(save, &[]);
         if dword & 1 != 0 {
             assert_eq!(saved, Ok(0), "{:?}", rule.feature);
@@ -58,7 +60,7 @@ fn feature_capabilities_match_set_features_results() {
         } else {
             Status::FEATURE_NOT_NAMESPACE_SPECIFIC
         };
-        let misplaced = SetFeatures { nsid: wrong, ..set_feature(rule.feature, 0) };
+        let misplaced = SetFeatures { nsid: wrong, ..set_feature_command(rule.feature, 0) };
         assert_eq!(bench.run_with_data(misplaced, &[]), Err(expected), "{:?}", rule.feature);
     }
 }
@@ -69,9 +71,10 @@ fn nsid_is_ignored_for_controller_features() {
     for rule in FEATURES.into_iter().filter(|rule| !rule.is_per_namespace) {
         let mut bench = ControllerFixture::new();
         for sel in [FeatureSelect::Current, FeatureSelect::Default, FeatureSelect::Saved] {
-            let of_all = read_feature_data(&mut bench, get_feature(rule.feature, sel)).unwrap();
+            let of_all =
+                read_feature_data(&mut bench, get_feature_command(rule.feature, sel)).unwrap();
             for nsid in [1, 77, u32::MAX] {
-                let of_one = GetFeatures { nsid, ..get_feature(rule.feature, sel) };
+                let of_one = GetFeatures { nsid, ..get_feature_command(rule.feature, sel) };
                 assert_eq!(
                     read_feature_data(&mut bench, of_one).unwrap(),
                     of_all,
@@ -97,7 +100,7 @@ fn unsupported_feature_is_an_invalid_field() {
             assert_eq!(bench.run_with_data(set, &[]), Err(INVALID), "{fid:#04x}");
         }
     }
-    let stable = FakeBlockDevice::with_blocks(512, &EVERYTHING, Durability::Persistent);
+    let stable = FakeBlockDevice::with_block_size(512, &EVERYTHING, Durability::Persistent);
     let transport = TransportModel::Fabrics {
         command_capsule_bytes: 64,
         descriptors_max: 1,
@@ -113,7 +116,11 @@ fn unsupported_feature_is_an_invalid_field() {
         Feature::ReservationNotificationMask,
         Feature::ReservationPersistence,
     ] {
-        assert_eq!(bench.run_without_data(set_feature(feature, 0)), Err(INVALID), "{feature:?}");
+        assert_eq!(
+            bench.run_without_data(set_feature_command(feature, 0)),
+            Err(INVALID),
+            "{feature:?}"
+        );
     }
 }
 
@@ -122,7 +129,10 @@ fn reserved_feature_selector_is_rejected() {
     let mut bench = ControllerFixture::new();
     for code in 4..8 {
         let sel = FeatureSelect::Reserved(code);
-        assert_eq!(bench.run_for_data(get_feature(Feature::Arbitration, sel)), Err(INVALID));
+        assert_eq!(
+            bench.run_for_data(get_feature_command(Feature::Arbitration, sel)),
+            Err(INVALID)
+        );
     }
 }
 
@@ -142,11 +152,13 @@ fn saved_feature_values_survive_a_reset() {
     for (feature, default, first, second) in cases {
         let mut bench = ControllerFixture::new();
         let read = |bench: &mut ControllerFixture, sel| {
-            read_feature_data(bench, get_feature(feature, sel)).unwrap().0
+            read_feature_data(bench, get_feature_command(feature, sel)).unwrap().0
         };
         assert_eq!(read(&mut bench, FeatureSelect::Current), default, "{feature:?}");
-        bench.run_without_data(SetFeatures { sv: true, ..set_feature(feature, first) }).unwrap();
-        bench.run_without_data(set_feature(feature, second)).unwrap();
+        bench
+            .run_without_data(SetFeatures { sv: true, ..set_feature_command(feature, first) })
+            .unwrap();
+        bench.run_without_data(set_feature_command(feature, second)).unwrap();
         assert_eq!(read(&mut bench, FeatureSelect::Current), second, "{feature:?}");
         assert_eq!(read(&mut bench, FeatureSelect::Saved), first, "{feature:?}");
         assert_eq!(read(&mut bench, FeatureSelect::Default), default, "{feature:?}");
@@ -179,14 +191,15 @@ fn invalid_feature_value_is_rejected_and_changes_nothing() {
     ];
     let mut bench = ControllerFixture::new();
     for (feature, dword) in cases {
-        let before = read_feature_data(&mut bench, get_feature(feature, FeatureSelect::Current));
+        let before =
+            read_feature_data(&mut bench, get_feature_command(feature, FeatureSelect::Current));
         assert_eq!(
-            bench.run_without_data(set_feature(feature, dword)),
+            bench.run_without_data(set_feature_command(feature, dword)),
             Err(INVALID),
             "{feature:?} {dword:#x}"
         );
         assert_eq!(
-            read_feature_data(&mut bench, get_feature(feature, FeatureSelect::Current)),
+            read_feature_data(&mut bench, get_feature_command(feature, FeatureSelect::Current)),
             before
         );
     }
@@ -199,7 +212,7 @@ fn invalid_feature_value_is_rejected_and_changes_nothing() {
         (Feature::NamespaceWriteProtection, 8),
     ];
     for (feature, dword) in per_namespace {
-        let set = SetFeatures { nsid: 1, ..set_feature(feature, dword) };
+        let set = SetFeatures { nsid: 1, ..set_feature_command(feature, dword) };
         assert_eq!(bench.run_without_data(set), Err(INVALID), "{feature:?} {dword:#x}");
     }
 }
@@ -213,9 +226,10 @@ fn event_configuration_accepts_all_warnings_and_telemetry_notices() {
     // The values that SPDK sends: five warnings, and telemetry since LPA announces it.
     for asked in [0x1f | 1 << 10 | oaes, 0xff | oaes] {
         bench
-            .run_without_data(set_feature(Feature::AsynchronousEventConfiguration, asked))
+            .run_without_data(set_feature_command(Feature::AsynchronousEventConfiguration, asked))
             .unwrap();
-        let get = get_feature(Feature::AsynchronousEventConfiguration, FeatureSelect::Current);
+        let get =
+            get_feature_command(Feature::AsynchronousEventConfiguration, FeatureSelect::Current);
         assert_eq!(read_feature_data(&mut bench, get).unwrap().0, asked);
     }
 }
@@ -224,27 +238,27 @@ fn event_configuration_accepts_all_warnings_and_telemetry_notices() {
 fn transport_reads_the_feature_values_that_were_set() {
     let mut bench = ControllerFixture::new();
     assert!(bench.controller.write_cache_enabled());
-    bench.run_without_data(set_feature(Feature::VolatileWriteCache, 0)).unwrap();
+    bench.run_without_data(set_feature_command(Feature::VolatileWriteCache, 0)).unwrap();
     assert!(!bench.controller.write_cache_enabled());
 
-    let coalescing = |us, threshold| Coalescing { time: Span::from_us(us), threshold };
+    let coalescing = |us, threshold| IoQueueCoalescing { time: Span::from_us(us), threshold };
     assert_eq!(bench.controller.coalescing(), coalescing(0, 1));
-    bench.run_without_data(set_feature(Feature::InterruptCoalescing, 0x0307)).unwrap();
+    bench.run_without_data(set_feature_command(Feature::InterruptCoalescing, 0x0307)).unwrap();
     assert_eq!(bench.controller.coalescing(), coalescing(300, 8));
 
     bench
-        .run_without_data(set_feature(Feature::InterruptVectorConfiguration, 5 | 1 << 16))
+        .run_without_data(set_feature_command(Feature::InterruptVectorConfiguration, 5 | 1 << 16))
         .unwrap();
     assert!(bench.controller.is_coalescing_disabled(5));
     assert!(!bench.controller.is_coalescing_disabled(4));
     let vector = GetFeatures {
         cdw11: 5,
-        ..get_feature(Feature::InterruptVectorConfiguration, FeatureSelect::Current)
+        ..get_feature_command(Feature::InterruptVectorConfiguration, FeatureSelect::Current)
     };
     assert_eq!(read_feature_data(&mut bench, vector).unwrap().0, 5 | 1 << 16);
 
     assert_eq!(bench.controller.arbitration().burst, None);
-    bench.run_without_data(set_feature(Feature::Arbitration, 0x0302_0003)).unwrap();
+    bench.run_without_data(set_feature_command(Feature::Arbitration, 0x0302_0003)).unwrap();
     let expected = Arbitration { burst: Some(8), low_weight: 1, medium_weight: 3, high_weight: 4 };
     assert_eq!(bench.controller.arbitration(), expected);
 }
@@ -253,14 +267,18 @@ fn transport_reads_the_feature_values_that_were_set() {
 fn temperature_thresholds_are_set_per_sensor_or_for_all() {
     let mut bench = ControllerFixture::new();
     let threshold = |bench: &mut ControllerFixture, cdw11| {
-        let get = get_feature(Feature::TemperatureThreshold, FeatureSelect::Current);
+        let get = get_feature_command(Feature::TemperatureThreshold, FeatureSelect::Current);
         read_feature_data(bench, GetFeatures { cdw11, ..get }).map(|(dword, _)| dword)
     };
-    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 350)).unwrap();
-    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 280 | 1 << 20)).unwrap();
+    bench.run_without_data(set_feature_command(Feature::TemperatureThreshold, 350)).unwrap();
+    bench
+        .run_without_data(set_feature_command(Feature::TemperatureThreshold, 280 | 1 << 20))
+        .unwrap();
     assert_eq!(threshold(&mut bench, 0), Ok(350));
     assert_eq!(threshold(&mut bench, 1 << 20), Ok(280));
-    bench.run_without_data(set_feature(Feature::TemperatureThreshold, 360 | 0xf << 16)).unwrap();
+    bench
+        .run_without_data(set_feature_command(Feature::TemperatureThreshold, 360 | 0xf << 16))
+        .unwrap();
     assert_eq!(threshold(&mut bench, 0), Ok(360));
     assert_eq!(threshold(&mut bench, 0xf << 16), Err(INVALID), "of all of them cannot be read");
     assert_eq!(threshold(&mut bench, 2 << 20), Err(INVALID));
@@ -270,14 +288,14 @@ fn temperature_thresholds_are_set_per_sensor_or_for_all() {
 fn timestamp_advances_and_reports_its_origin() {
     let mut bench = ControllerFixture::new();
     let stamp = |bench: &mut ControllerFixture| {
-        let get = get_feature(Feature::Timestamp, FeatureSelect::Current);
+        let get = get_feature_command(Feature::Timestamp, FeatureSelect::Current);
         let bytes: [u8; 8] = read_feature_data(bench, get).unwrap().1.try_into().unwrap();
         let word = u64::from_le_bytes(bytes);
         (word & 0xffff_ffff_ffff, word >> 49 & 7)
     };
     assert_eq!(stamp(&mut bench).1, 0, "never set");
     let ms = 1_700_000_000_000_u64;
-    bench.run_with_data(set_feature(Feature::Timestamp, 0), &ms.to_le_bytes()).unwrap();
+    bench.run_with_data(set_feature_command(Feature::Timestamp, 0), &ms.to_le_bytes()).unwrap();
     assert_eq!(stamp(&mut bench), (ms, 1));
     bench.advance_time(Span::from_ms(1500));
     assert_eq!(stamp(&mut bench), (ms + 1500, 1));
@@ -291,19 +309,19 @@ fn host_identifier_can_be_set_once() {
         let other: Vec<u8> = (2..=bytes + 1).collect();
         let ask = GetFeatures {
             cdw11: extended,
-            ..get_feature(Feature::HostIdentifier, FeatureSelect::Current)
+            ..get_feature_command(Feature::HostIdentifier, FeatureSelect::Current)
         };
         assert_eq!(read_feature_data(&mut bench, ask).unwrap().1, vec![0; bytes.into()]);
-        bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &id).unwrap();
+        bench.run_with_data(set_feature_command(Feature::HostIdentifier, extended), &id).unwrap();
         assert_eq!(read_feature_data(&mut bench, ask), Ok((extended, id.clone())));
         assert_eq!(
-            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &id),
+            bench.run_with_data(set_feature_command(Feature::HostIdentifier, extended), &id),
             Ok(0),
             "the same"
         );
         let sequence = Err(Status::COMMAND_SEQUENCE_ERROR);
         assert_eq!(
-            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &other),
+            bench.run_with_data(set_feature_command(Feature::HostIdentifier, extended), &other),
             sequence
         );
         let short = GetFeatures { cdw11: 1 - extended, ..ask };
@@ -311,7 +329,7 @@ fn host_identifier_can_be_set_once() {
         assert_eq!(read_feature_data(&mut bench, short), inconsistent);
         bench.controller.reset(bench.now);
         assert_eq!(
-            bench.run_with_data(set_feature(Feature::HostIdentifier, extended), &other),
+            bench.run_with_data(set_feature_command(Feature::HostIdentifier, extended), &other),
             Ok(0)
         );
     }
@@ -323,8 +341,14 @@ fn host_identifier_lengths_cannot_be_mixed_and_fabrics_hosts_cannot_set_one() {
     let mut other = bench.open_second_controller(2);
     other.set_host(HostIdentity::Extended(5));
     let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
-    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 0), &[1; 8]), inconsistent);
-    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 1), &[1; 16]), Ok(0));
+    assert_eq!(
+        bench.run_with_data(set_feature_command(Feature::HostIdentifier, 0), &[1; 8]),
+        inconsistent
+    );
+    assert_eq!(
+        bench.run_with_data(set_feature_command(Feature::HostIdentifier, 1), &[1; 16]),
+        Ok(0)
+    );
 
     let transport = TransportModel::Fabrics {
         command_capsule_bytes: 64,
@@ -334,21 +358,24 @@ fn host_identifier_lengths_cannot_be_mixed_and_fabrics_hosts_cannot_set_one() {
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
     let mut bench = ControllerFixture::with_config(vec![FakeBlockDevice::new()], |_| {}, config);
     let sequence = Err(Status::COMMAND_SEQUENCE_ERROR);
-    assert_eq!(bench.run_with_data(set_feature(Feature::HostIdentifier, 1), &[1; 16]), sequence);
+    assert_eq!(
+        bench.run_with_data(set_feature_command(Feature::HostIdentifier, 1), &[1; 16]),
+        sequence
+    );
 }
 
 #[test]
 fn host_behavior_support_accepts_only_acre() {
     let mut bench = ControllerFixture::new();
-    let ask = get_feature(Feature::HostBehaviorSupport, FeatureSelect::Current);
-    bench.run_with_data(set_feature(Feature::HostBehaviorSupport, 0), &[1]).unwrap();
+    let ask = get_feature_command(Feature::HostBehaviorSupport, FeatureSelect::Current);
+    bench.run_with_data(set_feature_command(Feature::HostBehaviorSupport, 0), &[1]).unwrap();
     let (_, data) = read_feature_data(&mut bench, ask).unwrap();
     assert_eq!((data.len(), data[0], &data[1..]), (512, 1, &[0; 511][..]));
     for byte in 0..6 {
         let mut page = [0; 512];
         page[byte] = 2;
         assert_eq!(
-            bench.run_with_data(set_feature(Feature::HostBehaviorSupport, 0), &page),
+            bench.run_with_data(set_feature_command(Feature::HostBehaviorSupport, 0), &page),
             Err(INVALID)
         );
     }
@@ -362,19 +389,21 @@ fn idle_controller_changes_power_state_and_activity_restores_it() {
     let mut bench = ControllerFixture::new();
     let mut table = [0; 256];
     table[..8].copy_from_slice(&(2_u64 << 3 | 100 << 8).to_le_bytes());
-    bench.run_with_data(set_feature(Feature::AutonomousPowerStateTransition, 1), &table).unwrap();
-    let ask = get_feature(Feature::AutonomousPowerStateTransition, FeatureSelect::Current);
+    bench
+        .run_with_data(set_feature_command(Feature::AutonomousPowerStateTransition, 1), &table)
+        .unwrap();
+    let ask = get_feature_command(Feature::AutonomousPowerStateTransition, FeatureSelect::Current);
     assert_eq!(read_feature_data(&mut bench, ask), Ok((1, table.to_vec())));
     bench.advance_time(Span::from_ms(99));
-    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 0);
+    assert_eq!(current_feature_dword(&mut bench, Feature::PowerManagement), 0);
     bench.advance_time(Span::from_ms(1));
-    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 2);
+    assert_eq!(current_feature_dword(&mut bench, Feature::PowerManagement), 2);
     bench.controller.note_io_activity(bench.now);
-    assert_eq!(current_value(&mut bench, Feature::PowerManagement), 0);
+    assert_eq!(current_feature_dword(&mut bench, Feature::PowerManagement), 0);
 
     table[..8].copy_from_slice(&(1_u64 << 3 | 100 << 8).to_le_bytes());
-    let operational =
-        bench.run_with_data(set_feature(Feature::AutonomousPowerStateTransition, 1), &table);
+    let operational = bench
+        .run_with_data(set_feature_command(Feature::AutonomousPowerStateTransition, 1), &table);
     assert_eq!(operational, Err(INVALID), "one does not rest in an operational state");
 }
 
@@ -384,12 +413,14 @@ fn namespace_feature_is_set_for_one_or_all_namespaces() {
         ControllerFixture::with_devices(vec![FakeBlockDevice::new(), FakeBlockDevice::new()]);
     let feature = Feature::ErrorRecovery;
     let of = |bench: &mut ControllerFixture, nsid| {
-        let get = GetFeatures { nsid, ..get_feature(feature, FeatureSelect::Current) };
+        let get = GetFeatures { nsid, ..get_feature_command(feature, FeatureSelect::Current) };
         read_feature_data(bench, get).map(|(dword, _)| dword)
     };
-    bench.run_without_data(SetFeatures { nsid: 2, ..set_feature(feature, 7) }).unwrap();
+    bench.run_without_data(SetFeatures { nsid: 2, ..set_feature_command(feature, 7) }).unwrap();
     assert_eq!((of(&mut bench, 1), of(&mut bench, 2)), (Ok(0), Ok(7)));
-    bench.run_without_data(SetFeatures { nsid: u32::MAX, ..set_feature(feature, 9) }).unwrap();
+    bench
+        .run_without_data(SetFeatures { nsid: u32::MAX, ..set_feature_command(feature, 9) })
+        .unwrap();
     assert_eq!((of(&mut bench, 1), of(&mut bench, 2)), (Ok(9), Ok(9)));
     assert_eq!(of(&mut bench, u32::MAX), Err(Status::INVALID_NAMESPACE_OR_FORMAT));
     assert_eq!(of(&mut bench, 3), Err(INVALID), "not attached");
@@ -398,8 +429,10 @@ fn namespace_feature_is_set_for_one_or_all_namespaces() {
 
 #[test]
 fn write_protection_applies_to_io_queues_and_two_states_are_permanent() {
-    let protect =
-        |state| SetFeatures { nsid: 1, ..set_feature(Feature::NamespaceWriteProtection, state) };
+    let protect = |state| SetFeatures {
+        nsid: 1,
+        ..set_feature_command(Feature::NamespaceWriteProtection, state)
+    };
     let is_protected = |bench: &ControllerFixture| {
         bench.controller.namespaces().reader().get().get(1).unwrap().is_write_protected
     };
@@ -416,15 +449,15 @@ fn write_protection_applies_to_io_queues_and_two_states_are_permanent() {
     }
     bench.controller.reset(bench.now);
     assert!(is_protected(&bench), "a reset is no power cycle");
-    bench.subsystem.power_cycle();
+    bench.subsystem.emulate_power_cycle();
     assert!(!is_protected(&bench));
 
     bench.run_without_data(protect(3)).unwrap();
-    bench.subsystem.power_cycle();
+    bench.subsystem.emulate_power_cycle();
     assert_eq!(bench.run_without_data(protect(0)), Err(Status::FEATURE_NOT_CHANGEABLE));
     let ask = GetFeatures {
         nsid: 1,
-        ..get_feature(Feature::NamespaceWriteProtection, FeatureSelect::Current)
+        ..get_feature_command(Feature::NamespaceWriteProtection, FeatureSelect::Current)
     };
     assert_eq!(read_feature_data(&mut bench, ask).unwrap().0, 3);
 }
@@ -432,10 +465,14 @@ fn write_protection_applies_to_io_queues_and_two_states_are_permanent() {
 #[test]
 fn keep_alive_timeout_is_returned_as_rounded() {
     let mut bench = ControllerFixture::new();
-    bench.run_without_data(set_feature(Feature::KeepAliveTimer, 10_050)).unwrap();
-    assert_eq!(current_value(&mut bench, Feature::KeepAliveTimer), 10_100);
+    bench.run_without_data(set_feature_command(Feature::KeepAliveTimer, 10_050)).unwrap();
+    assert_eq!(current_feature_dword(&mut bench, Feature::KeepAliveTimer), 10_100);
     let invalid = Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
-    assert_eq!(bench.run_without_data(set_feature(Feature::KeepAliveTimer, u32::MAX)), invalid);
-    let step = bench.submit(&set_feature(Feature::KeepAliveTimer, u32::MAX).to_command(), &[]).0;
+    assert_eq!(
+        bench.run_without_data(set_feature_command(Feature::KeepAliveTimer, u32::MAX)),
+        invalid
+    );
+    let step =
+        bench.submit(&set_feature_command(Feature::KeepAliveTimer, u32::MAX).to_command(), &[]).0;
     assert!(matches!(step, AdminOutcome::Done(end) if end.status.dnr()), "it will never do");
 }

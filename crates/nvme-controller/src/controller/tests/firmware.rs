@@ -11,12 +11,16 @@ use tenmil_wire::{Layout, Status};
 use super::fixture::ControllerFixture;
 use crate::controller::{ControllerConfig, firmware_image};
 
-fn download(bench: &mut ControllerFixture, offset_bytes: u32, piece: &[u8]) -> Result<u32, Status> {
+fn run_firmware_download(
+    bench: &mut ControllerFixture,
+    offset_bytes: u32,
+    piece: &[u8],
+) -> Result<u32, Status> {
     let numd = u32::try_from(piece.len() / 4).unwrap() - 1;
     bench.run_with_data(FirmwareImageDownload { numd, ofst: offset_bytes / 4 }, piece)
 }
 
-fn commit(fs: u8, ca: CommitAction) -> FirmwareCommit {
+fn firmware_commit_command(fs: u8, ca: CommitAction) -> FirmwareCommit {
     FirmwareCommit { fs, ca, bpid: false }
 }
 
@@ -34,8 +38,8 @@ fn slot_revisions(bench: &mut ControllerFixture) -> FirmwareSlots {
 fn firmware_image_is_activated_immediately_or_at_reset() {
     let mut bench = ControllerFixture::new();
     assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
-    download(&mut bench, 0, &firmware_image("two")).unwrap();
-    bench.run_without_data(commit(2, CommitAction::ReplaceAndActivate)).unwrap();
+    run_firmware_download(&mut bench, 0, &firmware_image("two")).unwrap();
+    bench.run_without_data(firmware_commit_command(2, CommitAction::ReplaceAndActivate)).unwrap();
     assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     let page = slot_revisions(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (1, 2));
@@ -43,35 +47,38 @@ fn firmware_image_is_activated_immediately_or_at_reset() {
     bench.controller.reset(bench.now);
     assert_eq!(active_revision(&mut bench), "two");
 
-    download(&mut bench, 0, &firmware_image("three")).unwrap();
-    bench.run_without_data(commit(3, CommitAction::ActivateNow)).unwrap();
+    run_firmware_download(&mut bench, 0, &firmware_image("three")).unwrap();
+    bench.run_without_data(firmware_commit_command(3, CommitAction::ActivateNow)).unwrap();
     assert_eq!(active_revision(&mut bench), "three");
     let page = slot_revisions(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (3, 0));
-    bench.run_without_data(commit(1, CommitAction::Activate)).unwrap();
-    bench.subsystem.power_cycle();
+    bench.run_without_data(firmware_commit_command(1, CommitAction::Activate)).unwrap();
+    bench.subsystem.emulate_power_cycle();
     assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn invalid_firmware_commit_is_rejected() {
     let cases = [
-        (commit(1, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
-        (commit(4, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
-        (commit(0, CommitAction::Activate), Status::INVALID_FIRMWARE_SLOT),
-        (commit(2, CommitAction::Activate), Status::INVALID_FIRMWARE_IMAGE),
-        (commit(2, CommitAction::Reserved(4)), Status::INVALID_FIELD),
-        (commit(2, CommitAction::ReplaceBootPartition), Status::INVALID_FIELD),
-        (FirmwareCommit { bpid: true, ..commit(2, CommitAction::Replace) }, Status::INVALID_FIELD),
+        (firmware_commit_command(1, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
+        (firmware_commit_command(4, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
+        (firmware_commit_command(0, CommitAction::Activate), Status::INVALID_FIRMWARE_SLOT),
+        (firmware_commit_command(2, CommitAction::Activate), Status::INVALID_FIRMWARE_IMAGE),
+        (firmware_commit_command(2, CommitAction::Reserved(4)), Status::INVALID_FIELD),
+        (firmware_commit_command(2, CommitAction::ReplaceBootPartition), Status::INVALID_FIELD),
+        (
+            FirmwareCommit { bpid: true, ..firmware_commit_command(2, CommitAction::Replace) },
+            Status::INVALID_FIELD,
+        ),
     ];
     for (commit, status) in cases {
         let mut bench = ControllerFixture::new();
-        download(&mut bench, 0, &firmware_image("two")).unwrap();
+        run_firmware_download(&mut bench, 0, &firmware_image("two")).unwrap();
         assert_eq!(bench.run_without_data(commit), Err(status), "{commit:?}");
         assert_eq!(active_revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     }
     let mut bench = ControllerFixture::new();
-    let nothing = bench.run_without_data(commit(2, CommitAction::Replace));
+    let nothing = bench.run_without_data(firmware_commit_command(2, CommitAction::Replace));
     assert_eq!(nothing, Err(Status::INVALID_FIRMWARE_IMAGE), "nothing was downloaded");
 }
 
@@ -79,18 +86,18 @@ fn invalid_firmware_commit_is_rejected() {
 fn firmware_parts_are_checked_and_discarded_at_reset() {
     let config = ControllerConfig { firmware_bytes_max: 8192, ..ControllerConfig::default() };
     let mut bench = ControllerFixture::with_config(vec![], |_| {}, config);
-    assert_eq!(download(&mut bench, 4, &[0; 4096]), Err(Status::INVALID_FIELD));
-    assert_eq!(download(&mut bench, 0, &[0; 2048]), Err(Status::INVALID_FIELD));
-    assert_eq!(download(&mut bench, 8192, &[0; 4096]), Err(Status::INVALID_FIELD));
+    assert_eq!(run_firmware_download(&mut bench, 4, &[0; 4096]), Err(Status::INVALID_FIELD));
+    assert_eq!(run_firmware_download(&mut bench, 0, &[0; 2048]), Err(Status::INVALID_FIELD));
+    assert_eq!(run_firmware_download(&mut bench, 8192, &[0; 4096]), Err(Status::INVALID_FIELD));
     let huge = FirmwareImageDownload { numd: u32::MAX, ofst: u32::MAX };
     assert_eq!(
         bench.run_with_data(huge, &[]),
         Err(Status::INVALID_FIELD),
         "above the largest transfer"
     );
-    download(&mut bench, 0, &firmware_image("two")).unwrap();
-    let again = download(&mut bench, 0, &firmware_image("two"));
+    run_firmware_download(&mut bench, 0, &firmware_image("two")).unwrap();
+    let again = run_firmware_download(&mut bench, 0, &firmware_image("two"));
     assert_eq!(again, Err(Status::OVERLAPPING_RANGE));
     bench.controller.reset(bench.now);
-    assert_eq!(download(&mut bench, 0, &firmware_image("two")), Ok(0));
+    assert_eq!(run_firmware_download(&mut bench, 0, &firmware_image("two")), Ok(0));
 }

@@ -9,7 +9,7 @@ use tenmil_base::{
 };
 use tenmil_wire::{Command, Status, TypedCommand};
 
-use crate::controller::interface::{AdminDataTransfer, AdminOutcome, AdminResult};
+use crate::controller::transport_interface::{AdminDataTransfer, AdminOutcome, AdminResult};
 use crate::controller::{
     Controller, ControllerConfig, NamespaceConfig, NamespacePool, Subsystem, SubsystemConfig,
 };
@@ -28,7 +28,7 @@ struct FakeBlockDeviceState {
     flushes: Mutex<u32>,
 }
 
-struct Channel {
+struct FakeBlockChannel {
     shelf: FakeBlockDevice,
     taken: VecDeque<IoCompletion>,
     ready: usize,
@@ -39,10 +39,14 @@ pub(super) const EVERYTHING: [Operation; 10] = Operation::ALL;
 impl FakeBlockDevice {
     /// Block device with 512-byte blocks and all capabilities.
     pub(super) fn new() -> Self {
-        Self::with_blocks(512, &EVERYTHING, Durability::VolatileCache)
+        Self::with_block_size(512, &EVERYTHING, Durability::VolatileCache)
     }
 
-    pub(super) fn with_blocks(block_size: u32, can: &[Operation], durability: Durability) -> Self {
+    pub(super) fn with_block_size(
+        block_size: u32,
+        can: &[Operation],
+        durability: Durability,
+    ) -> Self {
         Self::with_geometry(block_size, BLOCKS, can, durability)
     }
 
@@ -109,11 +113,11 @@ impl BlockDevice for FakeBlockDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        Ok(Box::new(Channel { shelf: self.clone(), taken: VecDeque::new(), ready: 0 }))
+        Ok(Box::new(FakeBlockChannel { shelf: self.clone(), taken: VecDeque::new(), ready: 0 }))
     }
 }
 
-impl IoChannel for Channel {
+impl IoChannel for FakeBlockChannel {
     fn limits(&self) -> &Limits {
         &self.shelf.0.limits
     }
@@ -138,12 +142,12 @@ impl IoChannel for Channel {
     }
 }
 
-impl ChannelWakeup for Channel {}
+impl ChannelWakeup for FakeBlockChannel {}
 
 /// Pool of this number of bytes.
-pub(super) struct Pool(pub(super) u64);
+pub(super) struct FakePool(pub(super) u64);
 
-impl NamespacePool for Pool {
+impl NamespacePool for FakePool {
     fn capacity_bytes(&self) -> u64 {
         self.0
     }
@@ -152,7 +156,11 @@ impl NamespacePool for Pool {
         &[512, 4096]
     }
 
-    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error> {
+    fn create_block_device(
+        &mut self,
+        block_size: u32,
+        block_count: u64,
+    ) -> Result<Arc<dyn BlockDevice>, Error> {
         Ok(Arc::new(FakeBlockDevice::with_geometry(
             block_size,
             block_count,
@@ -198,7 +206,7 @@ impl ControllerFixture {
     pub(super) fn with_pool(shelves: Vec<FakeBlockDevice>, bytes: u64) -> Self {
         Self::with_config(
             shelves,
-            |config| config.pool = Some(Box::new(Pool(bytes))),
+            |config| config.pool = Some(Box::new(FakePool(bytes))),
             ControllerConfig::default(),
         )
     }
@@ -236,7 +244,7 @@ impl ControllerFixture {
     }
 
     /// Polls until a command that takes longer has completed.
-    pub(super) fn run_deferred(&mut self) -> (u16, Result<u32, Status>) {
+    pub(super) fn poll_until_deferred_completion(&mut self) -> (u16, Result<u32, Status>) {
         for _ in 0..100_000 {
             self.now = self.now.after(Span::from_us(1));
             self.controller.poll(self.now);
@@ -290,7 +298,7 @@ pub(super) fn submit_to_controller(
 pub(super) fn completed_result(step: AdminOutcome) -> Result<u32, Status> {
     match step {
         AdminOutcome::Done(AdminResult { status: Status::SUCCESS, result }) => Ok(result),
-        AdminOutcome::Done(AdminResult { status, .. }) => Err(status.sct_and_sc()),
+        AdminOutcome::Done(AdminResult { status, .. }) => Err(status.without_crd_more_dnr()),
         other => panic!("expected the command to end, found {other:?}"),
     }
 }

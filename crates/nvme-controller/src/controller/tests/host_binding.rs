@@ -7,9 +7,10 @@ use tenmil_wire::io::reservation::{
 
 use super::fixture::{ControllerFixture, FakeBlockDevice};
 use super::persistence::FakeReservationStore;
-use crate::controller::interface::{AdminResult, CommandOrigin};
+use crate::controller::transport_interface::{AdminResult, QueueCommandId};
 use crate::controller::{
-    Controller, ControllerConfig, HostInUse, NamespaceConfig, Persistence, ReservationStore,
+    Controller, ControllerConfig, HostIdentifierInUse, NamespaceConfig, ReservationPersistenceMode,
+    ReservationStore,
 };
 
 const ONE: &str = "nqn.2026-01.org.tenmil:one";
@@ -18,7 +19,8 @@ const ID: u128 = 7;
 
 fn fixture_with_persistence(drawer: &FakeReservationStore) -> ControllerFixture {
     let change = |config: &mut crate::controller::SubsystemConfig| {
-        config.namespaces[0].persistence = Persistence::Durable(Box::new(drawer.clone()));
+        config.namespaces[0].persistence =
+            ReservationPersistenceMode::Durable(Box::new(drawer.clone()));
     };
     ControllerFixture::with_config(
         vec![FakeBlockDevice::new()],
@@ -35,12 +37,12 @@ fn register(
     let rrega = RegisterAction::Register;
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
     let mut keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5)).as_bytes().to_vec();
-    let from = CommandOrigin { queue: 1, ticket: 0 };
-    controller.reservation(bench.now, from, &command.to_command(), &mut keys)
+    let from = QueueCommandId { queue: 1, ticket: 0 };
+    controller.execute_reservation_command(bench.now, from, &command.to_command(), &mut keys)
 }
 
-fn mark_in_use(registered_in: Option<u32>) -> Result<(), HostInUse> {
-    Err(HostInUse { nqn: ONE.to_owned(), registered_in })
+fn in_use_error(registered_in: Option<u32>) -> Result<(), HostIdentifierInUse> {
+    Err(HostIdentifierInUse { nqn: ONE.to_owned(), registered_in })
 }
 
 #[test]
@@ -53,8 +55,8 @@ fn host_identifier_belongs_to_its_nqn_while_connected_or_registered() {
     );
     assert_eq!(one.connect_host(ONE, ID), Ok(()));
     assert_eq!(again.connect_host(ONE, ID), Ok(()), "another path");
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(None));
-    assert_eq!(two.connect_host("", ID), mark_in_use(None));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(None));
+    assert_eq!(two.connect_host("", ID), in_use_error(None));
     assert_eq!(two.connect_host(TWO, ID + 1), Ok(()));
     drop((one, again));
     let mut one = bench.open_second_controller(2);
@@ -62,7 +64,7 @@ fn host_identifier_belongs_to_its_nqn_while_connected_or_registered() {
     assert_eq!(register(&bench, &mut one, ChangePersistence::None), Some(AdminResult::OK));
     drop(one);
     let mut late = bench.open_second_controller(5);
-    assert_eq!(late.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(late.connect_host(TWO, ID), in_use_error(Some(1)));
     assert_eq!(late.connect_host(ONE, ID), Ok(()));
 }
 
@@ -83,9 +85,9 @@ fn host_identifier_belongs_to_its_nqn_while_a_registration_is_written() {
     assert_eq!(register(&bench, &mut one, ChangePersistence::Persist), None);
     drop(one);
     let mut two = bench.open_second_controller(3);
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(Some(1)));
     drawer.complete_write();
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(Some(1)));
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn host_identifier_belongs_to_its_nqn_after_a_restart() {
     drop((one, first));
     let next = fixture_with_persistence(&drawer);
     let mut two = next.open_second_controller(2);
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(Some(1)));
     assert_eq!(two.connect_host(ONE, ID), Ok(()));
 }
 
@@ -116,7 +118,7 @@ fn registrant_of_an_old_record_is_bound_to_the_first_nqn_that_connects() {
     let (mut one, mut two) = (next.open_second_controller(2), next.open_second_controller(3));
     assert_eq!(one.connect_host(ONE, ID), Ok(()));
     drop(one);
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(Some(1)));
 }
 
 /// What is being written is what holds next, and its registrants get their names too.
@@ -138,7 +140,7 @@ fn pending_registration_keeps_the_nqn_of_an_old_records_registrant() {
     drop((one, two));
     let mut two = next.open_second_controller(4);
     two.poll(next.now);
-    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), in_use_error(Some(1)));
 }
 
 #[test]
@@ -153,7 +155,8 @@ fn namespace_with_a_registrant_bound_to_another_nqn_is_not_added() {
     let next = ControllerFixture::new();
     let mut two = next.open_second_controller(2);
     two.connect_host(TWO, ID).unwrap();
-    let persistence = Persistence::Durable(Box::new(drawer.clone()) as Box<dyn ReservationStore>);
+    let persistence =
+        ReservationPersistenceMode::Durable(Box::new(drawer.clone()) as Box<dyn ReservationStore>);
     let config = NamespaceConfig {
         persistence,
         ..NamespaceConfig::new(std::sync::Arc::new(FakeBlockDevice::new()))

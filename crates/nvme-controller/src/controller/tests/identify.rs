@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenmil_base::{Durability, Operation, Span};
 use tenmil_wire::admin::Identify;
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::identify::controller::ControllerType;
 use tenmil_wire::identify::{
     Cns, CommandSet, CommandSets, ControllerList, IdentifyController, IdentifyControllerNvm,
@@ -13,7 +13,7 @@ use tenmil_wire::identify::{
 };
 use tenmil_wire::{Layout, Status};
 
-use super::fixture::{BLOCKS, ControllerFixture, EVERYTHING, FakeBlockDevice, Pool};
+use super::fixture::{BLOCKS, ControllerFixture, EVERYTHING, FakeBlockDevice, FakePool};
 use crate::controller::{ControllerConfig, NamespaceConfig, TransportModel};
 use crate::namespace::{NamespaceIdentity, RevocableCacheInstance};
 
@@ -76,7 +76,7 @@ fn ram_device_is_reported_as_a_volatile_cache() {
         (Durability::VolatileCache, true),
         (Durability::Persistent, false),
     ] {
-        let shelf = FakeBlockDevice::with_blocks(512, &EVERYTHING, durability);
+        let shelf = FakeBlockDevice::with_block_size(512, &EVERYTHING, durability);
         let id = controller_page(&mut ControllerFixture::with_devices(vec![shelf]));
         assert_eq!(id.vwcp(), expected, "{durability:?}");
     }
@@ -97,7 +97,7 @@ fn optional_capability_bits_follow_the_device_capabilities() {
     assert_eq!(plain.ctratt(), 0b100_0001);
 
     let few = [Operation::Read, Operation::Write];
-    let shelf = FakeBlockDevice::with_blocks(512, &few, Durability::Persistent);
+    let shelf = FakeBlockDevice::with_block_size(512, &few, Durability::Persistent);
     let config = ControllerConfig {
         fused_compare_and_write: false,
         transport: TransportModel::Memory { doorbell_buffers: false },
@@ -112,7 +112,7 @@ fn optional_capability_bits_follow_the_device_capabilities() {
 
     let change = |config: &mut super::super::SubsystemConfig| {
         config.ana_groups = 3;
-        config.pool = Some(Box::new(Pool(1 << 20)));
+        config.pool = Some(Box::new(FakePool(1 << 20)));
     };
     let mut bench = ControllerFixture::with_config(
         vec![FakeBlockDevice::new()],
@@ -168,7 +168,7 @@ fn identify_namespace_uses_the_namespace_block_size() {
 
 #[test]
 fn device_with_4096_byte_blocks_has_one_lba_format() {
-    let mut bench = ControllerFixture::with_devices(vec![FakeBlockDevice::with_blocks(
+    let mut bench = ControllerFixture::with_devices(vec![FakeBlockDevice::with_block_size(
         4096,
         &EVERYTHING,
         Durability::Persistent,
@@ -325,7 +325,7 @@ fn only_the_nvm_command_set_is_supported() {
 
 #[test]
 fn independent_identify_reports_write_cache_and_readiness() {
-    let shelf = |durability| FakeBlockDevice::with_blocks(512, &EVERYTHING, durability);
+    let shelf = |durability| FakeBlockDevice::with_block_size(512, &EVERYTHING, durability);
     let mut bench = ControllerFixture::with_devices(vec![
         FakeBlockDevice::new(),
         shelf(Durability::Persistent),

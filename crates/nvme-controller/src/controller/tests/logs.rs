@@ -8,20 +8,20 @@ use tenmil_wire::identify::{Cns, IdentifyController};
 use tenmil_wire::log::LogPage;
 use tenmil_wire::log::ana::{AnaState as ReportedState, parse_ana_groups};
 use tenmil_wire::log::effects::{CommandsEffects, FeaturesEffects, SupportedLogPages};
-use tenmil_wire::log::error::error_entries;
+use tenmil_wire::log::error_information::error_entries;
 use tenmil_wire::log::firmware::{TelemetryController, TelemetryHost};
 use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
-use crate::controller::interface::{ErrorReport, InvalidDoorbell, IoCounters};
+use crate::controller::transport_interface::{ErrorReport, InvalidDoorbell, IoCounters};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, SubsystemConfig,
 };
 
 const INVALID: Status = Status::INVALID_FIELD;
 
-fn full_fixture() -> ControllerFixture {
+fn fixture_with_two_namespaces_and_ana() -> ControllerFixture {
     let change = |config: &mut SubsystemConfig| config.ana_groups = 2;
     ControllerFixture::with_config(
         vec![FakeBlockDevice::new(), FakeBlockDevice::new()],
@@ -40,7 +40,7 @@ fn error_report(status: Status) -> ErrorReport {
 
 #[test]
 fn supported_log_pages_match_the_readable_pages() {
-    let mut rich = full_fixture();
+    let mut rich = fixture_with_two_namespaces_and_ana();
     let mut poor = ControllerFixture::with_config(
         vec![FakeBlockDevice::new()],
         |config| config.reservations = false,
@@ -63,8 +63,8 @@ fn supported_log_pages_match_the_readable_pages() {
 /// Reads in pieces and at once return the same data, wherever the pieces begin.
 #[test]
 fn every_log_page_can_be_read_at_every_offset() {
-    let mut bench = full_fixture();
-    bench.controller.report_error(bench.now, &error_report(Status::LBA_OUT_OF_RANGE));
+    let mut bench = fixture_with_two_namespaces_and_ana();
+    bench.controller.record_error_completion(bench.now, &error_report(Status::LBA_OUT_OF_RANGE));
     let lengths = [
         (LogPage::SupportedLogPages, 1024),
         (LogPage::ErrorInformation, 64 * 64),
@@ -101,7 +101,7 @@ fn every_log_page_can_be_read_at_every_offset() {
 
 #[test]
 fn log_page_length_scope_and_offset_type_are_checked() {
-    let mut bench = full_fixture();
+    let mut bench = fixture_with_two_namespaces_and_ana();
     let health = LogPage::Health.code();
     let longest = GetLogPage::new(health, 1 << 20);
     assert_eq!(bench.run_for_data(longest).unwrap().len(), 1 << 20, "MDTS");
@@ -126,9 +126,9 @@ fn error_log_is_newest_first_and_bounded() {
     assert_eq!(error_entries(&log_page(&mut bench, LogPage::ErrorInformation, 192)).count(), 0);
     let statuses = [Status::LBA_OUT_OF_RANGE, Status::WRITE_FAULT, INVALID.with_dnr()];
     for status in statuses {
-        bench.controller.report_error(bench.now, &error_report(status));
+        bench.controller.record_error_completion(bench.now, &error_report(status));
     }
-    bench.controller.invalid_doorbell(bench.now, InvalidDoorbell::Value);
+    bench.controller.record_invalid_doorbell(bench.now, InvalidDoorbell::Value);
     let bytes = log_page(&mut bench, LogPage::ErrorInformation, 192);
     let found: Vec<_> = error_entries(&bytes).collect();
     let counts: Vec<u64> = found.iter().map(|entry| entry.error_count()).collect();
@@ -150,8 +150,10 @@ fn health_log_accumulates_transport_counters() {
         busy: Span::from_secs(120),
     };
     bench.controller.add_io_counters(&traffic);
-    bench.controller.report_error(bench.now, &error_report(Status::UNRECOVERED_READ_ERROR));
-    bench.controller.report_error(bench.now, &error_report(INVALID));
+    bench
+        .controller
+        .record_error_completion(bench.now, &error_report(Status::UNRECOVERED_READ_ERROR));
+    bench.controller.record_error_completion(bench.now, &error_report(INVALID));
     let sensors = SensorReadings {
         temperature_kelvin: 353,
         spare_percent: 5,
@@ -180,12 +182,12 @@ fn unsafe_shutdowns_are_counted() {
         let page = HealthInformation::parse(&log_page(bench, LogPage::Health, 512)).unwrap();
         (page.power_cycles(), page.unexpected_power_losses())
     };
-    bench.subsystem.power_cycle();
+    bench.subsystem.emulate_power_cycle();
     assert_eq!(health(&mut bench), (2, 0), "no controller was in use");
-    bench.subsystem.power_cycle();
+    bench.subsystem.emulate_power_cycle();
     assert_eq!(health(&mut bench), (3, 1));
-    bench.controller.shutdown();
-    bench.subsystem.power_cycle();
+    bench.controller.note_host_shutdown();
+    bench.subsystem.emulate_power_cycle();
     assert_eq!(health(&mut bench), (4, 1));
 }
 
@@ -209,8 +211,8 @@ fn command_effects_log_lists_exactly_the_supported_opcodes() {
     let effects = CommandsEffects::parse(&bytes).unwrap();
     for opcode in 0..=255_u8 {
         let step = bench.submit(&Command::new(opcode), &[]).0;
-        let unknown = matches!(step, super::super::interface::AdminOutcome::Done(end)
-            if end.status.same_code(Status::INVALID_OPCODE));
+        let unknown = matches!(step, super::super::transport_interface::AdminOutcome::Done(end)
+            if end.status.has_same_code_as(Status::INVALID_OPCODE));
         assert_eq!(effects.acs(opcode.into()).unwrap().csupp(), !unknown, "{opcode:#04x}");
     }
     let io: Vec<usize> = (0..256).filter(|&opcode| effects.iocs(opcode).unwrap().csupp()).collect();
@@ -246,7 +248,7 @@ fn telemetry_data_is_stable_until_the_next_capture() {
     let first = bench.run_for_data(ask(1)).unwrap();
     assert_eq!(header(&first), (1, 1, 1));
     assert!(first[512..].starts_with(b"subsystem nqn.2026-01.org.tenmil:T1\nserial T1\n"));
-    bench.controller.report_error(bench.now, &error_report(INVALID));
+    bench.controller.record_error_completion(bench.now, &error_report(INVALID));
     assert_eq!(bench.run_for_data(ask(0)).unwrap(), first, "the same picture");
     let second = bench.run_for_data(ask(1)).unwrap();
     assert_ne!(second[512..], first[512..]);
@@ -266,7 +268,7 @@ fn telemetry_data_is_stable_until_the_next_capture() {
 
 #[test]
 fn ana_log_reports_states_per_group() {
-    let mut bench = full_fixture();
+    let mut bench = fixture_with_two_namespaces_and_ana();
     let told = |bench: &mut ControllerFixture, lsp| {
         let ask = GetLogPage { lsp, ..GetLogPage::new(LogPage::Ana.code(), 4096) };
         let bytes = bench.run_for_data(ask).unwrap();

@@ -14,9 +14,9 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice};
-use crate::controller::interface::{AdminOutcome, CommandOrigin};
+use crate::controller::transport_interface::{AdminOutcome, QueueCommandId};
 use crate::controller::{
-    ControllerConfig, HostIdentity, PersistRequest, Persistence, ReservationStore,
+    ControllerConfig, HostIdentity, PersistRequest, ReservationPersistenceMode, ReservationStore,
 };
 use crate::namespace::Reservation;
 
@@ -69,7 +69,7 @@ impl FakeReservationStore {
     }
 
     /// Accepts records, or rejects them.
-    pub(super) fn reject_writes(&self, is_shut: bool) {
+    pub(super) fn set_rejects_writes(&self, is_shut: bool) {
         self.0.lock().unwrap().is_shut = is_shut;
     }
 }
@@ -79,7 +79,7 @@ impl ReservationStore for FakeReservationStore {
         Ok(self.0.lock().unwrap().record.clone())
     }
 
-    fn store(
+    fn start_store(
         &mut self,
         record: Option<Vec<u8>>,
         stored: PersistRequest,
@@ -93,7 +93,7 @@ impl ReservationStore for FakeReservationStore {
     }
 }
 
-fn fixture_with_persistence(persistence: Persistence) -> ControllerFixture {
+fn fixture_with_persistence(persistence: ReservationPersistenceMode) -> ControllerFixture {
     let change = |config: &mut crate::controller::SubsystemConfig| {
         config.namespaces[0].persistence = persistence;
     };
@@ -106,8 +106,8 @@ fn fixture_with_persistence(persistence: Persistence) -> ControllerFixture {
     bench
 }
 
-pub(super) fn load_reservations(drawer: &FakeReservationStore) -> ControllerFixture {
-    fixture_with_persistence(Persistence::Durable(Box::new(drawer.clone())))
+pub(super) fn fixture_with_store(drawer: &FakeReservationStore) -> ControllerFixture {
+    fixture_with_persistence(ReservationPersistenceMode::Durable(Box::new(drawer.clone())))
 }
 
 /// Registers host 5 with the contents of `drawer`, if there are any.
@@ -118,7 +118,7 @@ fn register(
 ) -> Status {
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
     let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5).crkey(5));
-    reserve(bench, drawer, &command.to_command(), keys.as_bytes())
+    run_reservation_command(bench, drawer, &command.to_command(), keys.as_bytes())
 }
 
 fn acquire(bench: &mut ControllerFixture, drawer: Option<&FakeReservationStore>) -> Status {
@@ -130,27 +130,29 @@ fn acquire(bench: &mut ControllerFixture, drawer: Option<&FakeReservationStore>)
         rtype: ReservationType::ExclusiveAccess,
     };
     let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(5));
-    reserve(bench, drawer, &command.to_command(), keys.as_bytes())
+    run_reservation_command(bench, drawer, &command.to_command(), keys.as_bytes())
 }
 
 /// Runs a command to its end, including the writes that it requires.
-fn reserve(
+fn run_reservation_command(
     bench: &mut ControllerFixture,
     drawer: Option<&FakeReservationStore>,
     command: &Command,
     sent: &[u8],
 ) -> Status {
-    let from = CommandOrigin { queue: 1, ticket: 9 };
+    let from = QueueCommandId { queue: 1, ticket: 9 };
     let now = bench.now;
-    if let Some(end) = bench.controller.reservation(now, from, command, &mut sent.to_vec()) {
-        return end.status.sct_and_sc();
+    if let Some(end) =
+        bench.controller.execute_reservation_command(now, from, command, &mut sent.to_vec())
+    {
+        return end.status.without_crd_more_dnr();
     }
     drawer.expect("nothing else has to be waited for").complete_write();
     bench.poll_times(1);
     let reservation_completions =
         bench.controller.next_reservation_completion().expect("it has been written");
     assert_eq!(reservation_completions.from, from);
-    reservation_completions.end.status.sct_and_sc()
+    reservation_completions.end.status.without_crd_more_dnr()
 }
 
 pub(super) fn visible_reservation(bench: &ControllerFixture) -> Option<Reservation> {
@@ -167,13 +169,13 @@ const CLEAR: (RegisterAction, ChangePersistence) =
 #[test]
 fn persistent_reservation_is_restored_after_restart() {
     let drawer = FakeReservationStore::default();
-    let mut first = load_reservations(&drawer);
+    let mut first = fixture_with_store(&drawer);
     assert_eq!(register(&mut first, Some(&drawer), PERSIST), Status::SUCCESS);
     assert_eq!(acquire(&mut first, Some(&drawer)), Status::SUCCESS);
     let before = visible_reservation(&first);
     assert!(before.is_some_and(|reservation| reservation.is_holder));
     drop(first);
-    let mut second = load_reservations(&drawer);
+    let mut second = fixture_with_store(&drawer);
     // The host is identified only now.
     let mut other = second.open_second_controller(2);
     other.set_host(HostIdentity::Extended(8));
@@ -183,28 +185,28 @@ fn persistent_reservation_is_restored_after_restart() {
     let status = register(&mut second, Some(&drawer), CLEAR);
     assert_eq!((status, drawer.load()), (Status::SUCCESS, Ok(None)));
     drop((second, other));
-    assert_eq!(visible_reservation(&load_reservations(&drawer)), None);
+    assert_eq!(visible_reservation(&fixture_with_store(&drawer)), None);
 }
 
 #[test]
 fn non_persistent_reservation_is_not_recorded() {
     let drawer = FakeReservationStore::default();
-    let mut bench = load_reservations(&drawer);
+    let mut bench = fixture_with_store(&drawer);
     assert_eq!(register(&mut bench, None, PASS), Status::SUCCESS);
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
     assert_eq!(drawer.store_count(), 0);
     // The feature also enables it, and is not completed before it is durable.
-    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
+    assert_eq!(bench.submit(&set_persistence_command(), &[]).0, AdminOutcome::Deferred);
     bench.poll_times(3);
     assert_eq!(bench.controller.next_deferred_completion(), None);
     drawer.complete_write();
-    assert_eq!(bench.run_deferred(), (7, Ok(0)));
+    assert_eq!(bench.poll_until_deferred_completion(), (7, Ok(0)));
     assert_eq!(drawer.store_count(), 1);
     // A command that changes nothing causes no write.
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
 }
 
-fn set_persistence_feature() -> Command {
+fn set_persistence_command() -> Command {
     let fid = Feature::ReservationPersistence.code();
     let set = SetFeatures { nsid: 1, fid, cdw11: 1, ..SetFeatures::default() };
     set.to_command().with_cid(7)
@@ -213,15 +215,15 @@ fn set_persistence_feature() -> Command {
 #[test]
 fn persistence_feature_fails_if_the_record_cannot_be_written() {
     let drawer = FakeReservationStore::default();
-    let mut bench = load_reservations(&drawer);
-    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
+    let mut bench = fixture_with_store(&drawer);
+    assert_eq!(bench.submit(&set_persistence_command(), &[]).0, AdminOutcome::Deferred);
     drawer.fail_write();
-    assert_eq!(bench.run_deferred(), (7, Err(Status::INTERNAL_ERROR)));
+    assert_eq!(bench.poll_until_deferred_completion(), (7, Err(Status::INTERNAL_ERROR)));
     let fid = Feature::ReservationPersistence.code();
     let get = GetFeatures { nsid: 1, fid, ..GetFeatures::default() };
     assert_eq!(bench.run_without_data(get), Ok(0));
     // After a reset it is set nevertheless, without a completion.
-    assert_eq!(bench.submit(&set_persistence_feature(), &[]).0, AdminOutcome::Deferred);
+    assert_eq!(bench.submit(&set_persistence_command(), &[]).0, AdminOutcome::Deferred);
     bench.controller.reset(bench.now);
     drawer.complete_write();
     bench.poll_times(3);
@@ -231,21 +233,25 @@ fn persistence_feature_fails_if_the_record_cannot_be_written() {
 
 #[test]
 fn reservation_persistence_is_not_reported_without_a_store() {
-    let mut bench = fixture_with_persistence(Persistence::None);
+    let mut bench = fixture_with_persistence(ReservationPersistenceMode::None);
     // Linux requests it with every registration, whatever the namespace supports.
     assert_eq!(register(&mut bench, None, PERSIST), Status::SUCCESS);
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
     let report = ReservationReport { nsid: 1, numd: 15, eds: true, disnsrs: false };
     let mut page = Vec::new();
-    let (now, from) = (bench.now, CommandOrigin { queue: 1, ticket: 9 });
-    let end = bench.controller.reservation(now, from, &report.to_command(), &mut page);
+    let (now, from) = (bench.now, QueueCommandId { queue: 1, ticket: 9 });
+    let end =
+        bench.controller.execute_reservation_command(now, from, &report.to_command(), &mut page);
     assert_eq!(end.unwrap().status, Status::SUCCESS);
     assert_eq!(ReservationStatusExtended::parse(&page).unwrap().ptpls(), 0);
     let feature = Feature::ReservationPersistence.code();
     let get = GetFeatures { nsid: 1, fid: feature, ..GetFeatures::default() };
     assert_eq!(bench.run_without_data(get), Ok(0));
     let set = SetFeatures { nsid: 1, fid: feature, cdw11: 1, ..SetFeatures::default() };
-    assert_eq!(bench.run_without_data(set).map_err(Status::sct_and_sc), Err(Status::INVALID_FIELD));
+    assert_eq!(
+        bench.run_without_data(set).map_err(Status::without_crd_more_dnr),
+        Err(Status::INVALID_FIELD)
+    );
     let namespace = |persistence| {
         let mut bench = fixture_with_persistence(persistence);
         let identify =
@@ -253,7 +259,10 @@ fn reservation_persistence_is_not_reported_without_a_store() {
         let page = bench.run_for_data(identify).unwrap();
         tenmil_wire::identify::IdentifyNamespace::from_bytes(page.first_chunk().unwrap()).ptpls()
     };
-    assert!(!namespace(Persistence::None) && namespace(Persistence::Emulated));
+    assert!(
+        !namespace(ReservationPersistenceMode::None)
+            && namespace(ReservationPersistenceMode::Emulated)
+    );
 }
 
 #[test]
@@ -263,7 +272,7 @@ fn unreadable_reservation_record_is_rejected_and_kept() {
     let config = crate::controller::SubsystemConfig::new("T1", Vec::new());
     let subsystem = crate::controller::Subsystem::new(config).unwrap();
     let namespace = crate::controller::NamespaceConfig {
-        persistence: Persistence::Durable(Box::new(drawer)),
+        persistence: ReservationPersistenceMode::Durable(Box::new(drawer)),
         ..crate::controller::NamespaceConfig::new(Arc::new(FakeBlockDevice::new()))
     };
     let refused = subsystem.check_namespace(&namespace).unwrap_err();

@@ -9,7 +9,7 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::{AdminOpcode, Command, Fuse, Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
-use crate::controller::interface::{
+use crate::controller::transport_interface::{
     AdminOutcome, CreateCompletionQueue, CreateSubmissionQueue, Priority, TransportAction,
 };
 use crate::controller::{ControllerConfig, TransportModel};
@@ -28,7 +28,7 @@ fn create_submission_queue_command() -> CreateIoSubmissionQueue {
     }
 }
 
-fn small_fixture() -> ControllerFixture {
+fn fixture_with_small_limits() -> ControllerFixture {
     let config = ControllerConfig {
         io_queues_max: 8,
         queue_entries_max: 128,
@@ -40,7 +40,7 @@ fn small_fixture() -> ControllerFixture {
 
 #[test]
 fn queue_commands_are_parsed_for_the_transport() {
-    let mut bench = small_fixture();
+    let mut bench = fixture_with_small_limits();
     let create = COMPLETION.to_command().with_prp(0x1000, 0);
     let expected =
         CreateCompletionQueue { cqid: 1, entries: 128, address: 0x1000, vector: Some(1) };
@@ -70,7 +70,7 @@ fn queue_commands_are_parsed_for_the_transport() {
 
 #[test]
 fn invalid_queue_creation_fields_are_rejected() {
-    let mut bench = small_fixture();
+    let mut bench = fixture_with_small_limits();
     let completions = [
         (CreateIoCompletionQueue { qid: 0, ..COMPLETION }, Status::INVALID_QUEUE_IDENTIFIER),
         (CreateIoCompletionQueue { qid: 9, ..COMPLETION }, Status::INVALID_QUEUE_IDENTIFIER),
@@ -111,7 +111,7 @@ fn invalid_queue_creation_fields_are_rejected() {
 
 #[test]
 fn number_of_queues_is_limited_and_fixed_once_a_queue_exists() {
-    let mut bench = small_fixture();
+    let mut bench = fixture_with_small_limits();
     let set = |dword| SetFeatures {
         fid: Feature::NumberOfQueues.code(),
         cdw11: dword,
@@ -135,7 +135,7 @@ fn number_of_queues_is_limited_and_fixed_once_a_queue_exists() {
     let step = bench.submit(&unheld.to_command().with_prp(0x1000, 0), &[]).0;
     assert_eq!(completed_result(step), Err(Status::COMPLETION_QUEUE_INVALID), "two were granted");
 
-    bench.controller.queue_created();
+    bench.controller.note_queue_created();
     assert_eq!(bench.run_without_data(set(0)), Err(Status::COMMAND_SEQUENCE_ERROR));
     bench.controller.reset(bench.now);
     assert_eq!(bench.run_without_data(set(0)), Ok(0));
@@ -153,7 +153,7 @@ fn abort_limit_applies_until_aborts_complete() {
         completed_result(bench.submit(&abort, &[]).0),
         Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED)
     );
-    bench.controller.abort_ended();
+    bench.controller.note_abort_completed();
     assert_eq!(bench.submit(&abort, &[]).0, expected);
 }
 
@@ -202,10 +202,11 @@ fn unsupported_command_is_an_invalid_opcode() {
     for opcode in 0..=255 {
         let refused = matches!(
             bench.submit(&Command::new(opcode), &[]).0,
-            AdminOutcome::Done(end) if end.status.same_code(Status::INVALID_OPCODE)
+            AdminOutcome::Done(end) if end.status.has_same_code_as(Status::INVALID_OPCODE)
         );
         assert_eq!(refused, !offered.contains(&opcode), "{opcode:#04x}");
-        let known = AdminOpcode::from_u8(opcode).is_some_and(|it| bench.controller.supports(it));
+        let known = AdminOpcode::from_u8(opcode)
+            .is_some_and(|it| bench.controller.supports_admin_opcode(it));
         assert_eq!(known, !refused);
     }
 }

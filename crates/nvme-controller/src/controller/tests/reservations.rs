@@ -17,13 +17,13 @@ use tenmil_wire::log::event::{ReservationEvent, ReservationNotification};
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice, submit_to_controller};
-use crate::controller::interface::{
-    AdminDataTransfer, AdminResult, CommandOrigin, ReservationCompletion, TransportAction,
+use crate::controller::transport_interface::{
+    AdminDataTransfer, AdminResult, QueueCommandId, ReservationCompletion, TransportAction,
 };
 use crate::controller::{Controller, ControllerConfig, HostIdentity, TransportModel};
 use crate::namespace::{Reservation, ReservationKind};
 
-const ORIGIN: CommandOrigin = CommandOrigin { queue: 1, ticket: 0 };
+const ORIGIN: QueueCommandId = QueueCommandId { queue: 1, ticket: 0 };
 const REGISTER: ReservationRegister = ReservationRegister {
     nsid: 1,
     rrega: RegisterAction::Register,
@@ -79,17 +79,20 @@ impl ThreeHostsFixture {
     ) -> Result<Vec<u8>, Status> {
         let now = self.bench.now;
         let controller = self.controller(host);
-        let mut data = match controller.reservation_data(command).map_err(Status::sct_and_sc)? {
+        let mut data = match controller
+            .reservation_data_length(command)
+            .map_err(Status::without_crd_more_dnr)?
+        {
             AdminDataTransfer::FromHost(len_bytes) => {
                 assert_eq!(len_bytes as usize, sent.len());
                 sent.to_vec()
             }
             _ => Vec::new(),
         };
-        let end = controller.reservation(now, ORIGIN, command, &mut data);
+        let end = controller.execute_reservation_command(now, ORIGIN, command, &mut data);
         match end.expect("nothing has to be written down").status {
             Status::SUCCESS => Ok(data),
-            status => Err(status.sct_and_sc()),
+            status => Err(status.without_crd_more_dnr()),
         }
     }
 
@@ -251,7 +254,12 @@ fn reservation_conflict_status_has_no_dnr() {
     hosts.register(1).unwrap();
     let now = hosts.bench.now;
     let mut status = |command: Command, sent: &[u8]| {
-        let end = hosts.controller(2).reservation(now, ORIGIN, &command, &mut sent.to_vec());
+        let end = hosts.controller(2).execute_reservation_command(
+            now,
+            ORIGIN,
+            &command,
+            &mut sent.to_vec(),
+        );
         end.unwrap().status
     };
     let acquire = status(ACQUIRE.to_command(), AcquireKeys::zeroed().as_bytes());
@@ -290,7 +298,11 @@ fn anonymous_host_cannot_reserve_over_fabrics() {
         let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(1));
         let mut data = keys.as_bytes().to_vec();
         [REGISTER.to_command(), report.to_command()].map(|command| {
-            bench.controller.reservation(now, ORIGIN, &command, &mut data).unwrap().status
+            bench
+                .controller
+                .execute_reservation_command(now, ORIGIN, &command, &mut data)
+                .unwrap()
+                .status
         })
     };
     assert_eq!(status(None), [Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr(); 2]);
@@ -338,14 +350,17 @@ fn preempt_and_abort_aborts_commands_and_notifies_the_victim() {
     let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
     let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
     let issuer = &mut hosts.bench.controller;
-    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
+    assert_eq!(
+        issuer.execute_reservation_command(now, ORIGIN, &preempt.to_command(), &mut keys),
+        None
+    );
     hosts.poll();
     assert!(hosts.visible_reservation(1).is_some_and(|seen| seen.is_holder));
     assert!(hosts.visible_reservation(2).is_some_and(|seen| !seen.is_registrant));
     let victim = &mut hosts.others[0];
     let signal = victim.next_transport_action();
     assert!(matches!(signal, Some(TransportAction::AbortNamespace { nsid: 1, .. })));
-    assert_eq!(victim.next_event(), Some(0x80_0006));
+    assert_eq!(victim.next_async_event_dword0(), Some(0x80_0006));
     assert_eq!(
         hosts.bench.controller.next_reservation_completion(),
         None,
@@ -380,7 +395,10 @@ fn preempt_and_abort_waits_for_queues_of_a_resetting_controller() {
     let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
     let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
     let issuer = &mut hosts.bench.controller;
-    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
+    assert_eq!(
+        issuer.execute_reservation_command(now, ORIGIN, &preempt.to_command(), &mut keys),
+        None
+    );
     hosts.poll();
     let victim = &mut hosts.others[0];
     victim.reset(now);
@@ -436,7 +454,7 @@ fn hidden_namespace_sends_no_reservation_notification() {
     for host in [1, 2, 3] {
         hosts.register(host).unwrap();
     }
-    hosts.bench.subsystem.set_visible(2, 1, false);
+    hosts.bench.subsystem.set_namespace_visible(2, 1, false);
     hosts.release(1, ReservationRelease { rrela: ReleaseAction::Clear, ..RELEASE }).unwrap();
     hosts.poll();
     let now = hosts.bench.now;
@@ -491,7 +509,7 @@ fn persistent_reservation_survives_power_loss() {
             ..GetFeatures::default()
         };
         assert_eq!(hosts.bench.run_without_data(persistence), Ok(u32::from(survives)));
-        hosts.bench.subsystem.power_cycle();
+        hosts.bench.subsystem.emulate_power_cycle();
         assert_eq!(hosts.visible_reservation(1).is_some(), survives);
     }
 }
@@ -508,7 +526,7 @@ fn reservation_persistence_feature_sets_persistence() {
         ..SetFeatures::default()
     };
     hosts.bench.run_without_data(set).unwrap();
-    hosts.bench.subsystem.power_cycle();
+    hosts.bench.subsystem.emulate_power_cycle();
     assert!(hosts.visible_reservation(1).is_some());
 }
 
@@ -517,9 +535,19 @@ fn anonymous_host_loses_its_registration_at_reset() {
     let mut bench = ControllerFixture::new();
     let other = bench.open_second_controller(2);
     let keys = *RegisterKeys::zeroed().with(|keys| keys.nrkey(1)).as_bytes();
-    bench.controller.reservation(bench.now, ORIGIN, &REGISTER.to_command(), &mut keys.to_vec());
+    bench.controller.execute_reservation_command(
+        bench.now,
+        ORIGIN,
+        &REGISTER.to_command(),
+        &mut keys.to_vec(),
+    );
     let keys = *AcquireKeys::zeroed().with(|keys| keys.crkey(1)).as_bytes();
-    bench.controller.reservation(bench.now, ORIGIN, &ACQUIRE.to_command(), &mut keys.to_vec());
+    bench.controller.execute_reservation_command(
+        bench.now,
+        ORIGIN,
+        &ACQUIRE.to_command(),
+        &mut keys.to_vec(),
+    );
     let seen = || other.namespaces().reader().get().get(1).unwrap().reservation;
     assert!(seen().is_some());
     bench.controller.reset(bench.now);
@@ -534,8 +562,10 @@ fn reservation_commands_are_rejected_where_not_supported() {
         ControllerConfig::default(),
     );
     let command = REGISTER.to_command();
-    let refused = bench.controller.reservation_data(&command).map_err(Status::sct_and_sc);
+    let refused =
+        bench.controller.reservation_data_length(&command).map_err(Status::without_crd_more_dnr);
     assert_eq!(refused, Err(Status::INVALID_OPCODE));
-    let end = bench.controller.reservation(bench.now, ORIGIN, &command, &mut vec![0; 16]);
-    assert!(end.unwrap().status.same_code(Status::INVALID_OPCODE));
+    let end =
+        bench.controller.execute_reservation_command(bench.now, ORIGIN, &command, &mut vec![0; 16]);
+    assert!(end.unwrap().status.has_same_code_as(Status::INVALID_OPCODE));
 }

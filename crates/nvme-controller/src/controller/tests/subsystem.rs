@@ -9,12 +9,12 @@ use crate::controller::{
     ControllerConfig, HostIdentity, NamespaceConfig, Subsystem, SubsystemConfig, TransportModel,
 };
 
-fn namespace() -> NamespaceConfig {
+fn namespace_config() -> NamespaceConfig {
     NamespaceConfig::new(Arc::new(FakeBlockDevice::new()))
 }
 
 fn config_error(change: impl FnOnce(&mut SubsystemConfig)) -> String {
-    let mut config = SubsystemConfig::new("T1", vec![namespace()]);
+    let mut config = SubsystemConfig::new("T1", vec![namespace_config()]);
     change(&mut config);
     Subsystem::new(config).err().map_or_else(String::new, |error| error.text)
 }
@@ -39,7 +39,7 @@ fn invalid_subsystem_config_is_rejected_with_the_accepted_values() {
             config.namespaces[0].ana_group = 3;
         }),
         config_error(|config| {
-            config.namespaces.push(NamespaceConfig { nsid: Some(1), ..namespace() })
+            config.namespaces.push(NamespaceConfig { nsid: Some(1), ..namespace_config() })
         }),
     ];
     let expected = [
@@ -58,8 +58,8 @@ fn invalid_subsystem_config_is_rejected_with_the_accepted_values() {
         assert!(found.contains(expected), "{found:?}, expected {expected:?}");
     }
     let twins = vec![
-        NamespaceConfig { nsid: Some(3), ..namespace() },
-        NamespaceConfig { nsid: Some(3), ..namespace() },
+        NamespaceConfig { nsid: Some(3), ..namespace_config() },
+        NamespaceConfig { nsid: Some(3), ..namespace_config() },
     ];
     assert!(config_error(|config| config.namespaces = twins).contains("identifier 3 is in use"));
 }
@@ -117,9 +117,9 @@ fn device_with_metadata_is_rejected() {
 
 #[test]
 fn private_namespace_attaches_to_one_controller() {
-    let mut config = SubsystemConfig::new("T1", vec![namespace()]);
-    config.namespaces.push(NamespaceConfig { is_shared: false, ..namespace() });
-    config.namespaces.push(NamespaceConfig { is_attached: false, ..namespace() });
+    let mut config = SubsystemConfig::new("T1", vec![namespace_config()]);
+    config.namespaces.push(NamespaceConfig { is_shared: false, ..namespace_config() });
+    config.namespaces.push(NamespaceConfig { is_attached: false, ..namespace_config() });
     let subsystem = Subsystem::new(config).unwrap();
     let open = |cntlid| {
         let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
@@ -129,7 +129,7 @@ fn private_namespace_attaches_to_one_controller() {
     assert_eq!((nsids(&first), nsids(&second)), (vec![1, 2], vec![1]));
     drop(first);
     assert_eq!(nsids(&open(3)), [1, 2], "it is free again");
-    let late = NamespaceConfig { is_shared: false, ..namespace() };
+    let late = NamespaceConfig { is_shared: false, ..namespace_config() };
     assert_eq!(subsystem.add_namespace(late), Ok(4));
     assert_eq!(nsids(&second), [1, 4]);
 }
@@ -153,19 +153,19 @@ fn namespace_growth_is_reported() {
     let blocks = || bench.controller.namespaces().reader().get().get(nsid).unwrap().block_count;
     assert_eq!(blocks(), 100);
     device.0.store(200, Ordering::Relaxed);
-    bench.subsystem.update_size(nsid);
+    bench.subsystem.reread_namespace_size(nsid);
     assert_eq!(blocks(), 200);
 }
 
 #[test]
 fn namespace_block_may_span_several_device_blocks() {
-    let small = FakeBlockDevice::with_blocks(512, &EVERYTHING, Durability::Persistent);
+    let small = FakeBlockDevice::with_block_size(512, &EVERYTHING, Durability::Persistent);
     let bench = ControllerFixture::new();
     let wide = NamespaceConfig { block_size: Some(4096), ..NamespaceConfig::new(Arc::new(small)) };
     let nsid = bench.subsystem.add_namespace(wide).unwrap();
     let reader = bench.controller.namespaces().reader();
     let namespace = reader.get().get(nsid).unwrap();
-    assert_eq!((namespace.device_shift(), namespace.block_count), (3, 256));
+    assert_eq!((namespace.device_blocks_per_block_shift(), namespace.block_count), (3, 256));
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn snapshot_is_published_only_if_changed() {
     bench.controller.set_host(HostIdentity::Short(7));
     bench.controller.reset(bench.now);
     assert!(!reader.refresh(), "another host's name is nothing to its queues");
-    bench.subsystem.add_namespace(namespace()).unwrap();
+    bench.subsystem.add_namespace(namespace_config()).unwrap();
     assert!(reader.refresh());
     assert_eq!(reader.get().iter().count(), 2);
     bench.subsystem.remove_namespace(1);
@@ -196,7 +196,7 @@ fn posted_update_wakes_its_controllers() {
     }
     let counts = || rings.clone().map(|rings| rings.load(Ordering::Relaxed));
     assert_eq!(counts(), [0, 0]);
-    let private = NamespaceConfig { is_shared: false, ..namespace() };
+    let private = NamespaceConfig { is_shared: false, ..namespace_config() };
     bench.subsystem.add_namespace(private).unwrap();
     assert_eq!(counts(), [1, 0], "only the first has it");
     bench.subsystem.remove_namespace(1);

@@ -6,8 +6,8 @@ use tenmil_wire::identify::Cns;
 use tenmil_wire::log::LogPage;
 use tenmil_wire::{AdminOpcode, Command, Status, TypedCommand};
 
-use super::fixture::{ControllerFixture, FakeBlockDevice, Pool, submit_to_controller};
-use crate::controller::interface::{AdminDataTransfer, AdminOutcome, CommandOrigin};
+use super::fixture::{ControllerFixture, FakeBlockDevice, FakePool, submit_to_controller};
+use crate::controller::transport_interface::{AdminDataTransfer, AdminOutcome, QueueCommandId};
 use crate::controller::{ControllerConfig, NamespaceConfig};
 
 /// Namespaces 1 and 3 of a subsystem with all features; and 2, which is hidden from its controller, or
@@ -15,7 +15,7 @@ use crate::controller::{ControllerConfig, NamespaceConfig};
 fn fixture_with_hidden_namespace(has_hidden: bool) -> ControllerFixture {
     let change = |config: &mut crate::controller::SubsystemConfig| {
         config.ana_groups = 2;
-        config.pool = Some(Box::new(Pool(1 << 20)));
+        config.pool = Some(Box::new(FakePool(1 << 20)));
         for (namespace, nsid) in config.namespaces.iter_mut().zip([1, 3, 2]) {
             namespace.nsid = Some(nsid);
             namespace.ana_group = 2;
@@ -23,13 +23,13 @@ fn fixture_with_hidden_namespace(has_hidden: bool) -> ControllerFixture {
     };
     let shelves = (0..if has_hidden { 3 } else { 2 }).map(|_| FakeBlockDevice::new()).collect();
     let mut bench = ControllerFixture::with_config(shelves, change, ControllerConfig::default());
-    bench.subsystem.mask_namespace(1, 2);
+    bench.subsystem.hide_new_namespace(1, 2);
     bench.poll_times(1);
     bench
 }
 
 /// Runs the same command in both subsystems.
-fn run_in_both(
+fn run_in_both_subsystems(
     benches: &mut [ControllerFixture; 2],
     command: &Command,
 ) -> [(AdminOutcome, Vec<u8>); 2] {
@@ -52,7 +52,7 @@ fn identify_does_not_reveal_a_hidden_namespace() {
             for cntid in [0, 1] {
                 let identify = Command::new(AdminOpcode::Identify.code()).with_nsid(nsid);
                 let identify = identify.with_cdw10(cntid << 16 | cns);
-                let [hidden, none] = run_in_both(&mut benches, &identify);
+                let [hidden, none] = run_in_both_subsystems(&mut benches, &identify);
                 assert_eq!(hidden, none, "CNS {cns:#x}, namespace {nsid:#x}");
             }
         }
@@ -67,7 +67,7 @@ fn log_pages_do_not_reveal_a_hidden_namespace() {
         let get = Command::new(AdminOpcode::GetLogPage.code()).with_nsid(u32::MAX);
         let lsp = u32::from(lid == LogPage::TelemetryHost) << 8;
         let get = get.with_cdw10(1023 << 16 | lsp | u32::from(lid.code()));
-        let [hidden, none] = run_in_both(&mut benches, &get);
+        let [hidden, none] = run_in_both_subsystems(&mut benches, &get);
         assert_eq!(hidden, none, "{lid:?}");
     }
 }
@@ -84,7 +84,7 @@ fn admin_commands_do_not_reach_a_hidden_namespace() {
                     [fixture_with_hidden_namespace(true), fixture_with_hidden_namespace(false)];
                 let command = Command::new(opcode).with_nsid(2);
                 let command = command.with_cdw10(select).with_cdw11(value);
-                let [hidden, none] = run_in_both(&mut benches, &command);
+                let [hidden, none] = run_in_both_subsystems(&mut benches, &command);
                 assert_eq!(hidden, none, "opcode {opcode:#x}, dword 10 {select:#x}");
             }
             if ![AdminOpcode::GetFeatures.code(), AdminOpcode::SetFeatures.code()].contains(&opcode)
@@ -102,7 +102,7 @@ fn broadcast_commands_skip_a_hidden_namespace() {
     let format = Command::new(AdminOpcode::FormatNvm.code()).with_nsid(u32::MAX).with_cid(7);
     let (ended, _) = bench.submit(&format, &[]);
     assert_eq!(ended, AdminOutcome::Deferred);
-    assert!(bench.run_deferred().1.is_ok());
+    assert!(bench.poll_until_deferred_completion().1.is_ok());
     let unerased: Vec<usize> = bench.shelves.iter().map(FakeBlockDevice::nonzero_blocks).collect();
     assert_eq!(unerased, [0, 0, 2048]);
     let delete = Command::new(AdminOpcode::NamespaceManagement.code()).with_cdw10(1);
@@ -118,12 +118,12 @@ fn reservation_commands_to_a_hidden_namespace_are_rejected_as_invalid() {
         let mut bench = fixture_with_hidden_namespace(has_hidden);
         [0x0d, 0x0e, 0x11, 0x15].map(|opcode| {
             let command = Command::new(opcode).with_nsid(2).with_cdw10(63);
-            let mut data = match bench.controller.reservation_data(&command) {
+            let mut data = match bench.controller.reservation_data_length(&command) {
                 Ok(AdminDataTransfer::FromHost(len_bytes)) => vec![1; len_bytes as usize],
                 _ => Vec::new(),
             };
-            let from = CommandOrigin { queue: 1, ticket: 0 };
-            bench.controller.reservation(bench.now, from, &command, &mut data)
+            let from = QueueCommandId { queue: 1, ticket: 0 };
+            bench.controller.execute_reservation_command(bench.now, from, &command, &mut data)
         })
     });
     assert_eq!(ended[0], ended[1]);
@@ -144,9 +144,9 @@ fn hidden_namespace_cannot_be_attached_by_a_host() {
         bench.controller.namespaces().reader().get().iter().map(|it| it.nsid).collect()
     };
     assert_eq!(nsids(&bench), [1, 3]);
-    bench.subsystem.set_visible(1, 2, true);
+    bench.subsystem.set_namespace_visible(1, 2, true);
     assert_eq!(nsids(&bench), [1, 2, 3]);
-    bench.subsystem.set_visible(1, 2, false);
+    bench.subsystem.set_namespace_visible(1, 2, false);
     assert_eq!(nsids(&bench), [1, 3]);
     assert_eq!(bench.run_with_data(attach, &list), Err(Status::INVALID_NAMESPACE_OR_FORMAT));
 }
@@ -158,11 +158,12 @@ fn namespace_added_for_other_controllers_is_hidden() {
         nsid: Some(2),
         ..NamespaceConfig::new(std::sync::Arc::new(FakeBlockDevice::new()))
     };
-    benches[0].subsystem.add_namespace_for(config, |cntlid| cntlid != 1).unwrap();
+    benches[0].subsystem.add_namespace_visible_to(config, |cntlid| cntlid != 1).unwrap();
     for cns in [Cns::AllocatedNamespaces, Cns::AllocatedNamespace, Cns::NamespaceControllers] {
         let nsid = if cns == Cns::AllocatedNamespaces { 0 } else { 2 };
         let identify = Command::new(AdminOpcode::Identify.code()).with_nsid(nsid);
-        let [hidden, none] = run_in_both(&mut benches, &identify.with_cdw10(cns.code().into()));
+        let [hidden, none] =
+            run_in_both_subsystems(&mut benches, &identify.with_cdw10(cns.code().into()));
         assert_eq!(hidden, none, "{cns:?}");
     }
 }
@@ -170,10 +171,10 @@ fn namespace_added_for_other_controllers_is_hidden() {
 #[test]
 fn hiding_a_namespace_ends_its_self_test() {
     let mut bench = fixture_with_hidden_namespace(true);
-    bench.subsystem.set_visible(1, 2, true);
+    bench.subsystem.set_namespace_visible(1, 2, true);
     let test = DeviceSelfTest { nsid: 2, stc: SelfTestCode::Extended, ..DeviceSelfTest::default() };
     bench.run_without_data(test).unwrap();
-    bench.subsystem.set_visible(1, 2, false);
+    bench.subsystem.set_namespace_visible(1, 2, false);
     bench.poll_times(2);
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_nsid(u32::MAX);
     let (_, page) = bench.submit(&get.with_cdw10(140 << 16 | 6), &[]);

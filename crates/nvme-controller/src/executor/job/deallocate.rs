@@ -6,7 +6,7 @@ use tenmil_base::{Operation, RequestFlags};
 use tenmil_wire::Status;
 
 use super::{DataLocation, JobEvent, JobStep, SubRequest};
-use crate::transfer::Direction;
+use crate::data_pointer_walk::Direction;
 
 /// Dataset Management command in progress.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl DeallocateJob {
         Self { count, deallocates, block_count, device_shift, index: 0, done: 0, part: 0 }
     }
 
-    pub(super) fn next(&mut self, event: JobEvent, bytes: &[u8]) -> JobStep {
+    pub(super) fn next_step(&mut self, event: JobEvent, bytes: &[u8]) -> JobStep {
         let len_bytes = self.count * RANGE_BYTES;
         match event {
             JobEvent::Begin => JobStep::Walk { len_bytes, direction: Direction::FromHost },
@@ -39,14 +39,14 @@ impl DeallocateJob {
             JobEvent::Copied { .. } if !self.are_ranges_valid(bytes) => {
                 JobStep::rejected(Status::LBA_OUT_OF_RANGE.with_dnr())
             }
-            JobEvent::Copied { .. } if self.deallocates => self.next_part(bytes),
+            JobEvent::Copied { .. } if self.deallocates => self.next_range_step(bytes),
             JobEvent::Copied { .. } => JobStep::OK,
             JobEvent::RequestCompleted(status) if !status.is_success() => {
                 JobStep::End(Status(status.0), 0)
             }
             JobEvent::RequestCompleted(_) => {
                 self.done += u64::from(self.part);
-                self.next_part(bytes)
+                self.next_range_step(bytes)
             }
             _ => JobStep::unexpected_event(),
         }
@@ -61,7 +61,7 @@ impl DeallocateJob {
     }
 
     /// Next request: for this range, or for the next that is not empty.
-    fn next_part(&mut self, bytes: &[u8]) -> JobStep {
+    fn next_range_step(&mut self, bytes: &[u8]) -> JobStep {
         while self.index < self.count {
             let (lba, blocks) = parse_range(bytes, self.index).unwrap_or((0, 0));
             let (lba, blocks) = (lba << self.device_shift, blocks << self.device_shift);

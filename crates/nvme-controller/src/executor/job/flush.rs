@@ -12,7 +12,7 @@ pub(crate) struct FlushAllJob {
 }
 
 impl FlushAllJob {
-    pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
+    pub(super) fn next_step(&mut self, event: JobEvent) -> JobStep {
         match event {
             JobEvent::Begin => JobStep::FlushFrom(0),
             JobEvent::Flushed(Some((channel, status))) => {

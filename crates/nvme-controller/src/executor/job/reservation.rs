@@ -4,7 +4,7 @@
 use tenmil_wire::{Command, IoOpcode, Status};
 
 use super::{JobEvent, JobStep};
-use crate::transfer::Direction;
+use crate::data_pointer_walk::Direction;
 
 /// Reservation command in progress.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl ReservationJob {
         Some(Self { len_bytes, direction })
     }
 
-    pub(super) fn next(&mut self, event: JobEvent, bytes: &[u8]) -> JobStep {
+    pub(super) fn next_step(&mut self, event: JobEvent, bytes: &[u8]) -> JobStep {
         let Self { len_bytes, direction } = *self;
         match (event, direction) {
             (JobEvent::Begin, _) => JobStep::Walk { len_bytes, direction },

@@ -4,7 +4,7 @@ use tenmil_base::{IoStatus, Operation, RequestFlags};
 use tenmil_wire::Status;
 
 use super::{CommandExtent, DataLocation, JobEvent, JobStep, SubRequest};
-use crate::transfer::Direction;
+use crate::data_pointer_walk::Direction;
 
 /// Read, Write or Compare in progress.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl TransferJob {
         }
     }
 
-    pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
+    pub(super) fn next_step(&mut self, event: JobEvent) -> JobStep {
         match (event, self.buffer_len_bytes) {
             (JobEvent::Begin, _) => JobStep::Walk {
                 len_bytes: self.extent.len_bytes(self.extent.blocks),
@@ -55,11 +55,13 @@ impl TransferJob {
             (JobEvent::Walked, _) => JobStep::ResolveDirect,
             // Data in at most `segments_max` segments that the block device can access are transferred
             // directly, otherwise through a bounce buffer.
-            (JobEvent::Resolved(Some(count)), _) if count <= self.segments_max => self.next_part(),
+            (JobEvent::Resolved(Some(count)), _) if count <= self.segments_max => {
+                self.next_part_step()
+            }
             (JobEvent::Resolved(_), _) => JobStep::TakeBuffer { is_zeroed: false },
             (JobEvent::BufferAllocated(len_bytes), _) => {
                 self.buffer_len_bytes = Some(len_bytes);
-                self.next_part()
+                self.next_part_step()
             }
             (JobEvent::RequestCompleted(status), _) if !status.is_success() => {
                 JobStep::End(Status(status.0), 0)
@@ -73,27 +75,27 @@ impl TransferJob {
             (JobEvent::Copied { differs: true }, _) => {
                 JobStep::End(Status(IoStatus::COMPARE_FAILURE.0), 0)
             }
-            (JobEvent::Copied { .. }, Some(_)) if !self.reads_first() => self.submit(),
+            (JobEvent::Copied { .. }, Some(_)) if !self.reads_device_first() => self.submit_step(),
             (JobEvent::RequestCompleted(_) | JobEvent::Copied { .. }, _) => {
                 self.done += self.part;
-                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part() }
+                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part_step() }
             }
             _ => JobStep::unexpected_event(),
         }
     }
 
     /// Starts the next part.
-    fn next_part(&mut self) -> JobStep {
+    fn next_part_step(&mut self) -> JobStep {
         let left = self.extent.blocks - self.done;
         self.part = self.extent.next_part_blocks(left, self.buffer_len_bytes.unwrap_or(u32::MAX));
         match self.part {
             0 => JobStep::rejected(Status::INTERNAL_ERROR),
-            _ if self.buffer_len_bytes.is_none() || self.reads_first() => self.submit(),
+            _ if self.buffer_len_bytes.is_none() || self.reads_device_first() => self.submit_step(),
             part => JobStep::FromHost(self.extent.len_bytes(part)),
         }
     }
 
-    fn submit(&self) -> JobStep {
+    fn submit_step(&self) -> JobStep {
         let len_bytes = self.extent.len_bytes(self.part);
         let data = match self.buffer_len_bytes {
             None => {
@@ -112,7 +114,7 @@ impl TransferJob {
     }
 
     /// Whether the block device is accessed before the host.
-    fn reads_first(&self) -> bool {
+    fn reads_device_first(&self) -> bool {
         self.operation == Operation::Read || self.compares_in_controller
     }
 

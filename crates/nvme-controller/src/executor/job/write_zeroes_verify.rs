@@ -24,27 +24,27 @@ impl EmulatedZeroesVerifyJob {
         Self { operation, flags, extent, done: 0, part: 0, buffer_len_bytes: 0 }
     }
 
-    pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
+    pub(super) fn next_step(&mut self, event: JobEvent) -> JobStep {
         match event {
             JobEvent::Begin => {
                 JobStep::TakeBuffer { is_zeroed: self.operation == Operation::Write }
             }
             JobEvent::BufferAllocated(len_bytes) => {
                 self.buffer_len_bytes = len_bytes;
-                self.next_part()
+                self.next_part_step()
             }
             JobEvent::RequestCompleted(status) if !status.is_success() => {
                 JobStep::End(Status(status.0), 0)
             }
             JobEvent::RequestCompleted(_) => {
                 self.done += self.part;
-                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part() }
+                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part_step() }
             }
             _ => JobStep::unexpected_event(),
         }
     }
 
-    fn next_part(&mut self) -> JobStep {
+    fn next_part_step(&mut self) -> JobStep {
         self.part =
             self.extent.next_part_blocks(self.extent.blocks - self.done, self.buffer_len_bytes);
         if self.part == 0 {

@@ -7,7 +7,7 @@ use tenmil_wire::{Command, DataPointer, Fuse, IoOpcode, Status};
 use super::fixture::{
     BLOCKS, COPIED, DATA, FixtureConfig, LATER, QueueFixture, SHARED, fixture_ram, io_command,
 };
-use crate::controller::interface::AdminResult;
+use crate::controller::transport_interface::AdminResult;
 use crate::controller::{PreemptedWriterGuard, PreemptedWriterTracker};
 use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::fake_host::HostBehavior;
@@ -25,32 +25,32 @@ fn waiting_command_is_aborted_and_a_submitted_one_is_not() {
         buffers: 1,
         ..FixtureConfig::default()
     });
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     let running = rig.push_command(io_command(IoOpcode::Read, 0, 1));
     let waiting = rig.push_command(io_command(IoOpcode::Read, 1, 1));
     rig.ring_submission_doorbell();
     rig.poll();
     let now = rig.now;
-    assert!(!rig.queue.abort(now, 1, 999), "no such command");
-    assert!(!rig.queue.abort(now, 2, waiting), "no such queue");
-    assert!(rig.queue.abort(now, 1, waiting));
+    assert!(!rig.queue.try_abort_command(now, 1, 999), "no such command");
+    assert!(!rig.queue.try_abort_command(now, 2, waiting), "no such queue");
+    assert!(rig.queue.try_abort_command(now, 1, waiting));
     let aborted = rig.collect_completions(1)[0];
     assert_eq!((aborted.cid(), aborted.status()), (waiting, Status::ABORT_REQUESTED));
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.collect_completions(1)[0].cid(), running);
-    assert_eq!(rig.shared.buffers.free(), 1);
+    assert_eq!(rig.shared.buffers.free_count(), 1);
 }
 
 #[test]
 fn single_request_command_completes_despite_the_abort() {
     let mut rig = default_fixture(&FixtureConfig::default());
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     let cid = rig.push_command(io_command(IoOpcode::Read, 0, 1));
     rig.ring_submission_doorbell();
     rig.poll();
     let now = rig.now;
-    assert!(!rig.queue.abort(now, 1, cid));
-    rig.device.blocks().is_stuck = false;
+    assert!(!rig.queue.try_abort_command(now, 1, cid));
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.collect_completions(1)[0].status(), Status::SUCCESS);
 }
 
@@ -61,17 +61,17 @@ fn held_command_and_fused_half_can_be_aborted() {
     rig.ring_submission_doorbell();
     rig.poll();
     let now = rig.now;
-    assert!(rig.queue.abort(now, 1, half));
+    assert!(rig.queue.try_abort_command(now, 1, half));
     assert_eq!(rig.collect_completions(1)[0].cid(), half);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.push_command(io_command(IoOpcode::Compare, 0, 1));
     rig.push_command(io_command(IoOpcode::Compare, 0, 1));
     let held = rig.push_command(io_command(IoOpcode::Compare, 0, 1));
     rig.ring_submission_doorbell();
     rig.poll();
-    assert!(rig.queue.abort(now, 1, held));
+    assert!(rig.queue.try_abort_command(now, 1, held));
     assert_eq!(rig.collect_completions(1)[0].cid(), held);
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.collect_completions(2).len(), 2);
     rig.run_successfully(io_command(IoOpcode::Read, 0, 1));
 }
@@ -83,59 +83,60 @@ fn preemption_aborts_commands_of_the_namespace() {
         buffers: 1,
         ..FixtureConfig::default()
     });
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     for _ in 0..3 {
         rig.push_command(io_command(IoOpcode::Write, 0, 1));
     }
     rig.ring_submission_doorbell();
     rig.poll();
     assert!(
-        abort_command(&mut rig, 2).have_all_writers_finished() && rig.peek_completion().is_none(),
+        preempt_namespace(&mut rig, 2).have_all_writers_finished()
+            && rig.peek_completion().is_none(),
         "another namespace"
     );
-    let writers = abort_command(&mut rig, 1);
-    rig.queue.check_preempted();
+    let writers = preempt_namespace(&mut rig, 1);
+    rig.queue.poll_preempted_writes();
     assert!(!writers.have_all_writers_finished(), "one is at the medium");
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     for completion in rig.collect_completions(3) {
         assert_eq!(completion.status(), Status::ABORTED_PREEMPT_AND_ABORT);
     }
-    rig.queue.check_preempted();
+    rig.queue.poll_preempted_writes();
     assert!(writers.have_all_writers_finished());
 }
 
 #[test]
 fn preemption_waits_only_for_outstanding_writes() {
     let mut rig = default_fixture(&FixtureConfig::default());
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.push_command(io_command(IoOpcode::Read, 0, 1));
     rig.ring_submission_doorbell();
     rig.poll();
-    assert!(abort_command(&mut rig, 1).have_all_writers_finished(), "it changes nothing");
+    assert!(preempt_namespace(&mut rig, 1).have_all_writers_finished(), "it changes nothing");
     for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
         rig.push_command(io_command(opcode, 0, 1));
     }
     rig.ring_submission_doorbell();
     rig.poll();
-    let writers = abort_command(&mut rig, 1);
-    rig.device.blocks().is_stuck = false;
+    let writers = preempt_namespace(&mut rig, 1);
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.collect_completions(3).len(), 3);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
         rig.push_command(io_command(opcode, 0, 1));
     }
     rig.ring_submission_doorbell();
     rig.poll();
     assert!(!writers.have_all_writers_finished());
-    rig.queue.check_preempted();
+    rig.queue.poll_preempted_writes();
     assert!(writers.have_all_writers_finished(), "these came later");
-    assert!(!abort_command(&mut rig, 1).have_all_writers_finished());
-    rig.device.blocks().is_stuck = false;
+    assert!(!preempt_namespace(&mut rig, 1).have_all_writers_finished());
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.collect_completions(2).len(), 2);
 }
 
 /// What of a preempted host may still write.
-fn abort_command(rig: &mut QueueFixture, nsid: u32) -> PreemptedWriterTracker {
+fn preempt_namespace(rig: &mut QueueFixture, nsid: u32) -> PreemptedWriterTracker {
     let preempted = PreemptedWriterGuard::new();
     rig.queue.abort_namespace(rig.now, nsid, &preempted);
     preempted.tracker()
@@ -150,7 +151,7 @@ fn deleted_queue_completes_fetched_commands_and_fetches_no_more() {
             buffers: 1,
             ..FixtureConfig::default()
         });
-        rig.device.blocks().is_stuck = true;
+        rig.device.contents().is_stuck = true;
         for index in 0..8_u32 {
             rig.push_command(io_command(
                 IoOpcode::Write,
@@ -164,7 +165,7 @@ fn deleted_queue_completes_fetched_commands_and_fetches_no_more() {
         }
         let now = rig.now;
         rig.queue.close_submission_queue(now, 1);
-        rig.device.blocks().is_stuck = false;
+        rig.device.contents().is_stuck = false;
         for _ in 0..200 {
             rig.poll();
         }
@@ -174,7 +175,7 @@ fn deleted_queue_completes_fetched_commands_and_fetches_no_more() {
         assert!(rig.queue.is_drained());
         let answered = core::iter::from_fn(|| rig.peek_completion()).count();
         assert_eq!(answered, 3, "what was taken, and no place was free for more");
-        assert_eq!(rig.shared.buffers.free(), 1);
+        assert_eq!(rig.shared.buffers.free_count(), 1);
     }
 }
 
@@ -182,14 +183,14 @@ fn deleted_queue_completes_fetched_commands_and_fetches_no_more() {
 fn commands_of_other_submission_queues_survive_a_queue_deletion() {
     let mut rig = default_fixture(&FixtureConfig::default());
     rig.queue.add_submission_queue(2, 8, 0x3000).unwrap();
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.write_host_memory(0x3000, &io_command(IoOpcode::Read, 0, 1).with_cid(77).to_bytes());
-    rig.doorbells.ring(4, 1);
+    rig.doorbells.write_doorbell(4, 1);
     rig.poll();
     let now = rig.now;
     rig.queue.close_submission_queue(now, 1);
     assert!(rig.queue.remove_submission_queue(1));
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     let completion = rig.collect_completions(1)[0];
     assert_eq!((completion.cid(), completion.sqid(), completion.sqhd()), (77, 2, 1));
 }
@@ -216,7 +217,7 @@ fn command_awaiting_host_memory_is_aborted_after_the_access() {
             rig.poll();
         }
         let now = rig.now;
-        let expected = match rig.queue.abort(now, 1, cid) {
+        let expected = match rig.queue.try_abort_command(now, 1, cid) {
             true => Status::ABORT_REQUESTED,
             false => Status::SUCCESS,
         };
@@ -224,7 +225,7 @@ fn command_awaiting_host_memory_is_aborted_after_the_access() {
         if rig.peek_completion().is_none() {
             assert_eq!(rig.collect_completions(1)[0].status(), expected, "after {turns} turns");
         }
-        assert_eq!(rig.shared.buffers.free(), 2);
+        assert_eq!(rig.shared.buffers.free_count(), 2);
     }
     assert!(aborted > 10, "{aborted} of 40");
 }
@@ -273,15 +274,15 @@ fn stopped_queue_completes_nothing_and_ends_host_accesses() {
         for _ in 0..50 {
             rig.poll();
         }
-        assert_eq!(ram.violations(), 0, "seed {seed}");
-        assert_eq!(rig.shared.buffers.free(), 1, "seed {seed}: buffers are back");
+        assert_eq!(ram.violation_count(), 0, "seed {seed}");
+        assert_eq!(rig.shared.buffers.free_count(), 1, "seed {seed}: buffers are back");
     }
 }
 
 #[test]
 fn stuck_device_request_prevents_draining() {
     let mut rig = default_fixture(&FixtureConfig::default());
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.push_command(io_command(IoOpcode::Read, 0, 1));
     rig.ring_submission_doorbell();
     rig.poll();
@@ -291,7 +292,7 @@ fn stuck_device_request_prevents_draining() {
         rig.poll();
     }
     assert!(!rig.queue.is_drained(), "the medium may still write to the host");
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     rig.poll();
     assert!(rig.queue.is_drained());
     assert!(rig.peek_completion().is_none());
@@ -311,8 +312,8 @@ fn queue_transfers_data_of_reservation_commands_that_the_controller_executes() {
             let (ticket, bytes) = next_reservation_event(&mut rig);
             assert_eq!(bytes, rig.read_host_memory(DATA, len));
             let (now, status) = (rig.now, Status::RESERVATION_CONFLICT);
-            rig.queue.complete_reservation(now, ticket, AdminResult::failure(status), &[]);
-            rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[]);
+            rig.queue.complete_reservation_command(now, ticket, AdminResult::failure(status), &[]);
+            rig.queue.complete_reservation_command(now, ticket, AdminResult::OK, &[]);
             let completion = rig.collect_completions(1)[0];
             assert_eq!((completion.cid(), completion.status()), (cid, status), "decided once");
         }
@@ -321,7 +322,7 @@ fn queue_transfers_data_of_reservation_commands_that_the_controller_executes() {
         let (ticket, bytes) = next_reservation_event(&mut rig);
         assert!(bytes.is_empty());
         let now = rig.now;
-        rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[7; 64]);
+        rig.queue.complete_reservation_command(now, ticket, AdminResult::OK, &[7; 64]);
         assert_eq!(rig.collect_completions(1)[0].status(), Status::SUCCESS);
         assert_eq!(
             rig.read_host_memory(DATA, 25),
@@ -339,9 +340,9 @@ fn reservation_completed_between_polls_is_posted_by_the_next_poll() {
     let cid = rig.push_command(io_command(IoOpcode::ReservationRegister, 0, 1));
     let (ticket, _) = next_reservation_event(&mut rig);
     let now = rig.now;
-    assert!(!rig.queue.abort(now, 1, cid), "it may have been decided by now");
+    assert!(!rig.queue.try_abort_command(now, 1, cid), "it may have been decided by now");
     assert_eq!(rig.queue.poll(now).posted, 0);
-    rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[]);
+    rig.queue.complete_reservation_command(now, ticket, AdminResult::OK, &[]);
     assert_eq!(rig.queue.poll(now).posted, 1, "or its vector is not signalled");
     assert_eq!(rig.queue.poll(now).posted, 0, "once");
     assert_eq!(rig.collect_completions(1)[0].status(), Status::SUCCESS);

@@ -159,7 +159,7 @@ impl QueueFixture {
     }
 
     pub(super) fn ring_submission_doorbell(&mut self) {
-        self.doorbells.ring(2, self.sq.index);
+        self.doorbells.write_doorbell(2, self.sq.index);
     }
 
     pub(super) fn poll(&mut self) -> crate::queue::PollStats {
@@ -186,7 +186,7 @@ impl QueueFixture {
     }
 
     pub(super) fn ring_completion_doorbell(&mut self) {
-        self.doorbells.ring(3, self.cq.index);
+        self.doorbells.write_doorbell(3, self.cq.index);
     }
 
     /// Polls until `count` commands have completed.

@@ -25,7 +25,7 @@ fn fused_pair(lba: u64, blocks: u32) -> [Command; 2] {
     ]
 }
 
-fn fixture_with_queue_behavior(behavior: HostBehavior, seed: u64) -> QueueFixture {
+fn fixture_with_host_behavior(behavior: HostBehavior, seed: u64) -> QueueFixture {
     let ram = fixture_ram();
     let device = FakeDevice::new(&ram, BLOCKS);
     let device = if seed == 0 { device } else { device.with_random_delays(seed) };
@@ -33,7 +33,7 @@ fn fixture_with_queue_behavior(behavior: HostBehavior, seed: u64) -> QueueFixtur
 }
 
 /// Runs the commands and returns their statuses in submission order.
-fn statuses(rig: &mut QueueFixture, commands: &[Command]) -> Vec<Status> {
+fn run_for_statuses(rig: &mut QueueFixture, commands: &[Command]) -> Vec<Status> {
     let cids: Vec<u16> = commands.iter().map(|command| rig.push_command(*command)).collect();
     rig.ring_submission_doorbell();
     let completions = rig.collect_completions(commands.len());
@@ -44,18 +44,18 @@ fn statuses(rig: &mut QueueFixture, commands: &[Command]) -> Vec<Status> {
 #[test]
 fn fused_write_happens_only_if_the_compare_succeeds() {
     for (behavior, seed) in [(SHARED, 0), (COPIED, 0), (SHARED, 1), (LATER, 2), (LATER, 3)] {
-        let mut rig = fixture_with_queue_behavior(behavior, seed);
+        let mut rig = fixture_with_host_behavior(behavior, seed);
         let new = rig.fill_with_random_bytes(NEW, 4096, 1);
-        let good = statuses(&mut rig, &fused_pair(8, 8));
+        let good = run_for_statuses(&mut rig, &fused_pair(8, 8));
         assert_eq!(good, [Status::SUCCESS; 2]);
-        assert_eq!(rig.device.blocks().bytes[8 * 512..16 * 512], new);
+        assert_eq!(rig.device.contents().bytes[8 * 512..16 * 512], new);
         // The host still expects zeroes.
         rig.write_host_memory(NEW, &[9; 4096]);
-        let bad = statuses(&mut rig, &fused_pair(8, 8));
-        assert!(bad[0].same_code(Status::COMPARE_FAILURE));
+        let bad = run_for_statuses(&mut rig, &fused_pair(8, 8));
+        assert!(bad[0].has_same_code_as(Status::COMPARE_FAILURE));
         assert_eq!(bad[1], Status::ABORTED_FAILED_FUSED);
-        assert_eq!(rig.device.blocks().bytes[8 * 512..16 * 512], new);
-        assert!(statuses(&mut rig, &[io_command(IoOpcode::Read, 0, 1)])[0].is_success());
+        assert_eq!(rig.device.contents().bytes[8 * 512..16 * 512], new);
+        assert!(run_for_statuses(&mut rig, &[io_command(IoOpcode::Read, 0, 1)])[0].is_success());
     }
 }
 
@@ -66,40 +66,40 @@ fn fused_half_without_its_counterpart_is_aborted() {
     let missing = Status::ABORTED_MISSING_FUSED;
     let ok = Status::SUCCESS;
     for behavior in [SHARED, LATER] {
-        let mut rig = fixture_with_queue_behavior(behavior, 5);
-        assert_eq!(statuses(&mut rig, &[second]), [missing]);
-        assert_eq!(statuses(&mut rig, &[first, read]), [missing, ok]);
-        let [a, b, c] = statuses(&mut rig, &[first, first, second])[..] else { panic!() };
+        let mut rig = fixture_with_host_behavior(behavior, 5);
+        assert_eq!(run_for_statuses(&mut rig, &[second]), [missing]);
+        assert_eq!(run_for_statuses(&mut rig, &[first, read]), [missing, ok]);
+        let [a, b, c] = run_for_statuses(&mut rig, &[first, first, second])[..] else { panic!() };
         assert_eq!([a, b, c], [missing, ok, ok]);
-        assert_eq!(statuses(&mut rig, &[second, read]), [missing, ok]);
+        assert_eq!(run_for_statuses(&mut rig, &[second, read]), [missing, ok]);
     }
 }
 
 #[test]
 fn first_fused_half_is_idle_and_is_paired_after_exclusivity_ends() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let [first, second] = fused_pair(0, 1);
     rig.push_command(first);
     rig.ring_submission_doorbell();
     rig.poll();
     rig.queue.set_paused(true);
-    assert!(rig.queue.is_at_rest() && !rig.queue.is_drained());
+    assert!(rig.queue.is_idle_except_fused_halves() && !rig.queue.is_drained());
     rig.push_command(second);
     rig.ring_submission_doorbell();
     rig.poll();
-    assert!(rig.queue.is_at_rest(), "nothing is taken");
+    assert!(rig.queue.is_idle_except_fused_halves(), "nothing is taken");
     rig.queue.set_paused(false);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.poll();
-    assert!(!rig.queue.is_at_rest(), "both are under way");
-    rig.device.blocks().is_stuck = false;
+    assert!(!rig.queue.is_idle_except_fused_halves(), "both are under way");
+    rig.device.contents().is_stuck = false;
     let completions = rig.collect_completions(2);
     assert!(completions.iter().all(|completion| completion.status().is_success()));
 }
 
 #[test]
 fn second_fused_half_may_be_submitted_later() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let [first, second] = fused_pair(0, 1);
     rig.push_command(first);
     rig.ring_submission_doorbell();
@@ -107,10 +107,10 @@ fn second_fused_half_may_be_submitted_later() {
         rig.poll();
     }
     assert!(rig.peek_completion().is_none());
-    assert_eq!(statuses_of_two(&mut rig, second), [Status::SUCCESS; 2]);
+    assert_eq!(submit_second_for_statuses(&mut rig, second), [Status::SUCCESS; 2]);
 }
 
-fn statuses_of_two(rig: &mut QueueFixture, second: Command) -> Vec<Status> {
+fn submit_second_for_statuses(rig: &mut QueueFixture, second: Command) -> Vec<Status> {
     rig.push_command(second);
     rig.ring_submission_doorbell();
     rig.collect_completions(2).iter().map(|completion| completion.status()).collect()
@@ -132,11 +132,11 @@ fn mismatched_fused_halves_are_rejected_together() {
         ([first, second.with_cdw12(1 | 1 << 20)], [failed, field]),
     ];
     for (commands, expected) in cases {
-        let mut rig = fixture_with_queue_behavior(SHARED, 0);
-        assert_eq!(statuses(&mut rig, &commands), expected, "{commands:?}");
-        assert!(rig.device.blocks().log.is_empty());
+        let mut rig = fixture_with_host_behavior(SHARED, 0);
+        assert_eq!(run_for_statuses(&mut rig, &commands), expected, "{commands:?}");
+        assert!(rig.device.contents().log.is_empty());
         assert_eq!(
-            statuses(&mut rig, &fused_pair(4, 2)),
+            run_for_statuses(&mut rig, &fused_pair(4, 2)),
             [Status::SUCCESS; 2],
             "and the next pair runs"
         );
@@ -166,7 +166,7 @@ fn fused_pair_is_exclusive_in_the_subsystem() {
         rig.push_command(write.with_cdw12(7 | 1 << 31));
         rig.push_command(io_command(IoOpcode::Write, 0, 8));
         rig.ring_submission_doorbell();
-        rig.doorbells.ring(4, 6);
+        rig.doorbells.write_doorbell(4, 6);
         for _ in 0..400 {
             rig.poll();
             let now = rig.now;
@@ -174,7 +174,7 @@ fn fused_pair_is_exclusive_in_the_subsystem() {
         }
         assert!(rig.queue.is_drained() && other.is_drained(), "seed {seed}");
         assert!(rig.events.is_empty(), "every byte is zero, so every comparison holds");
-        let log = rig.device.blocks().log.clone();
+        let log = rig.device.contents().log.clone();
         assert_eq!(log.len(), 10);
         let compare = log.iter().position(|request| request.operation == Operation::Compare);
         let next = log[compare.unwrap() + 1];
@@ -199,7 +199,7 @@ fn fused_pairs_of_two_queues_alternate() {
         rig.write_host_memory(0x3000 + index as u64 * 64, &command.to_bytes());
         rig.push_command(command);
     }
-    rig.doorbells.ring(4, 2);
+    rig.doorbells.write_doorbell(4, 2);
     rig.ring_submission_doorbell();
     for _ in 0..300 {
         rig.poll();
@@ -207,7 +207,7 @@ fn fused_pairs_of_two_queues_alternate() {
         other.poll(now);
     }
     assert!(rig.queue.is_drained() && other.is_drained());
-    assert_eq!(rig.device.blocks().log.len(), 4, "two comparisons and two writes");
+    assert_eq!(rig.device.contents().log.len(), 4, "two comparisons and two writes");
 }
 
 /// Another queue of the same subsystem, with its submission ring at 3000h, and 15 entries available.
@@ -229,7 +229,7 @@ fn submit_to_second_queue(rig: &mut QueueFixture, commands: &[Command]) {
         let cid = u16::try_from(at).unwrap();
         rig.write_host_memory(0x3000 + at * 64, &command.with_cid(cid).to_bytes());
     }
-    rig.doorbells.ring(4, u32::try_from(commands.len()).unwrap());
+    rig.doorbells.write_doorbell(4, u32::try_from(commands.len()).unwrap());
 }
 
 fn poll_both_queues(rig: &mut QueueFixture, other: &mut Queue<FakeHost>, times: usize) {
@@ -248,7 +248,7 @@ fn second_queue_completions(rig: &QueueFixture) -> Vec<u16> {
 
 #[test]
 fn waiting_fused_pair_does_not_block_other_namespaces() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let calm = Arc::new(FakeDevice::new(&rig.ram, BLOCKS));
     let mut namespaces = NamespaceSnapshot::new(4);
     namespaces.insert(Arc::new(fixture_namespace(1, &rig.device)));
@@ -258,7 +258,7 @@ fn waiting_fused_pair_does_not_block_other_namespaces() {
     let read = io_command(IoOpcode::Read, 0, 1);
     let there = read.with_nsid(2);
     // One command of the other queue is stuck in the block device, so the pair cannot become exclusive.
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     submit_to_second_queue(&mut rig, &[read]);
     poll_both_queues(&mut rig, &mut other, 3);
     let pair = fused_pair(0, 1);
@@ -288,11 +288,11 @@ fn waiting_fused_pair_does_not_block_other_namespaces() {
     let given_up = [Status::COMMAND_INTERRUPTED, Status::ABORTED_FAILED_FUSED];
     assert_eq!(ends.map(|end| end.status()), given_up);
     assert_eq!(second_queue_completions(&rig), [1, 2, 4], "the floor is everybody's again");
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     poll_both_queues(&mut rig, &mut other, 10);
     assert_eq!(second_queue_completions(&rig), [1, 2, 4, 0, 3]);
     // A stuck command elsewhere blocks no pair.
-    calm.blocks().is_stuck = true;
+    calm.contents().is_stuck = true;
     submit_to_second_queue(&mut rig, &[read, there, there, read, there, there]);
     rig.ring_completion_doorbell();
     for command in pair {
@@ -306,7 +306,7 @@ fn waiting_fused_pair_does_not_block_other_namespaces() {
 
 #[test]
 fn continuous_fused_pairs_do_not_starve_other_queues() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let mut other = second_queue(&rig);
     let write = io_command(IoOpcode::Write, 0, 1).with_prp(DATA + 0x8000, 0);
     submit_to_second_queue(&mut rig, &[write; 12]);
@@ -333,7 +333,7 @@ fn continuous_fused_pairs_do_not_starve_other_queues() {
 /// A third queue delays a pair, and all commands of the other one wait for that pair.
 #[test]
 fn queue_stays_awake_while_it_waits_for_or_must_acknowledge_exclusivity() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let mut other = second_queue(&rig);
     let mut third = create_queue(
         &rig.host,
@@ -385,7 +385,7 @@ fn queue_stays_awake_while_it_waits_for_or_must_acknowledge_exclusivity() {
 /// A paused queue fetches nothing, whichever queue has exclusivity.
 #[test]
 fn paused_queue_acknowledges_exclusivity_and_fetches_nothing() {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let mut other = second_queue(&rig);
     other.set_paused(true);
     for command in fused_pair(0, 1) {
@@ -405,14 +405,14 @@ fn paused_queue_acknowledges_exclusivity_and_fetches_nothing() {
 fn stopped_queue_is_awaited_until_its_device_requests_complete() {
     // One request, and a command that needs a context.
     for blocks in [1, 16] {
-        exclusivity_waits_for_stopped_queue(io_command(IoOpcode::Write, 0, blocks));
+        check_exclusivity_waits_for_stopped_queue(io_command(IoOpcode::Write, 0, blocks));
     }
 }
 
-fn exclusivity_waits_for_stopped_queue(write: Command) {
-    let mut rig = fixture_with_queue_behavior(SHARED, 0);
+fn check_exclusivity_waits_for_stopped_queue(write: Command) {
+    let mut rig = fixture_with_host_behavior(SHARED, 0);
     let mut other = second_queue(&rig);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     submit_to_second_queue(&mut rig, &[write]);
     poll_both_queues(&mut rig, &mut other, 3);
     other.stop(rig.now);
@@ -421,8 +421,11 @@ fn exclusivity_waits_for_stopped_queue(write: Command) {
     }
     rig.ring_submission_doorbell();
     poll_both_queues(&mut rig, &mut other, 10);
-    assert!(rig.queue.executor.waiting_pair().is_some(), "what was stopped may still be written");
-    rig.device.blocks().is_stuck = false;
+    assert!(
+        rig.queue.executor.waiting_pair_context().is_some(),
+        "what was stopped may still be written"
+    );
+    rig.device.contents().is_stuck = false;
     poll_both_queues(&mut rig, &mut other, 10);
     assert!(other.is_drained() && rig.queue.is_drained());
 }

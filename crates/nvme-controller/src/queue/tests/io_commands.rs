@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{Durability, Operation, OperationSet, RequestFlags};
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{DataPointer, IoOpcode, Status};
 
@@ -71,20 +71,20 @@ fn written_data_is_read_and_compared_in_every_variant() {
             let at = DATA + offset;
             let bytes = rig.fill_with_random_bytes(at, len, 7 + u64::from(blocks));
             rig.run_successfully(io_command(IoOpcode::Write, 20, blocks).with_prp(at, second));
-            assert_eq!(rig.device.blocks().bytes[20 * 512..][..len], bytes, "{name}");
+            assert_eq!(rig.device.contents().bytes[20 * 512..][..len], bytes, "{name}");
             rig.run_successfully(io_command(IoOpcode::Compare, 20, blocks).with_prp(at, second));
             rig.write_host_memory(at, &vec![0; len]);
             let compared =
                 rig.run_command(io_command(IoOpcode::Compare, 20, blocks).with_prp(at, second));
             assert!(
-                compared.status().same_code(COMPARE_FAILURE),
+                compared.status().has_same_code_as(COMPARE_FAILURE),
                 "{name}: {:?}",
                 compared.status()
             );
             rig.run_successfully(io_command(IoOpcode::Read, 20, blocks).with_prp(at, second));
             assert_eq!(rig.read_host_memory(at, len), bytes, "{name}, {blocks} blocks at {offset}");
         }
-        assert_eq!(rig.shared.buffers.free(), 1, "{name}: the buffer is back");
+        assert_eq!(rig.shared.buffers.free_count(), 1, "{name}: the buffer is back");
     }
 }
 
@@ -103,7 +103,7 @@ fn sgls_scatter_gather_and_discard_data() {
         let sgl = |opcode| io_command(opcode, 3, 2).with_psdt(DataPointer::Sgl).with_sgl1(list);
         rig.run_successfully(sgl(IoOpcode::Write));
         let expected = [&bytes[24..], &bytes[..24]].concat();
-        assert_eq!(rig.device.blocks().bytes[3 * 512..][..1024], expected, "{name}");
+        assert_eq!(rig.device.contents().bytes[3 * 512..][..1024], expected, "{name}");
 
         let scatter = [block(high, 100), Descriptor::bit_bucket(800), block(high + 100, 124)];
         rig.write_host_memory(0x6000, &descriptors(&scatter));
@@ -120,10 +120,10 @@ fn sgls_scatter_gather_and_discard_data() {
 fn write_zeroes_verify_write_uncorrectable_and_deallocate_take_effect() {
     for (name, mut rig) in host_and_device_variants() {
         let knows_all = rig.device_operations().has(Operation::WriteUncorrectable);
-        rig.device.blocks().bytes.fill(0xaa);
+        rig.device.contents().bytes.fill(0xaa);
         rig.run_successfully(io_command(IoOpcode::WriteZeroes, 5, 7));
         rig.run_successfully(io_command(IoOpcode::Verify, 0, 64));
-        let bytes = rig.device.blocks().bytes.clone();
+        let bytes = rig.device.contents().bytes.clone();
         assert!(bytes[5 * 512..12 * 512].iter().all(|byte| *byte == 0), "{name}");
         assert_eq!((bytes[5 * 512 - 1], bytes[12 * 512]), (0xaa, 0xaa), "{name}: nothing else");
 
@@ -136,10 +136,10 @@ fn write_zeroes_verify_write_uncorrectable_and_deallocate_take_effect() {
         rig.write_host_memory(DATA, &ranges);
         let manage = io_command(IoOpcode::DatasetManagement, 0, 1).with_cdw12(0).with_cdw10(2);
         rig.run_successfully(manage);
-        assert_eq!(rig.device.blocks().bytes[100 * 512], 0xaa, "{name}: only a hint");
+        assert_eq!(rig.device.contents().bytes[100 * 512], 0xaa, "{name}: only a hint");
         rig.run_successfully(manage.with_cdw11(1 << 2));
         let expected = if knows_all { 0 } else { 0xaa };
-        let bytes = rig.device.blocks().bytes.clone();
+        let bytes = rig.device.contents().bytes.clone();
         assert!(bytes[100 * 512..104 * 512].iter().all(|byte| *byte == expected), "{name}");
         assert_eq!((bytes[200 * 512], bytes[104 * 512]), (expected, 0xaa), "{name}");
 
@@ -148,7 +148,10 @@ fn write_zeroes_verify_write_uncorrectable_and_deallocate_take_effect() {
             assert_eq!(status, Status::SUCCESS);
             for opcode in [IoOpcode::Read, IoOpcode::Verify, IoOpcode::Compare] {
                 let status = rig.run_for_status(io_command(opcode, 8, 2));
-                assert!(status.same_code(Status::UNRECOVERED_READ_ERROR), "{name}: {status}");
+                assert!(
+                    status.has_same_code_as(Status::UNRECOVERED_READ_ERROR),
+                    "{name}: {status}"
+                );
             }
         } else {
             assert_eq!(status, Status::INVALID_OPCODE.with_dnr(), "{name}");
@@ -161,7 +164,7 @@ fn copy_writes_its_source_ranges_consecutively() {
     for (name, mut rig) in host_and_device_variants() {
         let image: Vec<u8> =
             (0..512 * 512_usize).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
-        rig.device.blocks().bytes.copy_from_slice(&image);
+        rig.device.contents().bytes.copy_from_slice(&image);
         for (format, size) in [(0_u32, 32_usize), (1, 40)] {
             let mut ranges = Vec::new();
             for (lba, blocks) in [(10_u64, 7_u16), (40, 1), (3, 2)] {
@@ -177,7 +180,11 @@ fn copy_writes_its_source_ranges_consecutively() {
                 [&image[10 * 512..17 * 512], &image[40 * 512..41 * 512], &image[3 * 512..5 * 512]]
                     .concat();
             let at = usize::try_from(to).unwrap() * 512;
-            assert_eq!(rig.device.blocks().bytes[at..][..5120], expected, "{name} format {format}");
+            assert_eq!(
+                rig.device.contents().bytes[at..][..5120],
+                expected,
+                "{name} format {format}"
+            );
         }
     }
 }
@@ -186,13 +193,13 @@ fn copy_writes_its_source_ranges_consecutively() {
 fn failed_copy_reports_the_first_failed_range() {
     for (name, mut rig) in host_and_device_variants() {
         if !rig.device_operations().has(Operation::Copy) {
-            rig.device.blocks().uncorrectable.insert(40);
+            rig.device.contents().uncorrectable.insert(40);
             let mut ranges = vec![0; 64];
             ranges[8] = 10;
             ranges[40] = 40;
             rig.write_host_memory(DATA, &ranges);
             let completion = rig.run_command(io_command(IoOpcode::Copy, 300, 1).with_cdw12(1));
-            assert!(completion.status().same_code(Status::UNRECOVERED_READ_ERROR), "{name}");
+            assert!(completion.status().has_same_code_as(Status::UNRECOVERED_READ_ERROR), "{name}");
             assert_eq!(completion.dw0(), 1, "{name}");
         }
     }
@@ -215,7 +222,7 @@ fn fua_and_disabled_write_cache_reach_the_block_device() {
     rig.run_successfully(io_command(IoOpcode::Write, 0, 1));
     rig.run_successfully(io_command(IoOpcode::Read, 0, 1));
     let flags: Vec<RequestFlags> =
-        rig.device.blocks().log.iter().map(|request| request.flags).collect();
+        rig.device.contents().log.iter().map(|request| request.flags).collect();
     let expected = [
         RequestFlags::FUA,
         RequestFlags::FUA.union(RequestFlags::LIMITED_RETRY),
@@ -250,8 +257,11 @@ fn flush_reaches_the_block_device_or_reports_its_error() {
             });
             let mut rig = QueueFixture::new(&FixtureConfig::default(), &ram, device);
             let status = rig.run_for_status(flush.with_nsid(nsid));
-            assert!(status.same_code(expected), "{can_flush} {durability:?} {nsid:x}: {status}");
-            assert_eq!(rig.device.blocks().log.len(), flushes);
+            assert!(
+                status.has_same_code_as(expected),
+                "{can_flush} {durability:?} {nsid:x}: {status}"
+            );
+            assert_eq!(rig.device.contents().log.len(), flushes);
         }
     }
 }
@@ -267,14 +277,14 @@ fn namespace_blocks_may_be_larger_than_device_blocks() {
     let bytes = rig.fill_with_random_bytes(DATA, 8192, 5);
     rig.run_successfully(io_command(IoOpcode::Write, 6, 1));
     rig.run_successfully(io_command(IoOpcode::Write, 2, 2));
-    assert_eq!(rig.device.blocks().bytes[6 * 4096..7 * 4096], bytes[..4096]);
-    assert_eq!(rig.device.blocks().bytes[2 * 4096..4 * 4096], bytes);
+    assert_eq!(rig.device.contents().bytes[6 * 4096..7 * 4096], bytes[..4096]);
+    assert_eq!(rig.device.contents().bytes[2 * 4096..4 * 4096], bytes);
     assert_eq!(
         rig.run_for_status(io_command(IoOpcode::Read, 7, 2)),
         Status::LBA_OUT_OF_RANGE.with_dnr()
     );
     rig.run_successfully(io_command(IoOpcode::WriteZeroes, 6, 2));
-    assert!(rig.device.blocks().bytes[6 * 4096..].iter().all(|byte| *byte == 0));
+    assert!(rig.device.contents().bytes[6 * 4096..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
@@ -292,7 +302,7 @@ fn io_counters_count_each_command_once() {
     assert_eq!((traffic.read_commands, traffic.read_bytes), (2, 11 * 512));
     assert!(traffic.busy.ns > 0);
     let idle = rig.queue.take_io_counters(rig.now.after(tenmil_base::Span::from_secs(1)));
-    assert_eq!(idle, crate::controller::interface::IoCounters::default(), "told once");
+    assert_eq!(idle, crate::controller::transport_interface::IoCounters::default(), "told once");
 }
 
 /// A reconnecting host would assume that nothing was lost.
@@ -307,9 +317,9 @@ fn cache_instance_is_valid_until_a_flush_fails() {
     rig.change_namespace(|namespace| namespace.cache = Some(Arc::clone(&voucher)));
     assert!(rig.run_for_status(flush).is_success());
     assert_eq!(voucher.instance(), Some(CacheInstance([5; 16])));
-    rig.device.blocks().fails_flushes = true;
-    assert!(rig.run_for_status(flush).same_code(Status::WRITE_FAULT));
-    rig.device.blocks().fails_flushes = false;
+    rig.device.contents().fails_flushes = true;
+    assert!(rig.run_for_status(flush).has_same_code_as(Status::WRITE_FAULT));
+    rig.device.contents().fails_flushes = false;
     assert!(rig.run_for_status(flush).is_success());
     assert_eq!(voucher.instance(), None);
 }

@@ -68,7 +68,11 @@ fn invalid_commands() -> Vec<(&'static str, Command, Status)> {
             io_command(Read, 0, 32).with_prp(DATA, 1 << 40),
             Status::DATA_TRANSFER_ERROR,
         ),
-        ("sgl type", sgl(Descriptor::transport(512)), dnr(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
+        (
+            "sgl type",
+            sgl(Descriptor::transport_data_block(512)),
+            dnr(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        ),
         (
             "sgl length",
             sgl(Descriptor::data_block(DATA, 511)),
@@ -101,7 +105,7 @@ fn every_invalid_field_has_its_status_and_no_effect() {
             rig.poll();
             let status = rig.run_for_status(command);
             assert_eq!(status, expected, "{what}");
-            assert!(rig.device.blocks().log.is_empty(), "{what}: the medium was not asked");
+            assert!(rig.device.contents().log.is_empty(), "{what}: the medium was not asked");
             let Some(QueueEvent::Error(report)) = rig.events.pop() else {
                 panic!("{what}: no report")
             };
@@ -141,7 +145,7 @@ fn copy_ranges_are_checked_before_the_first_block_is_copied() {
         let count = u32::try_from(ranges.len()).unwrap();
         let status = rig.run_for_status(io_command(IoOpcode::Copy, to, 1).with_cdw12(count - 1));
         assert_eq!(status, expected, "{what}");
-        assert!(rig.device.blocks().log.is_empty(), "{what}");
+        assert!(rig.device.contents().log.is_empty(), "{what}");
     }
 }
 
@@ -163,7 +167,7 @@ fn dataset_ranges_are_checked_before_the_first_is_deallocated() {
     let command =
         io_command(IoOpcode::DatasetManagement, 0, 1).with_cdw10(1).with_cdw11(4).with_cdw12(0);
     assert_eq!(rig.run_for_status(command), Status::LBA_OUT_OF_RANGE.with_dnr());
-    assert!(rig.device.blocks().log.is_empty());
+    assert!(rig.device.contents().log.is_empty());
 }
 
 #[test]
@@ -218,7 +222,7 @@ fn namespace_change_applies_at_the_next_poll_and_begun_commands_finish() {
     let ram = fixture_ram();
     let device = FakeDevice::new(&ram, BLOCKS);
     let mut rig = QueueFixture::new(&FixtureConfig::default(), &ram, device);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     let begun = [
         rig.push_command(io_command(IoOpcode::Write, 0, 1)),
         rig.push_command(io_command(IoOpcode::Write, 0, 16)),
@@ -236,11 +240,11 @@ fn namespace_change_applies_at_the_next_poll_and_begun_commands_finish() {
         rig.run_for_status(io_command(IoOpcode::Read, 0, 1)),
         Status::INVALID_FIELD.with_dnr()
     );
-    rig.device.blocks().is_stuck = false;
-    assert_eq!(rig.device.channels(), 1, "two commands still need it");
+    rig.device.contents().is_stuck = false;
+    assert_eq!(rig.device.open_channel_count(), 1, "two commands still need it");
     let finished = rig.collect_completions(2);
     rig.poll();
-    assert_eq!(rig.device.channels(), 0, "no queue has one");
+    assert_eq!(rig.device.open_channel_count(), 0, "no queue has one");
     assert!(finished.iter().all(|completion| completion.status().is_success()));
     assert!(begun.iter().all(|cid| finished.iter().any(|completion| completion.cid() == *cid)));
 }

@@ -8,7 +8,7 @@ use super::fixture::{
     BLOCKS, COPIED, DATA, FixtureConfig, HostRing, LATER, QueueFixture, SHARED, fixture_ram,
     io_command,
 };
-use crate::controller::interface::InvalidDoorbell;
+use crate::controller::transport_interface::InvalidDoorbell;
 use crate::fuzz::block_device::FakeDevice;
 use crate::queue::QueueEvent;
 
@@ -88,7 +88,7 @@ fn full_completion_queue_stops_fetching_until_an_entry_is_free() {
             now += 1;
         }
         assert_eq!(now, if round < 4 { 3 } else { 1 }, "three places of four");
-        assert_eq!(rig.device.blocks().log.len(), seen + now, "none was begun without a place");
+        assert_eq!(rig.device.contents().log.len(), seen + now, "none was begun without a place");
         seen += now;
         rig.ring_completion_doorbell();
     }
@@ -121,7 +121,7 @@ fn invalid_tail_doorbell_is_reported_once_and_ignored() {
     let mut rig = QueueFixture::new(&FixtureConfig::default(), &ram, FakeDevice::new(&ram, BLOCKS));
     for hostile in [16, 17, 0xffff, 0x1_0000, u32::MAX] {
         rig.events.clear();
-        rig.doorbells.ring(2, hostile);
+        rig.doorbells.write_doorbell(2, hostile);
         for _ in 0..5 {
             assert_eq!(rig.poll().taken, 0);
         }
@@ -144,7 +144,7 @@ fn invalid_head_doorbell_is_reported_and_frees_no_entry() {
     rig.poll();
     for hostile in [4, u32::MAX] {
         rig.events.clear();
-        rig.doorbells.ring(3, hostile);
+        rig.doorbells.write_doorbell(3, hostile);
         for _ in 0..3 {
             assert_eq!(rig.poll().posted, 0);
         }
@@ -159,7 +159,7 @@ fn invalid_head_doorbell_is_reported_and_frees_no_entry() {
         }
         rig.ring_submission_doorbell();
         rig.poll();
-        rig.doorbells.ring(3, 11);
+        rig.doorbells.write_doorbell(3, 11);
     }
     assert_eq!(rig.events, [QueueEvent::InvalidDoorbell(InvalidDoorbell::Value)]);
 }
@@ -184,7 +184,7 @@ fn shadow_doorbells_are_read_and_event_indexes_published() {
     assert!(!rig.poll().is_busy);
     assert_eq!(rig.read_host_memory(events, 4), 2_u32.to_le_bytes(), "a queue that rests does");
     // The register has no effect any more.
-    rig.doorbells.ring(2, 5);
+    rig.doorbells.write_doorbell(2, 5);
     assert_eq!(rig.poll().taken, 0);
     rig.write_host_memory(shadow, &99_u32.to_le_bytes());
     rig.poll();
@@ -246,7 +246,7 @@ fn two_submission_queues_share_a_completion_queue() {
         core::mem::swap(&mut rig.sq, &mut other);
     }
     rig.ring_submission_doorbell();
-    rig.doorbells.ring(4, 6);
+    rig.doorbells.write_doorbell(4, 6);
     let mut seen = [vec![], vec![]];
     for completion in rig.collect_completions(12) {
         seen[usize::from(completion.sqid()) - 1].push(completion.cid());
@@ -274,10 +274,10 @@ fn inaccessible_ring_is_rejected_and_a_vanished_one_fails_the_queue() {
 
 #[test]
 fn queue_is_send() {
-    fn is_send<T: Send>(_: &T) {}
+    fn assert_send<T: Send>(_: &T) {}
     let ram = fixture_ram();
     let rig = QueueFixture::new(&FixtureConfig::default(), &ram, FakeDevice::new(&ram, BLOCKS));
-    is_send(&rig.queue);
+    assert_send(&rig.queue);
     assert_eq!(rig.device.limits().block_size, 512);
 }
 
@@ -287,14 +287,14 @@ fn idle_and_waiting_queues_report_their_state() {
     let mut rig = QueueFixture::new(&FixtureConfig::default(), &ram, FakeDevice::new(&ram, BLOCKS));
     let idle = crate::queue::PollStats::default();
     assert_eq!(rig.poll(), idle);
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.push_command(Command::new(IoOpcode::Read.code()).with_nsid(1).with_prp(DATA, 0));
     rig.ring_submission_doorbell();
     let turned = rig.poll();
     assert!(turned.is_busy && turned.is_pending && turned.taken == 1);
     let turned = rig.poll();
     assert!(!turned.is_busy && turned.is_pending);
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.poll().posted, 1);
     assert_eq!(rig.poll(), idle);
 }

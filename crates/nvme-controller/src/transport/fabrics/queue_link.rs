@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tenmil_base::{Instant, Mailbox};
 
-use crate::controller::interface::AdminResult;
+use crate::controller::transport_interface::AdminResult;
 use crate::controller::{PreemptedWriterGuard, WakeFn};
 
 /// Link between an association and one of its I/O queues.

@@ -7,14 +7,14 @@ use tenmil_base::Instant;
 use tenmil_wire::register::CommandSetSelected;
 
 use super::{FabricsTransport, QueueCommand, QueueLink};
-use crate::bounce::BouncePool;
-use crate::controller::interface::{AdminResult, CommandOrigin, IoCounters};
+use crate::bounce_pool::BouncePool;
+use crate::controller::transport_interface::{AdminResult, IoCounters, QueueCommandId};
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
 use crate::queue::QueueEvent;
 
 /// Parameters of an I/O queue.
 #[derive(Clone, Copy, Debug)]
-pub struct FabricsQueue {
+pub struct FabricsQueueParams {
     /// Identifier of the submission and of the completion queue.
     pub qid: u16,
     /// Maximum commands in flight.
@@ -69,7 +69,7 @@ impl FabricsTransport {
     pub fn create_queue(
         &mut self,
         memory: SegmentMemory,
-        new: &FabricsQueue,
+        new: &FabricsQueueParams,
         buffers: BouncePool,
     ) -> Result<(Executor<SegmentMemory>, Arc<QueueLink>), CreateQueueError> {
         self.check_create_queue(new.qid)?;
@@ -87,7 +87,7 @@ impl FabricsTransport {
         let namespaces = self.controller.namespaces().reader();
         let mut executor = Executor::new(memory, &config, shared, namespaces);
         executor.add_command_stream();
-        self.controller.queue_created();
+        self.controller.note_queue_created();
         let link = Arc::new(QueueLink::default());
         let link_to_wake = Arc::clone(&link);
         executor.set_waker(Arc::new(move || link_to_wake.send_command(QueueCommand::Poll)));
@@ -127,10 +127,11 @@ impl FabricsTransport {
         event: QueueEvent,
     ) -> Option<ReservationReply> {
         match event {
-            QueueEvent::Error(report) => self.controller.report_error(now, &report),
+            QueueEvent::Error(report) => self.controller.record_error_completion(now, &report),
             QueueEvent::Reservation { ticket, command, mut bytes } => {
-                let from = CommandOrigin { queue: qid, ticket };
-                let end = self.controller.reservation(now, from, &command, &mut bytes);
+                let from = QueueCommandId { queue: qid, ticket };
+                let end =
+                    self.controller.execute_reservation_command(now, from, &command, &mut bytes);
                 self.wake_owner();
                 return end.map(|end| ReservationReply { ticket, end, bytes });
             }
@@ -143,7 +144,7 @@ impl FabricsTransport {
 
     /// Handles the result of [`QueueCommand::Abort`].
     pub fn handle_abort_result(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
-        self.controller.abort_ended();
+        self.controller.note_abort_completed();
         self.complete_deferred(now, admin_cid, AdminResult::success_with(u32::from(!is_aborted)));
         self.wake_owner();
     }
@@ -156,7 +157,7 @@ impl FabricsTransport {
     /// Removes a queue whose commands have all completed.
     pub fn remove_queue(&mut self, now: Instant, qid: u16) {
         if let Some(link) = self.links.remove(&qid) {
-            self.controller.remove_queue(qid);
+            self.controller.drop_queue_reservation_commands(qid);
             for command in link.take_commands() {
                 if let QueueCommand::Abort { admin_cid, .. } = command {
                     self.handle_abort_result(now, admin_cid, false);

@@ -8,7 +8,7 @@ use tenmil_wire::register::{
 };
 
 use super::{DeferredResult, ENABLE_MAX, FabricsTransport, QueueCommand, REFUSED};
-use crate::transport::shutdown::ShutdownFlush;
+use crate::transport::shutdown_flush::ShutdownFlush;
 
 /// State of a controller between its resets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,21 +72,21 @@ impl FabricsTransport {
     pub(super) fn advance_state(&mut self, now: Instant) -> bool {
         let before = (self.state, self.controller_status().0);
         match (self.state, self.configuration.en()) {
-            (FabricsState::Enabled | FabricsState::Failed, false) => self.stop(now),
-            (FabricsState::Disabled, true) => self.start(now),
+            (FabricsState::Enabled | FabricsState::Failed, false) => self.handle_disable(now),
+            (FabricsState::Disabled, true) => self.handle_enable(now),
             _ => {}
         }
         if self.state == FabricsState::Stopping && self.links.is_empty() {
             self.state = FabricsState::Disabled;
             if self.configuration.en() {
-                self.start(now);
+                self.handle_enable(now);
             }
         }
         self.poll_shutdown(now);
         (self.state, self.controller_status().0) != before
     }
 
-    fn start(&mut self, now: Instant) {
+    fn handle_enable(&mut self, now: Instant) {
         self.shutdown = None;
         let cc = &self.configuration;
         let known_sets =
@@ -95,8 +95,8 @@ impl FabricsTransport {
         if is_supported {
             self.state = FabricsState::Enabled;
             self.enable_by = Instant::NEVER;
-            self.controller.enabled(now);
-            self.configure();
+            self.controller.note_enabled(now);
+            self.apply_feature_values();
         } else {
             self.last_error = Some(format!(
                 "enable: CC is {:#x}, expected command set 0, 6 or 7 and round robin",
@@ -108,8 +108,8 @@ impl FabricsTransport {
 
     /// Handles CC.EN = 0: a controller level reset. Outstanding admin commands are dropped, so that the
     /// host may enable the controller again.
-    fn stop(&mut self, now: Instant) {
-        self.send_command(&QueueCommand::Stop);
+    fn handle_disable(&mut self, now: Instant) {
+        self.send_to_all_queues(&QueueCommand::Stop);
         self.controller.reset(now);
         self.event_requests.clear();
         self.completed.iter_mut().for_each(|(_, ended)| *ended = DeferredResult::Dropped);

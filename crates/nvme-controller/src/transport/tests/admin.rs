@@ -6,7 +6,7 @@ use tenmil_wire::admin::{
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, DataPointer, Status, TypedCommand};
 
-use crate::controller::interface::{CreateSubmissionQueue, Priority};
+use crate::controller::transport_interface::{CreateSubmissionQueue, Priority};
 use crate::transport::QueueDeletion;
 
 use super::fixture::{CC, CSTS, DATA, ENABLED, LATER, SHARED, TransportFixture, read_command};
@@ -77,7 +77,10 @@ fn invalid_data_pointer_is_rejected_before_execution() {
         assert_eq!(rig.run_admin(set.with_prp(1 << 40, 0)).status(), nowhere);
         rig.write_host_memory(DATA, &[7; 16]);
         assert!(rig.run_admin(set.with_prp(DATA, 0)).status().is_success());
-        assert_eq!(rig.run_admin(Command::new(0xff)).status().sct_and_sc(), Status::INVALID_OPCODE);
+        assert_eq!(
+            rig.run_admin(Command::new(0xff)).status().without_crd_more_dnr(),
+            Status::INVALID_OPCODE
+        );
     }
 }
 
@@ -102,21 +105,21 @@ fn queues_are_created_and_deleted_in_order() {
     let taken = Status::INVALID_QUEUE_IDENTIFIER;
     let pair = rig.uncreated_queue_pair(3, 2, 8);
     assert!(
-        rig.create_submission_queue(&pair).same_code(Status::COMPLETION_QUEUE_INVALID),
+        rig.create_submission_queue(&pair).has_same_code_as(Status::COMPLETION_QUEUE_INVALID),
         "no queue to feed"
     );
     assert!(
-        rig.run_admin(delete_completion_queue_command(2)).status().same_code(taken),
+        rig.run_admin(delete_completion_queue_command(2)).status().has_same_code_as(taken),
         "no such queue"
     );
     assert!(
-        rig.run_admin(delete_submission_queue_command(3)).status().same_code(taken),
+        rig.run_admin(delete_submission_queue_command(3)).status().has_same_code_as(taken),
         "no such queue"
     );
     assert_eq!(rig.create_completion_queue(&pair, None), Status::SUCCESS);
-    assert!(rig.create_completion_queue(&pair, None).same_code(taken), "it exists");
+    assert!(rig.create_completion_queue(&pair, None).has_same_code_as(taken), "it exists");
     assert_eq!(rig.create_submission_queue(&pair), Status::SUCCESS);
-    assert!(rig.create_submission_queue(&pair).same_code(taken), "it exists");
+    assert!(rig.create_submission_queue(&pair).has_same_code_as(taken), "it exists");
     rig.pairs.push(pair);
     assert!(rig.run_command(1, read_command(8)).status().is_success(), "queue 3 feeds queue 2");
     let other = rig.uncreated_queue_pair(1, 2, 8);
@@ -124,13 +127,13 @@ fn queues_are_created_and_deleted_in_order() {
     assert!(
         rig.run_admin(delete_completion_queue_command(2))
             .status()
-            .same_code(Status::INVALID_QUEUE_DELETION)
+            .has_same_code_as(Status::INVALID_QUEUE_DELETION)
     );
     assert_eq!(rig.run_admin(delete_submission_queue_command(3)).status(), Status::SUCCESS);
     assert!(
         rig.run_admin(delete_completion_queue_command(2))
             .status()
-            .same_code(Status::INVALID_QUEUE_DELETION)
+            .has_same_code_as(Status::INVALID_QUEUE_DELETION)
     );
     assert_eq!(rig.run_admin(delete_submission_queue_command(1)).status(), Status::SUCCESS);
     assert_eq!(rig.run_admin(delete_completion_queue_command(2)).status(), Status::SUCCESS);
@@ -199,11 +202,11 @@ fn queue_at_an_invalid_address_or_entry_size_is_rejected() {
         };
         create.to_command().with_prp(at, 0)
     };
-    assert!(rig.run_admin(create(1 << 40)).status().same_code(Status::INVALID_FIELD));
+    assert!(rig.run_admin(create(1 << 40)).status().has_same_code_as(Status::INVALID_FIELD));
     rig.write_register(CC, u64::from(ENABLED & !(0xf << 20)));
     rig.poll_transport();
     assert!(
-        rig.run_admin(create(0x8000)).status().same_code(Status::INVALID_QUEUE_SIZE),
+        rig.run_admin(create(0x8000)).status().has_same_code_as(Status::INVALID_QUEUE_SIZE),
         "IOCQES is 0"
     );
 }
@@ -220,11 +223,11 @@ fn queue_deletion_waits_for_device_requests_without_blocking_others() {
     assert!(
         rig.run_admin(delete_submission_queue_command(1))
             .status()
-            .same_code(Status::INVALID_QUEUE_IDENTIFIER),
+            .has_same_code_as(Status::INVALID_QUEUE_IDENTIFIER),
         "going"
     );
     assert!(rig.run_admin(identify_controller_command().with_prp(DATA, 0)).status().is_success());
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     rig.poll_until("the deletion", |rig| {
         rig.take_completion(0).is_some_and(|done| done.cid() == deletion)
     });
@@ -288,7 +291,7 @@ fn held_event_requests_can_be_aborted_and_executing_commands_cannot() {
     answers.sort_by_key(|answer| answer.cid());
     assert_eq!((answers[0].cid(), answers[0].status()), (parked, Status::ABORT_REQUESTED));
     assert_eq!((answers[1].status(), answers[1].dw0()), (Status::SUCCESS, 0));
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     let running = rig.push_command(1, read_command(1));
     rig.ring_submission_doorbell(1);
     rig.poll_transport();
@@ -323,7 +326,7 @@ fn number_of_queues_is_fixed_once_a_queue_exists() {
     assert_eq!(rig.run_admin(set).dw0(), 0x0001_0001);
     let pair = rig.uncreated_queue_pair(1, 1, 8);
     assert_eq!(rig.create_completion_queue(&pair, None), Status::SUCCESS);
-    assert!(rig.run_admin(set).status().same_code(Status::COMMAND_SEQUENCE_ERROR));
+    assert!(rig.run_admin(set).status().has_same_code_as(Status::COMMAND_SEQUENCE_ERROR));
 }
 
 #[test]
@@ -357,7 +360,7 @@ fn completion_queue_deletion_waits_for_posted_completions() {
             |device| device.with_random_delays(seed),
             |_| {},
         );
-        rig.enable(16);
+        rig.enable_controller(16);
         rig.create_queue_pair(1, 1, None);
         for _ in 0..6 {
             rig.push_command(1, read_command(1));
@@ -378,7 +381,7 @@ fn completion_queue_deletion_waits_for_posted_completions() {
 fn smallest_admin_queue_works_with_held_event_requests() {
     for behavior in [SHARED, LATER] {
         let mut rig = TransportFixture::new(behavior, |device| device);
-        rig.enable(2);
+        rig.enable_controller(2);
         rig.push_command(0, event_request_command());
         rig.ring_submission_doorbell(0);
         for _ in 0..50 {
@@ -417,7 +420,7 @@ fn full_admin_completion_queue_receives_no_more_entries() {
 fn format_erases_user_data() {
     let mut rig = TransportFixture::new_enabled(SHARED);
     rig.create_queue_pair(1, 1, None);
-    rig.device.blocks().bytes.fill(0xaa);
+    rig.device.contents().bytes.fill(0xaa);
     let format = tenmil_wire::admin::FormatNvm {
         nsid: 1,
         ses: tenmil_wire::admin::SecureErase::UserData,

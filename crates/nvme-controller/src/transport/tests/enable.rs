@@ -12,7 +12,7 @@ const CFS: u64 = 1 << 1;
 #[test]
 fn cap_register_matches_the_controller() {
     let rig = TransportFixture::new(SHARED, |device| device);
-    let cap = Capabilities(rig.front.read(CAP, 8));
+    let cap = Capabilities(rig.front.read_register(CAP, 8));
     assert_eq!((cap.entries_max(), cap.dstrd(), cap.to()), (64, 3, 20));
     assert!(cap.cqr() && cap.nssrs() && cap.css_nvm() && cap.css_io() && cap.crwms());
     assert!(!cap.cmbs() && !cap.pmrs() && !cap.bps() && !cap.ams_weighted());
@@ -26,7 +26,7 @@ fn csts_rdy_follows_cc_en_within_one_poll() {
     for behavior in [SHARED, LATER] {
         let mut rig = TransportFixture::new(behavior, |device| device);
         for _ in 0..3 {
-            rig.enable(16);
+            rig.enable_controller(16);
             assert_eq!(rig.read_register(CSTS), RDY);
             rig.write_register(CC, 0);
             assert_eq!(rig.read_register(CSTS), RDY, "nothing happens before the next turn");
@@ -54,8 +54,8 @@ fn invalid_configuration_sets_csts_cfs_until_disabled() {
     for (what, aqa, cc, asq) in wrong {
         let mut rig = TransportFixture::new(SHARED, |device| device);
         rig.write_register(AQA, aqa);
-        rig.front.write(rig.now, ASQ, 8, asq);
-        rig.front.write(rig.now, ACQ, 8, 0x2000);
+        rig.front.write_register(rig.now, ASQ, 8, asq);
+        rig.front.write_register(rig.now, ACQ, 8, 0x2000);
         rig.write_register(CC, cc.into());
         rig.poll_transport();
         assert_ne!(rig.read_register(CSTS) & CFS, 0, "{what}");
@@ -63,7 +63,7 @@ fn invalid_configuration_sets_csts_cfs_until_disabled() {
         rig.write_register(CC, 0);
         rig.poll_transport();
         assert_eq!(rig.read_register(CSTS), 0, "{what}");
-        rig.enable(16);
+        rig.enable_controller(16);
     }
 }
 
@@ -82,7 +82,7 @@ fn larger_pages_and_command_sets_are_accepted_in_cc() {
 #[test]
 fn host_in_the_same_process_uses_shared_registers() {
     let mut rig = TransportFixture::new(SHARED, |device| device);
-    let mut bar = HostBarHandle::new(rig.front.bar().clone(), ());
+    let mut bar = HostBarHandle::new(rig.front.bar_registers().clone(), ());
     bar.write32(AQA, 0x000f_000f);
     bar.write64(ASQ, 0x1000);
     bar.write64(ACQ, 0x2000);
@@ -108,10 +108,13 @@ fn subsystem_reset_sets_nssro() {
     rig.write_register(0x20, 0x4e56_4d65);
     rig.poll_transport();
     assert_eq!(rig.read_register(CSTS), 1 << 4, "NSSRO");
-    assert_eq!((rig.read_register(CC), rig.read_register(AQA), rig.front.read(ASQ, 8)), (0, 0, 0));
+    assert_eq!(
+        (rig.read_register(CC), rig.read_register(AQA), rig.front.read_register(ASQ, 8)),
+        (0, 0, 0)
+    );
     rig.write_register(CSTS, 1 << 4);
     rig.poll_transport();
-    rig.enable(16);
+    rig.enable_controller(16);
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl TransportFixture {
     /// An enabled controller.
     pub(super) fn new_enabled(behavior: HostBehavior) -> Self {
         let mut rig = Self::new(behavior, |device| device);
-        rig.enable(16);
+        rig.enable_controller(16);
         rig
     }
 
@@ -114,14 +114,14 @@ impl TransportFixture {
     pub(super) fn with_stuck_read() -> Self {
         let mut rig = Self::new_enabled(SHARED);
         rig.create_queue_pair(1, 1, None);
-        rig.device.blocks().is_stuck = true;
+        rig.device.contents().is_stuck = true;
         rig.push_command(1, read_command(1));
         rig.ring_submission_doorbell(1);
         rig.poll_transport();
         rig
     }
 
-    pub(super) fn enable(&mut self, entries: u32) {
+    pub(super) fn enable_controller(&mut self, entries: u32) {
         let pair = HostQueuePair {
             sqid: 0,
             cqid: 0,
@@ -135,19 +135,19 @@ impl TransportFixture {
         self.clear_rings(pair);
         self.pairs = vec![pair];
         self.write_register(AQA, u64::from((entries - 1) << 16 | (entries - 1)));
-        self.front.write(self.now, ASQ, 8, pair.sq);
-        self.front.write(self.now, ACQ, 8, pair.cq);
+        self.front.write_register(self.now, ASQ, 8, pair.sq);
+        self.front.write_register(self.now, ACQ, 8, pair.cq);
         self.write_register(CC, ENABLED.into());
         self.poll_transport();
         assert_eq!(self.read_register(CSTS), 1, "{:?}", self.front.last_error());
     }
 
     pub(super) fn read_register(&self, at: u32) -> u64 {
-        self.front.read(at, 4)
+        self.front.read_register(at, 4)
     }
 
     pub(super) fn write_register(&mut self, at: u32, value: u64) {
-        self.front.write(self.now, at, 4, value);
+        self.front.write_register(self.now, at, 4, value);
     }
 
     pub(super) fn poll_transport(&mut self) -> NextPoll {
@@ -295,7 +295,7 @@ impl TransportFixture {
         self.ram.host_bytes()[at..at + len].to_vec()
     }
 
-    pub(super) fn raised(&self) -> Vec<u16> {
+    pub(super) fn take_raised_vectors(&self) -> Vec<u16> {
         core::mem::take(&mut self.raised_vectors.0.lock().unwrap())
     }
 

@@ -21,7 +21,7 @@ fn data_written_is_read_through_every_queue_pair() {
             assert!(rig.run_command(at, read_command(16)).status().is_success());
             assert_eq!(rig.read_host_memory(DATA, 8192), bytes);
         }
-        assert_eq!(rig.buffers.free(), 4);
+        assert_eq!(rig.buffers.free_count(), 4);
     }
 }
 
@@ -67,12 +67,14 @@ fn shadow_doorbells_replace_the_doorbell_registers() {
         );
     }
     let nowhere = rig.run_admin(config.with_prp(1 << 40, events)).status();
-    assert!(nowhere.same_code(Status::INVALID_FIELD), "{nowhere}");
+    assert!(nowhere.has_same_code_as(Status::INVALID_FIELD), "{nowhere}");
     // Memory that is not shared cannot be polled.
     let mut rig = TransportFixture::new_enabled(LATER);
     rig.create_queue_pair(1, 1, None);
     assert!(
-        rig.run_admin(config.with_prp(shadow, events)).status().same_code(Status::INVALID_FIELD)
+        rig.run_admin(config.with_prp(shadow, events))
+            .status()
+            .has_same_code_as(Status::INVALID_FIELD)
     );
 }
 
@@ -91,7 +93,7 @@ fn disabled_write_cache_forces_unit_access() {
     rig.run_command(1, write_command(1));
     let forced: Vec<bool> = rig
         .device
-        .blocks()
+        .contents()
         .log
         .iter()
         .map(|request| request.flags.has(tenmil_base::RequestFlags::FUA))
@@ -106,7 +108,7 @@ fn namespace_growth_and_removal_reach_the_queues() {
     assert!(rig.run_command(1, read_command(1)).status().is_success());
     rig.subsystem.remove_namespace(1);
     let gone = rig.run_command(1, read_command(1)).status();
-    assert!(gone.same_code(Status::INVALID_FIELD), "{gone}");
+    assert!(gone.has_same_code_as(Status::INVALID_FIELD), "{gone}");
 }
 
 #[test]
@@ -115,12 +117,12 @@ fn poll_returns_the_next_poll_time() {
     rig.create_queue_pair(1, 1, None);
     while rig.poll_transport() == NextPoll::Busy {}
     assert!(matches!(rig.poll_transport(), NextPoll::Idle(_)));
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.push_command(1, read_command(1));
     rig.ring_submission_doorbell(1);
     assert_eq!(rig.poll_transport(), NextPoll::Busy);
     while rig.poll_transport() == NextPoll::Busy {}
     assert!(matches!(rig.poll_transport(), NextPoll::Pending(_)), "a medium owes an answer");
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     assert_eq!(rig.poll_transport(), NextPoll::Busy);
 }

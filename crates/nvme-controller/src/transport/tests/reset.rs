@@ -29,7 +29,7 @@ fn push_mixed_commands(rig: &mut TransportFixture, at: usize) {
 
 /// The controller is enabled again and works.
 fn assert_works_after_reenable(rig: &mut TransportFixture) {
-    rig.enable(16);
+    rig.enable_controller(16);
     rig.create_queue_pair(1, 1, None);
     assert!(rig.run_command(1, write_command(16)).status().is_success());
 }
@@ -48,7 +48,7 @@ fn no_host_memory_access_after_csts_rdy_is_cleared() {
             |_| {},
         );
         for life in 0..2 {
-            rig.enable(16);
+            rig.enable_controller(16);
             rig.create_queue_pair(1, 1, Some(1));
             rig.create_queue_pair(2, 2, None);
             for at in [1, 2] {
@@ -83,8 +83,8 @@ fn no_host_memory_access_after_csts_rdy_is_cleared() {
             for _ in 0..30 {
                 rig.poll_transport();
             }
-            assert_eq!(rig.ram.violations(), 0, "seed {seed}");
-            assert_eq!(rig.buffers.free(), 4, "seed {seed}");
+            assert_eq!(rig.ram.violation_count(), 0, "seed {seed}");
+            assert_eq!(rig.buffers.free_count(), 4, "seed {seed}");
             rig.ram.forbid_new_access(false);
             rig.ram.forbid_all_access(false);
         }
@@ -103,7 +103,7 @@ fn no_host_memory_access_after_acknowledged_revocation() {
             |device| device.with_random_delays(seed),
             |_| {},
         );
-        rig.enable(16);
+        rig.enable_controller(16);
         if seed % 4 == 1 {
             let config = DoorbellBufferConfig::default().to_command();
             assert!(rig.run_admin(config.with_prp(SHADOW, SHADOW + 0x1000)).status().is_success());
@@ -120,7 +120,7 @@ fn no_host_memory_access_after_acknowledged_revocation() {
         for _ in 0..30 {
             rig.poll_transport();
         }
-        assert_eq!(rig.ram.violations(), 0, "seed {seed}");
+        assert_eq!(rig.ram.violation_count(), 0, "seed {seed}");
         rig.write_register(CC, 0);
         rig.poll_until("the end", |rig| rig.read_register(CSTS) & RDY == 0);
         rig.ram.revoke_access(false);
@@ -137,7 +137,7 @@ fn revocation_is_acknowledged_after_device_requests_complete() {
         rig.poll_transport();
     }
     assert!(!rig.ram.has_acknowledged());
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     rig.poll_until("to let go", |rig| rig.ram.has_acknowledged());
 }
 
@@ -154,7 +154,7 @@ fn csts_rdy_stays_set_until_device_requests_complete() {
     for _ in 0..100 {
         rig.poll_transport();
     }
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     rig.poll_until("the next life", |rig| rig.poll_transport() != crate::transport::NextPoll::Busy);
     assert_eq!(rig.read_register(CSTS), RDY);
     let now = rig.now;
@@ -168,20 +168,20 @@ fn normal_shutdown_completes_after_the_flush() {
     let mut rig = TransportFixture::new_enabled(SHARED);
     rig.create_queue_pair(1, 1, None);
     rig.run_command(1, write_command(1));
-    rig.device.blocks().is_stuck = true;
+    rig.device.contents().is_stuck = true;
     rig.write_register(CC, (ENABLED | NORMAL).into());
     for _ in 0..20 {
         rig.poll_transport();
     }
     assert_eq!(rig.read_register(CSTS) & SHST, OCCURRING);
-    rig.device.blocks().is_stuck = false;
+    rig.device.contents().is_stuck = false;
     rig.poll_until("completion", |rig| rig.read_register(CSTS) & SHST == COMPLETE);
-    let last = rig.device.blocks().log.last().map(|request| request.operation);
+    let last = rig.device.contents().log.last().map(|request| request.operation);
     assert_eq!(last, Some(Operation::Flush));
     rig.write_register(CC, 0);
     rig.poll_transport();
     assert_eq!(rig.read_register(CSTS) & RDY, 0);
-    rig.enable(16);
+    rig.enable_controller(16);
     assert_eq!(rig.read_register(CSTS) & SHST, 0, "the next life knows nothing of it");
 }
 
@@ -193,11 +193,11 @@ fn abrupt_shutdown_and_persistent_devices_are_not_flushed() {
         let mut rig = TransportFixture::new(SHARED, |device| {
             device.with_limits(|limits| limits.durability = durability)
         });
-        rig.enable(16);
+        rig.enable_controller(16);
         rig.write_register(CC, (ENABLED | notice).into());
         rig.poll_transport();
         assert_eq!(rig.read_register(CSTS) & SHST, COMPLETE);
-        assert!(rig.device.blocks().log.is_empty());
+        assert!(rig.device.contents().log.is_empty());
     }
 }
 
@@ -208,7 +208,7 @@ fn failed_shutdown_flush_is_reported() {
             limits.operations = tenmil_base::OperationSet::from_operations(&[Operation::Write])
         })
     });
-    rig.enable(16);
+    rig.enable_controller(16);
     rig.write_register(CC, (ENABLED | NORMAL).into());
     rig.poll_until("completion", |rig| rig.read_register(CSTS) & SHST == COMPLETE);
     assert_ne!(rig.read_register(CSTS) & 2, 0, "CFS");
@@ -225,5 +225,5 @@ fn vanished_ring_sets_csts_cfs() {
     rig.ram.host_bytes().resize(0x8_0000, 0);
     rig.write_register(CC, 0);
     rig.poll_until("the reset", |rig| rig.read_register(CSTS) == 0);
-    rig.enable(16);
+    rig.enable_controller(16);
 }

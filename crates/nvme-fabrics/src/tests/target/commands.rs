@@ -8,10 +8,10 @@ use tenmil_wire::identify::namespace::IdentifyNamespace;
 use tenmil_wire::register::{Capabilities, Configuration, ControllerStatus};
 use tenmil_wire::{AdminOpcode, Command, Completion, FabricsType, Status, TypedCommand};
 
-use super::{BLOCKS, DelayedCommand, State, TargetConnection};
+use super::{BLOCKS, DelayedCommand, TargetConnection, TargetState};
 
 impl TargetConnection {
-    pub(super) fn execute(&mut self, tag: u16, to_host: u32, state: &mut State) {
+    pub(super) fn execute(&mut self, tag: u16, to_host: u32, state: &mut TargetState) {
         let command = self.commands[&tag];
         let answer = match self.queue {
             _ if command.opcode() == AdminOpcode::FabricsCommands.code() => {
@@ -27,7 +27,7 @@ impl TargetConnection {
         }
     }
 
-    fn fabrics(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+    fn fabrics(&mut self, tag: u16, command: &Command, state: &mut TargetState) -> Completion {
         let ok = Completion::new(0, Status::SUCCESS);
         match FabricsType::from_u8(u8::try_from(command.nsid() & 0xff).unwrap()) {
             Some(FabricsType::Connect) => self.connect(tag, command, state),
@@ -68,7 +68,7 @@ impl TargetConnection {
         }
     }
 
-    fn connect(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+    fn connect(&mut self, tag: u16, command: &Command, state: &mut TargetState) -> Completion {
         if let Some(status) = state.refuses {
             return Completion::new(0, status);
         }
@@ -109,7 +109,12 @@ impl TargetConnection {
         Completion::new(0, Status::SUCCESS).with_dw0(state.association.into())
     }
 
-    fn admin(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+    fn admin(
+        &mut self,
+        tag: u16,
+        command: &Command,
+        state: &mut TargetState,
+    ) -> Option<Completion> {
         state.admin_commands += 1;
         if state.withheld_opcode == Some(command.opcode()) {
             return None;
@@ -183,7 +188,9 @@ impl TargetConnection {
                 state.aborted.push(u16::try_from(command.cdw10() >> 16).unwrap());
                 Some(ok)
             }
-            Some(AdminOpcode::CrossControllerReset) => Some(state.reset_other(command)),
+            Some(AdminOpcode::CrossControllerReset) => {
+                Some(state.execute_cross_controller_reset(command))
+            }
             Some(AdminOpcode::SetFeatures) if command.cdw10() & 0xff == 7 => {
                 Some(ok.with_dw0(0x0007_0007))
             }
@@ -191,7 +198,7 @@ impl TargetConnection {
         }
     }
 
-    fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+    fn io(&mut self, tag: u16, command: &Command, state: &mut TargetState) -> Option<Completion> {
         if command.nsid() == 0 {
             if state.ignores_probes {
                 return None;
@@ -223,7 +230,7 @@ impl TargetConnection {
             state.held.push(DelayedCommand { at, association, stream, tag, command, bytes });
             return None;
         }
-        let completion = state.execute(association, command, &mut bytes);
+        let completion = state.execute_io(association, command, &mut bytes);
         self.data.0.insert(tag, bytes);
         Some(completion)
     }

@@ -4,15 +4,15 @@ use tenmil_base::Span;
 use tenmil_wire::Status;
 use tenmil_wire::log::event::{AsyncEvent as Notice, ErrorEvent, ImmediateEvent, NoticeEvent};
 
-use super::device::ScriptedNamespace;
-use super::{ControllerHarness, options};
-use crate::{ControllerOptions, Event, NamespaceError, State};
+use super::scripted_device::ScriptedNamespace;
+use super::{ControllerHarness, short_timeout_options};
+use crate::{ControllerOptions, ControllerState, Event, NamespaceError};
 
 const SMALL: ScriptedNamespace = ScriptedNamespace { blocks: 50, block_shift: 9 };
 
 fn run_and_collect_events(harness: &mut ControllerHarness) -> Vec<Event> {
     harness.events.clear();
-    harness.run(Span::from_ms(50));
+    harness.run_for(Span::from_ms(50));
     harness.events_without_times()
 }
 
@@ -47,7 +47,7 @@ fn a_change_during_a_scan_is_found_by_the_next() {
         harness.step(tenmil_base::Instant::NEVER);
     }
     harness.device.state().change_namespace(3, Some(SMALL));
-    harness.run(Span::from_ms(50));
+    harness.run_for(Span::from_ms(50));
     let ids: Vec<u32> = harness.controller.namespaces().map(|found| found.id).collect();
     assert_eq!(ids, [1, 2, 3]);
 }
@@ -77,7 +77,7 @@ fn invalid_namespace_list_is_reported_and_known_namespaces_are_kept() {
         [Event::NamespaceListUnusable { why: NamespaceError::InvalidData(_) }]
     ));
     assert_eq!(harness.controller.namespaces().count(), 1);
-    harness.assert_state(State::Ready);
+    harness.assert_state(ControllerState::Ready);
 }
 
 #[test]
@@ -136,14 +136,14 @@ fn unknown_notice_is_forwarded() {
 #[test]
 fn outstanding_event_requests_are_limited_by_option_and_aerl() {
     for (wanted, aerl, held) in [(4, 7, 4), (4, 0, 1), (100, 255, 8), (0, 7, 0)] {
-        let asked = ControllerOptions { event_requests: wanted, ..options() };
+        let asked = ControllerOptions { event_requests: wanted, ..short_timeout_options() };
         let mut harness =
             ControllerHarness::ready_with(asked, |state| state.identity.push((259, vec![aerl])));
-        harness.run(Span::from_ms(20));
+        harness.run_for(Span::from_ms(20));
         assert_eq!(harness.device.state().event_requests.len(), held, "{wanted} {aerl}");
         for _ in 0..20 {
             harness.device.state().raise_event(7, 0, 0xc0);
-            harness.run(Span::from_ms(20));
+            harness.run_for(Span::from_ms(20));
         }
         assert_eq!(harness.device.state().event_requests.len(), held, "and after events, too");
     }
@@ -154,7 +154,7 @@ fn rejected_event_configuration_falls_back_to_announced_notices() {
     // OAES: namespaces, access, the discovery log. LPA: telemetry.
     let announced = 1_u32 << 8 | 1 << 11 | 1 << 31;
     let told = |known, announced: u32| {
-        let mut harness = ControllerHarness::with(options(), |state| {
+        let mut harness = ControllerHarness::with_device(short_timeout_options(), |state| {
             state.identity.push((92, announced.to_le_bytes().to_vec()));
             state.identity.push((261, vec![1 << 3]));
             state.events_known = known;
@@ -165,7 +165,7 @@ fn rejected_event_configuration_falls_back_to_announced_notices() {
             Event::EventConfigurationRefused { has_notices, .. } => Some(*has_notices),
             _ => None,
         });
-        harness.run(Span::from_ms(20));
+        harness.run_for(Span::from_ms(20));
         assert_eq!(
             harness.device.state().event_requests.len(),
             4,
@@ -180,7 +180,7 @@ fn rejected_event_configuration_falls_back_to_announced_notices() {
 
 #[test]
 fn rejected_event_request_is_not_repeated() {
-    let mut harness = ControllerHarness::ready_with(options(), |state| {
+    let mut harness = ControllerHarness::ready_with(short_timeout_options(), |state| {
         state.refuse.insert(0x0c, Status::INVALID_OPCODE);
     });
     let told = run_and_collect_events(&mut harness);
@@ -188,8 +188,8 @@ fn rejected_event_request_is_not_repeated() {
     assert!(told.contains(&refused(0)) || harness.device.state().event_requests.is_empty());
     let sent = harness.device.state().fetched.iter().filter(|(opcode, _)| *opcode == 0x0c).count();
     assert_eq!(sent, 4);
-    harness.run(Span::from_secs(1));
+    harness.run_for(Span::from_secs(1));
     let sent = harness.device.state().fetched.iter().filter(|(opcode, _)| *opcode == 0x0c).count();
     assert_eq!(sent, 4);
-    harness.assert_state(State::Ready);
+    harness.assert_state(ControllerState::Ready);
 }

@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Random, Span};
 
-use super::{ControllerHarness, options};
+use super::{ControllerHarness, short_timeout_options};
 use crate::Event;
 
 /// A hundred controllers, each with its own delay, some of them never ready: the slowest takes as long as
@@ -13,7 +13,7 @@ fn hundred_controllers_initialize_concurrently() {
     let mut worlds: Vec<ControllerHarness> = (0..100)
         .map(|index| {
             let lag = if index % 10 == 9 { 100_000 } else { random.below(480) };
-            ControllerHarness::with(options(), |state| {
+            ControllerHarness::with_device(short_timeout_options(), |state| {
                 state.enable_lag = Span::from_ms(lag);
                 state.command_lag = Span::from_us(random.below(2_000));
             })
@@ -37,7 +37,7 @@ fn hundred_controllers_initialize_concurrently() {
         assert!(now < Instant { ns: 600_000_000 }, "a controller has no event after 600 s");
     }
     for (index, harness) in worlds.iter_mut().enumerate() {
-        harness.run(Span::from_ms(50));
+        harness.run_for(Span::from_ms(50));
         let last = harness.events_without_times().pop().unwrap();
         match index % 10 {
             9 => assert!(matches!(last, Event::Dead(_)), "{index}: {last:?}"),

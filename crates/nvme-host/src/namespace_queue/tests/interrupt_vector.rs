@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{ChannelWakeup, InterruptVector, IoChannel, IoStatus, Operation, WakeSource};
 
-use super::{NamespaceQueueHarness, VIEW, read, request, segment};
+use super::{NamespaceQueueHarness, VIEW, read_request, request, segment};
 use crate::queue_link::QueueState;
 
 /// A vector that only stores its mask.
@@ -80,7 +80,11 @@ fn a_vector_is_unmasked_for_a_sleep_and_masked_after_it() {
 #[test]
 fn pending_completions_keep_the_thread_awake() {
     let mut vector_harness = VectorHarness::new();
-    vector_harness.harness.namespace.submit(super::NOW, &[read(0, 8, 1)], &[segment(1, 0, 4096)]);
+    vector_harness.harness.namespace.submit(
+        super::NOW,
+        &[read_request(0, 8, 1)],
+        &[segment(1, 0, 4096)],
+    );
     assert!(!vector_harness.harness.namespace.arm());
     assert_eq!(vector_harness.harness.device.fetch(), 1, "arming rings the doorbell");
     vector_harness.harness.device.complete_next(0);

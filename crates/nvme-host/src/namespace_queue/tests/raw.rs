@@ -5,9 +5,9 @@ use tenmil_wire::io::reservation::{AcquireAction, ReservationAcquire, Reservatio
 use tenmil_wire::typed::TypedCommand;
 use tenmil_wire::{Command, Fuse, Status};
 
-use super::{NOW, NamespaceQueueHarness, VIEW, nlb, read, segment, slba};
+use super::{NOW, NamespaceQueueHarness, VIEW, block_count_of, read_request, segment, slba_of};
 use crate::data_pointer::DataPointerError;
-use crate::fake::addresses;
+use crate::fake_device::byte_addresses;
 use crate::namespace_queue::{BlockRange, CompareAndWrite, NamespaceView, RawSubmitError};
 use crate::queue_link::QueueState;
 
@@ -25,12 +25,15 @@ fn fused_pair_completes_once_with_its_cause() {
         let flags = RequestFlags::FUA;
         let pair = CompareAndWrite { blocks, compare: &compare, write: &write, flags };
         harness.namespace.submit_compare_and_write(NOW, 5, pair).unwrap();
-        harness.namespace.flush();
+        harness.namespace.flush_submissions();
         assert_eq!(harness.device.fetch(), 2);
         let [one, two] = [0, 1].map(|index| harness.device.fetched[index]);
         assert_eq!((one.opcode(), one.fuse(), one.prp1()), (0x05, Fuse::First, 2 << 32));
         assert_eq!((two.opcode(), two.fuse(), two.prp1()), (0x01, Fuse::Second, 3 << 32));
-        assert_eq!((slba(&one), slba(&two), nlb(&one), nlb(&two)), (64, 64, 8, 8));
+        assert_eq!(
+            (slba_of(&one), slba_of(&two), block_count_of(&one), block_count_of(&two)),
+            (64, 64, 8, 8)
+        );
         harness.device.complete_next(first);
         assert_eq!(harness.poll(), []);
         harness.device.complete_next(second);
@@ -51,13 +54,13 @@ fn fused_pair_is_rejected_as_a_whole() {
     assert_eq!(fused(&mut harness, 9, &page), Err(invalid), "above the limit");
     assert_eq!(fused(&mut harness, 8, &[]), Err(invalid));
     assert_eq!(fused(&mut harness, 8, &[segment(1, 2, 4096)]).map_err(|_| ()), Err(()));
-    harness.submit(read(0, 8, 1), &page);
-    harness.submit(read(0, 8, 1), &page);
+    harness.submit(read_request(0, 8, 1), &page);
+    harness.submit(read_request(0, 8, 1), &page);
     assert_eq!(fused(&mut harness, 8, &page), Err(RawSubmitError::Full));
     assert_eq!(harness.complete_all().0.len(), 2, "no half was sent");
     for _ in 0..3 {
         assert_eq!(fused(&mut harness, 8, &page), Ok(()), "and no parent was lost");
-        harness.namespace.flush();
+        harness.namespace.flush_submissions();
         harness.device.fetch();
         assert_eq!(harness.complete_all().1.len(), 1);
     }
@@ -70,17 +73,17 @@ fn raw_command_is_sent_unchanged() {
     let data = [segment(1, 0, 4096), segment(2, 0, 8192), segment(3, 0, 100)];
     let metadata = [segment(4, 8, 64)];
     harness.namespace.submit_raw(NOW, 5, command, &data, &metadata, None).unwrap();
-    harness.namespace.flush();
+    harness.namespace.flush_submissions();
     harness.device.fetch();
     let sent = harness.device.complete_next(0);
     assert_eq!(harness.poll(), [(5, IoStatus::SUCCESS)]);
-    assert_eq!(harness.dma.walk(&sent, 12_388, 4096), addresses(&data));
+    assert_eq!(harness.dma.data_pointer_addresses(&sent, 12_388, 4096), byte_addresses(&data));
     assert_eq!(sent.mptr(), (5 << 32) + 8);
     assert_eq!((sent.nsid(), sent.cdw10(), sent.cdw15()), (9, 1, u32::MAX));
 
     let own_pointer = command.with_prp(0x1000, 0x2000);
     harness.namespace.submit_raw(NOW, 6, own_pointer, &[], &[], None).unwrap();
-    harness.namespace.flush();
+    harness.namespace.flush_submissions();
     harness.device.fetch();
     let sent = harness.device.complete_next(0);
     assert_eq!((sent.prp1(), sent.prp2(), sent.mptr()), (0x1000, 0x2000, 0));
@@ -97,13 +100,13 @@ fn reservation_sends_keys_and_returns_conflict() {
     };
     let keys = [segment(1, 64, 16)];
     harness.namespace.submit_raw(NOW, 5, acquire.to_command(), &keys, &[], None).unwrap();
-    harness.namespace.flush();
+    harness.namespace.flush_submissions();
     harness.device.fetch();
     let conflict = Status::RESERVATION_CONFLICT.0;
     let sent = harness.device.complete_next(conflict);
     assert_eq!(harness.poll(), [(5, IoStatus(conflict))]);
     assert_eq!(ReservationAcquire::parse(&sent), Ok(acquire));
-    assert_eq!(harness.dma.walk(&sent, 16, 4096), addresses(&keys));
+    assert_eq!(harness.dma.data_pointer_addresses(&sent, 16, 4096), byte_addresses(&keys));
 }
 
 #[test]

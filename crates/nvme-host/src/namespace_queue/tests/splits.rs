@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use tenmil_base::{IoChannel, IoStatus, Operation, Random, Request, Segment};
 use tenmil_wire::IoOpcode;
 
-use super::{BLOCK, NOW, NamespaceQueueHarness, VIEW, nlb, read, request, segment, slba};
+use super::{
+    BLOCK, NOW, NamespaceQueueHarness, VIEW, block_count_of, read_request, request, segment,
+    slba_of,
+};
 use crate::data_pointer::{DataPointerError, SglSupport};
-use crate::fake::addresses;
+use crate::fake_device::byte_addresses;
 use crate::namespace_queue::{BlocksMax, Metadata, NamespaceView};
 use crate::queue_link::QueueState;
 use crate::queue_pair::{Injection, InjectionSide};
@@ -17,20 +20,20 @@ use crate::queue_pair::{Injection, InjectionSide};
 fn check_split(view: NamespaceView, request: Request, segments: &[Segment], depth: u32) {
     let mut harness = NamespaceQueueHarness::new(view, depth);
     assert!(harness.submit(request, segments));
-    let all = addresses(segments);
+    let all = byte_addresses(segments);
     let boundary = u64::from(view.optimal_boundary_blocks);
     let (mut next, mut at) = (request.lba, 0);
     let mut completions = Vec::new();
     while next < request.lba + u64::from(request.blocks) {
         let command = *harness.device.fetched.front().expect("a child is out");
-        let (lba, blocks) = (slba(&command), nlb(&command));
+        let (lba, blocks) = (slba_of(&command), block_count_of(&command));
         assert_eq!(lba, next);
         let end = lba + u64::from(blocks);
         let crosses = (lba + 1..end).any(|at| at.checked_rem(boundary) == Some(0));
         assert!(!crosses, "{lba}..{end} crosses a multiple of {boundary}");
         let len = blocks * view.block_bytes();
         assert!(view.transfer_bytes_max == 0 || len <= view.transfer_bytes_max);
-        let found = harness.dma.walk(&command, u64::from(len), 4096);
+        let found = harness.dma.data_pointer_addresses(&command, u64::from(len), 4096);
         assert_eq!(found, all[at..at + len as usize], "{request:?}");
         (next, at) = (end, at + len as usize);
         assert_eq!(completions, [], "not before the last child");
@@ -50,7 +53,7 @@ fn children_cover_their_request_exactly_and_keep_every_limit() {
             for lba in [0, 5, 7, 8, 1 << 33] {
                 for blocks in [1, 2, 7, 8, 9, 17, 40] {
                     let whole = [segment(1, 512, blocks * BLOCK)];
-                    check_split(view, read(lba, blocks, 1), &whole, 4);
+                    check_split(view, read_request(lba, blocks, 1), &whole, 4);
                     check_split(view, request(Operation::Write, lba, blocks, 1), &whole, 32);
                 }
             }
@@ -62,14 +65,14 @@ fn children_cover_their_request_exactly_and_keep_every_limit() {
 fn abandoned_queue_waits_for_commands_in_flight_and_sends_none() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 4);
-    assert!(harness.submit(read(0, 8, 1), &[segment(1, 0, 8 * BLOCK)]));
+    assert!(harness.submit(read_request(0, 8, 1), &[segment(1, 0, 8 * BLOCK)]));
     let sent = harness.device.fetched.len();
     assert!((1..8).contains(&sent), "some of its children wait for slots");
     for _ in 0..sent {
-        assert!(!harness.namespace.drain(NOW));
+        assert!(!harness.namespace.drain_discarding_completions(NOW));
         harness.device.complete_next(0);
     }
-    assert!(harness.namespace.drain(NOW));
+    assert!(harness.namespace.drain_discarding_completions(NOW));
     harness.device.fetch();
     assert!(harness.device.fetched.is_empty(), "the others never left");
 }
@@ -98,17 +101,18 @@ fn scattered_memory_is_split_where_prp_entries_cannot_go_on() {
 fn a_large_request_is_one_command_where_the_controller_allows() {
     let mut harness = NamespaceQueueHarness::new(VIEW, 4);
     let blocks = (1 << 21) / BLOCK;
-    let command = harness.command_of(read(0, blocks, 1), &[segment(1, 4096, 1 << 21)]);
-    assert_eq!(nlb(&command), blocks);
-    let found = harness.dma.walk(&command, 1 << 21, 4096);
-    assert_eq!(found, addresses(&[segment(1, 4096, 1 << 21)]));
-    check_split(VIEW, read(0, blocks + 8, 1), &[segment(1, 4096, (1 << 21) + 4096)], 4);
+    let command =
+        harness.submit_for_command(read_request(0, blocks, 1), &[segment(1, 4096, 1 << 21)]);
+    assert_eq!(block_count_of(&command), blocks);
+    let found = harness.dma.data_pointer_addresses(&command, 1 << 21, 4096);
+    assert_eq!(found, byte_addresses(&[segment(1, 4096, 1 << 21)]));
+    check_split(VIEW, read_request(0, blocks + 8, 1), &[segment(1, 4096, (1 << 21) + 4096)], 4);
 }
 
 #[test]
 fn one_slot_suffices_for_a_request_of_many_children() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
-    check_split(view, read(0, 30, 1), &[segment(1, 0, 30 * BLOCK)], 2);
+    check_split(view, read_request(0, 30, 1), &[segment(1, 0, 30 * BLOCK)], 2);
 }
 
 #[test]
@@ -138,7 +142,7 @@ fn commands_without_data_are_split_at_their_own_limits() {
     }
     let mut harness = NamespaceQueueHarness::new(VIEW, 8);
     assert!(harness.submit(request(Operation::WriteZeroes, 0, 3 << 16, 0), &[]));
-    let blocks: Vec<u32> = harness.complete_all().0.iter().map(nlb).collect();
+    let blocks: Vec<u32> = harness.complete_all().0.iter().map(block_count_of).collect();
     assert_eq!(blocks, [1 << 16; 3], "what the field has room for is a limit as well");
 }
 
@@ -149,21 +153,26 @@ fn separate_metadata_goes_with_its_blocks() {
     let mut harness = NamespaceQueueHarness::new(view, 8);
     // Ten blocks; their metadata in two pieces of three and seven blocks.
     let segments = [segment(1, 0, 10 * BLOCK), segment(2, 64, 24), segment(3, 128, 56)];
-    let with_metadata = Request { metadata_count: 2, ..read(100, 10, 1) };
+    let with_metadata = Request { metadata_count: 2, ..read_request(100, 10, 1) };
     assert!(harness.submit(with_metadata, &segments));
     let (commands, completions) = harness.complete_all();
-    let seen: Vec<_> =
-        commands.iter().map(|command| (slba(command), nlb(command), command.mptr())).collect();
+    let seen: Vec<_> = commands
+        .iter()
+        .map(|command| (slba_of(command), block_count_of(command), command.mptr()))
+        .collect();
     let (second, third) = ((3 << 32) + 64, (4 << 32) + 128);
     assert_eq!(seen, [(100, 3, second), (103, 4, third), (107, 3, third + 32)]);
     assert_eq!(completions, [(77, IoStatus::SUCCESS)]);
 
-    assert_eq!(harness.refusal_of(read(0, 10, 1), &segments), IoStatus::INVALID_FIELD);
+    assert_eq!(
+        harness.submit_for_rejection(read_request(0, 10, 1), &segments),
+        IoStatus::INVALID_FIELD
+    );
     let short = [segments[0], segments[1], segment(3, 128, 55)];
-    assert_eq!(harness.refusal_of(with_metadata, &short), IoStatus::INVALID_FIELD);
+    assert_eq!(harness.submit_for_rejection(with_metadata, &short), IoStatus::INVALID_FIELD);
     let odd = [segments[0], segment(2, 66, 80)];
     let with_odd = Request { metadata_count: 1, ..with_metadata };
-    assert_eq!(harness.refusal_of(with_odd, &odd), DataPointerError::Alignment.status());
+    assert_eq!(harness.submit_for_rejection(with_odd, &odd), DataPointerError::Alignment.status());
 }
 
 #[test]
@@ -173,7 +182,7 @@ fn interleaved_metadata_follows_each_block() {
         transfer_bytes_max: 2 * (BLOCK + 8),
         ..VIEW
     };
-    check_split(view, read(0, 5, 1), &[segment(1, 0, 5 * (BLOCK + 8))], 4);
+    check_split(view, read_request(0, 5, 1), &[segment(1, 0, 5 * (BLOCK + 8))], 4);
     assert_eq!(NamespaceQueueHarness::new(view, 4).namespace.limits().metadata_size, 0);
 }
 
@@ -182,7 +191,7 @@ fn misaligned_later_segment_completes_the_request_once() {
     let view = NamespaceView { transfer_bytes_max: 4096, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 8);
     let segments = [segment(1, 0, 8192), segment(2, 2, 4096)];
-    assert!(harness.submit(read(0, 24, 2), &segments));
+    assert!(harness.submit(read_request(0, 24, 2), &segments));
     let (commands, completions) = harness.complete_all();
     assert_eq!((commands.len(), completions), (2, vec![(77, IoStatus(0x13))]));
 }
@@ -192,8 +201,8 @@ fn a_third_large_request_waits_for_a_parent() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(harness.submit(read(0, 10, 1), &large));
-    assert!(!harness.submit(read(10, 10, 1), &large), "all slots are taken");
+    assert!(harness.submit(read_request(0, 10, 1), &large));
+    assert!(!harness.submit(read_request(10, 10, 1), &large), "all slots are taken");
     let mut taken = 1;
     let mut completions = Vec::new();
     for _ in 0..60 {
@@ -201,7 +210,7 @@ fn a_third_large_request_waits_for_a_parent() {
             harness.device.complete_next(0);
         }
         completions.extend(harness.poll());
-        taken += usize::from(taken < 5 && harness.submit(read(10, 10, 1), &large));
+        taken += usize::from(taken < 5 && harness.submit(read_request(10, 10, 1), &large));
         assert!(taken <= completions.len() + 2, "two parents");
     }
     assert_eq!((taken, completions.len()), (5, 5));
@@ -211,7 +220,7 @@ fn a_third_large_request_waits_for_a_parent() {
 fn worst_child_status_is_returned_and_stops_the_others() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 4);
-    assert!(harness.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+    assert!(harness.submit(read_request(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
     assert_eq!(harness.device.fetched.len(), 3);
     harness.device.complete_next(0);
     harness.device.complete_next(0x281);
@@ -226,7 +235,7 @@ fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards()
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     let mut harness = NamespaceQueueHarness::new(view, 4);
     let large = [segment(1, 0, 10 * BLOCK)];
-    assert!(harness.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
+    assert!(harness.submit(Request { token: 1, ..read_request(0, 10, 1) }, &large));
     harness.device.complete_next(0);
     harness.controller.set_state(QueueState::Frozen);
     assert_eq!(harness.poll(), []);
@@ -235,7 +244,7 @@ fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards()
     assert_eq!(harness.poll(), []);
     harness.device.reset();
     harness.controller.run(None);
-    assert!(harness.submit(Request { token: 2, ..read(0, 10, 1) }, &large));
+    assert!(harness.submit(Request { token: 2, ..read_request(0, 10, 1) }, &large));
     assert_eq!(harness.complete_all().1, [(2, IoStatus::SUCCESS)]);
 }
 
@@ -246,9 +255,9 @@ fn injected_error_reaches_a_child() {
         let mut harness = NamespaceQueueHarness::new(view, 4);
         let (opcode, status) = (IoOpcode::Read.code(), IoStatus::UNRECOVERED_READ);
         harness.namespace.queue_mut().inject(Injection { opcode, side, status, count: 1 });
-        assert!(harness.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+        assert!(harness.submit(read_request(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
         assert_eq!(harness.complete_all().1, [(77, status)], "{side:?}");
-        assert!(harness.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+        assert!(harness.submit(read_request(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
         assert_eq!(harness.complete_all().1, [(77, IoStatus::SUCCESS)]);
     }
 }
@@ -272,7 +281,7 @@ fn random_requests_complete_once_each() {
             let lba = random.below(1000);
             let cut = 4 * u32::try_from(random.below(u64::from(blocks * BLOCK / 4))).unwrap();
             let segments = [segment(1, 0, cut), segment(2, 4, blocks * BLOCK - cut)];
-            if harness.submit(Request { token, ..read(lba, blocks, 2) }, &segments) {
+            if harness.submit(Request { token, ..read_request(lba, blocks, 2) }, &segments) {
                 owed.insert(token, blocks);
             }
             while random.chance(2, 3) && !harness.device.fetched.is_empty() {

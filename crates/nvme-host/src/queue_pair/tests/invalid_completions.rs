@@ -6,7 +6,7 @@ use tenmil_base::{IoStatus, Memory};
 
 use super::QueuePairHarness;
 use crate::queue_link::ResetReason;
-use crate::slot::InvalidCompletion;
+use crate::slot_table::InvalidCompletion;
 
 #[test]
 fn cid_not_in_flight_is_reported_and_skipped() {
@@ -85,7 +85,7 @@ fn every_submission_head_outside_what_was_sent_is_reported() {
                 }
                 let cids: Vec<u16> =
                     (0..sent).map(|token| harness.send(u64::from(token))).collect();
-                harness.device.post_entry([0, 0, head, u32::from(cids[0])]);
+                harness.device.post_raw_entry([0, 0, head, u32::from(cids[0])]);
                 assert_eq!(harness.poll().len(), 1, "the identifier was right");
 
                 let start = u32::try_from(sent_before).unwrap();
@@ -108,7 +108,7 @@ fn submission_head_does_not_decrease() {
     let mut harness = QueuePairHarness::plain(8);
     let cids: Vec<u16> = (0..5).map(|token| harness.send(token)).collect();
     for (cid, head) in cids.iter().zip([3_u32, 2, 3, 5, 4]) {
-        harness.device.post_entry([0, 0, head, u32::from(*cid)]);
+        harness.device.post_raw_entry([0, 0, head, u32::from(*cid)]);
         assert_eq!(harness.poll().len(), 1);
     }
     assert_eq!(

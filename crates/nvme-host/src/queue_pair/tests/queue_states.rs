@@ -3,7 +3,7 @@
 use tenmil_base::{CompletionBatch, Instant, IoStatus, Span};
 
 use super::{NOW, QueuePairHarness};
-use crate::fake::at_ms;
+use crate::fake_device::instant_at_ms;
 use crate::queue_link::QueueState;
 use crate::queue_pair::QueueFull;
 
@@ -27,7 +27,7 @@ fn quiesced_queue_drains_and_reports_in_flight_count() {
     assert_eq!(harness.device.fetch(), 1, "what was taken before the order is still announced");
     assert!(harness.controller.has_acknowledged());
     assert_eq!(harness.controller.in_flight(), 4);
-    harness.complete(4);
+    harness.complete_commands(4);
     assert_eq!(harness.poll().len(), 4);
     assert_eq!(harness.controller.in_flight(), 0);
     assert_eq!(harness.poll(), []);
@@ -46,11 +46,11 @@ fn frozen_queue_does_not_ring_doorbells() {
     harness.device.complete_next(0);
     harness.controller.set_state(QueueState::Frozen);
     assert_eq!(harness.poll(), [], "not even what has completed meanwhile");
-    let rings = harness.device.tail_doorbell.rings();
+    let rings = harness.device.tail_doorbell.write_count();
     harness.queue.flush();
     assert!(harness.queue.arm());
-    assert_eq!(harness.device.tail_doorbell.rings(), rings);
-    assert_eq!(harness.device.head_doorbell.rings(), 0);
+    assert_eq!(harness.device.tail_doorbell.write_count(), rings);
+    assert_eq!(harness.device.head_doorbell.write_count(), 0);
 }
 
 /// The core of a reset: tokens are parked while the device may still write, and are returned exactly
@@ -66,7 +66,11 @@ fn parked_tokens_complete_exactly_once_after_release() {
         harness.controller.set_state(QueueState::Frozen);
         harness.queue.flush();
         for hour in 1..5 {
-            assert_eq!(harness.poll_at(at_ms(hour * 3_600_000)), [], "not before the release");
+            assert_eq!(
+                harness.poll_at(instant_at_ms(hour * 3_600_000)),
+                [],
+                "not before the release"
+            );
         }
         harness.queue.flush();
         assert_eq!(harness.device.fetch(), 1, "the flush before the first poll, and none after");
@@ -195,13 +199,13 @@ fn queue_awaiting_a_state_change_is_polled_periodically() {
         }
         harness.controller.set_state(order);
         for ms in [1, 5_000, 3_600_000] {
-            assert_eq!(harness.poll_at(at_ms(ms)), []);
+            assert_eq!(harness.poll_at(instant_at_ms(ms)), []);
             let wake = harness.queue.wake_at();
-            let soon = at_ms(ms).ns < wake.ns && wake <= at_ms(ms + 1);
+            let soon = instant_at_ms(ms).ns < wake.ns && wake <= instant_at_ms(ms + 1);
             assert!(soon, "{order:?}, {has_commands}: at {ms} ms it wants {wake:?}");
         }
         harness.controller.set_state(QueueState::Dead);
-        harness.poll_at(at_ms(3_600_001));
+        harness.poll_at(instant_at_ms(3_600_001));
         assert_eq!(harness.queue.wake_at(), Instant::NEVER);
     }
 }

@@ -15,7 +15,7 @@ use super::NbdExports;
 use crate::error::{ErrorCode, RpcError};
 use crate::event::event_channel;
 use crate::methods::TABLE;
-use crate::{Arguments, CallContext, DeferredReply, MethodState};
+use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
 fn exported_device(name: &str) -> Arc<ExportedDevice> {
     start_export(name, Arc::new(NullDevice::new(512, 2048).unwrap()), true)
@@ -43,20 +43,20 @@ fn start_export(
     Arc::new(served.unwrap())
 }
 
-fn method_state(names: &[&str]) -> MethodState {
+fn method_state(names: &[&str]) -> ProcessParts {
     let all = names.iter().map(|name| exported_device(name)).collect();
-    MethodState::new().with_part(NbdExports::new(all, Clock::start()))
+    ProcessParts::new().with_part(NbdExports::new(all, Clock::start()))
 }
 
 /// Calls a method and checks its result against the schema of its table row.
-fn call_method(state: &MethodState, method: &str, parameters: &Value) -> Result<Value, RpcError> {
+fn call_method(state: &ProcessParts, method: &str, parameters: &Value) -> Result<Value, RpcError> {
     let method = TABLE.find(method).unwrap();
     let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
     let answer = (method.run)(&CallContext {
         table: &TABLE,
         state,
         arguments: &arguments,
-        later: &DeferredReply::default(),
+        later: &DeferredReplySlot::default(),
         passed: &crate::PassedFd::default(),
     })?;
     assert_eq!(method.answer.check_value(&answer), Ok(()));
@@ -108,7 +108,7 @@ fn unknown_export_or_connection_is_rejected_with_known_ones() {
     assert_eq!(message, "set export: no `c`, expected a");
     let message = refused(&["a"], "set_connection", json!({ "id": 3, "disconnect": true }));
     assert!(message.contains("none has the number 3"), "{message}");
-    let refusal = call_method(&MethodState::new(), "exports", &json!({})).unwrap_err();
+    let refusal = call_method(&ProcessParts::new(), "exports", &json!({})).unwrap_err();
     assert_eq!(refusal.message, "this process has no exports, expected one that has");
 }
 
@@ -127,7 +127,7 @@ fn export_is_resized_or_the_error_says_why_not() {
     };
     let medium = Arc::new(FileDevice::open(&regions, &options).unwrap());
     let exports = NbdExports::new(vec![start_export("disk", medium, false)], Clock::start());
-    let state = MethodState::new().with_part(exports);
+    let state = ProcessParts::new().with_part(exports);
     let resize =
         |size_bytes: u64| call_method(&state, "set_export", &json!({ "size_bytes": size_bytes }));
     assert_eq!(resize(4096).unwrap()["size_bytes"], json!(4096));

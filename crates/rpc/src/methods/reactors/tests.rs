@@ -12,7 +12,7 @@ use super::{EVENTS, EventRelay, ReactorsHandle, ReactorsSource};
 use crate::error::{ErrorCode, RpcError};
 use crate::event::event_channel;
 use crate::methods::TABLE;
-use crate::{Arguments, CallContext, DeferredReply, MethodState};
+use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
 struct CountingPoller;
 
@@ -24,7 +24,7 @@ impl Poller for CountingPoller {
 
 struct TestProcess {
     reactors: tenmil_reactor::Reactors,
-    state: MethodState,
+    state: ProcessParts,
 }
 
 fn running_reactors(reactors: &tenmil_reactor::Reactors) -> ReactorsHandle {
@@ -44,11 +44,11 @@ impl TestProcess {
         }
         let running = running_reactors(&reactors);
         let state =
-            MethodState::new().with_part(ReactorsSource::new(move || Some(running.clone())));
+            ProcessParts::new().with_part(ReactorsSource::new(move || Some(running.clone())));
         Self { reactors, state }
     }
 
-    fn running(&self) -> ReactorsHandle {
+    fn reactors_handle(&self) -> ReactorsHandle {
         running_reactors(&self.reactors)
     }
 
@@ -60,7 +60,7 @@ impl TestProcess {
             table: &TABLE,
             state: &self.state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         };
         let answer = (method.run)(&call)?;
@@ -210,14 +210,14 @@ fn reactor_events_are_forwarded_once_and_every_kind_is_described() {
     world.await_event(
         |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
     );
-    relay.forward_events(&world.running());
+    relay.forward_events(&world.reactors_handle());
     let passed: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
     let started = passed.iter().filter(|event| event.kind.name == "thread-started");
     assert_eq!(started.count(), 2);
     for event in &passed {
         assert!(EVENTS.contains(&event.kind), "{event:?}");
     }
-    relay.forward_events(&world.running());
+    relay.forward_events(&world.reactors_handle());
     assert!(announced.next().is_none_or(|event| !passed.contains(&event)));
 }
 
@@ -226,7 +226,7 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
     let (announcer, announced) = event_channel().unwrap();
     let mut relay = EventRelay::new(announcer);
     let mut told = |world: &TestProcess| {
-        relay.forward_events(&world.running());
+        relay.forward_events(&world.reactors_handle());
         std::iter::from_fn(|| announced.next()).collect::<Vec<_>>()
     };
     let world = TestProcess::new();
@@ -243,7 +243,8 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
 
     let kept = ReactorOptions::default().events;
     for _ in 0..kept {
-        let builder = ThreadBuilder::new("mayfly").run_first(|context| context.end_thread());
+        let builder =
+            ThreadBuilder::new("mayfly").run_first(|context| context.request_thread_end());
         let mayfly = other.reactors.spawn(builder).unwrap();
         while !mayfly.has_ended() {
             tenmil_linux::named_thread::yield_cpu();
@@ -258,14 +259,14 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
 
 #[test]
 fn process_without_reactors_reports_that() {
-    let none = MethodState::new().with_part(ReactorsSource::new(|| None));
-    for state in [MethodState::new(), none] {
+    let none = ProcessParts::new().with_part(ReactorsSource::new(|| None));
+    for state in [ProcessParts::new(), none] {
         let arguments = Arguments::default();
         let call = CallContext {
             table: &TABLE,
             state: &state,
             arguments: &arguments,
-            later: &DeferredReply::default(),
+            later: &DeferredReplySlot::default(),
             passed: &crate::PassedFd::default(),
         };
         let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();

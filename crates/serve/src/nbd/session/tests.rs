@@ -20,12 +20,12 @@ use tenmil_wire::nbd::{Command, RequestHeader};
 
 use super::{NEGOTIATION_TIMEOUT, Session, SessionParts};
 use crate::nbd::buffer_pool::BufferPool;
+use crate::nbd::connection_memory::LARGE_BYTES;
 use crate::nbd::exported_device::{ExportConfig, ExportedDevice};
-use crate::nbd::memory::LARGE_BYTES;
-use crate::nbd::server::MemoryLease;
+use crate::nbd::server::ConnectionMemoryLease;
 use crate::nbd::session_handle::{DisconnectReason, NbdEvent, SessionHandle};
 use crate::nbd::slow_query::SlowQueries;
-use crate::nbd::tests::client::{encode_request, encode_write, expected_handshake};
+use crate::nbd::tests::client_messages::{encode_handshake, encode_request, encode_write};
 use crate::nbd::transfer_rate::WINDOW;
 
 /// Session, and the client end of its socket.
@@ -68,12 +68,12 @@ impl ChannelWakeup for ManualDevice {}
 /// Number of blocks of the buffer pool.
 const PIECES: usize = 32;
 
-fn seconds(ms: u64) -> Instant {
+fn instant_at_ms(ms: u64) -> Instant {
     Instant::default().after(Span::from_ms(ms))
 }
 
 /// Time at which a client that does nothing from the beginning is too slow.
-fn disconnect_event() -> Instant {
+fn rate_window_end() -> Instant {
     Instant::default().after(WINDOW)
 }
 
@@ -84,13 +84,13 @@ impl TestSession {
 
     fn with_limits(is_stuck: bool, idle_max: Option<Span>) -> Self {
         let mut world = Self::in_transmission(is_stuck, idle_max);
-        world.send(seconds(0), &expected_handshake(false));
-        assert_eq!(world.replies(), 32 + 34 + 20);
+        world.send(instant_at_ms(0), &encode_handshake(false));
+        assert_eq!(world.receive_reply_bytes(), 32 + 34 + 20);
         world
     }
 
     /// One whose client has sent nothing.
-    fn with_handshake_done(is_stuck: bool) -> Self {
+    fn before_client_flags(is_stuck: bool) -> Self {
         Self::in_transmission(is_stuck, None)
     }
 
@@ -126,23 +126,24 @@ impl TestSession {
                 exported_device,
                 Arc::new(tenmil_linux::thread_pool::ThreadPool::new(1, 1)),
             ),
-            memory_lease: MemoryLease::allocate(&Arc::default(), &regions, "", (1, 1)).unwrap(),
+            memory_lease: ConnectionMemoryLease::allocate(&Arc::default(), &regions, "", (1, 1))
+                .unwrap(),
             pool: Arc::clone(&pool),
             idle_max,
-            now: seconds(0),
+            now: instant_at_ms(0),
         });
         let session = session.unwrap();
         let mut world = Self { session, client, pool, fences, _news: new_events, _device: device };
-        world.poll_once(seconds(0));
-        assert_eq!(world.replies(), 18, "the greeting");
+        world.run_until_idle(instant_at_ms(0));
+        assert_eq!(world.receive_reply_bytes(), 18, "the greeting");
         world
     }
 
     /// Runs iterations while there is work.
-    fn poll_once(&mut self, now: Instant) {
+    fn run_until_idle(&mut self, now: Instant) {
         for _ in 0..100 {
             self.session.disarm();
-            let count = self.session.process_requests(now);
+            let count = self.session.run_iteration(now);
             self.session.check_deadlines(now);
             self.session.flush();
             if count == 0 {
@@ -158,17 +159,17 @@ impl TestSession {
                 Ok(count) => left = &left[count..],
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            self.poll_once(now);
+            self.run_until_idle(now);
         }
     }
 
     /// Receives the replies; returns their number of bytes.
-    fn replies(&mut self) -> usize {
+    fn receive_reply_bytes(&mut self) -> usize {
         let mut bytes = vec![0; 1 << 20];
         self.client.read(&mut bytes).unwrap_or(0)
     }
 
-    fn is_too_slow(&self) -> bool {
+    fn was_disconnected_as_too_slow(&self) -> bool {
         self.session.reason == Some(DisconnectReason::TooSlow)
     }
 }
@@ -178,58 +179,70 @@ fn client_that_stops_within_a_request_is_disconnected_after_the_rate_window() {
     let whole = encode_write(1, 0, &[7; 1 << 16]);
     for len in [1, RequestHeader::BYTES - 1, RequestHeader::BYTES, whole.len() - 1] {
         let mut world = TestSession::new(false);
-        world.send(seconds(0), &whole[..len]);
-        assert_eq!(world.session.wake_at(), disconnect_event(), "{len} bytes");
-        world.poll_once(Instant { ns: disconnect_event().ns - 1 });
-        assert!(!world.is_too_slow(), "{len} bytes");
-        world.poll_once(disconnect_event());
-        assert!(world.is_too_slow() && world.session.connection.is_finished(), "{len} bytes");
+        world.send(instant_at_ms(0), &whole[..len]);
+        assert_eq!(world.session.wake_at(), rate_window_end(), "{len} bytes");
+        world.run_until_idle(Instant { ns: rate_window_end().ns - 1 });
+        assert!(!world.was_disconnected_as_too_slow(), "{len} bytes");
+        world.run_until_idle(rate_window_end());
+        assert!(
+            world.was_disconnected_as_too_slow() && world.session.connection.is_finished(),
+            "{len} bytes"
+        );
     }
 }
 
 #[test]
 fn client_that_does_not_finish_negotiation_is_disconnected_at_the_timeout() {
-    let (whole, end) = (expected_handshake(false), seconds(0).after(NEGOTIATION_TIMEOUT));
+    let (whole, end) = (encode_handshake(false), instant_at_ms(0).after(NEGOTIATION_TIMEOUT));
     // However much it says, and however late.
-    for (len, when) in
-        [(0, seconds(0)), (1, seconds(0)), (4, seconds(29_000)), (whole.len() - 1, seconds(29_000))]
-    {
-        let mut world = TestSession::with_handshake_done(false);
+    for (len, when) in [
+        (0, instant_at_ms(0)),
+        (1, instant_at_ms(0)),
+        (4, instant_at_ms(29_000)),
+        (whole.len() - 1, instant_at_ms(29_000)),
+    ] {
+        let mut world = TestSession::before_client_flags(false);
         world.send(when, &whole[..len]);
-        world.poll_once(Instant { ns: end.ns - 1 });
-        assert!(!world.is_too_slow() && world.session.wake_at() <= end, "{len} bytes");
-        world.poll_once(end);
-        assert!(world.is_too_slow() && world.session.connection.is_finished(), "{len} bytes");
+        world.run_until_idle(Instant { ns: end.ns - 1 });
+        assert!(
+            !world.was_disconnected_as_too_slow() && world.session.wake_at() <= end,
+            "{len} bytes"
+        );
+        world.run_until_idle(end);
+        assert!(
+            world.was_disconnected_as_too_slow() && world.session.connection.is_finished(),
+            "{len} bytes"
+        );
     }
-    let mut world = TestSession::with_handshake_done(false);
+    let mut world = TestSession::before_client_flags(false);
     world.send(Instant { ns: end.ns - 1 }, &whole);
-    world.poll_once(end);
+    world.run_until_idle(end);
     assert_eq!((world.session.reason.clone(), world.session.wake_at()), (None, Instant::NEVER));
 }
 
 #[test]
 fn client_without_partial_request_may_be_idle_indefinitely() {
     let mut world = TestSession::new(false);
-    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
-    assert_eq!((world.replies(), world.session.wake_at()), (16, Instant::NEVER));
-    world.poll_once(seconds(1_000_000));
-    world.send(seconds(1_000_000), &encode_request(Command::READ, 2, 0, 512));
-    assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
+    world.send(instant_at_ms(0), &encode_write(1, 0, &[7; 512]));
+    assert_eq!((world.receive_reply_bytes(), world.session.wake_at()), (16, Instant::NEVER));
+    world.run_until_idle(instant_at_ms(1_000_000));
+    world.send(instant_at_ms(1_000_000), &encode_request(Command::READ, 2, 0, 512));
+    assert_eq!((world.receive_reply_bytes(), world.session.reason.clone()), (16 + 512, None));
 }
 
 #[test]
 fn client_without_requests_is_disconnected_after_the_idle_timeout() {
     let mut world = TestSession::with_limits(false, Some(Span::from_ms(5000)));
-    assert_eq!(world.session.wake_at(), seconds(5000));
+    assert_eq!(world.session.wake_at(), instant_at_ms(5000));
     for round in 0..3 {
-        let now = seconds(4000 * round);
+        let now = instant_at_ms(4000 * round);
         world.send(now, &encode_request(Command::READ, round, 0, 512));
-        assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
+        assert_eq!((world.receive_reply_bytes(), world.session.reason.clone()), (16 + 512, None));
         assert_eq!(world.session.wake_at(), now.after(Span::from_ms(5000)));
     }
-    world.poll_once(seconds(12_999));
+    world.run_until_idle(instant_at_ms(12_999));
     assert_eq!(world.session.reason, None);
-    world.poll_once(seconds(13_000));
+    world.run_until_idle(instant_at_ms(13_000));
     assert_eq!(world.session.reason, Some(DisconnectReason::Idle));
     assert!(world.session.connection.is_finished());
 }
@@ -237,69 +250,69 @@ fn client_without_requests_is_disconnected_after_the_idle_timeout() {
 #[test]
 fn client_with_outstanding_request_is_not_idle() {
     let mut world = TestSession::with_limits(true, Some(Span::from_ms(5000)));
-    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
-    world.poll_once(seconds(100_000));
+    world.send(instant_at_ms(0), &encode_write(1, 0, &[7; 512]));
+    world.run_until_idle(instant_at_ms(100_000));
     assert_eq!((world.session.reason.clone(), world.session.deadline), (None, Instant::NEVER));
     // One that has begun to send a request is too slow, and not idle.
     let mut world = TestSession::with_limits(false, Some(Span::from_ms(100_000)));
-    world.send(seconds(0), &encode_write(1, 0, &[7; 512])[..40]);
-    world.poll_once(disconnect_event());
-    assert!(world.is_too_slow());
+    world.send(instant_at_ms(0), &encode_write(1, 0, &[7; 512])[..40]);
+    world.run_until_idle(rate_window_end());
+    assert!(world.was_disconnected_as_too_slow());
 }
 
 #[test]
 fn client_that_does_not_receive_replies_is_disconnected_after_the_rate_window() {
     let mut world = TestSession::new(false);
     for cookie in 0..8 {
-        world.send(seconds(0), &encode_request(Command::READ, cookie, 0, 1 << 20));
+        world.send(instant_at_ms(0), &encode_request(Command::READ, cookie, 0, 1 << 20));
     }
     assert!(world.session.is_blocked);
-    world.poll_once(Instant { ns: disconnect_event().ns - 1 });
-    assert!(!world.is_too_slow());
+    world.run_until_idle(Instant { ns: rate_window_end().ns - 1 });
+    assert!(!world.was_disconnected_as_too_slow());
     // The client receives enough and gets another window.
-    while world.replies() > 0 {
-        world.poll_once(Instant { ns: disconnect_event().ns - 1 });
+    while world.receive_reply_bytes() > 0 {
+        world.run_until_idle(Instant { ns: rate_window_end().ns - 1 });
     }
     for cookie in 0..8 {
-        world.send(disconnect_event(), &encode_request(Command::READ, cookie, 0, 1 << 20));
+        world.send(rate_window_end(), &encode_request(Command::READ, cookie, 0, 1 << 20));
     }
-    assert!(world.session.is_blocked && !world.is_too_slow());
-    world.poll_once(disconnect_event().after(WINDOW));
-    assert!(world.is_too_slow());
+    assert!(world.session.is_blocked && !world.was_disconnected_as_too_slow());
+    world.run_until_idle(rate_window_end().after(WINDOW));
+    assert!(world.was_disconnected_as_too_slow());
 }
 
 #[test]
 fn request_waiting_for_memory_continues_when_memory_is_freed() {
     let mut world = TestSession::new(false);
     let mut others = Vec::new();
-    assert!(world.pool.lease_buffers(PIECES, 0, &mut others));
+    assert!(world.pool.try_lease_buffers(PIECES, 0, &mut others));
     let whole = encode_write(1, 0, &[7; 2 << 20]);
     world.client.write_all(&whole[..1 << 10]).unwrap();
-    world.poll_once(seconds(0));
+    world.run_until_idle(instant_at_ms(0));
     assert!(world.session.connection.is_waiting_for_memory());
     // The server causes the delay, not the client.
-    world.poll_once(seconds(60_000));
+    world.run_until_idle(instant_at_ms(60_000));
     assert!(world.session.reason.is_none());
     world.pool.release_buffers(others.into_iter());
-    world.poll_once(seconds(60_001));
-    world.poll_once(seconds(60_002));
+    world.run_until_idle(instant_at_ms(60_001));
+    world.run_until_idle(instant_at_ms(60_002));
     assert!(!world.session.connection.is_waiting_for_memory());
-    world.send(seconds(60_002), &whole[1 << 10..]);
-    assert_eq!(world.replies(), 16);
-    assert!(world.pool.free_buffers() < PIECES);
+    world.send(instant_at_ms(60_002), &whole[1 << 10..]);
+    assert_eq!(world.receive_reply_bytes(), 16);
+    assert!(world.pool.free_buffer_count() < PIECES);
     world.session.arm();
-    assert_eq!(world.pool.free_buffers(), PIECES, "it sleeps without them");
+    assert_eq!(world.pool.free_buffer_count(), PIECES, "it sleeps without them");
 }
 
 #[test]
 fn writes_in_flight_of_a_closed_session_fence_their_blocks() {
     let mut world = TestSession::new(true);
-    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
+    world.send(instant_at_ms(0), &encode_write(1, 0, &[7; 512]));
     assert_eq!(world.fences.load(Ordering::Relaxed), 0);
     world.client.shutdown(std::net::Shutdown::Both).unwrap();
-    world.poll_once(seconds(1));
+    world.run_until_idle(instant_at_ms(1));
     assert!(world.fences.load(Ordering::Relaxed) > 0);
     // The session exists until its device has completed the requests.
-    world.poll_once(seconds(100_000));
+    world.run_until_idle(instant_at_ms(100_000));
     assert!(!world.session.connection.is_finished());
 }

@@ -16,10 +16,10 @@ use tenmil_linux::file_engine::EngineChoice;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
-use tenmil_wire::nbd::reply::hole_chunk;
+use tenmil_wire::nbd::reply::encode_hole_chunk;
 use tenmil_wire::nbd::{Command, SimpleReply};
 
-use super::client::{encode_request, encode_write, expected_handshake};
+use super::client_messages::{encode_handshake, encode_request, encode_write};
 use crate::nbd::{
     ConnectionPhase, DisconnectReason, ExportConfig, ExportedDevice, NbdEvent, NbdStats, Server,
     ServerConfig,
@@ -98,7 +98,7 @@ fn start_server_with_device(
 }
 
 /// Connects a client and selects the export.
-fn connect(house: &TestServer) -> UnixStream {
+fn connect_and_select_export(house: &TestServer) -> UnixStream {
     let mut stream = UnixStream::connect(&house.path).unwrap();
     stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     select_export(&mut stream);
@@ -108,7 +108,7 @@ fn connect(house: &TestServer) -> UnixStream {
 fn select_export(stream: &mut (impl Read + Write)) {
     // Real clients wait for the greeting.
     stream.read_exact(&mut [0; 18]).unwrap();
-    stream.write_all(&expected_handshake(false)).unwrap();
+    stream.write_all(&encode_handshake(false)).unwrap();
     // Two option replies of 20 bytes with 12 and 14 bytes of data, and the last reply.
     stream.read_exact(&mut [0; 32 + 34 + 20]).unwrap();
 }
@@ -126,7 +126,7 @@ fn write_and_read(stream: &mut (impl Read + Write), request: &[u8], data: &mut [
 fn data_written_by_one_client_is_read_by_another_in_every_poll_mode() {
     for poll in PollMode::ALL {
         let house = start_server(poll, 8);
-        let mut one = connect(&house);
+        let mut one = connect_and_select_export(&house);
         write_and_read(&mut one, &encode_write(1, 512, &[7; 4096]), &mut []);
         let ListenAddress::Tcp(port) = house.server.as_ref().unwrap().addresses()[1].clone() else {
             panic!("the second listener is a TCP port")
@@ -153,9 +153,9 @@ fn null_device_is_read_as_one_hole() {
     let mut stream = UnixStream::connect(&house.path).unwrap();
     stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
-    stream.write_all(&expected_handshake(true)).unwrap();
+    stream.write_all(&encode_handshake(true)).unwrap();
     stream.write_all(&encode_request(Command::READ, 9, 512, 128 << 10)).unwrap();
-    let hole = hole_chunk(9, 512, 128 << 10);
+    let hole = encode_hole_chunk(9, 512, 128 << 10);
     let mut found = Vec::new();
     // After the replies to the options.
     while !found.ends_with(&hole) {
@@ -167,7 +167,7 @@ fn null_device_is_read_as_one_hole() {
 }
 
 /// Next event, which must arrive.
-fn drain_events(house: &TestServer) -> NbdEvent {
+fn wait_for_event(house: &TestServer) -> NbdEvent {
     let clock = Clock::start();
     let end = clock.now().after(Span::from_secs(20));
     loop {
@@ -180,9 +180,9 @@ fn drain_events(house: &TestServer) -> NbdEvent {
 }
 
 /// Disconnect reason and counters of the next connection that ends.
-fn next_disconnect_event(house: &TestServer) -> (DisconnectReason, NbdStats) {
+fn wait_for_disconnect(house: &TestServer) -> (DisconnectReason, NbdStats) {
     loop {
-        if let NbdEvent::Disconnected { reason, done, .. } = drain_events(house) {
+        if let NbdEvent::Disconnected { reason, done, .. } = wait_for_event(house) {
             return (reason, done);
         }
     }
@@ -193,7 +193,7 @@ fn every_way_of_disconnecting_leaves_no_resources() {
     let house = start_server(PollMode::Adaptive, 4);
     let before = house.regions.region_count();
     for round in 0..30 {
-        let mut stream = connect(&house);
+        let mut stream = connect_and_select_export(&house);
         match round % 3 {
             0 => stream.write_all(&encode_request(Command::DISC, 0, 0, 0)).unwrap(),
             1 => stream.write_all(&encode_write(0, 0, &[1; 700])[..300]).unwrap(),
@@ -209,7 +209,7 @@ fn every_way_of_disconnecting_leaves_no_resources() {
             DisconnectReason::ProtocolError,
         ][round % 3]
             .clone();
-        assert_eq!(next_disconnect_event(&house).0, expected);
+        assert_eq!(wait_for_disconnect(&house).0, expected);
         assert!(house.exported_device.connections().is_empty());
     }
     // The last connection reports its end before it releases its memory.
@@ -227,7 +227,7 @@ fn connection_continues_after_migration_to_another_reactor() {
     let house = start_server(PollMode::Adaptive, 4);
     let directory = Arc::clone(house.reactors.as_ref().unwrap().registry());
     let homes: Vec<_> = directory.reactors().collect();
-    let mut client = connect(&house);
+    let mut client = connect_and_select_export(&house);
     let content = |block: u64| [u8::try_from(block % 251).unwrap(); BYTES as usize];
     for block in 0..16 {
         let to = encode_write(block, block * u64::from(BYTES), &content(block));
@@ -242,7 +242,7 @@ fn connection_continues_after_migration_to_another_reactor() {
             client.write_all(&read).unwrap();
         }
         let to = homes[(index + 1) % homes.len()];
-        let _ = directory.move_thread(thread.id(), to);
+        let _ = directory.migrate_thread(thread.id(), to);
         for _ in 0..READS {
             let mut header = [0; 16];
             client.read_exact(&mut header).unwrap();
@@ -257,30 +257,31 @@ fn connection_continues_after_migration_to_another_reactor() {
         }
     }
     drop(client);
-    let (reason, done) = next_disconnect_event(&house);
+    let (reason, done) = wait_for_disconnect(&house);
     assert_eq!((reason, done.reads), (DisconnectReason::Closed, 40 * READS));
 }
 
 #[test]
 fn a_connection_beyond_the_limit_is_rejected_and_reported() {
     let house = start_server(PollMode::Adaptive, 1);
-    let mut first = connect(&house);
+    let mut first = connect_and_select_export(&house);
     let come =
         NbdEvent::Connected { connection: 0, peer: format!("process {}", std::process::id()) };
-    assert_eq!(drain_events(&house), come);
+    assert_eq!(wait_for_event(&house), come);
     let mut second = UnixStream::connect(&house.path).unwrap();
     second.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
     let text =
         "connect: 1 are connected, expected fewer (`--max-connections` allows more)".to_owned();
-    assert_eq!(drain_events(&house), NbdEvent::Error(text));
+    assert_eq!(wait_for_event(&house), NbdEvent::Error(text));
     write_and_read(&mut first, &encode_request(Command::READ, 1, 0, 512), &mut [0; 512]);
 }
 
 #[test]
 fn a_connection_is_listed_and_can_be_disconnected() {
     let house = start_server(PollMode::Adaptive, 4);
-    let (mut one, mut other) = (connect(&house), connect(&house));
+    let (mut one, mut other) =
+        (connect_and_select_export(&house), connect_and_select_export(&house));
     write_and_read(&mut one, &encode_write(1, 512, &[7; 4096]), &mut []);
     write_and_read(&mut one, &encode_request(Command::READ, 2, 0, 1024), &mut [0; 1024]);
     write_and_read(&mut other, &encode_request(Command::READ, 3, 0, 512), &mut [0; 512]);
@@ -308,14 +309,14 @@ fn a_connection_is_listed_and_can_be_disconnected() {
     assert!(!house.exported_device.disconnect_client(7), "there is none");
     assert!(house.exported_device.disconnect_client(0));
     assert_eq!(one.read(&mut [0; 1]).unwrap(), 0);
-    assert_eq!(next_disconnect_event(&house), (DisconnectReason::Administrative, done));
+    assert_eq!(wait_for_disconnect(&house), (DisconnectReason::Administrative, done));
     write_and_read(&mut other, &encode_request(Command::READ, 3, 0, 512), &mut [0; 512]);
 }
 
 #[test]
 fn rate_limit_applies_as_soon_as_it_is_set() {
     let house = start_server(PollMode::Adaptive, 4);
-    let mut stream = connect(&house);
+    let mut stream = connect_and_select_export(&house);
     let clock = house.clock;
     let rate = |iops| RateLimit { iops: std::num::NonZeroU64::new(iops), bytes: None };
     let limits = QosLimits { total: rate(200), ..QosLimits::default() };
@@ -339,7 +340,7 @@ fn rate_limit_applies_as_soon_as_it_is_set() {
 #[test]
 fn disconnected_client_receives_outstanding_replies_first() {
     let house = start_server(PollMode::Adaptive, 4);
-    let mut stream = connect(&house);
+    let mut stream = connect_and_select_export(&house);
     let rate = RateLimit { iops: std::num::NonZeroU64::new(10), bytes: None };
     assert!(
         house
@@ -360,23 +361,23 @@ fn disconnected_client_receives_outstanding_replies_first() {
         stream.read_exact(&mut [0; 16 + 512]).unwrap();
     }
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
-    let (reason, done) = next_disconnect_event(&house);
+    let (reason, done) = wait_for_disconnect(&house);
     assert_eq!((reason, done.reads), (DisconnectReason::Administrative, reads));
 }
 
 #[test]
 fn resize_is_visible_to_new_and_connected_clients() {
     let house = start_server(PollMode::Adaptive, 4);
-    house.device.handle_resize(4096);
-    assert_eq!(drain_events(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
-    let mut stream = connect(&house);
+    house.device.set_resized_block_count(4096);
+    assert_eq!(wait_for_event(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
+    let mut stream = connect_and_select_export(&house);
     let past = encode_request(Command::READ, 1, 4096 * 512, 512);
     stream.write_all(&past).unwrap();
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::EINVAL);
-    house.device.handle_resize(8192);
-    while !matches!(drain_events(&house), NbdEvent::Resized { .. }) {}
+    house.device.set_resized_block_count(8192);
+    while !matches!(wait_for_event(&house), NbdEvent::Resized { .. }) {}
     write_and_read(&mut stream, &past, &mut [0; 512]);
 }
 
@@ -396,7 +397,8 @@ fn client_resizes_an_exported_file() {
         Arc::new(FileDevice::open(regions, &options).unwrap())
     });
     let len = || std::fs::metadata(&file).unwrap().len();
-    let (mut one, mut other) = (connect(&house), connect(&house));
+    let (mut one, mut other) =
+        (connect_and_select_export(&house), connect_and_select_export(&house));
     write_and_read(&mut one, &encode_request(Command::RESIZE, 1, 2 << 20, 0), &mut []);
     assert_eq!(len(), 2 << 20);
     write_and_read(&mut one, &encode_write(2, (2 << 20) - 4096, &[7; 4096]), &mut []);
@@ -411,7 +413,7 @@ fn client_resizes_an_exported_file() {
     assert_eq!((len(), house.exported_device.export().size_bytes()), (4096, 4096));
     let mut sizes = Vec::new();
     while sizes.len() < 2 {
-        if let NbdEvent::Resized { size_bytes } = drain_events(&house) {
+        if let NbdEvent::Resized { size_bytes } = wait_for_event(&house) {
             sizes.push(size_bytes);
         }
     }
@@ -423,7 +425,7 @@ fn client_resizes_an_exported_file() {
     one.read_exact(&mut header).unwrap();
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::ENOSPC);
     let trouble =
-        std::iter::repeat_with(|| drain_events(&house)).find_map(|new_events| match new_events {
+        std::iter::repeat_with(|| wait_for_event(&house)).find_map(|new_events| match new_events {
             NbdEvent::Error(text) => Some(text),
             _ => None,
         });
@@ -436,7 +438,7 @@ fn client_resizes_an_exported_file() {
 #[test]
 fn stopping_a_server_removes_its_socket_and_disconnects_clients() {
     let mut house = start_server(PollMode::Adaptive, 4);
-    let mut stream = connect(&house);
+    let mut stream = connect_and_select_export(&house);
     drop(house.server.take());
     assert!(!house.path.exists());
     write_and_read(&mut stream, &encode_request(Command::READ, 1, 0, 512), &mut [0; 512]);

@@ -5,7 +5,7 @@ use tenmil_wire::nbd::{Command, CommandFlags, ParseError, RequestHeader};
 
 use super::validate::{ValidatedRequest, validate_request};
 use super::{EXTENTS_MAX, QueryKind, RequestSlot, SlowQuery, Transmission};
-use crate::nbd::memory::subsegment;
+use crate::nbd::connection_memory::subsegment;
 use crate::nbd::receive_buffer::ReceiveBuffer;
 use crate::nbd::send_queue::SendQueue;
 

@@ -51,7 +51,7 @@ pub(super) fn validate_request(
         return Err(RequestFailure::new(ErrorCode::EINVAL, "the export cannot do this"));
     }
     if command == Command::RESIZE {
-        return check_size(export, header);
+        return validate_resize(export, header);
     }
     if command != Command::FLUSH {
         check_range(export, header)?;
@@ -118,7 +118,10 @@ fn check_flags(
 
 /// Checks a resize request. The extension only defines that the command exists. Here the offset
 /// field carries the new size and the length must be zero; any other encoding is rejected.
-fn check_size(export: &Export, header: &RequestHeader) -> Result<ValidatedRequest, RequestFailure> {
+fn validate_resize(
+    export: &Export,
+    header: &RequestHeader,
+) -> Result<ValidatedRequest, RequestFailure> {
     let RequestHeader { offset, len_bytes, .. } = *header;
     if len_bytes != 0 {
         return Err(RequestFailure::new(ErrorCode::EINVAL, "a new size has no length"));

@@ -78,7 +78,7 @@ impl BufferCache {
         let bytes = 1 << (PAGE_SHIFT + u32::from(buffer.block_order()));
         let is_cached = buffer.is_from_shared_blocks()
             && self.idle_bytes + bytes <= IDLE_BYTES_MAX
-            && !self.pool.is_scarce();
+            && !self.pool.has_waiters();
         if is_cached && let Some(buffers) = self.idle.get_mut(usize::from(buffer.block_order())) {
             self.idle_bytes += bytes;
             buffers.push(buffer);
@@ -94,7 +94,7 @@ impl BufferCache {
 
     /// Returns all cached blocks to the pool: another connection waits, or nothing will be needed
     /// for a while.
-    pub(in crate::tcp) fn release_idle(&mut self) {
+    pub(in crate::tcp) fn release_idle_buffers(&mut self) {
         if self.idle_bytes > 0 {
             self.free_idle();
         }
@@ -134,7 +134,7 @@ impl BufferCache {
     /// Whether a waiting connection may need the cached blocks.
     #[inline]
     pub(in crate::tcp) fn should_release_idle(&self) -> bool {
-        self.idle_bytes > 0 && self.pool.is_scarce()
+        self.idle_bytes > 0 && self.pool.has_waiters()
     }
 
     pub(in crate::tcp) fn pool(&self) -> &BufferPool {
@@ -144,8 +144,8 @@ impl BufferCache {
     #[cold]
     fn refill_from_pool(&mut self, order: u8) -> Option<Buffer> {
         // Releasing cached blocks of other sizes may satisfy the request.
-        if self.pool.is_scarce() {
-            self.release_idle();
+        if self.pool.has_waiters() {
+            self.release_idle_buffers();
         }
         let charged = (self.number, self.account.charged_entries());
         let mut found = self.pool.allocate_or_wait(charged, &self.waker, order);
@@ -175,7 +175,7 @@ impl BufferCache {
         let is_own = buffer.is_from_own_pages();
         drop(buffer);
         if !is_own {
-            self.release_idle();
+            self.release_idle_buffers();
         }
     }
 
@@ -189,7 +189,7 @@ impl BufferCache {
 
 impl Drop for BufferCache {
     fn drop(&mut self) {
-        self.release_idle();
+        self.release_idle_buffers();
         self.stop_waiting();
     }
 }

@@ -99,7 +99,7 @@ impl MemoryLedger {
     }
 
     /// Starts another pass over the wait queue.
-    pub(super) fn begin_queue_pass(&mut self) {
+    pub(super) fn begin_wait_queue_pass(&mut self) {
         self.pass += 1;
     }
 

@@ -54,7 +54,7 @@ fn freed_memory_wakes_the_first_waiter() {
 /// No segment reaches beyond its buffer, whatever length is requested.
 #[test]
 fn no_buffer_segment_exceeds_its_block() {
-    let pool = pool_of_size(2);
+    let pool = pool_of_blocks(2);
     let (mut cache, _) = cache_of_new_connection(&pool);
     for len in [4096, 8192, LARGEST] {
         let buffer = cache.allocate(len).unwrap();
@@ -69,7 +69,7 @@ fn no_buffer_segment_exceeds_its_block() {
 
 #[test]
 fn closing_a_waiting_connection_removes_it_from_the_wait_queue() {
-    let pool = pool_of_size(2);
+    let pool = pool_of_blocks(2);
     let caches = ["one", "two", "three", "four"].map(|address| cache_from_address(&pool, address));
     let [(mut one, _), (mut two, _), (mut three, third), (mut four, _)] = caches;
     let held = [one.allocate(LARGEST).unwrap(), four.allocate(LARGEST).unwrap()];
@@ -146,14 +146,14 @@ fn allocate_all(cache: &mut BufferCache, len_bytes: u32) -> Vec<super::Buffer> {
 }
 
 /// Memory for `blocks` of the largest blocks, one of them reserved, and eight connections.
-fn pool_of_size(blocks: u32) -> BufferPool {
+fn pool_of_blocks(blocks: u32) -> BufferPool {
     let bytes = u64::from(blocks * LARGEST + 8 * 8192);
     BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 8).unwrap()
 }
 
 #[test]
 fn one_host_holds_at_most_what_is_free() {
-    let pool = pool_of_size(17);
+    let pool = pool_of_blocks(17);
     // Whatever the size of the requests and the number of connections.
     for len_bytes in [4096, 8192, LARGEST] {
         let mut caches = [0; 3].map(|_| cache_of_host(&pool, "greedy", "one"));
@@ -173,7 +173,7 @@ fn one_host_holds_at_most_what_is_free() {
 
 #[test]
 fn hosts_of_one_address_leave_memory_to_other_addresses() {
-    let pool = pool_of_size(17);
+    let pool = pool_of_blocks(17);
     let mut caches = [0, 1, 2, 3, 4, 5].map(|at| cache_of_host(&pool, &at.to_string(), "one"));
     let held: Vec<_> = caches.iter_mut().flat_map(|cache| allocate_all(cache, LARGEST)).collect();
     assert!(held.len() >= 10, "{}", held.len());
@@ -183,7 +183,7 @@ fn hosts_of_one_address_leave_memory_to_other_addresses() {
 
 #[test]
 fn reserved_block_is_only_for_hosts_without_memory() {
-    let pool = pool_of_size(2);
+    let pool = pool_of_blocks(2);
     let [mut one, mut two] = [0; 2].map(|_| cache_of_host(&pool, "one", "there"));
     let mut other = cache_of_host(&pool, "other", "there");
     let held = one.allocate(LARGEST).unwrap();
@@ -205,7 +205,7 @@ fn reserved_block_is_only_for_hosts_without_memory() {
 #[test]
 fn memory_is_reserved_for_listed_hosts() {
     for reserves in [false, true] {
-        let pool = pool_of_size(17);
+        let pool = pool_of_blocks(17);
         let others = [
             ("a", "one"),
             ("named", "one"),
@@ -233,7 +233,7 @@ fn memory_is_reserved_for_listed_hosts() {
 
 #[test]
 fn listed_host_is_served_before_unlisted_hosts() {
-    let pool = pool_of_size(2);
+    let pool = pool_of_blocks(2);
     let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
         let (cache, called) = cache_from_address(&pool, it);
         cache.set_host(it, HostClass::new(it == "3", true));

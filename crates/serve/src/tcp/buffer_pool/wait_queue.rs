@@ -59,7 +59,7 @@ impl PoolState {
 
     /// Charges a block to a host and its address.
     pub(super) fn charge_block(&mut self, charged: ChargedEntries, block: Block) {
-        self.record_allocated(block);
+        self.log_allocated_block(block);
         for at in [charged.host, charged.address] {
             self.ledger.charge(at, block.charged_bytes());
         }
@@ -74,7 +74,7 @@ impl PoolState {
 
     /// Index of the waiting connection that is served next.
     pub(super) fn next_waiter(&mut self) -> Option<usize> {
-        self.ledger.begin_queue_pass();
+        self.ledger.begin_wait_queue_pass();
         let mut next = None;
         for at in 0..self.wait_queue.len() {
             let BufferWaiter { charged, order, .. } = self.wait_queue[at];

@@ -104,7 +104,9 @@ impl CommandTable {
                 DataTransfer::InCapsule(1..) | DataTransfer::FromHost(1..),
             ) => Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr(),
             (Ok(Some(FusedPosition::Second)), _) => match &self.fused_first {
-                Some(fused_first) if self.matches_fused_first(fused_first.tag, *data) => {
+                Some(fused_first)
+                    if self.matches_transfer_of_fused_first(fused_first.tag, *data) =>
+                {
                     self.admit_fused_second(end, (tag, now), *command);
                     return Some(AdmitResult::Deferred);
                 }
@@ -133,7 +135,7 @@ impl CommandTable {
     /// Fabrics commands, FUSE must be zero.
     fn fused_position(&self, command: &Command) -> Result<Option<FusedPosition>, Status> {
         #[cfg(test)]
-        if ignores_fuse(command) {
+        if is_fuse_ignored_by_bug(command) {
             return Ok(None);
         }
         let is_half =
@@ -259,7 +261,7 @@ impl CommandTable {
     /// Whether data match those of the first half: same length and same transfer method. With
     /// different methods, data that were received by one could block the stream in front of those
     /// awaited by the other.
-    fn matches_fused_first(&self, fused_first: u16, data: DataTransfer) -> bool {
+    fn matches_transfer_of_fused_first(&self, fused_first: u16, data: DataTransfer) -> bool {
         let fused_first = &self.slots[usize::from(fused_first)];
         match data {
             DataTransfer::InCapsule(len) => {
@@ -369,7 +371,7 @@ impl CommandTable {
 
     /// Whether a waiting command is treated according to its FUSE field: a reintroduced bug.
     #[cfg(test)]
-    pub(super) fn is_misread_as_half(&mut self, tag: u16) -> bool {
+    pub(super) fn is_treated_as_fused_by_bug(&mut self, tag: u16) -> bool {
         let CommandSlot { command, direction, .. } = &mut self.slots[usize::from(tag)];
         let is_taken = command.fuse() == Fuse::First
             && self.access == BufferAccess::Pool
@@ -388,7 +390,7 @@ impl CommandTable {
 
 /// Whether FUSE of a Fabrics command is ignored on arrival: a reintroduced bug.
 #[cfg(test)]
-fn ignores_fuse(command: &Command) -> bool {
+fn is_fuse_ignored_by_bug(command: &Command) -> bool {
     let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
     is_fabrics && (is_injected(InjectedBug::Overwrite) || is_injected(InjectedBug::Misdirected))
 }

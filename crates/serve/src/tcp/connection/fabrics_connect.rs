@@ -14,7 +14,7 @@ use crate::tcp::association::Association;
 use crate::tcp::buffer_pool::HostClass;
 use crate::tcp::command_table::{BufferAccess, DataDirection};
 use crate::tcp::connect_validation::{
-    ConnectError, ConnectGrant, ConnectRequest, connect_error_of_queue, parse_connect,
+    ConnectError, ConnectRequest, GrantedConnect, connect_error_of_queue, parse_connect,
 };
 use crate::tcp::connection_handle::QueueInfo;
 use crate::tcp::discovery::DiscoveryController;
@@ -123,11 +123,11 @@ impl TargetConnection {
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
         match grant {
-            ConnectGrant::Admin(association) => {
+            GrantedConnect::Admin(association) => {
                 self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
                 // I/O queues of the association run on other threads and wake this connection.
                 let waker = Arc::clone(&self.handle);
-                association.transport().set_waker(Arc::new(move || waker.wake_connection()));
+                association.lock_transport().set_waker(Arc::new(move || waker.wake_connection()));
                 let cntlid = association.cntlid;
                 self.service.emit(TargetEvent::Associated {
                     connection: self.id,
@@ -153,9 +153,9 @@ impl TargetConnection {
                 )));
                 Ok(cntlid)
             }
-            ConnectGrant::Discovery(host) => {
+            GrantedConnect::Discovery(host) => {
                 self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
-                let cntlid = self.service.register_discovery(&self.handle);
+                let cntlid = self.service.allocate_discovery_cntlid(&self.handle);
                 self.handle.lock_info().queue = Some(QueueInfo {
                     host: host.clone(),
                     subsystem: nqn::DISCOVERY.to_owned(),
@@ -175,7 +175,7 @@ impl TargetConnection {
                 self.role = ConnectionRole::Discovery(Box::new(discovery));
                 Ok(cntlid)
             }
-            ConnectGrant::Io { association, qid } => {
+            GrantedConnect::Io { association, qid } => {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
                 // The last step that may fail: it registers the queue with the association.
@@ -201,14 +201,14 @@ impl TargetConnection {
 
     /// Counts the connection in its category, unless a limit is reached. Returns the memory class of its
     /// host.
-    fn count_in_category(&mut self, grant: &ConnectGrant) -> Result<HostClass, ConnectError> {
-        let lists_hosts = self.service.lists_hosts();
+    fn count_in_category(&mut self, grant: &GrantedConnect) -> Result<HostClass, ConnectError> {
+        let lists_hosts = self.service.has_access_list();
         let mut is_listed = false;
         let counted = match grant {
-            ConnectGrant::Discovery(_) => self.admitted.set_discovery(lists_hosts),
-            ConnectGrant::Admin(association) | ConnectGrant::Io { association, .. } => {
-                is_listed = association.export().lists_hosts();
-                self.admitted.set_host(&association.host.nqn, is_listed, lists_hosts)
+            GrantedConnect::Discovery(_) => self.admitted.count_as_discovery(lists_hosts),
+            GrantedConnect::Admin(association) | GrantedConnect::Io { association, .. } => {
+                is_listed = association.export().has_host_list();
+                self.admitted.count_as_host_queue(&association.host.nqn, is_listed, lists_hosts)
             }
         };
         counted.map_err(|why| ConnectError::controller_busy(&why.to_string()))?;

@@ -36,7 +36,7 @@ impl TargetConnection {
 
     /// Releases what an idle connection does not need.
     pub(in crate::tcp) fn prepare_to_idle(&mut self) {
-        self.commands.buffer_cache().release_idle();
+        self.commands.buffer_cache().release_idle_buffers();
         if let ConnectionRole::Io(io) = &mut self.role {
             io.publish_counters(self.worked_at);
         }
@@ -45,7 +45,8 @@ impl TargetConnection {
     /// Arms the stream. Returns true if it is ready already.
     pub(in crate::tcp) fn arm_stream(&mut self) -> bool {
         let wants_bytes = self.next_event == self.events.as_slice().len();
-        let wants_space = self.send_state.is_blocked() || self.send_state.has_kernel_references();
+        let wants_space =
+            self.send_state.is_awaiting_send_space() || self.send_state.has_kernel_references();
         self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_space))
     }
 
@@ -69,7 +70,8 @@ impl TargetConnection {
         };
         let waits_for_memory =
             self.commands.has_waiting() || self.next_event < self.events.as_slice().len();
-        let is_sending = self.send_state.is_blocked() || self.send_state.has_kernel_references();
+        let is_sending =
+            self.send_state.is_awaiting_send_space() || self.send_state.has_kernel_references();
         is_idle && !waits_for_memory && !is_sending && self.reason.is_none()
     }
 
@@ -93,14 +95,14 @@ impl TargetConnection {
     #[inline]
     pub(in crate::tcp) fn has_unsent(&self) -> bool {
         self.stream.is_some()
-            && !self.send_state.is_blocked()
+            && !self.send_state.is_awaiting_send_space()
             && (self.end.has_more() || self.send_state.has_unsent(&self.end))
     }
 
     /// Whether progress requires another iteration without any wake-up.
     pub(in crate::tcp) fn needs_iteration(&self) -> bool {
         let wants_iteration = match &self.role {
-            ConnectionRole::Admin(admin) => admin.wants_iteration(),
+            ConnectionRole::Admin(admin) => admin.needs_iteration(),
             ConnectionRole::Io(io) => self.reason.is_some() && io.is_drained(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Discovery(_)
@@ -115,7 +117,7 @@ impl TargetConnection {
     /// Prepares a migration. Returns true once the thread holds nothing of the connection: the
     /// stream is released and no command is executing. A connection whose stream is tied to its
     /// reactor continues unaffected.
-    pub(in crate::tcp) fn can_migrate(&mut self) -> bool {
+    pub(in crate::tcp) fn prepare_migration(&mut self) -> bool {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle(),
             ConnectionRole::AwaitingConnect
@@ -160,7 +162,7 @@ impl TargetConnection {
     }
 
     /// Closes the connection because its light thread ends.
-    pub(in crate::tcp) fn close_on_exit(&mut self) {
+    pub(in crate::tcp) fn close_on_thread_end(&mut self) {
         if self.reason.is_none() {
             self.start_closing(self.worked_at, DisconnectReason::ServerEnds);
         }
@@ -183,7 +185,7 @@ impl TargetConnection {
             ConnectionRole::Discovery(discovery) => discovery.wake_at(),
             ConnectionRole::AwaitingConnect | ConnectionRole::Closed => Instant::NEVER,
         };
-        self.connection_deadline().min(role).min(self.next_release_check())
+        self.earliest_deadline().min(role).min(self.next_release_check())
     }
 
     /// Mean latency of outstanding commands.
@@ -196,7 +198,7 @@ impl TargetConnection {
 
     /// Earliest deadline of the connection itself.
     #[inline]
-    pub(in crate::tcp) fn connection_deadline(&self) -> Instant {
+    pub(in crate::tcp) fn earliest_deadline(&self) -> Instant {
         let blocked = match self.blocked_since {
             Some(since) => since.after(self.service.limits().time_limit),
             None => Instant::NEVER,

@@ -149,7 +149,7 @@ impl TargetConnection {
     pub(super) fn is_drained(&self) -> bool {
         match &self.role {
             ConnectionRole::Io(_) => false,
-            ConnectionRole::Admin(admin) => admin.is_drained(),
+            ConnectionRole::Admin(admin) => admin.are_io_queues_gone(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => true,

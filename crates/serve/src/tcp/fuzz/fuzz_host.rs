@@ -15,7 +15,7 @@ use super::simulated_stream::{PipeDirection, SimulatedStream};
 
 /// Data range requested by an R2T.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SentCommand {
+pub(super) struct DataRequest {
     cid: u16,
     ttag: u16,
     offset: u32,
@@ -33,7 +33,7 @@ pub(super) struct FuzzHost {
     down: PipeDirection,
     inbox: Vec<u8>,
     next_cid: u16,
-    pub(super) asked: VecDeque<SentCommand>,
+    pub(super) asked: VecDeque<DataRequest>,
     /// Completions received.
     pub(super) ended: Vec<Completion>,
     /// Remaining bytes of an H2CData PDU that was begun.
@@ -50,7 +50,7 @@ pub(super) const FRAMING: PduFraming =
     PduFraming { header_digest: false, data_digest: false, alignment: 0 };
 
 /// Byte that all data of a tenant consist of.
-pub(super) fn stamp_block(tenant: u8) -> u8 {
+pub(super) fn tenant_byte(tenant: u8) -> u8 {
     0xa1 + tenant
 }
 
@@ -105,16 +105,16 @@ impl FuzzHost {
     }
 
     /// Completes the PDU that was begun, because the next PDU starts after it.
-    fn end_body_of_pdu(&mut self) {
+    fn finish_partial_pdu(&mut self) {
         let left = core::mem::take(&mut self.body_left);
-        self.send_pdu(&vec![stamp_block(self.tenant); left as usize]);
+        self.send_pdu(&vec![tenant_byte(self.tenant); left as usize]);
     }
 
     /// Sends more data of the PDU that was begun, or stray data if the stream is already invalid.
-    pub(super) fn send_partial_data(&mut self, count: u32) {
+    pub(super) fn continue_pdu_data(&mut self, count: u32) {
         let count = if self.is_wild { count } else { count.min(self.body_left) };
         self.body_left = self.body_left.saturating_sub(count);
-        self.send_pdu(&vec![stamp_block(self.tenant); count as usize]);
+        self.send_pdu(&vec![tenant_byte(self.tenant); count as usize]);
     }
 
     /// Sends a command, immediately followed by its in-capsule data.
@@ -122,17 +122,17 @@ impl FuzzHost {
         let command = if command.cid() == 0 { command.with_cid(self.next_cid()) } else { *command };
         let cid = command.cid();
         if !self.is_wild {
-            self.end_body_of_pdu();
+            self.finish_partial_pdu();
             self.send_pdu(CapsuleCmd::new(FRAMING, &command, in_capsule).as_bytes());
-            self.send_pdu(&vec![stamp_block(self.tenant); in_capsule as usize]);
+            self.send_pdu(&vec![tenant_byte(self.tenant); in_capsule as usize]);
         }
         cid
     }
 
     /// Sends a header with one byte modified. Only data follow it.
-    pub(super) fn corrupt_command(&mut self, command: &Command, (at, value): (u8, u8)) {
+    pub(super) fn send_corrupted_command(&mut self, command: &Command, (at, value): (u8, u8)) {
         if !self.is_wild {
-            self.end_body_of_pdu();
+            self.finish_partial_pdu();
             let mut bytes = CapsuleCmd::new(FRAMING, command, 0).as_bytes().to_vec();
             let at = usize::from(at) % bytes.len();
             bytes[at] ^= value;
@@ -143,12 +143,12 @@ impl FuzzHost {
 
     /// Begins the H2CData PDU for the oldest R2T, with `change` added to its offset, tag and
     /// length.
-    pub(super) fn handle_response(&mut self, count: u32, change: (u32, u16, u32)) {
+    pub(super) fn send_h2c_data(&mut self, count: u32, change: (u32, u16, u32)) {
         let Some(asked) = self.asked.pop_front() else { return };
         if self.is_wild {
             return;
         }
-        self.end_body_of_pdu();
+        self.finish_partial_pdu();
         let (skip, ttag, more) = change;
         let len_bytes = asked.len_bytes + more;
         let at = asked.offset + skip;
@@ -156,7 +156,7 @@ impl FuzzHost {
         self.send_pdu(H2CData::new(FRAMING, names, at, len_bytes, true).as_bytes());
         self.is_wild = change != (0, 0, 0);
         self.body_left = if self.is_wild { 0 } else { len_bytes };
-        self.send_partial_data(count);
+        self.continue_pdu_data(count);
     }
 
     /// Sends a Connect command after `change` modified it.
@@ -180,7 +180,7 @@ impl FuzzHost {
     }
 
     /// Enables the controller.
-    pub(super) fn send_enable(&mut self) {
+    pub(super) fn send_controller_enable(&mut self) {
         let ofst = u32::try_from(offset::CC).unwrap_or(0);
         let set = PropertySet { size: PropertySize::Four, ofst, value: ENABLED };
         self.send_command(&set.to_command(), 0);
@@ -197,7 +197,7 @@ impl FuzzHost {
         }
         self.inbox.append(&mut self.down.lock().bytes);
         let mut at = 0;
-        while let Some(unit) = whole_stream(&self.inbox[at..]) {
+        while let Some(unit) = first_complete_pdu(&self.inbox[at..]) {
             let len = unit.len();
             let unit = unit.to_vec();
             self.handle_pdu(&unit);
@@ -217,19 +217,19 @@ impl FuzzHost {
                 let pdu = R2t::from_bytes(bytes);
                 let (cid, ttag) = (pdu.cccid(), pdu.ttag());
                 let (offset, len_bytes) = (pdu.r2to(), pdu.r2tl());
-                self.asked.push_back(SentCommand { cid, ttag, offset, len_bytes });
+                self.asked.push_back(DataRequest { cid, ttag, offset, len_bytes });
             }
             Some(kind) if kind == PduType::C2HData as u8 => {
                 let Some(bytes) = unit.first_chunk() else { return };
                 let pdu = C2HData::from_bytes(bytes);
                 let data = &unit[usize::from(pdu.pdo())..];
-                let is_own = |byte: &u8| *byte == 0 || *byte == stamp_block(self.tenant);
+                let is_own = |byte: &u8| *byte == 0 || *byte == tenant_byte(self.tenant);
                 assert!(
                     self.qid == 0 || data.iter().all(is_own),
                     "tenant {} read {:02x?}, expected zeroes or {:02x}",
                     self.tenant,
                     data.iter().find(|byte| !is_own(byte)),
-                    stamp_block(self.tenant)
+                    tenant_byte(self.tenant)
                 );
                 if pdu.success() {
                     self.ended.push(Completion::new(pdu.cccid(), Status::SUCCESS));
@@ -241,7 +241,7 @@ impl FuzzHost {
 }
 
 /// First PDU, if it was received completely.
-fn whole_stream(bytes: &[u8]) -> Option<&[u8]> {
+fn first_complete_pdu(bytes: &[u8]) -> Option<&[u8]> {
     let len = u32::from_le_bytes(*bytes.get(4..)?.first_chunk()?) as usize;
     bytes.get(..len.max(8))
 }

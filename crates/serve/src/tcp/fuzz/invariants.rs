@@ -3,8 +3,8 @@
 use tenmil_base::{BlockDevice, CompletionBatch, Instant, Memory, Operation, Request, Segment};
 use tenmil_dma::RegionTable;
 
-use super::fuzz_host::stamp_block;
-use super::{BLOCKS, FuzzSubsystem};
+use super::fuzz_host::tenant_byte;
+use super::{BLOCKS, TenantDevice};
 use crate::tcp::connection::TargetConnection;
 use crate::tcp::{BufferPool, Service};
 
@@ -13,13 +13,13 @@ pub(super) struct InvariantChecker {
     budget: BufferPool,
     /// Number of pages of the shared data area; pages owned by connections follow them.
     data_pages: usize,
-    pages: Vec<BlockOwner>,
+    pages: Vec<PageOwner>,
     bytes: Vec<u8>,
 }
 
 /// Owner of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockOwner {
+enum PageOwner {
     None,
     /// A connection that may store anything in the page.
     Any,
@@ -36,42 +36,42 @@ const CHUNK: usize = 32 << 10;
 impl InvariantChecker {
     pub(super) fn new(service: &Service) -> Self {
         let budget = service.buffer_pool().clone();
-        let (data_pages, own_pages) = budget.page_counts();
+        let (data_pages, own_pages) = budget.data_and_own_page_counts();
         // Discards the record of earlier allocations; recording starts here.
-        budget.record_allocated_blocks();
+        budget.take_allocated_blocks();
         let count = data_pages + own_pages;
         let mut watch = Self {
             budget,
             data_pages,
-            pages: vec![BlockOwner::None; count],
+            pages: vec![PageOwner::None; count],
             bytes: vec![0; count * PAGE],
         };
-        (0..count).for_each(|page| watch.clear_owners(page));
+        (0..count).for_each(|page| watch.fill_page_with_canary(page));
         watch
     }
 
-    fn clear_owners(&mut self, page: usize) {
+    fn fill_page_with_canary(&mut self, page: usize) {
         let place = self.budget.pool_segment().slice(lba_count(page * PAGE), lba_count(PAGE));
         let filled = place.map(|place| self.budget.regions().fill(place, CANARY));
         assert_eq!(filled, Some(Ok(())), "it is the budget's");
     }
 
     /// Checks all memory, after an iteration of one connection.
-    pub(super) fn check_buffers(&mut self, guests: &[TargetConnection]) {
-        let mut owners = vec![BlockOwner::None; self.pages.len()];
+    pub(super) fn check_buffer_ownership(&mut self, guests: &[TargetConnection]) {
+        let mut owners = vec![PageOwner::None; self.pages.len()];
         for guest in guests {
-            let owner = subsystem_of_peer(guest).map_or(BlockOwner::Any, BlockOwner::Tenant);
+            let owner = tenant_of_connection(guest).map_or(PageOwner::Any, PageOwner::Tenant);
             guest.for_each_block(&mut |pages| {
                 for page in pages {
                     let place = &mut owners[page as usize];
-                    assert_eq!(*place, BlockOwner::None, "page {page} is had twice");
+                    assert_eq!(*place, PageOwner::None, "page {page} is had twice");
                     *place = owner;
                 }
             });
         }
         // Pages allocated and released since the last check had an owner in between.
         let mut is_used = vec![false; self.pages.len()];
-        for pages in self.budget.record_allocated_blocks() {
+        for pages in self.budget.take_allocated_blocks() {
             pages.for_each(|page| is_used[page as usize] = true);
         }
         let whole = self.budget.pool_segment();
@@ -83,9 +83,9 @@ impl InvariantChecker {
             }
             let (before, after) = (self.pages[page], owners[page]);
             let allowed = match (before, after) {
-                (BlockOwner::None, BlockOwner::None) if !is_used[page] => None,
-                (_, BlockOwner::Tenant(tenant)) if page < self.data_pages => {
-                    Some(stamp_block(tenant))
+                (PageOwner::None, PageOwner::None) if !is_used[page] => None,
+                (_, PageOwner::Tenant(tenant)) if page < self.data_pages => {
+                    Some(tenant_byte(tenant))
                 }
                 _ => continue,
             };
@@ -98,9 +98,9 @@ impl InvariantChecker {
             }
         }
         for page in 0..owners.len() {
-            let was_used = is_used[page] || self.pages[page] != BlockOwner::None;
-            if was_used && owners[page] == BlockOwner::None {
-                self.clear_owners(page);
+            let was_used = is_used[page] || self.pages[page] != PageOwner::None;
+            if was_used && owners[page] == PageOwner::None {
+                self.fill_page_with_canary(page);
             }
         }
         self.pages = owners;
@@ -108,7 +108,7 @@ impl InvariantChecker {
 }
 
 /// Checks the data on the devices of the tenants.
-pub(super) fn check_device_contents(media: &[FuzzSubsystem], regions: &RegionTable) {
+pub(super) fn check_device_contents(media: &[TenantDevice], regions: &RegionTable) {
     let place = regions.allocate_region(CHUNK).expect("there is memory");
     let segment = Segment { len_bytes: lba_count(CHUNK), ..place.segment() };
     for (tenant, medium) in (0..).zip(media) {
@@ -127,7 +127,7 @@ pub(super) fn check_device_contents(media: &[FuzzSubsystem], regions: &RegionTab
             channel.poll(Instant::default(), &mut answers);
             let mut bytes = vec![0; CHUNK];
             regions.load(segment, &mut bytes).expect("it is there");
-            let is_right = |byte: &u8| *byte == 0 || *byte == stamp_block(tenant);
+            let is_right = |byte: &u8| *byte == 0 || *byte == tenant_byte(tenant);
             let wrong = bytes.iter().find(|byte| !is_right(byte));
             assert_eq!(wrong, None, "the medium of tenant {tenant} holds what is not its own");
         }
@@ -135,7 +135,7 @@ pub(super) fn check_device_contents(media: &[FuzzSubsystem], regions: &RegionTab
 }
 
 /// Tenant of a connection, if it belongs to an I/O queue.
-fn subsystem_of_peer(guest: &TargetConnection) -> Option<u8> {
+fn tenant_of_connection(guest: &TargetConnection) -> Option<u8> {
     let host = guest.host_of_io_queue()?;
     host.as_bytes().last().map(|digit| digit - b'0')
 }

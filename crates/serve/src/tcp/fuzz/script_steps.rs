@@ -8,7 +8,7 @@ use tenmil_wire::{AdminOpcode, Command, Fuse, IoOpcode};
 use super::fuzz_host::FuzzHost;
 use super::{
     BLOCKS, FuzzTarget, PEERS_MAX, STEPS_MAX, STUCK_MAX, TENANTS, TRANSFER_BYTES_MAX,
-    transfer_command,
+    read_or_write_command,
 };
 
 /// Script, consumed from the front; zero at its end.
@@ -82,39 +82,39 @@ impl FuzzTarget {
         match kind {
             DIAL => return self.open_scripted_connection(whom, script),
             TIME => return self.advance_time(u64::from(script.next_byte() % 20)),
-            STUCK => return self.check_progress(1 + whom % (TENANTS - 1)),
+            STUCK => return self.stall_device(1 + whom % (TENANTS - 1)),
             ABORT => return self.send_abort(whom, script),
             _ => {}
         }
         let count = self.peers.len().max(1);
         let Some(peer) = self.peers.get_mut(usize::from(whom) % count) else { return };
         match kind {
-            TRANSFER => send_transfer(peer, script),
-            PAIR => send_pair(peer, script),
-            FABRICS => send_fabrics(peer, script),
-            ANSWER => peer.handle_response(u32::MAX >> 8, (0, 0, 0)),
-            BEGIN => peer.handle_response(script.next_byte().into(), (0, 0, 0)),
-            DRIP => peer.send_partial_data(u32::from(script.next_byte() & 0x3f) + 1),
+            TRANSFER => send_scripted_io_command(peer, script),
+            PAIR => send_fused_commands(peer, script),
+            FABRICS => send_scripted_fabrics_command(peer, script),
+            ANSWER => peer.send_h2c_data(u32::MAX >> 8, (0, 0, 0)),
+            BEGIN => peer.send_h2c_data(script.next_byte().into(), (0, 0, 0)),
+            DRIP => peer.continue_pdu_data(u32::from(script.next_byte() & 0x3f) + 1),
             CLOSE => peer.close(),
             DEAF => peer.is_deaf = !peer.is_deaf,
-            BEND => peer.corrupt_command(
+            BEND => peer.send_corrupted_command(
                 &Command::new(1).with_cid(1),
                 (script.next_byte(), script.next_byte()),
             ),
-            ADMIN => send_admin(peer, script),
+            ADMIN => send_scripted_admin_command(peer, script),
             WRONG => {
                 let (skip, ttag) =
                     (u32::from(script.next_byte()), u16::from(script.next_byte() & 3));
-                peer.handle_response(
+                peer.send_h2c_data(
                     script.next_len(),
                     (skip, ttag, u32::from(script.next_byte() & 4)),
                 );
             }
             MANY => {
                 for _ in 0..8 {
-                    let sgl = Descriptor::transport(TRANSFER_BYTES_MAX);
+                    let sgl = Descriptor::transport_data_block(TRANSFER_BYTES_MAX);
                     let command =
-                        transfer_command(IoOpcode::Write.code(), 0, TRANSFER_BYTES_MAX / 512);
+                        read_or_write_command(IoOpcode::Write.code(), 0, TRANSFER_BYTES_MAX / 512);
                     peer.send_command(&command.with_sgl1(sgl), 0);
                 }
             }
@@ -143,7 +143,7 @@ impl FuzzTarget {
         let Some(peer) = self.peers.get_mut(before) else { return };
         peer.send_connect(cntlid, |command| command.with_fuse(fuse));
         if qid == 0 {
-            peer.send_enable();
+            peer.send_controller_enable();
         }
     }
 
@@ -153,7 +153,7 @@ impl FuzzTarget {
         u16::try_from(admin.ended.first()?.dw0()).ok()
     }
 
-    fn check_progress(&mut self, tenant: u8) {
+    fn stall_device(&mut self, tenant: u8) {
         if let Some(medium) = self.media.get_mut(usize::from(tenant)) {
             medium.is_stuck.store(true, Ordering::Relaxed);
             medium.stuck_until = self.now.after(STUCK_MAX);
@@ -176,20 +176,21 @@ impl FuzzTarget {
 }
 
 /// Sends an I/O command, with in-capsule data or data transferred after an R2T.
-fn send_transfer(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
+fn send_scripted_io_command(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
     let (how, fuse, len) = (script.next_byte(), script.next_fuse(), script.next_len());
     let opcode = [1, 2, 1, 2, 5, 0, 8, 9, 0x0c, 0x81][usize::from(how & 0x1f) % 10];
     let lba = u32::from(script.next_byte()) % u32::try_from(BLOCKS).unwrap_or(1);
     let blocks = if how & 0xe0 == 0xe0 { 1 } else { len / 512 };
-    let command = transfer_command(opcode, lba, blocks).with_fuse(fuse);
+    let command = read_or_write_command(opcode, lba, blocks).with_fuse(fuse);
     send_io_command(peer, &command, len, how & 0x20 != 0 && opcode & 3 == 1);
 }
 
 /// Sends a fused Compare and Write, or only the first of them.
-fn send_pair(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
+fn send_fused_commands(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
     let (how, len) = (script.next_byte(), script.next_len() % 4608);
     for (opcode, fuse) in [(IoOpcode::Compare, Fuse::First), (IoOpcode::Write, Fuse::Second)] {
-        let command = transfer_command(opcode.code(), (how & 3).into(), len / 512).with_fuse(fuse);
+        let command =
+            read_or_write_command(opcode.code(), (how & 3).into(), len / 512).with_fuse(fuse);
         send_io_command(peer, &command, len, how & 0x20 != 0);
         if how & 0xc0 == 0xc0 {
             return;
@@ -198,14 +199,14 @@ fn send_pair(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
 }
 
 /// Sends a Fabrics command of any type.
-fn send_fabrics(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
+fn send_scripted_fabrics_command(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
     let (kind, fuse, len) = (script.next_byte() % 12, script.next_fuse(), script.next_len());
     let command = Command::new(AdminOpcode::FabricsCommands.code());
     send_io_command(peer, &command.with_nsid(kind.into()).with_fuse(fuse), len, false);
 }
 
 /// Sends an admin command, on any queue.
-fn send_admin(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
+fn send_scripted_admin_command(peer: &mut FuzzHost, script: &mut ScriptBytes<'_>) {
     let (how, fuse, len) = (script.next_byte(), script.next_fuse(), script.next_len());
     let opcode = [0x06, 0x02, 0x0a, 0x09, 0x0c, 0x18, 0x08, 0x38][usize::from(how & 7)];
     let command = Command::new(opcode).with_cdw10(script.next_byte().into()).with_fuse(fuse);
@@ -216,7 +217,7 @@ fn send_io_command(peer: &mut FuzzHost, command: &Command, len: u32, in_capsule:
     if in_capsule && len <= 8192 {
         peer.send_command(&command.with_sgl1(Descriptor::in_capsule(0, len)), len);
     } else {
-        peer.send_command(&command.with_sgl1(Descriptor::transport(len)), 0);
+        peer.send_command(&command.with_sgl1(Descriptor::transport_data_block(len)), 0);
     }
 }
 

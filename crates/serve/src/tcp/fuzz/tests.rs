@@ -32,7 +32,7 @@ fn random_scripts_violate_no_invariant() {
 }
 
 /// Number of random scripts tried before a reintroduced bug is detected.
-fn bug_is_found(injected_bug: InjectedBug) -> Option<u64> {
+fn scripts_until_bug_found(injected_bug: InjectedBug) -> Option<u64> {
     (0..SEEDS).find(|seed| {
         let bytes = random_script(*seed);
         catch_unwind(|| with_injected_bug(injected_bug, || fuzz_nvme_tcp_target(&bytes))).is_err()
@@ -42,7 +42,7 @@ fn bug_is_found(injected_bug: InjectedBug) -> Option<u64> {
 #[test]
 fn every_injected_bug_is_found() {
     for injected_bug in InjectedBug::ALL {
-        let seed = bug_is_found(injected_bug);
+        let seed = scripts_until_bug_found(injected_bug);
         assert!(seed.is_some(), "{injected_bug:?} is not found");
     }
 }

@@ -46,7 +46,7 @@ impl MemoryDirectory {
     }
 
     /// Writes the pending records. Returns whether there were any.
-    pub fn write_pending(&self) -> bool {
+    pub fn complete_pending_writes(&self) -> bool {
         let mut is_busy = false;
         loop {
             // The lock is not held during the completion callback.
@@ -58,7 +58,7 @@ impl MemoryDirectory {
     }
 
     /// Drops pending records, as if the process were killed.
-    pub fn drop_pending(&self) {
+    pub fn discard_pending_writes(&self) {
         let dropped = std::mem::take(&mut self.lock().pending);
         drop(dropped);
     }
@@ -73,7 +73,7 @@ impl ReservationStore for MemoryReservations {
         self.file.read_record()
     }
 
-    fn store(
+    fn start_store(
         &mut self,
         record: Option<Vec<u8>>,
         stored: PersistRequest,

@@ -10,10 +10,10 @@ use tenmil_base::Instant;
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_nvme_controller::controller::interface::{CommandOrigin, TransportAction};
+use tenmil_nvme_controller::controller::transport_interface::{QueueCommandId, TransportAction};
 use tenmil_nvme_controller::controller::{
-    Controller, ControllerConfig, HostIdentity, NamespaceConfig, Persistence, ReservationStore,
-    Subsystem, SubsystemConfig,
+    Controller, ControllerConfig, HostIdentity, NamespaceConfig, ReservationPersistenceMode,
+    ReservationStore, Subsystem, SubsystemConfig,
 };
 use tenmil_wire::io::reservation::{
     ChangePersistence, RegisterAction, RegisterKeys, ReservationRegister,
@@ -24,10 +24,10 @@ use super::{RecordFile, RecordOwner, ReservationFile, StateDirectory, StateFs};
 
 /// Simulated disk whose power can fail at each step.
 #[derive(Clone, Default)]
-struct CrashTestStorage(Arc<Mutex<CrashTestState>>);
+struct PowerLossDisk(Arc<Mutex<PowerLossDiskState>>);
 
 #[derive(Default)]
-struct CrashTestState {
+struct PowerLossDiskState {
     /// Current and durable content of each file.
     files: Vec<(Vec<u8>, Vec<u8>)>,
     names: BTreeMap<String, usize>,
@@ -37,8 +37,11 @@ struct CrashTestState {
     stumbles: bool,
 }
 
-impl CrashTestStorage {
-    fn count_operation<T>(&self, act: impl FnOnce(&mut CrashTestState) -> T) -> io::Result<T> {
+impl PowerLossDisk {
+    fn run_until_power_fails<T>(
+        &self,
+        act: impl FnOnce(&mut PowerLossDiskState) -> T,
+    ) -> io::Result<T> {
         let mut state = self.0.lock().unwrap();
         if state.steps_left == 0 {
             if std::mem::take(&mut state.stumbles) {
@@ -66,46 +69,46 @@ impl CrashTestStorage {
     }
 }
 
-impl StateFs for CrashTestStorage {
+impl StateFs for PowerLossDisk {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let state = self.0.lock().unwrap();
         Ok(state.names.get(name).map(|index| state.files[*index].0.clone()))
     }
 
     fn write_pending(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.count_operation(|state| {
+        self.run_until_power_fails(|state| {
             state.files.push((bytes.to_vec(), Vec::new()));
             state.names.insert(name.to_owned(), state.files.len() - 1);
         })
     }
 
     fn sync(&mut self, name: &str) -> io::Result<()> {
-        self.count_operation(|state| {
+        self.run_until_power_fails(|state| {
             let (now, durable) = &mut state.files[state.names[name]];
             durable.clone_from(now);
         })
     }
 
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
-        self.count_operation(|state| {
+        self.run_until_power_fails(|state| {
             let index = state.names.remove(from).unwrap();
             state.names.insert(to.to_owned(), index);
         })
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
-        self.count_operation(|state| {
+        self.run_until_power_fails(|state| {
             state.names.remove(name);
         })
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
-        self.count_operation(|state| state.durable_names.clone_from(&state.names))
+        self.run_until_power_fails(|state| state.durable_names.clone_from(&state.names))
     }
 }
 
-fn open_test_directory() -> (CrashTestStorage, RecordFile<CrashTestStorage>) {
-    let disk = CrashTestStorage::default();
+fn new_disk_and_record_file() -> (PowerLossDisk, RecordFile<PowerLossDisk>) {
+    let disk = PowerLossDisk::default();
     disk.0.lock().unwrap().steps_left = usize::MAX;
     let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
     let owner = RecordOwner { nqn, nsid: 1, disk: "disk".to_owned() };
@@ -121,7 +124,7 @@ fn record_update_is_atomic_at_power_loss() {
     for after in [Some(new.as_slice()), None] {
         for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)]) {
             for fate in fates {
-                let (disk, mut directory) = open_test_directory();
+                let (disk, mut directory) = new_disk_and_record_file();
                 directory.write_record(Some(&old)).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
                 let stored = directory.write_record(after);
@@ -142,7 +145,7 @@ fn rejected_reservation_change_is_absent_after_a_restart() {
         for after in [Some(new.as_slice()), None] {
             for (steps, names_survive) in (0..=3).flat_map(|steps| [(steps, false), (steps, true)])
             {
-                let (disk, mut directory) = open_test_directory();
+                let (disk, mut directory) = new_disk_and_record_file();
                 directory.write_record(before).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
                 disk.0.lock().unwrap().stumbles = true;
@@ -154,7 +157,7 @@ fn rejected_reservation_change_is_absent_after_a_restart() {
         }
     }
     // If the change cannot be undone, the error says so.
-    let (disk, mut directory) = open_test_directory();
+    let (disk, mut directory) = new_disk_and_record_file();
     disk.0.lock().unwrap().steps_left = 3;
     let why = directory.write_record(Some(&new)).unwrap_err();
     assert!(why.text.contains("a restart may find the change that is rejected now"), "{why}");
@@ -169,7 +172,7 @@ struct ReservationHost {
 impl ReservationHost {
     fn new(keeper: Box<dyn ReservationStore>) -> Self {
         let medium = Arc::new(RamDevice::new(&RegionTable::new(4), 512, 8).unwrap());
-        let persistence = Persistence::Durable(keeper);
+        let persistence = ReservationPersistenceMode::Durable(keeper);
         let namespace = NamespaceConfig { persistence, ..NamespaceConfig::new(medium) };
         let subsystem = SubsystemConfig::new("KEPT", vec![namespace]);
         let subsystem = Subsystem::new(subsystem).unwrap();
@@ -185,7 +188,7 @@ impl ReservationHost {
     }
 
     /// Sends a registration with or without persistence.
-    fn submit_acquire(&mut self, persists: bool) {
+    fn submit_register(&mut self, persists: bool) {
         let cptpl = if persists { ChangePersistence::Persist } else { ChangePersistence::Clear };
         let command = ReservationRegister {
             nsid: 1,
@@ -195,9 +198,14 @@ impl ReservationHost {
             cptpl,
         };
         let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5));
-        let (now, from) = (Instant::default(), CommandOrigin { queue: 1, ticket: 1 });
+        let (now, from) = (Instant::default(), QueueCommandId { queue: 1, ticket: 1 });
         let mut data = keys.as_bytes().to_vec();
-        let ended = self.controller.reservation(now, from, &command.to_command(), &mut data);
+        let ended = self.controller.execute_reservation_command(
+            now,
+            from,
+            &command.to_command(),
+            &mut data,
+        );
         assert_eq!(ended, None, "the disk is not waited for");
     }
 
@@ -226,14 +234,14 @@ fn next_process_reads_the_reservations_and_the_directory_is_locked() {
     assert_eq!(keeper.load(), Ok(None));
     let mut world = ReservationHost::new(keeper);
     for _ in 0..2 {
-        world.submit_acquire(true);
+        world.submit_register(true);
         assert_eq!(world.await_completion(), Status::SUCCESS);
     }
     let written = first.reservation_store("nqn.one", 1, "disk").load();
     assert!(matches!(written, Ok(Some(_))));
     let mut other = ReservationHost::new(first.reservation_store("nqn.one", 2, "disk"));
     for persists in [true, false] {
-        other.submit_acquire(persists);
+        other.submit_register(persists);
         assert_eq!(other.await_completion(), Status::SUCCESS);
     }
     let refused = StateDirectory::open(&path).unwrap_err();
@@ -255,7 +263,7 @@ fn dropping_the_directory_waits_for_pending_writes() {
     for nsid in 1..40 {
         let state = StateDirectory::open(root.path()).unwrap();
         let mut world = ReservationHost::new(state.reservation_store("nqn.one", nsid, "disk"));
-        world.submit_acquire(true);
+        world.submit_register(true);
         drop(state);
         assert!(root.path().join(super::record_file_name("nqn.one", nsid)).exists());
     }
@@ -264,7 +272,7 @@ fn dropping_the_directory_waits_for_pending_writes() {
 /// Disk whose writes wait for the test.
 #[derive(Clone)]
 struct SlowStorage {
-    disk: CrashTestStorage,
+    disk: PowerLossDisk,
     gate: Arc<Mutex<Receiver<()>>>,
 }
 
@@ -298,7 +306,7 @@ impl StateFs for SlowStorage {
 
 #[test]
 fn slow_state_disk_delays_only_the_reservation_command() {
-    let (fragile, directory) = open_test_directory();
+    let (fragile, directory) = new_disk_and_record_file();
     let (open, gate) = channel();
     let disk = SlowStorage { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
     let RecordFile { name, owner, shown, .. } = directory;
@@ -306,14 +314,14 @@ fn slow_state_disk_delays_only_the_reservation_command() {
     let pool = ThreadPool::new(1, 8);
     let mut world =
         ReservationHost::new(Box::new(ReservationFile::new(slow.clone(), pool.handle(), false)));
-    world.submit_acquire(true);
+    world.submit_register(true);
     assert_eq!(world.completion_status(), None);
     open.send(()).unwrap();
     assert_eq!(world.await_completion(), Status::SUCCESS);
     let first = slow.read_record().unwrap();
     assert!(first.is_some());
     // The disk fails midway: the command fails, and the event names the reason.
-    world.submit_acquire(true);
+    world.submit_register(true);
     fragile.0.lock().unwrap().steps_left = 2;
     assert_eq!(world.completion_status(), None);
     open.send(()).unwrap();
@@ -323,7 +331,7 @@ fn slow_state_disk_delays_only_the_reservation_command() {
     assert_eq!(slow.read_record().unwrap(), first);
     // A load completes after all writes that were queued before it.
     fragile.0.lock().unwrap().steps_left = usize::MAX;
-    world.submit_acquire(true);
+    world.submit_register(true);
     drop(world);
     drop(open);
     let next = ReservationFile::new(slow.clone(), pool.handle(), false).load().unwrap();
@@ -353,7 +361,7 @@ fn reservations_of_another_disk_are_rejected_until_adopted() {
     let state = StateDirectory::open(root.path()).unwrap();
     let mut world =
         ReservationHost::new(state.reservation_store("nqn.one", 1, "inode 5 made at 9"));
-    world.submit_acquire(true);
+    world.submit_register(true);
     assert_eq!(world.await_completion(), Status::SUCCESS);
     drop(world);
     let refused = state.reservation_store("nqn.one", 1, "inode 6 made at 9").load().unwrap_err();
@@ -389,7 +397,7 @@ fn disk_identity_with_control_characters_is_found_again() {
     let state = StateDirectory::open(root.path()).unwrap();
     let disk = "file:a\nb\u{85}c";
     let mut world = ReservationHost::new(state.reservation_store("nqn.one", 1, disk));
-    world.submit_acquire(true);
+    world.submit_register(true);
     assert_eq!(world.await_completion(), Status::SUCCESS);
     let written = state.reservation_store("nqn.one", 1, disk).load();
     assert!(matches!(written, Ok(Some(_))), "{written:?}");
@@ -423,7 +431,7 @@ fn format_1_file_is_rejected_with_the_adopt_option() {
 fn adoption_is_atomic_at_power_loss() {
     for steps in 0..=4 {
         for names_survive in [false, true] {
-            let (disk, mut directory) = open_test_directory();
+            let (disk, mut directory) = new_disk_and_record_file();
             directory.write_record(Some(b"a record")).unwrap();
             let other = RecordOwner { disk: "another".to_owned(), ..directory.owner.clone() };
             let mut adopted = RecordFile { owner: other, ..directory.clone() };
@@ -443,7 +451,7 @@ fn adoption_is_atomic_at_power_loss() {
 
 #[test]
 fn reservation_file_with_changed_header_is_rejected() {
-    let (disk, mut directory) = open_test_directory();
+    let (disk, mut directory) = new_disk_and_record_file();
     directory.write_record(Some(b"a record")).unwrap();
     let whole = disk.read("r").unwrap().unwrap();
     let lines_end = whole.len() - b"a record".len();

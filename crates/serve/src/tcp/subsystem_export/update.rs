@@ -25,7 +25,7 @@ impl SubsystemExport {
     /// Applies an update. Associations end whose host is no longer allowed, or whose port no longer
     /// shows the subsystem; other hosts are notified of what concerns them. Returns whether
     /// anything changed.
-    pub(in crate::tcp) fn update(&self, change: SubsystemExportUpdate) -> bool {
+    pub(in crate::tcp) fn apply_update(&self, change: SubsystemExportUpdate) -> bool {
         let SubsystemExportUpdate { hosts, ports, masks } = change;
         let mut state = self.lock_state();
         if state.hosts == hosts && state.ports == ports && state.masks == masks {
@@ -39,7 +39,9 @@ impl SubsystemExport {
             let may_stay =
                 self.allows_host(&association.host.nqn) && self.is_visible_at(association.port);
             if !may_stay {
-                association.transport().end_association(AssociationEndReason::SubsystemRemoved);
+                association
+                    .lock_transport()
+                    .end_association(AssociationEndReason::SubsystemRemoved);
                 continue;
             }
             let state = self.lock_state();
@@ -62,7 +64,7 @@ impl SubsystemExport {
     ) {
         for nsid in before.keys().chain(state.masks.keys()) {
             let is_visible = state.can_see_namespace(&association.host.nqn, *nsid);
-            self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
+            self.subsystem.set_namespace_visible(association.cntlid, *nsid, is_visible);
         }
     }
 
@@ -77,7 +79,7 @@ impl SubsystemExport {
         let entry = associations.filter_map(|(cntlid, entry)| Some((*cntlid, entry.upgrade()?)));
         let affected = entry.filter(|(_, entry)| state.can_see_namespace(&entry.host.nqn, *nsid));
         let cntlids: BTreeSet<u16> = affected.map(|(cntlid, _)| cntlid).collect();
-        self.subsystem.add_namespace_for(config, |cntlid| cntlids.contains(&cntlid))
+        self.subsystem.add_namespace_visible_to(config, |cntlid| cntlids.contains(&cntlid))
     }
 }
 

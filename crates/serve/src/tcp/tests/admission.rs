@@ -9,20 +9,20 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, nqn};
 
 use super::test_target::{
     ENABLED, HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
-    service_limits, transfer_command,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::{
     AdmissionLimits, AllowedHosts, DisconnectReason, ServiceLimits, SubsystemExportConfig,
     TargetEvent,
 };
 
-fn open_discovery_connection() -> ConnectData {
+fn discovery_connect_data() -> ConnectData {
     connect_data(CNTLID_DYNAMIC).with(|data| data.subnqn(Ascii::nul_padded(nqn::DISCOVERY)))
 }
 
 fn try_connect(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> Status {
     let line = rig.open_connection(admin_config());
-    rig.connect_queue(line, connect, data).status()
+    rig.execute_connect(line, connect, data).status()
 }
 
 #[test]
@@ -32,16 +32,12 @@ fn idle_discovery_connections_do_not_exhaust_the_limit() {
     let asked = Connect { kato: 600_000, ..admin_connect() };
     for count in 0..30 {
         let expected = if count < 10 { Status::SUCCESS } else { Status::CONNECT_CONTROLLER_BUSY };
-        assert_eq!(
-            try_connect(&mut rig, &asked, &open_discovery_connection()),
-            expected,
-            "{count}"
-        );
+        assert_eq!(try_connect(&mut rig, &asked, &discovery_connect_data()), expected, "{count}");
     }
     assert_eq!(rig.service.rejected_connections(), 20);
     let told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Rejected { why, .. } if why.contains("discovery"));
     assert_eq!(rig.new_events.iter().filter(|new_events| told(new_events)).count(), 20);
-    rig.execute_admin();
+    rig.connect_admin_queue();
     // The rejected connection is closed after its time limit, and idle ones after theirs.
     rig.advance_time(Span::from_secs(11));
     assert_eq!(rig.service.connection_count(), 11);
@@ -61,7 +57,7 @@ fn keep_alive_timeout_of_connect_is_bounded() {
         (600_001, Status::CONNECT_INVALID_PARAMETERS.with_dnr()),
         (u32::MAX, Status::CONNECT_INVALID_PARAMETERS.with_dnr()),
     ] {
-        for data in [open_discovery_connection(), connect_data(CNTLID_DYNAMIC)] {
+        for data in [discovery_connect_data(), connect_data(CNTLID_DYNAMIC)] {
             let asked = Connect { kato, ..admin_connect() };
             assert_eq!(try_connect(&mut rig, &asked, &data), expected, "{kato}");
         }
@@ -72,9 +68,9 @@ fn keep_alive_timeout_of_connect_is_bounded() {
 #[test]
 fn keep_alive_timeout_of_set_features_is_bounded() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     let visitor = rig.open_connection(admin_config());
-    rig.connect_queue(visitor, &admin_connect(), &open_discovery_connection());
+    rig.execute_connect(visitor, &admin_connect(), &discovery_connect_data());
     rig.set_property(visitor, offset::CC, ENABLED);
     let set = |timeout_ms| {
         Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0f).with_cdw11(timeout_ms)
@@ -86,7 +82,11 @@ fn keep_alive_timeout_of_set_features_is_bounded() {
     ] {
         for line in [admin, visitor] {
             let (completion, _) = rig.execute_command(line, &set(kato), DataDirection::None, &[]);
-            assert_eq!(completion.status().sct_and_sc(), expected, "{kato} over connection {line}");
+            assert_eq!(
+                completion.status().without_crd_more_dnr(),
+                expected,
+                "{kato} over connection {line}"
+            );
         }
     }
 }
@@ -102,11 +102,11 @@ fn silent_host_without_keep_alive_stays_connected_only_if_listed() {
             },
             false => config,
         });
-        let (admin, cntlid) = rig.execute_admin();
-        let io = rig.execute_io(cntlid, 1);
+        let (admin, cntlid) = rig.connect_admin_queue();
+        let io = rig.connect_io_queue(cntlid, 1);
         for _ in 0..3 {
             rig.advance_time(Span::from_secs(500));
-            let read = transfer_command(IoOpcode::Read.code(), 0, 1);
+            let read = read_or_write_command(IoOpcode::Read.code(), 0, 1);
             assert_eq!(
                 rig.execute_command(io, &read, DataDirection::ToHost(512), &[]).0.status(),
                 Status::SUCCESS
@@ -147,17 +147,17 @@ fn hosts_of_one_address_leave_registrants_to_others() {
             let data =
                 |cntlid| connect_data(cntlid).with(|data| data.hostnqn(name).hostid([number; 16]));
             let admin = rig.open_connection(admin_config());
-            let connected = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+            let connected = rig.execute_connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
             let cntlid = u16::try_from(connected.dw0()).unwrap();
             rig.set_property(admin, offset::CC, ENABLED);
             let io = rig.open_connection(io_config());
-            rig.connect_queue(io, &io_connect(1), &data(cntlid));
+            rig.execute_connect(io, &io_connect(1), &data(cntlid));
             let keys = [[0; 8], [7; 8]].concat();
             let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
             rig.execute_command(io, &command, DataDirection::FromHost(16), &keys)
                 .0
                 .status()
-                .sct_and_sc()
+                .without_crd_more_dnr()
         };
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);
@@ -173,8 +173,8 @@ fn one_host_cannot_use_all_connections() {
     let admission = Some(AdmissionLimits { per_host_max: 2, ..AdmissionLimits::default_for(16) });
     let mut rig =
         TestTarget::with_options(ServiceLimits { admission, ..service_limits() }, |config| config);
-    let (_, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
     let mine = connect_data(CNTLID_DYNAMIC);
     assert_eq!(try_connect(&mut rig, &admin_connect(), &mine), Status::CONNECT_CONTROLLER_BUSY);
     assert_eq!(rig.service.association_count(), 1, "what was refused is not kept");
@@ -184,5 +184,5 @@ fn one_host_cannot_use_all_connections() {
     // After a connection has ended, another one is accepted.
     rig.lines[1].pipe = None;
     rig.run_until_idle();
-    rig.execute_io(cntlid, 1);
+    rig.connect_io_queue(cntlid, 1);
 }

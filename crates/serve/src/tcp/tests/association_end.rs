@@ -7,7 +7,7 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    ENABLED, TestTarget, admin_config, admin_connect, connect_data, pattern, transfer_command,
+    ENABLED, TestTarget, admin_config, admin_connect, connect_data, pattern, read_or_write_command,
 };
 use crate::tcp::{DisconnectReason, TargetEvent};
 
@@ -22,10 +22,10 @@ fn disconnect_reasons(rig: &TestTarget) -> Vec<DisconnectReason> {
 #[test]
 fn admin_connection_end_ends_only_its_association() {
     let mut rig = TestTarget::new();
-    let (_, first) = rig.execute_admin();
-    let one = rig.execute_io(first, 1);
-    let (_, second) = rig.execute_admin();
-    let two = rig.execute_io(second, 1);
+    let (_, first) = rig.connect_admin_queue();
+    let one = rig.connect_io_queue(first, 1);
+    let (_, second) = rig.connect_admin_queue();
+    let two = rig.connect_io_queue(second, 1);
     rig.lines[0].pipe = None;
     rig.run_until_idle();
     let reasons = disconnect_reasons(&rig);
@@ -37,19 +37,19 @@ fn admin_connection_end_ends_only_its_association() {
     assert_eq!(rig.service.association_count(), 1);
     rig.lines[one].pipe = None;
     let bytes = pattern(1, 512);
-    let write = transfer_command(IoOpcode::Write.code(), 0, 1);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 1);
     let (completion, _) = rig.execute_command(two, &write, DataDirection::FromHost(512), &bytes);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn io_connection_can_disconnect_and_reconnect() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
+    let (_, cntlid) = rig.connect_admin_queue();
     for _ in 0..3 {
-        let io = rig.execute_io(cntlid, 1);
+        let io = rig.connect_io_queue(cntlid, 1);
         rig.lines[io].pipe = None;
         rig.run_until_idle();
     }
@@ -59,15 +59,15 @@ fn io_connection_can_disconnect_and_reconnect() {
 #[test]
 fn disconnect_command_completes_before_the_connection_closes() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let disconnect = Disconnect::default().to_command();
     let (completion, _) = rig.execute_command(io, &disconnect, DataDirection::None, &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     assert_eq!(disconnect_reasons(&rig), [DisconnectReason::HostDisconnect]);
     let (completion, _) = rig.execute_command(admin, &disconnect, DataDirection::None, &[]);
     assert_eq!(completion.status(), Status::INVALID_QUEUE_TYPE.with_dnr());
-    rig.execute_io(cntlid, 1);
+    rig.connect_io_queue(cntlid, 1);
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn silent_host_loses_its_association_at_the_timeout_and_traffic_counts() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
-    let completion = rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    let completion = rig.execute_connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
     rig.set_property(line, offset::CC, ENABLED);
-    let io = rig.execute_io(u16::try_from(completion.dw0()).unwrap(), 1);
+    let io = rig.connect_io_queue(u16::try_from(completion.dw0()).unwrap(), 1);
     for _ in 0..10 {
         rig.advance_time(Span::from_ms(800));
-        let read = transfer_command(IoOpcode::Read.code(), 0, 1);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 1);
         let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "its I/O keeps it alive");
     }
@@ -95,7 +95,7 @@ fn silent_host_loses_its_association_at_the_timeout_and_traffic_counts() {
         rig.new_events
     );
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn keep_alive_commands_keep_a_host_alive() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
-    rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.execute_connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
     rig.set_property(line, offset::CC, ENABLED);
     for _ in 0..10 {
         rig.advance_time(Span::from_ms(800));
@@ -124,7 +124,7 @@ fn controller_reset_keeps_the_keep_alive_timeout() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
-    rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.execute_connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
     rig.set_property(line, offset::CC, ENABLED);
     rig.set_property(line, offset::CC, 0);
     rig.advance_time(Span::from_secs(60));
@@ -144,12 +144,12 @@ fn controller_reset_keeps_the_keep_alive_timeout() {
 #[test]
 fn reset_ends_io_queues_without_completing_outstanding_commands() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
+    let (admin, cntlid) = rig.connect_admin_queue();
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     // More requests than the limit of outstanding event requests.
     for _ in 0..5 {
-        rig.execute_io(cntlid, 1);
-        rig.execute_io(cntlid, 2);
+        rig.connect_io_queue(cntlid, 1);
+        rig.connect_io_queue(cntlid, 2);
         rig.new_events.clear();
         let tag = rig.lines[admin].submit(&event, DataDirection::None, &[]);
         rig.run_until_idle();
@@ -165,14 +165,14 @@ fn reset_ends_io_queues_without_completing_outstanding_commands() {
         rig.set_property(admin, offset::CC, ENABLED);
     }
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// Commands that completed before the reset but whose response was not sent are discarded, too.
 #[test]
 fn reset_with_abort_leaves_aborted_command_uncompleted() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let event_requests = rig.lines[admin].submit(&event, DataDirection::None, &[]);
     rig.run_until_idle();
@@ -184,13 +184,13 @@ fn reset_with_abort_leaves_aborted_command_uncompleted() {
     assert!(both.iter().all(|tag| rig.lines[admin].done.contains_key(tag)));
     assert!(!rig.lines[admin].done.contains_key(&event_requests), "its host has forgotten it");
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn controller_shutdown_is_reported_complete() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     rig.set_property(admin, offset::CC, ENABLED | 1 << 14);
     rig.run_until_idle();
     let csts = rig.get_property(admin, offset::CSTS, PropertySize::Four).result();
@@ -205,18 +205,18 @@ fn host_without_connect_or_enable_is_disconnected() {
     assert_eq!(disconnect_reasons(&rig), [DisconnectReason::Timeout("connect")]);
     rig.new_events.clear();
     let line = rig.open_connection(admin_config());
-    rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    rig.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     rig.advance_time(Span::from_secs(121));
     assert_eq!(disconnect_reasons(&rig), [DisconnectReason::NotEnabled]);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn abort_works_for_commands_of_admin_and_io_queues() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let event_requests = rig.lines[admin].submit(&event, DataDirection::None, &[]);
     rig.run_until_idle();
@@ -234,7 +234,7 @@ fn abort_works_for_commands_of_admin_and_io_queues() {
 #[test]
 fn abort_and_error_log_use_the_cids_of_the_host() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     // The command has completed, but the host has not received the response and still uses its CID.
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code());

@@ -15,7 +15,7 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 use super::memory_limits::target_with_never_completing_device;
 use super::test_target::{
     HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
-    service_limits, transfer_command,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::association::{Association, HostIds};
 use crate::tcp::subsystem_export::ControllerError;
@@ -24,14 +24,14 @@ use crate::tcp::{
 };
 
 /// Completion of a Connect on a new connection: its status without DNR, and dword 0.
-fn connect_status(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> (Status, u32) {
+fn try_connect(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> (Status, u32) {
     let line = rig.open_connection(admin_config());
-    let completion = rig.connect_queue(line, connect, data);
+    let completion = rig.execute_connect(line, connect, data);
     let status = completion.status();
     (Status(status.0 & 0x7ff), completion.dw0())
 }
 
-fn error_text_of_connect(subsystem: &str, host: &str) -> ConnectData {
+fn connect_data_of(subsystem: &str, host: &str) -> ConnectData {
     ConnectData::zeroed().with(|data| {
         data.hostid([7; 16])
             .cntlid(CNTLID_DYNAMIC)
@@ -55,15 +55,15 @@ fn invalid_connect_field_is_rejected_with_its_offset() {
         (Connect { kato: u32::MAX, ..it() }, good(), in_command(48)),
         (it(), connect_data(0), in_data(16)),
         (it(), connect_data(CNTLID_STATIC), in_data(16)),
-        (it(), error_text_of_connect("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
-        (it(), error_text_of_connect("nonsense", HOST), in_data(256)),
-        (it(), error_text_of_connect(super::test_target::NQN, " "), in_data(512)),
+        (it(), connect_data_of("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
+        (it(), connect_data_of("nonsense", HOST), in_data(256)),
+        (it(), connect_data_of(super::test_target::NQN, " "), in_data(512)),
         (io_connect(1), connect_data(1), in_data(16)),
     ];
     let count = cases.len();
     for (connect, data, expected) in cases {
         assert_eq!(
-            connect_status(&mut rig, &connect, &data),
+            try_connect(&mut rig, &connect, &data),
             expected,
             "{connect:?} {:?}",
             data.subnqn()
@@ -77,7 +77,7 @@ fn invalid_connect_field_is_rejected_with_its_offset() {
     assert_eq!(refused, count, "one event for each");
     assert_eq!(rig.service.association_count(), 0);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -87,9 +87,8 @@ fn only_listed_hosts_connect() {
         hosts,
         ..config
     });
-    let stranger =
-        error_text_of_connect(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
-    let told = connect_status(&mut rig, &admin_connect(), &stranger);
+    let stranger = connect_data_of(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
+    let told = try_connect(&mut rig, &admin_connect(), &stranger);
     assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
     assert!(
         rig.new_events
@@ -98,7 +97,7 @@ fn only_listed_hosts_connect() {
         "{:?}",
         rig.new_events
     );
-    rig.execute_admin();
+    rig.connect_admin_queue();
 }
 
 /// Hosts are identified by name, and access lists decide: a name of any form is accepted.
@@ -110,21 +109,17 @@ fn any_valid_hostnqn_is_accepted() {
         field.0[255] = b'?';
         // Each host has its own identifier.
         let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
-        let unzeroed = error_text_of_connect(super::test_target::NQN, name)
+        let unzeroed = connect_data_of(super::test_target::NQN, name)
             .with(|data| data.hostnqn(field).hostid(id));
-        assert_eq!(
-            connect_status(&mut rig, &admin_connect(), &unzeroed).0,
-            Status::SUCCESS,
-            "{name}"
-        );
+        assert_eq!(try_connect(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
         let told = rig.new_events.iter().any(
             |new_events| matches!(new_events, TargetEvent::Associated { host, .. } if host == name),
         );
         assert!(told, "{:?}", rig.new_events);
     }
-    let noise = error_text_of_connect(super::test_target::NQN, "a host");
+    let noise = connect_data_of(super::test_target::NQN, "a host");
     assert_eq!(
-        connect_status(&mut rig, &admin_connect(), &noise),
+        try_connect(&mut rig, &admin_connect(), &noise),
         (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512)
     );
 }
@@ -137,25 +132,25 @@ fn static_controller_connects_only_by_its_cntlid_within_range() {
         ..config
     });
     let ask =
-        |rig: &mut TestTarget, cntlid| connect_status(rig, &admin_connect(), &connect_data(cntlid));
+        |rig: &mut TestTarget, cntlid| try_connect(rig, &admin_connect(), &connect_data(cntlid));
     assert_eq!(ask(&mut rig, 2), (Status::SUCCESS, 2));
     assert_eq!(ask(&mut rig, 2).0, Status::CONNECT_CONTROLLER_BUSY);
     assert_eq!(ask(&mut rig, 3), (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16));
     assert_eq!(ask(&mut rig, CNTLID_STATIC), (Status::SUCCESS, 1));
     assert_eq!(ask(&mut rig, CNTLID_DYNAMIC).0, Status::CONNECT_CONTROLLER_BUSY);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn io_queue_connects_only_for_the_host_of_its_controller_and_once() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
-    let completion = rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    let completion = rig.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     let ask =
-        |rig: &mut TestTarget, qid| connect_status(rig, &io_connect(qid), &connect_data(cntlid)).0;
-    let disabled = connect_status(&mut rig, &io_connect(1), &connect_data(cntlid));
+        |rig: &mut TestTarget, qid| try_connect(rig, &io_connect(qid), &connect_data(cntlid)).0;
+    let disabled = try_connect(&mut rig, &io_connect(1), &connect_data(cntlid));
     assert_eq!(disabled, (Status::CONNECT_INVALID_PARAMETERS, 42), "it is disabled");
     rig.set_property(line, offset::CC, 1);
     assert_eq!(ask(&mut rig, 1), Status::CONNECT_INVALID_PARAMETERS, "entries of no size");
@@ -180,7 +175,7 @@ fn io_queue_connects_only_for_the_host_of_its_controller_and_once() {
         (connect_data(cntlid + 1), 16),
     ] {
         assert_eq!(
-            connect_status(&mut rig, &io_connect(2), &data),
+            try_connect(&mut rig, &io_connect(2), &data),
             (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
         );
     }
@@ -189,7 +184,7 @@ fn io_queue_connects_only_for_the_host_of_its_controller_and_once() {
     assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.new_events);
     assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.new_events);
     let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
-    assert_eq!(connect_status(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
+    assert_eq!(try_connect(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
 }
 
 /// Base 2.1 §5.1.25.1.28: two controllers whose hosts gave host identifier 0 belong to different
@@ -201,16 +196,19 @@ fn hostid_of_zero_is_accepted_and_identifies_no_host() {
     let mut connected = Vec::new();
     for _ in 0..2 {
         let admin = rig.open_connection(admin_config());
-        let completion = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+        let completion = rig.execute_connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
         assert_eq!(completion.status(), Status::SUCCESS);
         let cntlid = u16::try_from(completion.dw0()).unwrap();
         rig.set_property(admin, offset::CC, super::test_target::ENABLED);
         let io = rig.open_connection(io_config());
-        assert_eq!(rig.connect_queue(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        assert_eq!(
+            rig.execute_connect(io, &io_connect(1), &data(cntlid)).status(),
+            Status::SUCCESS
+        );
         let identified = connect_data(cntlid);
         let refused = (Status::CONNECT_INVALID_PARAMETERS, 1 << 16);
         assert_eq!(
-            connect_status(&mut rig, &io_connect(2), &identified),
+            try_connect(&mut rig, &io_connect(2), &identified),
             refused,
             "another identifier"
         );
@@ -221,10 +219,13 @@ fn hostid_of_zero_is_accepted_and_identifies_no_host() {
     for &(_, io, _) in &connected {
         let (completion, _) =
             rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
-        assert_eq!(completion.status().sct_and_sc(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        assert_eq!(
+            completion.status().without_crd_more_dnr(),
+            Status::HOST_IDENTIFIER_NOT_INITIALIZED
+        );
         let (completion, _) = rig.execute_command(
             io,
-            &transfer_command(IoOpcode::Read.code(), 0, 1),
+            &read_or_write_command(IoOpcode::Read.code(), 0, 1),
             DataDirection::ToHost(512),
             &[],
         );
@@ -238,11 +239,11 @@ fn hostid_of_zero_is_accepted_and_identifies_no_host() {
 fn hostid_in_use_by_another_hostnqn_is_rejected() {
     const THIEF: &str = "nqn.2026-01.org.tenmil:thief";
     let mut rig = TestTarget::new();
-    let (_, io) = rig.connect_host(7);
-    let thief = || error_text_of_connect(super::test_target::NQN, THIEF);
+    let (_, io) = rig.connect_host_with_io_queue(7);
+    let thief = || connect_data_of(super::test_target::NQN, THIEF);
     let dial = |rig: &mut TestTarget| {
         let line = rig.open_connection(admin_config());
-        rig.connect_queue(line, &admin_connect(), &thief())
+        rig.execute_connect(line, &admin_connect(), &thief())
     };
     let refused = dial(&mut rig);
     // Without Do Not Retry: the other host may disconnect.
@@ -262,32 +263,32 @@ fn hostid_in_use_by_another_hostnqn_is_rejected() {
     let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
     let refused = dial(&mut rig);
     assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr(), "it is registered");
     assert_eq!(rig.service.association_count(), 0, "the number is free again");
-    rig.connect_host(7);
+    rig.connect_host_with_io_queue(7);
     let own = thief().with(|data| data.hostid([8; 16]));
-    assert_eq!(connect_status(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
 }
 
 /// A common benchmark leaves HOSTNQN empty.
 #[test]
 fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
     let mut rig = TestTarget::new();
-    let unnamed = || error_text_of_connect(super::test_target::NQN, "");
-    let (status, cntlid) = connect_status(&mut rig, &admin_connect(), &unnamed());
+    let unnamed = || connect_data_of(super::test_target::NQN, "");
+    let (status, cntlid) = try_connect(&mut rig, &admin_connect(), &unnamed());
     assert_eq!(status, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
     rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
-    assert_eq!(connect_status(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
+    assert_eq!(try_connect(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
     let told = rig.new_events.iter().filter(
         |new_events| matches!(new_events, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
     );
     assert_eq!(told.count(), 1, "{:?}", rig.new_events);
-    let discovery = error_text_of_connect(tenmil_wire::nqn::DISCOVERY, "");
-    assert_eq!(connect_status(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
+    let discovery = connect_data_of(tenmil_wire::nqn::DISCOVERY, "");
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
 
     let hosts = AllowedHosts::Listed(BTreeSet::from([HOST.to_owned()]));
     let mut rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
@@ -295,7 +296,7 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
         ..config
     });
     let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
-    assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()), refused);
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &unnamed()), refused);
     assert!(
         rig.new_events
             .iter()
@@ -308,7 +309,7 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
         masks: masked,
         ..config
     });
-    assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
     rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
@@ -323,9 +324,9 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
 #[test]
 fn connect_waits_for_a_closing_queue_of_the_same_id() {
     let (mut rig, is_stuck) = target_with_never_completing_device();
-    let (_, cntlid) = rig.execute_admin();
-    let first = rig.execute_io(cntlid, 1);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let first = rig.connect_io_queue(cntlid, 1);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let reconnect = |rig: &mut TestTarget| {
         let line = rig.open_connection(io_config());
         (line, rig.submit_connect(line, &io_connect(1), &connect_data(cntlid)))
@@ -361,10 +362,10 @@ fn connect_waits_for_a_closing_queue_of_the_same_id() {
     assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR, "without Do Not Retry");
     is_stuck.store(false, Ordering::Relaxed);
     rig.run_until_idle();
-    let completion = rig.connect_queue(third, &io_connect(1), &connect_data(cntlid));
+    let completion = rig.execute_connect(third, &io_connect(1), &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// A waiting Connect is canceled with its connection, and its connection is subject to the time
@@ -372,8 +373,8 @@ fn connect_waits_for_a_closing_queue_of_the_same_id() {
 #[test]
 fn host_with_pending_connect_can_be_disconnected() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
     let before = rig.guests.len();
     let line = rig.open_connection(io_config());
     rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
@@ -391,7 +392,7 @@ fn host_with_pending_connect_can_be_disconnected() {
         TargetEvent::Disconnected { reason: DisconnectReason::Timeout("connect"), .. }
     )));
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -404,16 +405,16 @@ fn command_out_of_sequence_fails_with_command_sequence_error() {
     };
     let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
     assert_eq!(status(&mut rig, line), sequence, "before Connect");
-    rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    rig.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     assert_eq!(status(&mut rig, line), sequence, "before it is enabled");
-    let again = rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    let again = rig.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     assert_eq!(again.status(), sequence, "a second Connect");
 }
 
 #[test]
 fn invalid_property_offset_or_length_fails_with_invalid_field() {
     let mut rig = TestTarget::new();
-    let (line, _) = rig.execute_admin();
+    let (line, _) = rig.connect_admin_queue();
     let invalid = Status::INVALID_FIELD.with_dnr();
     for (at, size) in [
         (offset::CAP, PropertySize::Four),
@@ -434,8 +435,8 @@ fn invalid_property_offset_or_length_fails_with_invalid_field() {
 #[test]
 fn wrong_transfer_length_is_rejected_and_leaks_no_data() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
     for (opcode, blocks, len) in [
         (IoOpcode::Read, 8, 512),
@@ -447,7 +448,7 @@ fn wrong_transfer_length_is_rejected_and_leaks_no_data() {
         (IoOpcode::Compare, 8, 512),
         (IoOpcode::Compare, 1, 4096),
     ] {
-        let command = transfer_command(opcode.code(), 0, blocks);
+        let command = read_or_write_command(opcode.code(), 0, blocks);
         let (data, bytes) = match opcode {
             IoOpcode::Read => (DataDirection::ToHost(len), Vec::new()),
             _ => (DataDirection::FromHost(len), vec![1; len as usize]),
@@ -458,12 +459,12 @@ fn wrong_transfer_length_is_rejected_and_leaks_no_data() {
     }
     // A command without data has none of the one that had its slot before.
     let (completion, _) =
-        rig.execute_command(io, &transfer_command(2, 0, 1), DataDirection::ToHost(512), &[]);
+        rig.execute_command(io, &read_or_write_command(2, 0, 1), DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     let (completion, _) =
-        rig.execute_command(io, &transfer_command(2, 0, 1), DataDirection::None, &[]);
+        rig.execute_command(io, &read_or_write_command(2, 0, 1), DataDirection::None, &[]);
     assert_eq!(completion.status(), wrong, "no data at all");
-    let beyond = transfer_command(IoOpcode::Read.code(), super::test_target::BLOCKS, 1);
+    let beyond = read_or_write_command(IoOpcode::Read.code(), super::test_target::BLOCKS, 1);
     let (completion, _) = rig.execute_command(io, &beyond, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
     let _ = io_config();
@@ -487,7 +488,10 @@ fn cntlid_is_reserved_during_connect_and_subsystem_removal_ends_controllers() {
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.add_association(&association);
-    assert_eq!(association.transport().end_reason(), Some(AssociationEndReason::SubsystemRemoved));
+    assert_eq!(
+        association.lock_transport().end_reason(),
+        Some(AssociationEndReason::SubsystemRemoved)
+    );
     drop(association);
     assert!(open(2).is_ok(), "its number is free again");
 }

@@ -22,7 +22,7 @@ use crate::tcp::{
 
 const LOG: u32 = 0x70;
 
-fn discovery_host(host: &str) -> ConnectData {
+fn discovery_connect_data(host: &str) -> ConnectData {
     ConnectData::zeroed().with(|data| {
         data.hostid([7; 16])
             .cntlid(CNTLID_DYNAMIC)
@@ -33,7 +33,7 @@ fn discovery_host(host: &str) -> ConnectData {
 
 fn connect_discovery(rig: &mut TestTarget, host: &str) -> usize {
     let line = rig.open_connection(admin_config());
-    let completion = rig.connect_queue(line, &admin_connect(), &discovery_host(host));
+    let completion = rig.execute_connect(line, &admin_connect(), &discovery_connect_data(host));
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.set_property(line, offset::CC, ENABLED);
     line
@@ -48,7 +48,7 @@ fn read_discovery_log(rig: &mut TestTarget, line: usize) -> (DiscoveryHeader, Ve
 }
 
 /// Log page as this host sees it: generation counter, and name, type and port of each entry.
-fn parse_discovery_log(
+fn read_discovery_entries(
     rig: &mut TestTarget,
     line: usize,
 ) -> (u64, Vec<(String, SubsystemType, Option<u16>)>) {
@@ -75,7 +75,7 @@ fn subsystem_config(name: &str, hosts: AllowedHosts) -> SubsystemExportConfig {
 #[test]
 fn discovery_lists_allowed_subsystems_with_their_addresses() {
     let mut rig = TestTarget::new();
-    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     rig.service.set_referrals(vec!["[::1]:8009".parse().unwrap()]);
     let secret = "nqn.2026-01.org.tenmil:secret";
     let hosts = AllowedHosts::Listed(BTreeSet::from(["nqn.2026-01.org.tenmil:friend".to_owned()]));
@@ -84,18 +84,21 @@ fn discovery_lists_allowed_subsystems_with_their_addresses() {
     let own = (nqn::DISCOVERY.to_owned(), SubsystemType::Discovery, Some(4420));
     let other = (nqn::DISCOVERY.to_owned(), SubsystemType::Referral, Some(8009));
     let disk = (NQN.to_owned(), SubsystemType::Nvm, Some(4420));
-    assert_eq!(parse_discovery_log(&mut rig, line).1, [own.clone(), disk.clone(), other.clone()]);
+    assert_eq!(
+        read_discovery_entries(&mut rig, line).1,
+        [own.clone(), disk.clone(), other.clone()]
+    );
     let line = connect_discovery(&mut rig, "nqn.2026-01.org.tenmil:friend");
     let shown = (secret.to_owned(), SubsystemType::Nvm, Some(4420));
-    assert_eq!(parse_discovery_log(&mut rig, line).1, [own, shown, disk, other]);
+    assert_eq!(read_discovery_entries(&mut rig, line).1, [own, shown, disk, other]);
 }
 
 #[test]
 fn discovery_log_change_is_reported_once_until_read() {
     let mut rig = TestTarget::new();
-    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     let line = connect_discovery(&mut rig, HOST);
-    let (first, _) = parse_discovery_log(&mut rig, line);
+    let (first, _) = read_discovery_entries(&mut rig, line);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
     rig.execute_command(line, &events.with_cdw11(1 << 31), DataDirection::None, &[]);
     let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
@@ -113,7 +116,7 @@ fn discovery_log_change_is_reported_once_until_read() {
     assert!(rig.service.remove_subsystem("nqn.2026-01.org.tenmil:new"));
     rig.run_until_idle();
     assert!(!rig.lines[line].done.contains_key(&tag), "it has not read what it was told of");
-    let (second, shown) = parse_discovery_log(&mut rig, line);
+    let (second, shown) = read_discovery_entries(&mut rig, line);
     assert_eq!((second, shown.len()), (first + 2, 2));
     rig.service.set_referrals(Vec::new());
     rig.run_until_idle();
@@ -149,11 +152,11 @@ fn reset_of_discovery_controller_drops_event_requests() {
 #[test]
 fn service_close_ends_unassociated_connections_at_once() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     connect_discovery(&mut rig, HOST);
     rig.open_connection(admin_config());
     assert_eq!(rig.service.connection_count(), 3);
-    rig.service.close_unassociated();
+    rig.service.close_unassociated_connections();
     rig.run_until_idle();
     assert_eq!(rig.service.connection_count(), 1, "that of the subsystem");
     let ended = |new_events: &&TargetEvent| {
@@ -171,7 +174,7 @@ fn discovery_rejects_io_queues_and_silent_hosts_are_disconnected() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let io = Connect { qid: 1, ..admin_connect() };
-    let completion = rig.connect_queue(line, &io, &discovery_host(HOST));
+    let completion = rig.execute_connect(line, &io, &discovery_connect_data(HOST));
     assert_eq!((completion.status().0 & 0x7ff, completion.dw0()), (0x182, 42));
     rig.lines[line].pipe = None;
     connect_discovery(&mut rig, HOST);
@@ -195,7 +198,10 @@ fn silent_discovery_host_is_disconnected_after_its_keep_alive_interval() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 10_000, ..admin_connect() };
-    assert_eq!(rig.connect_queue(line, &connect, &discovery_host(HOST)).status(), Status::SUCCESS);
+    assert_eq!(
+        rig.execute_connect(line, &connect, &discovery_connect_data(HOST)).status(),
+        Status::SUCCESS
+    );
     rig.set_property(line, offset::CC, ENABLED);
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
     for _ in 0..3 {
@@ -212,7 +218,7 @@ fn silent_discovery_host_is_disconnected_after_its_keep_alive_interval() {
 #[test]
 fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     let mut rig = TestTarget::new();
-    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     let identity = |rig: &mut TestTarget, line| {
         let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
         let (_, bytes) = rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]);
@@ -227,28 +233,28 @@ fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     assert!(rig.service.set_discovery_name(nonsense).is_err());
     let name = DiscoveryName { nqn: own.to_owned(), serial: "7".to_owned() };
     rig.service.set_discovery_name(name).unwrap();
-    let asked = discovery_host(HOST).with(|data| data.subnqn(Ascii::nul_padded(own)));
+    let asked = discovery_connect_data(HOST).with(|data| data.subnqn(Ascii::nul_padded(own)));
     let named = rig.open_connection(admin_config());
-    assert_eq!(rig.connect_queue(named, &admin_connect(), &asked).status(), Status::SUCCESS);
+    assert_eq!(rig.execute_connect(named, &admin_connect(), &asked).status(), Status::SUCCESS);
     rig.set_property(named, offset::CC, ENABLED);
     for line in [named, connect_discovery(&mut rig, HOST)] {
         let with = (b"7                   ".to_vec(), Ascii::nul_padded(own));
         assert_eq!(identity(&mut rig, line), with);
         let current = (own.to_owned(), SubsystemType::Discovery, Some(4420));
-        assert_eq!(parse_discovery_log(&mut rig, line).1[0], current);
+        assert_eq!(read_discovery_entries(&mut rig, line).1[0], current);
     }
 }
 
 #[test]
 fn subsystem_removal_ends_its_associations() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
     assert!(rig.service.remove_subsystem(NQN) && !rig.service.remove_subsystem(NQN));
     rig.run_until_idle();
     assert_eq!(rig.service.connection_count(), 0);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -279,10 +285,10 @@ fn log_page_longer_than_own_pages_is_rejected() {
 
 /// Addresses in the log page of a host that is connected through port 1 of `ports`, to the local
 /// address `here`.
-fn discovery_change_events(ports: &[&str], here: Option<&str>) -> Vec<String> {
+fn discovery_addresses_of(ports: &[&str], here: Option<&str>) -> Vec<String> {
     let mut rig = TestTarget::new();
     for (number, address) in (1..).zip(ports) {
-        rig.service.open_port(number, Port { address: Some(address.parse().unwrap()) });
+        rig.service.add_port(number, Port { address: Some(address.parse().unwrap()) });
     }
     rig.traits.here = here.map(|here| here.parse().unwrap());
     let line = connect_discovery(&mut rig, HOST);
@@ -298,15 +304,12 @@ fn discovery_change_events(ports: &[&str], here: Option<&str>) -> Vec<String> {
 #[test]
 fn discovery_replaces_an_unspecified_address_by_the_local_one() {
     let wild = ["0.0.0.0:4420"];
-    assert_eq!(discovery_change_events(&wild, Some("10.1.2.3:4420")), ["10.1.2.3 4420"]);
-    assert_eq!(discovery_change_events(&["[::]:4421"], Some("10.1.2.3:4421")), ["10.1.2.3 4421"]);
-    assert_eq!(discovery_change_events(&["[::]:4421"], Some("[fe80::1]:4421")), ["fe80::1 4421"]);
-    assert_eq!(
-        discovery_change_events(&["127.0.0.1:4420"], Some("10.1.2.3:9")),
-        ["127.0.0.1 4420"]
-    );
+    assert_eq!(discovery_addresses_of(&wild, Some("10.1.2.3:4420")), ["10.1.2.3 4420"]);
+    assert_eq!(discovery_addresses_of(&["[::]:4421"], Some("10.1.2.3:4421")), ["10.1.2.3 4421"]);
+    assert_eq!(discovery_addresses_of(&["[::]:4421"], Some("[fe80::1]:4421")), ["fe80::1 4421"]);
+    assert_eq!(discovery_addresses_of(&["127.0.0.1:4420"], Some("10.1.2.3:9")), ["127.0.0.1 4420"]);
     // A wildcard IPv4 port has no address for a host connected by IPv6, and a wildcard address is
     // never reported.
-    assert!(discovery_change_events(&wild, Some("[fe80::1]:4420")).is_empty());
-    assert!(discovery_change_events(&wild, None).is_empty());
+    assert!(discovery_addresses_of(&wild, Some("[fe80::1]:4420")).is_empty());
+    assert!(discovery_addresses_of(&wild, None).is_empty());
 }

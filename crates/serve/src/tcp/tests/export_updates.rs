@@ -15,7 +15,7 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::test_target::{
-    ENABLED, NQN, TestTarget, admin_config, admin_connect, service_limits, transfer_command,
+    ENABLED, NQN, TestTarget, admin_config, admin_connect, read_or_write_command, service_limits,
 };
 use crate::tcp::association::{Association, HostIds};
 use crate::tcp::{AllowedHosts, SubsystemExportConfig, SubsystemExportUpdate};
@@ -23,7 +23,7 @@ use crate::tcp::{AllowedHosts, SubsystemExportConfig, SubsystemExportUpdate};
 const ONE: &str = "nqn.2026-01.org.tenmil:one";
 const TWO: &str = "nqn.2026-01.org.tenmil:two";
 
-fn allowed_hosts_named(host: &str) -> ConnectData {
+fn connect_data_of_host(host: &str) -> ConnectData {
     ConnectData::zeroed().with(|data| {
         let id = host.as_bytes()[host.len() - 1];
         data.hostid([id; 16])
@@ -37,7 +37,7 @@ fn allowed_hosts_named(host: &str) -> ConnectData {
 /// connection and the tag of the Asynchronous Event Request.
 fn connect_admin(rig: &mut TestTarget, host: &str) -> (usize, u16) {
     let line = rig.open_connection(admin_config());
-    let completion = rig.connect_queue(line, &admin_connect(), &allowed_hosts_named(host));
+    let completion = rig.execute_connect(line, &admin_connect(), &connect_data_of_host(host));
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.set_property(line, offset::CC, ENABLED);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
@@ -54,7 +54,7 @@ fn submit_event_request(rig: &mut TestTarget, line: usize) -> u16 {
 
 /// Takes the event that the host received, if any, reads the log page that it names, and sends the
 /// next Asynchronous Event Request.
-fn received_events(rig: &mut TestTarget, (line, tag): (usize, u16)) -> Option<(u32, u16)> {
+fn take_received_event(rig: &mut TestTarget, (line, tag): (usize, u16)) -> Option<(u32, u16)> {
     let (completion, _) = rig.lines[line].done.remove(&tag)?;
     let page = completion.dw0() >> 16;
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(1023 << 16 | page);
@@ -79,7 +79,7 @@ fn namespace_config(rig: &TestTarget, nsid: u32) -> NamespaceConfig {
 
 /// Service with a subsystem with ANA groups, exported at two ports.
 fn test_target() -> TestTarget {
-    test_target_with(subsystem_config())
+    target_with_subsystem(subsystem_config())
 }
 
 fn subsystem_config() -> Subsystem {
@@ -91,7 +91,7 @@ fn subsystem_config() -> Subsystem {
     Subsystem::new(config).unwrap()
 }
 
-fn test_target_with(subsystem: Subsystem) -> TestTarget {
+fn target_with_subsystem(subsystem: Subsystem) -> TestTarget {
     TestTarget::with_options(service_limits(), |config| {
         let ports = BTreeMap::from([(1, Vec::new()), (2, Vec::new())]);
         SubsystemExportConfig { subsystem, ports, ..config }
@@ -112,16 +112,16 @@ fn adding_a_namespace_notifies_hosts_that_can_see_it() {
     let (one, two) = (connect_admin(&mut rig, ONE), connect_admin(&mut rig, TWO));
     rig.service.add_namespace(NQN, namespace_config(&rig, 1)).unwrap();
     rig.run_until_idle();
-    let (page, tag) = received_events(&mut rig, one).unwrap();
+    let (page, tag) = take_received_event(&mut rig, one).unwrap();
     assert_eq!(page, NAMESPACES);
-    let (_, second) = received_events(&mut rig, two).unwrap();
+    let (_, second) = take_received_event(&mut rig, two).unwrap();
     // The second namespace is visible to one host only.
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
     assert!(rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() }));
     rig.service.add_namespace(NQN, namespace_config(&rig, 2)).unwrap();
     rig.run_until_idle();
-    assert!(received_events(&mut rig, (one.0, tag)).is_none());
-    let (_, second) = received_events(&mut rig, (two.0, second)).unwrap();
+    assert!(take_received_event(&mut rig, (one.0, tag)).is_none());
+    let (_, second) = take_received_event(&mut rig, (two.0, second)).unwrap();
     assert_eq!(
         (visible_namespaces(&mut rig, one.0), visible_namespaces(&mut rig, two.0)),
         (vec![1], vec![1, 2])
@@ -134,8 +134,8 @@ fn adding_a_namespace_notifies_hosts_that_can_see_it() {
     rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() });
     rig.run_until_idle();
     assert!(
-        received_events(&mut rig, (one.0, tag)).is_some()
-            && received_events(&mut rig, (two.0, second)).is_some()
+        take_received_event(&mut rig, (one.0, tag)).is_some()
+            && take_received_event(&mut rig, (two.0, second)).is_some()
     );
     assert_eq!(
         (visible_namespaces(&mut rig, one.0), visible_namespaces(&mut rig, two.0)),
@@ -154,10 +154,10 @@ fn hiding_a_namespace_notifies_only_hosts_that_could_see_it() {
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
     rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() });
     rig.run_until_idle();
-    assert_eq!(received_events(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
+    assert_eq!(take_received_event(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
     assert_eq!(visible_namespaces(&mut rig, one.0), [1]);
     let late = connect_admin(&mut rig, ONE);
-    assert_eq!(received_events(&mut rig, late), None);
+    assert_eq!(take_received_event(&mut rig, late), None);
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(1023 << 16 | NAMESPACES);
     let (_, changed) =
         rig.execute_command(late.0, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
@@ -191,7 +191,7 @@ fn mask_and_namespace_changes_during_connect_apply_to_the_new_controller() {
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), cntlid, (host, 1), front);
     offer.add_association(&association);
-    let namespaces = association.transport().controller().namespaces().reader();
+    let namespaces = association.lock_transport().controller().namespaces().reader();
     let seen: Vec<u32> = namespaces.get().iter().map(|namespace| namespace.nsid).collect();
     assert_eq!(seen, [1, 3]);
 }
@@ -206,7 +206,7 @@ fn update_disconnects_only_hosts_no_longer_allowed() {
         .update_export(NQN, SubsystemExportUpdate { hosts: hosts.clone(), ..unchanged_update() });
     rig.run_until_idle();
     assert_eq!((rig.service.association_count(), rig.service.connection_count()), (1, 1));
-    assert!(received_events(&mut rig, two).is_none());
+    assert!(take_received_event(&mut rig, two).is_none());
     assert_eq!(visible_namespaces(&mut rig, two.0), [1]);
     assert!(!rig.lines[one.0].done.contains_key(&one.1));
     // The host is connected through port 1.
@@ -226,32 +226,32 @@ fn ana_change_is_reported_only_if_the_state_differs() {
     rig.service.update_export(NQN, unchanged_update());
     rig.run_until_idle();
     assert_eq!(rig.service.discovery_generation(), generation);
-    assert!(received_events(&mut rig, one).is_none());
+    assert!(take_received_event(&mut rig, one).is_none());
     let group = |state| BTreeMap::from([(1, vec![(1, state)]), (2, Vec::new())]);
     let ports = group(AnaState::Inaccessible);
     rig.service.update_export(NQN, SubsystemExportUpdate { ports, ..unchanged_update() });
     rig.run_until_idle();
-    let (page, tag) = received_events(&mut rig, one).unwrap();
+    let (page, tag) = take_received_event(&mut rig, one).unwrap();
     assert_eq!(page, ANA);
     rig.service.update_export(NQN, unchanged_update());
     rig.run_until_idle();
-    assert_eq!(received_events(&mut rig, (one.0, tag)).map(|(page, _)| page), Some(ANA));
+    assert_eq!(take_received_event(&mut rig, (one.0, tag)).map(|(page, _)| page), Some(ANA));
 }
 
 #[test]
 fn namespace_removal_keeps_other_namespaces() {
     let subsystem = subsystem_config();
-    let mut rig = test_target_with(subsystem.clone());
+    let mut rig = target_with_subsystem(subsystem.clone());
     for nsid in [1, 2] {
         rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
     }
-    let (line, cntlid) = rig.execute_admin();
+    let (line, cntlid) = rig.connect_admin_queue();
     let one = connect_admin(&mut rig, ONE);
-    let io = rig.execute_io(cntlid, 1);
+    let io = rig.connect_io_queue(cntlid, 1);
     assert!(subsystem.remove_namespace(2));
     rig.run_until_idle();
-    assert_eq!(received_events(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    assert_eq!(take_received_event(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     assert_eq!(visible_namespaces(&mut rig, line), [1]);
@@ -260,10 +260,10 @@ fn namespace_removal_keeps_other_namespaces() {
 #[test]
 fn removed_namespace_device_closes_while_hosts_stay_connected_and_idle() {
     let subsystem = subsystem_config();
-    let mut rig = test_target_with(subsystem.clone());
-    let (line, cntlid) = rig.execute_admin();
+    let mut rig = target_with_subsystem(subsystem.clone());
+    let (line, cntlid) = rig.connect_admin_queue();
     let listening = connect_admin(&mut rig, ONE);
-    let queues = [1, 2].map(|qid| rig.execute_io(cntlid, qid));
+    let queues = [1, 2].map(|qid| rig.connect_io_queue(cntlid, qid));
     for nsid in [1, 2] {
         rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
         rig.run_until_idle();
@@ -273,7 +273,7 @@ fn removed_namespace_device_closes_while_hosts_stay_connected_and_idle() {
         rig.service.add_namespace(NQN, new).unwrap();
         rig.run_until_idle();
         // The first queue has used it, and the second one has been idle ever since.
-        let read = transfer_command(IoOpcode::Read.code(), 0, 8).with_nsid(3);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 8).with_nsid(3);
         let (completion, _) =
             rig.execute_command(queues[0], &read, DataDirection::ToHost(4096), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
@@ -286,5 +286,5 @@ fn removed_namespace_device_closes_while_hosts_stay_connected_and_idle() {
         assert!(!completion.status().is_success());
     }
     assert_eq!(visible_namespaces(&mut rig, line), [1, 2]);
-    assert!(received_events(&mut rig, listening).is_some());
+    assert!(take_received_event(&mut rig, listening).is_some());
 }

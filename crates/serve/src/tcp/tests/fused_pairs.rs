@@ -8,7 +8,7 @@ use tenmil_wire::{AdminOpcode, Command, Fuse, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
     BLOCKS, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect, pattern,
-    service_limits, transfer_command,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::ServiceLimits;
 
@@ -18,39 +18,40 @@ const FAILED: Status = Status::ABORTED_FAILED_FUSED;
 const FIELD: Status = Status::INVALID_FIELD.with_dnr();
 
 /// Host configurations that send data in the capsule and after an R2T.
-fn transfer_methods() -> [HostConfig; 2] {
+fn in_capsule_and_r2t_configs() -> [HostConfig; 2] {
     [io_config(), HostConfig { in_capsule_bytes: 0, ..io_config() }]
 }
 
 /// Connects an I/O queue of a controller with this host configuration.
-fn io_queue_with_data(
-    rig: &mut TestTarget,
-    (cntlid, qid): (u16, u16),
-    config: HostConfig,
-) -> usize {
+fn connect_io_queue(rig: &mut TestTarget, (cntlid, qid): (u16, u16), config: HostConfig) -> usize {
     let line = rig.open_connection(config);
-    let completion = rig.connect_queue(line, &io_connect(qid), &connect_data(cntlid));
+    let completion = rig.execute_connect(line, &io_connect(qid), &connect_data(cntlid));
     assert_eq!(completion.status(), OK);
     line
 }
 
 fn fused_command(opcode: IoOpcode, lba: u64, blocks: u32) -> Command {
     let fuse = if opcode == IoOpcode::Compare { Fuse::First } else { Fuse::Second };
-    transfer_command(opcode.code(), lba, blocks).with_fuse(fuse)
+    read_or_write_command(opcode.code(), lba, blocks).with_fuse(fuse)
 }
 
 /// Submits a command with data to the controller.
-fn send_command(rig: &mut TestTarget, line: usize, command: &Command, bytes: &[u8]) -> u16 {
+fn submit_command(rig: &mut TestTarget, line: usize, command: &Command, bytes: &[u8]) -> u16 {
     let len = u32::try_from(bytes.len()).unwrap();
     rig.lines[line].submit(command, DataDirection::FromHost(len), bytes)
 }
 
 /// Submits a fused pair on the blocks that `old` and `new` cover.
-fn send_pair(rig: &mut TestTarget, line: usize, lba: u64, [old, new]: [&[u8]; 2]) -> [u16; 2] {
+fn submit_fused_pair(
+    rig: &mut TestTarget,
+    line: usize,
+    lba: u64,
+    [old, new]: [&[u8]; 2],
+) -> [u16; 2] {
     let blocks = u32::try_from(old.len() / 512).unwrap();
     [
-        send_command(rig, line, &fused_command(IoOpcode::Compare, lba, blocks), old),
-        send_command(rig, line, &fused_command(IoOpcode::Write, lba, blocks), new),
+        submit_command(rig, line, &fused_command(IoOpcode::Compare, lba, blocks), old),
+        submit_command(rig, line, &fused_command(IoOpcode::Write, lba, blocks), new),
     ]
 }
 
@@ -64,7 +65,7 @@ fn completion_statuses<const N: usize>(
 }
 
 /// Status of the commands, all of which must complete.
-fn completed_commands<const N: usize>(
+fn run_and_complete_all<const N: usize>(
     rig: &mut TestTarget,
     line: usize,
     tags: [u16; N],
@@ -74,42 +75,43 @@ fn completed_commands<const N: usize>(
 }
 
 fn read_blocks(rig: &mut TestTarget, line: usize, lba: u64, len: u32) -> Vec<u8> {
-    let read = transfer_command(IoOpcode::Read.code(), lba, len / 512);
+    let read = read_or_write_command(IoOpcode::Read.code(), lba, len / 512);
     let (completion, bytes) = rig.execute_command(line, &read, DataDirection::ToHost(len), &[]);
     assert_eq!(completion.status(), OK);
     bytes
 }
 
-fn disconnect_host(mut rig: TestTarget) {
+fn disconnect_all_and_assert_empty(mut rig: TestTarget) {
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn compare_and_write_writes_only_if_the_data_compare_equal() {
-    for way in transfer_methods() {
+    for way in in_capsule_and_r2t_configs() {
         for narrow in [None, Some(700)] {
             let mut rig = TestTarget::new();
             rig.narrow = narrow;
-            let (admin, cntlid) = rig.execute_admin();
+            let (admin, cntlid) = rig.connect_admin_queue();
             let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
             let (_, page) = rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
             let page = IdentifyController::from_bytes(page.first_chunk().unwrap());
             assert_eq!((page.fuses(), page.acwu()), (1, 0), "one block at least");
-            let io = io_queue_with_data(&mut rig, (cntlid, 1), way);
+            let io = connect_io_queue(&mut rig, (cntlid, 1), way);
             for blocks in [1, 3, 8] {
                 let (zeroes, bytes) = (vec![0; blocks * 512], pattern(5, blocks * 512));
                 let lba = blocks as u64 * 100;
-                let good = send_pair(&mut rig, io, lba, [&zeroes, &bytes]);
-                assert_eq!(completed_commands(&mut rig, io, good), [OK, OK]);
+                let good = submit_fused_pair(&mut rig, io, lba, [&zeroes, &bytes]);
+                assert_eq!(run_and_complete_all(&mut rig, io, good), [OK, OK]);
                 let len = u32::try_from(bytes.len()).unwrap();
                 assert!(read_blocks(&mut rig, io, lba, len) == bytes);
-                let bad = send_pair(&mut rig, io, lba, [&zeroes, &pattern(6, blocks * 512)]);
-                let [compare, write] = completed_commands(&mut rig, io, bad);
-                assert!(compare.same_code(Status::COMPARE_FAILURE) && write == FAILED);
+                let bad =
+                    submit_fused_pair(&mut rig, io, lba, [&zeroes, &pattern(6, blocks * 512)]);
+                let [compare, write] = run_and_complete_all(&mut rig, io, bad);
+                assert!(compare.has_same_code_as(Status::COMPARE_FAILURE) && write == FAILED);
                 assert!(read_blocks(&mut rig, io, lba, len) == bytes, "nothing was written");
             }
-            disconnect_host(rig);
+            disconnect_all_and_assert_empty(rig);
         }
     }
 }
@@ -120,7 +122,7 @@ fn compare_and_write_writes_only_if_the_data_compare_equal() {
 fn fused_pairs_of_several_hosts_are_atomic() {
     for seed in 0..12 {
         let mut rig = TestTarget::new();
-        let lines = [1, 2, 3].map(|number| rig.connect_host(number).1);
+        let lines = [1, 2, 3].map(|number| rig.connect_host_with_io_queue(number).1);
         let mut random = Random::new(seed);
         let (mut added, mut failed) = (0_u64, 0);
         let mut known = [0_u64; 3];
@@ -130,18 +132,20 @@ fn fused_pairs_of_several_hosts_are_atomic() {
                 if random.below(3) > 0 {
                     let block = |value: u64| [value.to_le_bytes(); 64].concat();
                     let [old, new] = [known[host], known[host] + 1].map(block);
-                    asked.push((host, send_pair(&mut rig, lines[host], 9, [&old, &new])));
+                    asked.push((host, submit_fused_pair(&mut rig, lines[host], 9, [&old, &new])));
                 }
             }
             // Plain writes to other blocks and reads are interleaved.
-            let other = transfer_command(IoOpcode::Write.code(), 100, 8);
+            let other = read_or_write_command(IoOpcode::Write.code(), 100, 8);
             let at = lines[usize::try_from(random.below(3)).unwrap()];
-            send_command(&mut rig, at, &other, &pattern(1, 4096));
+            submit_command(&mut rig, at, &other, &pattern(1, 4096));
             rig.run_until_idle();
             for (host, tags) in asked {
-                match completed_commands(&mut rig, lines[host], tags) {
+                match run_and_complete_all(&mut rig, lines[host], tags) {
                     [OK, OK] => added += 1,
-                    [compare, FAILED] if compare.same_code(Status::COMPARE_FAILURE) => failed += 1,
+                    [compare, FAILED] if compare.has_same_code_as(Status::COMPARE_FAILURE) => {
+                        failed += 1
+                    }
                     other => panic!("{other:?}"),
                 }
                 let bytes = read_blocks(&mut rig, lines[host], 9, 512);
@@ -156,99 +160,103 @@ fn fused_pairs_of_several_hosts_are_atomic() {
 
 #[test]
 fn fused_first_without_second_is_aborted() {
-    for way in transfer_methods() {
+    for way in in_capsule_and_r2t_configs() {
         let mut rig = TestTarget::new();
-        let (_, cntlid) = rig.execute_admin();
-        let io = io_queue_with_data(&mut rig, (cntlid, 1), way);
+        let (_, cntlid) = rig.connect_admin_queue();
+        let io = connect_io_queue(&mut rig, (cntlid, 1), way);
         let [first, second] =
             [IoOpcode::Compare, IoOpcode::Write].map(|op| fused_command(op, 0, 1));
         let block = [0; 512];
-        let alone = send_command(&mut rig, io, &second, &block);
-        assert_eq!(completed_commands(&mut rig, io, [alone]), [MISSING]);
+        let alone = submit_command(&mut rig, io, &second, &block);
+        assert_eq!(run_and_complete_all(&mut rig, io, [alone]), [MISSING]);
         // Any other command breaks the pair, with or without data, even if that command itself
         // fails.
-        let read = transfer_command(IoOpcode::Read.code(), 0, 1);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 1);
         let flush = Command::new(IoOpcode::Flush.code()).with_nsid(1);
         for (next, data) in [(read, DataDirection::ToHost(512)), (flush, DataDirection::None)] {
-            let tag = send_command(&mut rig, io, &first, &block);
+            let tag = submit_command(&mut rig, io, &first, &block);
             rig.run_until_idle();
             assert_eq!(completion_statuses(&mut rig, io, [tag]), [None], "its other half may come");
             let next = rig.lines[io].submit(&next, data, &[]);
-            assert_eq!(completed_commands(&mut rig, io, [tag, next]), [MISSING, OK]);
+            assert_eq!(run_and_complete_all(&mut rig, io, [tag, next]), [MISSING, OK]);
         }
-        let long = send_command(&mut rig, io, &first, &block);
-        let write = transfer_command(IoOpcode::Write.code(), 0, 400);
-        let other = send_command(&mut rig, io, &write, &vec![0; 400 * 512]);
-        let [missing, refused] = completed_commands(&mut rig, io, [long, other]);
+        let long = submit_command(&mut rig, io, &first, &block);
+        let write = read_or_write_command(IoOpcode::Write.code(), 0, 400);
+        let other = submit_command(&mut rig, io, &write, &vec![0; 400 * 512]);
+        let [missing, refused] = run_and_complete_all(&mut rig, io, [long, other]);
         assert!(
-            missing == MISSING && refused.same_code(Status::DATA_SGL_LENGTH_INVALID),
+            missing == MISSING && refused.has_same_code_as(Status::DATA_SGL_LENGTH_INVALID),
             "{refused:?}"
         );
         let tags =
-            [&first, &first, &second].map(|command| send_command(&mut rig, io, command, &block));
-        assert_eq!(completed_commands(&mut rig, io, tags), [MISSING, OK, OK]);
-        let reserved = transfer_command(IoOpcode::Write.code(), 0, 1).with_fuse(Fuse::Reserved);
-        let tags = [&first, &reserved].map(|command| send_command(&mut rig, io, command, &block));
-        assert_eq!(completed_commands(&mut rig, io, tags), [MISSING, FIELD]);
+            [&first, &first, &second].map(|command| submit_command(&mut rig, io, command, &block));
+        assert_eq!(run_and_complete_all(&mut rig, io, tags), [MISSING, OK, OK]);
+        let reserved =
+            read_or_write_command(IoOpcode::Write.code(), 0, 1).with_fuse(Fuse::Reserved);
+        let tags = [&first, &reserved].map(|command| submit_command(&mut rig, io, command, &block));
+        assert_eq!(run_and_complete_all(&mut rig, io, tags), [MISSING, FIELD]);
         // A Fabrics command never belongs to a fused pair, whatever its FUSE field.
-        let tag = send_command(&mut rig, io, &first, &block);
+        let tag = submit_command(&mut rig, io, &first, &block);
         let other = Command::new(AdminOpcode::FabricsCommands.code()).with_fuse(Fuse::Second);
         let other = rig.lines[io].submit(&other, DataDirection::None, &[]);
-        let [missing, refused] = completed_commands(&mut rig, io, [tag, other]);
+        let [missing, refused] = run_and_complete_all(&mut rig, io, [tag, other]);
         assert!(missing == MISSING && !refused.is_success());
-        disconnect_host(rig);
+        disconnect_all_and_assert_empty(rig);
     }
 }
 
 /// Submits a command behind a pair that is complete but has not started; returns the status of all
 /// three.
-fn commands_after_pair(
+fn statuses_of_pair_and_command(
     rig: &mut TestTarget,
     io: usize,
     command: &Command,
     data: DataDirection,
 ) -> [Status; 3] {
     let block = [0; 512];
-    let [first, second] = send_pair(rig, io, 0, [&block, &block]);
+    let [first, second] = submit_fused_pair(rig, io, 0, [&block, &block]);
     let len = if let DataDirection::FromHost(len) = data { len as usize } else { 0 };
     let third = rig.lines[io].submit(command, data, &vec![0xee; len]);
-    completed_commands(rig, io, [first, second, third])
+    run_and_complete_all(rig, io, [first, second, third])
 }
 
 #[test]
 fn non_fusible_command_is_rejected_while_others_wait() {
     for fuse in [Fuse::First, Fuse::Second, Fuse::Reserved] {
         let mut rig = TestTarget::new();
-        let (_, cntlid) = rig.execute_admin();
-        let io = io_queue_with_data(&mut rig, (cntlid, 1), transfer_methods()[0]);
+        let (_, cntlid) = rig.connect_admin_queue();
+        let io = connect_io_queue(&mut rig, (cntlid, 1), in_capsule_and_r2t_configs()[0]);
         let fabrics = AdminOpcode::FabricsCommands.code();
         let (compare, write) = (IoOpcode::Compare.code(), IoOpcode::Write.code());
         let cases = [
             (Command::new(fabrics).with_nsid(5), DataDirection::FromHost(128 << 10)),
             (Command::new(fabrics).with_nsid(6), DataDirection::ToHost(4096)),
             (Command::new(fabrics).with_nsid(8), DataDirection::None),
-            (transfer_command(IoOpcode::Read.code(), 0, 256), DataDirection::ToHost(128 << 10)),
-            (transfer_command(0x81, 0, 256), DataDirection::FromHost(128 << 10)),
+            (
+                read_or_write_command(IoOpcode::Read.code(), 0, 256),
+                DataDirection::ToHost(128 << 10),
+            ),
+            (read_or_write_command(0x81, 0, 256), DataDirection::FromHost(128 << 10)),
             (Command::new(IoOpcode::Flush.code()).with_nsid(1), DataDirection::None),
             (
-                transfer_command(if fuse == Fuse::First { write } else { compare }, 0, 1),
+                read_or_write_command(if fuse == Fuse::First { write } else { compare }, 0, 1),
                 DataDirection::FromHost(512),
             ),
         ];
         for (command, data) in cases {
-            let ends = commands_after_pair(&mut rig, io, &command.with_fuse(fuse), data);
+            let ends = statuses_of_pair_and_command(&mut rig, io, &command.with_fuse(fuse), data);
             assert_eq!(ends, [OK, OK, FIELD], "{fuse:?} {command:?}");
         }
-        disconnect_host(rig);
+        disconnect_all_and_assert_empty(rig);
     }
 }
 
 #[test]
 fn mismatched_fused_commands_both_fail() {
-    for way in transfer_methods() {
+    for way in in_capsule_and_r2t_configs() {
         let mut rig = TestTarget::new();
-        let (_, cntlid) = rig.execute_admin();
-        let io = io_queue_with_data(&mut rig, (cntlid, 1), way);
+        let (_, cntlid) = rig.connect_admin_queue();
+        let io = connect_io_queue(&mut rig, (cntlid, 1), way);
         let (compare, write) = (IoOpcode::Compare, IoOpcode::Write);
         let block = pattern(3, 9 * 512);
         let cases = [
@@ -288,64 +296,64 @@ fn mismatched_fused_commands_both_fail() {
         ];
         for (first, first_len, second, second_len, expected) in cases {
             let tags = [
-                send_command(&mut rig, io, &first, &block[..first_len]),
-                send_command(&mut rig, io, &second, &block[..second_len]),
+                submit_command(&mut rig, io, &first, &block[..first_len]),
+                submit_command(&mut rig, io, &second, &block[..second_len]),
             ];
-            assert_eq!(completed_commands(&mut rig, io, tags), expected, "{first:?} {second:?}");
+            assert_eq!(run_and_complete_all(&mut rig, io, tags), expected, "{first:?} {second:?}");
         }
         // Halves without data, or with data to the host.
         let first = fused_command(compare, 0, 1);
         for (command, data) in [
             (first, DataDirection::None),
             (
-                transfer_command(IoOpcode::Read.code(), 0, 1).with_fuse(Fuse::First),
+                read_or_write_command(IoOpcode::Read.code(), 0, 1).with_fuse(Fuse::First),
                 DataDirection::ToHost(512),
             ),
         ] {
             let tag = rig.lines[io].submit(&command, data, &[]);
-            assert_eq!(completed_commands(&mut rig, io, [tag]), [FIELD]);
-            let tag = send_command(&mut rig, io, &first, &block[..512]);
+            assert_eq!(run_and_complete_all(&mut rig, io, [tag]), [FIELD]);
+            let tag = submit_command(&mut rig, io, &first, &block[..512]);
             let second = command.with_fuse(Fuse::Second);
             let other = rig.lines[io].submit(&second, data, &[]);
-            assert_eq!(completed_commands(&mut rig, io, [tag, other]), [FIELD; 2]);
+            assert_eq!(run_and_complete_all(&mut rig, io, [tag, other]), [FIELD; 2]);
         }
         let zeroes = [0; 512];
-        let tags = send_pair(&mut rig, io, 0, [&zeroes, &zeroes]);
+        let tags = submit_fused_pair(&mut rig, io, 0, [&zeroes, &zeroes]);
         assert_eq!(
-            completed_commands(&mut rig, io, tags),
+            run_and_complete_all(&mut rig, io, tags),
             [OK; 2],
             "nothing has happened, and the next runs"
         );
-        disconnect_host(rig);
+        disconnect_all_and_assert_empty(rig);
     }
 }
 
 /// Memory for one large command, and the own pages of the connections.
 #[test]
 fn fused_pairs_complete_with_scarce_buffer_memory() {
-    for (seed, way) in (0..4).flat_map(|seed| transfer_methods().map(|way| (seed, way))) {
+    for (seed, way) in (0..4).flat_map(|seed| in_capsule_and_r2t_configs().map(|way| (seed, way))) {
         let limits =
             ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() };
         let mut rig = TestTarget::with_options(limits, |config| config);
-        let (_, cntlid) = rig.execute_admin();
-        let lines = [1, 2].map(|qid| io_queue_with_data(&mut rig, (cntlid, qid), way));
+        let (_, cntlid) = rig.connect_admin_queue();
+        let lines = [1, 2].map(|qid| connect_io_queue(&mut rig, (cntlid, qid), way));
         let mut random = Random::new(seed);
         for _ in 0..4 {
             let mut pairs = Vec::new();
             for _ in 0..30 {
                 let line = lines[usize::try_from(random.below(2)).unwrap()];
                 if random.below(3) == 0 {
-                    let write = transfer_command(IoOpcode::Write.code(), 1000, 256);
-                    send_command(&mut rig, line, &write, &pattern(7, 128 << 10));
+                    let write = read_or_write_command(IoOpcode::Write.code(), 1000, 256);
+                    submit_command(&mut rig, line, &write, &pattern(7, 128 << 10));
                 }
                 let block = [0; 4096];
-                pairs.push((line, send_pair(&mut rig, line, 8, [&block, &block])));
+                pairs.push((line, submit_fused_pair(&mut rig, line, 8, [&block, &block])));
             }
             for (line, tags) in pairs {
-                assert_eq!(completed_commands(&mut rig, line, tags), [OK; 2]);
+                assert_eq!(run_and_complete_all(&mut rig, line, tags), [OK; 2]);
             }
         }
-        disconnect_host(rig);
+        disconnect_all_and_assert_empty(rig);
     }
 }
 
@@ -354,12 +362,12 @@ fn data_digest_error_fails_both_fused_commands() {
     for in_capsule_bytes in [0, 8192] {
         for damaged in [0, 1] {
             let mut rig = TestTarget::new();
-            let (_, cntlid) = rig.execute_admin();
+            let (_, cntlid) = rig.connect_admin_queue();
             let config =
                 HostConfig { data_digest: DigestMode::Required, in_capsule_bytes, ..io_config() };
-            let io = io_queue_with_data(&mut rig, (cntlid, 1), config);
+            let io = connect_io_queue(&mut rig, (cntlid, 1), config);
             let (zeroes, bytes) = (vec![0; 512], pattern(5, 512));
-            let tags = send_pair(&mut rig, io, 0, [&zeroes, &bytes]);
+            let tags = submit_fused_pair(&mut rig, io, 0, [&zeroes, &bytes]);
             rig.lines[io].damaged = Some(tags[damaged]);
             let damage = Status::TRANSIENT_TRANSPORT_ERROR;
             let expected = match (in_capsule_bytes, damaged) {
@@ -368,12 +376,12 @@ fn data_digest_error_fails_both_fused_commands() {
                 (_, 0) => [damage, FAILED],
                 _ => [FAILED, damage],
             };
-            assert_eq!(completed_commands(&mut rig, io, tags), expected);
+            assert_eq!(run_and_complete_all(&mut rig, io, tags), expected);
             rig.lines[io].damaged = None;
             assert!(read_blocks(&mut rig, io, 0, 512) == zeroes, "nothing was written");
-            let tags = send_pair(&mut rig, io, 0, [&zeroes, &bytes]);
-            assert_eq!(completed_commands(&mut rig, io, tags), [OK; 2]);
-            disconnect_host(rig);
+            let tags = submit_fused_pair(&mut rig, io, 0, [&zeroes, &bytes]);
+            assert_eq!(run_and_complete_all(&mut rig, io, tags), [OK; 2]);
+            disconnect_all_and_assert_empty(rig);
         }
     }
 }
@@ -381,8 +389,8 @@ fn data_digest_error_fails_both_fused_commands() {
 #[test]
 fn abort_of_one_fused_command_aborts_both() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
-    let io = io_queue_with_data(&mut rig, (cntlid, 1), transfer_methods()[1]);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let io = connect_io_queue(&mut rig, (cntlid, 1), in_capsule_and_r2t_configs()[1]);
     let block = [0; 512];
     let abort = |rig: &mut TestTarget, tag: u16| {
         let cdw10 = u32::from(tag) << 16 | 1;
@@ -390,27 +398,27 @@ fn abort_of_one_fused_command_aborts_both() {
         let (completion, _) = rig.execute_command(admin, &abort, DataDirection::None, &[]);
         assert_eq!((completion.status(), completion.dw0()), (OK, 0), "it was aborted");
     };
-    let first = send_command(&mut rig, io, &fused_command(IoOpcode::Compare, 0, 1), &block);
+    let first = submit_command(&mut rig, io, &fused_command(IoOpcode::Compare, 0, 1), &block);
     rig.run_until_idle();
     abort(&mut rig, first);
-    assert_eq!(completed_commands(&mut rig, io, [first]), [Status::ABORT_REQUESTED]);
-    let second = send_command(&mut rig, io, &fused_command(IoOpcode::Write, 0, 1), &block);
-    assert_eq!(completed_commands(&mut rig, io, [second]), [MISSING]);
-    disconnect_host(rig);
+    assert_eq!(run_and_complete_all(&mut rig, io, [first]), [Status::ABORT_REQUESTED]);
+    let second = submit_command(&mut rig, io, &fused_command(IoOpcode::Write, 0, 1), &block);
+    assert_eq!(run_and_complete_all(&mut rig, io, [second]), [MISSING]);
+    disconnect_all_and_assert_empty(rig);
 }
 
 #[test]
 fn host_with_overdue_second_fused_command_is_disconnected() {
-    for way in transfer_methods() {
+    for way in in_capsule_and_r2t_configs() {
         let mut rig = TestTarget::new();
-        let (_, cntlid) = rig.execute_admin();
-        let lines = [1, 2].map(|qid| io_queue_with_data(&mut rig, (cntlid, qid), way));
-        send_command(&mut rig, lines[0], &fused_command(IoOpcode::Compare, 0, 1), &[0; 512]);
+        let (_, cntlid) = rig.connect_admin_queue();
+        let lines = [1, 2].map(|qid| connect_io_queue(&mut rig, (cntlid, qid), way));
+        submit_command(&mut rig, lines[0], &fused_command(IoOpcode::Compare, 0, 1), &[0; 512]);
         rig.run_until_idle();
         rig.advance_time(Span::from_secs(20));
-        let tags = send_pair(&mut rig, lines[1], 0, [&[0; 512], &[1; 512]]);
+        let tags = submit_fused_pair(&mut rig, lines[1], 0, [&[0; 512], &[1; 512]]);
         assert_eq!(
-            completed_commands(&mut rig, lines[1], tags),
+            run_and_complete_all(&mut rig, lines[1], tags),
             [OK; 2],
             "half a pair blocks no command"
         );
@@ -419,7 +427,7 @@ fn host_with_overdue_second_fused_command_is_disconnected() {
             new_events.to_string().contains("send requested data")
         };
         assert!(rig.new_events.iter().any(gone), "{:?}", rig.new_events);
-        disconnect_host(rig);
+        disconnect_all_and_assert_empty(rig);
     }
 }
 
@@ -429,12 +437,12 @@ fn fused_command_on_admin_queue_is_rejected() {
     let admin = rig.open_connection(admin_config());
     let connect = admin_connect().to_command().with_fuse(Fuse::First);
     let data = connect_data(CNTLID_DYNAMIC);
-    let tag = send_command(&mut rig, admin, &connect, data.as_bytes());
-    let [status] = completed_commands(&mut rig, admin, [tag]);
+    let tag = submit_command(&mut rig, admin, &connect, data.as_bytes());
+    let [status] = run_and_complete_all(&mut rig, admin, [tag]);
     assert_eq!(status, FIELD, "it cannot be half of a pair");
-    disconnect_host(rig);
+    disconnect_all_and_assert_empty(rig);
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code()).with_fuse(Fuse::First);
     let (completion, _) = rig.execute_command(admin, &keep_alive, DataDirection::None, &[]);
     assert!(!completion.status().is_success());
@@ -449,7 +457,7 @@ fn fused_command_on_admin_queue_is_rejected() {
             rig.execute_command(admin, &command, DataDirection::FromHost(512), &[0; 512]);
         assert_eq!(completion.status(), FIELD, "{opcode:?}");
     }
-    disconnect_host(rig);
+    disconnect_all_and_assert_empty(rig);
 }
 
 /// Data of an aborted half arrive after its page was allocated to another command.
@@ -457,15 +465,15 @@ fn fused_command_on_admin_queue_is_rejected() {
 fn late_data_of_a_failed_fused_command_is_discarded() {
     let mut rig = TestTarget::new();
     rig.narrow = Some(700);
-    let (_, cntlid) = rig.execute_admin();
-    let io = io_queue_with_data(&mut rig, (cntlid, 1), transfer_methods()[1]);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = connect_io_queue(&mut rig, (cntlid, 1), in_capsule_and_r2t_configs()[1]);
     for _ in 0..4 {
         // The service sends an R2T; the host sends another command before it reads the R2T.
         rig.lines[io].is_deaf = true;
         let first =
-            send_command(&mut rig, io, &fused_command(IoOpcode::Compare, 0, 8), &[0xee; 4096]);
+            submit_command(&mut rig, io, &fused_command(IoOpcode::Compare, 0, 8), &[0xee; 4096]);
         rig.run_until_idle();
-        let read = transfer_command(IoOpcode::Read.code(), 0, 16);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 16);
         let read = rig.lines[io].submit(&read, DataDirection::ToHost(8192), &[]);
         rig.lines[io].poll_once(rig.now);
         rig.lines[io].is_deaf = false;
@@ -473,9 +481,9 @@ fn late_data_of_a_failed_fused_command_is_discarded() {
         let (completion, bytes) = rig.lines[io].done.remove(&read).unwrap();
         assert_eq!(completion.status(), OK);
         assert!(bytes.iter().all(|byte| *byte == 0));
-        assert_eq!(completed_commands(&mut rig, io, [first]), [MISSING]);
+        assert_eq!(run_and_complete_all(&mut rig, io, [first]), [MISSING]);
     }
-    disconnect_host(rig);
+    disconnect_all_and_assert_empty(rig);
 }
 
 /// A pair waits until every connection has confirmed that it is quiescent, so a connection that
@@ -483,11 +491,11 @@ fn late_data_of_a_failed_fused_command_is_discarded() {
 #[test]
 fn connection_awaiting_fused_second_does_not_sleep() {
     let mut rig = TestTarget::new();
-    let [one, other] = [1, 2].map(|number| rig.connect_host(number).1);
-    send_pair(&mut rig, one, 0, [&[0; 512], &[1; 512]]);
+    let [one, other] = [1, 2].map(|number| rig.connect_host_with_io_queue(number).1);
+    submit_fused_pair(&mut rig, one, 0, [&[0; 512], &[1; 512]]);
     rig.lines[one].poll_once(rig.now);
     rig.guests[one].poll_once(rig.now);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 1);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 1);
     rig.lines[other].submit(&read, DataDirection::ToHost(512), &[]);
     rig.lines[other].poll_once(rig.now);
     assert!(rig.guests[other].is_idle());
@@ -496,5 +504,5 @@ fn connection_awaiting_fused_second_does_not_sleep() {
     rig.guests[other].poll_once(rig.now);
     assert!(rig.guests[other].is_idle());
     rig.run_until_idle();
-    disconnect_host(rig);
+    disconnect_all_and_assert_empty(rig);
 }

@@ -18,7 +18,7 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{Command, IoOpcode, Status};
 
 use super::test_target::{
-    TestTarget, connect_data, io_config, io_connect, pattern, transfer_command,
+    TestTarget, connect_data, io_config, io_connect, pattern, read_or_write_command,
 };
 
 /// Size of the devices of these tests.
@@ -69,11 +69,11 @@ impl InPlaceFixture {
         let (mut rig, subsystem) = TestTarget::with_subsystem();
         let device = device(&rig);
         add_namespace(&subsystem, device, block_size);
-        let (admin, cntlid) = rig.execute_admin();
+        let (admin, cntlid) = rig.connect_admin_queue();
         rig.narrow = Some(PIPE_BYTES / 2);
         let [io, other] = [1, 2].map(|qid| {
             let line = rig.open_connection(HostConfig { data_digest, ..io_config() });
-            let completion = rig.connect_queue(line, &io_connect(qid), &connect_data(cntlid));
+            let completion = rig.execute_connect(line, &io_connect(qid), &connect_data(cntlid));
             assert_eq!(completion.status(), Status::SUCCESS);
             line
         });
@@ -81,7 +81,7 @@ impl InPlaceFixture {
     }
 
     fn command(&self, opcode: IoOpcode, lba: u64, len_bytes: u32) -> Command {
-        transfer_command(opcode.code(), lba, len_bytes / self.block_size).with_nsid(NSID)
+        read_or_write_command(opcode.code(), lba, len_bytes / self.block_size).with_nsid(NSID)
     }
 
     fn write(&mut self, lba: u64, bytes: &[u8]) {
@@ -286,9 +286,9 @@ fn blocked_response_keeps_the_memory_of_a_removed_namespace() {
 #[test]
 fn blocked_response_keeps_the_memory_of_a_removed_bdev() {
     for (map, mode) in [
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Mq),
-        (QueueMap::with_default(1), ChannelMode::SingleQueue),
-        (QueueMap::with_default(PER_CHANNEL), ChannelMode::Bypass),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Mq),
+        (QueueMap::with_default_contexts(1), ChannelMode::SingleQueue),
+        (QueueMap::with_default_contexts(PER_CHANNEL), ChannelMode::Bypass),
     ] {
         let mut bdev = None;
         let mut fixture = InPlaceFixture::with_device(512, DigestMode::Off, |rig| {
@@ -337,7 +337,7 @@ fn connection_reset_releases_the_memory_of_a_blocked_response() {
         // A channel is closed in an iteration without work.
         assert_eq!(fixture.region_count(), before - 1);
         fixture.rig.lines.clear();
-        fixture.rig.assert_empty();
+        fixture.rig.assert_all_released();
     }
 }
 
@@ -368,7 +368,7 @@ fn memory_of_the_medium_is_kept_until_the_kernel_releases_it() {
         }
         fixture.rig.lines.clear();
         fixture.rig.traits.reads.store(false, Ordering::Relaxed);
-        fixture.rig.assert_empty();
+        fixture.rig.assert_all_released();
     }
 }
 
@@ -381,7 +381,7 @@ fn blocked_response_is_sent_after_a_migration() {
     assert!(fixture.subsystem.remove_namespace(NSID));
     fixture.rig.run_until_idle();
     let io = fixture.io;
-    assert!(fixture.rig.guests[io].detach(DetachReason::Migrating));
+    assert!(fixture.rig.guests[io].try_detach(DetachReason::Migrating));
     let reused = reuse_regions(&fixture.rig);
     fixture.rig.guests[io].attach();
     assert!(fixture.receive_blocked(tag) == bytes);
@@ -405,5 +405,5 @@ fn blocked_in_place_responses_hold_no_buffer() {
     assert!(pool.size_bytes() - pool.free_bytes() < 1 << 20, "{} are free", pool.free_bytes());
     fixture.write(16, &pattern(4, LARGE as usize));
     fixture.rig.lines.clear();
-    fixture.rig.assert_empty();
+    fixture.rig.assert_all_released();
 }

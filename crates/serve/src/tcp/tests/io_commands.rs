@@ -14,7 +14,7 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::test_target::{
     BLOCKS, ENABLED, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
-    io_connect, pattern, service_limits, transfer_command,
+    io_connect, pattern, read_or_write_command, service_limits,
 };
 use crate::tcp::ServiceLimits;
 
@@ -26,7 +26,7 @@ fn identify() -> Command {
 #[test]
 fn digests_change_only_the_bytes_on_the_wire() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
+    let (_, cntlid) = rig.connect_admin_queue();
     let digests = HostConfig {
         header_digest: DigestMode::Required,
         data_digest: DigestMode::Required,
@@ -34,15 +34,15 @@ fn digests_change_only_the_bytes_on_the_wire() {
     };
     let io = rig.open_connection(digests);
     assert!(rig.lines[io].terms.is_some_and(|terms| terms.header_digest && terms.data_digest));
-    let completion = rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
+    let completion = rig.execute_connect(io, &io_connect(1), &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
     for blocks in [1, 9, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);
-        let write = transfer_command(IoOpcode::Write.code(), 5, blocks);
+        let write = read_or_write_command(IoOpcode::Write.code(), 5, blocks);
         let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
-        let read = transfer_command(IoOpcode::Read.code(), 5, blocks);
+        let read = read_or_write_command(IoOpcode::Read.code(), 5, blocks);
         let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
@@ -60,21 +60,21 @@ fn read_of_maximum_transfer_size_is_one_c2hdata_pdu() {
         [(DigestMode::Off, 0, 24, 0x0c), (DigestMode::Required, 4, 28, 0x0f)]
     {
         let mut rig = TestTarget::with_options(largest, |config| config);
-        let (_, cntlid) = rig.execute_admin();
+        let (_, cntlid) = rig.connect_admin_queue();
         let io = rig.open_connection(HostConfig {
             header_digest: use_digest,
             data_digest: use_digest,
             ..io_config()
         });
-        let completion = rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
+        let completion = rig.execute_connect(io, &io_connect(1), &connect_data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         let blocks = LEN / 512;
         let bytes = pattern(blocks, LEN as usize);
-        let write = transfer_command(IoOpcode::Write.code(), 7, blocks);
+        let write = read_or_write_command(IoOpcode::Write.code(), 7, blocks);
         let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(LEN), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
         let before = rig.lines[io].received.len();
-        let read = transfer_command(IoOpcode::Read.code(), 7, blocks);
+        let read = read_or_write_command(IoOpcode::Read.code(), 7, blocks);
         let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(LEN), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
@@ -91,7 +91,7 @@ fn read_of_maximum_transfer_size_is_one_c2hdata_pdu() {
 #[test]
 fn host_connects_enables_identifies_writes_and_reads() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
+    let (admin, cntlid) = rig.connect_admin_queue();
     let cap = Capabilities(rig.get_property(admin, offset::CAP, PropertySize::Eight).result());
     assert_eq!((cap.mqes(), cap.css_nvm(), cap.mpsmin()), (128, true, 0));
     let (completion, page) =
@@ -101,21 +101,21 @@ fn host_connects_enables_identifies_writes_and_reads() {
     assert_eq!(page.subnqn().trimmed(), NQN.as_bytes());
     assert_eq!((page.cntlid(), page.ioccsz(), page.cqt()), (cntlid, 516, 1000));
 
-    let io = rig.execute_io(cntlid, 1);
+    let io = rig.connect_io_queue(cntlid, 1);
     for (index, blocks) in (0_u32..).zip([1, 8, 16, 17, 100, 256]) {
         let bytes = pattern(index, blocks as usize * 512);
         let len = u32::try_from(bytes.len()).unwrap();
         let lba = u64::from(index) * 300;
-        let write = transfer_command(IoOpcode::Write.code(), lba, blocks);
+        let write = read_or_write_command(IoOpcode::Write.code(), lba, blocks);
         let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS, "write {blocks}");
-        let read = transfer_command(IoOpcode::Read.code(), lba, blocks);
+        let read = read_or_write_command(IoOpcode::Read.code(), lba, blocks);
         let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "read {blocks}");
         assert!(back == bytes, "{blocks} blocks are those that were written");
     }
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// The controller completes these commands, not the I/O queue; no other command is outstanding
@@ -123,8 +123,8 @@ fn host_connects_enables_identifies_writes_and_reads() {
 #[test]
 fn reservation_commands_complete_when_outstanding_commands_are_done() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let keys = [[0; 8], [7; 8]].concat();
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
@@ -136,7 +136,7 @@ fn reservation_commands_complete_when_outstanding_commands_are_done() {
     assert_eq!(completion.status(), Status::SUCCESS);
     assert_eq!(bytes[5], 1, "one has registered");
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// 16 different bytes: Connect, the feature and the report must show them in the same order.
@@ -146,7 +146,7 @@ fn host_identifier_feature_returns_the_hostid_of_connect() {
     let mut rig = TestTarget::new();
     let connect = |rig: &mut TestTarget, line, connect: &Connect, cntlid| {
         let data = connect_data(cntlid).with(|data| data.hostid(id));
-        let completion = rig.connect_queue(line, connect, &data);
+        let completion = rig.execute_connect(line, connect, &data);
         assert_eq!(completion.status(), Status::SUCCESS);
         u16::try_from(completion.dw0()).unwrap()
     };
@@ -169,7 +169,7 @@ fn host_identifier_feature_returns_the_hostid_of_connect() {
     // The first registrant follows a header of 64 bytes; its identifier follows its key.
     assert_eq!(&bytes[64 + 16..64 + 32], &id);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// Zero is not an identifier: two hosts with identifier zero stay different, and cannot use
@@ -181,20 +181,20 @@ fn hosts_without_hostid_are_separate_registrants() {
         let admin = rig.open_connection(admin_config());
         let without_hostid = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([0; 16]));
         let cntlid =
-            u16::try_from(rig.connect_queue(admin, &admin_connect(), &without_hostid).dw0())
+            u16::try_from(rig.execute_connect(admin, &admin_connect(), &without_hostid).dw0())
                 .unwrap();
         rig.set_property(admin, offset::CC, ENABLED);
         let io = rig.open_connection(io_config());
         let without_hostid = connect_data(cntlid).with(|data| data.hostid([0; 16]));
         assert_eq!(
-            rig.connect_queue(io, &io_connect(1), &without_hostid).status(),
+            rig.execute_connect(io, &io_connect(1), &without_hostid).status(),
             Status::SUCCESS
         );
         let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
         let (completion, _) =
             rig.execute_command(io, &register, DataDirection::FromHost(16), &[1; 16]);
         assert_eq!(completion.status(), Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr());
-        let write = transfer_command(IoOpcode::Write.code(), 0, 1);
+        let write = read_or_write_command(IoOpcode::Write.code(), 0, 1);
         let (completion, _) =
             rig.execute_command(io, &write, DataDirection::FromHost(512), &[0; 512]);
         assert_eq!(completion.status(), Status::SUCCESS, "all else works");
@@ -205,7 +205,7 @@ fn hosts_without_hostid_are_separate_registrants() {
 #[test]
 fn excess_data_of_a_command_is_ignored() {
     let mut rig = TestTarget::new();
-    let (admin, _) = rig.execute_admin();
+    let (admin, _) = rig.connect_admin_queue();
     let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0e);
     let timestamp = [1, 2, 3, 4, 5, 6, 0, 0];
     let page = [&timestamp[..], &[0xff; 4088]].concat();
@@ -227,10 +227,10 @@ fn excess_data_of_a_command_is_ignored() {
 fn connection_samples_show_host_and_queue() {
     let mut rig = TestTarget::new();
     let stranger = rig.open_connection(io_config());
-    let (_, cntlid) = rig.execute_admin();
+    let (_, cntlid) = rig.connect_admin_queue();
     let digests = HostConfig { data_digest: DigestMode::Required, ..io_config() };
     let io = rig.open_connection(digests);
-    rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
+    rig.execute_connect(io, &io_connect(1), &connect_data(cntlid));
     let shown = rig.service.connections();
     let queues: Vec<_> = shown.iter().map(|one| (one.cntlid, one.queue)).collect();
     assert_eq!(queues, [(None, None), (Some(cntlid), Some(0)), (Some(cntlid), Some(1))]);
@@ -240,7 +240,7 @@ fn connection_samples_show_host_and_queue() {
     assert_eq!((shown[2].header_digest, shown[2].data_digest), (false, true));
     assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192));
     // One connection with free memory, and one whose memory is in use.
-    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[io].is_deaf = true;
     rig.lines[io].submit(&read, DataDirection::ToHost(128 << 10), &[]);
     rig.run_until_idle();
@@ -264,9 +264,9 @@ fn connection_reports_mean_latency_of_outstanding_commands() {
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
     let medium = DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap();
     subsystem.unwrap().add_namespace(NamespaceConfig::new(Arc::new(medium))).unwrap();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 1).with_nsid(2);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 1).with_nsid(2);
     let expected = |rig: &TestTarget| -> Vec<Span> {
         rig.guests.iter().filter_map(|guest| guest.expected_latency()).collect()
     };

@@ -16,8 +16,8 @@ use tenmil_wire::fabrics::CNTLID_DYNAMIC;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    BLOCKS, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern, service_limits,
-    transfer_command,
+    BLOCKS, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::{AllowedHosts, ControllerModel, ServiceLimits, SubsystemExportConfig};
 
@@ -25,14 +25,14 @@ use crate::tcp::{AllowedHosts, ControllerModel, ServiceLimits, SubsystemExportCo
 const LARGEST: u32 = 128 << 10;
 
 /// Memory for the reserved block and the own pages of three connections, and little more.
-fn target_with_little_memory() -> ServiceLimits {
+fn limits_with_little_memory() -> ServiceLimits {
     ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() }
 }
 
 /// Runs many commands on two connections, in memory that suffices for a few.
-fn connect_many_hosts(rig: &mut TestTarget, seed: u64, rounds: usize) {
-    let (_, cntlid) = rig.execute_admin();
-    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
+fn run_random_commands(rig: &mut TestTarget, seed: u64, rounds: usize) {
+    let (_, cntlid) = rig.connect_admin_queue();
+    let lines = [rig.connect_io_queue(cntlid, 1), rig.connect_io_queue(cntlid, 2)];
     let mut random = Random::new(seed);
     let mut draw = |bound: u64| usize::try_from(random.below(bound)).unwrap();
     for round in 0..rounds {
@@ -45,10 +45,10 @@ fn connect_many_hosts(rig: &mut TestTarget, seed: u64, rounds: usize) {
             let blocks = u32::try_from(blocks).unwrap();
             let tag = if draw(2) == 0 {
                 let bytes = pattern(number, len as usize);
-                let write = transfer_command(IoOpcode::Write.code(), lba, blocks);
+                let write = read_or_write_command(IoOpcode::Write.code(), lba, blocks);
                 rig.lines[line].submit(&write, DataDirection::FromHost(len), &bytes)
             } else {
-                let read = transfer_command(IoOpcode::Read.code(), lba, blocks);
+                let read = read_or_write_command(IoOpcode::Read.code(), lba, blocks);
                 rig.lines[line].submit(&read, DataDirection::ToHost(len), &[])
             };
             asked.push((line, tag));
@@ -65,21 +65,21 @@ fn connect_many_hosts(rig: &mut TestTarget, seed: u64, rounds: usize) {
 #[test]
 fn memory_freed_by_small_commands_serves_a_large_one() {
     for seed in 0..4 {
-        let limits = target_with_little_memory();
+        let limits = limits_with_little_memory();
         let mut rig = TestTarget::with_options(limits, |config| config);
-        connect_many_hosts(&mut rig, seed, 3);
+        run_random_commands(&mut rig, seed, 3);
         rig.lines.clear();
-        rig.assert_empty();
+        rig.assert_all_released();
     }
 }
 
 #[test]
 fn small_stream_fragments_give_the_same_result() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
+    let mut rig = TestTarget::with_options(limits_with_little_memory(), |config| config);
     rig.narrow = Some(1500);
-    connect_many_hosts(&mut rig, 9, 2);
+    run_random_commands(&mut rig, 9, 2);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn insufficient_buffer_memory_is_rejected_with_the_required_amount() {
 
 #[test]
 fn host_with_overdue_data_is_disconnected() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
-    let (_, cntlid) = rig.execute_admin();
-    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
+    let mut rig = TestTarget::with_options(limits_with_little_memory(), |config| config);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let lines = [rig.connect_io_queue(cntlid, 1), rig.connect_io_queue(cntlid, 2)];
     let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
     // The host has sent the command, and does not respond to the R2T.
     let capsule = rig.lines[lines[0]].sent.len() + 72;
@@ -112,31 +112,31 @@ fn host_with_overdue_data_is_disconnected() {
         .any(|new_events| new_events.to_string().contains("send requested data"));
     assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn a_connection_beyond_the_limit_is_rejected_until_another_closes() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
-    let (admin, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
-    rig.execute_io(cntlid, 2);
+    let mut rig = TestTarget::with_options(limits_with_little_memory(), |config| config);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
+    rig.connect_io_queue(cntlid, 2);
     let (_, far) = super::test_target::TestStream::pair(&rig.regions);
     let refused = rig.service.accept_stream(Box::new(far), 1, rig.now).unwrap_err();
     assert!(refused.text.contains("3 are connected, expected fewer"), "{refused}");
     rig.lines[admin].pipe = None;
     rig.run_until_idle();
-    rig.execute_admin();
+    rig.connect_admin_queue();
 }
 
 #[test]
 fn host_that_does_not_receive_is_disconnected() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     rig.lines[io].is_deaf = true;
     for _ in 0..60 {
-        let read = transfer_command(IoOpcode::Read.code(), 0, 64);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 64);
         rig.lines[io].submit(&read, DataDirection::ToHost(64 * 512), &[]);
     }
     rig.run_until_idle();
@@ -151,18 +151,18 @@ fn host_that_does_not_receive_is_disconnected() {
         .any(|new_events| new_events.to_string().contains("receive requested data"));
     assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// A host receives a little of its data each second, for a minute. Returns whether it is still
 /// connected, and whether a command of another queue that waits for the same memory (if
 /// `is_wanted`) has completed.
-fn receive_slowly(is_wanted: bool) -> (bool, bool) {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
+fn run_slow_receiver(is_wanted: bool) -> (bool, bool) {
+    let mut rig = TestTarget::with_options(limits_with_little_memory(), |config| config);
     rig.narrow = Some(1000);
-    let (_, cntlid) = rig.execute_admin();
-    let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
-    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let (one, two) = (rig.connect_io_queue(cntlid, 1), rig.connect_io_queue(cntlid, 2));
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[one].is_deaf = true;
     rig.lines[one].submit(&read, DataDirection::ToHost(LARGEST), &[]);
     rig.run_until_idle();
@@ -185,18 +185,18 @@ fn receive_slowly(is_wanted: bool) -> (bool, bool) {
 
 #[test]
 fn host_that_receives_slowly_while_others_wait_is_disconnected() {
-    assert_eq!(receive_slowly(true), (false, true));
-    assert_eq!(receive_slowly(false), (true, false));
+    assert_eq!(run_slow_receiver(true), (false, true));
+    assert_eq!(run_slow_receiver(false), (true, false));
 }
 
 /// An admin connection and two I/O connections: the first holds the memory and its host sends no
 /// data; the second waits for memory with the returned command.
 fn target_with_waiting_host() -> (TestTarget, [usize; 3], u16) {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
-    let (admin, cntlid) = rig.execute_admin();
-    let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
+    let mut rig = TestTarget::with_options(limits_with_little_memory(), |config| config);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let (one, two) = (rig.connect_io_queue(cntlid, 1), rig.connect_io_queue(cntlid, 2));
     let bytes = pattern(1, LARGEST as usize);
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[one].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
     let capsule = rig.lines[one].sent.len() + 72;
     rig.lines[one].mute_after = Some(capsule);
@@ -212,11 +212,11 @@ fn assert_first_command_completes(rig: &mut TestTarget, one: usize) {
     rig.lines[one].mute_after = None;
     rig.run_until_idle();
     assert_eq!(rig.service.buffer_pool().waiting_connections(), 0);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
     let (completion, _) = rig.execute_command(one, &read, DataDirection::ToHost(LARGEST), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -310,13 +310,13 @@ pub(super) fn target_with_never_completing_device() -> (TestTarget, Arc<AtomicBo
 #[test]
 fn a_closed_connection_keeps_only_memory_of_executing_commands() {
     let (mut rig, is_stuck) = target_with_never_completing_device();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
     rig.run_until_idle();
     let before = rig.service.buffer_pool().free_bytes();
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
     rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &pattern(1, LARGEST as usize));
     rig.run_until_idle();
@@ -326,7 +326,7 @@ fn a_closed_connection_keeps_only_memory_of_executing_commands() {
     assert_eq!(rig.guests.len(), 2, "its medium has not answered");
     assert!(rig.service.buffer_pool().free_bytes() >= before);
     is_stuck.store(false, Ordering::Relaxed);
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
@@ -335,14 +335,14 @@ fn before_connect_a_connection_uses_only_its_own_pages() {
     let line = rig.open_connection(admin_config());
     let before = rig.service.buffer_pool().free_bytes();
     let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     let asked = [0; 8].map(|_| {
         let bytes = pattern(1, LARGEST as usize);
         rig.lines[line].submit(&write, DataDirection::FromHost(LARGEST), &bytes)
     });
     // A command that fits but whose data never arrive: it holds both pages.
     rig.lines[line].mute_after = Some(9 * 72 + rig.lines[line].sent.len());
-    let fits = transfer_command(IoOpcode::Write.code(), 0, 16);
+    let fits = read_or_write_command(IoOpcode::Write.code(), 0, 16);
     rig.lines[line].submit(&fits, DataDirection::FromHost(8192), &[0; 8192]);
     rig.run_until_idle();
     for tag in asked {
@@ -357,19 +357,19 @@ fn before_connect_a_connection_uses_only_its_own_pages() {
     rig.run_until_idle();
     assert_eq!(rig.lines[line].done.remove(&connect).unwrap().0.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn slow_host_that_completes_commands_stays_connected() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let (before, len) = (rig.lines[io].sent.len(), 16 << 10);
     // R2Ts for all commands were sent at once; the network of the host is slow.
     rig.lines[io].mute_after = Some(before + 4 * 72);
     let asked = [0, 100, 200, 300].map(|lba| {
-        let write = transfer_command(IoOpcode::Write.code(), lba, 32);
+        let write = read_or_write_command(IoOpcode::Write.code(), lba, 32);
         rig.lines[io].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize))
     });
     rig.run_until_idle();
@@ -390,41 +390,41 @@ fn connect_succeeds_while_the_buffer_pool_is_exhausted() {
         ServiceLimits {
             connections_max: 4,
             memory_bytes: 272 << 10,
-            ..target_with_little_memory()
+            ..limits_with_little_memory()
         },
         |config| config,
     );
-    let (_, cntlid) = rig.execute_admin();
-    let one = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let one = rig.connect_io_queue(cntlid, 1);
     // All memory is allocated to data that never arrive, and other commands wait for more.
     rig.lines[one].mute_after = Some(rig.lines[one].sent.len() + 4 * 72);
     for _ in 0..4 {
-        let write = transfer_command(IoOpcode::Write.code(), 0, 128);
+        let write = read_or_write_command(IoOpcode::Write.code(), 0, 128);
         rig.lines[one].submit(&write, DataDirection::FromHost(64 << 10), &pattern(1, 64 << 10));
     }
     rig.run_until_idle();
     assert_eq!(rig.service.buffer_pool().waiting_connections(), 1);
-    rig.execute_io(cntlid, 2);
-    rig.execute_io(cntlid, 3);
+    rig.connect_io_queue(cntlid, 2);
+    rig.connect_io_queue(cntlid, 3);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn a_connection_migrates_once_its_devices_are_idle() {
     let (mut rig, is_stuck) = target_with_never_completing_device();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let first = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
     rig.run_until_idle();
-    assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
+    assert!(!rig.guests[io].try_detach(DetachReason::Migrating), "its medium works for it");
     let second = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
     is_stuck.store(false, Ordering::Relaxed);
     rig.run_until_idle();
     let has_ended = |rig: &TestTarget, tag| rig.lines[io].done.contains_key(&tag);
     assert!(has_ended(&rig, first) && !has_ended(&rig, second));
-    assert!(rig.guests[io].detach(DetachReason::Migrating));
+    assert!(rig.guests[io].try_detach(DetachReason::Migrating));
     rig.guests[io].attach();
     rig.run_until_idle();
     assert!(has_ended(&rig, second));
@@ -434,10 +434,10 @@ fn a_connection_migrates_once_its_devices_are_idle() {
 fn a_connection_with_a_thread_bound_stream_does_not_migrate() {
     let mut rig = TestTarget::new();
     rig.traits.is_tied = true;
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
-    assert!(!rig.guests[io].detach(DetachReason::Migrating));
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    assert!(!rig.guests[io].try_detach(DetachReason::Migrating));
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
 }
@@ -445,23 +445,23 @@ fn a_connection_with_a_thread_bound_stream_does_not_migrate() {
 #[test]
 fn a_closed_connection_stays_until_devices_and_kernel_release_its_memory() {
     let (mut rig, is_stuck) = target_with_never_completing_device();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     rig.lines[io].submit(
-        &transfer_command(IoOpcode::Read.code(), 0, 8),
+        &read_or_write_command(IoOpcode::Read.code(), 0, 8),
         DataDirection::ToHost(4096),
         &[],
     );
     rig.run_until_idle();
     rig.lines[io].pipe = None;
     rig.run_until_idle();
-    assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
+    assert!(!rig.guests[io].try_detach(DetachReason::Migrating), "its medium works for it");
     is_stuck.store(false, Ordering::Relaxed);
     rig.run_until_idle();
     assert_eq!(rig.guests.len(), 1, "it is over");
 
-    let (mut rig, _) = close_during_zero_copy_read();
-    assert!(!rig.guests[1].detach(DetachReason::Migrating), "the kernel reads its memory");
+    let (mut rig, _) = target_closed_during_zero_copy_read();
+    assert!(!rig.guests[1].try_detach(DetachReason::Migrating), "the kernel reads its memory");
     rig.traits.reads.store(false, Ordering::Relaxed);
     rig.advance_time(tenmil_base::Span::from_ms(1));
     assert_eq!(rig.guests.len(), 1);
@@ -469,13 +469,13 @@ fn a_closed_connection_stays_until_devices_and_kernel_release_its_memory() {
 
 /// A host has received its data and disconnected while the kernel still references the sent buffers.
 /// Returns the number of bytes that are free otherwise.
-fn close_during_zero_copy_read() -> (TestTarget, u64) {
+fn target_closed_during_zero_copy_read() -> (TestTarget, u64) {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
+    let (_, cntlid) = rig.connect_admin_queue();
     let free = rig.service.buffer_pool().free_bytes();
-    let io = rig.execute_io(cntlid, 1);
+    let io = rig.connect_io_queue(cntlid, 1);
     rig.traits.reads.store(true, Ordering::Relaxed);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[io].submit(&read, DataDirection::ToHost(LARGEST), &[]);
     rig.run_until_idle();
     rig.lines[io].pipe = None;
@@ -485,7 +485,7 @@ fn close_during_zero_copy_read() -> (TestTarget, u64) {
 
 #[test]
 fn memory_referenced_by_the_kernel_is_not_reused() {
-    let (mut rig, free) = close_during_zero_copy_read();
+    let (mut rig, free) = target_closed_during_zero_copy_read();
     assert_eq!(rig.guests.len(), 2, "its end waits for the kernel");
     assert_eq!(rig.service.buffer_pool().free_bytes(), free - 8192 - u64::from(LARGEST));
     rig.advance_time(tenmil_base::Span::from_secs(10));
@@ -495,12 +495,12 @@ fn memory_referenced_by_the_kernel_is_not_reused() {
     assert_eq!(rig.guests.len(), 1);
     assert_eq!(rig.service.buffer_pool().free_bytes(), free);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 #[test]
 fn memory_referenced_by_the_kernel_beyond_the_timeout_is_leaked_and_reported() {
-    let (mut rig, free) = close_during_zero_copy_read();
+    let (mut rig, free) = target_closed_during_zero_copy_read();
     rig.advance_time(tenmil_base::Span::from_secs(31));
     assert_eq!(rig.guests.len(), 1);
     assert_eq!(rig.service.buffer_pool().free_bytes(), free - u64::from(LARGEST));
@@ -509,7 +509,7 @@ fn memory_referenced_by_the_kernel_beyond_the_timeout_is_leaked_and_reported() {
     };
     assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
     // The same if the connection is dropped without waiting.
-    let (mut rig, free) = close_during_zero_copy_read();
+    let (mut rig, free) = target_closed_during_zero_copy_read();
     rig.guests.pop();
     rig.run_until_idle();
     assert_eq!(rig.service.buffer_pool().free_bytes(), free - u64::from(LARGEST));
@@ -518,7 +518,7 @@ fn memory_referenced_by_the_kernel_beyond_the_timeout_is_leaked_and_reported() {
 
 /// Connects a host of this name with an admin queue and `queues` I/O queues; returns the I/O
 /// connections.
-fn host_with_nqn(rig: &mut TestTarget, name: &str, queues: u16) -> Vec<usize> {
+fn connect_host_named(rig: &mut TestTarget, name: &str, queues: u16) -> Vec<usize> {
     let data = |cntlid| -> tenmil_wire::fabrics::ConnectData {
         let nqn = tenmil_wire::layout::Ascii::nul_padded(&format!("nqn.2026-01.org.tenmil:{name}"));
         let mut id = [0; 16];
@@ -526,14 +526,14 @@ fn host_with_nqn(rig: &mut TestTarget, name: &str, queues: u16) -> Vec<usize> {
         connect_data(cntlid).with(|data| data.hostnqn(nqn).hostid(id))
     };
     let admin = rig.open_connection(admin_config());
-    let completion = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+    let completion = rig.execute_connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
     assert_eq!(completion.status(), Status::SUCCESS);
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     rig.set_property(admin, tenmil_wire::register::offset::CC, super::test_target::ENABLED);
     let connect = |rig: &mut TestTarget, qid| {
         let line = rig.open_connection(super::test_target::io_config());
         let completion =
-            rig.connect_queue(line, &super::test_target::io_connect(qid), &data(cntlid));
+            rig.execute_connect(line, &super::test_target::io_connect(qid), &data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         line
     };
@@ -541,11 +541,11 @@ fn host_with_nqn(rig: &mut TestTarget, name: &str, queues: u16) -> Vec<usize> {
 }
 
 /// Sends more commands than can be granted; no data follow, except for a byte now and then.
-fn fill_buffers_slowly(rig: &mut TestTarget, lines: &[usize]) {
+fn submit_writes_without_data(rig: &mut TestTarget, lines: &[usize]) {
     for &line in lines {
         let sent = rig.lines[line].sent.len();
         for _ in 0..100 {
-            let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+            let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
             rig.lines[line].submit(
                 &write,
                 DataDirection::FromHost(LARGEST),
@@ -561,9 +561,9 @@ fn fill_buffers_slowly(rig: &mut TestTarget, lines: &[usize]) {
 fn host_makes_progress_while_others_send_slowly_into_all_buffers() {
     let mut rig = TestTarget::new();
     let attackers: Vec<usize> =
-        ["one", "two"].iter().flat_map(|name| host_with_nqn(&mut rig, name, 2)).collect();
-    let honest = host_with_nqn(&mut rig, "honest", 1)[0];
-    fill_buffers_slowly(&mut rig, &attackers);
+        ["one", "two"].iter().flat_map(|name| connect_host_named(&mut rig, name, 2)).collect();
+    let honest = connect_host_named(&mut rig, "honest", 1)[0];
+    submit_writes_without_data(&mut rig, &attackers);
     assert!(rig.service.buffer_pool().waiting_connections() > 0);
     let begin = rig.now;
     for second in 0..120 {
@@ -578,8 +578,8 @@ fn host_makes_progress_while_others_send_slowly_into_all_buffers() {
         // This host sends all its data immediately, and completes within the time limit of a
         // command.
         let (lba, bytes) = (second % 8 * 256, pattern(7, LARGEST as usize));
-        let write = transfer_command(IoOpcode::Write.code(), lba, 256);
-        let read = transfer_command(IoOpcode::Read.code(), lba, 256);
+        let write = read_or_write_command(IoOpcode::Write.code(), lba, 256);
+        let read = read_or_write_command(IoOpcode::Read.code(), lba, 256);
         let (completion, _) =
             rig.execute_command(honest, &write, DataDirection::FromHost(LARGEST), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
@@ -597,15 +597,15 @@ fn host_makes_progress_while_others_send_slowly_into_all_buffers() {
     );
     assert!(rig.now.since(begin) < tenmil_base::Span::from_secs(125));
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// Whether a host that owes 128 KiB and sends one byte every second is still connected after
 /// `seconds`.
-fn time_until_disconnect_sending_single_bytes(seconds: u64) -> bool {
+fn stays_connected_sending_single_bytes(seconds: u64) -> bool {
     let mut rig = TestTarget::new();
-    let line = host_with_nqn(&mut rig, "one", 1)[0];
-    fill_buffers_slowly(&mut rig, &[line]);
+    let line = connect_host_named(&mut rig, "one", 1)[0];
+    submit_writes_without_data(&mut rig, &[line]);
     rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 24);
     for _ in 0..seconds {
         rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 1);
@@ -616,21 +616,21 @@ fn time_until_disconnect_sending_single_bytes(seconds: u64) -> bool {
 
 #[test]
 fn single_bytes_do_not_extend_the_data_timeout() {
-    assert!(time_until_disconnect_sending_single_bytes(29));
-    assert!(!time_until_disconnect_sending_single_bytes(34), "though it sends a byte every second");
+    assert!(stays_connected_sending_single_bytes(29));
+    assert!(!stays_connected_sending_single_bytes(34), "though it sends a byte every second");
 }
 
 /// Number of connections left after `steps` times 25 seconds. The hosts have sent more commands
 /// than they can be granted, and send the data of one command per step.
-fn time_until_disconnect_sending_slowly(names: &[&str], steps: usize) -> usize {
+fn connections_left_sending_slowly(names: &[&str], steps: usize) -> usize {
     let mut rig = TestTarget::new();
     let lines: Vec<usize> =
-        names.iter().flat_map(|name| host_with_nqn(&mut rig, name, 1)).collect();
+        names.iter().flat_map(|name| connect_host_named(&mut rig, name, 1)).collect();
     let (len, count) = (64 << 10, 120);
     for &line in &lines {
         let sent = rig.lines[line].sent.len();
         for _ in 0..count {
-            let write = transfer_command(IoOpcode::Write.code(), 0, 128);
+            let write = read_or_write_command(IoOpcode::Write.code(), 0, 128);
             rig.lines[line].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize));
         }
         rig.lines[line].mute_after = Some(sent + count * 72);
@@ -650,13 +650,13 @@ fn time_until_disconnect_sending_slowly(names: &[&str], steps: usize) -> usize {
 
 #[test]
 fn slow_host_is_disconnected_after_four_timeouts_while_others_need_memory() {
-    assert_eq!(time_until_disconnect_sending_slowly(&["one", "two"], 4), 4);
+    assert_eq!(connections_left_sending_slowly(&["one", "two"], 4), 4);
     assert!(
-        time_until_disconnect_sending_slowly(&["one", "two"], 6) < 4,
+        connections_left_sending_slowly(&["one", "two"], 6) < 4,
         "one of them at least is gone"
     );
     assert_eq!(
-        time_until_disconnect_sending_slowly(&["one"], 8),
+        connections_left_sending_slowly(&["one"], 8),
         2,
         "only its own commands wait for it"
     );
@@ -665,10 +665,10 @@ fn slow_host_is_disconnected_after_four_timeouts_while_others_need_memory() {
 #[test]
 fn abort_of_a_command_with_outstanding_data_frees_its_memory() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let free = rig.service.buffer_pool().free_bytes();
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
     let bytes = pattern(1, LARGEST as usize);
     let tag = rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &bytes);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tenmil_base::Span;
 use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
-use tenmil_nvme_controller::controller::{NamespaceConfig, Persistence};
+use tenmil_nvme_controller::controller::{NamespaceConfig, ReservationPersistenceMode};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
@@ -16,7 +16,7 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
-use super::test_target::{BLOCKS, NQN, TestTarget, pattern, transfer_command};
+use super::test_target::{BLOCKS, NQN, TestTarget, pattern, read_or_write_command};
 use crate::tcp::StateDirectory;
 
 /// Service that keeps reservations in a directory, and two hosts with an I/O queue each.
@@ -41,18 +41,19 @@ impl ReservationHosts {
         assert!(subsystem.remove_namespace(1));
         for nsid in [KEPT, FORGOTTEN] {
             let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
-            let persistence =
-                Persistence::Durable(directory.reservation_store(NQN, nsid, "a disk"));
+            let persistence = ReservationPersistenceMode::Durable(
+                directory.reservation_store(NQN, nsid, "a disk"),
+            );
             let namespace =
                 NamespaceConfig { nsid: Some(nsid), persistence, ..NamespaceConfig::new(medium) };
             subsystem.add_namespace(namespace).unwrap();
         }
-        let io = [1, 2].map(|host| rig.connect_host(host).1);
+        let io = [1, 2].map(|host| rig.connect_host_with_io_queue(host).1);
         Self { rig, io, _directory: directory }
     }
 
     /// Runs a command to completion, however slow the disk is.
-    fn run_until_idle(
+    fn execute_command(
         &mut self,
         host: usize,
         command: &Command,
@@ -83,7 +84,7 @@ impl ReservationHosts {
         let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(reservation_key_of(host)));
         let data = DataDirection::FromHost(16);
         let (completion, _) =
-            self.run_until_idle(host, &command.to_command(), data, keys.as_bytes());
+            self.execute_command(host, &command.to_command(), data, keys.as_bytes());
         assert_eq!(completion.status(), Status::SUCCESS);
     }
 
@@ -98,14 +99,14 @@ impl ReservationHosts {
         let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(reservation_key_of(host)));
         let data = DataDirection::FromHost(16);
         let (completion, _) =
-            self.run_until_idle(host, &command.to_command(), data, keys.as_bytes());
+            self.execute_command(host, &command.to_command(), data, keys.as_bytes());
         assert_eq!(completion.status(), Status::SUCCESS);
     }
 
     fn read_report(&mut self, nsid: u32) -> ReportedReservations {
         let command = ReservationReport { nsid, numd: 63, eds: true, disnsrs: false };
         let (completion, bytes) =
-            self.run_until_idle(0, &command.to_command(), DataDirection::ToHost(256), &[]);
+            self.execute_command(0, &command.to_command(), DataDirection::ToHost(256), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         let header = ReservationStatusExtended::from_bytes(bytes.first_chunk().unwrap());
         let row = |row: tenmil_wire::io::reservation::RegistrantExtended| {
@@ -119,9 +120,9 @@ impl ReservationHosts {
     }
 
     fn may_write(&mut self, host: usize, nsid: u32) -> bool {
-        let write = transfer_command(IoOpcode::Write.code(), 0, 1).with_nsid(nsid);
+        let write = read_or_write_command(IoOpcode::Write.code(), 0, 1).with_nsid(nsid);
         let (completion, _) =
-            self.run_until_idle(host, &write, DataDirection::FromHost(512), &pattern(1, 512));
+            self.execute_command(host, &write, DataDirection::FromHost(512), &pattern(1, 512));
         completion.status() == Status::SUCCESS
     }
 }

@@ -12,7 +12,9 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::{Status, TypedCommand};
 
 use super::test_target::TestTarget;
-use super::write_fences::{HELD, LET_GO, NEW, OLD, read, target_with_late_writes, write};
+use super::write_fences::{
+    HELD, LET_GO, NEW, OLD, read_block, target_with_late_writes, write_command,
+};
 use crate::tcp::{InjectedBugs, TargetEvent};
 
 /// Host 1 holds the reservation of namespace 1 and has a write in the medium; host 2 is registered.
@@ -28,7 +30,7 @@ struct PreemptTest {
 impl PreemptTest {
     fn new() -> Self {
         let (mut rig, medium) = target_with_late_writes(InjectedBugs::default());
-        let hosts = [1, 2].map(|host| rig.connect_host(host));
+        let hosts = [1, 2].map(|host| rig.connect_host_with_io_queue(host));
         for (key, (_, io)) in (1..).zip(hosts) {
             let register = ReservationRegister { nsid: 1, ..Default::default() }.to_command();
             let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(key));
@@ -41,7 +43,7 @@ impl PreemptTest {
         let tag = takeover.acquire(0, AcquireAction::Acquire, 0);
         assert_eq!(takeover.completion_status(0, tag), Some(Status::SUCCESS));
         takeover.old =
-            takeover.rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
+            takeover.rig.lines[old].submit(&write_command(), DataDirection::FromHost(4096), &OLD);
         takeover.rig.run_until_idle();
         assert_eq!(takeover.medium.load(Ordering::Relaxed), HELD);
         takeover
@@ -74,14 +76,15 @@ impl PreemptTest {
     }
 
     /// The new holder writes; what lies there in the end.
-    fn into_overwritten_byte(mut self) -> u8 {
+    fn byte_after_new_holder_writes(mut self) -> u8 {
         let new = self.hosts[1].1;
-        let (end, _) = self.rig.execute_command(new, &write(), DataDirection::FromHost(4096), &NEW);
+        let (end, _) =
+            self.rig.execute_command(new, &write_command(), DataDirection::FromHost(4096), &NEW);
         assert_eq!(end.status(), Status::SUCCESS);
         self.complete_old_writes();
-        let found = read(&mut self.rig, new)[0];
+        let found = read_block(&mut self.rig, new)[0];
         self.rig.lines.clear();
-        self.rig.assert_empty();
+        self.rig.assert_all_released();
         found
     }
 }
@@ -97,12 +100,12 @@ fn preempt_and_abort_completes_after_the_writes_of_the_preempted_host() {
     // It is in effect all the same.
     let old = takeover.hosts[0].1;
     let (refused, _) =
-        takeover.rig.execute_command(old, &write(), DataDirection::FromHost(4096), &OLD);
-    assert_eq!(refused.status().sct_and_sc(), Status::RESERVATION_CONFLICT);
+        takeover.rig.execute_command(old, &write_command(), DataDirection::FromHost(4096), &OLD);
+    assert_eq!(refused.status().without_crd_more_dnr(), Status::RESERVATION_CONFLICT);
     takeover.complete_old_writes();
     assert!(takeover.completion_status(0, takeover.old).is_some());
     assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
-    assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
+    assert_eq!(takeover.byte_after_new_holder_writes(), NEW[0]);
 }
 
 #[test]
@@ -117,7 +120,7 @@ fn preempt_and_abort_waits_for_a_host_whose_connections_are_lost() {
         assert_eq!(takeover.completion_status(1, tag), None);
         takeover.complete_old_writes();
         assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
-        assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
+        assert_eq!(takeover.byte_after_new_holder_writes(), NEW[0]);
     }
 }
 
@@ -129,13 +132,13 @@ fn preempt_and_abort_fails_if_the_device_does_not_complete_in_time() {
     assert_eq!(takeover.completion_status(1, tag), None);
     takeover.rig.advance_time(Span::from_ms(3));
     assert_eq!(
-        takeover.completion_status(1, tag).map(Status::sct_and_sc),
+        takeover.completion_status(1, tag).map(Status::without_crd_more_dnr),
         Some(Status::INTERNAL_ERROR)
     );
     let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(said) if said.contains("media have not answered writes of"));
     assert!(takeover.rig.new_events.iter().any(is_it), "{:?}", takeover.rig.new_events);
     takeover.complete_old_writes();
-    assert_eq!(takeover.into_overwritten_byte(), NEW[0]);
+    assert_eq!(takeover.byte_after_new_holder_writes(), NEW[0]);
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn preempt_and_abort_of_a_disconnected_host_leaks_nothing() {
     takeover.complete_old_writes();
     assert!(takeover.completion_status(0, takeover.old).is_some());
     takeover.rig.lines.clear();
-    takeover.rig.assert_empty();
+    takeover.rig.assert_all_released();
 }
 
 #[test]
@@ -158,5 +161,5 @@ fn preempt_without_abort_completes_at_once() {
     assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
     takeover.complete_old_writes();
     takeover.rig.lines.clear();
-    takeover.rig.assert_empty();
+    takeover.rig.assert_all_released();
 }

@@ -6,7 +6,7 @@ use tenmil_base::Error;
 
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{
-    NamespaceConfig, PersistRequest, Persistence, ReservationStore,
+    NamespaceConfig, PersistRequest, ReservationPersistenceMode, ReservationStore,
 };
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::io::reservation::{
@@ -17,8 +17,8 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    BLOCKS, TestTarget, connect_data, io_config, io_connect, pattern, service_limits,
-    transfer_command,
+    BLOCKS, TestTarget, connect_data, io_config, io_connect, pattern, read_or_write_command,
+    service_limits,
 };
 use crate::tcp::TargetEvent;
 
@@ -31,7 +31,11 @@ impl ReservationStore for SlowReservationStore {
         Ok(None)
     }
 
-    fn store(&mut self, _: Option<Vec<u8>>, stored: PersistRequest) -> Result<(), PersistRequest> {
+    fn start_store(
+        &mut self,
+        _: Option<Vec<u8>>,
+        stored: PersistRequest,
+    ) -> Result<(), PersistRequest> {
         self.0.lock().unwrap().push_back(stored);
         Ok(())
     }
@@ -56,16 +60,16 @@ impl ReservationTest {
         let (subsystem, drawer) = (subsystem.unwrap(), SlowReservationStore::default());
         assert!(subsystem.remove_namespace(1));
         let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
-        let persistence = Persistence::Durable(Box::new(drawer.clone()));
+        let persistence = ReservationPersistenceMode::Durable(Box::new(drawer.clone()));
         let namespace =
             NamespaceConfig { nsid: Some(1), persistence, ..NamespaceConfig::new(medium) };
         subsystem.add_namespace(namespace).unwrap();
-        let [one, two] = [1, 2].map(|host| rig.connect_host(host));
+        let [one, two] = [1, 2].map(|host| rig.connect_host_with_io_queue(host));
         let mut race = Self { rig, drawer, admin: [one.0, two.0], io: [one.1, two.1] };
         for host in [0, 1] {
             let tag = race.register(host);
-            race.write(Ok(()));
-            assert_eq!(race.completed_commands(host, tag), Some(Status::SUCCESS));
+            race.complete_oldest_store_write(Ok(()));
+            assert_eq!(race.completion_status(host, tag), Some(Status::SUCCESS));
         }
         race
     }
@@ -101,24 +105,24 @@ impl ReservationTest {
     }
 
     /// Completes the oldest write of the store.
-    fn write(&mut self, written: Result<(), &str>) {
+    fn complete_oldest_store_write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
         stored.complete_write(written.map_err(Error::environment));
         self.rig.run_until_idle();
     }
 
-    fn completed_commands(&mut self, host: usize, tag: u16) -> Option<Status> {
+    fn completion_status(&mut self, host: usize, tag: u16) -> Option<Status> {
         let ended = self.rig.lines[self.io[host]].done.remove(&tag);
         ended.map(|(completion, _)| completion.status())
     }
 
     /// Whether a write of the host succeeds.
     fn may_write(&mut self, host: usize) -> bool {
-        let (bytes, write) = (pattern(1, 512), transfer_command(IoOpcode::Write.code(), 0, 1));
+        let (bytes, write) = (pattern(1, 512), read_or_write_command(IoOpcode::Write.code(), 0, 1));
         let io = self.io[host];
         let (completion, _) =
             self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
-        match completion.status().sct_and_sc() {
+        match completion.status().without_crd_more_dnr() {
             Status::SUCCESS => true,
             Status::RESERVATION_CONFLICT => false,
             other => panic!("a write ended with {other:?}"),
@@ -126,9 +130,9 @@ impl ReservationTest {
     }
 
     /// Disconnects all hosts and checks that everything is released.
-    fn disconnect_host(mut self) {
+    fn disconnect_all_and_assert_empty(mut self) {
         self.rig.lines.clear();
-        self.rig.assert_empty();
+        self.rig.assert_all_released();
     }
 }
 
@@ -136,37 +140,37 @@ impl ReservationTest {
 fn slow_reservation_store_delays_no_io() {
     let mut race = ReservationTest::new();
     let tag = race.acquire(0);
-    assert_eq!(race.completed_commands(0, tag), None);
+    assert_eq!(race.completion_status(0, tag), None);
     for _ in 0..20 {
         assert!(race.may_write(0) && race.may_write(1), "it is not in effect");
     }
-    race.write(Ok(()));
-    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
+    race.complete_oldest_store_write(Ok(()));
+    assert_eq!(race.completion_status(0, tag), Some(Status::SUCCESS));
     assert!(race.may_write(0) && !race.may_write(1));
-    race.disconnect_host();
+    race.disconnect_all_and_assert_empty();
 }
 
 #[test]
 fn failed_reservation_store_fails_the_command_without_effect() {
     let mut race = ReservationTest::new();
     let tag = race.acquire(0);
-    race.write(Err("write r: no room"));
-    assert_eq!(race.completed_commands(0, tag), Some(Status::INTERNAL_ERROR));
+    race.complete_oldest_store_write(Err("write r: no room"));
+    assert_eq!(race.completion_status(0, tag), Some(Status::INTERNAL_ERROR));
     assert!(race.may_write(0) && race.may_write(1));
     let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(why) if why.contains("no room"));
     assert!(race.rig.new_events.iter().any(is_it), "{:?}", race.rig.new_events);
-    race.disconnect_host();
+    race.disconnect_all_and_assert_empty();
 }
 
 #[test]
 fn first_of_two_racing_hosts_gets_the_reservation() {
     let mut race = ReservationTest::new();
     let (second, first) = (race.acquire(1), race.acquire(0));
-    race.write(Ok(()));
-    assert_eq!(race.completed_commands(1, second), Some(Status::SUCCESS));
-    assert_eq!(race.completed_commands(0, first), Some(Status::RESERVATION_CONFLICT));
+    race.complete_oldest_store_write(Ok(()));
+    assert_eq!(race.completion_status(1, second), Some(Status::SUCCESS));
+    assert_eq!(race.completion_status(0, first), Some(Status::RESERVATION_CONFLICT));
     assert!(!race.may_write(0) && race.may_write(1));
-    race.disconnect_host();
+    race.disconnect_all_and_assert_empty();
 }
 
 #[test]
@@ -176,9 +180,9 @@ fn reservation_command_being_persisted_is_not_aborted() {
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
     let (completion, _) = race.rig.execute_command(race.admin[0], &abort, DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1));
-    race.write(Ok(()));
-    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
-    race.disconnect_host();
+    race.complete_oldest_store_write(Ok(()));
+    assert_eq!(race.completion_status(0, tag), Some(Status::SUCCESS));
+    race.disconnect_all_and_assert_empty();
 }
 
 #[test]
@@ -196,14 +200,14 @@ fn reservation_is_stored_if_its_host_disconnects_meanwhile() {
         race.rig.run_until_idle();
         let left = race.rig.guests.len();
         assert_eq!(left, [3, 2, 3][way], "no command waits for the end of the store");
-        race.write(Ok(()));
-        assert_eq!(race.completed_commands(1, waits), Some(Status::RESERVATION_CONFLICT));
+        race.complete_oldest_store_write(Ok(()));
+        assert_eq!(race.completion_status(1, waits), Some(Status::RESERVATION_CONFLICT));
         assert!(!race.may_write(1), "it was written down");
         // After it has reconnected, the reservation it requested is in effect.
-        let (_, io) = race.rig.connect_host(1);
+        let (_, io) = race.rig.connect_host_with_io_queue(1);
         race.io[0] = io;
         assert!(race.may_write(0));
-        race.disconnect_host();
+        race.disconnect_all_and_assert_empty();
     }
 }
 
@@ -216,13 +220,13 @@ fn reconnected_queue_gets_no_completion_of_the_old_one() {
     let cntlid = 1;
     let io = race.rig.open_connection(io_config());
     let data = connect_data(cntlid).with(|data| data.hostid([1; 16]));
-    assert_eq!(race.rig.connect_queue(io, &io_connect(1), &data).status(), Status::SUCCESS);
+    assert_eq!(race.rig.execute_connect(io, &io_connect(1), &data).status(), Status::SUCCESS);
     race.io[0] = io;
     // A new command with the slot of the abandoned one.
     let tag = race.register(0);
-    race.write(Ok(()));
-    assert_eq!(race.completed_commands(0, tag), None, "its own record is still to be written");
-    race.write(Ok(()));
-    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
-    race.disconnect_host();
+    race.complete_oldest_store_write(Ok(()));
+    assert_eq!(race.completion_status(0, tag), None, "its own record is still to be written");
+    race.complete_oldest_store_write(Ok(()));
+    assert_eq!(race.completion_status(0, tag), Some(Status::SUCCESS));
+    race.disconnect_all_and_assert_empty();
 }

@@ -14,13 +14,13 @@ use tenmil_wire::{AdminOpcode, Command, Completion, IoOpcode, Layout, Status, Ty
 
 use super::test_target::{
     BLOCKS, ENABLED, TestTarget, admin_config, admin_connect, connect_data, pattern,
-    service_limits, transfer_command,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::{DisconnectReason, InjectedBugs, ServiceLimits, TargetEvent};
 
 /// CIU, CIRN and controller ID of the controller at the end of a connection, as Identify reports
 /// them.
-pub(super) fn controller_named(rig: &mut TestTarget, admin: usize) -> CrossControllerReset {
+pub(super) fn identify_for_reset(rig: &mut TestTarget, admin: usize) -> CrossControllerReset {
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
     let (_, page) = rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
     let page = IdentifyController::parse(&page).unwrap();
@@ -28,7 +28,7 @@ pub(super) fn controller_named(rig: &mut TestTarget, admin: usize) -> CrossContr
     CrossControllerReset { icid: page.cntlid(), ciu: page.ciu(), cirn: page.cirn() }
 }
 
-pub(super) fn cross_controller_reset(
+pub(super) fn execute_reset(
     rig: &mut TestTarget,
     by: usize,
     whom: CrossControllerReset,
@@ -47,23 +47,23 @@ pub(super) fn submit_reset(rig: &mut TestTarget, by: usize, whom: CrossControlle
 #[test]
 fn controller_is_reset_only_by_another_controller_of_its_host() {
     let mut rig = TestTarget::new();
-    let (one, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
-    let (two, _) = rig.execute_admin();
-    let (first, second) = (controller_named(&mut rig, one), controller_named(&mut rig, two));
+    let (one, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
+    let (two, _) = rig.connect_admin_queue();
+    let (first, second) = (identify_for_reset(&mut rig, one), identify_for_reset(&mut rig, two));
     assert_ne!((first.ciu, first.cirn), (second.ciu, second.cirn));
 
     let stranger = rig.open_connection(admin_config());
     let data = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([8; 16]));
-    assert_eq!(rig.connect_queue(stranger, &admin_connect(), &data).status(), Status::SUCCESS);
+    assert_eq!(rig.execute_connect(stranger, &admin_connect(), &data).status(), Status::SUCCESS);
     rig.set_property(stranger, offset::CC, ENABLED);
-    let refused = cross_controller_reset(&mut rig, stranger, first);
+    let refused = execute_reset(&mut rig, stranger, first);
     assert_eq!(refused.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
-    let itself = cross_controller_reset(&mut rig, two, second);
+    let itself = execute_reset(&mut rig, two, second);
     assert_eq!(itself.status(), Status::INVALID_FIELD.with_dnr());
     assert_eq!(rig.service.association_count(), 3);
 
-    let done = cross_controller_reset(&mut rig, two, first);
+    let done = execute_reset(&mut rig, two, first);
     assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
     assert_eq!(rig.service.association_count(), 2);
     let is_reset = |new_events: &TargetEvent| {
@@ -73,7 +73,7 @@ fn controller_is_reset_only_by_another_controller_of_its_host() {
     // A reset of a controller that is gone succeeds, however often and by whichever host it is
     // sent.
     for by in [two, stranger] {
-        let again = cross_controller_reset(&mut rig, by, first);
+        let again = execute_reset(&mut rig, by, first);
         assert_eq!((again.status(), again.dw0()), (Status::SUCCESS, 1));
     }
     // Another instance of that ID is of another process, also after this one has ended.
@@ -81,7 +81,7 @@ fn controller_is_reset_only_by_another_controller_of_its_host() {
         CrossControllerReset { ciu: first.ciu.wrapping_add(1), ..first },
         CrossControllerReset { cirn: first.cirn ^ 1 << 63, ..first },
     ] {
-        let refused = cross_controller_reset(&mut rig, two, other).status();
+        let refused = execute_reset(&mut rig, two, other).status();
         assert_eq!(refused, Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr(), "{other:?}");
     }
     assert_eq!(rig.service.association_count(), 2);
@@ -92,15 +92,15 @@ fn controller_is_reset_only_by_another_controller_of_its_host() {
 #[test]
 fn reset_of_an_unknown_controller_fails() {
     let mut rig = TestTarget::new();
-    let (one, _) = rig.execute_admin();
-    let (two, _) = rig.execute_admin();
-    let whom = controller_named(&mut rig, one);
+    let (one, _) = rig.connect_admin_queue();
+    let (two, _) = rig.connect_admin_queue();
+    let whom = identify_for_reset(&mut rig, one);
     for before in [
         CrossControllerReset { ciu: whom.ciu.wrapping_add(1), ..whom },
         CrossControllerReset { cirn: whom.cirn ^ 1 << 63, ..whom },
         CrossControllerReset { icid: 77, ..whom },
     ] {
-        let refused = cross_controller_reset(&mut rig, two, before);
+        let refused = execute_reset(&mut rig, two, before);
         let expected = Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr();
         assert_eq!(refused.status(), expected, "{before:?}");
         assert_eq!(rig.service.association_count(), 2, "{before:?}");
@@ -109,7 +109,7 @@ fn reset_of_an_unknown_controller_fails() {
 
 /// Completion of a Cross-Controller Reset while a write of this latency is outstanding, and the
 /// time that the reset takes.
-fn reset_with_device(latency: Span) -> (Completion, Span) {
+fn reset_during_slow_write(latency: Span) -> (Completion, Span) {
     let (mut rig, subsystem) = TestTarget::with_subsystem();
     assert!(subsystem.remove_namespace(1));
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
@@ -118,11 +118,11 @@ fn reset_with_device(latency: Span) -> (Completion, Span) {
         Arc::new(DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap());
     let namespace = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new(medium) };
     subsystem.add_namespace(namespace).unwrap();
-    let (one, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
-    let (two, _) = rig.execute_admin();
-    let whom = controller_named(&mut rig, one);
-    let write = transfer_command(IoOpcode::Write.code(), 0, 1);
+    let (one, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    let (two, _) = rig.connect_admin_queue();
+    let whom = identify_for_reset(&mut rig, one);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 1);
     rig.lines[io].submit(&write, DataDirection::FromHost(512), &pattern(1, 512));
     rig.run_until_idle();
     let (begun, tag) = (rig.now, submit_reset(&mut rig, two, whom));
@@ -137,11 +137,11 @@ fn reset_with_device(latency: Span) -> (Completion, Span) {
 
 #[test]
 fn reset_completes_after_the_device_has_completed_all_commands() {
-    let (done, waited) = reset_with_device(Span::from_ms(300));
+    let (done, waited) = reset_during_slow_write(Span::from_ms(300));
     assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
     assert!((290..=320).contains(&(waited.ns / 1_000_000)), "{waited}");
     // A completion after the quiesce time: the reset has failed already.
-    let (late, waited) = reset_with_device(Span::from_secs(3));
+    let (late, waited) = reset_during_slow_write(Span::from_secs(3));
     assert_eq!(late.status(), Status::INTERNAL_ERROR);
     assert!((990..=1010).contains(&(waited.ns / 1_000_000)), "{waited}");
 }
@@ -153,7 +153,7 @@ fn injected_bug_of_unknown_resets_is_detected() {
         TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |config| {
             config
         });
-    let (two, _) = rig.execute_admin();
+    let (two, _) = rig.connect_admin_queue();
     let stranger = CrossControllerReset { icid: 77, ciu: 1, cirn: 5 };
-    assert_eq!(cross_controller_reset(&mut rig, two, stranger).dw0(), 1);
+    assert_eq!(execute_reset(&mut rig, two, stranger).dw0(), 1);
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use tenmil_base::Span;
 use tenmil_dma::RegionTable;
+use tenmil_linux::cpu_topology::CpuLocation;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::socket::{ListenAddress, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{ListenAddress, SocketOptions, SocketStreamFactory, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_linux::topology::CpuLocation;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_reactor::load_balancer::{LinuxPlatform, new_balancer};
-use tenmil_reactor::schedule::{Options, Policy};
+use tenmil_reactor::thread_scheduler::{Options, Policy};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder, ThreadId};
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, PropertySet, PropertySize};
 use tenmil_wire::register::offset;
@@ -22,18 +22,18 @@ use tenmil_wire::{Command, Completion, Fuse, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
     ENABLED, TestHostConnection, TestTarget, admin_config, admin_connect, connect_data, io_config,
-    io_connect, pattern, transfer_command,
+    io_connect, pattern, read_or_write_command,
 };
 use crate::tcp::{PlacementPolicy, Server, ServerConfig, TargetEvent};
 
 /// Host over sockets.
-pub(super) struct SocketHost {
+pub(super) struct SocketHostFactory {
     clock: Clock,
-    sockets: SocketFactory,
+    sockets: SocketStreamFactory,
     address: std::net::SocketAddr,
 }
 
-impl SocketHost {
+impl SocketHostFactory {
     fn connect_socket(&self, config: tenmil_nvme_tcp::HostConfig) -> TestHostConnection {
         let socket = TcpStream::connect(self.address).unwrap();
         let stream = self.sockets.new_stream(socket.into()).unwrap();
@@ -44,7 +44,7 @@ impl SocketHost {
         line
     }
 
-    pub(super) fn command(
+    pub(super) fn execute_command(
         &self,
         line: &mut TestHostConnection,
         command: &Command,
@@ -72,7 +72,7 @@ fn hosts_connect_over_sockets_in_every_poll_mode() {
         let cores = CpuList::allowed_cpus().iter().take(1).collect();
         let reactors = Reactors::start_on_cores(&cores, &options, &clock).unwrap();
         let (server, client) = start_server(&rig, &reactors, PlacementPolicy::default(), clock);
-        connect_and_read(&client);
+        connect_write_and_read(&client);
         drop(server);
         reactors.stop();
         assert_eq!(rig.service.connection_count(), 0);
@@ -108,7 +108,7 @@ fn connections_of_one_receive_queue_share_a_reactor_and_a_missing_queue_is_logge
     assert_eq!([places[1], places[3], places[4]], [places[0], places[2], places[0]]);
     assert_eq!(places[0] != places[2], count > 1, "another queue, the next reactor");
 
-    connect_and_read(&client);
+    connect_write_and_read(&client);
     drop(server);
     reactors.stop();
     let new_events = std::iter::from_fn(|| rig.service.next_event());
@@ -131,7 +131,7 @@ fn fused_pair_completes_under_load_of_other_hosts() {
         let block = |value: u64| [value.to_le_bytes(); 64].concat();
         for round in 0..60 {
             let (_, other) = &mut hosts[1];
-            let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+            let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
             let count = if round < 30 { 0 } else { 8 };
             let tags = (0..count).map(|_| other.submit(&read, DataDirection::ToHost(4096), &[]));
             let tags: Vec<u16> = tags.collect();
@@ -140,7 +140,7 @@ fn fused_pair_completes_under_load_of_other_hosts() {
             let halves = [(IoOpcode::Compare, Fuse::First), (IoOpcode::Write, Fuse::Second)];
             let pair = halves.map(|(opcode, fuse)| {
                 let value = round + u64::from(fuse == Fuse::Second);
-                let command = transfer_command(opcode.code(), 0, 1).with_fuse(fuse);
+                let command = read_or_write_command(opcode.code(), 0, 1).with_fuse(fuse);
                 io.submit(&command, DataDirection::FromHost(512), &block(value))
             });
             // A connection that does not respond is given up after five seconds.
@@ -173,7 +173,7 @@ pub(super) fn start_server(
     reactors: &Reactors,
     placement: PlacementPolicy,
     clock: Clock,
-) -> (Server, SocketHost) {
+) -> (Server, SocketHostFactory) {
     let listen_socket =
         StreamListener::open(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
     let server = Server::start(ServerConfig {
@@ -187,50 +187,57 @@ pub(super) fn start_server(
     });
     let server = server.unwrap();
     let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
-    let sockets = SocketFactory::new(RegionTable::new(4), SocketOptions::default());
-    (server, SocketHost { clock, sockets, address })
+    let sockets = SocketStreamFactory::new(RegionTable::new(4), SocketOptions::default());
+    (server, SocketHostFactory { clock, sockets, address })
 }
 
-fn connect_and_read(client: &SocketHost) {
+fn connect_write_and_read(client: &SocketHostFactory) {
     let (_admin, mut io) = connect_admin_queue(client);
     write_and_read(client, &mut io);
 }
 
 /// Connects a host and enables its controller; returns its admin connection and its I/O connection.
-pub(super) fn connect_admin_queue(client: &SocketHost) -> (TestHostConnection, TestHostConnection) {
+pub(super) fn connect_admin_queue(
+    client: &SocketHostFactory,
+) -> (TestHostConnection, TestHostConnection) {
     let mut admin = client.connect_socket(admin_config());
     let data = connect_data(CNTLID_DYNAMIC);
     let connect = admin_connect().to_command();
-    let (completion, _) =
-        client.command(&mut admin, &connect, DataDirection::FromHost(1024), data.as_bytes());
+    let (completion, _) = client.execute_command(
+        &mut admin,
+        &connect,
+        DataDirection::FromHost(1024),
+        data.as_bytes(),
+    );
     assert_eq!(completion.status(), Status::SUCCESS);
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     let ofst = u32::try_from(offset::CC).unwrap();
     let enable = PropertySet { size: PropertySize::Four, ofst, value: ENABLED }.to_command();
-    let (completion, _) = client.command(&mut admin, &enable, DataDirection::None, &[]);
+    let (completion, _) = client.execute_command(&mut admin, &enable, DataDirection::None, &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     let mut io = client.connect_socket(io_config());
     let (connect, data) = (io_connect(1).to_command(), connect_data(cntlid));
     let (completion, _) =
-        client.command(&mut io, &connect, DataDirection::FromHost(1024), data.as_bytes());
+        client.execute_command(&mut io, &connect, DataDirection::FromHost(1024), data.as_bytes());
     assert_eq!(completion.status(), Status::SUCCESS);
     (admin, io)
 }
 
-pub(super) fn write_and_read(client: &SocketHost, io: &mut TestHostConnection) {
+pub(super) fn write_and_read(client: &SocketHostFactory, io: &mut TestHostConnection) {
     for blocks in [1, 8, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);
-        let write = transfer_command(IoOpcode::Write.code(), 7, blocks);
-        let (completion, _) = client.command(io, &write, DataDirection::FromHost(len), &bytes);
+        let write = read_or_write_command(IoOpcode::Write.code(), 7, blocks);
+        let (completion, _) =
+            client.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
-        let read = transfer_command(IoOpcode::Read.code(), 7, blocks);
-        let (completion, back) = client.command(io, &read, DataDirection::ToHost(len), &[]);
+        let read = read_or_write_command(IoOpcode::Read.code(), 7, blocks);
+        let (completion, back) = client.execute_command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
     }
     // More data than the socket buffers hold, to a host that does not receive for a while.
-    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
     let tags: Vec<u16> =
         (0..40).map(|_| io.submit(&read, DataDirection::ToHost(256 * 512), &[])).collect();
     io.is_deaf = true;
@@ -252,7 +259,7 @@ struct BalancedServer {
     rig: TestTarget,
     reactors: Reactors,
     server: Server,
-    client: SocketHost,
+    client: SocketHostFactory,
     cores: [u32; 2],
     root: tempfile::TempDir,
     _pool: Arc<ThreadPool>,
@@ -301,57 +308,56 @@ impl BalancedServer {
     }
 
     /// Core of each connection and of the balancer.
-    fn connection_reactors(&self) -> Vec<(ThreadId, u32)> {
+    fn thread_cores(&self) -> Vec<(ThreadId, u32)> {
         let sample = self.reactors.sample();
         let core = |id| sample.reactors.iter().find(|reactor| reactor.id == id).unwrap().core;
         sample.threads.iter().map(|thread| (thread.id, core(thread.home))).collect()
     }
 
     /// Whether all of them run on `core`.
-    fn are_connections_on(&self, core: u32) -> bool {
-        self.connection_reactors().iter().all(|(_, home)| *home == core)
+    fn are_all_threads_on(&self, core: u32) -> bool {
+        self.thread_cores().iter().all(|(_, home)| *home == core)
     }
 
     /// Repeats 32 writes and 32 reads and compares the data, until `is_so` holds.
-    fn run_until(&self, io: &mut TestHostConnection, what: &str, is_so: impl Fn() -> bool) {
+    fn write_and_read_until(
+        &self,
+        io: &mut TestHostConnection,
+        what: &str,
+        is_so: impl Fn() -> bool,
+    ) {
         let until = self.client.clock.now().after(Span::from_secs(20));
         let len_of = |lba: u64| if lba.is_multiple_of(2) { 512 } else { 4096 };
         for round in 0.. {
             let begin = |io: &mut TestHostConnection, lba: u64, is_write: bool| {
                 let len = len_of(lba);
                 let (opcode, data, bytes) = match is_write {
-                    true => (
-                        IoOpcode::Write,
-                        DataDirection::FromHost(len),
-                        expected_reactors(round, lba, len),
-                    ),
+                    true => {
+                        (IoOpcode::Write, DataDirection::FromHost(len), block_data(round, lba, len))
+                    }
                     false => (IoOpcode::Read, DataDirection::ToHost(len), Vec::new()),
                 };
-                io.submit(&transfer_command(opcode.code(), lba * 8, len / 512), data, &bytes)
+                io.submit(&read_or_write_command(opcode.code(), lba * 8, len / 512), data, &bytes)
             };
             // Writes and reads alternate in batches: a tag is reused as soon as its command has
             // completed.
             for is_write in [true, false] {
                 let tags: Vec<u16> = (0..32).map(|lba| begin(io, lba, is_write)).collect();
                 for (lba, tag) in (0..).zip(tags) {
-                    let bytes = self.take_core_offline(io, tag);
-                    let is_it = bytes == expected_reactors(round, lba, len_of(lba));
+                    let bytes = self.wait_for_read_data(io, tag);
+                    let is_it = bytes == block_data(round, lba, len_of(lba));
                     assert!(is_it, "round {round}, block {lba}, write: {is_write}");
                 }
             }
             if is_so() {
                 return;
             }
-            assert!(
-                self.client.clock.now() < until,
-                "never: {what}: {:?}",
-                self.connection_reactors()
-            );
+            assert!(self.client.clock.now() < until, "never: {what}: {:?}", self.thread_cores());
         }
     }
 
     /// Waits for a command and returns its data.
-    fn take_core_offline(&self, io: &mut TestHostConnection, tag: u16) -> Vec<u8> {
+    fn wait_for_read_data(&self, io: &mut TestHostConnection, tag: u16) -> Vec<u8> {
         let until = self.client.clock.now().after(Span::from_secs(20));
         while !io.done.contains_key(&tag) {
             io.poll_once(self.client.clock.now());
@@ -364,7 +370,7 @@ impl BalancedServer {
 }
 
 /// Data written at this block in this round.
-fn expected_reactors(round: u32, lba: u64, len: u32) -> Vec<u8> {
+fn block_data(round: u32, lba: u64, len: u32) -> Vec<u8> {
     pattern(round + u32::try_from(lba).unwrap(), len as usize)
 }
 
@@ -374,14 +380,14 @@ fn connections_migrate_from_an_offline_core() {
     let Some(balanced) = BalancedServer::start() else { return };
     let (_admin, mut io) = connect_admin_queue(&balanced.client);
     let [first, second] = balanced.cores;
-    balanced.run_until(&mut io, "they are served", || true);
+    balanced.write_and_read_until(&mut io, "they are served", || true);
     for (left, taken) in [(second, first), (first, second), (second, first)] {
-        assert!(balanced.connection_reactors().len() >= 3, "two connections and a balancer");
+        assert!(balanced.thread_cores().len() >= 3, "two connections and a balancer");
         balanced.allow_cores(&[left]);
-        balanced.run_until(&mut io, "they leave", || balanced.are_connections_on(left));
+        balanced.write_and_read_until(&mut io, "they leave", || balanced.are_all_threads_on(left));
         // The core returns; the static policy moves no connection back.
         balanced.allow_cores(&[left, taken]);
-        balanced.run_until(&mut io, "they go on", || true);
+        balanced.write_and_read_until(&mut io, "they go on", || true);
     }
     let migrations: u64 =
         balanced.reactors.sample().threads.iter().map(|thread| thread.migrations).sum();

@@ -15,13 +15,13 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::server::{connect_admin_queue, start_server, write_and_read};
 use super::test_target::{
-    ENABLED, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern, service_limits,
-    transfer_command,
+    ENABLED, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern,
+    read_or_write_command, service_limits,
 };
 use crate::tcp::{PlacementPolicy, ServiceLimits};
 
 /// Whether each connection has no work and waits for no other connection.
-fn idle_target(rig: &TestTarget) -> Vec<bool> {
+fn connections_idle(rig: &TestTarget) -> Vec<bool> {
     rig.guests.iter().map(|guest| guest.is_idle()).collect()
 }
 
@@ -29,32 +29,32 @@ fn idle_target(rig: &TestTarget) -> Vec<bool> {
 fn connection_waiting_for_memory_or_send_space_does_not_sleep() {
     let limits = ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() };
     let mut rig = TestTarget::with_options(limits, |config| config);
-    let (_, cntlid) = rig.execute_admin();
-    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
-    assert_eq!(idle_target(&rig), [true; 3], "nothing is asked of any");
+    let (_, cntlid) = rig.connect_admin_queue();
+    let lines = [rig.connect_io_queue(cntlid, 1), rig.connect_io_queue(cntlid, 2)];
+    assert_eq!(connections_idle(&rig), [true; 3], "nothing is asked of any");
 
     // The first connection has allocated all memory, and its host does not send the data.
     let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
-    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
     rig.lines[lines[0]].mute_after = Some(rig.lines[lines[0]].sent.len() + 72);
     let other = rig.lines[lines[1]].submit(&write, DataDirection::FromHost(len), &bytes);
     rig.run_until_idle();
     assert!(!rig.lines[lines[1]].done.contains_key(&other));
-    assert!(!idle_target(&rig)[2], "its memory may come back from a neighbour");
-    assert!(idle_target(&rig)[0]);
+    assert!(!connections_idle(&rig)[2], "its memory may come back from a neighbour");
+    assert!(connections_idle(&rig)[0]);
     rig.advance_time(Span::from_secs(31));
     assert!(rig.lines[lines[1]].done.contains_key(&other));
-    assert!(idle_target(&rig).iter().all(|can_park| *can_park), "{:?}", rig.guests);
+    assert!(connections_idle(&rig).iter().all(|can_park| *can_park), "{:?}", rig.guests);
 
     // A host that receives nothing.
     rig.lines[lines[1]].is_deaf = true;
     for _ in 0..20 {
-        let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 256);
         rig.lines[lines[1]].submit(&read, DataDirection::ToHost(len), &[]);
     }
     rig.run_until_idle();
-    assert!(idle_target(&rig).iter().any(|can_park| !can_park));
+    assert!(connections_idle(&rig).iter().any(|can_park| !can_park));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn keep_alive_with_a_long_timeout_allows_coalesced_wakeups() {
         let mut rig = TestTarget::new();
         let line = rig.open_connection(admin_config());
         let connect = Connect { kato, ..admin_connect() };
-        rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
+        rig.execute_connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
         rig.set_property(line, offset::CC, ENABLED);
         let is_patient = |rig: &TestTarget| rig.guests[0].may_coalesce_wakeups();
         assert!(!is_patient(&rig), "it is at work");
@@ -86,7 +86,7 @@ fn event_completion_disables_wakeup_coalescing() {
     let mut rig = TestTarget::new();
     let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 10_000, ..admin_connect() };
-    rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.execute_connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
     rig.set_property(line, offset::CC, ENABLED);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
     rig.execute_command(line, &events.with_cdw11(1 << 8), DataDirection::None, &[]);
@@ -112,12 +112,12 @@ fn event_completion_disables_wakeup_coalescing() {
 #[test]
 fn queue_counters_are_published_within_a_second() {
     let mut rig = TestTarget::new();
-    let (_, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let wakes_at = |rig: &TestTarget| rig.guests.last().unwrap().next_poll_time();
     assert_eq!(wakes_at(&rig), Instant::NEVER);
     for _ in 0..3 {
-        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
         let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(8 * 512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
@@ -131,10 +131,10 @@ fn queue_counters_are_published_within_a_second() {
 #[test]
 fn controller_is_busy_only_with_outstanding_commands() {
     let mut rig = TestTarget::new();
-    let (admin, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     for _ in 0..3 {
-        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
         let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(8 * 512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         rig.advance_time(Span::from_secs(100));
@@ -148,14 +148,14 @@ fn controller_is_busy_only_with_outstanding_commands() {
 }
 
 /// Number of polls of each connection, in the order of their creation.
-fn count_polls(reactors: &Reactors) -> Vec<u64> {
+fn poll_counts(reactors: &Reactors) -> Vec<u64> {
     let sample = reactors.sample();
     let connections = sample.threads.iter().filter(|thread| thread.name.starts_with("tcp-"));
     connections.map(|thread| thread.pollers[0].polls).collect()
 }
 
 /// Waits until the reactor sleeps. Its published counters are up to date then.
-fn run_until_armed(reactors: &Reactors) {
+fn wait_until_reactor_sleeps(reactors: &Reactors) {
     let until = reactors.clock().now().after(Span::from_secs(20));
     while !reactors.sample().reactors[0].sleeping {
         assert!(reactors.clock().now() < until, "it never sleeps");
@@ -171,19 +171,19 @@ fn idle_connections_are_not_polled_and_wake_on_input() {
     let (server, client) = start_server(&rig, &reactors, PlacementPolicy::default(), clock);
     let mut hosts: Vec<_> = (0..3).map(|_| connect_admin_queue(&client)).collect();
     let (_admin, mut busy) = connect_admin_queue(&client);
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let until = clock.now().after(Span::from_secs(20));
     // Connections are armed at one sleep and considered idle from the next one on.
     for round in 0.. {
-        run_until_armed(&reactors);
-        let before = count_polls(&reactors);
+        wait_until_reactor_sleeps(&reactors);
+        let before = poll_counts(&reactors);
         for _ in 0..20 {
             let (completion, _) =
-                client.command(&mut busy, &read, DataDirection::ToHost(4096), &[]);
+                client.execute_command(&mut busy, &read, DataDirection::ToHost(4096), &[]);
             assert_eq!(completion.status(), Status::SUCCESS);
-            run_until_armed(&reactors);
+            wait_until_reactor_sleeps(&reactors);
         }
-        let after = count_polls(&reactors);
+        let after = poll_counts(&reactors);
         assert!(after[7] >= before[7] + 20, "the busy one is looked at");
         if after[..7] == before[..7] {
             break;

@@ -3,10 +3,10 @@
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::test_target::{TestTarget, pattern, transfer_command};
+use super::test_target::{TestTarget, pattern, read_or_write_command};
 
 /// Writes, reads and an event request on two connections, until one of them is cut.
-fn run_session(rig: &mut TestTarget, admin: usize, io: usize) {
+fn run_io_and_event_request(rig: &mut TestTarget, admin: usize, io: usize) {
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
     rig.lines[admin].submit(&event, DataDirection::None, &[]);
@@ -14,9 +14,9 @@ fn run_session(rig: &mut TestTarget, admin: usize, io: usize) {
     for (number, blocks) in [(1_u32, 1_u32), (2, 24), (3, 8)] {
         let len = blocks * 512;
         let bytes = pattern(number, len as usize);
-        let write = transfer_command(IoOpcode::Write.code(), 100, blocks);
+        let write = read_or_write_command(IoOpcode::Write.code(), 100, blocks);
         rig.lines[io].submit(&write, DataDirection::FromHost(len), &bytes);
-        let read = transfer_command(IoOpcode::Read.code(), 200, blocks);
+        let read = read_or_write_command(IoOpcode::Read.code(), 200, blocks);
         rig.lines[io].submit(&read, DataDirection::ToHost(len), &[]);
     }
     rig.run_until_idle();
@@ -24,20 +24,20 @@ fn run_session(rig: &mut TestTarget, admin: usize, io: usize) {
 
 /// Cuts the pipe of a connection at every `step`th byte that it sends or receives, with a second
 /// host connected. Returns the number of bytes.
-fn run_session_with_cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
+fn cut_at_every_step(is_admin: bool, is_upwards: bool, step: usize) -> usize {
     let mut at = 0;
     loop {
         let mut rig = TestTarget::new();
-        let (_, other) = rig.execute_admin();
-        let bystander = rig.execute_io(other, 1);
-        let (admin, cntlid) = rig.execute_admin();
-        let io = rig.execute_io(cntlid, 1);
+        let (_, other) = rig.connect_admin_queue();
+        let bystander = rig.connect_io_queue(other, 1);
+        let (admin, cntlid) = rig.connect_admin_queue();
+        let io = rig.connect_io_queue(cntlid, 1);
         let victim = if is_admin { admin } else { io };
-        let before = rig.lines[victim].bytes_passed(is_upwards);
+        let before = rig.lines[victim].bytes_transferred(is_upwards);
         rig.lines[victim].allowance = Some((is_upwards, before + at));
-        run_session(&mut rig, admin, io);
+        run_io_and_event_request(&mut rig, admin, io);
         let is_whole = rig.lines[victim].pipe.is_some();
-        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
         let (completion, _) =
             rig.execute_command(bystander, &read, DataDirection::ToHost(4096), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "cut at {at}");
@@ -50,7 +50,7 @@ fn run_session_with_cut(is_admin: bool, is_upwards: bool, step: usize) -> usize 
             assert_eq!(rig.guests.len(), 2, "cut at {at}");
         }
         rig.lines.clear();
-        rig.assert_empty();
+        rig.assert_all_released();
         if is_whole {
             return at;
         }
@@ -61,21 +61,21 @@ fn run_session_with_cut(is_admin: bool, is_upwards: bool, step: usize) -> usize 
 #[test]
 fn stream_cut_at_any_received_byte_leaks_nothing() {
     // Three writes with in-capsule data, and their capsules.
-    assert!(run_session_with_cut(false, true, 37) > 16 << 10);
-    assert!(run_session_with_cut(true, true, 1) >= 144);
+    assert!(cut_at_every_step(false, true, 37) > 16 << 10);
+    assert!(cut_at_every_step(true, true, 1) >= 144);
 }
 
 #[test]
 fn stream_cut_at_any_sent_byte_leaks_nothing() {
-    assert!(run_session_with_cut(false, false, 37) > 16 << 10);
-    assert!(run_session_with_cut(true, false, 13) >= 4096);
+    assert!(cut_at_every_step(false, false, 37) > 16 << 10);
+    assert!(cut_at_every_step(true, false, 13) >= 4096);
 }
 
 #[test]
 #[ignore = "takes minutes: .ci/nightly runs it"]
 fn stream_cut_at_every_byte_leaks_nothing() {
     let all = [(false, true), (false, false), (true, false)];
-    let cuts = all.map(|(is_admin, is_upwards)| run_session_with_cut(is_admin, is_upwards, 1));
+    let cuts = all.map(|(is_admin, is_upwards)| cut_at_every_step(is_admin, is_upwards, 1));
     assert!(cuts.iter().all(|count| *count >= 4096), "{cuts:?}");
 }
 
@@ -97,6 +97,6 @@ fn stream_cut_before_connect_leaks_nothing() {
         rig.run_until_idle();
         assert_eq!(rig.guests.len(), 0, "cut at {at}");
         rig.lines.clear();
-        rig.assert_empty();
+        rig.assert_all_released();
     }
 }

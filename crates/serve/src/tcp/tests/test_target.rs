@@ -53,12 +53,12 @@ pub(super) struct TestStream {
     released: u64,
     /// Largest number of bytes of one receive.
     most: usize,
-    traits: StreamTraits,
+    traits: StreamProperties,
 }
 
 /// Properties of a pipe, as reported to the service.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StreamTraits {
+pub(super) struct StreamProperties {
     /// While set, the kernel still references the sent buffers.
     pub(super) reads: Arc<AtomicBool>,
     pub(super) is_tied: bool,
@@ -82,13 +82,13 @@ impl TestStream {
             taken: 0,
             released: 0,
             most: INBOX,
-            traits: StreamTraits::default(),
+            traits: StreamProperties::default(),
         };
         (end(&down, &up), end(&up, &down))
     }
 
     /// Limits one receive to `most` bytes, and the capacity to twice as many.
-    pub(super) fn pair_with_capacity(&mut self, most: usize) {
+    pub(super) fn set_capacity(&mut self, most: usize) {
         self.most = most;
         self.incoming.lock().unwrap().room = 2 * most;
     }
@@ -253,7 +253,7 @@ impl TestHostConnection {
     }
 
     /// Number of bytes sent or received.
-    pub(super) fn bytes_passed(&self, is_upwards: bool) -> usize {
+    pub(super) fn bytes_transferred(&self, is_upwards: bool) -> usize {
         if is_upwards { self.sent.len() } else { self.received.len() }
     }
 
@@ -361,7 +361,7 @@ pub(super) struct TestTarget {
     /// large.
     pub(super) narrow: Option<usize>,
     /// Properties of new connections.
-    pub(super) traits: StreamTraits,
+    pub(super) traits: StreamProperties,
     /// `allowance` of new connections.
     pub(super) allowance: Option<(bool, usize)>,
 }
@@ -411,11 +411,11 @@ impl TestTarget {
             model: ControllerModel::Dynamic,
             masks: BTreeMap::new(),
         };
-        service.open_port(1, Port { address: None });
+        service.add_port(1, Port { address: None });
         service.add_subsystem(change(config)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, new_events) = (Vec::new(), Vec::new(), Vec::new());
-        let traits = StreamTraits::default();
+        let traits = StreamProperties::default();
         Self {
             regions,
             service,
@@ -433,8 +433,8 @@ impl TestTarget {
     pub(super) fn open_connection(&mut self, config: HostConfig) -> usize {
         let (mut near, mut far) = TestStream::pair(&self.regions);
         if let Some(most) = self.narrow {
-            near.pair_with_capacity(most);
-            far.pair_with_capacity(most);
+            near.set_capacity(most);
+            far.set_capacity(most);
         }
         far.traits = self.traits.clone();
         let guest = self.service.accept_stream(Box::new(far), 1, self.now).unwrap();
@@ -490,7 +490,7 @@ impl TestTarget {
         self.lines[line].done.remove(&tag).expect("it has ended")
     }
 
-    pub(super) fn connect_queue(
+    pub(super) fn execute_connect(
         &mut self,
         line: usize,
         connect: &Connect,
@@ -540,9 +540,10 @@ impl TestTarget {
 
     /// Connects a host and enables its controller; returns the index of its admin connection and
     /// the controller ID.
-    pub(super) fn execute_admin(&mut self) -> (usize, u16) {
+    pub(super) fn connect_admin_queue(&mut self) -> (usize, u16) {
         let line = self.open_connection(admin_config());
-        let completion = self.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+        let completion =
+            self.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
         assert_eq!(completion.status(), Status::SUCCESS);
         let [low, high, ..] = completion.dw0().to_le_bytes();
         assert_eq!(self.set_property(line, offset::CC, ENABLED).status(), Status::SUCCESS);
@@ -552,29 +553,32 @@ impl TestTarget {
     }
 
     /// Connects an I/O queue of a controller.
-    pub(super) fn execute_io(&mut self, cntlid: u16, qid: u16) -> usize {
+    pub(super) fn connect_io_queue(&mut self, cntlid: u16, qid: u16) -> usize {
         let line = self.open_connection(io_config());
-        let completion = self.connect_queue(line, &io_connect(qid), &connect_data(cntlid));
+        let completion = self.execute_connect(line, &io_connect(qid), &connect_data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         line
     }
 
     /// Connects a host with this number and an I/O queue; returns both connections.
-    pub(super) fn connect_host(&mut self, number: u8) -> (usize, usize) {
+    pub(super) fn connect_host_with_io_queue(&mut self, number: u8) -> (usize, usize) {
         let data =
             |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([number; 16])) };
         let admin = self.open_connection(admin_config());
-        let completion = self.connect_queue(admin, &admin_connect(), &data(0xffff));
+        let completion = self.execute_connect(admin, &admin_connect(), &data(0xffff));
         assert_eq!(completion.status(), Status::SUCCESS);
         let cntlid = u16::try_from(completion.dw0()).unwrap();
         self.set_property(admin, offset::CC, ENABLED);
         let io = self.open_connection(io_config());
-        assert_eq!(self.connect_queue(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        assert_eq!(
+            self.execute_connect(io, &io_connect(1), &data(cntlid)).status(),
+            Status::SUCCESS
+        );
         (admin, io)
     }
 
     /// Checks that all memory, controllers and connections are released.
-    pub(super) fn assert_empty(&mut self) {
+    pub(super) fn assert_all_released(&mut self) {
         self.run_until_idle();
         assert_eq!(self.guests.len(), 0, "{:?}", self.guests);
         assert_eq!(self.service.connection_count(), 0);
@@ -611,7 +615,7 @@ pub(super) fn connect_data(cntlid: u16) -> ConnectData {
 }
 
 /// Read or Write of `blocks` blocks of namespace 1.
-pub(super) fn transfer_command(opcode: u8, lba: u64, blocks: u32) -> Command {
+pub(super) fn read_or_write_command(opcode: u8, lba: u64, blocks: u32) -> Command {
     let [low, high] = [lba & 0xffff_ffff, lba >> 32].map(|half| u32::try_from(half).unwrap());
     Command::new(opcode).with_nsid(1).with_cdw10(low).with_cdw11(high).with_cdw12(blocks - 1)
 }

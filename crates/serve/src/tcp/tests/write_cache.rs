@@ -14,31 +14,31 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::test_target::{BLOCKS, TestTarget, transfer_command};
+use super::test_target::{BLOCKS, TestTarget, read_or_write_command};
 
 /// RAM device that records of each write whether it was forced.
-struct FlagRecordingDevice {
+struct FuaRecordingDevice {
     ram: RamDevice,
     forced: Arc<Mutex<Vec<bool>>>,
 }
 
-struct FlagRecordingChannel {
+struct FuaRecordingChannel {
     channel: Box<dyn IoChannel>,
     forced: Arc<Mutex<Vec<bool>>>,
 }
 
-impl BlockDevice for FlagRecordingDevice {
+impl BlockDevice for FuaRecordingDevice {
     fn limits(&self) -> tenmil_base::Limits {
         self.ram.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, forced) = (self.ram.channel()?, Arc::clone(&self.forced));
-        Ok(Box::new(FlagRecordingChannel { channel, forced }))
+        Ok(Box::new(FuaRecordingChannel { channel, forced }))
     }
 }
 
-impl IoChannel for FlagRecordingChannel {
+impl IoChannel for FuaRecordingChannel {
     fn limits(&self) -> &tenmil_base::Limits {
         self.channel.limits()
     }
@@ -56,7 +56,7 @@ impl IoChannel for FlagRecordingChannel {
     }
 }
 
-impl ChannelWakeup for FlagRecordingChannel {}
+impl ChannelWakeup for FuaRecordingChannel {}
 
 #[test]
 fn write_has_fua_while_its_host_has_disabled_the_write_cache() {
@@ -64,16 +64,16 @@ fn write_has_fua_while_its_host_has_disabled_the_write_cache() {
     assert!(subsystem.remove_namespace(1));
     let forced = Arc::new(Mutex::new(Vec::new()));
     let ram = RamDevice::new(&rig.regions, 512, BLOCKS).unwrap();
-    let medium = Arc::new(FlagRecordingDevice { ram, forced: Arc::clone(&forced) });
+    let medium = Arc::new(FuaRecordingDevice { ram, forced: Arc::clone(&forced) });
     let namespace = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new(medium) };
     subsystem.add_namespace(namespace).unwrap();
-    let (admin, cntlid) = rig.execute_admin();
-    let io = rig.execute_io(cntlid, 1);
+    let (admin, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
     let (_, page) = rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
     let page = IdentifyController::from_bytes(page.first_chunk().unwrap());
     assert!(page.vwcp(), "memory is all cache to a host");
-    let write = transfer_command(IoOpcode::Write.code(), 0, 8);
+    let write = read_or_write_command(IoOpcode::Write.code(), 0, 8);
     for cache in [None, Some(0), Some(1)] {
         if let Some(cdw11) = cache {
             let fid = Feature::VolatileWriteCache.code();
@@ -87,5 +87,5 @@ fn write_has_fua_while_its_host_has_disabled_the_write_cache() {
     }
     assert_eq!(*forced.lock().unwrap(), [false, true, false]);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }

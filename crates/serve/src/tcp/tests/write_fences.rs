@@ -16,10 +16,10 @@ use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect};
 use tenmil_wire::register::offset;
 use tenmil_wire::{Command, IoOpcode, Status, TypedCommand};
 
-use super::resets::{controller_named, cross_controller_reset, submit_reset};
+use super::resets::{execute_reset, identify_for_reset, submit_reset};
 use super::test_target::{
-    BLOCKS, ENABLED, TestTarget, admin_config, admin_connect, connect_data, service_limits,
-    transfer_command,
+    BLOCKS, ENABLED, TestTarget, admin_config, admin_connect, connect_data, read_or_write_command,
+    service_limits,
 };
 use crate::tcp::{InjectedBugs, ServiceLimits, TargetEvent};
 
@@ -106,12 +106,12 @@ pub(super) fn target_with_late_writes(injected_bugs: InjectedBugs) -> (TestTarge
     (rig, state)
 }
 
-pub(super) fn write() -> Command {
-    transfer_command(IoOpcode::Write.code(), 0, 8)
+pub(super) fn write_command() -> Command {
+    read_or_write_command(IoOpcode::Write.code(), 0, 8)
 }
 
-pub(super) fn read(rig: &mut TestTarget, io: usize) -> Vec<u8> {
-    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+pub(super) fn read_block(rig: &mut TestTarget, io: usize) -> Vec<u8> {
+    let read = read_or_write_command(IoOpcode::Read.code(), 0, 8);
     let (completion, bytes) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     bytes
@@ -119,9 +119,9 @@ pub(super) fn read(rig: &mut TestTarget, io: usize) -> Vec<u8> {
 
 /// Ends an association or one of its queues while a write is in the device; returns the controller
 /// that remains.
-type LastBlocks = fn(&mut TestTarget, admin: usize, io: usize, cntlid: u16) -> Option<u16>;
+type EndAction = fn(&mut TestTarget, admin: usize, io: usize, cntlid: u16) -> Option<u16>;
 
-const ENDS: [(&str, LastBlocks); 6] = [
+const ENDS: [(&str, EndAction); 6] = [
     ("both connections", |rig, admin, io, _| {
         (rig.lines[admin].pipe, rig.lines[io].pipe) = (None, None);
         None
@@ -152,30 +152,30 @@ const ENDS: [(&str, LastBlocks); 6] = [
 
 /// Data on the device after a host writes, its association ends as given, and another host writes
 /// the same blocks.
-fn last_written(bugs: InjectedBugs, name: &str, end: LastBlocks, host: Option<u8>) -> Vec<u8> {
+fn device_data_after(bugs: InjectedBugs, name: &str, end: EndAction, host: Option<u8>) -> Vec<u8> {
     let (mut rig, medium) = target_with_late_writes(bugs);
     let admin = rig.open_connection(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
-    let completion = rig.connect_queue(admin, &connect, &connect_data(CNTLID_DYNAMIC));
+    let completion = rig.execute_connect(admin, &connect, &connect_data(CNTLID_DYNAMIC));
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     rig.set_property(admin, offset::CC, ENABLED);
-    let old = rig.execute_io(cntlid, 1);
-    rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
+    let old = rig.connect_io_queue(cntlid, 1);
+    rig.lines[old].submit(&write_command(), DataDirection::FromHost(4096), &OLD);
     rig.run_until_idle();
     assert_eq!(medium.load(Ordering::Relaxed), HELD, "{name}");
     let continues = end(&mut rig, admin, old, cntlid);
     rig.run_until_idle();
     let new = match (host, continues) {
-        (Some(number), _) => rig.connect_host(number).1,
-        (None, Some(cntlid)) => rig.execute_io(cntlid, 2),
+        (Some(number), _) => rig.connect_host_with_io_queue(number).1,
+        (None, Some(cntlid)) => rig.connect_io_queue(cntlid, 2),
         (None, None) => {
-            let (_, cntlid) = rig.execute_admin();
-            rig.execute_io(cntlid, 1)
+            let (_, cntlid) = rig.connect_admin_queue();
+            rig.connect_io_queue(cntlid, 1)
         }
     };
-    let other = write().with_nsid(2);
-    let tags =
-        [write(), other].map(|it| rig.lines[new].submit(&it, DataDirection::FromHost(4096), &NEW));
+    let other = write_command().with_nsid(2);
+    let tags = [write_command(), other]
+        .map(|it| rig.lines[new].submit(&it, DataDirection::FromHost(4096), &NEW));
     rig.advance_time(Span::from_ms(500));
     if bugs == InjectedBugs::default() {
         let is_answered = tags.iter().any(|tag| rig.lines[new].done.contains_key(tag));
@@ -187,9 +187,9 @@ fn last_written(bugs: InjectedBugs, name: &str, end: LastBlocks, host: Option<u8
         let (completion, _) = rig.lines[new].done.remove(&tag).expect("it is answered");
         assert_eq!(completion.status(), Status::SUCCESS, "{name}");
     }
-    let bytes = read(&mut rig, new);
+    let bytes = read_block(&mut rig, new);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
     bytes
 }
 
@@ -197,7 +197,7 @@ fn last_written(bugs: InjectedBugs, name: &str, end: LastBlocks, host: Option<u8
 fn write_of_an_ended_association_never_overwrites_a_newer_one() {
     for (name, end) in ENDS {
         for host in [None, Some(9)] {
-            let found = last_written(InjectedBugs::default(), name, end, host);
+            let found = device_data_after(InjectedBugs::default(), name, end, host);
             assert_eq!(found[0], NEW[0], "{name}, {host:?}");
         }
     }
@@ -207,26 +207,26 @@ fn write_of_an_ended_association_never_overwrites_a_newer_one() {
 fn injected_bug_of_unfenced_writes_is_detected() {
     let bugs = InjectedBugs { unfenced_writes: true, ..InjectedBugs::default() };
     for (name, end) in ENDS {
-        assert_eq!(last_written(bugs, name, end, None)[0], OLD[0], "{name}");
+        assert_eq!(device_data_after(bugs, name, end, None)[0], OLD[0], "{name}");
     }
 }
 
 #[test]
 fn device_that_never_completes_locks_only_its_written_blocks() {
     let (mut rig, medium) = target_with_late_writes(InjectedBugs::default());
-    let (_, cntlid) = rig.execute_admin();
-    let old = rig.execute_io(cntlid, 1);
-    rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
+    let (_, cntlid) = rig.connect_admin_queue();
+    let old = rig.connect_io_queue(cntlid, 1);
+    rig.lines[old].submit(&write_command(), DataDirection::FromHost(4096), &OLD);
     rig.run_until_idle();
     (0..2).for_each(|line| rig.lines[line].pipe = None);
     rig.run_until_idle();
-    let new = rig.connect_host(9).1;
-    let blocked = transfer_command(IoOpcode::Read.code(), 7, 1);
+    let new = rig.connect_host_with_io_queue(9).1;
+    let blocked = read_or_write_command(IoOpcode::Read.code(), 7, 1);
     let tag = rig.lines[new].submit(&blocked, DataDirection::ToHost(512), &[]);
     rig.run_until_idle();
     for _ in 0..4 {
         rig.advance_time(Span::from_ms(1_249));
-        let beside = transfer_command(IoOpcode::Read.code(), 8, 1);
+        let beside = read_or_write_command(IoOpcode::Read.code(), 8, 1);
         let (completion, _) = rig.execute_command(new, &beside, DataDirection::ToHost(512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(!rig.lines[new].done.contains_key(&tag));
@@ -256,7 +256,7 @@ fn device_that_never_completes_locks_only_its_written_blocks() {
     let (completion, _) = rig.execute_command(new, &blocked, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
-    rig.assert_empty();
+    rig.assert_all_released();
 }
 
 /// The thread of the queue has ended with a write in the device, which may still take effect.
@@ -264,11 +264,11 @@ fn device_that_never_completes_locks_only_its_written_blocks() {
 fn controller_with_abandoned_writes_is_never_reported_as_reset() {
     for is_in_flight in [false, true] {
         let (mut rig, _) = target_with_late_writes(InjectedBugs::default());
-        let (one, cntlid) = rig.execute_admin();
-        let io = rig.execute_io(cntlid, 1);
-        let (two, _) = rig.execute_admin();
-        let whom = controller_named(&mut rig, one);
-        rig.lines[io].submit(&write(), DataDirection::FromHost(4096), &OLD);
+        let (one, cntlid) = rig.connect_admin_queue();
+        let io = rig.connect_io_queue(cntlid, 1);
+        let (two, _) = rig.connect_admin_queue();
+        let whom = identify_for_reset(&mut rig, one);
+        rig.lines[io].submit(&write_command(), DataDirection::FromHost(4096), &OLD);
         rig.run_until_idle();
         let early = is_in_flight.then(|| submit_reset(&mut rig, two, whom));
         drop(rig.guests.drain(..2).collect::<Vec<_>>());
@@ -280,7 +280,7 @@ fn controller_with_abandoned_writes_is_never_reported_as_reset() {
             let (completion, _) = rig.lines[two].done.remove(&tag).expect("it waits no longer");
             assert_eq!(completion.status(), Status::INTERNAL_ERROR);
         }
-        let late = cross_controller_reset(&mut rig, two, whom);
+        let late = execute_reset(&mut rig, two, whom);
         assert_eq!(late.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
     }
 }
@@ -289,8 +289,8 @@ fn controller_with_abandoned_writes_is_never_reported_as_reset() {
 #[test]
 fn no_association_starts_before_the_queues_of_the_ended_one_have_stopped() {
     let (mut rig, _) = target_with_late_writes(InjectedBugs::default());
-    let (_, cntlid) = rig.execute_admin();
-    rig.execute_io(cntlid, 1);
+    let (_, cntlid) = rig.connect_admin_queue();
+    rig.connect_io_queue(cntlid, 1);
     let elsewhere = rig.guests.remove(1);
     rig.lines[0].pipe = None;
     rig.run_until_idle();

@@ -56,7 +56,7 @@ impl FakeKernel {
     }
 
     /// Number of commands that the kernel has.
-    pub(super) fn issued_commands(&self) -> usize {
+    pub(super) fn pending_command_count(&self) -> usize {
         self.state().tags.iter().filter(|tag| tag.has_command).count()
     }
 
@@ -74,13 +74,13 @@ impl FakeKernel {
     }
 
     /// Completes a command, whether or not the kernel has it.
-    pub(super) fn abort_all_tags(&self, tag: u64, result: i32) {
+    pub(super) fn complete_command(&self, tag: u64, result: i32) {
         self.state().fetched.push_back(FetchedTag { tag, result });
         self.line.signal();
     }
 
     /// Aborts all commands that the kernel has.
-    pub(super) fn abort_tag(&self) {
+    pub(super) fn abort_all_tags(&self) {
         let mut state = self.state();
         let FakeKernelState { tags, fetched, .. } = &mut *state;
         for (tag, place) in (0..).zip(tags) {
@@ -92,12 +92,12 @@ impl FakeKernel {
         self.line.signal();
     }
 
-    pub(super) fn fail_copies(&self, refuses: bool) {
+    pub(super) fn set_copies_fail(&self, refuses: bool) {
         self.state().refuses_copies = refuses;
     }
 
     /// Results of the requests since the last call.
-    pub(super) fn committed_results(&self) -> Vec<(u16, i32)> {
+    pub(super) fn take_committed_results(&self) -> Vec<(u16, i32)> {
         std::mem::take(&mut self.state().results)
     }
 
@@ -106,7 +106,7 @@ impl FakeKernel {
         self.state().tags[usize::from(tag)].data.clone()
     }
 
-    pub(super) fn flushes(&self) -> usize {
+    pub(super) fn flush_count(&self) -> usize {
         self.state().flushes
     }
 }

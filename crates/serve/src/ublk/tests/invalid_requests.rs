@@ -85,7 +85,7 @@ fn invalid_tags_are_reported_and_ignored() {
     let mut session = TagTest::new();
     for tag in [u64::from(DEPTH), 1 << 16, u64::MAX] {
         for result in [RES_OK, RES_ABORT, 1, -22] {
-            session.kernel.abort_all_tags(tag, result);
+            session.kernel.complete_command(tag, result);
             session.receive();
             let events = session.tags.next_error().unwrap();
             assert!(events.contains(&format!("tag {tag}")), "{events}");
@@ -96,11 +96,11 @@ fn invalid_tags_are_reported_and_ignored() {
     session.kernel.deliver_request(2, io_descriptor(IoOp::Read, 0, 1), &[]);
     session.receive();
     for result in [RES_OK, RES_ABORT] {
-        session.kernel.abort_all_tags(2, result);
+        session.kernel.complete_command(2, result);
         session.receive();
         assert!(session.tags.next_error().unwrap().contains("tag 2"));
     }
-    while session.kernel.committed_results() != [(2, 512)] {
+    while session.kernel.take_committed_results() != [(2, 512)] {
         session.run_until_idle();
     }
     assert!(!session.tags.is_stopped_by_kernel());
@@ -112,7 +112,7 @@ fn an_unexpected_completion_is_reported_and_ignored() {
     for token in [0, 5, 8, u64::MAX] {
         session.handle_completion(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         assert!(session.tags.next_error().unwrap().contains("not in flight"));
-        assert!(session.kernel.committed_results().is_empty());
+        assert!(session.kernel.take_committed_results().is_empty());
     }
 }
 
@@ -121,13 +121,13 @@ fn queue_ends_when_the_kernel_has_aborted_every_tag() {
     let mut session = TagTest::new();
     session.kernel.deliver_request(4, io_descriptor(IoOp::Read, 0, 1), &[]);
     session.receive();
-    session.kernel.abort_tag();
+    session.kernel.abort_all_tags();
     session.receive();
     assert!(!session.tags.is_stopped_by_kernel(), "one is under way");
-    while session.kernel.committed_results() != [(4, 512)] {
+    while session.kernel.take_committed_results() != [(4, 512)] {
         session.run_until_idle();
     }
-    session.kernel.abort_tag();
+    session.kernel.abort_all_tags();
     session.receive();
     assert!(session.tags.is_stopped_by_kernel());
     assert_eq!(session.tags.next_error(), None, "all of that is as it should be");
@@ -136,10 +136,10 @@ fn queue_ends_when_the_kernel_has_aborted_every_tag() {
 #[test]
 fn rejected_kernel_command_is_reported() {
     let mut session = TagTest::new();
-    session.kernel.abort_all_tags(1, -16);
+    session.kernel.complete_command(1, -16);
     session.receive();
     assert!(session.tags.next_error().unwrap().contains("tag 1: -16"));
-    session.kernel.abort_all_tags(2, 1);
+    session.kernel.complete_command(2, 1);
     session.receive();
     assert!(session.tags.next_error().is_some(), "there is no second way to arrive");
 }

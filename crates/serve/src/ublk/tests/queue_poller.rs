@@ -10,7 +10,7 @@ use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 use tenmil_wire::ublk::IoOp;
 
-use super::super::poller::{QueueParts, QueuePoller, ZeroCopy};
+use super::super::poller::{QueueParts, QueuePoller, ZeroCopyBuffers};
 use super::super::server::UblkEvent;
 use super::super::tags::{TagTable, UblkStats};
 use super::fake_kernel::FakeKernel;
@@ -38,7 +38,7 @@ impl TestQueue {
         poll: PollMode,
         regions: &RegionTable,
         medium: &dyn BlockDevice,
-        zero_copy: Option<ZeroCopy>,
+        zero_copy: Option<ZeroCopyBuffers>,
     ) -> Self {
         let clock = Clock::start();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
@@ -63,7 +63,7 @@ impl TestQueue {
             PollerBuilder::polled_each_iteration("queue", poller_wake, serving).pinned("a test");
         reactors.spawn(ThreadBuilder::new("ublk-0").add_poller(registration)).unwrap();
         let rig = Self { kernel, events, reactors, clock };
-        rig.run_until(|rig| rig.kernel.issued_commands() == usize::from(DEPTH));
+        rig.run_until(|rig| rig.kernel.pending_command_count() == usize::from(DEPTH));
         rig
     }
 
@@ -79,14 +79,14 @@ impl TestQueue {
         self.kernel.deliver_request(tag, io_descriptor(op, first, 1), data);
         let mut results = Vec::new();
         self.run_until(|rig| {
-            results.extend(rig.kernel.committed_results());
+            results.extend(rig.kernel.take_committed_results());
             !results.is_empty()
         });
         assert_eq!((results.len(), results[0].0), (1, tag));
         results[0].1
     }
 
-    fn drain_events(&self) -> UblkEvent {
+    fn wait_for_event(&self) -> UblkEvent {
         let mut new_events = None;
         self.run_until(|rig| {
             new_events = rig.events.try_recv().ok();
@@ -96,7 +96,7 @@ impl TestQueue {
     }
 }
 
-fn has_queue_ended(succeeded: u64, failed: u64, copied_bytes: u64) -> UblkEvent {
+fn queue_ended_event(succeeded: u64, failed: u64, copied_bytes: u64) -> UblkEvent {
     UblkEvent::QueueEnded {
         queue: 0,
         done: UblkStats { succeeded, failed, zero_copy_bytes: 0, copied_bytes },
@@ -119,10 +119,10 @@ fn a_queue_serves_sleeps_and_is_woken() {
                 rig.run_until(|rig| rig.reactors.sample().reactors.iter().any(|one| one.sleeping));
             }
         }
-        assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");
-        rig.kernel.abort_tag();
-        let expected = has_queue_ended(100, 0, 100 * 512);
-        assert_eq!(rig.drain_events(), expected);
+        assert!(rig.kernel.flush_count() > 0, "the kernel is told of what has ended");
+        rig.kernel.abort_all_tags();
+        let expected = queue_ended_event(100, 0, 100 * 512);
+        assert_eq!(rig.wait_for_event(), expected);
         rig.reactors.stop();
     }
 }
@@ -130,13 +130,13 @@ fn a_queue_serves_sleeps_and_is_woken() {
 #[test]
 fn errors_are_reported_and_other_requests_continue() {
     let rig = TestQueue::new(PollMode::Adaptive);
-    rig.kernel.abort_all_tags(99, 0);
-    let UblkEvent::Error(events) = rig.drain_events() else { panic!("expected trouble") };
+    rig.kernel.complete_command(99, 0);
+    let UblkEvent::Error(events) = rig.wait_for_event() else { panic!("expected trouble") };
     assert!(events.starts_with("queue 0: ") && events.contains("tag 99"), "{events}");
     assert_eq!(rig.complete_one_request(0, IoOp::Read, 0, &[]), 512);
     assert_eq!(rig.complete_one_request(1, IoOp::Read, BLOCKS, &[]), -22);
-    rig.kernel.abort_tag();
-    assert_eq!(rig.drain_events(), has_queue_ended(1, 1, 512));
+    rig.kernel.abort_all_tags();
+    assert_eq!(rig.wait_for_event(), queue_ended_event(1, 1, 512));
     rig.reactors.stop();
 }
 
@@ -145,7 +145,7 @@ fn a_queue_ends_with_its_reactor() {
     let rig = TestQueue::new(PollMode::Adaptive);
     assert_eq!(rig.complete_one_request(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
-    assert_eq!(rig.events.recv(), Ok(has_queue_ended(1, 0, 512)));
+    assert_eq!(rig.events.recv(), Ok(queue_ended_event(1, 0, 512)));
     assert!(rig.events.recv().is_err(), "no sender is left");
 }
 
@@ -159,7 +159,7 @@ fn copied_bytes_of_zero_copy_requests_are_counted_and_reported_once() {
     let whole = regions
         .register_kernel_buffers(zero_copy_device, (DEPTH, test_disk().io_bytes_max()))
         .unwrap();
-    let zero_copy = ZeroCopy { regions: regions.clone(), whole };
+    let zero_copy = ZeroCopyBuffers { regions: regions.clone(), whole };
     let medium = NullDevice::new(BLOCK, BLOCKS).unwrap();
     let rig = TestQueue::with_disk(PollMode::Adaptive, &regions, &medium, Some(zero_copy));
     for round in 0..3 {
@@ -170,11 +170,11 @@ fn copied_bytes_of_zero_copy_requests_are_counted_and_reported_once() {
         regions.store(whole.slice(0, 100).unwrap(), &[1; 100]).unwrap();
         assert_eq!(rig.complete_one_request(1, IoOp::Write, round, &[1; 512]), 512);
     }
-    let UblkEvent::Error(events) = rig.drain_events() else { panic!("expected trouble") };
+    let UblkEvent::Error(events) = rig.wait_for_event() else { panic!("expected trouble") };
     assert!(events.contains("has copied 100 bytes"), "{events}");
-    rig.kernel.abort_tag();
+    rig.kernel.abort_all_tags();
     let done =
         UblkStats { succeeded: 6, failed: 0, zero_copy_bytes: 6 * 512 - 300, copied_bytes: 300 };
-    assert_eq!(rig.drain_events(), UblkEvent::QueueEnded { queue: 0, done });
+    assert_eq!(rig.wait_for_event(), UblkEvent::QueueEnded { queue: 0, done });
     rig.reactors.stop();
 }

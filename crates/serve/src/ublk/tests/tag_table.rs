@@ -50,7 +50,7 @@ impl TagTest {
     }
 
     /// Session with zero copy.
-    pub(super) fn zero_copy() -> (Self, Segment) {
+    pub(super) fn with_zero_copy() -> (Self, Segment) {
         let session = Self::new();
         let descriptor = tempfile::tempfile().unwrap().into();
         let zero_copy_device = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
@@ -97,7 +97,7 @@ impl TagTest {
         let (requests, segments) = self.tags.pending_requests();
         let accepted = self.backend.submit(Instant::default(), requests, segments);
         self.tags.record_submitted(accepted);
-        self.backend.flush();
+        self.backend.flush_submissions();
         self.backend.poll(Instant::default(), &mut self.completions);
         let completions: Vec<IoCompletion> = self.completions.drain().collect();
         for completion in completions {
@@ -116,7 +116,7 @@ impl TagTest {
         self.receive();
         for _ in 0..100 {
             self.run_until_idle();
-            if let [(tag, result)] = self.kernel.committed_results()[..] {
+            if let [(tag, result)] = self.kernel.take_committed_results()[..] {
                 assert_eq!(tag, 3);
                 return result;
             }
@@ -168,10 +168,10 @@ fn request_flags_of_the_kernel_reach_the_device() {
 #[test]
 fn failed_copy_fails_only_its_request() {
     let mut session = TagTest::new();
-    session.kernel.fail_copies(true);
+    session.kernel.set_copies_fail(true);
     assert_eq!(session.run_one_request(io_descriptor(IoOp::Write, 0, 1), &[1; 512]), -5);
     assert_eq!(session.run_one_request(io_descriptor(IoOp::Read, 0, 1), &[]), -5);
-    session.kernel.fail_copies(false);
+    session.kernel.set_copies_fail(false);
     assert_eq!(session.run_one_request(io_descriptor(IoOp::Read, 0, 1), &[]), 512);
     assert_eq!(session.kernel.data(3), [0; 512], "nothing was written");
     assert_eq!(
@@ -196,12 +196,12 @@ fn device_errors_are_translated_to_kernel_errnos() {
         let count = session.tags.pending_requests().0.len();
         session.tags.record_submitted(count);
         session.handle_completion(IoCompletion { token: 6, status, result: 0 });
-        assert_eq!(session.kernel.committed_results(), [(6, expected)], "{status:?}");
+        assert_eq!(session.kernel.take_committed_results(), [(6, expected)], "{status:?}");
     }
 }
 
 /// Byte offset of a sector.
-fn data_offset(sector: u64) -> usize {
+fn byte_offset_of_sector(sector: u64) -> usize {
     usize::try_from(sector * u64::from(BLOCK)).unwrap()
 }
 
@@ -210,14 +210,15 @@ fn random_requests_over_all_tags_match_a_model() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let mut session = TagTest::new();
-        let mut model = vec![0_u8; data_offset(BLOCKS)];
+        let mut model = vec![0_u8; byte_offset_of_sector(BLOCKS)];
         for _ in 0..60 {
             // Ranges of one round do not overlap, so their order does not matter.
             let mut reads = Vec::new();
             for tag in 0..DEPTH {
                 let first = u64::from(tag) * 512 + random.below(400);
                 let sectors = u32::try_from(1 + random.below(64)).unwrap();
-                let range = data_offset(first)..data_offset(first + u64::from(sectors));
+                let range =
+                    byte_offset_of_sector(first)..byte_offset_of_sector(first + u64::from(sectors));
                 let fill = random_byte(&mut random);
                 match random.below(4) {
                     0 => {
@@ -251,14 +252,14 @@ fn random_requests_over_all_tags_match_a_model() {
             let mut results = Vec::new();
             while results.len() < usize::from(DEPTH) {
                 session.run_until_idle();
-                results.extend(session.kernel.committed_results());
+                results.extend(session.kernel.take_committed_results());
             }
             assert!(results.iter().all(|(_, result)| *result >= 0), "seed {seed}: {results:?}");
             for (tag, range) in reads {
                 assert_eq!(session.kernel.data(tag), model[range], "seed {seed}, tag {tag}");
             }
         }
-        assert_eq!(session.kernel.issued_commands(), usize::from(DEPTH));
+        assert_eq!(session.kernel.pending_command_count(), usize::from(DEPTH));
     }
 }
 

@@ -4,7 +4,7 @@ use tenmil_base::Limits;
 use tenmil_wire::ublk::{DeviceInfo, DeviceState, Features, Parameters};
 
 use super::super::disk::UblkDisk;
-use super::super::server::check_zero_copy;
+use super::super::server::zero_copy_result;
 use super::super::takeover::{DesiredDevice, ServerProcess, TakeoverAction, decide_takeover};
 use super::super::uri_hash;
 use super::{device_limits, test_disk};
@@ -57,8 +57,8 @@ fn recovered_device_keeps_its_copy_mode() {
     let uses_zero_copy = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
     for by_whom in ["the process that has died", "the kernel"] {
         let has_recovered = by_whom.contains("died");
-        assert_eq!(check_zero_copy(&uses_zero_copy, has_recovered), Ok(()));
-        let why = check_zero_copy(&made, has_recovered).unwrap_err();
+        assert_eq!(zero_copy_result(&uses_zero_copy, has_recovered), Ok(()));
+        let why = zero_copy_result(&made, has_recovered).unwrap_err();
         assert_eq!(
             why,
             tenmil_base::Error::environment(format!(

@@ -9,8 +9,8 @@ use super::{io_descriptor, test_disk};
 
 #[test]
 fn zero_copy_request_uses_the_registered_buffer_of_its_tag() {
-    let (mut session, kernel_buffers) = TagTest::zero_copy();
-    session.kernel.fail_copies(true);
+    let (mut session, kernel_buffers) = TagTest::with_zero_copy();
+    session.kernel.set_copies_fail(true);
     let each = test_disk().io_bytes_max();
     for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
         session.kernel.deliver_request(tag, io_descriptor(op, 8, 2), &[7; 1024]);
@@ -27,7 +27,7 @@ fn zero_copy_request_uses_the_registered_buffer_of_its_tag() {
         let completion =
             IoCompletion { token: u64::from(tag), status: IoStatus::SUCCESS, result: 0 };
         session.handle_completion(completion);
-        assert_eq!(session.kernel.committed_results(), [(tag, 1024)]);
+        assert_eq!(session.kernel.take_committed_results(), [(tag, 1024)]);
         assert_eq!(session.tags.in_flight_requests(), 0);
     }
     let expected = UblkStats { succeeded: 2, failed: 0, zero_copy_bytes: 2048, copied_bytes: 0 };
@@ -37,7 +37,7 @@ fn zero_copy_request_uses_the_registered_buffer_of_its_tag() {
 
 #[test]
 fn requests_without_data_need_no_buffer() {
-    let (mut session, _) = TagTest::zero_copy();
+    let (mut session, _) = TagTest::with_zero_copy();
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         assert_eq!(session.run_one_request(io_descriptor(op, 10, 4), &[]), 0, "{op:?}");
     }
@@ -49,7 +49,7 @@ fn requests_without_data_need_no_buffer() {
 /// The RAM device of the session rejects zero-copy buffers.
 #[test]
 fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_copy() {
-    let (mut session, kernel_buffers) = TagTest::zero_copy();
+    let (mut session, kernel_buffers) = TagTest::with_zero_copy();
     let rejections = 16;
     for round in 0..20_u8 {
         let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
@@ -75,7 +75,7 @@ fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_c
         assert_eq!(place.region == kernel_buffers.region, round + 1 < rejections, "round {round}");
         session.tags.record_submitted(1);
         session.handle_completion(IoCompletion { token: 1, status: IoStatus::SUCCESS, result: 0 });
-        assert_eq!(session.kernel.committed_results(), [(1, 512)]);
+        assert_eq!(session.kernel.take_committed_results(), [(1, 512)]);
     }
     let done = session.tags.completed_stats();
     assert_eq!((done.succeeded, done.failed, done.copied_bytes), (40, 0, 25 * 512));
@@ -84,7 +84,7 @@ fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_c
 
 #[test]
 fn error_that_also_fails_with_copy_is_reported_once() {
-    let (mut session, _) = TagTest::zero_copy();
+    let (mut session, _) = TagTest::with_zero_copy();
     for operation in [IoOp::Read, IoOp::Write] {
         session.kernel.deliver_request(2, io_descriptor(operation, 0, 1), &[1; 512]);
         session.receive();
@@ -94,13 +94,13 @@ fn error_that_also_fails_with_copy_is_reported_once() {
             assert!(matches!(requests[0].operation, Operation::Read | Operation::Write));
             session.tags.record_submitted(1);
             assert!(
-                session.kernel.committed_results().is_empty(),
+                session.kernel.take_committed_results().is_empty(),
                 "no result is committed yet: {refused}"
             );
             let status = IoStatus::CAPACITY_EXCEEDED;
             session.handle_completion(IoCompletion { token: 2, status, result: 0 });
         }
-        assert_eq!(session.kernel.committed_results(), [(2, -28)]);
+        assert_eq!(session.kernel.take_committed_results(), [(2, -28)]);
     }
     let expected = UblkStats { failed: 2, ..UblkStats::default() };
     assert_eq!(session.tags.completed_stats(), expected);
@@ -109,16 +109,19 @@ fn error_that_also_fails_with_copy_is_reported_once() {
 #[test]
 fn retried_copy_is_counted_as_copied() {
     let done = UblkStats { succeeded: 3, failed: 0, zero_copy_bytes: 100, copied_bytes: 7 };
-    assert_eq!(done.with_copied(0), done);
-    assert_eq!(done.with_copied(30), UblkStats { zero_copy_bytes: 70, copied_bytes: 37, ..done });
+    assert_eq!(done.move_to_copied(0), done);
+    assert_eq!(
+        done.move_to_copied(30),
+        UblkStats { zero_copy_bytes: 70, copied_bytes: 37, ..done }
+    );
     let expected = UblkStats { zero_copy_bytes: 0, copied_bytes: 107, ..done };
-    assert_eq!(done.with_copied(300), expected, "some of it was asked for twice");
+    assert_eq!(done.move_to_copied(300), expected, "some of it was asked for twice");
 }
 
 /// A path error of a network device is not a rejection of zero-copy buffers.
 #[test]
 fn removed_device_is_not_retried_with_copy() {
-    let (mut session, kernel_buffers) = TagTest::zero_copy();
+    let (mut session, kernel_buffers) = TagTest::with_zero_copy();
     for round in 0..20 {
         session.kernel.deliver_request(2, io_descriptor(IoOp::Write, 0, 1), &[1; 512]);
         session.receive();
@@ -133,7 +136,7 @@ fn removed_device_is_not_retried_with_copy() {
             status: IoStatus::PATH_ERROR,
             result: 0,
         });
-        assert_eq!(session.kernel.committed_results(), [(2, -67)]);
+        assert_eq!(session.kernel.take_committed_results(), [(2, -67)]);
     }
     assert_eq!(session.tags.next_error(), None);
 }

@@ -1,9 +1,9 @@
 //! Functions of the device for a well-behaved client.
 
 use tenmil_base::Span;
-use tenmil_linux::EventVectors;
+use tenmil_linux::EventFdVectors;
 use tenmil_reactor::PollMode;
-use tenmil_vfio_user::{ClientEvent, IrqAction, IrqData, IrqSet, irq_index, region_index};
+use tenmil_vfio_user::{ClientEvent, IrqAction, IrqSelection, IrqSet, irq_index, region_index};
 
 use super::test_client::{DATA, TestServer};
 
@@ -21,19 +21,19 @@ fn data_is_transferred_by_shared_memory_and_messages_in_every_poll_mode() {
     ] {
         let mut rig = TestServer::new(poll);
         let mut machine = rig.connect_client();
-        machine.map_dma(is_shared);
+        machine.map_own_memory(is_shared);
         machine.enable_controller();
         machine.create_io_queue();
         let data = pattern(16 * 512);
         machine.store_memory(DATA, &data);
-        assert_eq!(machine.execute_transfer(1, 8, 16), 0);
+        assert_eq!(machine.execute_read_or_write(1, 8, 16), 0);
         machine.store_memory(DATA, &vec![0; data.len()]);
-        assert_eq!(machine.execute_transfer(2, 8, 16), 0);
+        assert_eq!(machine.execute_read_or_write(2, 8, 16), 0);
         assert!(machine.load_memory(DATA, 16 * 512) == data, "{poll:?} {is_shared}");
         assert_eq!(machine.asked == 0, is_shared, "what is shared is not asked for");
         // More commands than queue entries, so that the rings wrap around.
         for poll in 0..40 {
-            assert_eq!(machine.execute_transfer(2, poll, 1), 0, "{poll:?} {is_shared} {poll}");
+            assert_eq!(machine.execute_read_or_write(2, poll, 1), 0, "{poll:?} {is_shared} {poll}");
         }
         drop(machine);
         rig.stop();
@@ -44,31 +44,31 @@ fn data_is_transferred_by_shared_memory_and_messages_in_every_poll_mode() {
 fn interrupt_vector_signals_the_eventfd_of_its_client() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
-    let vectors = EventVectors::new(2).unwrap();
-    let id = machine.submit_event_request(&vectors);
+    machine.map_own_memory(true);
+    let vectors = EventFdVectors::new(2).unwrap();
+    let id = machine.set_vector_eventfds(&vectors);
     assert_eq!(machine.await_errno(id), 0);
     machine.enable_controller();
     machine.create_io_queue();
     let time_limit = Span::from_secs(20);
     assert!(vectors.wait_for_signal(0, time_limit).unwrap(), "of the admin queue");
     assert!(!vectors.clear_signals(1));
-    machine.execute_transfer(2, 0, 1);
+    machine.execute_read_or_write(2, 0, 1);
     assert!(vectors.wait_for_signal(1, time_limit).unwrap());
     let mut set = |action, data| {
         let (index, start, count) = (irq_index::MSIX, 1, 1);
-        let id = machine.client.set_irqs(IrqSet { index, start, count, action, data });
+        let id = machine.client.request_set_irqs(IrqSet { index, start, count, action, data });
         assert_eq!(machine.await_errno(id), 0);
     };
-    set(IrqAction::Trigger, IrqData::All);
+    set(IrqAction::Trigger, IrqSelection::All);
     assert!(vectors.wait_for_signal(1, time_limit).unwrap(), "by hand");
-    set(IrqAction::Mask, IrqData::Some(vec![true]));
-    set(IrqAction::Trigger, IrqData::All);
+    set(IrqAction::Mask, IrqSelection::Some(vec![true]));
+    set(IrqAction::Trigger, IrqSelection::All);
     assert!(!vectors.clear_signals(1), "masked");
-    set(IrqAction::Unmask, IrqData::All);
+    set(IrqAction::Unmask, IrqSelection::All);
     assert!(vectors.wait_for_signal(1, time_limit).unwrap(), "and remembered");
-    set(IrqAction::Trigger, IrqData::Files(Vec::new()));
-    machine.execute_transfer(2, 0, 1);
+    set(IrqAction::Trigger, IrqSelection::Files(Vec::new()));
+    machine.execute_read_or_write(2, 0, 1);
     // The reply follows the completion, so all signals have been sent.
     machine.read_region(0, 4);
     assert!(!vectors.clear_signals(1), "the line was taken away");
@@ -78,17 +78,17 @@ fn interrupt_vector_signals_the_eventfd_of_its_client() {
 fn msix_table_masks_a_vector_and_keeps_its_content() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
-    let vectors = EventVectors::new(2).unwrap();
-    let id = machine.submit_event_request(&vectors);
+    machine.map_own_memory(true);
+    let vectors = EventFdVectors::new(2).unwrap();
+    let id = machine.set_vector_eventfds(&vectors);
     assert_eq!(machine.await_errno(id), 0);
     machine.enable_controller();
     machine.create_io_queue();
-    let id = machine.client.read(region_index::CONFIGURATION, 0x94, 4);
-    let ClientEvent::Data { data, .. } = machine.await_success(id) else { panic!() };
+    let id = machine.client.request_region_read(region_index::CONFIGURATION, 0x94, 4);
+    let ClientEvent::Data { data, .. } = machine.await_reply_to(id) else { panic!() };
     let table = u64::from(u32::from_le_bytes(data.try_into().unwrap()));
     machine.write_region(table + 16 + 12, &1_u32.to_le_bytes());
-    machine.execute_transfer(2, 0, 1);
+    machine.execute_read_or_write(2, 0, 1);
     machine.read_region(0, 4);
     assert!(!vectors.clear_signals(1), "masked");
     machine.write_region(table + 16 + 12, &0_u32.to_le_bytes());
@@ -125,11 +125,11 @@ fn reset_restores_the_initial_state() {
     let rig = TestServer::new(PollMode::Always);
     for how in 0..3 {
         let mut machine = rig.connect_client();
-        machine.map_dma(true);
+        machine.map_own_memory(true);
         for _ in 0..3 {
             machine.enable_controller();
             machine.create_io_queue();
-            assert_eq!(machine.execute_transfer(2, 0, 1), 0);
+            assert_eq!(machine.execute_read_or_write(2, 0, 1), 0);
             match how {
                 0 => {
                     let id = machine.client.request_reset();
@@ -137,16 +137,20 @@ fn reset_restores_the_initial_state() {
                     assert_eq!(machine.read_region(0x1c, 4) & 1, 0);
                 }
                 1 => {
-                    let id = machine.client.write(region_index::CONFIGURATION, 0x58, &[0, 0x80]);
+                    let id = machine.client.request_region_write(
+                        region_index::CONFIGURATION,
+                        0x58,
+                        &[0, 0x80],
+                    );
                     assert_eq!(machine.await_errno(id), 0);
                     assert_eq!(machine.read_region(0x1c, 4) & 1, 0);
                 }
                 _ => {
                     machine.write_region(0x14, &0_u32.to_le_bytes());
-                    machine.await_status(0);
+                    machine.await_csts_ready(0);
                 }
             }
-            machine.reset_queue_state();
+            machine.clear_queues();
         }
     }
 }

@@ -17,10 +17,10 @@ fn disconnected_client_leaks_nothing_and_the_next_is_served() {
         let baseline = rig.regions.region_count();
         for is_shared in [true, false, true] {
             let mut machine = rig.connect_client();
-            machine.map_dma(is_shared);
+            machine.map_own_memory(is_shared);
             machine.enable_controller();
             machine.create_io_queue();
-            assert_eq!(machine.execute_transfer(2, 0, 1), 0);
+            assert_eq!(machine.execute_read_or_write(2, 0, 1), 0);
             // In the middle of a command.
             machine.submit_command(
                 1,
@@ -31,7 +31,7 @@ fn disconnected_client_leaks_nothing_and_the_next_is_served() {
                 rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_))),
                 EndpointEvent::Disconnected(None)
             );
-            rig.await_regions(baseline);
+            rig.await_region_count(baseline);
         }
     }
 }
@@ -53,12 +53,12 @@ fn disconnected_client_cannot_ring_doorbells_of_the_next_client() {
     rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)));
 
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
+    machine.map_own_memory(true);
     machine.enable_controller();
     machine.create_io_queue();
     let own = doorbells(&mut machine);
     let read = super::test_client::admin_command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 0)]);
-    machine.store_command(1, read);
+    machine.queue_command_without_doorbell(1, read);
     old.write_all_at(&one, tail).unwrap();
     for _ in 0..100 {
         machine.read_region(0x1c, 4);
@@ -115,10 +115,10 @@ fn protocol_violation_disconnects_the_client_with_the_reason() {
 fn server_stop_disconnects_its_client() {
     let mut rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
+    machine.map_own_memory(true);
     machine.enable_controller();
     rig.stop();
-    while machine.exchange_messages() {
+    while machine.process_messages() {
         machine.connection.wait_to_receive(Span::from_secs(20)).unwrap();
     }
     assert!(!rig.socket_path().exists(), "its socket is gone");

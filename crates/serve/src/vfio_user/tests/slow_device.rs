@@ -19,7 +19,7 @@ use crate::endpoint_event::EndpointEvent;
 const TIME_LIMIT: Span = Span::from_secs(20);
 
 /// Device that completes nothing while its gate is closed.
-struct HoldingDevice {
+struct GatedDevice {
     ram: RamDevice,
     gate: Arc<HeldRequests>,
 }
@@ -31,23 +31,23 @@ struct HeldRequests {
     taken: AtomicUsize,
 }
 
-struct HoldingChannel {
+struct GatedChannel {
     channel: Box<dyn IoChannel>,
     gate: Arc<HeldRequests>,
 }
 
-impl BlockDevice for HoldingDevice {
+impl BlockDevice for GatedDevice {
     fn limits(&self) -> Limits {
         self.ram.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, gate) = (self.ram.channel()?, Arc::clone(&self.gate));
-        Ok(Box::new(HoldingChannel { channel, gate }))
+        Ok(Box::new(GatedChannel { channel, gate }))
     }
 }
 
-impl IoChannel for HoldingChannel {
+impl IoChannel for GatedChannel {
     fn limits(&self) -> &Limits {
         self.channel.limits()
     }
@@ -67,17 +67,17 @@ impl IoChannel for HoldingChannel {
     }
 }
 
-impl ChannelWakeup for HoldingChannel {}
+impl ChannelWakeup for GatedChannel {}
 
 /// Machine with a command outstanding at a device whose gate is closed.
-fn outstanding_read() -> (TestServer, Arc<HeldRequests>, TestClient) {
+fn server_with_outstanding_read() -> (TestServer, Arc<HeldRequests>, TestClient) {
     let gate = Arc::new(HeldRequests::default());
     let shut = Arc::clone(&gate);
     let rig = TestServer::with_device(PollMode::Adaptive, |regions| {
-        Arc::new(HoldingDevice { ram: RamDevice::new(regions, 512, BLOCKS).unwrap(), gate: shut })
+        Arc::new(GatedDevice { ram: RamDevice::new(regions, 512, BLOCKS).unwrap(), gate: shut })
     });
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
+    machine.map_own_memory(true);
     machine.enable_controller();
     machine.create_io_queue();
     let before = gate.taken.load(Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn outstanding_read() -> (TestServer, Arc<HeldRequests>, TestClient) {
 /// The close of the socket tells the client that its memory is not accessed any more.
 #[test]
 fn client_socket_is_closed_after_its_memory_was_released() {
-    let (rig, gate, machine) = outstanding_read();
+    let (rig, gate, machine) = server_with_outstanding_read();
     machine.connection.shutdown_write().unwrap();
     assert_eq!(
         rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_))),
@@ -108,7 +108,7 @@ fn client_socket_is_closed_after_its_memory_was_released() {
 
 #[test]
 fn a_slow_drain_is_reported_and_new_clients_are_rejected() {
-    let (mut rig, gate, machine) = outstanding_read();
+    let (mut rig, gate, machine) = server_with_outstanding_read();
     drop(machine);
     let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
     assert!(
@@ -126,12 +126,12 @@ fn a_slow_drain_is_reported_and_new_clients_are_rejected() {
 #[test]
 fn reply_waits_for_the_device_and_a_slow_wait_is_reported() {
     let wait = |is_reset: bool, expected: &'static str| {
-        let (rig, gate, mut machine) = outstanding_read();
+        let (rig, gate, mut machine) = server_with_outstanding_read();
         let id = match is_reset {
             true => machine.client.request_reset(),
-            false => machine.client.unmap_dma(IOVA, MEMORY_BYTES),
+            false => machine.client.request_dma_unmap(IOVA, MEMORY_BYTES),
         };
-        machine.exchange_messages();
+        machine.process_messages();
         let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let interest = format!("a device has not completed I/O for 5 s: {expected} waits for it");
         assert_eq!(notified, EndpointEvent::Error(interest));
@@ -149,17 +149,17 @@ fn reply_waits_for_the_device_and_a_slow_wait_is_reported() {
 fn memory_is_released_although_a_fused_second_never_arrives() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
-    machine.map_dma(true);
+    machine.map_own_memory(true);
     machine.enable_controller();
     machine.create_io_queue();
     let (iova, len_bytes) = (IOVA + MEMORY_BYTES, 4096);
     let (is_readable, is_writable) = (true, true);
     let more = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
-    let id = machine.client.map_dma(more, None);
+    let id = machine.client.request_dma_map(more, None);
     assert_eq!(machine.await_errno(id), 0);
     let compare = 5 | 1 << 8;
     machine.submit_command(1, admin_command(&[(0, compare), (1, 1), (6, 0x11_0000)]));
-    let id = machine.client.unmap_dma(iova, len_bytes);
+    let id = machine.client.request_dma_unmap(iova, len_bytes);
     assert_eq!(machine.await_errno(id), 0);
     assert_eq!(machine.read_region(0x1c, 4) & 1, 1, "and it goes on");
 }
@@ -169,7 +169,7 @@ fn repeated_client_errors_are_reported_a_few_times_only() {
     let rig = TestServer::new(PollMode::Adaptive);
     let mut machine = rig.connect_client();
     for _ in 0..1000 {
-        machine.map_dma_expecting_error();
+        machine.map_more_than_file();
     }
     drop(machine);
     let mut errors = Vec::new();

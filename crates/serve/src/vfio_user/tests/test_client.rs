@@ -9,10 +9,12 @@ use tenmil_dma::{Region, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
-use tenmil_linux::{Clock, EventVectors};
+use tenmil_linux::{Clock, EventFdVectors};
 use tenmil_reactor::{PollMode, Reactors};
 use tenmil_vfio_user::server::DmaMap;
-use tenmil_vfio_user::{Client, ClientEvent, IrqAction, IrqData, IrqSet, irq_index, region_index};
+use tenmil_vfio_user::{
+    Client, ClientEvent, IrqAction, IrqSelection, IrqSet, irq_index, region_index,
+};
 
 use crate::endpoint_event::EndpointEvent;
 use crate::test_reactors::TIME_LIMIT;
@@ -105,7 +107,7 @@ impl TestServer {
     }
 
     /// Waits until all memory of all clients is unmapped.
-    pub(super) fn await_regions(&self, count: usize) {
+    pub(super) fn await_region_count(&self, count: usize) {
         let end = self.clock.now().after(TIME_LIMIT);
         while self.regions.region_count() != count {
             assert!(self.clock.now() < end, "{} regions are left", self.regions.region_count());
@@ -138,7 +140,7 @@ impl TestClient {
     ) -> ClientEvent<Arc<OwnedFd>> {
         let end = self.clock.now().after(TIME_LIMIT);
         loop {
-            let is_there = self.exchange_messages();
+            let is_there = self.process_messages();
             if let Some(at) = self.replies.iter().position(&matches) {
                 return self.replies.swap_remove(at);
             }
@@ -149,7 +151,7 @@ impl TestClient {
     }
 
     /// Processes received messages; false once the server has closed.
-    pub(super) fn exchange_messages(&mut self) -> bool {
+    pub(super) fn process_messages(&mut self) -> bool {
         loop {
             while let Some(outgoing) = self.client.next_outgoing() {
                 let files: Vec<BorrowedFd<'_>> =
@@ -166,15 +168,17 @@ impl TestClient {
                 RecvResult::Eof => return false,
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
-                    if let Some(reply) = self.client.receive(&bytes[..count], files).unwrap() {
-                        self.take_reply(reply);
+                    if let Some(reply) =
+                        self.client.handle_received(&bytes[..count], files).unwrap()
+                    {
+                        self.handle_server_message(reply);
                     }
                 }
             }
         }
     }
 
-    fn take_reply(&mut self, reply: ClientEvent<Arc<OwnedFd>>) {
+    fn handle_server_message(&mut self, reply: ClientEvent<Arc<OwnedFd>>) {
         match reply {
             ClientEvent::DmaRead { call, iova, len_bytes } => {
                 self.asked += 1;
@@ -190,7 +194,7 @@ impl TestClient {
         }
     }
 
-    pub(super) fn await_success(&mut self, id: u16) -> ClientEvent<Arc<OwnedFd>> {
+    pub(super) fn await_reply_to(&mut self, id: u16) -> ClientEvent<Arc<OwnedFd>> {
         self.await_reply(|reply| match reply {
             ClientEvent::Done { id: found }
             | ClientEvent::Refused { id: found, .. }
@@ -201,49 +205,49 @@ impl TestClient {
 
     /// Error number of a reply; 0 for success.
     pub(super) fn await_errno(&mut self, id: u16) -> u32 {
-        match self.await_success(id) {
+        match self.await_reply_to(id) {
             ClientEvent::Refused { error, .. } => error.0,
             _ => 0,
         }
     }
 
-    pub(super) fn map_dma(&mut self, is_shared: bool) {
+    pub(super) fn map_own_memory(&mut self, is_shared: bool) {
         let file = self.regions.descriptor(self.memory.id()).filter(|_| is_shared);
-        let id = self.client.map_dma(whole_file(), file.map(Arc::new));
+        let id = self.client.request_dma_map(whole_memory_map(), file.map(Arc::new));
         assert_eq!(self.await_errno(id), 0);
     }
 
     /// Maps more than the file contains.
-    pub(super) fn map_dma_expecting_error(&mut self) {
+    pub(super) fn map_more_than_file(&mut self) {
         let file = self.regions.descriptor(self.memory.id());
-        let map = DmaMap { iova: IOVA << 8, file_offset: MEMORY_BYTES, ..whole_file() };
-        let id = self.client.map_dma(map, file.map(Arc::new));
+        let map = DmaMap { iova: IOVA << 8, file_offset: MEMORY_BYTES, ..whole_memory_map() };
+        let id = self.client.request_dma_map(map, file.map(Arc::new));
         assert_ne!(self.await_errno(id), 0);
     }
 
-    pub(super) fn buffer_address(&self, at: u64, len_bytes: u32) -> Segment {
+    pub(super) fn memory_segment(&self, at: u64, len_bytes: u32) -> Segment {
         Segment { region: self.memory.id(), offset: at, len_bytes }
     }
 
     pub(super) fn load_memory(&self, at: u64, len_bytes: u32) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes as usize];
-        self.regions.load(self.buffer_address(at, len_bytes), &mut bytes).unwrap();
+        self.regions.load(self.memory_segment(at, len_bytes), &mut bytes).unwrap();
         bytes
     }
 
     pub(super) fn store_memory(&self, at: u64, bytes: &[u8]) {
         let len_bytes = u32::try_from(bytes.len()).unwrap();
-        self.regions.store(self.buffer_address(at, len_bytes), bytes).unwrap();
+        self.regions.store(self.memory_segment(at, len_bytes), bytes).unwrap();
     }
 
     pub(super) fn read_region(&mut self, at: u64, len_bytes: u32) -> u64 {
-        let id = self.client.read(region_index::BAR0, at, len_bytes);
-        let ClientEvent::Data { data, .. } = self.await_success(id) else { panic!("refused") };
+        let id = self.client.request_region_read(region_index::BAR0, at, len_bytes);
+        let ClientEvent::Data { data, .. } = self.await_reply_to(id) else { panic!("refused") };
         data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
     }
 
     pub(super) fn write_region(&mut self, at: u64, bytes: &[u8]) {
-        let id = self.client.write(region_index::BAR0, at, bytes);
+        let id = self.client.request_region_write(region_index::BAR0, at, bytes);
         assert_eq!(self.await_errno(id), 0);
     }
 
@@ -254,10 +258,10 @@ impl TestClient {
         self.write_region(0x28, &(IOVA + ADMIN[0]).to_le_bytes());
         self.write_region(0x30, &(IOVA + ADMIN[1]).to_le_bytes());
         self.write_region(0x14, &(6_u32 << 16 | 4 << 20 | 1).to_le_bytes());
-        self.await_status(1);
+        self.await_csts_ready(1);
     }
 
-    pub(super) fn await_status(&mut self, ready: u64) {
+    pub(super) fn await_csts_ready(&mut self, ready: u64) {
         let end = self.clock.now().after(TIME_LIMIT);
         while self.read_region(0x1c, 4) & 1 != ready {
             assert!(self.clock.now() < end, "CSTS.RDY stays");
@@ -265,19 +269,19 @@ impl TestClient {
     }
 
     /// Clears the queues after a reset, for the ones created next.
-    pub(super) fn reset_queue_state(&mut self) {
+    pub(super) fn clear_queues(&mut self) {
         (self.tails, self.heads) = ([0; 3], [0; 3]);
         self.store_memory(0, &[0; 0x4000]);
     }
 
     /// Submits a command and rings the doorbell.
     pub(super) fn submit_command(&mut self, queue: u16, command: [u32; 16]) {
-        let next = self.store_command(queue, command);
+        let next = self.queue_command_without_doorbell(queue, command);
         self.ring_doorbell(2 * u64::from(queue), next);
     }
 
     /// Submits a command without ringing the doorbell; returns the new tail.
-    pub(super) fn store_command(&mut self, queue: u16, command: [u32; 16]) -> u32 {
+    pub(super) fn queue_command_without_doorbell(&mut self, queue: u16, command: [u32; 16]) -> u32 {
         let base = if queue == 0 { ADMIN[0] } else { QUEUE[0] };
         let tail = &mut self.tails[usize::from(queue)];
         let (at, next) = (base + u64::from(*tail) * 64, (*tail + 1) % ENTRIES);
@@ -288,8 +292,12 @@ impl TestClient {
     }
 
     pub(super) fn ring_doorbell(&mut self, index: u64, value: u32) {
-        self.client.write_no_reply(region_index::BAR0, 0x1000 + index * 32, &value.to_le_bytes());
-        self.exchange_messages();
+        self.client.write_region_without_reply(
+            region_index::BAR0,
+            0x1000 + index * 32,
+            &value.to_le_bytes(),
+        );
+        self.process_messages();
     }
 
     /// Waits for the next completion of a queue; returns its status.
@@ -303,7 +311,7 @@ impl TestClient {
                 return status;
             }
             assert!(self.clock.now() < end, "no completion");
-            assert!(self.exchange_messages(), "the server has gone");
+            assert!(self.process_messages(), "the server has gone");
             tenmil_linux::named_thread::yield_cpu();
         }
     }
@@ -337,7 +345,7 @@ impl TestClient {
     }
 
     /// Reads (2) or writes (1) `blocks` blocks at `lba`, with data at [`DATA`]; returns the status.
-    pub(super) fn execute_transfer(&mut self, opcode: u32, lba: u32, blocks: u32) -> u16 {
+    pub(super) fn execute_read_or_write(&mut self, opcode: u32, lba: u32, blocks: u32) -> u16 {
         let place = u32::try_from(IOVA + DATA).unwrap();
         let second = if blocks > 8 { place + 0x1000 } else { 0 };
         self.submit_command(
@@ -355,22 +363,22 @@ impl TestClient {
     }
 
     /// Sets the eventfds of the vectors.
-    pub(super) fn submit_event_request(&mut self, vectors: &EventVectors) -> u16 {
+    pub(super) fn set_vector_eventfds(&mut self, vectors: &EventFdVectors) -> u16 {
         let count = u16::try_from(vectors.vector_count()).unwrap();
         let file = |vector| vectors.descriptor(vector).unwrap().try_clone_to_owned().unwrap();
         let files = (0..count).map(|vector| Arc::new(file(vector))).collect();
-        self.client.set_irqs(IrqSet {
+        self.client.request_set_irqs(IrqSet {
             index: irq_index::MSIX,
             start: 0,
             count: count.into(),
             action: IrqAction::Trigger,
-            data: IrqData::Files(files),
+            data: IrqSelection::Files(files),
         })
     }
 }
 
 /// Mapping of all memory of a machine.
-pub(super) fn whole_file() -> DmaMap {
+pub(super) fn whole_memory_map() -> DmaMap {
     let (is_readable, is_writable) = (true, true);
     DmaMap { iova: IOVA, len_bytes: MEMORY_BYTES, file_offset: 0, is_readable, is_writable }
 }

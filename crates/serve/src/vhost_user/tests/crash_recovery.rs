@@ -27,7 +27,7 @@ struct KillableMemory {
 }
 
 impl KillableMemory {
-    fn count_store_and_kill(&self, at: Segment) -> Result<(), InvalidSegment> {
+    fn fail_after_last_store(&self, at: Segment) -> Result<(), InvalidSegment> {
         let count = |left: usize| left.checked_sub(1);
         let lived = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
         lived.map(drop).map_err(|_| InvalidSegment(at))
@@ -40,12 +40,12 @@ impl Memory for KillableMemory {
     }
 
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
-        self.count_store_and_kill(segment)?;
+        self.fail_after_last_store(segment)?;
         self.regions.store(segment, from)
     }
 
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
-        self.count_store_and_kill(segment)?;
+        self.fail_after_last_store(segment)?;
         self.regions.fill(segment, byte)
     }
 
@@ -54,7 +54,7 @@ impl Memory for KillableMemory {
     }
 
     fn store_u32(&self, segment: Segment, value: u32) -> Result<(), InvalidSegment> {
-        self.count_store_and_kill(segment)?;
+        self.fail_after_last_store(segment)?;
         self.regions.store_u32(segment, value)
     }
 }
@@ -121,7 +121,7 @@ impl CrashTest {
         memory: &KillableMemory,
         ends_when_idle: bool,
     ) -> Result<(), QueueFault> {
-        let mut slots = self.open_queue(memory)?;
+        let mut slots = self.reopen_request_table(memory)?;
         let mut held: Vec<Request> = Vec::new();
         let mut idle = 0;
         while idle < 8 {
@@ -157,12 +157,12 @@ impl CrashTest {
     }
 
     /// Opens the queue as a new process does.
-    fn open_queue(
+    fn reopen_request_table(
         &self,
         memory: &KillableMemory,
     ) -> Result<RequestTable<KillableMemory>, QueueFault> {
         let place = VringAddresses::new(&self.space, SIZE, queue_addresses(0)).unwrap();
-        let used = Vring::new(memory.clone(), place, 0, false)?.used();
+        let used = Vring::new(memory.clone(), place, 0, false)?.used_index();
         let len_bytes = stride_bytes(SIZE);
         let record = Segment { region: self.region, offset: RECORD, len_bytes };
         let opened = InflightLog::open(memory.clone(), record, SIZE, used);

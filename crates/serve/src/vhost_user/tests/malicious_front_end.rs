@@ -9,8 +9,8 @@ use tenmil_linux::local_socket::LocalConnection;
 use tenmil_reactor::PollMode;
 
 use super::test_front_end::{
-    EVENT_INDEX, TestFrontEnd, TestQueue, TestServer, address_payload, memory_table_payload,
-    u32_payload, u64_payload,
+    EVENT_INDEX, TestFrontEnd, TestQueue, TestServer, memory_table_payload, u32_payload,
+    u64_payload, vring_addresses_payload,
 };
 use super::virtio_driver::{
     AVAILABLE, DATA, GUEST, INDIRECT, MEMORY_BYTES, NEXT, SIZE, USER, WRITE, read_request,
@@ -19,23 +19,23 @@ use super::virtio_driver::{
 use crate::endpoint_event::EndpointEvent;
 
 /// Lets a guest do something; returns the reason for which its front end was disconnected.
-fn assert_disconnected(
+fn disconnect_reason_after(
     poll: PollMode,
     action: impl FnOnce(&TestFrontEnd, &mut TestQueue),
 ) -> String {
     let rig = TestServer::new(poll);
     let baseline = rig.regions.region_count();
-    let machine = rig.connect_front_end(EVENT_INDEX);
+    let machine = rig.connect_and_negotiate(EVENT_INDEX);
     let mut queue = machine.start_queue(2);
-    assert_eq!(queue.complete_one_request(read_request(0, 512)).0, 0);
+    assert_eq!(queue.execute_request(read_request(0, 512)).0, 0);
     action(&machine, &mut queue);
     queue.kicked.signal();
     let why = rig.await_disconnect_event().expect("a reason");
-    machine.await_end();
-    rig.await_regions(baseline);
+    machine.await_connection_close();
+    rig.await_region_count(baseline);
     // The next front end is served normally.
-    let machine = rig.connect_front_end(EVENT_INDEX);
-    assert_eq!(machine.start_queue(0).complete_one_request(write_request(0, 512)).0, 0);
+    let machine = rig.connect_and_negotiate(EVENT_INDEX);
+    assert_eq!(machine.start_queue(0).execute_request(write_request(0, 512)).0, 0);
     why
 }
 
@@ -102,7 +102,7 @@ fn invalid_ring_is_reported_and_its_front_end_disconnected() {
         }),
         ("memory at 0x40000000 was made shorter than it was when mapped", |machine, queue| {
             queue.driver.submit_request(0, write_request(0, 4096));
-            drop(truncate_memory(machine));
+            drop(replace_and_truncate_memory(machine));
         }),
         (
             "SET_FEATURES: features is 0x10000000, expected the same while queues run",
@@ -113,7 +113,7 @@ fn invalid_ring_is_reported_and_its_front_end_disconnected() {
     ];
     for (expected, action) in acts {
         for poll in [PollMode::Adaptive, PollMode::Always] {
-            let why = assert_disconnected(poll, action);
+            let why = disconnect_reason_after(poll, action);
             assert!(why.contains(expected), "{why}, expected {expected}");
         }
     }
@@ -121,23 +121,23 @@ fn invalid_ring_is_reported_and_its_front_end_disconnected() {
 
 #[test]
 fn removing_memory_of_a_running_ring_disconnects() {
-    let why = assert_disconnected(PollMode::Adaptive, |machine, _| {
+    let why = disconnect_reason_after(PollMode::Adaptive, |machine, _| {
         let elsewhere =
             [u32_payload(&[1, 0]), u64_payload(&[GUEST, MEMORY_BYTES, 0x1000, 0])].concat();
-        machine.send_message(5, 9, &elsewhere, &[machine.create_memory_file().as_fd()]);
+        machine.send_message(5, 9, &elsewhere, &[machine.memory_file().as_fd()]);
     });
     assert!(why.contains("queue 2: its ring: 512 bytes at"), "{why}");
 }
 
 /// Truncates the file of a machine's memory. The file of a region cannot be truncated, so the
 /// memory is shared anew in another file.
-fn truncate_memory(machine: &TestFrontEnd) -> std::fs::File {
+fn replace_and_truncate_memory(machine: &TestFrontEnd) -> std::fs::File {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     let mut bytes = vec![0; usize::try_from(MEMORY_BYTES).unwrap()];
     let whole = super::test_front_end::segment_of(machine.memory.id(), 0, 1 << 20);
     tenmil_base::Memory::load(&machine.regions, whole, &mut bytes).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
-    assert_eq!(machine.send_and_receive(5, &memory_table_payload(), &[file.as_fd()]), 0);
+    assert_eq!(machine.send_for_ack(5, &memory_table_payload(), &[file.as_fd()]), 0);
     file.set_len(0).unwrap();
     file
 }
@@ -149,7 +149,7 @@ fn chain_that_is_available_twice_is_rejected() {
         Arc::new(super::crash_recovery::ShufflingDevice::new(regions))
     });
     let baseline = rig.regions.region_count();
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let mut queue = machine.start_queue(0);
     queue.driver.submit_request(0, write_request(0, 512));
     queue.driver.publish_chain(0);
@@ -157,38 +157,38 @@ fn chain_that_is_available_twice_is_rejected() {
     let why = rig.await_disconnect_event().unwrap();
     assert_eq!(why, "queue 0: chain 0 was given twice, expected it once until it is used");
     // Its memory is kept until the device completes the request.
-    machine.await_end();
-    rig.await_regions(baseline);
+    machine.await_connection_close();
+    rig.await_region_count(baseline);
     drop(machine);
 }
 
 #[test]
 fn queue_outside_of_memory_is_rejected_and_the_connection_stays() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let (kick, _) = RemoteEventFd::pair().unwrap();
     for place in [USER - 0x1000, USER + MEMORY_BYTES - 0x1000, GUEST, 0] {
         let payload = [u32_payload(&[1, 0]), u64_payload(&[place, place, place, 0])].concat();
-        assert_eq!(machine.send_and_receive(8, &u32_payload(&[1, 1024]), &[]), 0);
-        assert_eq!(machine.send_and_receive(9, &payload, &[]), 0);
-        assert_eq!(machine.send_and_receive(12, &u64_payload(&[1]), &[kick.as_fd()]), 0);
-        assert_eq!(machine.send_and_receive(18, &u32_payload(&[1, 1]), &[]), 1);
+        assert_eq!(machine.send_for_ack(8, &u32_payload(&[1, 1024]), &[]), 0);
+        assert_eq!(machine.send_for_ack(9, &payload, &[]), 0);
+        assert_eq!(machine.send_for_ack(12, &u64_payload(&[1]), &[kick.as_fd()]), 0);
+        assert_eq!(machine.send_for_ack(18, &u32_payload(&[1, 1]), &[]), 1);
         let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let EndpointEvent::Error(text) = told else { unreachable!() };
         assert!(text.contains("queue 1: its ring: 16384 bytes at"), "{text}");
         // The queue does not run, so its parameters can be set again.
-        assert_eq!(machine.send_and_receive(18, &u32_payload(&[1, 0]), &[]), 0);
+        assert_eq!(machine.send_for_ack(18, &u32_payload(&[1, 0]), &[]), 0);
         assert_eq!(machine.stop_queue(1), 0);
     }
-    assert_eq!(machine.start_queue(0).complete_one_request(read_request(0, 512)).0, 0);
+    assert_eq!(machine.start_queue(0).execute_request(read_request(0, 512)).0, 0);
 }
 
 #[test]
 fn memory_region_with_wrong_size_or_file_is_rejected() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let baseline = rig.regions.region_count();
-    let file = machine.create_memory_file();
+    let file = machine.memory_file();
     let other = tempfile::tempfile_in("/dev/shm").unwrap();
     other.set_len(0x1000).unwrap();
     let of = |area: [u64; 4]| [u32_payload(&[1, 0]), u64_payload(&area)].concat();
@@ -199,7 +199,7 @@ fn memory_region_with_wrong_size_or_file_is_rejected() {
         (of([0, 8 << 40, 0, 0]), other.as_fd(), "expected 4398046511104 at most"),
     ];
     for (payload, file, expected) in files {
-        assert_eq!(machine.send_and_receive(5, &payload, &[file]), 1);
+        assert_eq!(machine.send_for_ack(5, &payload, &[file]), 1);
         let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let EndpointEvent::Error(text) = told else { unreachable!() };
         assert!(text.contains(expected), "{text}");
@@ -209,30 +209,30 @@ fn memory_region_with_wrong_size_or_file_is_rejected() {
         u64_payload(&[0, 0x2000, 0, 0]),
         u64_payload(&[0x1000, 0x1000, 0x9000, 0]),
     ];
-    assert_eq!(machine.send_and_receive(5, &twice.concat(), &[file.as_fd(), file.as_fd()]), 1);
+    assert_eq!(machine.send_for_ack(5, &twice.concat(), &[file.as_fd(), file.as_fd()]), 1);
     // The previous memory is still in effect.
     assert_eq!(rig.regions.region_count(), baseline);
-    assert_eq!(machine.start_queue(0).complete_one_request(read_request(0, 512)).0, 0);
+    assert_eq!(machine.start_queue(0).execute_request(read_request(0, 512)).0, 0);
 }
 
 #[test]
 fn call_descriptor_must_be_an_eventfd() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
-    assert_eq!(machine.send_and_receive(13, &u64_payload(&[0]), &[file.as_fd()]), 1);
-    for (code, payload) in [(8, u32_payload(&[0, 32])), (9, address_payload(0))] {
-        assert_eq!(machine.send_and_receive(code, &payload, &[]), 0);
+    assert_eq!(machine.send_for_ack(13, &u64_payload(&[0]), &[file.as_fd()]), 1);
+    for (code, payload) in [(8, u32_payload(&[0, 32])), (9, vring_addresses_payload(0))] {
+        assert_eq!(machine.send_for_ack(code, &payload, &[]), 0);
     }
-    assert_eq!(machine.send_and_receive(12, &u64_payload(&[0]), &[file.as_fd()]), 0);
-    assert_eq!(machine.send_and_receive(18, &u32_payload(&[0, 1]), &[]), 1, "its kick is none");
+    assert_eq!(machine.send_for_ack(12, &u64_payload(&[0]), &[file.as_fd()]), 0);
+    assert_eq!(machine.send_for_ack(18, &u32_payload(&[0, 1]), &[]), 1, "its kick is none");
 }
 
 #[test]
 fn too_many_descriptors_end_the_connection_and_are_closed() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
-    let file = machine.create_memory_file();
+    let machine = rig.connect_and_negotiate(0);
+    let file = machine.memory_file();
     let many: Vec<BorrowedFd<'_>> = (0..40).map(|_| file.as_fd()).collect();
     machine.send_message(5, 9, &memory_table_payload(), &many);
     let why = rig.await_disconnect_event().unwrap();
@@ -242,7 +242,7 @@ fn too_many_descriptors_end_the_connection_and_are_closed() {
 #[test]
 fn partial_message_times_out() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let begun = rig.clock.now();
     machine.connection.send(&[1, 0, 0, 0, 1]).unwrap();
     let why = rig.await_disconnect_event().unwrap();
@@ -254,42 +254,38 @@ fn partial_message_times_out() {
 #[test]
 fn invalid_inflight_buffer_is_rejected_by_name() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let machine = rig.connect_front_end(0);
+    let machine = rig.connect_and_negotiate(0);
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(0x1000).unwrap();
     let area = |len: u64| [u64_payload(&[len, 0]), vec![1, 0, 32, 0]].concat();
+    assert_eq!(machine.send_for_ack(32, &area(0x2000), &[file.as_fd()]), 1, "its file is shorter");
     assert_eq!(
-        machine.send_and_receive(32, &area(0x2000), &[file.as_fd()]),
-        1,
-        "its file is shorter"
-    );
-    assert_eq!(
-        machine.send_and_receive(32, &area(0x100), &[file.as_fd()]),
+        machine.send_for_ack(32, &area(0x100), &[file.as_fd()]),
         1,
         "and so is what it names"
     );
     use std::os::unix::fs::FileExt;
     file.write_all_at(&[9, 0, 32, 0], 8).unwrap();
-    assert_eq!(machine.send_and_receive(32, &area(0x1000), &[file.as_fd()]), 0);
+    assert_eq!(machine.send_for_ack(32, &area(0x1000), &[file.as_fd()]), 0);
     let (kick, _) = RemoteEventFd::pair().unwrap();
-    for (code, payload) in [(8, u32_payload(&[0, 32])), (9, address_payload(0))] {
-        assert_eq!(machine.send_and_receive(code, &payload, &[]), 0);
+    for (code, payload) in [(8, u32_payload(&[0, 32])), (9, vring_addresses_payload(0))] {
+        assert_eq!(machine.send_for_ack(code, &payload, &[]), 0);
     }
-    assert_eq!(machine.send_and_receive(12, &u64_payload(&[0]), &[kick.as_fd()]), 0);
-    assert_eq!(machine.send_and_receive(18, &u32_payload(&[0, 1]), &[]), 1);
+    assert_eq!(machine.send_for_ack(12, &u64_payload(&[0]), &[kick.as_fd()]), 0);
+    assert_eq!(machine.send_for_ack(18, &u32_payload(&[0, 1]), &[]), 1);
     let is_it = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("version 9"));
     rig.await_event(is_it);
     // More descriptors than the record has room for.
-    assert_eq!(machine.send_and_receive(8, &u32_payload(&[0, 64]), &[]), 0);
-    assert_eq!(machine.send_and_receive(18, &u32_payload(&[0, 1]), &[]), 1);
+    assert_eq!(machine.send_for_ack(8, &u32_payload(&[0, 64]), &[]), 0);
+    assert_eq!(machine.send_for_ack(18, &u32_payload(&[0, 1]), &[]), 1);
     let has_no_room = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("space for it"));
     rig.await_event(has_no_room);
     // A queue beyond the last one that has a record.
-    for (code, payload) in [(8, u32_payload(&[1, 32])), (9, address_payload(1))] {
-        assert_eq!(machine.send_and_receive(code, &payload, &[]), 0);
+    for (code, payload) in [(8, u32_payload(&[1, 32])), (9, vring_addresses_payload(1))] {
+        assert_eq!(machine.send_for_ack(code, &payload, &[]), 0);
     }
-    assert_eq!(machine.send_and_receive(12, &u64_payload(&[1]), &[kick.as_fd()]), 0);
-    assert_eq!(machine.send_and_receive(18, &u32_payload(&[1, 1]), &[]), 1);
+    assert_eq!(machine.send_for_ack(12, &u64_payload(&[1]), &[kick.as_fd()]), 0);
+    assert_eq!(machine.send_for_ack(18, &u32_payload(&[1, 1]), &[]), 1);
     rig.await_event(has_no_room);
 }
 
@@ -304,7 +300,7 @@ fn invalid_messages_do_not_affect_the_next_front_end() {
     let event: OwnedFd = event;
     for seed in 0..60 {
         let mut random = Random::new(seed);
-        let mut machine = rig.connect();
+        let mut machine = rig.connect_unnegotiated();
         machine.negotiate(EVENT_INDEX);
         for _ in 0..random.below(40) {
             let code = u32::try_from(1 + random.below(40)).unwrap();
@@ -328,30 +324,30 @@ fn invalid_messages_do_not_affect_the_next_front_end() {
             let size = u32::try_from(payload.len()).unwrap();
             let mut bytes = [code, 9, size].map(u32::to_le_bytes).concat();
             bytes.extend(payload);
-            if !send_message(&machine.connection, &bytes, files) {
+            if !try_send_message(&machine.connection, &bytes, files) {
                 break;
             }
         }
         drop(machine);
         rig.await_disconnect_event();
-        rig.await_regions(baseline);
+        rig.await_region_count(baseline);
     }
-    let machine = rig.connect_front_end(EVENT_INDEX);
-    assert_eq!(machine.start_queue(0).complete_one_request(write_request(0, 512)).0, 0);
+    let machine = rig.connect_and_negotiate(EVENT_INDEX);
+    assert_eq!(machine.start_queue(0).execute_request(write_request(0, 512)).0, 0);
 }
 
 /// Sends a message; false once the server has closed.
-fn send_message(connection: &LocalConnection, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
+fn try_send_message(connection: &LocalConnection, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
     matches!(connection.send_files(bytes, files), Ok(count) if count == bytes.len())
 }
 
 #[test]
 fn silent_front_end_does_not_block_others() {
     let rig = TestServer::new(PollMode::Adaptive);
-    let silent = rig.connect();
+    let silent = rig.connect_unnegotiated();
     let why = rig.await_disconnect_event().expect("a reason");
     assert_eq!(why, "a message was incomplete after 5 s");
-    silent.await_end();
-    let machine = rig.connect_front_end(EVENT_INDEX);
-    assert_eq!(machine.start_queue(0).complete_one_request(write_request(0, 512)).0, 0);
+    silent.await_connection_close();
+    let machine = rig.connect_and_negotiate(EVENT_INDEX);
+    assert_eq!(machine.start_queue(0).execute_request(write_request(0, 512)).0, 0);
 }

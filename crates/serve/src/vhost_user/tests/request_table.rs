@@ -108,7 +108,7 @@ fn discard_has_exactly_one_segment() {
         let stretch = [&8_u64.to_le_bytes()[..], &8_u32.to_le_bytes(), &[0; 4]].concat();
         endpoint
             .driver
-            .store_bytes(endpoint.driver.data_address(0), &[&stretch[..], &stretch].concat());
+            .store_bytes(endpoint.driver.data_offset(0), &[&stretch[..], &stretch].concat());
         let asked = DriverRequest { kind: DISCARD, sector: 0, len_bytes, is_read: false };
         endpoint.run_one_request(asked, IoStatus::SUCCESS)
     };

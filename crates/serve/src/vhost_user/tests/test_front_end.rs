@@ -79,7 +79,7 @@ impl TestServer {
         Self { regions, clock, server, reactors: Some(reactors), directory }
     }
 
-    pub(super) fn connect(&self) -> TestFrontEnd {
+    pub(super) fn connect_unnegotiated(&self) -> TestFrontEnd {
         let connection = LocalConnection::connect(&self.directory.path().join("disk"), TIME_LIMIT);
         let regions = RegionTable::shared(4);
         let memory = regions.allocate_region(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
@@ -88,10 +88,10 @@ impl TestServer {
     }
 
     /// Front end that has negotiated all features and shared its memory.
-    pub(super) fn connect_front_end(&self, more_features: u64) -> TestFrontEnd {
-        let mut machine = self.connect();
+    pub(super) fn connect_and_negotiate(&self, more_features: u64) -> TestFrontEnd {
+        let mut machine = self.connect_unnegotiated();
         machine.negotiate(more_features);
-        machine.share_memory();
+        machine.send_memory_table();
         machine
     }
 
@@ -108,7 +108,7 @@ impl TestServer {
     }
 
     /// Waits until all memory of all front ends is unmapped.
-    pub(super) fn await_regions(&self, count: usize) {
+    pub(super) fn await_region_count(&self, count: usize) {
         let end = self.clock.now().after(TIME_LIMIT);
         while self.regions.region_count() != count {
             assert!(self.clock.now() < end, "{} regions are left", self.regions.region_count());
@@ -145,14 +145,14 @@ impl TestFrontEnd {
     pub(super) fn receive_reply(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut header = [0; 12];
         let mut files = Vec::new();
-        self.receive_all(&mut header, &mut files)?;
+        self.receive_exact(&mut header, &mut files)?;
         let size = u32::from_le_bytes(*header.last_chunk().unwrap());
         let mut payload = vec![0; size as usize];
-        self.receive_all(&mut payload, &mut files)?;
+        self.receive_exact(&mut payload, &mut files)?;
         Some((payload, files))
     }
 
-    fn receive_all(&self, into: &mut [u8], files: &mut Vec<OwnedFd>) -> Option<()> {
+    fn receive_exact(&self, into: &mut [u8], files: &mut Vec<OwnedFd>) -> Option<()> {
         let end = self.clock.now().after(TIME_LIMIT);
         let mut filled = 0;
         while filled < into.len() {
@@ -169,19 +169,14 @@ impl TestFrontEnd {
     }
 
     /// Sends a message with a requested reply; returns zero for success.
-    pub(super) fn send_and_receive(
-        &self,
-        code: u32,
-        payload: &[u8],
-        files: &[BorrowedFd<'_>],
-    ) -> u64 {
+    pub(super) fn send_for_ack(&self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> u64 {
         self.send_message(code, 9, payload, files);
         let (completion, _) = self.receive_reply().expect("the server has gone");
         u64::from_le_bytes(completion.try_into().unwrap())
     }
 
     /// Waits until the server has closed its end.
-    pub(super) fn await_end(&self) {
+    pub(super) fn await_connection_close(&self) {
         while self.receive_reply().is_some() {}
     }
 
@@ -192,18 +187,15 @@ impl TestFrontEnd {
         let (offered, _) = self.receive_reply().unwrap();
         let offered = u64::from_le_bytes(offered.try_into().unwrap());
         self.features &= offered;
-        assert_eq!(self.send_and_receive(2, &self.features.to_le_bytes(), &[]), 0);
+        assert_eq!(self.send_for_ack(2, &self.features.to_le_bytes(), &[]), 0);
     }
 
-    pub(super) fn create_memory_file(&self) -> OwnedFd {
+    pub(super) fn memory_file(&self) -> OwnedFd {
         self.regions.descriptor(self.memory.id()).unwrap()
     }
 
-    pub(super) fn share_memory(&self) {
-        assert_eq!(
-            self.send_and_receive(5, &memory_table_payload(), &[self.create_memory_file().as_fd()]),
-            0
-        );
+    pub(super) fn send_memory_table(&self) {
+        assert_eq!(self.send_for_ack(5, &memory_table_payload(), &[self.memory_file().as_fd()]), 0);
     }
 
     /// Starts queue `number` at index zero.
@@ -224,14 +216,14 @@ impl TestFrontEnd {
         for (code, payload) in [
             (8, u32_payload(&[number, SIZE.into()])),
             (10, u32_payload(&[number, base])),
-            (9, address_payload(number)),
+            (9, vring_addresses_payload(number)),
         ] {
-            assert_eq!(self.send_and_receive(code, &payload, &[]), 0, "{code}");
+            assert_eq!(self.send_for_ack(code, &payload, &[]), 0, "{code}");
         }
         let index = u64::from(number).to_le_bytes();
-        assert_eq!(self.send_and_receive(13, &index, &[calls.as_fd()]), 0);
-        assert_eq!(self.send_and_receive(12, &index, &[kick.as_fd()]), 0);
-        assert_eq!(self.send_and_receive(18, &u32_payload(&[number, 1]), &[]), 0);
+        assert_eq!(self.send_for_ack(13, &index, &[calls.as_fd()]), 0);
+        assert_eq!(self.send_for_ack(12, &index, &[kick.as_fd()]), 0);
+        assert_eq!(self.send_for_ack(18, &u32_payload(&[number, 1]), &[]), 0);
         let (has_event_index, clock) = (self.features & EVENT_INDEX != 0, self.clock);
         TestQueue { driver, kicked, call, has_event_index, kicks: 0, clock }
     }
@@ -281,7 +273,7 @@ impl TestQueue {
     }
 
     /// Executes one request; returns its status and the number of bytes written.
-    pub(super) fn complete_one_request(
+    pub(super) fn execute_request(
         &mut self,
         asked: super::virtio_driver::DriverRequest,
     ) -> (u8, u32) {
@@ -306,7 +298,7 @@ pub(super) fn memory_table_payload() -> Vec<u8> {
     [u32_payload(&[1, 0]), u64_payload(&[GUEST, MEMORY_BYTES, USER, 0])].concat()
 }
 
-pub(super) fn address_payload(number: u32) -> Vec<u8> {
+pub(super) fn vring_addresses_payload(number: u32) -> Vec<u8> {
     let [descriptors, available, used] = queue_addresses(number.into());
     [u32_payload(&[number, 0]), u64_payload(&[descriptors, used, available, 0])].concat()
 }

@@ -69,7 +69,7 @@ impl<M: Memory> VirtioBlkDriver<M> {
     }
 
     /// Offset of the data of a head.
-    pub(super) fn data_address(&self, head: u16) -> u64 {
+    pub(super) fn data_offset(&self, head: u16) -> u64 {
         DATA + (self.base / QUEUE_BYTES * u64::from(SIZE) + u64::from(head)) * 4096
     }
 
@@ -99,7 +99,7 @@ impl<M: Memory> VirtioBlkDriver<M> {
         self.write_descriptor(at, GUEST + header, 16, NEXT, from + 1);
         self.write_descriptor(
             at + 16,
-            GUEST + self.data_address(head),
+            GUEST + self.data_offset(head),
             asked.len_bytes,
             NEXT | way,
             from + 2,

@@ -2,21 +2,21 @@
 
 use tenmil_base::Span;
 
-use super::{PAGE, PolledOperation, TestThread};
+use super::{PAGE, PolledOperation, TestReactor};
 use crate::device::{IoError, IoErrorKind};
 
 /// Three reads: one in the device, one that the device has no slot for, and one in the wait queue.
-fn start_three_reads(stand: &mut TestThread) -> Vec<PolledOperation> {
+fn start_three_reads(stand: &mut TestReactor) -> Vec<PolledOperation> {
     let mut ops: Vec<PolledOperation> =
         (0..3).map(|lba| stand.start_read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
-    stand.run_iteration(2);
-    assert_eq!(stand.slow.held_requests(), 1);
+    stand.run_iterations(2);
+    assert_eq!(stand.slow.held_request_count(), 1);
     ops
 }
 
 /// Whether each operation has failed with `DeviceRemoved` and returned its buffer.
-fn results_of(ops: &mut [PolledOperation]) -> Vec<bool> {
+fn removed_with_buffer_flags(ops: &mut [PolledOperation]) -> Vec<bool> {
     let tell = |op: &mut PolledOperation| match op.poll() {
         Some(Err(IoError { why: IoErrorKind::DeviceRemoved, buffer, .. })) => buffer.is_some(),
         other => panic!("{other:?}"),
@@ -26,13 +26,13 @@ fn results_of(ops: &mut [PolledOperation]) -> Vec<bool> {
 
 #[test]
 fn channel_panic_fails_waiting_operations() {
-    let mut stand = TestThread::new(2, 1, 5);
+    let mut stand = TestReactor::new(2, 1, 5);
     let baseline = stand.free_bytes();
     let mut ops = start_three_reads(&mut stand);
-    stand.slow.lock_state(|inner| inner.panics = true);
-    stand.run_iteration(3);
+    stand.slow.with_state(|inner| inner.panics = true);
+    stand.run_iterations(3);
     assert!(stand.device.is_removed());
-    assert_eq!(results_of(&mut ops), [false, true, true]);
+    assert_eq!(removed_with_buffer_flags(&mut ops), [false, true, true]);
     drop(ops);
     let lost = baseline - stand.free_bytes();
     assert_eq!(lost, u64::from(PAGE), "the buffer that the device had is leaked");
@@ -40,7 +40,7 @@ fn channel_panic_fails_waiting_operations() {
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
     stand.slow.complete_all();
     assert_eq!(
-        results_of(&mut [stand.start_read(9, stand.buffer())]),
+        removed_with_buffer_flags(&mut [stand.start_read(9, stand.buffer())]),
         [true],
         "and later ones are told at once"
     );
@@ -48,17 +48,17 @@ fn channel_panic_fails_waiting_operations() {
 
 #[test]
 fn memory_submitted_to_a_panicked_channel_is_leaked() {
-    let mut stand = TestThread::new(2, 1, 5);
+    let mut stand = TestReactor::new(2, 1, 5);
     let baseline = stand.free_bytes();
-    stand.slow.lock_state(|inner| inner.panics_after_taking = true);
+    stand.slow.with_state(|inner| inner.panics_after_taking = true);
     let mut ops: Vec<PolledOperation> =
         (0..3).map(|lba| stand.start_read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
-    stand.run_iteration(3);
+    stand.run_iterations(3);
     assert!(stand.device.is_removed());
-    assert_eq!(stand.slow.held_requests(), 1);
+    assert_eq!(stand.slow.held_request_count(), 1);
     // Two requests were submitted and one was accepted. Which one is unknown after the panic.
-    assert_eq!(results_of(&mut ops), [false, false, true]);
+    assert_eq!(removed_with_buffer_flags(&mut ops), [false, false, true]);
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), 2 * u64::from(PAGE));
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
@@ -67,32 +67,32 @@ fn memory_submitted_to_a_panicked_channel_is_leaked() {
 
 #[test]
 fn ending_thread_waits_for_the_device_first() {
-    let mut stand = TestThread::new(2, 1, 4);
+    let mut stand = TestReactor::new(2, 1, 4);
     let baseline = stand.free_bytes();
     let mut ops = start_three_reads(&mut stand);
     stand.directory.end_thread(stand.thread.id()).unwrap();
-    stand.run_iteration(20);
+    stand.run_iterations(20);
     assert!(!stand.device.is_removed(), "the device has not answered yet");
     stand.slow.complete_all();
-    stand.run_iteration(5);
+    stand.run_iterations(5);
     assert!(stand.device.is_removed());
     assert!(ops.remove(0).poll().is_some_and(|result| result.is_ok()));
-    assert_eq!(results_of(&mut ops), [true, true]);
+    assert_eq!(removed_with_buffer_flags(&mut ops), [true, true]);
     drop(ops);
     assert_eq!(stand.free_bytes(), baseline);
 }
 
 #[test]
 fn device_that_never_completes_is_removed_and_its_memory_leaked() {
-    let mut stand = TestThread::new(2, 1, 4);
+    let mut stand = TestReactor::new(2, 1, 4);
     let baseline = stand.free_bytes();
     let mut ops = start_three_reads(&mut stand);
     stand.directory.end_thread(stand.thread.id()).unwrap();
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     stand.advance_time(Span::from_secs(2));
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     assert!(stand.device.is_removed());
-    assert_eq!(results_of(&mut ops), [false, true, true]);
+    assert_eq!(removed_with_buffer_flags(&mut ops), [false, true, true]);
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), u64::from(PAGE));
     stand.slow.complete_all();
@@ -100,13 +100,13 @@ fn device_that_never_completes_is_removed_and_its_memory_leaked() {
 
 #[test]
 fn device_cannot_be_attached_to_an_ended_thread() {
-    let mut stand = TestThread::new(2, 1, 4);
+    let mut stand = TestReactor::new(2, 1, 4);
     stand.directory.end_thread(stand.thread.id()).unwrap();
-    stand.run_iteration(5);
+    stand.run_iterations(5);
     let limits = stand.device.limits().clone();
     let backend = super::ManualChannel { slow: stand.slow.clone(), limits };
     let buffers = &stand.device.device_state().buffers;
-    let refused = super::attach(&stand.thread, "late", backend, buffers).unwrap_err();
+    let refused = super::attach_device(&stand.thread, "late", backend, buffers).unwrap_err();
     assert_eq!(
         refused.text,
         "attach 'late': its light thread has ended, as its runtime was dropped"

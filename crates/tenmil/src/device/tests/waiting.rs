@@ -4,14 +4,14 @@ use tenmil_base::{IoStatus, Span};
 use tenmil_linux::{CpuList, EventLoop, NamedThread, NextStep};
 use tenmil_reactor::PollMode;
 
-use super::{BLOCK, PolledOperation, TestThread, buffer_pool};
+use super::{BLOCK, PolledOperation, TestReactor, buffer_pool};
 use crate::access::Access;
 use crate::device::{BufferPool, IoError, IoErrorKind};
 use crate::runtime::Runtime;
 
 /// Starts `count` reads and completes them one at a time. Returns the operations in the order of
 /// completion.
-fn complete_one_by_one(stand: &mut TestThread, count: u64) -> Vec<u64> {
+fn complete_one_by_one(stand: &mut TestReactor, count: u64) -> Vec<u64> {
     let mut ops: Vec<_> =
         (0..count).map(|lba| (lba, stand.start_read(lba, stand.buffer()))).collect();
     let mut ended = Vec::new();
@@ -21,9 +21,9 @@ fn complete_one_by_one(stand: &mut TestThread, count: u64) -> Vec<u64> {
             ended.extend(is_over.then_some(*lba));
             !is_over
         });
-        stand.run_iteration(1);
-        if stand.slow.held_requests() > 0 {
-            stand.slow.completion(0);
+        stand.run_iterations(1);
+        if stand.slow.held_request_count() > 0 {
+            stand.slow.complete_request(0);
         }
     }
     ended
@@ -31,38 +31,38 @@ fn complete_one_by_one(stand: &mut TestThread, count: u64) -> Vec<u64> {
 
 #[test]
 fn futures_get_slots_in_request_order() {
-    let mut stand = TestThread::new(1, 1, 16);
+    let mut stand = TestReactor::new(1, 1, 16);
     assert!(complete_one_by_one(&mut stand, 12).iter().copied().eq(0..12));
-    assert!(stand.slow.lock_state(|inner| inner.taken.iter().copied().eq(0..12)));
+    assert!(stand.slow.with_state(|inner| inner.taken.iter().copied().eq(0..12)));
 }
 
 #[test]
 fn full_device_receives_waiting_requests_in_order() {
-    let mut stand = TestThread::new(16, 1, 16);
+    let mut stand = TestReactor::new(16, 1, 16);
     assert!(complete_one_by_one(&mut stand, 12).iter().copied().eq(0..12));
-    assert!(stand.slow.lock_state(|inner| inner.taken.iter().copied().eq(0..12)));
+    assert!(stand.slow.with_state(|inner| inner.taken.iter().copied().eq(0..12)));
 }
 
 #[test]
 fn dropped_waiting_future_delays_no_other() {
-    let mut stand = TestThread::new(1, 1, 8);
+    let mut stand = TestReactor::new(1, 1, 8);
     let mut ops: Vec<PolledOperation> =
         (0..4).map(|lba| stand.start_read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     stand.slow.complete_all();
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     assert!(ops[0].poll().is_some());
     // The second one was woken for the free slot, and is dropped.
     drop(ops.remove(1));
     assert!(ops[1].poll().is_none(), "it has the place now");
-    stand.run_iteration(2);
-    assert!(stand.slow.lock_state(|inner| inner.taken == [0, 2]));
+    stand.run_iterations(2);
+    assert!(stand.slow.with_state(|inner| inner.taken == [0, 2]));
 }
 
 #[test]
 fn idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
-    let mut stand = TestThread::new(4, 4, 4);
+    let mut stand = TestReactor::new(4, 4, 4);
     for lba in 0..20 {
         assert!(stand.run_until_asleep());
         let mut op = stand.start_read(lba, stand.buffer());
@@ -70,10 +70,10 @@ fn idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
         let mut ready = Vec::new();
         assert!(stand.sleeper.sleep_until_ready(Span::default(), &mut ready), "the bell rang");
         stand.reactor.handle_wakeup(&ready);
-        stand.run_iteration(2);
-        assert_eq!(stand.slow.held_requests(), 1);
+        stand.run_iterations(2);
+        assert_eq!(stand.slow.held_request_count(), 1);
         stand.slow.complete_all();
-        stand.run_iteration(2);
+        stand.run_iterations(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }
 }
@@ -81,40 +81,40 @@ fn idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
 /// Like a network device whose connection is lost.
 #[test]
 fn device_that_accepts_nothing_is_retried_at_its_wake_time_without_spinning() {
-    let mut stand = TestThread::new(4, 0, 4);
+    let mut stand = TestReactor::new(4, 0, 4);
     let mut op = stand.start_read(0, stand.buffer());
     assert!(op.poll().is_none());
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     assert!(!stand.run_until_asleep(), "it does not say when");
     let again_at = stand.now().after(Span::from_secs(1));
-    stand.slow.lock_state(|inner| inner.again_at = again_at);
+    stand.slow.with_state(|inner| inner.again_at = again_at);
     assert!(stand.run_until_asleep());
     stand.reactor.handle_wakeup(&[]);
-    assert!(matches!(stand.run_iteration(1), NextStep::SleepUntil(at) if at <= again_at));
-    stand.slow.lock_state(|inner| inner.room = 1);
+    assert!(matches!(stand.run_iterations(1), NextStep::SleepUntil(at) if at <= again_at));
+    stand.slow.with_state(|inner| inner.room = 1);
     stand.advance_time(Span::from_secs(1));
-    stand.run_iteration(2);
-    assert_eq!(stand.slow.held_requests(), 1);
+    stand.run_iterations(2);
+    assert_eq!(stand.slow.held_request_count(), 1);
     stand.slow.complete_all();
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     assert!(op.poll().is_some_and(|result| result.is_ok()));
 }
 
 /// The descriptor may still be readable for a completion that was reaped already: arming clears it.
 #[test]
 fn idle_device_is_armed_before_sleep() {
-    let mut stand = TestThread::new(4, 4, 4);
+    let mut stand = TestReactor::new(4, 4, 4);
     assert!(stand.run_until_asleep());
-    assert_eq!(stand.slow.lock_state(|inner| inner.arms), 1);
+    assert_eq!(stand.slow.with_state(|inner| inner.arms), 1);
     stand.reactor.handle_wakeup(&[]);
     assert!(stand.run_until_asleep());
-    assert_eq!(stand.slow.lock_state(|inner| inner.arms), 2);
+    assert_eq!(stand.slow.with_state(|inner| inner.arms), 2);
 }
 
 #[test]
 fn operation_started_just_before_sleep_keeps_the_thread_awake() {
-    let mut stand = TestThread::new(4, 4, 4);
-    while !matches!(stand.run_iteration(1), NextStep::SleepUntil(_)) {}
+    let mut stand = TestReactor::new(4, 4, 4);
+    while !matches!(stand.run_iterations(1), NextStep::SleepUntil(_)) {}
     let mut op = stand.start_read(0, stand.buffer());
     assert!(op.poll().is_none());
     stand.sleeper.announce_sleep();
@@ -124,25 +124,25 @@ fn operation_started_just_before_sleep_keeps_the_thread_awake() {
 
 #[test]
 fn future_polled_by_another_task_wakes_that_task() {
-    let mut stand = TestThread::new(1, 1, 4);
+    let mut stand = TestReactor::new(1, 1, 4);
     // One waits for the device, the other for a slot.
     let mut ops: Vec<PolledOperation> =
         (0..2).map(|lba| stand.start_read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
-    let begun: Vec<_> = ops.iter_mut().map(PolledOperation::change_task).collect();
+    let begun: Vec<_> = ops.iter_mut().map(PolledOperation::move_to_other_task).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     stand.slow.complete_all();
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     assert!(ops[0].poll().is_some() && ops[1].poll().is_none());
-    assert_eq!(stand.run_iteration(2), NextStep::Again);
-    assert_eq!(stand.slow.held_requests(), 1, "the other was told, and has the place");
+    assert_eq!(stand.run_iterations(2), NextStep::Again);
+    assert_eq!(stand.slow.held_request_count(), 1, "the other was told, and has the place");
     assert!(begun.iter().all(|woken| !woken.is_set()), "those who polled first were not");
 }
 
 #[test]
 fn rejected_operation_returns_its_buffer() {
-    let mut stand = TestThread::new(4, 4, 4);
+    let mut stand = TestReactor::new(4, 4, 4);
     let odd = stand.device.buffer(BLOCK + 1).unwrap();
     let Some(Err(IoError { why, buffer, .. })) = stand.start_read(0, odd).poll() else {
         panic!("it is odd")
@@ -158,10 +158,10 @@ fn rejected_operation_returns_its_buffer() {
 
     let mut op = stand.start_read(0, stand.buffer());
     assert!(op.poll().is_none());
-    stand.run_iteration(2);
-    stand.slow.lock_state(|inner| inner.status = IoStatus::UNRECOVERED_READ);
+    stand.run_iterations(2);
+    stand.slow.with_state(|inner| inner.status = IoStatus::UNRECOVERED_READ);
     stand.slow.complete_all();
-    stand.run_iteration(2);
+    stand.run_iterations(2);
     let Some(Err(refused)) = op.poll() else { panic!("it was answered so") };
     let said = "slow: read of block 0: ";
     assert!(refused.to_string().starts_with(said), "{refused}, expected {said}");
@@ -210,20 +210,20 @@ fn every_operation_reaches_an_emulated_ssd_from_several_threads() {
 
 #[test]
 fn hybrid_reactor_pauses_three_quarters_of_the_device_latency() {
-    let mut stand = TestThread::new(2, 2, 5);
+    let mut stand = TestReactor::new(2, 2, 5);
     stand.directory.set_poll_mode(stand.reactor.id(), PollMode::Hybrid).unwrap();
-    stand.run_iteration(2);
-    let begin = |stand: &mut TestThread| {
+    stand.run_iterations(2);
+    let begin = |stand: &mut TestReactor| {
         let mut op = stand.start_read(0, stand.buffer());
         assert!(op.poll().is_none());
-        (op, stand.run_iteration(2))
+        (op, stand.run_iterations(2))
     };
     for _ in 0..64 {
         let (mut op, wait) = begin(&mut stand);
         assert!(!matches!(wait, NextStep::Pause(_)), "nothing is known yet");
         stand.advance_time(Span::from_us(100));
-        stand.slow.completion(0);
-        stand.run_iteration(2);
+        stand.slow.complete_request(0);
+        stand.run_iterations(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }
     let (_op, wait) = begin(&mut stand);

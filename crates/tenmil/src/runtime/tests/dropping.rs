@@ -22,9 +22,9 @@ fn request_in_flight_completes_before_the_runtime_is_dropped() {
     let device = stage.open("delay:[ram:1m]?write=50ms", Access::ReadWrite).unwrap();
     let mut write = Box::pin(device.write(0, filled_buffer(&device, 1, 1)));
     assert!(block_on(poll_once(&mut write)).is_none());
-    let found = stage.contents_of();
-    while stage.contents_of() == found {
-        stage.run_through_mailbox();
+    let found = stage.busy_poll_count();
+    while stage.busy_poll_count() == found {
+        stage.wait_for_reactor_message();
     }
     drop(stage);
     let ended = block_on(poll_once(&mut write)).expect("the reactor has stopped");

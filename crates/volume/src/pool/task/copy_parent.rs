@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::{
     ParentCopy, RequestTask, TaskPause, TaskState, TaskStepResult, TaskWaitReason, transfer,
 };
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::pool::{DeviceAction, IoPurpose, Pool, PoolResponse};
 use crate::space_map::CHANGE_BLOCKS;
 
@@ -58,7 +58,7 @@ impl Pool {
             task.filling.as_mut().map(|filling| filling.parts.pop());
         }
         // Unmapped blocks after the overlap read as zeroes, as these did before.
-        self.lower_parent_overlap(volume, first)
+        self.shrink_parent_overlap(volume, first)
     }
 
     /// Called once no writes are in flight: finds the blocks to copy, and starts to read them.
@@ -72,7 +72,7 @@ impl Pool {
         let (body, _) = self.writable_range(volume, 0, 0)?;
         let range = self.books.last_parent_run(&body, blocks.max(1))?;
         if range.is_empty() {
-            return self.lower_parent_overlap(volume, range.start);
+            return self.shrink_parent_overlap(volume, range.start);
         }
         self.traffic.entry(volume).or_default().writes += 1;
         task.writes_to = Some(volume);
@@ -87,11 +87,12 @@ impl Pool {
     }
 
     /// Sets the overlap, since all blocks from `to` on belong to the volume itself.
-    fn lower_parent_overlap(&mut self, volume: u64, to: u64) -> Result<TaskStepResult, TaskPause> {
+    fn shrink_parent_overlap(&mut self, volume: u64, to: u64) -> Result<TaskStepResult, TaskPause> {
         if self.books.expect_volume(volume)?.reach > to {
             self.check_may_change()?;
-            self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Half)?;
-            self.books.try_change_with_commit_space(|books| books.shrink_overlap(volume, to))?;
+            self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveToLeave::Half)?;
+            self.books
+                .try_change_with_commit_space(|books| books.shrink_parent_overlap(volume, to))?;
         }
         Ok(TaskStepResult::Done(PoolResponse::Filled(to)))
     }

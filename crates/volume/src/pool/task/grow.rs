@@ -45,7 +45,7 @@ impl Metadata {
             let (blocks, found) = (self.superblock.blocks, devices.blocks());
             return Err(PoolError::NotGrown { blocks, found }.into());
         }
-        let end = self.superblock.first_device_blocks();
+        let end = self.superblock.first_device_reserved_blocks();
         devices.store_to_superblock(&mut self.superblock);
         self.devices = devices.clone().into();
         self.space.grow(self.generation + 1, end, &self.superblock);

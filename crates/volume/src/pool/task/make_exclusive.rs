@@ -7,13 +7,13 @@
 use super::{
     ClusterMove, RequestTask, TaskPause, TaskState, TaskStepResult, TaskWaitReason, transfer,
 };
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::format::flags;
 use crate::mapping::{MappedRun, PendingAllocation, ReadSource};
 use crate::pool::{DeviceAction, IoPurpose, Pool, PoolResponse};
 use crate::space_map::CHANGE_BLOCKS;
-use crate::thick::{ClusterCopy, ExclusiveStep};
-use crate::volumes::CommandProgress;
+use crate::thick::{ClusterCopy, MakeExclusiveStep};
+use crate::volume_catalog::CommandProgress;
 
 impl Pool {
     pub(super) fn thicken_task(
@@ -22,7 +22,7 @@ impl Pool {
         name: &str,
     ) -> Result<TaskStepResult, TaskPause> {
         let account = self.sum_usage(task, name)?;
-        let body = self.books.lookup(name)?;
+        let body = self.books.expect_volume_by_name(name)?;
         let is_thick = body.has_flag(flags::THICK);
         if is_thick {
             // A rollback may have restored a snapshot from before the volume became thick.
@@ -34,11 +34,11 @@ impl Pool {
         self.check_not_stopped()?;
         self.check_may_change()?;
         let gives_back = is_thick && account.missing < body.owed;
-        let leaves = if gives_back { ReserveLevel::Nothing } else { ReserveLevel::Most };
+        let leaves = if gives_back { ReserveToLeave::Nothing } else { ReserveToLeave::Most };
         self.books.fill_metadata_reserve(CHANGE_BLOCKS, leaves)?;
         let made = self
             .books
-            .try_change_with_commit_space(|books| books.thicken(name, account.missing))?;
+            .try_change_with_commit_space(|books| books.convert_to_thick(name, account.missing))?;
         let response = match made {
             CommandProgress::Made(Some(info)) => PoolResponse::Volume(info),
             CommandProgress::Made(None) | CommandProgress::Again => PoolResponse::Done,
@@ -102,24 +102,24 @@ impl Pool {
         let owning = loop {
             match self.books.plan_make_exclusive(&body, from, blocks)? {
                 // A corrupt tree may split a cluster.
-                ExclusiveStep::Nothing(to) if to < body.blocks => {
+                MakeExclusiveStep::Nothing(to) if to < body.blocks => {
                     from = to.next_multiple_of(body.cluster_blocks())
                 }
                 owning => break owning,
             }
-            self.books.cache.evict();
+            self.books.cache.end_step();
         };
         self.check_may_change()?;
         match owning {
-            ExclusiveStep::Nothing(to) => Ok(TaskStepResult::Done(PoolResponse::Owned(to))),
-            ExclusiveStep::Hole(hole) => {
-                self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Provisioned)?;
+            MakeExclusiveStep::Nothing(to) => Ok(TaskStepResult::Done(PoolResponse::Owned(to))),
+            MakeExclusiveStep::Hole(hole) => {
+                self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveToLeave::Provisioned)?;
                 let end = self
                     .books
-                    .try_change_with_commit_space(|books| books.fill_hole(volume, &hole))?;
+                    .try_change_with_commit_space(|books| books.allocate_hole(volume, &hole))?;
                 Ok(TaskStepResult::Done(PoolResponse::Owned(end)))
             }
-            ExclusiveStep::Moves(moves) => {
+            MakeExclusiveStep::Moves(moves) => {
                 if task.writes_to.is_none() {
                     self.traffic.entry(volume).or_default().writes += 1;
                     task.writes_to = Some(volume);
@@ -132,7 +132,7 @@ impl Pool {
                 )?;
                 let first = moves.first().map_or(block, |one| one.number * body.cluster_blocks());
                 task.moves = Some(Box::new(ClusterMove { first, moves, is_written: false }));
-                self.begin_transfers(task);
+                self.count_transaction_transfer(task);
                 self.read_copies(id, task)
             }
         }
@@ -247,7 +247,7 @@ impl Pool {
             let key = (volume, one.number, at);
             let is_new = self.pending.contains_key(&key);
             self.check_may_change()?;
-            self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveLevel::Provisioned)?;
+            self.books.fill_metadata_reserve(CHANGE_BLOCKS, ReserveToLeave::Provisioned)?;
             let is_moved = self.books.try_change_with_commit_space(|books| {
                 books.map_exclusive_copy(volume, one, at, is_new)
             })?;

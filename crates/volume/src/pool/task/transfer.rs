@@ -3,10 +3,10 @@
 use tenmil_base::IoStatus;
 
 use super::{
-    ChecksumState, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, TIME_LIMIT, TaskPause, TaskState,
-    TaskStepResult, TaskWaitReason, TransferPart,
+    PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, TIME_LIMIT, TaskPause, TaskState, TaskStepResult,
+    TaskWaitReason, TransferChecksums, TransferPart,
 };
-use crate::commit_cost::ReserveLevel;
+use crate::commit_cost::ReserveToLeave;
 use crate::error::PoolError;
 use crate::format::{decode_name, flags};
 use crate::mapping::{ReadSource, WriteRun};
@@ -25,7 +25,7 @@ impl Pool {
         block: u64,
         blocks: u64,
     ) -> Result<TaskStepResult, TaskPause> {
-        self.expect_no_loss()?;
+        self.check_no_writes_lost()?;
         if let TaskState::Transfers(_, failed, _) = &task.state {
             let done = transfer_result(*failed, "read blocks of a volume")?;
             return self.verify_checksums(task, volume, block).map(|()| done);
@@ -34,7 +34,8 @@ impl Pool {
         let is_summed = body.has_flag(flags::CHECKSUMS);
         if is_summed {
             let sums = self.books.data_checksums(&body, &range)?;
-            task.summed = Some(Box::new(ChecksumState { sums, ..ChecksumState::default() }));
+            task.summed =
+                Some(Box::new(TransferChecksums { sums, ..TransferChecksums::default() }));
         }
         let pieces = self.books.plan_read(&body, range)?;
         let mut transfers = 0;
@@ -57,7 +58,7 @@ impl Pool {
         if transfers == 0 {
             return Ok(TaskStepResult::Done(PoolResponse::Done));
         }
-        self.begin_transfers(task);
+        self.count_transaction_transfer(task);
         task.state = TaskState::Transfers(transfers, None, Vec::new());
         Ok(TaskStepResult::Wait(TaskWaitReason::Transfers))
     }
@@ -111,7 +112,7 @@ impl Pool {
         let is_summed = body.has_flag(flags::CHECKSUMS);
         if is_summed && task.began.is_none() {
             // The blocks found free in its clusters must remain free until it has written them.
-            self.begin_transfers(task);
+            self.count_transaction_transfer(task);
         }
         let Self { books, pending, .. } = self;
         let planned = books.plan_write(&body, &range, pending, &mut task.mine.0);
@@ -125,17 +126,18 @@ impl Pool {
         // A write that allocates no cluster of a thick volume uses the reserve for the map.
         task.set_uses_reservation(body.has_flag(flags::THICK) && task.mine.0.is_empty());
         let leaves =
-            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Most };
-        if segments.iter().any(|segment| segment.is_new) && self.books.is_space_low(leaves) {
+            if task.is_provisioned { ReserveToLeave::Provisioned } else { ReserveToLeave::Most };
+        if segments.iter().any(|segment| segment.is_new) && self.books.is_below_reserve(leaves) {
             // The data have space, but the map might not.
             return Err(TransactionStop::Full.into());
         }
         if task.began.is_none() {
-            self.begin_transfers(task);
+            self.count_transaction_transfer(task);
         }
         if is_summed {
             let sums = vec![0; usize::try_from(blocks).unwrap_or(0)];
-            task.summed = Some(Box::new(ChecksumState { sums, ..ChecksumState::default() }));
+            task.summed =
+                Some(Box::new(TransferChecksums { sums, ..TransferChecksums::default() }));
         }
         // A copy from the parent is written from its position in the buffer that holds all blocks read.
         let kept = task.filling.as_ref().map_or(0, |filling| block - filling.blocks.start);
@@ -166,7 +168,7 @@ impl Pool {
         let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
         let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
         let leaves =
-            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
+            if task.is_provisioned { ReserveToLeave::Provisioned } else { ReserveToLeave::Half };
         let TaskState::Map(segments) = &mut task.state else {
             return Ok(TaskStepResult::Done(PoolResponse::Done));
         };
@@ -177,7 +179,7 @@ impl Pool {
                 let first = usize::try_from(segment.block - block).unwrap_or(usize::MAX);
                 let sums = sums.get(first..).unwrap_or_default();
                 let end = self.books.try_change_with_commit_space(|books| {
-                    books.map_segment(volume, segment, sums)
+                    books.map_write_run(volume, segment, sums)
                 })?;
                 let done = end - segment.block;
                 (segment.block, segment.at) = (end, segment.at + done);
@@ -224,7 +226,7 @@ impl Pool {
         }
         task.set_uses_reservation(body.has_flag(flags::THICK));
         let leaves =
-            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
+            if task.is_provisioned { ReserveToLeave::Provisioned } else { ReserveToLeave::Half };
         let TaskState::From(at) = &mut task.state else {
             return Ok(TaskStepResult::Done(PoolResponse::Done));
         };
@@ -232,13 +234,15 @@ impl Pool {
             self.check_may_change()?;
             self.books.fill_metadata_reserve(needed, leaves)?;
             let rest = *at..range.end;
-            if self.books.is_space_low(ReserveLevel::Most)
+            if self.books.is_below_reserve(ReserveToLeave::Most)
                 && self.books.is_leaf_shared_from(volume, rest.start)?
             {
                 // Copying shared nodes would use space.
                 return Err(TransactionStop::Full.into());
             }
-            *at = self.books.try_step_with_commit_space(|books| books.unmap(volume, &rest))?;
+            *at = self
+                .books
+                .try_step_with_commit_space(|books| books.unmap_in_leaf(volume, &rest))?;
         }
         Ok(TaskStepResult::Done(PoolResponse::Done))
     }
@@ -253,16 +257,16 @@ impl Pool {
             if let Err(TaskPause::Stop(TransactionStop::Error(error))) = &ended {
                 // No later flush would report what the device has lost now.
                 self.has_lost_writes |= *failed == Some(IoStatus::WRITE_FAULT);
-                self.stop_changes(error);
+                self.stop_pool(error);
             }
             return ended;
         }
         // Before any change, there is nothing to commit, and no write is needed.
-        if self.stopped || !self.is_unchanged() {
+        if self.stopped || !self.is_unchanged_since_commit() {
             self.check_not_stopped()?;
         }
         // A commit ends with a flush, which covers the data as well.
-        if !self.is_unchanged() {
+        if !self.is_unchanged_since_commit() {
             task.state = TaskState::Durable(PoolResponse::Done);
             return Ok(TaskStepResult::Wait(TaskWaitReason::Commit(self.books.generation)));
         }
@@ -288,12 +292,12 @@ impl Pool {
             *failed = Some(status);
             if status.is_conflict() && task.ask.writes_blocks() {
                 // Another host has reserved the device, and may own the store: the superblocks are read.
-                self.stop_changes(&PoolError::Device { what: "write blocks of a volume", status });
+                self.stop_pool(&PoolError::Device { what: "write blocks of a volume", status });
             }
         } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has_checksum(io)) {
             let writes =
                 matches!(task.ask, PoolRequest::Write { .. } | PoolRequest::CopyFromParent { .. });
-            let took = summed.take_checksums(io, end, writes);
+            let took = summed.store_or_compare_checksums(io, end, writes);
             *failed = failed.or(if took { None } else { Some(IoStatus::INTERNAL_ERROR) });
         } else if let (ActionResult::Contents(holds), Some(filling)) = (end, &mut task.filling) {
             filling.exclude_zero_clusters(holds, task.mine.1);
@@ -317,7 +321,7 @@ impl Pool {
         Err(PoolError::Corrupt { name, block: block + offset, blocks, at }.into())
     }
 
-    pub(super) fn begin_transfers(&mut self, task: &mut RequestTask) {
+    pub(super) fn count_transaction_transfer(&mut self, task: &mut RequestTask) {
         *self.transfers.entry(self.books.generation).or_default() += 1;
         task.began = Some(self.books.generation);
     }
@@ -332,7 +336,7 @@ impl RequestTask {
     }
 }
 
-impl ChecksumState {
+impl TransferChecksums {
     /// Whether the volume has checksums for a transfer. Data from a parent have none.
     fn has_checksum(&self, io: u64) -> bool {
         self.parts.iter().any(|part| part.io == io)
@@ -340,7 +344,7 @@ impl ChecksumState {
 
     /// Stores or compares the checksums of a transferred part. False if their number differs from the
     /// number of blocks.
-    fn take_checksums(&mut self, io: u64, end: ActionResult<'_>, writes: bool) -> bool {
+    fn store_or_compare_checksums(&mut self, io: u64, end: ActionResult<'_>, writes: bool) -> bool {
         let Some(TransferPart { run, .. }) = self.parts.iter().find(|part| part.io == io) else {
             return false;
         };

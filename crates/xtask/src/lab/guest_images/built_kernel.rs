@@ -33,7 +33,7 @@ fn options_path(root: &Path) -> PathBuf {
 
 /// Builds kernel and modules into `root`, in the layout of a distribution package.
 pub(super) fn build_kernel(root: &Path) -> Result<(), String> {
-    guest_programs::add_needed(&NEEDED)?;
+    guest_programs::install_missing_programs(&NEEDED)?;
     println!("lab: fetching {PACKAGE} of {SUITE}");
     let packages = DistroPackages::open(&root.join("apt"), SUITE)?;
     let package = packages.dependency_with_prefix(PACKAGE, "linux-source-")?.ok_or_else(|| {

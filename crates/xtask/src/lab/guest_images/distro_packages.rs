@@ -20,7 +20,7 @@ impl DistroPackages {
         for part in ["parts", "lists/partial", "cache/archives/partial"] {
             make_parent(&at.join(part).join("."))?;
         }
-        let sources = format!("deb {} {suite} main\n", system_mirror()?);
+        let sources = format!("deb {} {suite} main\n", apt_mirror_url()?);
         write_file(&at.join("sources.list"), sources.as_bytes())?;
         // An empty status file: nothing counts as installed, so all dependencies are downloaded.
         write_file(&at.join("status"), b"")?;
@@ -79,7 +79,7 @@ impl DistroPackages {
 }
 
 /// The mirror that this system uses.
-fn system_mirror() -> Result<String, String> {
+fn apt_mirror_url() -> Result<String, String> {
     let said = run_program(Command::new("apt-get").args([
         "indextargets",
         "--format",

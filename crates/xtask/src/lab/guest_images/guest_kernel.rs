@@ -128,7 +128,7 @@ fn fetch_packages(root: &Path, suite: &str) -> Result<(), String> {
             packages.unpack(&part, root)?;
         }
     }
-    link_modules(root)?;
+    link_lib_to_usr_lib(root)?;
     run_program(
         Command::new("depmod").arg("-b").arg(root).arg(single_entry(&root.join("lib/modules"))?),
     )?;
@@ -142,7 +142,7 @@ fn kernel_image(root: &Path, version: &str) -> PathBuf {
 }
 
 /// Packages for a merged `/usr` have their modules in `usr/lib` only; links `lib` there.
-fn link_modules(root: &Path) -> Result<(), String> {
+fn link_lib_to_usr_lib(root: &Path) -> Result<(), String> {
     let lib = root.join("lib");
     if lib.exists() {
         return Ok(());

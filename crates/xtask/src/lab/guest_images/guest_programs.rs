@@ -35,7 +35,7 @@ pub(crate) struct GuestPrograms {
 impl GuestPrograms {
     /// Finds the programs; installs missing ones if it may.
     pub(super) fn find_programs() -> Result<Self, String> {
-        add_needed(&NEEDED)?;
+        install_missing_programs(&NEEDED)?;
         let busybox = find_required("busybox")?;
         let in_guests =
             IN_GUESTS.iter().map(|name| find_required(name)).collect::<Result<_, _>>()?;
@@ -92,16 +92,16 @@ fn needed_libraries(program: &Path) -> Result<Vec<String>, String> {
 }
 
 /// Installs those of the programs that are missing, if it may; each has the package that provides it.
-pub(super) fn add_needed(programs: &[(&str, &'static str)]) -> Result<(), String> {
+pub(super) fn install_missing_programs(programs: &[(&str, &'static str)]) -> Result<(), String> {
     let missing = programs.iter().filter(|(program, _)| find_program(program).is_none());
     let missing: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    install_file(&missing.into_iter().collect::<Vec<_>>())
+    install_packages(&missing.into_iter().collect::<Vec<_>>())
 }
 
-fn install_file(packages: &[&str]) -> Result<(), String> {
+fn install_packages(packages: &[&str]) -> Result<(), String> {
     let line = format!("apt-get install -y --no-install-recommends {}", packages.join(" "));
     if run_program(Command::new("id").arg("-u"))?.trim() != "0" {
         return Err(format!("missing {}: as root, run: {line}", packages.join(", ")));

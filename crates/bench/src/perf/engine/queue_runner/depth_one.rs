@@ -19,7 +19,7 @@ pub(in crate::perf::engine) struct DepthOneLimits {
 impl<S: Verifier> QueueRunner<S> {
     /// Whether the runner has a single task with a fixed kind of I/O, and that I/O is in flight.
     #[inline]
-    pub(in crate::perf::engine) fn is_depth_one(&self) -> bool {
+    pub(in crate::perf::engine) fn qualifies_for_depth_one_loop(&self) -> bool {
         let is_waiting = !self.requests.is_empty() || !self.idle.is_empty();
         self.sent.len() == 1 && self.fixed.is_some() && !S::IS_ON && !is_waiting && self.budget > 0
     }
@@ -35,7 +35,7 @@ impl<S: Verifier> QueueRunner<S> {
         bounds: DepthOneLimits,
     ) -> (usize, Instant) {
         let Some(fixed) = self.fixed else { return (0, now) };
-        if let Some(kept) = workload.uniform_random() {
+        if let Some(kept) = workload.uniform_address_generator() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
             let ended = self.run_depth_one_at(now, *clock, fixed, bounds, |queue| {
@@ -77,11 +77,11 @@ impl<S: Verifier> QueueRunner<S> {
             let completion = completions.as_slice()[0];
             completions.clear();
             let sent_ns = std::mem::replace(&mut sent[task_of_token(completion.token)], now.ns);
-            sums.count_one(&completion, sent_ns, fixed, now);
+            sums.count_one_completion(&completion, sent_ns, fixed, now);
             ended += 1;
             again.lba = address(addresses);
             taken = backend.submit(now, std::slice::from_ref(again), segments);
-            backend.flush();
+            backend.flush_submissions();
         }
         // A rejected request is kept for the normal loop, which retries it.
         if taken == 0 {
@@ -96,11 +96,16 @@ impl<S: Verifier> QueueRunner<S> {
 
     /// Counts the only completion and submits the next I/O of the same kind.
     #[inline]
-    pub(super) fn repeat_one(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
+    pub(super) fn complete_and_resubmit_one(
+        &mut self,
+        stamp: Instant,
+        fixed: FixedIo,
+        workload: &mut Workload,
+    ) {
         let completion = self.completions.as_slice()[0];
         self.completions.clear();
         let sent_ns = std::mem::replace(&mut self.sent[task_of_token(completion.token)], stamp.ns);
-        self.sums.count_one(&completion, sent_ns, fixed, stamp);
+        self.sums.count_one_completion(&completion, sent_ns, fixed, stamp);
         self.counters.completions += 1;
         self.budget -= 1;
         if self.again.token != completion.token || self.again.blocks == 0 {
@@ -109,7 +114,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.again.lba = workload.draw_address(&mut self.addresses, fixed.blocks);
         let alone = std::slice::from_ref(&self.again);
         let taken = self.backend.submit(stamp, alone, &self.segments);
-        self.backend.flush();
+        self.backend.flush_submissions();
         if taken == 0 {
             self.requests.push(self.again);
         }
@@ -119,7 +124,13 @@ impl<S: Verifier> QueueRunner<S> {
 impl QueueTotals {
     /// Counts one completion.
     #[inline]
-    fn count_one(&mut self, completion: &IoCompletion, sent_ns: u64, fixed: FixedIo, now: Instant) {
+    fn count_one_completion(
+        &mut self,
+        completion: &IoCompletion,
+        sent_ns: u64,
+        fixed: FixedIo,
+        now: Instant,
+    ) {
         if completion.status.is_success() {
             self.count_completions(
                 super::CompletionRun { sent_ns, operation: fixed.operation, count: 1 },

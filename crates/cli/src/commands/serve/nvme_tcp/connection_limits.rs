@@ -1,6 +1,6 @@
 //! Connection limits of the NVMe/TCP target, from arguments and configuration file.
 
-use tenmil_rpc::target_config::{ConnectionLimits, LineNumber, TargetConfig};
+use tenmil_rpc::target_config::{ConnectionLimits, IgnoredLineNumber, TargetConfig};
 use tenmil_serve::tcp::ServiceLimits;
 
 use super::ApplyError;
@@ -33,7 +33,7 @@ pub(super) fn service_limits(
         return Err(ApplyError { refused: Error::usage(text), line: said.line, key: "limits" });
     }
     said.connections = arguments.max_connections.or(said.connections);
-    let (connections_max, admission) = said.with_defaults();
+    let (connections_max, admission) = said.completed_with_defaults();
     Ok(ServiceLimits {
         memory_bytes: requested.memory_bytes.unwrap_or(usual.memory_bytes),
         connections_max,
@@ -52,5 +52,9 @@ pub(super) fn check_limits_unchanged(
     }
     let refused = Error::usage("they are others, expected those at start")
         .with_hint("limits are taken once: start the process again for others");
-    Err(ApplyError { refused, line: LineNumber(requested.limits.line.0.max(1)), key: "limits" })
+    Err(ApplyError {
+        refused,
+        line: IgnoredLineNumber(requested.limits.line.0.max(1)),
+        key: "limits",
+    })
 }

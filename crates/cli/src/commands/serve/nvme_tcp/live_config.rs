@@ -22,9 +22,9 @@ use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::DeviceControls;
-use tenmil_rpc::target_config::{self, LineNumber, TargetConfig};
+use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
 use tenmil_serve::tcp::{Port, Server, Service, ServiceLimits, StateDirectory};
-use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::cache_instance::CacheInstance;
 
 use self::closing_devices::ClosingDevices;
 use self::live_subsystem::new_subsystem;
@@ -70,7 +70,7 @@ struct LiveListener {
 #[derive(Debug)]
 pub(super) struct ApplyError {
     pub(super) refused: Error,
-    pub(super) line: LineNumber,
+    pub(super) line: IgnoredLineNumber,
     pub(super) key: &'static str,
 }
 
@@ -117,7 +117,7 @@ impl LiveConfig {
         &mut self,
         requested: TargetConfig,
     ) -> Result<AppliedChanges, ApplyError> {
-        let prepared = tenmil_linux::storage_file::commit_if_ok(|| self.prepare(&requested))?;
+        let prepared = tenmil_linux::storage_file::create_files_if_ok(|| self.prepare(&requested))?;
         Ok(self.commit(requested, prepared))
     }
 
@@ -242,13 +242,13 @@ impl LiveConfig {
         // Listeners close first, so that no host connects to a subsystem that is about to be removed.
         for gone in self.listeners.iter().filter(|listener| !is_there(listener.number)) {
             self.context.server.close_listener(gone.number);
-            self.context.service.close_port(gone.number);
+            self.context.service.remove_port(gone.number);
             changes.add_change(format!("listens no more at {}", gone.address));
         }
         for (_, listener) in &listen_sockets {
             self.context
                 .service
-                .open_port(listener.number, Port { address: Some(listener.address) });
+                .add_port(listener.number, Port { address: Some(listener.address) });
         }
         for gone in &self.subsystems {
             let stays = subsystems.iter().any(|stood| stood.is_same_subsystem(gone));
@@ -310,7 +310,7 @@ impl LiveConfig {
     }
 
     /// Handles device events, and closes removed devices that are no longer in use.
-    pub(super) fn handle_events(&mut self) {
+    pub(super) fn handle_device_events(&mut self) {
         self.closing.close_unused();
         for stood in &self.subsystems {
             stood.namespaces.iter().for_each(|served| served.handle_device_event(&stood.subsystem));
@@ -339,7 +339,7 @@ impl AppliedChanges {
 impl ApplyError {
     /// The error with the file, line and key it stems from.
     pub(super) fn in_file(self, path: &std::path::Path) -> Error {
-        let Self { refused, line: LineNumber(line), key } = self;
+        let Self { refused, line: IgnoredLineNumber(line), key } = self;
         let place = match line {
             0 => String::new(),
             line => format!(" line {line}, `{key}`:"),
@@ -352,7 +352,7 @@ impl ApplyError {
 impl From<tenmil_linux::storage_file::FileError> for ApplyError {
     /// It names the file that cannot be made.
     fn from(error: tenmil_linux::storage_file::FileError) -> Self {
-        Self { refused: error.into(), line: LineNumber::default(), key: "uri" }
+        Self { refused: error.into(), line: IgnoredLineNumber::default(), key: "uri" }
     }
 }
 

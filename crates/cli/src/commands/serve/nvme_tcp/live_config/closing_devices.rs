@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn device_whose_last_channel_moved_is_closed_here() {
+    fn removed_device_is_closed_on_the_thread_that_checks_it() {
         let is_closed_at_home = Arc::new(AtomicBool::new(false));
         let shy = Shy {
             inner: NullDevice::new(512, 8).unwrap(),

@@ -62,7 +62,7 @@ fn with_identities_for_names(uri: Uri, names: &DeviceIdentities) -> Uri {
         }
         ("volume", [below]) => {
             let volume = identity_of_open_device(&uri, names).unwrap_or(uri.path());
-            Uri::stacked("volume", with_identities_for_names(below.clone(), names), volume)
+            Uri::on_child("volume", with_identities_for_names(below.clone(), names), volume)
         }
         (_, []) if let Some(name) = identity_of_open_device(&uri, names) => {
             Uri::new("namespace", name)
@@ -84,7 +84,7 @@ mod tests {
         disk_identity(&uri.parse().unwrap(), &[])
     }
 
-    fn test_identities(uri: &str, names: &[(&str, &str)]) -> String {
+    fn disk_identity_with_open_devices(uri: &str, names: &[(&str, &str)]) -> String {
         let names: Vec<_> =
             names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
         disk_identity(&uri.parse().unwrap(), &names)
@@ -94,20 +94,23 @@ mod tests {
     fn namespace_is_identified_by_its_id_and_a_volume_by_its_uuid_in_its_pool() {
         let [one, two] = ["tcp://127.0.0.1:4420/nqn", "tcp://localhost:4420/nqn?ns=1"];
         let nguid = "eui.a5a5";
-        assert_eq!(test_identities(one, &[(one, nguid)]), test_identities(two, &[(two, nguid)]));
+        assert_eq!(
+            disk_identity_with_open_devices(one, &[(one, nguid)]),
+            disk_identity_with_open_devices(two, &[(two, nguid)])
+        );
         assert_ne!(
-            test_identities(one, &[(one, nguid)]),
-            test_identities(one, &[(one, "eui.a5a6")])
+            disk_identity_with_open_devices(one, &[(one, nguid)]),
+            disk_identity_with_open_devices(one, &[(one, "eui.a5a6")])
         );
         let derived = [(one, "uuid.1, instance 7")];
         assert_eq!(
-            test_identities(one, &derived),
+            disk_identity_with_open_devices(one, &derived),
             identity_of_text(one),
             "the next start of the target has another"
         );
         let volume = |uuid: &str| {
             let uri = format!("volume:[{one}]/db");
-            test_identities(&uri, &[(one, nguid), (&uri, uuid)])
+            disk_identity_with_open_devices(&uri, &[(one, nguid), (&uri, uuid)])
         };
         assert_ne!(volume("1"), volume("2"), "one of the same name that was made anew");
         assert_ne!(volume("1"), identity_of_text(&format!("volume:[{one}]/db")));
@@ -151,11 +154,12 @@ mod tests {
     #[test]
     fn mirror_identity_does_not_depend_on_present_legs() {
         let whole = "mirror:[file:/a],[file:/b]";
-        let of = |uri: &str, uuid: &str| test_identities(uri, &[(uri, uuid)]);
+        let of = |uri: &str, uuid: &str| disk_identity_with_open_devices(uri, &[(uri, uuid)]);
         for other in ["mirror:[file:/b],[file:/a]", "mirror:[file:/a]?degraded=yes"] {
             assert_eq!(of(other, "1-2"), of(whole, "1-2"));
-            let volume =
-                |mirror: &str| test_identities(&format!("volume:[{mirror}]/v"), &[(mirror, "1-2")]);
+            let volume = |mirror: &str| {
+                disk_identity_with_open_devices(&format!("volume:[{mirror}]/v"), &[(mirror, "1-2")])
+            };
             assert_eq!(volume(other), volume(whole));
         }
         assert_ne!(of(whole, "1-3"), of(whole, "1-2"));

@@ -7,7 +7,7 @@ use tenmil_base::BlockDevice;
 use tenmil_block::uri::Uri;
 use tenmil_block::{Bdev, BdevDescriptor, BdevEvent, DeviceControl};
 use tenmil_nvme_controller::controller::{
-    AnaState, NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
+    AnaState, NamespaceConfig, ReservationPersistenceMode, Subsystem, SubsystemConfig,
 };
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::target_config::{self, AnaStateConfig};
@@ -64,7 +64,7 @@ impl LiveSubsystem {
         requested: &target_config::SubsystemConfig,
     ) -> bool {
         self.requested.serial == requested.serial
-            && self.requested.ana_groups() == requested.ana_groups()
+            && self.requested.ana_group_count() == requested.ana_group_count()
     }
 
     /// Whether it is the same subsystem as `before` from the hosts' point of view.
@@ -128,8 +128,9 @@ impl LiveSubsystem {
         let TargetContext { service, state, .. } = context;
         let state = state.as_ref();
         for served in &self.namespaces {
-            if let Err(why) =
-                self.subsystem.add_namespace(served.namespace_config(self.find_unchanged(state)))
+            if let Err(why) = self
+                .subsystem
+                .add_namespace(served.namespace_config(self.state_directory_and_nqn(state)))
             {
                 changes.add_failure(format!("cannot serve {}: {why}", served.requested.uri));
             }
@@ -168,14 +169,16 @@ impl LiveSubsystem {
         }
         let (hosts, ports, masks) =
             (self.allowed_hosts(), self.ana_states_by_port(listeners), self.namespace_masks());
-        if self.is_changed(before) {
+        if self.has_changed_access(before) {
             changes.add_change(format!("changes hosts, masks or paths of {nqn}"));
         }
         // Hosts and masks change before namespaces are added, so that no host sees one that it must
         // not.
         service.update_export(nqn, SubsystemExportUpdate { hosts, ports, masks });
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
-            match service.add_namespace(nqn, new.namespace_config(self.find_unchanged(state))) {
+            match service
+                .add_namespace(nqn, new.namespace_config(self.state_directory_and_nqn(state)))
+            {
                 Ok(nsid) => changes
                     .add_change(format!("adds namespace {nsid} to {nqn}: {}", new.requested.uri)),
                 Err(why) => {
@@ -185,14 +188,14 @@ impl LiveSubsystem {
         }
     }
 
-    fn find_unchanged<'a>(
+    fn state_directory_and_nqn<'a>(
         &'a self,
         state: Option<&'a StateDirectory>,
     ) -> Option<(&'a StateDirectory, &'a str)> {
         state.map(|state| (state, self.requested.nqn.as_str()))
     }
 
-    fn is_changed(&self, before: &Self) -> bool {
+    fn has_changed_access(&self, before: &Self) -> bool {
         self.requested.hosts != before.requested.hosts
             || self.requested.paths != before.requested.paths
             || self.namespace_masks() != before.namespace_masks()
@@ -225,7 +228,8 @@ impl LiveNamespace {
         let keeper = unchanged
             .map(|(state, nqn)| state.reservation_store(nqn, self.requested.nsid, &disk()));
         NamespaceConfig {
-            persistence: keeper.map_or(Persistence::None, Persistence::Durable),
+            persistence: keeper
+                .map_or(ReservationPersistenceMode::None, ReservationPersistenceMode::Durable),
             nsid: Some(self.requested.nsid),
             ana_group: self.requested.ana_group,
             is_read_only: self.requested.is_read_only,
@@ -247,7 +251,7 @@ impl LiveNamespace {
         while let Some(event) = descriptor.next_event() {
             match event {
                 BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
-                    subsystem.update_size(requested.nsid)
+                    subsystem.reread_namespace_size(requested.nsid)
                 }
                 BdevEvent::Removed => {
                     subsystem.remove_namespace(requested.nsid);
@@ -271,7 +275,7 @@ pub(super) fn new_subsystem(
     let config = SubsystemConfig {
         nqn: requested.nqn.clone(),
         model: "tenmil target".to_owned(),
-        ana_groups: requested.ana_groups(),
+        ana_groups: requested.ana_group_count(),
         ..SubsystemConfig::new(
             requested.serial.as_deref().unwrap_or(&serial_number(&requested.nqn)),
             Vec::new(),

@@ -43,13 +43,13 @@ impl DeviceType for SharedDevices {
 impl SharedDevices {
     fn find_open(&self, uri: &Uri) -> Option<OpenedDevice> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|open| open.uri == *uri).find_map(SharedDevice::reopen)
+        all.iter().filter(|open| open.uri == *uri).find_map(SharedDevice::open_if_alive)
     }
 }
 
 impl SharedDevice {
     /// The device for one more user, unless its last user has closed it.
-    fn reopen(&self) -> Option<OpenedDevice> {
+    fn open_if_alive(&self) -> Option<OpenedDevice> {
         let Self { description, existing, handles, identities, .. } = self;
         Some(OpenedDevice {
             medium: self.medium.upgrade()?,
