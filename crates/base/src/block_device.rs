@@ -68,7 +68,7 @@ pub trait IoChannel: ChannelWakeup + Send {
         self.below().map_or(0, |below| below.known_write_loss_count())
     }
 
-    /// Acknowledges the first `count` losses, as counted by [`write_losses`](Self::write_losses), after the
+    /// Acknowledges the first `count` losses, as counted by [`known_write_loss_count`](Self::known_write_loss_count), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
     fn ack_repaired_losses(&mut self, count: u64) {

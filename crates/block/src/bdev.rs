@@ -266,7 +266,7 @@ impl Bdev {
     }
 
     /// Begins to quiesce `blocks` for all channels but `except`, and returns at once.
-    /// [`QuiescedRange::is_quiesced`] returns whether the range has drained. Overlapping quiesces are
+    /// [`QuiescedRange::has_drained`] returns whether the range has drained. Overlapping quiesces are
     /// granted in order.
     pub fn begin_quiesce(&self, blocks: Range<u64>, except: Option<ChannelId>) -> QuiescedRange {
         BdevShared::quiesce_range(&self.0, blocks, except.map(|channel| channel.0))

@@ -122,7 +122,7 @@ impl HardwareContextRef {
         }
     }
 
-    /// Like [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io); false for polled contexts.
+    /// Like [`is_done_by_local_kernel`](tenmil_base::ChannelWakeup::is_done_by_local_kernel); false for polled contexts.
     pub(crate) fn is_kernel_io(&self) -> bool {
         match &self.way {
             _ if self.is_polled => false,

@@ -13,7 +13,7 @@
 //!
 //! Contract: [`is_same`](DeviceIdentity::is_same_device) is true only if both are the same bytes of the same
 //! devices, composed in the same way.
-//! [`overlap`](DeviceIdentity::overlap) returns `None` if no overlap is known on this machine. A local
+//! [`describe_overlap`](DeviceIdentity::describe_overlap) returns `None` if no overlap is known on this machine. A local
 //! file and the namespace of a target that serves it have no identity in common. A namespace that the
 //! kernel attached and the same one over `tcp:` do, if the kernel shows its name.
 //! A writer therefore also needs a lock, a fence or a reservation on the device itself; the identity

@@ -4,7 +4,7 @@
 //! tags for each thread, and a [`QueueMap`] from channels to hardware contexts.
 //! The devices below it implement [`tenmil_base::BlockDevice`] and open I/O channels.
 //!
-//! An [`AdaptedChannel`] splits or emulates requests that a device does not support, a [`Scheduler`] orders
+//! An [`AdaptedChannel`] splits or emulates requests that a device does not support, a [`IoScheduler`] orders
 //! requests, and a [`QosLimiter`] limits the IOPS and bandwidth of all channels of a device.
 //! [`AdaptedDevice`] wraps every channel of a device in an [`AdaptedChannel`].
 //!

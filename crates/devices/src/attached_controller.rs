@@ -84,7 +84,7 @@ pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
     /// was [marked lost](Self::mark_lost) before, its function or connection is released too.
     fn revoke_dma_access(&self) -> bool;
 
-    /// Restores the mappings that [`cut_off`](Self::cut_off) revoked.
+    /// Restores the mappings that [`revoke_dma_access`](Self::revoke_dma_access) revoked.
     fn restore_dma_access(&self);
 
     /// Maps a part of a BAR that holds controller memory. Called once. Returns the segment and the

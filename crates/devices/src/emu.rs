@@ -280,7 +280,7 @@ impl EmulatedSsds {
         })
     }
 
-    /// Like [`queue`](Self::queue), with the concrete type and the interrupt vector, if it has one.
+    /// Like [`create_queue_pair`](Self::create_queue_pair), with the concrete type and the interrupt vector, if it has one.
     /// The vector must be [released](Self::release_vector) after the queue pair has been dropped.
     pub fn ssd_queue(
         &mut self,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Without an IOMMU, which the user must accept explicitly, all such memory is physically
-//! contiguous, since addresses are not translated: see [`RegionTable::use_contiguous`].
+//! contiguous, since addresses are not translated: see [`RegionTable::make_allocations_contiguous`].
 
 mod bus;
 mod kind;

@@ -20,7 +20,7 @@ impl BlockBitmap {
         Self { words, used: AtomicBool::new(false) }
     }
 
-    /// Sets bits. Release pairs with the acquire in [`uniform_run`](Self::uniform_run): a thread that sees a bit sees
+    /// Sets bits. Release pairs with the acquire in [`bit_run_at`](Self::bit_run_at): a thread that sees a bit sees
     /// what was written before it was set.
     pub(crate) fn set(&self, first: u64, count: u64) {
         if count > 0 && !self.used.load(Ordering::Relaxed) {

@@ -177,7 +177,7 @@ impl DelayControl {
         let refuse = |problem| Error::new(ErrorCategory::Usage, format!("delay: {problem}"));
         delays.check().map_err(refuse)?;
         *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner) = delays;
-        // Pairs with the acquire in `schedule`. A channel that reads in between applies the new delays
+        // Pairs with the acquire in `completion_times`. A channel that reads in between applies the new delays
         // early, and once more afterwards.
         self.shared.changes.fetch_add(1, Ordering::Release);
         Ok(())

@@ -5,7 +5,7 @@
 //! | [`NullDevice`] | completes; no data moves | overhead of everything else |
 //! | [`RamDevice`] | moves bytes to and from memory | benchmarks that move data, tests |
 //! | [`FileDevice`] | goes to a file, with direct I/O where possible | persistent data |
-//! | [`LatencyModel`] | goes to another device with the latency of a named SSD model | latency under load |
+//! | [`ModeledLatencyDevice`] | goes to another device with the latency of a named SSD model | latency under load |
 //! | [`DelayDevice`] | goes to another device and completes later, by mean and p99 | added latency |
 //! | [`FaultDevice`] | goes to another device and fails by rules | injected errors, hangs and corruption |
 //! | [`SplitDevice`] | goes to a partition of another device | several devices from one |

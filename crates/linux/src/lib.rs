@@ -3,12 +3,12 @@
 //! | module | contents |
 //! |---|---|
 //! | [`clock`] | monotonic clock, read from the TSC in a few nanoseconds |
-//! | [`cpu_list`], [`kernel_files`], [`cgroup`], [`topology`] | CPUs of the machine and of this process |
+//! | [`cpu_list`], [`kernel_files`], [`cgroup`], [`cpu_topology`] | CPUs of the machine and of this process |
 //! | [`frequency_control`] | CPU frequency control (cpufreq), and its restoration |
 //! | [`named_thread`] | named, pinned threads with a stop flag |
 //! | [`machine_environment`] | machine and load conditions under which a measurement was made |
 //! | [`doctor`], [`ethtool`] | checks of the machine's configuration, with fixes |
-//! | [`event_vectors`] | interrupt vectors backed by eventfds |
+//! | [`eventfd_vectors`] | interrupt vectors backed by eventfds |
 //! | [`mod@mailbox`], [`wakeup`] | messages between threads; sleep and wake-up without lost notifications |
 //! | [`event_loop`] | loop of a polling thread: reads the clock and blocks between iterations |
 //! | [`thread_pool`] | threads for blocking work |
@@ -20,7 +20,7 @@
 //! | [`socket_stream`] | Unix and TCP streams that read and write region memory |
 //! | [`poll_set`] | epoll set off the data path |
 //! | [`key_file`] | key files, rejected if other users can read them |
-//! | [`machine_key`] | number that identifies this machine |
+//! | [`machine_identity_key`] | number that identifies this machine |
 //! | [`process_stats`] | CPU time, memory and descriptors used by this process |
 //! | [`device_users`] | users of a file or a block device, and device identity |
 //! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |

@@ -6,7 +6,7 @@
 //!   StreamListener ─┘                      └─ regions, which contain the segments
 //! ```
 //!
-//! A thread has one [`SocketFactory`] and creates all its streams with it. A stream without
+//! A thread has one [`SocketStreamFactory`] and creates all its streams with it. A stream without
 //! unconsumed bytes owns no receive buffer, so a thousand idle connections cost the kernel's memory
 //! and a few hundred bytes each.
 

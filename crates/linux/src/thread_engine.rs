@@ -31,7 +31,7 @@ pub(crate) struct ThreadEngine {
 #[derive(Debug)]
 struct EngineShared {
     file: Arc<StorageFile>,
-    /// See [`StorageFile::open_for_sync`].
+    /// See [`StorageFile::open_sync_descriptor`].
     to_sync: OwnedFd,
     slots: Box<[Mutex<JobSlot>]>,
     queue: Mutex<PendingJobs>,

@@ -168,7 +168,7 @@ impl PoolHandle {
 }
 
 impl Drop for ThreadPool {
-    /// Waits until every accepted task has been run. A thread in an [event loop](in_event_loop)
+    /// Waits until every accepted task has been run. A thread in an [event loop](is_in_event_loop)
     /// does not wait; the tasks are run nevertheless.
     fn drop(&mut self) {
         let threads = {

@@ -74,7 +74,7 @@ enum JobKind {
 /// Registered file of an engine: the open file description that holds the lock. It stays open until
 /// the kernel has completed the last job.
 const FILE: u16 = 0;
-/// The same file through a separate description: see [`StorageFile::open_for_sync`].
+/// The same file through a separate description: see [`StorageFile::open_sync_descriptor`].
 const TO_SYNC: u16 = 1;
 /// Longest wait of an engine that is dropped, before it looks again: the engine of another thread
 /// may have found its completions.

@@ -139,7 +139,7 @@ impl Sleeper {
         self.shared.sleep_flag.cancel();
     }
 
-    /// As [`announce_sleep`](Self::announce_sleep), before a [`pause`](Self::pause).
+    /// As [`announce_sleep`](Self::announce_sleep), before a [`sleep_without_descriptors`](Self::sleep_without_descriptors).
     pub fn announce_sleep_without_descriptors(&mut self) {
         if std::mem::take(&mut self.stale) {
             // Cleared before the announcement: a later notification writes again.
@@ -245,7 +245,7 @@ impl Notifier {
         }
     }
 
-    /// Whether a parked thread was [notified](Self::notify_parked). The sleeper checks this in
+    /// Whether a parked thread was [notified](Self::notify_parked_thread). The sleeper checks this in
     /// every iteration, and once more after it has announced a sleep.
     #[inline]
     pub fn has_notified_parked_thread(&self) -> bool {

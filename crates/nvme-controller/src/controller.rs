@@ -1,7 +1,7 @@
 //! Admin command set of a controller: runs on one thread, has no transport and no I/O queues, and
 //! receives the current time as an argument.
 //!
-//! The interface to the transport in front of it is drawn in [`interface`].
+//! The interface to the transport in front of it is drawn in [`transport_interface`].
 //!
 //! ```text
 //!   commands ──▶ queues · identify · log · features · format · management · self_test · firmware

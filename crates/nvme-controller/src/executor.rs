@@ -84,8 +84,8 @@ pub struct Executor<H: HostMemory> {
     pair: Option<PendingFusedPair>,
     /// Begun commands that do not execute yet: halves of fused pairs that wait.
     paused: usize,
-    /// Namespace whose commands may not begin, between [`begin_exclusive`](Self::begin_exclusive) and
-    /// [`end_exclusive`](Self::end_exclusive).
+    /// Namespace whose commands may not begin, between [`bar_exclusive_namespace`](Self::bar_exclusive_namespace) and
+    /// [`unbar_and_acknowledge_exclusivity`](Self::unbar_and_acknowledge_exclusivity).
     blocked_nsid: Option<u32>,
     /// Namespace of which another queue awaits the acknowledgment, between the same two calls.
     quiesce_nsid: Option<u32>,

@@ -89,7 +89,7 @@ pub enum QueueEvent {
     Error(ErrorReport),
     /// The host wrote an invalid doorbell or an invalid value.
     InvalidDoorbell(InvalidDoorbell),
-    /// Reservation command with its data, completed through [`Queue::complete_reservation`].
+    /// Reservation command with its data, completed through [`Queue::complete_reservation_command`].
     Reservation {
         /// Identifies the command in the completion.
         ticket: u32,
@@ -291,7 +291,7 @@ impl<H: RingMemory> Queue<H> {
         self.executor.disarm_wakeup();
     }
 
-    /// See [`Executor::new_descriptors`].
+    /// See [`Executor::for_each_new_wake_fd`].
     pub fn for_each_new_wake_fd(&mut self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
         self.executor.for_each_new_wake_fd(each);
     }

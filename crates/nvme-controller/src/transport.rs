@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A host in the same process holds a [`HostBarHandle`] and shares its memory. A host whose accesses are
-//! trapped is served through [`MemoryTransport::read`] and [`MemoryTransport::write`]. Both store into
+//! trapped is served through [`MemoryTransport::read_register`] and [`MemoryTransport::write_register`]. Both store into
 //! the same [`BarRegisters`], and a store takes effect in the next [`poll`](MemoryTransport::poll), as on a real
 //! device.
 //!

@@ -10,7 +10,7 @@
 //! A command has the identifier of the queue pair on the wire, too, so an Abort names the same command on
 //! both sides.
 //!
-//! [`HostTransport`]: crate::transport::HostTransport
+//! [`HostTransport`]: crate::host_transport::HostTransport
 
 use core::convert::Infallible;
 use std::collections::VecDeque;

@@ -11,7 +11,7 @@
 //! section 7.2). So it is sent to each controller that has completed writes since its last flush. If a
 //! controller was lost with such writes, another one covers them if it writes through the same cache:
 //!
-//! | same [cache instance](tenmil_wire::cache) | it writes through the same cache as long as the instance exists |
+//! | same [cache instance](tenmil_wire::cache_instance) | it writes through the same cache as long as the instance exists |
 //! |---|---|
 //! | the controllers of the subsystem share a cache ([`CacheScope::Shared`]), and both were known to be alive at the same time | the cache cannot have been lost in between |
 //! | neither | the writes are lost, and every queue fails a flush for it |

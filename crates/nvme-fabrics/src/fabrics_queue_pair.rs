@@ -121,7 +121,7 @@ impl FabricsQueuePair {
         }
     }
 
-    /// Polls completions. [`send_rest`](Self::send_rest) follows.
+    /// Polls completions. [`send_remaining_data`](Self::send_remaining_data) follows.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) {
         self.transport_mut().poll_drain(now);

@@ -558,7 +558,7 @@ impl QueueConnection {
         self.handle_events(complete);
     }
 
-    /// When [`expire`](Self::expire) is due.
+    /// When [`check_timeouts`](Self::check_timeouts) is due.
     pub(crate) fn deadline(&self) -> Instant {
         if self.lost.is_some() { Instant::NEVER } else { self.protocol.deadline() }
     }

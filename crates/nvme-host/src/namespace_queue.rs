@@ -427,7 +427,7 @@ where
 
 impl<T: Transport> Drop for NamespaceQueue<T> {
     /// Frees the list memory, unless the device may still read it; then it is leaked. The same holds for
-    /// the memory of requests, unless the queue was [drained](NamespaceQueue::drain) before.
+    /// the memory of requests, unless the queue was [drained](NamespaceQueue::drain_discarding_completions) before.
     fn drop(&mut self) {
         if self.queue.in_flight() == 0 {
             self.builder.lists.release();
@@ -458,7 +458,7 @@ impl FastPathParams {
     }
 }
 
-/// Maximum completions discarded by one call of [`NamespaceQueue::drain`].
+/// Maximum completions discarded by one call of [`NamespaceQueue::drain_discarding_completions`].
 const ABANDONED_AT_ONCE: usize = 64;
 
 const _: () = assert!(

@@ -113,7 +113,7 @@ pub enum ResetReason {
 pub struct TimedOutCommand {
     /// Command identifier, for an Abort command.
     pub cid: u16,
-    /// Place in the link, for [`ControllerLinkEnd::abort_ended`].
+    /// Place in the link, for [`ControllerLinkEnd::note_abort_completed`].
     place: u8,
 }
 
@@ -150,7 +150,7 @@ struct LinkState {
     /// Generation and requested state; written by the controller only. See [`state_word_of`].
     order: AtomicU32,
     from_queue: QueueToController,
-    /// [`slot_word`]s.
+    /// [`timeout_slot_word`]s.
     places: [AtomicU32; ABORTS_MAX],
 }
 
@@ -299,7 +299,7 @@ impl<A> ControllerLinkEnd<A> {
     }
 
     /// Takes the next timed-out command posted by the queue. The caller aborts it and then calls
-    /// [`abort_ended`](Self::abort_ended).
+    /// [`note_abort_completed`](Self::note_abort_completed).
     pub fn next_timeout(&self) -> Option<TimedOutCommand> {
         for (index, place) in (0_u8..).zip(&self.shared.places) {
             let word = place.load(Ordering::Acquire);

@@ -263,7 +263,7 @@ impl SlotTable {
         self.ended
     }
 
-    /// Makes [`take`](Self::take) find no free slot; costs `take` nothing while the table is open.
+    /// Makes [`allocate`](Self::allocate) find no free slot; costs `allocate` nothing while the table is open.
     pub(crate) fn close(&mut self) {
         if self.gated_free.is_none() {
             self.gated_free = Some(core::mem::replace(&mut self.free, NONE));
@@ -335,7 +335,7 @@ impl SlotTable {
 }
 
 impl AllocCursor<'_> {
-    /// Like [`SlotTable::take`], for a command without flags. The identifier is the low half of the
+    /// Like [`SlotTable::allocate`], for a command without flags. The identifier is the low half of the
     /// result; the high half is zero.
     #[inline(always)]
     pub(crate) fn reserve_simple(&mut self, token: u64, tick: u32) -> Option<u32> {
@@ -364,7 +364,7 @@ impl CompleteCursor<'_> {
         if slot.key != IN_FLIGHT | dword3 & CID {
             return None;
         }
-        // Same as `next_lap`.
+        // Same as `next_cid_of_slot`.
         slot.key = dword3.wrapping_add(self.index_mask + 1) & CID;
         slot.tick = self.free;
         self.free = index;

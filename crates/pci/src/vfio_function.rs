@@ -140,7 +140,7 @@ impl KernelFilesRoot {
 
 impl VfioFunction {
     /// Opens the NVMe controller at `address`, which is to be [started](Self::reset_and_enable) next. Its DMA
-    /// memory belongs to `regions`; [physically contiguous](RegionTable::use_contiguous), if there is no
+    /// memory belongs to `regions`; [physically contiguous](RegionTable::make_allocations_contiguous), if there is no
     /// IOMMU.
     ///
     /// # Errors

@@ -30,8 +30,8 @@
 //! | write with async and await | [`task`] |
 //! | use one object from many threads | [`SharedProvider`], [`ChannelProvider`], [`Channel`] |
 //! | monitor and control | [`Registry`], [`StatisticsSample`], [`Event`], [`PollMode`] |
-//! | place threads and set frequencies | [`schedule`], [`frequency_governor`], [`load_balancer`] |
-//! | run everything in simulated time | [`ReactorSet`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
+//! | place threads and set frequencies | [`thread_scheduler`], [`frequency_governor`], [`load_balancer`] |
+//! | run everything in simulated time | [`UnstartedReactors`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
 //! | spin adaptively, as a reactor does | [`AdaptiveSpin`] |
 //!
 //! `reactor/idle.rs` describes when a reactor sleeps, and why no wake-up is lost.

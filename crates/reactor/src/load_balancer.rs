@@ -272,7 +272,7 @@ fn send_migration(order: &Migration, loads: &LoadSnapshot, directory: &Registry)
     let on = |core| loads.reactors.iter().find(|reactor| reactor.core == core);
     let Some(to) = on(order.to) else { return };
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
-    // Not by `Registry::move_thread`, which enforces the mask: where no core of the mask is left,
+    // Not by `Registry::migrate_thread`, which enforces the mask: where no core of the mask is left,
     // the scheduler must violate it.
     let _ = directory.force_migration(thread, to.id);
 }

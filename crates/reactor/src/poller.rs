@@ -20,7 +20,7 @@ pub trait Poller: Send {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult;
 
     /// Makes prepared work visible: doorbells, sockets. Called once at the end of an iteration in
-    /// which the thread found work or a flush was requested with [`Context::flush_pollers`], and after the
+    /// which the thread found work or a flush was requested with [`Context::request_poller_flush`], and after the
     /// poller was attached.
     fn flush(&mut self) {}
 
@@ -89,7 +89,7 @@ pub trait Poller: Send {
     }
 
     /// Attaches it to an OS thread: the first one, another one, or the same one after a canceled
-    /// migration, in which case it is called whether or not [`detach`](Self::detach) has returned
+    /// migration, in which case it is called whether or not [`try_detach`](Self::try_detach) has returned
     /// true.
     fn attach(&mut self) {}
 }

@@ -160,7 +160,7 @@ impl Registry {
     /// Changes the cores on which a thread may run; `None` permits all.
     ///
     /// If it is on, or migrating to, a reactor that is no longer permitted, it stays on its current
-    /// one if that is permitted, else it migrates, as by [`move_thread`](Self::move_thread), to the
+    /// one if that is permitted, else it migrates, as by [`migrate_thread`](Self::migrate_thread), to the
     /// permitted reactor with the fewest threads. Returns its future reactor. Rejected, with
     /// nothing changed, if no reactor runs on one of these cores.
     pub fn set_thread_mask(

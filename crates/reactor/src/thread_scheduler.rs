@@ -1,6 +1,6 @@
 //! Scheduler: placement of light threads on reactors.
 //!
-//! Once per period a balancer collects a [`SchedulerSnapshot`] of loads, and [`Scheduler::plan`] computes
+//! Once per period a balancer collects a [`SchedulerSnapshot`] of loads, and [`ThreadScheduler::plan`] computes
 //! migrations. Nothing here reads a clock, a file or a counter, so thousands of schedules can be
 //! simulated in a second.
 //!

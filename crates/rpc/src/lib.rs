@@ -8,14 +8,14 @@
 //! | dispatch, and validation of every parameter before a function is called | [`Request`], [`Arguments`] |
 //! | JSON schema | [`table_schema()`] |
 //! | reference as Markdown, `tenmil get --markdown` | [`reference_markdown()`] |
-//! | validation, completion and tables of the client | [`parse_words`], [`completions`], [`format_result()`] |
+//! | validation, completion and tables of the client | [`parse_command_line_words`], [`shell_completion`], [`format_result()`] |
 //!
 //! A new method is one new row in [`methods`].
 //!
 //! A connection carries JSON lines. [`Session`] is the server side and [`ReplyParser`] the client
 //! side; both are protocol state machines without I/O. [`RpcServer`] and [`RpcClient`] connect them to
 //! sockets. The server has a thread of its own, which sleeps while idle. Methods read a
-//! [`MethodState`], which the serving program assembles.
+//! [`ProcessParts`], which the serving program assembles.
 //!
 //! The configuration of a target is one declarative file: [`target_config`].
 

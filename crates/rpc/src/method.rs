@@ -28,7 +28,7 @@ pub struct Method {
     /// Working command line, starting with the program's name.
     pub example: &'static str,
     /// Implementation. It must not block, since all other clients wait for it; a method that takes
-    /// a while returns a [`DeferredReply`].
+    /// a while returns a [`DeferredReplySlot`].
     pub run: fn(&CallContext<'_>) -> Result<Value, RpcError>,
 }
 

@@ -1,7 +1,7 @@
 //! Control server: a thread that serves the method table on a Unix socket and sleeps while idle.
 //!
 //! It shares no lock and no memory with the data path except through the parts of the
-//! [`MethodState`]. In one iteration every connection gets the same share: one receive, a few lines
+//! [`ProcessParts`]. In one iteration every connection gets the same share: one receive, a few lines
 //! answered, one send. A client that sends more than others therefore delays only itself.
 
 mod connection;

@@ -1,7 +1,7 @@
 //! Server side of one connection: a protocol state machine with time as an argument.
 //!
 //! All of its memory is bounded. If a client sends faster than requests are processed, receiving stops
-//! ([`Session::free_receive_bytes`]). If it reads slower than responses are produced, processing stops. If events still
+//! ([`Session::receive_capacity_bytes`]). If it reads slower than responses are produced, processing stops. If events still
 //! accumulate or nothing moves any more, the connection is closed.
 
 use std::os::fd::OwnedFd;
@@ -255,7 +255,7 @@ impl Session {
         }
     }
 
-    /// Time at which [`check_timeouts`](Self::check_timeouts) must be called.
+    /// Time at which [`close_if_timed_out`](Self::close_if_timed_out) must be called.
     pub fn deadline(&self) -> Instant {
         let line = self.unfinished.map(|since| since.after(self.limits.line_timeout));
         let rest = if !self.unsent_bytes().is_empty() {

@@ -145,7 +145,7 @@ impl DataOracle {
             .any(|write| write.blocks.start < blocks.end && blocks.start < write.blocks.end)
     }
 
-    /// Records a submitted write. If it writes stamps, [`next_stamp`](Self::next_stamp) fills its buffer.
+    /// Records a submitted write. If it writes stamps, [`fill_with_stamps`](Self::fill_with_stamps) fills its buffer.
     pub fn record_write_submitted(
         &mut self,
         token: u64,

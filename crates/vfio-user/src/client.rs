@@ -1,7 +1,7 @@
 //! Client side of a vfio-user connection: sends requests, receives replies.
 //!
 //! Any number of requests may be outstanding; each has an id, which its [`ClientEvent`] repeats.
-//! Accesses of the server to client memory arrive as a [`DmaRequest`] between the replies.
+//! Accesses of the server to client memory arrive as a [`ServerDmaRequest`] between the replies.
 
 use crate::body_codec::{BodyReader, BodyWriter};
 use crate::header::{Header, MessageKind};

@@ -317,7 +317,7 @@ impl<F: Clone> Server<F> {
         }
     }
 
-    /// Requests `len_bytes` of client memory, at most the peer's [`limits`](Self::limits).
+    /// Requests `len_bytes` of client memory, at most the peer's [`client_capabilities`](Self::client_capabilities).
     /// [`Request::DmaRead`] returns the data.
     pub fn request_dma_read(&mut self, token: u32, iova: u64, len_bytes: u32) {
         let body = BodyWriter::default().u64(iova).u64(len_bytes.into()).into_bytes();

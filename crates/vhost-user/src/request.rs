@@ -34,7 +34,7 @@ pub enum OwnerRequest<F> {
         /// Parameters.
         start: QueueStartParams<F>,
     },
-    /// Stop a queue. Answered with [`stopped`](crate::Server::reply_stopped) once the queue accesses
+    /// Stop a queue. Answered with [`stopped`](crate::Server::reply_queue_stopped) once the queue accesses
     /// nothing.
     Stop {
         /// Handle for the reply.

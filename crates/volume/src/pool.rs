@@ -14,7 +14,7 @@
 //! it is durable.
 //!
 //! A frequent reader may cache [runs](Pool::mapped_run) of a map and read from the device directly, as
-//! long as the volume is not among the [`remapped`](Pool::next_remapped_volume) ones. It reports the oldest such
+//! long as the volume is not among the [`remapped`](Pool::next_invalidated_volume) ones. It reports the oldest such
 //! read to the pool, which reuses no block that the read may access.
 //!
 //! The driver of a pool executes [`next_action`](Pool::next_action) until it returns `None` before it

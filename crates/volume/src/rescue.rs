@@ -155,7 +155,7 @@ impl FoundVolume {
     }
 }
 
-/// Checksum of a block of a volume, from the result of a [walk](FoundVolume::walk_checksums).
+/// Checksum of a block of a volume, from the result of a [walk](FoundVolume::checksum_walk).
 pub fn block_checksum_in(records: &[Record], block: u64) -> Option<u32> {
     let (group, index) = (block / GROUP_BLOCKS, usize::try_from(block % GROUP_BLOCKS));
     let at = records.binary_search_by_key(&group, |record| record.key).ok()?;

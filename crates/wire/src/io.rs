@@ -1,7 +1,7 @@
 //! I/O commands of the NVM command set (NVM 1.1 §3.3, Base 2.1 §7).
 //!
 //! Commands that transfer blocks share fields: see [`LbaRange`] for the common ones, and
-//! [`crate::protection::ProtectionTags`] for the logical block tags that are spread over CDW2, CDW3 and
+//! [`crate::protection_information::ProtectionTags`] for the logical block tags that are spread over CDW2, CDW3 and
 //! CDW14.
 
 use crate::layout::layout;

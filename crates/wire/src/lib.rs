@@ -9,8 +9,8 @@
 //! - [`fabrics`] defines the fabrics commands, [`tcp`] the PDUs of NVMe/TCP, [`mod@nqn`] the names
 //!   of hosts and subsystems.
 //! - [`identify`] defines the Identify data structures, [`log`] the log pages, [`feature`] the
-//!   features; [`cache`] is a vendor specific addition of `tenmil serve`.
-//! - [`mod@prp`] and [`sgl`] describe data pointers, [`protection`] end-to-end protection
+//!   features; [`cache_instance`] is a vendor specific addition of `tenmil serve`.
+//! - [`mod@prp`] and [`sgl`] describe data pointers, [`protection_information`] end-to-end protection
 //!   information, [`directive`] directives and data placement.
 //! - [`nbd`] and [`ublk`] define other protocols by which a block device is served.
 //! - [`layout`] and [`typed`] declare structures and commands: each field once, with its position

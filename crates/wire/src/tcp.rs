@@ -13,7 +13,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`pdu`] | header of each PDU, every field declared once |
-//! | [`mod@check`] | validation of a header by itself, with the fatal error status |
+//! | [`mod@pdu_validation`] | validation of a header by itself, with the fatal error status |
 //! | [`validation_rules`] | table of all validation rules, with those of the connection state |
 //! | [`digest`] | CRC32C of headers and data |
 //!

@@ -154,7 +154,7 @@ pub const DEVICES_MAX: u32 = 1024;
 
 impl Default for PerfOptions {
     /// Options of `tenmil perf` without arguments, except for the baseline, the run over RAM and
-    /// the HTML report, which [`PerfOptions::with_extras`] adds.
+    /// the HTML report, which [`PerfOptions::with_default_baseline_and_report`] adds.
     fn default() -> Self {
         Self {
             uris: vec![Uri::Emu(EmuSpec { count: 21, ..EmuSpec::new(EmuMedium::Null) })],

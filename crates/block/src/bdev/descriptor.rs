@@ -164,7 +164,7 @@ impl BlockDevice for BdevDescriptor {
             && shared.block_device().is_some_and(|medium| medium.is_resizable())
     }
 
-    /// Like [`Bdev::set_size`](super::Bdev::set_size).
+    /// Like [`Bdev::resize_and_wait`](super::Bdev::resize_and_wait).
     fn resize(&self, block_count: u64) -> Result<(), Error> {
         let shared = &self.grant.shared;
         if self.grant.claim.is_read_only() {

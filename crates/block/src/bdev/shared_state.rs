@@ -202,7 +202,7 @@ impl BdevShared {
         found.is_some()
     }
 
-    /// Implements [`Bdev::set_size`](super::Bdev::set_size).
+    /// Implements [`Bdev::resize_and_wait`](super::Bdev::resize_and_wait).
     pub(super) fn resize_device(this: &Arc<Self>, block_count: u64) -> Result<(), Error> {
         if this.options.mode == ChannelMode::Bypass {
             let text = "its mode is bypass, expected one that tracks requests in flight";

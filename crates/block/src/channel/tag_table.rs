@@ -126,7 +126,7 @@ impl TagTable {
 
     /// Assigns the topmost tags of the stack to requests, and puts them into `outgoing` with the tags as
     /// tokens. The tags stay free until they are [taken](Self::mark_in_use). The caller has checked
-    /// [`room`](Self::room).
+    /// [`free_tag_count`](Self::free_tag_count).
     ///
     /// Not inlined: in a function of its own, more of the loop's state stays in registers.
     #[inline(never)]

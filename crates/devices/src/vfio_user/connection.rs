@@ -167,7 +167,7 @@ impl ConnectionHandle {
     }
 
     /// Marks the connection as lost. The server may access memory until it [has
-    /// ended](Self::has_ended).
+    /// ended](Self::has_server_closed).
     pub(super) fn mark_lost(&self, why: &str) {
         self.lock().mark_lost(&self.shared, why);
     }

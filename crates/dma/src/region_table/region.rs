@@ -45,7 +45,7 @@ impl RegionTable {
     /// freed place therefore fits later regions of a similar length. A longer place is used only if there
     /// is no other: short regions in long places would waste address space.
     ///
-    /// In a table with [contiguous memory](Self::use_contiguous), the mapping has as many huge pages as
+    /// In a table with [contiguous memory](Self::make_allocations_contiguous), the mapping has as many huge pages as
     /// needed, which stay allocated when the region is dropped. A longer place is used if the system has
     /// no further contiguous pages.
     ///
@@ -54,7 +54,7 @@ impl RegionTable {
     /// The table is full, or the kernel has no such memory.
     pub fn allocate_region(&self, len_bytes: usize) -> Result<Region, RegionError> {
         let mut places = self.lock_mappings();
-        // Read under the lock, because `use_contiguous` sets it under the lock.
+        // Read under the lock, because `make_allocations_contiguous` sets it under the lock.
         let backing = self.allocation_backing();
         self.allocate_in_free_slot(&mut places, len_bytes, backing)
     }

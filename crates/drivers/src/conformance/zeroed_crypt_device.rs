@@ -13,7 +13,7 @@ use tenmil_base::Error;
 use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
 
 /// Opens `crypt:[URI]` with its own key, and fills it with zeroes, as read through the cipher, until
-/// [`keep_contents`](Self::keep_contents) is called.
+/// [`stop_zeroing_on_open`](Self::stop_zeroing_on_open) is called.
 pub(super) struct ZeroedCryptType {
     directory: tempfile::TempDir,
     keeps: AtomicBool,

@@ -1,5 +1,5 @@
 //! Background maintenance of a mirror: clears the dirty bitmap, probes and returns legs, resynchronizes.
-//! No I/O: a channel calls [`MirrorState::next_task`], executes the task and reports its result.
+//! No I/O: a channel calls [`MirrorState::next_maintenance_io`], executes the task and reports its result.
 //!
 //! ```text
 //!   rest ─┬─ quiet ── flush ──────────────────────────────────▶ rest     regions become clean

@@ -3,7 +3,7 @@
 //! A write that does not change the mirror's state loads three of these words and stores none. It is safe
 //! because a thread that closes a region to writes waits for a *grace period*: until every channel has
 //! ended the writes that began before. A channel publishes the age of its oldest write in a word of its
-//! own, its [`WriteEpoch`], and stores there only on changes.
+//! own, its [`OldestWriteEpoch`], and stores there only on changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +59,7 @@ pub(super) struct MirrorShared {
     _opener: RegisteredOwner,
 }
 
-/// Epoch of the oldest write of a channel, or [`WriteEpoch::IDLE`].
+/// Epoch of the oldest write of a channel, or [`OldestWriteEpoch::IDLE`].
 #[derive(Clone, Debug)]
 pub(super) struct OldestWriteEpoch(Arc<AtomicU64>);
 
@@ -139,7 +139,7 @@ impl MirrorShared {
 
     #[inline]
     pub(super) fn masks(&self) -> LegMasks {
-        // Pairs with the release in `publish`.
+        // Pairs with the release in `publish_leg_masks`.
         LegMasks::from_word(self.masks.load(Ordering::Acquire))
     }
 
@@ -150,7 +150,7 @@ impl MirrorShared {
 
     #[inline]
     pub(super) fn current_write_epoch(&self) -> u64 {
-        // Pairs with the release in `advance`: a thread that sees the new epoch sees what was closed
+        // Pairs with the release in `advance_write_epoch`: a thread that sees the new epoch sees what was closed
         // before it.
         self.epoch.load(Ordering::Acquire)
     }
@@ -159,7 +159,7 @@ impl MirrorShared {
     /// was closed and published before.
     pub(super) fn advance_write_epoch(&self) -> u64 {
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
-        // Pairs with the fence in `WriteEpoch::enter`: either the other side sees what was closed, or this
+        // Pairs with the fence in `WriteEpoch::register_first_write`: either the other side sees what was closed, or this
         // one sees its write epoch.
         fence(Ordering::SeqCst);
         epoch
@@ -311,14 +311,14 @@ impl OldestWriteEpoch {
     #[inline]
     pub(super) fn register_first_write(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Relaxed);
-        // Pairs with the fence in `MirrorShared::advance`.
+        // Pairs with the fence in `MirrorShared::advance_write_epoch`.
         fence(Ordering::SeqCst);
     }
 
     /// All writes that began before `epoch` have ended.
     #[inline]
     pub(super) fn advance_to(&self, epoch: u64) {
-        // Pairs with the acquire in `is_past`: the effects of the writes are visible.
+        // Pairs with the acquire in `are_writes_before_ended`: the effects of the writes are visible.
         self.0.store(epoch, Ordering::Release);
     }
 

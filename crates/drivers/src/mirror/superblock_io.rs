@@ -29,7 +29,7 @@ pub(super) struct SuperblockIo<'a> {
 const TIME_LIMIT: Span = Span::from_secs(30);
 
 impl<'a> SuperblockIo<'a> {
-    /// Opens a channel, with [`superblock_memory`] as its memory.
+    /// Opens a channel, with [`allocate_superblock_memory`] as its memory.
     pub(super) fn open(
         regions: &'a RegionTable,
         room: &Region,

@@ -2,7 +2,7 @@
 //!
 //! A channel reads blocks at cached locations without a request to the pool. Blocks that the pool frees
 //! must not be reused before such reads have ended. So a channel publishes in a word of its own, its
-//! [`ReadEpoch`], the transaction in which its oldest read began, and the pool reuses only what was freed
+//! [`OldestReadTransaction`], the transaction in which its oldest read began, and the pool reuses only what was freed
 //! before:
 //!
 //! ```text

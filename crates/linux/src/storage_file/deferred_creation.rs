@@ -13,7 +13,7 @@
 //! are made at once and recorded, and put back if the command is refused.
 //!
 //! A server that has begun does the same for each change of its configuration, on the thread that opens
-//! what is new: [`commit_if_ok`]. Other threads make files at once meanwhile.
+//! what is new: [`create_files_if_ok`]. Other threads make files at once meanwhile.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,7 +45,7 @@ static FOUND: Mutex<Vec<FileUndo>> = Mutex::new(Vec::new());
 static PENDING: Mutex<Vec<PendingFile>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What this thread makes by [`commit_if_ok`], while it does.
+    /// What this thread makes by [`create_files_if_ok`], while it does.
     static CHANGE: RefCell<Option<PendingChange>> = const { RefCell::new(None) };
 }
 
@@ -136,7 +136,7 @@ pub fn create_files_if_ok<T, E: From<FileError>>(
     made
 }
 
-/// Does something with what this thread makes by [`commit_if_ok`]; none if it does not.
+/// Does something with what this thread makes by [`create_files_if_ok`]; none if it does not.
 fn with_pending_change<T>(act: impl FnOnce(&mut PendingChange) -> T) -> Option<T> {
     CHANGE.with_borrow_mut(|change| change.as_mut().map(act))
 }

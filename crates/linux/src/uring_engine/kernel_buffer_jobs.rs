@@ -145,7 +145,7 @@ impl JobTable {
 
 impl JobSlot {
     /// Handles the completion of one entry. `None` while another one is outstanding; else the
-    /// result of the job, as [`result_of`](Self::result_of) returns it.
+    /// result of the job, as [`handle_cqe_result`](Self::handle_cqe_result) returns it.
     #[expect(clippy::option_option, reason = "not ended, halfway, ended")]
     pub(super) fn handle_linked_step(
         &mut self,

@@ -1,6 +1,6 @@
 //! Supported admin commands: their data lengths and their dispatch.
 //!
-//! [`Controller::supports`] is the only list of supported commands; the dispatch, the Identify bits and
+//! [`Controller::supports_admin_opcode`] is the only list of supported commands; the dispatch, the Identify bits and
 //! the Commands Supported and Effects log page are derived from it.
 
 use tenmil_base::Instant;

@@ -359,7 +359,7 @@ impl Subsystem {
     /// Publishes changes, releases the lock, and wakes the controllers with new updates.
     pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, SubsystemState>) {
         state.publish_snapshots();
-        // Under the lock; pairs with the acquire load in `update_count`.
+        // Under the lock; pairs with the acquire load in `posted_update_count`.
         self.shared.updates_posted.store(state.posted_update_count, Ordering::Release);
         let wakers: Vec<WakeFn> =
             state.controllers.values().filter_map(ControllerEntry::waker_if_pending).collect();

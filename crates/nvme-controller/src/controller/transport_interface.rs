@@ -16,7 +16,7 @@
 //! The transport moves data, owns the queues, posts completions, and keeps the identifiers of outstanding
 //! Asynchronous Event Requests. Every completion with an error status, of an admin or an I/O command and
 //! regardless of where the error was found, is reported once to
-//! [`Controller::report_error`](super::Controller::report_error), which feeds the error log.
+//! [`Controller::record_error_completion`](super::Controller::record_error_completion), which feeds the error log.
 
 use tenmil_base::Span;
 use tenmil_wire::Status;
@@ -62,10 +62,10 @@ pub enum AdminOutcome {
         event_index: u64,
     },
     /// The transport tries to abort this command, completes the Abort command with bit 0 of the result
-    /// set if that failed, and calls [`Controller::abort_ended`](super::Controller::abort_ended). A
+    /// set if that failed, and calls [`Controller::note_abort_completed`](super::Controller::note_abort_completed). A
     /// command of the admin queue (`sqid` 0) may be an outstanding Asynchronous Event Request, which the
     /// transport completes before it calls
-    /// [`Controller::event_request_aborted`](super::Controller::event_request_aborted).
+    /// [`Controller::note_event_request_aborted`](super::Controller::note_event_request_aborted).
     Abort {
         /// Submission queue of the command.
         sqid: u16,
@@ -74,7 +74,7 @@ pub enum AdminOutcome {
     },
     /// The Asynchronous Event Request is outstanding: the transport keeps its identifier and completes
     /// requests, oldest first, with the results of
-    /// [`Controller::next_event`](super::Controller::next_event).
+    /// [`Controller::next_async_event_dword0`](super::Controller::next_async_event_dword0).
     AsyncEvent,
     /// The transport has another controller of the subsystem reset, and completes the command, with bit 0
     /// of the result set, when that controller has terminated.
@@ -122,7 +122,7 @@ pub struct QueueCommandId {
     /// I/O queue identifier.
     pub queue: u16,
     /// Ticket of the command for
-    /// [`Queue::complete_reservation`](crate::queue::Queue::complete_reservation).
+    /// [`Queue::complete_reservation_command`](crate::queue::Queue::complete_reservation_command).
     pub ticket: u32,
 }
 
@@ -195,7 +195,7 @@ pub enum TransportAction {
         preempted: PreemptedWriterGuard,
     },
     /// Every I/O queue is to check whether the writes that preemptions wait for have completed:
-    /// [`Queue::check_preempted`](crate::queue::Queue::check_preempted).
+    /// [`Queue::poll_preempted_writes`](crate::queue::Queue::poll_preempted_writes).
     CheckPreempted,
     /// A change requested by this host could not be made durable, or a preemption could not abort all
     /// commands; its command has failed.

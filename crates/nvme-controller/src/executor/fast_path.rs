@@ -155,7 +155,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Handles completions of the block devices, and calls `finish` with the identifier of each
     /// successful command of the fast path whose dword 0 is 0. Returns whether there were completions;
-    /// other commands that they finish are in [`take_finished`](Self::take_finished).
+    /// other commands that they finish are in [`take_finished_commands`](Self::take_finished_commands).
     #[inline(always)]
     pub fn poll_fast_path(&mut self, now: Instant, mut finish: impl FnMut(u16)) -> bool {
         self.poll(now, |slots, completions| {

@@ -99,7 +99,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Whether any queue of the subsystem holds exclusivity: then commands begin between
-    /// [`begin_exclusive`](Self::begin_exclusive) and [`end_exclusive`](Self::end_exclusive).
+    /// [`bar_exclusive_namespace`](Self::bar_exclusive_namespace) and [`unbar_and_acknowledge_exclusivity`](Self::unbar_and_acknowledge_exclusivity).
     #[inline]
     pub fn is_exclusivity_held(&self) -> bool {
         self.fused_participant.is_exclusivity_held()

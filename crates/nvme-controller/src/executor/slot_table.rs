@@ -26,7 +26,7 @@ pub(super) struct Slot {
     pub(super) lba: u64,
     /// Fields of the fast path, loaded and stored as one word.
     key: u64,
-    /// [`State::Slow`]: index of the command context. [`State::Fast`]: block size as a power of two if the
+    /// [`SlotState::Slow`]: index of the command context. [`SlotState::Fast`]: block size as a power of two if the
     /// request has the flag [`IN_PLACE`](tenmil_base::RequestFlags::IN_PLACE), else 0.
     pub(super) context: u16,
 }
@@ -41,7 +41,7 @@ pub(super) struct AllocCursor<'a> {
     free: u16,
 }
 
-/// State of a loop that frees slots of [`State::Fast`] commands.
+/// State of a loop that frees slots of [`SlotState::Fast`] commands.
 pub(crate) struct ReleaseCursor<'a> {
     slots: &'a mut [Slot],
     free_before: &'a mut u16,
@@ -269,7 +269,7 @@ impl AllocCursor<'_> {
 }
 
 impl ReleaseCursor<'_> {
-    /// Frees the slot with this token if it is [`State::Fast`]. Returns the command's identifier.
+    /// Frees the slot with this token if it is [`SlotState::Fast`]. Returns the command's identifier.
     #[inline(always)]
     pub(crate) fn release(&mut self, token: u64) -> Option<u16> {
         let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;

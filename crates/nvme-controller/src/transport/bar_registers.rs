@@ -9,7 +9,7 @@
 //!
 //! The device notices a store of the host in its next poll. The same registers serve a host in this
 //! process, which holds a [`HostBarHandle`], and a host whose accesses are trapped, through
-//! [`MemoryTransport::read`](super::MemoryTransport::read) and [`write`](super::MemoryTransport::write).
+//! [`MemoryTransport::read_register`](super::MemoryTransport::read_register) and [`write_register`](super::MemoryTransport::write_register).
 //! Controller memory buffer, boot partitions and persistent memory region are not supported: their
 //! registers read as zero.
 

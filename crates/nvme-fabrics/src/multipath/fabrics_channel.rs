@@ -29,7 +29,7 @@ use crate::wait_handle::WaitHandle;
 
 /// I/O channel with a queue pair and connection for each path.
 ///
-/// Submitted requests are sent in the same iteration, by the following [`flush`](IoChannel::flush). When a
+/// Submitted requests are sent in the same iteration, by the following [`flush_submissions`](IoChannel::flush_submissions). When a
 /// path is lost, its requests are retried on another path as soon as permitted: reads at once, requests
 /// that change blocks when the old controller can no longer execute them. When no path is left, requests
 /// are held for the policy's [fast-fail time](crate::TimeoutPolicy::fail_fast), and complete with

@@ -10,7 +10,7 @@
 //! | the old controller can no longer execute it | retry on any path |
 //!
 //! The old controller can no longer execute commands when it has confirmed that it is disabled, when
-//! another one has [reset it](super::fence), or after the time that it needs to detect the loss (two or
+//! another one has [reset it](super::controller_fencing), or after the time that it needs to detect the loss (two or
 //! three keep-alive times) and its Command Quiesce Time.
 
 use tenmil_base::{IoStatus, Operation};

@@ -5,7 +5,7 @@
 //!       identifiers and command set (CNS 03h) --> the namespace (CNS 00h) --> its guards (CNS 05h)
 //! ```
 //!
-//! The scan performs no I/O: [`Scan::next_identify`] is sent, and its result passed to [`Scan::handle`].
+//! The scan performs no I/O: [`NamespaceScan::next_identify`] is sent, and its result passed to [`NamespaceScan::handle_result`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

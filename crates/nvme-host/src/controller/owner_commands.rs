@@ -196,7 +196,7 @@ impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     }
 
     /// Commands that download a firmware image to the controller, for
-    /// [`submit_admin`](Self::submit_admin); [`commit_firmware`](Self::commit_firmware) follows.
+    /// [`submit_admin`](Self::submit_admin); [`submit_firmware_commit`](Self::submit_firmware_commit) follows.
     pub fn firmware_download_commands(
         &self,
         image: Segment,

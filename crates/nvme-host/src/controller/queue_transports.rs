@@ -78,7 +78,7 @@ pub type StepResult<T> = Result<Option<AttachmentOf<T>>, Status>;
 pub enum QueueStep {
     /// An admin command, whose completion is the result.
     Command(Command),
-    /// It was started; its result is returned by [`QueueTransports::next_result`].
+    /// It was started; its result is returned by [`QueueTransports::next_step_result`].
     Started,
 }
 

@@ -48,7 +48,7 @@ impl<T: Transport> QueuePair<T> {
         completions.fill_with(|places| T::receive_completions(self, now, places, parents))
     }
 
-    /// Has `receive` pass completions to a sink, for [`Transport::complete`]. Returns the number of
+    /// Has `receive` pass completions to a sink, for [`Transport::receive_completions`]. Returns the number of
     /// completions in `places`.
     #[inline(always)]
     pub fn receive_with<P: SplitTracker>(

@@ -2,7 +2,7 @@
 //!
 //! | transport | commands | completions | attached to |
 //! |---|---|---|---|
-//! | [`Rings`](super::Rings) | stored into a ring, announced by a doorbell | polled from a ring, by phase bits | nothing: the rings are allocated with it |
+//! | [`RingTransport`](super::RingTransport) | stored into a ring, announced by a doorbell | polled from a ring, by phase bits | nothing: the rings are allocated with it |
 //! | NVMe/TCP | queued as capsules, sent by `flush` | received from the connection | a connection, another one after each reset |
 //!
 //! Everything else is the same for all of them: slots, deadlines, states, splitting, error injection.
@@ -72,7 +72,7 @@ pub trait Transport: Sized {
     fn stop_sending(&mut self);
 
     /// The controller can no longer access memory: commands that are queued or in flight are dropped, and
-    /// both directions start empty. [`freeze`](Self::freeze) may not have come before.
+    /// both directions start empty. [`stop_sending`](Self::stop_sending) may not have come before.
     fn drop_outstanding(&mut self);
 
     /// Statistics of its doorbells, of which `commands` were submitted in total.
@@ -84,7 +84,7 @@ pub trait DataPointers {
     /// A data pointer. By default that of a command without data, or with a pointer of its own.
     type Pointer: Copy + Default;
 
-    /// Prepared form of [`contiguous`](Self::contiguous), for many segments within a page and with the
+    /// Prepared form of [`pointer_to_contiguous`](Self::pointer_to_contiguous), for many segments within a page and with the
     /// region and length of `like`. Returns `None` for others.
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Self::Pointer>;
 

@@ -125,7 +125,7 @@ impl LightThread {
         }
     }
 
-    /// Marks all pollers for attaching at [arrival](Self::arrive_on_reactor), including those that have not
+    /// Marks all pollers for attaching at [arrival](Self::attach_on_arrival), including those that have not
     /// detached: they start no new I/O.
     fn mark_for_attach(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.detached = true);

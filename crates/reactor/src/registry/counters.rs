@@ -141,7 +141,7 @@ impl ThreadCounters {
     }
 
     /// Stores the requested reactor and returns the previous request. The caller then notifies the
-    /// [`notify_target`](Self::notify_target).
+    /// [`reactor_to_notify`](Self::reactor_to_notify).
     ///
     /// No request is lost. The requester stores the request and then loads the home; the old
     /// reactor stores the home at handover, and the new reactor then loads the request. All four

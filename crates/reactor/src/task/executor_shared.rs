@@ -104,7 +104,7 @@ impl ExecutorShared {
 
     /// Announces stored data.
     pub(super) fn set_pending_and_notify(&self) {
-        // Pairs with the exchange in `take_pending`.
+        // Pairs with the exchange in `swap_pending_flag`.
         self.has_pending.store(true, Ordering::Release);
         self.thread.notify_reactor();
     }
@@ -159,7 +159,7 @@ impl ExecutorShared {
         self.set_pending_and_notify();
     }
 
-    /// The timers, if some must be set. Call after `take_pending`, whose exchange orders this too.
+    /// The timers, if some must be set. Call after `swap_pending_flag`, whose exchange orders this too.
     pub(super) fn lock_new_timers(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);
@@ -191,7 +191,7 @@ impl Wake for TaskWaker {
             return;
         }
         let (word, bit) = (*index as usize / 64, 1 << (index % 64));
-        // Pairs with the exchange in `take_woken`.
+        // Pairs with the exchange in `for_each_woken_task`.
         if shared.woken[word].fetch_or(bit, Ordering::AcqRel) & bit == 0 {
             shared.set_pending_and_notify();
         }

@@ -296,7 +296,7 @@ impl Service {
         self.lock_connection_table().values().for_each(|entry| entry.handle.wake_connection());
     }
 
-    /// Whether [`close_unassociated`](Self::close_unassociated) was called. Each connection is woken after that.
+    /// Whether [`close_unassociated_connections`](Self::close_unassociated_connections) was called. Each connection is woken after that.
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.shared.is_closing.load(Ordering::Acquire)

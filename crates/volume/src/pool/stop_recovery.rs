@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Changes that were not durable are lost, and so are writes without a later flush: the driver of the
-//! pool reports that to the writers, by means of [`losses`](Pool::loss_count). The next transaction has a
+//! pool reports that to the writers, by means of [`losses`](Pool::device_error_stop_count). The next transaction has a
 //! generation that was never used for a write, and is in the slot without the durable superblock. It
 //! begins with the claim, like the first one after the pool was opened. Blocks that a late write may
 //! still reach are not allocated.

@@ -1,7 +1,7 @@
 //! Table of all PDU validation rules, field by field: fatal error status and section of the
 //! specification.
 //!
-//! Rules checked by the header parser are implemented and tested in [`check`](super::check); those
+//! Rules checked by the header parser are implemented and tested in [`pdu_validation`](super::pdu_validation); those
 //! checked by the connection are implemented in the crate `tcp`, which knows the connection state.
 
 use super::pdu_validation::offset;

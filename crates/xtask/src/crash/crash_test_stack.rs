@@ -245,7 +245,7 @@ impl CrashTestStack {
         Ok(())
     }
 
-    /// Runs one round. The error names the failure; [`CrashWorld::history_lines`] has the details.
+    /// Runs one round. The error names the failure; [`CrashTestStack::history_lines`] has the details.
     pub(super) fn run_round(&mut self, plan: &RoundPlan) -> Result<(), String> {
         self.history = RoundHistory::new();
         self.history.add_entry(&plan.to_string());

@@ -279,7 +279,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.backend.wake_source()
     }
 
-    /// Whether a waiting thread should sleep at once: see [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io).
+    /// Whether a waiting thread should sleep at once: see [`is_done_by_local_kernel`](tenmil_base::ChannelWakeup::is_done_by_local_kernel).
     pub(super) fn does_kernel_deliver_completions(&self) -> bool {
         self.backend.is_done_by_local_kernel()
     }

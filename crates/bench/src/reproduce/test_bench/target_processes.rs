@@ -41,7 +41,7 @@ impl TargetProcesses {
         self.start_or_find_target_at(&[], "tcp://127.0.0.1:0", words)
     }
 
-    /// Like [`target_uri`](Self::target_uri), for a target behind a veth pair.
+    /// Like [`start_or_find_target`](Self::start_or_find_target), for a target behind a veth pair.
     pub(super) fn start_or_find_remote_target(
         &mut self,
         words: &[String],

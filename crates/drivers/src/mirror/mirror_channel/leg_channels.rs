@@ -177,7 +177,7 @@ impl LegChannels {
         sent
     }
 
-    /// Loads a superblock copy that [`send_superblock_read`](Self::send_superblock_read) has read.
+    /// Loads a superblock copy that [`queue_superblock_reads`](Self::queue_superblock_reads) has read.
     pub(super) fn load_superblock_copy(&self, leg: u8, copy: u8, into: &mut [u8; 4096]) -> bool {
         let head = self.own.superblock_copy_segment(leg, copy).slice(0, 4096);
         head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())

@@ -47,7 +47,7 @@ impl Controller {
     /// Every queue of every controller sees the result in its namespace snapshot. Returns `None` if the
     /// change has to be made durable, or writes of preempted hosts have to end, first: the result then follows through
     /// [`next_reservation_completion`](Self::next_reservation_completion), unless the controller is reset or the queue [is
-    /// removed](Self::remove_queue).
+    /// removed](Self::drop_queue_reservation_commands).
     pub fn execute_reservation_command(
         &mut self,
         now: Instant,

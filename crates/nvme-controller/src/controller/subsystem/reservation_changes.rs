@@ -29,7 +29,7 @@ const NO_WRITER: &str = "keep reservations: no store accepts them";
 impl PersistRequest {
     /// Reports that the record is durable, or why not, as one line. The change then takes effect or
     /// fails, and the requester gets the result. Must not be called before
-    /// [`ReservationStore::store`](crate::controller::ReservationStore::store) has returned: a lock is
+    /// [`ReservationStore::start_store`](crate::controller::ReservationStore::start_store) has returned: a lock is
     /// held until then.
     pub fn complete_write(mut self, written: Result<(), Error>) {
         self.is_pending = false;

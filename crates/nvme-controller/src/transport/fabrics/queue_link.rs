@@ -45,7 +45,7 @@ pub enum QueueCommand {
         preempted: PreemptedWriterGuard,
     },
     /// Result of a deferred reservation command, for
-    /// [`Executor::complete_reservation`](crate::executor::Executor::complete_reservation), without data.
+    /// [`Executor::complete_reservation_command`](crate::executor::Executor::complete_reservation_command), without data.
     CompleteReservation {
         /// Ticket of the [`QueueEvent::Reservation`](crate::queue::QueueEvent::Reservation).
         ticket: u32,

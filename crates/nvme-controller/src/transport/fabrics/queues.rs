@@ -23,7 +23,7 @@ pub struct FabricsQueueParams {
     pub contexts_max: u16,
 }
 
-/// Result of a reservation command, for [`Executor::complete_reservation`].
+/// Result of a reservation command, for [`Executor::complete_reservation_command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationReply {
     /// Ticket of the [`QueueEvent::Reservation`].

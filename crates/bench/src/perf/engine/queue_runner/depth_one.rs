@@ -24,7 +24,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.sent.len() == 1 && self.fixed.is_some() && !S::IS_ON && !is_waiting && self.budget > 0
     }
 
-    /// Iterations of a runner that [qualifies](Self::is_depth_one), while I/Os complete. Returns the
+    /// Iterations of a runner that [qualifies](Self::qualifies_for_depth_one_loop), while I/Os complete. Returns the
     /// number of completions, each of which was followed by a new I/O, and the time as last read.
     #[inline]
     pub(in crate::perf::engine) fn run_depth_one(
