@@ -385,14 +385,29 @@ impl QueueConnection {
         now: Instant,
         complete: &mut impl FnMut(CompletedCommand),
     ) -> bool {
-        let mut has_received = false;
+        let Some(place) = self.large_placement() else { return false };
+        self.receive_large(place, now, complete);
+        true
+    }
+
+    /// Place of awaited data, if they are large enough to be received there and come next.
+    #[inline]
+    fn large_placement(&self) -> Option<tenmil_nvme_tcp::DataPlacement> {
+        let place = self.protocol.next_direct_placement();
+        place
+            .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN)
+            .filter(|_| self.stream.buffered().is_empty())
+    }
+
+    /// Receives large data into `place`, and then those behind them.
+    #[inline(never)]
+    fn receive_large(
+        &mut self,
+        mut place: tenmil_nvme_tcp::DataPlacement,
+        now: Instant,
+        complete: &mut impl FnMut(CompletedCommand),
+    ) {
         for _ in 0..DIRECT_RECVS {
-            let place = self
-                .protocol
-                .next_direct_placement()
-                .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
-            let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { break };
-            has_received = true;
             self.is_receiving_large = self.commands.len_bytes(place.tag) >= HEADER_ALONE_BYTES_MIN;
             let following = self.protocol.bytes_between_data();
             match self.receive_to(place, following, now, complete) {
@@ -409,8 +424,9 @@ impl QueueConnection {
                     break;
                 }
             }
+            let Some(next) = self.large_placement() else { break };
+            place = next;
         }
-        has_received
     }
 
     /// Receives data in place, and up to `following` bytes behind it, which it parses.
