@@ -1,4 +1,4 @@
-//! DH-HMAC-CHAP secret, `DHHC-1:HH:BASE64:` (Base 2.1 §8.3.5.5.7).
+//! DH-HMAC-CHAP secret, `DHHC-1:HH:BASE64:` (Base 2.2 §8.3.4.5).
 
 use zeroize::Zeroizing;
 

@@ -400,7 +400,7 @@ impl State {
 }
 
 /// Whether a host requests a response. Sequence number 0 marks a challenge that is only for a PSK
-/// (Base 2.1 §8.3.5.5.4).
+/// (Base 2.2 §8.3.4.5.4).
 const fn is_bidirectional(reply: &Reply) -> bool {
     reply.challenge.is_some() && reply.sequence != 0
 }

@@ -1,4 +1,4 @@
-//! Why an authentication failed (Base 2.1 §8.3.5.5.8).
+//! Why an authentication failed (Base 2.2 §8.3.4.5.8).
 
 use core::fmt;
 

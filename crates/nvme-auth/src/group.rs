@@ -7,7 +7,7 @@
 use core::fmt;
 use std::sync::OnceLock;
 
-/// Diffie-Hellman group. The discriminants are its identifiers (Base 2.1 §8.3.5.5.2).
+/// Diffie-Hellman group. The discriminants are its identifiers (Base 2.2 §8.3.4.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     /// No Diffie-Hellman exchange.

@@ -4,10 +4,11 @@ use core::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256, Sha384, Sha512};
+use zeroize::Zeroize;
 
 use crate::SecretBytes;
 
-/// Hash function. The discriminants are the identifiers of DH-HMAC-CHAP (Base 2.1 §8.3.5.5.2) and,
+/// Hash function. The discriminants are the identifiers of DH-HMAC-CHAP (Base 2.2 §8.3.4.5.2) and,
 /// up to SHA-384, of PSK identities (TCP 1.1 §3.6.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hash {
@@ -68,11 +69,11 @@ impl Hash {
     /// Hash of `bytes`.
     #[must_use]
     pub fn digest(self, bytes: &[u8]) -> SecretBytes {
-        SecretBytes::new(match self {
-            Self::Sha256 => Sha256::digest(bytes).to_vec(),
-            Self::Sha384 => Sha384::digest(bytes).to_vec(),
-            Self::Sha512 => Sha512::digest(bytes).to_vec(),
-        })
+        match self {
+            Self::Sha256 => take(&mut Sha256::digest(bytes)),
+            Self::Sha384 => take(&mut Sha384::digest(bytes)),
+            Self::Sha512 => take(&mut Sha512::digest(bytes)),
+        }
     }
 
     /// `HKDF-Expand-Label(HKDF-Extract(0, secret), label, context, len_bytes)`. `len_bytes` is at
@@ -133,5 +134,12 @@ fn hmac_with<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> SecretBytes {
     for part in parts {
         mac.update(part);
     }
-    SecretBytes::new(mac.finalize().into_bytes().to_vec())
+    take(&mut mac.finalize().into_bytes())
+}
+
+/// Copies an output, and overwrites it where it was.
+fn take(output: &mut [u8]) -> SecretBytes {
+    let bytes = SecretBytes::new(output.to_vec());
+    output.zeroize();
+    bytes
 }

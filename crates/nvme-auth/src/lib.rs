@@ -20,7 +20,7 @@
 //! ends an exchange that takes too long. A type that holds a secret overwrites it on drop and prints
 //! nothing of it.
 //!
-//! References are to NVM Express Base 2.1 ("Base"), the NVMe/TCP transport 1.1 ("TCP") and RFC 7919.
+//! References are to NVM Express Base 2.2 ("Base"), the NVMe/TCP transport 1.1 ("TCP") and RFC 7919.
 #![forbid(unsafe_code)]
 
 mod chap_secret;

@@ -1,4 +1,4 @@
-//! Messages of DH-HMAC-CHAP (Base 2.1 §8.3.5.5), little-endian.
+//! Messages of DH-HMAC-CHAP (Base 2.2 §8.3.4.5), little-endian.
 //!
 //! ```text
 //!            0    1    2    4     6    7    8      9      10      12       16
@@ -21,10 +21,10 @@ use tenmil_wire::TruncatedError;
 
 use crate::{FailureReason, SecretBytes};
 
-/// Security Protocol of Authentication Send and Receive (Base 2.1 §6.1).
+/// Security Protocol of Authentication Send and Receive (Base 2.2 §6.1).
 pub const SECURITY_PROTOCOL: u8 = 0xe9;
 
-/// Both Security Protocol Specific fields for DH-HMAC-CHAP (Base 2.1 §6.1).
+/// Both Security Protocol Specific fields for DH-HMAC-CHAP (Base 2.2 §6.1).
 pub const SECURITY_PROTOCOL_SPECIFIC: u8 = 1;
 
 /// Length of the buffer of Authentication Receive. The longest CHALLENGE has 1104 bytes; Linux uses

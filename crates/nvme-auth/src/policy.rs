@@ -2,7 +2,7 @@
 
 use crate::{Group, Hash};
 
-/// Secure channel concatenation of an exchange: the SC_C field (Base 2.1 §8.3.5.5.2).
+/// Secure channel concatenation of an exchange: the SC_C field (Base 2.2 §8.3.4.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Concatenation {
     /// `00`: authentication only.

@@ -1,4 +1,4 @@
-//! Responses to challenges, and the generated PSK (Base 2.1 §8.3.5.5.4, §8.3.5.5.9).
+//! Responses to challenges, and the generated PSK (Base 2.2 §8.3.4.5.4, §8.3.4.5.9).
 //!
 //! ```text
 //! Ks  = H(g^xy mod p)                       g^xy as long as p

@@ -146,7 +146,7 @@ pub fn tls_psk(
     derive(PskKind::Retained, version, derivation, hash, &retained, host_nqn, subsystem_nqn)
 }
 
-/// TLS PSK of a PSK that DH-HMAC-CHAP generated with `hash` (Base 2.1 §8.3.5.5.9).
+/// TLS PSK of a PSK that DH-HMAC-CHAP generated with `hash` (Base 2.2 §8.3.4.5.9).
 ///
 /// # Errors
 ///
