@@ -4,9 +4,10 @@ use super::{
     CONTROLLER_SECRET, Case, HOST_NQN, HOST_SECRET, SUBSYSTEM_NQN, randomness, run, run_altered,
     secret,
 };
+use crate::dh::DhJob;
 use crate::{
     Concatenation, ConcatenationPolicy, ConfigError, Controller, FailureReason, FailureSide, Group,
-    Hash, Host, Message, Policy, Step,
+    Hash, Host, Message, Policy, Randomness, SecretBytes, Step,
 };
 
 const CONCATENATIONS: [Concatenation; 3] =
@@ -332,7 +333,11 @@ fn result_of_an_abandoned_exchange_is_ignored() {
     };
     let Step::Compute(stale) = host.handle_message(&challenge) else { panic!("no job") };
     host.start(randomness(5));
+    let mut challenge = challenge;
+    challenge[4..6].copy_from_slice(&3_u16.to_le_bytes());
+    let Step::Compute(job) = host.handle_message(&challenge) else { panic!("no job") };
     assert!(host.handle_dh_result(stale.run()).is_none());
+    assert!(matches!(host.handle_dh_result(job.run()), Some(Step::Message(_))));
 }
 
 /// A host that sends more while a job is running gets no second job.
@@ -383,4 +388,42 @@ fn impossible_configurations_are_refused() {
         controller(|config| config.policy.concatenation = ConcatenationPolicy::Required),
         Some(ConfigError::NoGroup)
     );
+}
+
+/// 0 marks a challenge that asks for no response.
+#[test]
+fn sequence_numbers_begin_at_random_and_skip_0() {
+    for (first, expected) in [(0, [1, 2, 3]), (u32::MAX - 1, [u32::MAX - 1, u32::MAX, 1])] {
+        let mut random = [7; Randomness::BYTES];
+        random[128..].copy_from_slice(&u32::to_be_bytes(first));
+        let mut counters = crate::exchange::Counters::default();
+        let found = [(); 3].map(|()| counters.next_sequence(&Randomness::new(&random)));
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn reply_without_challenge_is_refused_with_concatenation() {
+    let case = Case { group: Group::Ffdhe2048, concatenation: Concatenation::NewTlsPsk, ..PLAIN };
+    let run = run_altered(&mut case.ends(), 1, |index, bytes| {
+        if index == 2 {
+            bytes[8] = 0;
+        }
+    });
+    assert_eq!(run.controller_failure().reason, FailureReason::AuthenticationFailed);
+    assert!(run.host_failure().detail.is_empty());
+}
+
+/// g^xy is hashed with its leading zeros.
+#[test]
+fn powers_are_as_long_as_the_prime() {
+    for group in &Group::ALL[1..] {
+        let mut exponent = vec![0; 64];
+        exponent[63] = 3;
+        let job = DhJob::new(*group, SecretBytes::new(exponent), true, Some(vec![5]), 0);
+        let result = job.run();
+        let padded = |value| crate::dh::pad(&[value], group.len_bytes());
+        assert_eq!(result.public_value, Some(padded(8)));
+        assert_eq!(result.shared_secret.unwrap().expose(), padded(125));
+    }
 }
