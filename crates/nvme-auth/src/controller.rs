@@ -84,26 +84,21 @@ impl Controller {
     /// If a name is not valid, the policy permits no hash function or no group, or a secret is
     /// absent.
     pub fn new(config: ControllerConfig) -> Result<Self, ConfigError> {
-        check_names(&config.host_nqn, &config.subsystem_nqn)?;
-        let policy = &config.policy;
-        let concatenation = match policy.concatenation {
-            ConcatenationPolicy::Required => Concatenation::NewTlsPsk,
-            ConcatenationPolicy::Refused | ConcatenationPolicy::Allowed => Concatenation::None,
-        };
-        if policy.hashes_for(concatenation).next().is_none() {
-            return Err(ConfigError::NoHash);
-        }
-        if policy.groups_for(concatenation).next().is_none() {
-            return Err(ConfigError::NoGroup);
-        }
-        if config.host_secrets.is_empty() {
-            return Err(ConfigError::NoHostSecret);
-        }
-        if policy.bidirectional_required && config.controller_secret.is_none() {
-            return Err(ConfigError::NoControllerSecret);
-        }
+        check(&config)?;
         let (counters, own_challenges) = Default::default();
         Ok(Self { config, state: State::Idle, transaction: 0, counters, own_challenges })
+    }
+
+    /// Replaces the configuration, for example with other secrets, from the next exchange on. An
+    /// exchange that is not complete is abandoned. Sequence numbers go on.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::new`]; the configuration then stays as it is.
+    pub fn set_config(&mut self, config: ControllerConfig) -> Result<(), ConfigError> {
+        check(&config)?;
+        (self.config, self.state) = (config, State::Idle);
+        Ok(())
     }
 
     /// Abandons an exchange that is not complete, for example because it takes too long.
@@ -409,4 +404,27 @@ fn not_usable(reason: FailureReason, what: &str, ids: &[u8]) -> Failure {
     let ids: Vec<_> = ids.iter().map(|id| format!("{id:02x}")).collect();
     let detail = format!("host offers {what} [{}], of which none is usable", ids.join(" "));
     Failure::local(reason, detail)
+}
+
+/// Whether an end can be configured so.
+fn check(config: &ControllerConfig) -> Result<(), ConfigError> {
+    check_names(&config.host_nqn, &config.subsystem_nqn)?;
+    let policy = &config.policy;
+    let concatenation = match policy.concatenation {
+        ConcatenationPolicy::Required => Concatenation::NewTlsPsk,
+        ConcatenationPolicy::Refused | ConcatenationPolicy::Allowed => Concatenation::None,
+    };
+    if policy.hashes_for(concatenation).next().is_none() {
+        return Err(ConfigError::NoHash);
+    }
+    if policy.groups_for(concatenation).next().is_none() {
+        return Err(ConfigError::NoGroup);
+    }
+    if config.host_secrets.is_empty() {
+        return Err(ConfigError::NoHostSecret);
+    }
+    if policy.bidirectional_required && config.controller_secret.is_none() {
+        return Err(ConfigError::NoControllerSecret);
+    }
+    Ok(())
 }

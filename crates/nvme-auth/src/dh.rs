@@ -12,8 +12,8 @@ use crate::{Group, SecretBytes};
 pub(crate) const EXPONENT_BYTES: usize = 64;
 
 /// Modular exponentiations that a state machine needs before it continues: its public value, the
-/// secret that it shares with the peer, or both. They take milliseconds (0.1 s for ffdhe8192 on a
-/// slow machine), in a time that does not depend on the exponent.
+/// secret that it shares with the peer, or both. Each takes from 1 ms (ffdhe2048) to 20 ms
+/// (ffdhe8192), in a time that does not depend on the exponent.
 #[derive(Debug)]
 pub struct DhJob {
     /// Group, not the null group.

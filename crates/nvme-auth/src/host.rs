@@ -80,19 +80,21 @@ impl Host {
     /// If a name is not valid, or the policy leaves no hash function or group for the exchange, or
     /// requires a secret of the controller that is absent.
     pub fn new(config: HostConfig) -> Result<Self, ConfigError> {
-        check_names(&config.host_nqn, &config.subsystem_nqn)?;
-        let HostConfig { policy, concatenation, .. } = &config;
-        if policy.hashes_for(*concatenation).next().is_none() {
-            return Err(ConfigError::NoHash);
-        }
-        if policy.groups_for(*concatenation).next().is_none() {
-            return Err(ConfigError::NoGroup);
-        }
-        if policy.bidirectional_required && config.controller_secrets.is_empty() {
-            return Err(ConfigError::NoControllerSecret);
-        }
+        check(&config)?;
         let (counters, own_challenges) = Default::default();
         Ok(Self { config, state: State::Idle, transaction: 0, counters, own_challenges })
+    }
+
+    /// Replaces the configuration, for example with other secrets, from the next exchange on. An
+    /// exchange that is not complete is abandoned. Transaction and sequence numbers go on.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::new`]; the configuration then stays as it is.
+    pub fn set_config(&mut self, config: HostConfig) -> Result<(), ConfigError> {
+        check(&config)?;
+        (self.config, self.state) = (config, State::Idle);
+        Ok(())
     }
 
     /// Begins an exchange, and abandons one that is not complete. Returns the first message.
@@ -307,4 +309,20 @@ impl State {
 
 fn not_offered(reason: FailureReason, what: &str, id: u8) -> Failure {
     Failure::local(reason, format!("controller selected {what} {id:02x}, which was not offered"))
+}
+
+/// Whether an end can be configured so.
+fn check(config: &HostConfig) -> Result<(), ConfigError> {
+    check_names(&config.host_nqn, &config.subsystem_nqn)?;
+    let HostConfig { policy, concatenation, .. } = config;
+    if policy.hashes_for(*concatenation).next().is_none() {
+        return Err(ConfigError::NoHash);
+    }
+    if policy.groups_for(*concatenation).next().is_none() {
+        return Err(ConfigError::NoGroup);
+    }
+    if policy.bidirectional_required && config.controller_secrets.is_empty() {
+        return Err(ConfigError::NoControllerSecret);
+    }
+    Ok(())
 }

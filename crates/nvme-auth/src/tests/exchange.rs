@@ -427,3 +427,28 @@ fn powers_are_as_long_as_the_prime() {
         assert_eq!(result.shared_secret.unwrap().expose(), padded(125));
     }
 }
+
+/// Rotation: the controller accepts both secrets, then the host has the new one, then only that is
+/// accepted.
+#[test]
+fn secrets_are_rotated_without_a_new_connection() {
+    let mut ends = PLAIN.ends();
+    assert!(run(&mut ends, 1).both_authenticated().is_some());
+    let both = vec![secret(HOST_SECRET), secret(5)];
+    let new = crate::ControllerConfig { host_secrets: both, ..PLAIN.controller_config() };
+    ends.1.set_config(new).unwrap();
+    assert_eq!(run(&mut ends, 2).both_authenticated().unwrap().1.peer_secret, Some(0));
+    ends.0.set_config(crate::HostConfig { host_secret: secret(5), ..PLAIN.host_config() }).unwrap();
+    assert_eq!(run(&mut ends, 3).both_authenticated().unwrap().1.peer_secret, Some(1));
+    let new =
+        crate::ControllerConfig { host_secrets: vec![secret(5)], ..PLAIN.controller_config() };
+    ends.1.set_config(new).unwrap();
+    let run4 = run(&mut ends, 4);
+    assert!(run4.both_authenticated().is_some());
+    assert_eq!(Message::decode(&run4.messages[0]).unwrap().transaction(), 4);
+    let old = crate::HostConfig { host_secret: secret(HOST_SECRET), ..PLAIN.host_config() };
+    ends.0.set_config(old).unwrap();
+    assert!(run(&mut ends, 5).both_authenticated().is_none());
+    let none = crate::ControllerConfig { host_secrets: Vec::new(), ..PLAIN.controller_config() };
+    assert_eq!(ends.1.set_config(none), Err(ConfigError::NoHostSecret));
+}
