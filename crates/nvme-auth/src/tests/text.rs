@@ -7,7 +7,7 @@ use crate::{ChapSecret, ConfiguredPsk, Hash, KeyError, KeyHash, SecretBytes};
 
 const PSK: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
-/// From the manual of nvme-cli (`nvme gen-dhchap-key`).
+/// Example of the specification. Linux accepts it with each hash.
 const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
 const HASHES: [KeyHash; 4] = [
@@ -106,13 +106,16 @@ fn generated_keys_survive_their_text_form() {
 }
 
 #[test]
-fn secret_of_nvme_cli_is_accepted() {
+fn example_of_the_specification_is_accepted_with_each_hash() {
     let secret = ChapSecret::parse(SECRET).unwrap();
     assert_eq!(secret.to_text().as_str(), SECRET);
     assert_eq!(secret.response_key("a"), secret.response_key("b"));
-    let transformed = ChapSecret::parse(&SECRET.replace(":00:", ":03:")).unwrap();
-    assert_eq!(transformed.response_key("a").len(), 64);
-    assert_ne!(transformed.response_key("a"), transformed.response_key("b"));
+    for hash in Hash::ALL {
+        let text = SECRET.replace(":00:", &format!(":{:02}:", hash.id()));
+        let transformed = ChapSecret::parse(&text).unwrap();
+        assert_eq!(transformed.response_key("a").len(), hash.len_bytes());
+        assert_ne!(transformed.response_key("a"), transformed.response_key("b"));
+    }
 }
 
 /// The CRC detects each change of one character of the key.
