@@ -71,9 +71,9 @@ pub trait IoChannel: ChannelWakeup + Send {
     /// Acknowledges the first `count` losses, as counted by [`known_write_loss_count`](Self::known_write_loss_count), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         if let Some(below) = self.below_mut() {
-            below.ack_repaired_losses(count);
+            below.ack_repaired_write_losses(count);
         }
     }
 
@@ -86,8 +86,8 @@ pub trait IoChannel: ChannelWakeup + Send {
     ///
     /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
     /// acknowledged.
-    fn accept_losses(&mut self) -> Result<(), Error> {
-        self.below_mut().map_or(Ok(()), |below| below.accept_losses())
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
+        self.below_mut().map_or(Ok(()), |below| below.accept_write_losses())
     }
 }
 

@@ -183,11 +183,11 @@ mod tests {
             self.0
         }
 
-        fn ack_repaired_losses(&mut self, count: u64) {
+        fn ack_repaired_write_losses(&mut self, count: u64) {
             self.0 += count * 100;
         }
 
-        fn accept_losses(&mut self) -> Result<(), Error> {
+        fn accept_write_losses(&mut self) -> Result<(), Error> {
             Err(Error::usage("its own"))
         }
     }
@@ -242,14 +242,14 @@ mod tests {
     /// Calls everything that a stacked channel forwards.
     fn assert_forwards(channel: &mut impl IoChannel) {
         assert_eq!(channel.doorbell_stats().submission, 4);
-        assert_eq!(channel.accept_losses().unwrap_err().text, "its own");
+        assert_eq!(channel.accept_write_losses().unwrap_err().text, "its own");
         assert_eq!(channel.wake_at(), Instant { ns: 6 });
         assert!(matches!(channel.wake_source(), WakeSource::Deadline));
         assert!(channel.is_done_by_local_kernel());
         assert!(!channel.arm());
         channel.disarm();
         channel.flush_submissions();
-        channel.ack_repaired_losses(1);
+        channel.ack_repaired_write_losses(1);
         assert_eq!(channel.known_write_loss_count(), 11_101);
     }
 
@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(plain.wake_at(), Instant::NEVER);
         assert!(matches!(plain.wake_source(), WakeSource::None));
         assert!(!plain.is_done_by_local_kernel());
-        plain.ack_repaired_losses(1);
-        assert!(plain.accept_losses().is_ok());
+        plain.ack_repaired_write_losses(1);
+        assert!(plain.accept_write_losses().is_ok());
         assert_eq!(plain.known_write_loss_count(), 0);
         assert_eq!(plain.doorbell_stats(), DoorbellStats::default());
     }

@@ -471,7 +471,7 @@ impl IoChannel for Channel {
         self.fence_client_writes();
     }
 
-    fn accept_losses(&mut self) -> Result<(), Error> {
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
         self.lanes.iter_mut().try_for_each(HardwareContextRef::acknowledge_losses)
     }
 }

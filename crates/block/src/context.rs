@@ -101,7 +101,7 @@ impl HardwareContextRef {
     /// As [`IoChannel::accept_losses`]. Not in a shared context: other members have flushes there.
     pub(crate) fn acknowledge_losses(&mut self) -> Result<(), Error> {
         match &mut self.way {
-            HardwareContextAccess::Owned(backend) => backend.accept_losses(),
+            HardwareContextAccess::Owned(backend) => backend.accept_write_losses(),
             HardwareContextAccess::Shared(_) | HardwareContextAccess::Closed => Ok(()),
         }
     }

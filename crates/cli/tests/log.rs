@@ -165,13 +165,13 @@ fn child_with_panicking_thread() {
 #[test]
 fn panic_does_not_block_while_stderr_is_not_read() {
     let (_reader, writer) = full_pipe();
-    let mut child = run_alone("program_of_which_a_thread_panics", writer.into());
+    let mut child = run_alone("child_with_panicking_thread", writer.into());
     assert_eq!(wait_for_exit_code(&mut child), Some(7));
 }
 
 #[test]
 fn panic_is_one_line_with_thread_location_and_message() {
-    let mut child = run_alone("program_of_which_a_thread_panics", Stdio::piped());
+    let mut child = run_alone("child_with_panicking_thread", Stdio::piped());
     let mut text = String::new();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(wait_for_exit_code(&mut child), Some(7));

@@ -30,7 +30,7 @@ impl PeerServer {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "start_peer_server", "--ignored"]);
+        child.args(["--exact", "foreign_server_process", "--ignored"]);
         child.env(SOCKET, directory.path().join("device"));
         // It ends when it finds nothing more to read.
         let child = child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();

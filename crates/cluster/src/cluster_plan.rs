@@ -16,7 +16,7 @@ pub struct ClusterPlan {
     /// Seed.
     pub seed: u64,
     /// Focus of the run.
-    pub(crate) kind: PlanKind,
+    pub(crate) kind: ScenarioKind,
     /// Machines with disks.
     pub(crate) machines: Vec<MachinePlan>,
     /// Hosts that read and write.
@@ -106,7 +106,7 @@ pub(crate) enum FaultEvent {
 
 /// Focus of a run, which determines the bugs it is likely to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PlanKind {
+pub(crate) enum ScenarioKind {
     /// Everything at random.
     Any,
     /// Writes that stay in the disk long after their association has ended.
@@ -131,18 +131,18 @@ impl ClusterPlan {
     pub fn from_seed(seed: u64, bugs: InjectedBugs) -> Self {
         let mut draw = PlanGenerator::new(Random::new(seed ^ 0xc1u64.rotate_left(56)));
         let kind = draw.random_choice(&[
-            PlanKind::Any,
-            PlanKind::Any,
-            PlanKind::SlowDisk,
-            PlanKind::SharedDisk,
-            PlanKind::Tenants,
-            PlanKind::Exchange,
-            PlanKind::Mirror,
-            PlanKind::MirrorOverTargets,
-            PlanKind::Pool,
+            ScenarioKind::Any,
+            ScenarioKind::Any,
+            ScenarioKind::SlowDisk,
+            ScenarioKind::SharedDisk,
+            ScenarioKind::Tenants,
+            ScenarioKind::Exchange,
+            ScenarioKind::Mirror,
+            ScenarioKind::MirrorOverTargets,
+            ScenarioKind::Pool,
         ]);
         let machine = draw.draw_machine(kind);
-        let machines = vec![machine; if kind == PlanKind::MirrorOverTargets { 2 } else { 1 }];
+        let machines = vec![machine; if kind == ScenarioKind::MirrorOverTargets { 2 } else { 1 }];
         let hosts = draw.draw_hosts(kind, &machines);
         let cables = ConnectionOptions {
             delay: Span::from_us(draw.random_choice(&[10, 50, 200])),
@@ -151,18 +151,18 @@ impl ClusterPlan {
             release: Span::from_ms(draw.random_choice(&[0, 0, 1, 100])),
         };
         let secs = match kind {
-            PlanKind::SlowDisk => 20,
-            PlanKind::Pool => 6,
-            PlanKind::Mirror => 8,
-            PlanKind::MirrorOverTargets => 10,
-            PlanKind::SharedDisk | PlanKind::Tenants | PlanKind::Exchange => {
+            ScenarioKind::SlowDisk => 20,
+            ScenarioKind::Pool => 6,
+            ScenarioKind::Mirror => 8,
+            ScenarioKind::MirrorOverTargets => 10,
+            ScenarioKind::SharedDisk | ScenarioKind::Tenants | ScenarioKind::Exchange => {
                 draw.random_choice(&[4, 8])
             }
-            PlanKind::Any => draw.random_choice(&[4, 10, 20]),
+            ScenarioKind::Any => draw.random_choice(&[4, 10, 20]),
         };
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.draw_faults(kind, &machines, hosts.len(), until);
-        let is_reserved = kind == PlanKind::Pool && draw.one_in(2);
+        let is_reserved = kind == ScenarioKind::Pool && draw.one_in(2);
         Self { seed, kind, machines, hosts, cables, faults, is_reserved, until, bugs }
     }
 

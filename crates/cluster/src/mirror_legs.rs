@@ -318,9 +318,9 @@ impl IoChannel for LegChannel {
         self.queue.as_ref().map_or(0, IoChannel::known_write_loss_count)
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         if let Some(queue) = &mut self.queue {
-            queue.ack_repaired_losses(count);
+            queue.ack_repaired_write_losses(count);
         }
     }
 }

@@ -622,7 +622,7 @@ impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
         self.stop.is_stopped()
     }
 
-    fn handle_wakeup(&mut self, _: &[u64]) {}
+    fn disarm(&mut self, _: &[u64]) {}
 }
 
 /// Polls until the controller is ready. Every state has a timeout.

@@ -307,19 +307,19 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
     }
 
     /// All losses so far, or none: a smaller count does not identify the leg.
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         let counts: Vec<u64> =
             self.legs.iter().map(|leg| leg.channel.known_write_loss_count()).collect();
         if counts.iter().sum::<u64>() <= count {
             for (leg, count) in self.legs.iter_mut().zip(counts) {
-                leg.channel.ack_repaired_losses(count);
+                leg.channel.ack_repaired_write_losses(count);
             }
         }
     }
 
     /// All legs, and if one cannot, why: the owner goes on with all or none.
-    fn accept_losses(&mut self) -> Result<(), Error> {
-        self.legs.iter_mut().try_for_each(|leg| leg.channel.accept_losses())
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
+        self.legs.iter_mut().try_for_each(|leg| leg.channel.accept_write_losses())
     }
 }
 

@@ -14,6 +14,17 @@ fn ring_count() -> usize {
     links.filter(|link| link.as_os_str() == "anon_inode:[io_uring]").count()
 }
 
+/// Whether the memory of some rings may be locked: CAP_IPC_LOCK, or a large limit.
+fn may_lock_memory() -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+    let limit = limit.split_whitespace().next().unwrap().parse().unwrap_or(u64::MAX);
+    u64::from_str_radix(effective.trim(), 16).unwrap() & CAP_IPC_LOCK != 0 || limit >= 1 << 20
+}
+
 #[test]
 fn channel_over_two_files_has_one_ring() {
     let directory = tempfile::tempdir().unwrap();
@@ -31,6 +42,9 @@ fn channel_over_two_files_has_one_ring() {
     let legs = [file("a"), file("b")].map(|uri| uri.parse().unwrap());
     if let Err(error) = opener.open(&legs[0]) {
         return println!("skipped: {error}");
+    }
+    if !may_lock_memory() {
+        return println!("skipped: the user may lock too little memory for the rings");
     }
     create_mirror(&opener, &legs, true).unwrap();
     let stripe = format!("stripe:[{}],[{}]?chunk=4k", file("c"), file("d"));

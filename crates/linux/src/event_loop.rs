@@ -33,7 +33,7 @@ pub trait EventLoop {
 
     /// Handles the end of a sleep, or its omission, with the tokens of ready descriptors. Called
     /// after every [`arm`](Self::arm).
-    fn handle_wakeup(&mut self, ready: &[u64]);
+    fn disarm(&mut self, ready: &[u64]);
 
     /// Handles the tokens of ready descriptors, after an iteration that returned
     /// [`NextStep::PollDescriptors`].
@@ -110,7 +110,7 @@ fn run_until_exit(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: 
                 } else {
                     sleeper.sleep_until_ready(deadline.since(now), &mut ready);
                 }
-                turn.handle_wakeup(&ready);
+                turn.disarm(&ready);
                 ready.clear();
             }
             NextStep::Exit => return,
@@ -160,7 +160,7 @@ mod tests {
             self.work_when_armed
         }
 
-        fn handle_wakeup(&mut self, ready: &[u64]) {
+        fn disarm(&mut self, ready: &[u64]) {
             self.calls.push(Call::Woken(ready.to_vec()));
         }
     }
@@ -254,7 +254,7 @@ mod tests {
             false
         }
 
-        fn handle_wakeup(&mut self, _: &[u64]) {}
+        fn disarm(&mut self, _: &[u64]) {}
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
             false
         }
 
-        fn handle_wakeup(&mut self, _: &[u64]) {}
+        fn disarm(&mut self, _: &[u64]) {}
     }
 
     #[test]
@@ -376,7 +376,7 @@ mod tests {
             !self.from.is_empty()
         }
 
-        fn handle_wakeup(&mut self, _ready: &[u64]) {
+        fn disarm(&mut self, _ready: &[u64]) {
             self.sleeps += 1;
         }
     }

@@ -350,7 +350,7 @@ mod tests {
             false
         }
 
-        fn handle_wakeup(&mut self, _: &[u64]) {}
+        fn disarm(&mut self, _: &[u64]) {}
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn hundred_engines_of_a_group_fit_into_small_limits() {
     };
     let files: Vec<_> = (0..FILES).map(open).collect();
     let before = descriptors();
-    let limits = EngineLimits { depth: 256, segments_max: 1 };
+    let limits = EngineLimits { depth: 2, segments_max: 1 };
     let engine = |file: &Arc<StorageFile>| {
         FileEngine::new(Arc::clone(file), &regions, limits, EngineChoice::IoUring)
     };

@@ -164,6 +164,8 @@ struct HostAndTarget {
     target_bytes: Arc<ReceivedBytes>,
     answers: CompletionBatch,
     now: Instant,
+    /// Polls of the host after each of the target.
+    host_polls: usize,
 }
 
 impl HostAndTarget {
@@ -205,6 +207,7 @@ impl HostAndTarget {
             target_bytes,
             answers,
             now,
+            host_polls: 1,
         }
     }
 
@@ -237,8 +240,10 @@ impl HostAndTarget {
         while ended < segments.len() {
             self.now = self.now.after(Span::from_us(10));
             poll_connections(&self.connections, self.now);
-            self.queue.poll(self.now, &mut self.answers);
-            self.queue.flush_submissions();
+            for _ in 0..self.host_polls {
+                self.queue.poll(self.now, &mut self.answers);
+                self.queue.flush_submissions();
+            }
             for answer in self.answers.drain() {
                 assert_eq!(answer.status, IoStatus::SUCCESS, "{answer:?}");
                 ended += 1;
@@ -339,7 +344,11 @@ fn large_data_are_received_into_the_memory_of_their_command() {
     let parts: Vec<Segment> = (0..REQUESTS)
         .map(|_| tenmil_base::Dma::allocate(&buffers, BLOCKS * BLOCK).unwrap())
         .collect();
-    for operation in [Operation::Write, Operation::Read] {
+    for (operation, host_polls) in
+        [(Operation::Write, 1), (Operation::Write, 64), (Operation::Read, 1), (Operation::Read, 64)]
+    {
+        // With many, the host sends all data before the target receives any.
+        pair.host_polls = host_polls;
         // The first transfer is recognized as a large one.
         pair.run_requests(operation, BLOCKS, &parts);
         for (number, part) in (0..).zip(&parts) {

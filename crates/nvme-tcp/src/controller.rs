@@ -25,7 +25,7 @@ use tenmil_base::Instant;
 use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, ALIGNMENT_MAX, H2C_DATA_BYTES_MIN, PduType, Role};
 use tenmil_wire::{Command, Completion, Status};
 
-use crate::connection::Connection;
+use crate::connection_trait::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
@@ -547,15 +547,13 @@ impl ControllerConnection {
 
     /// Number of bytes that can be received behind the `buffered` ones, which were not consumed, without
     /// reaching data that could be [received directly](Connection::next_direct_placement): the rest of a
-    /// command, and the header of a data PDU.
+    /// command or of data, and the header of a data PDU.
     #[must_use]
     pub fn bytes_to_data_header(&self, buffered: &[u8]) -> usize {
         let header = self.data_header_bytes();
-        if self.core.body.is_some() {
-            return usize::MAX;
-        }
-        let remaining = match buffered.first() {
-            Some(kind) if *kind == PduType::CapsuleCmd as u8 => {
+        let remaining = match (&self.core.body, buffered.first()) {
+            (Some(body), _) => (body.remaining_bytes() + header).saturating_sub(buffered.len()),
+            (None, Some(kind)) if *kind == PduType::CapsuleCmd as u8 => {
                 let digest = self.core.incoming.header_digest_bytes();
                 let capsule = usize::from(PduType::CapsuleCmd.header_bytes() + digest);
                 capsule.saturating_sub(buffered.len()) + header

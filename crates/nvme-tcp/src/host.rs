@@ -19,7 +19,7 @@ use tenmil_base::Instant;
 use tenmil_wire::tcp::{ALIGNMENT_MAX, IcReq, PduType, Role};
 use tenmil_wire::{Completion, Status};
 
-use crate::connection::Connection;
+use crate::connection_trait::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
@@ -260,7 +260,10 @@ impl HostConnection {
     pub fn receivable_bytes_before_data(&self, unconsumed: usize) -> usize {
         let header = PduType::C2HData.header_bytes() + self.core.incoming.header_digest_bytes();
         let remaining = match &self.core.body {
-            Some(body) => body.padding_before_direct_data(),
+            Some(body) if body.padding_before_direct_data() > 0 => {
+                body.padding_before_direct_data()
+            }
+            Some(body) => (body.remaining_bytes() + usize::from(header)).saturating_sub(unconsumed),
             None => usize::from(header).saturating_sub(unconsumed),
         };
         // PDUs that are longer than this header and carry no data are parsed as they arrive.

@@ -38,7 +38,7 @@
 
 #![forbid(unsafe_code)]
 
-mod connection;
+mod connection_trait;
 pub mod controller;
 mod endpoint;
 mod events;
@@ -50,7 +50,7 @@ mod send_queue;
 #[cfg(test)]
 mod tests;
 
-pub use connection::Connection;
+pub use connection_trait::Connection;
 pub use controller::{
     ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, OwnerCallError,
     QueueKind, SuccessFlagPolicy,

@@ -122,6 +122,12 @@ impl PduBody {
         is_direct.then_some(self.remaining_placement())
     }
 
+    /// Number of bytes to the end of the body, with its padding and digest.
+    pub(crate) fn remaining_bytes(&self) -> usize {
+        let digest = if self.has_digest { 4 } else { 0 };
+        usize::from(self.padding) + self.remaining as usize + digest
+    }
+
     /// Number of bytes in front of data that can be received [directly](Self::direct_placement); zero if none
     /// can.
     pub(crate) fn padding_before_direct_data(&self) -> usize {

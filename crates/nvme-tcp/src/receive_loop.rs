@@ -3,7 +3,7 @@
 use tenmil_base::Instant;
 use tenmil_wire::tcp::{FatalError, TermReq};
 
-use crate::connection::Connection;
+use crate::connection_trait::Connection;
 use crate::endpoint::RejectedPdu;
 use crate::events::{EVENTS_PER_PDU, EventQueue};
 

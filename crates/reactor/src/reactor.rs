@@ -469,7 +469,7 @@ impl EventLoop for Reactor {
         self.has_unnotified_messages()
     }
 
-    fn handle_wakeup(&mut self, ready: &[u64]) {
+    fn disarm(&mut self, ready: &[u64]) {
         self.disarm_wake_sources(ready);
     }
 

@@ -111,7 +111,7 @@ impl Simulation {
             SimReactorState::Announced(deadline) => {
                 if reactor.arm(now) {
                     sleeper.cancel_sleep();
-                    reactor.handle_wakeup(&[]);
+                    reactor.disarm(&[]);
                     SimReactorState::Turning
                 } else {
                     SimReactorState::Sleeping(deadline)
@@ -121,7 +121,7 @@ impl Simulation {
                 ready.clear();
                 let rang = sleeper.sleep_until_ready(Span::default(), ready);
                 if rang || !ready.is_empty() || now >= deadline {
-                    reactor.handle_wakeup(ready);
+                    reactor.disarm(ready);
                     SimReactorState::Turning
                 } else {
                     // It has not blocked after all: no notification could occur in between.

@@ -498,7 +498,7 @@ impl PendingNode {
             return Err(damage(CorruptionKind::Generation { found, expected }));
         }
         let end = |record: &Record| match page.level() {
-            0 => self.tree.kind.end_key(record).unwrap_or(u64::MAX),
+            0 => self.tree.kind.record_end_key(record).unwrap_or(u64::MAX),
             _ => record.key + 1,
         };
         let records = page.records();

@@ -539,7 +539,7 @@ pub fn hash_name(name: &[u8]) -> u64 {
 
 impl BlockKind {
     /// Key after the last one covered by a leaf record; `None` if it is not representable.
-    pub(crate) fn end_key(self, record: &Record) -> Option<u64> {
+    pub(crate) fn record_end_key(self, record: &Record) -> Option<u64> {
         let len = if self.has_run_records() { record.extra } else { 1 };
         record.key.checked_add(len).filter(|_| len > 0)
     }

@@ -113,7 +113,7 @@ impl Metadata {
         let page = self.load_page(pointer, tree.kind, level)?;
         let records = page.records();
         let end = |record: &Record| match page.level() {
-            0 => tree.kind.end_key(record).unwrap_or(u64::MAX),
+            0 => tree.kind.record_end_key(record).unwrap_or(u64::MAX),
             _ => record.key + 1,
         };
         let begins = records.first().is_none_or(|record| record.key >= bounds.start);
@@ -144,7 +144,8 @@ impl Metadata {
         let mut at = key;
         while let Some(leaf) = self.find_leaf(tree, root, at)? {
             let records = leaf.page.records();
-            let ends = |record: &Record| tree.kind.end_key(record).is_some_and(|end| end <= key);
+            let ends =
+                |record: &Record| tree.kind.record_end_key(record).is_some_and(|end| end <= key);
             if let Some(run) = records.get(records.partition_point(ends)) {
                 return Ok(Some(*run));
             }

@@ -472,7 +472,7 @@ pub(crate) fn replace_records(
     range: &Range<u64>,
     line: Option<Record>,
 ) -> RecordReplacement {
-    let end = |record: &Record| kind.end_key(record).unwrap_or(u64::MAX);
+    let end = |record: &Record| kind.record_end_key(record).unwrap_or(u64::MAX);
     // The records that overlap the range are replaced: by their parts outside of it, and by the new
     // record.
     let mut first = records.partition_point(|record| end(record) <= range.start);

@@ -14,9 +14,9 @@ trait TestedStructure {
     /// The structure's bytes.
     fn bytes(&self) -> Vec<u8>;
     /// Takes the raw bits of a field out.
-    fn raw_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]);
+    fn read_field_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]);
     /// Puts raw bits into a field.
-    fn set_raw_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]);
+    fn write_field_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]);
 }
 
 /// Which field, and which of its parts if it is one.
@@ -80,11 +80,11 @@ impl<T: Layout> TestedStructure for StructureUnderTest<T> {
         self.0.to_bytes()
     }
 
-    fn raw_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]) {
+    fn read_field_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]) {
         (accessor_of(T::ACCESSORS, path).raw)(&self.0, index, raw);
     }
 
-    fn set_raw_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]) {
+    fn write_field_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]) {
         (accessor_of(T::ACCESSORS, path).put)(&mut self.0, index, raw);
     }
 }
@@ -99,11 +99,11 @@ impl<T: TypedCommand> TestedStructure for CommandUnderTest<T> {
         self.0.to_command().to_bytes().to_vec()
     }
 
-    fn raw_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]) {
+    fn read_field_bits(&self, path: FieldPath, index: usize, raw: &mut [u8]) {
         (accessor_of(T::ACCESSORS, path).raw)(&self.0, index, raw);
     }
 
-    fn set_raw_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]) {
+    fn write_field_bits(&mut self, path: FieldPath, index: usize, raw: &[u8]) {
         (accessor_of(T::ACCESSORS, path).put)(&mut self.0, index, raw);
     }
 }
@@ -191,7 +191,7 @@ fn check_element_bit_flips(
         let mut changed = raw.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
         subject.load(&before);
-        subject.set_raw_bits(path, index, &changed);
+        subject.write_field_bits(path, index, &changed);
         assert_eq!(raw_field(field, path, index, subject), changed, "{} is read back", place());
         let at = field.bit + index * field.width + bit;
         let mut expected = before.clone();
@@ -218,7 +218,7 @@ fn raw_field(
 ) -> Vec<u8> {
     let length = if matches!(field.show, FieldDecoder::Bytes(_)) { field.width / 8 } else { 8 };
     let mut raw = vec![0; length];
-    subject.raw_bits(path, index, &mut raw);
+    subject.read_field_bits(path, index, &mut raw);
     raw
 }
 

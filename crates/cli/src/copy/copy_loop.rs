@@ -69,7 +69,7 @@ impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
         self.task.channels().arm()
     }
 
-    fn handle_wakeup(&mut self, _ready: &[u64]) {
+    fn disarm(&mut self, _ready: &[u64]) {
         self.task.channels().disarm();
     }
 }

@@ -114,7 +114,7 @@ mod tests {
     fn panic_restores_the_terminal() {
         let mut terminal = crate::top::terminal::Terminal::new();
         let program = std::env::current_exe().unwrap();
-        let this = "top::terminal_screen::tests::screen_of_a_panicking_program";
+        let this = "top::terminal_screen::tests::child_that_panics_with_a_screen";
         let mut command = std::process::Command::new(program);
         command.args([this, "--exact", "--ignored", "--nocapture"]);
         let mut program = terminal.run(command);

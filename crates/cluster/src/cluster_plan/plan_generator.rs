@@ -4,7 +4,7 @@ use tenmil_base::{Instant, Random, Span};
 use tenmil_nvme_fabrics::IoPolicy;
 use tenmil_sim::sim_network::LinkTransferDirection;
 
-use super::{FaultEvent, HostPlan, MachinePlan, PlanKind};
+use super::{FaultEvent, HostPlan, MachinePlan, ScenarioKind};
 use crate::cluster_network::ConnectionFault;
 use crate::sim_disk::DiskOptions;
 
@@ -35,34 +35,37 @@ impl PlanGenerator {
         Span::from_ms(least_ms + self.0.below(most_ms - least_ms))
     }
 
-    pub(super) fn draw_machine(&mut self, kind: PlanKind) -> MachinePlan {
+    pub(super) fn draw_machine(&mut self, kind: ScenarioKind) -> MachinePlan {
         let mut disk = DiskOptions {
             block_count: 4096,
             latency: (Span::from_us(5), Span::from_us(self.random_choice(&[50, 500, 5_000]))),
             slow_one_in: self.random_choice(&[0, 0, 50, 400]),
             slow_max: Span::from_secs(self.random_choice(&[1, 8, 20])),
         };
-        if kind == PlanKind::SlowDisk {
+        if kind == ScenarioKind::SlowDisk {
             disk.slow_one_in = self.random_choice(&[10, 30]);
             disk.slow_max = Span::from_secs(self.random_choice(&[8, 20]));
         }
-        if matches!(kind, PlanKind::Mirror | PlanKind::MirrorOverTargets | PlanKind::Pool) {
+        if matches!(
+            kind,
+            ScenarioKind::Mirror | ScenarioKind::MirrorOverTargets | ScenarioKind::Pool
+        ) {
             disk.slow_one_in = 0;
         }
-        if kind == PlanKind::SharedDisk {
+        if kind == ScenarioKind::SharedDisk {
             disk.slow_one_in = self.random_choice(&[2, 4]);
         }
         let processes = match kind {
-            PlanKind::SlowDisk => self.random_choice(&[1, 2]),
-            PlanKind::SharedDisk | PlanKind::Exchange => 2,
-            PlanKind::Mirror | PlanKind::MirrorOverTargets | PlanKind::Pool => 1,
-            PlanKind::Any | PlanKind::Tenants => self.random_choice(&[1, 1, 2]),
+            ScenarioKind::SlowDisk => self.random_choice(&[1, 2]),
+            ScenarioKind::SharedDisk | ScenarioKind::Exchange => 2,
+            ScenarioKind::Mirror | ScenarioKind::MirrorOverTargets | ScenarioKind::Pool => 1,
+            ScenarioKind::Any | ScenarioKind::Tenants => self.random_choice(&[1, 1, 2]),
         };
         let quiesce = match kind {
-            PlanKind::SharedDisk => Span::from_ms(1_000),
+            ScenarioKind::SharedDisk => Span::from_ms(1_000),
             _ => Span::from_ms(self.random_choice(&[200, 1_000])),
         };
-        if kind == PlanKind::Tenants {
+        if kind == ScenarioKind::Tenants {
             let slots = if self.one_in(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
             // A reservation is known to one process only.
             let (disks, is_shared_out) = (vec![disk; 2], processes > 1);
@@ -82,37 +85,41 @@ impl PlanGenerator {
             // keeps late writes away.
             disk.slow_max = Span { ns: quiesce.ns / 10 * 9 };
         }
-        let is_mirror = kind == PlanKind::Mirror;
+        let is_mirror = kind == ScenarioKind::Mirror;
         let slots = match kind {
-            PlanKind::Exchange if self.one_in(2) => vec![(0, 1), (1, 1)],
-            PlanKind::Exchange => vec![(0, 1), (0, 2)],
+            ScenarioKind::Exchange if self.one_in(2) => vec![(0, 1), (1, 1)],
+            ScenarioKind::Exchange => vec![(0, 1), (0, 2)],
             _ => vec![(0, 1)],
         };
         let disks = vec![disk; if is_mirror { 2 } else { slots.len() }];
-        let (is_pool, is_shared_out) = (kind == PlanKind::Pool, false);
+        let (is_pool, is_shared_out) = (kind == ScenarioKind::Pool, false);
         MachinePlan { disks, is_pool, is_mirror, slots, processes, is_shared_out, quiesce }
     }
 
-    pub(super) fn draw_hosts(&mut self, kind: PlanKind, machines: &[MachinePlan]) -> Vec<HostPlan> {
-        if kind == PlanKind::Tenants {
+    pub(super) fn draw_hosts(
+        &mut self,
+        kind: ScenarioKind,
+        machines: &[MachinePlan],
+    ) -> Vec<HostPlan> {
+        if kind == ScenarioKind::Tenants {
             // Two hosts use the first disk, and another one the second.
             let host = |disk| HostPlan { disk, ..self.draw_host_on(0, machines) };
             return [0, 0, 1].map(host).to_vec();
         }
-        if kind == PlanKind::Exchange {
+        if kind == ScenarioKind::Exchange {
             let host = |disk| HostPlan { disk, ..self.draw_host_on(0, machines) };
             return [0, 1].map(host).to_vec();
         }
-        if kind == PlanKind::Pool {
+        if kind == ScenarioKind::Pool {
             let (blocks, think) = (4096, Span::from_ms(10));
             let host = |_| HostPlan { blocks, think, ..self.draw_host_on(0, machines) };
             return [0, 1].map(host).to_vec();
         }
-        if kind == PlanKind::Mirror {
+        if kind == ScenarioKind::Mirror {
             let host = self.draw_host_on(0, machines);
             return vec![HostPlan { disk: 0, is_mirrored: true, ..host }];
         }
-        if kind == PlanKind::MirrorOverTargets {
+        if kind == ScenarioKind::MirrorOverTargets {
             let fail_fast = Span::from_ms(self.random_choice(&[500, 2_000]));
             let host = HostPlan { fail_fast, ..self.draw_host_on(0, machines) };
             return vec![HostPlan { is_mirrored: true, other_legs: vec![1], ..host }];
@@ -120,11 +127,11 @@ impl PlanGenerator {
         (0..self.random_choice(&[1, 1, 2])).map(|_| self.draw_host(kind, machines)).collect()
     }
 
-    fn draw_host(&mut self, kind: PlanKind, machines: &[MachinePlan]) -> HostPlan {
+    fn draw_host(&mut self, kind: ScenarioKind, machines: &[MachinePlan]) -> HostPlan {
         let machine = self.random_below(machines.len());
         let host = self.draw_host_on(machine, machines);
         match kind {
-            PlanKind::SharedDisk => HostPlan {
+            ScenarioKind::SharedDisk => HostPlan {
                 depth: self.random_choice(&[4, 12]),
                 think: Span::from_us(self.random_choice(&[500, 2_000, 20_000])),
                 blocks: self.random_choice(&[4, 8]),
@@ -162,7 +169,7 @@ impl PlanGenerator {
 
     pub(super) fn draw_faults(
         &mut self,
-        kind: PlanKind,
+        kind: ScenarioKind,
         machines: &[MachinePlan],
         hosts: usize,
         until: Instant,
@@ -170,18 +177,20 @@ impl PlanGenerator {
         // Each kind of fault is enabled or not, so that some runs have many of one kind.
         let mut weights =
             FaultWeights([(); 7].map(|()| if self.one_in(2) { 1 + self.0.below(4) } else { 0 }));
-        if kind == PlanKind::SharedDisk {
+        if kind == ScenarioKind::SharedDisk {
             // Connection resets are detected while the data that were sent are in flight.
             weights.0[4] = 20;
         }
         let processes: usize = machines.iter().map(|machine| machine.processes).sum();
         let count = match kind {
-            PlanKind::SlowDisk => self.random_below(6),
-            PlanKind::SharedDisk => 6 + self.random_below(12),
-            PlanKind::Any => self.random_below(12),
-            PlanKind::MirrorOverTargets => self.random_below(6),
-            PlanKind::Tenants | PlanKind::Mirror | PlanKind::Exchange => self.random_below(4),
-            PlanKind::Pool => 0,
+            ScenarioKind::SlowDisk => self.random_below(6),
+            ScenarioKind::SharedDisk => 6 + self.random_below(12),
+            ScenarioKind::Any => self.random_below(12),
+            ScenarioKind::MirrorOverTargets => self.random_below(6),
+            ScenarioKind::Tenants | ScenarioKind::Mirror | ScenarioKind::Exchange => {
+                self.random_below(4)
+            }
+            ScenarioKind::Pool => 0,
         };
         let mut faults = Vec::new();
         for _ in 0..count {
@@ -209,19 +218,19 @@ impl PlanGenerator {
             };
             faults.push((at, event));
         }
-        if kind == PlanKind::Tenants {
+        if kind == ScenarioKind::Tenants {
             self.draw_reservation_faults(until, &mut faults);
         }
-        if kind == PlanKind::Exchange {
+        if kind == ScenarioKind::Exchange {
             self.draw_disk_swaps(until, &mut faults);
         }
-        if kind == PlanKind::Mirror {
+        if kind == ScenarioKind::Mirror {
             self.draw_leg_faults(&mut faults);
         }
-        if kind == PlanKind::MirrorOverTargets {
+        if kind == ScenarioKind::MirrorOverTargets {
             self.draw_target_faults(&mut faults);
         }
-        if kind == PlanKind::Pool {
+        if kind == ScenarioKind::Pool {
             self.draw_pool_takeover(&mut faults);
         }
         faults.sort_by_key(|(at, _)| *at);

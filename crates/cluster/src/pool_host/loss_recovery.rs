@@ -82,7 +82,7 @@ impl PoolHost {
             && store.is_rereading()
         {
             self.recovery.recovered = queue.known_write_loss_count();
-            queue.ack_repaired_losses(self.recovery.recovered);
+            queue.ack_repaired_write_losses(self.recovery.recovered);
         }
     }
 

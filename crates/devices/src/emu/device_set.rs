@@ -243,7 +243,7 @@ impl EventLoop for EmulatedAdminLoop {
         self.stop.is_stopped()
     }
 
-    fn handle_wakeup(&mut self, _: &[u64]) {}
+    fn disarm(&mut self, _: &[u64]) {}
 }
 
 impl SsdDevice {

@@ -181,7 +181,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
         must_wake || self.stop.is_stopped()
     }
 
-    fn handle_wakeup(&mut self, _: &[u64]) {
+    fn disarm(&mut self, _: &[u64]) {
         self.ssds.iter_mut().for_each(EmulatedSsd::disarm);
     }
 }

@@ -341,7 +341,7 @@ impl EventLoop for TcpAdminLoop {
         self.stop.is_stopped() || kept.remote.arm()
     }
 
-    fn handle_wakeup(&mut self, _: &[u64]) {
+    fn disarm(&mut self, _: &[u64]) {
         self.shared.lock().remote.disarm();
     }
 }

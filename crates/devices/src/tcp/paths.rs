@@ -96,7 +96,7 @@ impl NamespacePaths {
             let now = self.clock.now();
             let mut multipath = self.shared.lock();
             if let Some(event) = multipath.poll(now) {
-                self.shared.handle_event(now, &event, &mut multipath);
+                self.shared.report_event_and_update_size(now, &event, &mut multipath);
             }
             if let Some(channel) = multipath.take_queue(request) {
                 return Ok(channel.with_wait_handle(Box::new(idle_wait)));
@@ -130,7 +130,7 @@ impl NamespacePaths {
             channel.poll(now, &mut completions);
             let mut multipath = self.shared.lock();
             if let Some(event) = multipath.poll(now) {
-                self.shared.handle_event(now, &event, &mut multipath);
+                self.shared.report_event_and_update_size(now, &event, &mut multipath);
             }
             self.check_request(&multipath, now, request)?;
             let is_connected = multipath.down_since().is_none();
@@ -282,7 +282,12 @@ impl PathsState {
     }
 
     /// Reports an event, and updates the size of the device after a resize.
-    fn handle_event(&self, now: Instant, event: &PathEvent, multipath: &mut Multipath) {
+    fn report_event_and_update_size(
+        &self,
+        now: Instant,
+        event: &PathEvent,
+        multipath: &mut Multipath,
+    ) {
         self.notifier.report(now, event);
         if let PathEvent::Controller { event: Event::NamespaceResized { .. }, .. } = event {
             // The size is the same on all paths.
@@ -365,7 +370,7 @@ impl EventLoop for PathsAdminLoop {
         }
         let mut multipath = self.shared.lock();
         while let Some(event) = multipath.poll(now) {
-            self.shared.handle_event(now, &event, &mut multipath);
+            self.shared.report_event_and_update_size(now, &event, &mut multipath);
         }
         NextStep::SleepUntil(multipath.wake_at(now).min(now.after(TENDED)))
     }
@@ -375,7 +380,7 @@ impl EventLoop for PathsAdminLoop {
         self.stop.is_stopped() || self.shared.lock().arm(&mut self.idle_wait)
     }
 
-    fn handle_wakeup(&mut self, _: &[u64]) {
+    fn disarm(&mut self, _: &[u64]) {
         self.shared.lock().disarm();
     }
 }

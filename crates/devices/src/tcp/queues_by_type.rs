@@ -183,8 +183,8 @@ impl IoChannel for QueuesByTypeChannel {
         self.rest.known_write_loss_count()
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
-        self.each().for_each(|backend| backend.ack_repaired_losses(count));
+    fn ack_repaired_write_losses(&mut self, count: u64) {
+        self.each().for_each(|backend| backend.ack_repaired_write_losses(count));
     }
 }
 

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | entries before doorbell | `dma/src/barrier.rs`, the doorbell's release | the doorbell's acquire |
 //! | the phase after the rest of a completion | `dma/src/completion_order.rs` | the same, `barrier.rs` |
-//! | a shadow doorbell and its event index | `nvme/src/queue_pair/shadow.rs` | `ctrl/src/queue/shadow.rs` |
+//! | a shadow doorbell and its event index | `nvme-host/src/queue_pair/shadow_doorbell.rs` | `nvme-controller/src/queue/shadow_doorbell.rs` |
 //!
 //! Doorbells and entries are one line each in code that needs real memory, and are repeated here:
 //! `DoorbellPage`, `RegionTable::load_u32` and `store_u32`, `SharedRingEntries`.

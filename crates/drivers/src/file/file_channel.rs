@@ -404,13 +404,13 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
 
     /// The owner that has recovered the loss has written it again, and so does not depend on what reads
     /// return.
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         self.acknowledge_losses_up_to(count.min(self.known_write_loss_count()));
     }
 
     /// Only where reads come from the disk: of pages that it could not write, the kernel keeps the new
     /// contents in its cache, marked clean, and forgets them at any time after the next successful flush.
-    fn accept_losses(&mut self) -> Result<(), Error> {
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
         let FileShared { direct, file, .. } = &*self.loan.shared;
         if let Err(why) = direct {
             return Err(Error::environment(unreadable_loss_hint(&file.path().display(), *why)));

@@ -468,7 +468,7 @@ fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
         bench.submit(&mut *owner, 2, Operation::Flush, RequestFlags::NONE);
         bench.submit(&mut *owner, 3, Operation::Flush, RequestFlags::NONE);
         assert_eq!(owner.known_write_loss_count(), round);
-        owner.accept_losses().unwrap();
+        owner.accept_write_losses().unwrap();
         kernel.end_sync(Ok(()));
         assert_eq!(poll_completions(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
         kernel.end_sync(Ok(()));
@@ -477,9 +477,9 @@ fn acknowledged_loss_still_fails_a_flush_of_every_other_channel() {
         for _ in 0..2 {
             assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
         }
-        other.ack_repaired_losses(round - 1);
+        other.ack_repaired_write_losses(round - 1);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
-        other.ack_repaired_losses(round);
+        other.ack_repaired_write_losses(round);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::SUCCESS);
         let (mut late, kernel_late) = bench.channel_and_engine();
         assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
@@ -502,14 +502,14 @@ fn loss_is_not_acknowledged_with_buffered_io() {
             bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(result);
             assert_eq!(poll_completions(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
-            let said = channel.accept_losses().unwrap_err();
+            let said = channel.accept_write_losses().unwrap_err();
             assert!(
                 said.text.contains("read through the page cache") && said.text.contains(fix),
                 "{said}"
             );
         }
         // Who has written it again needs no read.
-        channel.ack_repaired_losses(1);
+        channel.ack_repaired_write_losses(1);
         bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(Ok(()));
         assert_eq!(poll_completions(&mut *channel), [(1, IoStatus::SUCCESS)]);

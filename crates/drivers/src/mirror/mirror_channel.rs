@@ -594,7 +594,7 @@ impl IoChannel for MirrorChannel {
         self.shared.all_leg_loss_count()
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         self.acknowledge_repaired_up_to(count);
     }
 }

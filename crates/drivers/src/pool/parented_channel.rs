@@ -132,12 +132,12 @@ impl IoChannel for ParentedChannel {
         self.store.known_write_loss_count()
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
-        self.store.ack_repaired_losses(count);
+    fn ack_repaired_write_losses(&mut self, count: u64) {
+        self.store.ack_repaired_write_losses(count);
     }
 
-    fn accept_losses(&mut self) -> Result<(), Error> {
-        self.store.accept_losses()
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
+        self.store.accept_write_losses()
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {

@@ -155,8 +155,8 @@ impl PoolShared {
         let state = self.lock();
         if state.store.is_rereading() && self.has_unrecovered_loss(channel) {
             let count = channel.known_write_loss_count();
-            channel.accept_losses().map_err(|error| error.to_string())?;
-            channel.ack_repaired_losses(count);
+            channel.accept_write_losses().map_err(|error| error.to_string())?;
+            channel.ack_repaired_write_losses(count);
             self.device_losses.store(count, Ordering::Release);
         }
         Ok(())

@@ -615,7 +615,7 @@ impl IoChannel for VolumeChannel {
         self.open.shared.write_loss_count()
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         self.reported_losses = self.reported_losses.max(count.min(self.known_write_loss_count()));
     }
 }

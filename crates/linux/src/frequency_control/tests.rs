@@ -15,7 +15,7 @@ use crate::CpuList;
 use crate::kernel_files::{KernelFiles, tests::fake_kernel_files};
 use crate::runtime_directory::RuntimeDirectory;
 
-fn core_list(text: &str) -> CpuList {
+fn parse_cpu_list(text: &str) -> CpuList {
     CpuList::parse(text).unwrap()
 }
 
@@ -113,10 +113,13 @@ fn files_with_energy_preference(core: u32) -> TestFiles {
 #[test]
 fn missing_cpufreq_is_reported_in_one_line() {
     let (root, machine) = fake_kernel_files(&[("sys/devices/system/cpu/online", "0-1\n")]);
-    let absent =
-        FrequencyControl::take_control(machine, &core_list("0-1"), &runtime_directory(root.path()))
-            .unwrap_err();
-    assert_eq!(absent, CpufreqUnavailable::NoCpufreq { cores: core_list("0-1") });
+    let absent = FrequencyControl::take_control(
+        machine,
+        &parse_cpu_list("0-1"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap_err();
+    assert_eq!(absent, CpufreqUnavailable::NoCpufreq { cores: parse_cpu_list("0-1") });
     assert_eq!(
         absent.to_string(),
         "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1"
@@ -146,7 +149,8 @@ fn every_driver_is_set_to_both_limits_and_restored() {
         let before = files_of_policy(&machine, 0);
         let directory = runtime_directory(root.path());
         let mut frequency =
-            FrequencyControl::take_control(machine.clone(), &core_list("0"), &directory).unwrap();
+            FrequencyControl::take_control(machine.clone(), &parse_cpu_list("0"), &directory)
+                .unwrap();
         let domain = &frequency.policies()[0];
         assert_eq!((domain.driver(), domain.governor()), (Some(driver), Some(governor)));
         assert_eq!(files_of_policy(&machine, 0), before, "looking changes nothing");
@@ -175,9 +179,12 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
     ));
     let kernel = FakeKernel::new(&[files]);
     let root = tempfile::tempdir().unwrap();
-    let mut frequency =
-        FrequencyControl::take_control(&kernel, &core_list("0"), &runtime_directory(root.path()))
-            .unwrap();
+    let mut frequency = FrequencyControl::take_control(
+        &kernel,
+        &parse_cpu_list("0"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap();
     assert_eq!(
         frequency.policies()[0].frequencies_khz(),
         [800_000, 1_200_000, 2_400_000, 3_600_000]
@@ -201,9 +208,12 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
 #[test]
 fn driver_without_frequency_list_has_equal_steps() {
     let (root, machine) = test_machine(&[files_without_energy_preference(0)]);
-    let frequency =
-        FrequencyControl::take_control(machine, &core_list("0"), &runtime_directory(root.path()))
-            .unwrap();
+    let frequency = FrequencyControl::take_control(
+        machine,
+        &parse_cpu_list("0"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap();
     let steps = frequency.policies()[0].frequencies_khz();
     assert_eq!((steps.len(), steps[0], steps[1], steps[10]), (11, 800_000, 1_080_000, 3_600_000));
 }
@@ -216,9 +226,12 @@ fn single_frequency_range_has_no_steps() {
     );
     let kernel = FakeKernel::new(&[files]);
     let root = tempfile::tempdir().unwrap();
-    let mut frequency =
-        FrequencyControl::take_control(&kernel, &core_list("0"), &runtime_directory(root.path()))
-            .unwrap();
+    let mut frequency = FrequencyControl::take_control(
+        &kernel,
+        &parse_cpu_list("0"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap();
     for speed in [
         FrequencyRequest::Highest,
         FrequencyRequest::Lowest,
@@ -248,7 +261,7 @@ fn range_minimum_never_exceeds_its_maximum() {
         let root = tempfile::tempdir().unwrap();
         let mut frequency = FrequencyControl::take_control(
             &kernel,
-            &core_list("0-1"),
+            &parse_cpu_list("0-1"),
             &runtime_directory(root.path()),
         )
         .unwrap();
@@ -268,9 +281,12 @@ fn rejected_write_is_reported_once_with_file_value_and_errno() {
     kernel.reject_writes(0, "scaling_max_freq", Errno::ACCESS);
     kernel.reject_writes(0, "scaling_min_freq", Errno::ACCESS);
     let root = tempfile::tempdir().unwrap();
-    let mut frequency =
-        FrequencyControl::take_control(&kernel, &core_list("0"), &runtime_directory(root.path()))
-            .unwrap();
+    let mut frequency = FrequencyControl::take_control(
+        &kernel,
+        &parse_cpu_list("0"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap();
     let errors = frequency.apply_requests(&[(0, FrequencyRequest::Highest)]);
     let shown: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let file = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq";
@@ -294,9 +310,12 @@ fn rejected_hint_does_not_prevent_the_range_change() {
     let kernel = FakeKernel::new(&[files_with_energy_preference(0)]);
     kernel.reject_writes(0, "energy_performance_preference", Errno::BUSY);
     let root = tempfile::tempdir().unwrap();
-    let mut frequency =
-        FrequencyControl::take_control(&kernel, &core_list("0"), &runtime_directory(root.path()))
-            .unwrap();
+    let mut frequency = FrequencyControl::take_control(
+        &kernel,
+        &parse_cpu_list("0"),
+        &runtime_directory(root.path()),
+    )
+    .unwrap();
     let errors = frequency.apply_requests(&[(0, FrequencyRequest::Lowest)]);
     assert!(errors[0].to_string().starts_with("write power to /sys/"), "{errors:?}");
     assert_eq!(kernel.read_number(0, "scaling_max_freq"), 800_000);
@@ -315,7 +334,7 @@ fn policy_with_a_foreign_cpu_is_never_slowed() {
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     let mut frequency =
-        FrequencyControl::take_control(&kernel, &core_list("0"), &directory).unwrap();
+        FrequencyControl::take_control(&kernel, &parse_cpu_list("0"), &directory).unwrap();
     assert!(frequency.policies()[0].is_shared());
     frequency.apply_requests(&[(0, FrequencyRequest::Highest)]);
     assert_eq!(kernel.read_number(0, "scaling_min_freq"), 3_600_000);
@@ -326,7 +345,8 @@ fn policy_with_a_foreign_cpu_is_never_slowed() {
     }
     drop(frequency);
 
-    let mut both = FrequencyControl::take_control(&kernel, &core_list("0-1"), &directory).unwrap();
+    let mut both =
+        FrequencyControl::take_control(&kernel, &parse_cpu_list("0-1"), &directory).unwrap();
     assert_eq!((both.policies().len(), both.policies()[0].is_shared()), (1, false));
     both.apply_requests(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Highest)]);
     assert_eq!(kernel.read_number(0, "scaling_min_freq"), 3_600_000, "the greatest request counts");
@@ -341,7 +361,8 @@ fn next_start_after_a_crash_restores_everything() {
     let before = [files_of_policy(&machine, 0), files_of_policy(&machine, 1)];
     let directory = runtime_directory(root.path());
     let mut frequency =
-        FrequencyControl::take_control(machine.clone(), &core_list("0-1"), &directory).unwrap();
+        FrequencyControl::take_control(machine.clone(), &parse_cpu_list("0-1"), &directory)
+            .unwrap();
     frequency.apply_requests(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Highest)]);
 
     assert_eq!(
@@ -355,7 +376,7 @@ fn next_start_after_a_crash_restores_everything() {
     std::fs::copy(&journal, &left).unwrap();
     assert_ne!([files_of_policy(&machine, 0), files_of_policy(&machine, 1)], before);
     let recovered = restore_after_crash(&machine, &directory);
-    assert_eq!((recovered.cores, recovered.errors), (core_list("0-1"), Vec::new()));
+    assert_eq!((recovered.cores, recovered.errors), (parse_cpu_list("0-1"), Vec::new()));
     assert_eq!([files_of_policy(&machine, 0), files_of_policy(&machine, 1)], before);
     assert!(!left.exists() && journal.exists());
 }
@@ -372,7 +393,7 @@ fn unrestorable_values_stay_in_the_journal() {
     assert_eq!((recovered.cores.len(), recovered.errors.len()), (0, 1), "there is no core 7");
     assert!(left.exists());
     kernel.refusals.borrow_mut().clear();
-    assert_eq!(restore_after_crash(&&kernel, &directory).cores, core_list("0"));
+    assert_eq!(restore_after_crash(&&kernel, &directory).cores, parse_cpu_list("0"));
     assert_eq!(kernel.read_number(0, "scaling_min_freq"), 400_000);
     assert!(!left.exists());
 }
@@ -410,9 +431,9 @@ fn cpu_controlled_by_another_process_is_left_alone() {
         FakeKernel::new(&[files_without_energy_preference(0), files_without_energy_preference(1)]);
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
-    let first = FrequencyControl::take_control(&kernel, &core_list("0"), &directory).unwrap();
+    let first = FrequencyControl::take_control(&kernel, &parse_cpu_list("0"), &directory).unwrap();
     let mut second =
-        FrequencyControl::take_control(&kernel, &core_list("0-1"), &directory).unwrap();
+        FrequencyControl::take_control(&kernel, &parse_cpu_list("0-1"), &directory).unwrap();
     assert_eq!(second.policies().len(), 1);
     assert!(
         matches!(
@@ -433,7 +454,8 @@ fn nothing_is_changed_if_the_journal_cannot_be_written() {
     let root = tempfile::tempdir().unwrap();
     let directory = runtime_directory(root.path());
     std::fs::remove_dir(directory.path()).unwrap();
-    let absent = FrequencyControl::take_control(&kernel, &core_list("0"), &directory).unwrap_err();
+    let absent =
+        FrequencyControl::take_control(&kernel, &parse_cpu_list("0"), &directory).unwrap_err();
     assert!(
         matches!(absent, CpufreqUnavailable::NoJournal { found: Errno::NOENT, .. }),
         "{absent}"
@@ -445,7 +467,8 @@ fn journal_is_private_to_its_owner() {
     use std::os::unix::fs::MetadataExt;
     let (root, machine) = test_machine(&[files_without_energy_preference(0)]);
     let directory = runtime_directory(root.path());
-    let _frequency = FrequencyControl::take_control(machine, &core_list("0"), &directory).unwrap();
+    let _frequency =
+        FrequencyControl::take_control(machine, &parse_cpu_list("0"), &directory).unwrap();
     let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap();
     assert_eq!(journal.metadata().unwrap().mode() & 0o777, 0o600);
 }
@@ -492,7 +515,7 @@ fn frequency_files_are_read_and_written_under_one_lock() {
         LockCheckingFiles { machine: &machine, directory: &directory, looks, is_trusting };
     let looks = || jealous.looks.replace(0) > 0;
     let mut frequency =
-        FrequencyControl::take_control(&jealous, &core_list("0"), &directory).unwrap();
+        FrequencyControl::take_control(&jealous, &parse_cpu_list("0"), &directory).unwrap();
     assert!(looks());
     // The owner may change it without the lock.
     jealous.is_trusting.set(true);
@@ -503,13 +526,13 @@ fn frequency_files_are_read_and_written_under_one_lock() {
     drop(frequency);
     // A process takes control, lowers the frequency and is killed.
     let mut killed =
-        FrequencyControl::take_control(machine.clone(), &core_list("0"), &directory).unwrap();
+        FrequencyControl::take_control(machine.clone(), &parse_cpu_list("0"), &directory).unwrap();
     killed.apply_requests(&[(0, FrequencyRequest::Lowest)]);
     let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
     let left = std::fs::read(&journal).unwrap();
     drop(killed);
     std::fs::write(&journal, left).unwrap();
     looks();
-    assert_eq!(restore_after_crash(&&jealous, &directory).cores, core_list("0"));
+    assert_eq!(restore_after_crash(&&jealous, &directory).cores, parse_cpu_list("0"));
     assert!(looks());
 }

@@ -131,7 +131,11 @@ impl RingHandle {
         }
         let wanted = u32::from(MEMBERS_FIRST) << (2 * rings.len().min(8));
         let count = wanted.min(u32::from(MEMBERS_MAX)).min(PLACES_MAX / u32::from(depth)).max(1);
-        let mut ring = Ring::new(depth, u16::try_from(count).unwrap_or(1))?;
+        let mut ring = match Ring::new(depth, u16::try_from(count).unwrap_or(1)) {
+            // The user may lock little memory: a ring for one engine needs less.
+            Err(Errno::NOMEM) if count > 1 => Ring::new(depth, 1)?,
+            ring => ring?,
+        };
         let tag = ring.add_member(depth, files)?.ok_or(Errno::NOSPC)?;
         let ring = Arc::new(BiasedLock::new(ring, AsymmetricBarrier::detect()));
         group.add_resource(&ring);

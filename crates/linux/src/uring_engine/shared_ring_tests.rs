@@ -103,7 +103,11 @@ fn engine_of_no_group_has_a_ring_of_its_own() {
     let Some(fixture) = Fixture::new(2) else { return };
     assert_eq!(rings(&fixture.engines), 1);
     let regions = RegionTable::new(1);
-    let alone = [(); 2].map(|()| engine(&tempfile::tempdir().unwrap(), &regions, 0).unwrap());
+    let alone = [(); 2].map(|()| engine(&tempfile::tempdir().unwrap(), &regions, 0));
+    let [Some(one), Some(other)] = alone else {
+        return println!("skipped: the user may lock no more memory");
+    };
+    let alone = [one, other];
     assert_eq!(rings(&alone), 2);
     assert!(alone.iter().all(|one| matches!(one.ring, RingHandle::Own(_))));
 }

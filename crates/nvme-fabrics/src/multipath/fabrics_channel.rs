@@ -368,7 +368,7 @@ impl IoChannel for FabricsChannel {
         self.flushes.known_loss_count()
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         self.flushes.acknowledge_losses(count);
     }
 }

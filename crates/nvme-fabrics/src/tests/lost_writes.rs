@@ -240,7 +240,7 @@ fn acknowledged_losses_fail_no_flush_and_later_ones_do() {
     host.lose_controller();
     assert_eq!(host.flush_on(0), IoStatus::WRITE_FAULT);
     assert_eq!(host.queues[1].known_write_loss_count(), 1);
-    host.queues[1].ack_repaired_losses(1);
+    host.queues[1].ack_repaired_write_losses(1);
     assert_eq!(host.flush_on(1), IoStatus::SUCCESS, "its owner knows of it");
     for is_counted in [false, true] {
         host.write(2);
@@ -248,9 +248,9 @@ fn acknowledged_losses_fail_no_flush_and_later_ones_do() {
         if is_counted {
             assert_eq!(host.flush_on(0), IoStatus::WRITE_FAULT);
         }
-        host.queues[1].ack_repaired_losses(1);
+        host.queues[1].ack_repaired_write_losses(1);
         assert_eq!(host.flush_on(1), IoStatus::WRITE_FAULT, "another one, counted: {is_counted}");
-        host.queues[0].ack_repaired_losses(2);
+        host.queues[0].ack_repaired_write_losses(2);
     }
 }
 

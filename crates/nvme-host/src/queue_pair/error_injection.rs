@@ -78,7 +78,7 @@ impl Injections {
 
 impl<T: Transport> QueuePair<T> {
     /// Arms an injection. Fused pairs are not affected.
-    pub fn inject(&mut self, injection: Injection) {
+    pub fn arm_injection(&mut self, injection: Injection) {
         let slots = self.slots.len();
         let injections = self.cold.injections.get_or_insert_with(|| Injections::new(slots));
         if injection.count > 0 {

@@ -298,7 +298,7 @@ fn injected_error_hits_its_opcode_the_given_number_of_times() {
     for side in [InjectionSide::Submission, InjectionSide::Completion] {
         let mut harness = QueuePairHarness::plain(8);
         let status = IoStatus::UNRECOVERED_READ;
-        harness.queue.inject(Injection { opcode: READ, side, status, count: 2 });
+        harness.queue.arm_injection(Injection { opcode: READ, side, status, count: 2 });
         let mut seen = Vec::new();
         for token in 0..6 {
             let opcode = if token == 1 { WRITE } else { READ };
@@ -322,7 +322,7 @@ fn injections_are_cleared_on_request_and_by_reset() {
     let mut harness = QueuePairHarness::plain(4);
     let (opcode, status) = (READ, IoStatus::INTERNAL_ERROR);
     let side = InjectionSide::Submission;
-    harness.queue.inject(Injection { opcode, side, status, count: 100 });
+    harness.queue.arm_injection(Injection { opcode, side, status, count: 100 });
     for token in 0..3 {
         harness.submit(token).unwrap();
     }

@@ -206,7 +206,7 @@ impl TestReactor {
                     return true;
                 }
                 self.sleeper.cancel_sleep();
-                self.reactor.handle_wakeup(&[]);
+                self.reactor.disarm(&[]);
                 return false;
             }
         }

@@ -207,7 +207,7 @@ fn vhost_user_session_has_the_bytes_of_the_protocol() {
         format!("more {} 13", area("200000000").replace("7f00", "7f0")),
         format!("less {}", area("200000000").replace("7f00", "7f0")),
         "call 0 Some(22)".to_owned(),
-        "start 0 QueueStart { size: 80, base: fffe, addresses: [7f0000004000, 7f0000005000, \
+        "start 0 QueueStartParams { size: 80, base: fffe, addresses: [7f0000004000, 7f0000005000, \
          7f0000006000], kick: Some(15), features: 160000000 }"
             .to_owned(),
         "call 0 None".to_owned(),

@@ -234,7 +234,7 @@ fn decode_node(bytes: &[u8], header: &Header, kind: BlockKind) -> Result<PageBod
     let records: Vec<Record> = lines.take(count).map(Record::decode).collect();
     let last = records.iter().try_fold(0, |end, record| {
         let (next, whole) = match level {
-            0 => (kind.end_key(record)?, kind.is_within_limits(record)),
+            0 => (kind.record_end_key(record)?, kind.is_within_limits(record)),
             _ => (record.key.checked_add(1)?, !record.child().is_null()),
         };
         (record.key >= end && whole).then_some(next)

@@ -119,7 +119,7 @@ impl TreeWalk {
             return Err(damage(CorruptionKind::Generation { found, expected }));
         }
         let end = |record: &Record| match page.level() {
-            0 => self.tree.kind.end_key(record).unwrap_or(u64::MAX),
+            0 => self.tree.kind.record_end_key(record).unwrap_or(u64::MAX),
             _ => record.key + 1,
         };
         let is_inside = |record: &Record| record.key >= bounds.start && end(record) <= bounds.end;

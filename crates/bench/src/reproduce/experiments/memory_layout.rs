@@ -22,7 +22,7 @@ const DRAWS: u64 = 50_000;
 
 const A_LOOP: &str = "A loop that does nothing else: in a driver there is more around it, so an I/O \
     gains less than an iteration of the loop does.";
-const SLOTS: &str = "crates/bench/src/experiment/loops/slot_layouts.rs";
+const SLOTS: &str = "crates/bench/src/experiment/micro_benchmark_loops/slot_layouts.rs";
 
 pub(super) fn memory_experiments() -> Vec<Experiment<BenchTask>> {
     vec![
@@ -158,7 +158,7 @@ fn token_location_experiment() -> Experiment<BenchTask> {
 }
 
 fn random_lba_experiment() -> Experiment<BenchTask> {
-    const SOURCE: &str = "crates/bench/src/experiment/loops/random_lba.rs";
+    const SOURCE: &str = "crates/bench/src/experiment/micro_benchmark_loops/random_lba.rs";
     Experiment {
         name: "random-block",
         claim: "Drawing a random block by a multiplication is faster than by the remainder of a \

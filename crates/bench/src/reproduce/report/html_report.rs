@@ -312,7 +312,7 @@ mod tests {
             "no &lt;card&gt; here",
             "measured by an earlier run",
             "at least 1.20 times",
-            "a loop of its own: crates/bench/src/experiment/loops/slot_layouts.rs",
+            "a loop of its own: crates/bench/src/experiment/micro_benchmark_loops/slot_layouts.rs",
             "Fast One",
             "How a verdict is made",
             "tenmil reproduce --quick --out",

@@ -90,7 +90,7 @@ impl IoChannel for ScriptedChannel {
         count
     }
 
-    fn accept_losses(&mut self) -> Result<(), Error> {
+    fn accept_write_losses(&mut self) -> Result<(), Error> {
         Err(Error::environment("on purpose"))
     }
 }

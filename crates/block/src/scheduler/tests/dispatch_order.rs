@@ -61,7 +61,7 @@ fn schedulers_forward_loss_acknowledgments() {
         Box::new(StreamBatchScheduler::new(below(), &StreamBatchOptions::default())),
     ];
     for mut channel in channels {
-        assert_eq!(channel.accept_losses().unwrap_err().text, "on purpose");
+        assert_eq!(channel.accept_write_losses().unwrap_err().text, "on purpose");
     }
 }
 

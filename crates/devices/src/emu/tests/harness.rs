@@ -269,7 +269,7 @@ impl Device {
 
     fn wake(&mut self) -> DevicePhase {
         self.simulated_sleeper.withdraw();
-        self.turn.handle_wakeup(&[]);
+        self.turn.disarm(&[]);
         DevicePhase::Awake
     }
 }

@@ -211,7 +211,7 @@ impl ReactorHarness {
 
     fn wake_reactor(&mut self) -> ReactorPhase {
         self.sleeper.cancel_sleep();
-        self.reactor.handle_wakeup(&[]);
+        self.reactor.disarm(&[]);
         ReactorPhase::Iterating
     }
 }

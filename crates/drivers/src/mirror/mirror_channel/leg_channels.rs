@@ -322,7 +322,7 @@ impl LegChannels {
                 && let Some(backend) = &mut leg.backend
             {
                 leg.acknowledged = repaired;
-                backend.ack_repaired_losses(repaired);
+                backend.ack_repaired_write_losses(repaired);
             }
         }
     }
@@ -332,7 +332,7 @@ impl LegChannels {
     pub(super) fn acknowledge_all_losses(&mut self, leg: u8) {
         let number = leg.trailing_zeros() as usize;
         if let Some(backend) = self.legs.get_mut(number).and_then(|leg| leg.backend.as_mut()) {
-            backend.ack_repaired_losses(backend.known_write_loss_count());
+            backend.ack_repaired_write_losses(backend.known_write_loss_count());
         }
     }
 
@@ -340,7 +340,7 @@ impl LegChannels {
     pub(super) fn acknowledge_handled_losses(&mut self) {
         for (index, leg) in self.legs.iter_mut().enumerate() {
             if let Some(backend) = &mut leg.backend {
-                backend.ack_repaired_losses(self.shared.handled_loss_count(index));
+                backend.ack_repaired_write_losses(self.shared.handled_loss_count(index));
             }
         }
     }
@@ -351,7 +351,7 @@ impl LegChannels {
     #[cold]
     pub(super) fn accept_losses_of_leg(&mut self, leg: usize) {
         if let Some(backend) = &mut self.legs[leg].backend {
-            let _ = backend.accept_losses();
+            let _ = backend.accept_write_losses();
         }
     }
 

@@ -232,7 +232,7 @@ impl IoChannel for SimulatedDiskChannel {
         if state.counts { state.losses } else { 0 }
     }
 
-    fn ack_repaired_losses(&mut self, count: u64) {
+    fn ack_repaired_write_losses(&mut self, count: u64) {
         let mut state = self.disk.lock();
         assert!(count <= state.losses, "it has counted no more");
         if state.counts && !state.is_unheard && count == state.losses {

@@ -233,7 +233,7 @@ fn errors_can_be_injected_into_admin_commands() {
         status: IoStatus::INTERNAL_ERROR,
         count: 1,
     };
-    harness.controller.admin_queue().inject(injection);
+    harness.controller.admin_queue().arm_injection(injection);
     harness.submit_admin(1, 0x0a);
     harness.submit_admin(2, 0x0a);
     harness.run_for(Span::from_ms(5));

@@ -254,7 +254,7 @@ fn injected_error_reaches_a_child() {
     for side in [InjectionSide::Submission, InjectionSide::Completion] {
         let mut harness = NamespaceQueueHarness::new(view, 4);
         let (opcode, status) = (IoOpcode::Read.code(), IoStatus::UNRECOVERED_READ);
-        harness.namespace.queue_mut().inject(Injection { opcode, side, status, count: 1 });
+        harness.namespace.queue_mut().arm_injection(Injection { opcode, side, status, count: 1 });
         assert!(harness.submit(read_request(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
         assert_eq!(harness.complete_all().1, [(77, status)], "{side:?}");
         assert!(harness.submit(read_request(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));

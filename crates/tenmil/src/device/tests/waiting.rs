@@ -69,7 +69,7 @@ fn idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
         assert!(op.poll().is_none());
         let mut ready = Vec::new();
         assert!(stand.sleeper.sleep_until_ready(Span::default(), &mut ready), "the bell rang");
-        stand.reactor.handle_wakeup(&ready);
+        stand.reactor.disarm(&ready);
         stand.run_iterations(2);
         assert_eq!(stand.slow.held_request_count(), 1);
         stand.slow.complete_all();
@@ -89,7 +89,7 @@ fn device_that_accepts_nothing_is_retried_at_its_wake_time_without_spinning() {
     let again_at = stand.now().after(Span::from_secs(1));
     stand.slow.with_state(|inner| inner.again_at = again_at);
     assert!(stand.run_until_asleep());
-    stand.reactor.handle_wakeup(&[]);
+    stand.reactor.disarm(&[]);
     assert!(matches!(stand.run_iterations(1), NextStep::SleepUntil(at) if at <= again_at));
     stand.slow.with_state(|inner| inner.room = 1);
     stand.advance_time(Span::from_secs(1));
@@ -106,7 +106,7 @@ fn idle_device_is_armed_before_sleep() {
     let mut stand = TestReactor::new(4, 4, 4);
     assert!(stand.run_until_asleep());
     assert_eq!(stand.slow.with_state(|inner| inner.arms), 1);
-    stand.reactor.handle_wakeup(&[]);
+    stand.reactor.disarm(&[]);
     assert!(stand.run_until_asleep());
     assert_eq!(stand.slow.with_state(|inner| inner.arms), 2);
 }
