@@ -9,11 +9,12 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within the machine crates, `linux` depends on `dma`.
-const LAYERS: [(&str, u32); 26] = [
+const LAYERS: [(&str, u32); 27] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme-host", 1),
     ("tenmil-nvme-controller", 1),
+    ("tenmil-nvme-auth", 1),
     ("tenmil-nvme-tcp", 1),
     ("tenmil-volume", 1),
     ("tenmil-vfio-user", 1),
