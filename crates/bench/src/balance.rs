@@ -179,14 +179,15 @@ mod tests {
     fn machine_without_cpufreq_is_reported_in_one_line() {
         let root = tempfile::tempdir().unwrap();
         let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
-        let told = RecordingNotes::default();
+        let reported = RecordingNotes::default();
         let cores = [0, 1].into_iter().collect();
         let machine = KernelFiles::under_root(root.path());
         assert!(
-            start_governor(machine, &cores, &directory, &|text| told.collect_notes(text)).is_none()
+            start_governor(machine, &cores, &directory, &|text| reported.collect_notes(text))
+                .is_none()
         );
         let expected = "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1";
-        assert_eq!(*told.0.borrow(), [expected]);
+        assert_eq!(*reported.0.borrow(), [expected]);
     }
 
     #[test]
@@ -194,8 +195,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let machine = one_core_machine(root.path());
         let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
-        let told = RecordingNotes::default();
-        let report = |text| told.collect_notes(text);
+        let reported = RecordingNotes::default();
+        let report = |text| reported.collect_notes(text);
         let cores = [0].into_iter().collect();
         let held = start_governor(machine.clone(), &cores, &directory, &report).unwrap();
         assert_eq!(held.policies().len(), 1);
@@ -211,7 +212,7 @@ mod tests {
         );
         assert_eq!(frequency_text(true, Some(&second)), "requested, but not available");
         assert_eq!(frequency_text(false, None), "unchanged");
-        let said = told.0.borrow();
+        let said = reported.0.borrow();
         assert!(said[0].starts_with("set frequency of core 0: held by "), "{said:?}");
     }
 
@@ -231,9 +232,9 @@ mod tests {
         drop(killed);
         std::fs::write(&journal, left).unwrap();
         machine.write_value(MAX, "800000").unwrap();
-        let told = RecordingNotes::default();
-        restore_frequencies(&machine, &directory, &|text| told.collect_notes(text));
+        let reported = RecordingNotes::default();
+        restore_frequencies(&machine, &directory, &|text| reported.collect_notes(text));
         assert_eq!(machine.read_trimmed(MAX).as_deref(), Some("3600000"));
-        assert!(told.0.borrow().is_empty() && !journal.exists());
+        assert!(reported.0.borrow().is_empty() && !journal.exists());
     }
 }

@@ -97,9 +97,9 @@ pub fn run_experiments(
     let mut measure =
         |number, left, experiment: &Experiment<BenchTask>, tell: &mut ProgressFn<'_>| {
             let name = experiment.name;
-            let mut told =
+            let mut reported =
                 |step| tell(&ReproduceProgress::Turn { number, count, name, step, left });
-            let measured = crate::experiment::run_rounds(experiment, &effort, stand, &mut told);
+            let measured = crate::experiment::run_rounds(experiment, &effort, stand, &mut reported);
             stand.stop_helpers();
             measured
         };

@@ -58,7 +58,7 @@ pub struct Channel {
     /// Flushes in flight.
     flushes: usize,
     /// Write losses of the device that were reported to the client or precede its open.
-    told: u64,
+    reported_values: u64,
     /// The waker of the device cannot be armed.
     is_deaf: bool,
     is_removed: bool,
@@ -143,7 +143,7 @@ impl Channel {
             is_slow: true,
             is_careful: true,
             flushes: 0,
-            told: shared.losses.count(),
+            reported_values: shared.losses.count(),
             is_deaf: false,
             is_removed: false,
             refused: CompletionQueue::with_depth(tags),
@@ -472,7 +472,7 @@ impl IoChannel for Channel {
     }
 
     fn accept_write_losses(&mut self) -> Result<(), Error> {
-        self.lanes.iter_mut().try_for_each(HardwareContextRef::acknowledge_losses)
+        self.lanes.iter_mut().try_for_each(HardwareContextRef::accept_write_losses)
     }
 }
 

@@ -98,8 +98,8 @@ impl HardwareContextRef {
         count
     }
 
-    /// As [`IoChannel::accept_losses`]. Not in a shared context: other members have flushes there.
-    pub(crate) fn acknowledge_losses(&mut self) -> Result<(), Error> {
+    /// As [`IoChannel::accept_write_losses`]. Not in a shared context: other members have flushes there.
+    pub(crate) fn accept_write_losses(&mut self) -> Result<(), Error> {
         match &mut self.way {
             HardwareContextAccess::Owned(backend) => backend.accept_write_losses(),
             HardwareContextAccess::Shared(_) | HardwareContextAccess::Closed => Ok(()),

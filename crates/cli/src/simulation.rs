@@ -38,10 +38,10 @@ pub fn run_simulation(options: &SimOptions, out: &mut dyn Write) -> Result<(), E
     if options.cluster {
         return cluster_seeds::run_cluster_seeds(options, out);
     }
-    let told = |error: io::Error| Error::environment(format!("write the report: {error}"));
+    let reported = |error: io::Error| Error::environment(format!("write the report: {error}"));
     let scripted = selected_scenarios(options);
     if options.list {
-        return scripted.iter().try_for_each(|one| writeln!(out, "{}", one.name)).map_err(told);
+        return scripted.iter().try_for_each(|one| writeln!(out, "{}", one.name)).map_err(reported);
     }
     if scripted.is_empty() {
         let text = options.scenario.as_deref().unwrap_or_default();
@@ -54,7 +54,7 @@ pub fn run_simulation(options: &SimOptions, out: &mut dyn Write) -> Result<(), E
     let mut failed = 0_u64;
     let scripted = if options.seed.is_some() { Vec::new() } else { scripted };
     for scenario in &scripted {
-        failed += u64::from(!run_scenario(scenario, out).map_err(told)?);
+        failed += u64::from(!run_scenario(scenario, out).map_err(reported)?);
     }
     let (first, seeds) = match options.seed {
         Some(seed) => (seed, 1),
@@ -62,7 +62,8 @@ pub fn run_simulation(options: &SimOptions, out: &mut dyn Write) -> Result<(), E
         None => (0, options.seeds),
     };
     for further in 0..seeds {
-        failed += u64::from(!check_repeatability(first.wrapping_add(further), out).map_err(told)?);
+        failed +=
+            u64::from(!check_repeatability(first.wrapping_add(further), out).map_err(reported)?);
     }
     let seconds = clock.now().since(begun).as_secs_f64();
     let count = scripted.len() as u64;
@@ -77,7 +78,7 @@ pub fn run_simulation(options: &SimOptions, out: &mut dyn Write) -> Result<(), E
             "{count} scenarios and {seeds} seeds, each seed twice, in {seconds:.1} s: {failed} failed"
         ),
     };
-    told_all.map_err(told)?;
+    told_all.map_err(reported)?;
     match failed {
         0 => Ok(()),
         _ => Err(Error::remote(format!("{failed} simulated runs broke a promise"))),

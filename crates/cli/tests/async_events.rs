@@ -122,7 +122,7 @@ fn missing_event_support_is_logged_on_one_and_on_several_paths() {
     ));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
     let refusing = proxy_rejecting_event_configuration(target.parse().unwrap()).to_string();
-    let told = |path: usize, address: &str| {
+    let reported = |path: usize, address: &str| {
         let address = format!("({address})");
         move |line: &str| {
             line.contains(&format!("path {path}: its controller will not tell of changes"))
@@ -130,9 +130,9 @@ fn missing_event_support_is_logged_on_one_and_on_several_paths() {
         }
     };
     let said = perf_stderr_about(&refusing);
-    assert_eq!(said.lines().filter(|line| told(0, &refusing)(line)).count(), 1, "{said}");
+    assert_eq!(said.lines().filter(|line| reported(0, &refusing)(line)).count(), 1, "{said}");
     let said = perf_stderr_about(&format!("{target},{refusing}"));
-    assert_eq!(said.lines().filter(|line| told(1, &refusing)(line)).count(), 1, "{said}");
+    assert_eq!(said.lines().filter(|line| reported(1, &refusing)(line)).count(), 1, "{said}");
     let said = perf_stderr_about(target);
     assert!(!said.contains("will not tell of changes"), "{said}");
 }

@@ -120,7 +120,7 @@ fn migrate_repeatedly(
     (regions, buffers): (RegionTable, Vec<Segment>),
     mut maintain: impl FnMut(),
 ) -> LoadTotals {
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
     let load = MigratingLoad::new(queue, regions, buffers, travel, tell.clone());
     let load = PollerBuilder::polled_each_iteration("load", woken_by, load)
@@ -132,9 +132,9 @@ fn migrate_repeatedly(
     let thread = directory
         .spawn(ThreadBuilder::new("migrating").on_reactor(homes[0]).add_poller(load))
         .unwrap();
-    let next = || match told.recv_timeout(TIME_LIMIT) {
+    let next = || match reported.recv_timeout(TIME_LIMIT) {
         Ok(LoadReport::Panicked(text)) => panic!("{text}"),
-        Ok(told) => told,
+        Ok(reported) => reported,
         Err(error) => panic!("{error} after {:?}", directory.events_since(0).events.last()),
     };
     for index in 1..=MOVES {
@@ -170,7 +170,7 @@ struct TaskProgress {
     stops: AtomicBool,
 }
 
-/// Writes and reads a block in turn until it is told to stop.
+/// Writes and reads a block in turn until it is stopped.
 async fn task(device: Device, traffic: Arc<TaskProgress>, lba: u64) -> Result<(), IoError> {
     let len_bytes = device.limits().block_size;
     let mut buffer = device.buffer(len_bytes).unwrap();

@@ -242,8 +242,8 @@ fn qemu_io_verifies_every_operation() {
         let mut arguments = vec!["-f", "raw"];
         commands.iter().for_each(|command| arguments.extend(["-c", command]));
         arguments.push(&uri);
-        let told = run("qemu-io", &arguments);
-        assert!(!told.contains("failed") && !told.contains("rror"), "{told}");
+        let reported = run("qemu-io", &arguments);
+        assert!(!reported.contains("failed") && !reported.contains("rror"), "{reported}");
     }
 }
 
@@ -275,8 +275,8 @@ fn file_exported_read_only_can_be_read_by_others() {
     let of_disk = links.filter(|link| std::fs::read_link(link.path()).is_ok_and(|at| at == disk));
     let flags: Vec<u32> = of_disk
         .map(|link| std::fs::read_to_string(Path::new(&how).join(link.file_name())).unwrap())
-        .filter_map(|told| {
-            let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        .filter_map(|reported| {
+            let flags = reported.lines().find_map(|line| line.strip_prefix("flags:"))?;
             u32::from_str_radix(flags.trim(), 8).ok()
         })
         .collect();
@@ -298,10 +298,10 @@ fn nbdinfo_shows_the_export_and_its_allocation() {
     }
     let served = ServeProcess::start("ram:8m", &["--export-name", "disk"]);
     let uri = served.uri();
-    let told: Value = serde_json::from_str(&run("nbdinfo", &["--json", &uri])).unwrap();
-    assert_eq!(told["protocol"], "newstyle-fixed");
-    assert_eq!(told["structured"], true);
-    let export = &told["exports"][0];
+    let reported: Value = serde_json::from_str(&run("nbdinfo", &["--json", &uri])).unwrap();
+    assert_eq!(reported["protocol"], "newstyle-fixed");
+    assert_eq!(reported["structured"], true);
+    let export = &reported["exports"][0];
     assert_eq!(export["export-size"], 8 << 20);
     for (key, expected) in [
         ("can_multi_conn", true),
@@ -420,8 +420,8 @@ fn fio_verifies_its_writes() {
         let mut arguments = vec!["--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite"];
         arguments.extend(["--size=32m", "--verify=crc32c", "--verify_fatal=1", "--randrepeat=1"]);
         arguments.extend(load);
-        let told = run("fio", &arguments);
-        assert!(told.contains("err= 0"), "{told}");
+        let reported = run("fio", &arguments);
+        assert!(reported.contains("err= 0"), "{reported}");
         assert_eq!(served.stop_with_sigterm(), Some(0));
     }
 }

@@ -25,6 +25,12 @@ struct PoolServer {
     uri: String,
 }
 
+/// Creates the volume `db` with clusters of 4 KiB.
+fn create_volume(pool: &PoolTestDirectory, size: &str) {
+    let uri = pool.volume_uri("db");
+    pool.stdout_of_success(&["volume", "create", &uri, "--size", size, "--cluster-size", "4k"]);
+}
+
 impl PoolServer {
     fn start(pool: &PoolTestDirectory, volume: &str) -> Self {
         Self::start_with_uri(pool, &pool.volume_uri(volume))
@@ -108,14 +114,17 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         let words = [&["volume"], &words[..]].concat();
         let text = pool.stdout_of_success(&words);
         assert!(text.contains(&by) && text.ends_with("has the pool open\n"), "{words:?}: {text}");
-        let told = parsed(&pool.stdout_of_success(&[&words[..], &["--json"]].concat()));
-        assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
-        assert_eq!(told["volume"]["name"], name, "{words:?}");
+        let reported = parsed(&pool.stdout_of_success(&[&words[..], &["--json"]].concat()));
+        assert_eq!(
+            (&reported["changed"], &reported["process"]),
+            (&false.into(), &server.pid().into())
+        );
+        assert_eq!(reported["volume"]["name"], name, "{words:?}");
     }
     for is_changed in [true, false] {
-        let told =
+        let reported =
             parsed(&pool.stdout_of_success(&["volume", "delete", &trial, "--if-exists", "--json"]));
-        assert_eq!((&told["changed"], &told["volume"]), (&is_changed.into(), &Value::Null));
+        assert_eq!((&reported["changed"], &reported["volume"]), (&is_changed.into(), &Value::Null));
     }
     assert_eq!(volume_names_of_pool(&pool), ["db", "monday", "next", "friday"]);
     let list = pool.stdout_of_success(&["volume", "list", &pool.device_uri()]);
@@ -126,13 +135,17 @@ fn every_pool_command_is_executed_by_the_serving_process() {
         (&1.into(), &0.into())
     );
     for words in [vec!["open", "file:link"], vec!["set", "file:pool", "--thresholds", "60"]] {
-        let told = parsed(&pool.stdout_of_success(&[&["pool"], &words[..], &["--json"]].concat()));
-        assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
+        let reported =
+            parsed(&pool.stdout_of_success(&[&["pool"], &words[..], &["--json"]].concat()));
+        assert_eq!(reported["process"], server.pid(), "{words:?}: {reported}");
     }
     // Another device, named relative to the directory of the command that adds it.
     let grow = ["pool", "grow", "file:link", "--add", "file:more?size=16m"];
-    let told = pool.stdout_of_success(&grow);
-    assert!(told.contains("now, and had 64 MiB\n  device 0: ") && told.contains(&by), "{told}");
+    let reported = pool.stdout_of_success(&grow);
+    assert!(
+        reported.contains("now, and had 64 MiB\n  device 0: ") && reported.contains(&by),
+        "{reported}"
+    );
     let again = parsed(&pool.stdout_of_success(&[&grow[..], &["--json"]].concat()));
     assert_eq!((&again["changed"], &again["process"]), (&false.into(), &server.pid().into()));
     assert_eq!(again["devices"].as_array().unwrap().len(), 2, "{again}");
@@ -152,8 +165,8 @@ fn every_pool_command_is_executed_by_the_serving_process() {
     let grown = parsed(&pool.stdout_of_success(&grow.concat()));
     assert_eq!((&grown["changed"], &grown["process"]), (&true.into(), &server.pid().into()));
     assert_eq!(grown["devices"].as_array().unwrap().len(), 4, "{grown}");
-    let told = pool.stdout_of_success(&["pool", "list", &pool.device_uri()]);
-    assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
+    let reported = pool.stdout_of_success(&["pool", "list", &pool.device_uri()]);
+    assert!(reported.contains(&format!("(open in process {})", server.pid())), "{reported}");
     let scrubbed =
         parsed(&pool.stdout_of_success(&["pool", "scrub", &pool.device_uri(), "--json"]));
     assert_eq!((&scrubbed["clean"], &scrubbed["process"]), (&true.into(), &server.pid().into()));
@@ -305,15 +318,7 @@ fn assert_load_found_no_error(load: Child) {
 #[test]
 fn snapshot_differences_are_listed_while_the_volume_is_written() {
     let pool = PoolTestDirectory::new("512m");
-    pool.stdout_of_success(&[
-        "volume",
-        "create",
-        &pool.volume_uri("db"),
-        "--size",
-        "40m",
-        "--cluster-size",
-        "4k",
-    ]);
+    create_volume(&pool, "40m");
     let server = PoolServer::start(&pool, "db");
     pool.stdout_of_success(&["volume", "snapshot", &pool.volume_uri("db"), "a"]);
     assert_load_found_no_error(load(&pool, &server, "3"));
@@ -464,15 +469,7 @@ fn stderr_of(output: &Output) -> String {
 #[test]
 fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
     let pool = PoolTestDirectory::new("512m");
-    pool.stdout_of_success(&[
-        "volume",
-        "create",
-        &pool.volume_uri("db"),
-        "--size",
-        "24m",
-        "--cluster-size",
-        "4k",
-    ]);
+    create_volume(&pool, "24m");
     let server = PoolServer::start(&pool, "db");
     let load = load(&pool, &server, "6");
     let check = || pool.run(&["pool", "check", &pool.device_uri(), "--json"]);
@@ -536,9 +533,9 @@ fn relocated_device_is_found_again_and_rescue_requires_a_closed_pool() {
     }
     let place = format!("1={}", pool.file_uri("moved"));
     let words = ["pool", "set", "file:pool", "--device", &place, "--json"];
-    let told = parsed(&pool.stdout_of_success(&words));
-    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
-    assert_eq!(told["devices"][1]["uri"], pool.file_uri("moved"));
+    let reported = parsed(&pool.stdout_of_success(&words));
+    assert_eq!((&reported["changed"], &reported["process"]), (&false.into(), &server.pid().into()));
+    assert_eq!(reported["devices"][1]["uri"], pool.file_uri("moved"));
     for name in ["copy", "none"] {
         let refused = set("1", name);
         let error = stderr_of(&refused);
@@ -559,8 +556,8 @@ fn relocated_device_is_found_again_and_rescue_requires_a_closed_pool() {
         assert!(code == Some(2) && error.contains(&found) && error.contains(remedy), "{error}");
     }
     server.stop_with_sigterm();
-    let told = parsed(&pool.stdout_of_success(&words));
-    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &Value::Null));
+    let reported = parsed(&pool.stdout_of_success(&words));
+    assert_eq!((&reported["changed"], &reported["process"]), (&false.into(), &Value::Null));
     let alone = set("5", "moved");
     assert_eq!(unknown.status.code(), alone.status.code());
     let errors = [&unknown, &alone].map(stderr_of);

@@ -185,21 +185,21 @@ fn scheduler_of_a_run_is_configured_before_and_during_it() {
     let world = TestRuntimeDirectory::new();
     let run =
         world.start_until_listening("perf emu:null -q 1 -t 600 --rate 100 --scheduler dynamic");
-    let told =
+    let reported =
         |line: &str| -> Value { serde_json::from_str(&world.stdout_of_success(line)).unwrap() };
     // It listens before its reactors have begun.
     let balances = (0..1_000).any(|_| world.run("get scheduler").status.success());
     assert!(balances, "it never balances");
-    let before = told("get scheduler --json");
+    let before = reported("get scheduler --json");
     assert_eq!(before["policy"], "dynamic");
-    let after = told("set scheduler policy=static load_limit=10 period_ms=20 --json");
+    let after = reported("set scheduler policy=static load_limit=10 period_ms=20 --json");
     let (policy, limit) = (&after["policy"], &after["load_limit_percent"]);
     assert_eq!((policy, limit), (&"static".into(), &10.into()));
     assert_eq!(after["core_limit_percent"], before["core_limit_percent"]);
     let refused = world.stderr_of_usage_error("set scheduler load_limit=99");
     assert!(refused.contains("load limit 99 %"), "{refused}");
-    assert_eq!(told("get scheduler --json"), after);
-    let threads = told("get threads --json");
+    assert_eq!(reported("get scheduler --json"), after);
+    let threads = reported("get threads --json");
     let names: Vec<&Value> = threads.as_array().unwrap().iter().map(|it| &it["name"]).collect();
     assert_eq!(names, ["balancer", "submit-0"]);
     drop(run);

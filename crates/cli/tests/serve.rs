@@ -501,11 +501,17 @@ fn scheduler_of_a_server_is_configured_before_and_while_it_runs() {
     let scheduler = |line: &str| -> Value {
         serde_json::from_str(&served.stdout_of_rpc_command(line)).unwrap()
     };
-    let told = scheduler("get scheduler --json");
-    assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"dynamic".into(), &10.into()));
-    assert_eq!(told["period_ns"], 200_000_000);
-    let told = scheduler("set scheduler policy=static --json");
-    assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"static".into(), &10.into()));
+    let reported = scheduler("get scheduler --json");
+    assert_eq!(
+        (&reported["policy"], &reported["load_limit_percent"]),
+        (&"dynamic".into(), &10.into())
+    );
+    assert_eq!(reported["period_ns"], 200_000_000);
+    let reported = scheduler("set scheduler policy=static --json");
+    assert_eq!(
+        (&reported["policy"], &reported["load_limit_percent"]),
+        (&"static".into(), &10.into())
+    );
     assert_eq!(served.stop_with_sigterm(), Some(0));
 
     for (rules, said) in [

@@ -77,7 +77,7 @@ fn run_ios_with_random_gaps(count: u64) {
     let witness = NamedThread::spawn("witness", None, move |stop: &StopFlag| {
         measure_worst_oversleep(stop, clock)
     });
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let done = Arc::new(AtomicU64::new(0));
     for (seed, uri) in (0..).zip(URIS) {
         let ssd = usize::try_from(seed).unwrap();
@@ -103,7 +103,7 @@ fn run_ios_with_random_gaps(count: u64) {
 
     let (mut lateness, mut progress) = (Histogram::new(), GapProgress::new(&done, count));
     loop {
-        match told.recv_timeout(TELL) {
+        match reported.recv_timeout(TELL) {
             Ok(lane) => lateness.merge(&lane),
             Err(RecvTimeoutError::Timeout) => progress.print_or_fail_if_stuck(),
             Err(RecvTimeoutError::Disconnected) => break,
@@ -239,20 +239,20 @@ fn gap(part: f64) -> Span {
 struct GapProgress<'a> {
     done: &'a AtomicU64,
     count: u64,
-    told: u64,
+    reported: u64,
     in_vain: u32,
 }
 
 impl<'a> GapProgress<'a> {
     fn new(done: &'a AtomicU64, count: u64) -> Self {
-        Self { done, count, told: 0, in_vain: 0 }
+        Self { done, count, reported: 0, in_vain: 0 }
     }
 
     fn print_or_fail_if_stuck(&mut self) {
         let done = self.done.load(Ordering::Relaxed);
-        self.in_vain = if done > self.told { 0 } else { self.in_vain + 1 };
+        self.in_vain = if done > self.reported { 0 } else { self.in_vain + 1 };
         assert!(self.in_vain < STUCK, "nothing was answered for {STUCK} s after {done} I/Os");
-        self.told = done;
+        self.reported = done;
         print!("\r{done} of {} I/Os", self.count);
         std::io::stdout().flush().unwrap();
     }

@@ -236,10 +236,10 @@ fn foreign_front_end_is_notified_of_a_grown_volume() {
         if bytes > 4 << 20 {
             served.stdout_of_rpc_command(&format!("volume resize {volume} --size 12m"));
             back.set_read_timeout(Some(TIME_LIMIT)).unwrap();
-            let mut told = [0; 12];
-            back.read_exact(&mut told).unwrap();
+            let mut reported = [0; 12];
+            back.read_exact(&mut reported).unwrap();
             // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, nothing behind it.
-            assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(reported, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         }
         assert_eq!(size_bytes(&mut connection), bytes);
         driver.submit_request(0, write_request(end, 4096));

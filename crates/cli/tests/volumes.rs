@@ -214,10 +214,10 @@ fn low_space_is_reported_and_a_full_pool_loses_nothing() {
     pool.stdout_of_success(&["volume", "create", &pool.volume_uri("db"), "--size", "64m"]);
     pool.stdout_of_success(&["volume", "create", &pool.volume_uri("other"), "--size", "64m"]);
     let output = pool.run(&["copy", &pool.file_uri("first"), &pool.volume_uri("db")]);
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{told}");
-    assert_eq!(told.matches("note: pool `pool` on /").count(), 1, "{told}");
-    assert!(told.contains("80 % of its capacity are used"), "{told}");
+    let reported = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{reported}");
+    assert_eq!(reported.matches("note: pool `pool` on /").count(), 1, "{reported}");
+    assert!(reported.contains("80 % of its capacity are used"), "{reported}");
 
     let (code, error) =
         pool.exit_code_and_stderr(&["copy", &pool.file_uri("second"), &pool.volume_uri("other")]);
@@ -247,8 +247,8 @@ fn low_space_event_reaches_followers() {
         let mut events = pool.command(&["events", "--json", "-t", "30"]);
         let mut events = events.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
-        let mut told = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-        let found = told.find(|event| event["kind"] == "pool-low-space");
+        let mut reported = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let found = reported.find(|event| event["kind"] == "pool-low-space");
         // It may have ended by itself, if no process could be asked yet.
         let _ = events.kill();
         events.wait().unwrap();

@@ -387,14 +387,14 @@ impl ClusterHost {
         if !is_success {
             self.next_at = self.next_at.max(now.after(FAILURE_PAUSE));
         }
-        let told = if is_success {
+        let reported = if is_success {
             "ends".into()
         } else {
             format!("fails: {}", status_name(completion.status))
         };
         match op.operation {
             Operation::Write => {
-                self.record_request(now, id, &op, told, shared);
+                self.record_request(now, id, &op, reported, shared);
                 let end = WriteEnd {
                     ended: now,
                     is_success,
@@ -410,7 +410,7 @@ impl ClusterHost {
                 kept.map_err(|why| fail(op.first, &why))?;
             }
             Operation::Flush => {
-                self.record_request(now, id, &op, told, shared);
+                self.record_request(now, id, &op, reported, shared);
                 if is_success {
                     self.flushed += 1;
                     if let Some(legs) = self.access_path.mirror_legs() {
@@ -422,7 +422,7 @@ impl ClusterHost {
                 }
             }
             _ if !is_success => {
-                self.record_request(now, id, &op, told, shared);
+                self.record_request(now, id, &op, reported, shared);
                 if self.goal == HostGoal::Audit {
                     self.audited = self.audited.min(op.first);
                 }
@@ -583,14 +583,14 @@ fn status_name(status: IoStatus) -> String {
 
 /// Formats values, with runs of equal ones combined.
 fn format_with_runs(values: &[String]) -> String {
-    let mut told: Vec<String> = Vec::new();
+    let mut reported: Vec<String> = Vec::new();
     let mut count = 0_usize;
     for (index, value) in values.iter().enumerate() {
         count += 1;
         if values.get(index + 1) != Some(value) {
-            told.push(if count > 1 { format!("{value} x{count}") } else { value.clone() });
+            reported.push(if count > 1 { format!("{value} x{count}") } else { value.clone() });
             count = 0;
         }
     }
-    told.join(" ")
+    reported.join(" ")
 }

@@ -606,7 +606,7 @@ mod tests {
         checker.record_flush(0, 0, instant_of_ms(18), instant_of_ms(19));
         assert!(
             check_read_between(&mut checker, 0, 20, 21).is_err(),
-            "the third loss was not told"
+            "the third loss was not reported"
         );
     }
 

@@ -416,13 +416,13 @@ mod tests {
 
     #[test]
     fn contiguous_memory_requirements_are_reported() {
-        let told = |errno| {
+        let reported = |errno| {
             let error = MappingError { len_bytes: 4096, backing: MemoryBacking::Contiguous, errno };
             error.to_string()
         };
-        assert!(told(Errno::NOMEM).contains("vm.nr_hugepages"));
-        assert!(told(contiguous_memory::SCATTERED).contains("scattered"));
-        assert!(told(contiguous_memory::HIDDEN).contains("root"));
-        assert!(told(Errno::PERM).contains("io_uring_disabled"));
+        assert!(reported(Errno::NOMEM).contains("vm.nr_hugepages"));
+        assert!(reported(contiguous_memory::SCATTERED).contains("scattered"));
+        assert!(reported(contiguous_memory::HIDDEN).contains("root"));
+        assert!(reported(Errno::PERM).contains("io_uring_disabled"));
     }
 }

@@ -39,14 +39,14 @@ use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, whole_block_count};
 /// through the page cache.
 ///
 /// A completed write is in a volatile cache until a flush (`fdatasync`), unless it was a FUA write
-/// (`RWF_DSYNC`; through the page cache a write and `fdatasync`). Deallocated blocks become holes and read as zeroes if the file system supports holes;
-/// the block status is queried from the file system. Uncorrectable marks are kept in memory only and end
-/// with the device.
+/// (`RWF_DSYNC`; through the page cache a write and `fdatasync`). Deallocated blocks become holes and read
+/// as zeroes if the file system supports holes; the block status is queried from the file system.
+/// Uncorrectable marks are kept in memory only and end with the device.
 ///
 /// Once a flush or a forced write has failed, completed writes may be lost: every flush and every forced
 /// request of every channel fails with a write fault from then on, until the owner of the channel has
-/// acknowledged the loss ([`IoChannel::accept_losses`], [`IoChannel::ack_repaired_losses`]) or the file is opened
-/// anew. [`subscribe_lost_writes`] reports it.
+/// acknowledged the loss ([`IoChannel::accept_write_losses`], [`IoChannel::ack_repaired_write_losses`]) or
+/// the file is opened anew. [`subscribe_lost_writes`] reports it.
 #[derive(Debug)]
 pub struct FileDevice {
     shared: Arc<FileShared>,

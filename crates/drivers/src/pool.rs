@@ -662,7 +662,7 @@ impl BlockDevice for VolumeDevice {
         if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)
             && self.block_count.fetch_max(now.blocks, Ordering::Relaxed) < now.blocks
         {
-            self.open.shared.lock().told += 1;
+            self.open.shared.lock().reported += 1;
         }
         Ok(self.block_count.load(Ordering::Relaxed))
     }

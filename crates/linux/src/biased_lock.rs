@@ -3,7 +3,7 @@
 //! ```text
 //!   owner                              thread that takes over
 //!   -----                              ----------------------
-//!   store its flag: inside             hold the mutex of those who take over
+//!   store its flag: inside             hold the mutex of take-overs
 //!   barrier, light half                owner = none
 //!   load the owner; if not itself,     barrier, heavy half (membarrier)
 //!     withdraw and take over           wait while the flag of the former owner says inside

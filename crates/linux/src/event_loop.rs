@@ -279,9 +279,9 @@ mod tests {
         let mut sleeper = Sleeper::new().unwrap();
         sleeper.sources().add_source(&event, 7).unwrap();
         let played = run_scripted_loop(&mut sleeper, script);
-        let told: Vec<_> =
+        let reported: Vec<_> =
             played.calls.iter().filter(|call| matches!(call, Call::Woken(_))).collect();
-        assert_eq!(told, [&Call::Woken(vec![7]), &woken_without_events()]);
+        assert_eq!(reported, [&Call::Woken(vec![7]), &woken_without_events()]);
     }
 
     #[test]
@@ -295,12 +295,12 @@ mod tests {
     }
 
     /// Pauses once, for long, with unnotified work if requested.
-    struct Resting {
+    struct PausingLoop {
         turns: u32,
         is_wanted: bool,
     }
 
-    impl EventLoop for Resting {
+    impl EventLoop for PausingLoop {
         fn iterate(&mut self, _: Instant) -> NextStep {
             self.turns += 1;
             if self.turns == 1 { NextStep::Pause(Span::from_secs(60)) } else { NextStep::Exit }
@@ -322,10 +322,10 @@ mod tests {
         let clock = Clock::start();
         let begun = clock.now();
         let mut sleeper = Sleeper::new().unwrap();
-        run_event_loop(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
+        run_event_loop(&mut PausingLoop { turns: 0, is_wanted: true }, &clock, &mut sleeper);
         let waker = sleeper.notifier();
         let rest = move |_: &_| {
-            run_event_loop(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper)
+            run_event_loop(&mut PausingLoop { turns: 0, is_wanted: false }, &clock, &mut sleeper)
         };
         let thread = NamedThread::spawn("rests", None, rest).unwrap();
         while !thread.is_finished() {

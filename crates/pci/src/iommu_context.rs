@@ -57,8 +57,8 @@ const ADDRESSES: (u64, u64) = (1 << 32, (1 << 39) - 1);
 impl IommuContext {
     /// Wraps a configured `iommu` that has a function attached.
     pub(crate) fn new(iommu: IommuInterface, regions: RegionTable) -> Self {
-        let told = iommu.iova_ranges().unwrap_or_default();
-        let ranges = if told.is_empty() { vec![ADDRESSES] } else { told };
+        let reported = iommu.iova_ranges().unwrap_or_default();
+        let ranges = if reported.is_empty() { vec![ADDRESSES] } else { reported };
         let mappings =
             RegionMappings { space: IovaAllocator::new(ranges), mapped: BTreeMap::new() };
         let access = IommuAccess::Mapped { iommu, mappings: Mutex::new(mappings) };

@@ -147,9 +147,10 @@ impl Ioas {
                 ..IoasRanges::default()
             };
             // The kernel writes at most `count` pairs of words, which is all of `found`.
-            let told = vfio_ioctl::ioctl_with(self.context.as_fd(), IOAS_IOVA_RANGES, &mut ranges);
+            let reported =
+                vfio_ioctl::ioctl_with(self.context.as_fd(), IOAS_IOVA_RANGES, &mut ranges);
             let len = ranges.count as usize;
-            match told {
+            match reported {
                 Ok(_) => {
                     found.truncate(len);
                     return Ok(found.into_iter().map(|[first, last]| (first, last)).collect());

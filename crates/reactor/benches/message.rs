@@ -192,7 +192,7 @@ fn bench_reactor_messages(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
             .add_poller(poller);
         reactors.spawn(plan).expect("a light thread")
     };
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let (clock, begun) = (*clock, Instant::default());
     let (asker, answerer) = (MessageTarget::default(), MessageTarget::default());
     let ask = RequestPoller {
@@ -212,7 +212,7 @@ fn bench_reactor_messages(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
     );
     let is_new = asker.set(asking.clone()).is_ok() && answerer.set(answering.clone()).is_ok();
     assert!(is_new && asking.send(data_message(QUESTION)).is_ok());
-    let trips = told.recv().expect("answers");
+    let trips = reported.recv().expect("answers");
     let stream = OneWayPoller { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
     spawn(
         "stream",
@@ -223,7 +223,7 @@ fn bench_reactor_messages(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
             stream,
         ),
     );
-    let one_way = told.recv().expect("a count");
+    let one_way = reported.recv().expect("a count");
     reactors.stop();
     (trips, one_way)
 }

@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn reactor_continues_after_poller_panics() {
         let reactors = start_reactors(PollMode::Adaptive);
-        let (send, told) = channel();
+        let (send, reported) = channel();
         let plan = ThreadBuilder::new("doomed").run_first(move |context| {
             let doomed =
                 PollerBuilder::polled_each_iteration("doomed", PollerWake::Messages, Doomed);
@@ -300,7 +300,7 @@ mod tests {
             context.add_poller(doomed).unwrap();
         });
         let thread = reactors.spawn(plan).unwrap();
-        let panicked = told.recv_timeout(TIME_LIMIT).unwrap();
+        let panicked = reported.recv_timeout(TIME_LIMIT).unwrap();
         assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
         assert_eq!(call_on_thread(&thread, |context| context.name().to_owned()), "doomed");
         let kinds: Vec<_> = reactors.registry().events_since(0).events;

@@ -5,6 +5,7 @@
 //! the final check, and during the sleep.
 
 mod channels;
+mod hybrid_pause;
 mod lifetimes;
 mod migration;
 mod parking;
@@ -43,15 +44,15 @@ pub(crate) struct SimReactor {
 /// State of a simulated reactor's OS thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimReactorState {
-    Turning,
-    Tired(Instant),
-    Announced(Instant),
+    Iterating,
+    /// Is about to announce that it sleeps until this time.
+    WantsSleep(Instant),
+    SleepAnnounced(Instant),
     Sleeping(Instant),
-    /// Wants to pause.
-    Weary(Instant),
-    /// Has announced a pause.
-    Leaning(Instant),
-    Resting(Instant),
+    /// Is about to announce a pause until this time.
+    WantsPause(Instant),
+    PauseAnnounced(Instant),
+    Pausing(Instant),
     Ended,
 }
 
@@ -64,7 +65,7 @@ impl Simulation {
         let UnstartedReactors { registry: directory, reactors } =
             UnstartedReactors::new(&cores, options, &stopwatch, start).unwrap();
         let member =
-            |(reactor, sleeper)| SimReactor { reactor, sleeper, stage: SimReactorState::Turning };
+            |(reactor, sleeper)| SimReactor { reactor, sleeper, stage: SimReactorState::Iterating };
         let members = reactors.into_iter().map(member).collect();
         Self { now_ns, random: Random::new(seed), directory, members, ready: Vec::new() }
     }
@@ -92,27 +93,27 @@ impl Simulation {
         let Self { members, ready, .. } = self;
         let Some(SimReactor { reactor, sleeper, stage }) = members.get_mut(index) else { return };
         *stage = match *stage {
-            SimReactorState::Turning => match reactor.iterate(now) {
-                NextStep::Again => SimReactorState::Turning,
+            SimReactorState::Iterating => match reactor.iterate(now) {
+                NextStep::Again => SimReactorState::Iterating,
                 NextStep::PollDescriptors => {
                     ready.clear();
                     sleeper.poll_ready(ready);
                     reactor.handle_ready(ready);
-                    SimReactorState::Turning
+                    SimReactorState::Iterating
                 }
-                NextStep::SleepUntil(deadline) => SimReactorState::Tired(deadline),
-                NextStep::Pause(span) => SimReactorState::Weary(now.after(span)),
+                NextStep::SleepUntil(deadline) => SimReactorState::WantsSleep(deadline),
+                NextStep::Pause(span) => SimReactorState::WantsPause(now.after(span)),
                 NextStep::Exit => SimReactorState::Ended,
             },
-            SimReactorState::Tired(deadline) => {
+            SimReactorState::WantsSleep(deadline) => {
                 sleeper.announce_sleep();
-                SimReactorState::Announced(deadline)
+                SimReactorState::SleepAnnounced(deadline)
             }
-            SimReactorState::Announced(deadline) => {
+            SimReactorState::SleepAnnounced(deadline) => {
                 if reactor.arm(now) {
                     sleeper.cancel_sleep();
                     reactor.disarm(&[]);
-                    SimReactorState::Turning
+                    SimReactorState::Iterating
                 } else {
                     SimReactorState::Sleeping(deadline)
                 }
@@ -122,32 +123,32 @@ impl Simulation {
                 let rang = sleeper.sleep_until_ready(Span::default(), ready);
                 if rang || !ready.is_empty() || now >= deadline {
                     reactor.disarm(ready);
-                    SimReactorState::Turning
+                    SimReactorState::Iterating
                 } else {
                     // It has not blocked after all: no notification could occur in between.
                     sleeper.announce_sleep();
                     SimReactorState::Sleeping(deadline)
                 }
             }
-            SimReactorState::Weary(until) => {
+            SimReactorState::WantsPause(until) => {
                 sleeper.announce_sleep_without_descriptors();
-                SimReactorState::Leaning(until)
+                SimReactorState::PauseAnnounced(until)
             }
-            SimReactorState::Leaning(until) => {
+            SimReactorState::PauseAnnounced(until) => {
                 if reactor.has_unnotified_work() {
                     sleeper.cancel_sleep();
-                    SimReactorState::Turning
+                    SimReactorState::Iterating
                 } else {
-                    SimReactorState::Resting(until)
+                    SimReactorState::Pausing(until)
                 }
             }
-            SimReactorState::Resting(until) => {
+            SimReactorState::Pausing(until) => {
                 if sleeper.sleep_without_descriptors(Span::default()) || now >= until {
-                    SimReactorState::Turning
+                    SimReactorState::Iterating
                 } else {
                     // It continues to pause: no notification could occur in between.
                     sleeper.announce_sleep_without_descriptors();
-                    SimReactorState::Resting(until)
+                    SimReactorState::Pausing(until)
                 }
             }
             SimReactorState::Ended => SimReactorState::Ended,

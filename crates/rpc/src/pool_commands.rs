@@ -135,7 +135,7 @@ pub(crate) fn execute_command_of_method(
     let kinds = orders.kinds;
     orders.run_on_worker(call, move || {
         let open = find_pool(wanted.as_deref())?;
-        to_rpc_error(execute_command(&open, kinds, &order)).map(|told| told.as_json())
+        to_rpc_error(execute_command(&open, kinds, &order)).map(|reported| reported.as_json())
     })
 }
 

@@ -194,7 +194,7 @@ impl fmt::Display for RunSummary<'_> {
         write!(
             out,
             "refused {refused:?}, {state:?} with {queues} lanes, {counts:?}, {blocked} blocked, \
-             {faults} deeds, reattached {reattached}, told {driver_events:?}"
+             {faults} deeds, reattached {reattached}, reported {driver_events:?}"
         )
     }
 }

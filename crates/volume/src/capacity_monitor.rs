@@ -85,11 +85,11 @@ impl CapacityMonitor {
         taken: u64,
         room: u64,
     ) -> Option<CapacityNotice> {
-        let told = |fill| Some(CapacityNotice { fill, taken, room });
+        let reported_values = |fill| Some(CapacityNotice { fill, taken, room });
         self.full_at = self.full_at.filter(|at| taken * 100 + SLACK * room > at * 100);
         if std::mem::take(&mut self.has_refused) && self.full_at.is_none() {
             self.full_at = Some(taken);
-            return told(CapacityState::Full);
+            return reported_values(CapacityState::Full);
         }
         let mut thresholds = thresholds.into_iter().filter(|percent| *percent > 0);
         let before = self.passed;
@@ -99,10 +99,10 @@ impl CapacityMonitor {
         };
         self.passed = thresholds.clone().enumerate().take_while(is_passed).count();
         if self.passed > before {
-            return told(CapacityState::Above(thresholds.nth(self.passed - 1)?));
+            return reported_values(CapacityState::Above(thresholds.nth(self.passed - 1)?));
         }
         let left = thresholds.nth(self.passed).filter(|_| self.passed < before);
-        left.and_then(|percent| told(CapacityState::Below(percent)))
+        left.and_then(|percent| reported_values(CapacityState::Below(percent)))
     }
 }
 

@@ -450,8 +450,8 @@ impl PoolRescue {
             }
         }
         // Volumes from the catalog are newer than those found by the scan.
-        let told: BTreeSet<[u8; 128]> = self.volumes.values().map(|body| body.name).collect();
-        for (_, body) in by_name.into_values().filter(|(_, body)| !told.contains(&body.name)) {
+        let reported: BTreeSet<[u8; 128]> = self.volumes.values().map(|body| body.name).collect();
+        for (_, body) in by_name.into_values().filter(|(_, body)| !reported.contains(&body.name)) {
             self.volumes.entry(body.id).or_insert(body);
         }
     }

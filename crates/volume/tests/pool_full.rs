@@ -78,14 +78,15 @@ fn drain_capacity_notices(rig: &mut PoolFixture) -> Vec<CapacityState> {
 fn capacity_notice_is_issued_once_before_the_pool_is_full() {
     let mut rig =
         PoolFixture::with_normal_trees(new_pool_image(4096), 4096, Random::new(4)).unwrap();
-    let (one, mut told) = (create_volume(&mut rig, "one", 8192, 16), Vec::new());
+    let (one, mut reported_values) = (create_volume(&mut rig, "one", 8192, 16), Vec::new());
     let mut at = 0;
     while had_space(write_and_wait(&mut rig, one.id, at, 16)) {
         at += 16;
-        told.extend(drain_capacity_notices(&mut rig).into_iter().map(|fill| (fill, at)));
+        reported_values.extend(drain_capacity_notices(&mut rig).into_iter().map(|fill| (fill, at)));
     }
-    let [(CapacityState::Above(80), low), (CapacityState::Above(95), high)] = told[..] else {
-        panic!("{told:?}")
+    let [(CapacityState::Above(80), low), (CapacityState::Above(95), high)] = reported_values[..]
+    else {
+        panic!("{reported_values:?}")
     };
     assert!(low * 100 / at >= 78 && low * 100 / at <= 81, "{low} of {at}");
     assert!(high * 100 / at >= 93 && high < at, "{high} of {at}");

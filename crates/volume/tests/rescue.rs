@@ -57,15 +57,15 @@ fn read_rescued_volume(
     image: &DiskImage,
     found: &FoundVolume,
 ) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
-    let (mut walk, mut told) = (found.map_walk(), BTreeSet::new());
+    let (mut walk, mut reported) = (found.map_walk(), BTreeSet::new());
     while let Some(at) = walk.next_read() {
-        told.insert(at);
+        reported.insert(at);
         walk.handle_read(Ok(image_block(image, at)));
     }
     let (records, mut lost) = walk.into_records_and_lost_ranges();
     let mut cells = vec![[0; 8]; usize::try_from(found.info.blocks).unwrap()];
     if let Some(at) = found.parent_address() {
-        told.insert(at);
+        reported.insert(at);
         for (index, cell) in (0..found.info.reach).zip(&mut cells) {
             *cell = [parent_value(index); 8];
         }
@@ -86,7 +86,7 @@ fn read_rescued_volume(
             }
         }
     }
-    (cells, lost, told)
+    (cells, lost, reported)
 }
 
 /// Compares the rescued contents of a volume with the model, except for lost ranges.

@@ -268,7 +268,7 @@ fn any_flipped_stream_bit_is_detected() {
     for bit in 0..stream.len() * 8 {
         let mut wrong = stream.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
-        let error = parse_events(&wrong).expect_err("it is told");
+        let error = parse_events(&wrong).expect_err("it is reported");
         let is_cut = error.wrong == StreamErrorKind::Truncated;
         assert!(is_cut || error.at <= bit as u64 / 8, "bit {bit}: {error}");
     }

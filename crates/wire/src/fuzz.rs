@@ -187,8 +187,8 @@ fn fuzz_lists(bytes: &[u8]) {
         assert!(list.iter().count() <= usize::from(list.count()));
     }
     if let Ok(page) = HostMetadata::parse(bytes) {
-        let told: usize = page.iter().map(|(_, _, value)| 4 + value.len()).sum();
-        assert!(told <= 4094);
+        let reported: usize = page.iter().map(|(_, _, value)| 4 + value.len()).sum();
+        assert!(reported <= 4094);
     }
     if let Ok(page) = SelfTestPage::parse(bytes) {
         assert!(page.results().all(|result| result.outcome() != SelfTestOutcome::Unused));

@@ -120,15 +120,15 @@ mod tests {
     #[test]
     fn variants_alternate_and_every_trial_is_reported() {
         let mut bench = scripted_trial_runner(|work, _| Ok(trial_with_speed(work)));
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let record =
             run_rounds(&two_variant_experiment(), &Effort::QUICK, &mut bench, &mut |step| {
-                told.push((step.round, step.rounds, step.label));
+                reported.push((step.round, step.rounds, step.label));
             });
         let record = record.unwrap();
         assert_eq!(bench.asked, "fsfsfs");
-        assert_eq!((told[0], told[1]), ((1, 3, "fast"), (1, 3, "slow")));
-        assert_eq!(told.last(), Some(&(3, 3, "slow")));
+        assert_eq!((reported[0], reported[1]), ((1, 3, "fast"), (1, 3, "slow")));
+        assert_eq!(reported.last(), Some(&(3, 3, "slow")));
         assert_eq!(record.metric_in_each_round("fast", "iops"), [30.0; 3]);
         let found = evaluate_criterion(&two_variant_experiment().questions[0], &record);
         assert_eq!(found.verdict, Verdict::Confirmed);

@@ -133,7 +133,7 @@ impl DeviceSet {
         watch: TickFn<'_>,
         scrutiny: impl Fn(&Self, &VerifiedRange, usize) -> S,
     ) -> Result<RunTotals, Error> {
-        let (results, told) = mpsc::channel();
+        let (results, reported_values) = mpsc::channel();
         // Workers are created before the reactors, so that an error leaves no reactor running.
         // Results come back through the channel, whose disconnection means that all workers have
         // ended.
@@ -180,7 +180,8 @@ impl DeviceSet {
                 .add_poller(worker);
             reactors.spawn(plan).map_err(|error| Error::environment(error.to_string()))?;
         }
-        let shares = self.await_worker_results(&told, places.submit.len(), progress, watch)?;
+        let shares =
+            self.await_worker_results(&reported_values, places.submit.len(), progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
         progress.withdraw_scheduler();
@@ -200,7 +201,7 @@ impl DeviceSet {
     /// a worker ends without a report.
     fn await_worker_results(
         &mut self,
-        told: &mpsc::Receiver<WorkerResult>,
+        reported_values: &mpsc::Receiver<WorkerResult>,
         count: usize,
         progress: &RunProgress,
         watch: TickFn<'_>,
@@ -208,7 +209,7 @@ impl DeviceSet {
         let mut shares = Vec::new();
         let mut health = Ok(());
         loop {
-            match told.try_recv() {
+            match reported_values.try_recv() {
                 Ok(share) => shares.push(share),
                 Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {

@@ -30,7 +30,7 @@ pub struct RunProgress {
 #[derive(Debug, Default)]
 struct RunNotes {
     all: Vec<String>,
-    told: usize,
+    reported: usize,
 }
 
 /// Sums of one thread since the run began.
@@ -150,8 +150,8 @@ impl RunProgress {
     /// Notes added since the previous call.
     fn drain_notes(&self) -> Vec<String> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = notes.all[notes.told..].to_vec();
-        notes.told = notes.all.len();
+        let new = notes.all[notes.reported..].to_vec();
+        notes.reported = notes.all.len();
         new
     }
 

@@ -31,17 +31,22 @@ impl LostWriteCounter {
 
     /// Counts a failed flush, whose client knew of `told` losses when it was submitted. If there are more
     /// by now, it may have failed because of those, and is not counted again.
-    fn count_failed_flush(&self, told: u64) {
-        let _ = self.0.compare_exchange(told, told + 1, Ordering::AcqRel, Ordering::Acquire);
+    fn count_failed_flush(&self, reported_values: u64) {
+        let _ = self.0.compare_exchange(
+            reported_values,
+            reported_values + 1,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
     }
 }
 
 impl Channel {
     /// Stores the losses known to the client with each flush in `outgoing`.
     pub(super) fn store_losses_with_flushes(&mut self) {
-        let Self { outgoing, tags, told, .. } = self;
+        let Self { outgoing, tags, reported_values, .. } = self;
         let flushes = outgoing.iter().filter(|request| request.operation == Operation::Flush);
-        flushes.for_each(|request| tags.set_reported_losses(request, *told));
+        flushes.for_each(|request| tags.set_reported_losses(request, *reported_values));
     }
 
     /// Counts the flushes among accepted requests.
@@ -81,7 +86,7 @@ impl Channel {
     /// Fails successful flushes whose client may have lost writes. The tokens of the completions are
     /// tags.
     pub(super) fn fail_flushes_after_loss(&mut self, completions: &mut [IoCompletion]) {
-        let Self { flushes, tags, told, grant, .. } = self;
+        let Self { flushes, tags, reported_values, grant, .. } = self;
         let losses = &grant.shared.losses;
         for completion in completions {
             let Some(then) = tags.reported_losses(completion) else { continue };
@@ -93,7 +98,7 @@ impl Channel {
             } else {
                 completion.status = IoStatus::WRITE_FAULT;
             }
-            *told = losses.count();
+            *reported_values = losses.count();
         }
     }
 }

@@ -262,10 +262,10 @@ impl TagTable {
     }
 
     /// Stores the losses reported to the client of a flush with an [assigned](Self::assign_tags) tag.
-    pub(super) fn set_reported_losses(&mut self, sent: &Request, told: u64) {
+    pub(super) fn set_reported_losses(&mut self, sent: &Request, reported_values: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "a tag")]
         let tag = sent.token as u32 as usize;
-        self.slots[tag].lba = told;
+        self.slots[tag].lba = reported_values;
     }
 
     /// The losses stored for a flush; `None` if the completion is not of a flush.

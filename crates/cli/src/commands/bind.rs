@@ -333,10 +333,11 @@ mod tests {
         assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
         let whole: fn() -> TrialReadResult =
             || Ok(vec![step_timing("unbind it", 1250), step_timing("read it", 300)]);
-        let told = text(Some(whole()));
+        let reported_values = text(Some(whole()));
         assert!(
-            told.ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),
-            "{told}"
+            reported_values
+                .ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),
+            "{reported_values}"
         );
         assert!(json(Some(whole())).contains("\"first_block_ns\": 1550000"));
         let failed = || Some(Err(Error::remote("it does not answer")));

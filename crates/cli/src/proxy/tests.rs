@@ -18,7 +18,7 @@ struct ProxyTest {
     listener: StreamListener,
     pool: ThreadPool,
     sockets: SocketStreamFactory,
-    told: Vec<String>,
+    reported: Vec<String>,
 }
 
 fn any_address() -> ListenAddress {
@@ -41,13 +41,13 @@ impl ProxyTest {
             listener,
             pool: ThreadPool::new(1, 1),
             sockets: SocketStreamFactory::new(RegionTable::new(1), SocketOptions::default()),
-            told: Vec::new(),
+            reported: Vec::new(),
         }
     }
 
     fn poll(&mut self) {
-        let told = &mut self.told;
-        self.proxy.poll(self.clock.now(), &mut |line| told.push(line));
+        let reported = &mut self.reported;
+        self.proxy.poll(self.clock.now(), &mut |line| reported.push(line));
     }
 
     /// Polls until `found` returns a value.
@@ -60,7 +60,7 @@ impl ProxyTest {
             }
             self.proxy.wait_for_event(self.clock.now(), Span::from_us(100)).unwrap();
         }
-        panic!("it never happens; {:?}", self.told);
+        panic!("it never happens; {:?}", self.reported);
     }
 
     /// Connects a client and accepts at the target.
@@ -114,9 +114,9 @@ fn bytes_and_stream_ends_are_forwarded_both_ways() {
     drop(far);
     assert_eq!(world.drain(near.as_mut()), (1000, RecvResult::Eof));
     world.poll_until(|world| (world.proxy.open_connection_count() == 0).then_some(()));
-    assert!(world.told[0].starts_with("connection 1: from 127.0.0.1:"), "{:?}", world.told);
+    assert!(world.reported[0].starts_with("connection 1: from 127.0.0.1:"), "{:?}", world.reported);
     let over = "connection 1: both sides have closed, after 60000 bytes there and 1000 back";
-    assert_eq!(world.told[1], over);
+    assert_eq!(world.reported[1], over);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn unreachable_target_is_named_and_its_client_disconnected() {
         let (count, over) = world.drain(near.as_mut());
         assert!(count == 0 && matches!(over, RecvResult::Failed(_)), "{over:?}");
     }
-    world.poll_until(|world| (world.told.len() == 2).then_some(()));
+    world.poll_until(|world| (world.reported.len() == 2).then_some(()));
     let why = format!("connection 1: connect to {nowhere}: Connection refused");
-    assert!(world.told[1].starts_with(&why), "{:?}", world.told);
+    assert!(world.reported[1].starts_with(&why), "{:?}", world.reported);
 }

@@ -105,8 +105,8 @@ fn volume_grown_under_load_has_its_new_end_at_once() {
     assert_eq!(namespace_size_bytes(&pool, &server), 4 * MIB);
     let load = load(&pool, &server, "4");
     let grow = ["volume", "resize", &pool.volume_uri("db"), "--size", "12m"];
-    let told = pool.stdout_of_success(&grow);
-    assert!(told.contains("its users are notified of the new size"), "{told}");
+    let reported = pool.stdout_of_success(&grow);
+    assert!(reported.contains("its users are notified of the new size"), "{reported}");
     await_size(&pool, &server, 12 * MIB);
     assert_load_found_no_error(load);
     let again = parsed(&pool.stdout_of_success(&[&grow[..], &["--json"]].concat()));

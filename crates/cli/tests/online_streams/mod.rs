@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::pool::{MIB, PoolTestDirectory};
 use super::{
-    PoolServer, assert_load_found_no_error, load, parsed, signal, stderr_of, volume_names_of_pool,
-    wait_for_job_state,
+    PoolServer, assert_load_found_no_error, create_volume, load, parsed, signal, stderr_of,
+    volume_names_of_pool, wait_for_job_state,
 };
 
 /// A command whose standard input and output go to and from files of the pool.
@@ -33,15 +33,7 @@ fn send_through(
 fn snapshots_are_streamed_between_pools_under_load() {
     let (source, target) = (PoolTestDirectory::new("512m"), PoolTestDirectory::new("512m"));
     for pool in [&source, &target] {
-        pool.stdout_of_success(&[
-            "volume",
-            "create",
-            &pool.volume_uri("db"),
-            "--size",
-            "24m",
-            "--cluster-size",
-            "4k",
-        ]);
+        create_volume(pool, "24m");
     }
     let (from, to) = (PoolServer::start(&source, "db"), PoolServer::start(&target, "db"));
     assert_load_found_no_error(load(&source, &from, "2"));

@@ -246,17 +246,17 @@ mod tests {
 
     #[test]
     fn long_wait_backs_off_and_is_logged_once() {
-        let (begin, mut told, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
+        let (begin, mut reported, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
         let mut time_limit = WaitBackoff::new(begin);
         for ms in 0..60_000 {
             let now = begin.after(Span::from_ms(ms));
             match time_limit.next(now) {
-                WaitAction::Warn => told.push(ms),
+                WaitAction::Warn => reported.push(ms),
                 WaitAction::Spin => looks += 1,
                 WaitAction::Sleep => {}
             }
         }
-        assert_eq!((told, looks), (vec![5_000], 1));
+        assert_eq!((reported, looks), (vec![5_000], 1));
     }
 
     #[test]
@@ -266,13 +266,13 @@ mod tests {
             "pcie:0000:01:00.0: a queue has commands in flight after 5 s: until they end, its memory is \
              not freed"
         );
-        let told = overdue_message(
+        let reported = overdue_message(
             "pcie:0000:01:00.0",
             Some("pcie:0000:01:00.0: the controller was removed"),
         );
         assert!(
-            told.starts_with("pcie:0000:01:00.0: the controller was removed; it may still"),
-            "{told}"
+            reported.starts_with("pcie:0000:01:00.0: the controller was removed; it may still"),
+            "{reported}"
         );
     }
 }

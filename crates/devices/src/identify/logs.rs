@@ -104,9 +104,9 @@ fn read_remaining_ana_groups(
     title: &str,
     bytes: &mut Vec<u8>,
 ) -> Result<(), Error> {
-    let told = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
+    let reported = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
     for piece in 1..ANA_PIECES {
-        if parse_ana_groups(bytes).count() >= told {
+        if parse_ana_groups(bytes).count() >= reported {
             break;
         }
         let lpo = piece * u64::from(ANA_BYTES);

@@ -191,7 +191,7 @@ fn memory_is_released_only_once_the_server_has_closed() {
     link.mark_lost("a test");
     assert!(!link.has_server_closed());
     assert_eq!(link.unmap_region(region.id()), Err(Error::environment("a test")));
-    assert!(mock_server.next().is_none(), "it is told");
+    assert!(mock_server.next().is_none(), "it is reported");
     assert!(!link.has_server_closed());
     drop(mock_server);
     assert!(link.has_server_closed());

@@ -158,12 +158,12 @@ fn is_contiguous(frames: &[u64]) -> bool {
 /// Reads the first frame number of each huge page.
 fn frame_numbers(stretch: &OwnedMapping) -> Result<Vec<u64>, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let told = rustix::fs::open("/proc/self/pagemap", flags, Mode::empty())?;
+    let reported = rustix::fs::open("/proc/self/pagemap", flags, Mode::empty())?;
     let first = stretch.base.as_ptr() as u64 / FRAME_BYTES;
     let pages = (stretch.len_bytes / HUGE_PAGE) as u64;
     let frame = |page: u64| {
         let mut word = [0; 8];
-        let read = rustix::io::pread(&told, &mut word, (first + page * FRAMES) * 8)?;
+        let read = rustix::io::pread(&reported, &mut word, (first + page * FRAMES) * 8)?;
         frame_of_pagemap_entry(u64::from_ne_bytes(word))
             .filter(|_| read == word.len())
             .ok_or(HIDDEN)

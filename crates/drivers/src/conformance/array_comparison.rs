@@ -507,10 +507,10 @@ impl ArrayFixture {
                 !matches!(state, ArrayBlockState::Lost)
                     && !matches!(state, ArrayBlockState::Holds(1..))
             };
-            let told = &self.array[at..end];
+            let reported_values = &self.array[at..end];
             assert!(
-                holds == ExtentKind::Data || told.iter().all(may_be_zeroes),
-                "{holds:?}: {told:?}"
+                holds == ExtentKind::Data || reported_values.iter().all(may_be_zeroes),
+                "{holds:?}: {reported_values:?}"
             );
             at = end;
         }

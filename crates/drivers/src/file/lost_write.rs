@@ -139,12 +139,12 @@ mod tests {
     fn lost_write_is_reported_once_until_a_flush_succeeds() {
         let path = Path::new("a file of lost_write_is_reported_once_until_a_flush_succeeds");
         let receivers = [(); 2].map(|()| {
-            let (sender, told) = channel();
+            let (sender, reported_values) = channel();
             subscribe_lost_writes(move |lost| {
                 // After the test, the receiver is dropped.
                 let _ = if lost.path == path { sender.send(lost.error.clone()) } else { Ok(()) };
             });
-            told
+            reported_values
         });
         // The same for every subscriber.
         let next = || {

@@ -401,7 +401,7 @@ fn poll_completions(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
 #[test]
 fn lost_write_fails_flushes_of_every_channel_until_acknowledged() {
     let bench = FileFixture::new();
-    let (sender, told) = std::sync::mpsc::channel();
+    let (sender, reported_values) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
     super::subscribe_lost_writes(move |new_events| {
         // After the test, the receiver is dropped.
@@ -441,9 +441,9 @@ fn lost_write_fails_flushes_of_every_channel_until_acknowledged() {
             assert_eq!(poll_completions(&mut **channel), [(5, IoStatus::SUCCESS)]);
         }
     }
-    let new_events = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let new_events = reported_values.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     assert!(new_events.contains("completed writes may be lost"), "{new_events}");
-    assert!(told.try_recv().is_err(), "it is reported once");
+    assert!(reported_values.try_recv().is_err(), "it is reported once");
 }
 
 #[test]

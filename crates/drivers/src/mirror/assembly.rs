@@ -519,8 +519,8 @@ mod tests {
             0b011
         );
         // One was marked stale by legs that continued without the other.
-        let told = || [three(0, 1, 0b001), three(1, 4, 0b100), missing()];
-        let refused = assemble_with_policy(told(), DegradedStartPolicy::Complete).unwrap_err();
+        let reported = || [three(0, 1, 0b001), three(1, 4, 0b100), missing()];
+        let refused = assemble_with_policy(reported(), DegradedStartPolicy::Complete).unwrap_err();
         let expected = "leg 0 (a, generation 1) is stale, as leg 1 (b, generation 4) has recorded";
         assert!(refused.text.starts_with(expected), "{refused}");
         // The record reached a stale leg and not the one that was to continue, which is here.

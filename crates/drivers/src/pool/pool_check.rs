@@ -207,8 +207,8 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
         }
         let mut report = check.into_report();
         for counted in &report.accounts {
-            let told = self.recorded_usage(&counted.name, continues)?;
-            report.findings.extend(compare_usage(counted, told));
+            let reported = self.recorded_usage(&counted.name, continues)?;
+            report.findings.extend(compare_usage(counted, reported));
         }
         Ok((report, self.volume_parents(continues)?))
     }
@@ -268,16 +268,16 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
 }
 
 /// Compares the recorded space usage of a volume with the counted one.
-fn compare_usage(counted: &CountedUsage, told: Option<SpaceUsage>) -> Option<CheckFinding> {
+fn compare_usage(counted: &CountedUsage, reported: Option<SpaceUsage>) -> Option<CheckFinding> {
     let CountedUsage { volume, volume_usage: account, .. } = *counted;
-    let told = told.unwrap_or_default();
+    let reported = reported.unwrap_or_default();
     let numbers = [
-        ("unique blocks", told.unique, account.unique),
-        ("shared blocks", told.shared, account.shared),
-        ("reserved blocks", told.reserved, account.reserved),
-        ("missing blocks", told.missing, account.missing),
+        ("unique blocks", reported.unique, account.unique),
+        ("shared blocks", reported.shared, account.shared),
+        ("reserved blocks", reported.reserved, account.reserved),
+        ("missing blocks", reported.missing, account.missing),
     ];
-    let wrong = numbers.into_iter().find(|(_, told, counted)| told != counted);
-    let (what, recorded, counted) = wrong.unwrap_or(("used blocks", told.used, account.used));
-    (told != account).then_some(CheckFinding::Number { what, volume, recorded, counted })
+    let wrong = numbers.into_iter().find(|(_, reported, counted)| reported != counted);
+    let (what, recorded, counted) = wrong.unwrap_or(("used blocks", reported.used, account.used));
+    (reported != account).then_some(CheckFinding::Number { what, volume, recorded, counted })
 }

@@ -50,7 +50,7 @@ pub(super) struct PoolSharedState {
     /// Names of snapshots that are being received.
     pub(super) arriving: Vec<String>,
     /// Number of times that an outside user was notified of growth.
-    pub(super) told: u64,
+    pub(super) reported: u64,
     /// Number of open volumes.
     pub(super) volumes_open: u64,
     /// For each open volume, the count of invalidations of its runs.
@@ -99,7 +99,7 @@ impl PoolShared {
             pages: VecDeque::new(),
             written: Vec::new(),
             used: Vec::new(),
-            told: 0,
+            reported: 0,
             arriving: Vec::new(),
             volumes_open: 0,
             epochs: BTreeMap::new(),

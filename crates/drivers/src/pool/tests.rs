@@ -213,7 +213,7 @@ fn pools_can_be_nested_and_concurrent_opens_share_one() {
 fn capacity_events_reach_subscribers() {
     let bench = PoolFixture::new("8m");
     bench.create_volume("a", 4096);
-    let (sender, told) = std::sync::mpsc::channel();
+    let (sender, reported) = std::sync::mpsc::channel();
     let device = bench.device_uri();
     subscribe_capacity(move |new_events| {
         // After the test, the receiver is gone.
@@ -221,7 +221,7 @@ fn capacity_events_reach_subscribers() {
     });
     let opened = bench.open_volume("a").unwrap();
     let mut hand = bench.volume_client(&*opened.medium, 0);
-    let next = || told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let next = || reported.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     // Of 2048 blocks, 128 are reserved.
     let mut at = 0;
     for (end, percent) in [(1600, 80), (1840, 95)] {

@@ -56,9 +56,9 @@ impl OpenPool {
     /// Makes all block devices of this process re-read their size. Returns the number of open volumes of
     /// this pool whose users were notified.
     pub fn refresh_all_device_sizes(&self) -> usize {
-        let before = self.shared.lock().told;
+        let before = self.shared.lock().reported;
         refresh_sizes();
-        usize::try_from(self.shared.lock().told - before).unwrap_or(usize::MAX)
+        usize::try_from(self.shared.lock().reported - before).unwrap_or(usize::MAX)
     }
 
     /// The volume that would lose data by a change.

@@ -56,9 +56,9 @@ fn probe_with_unsupported_queries() -> FakeProbe {
     }
 }
 
-fn checks_of_machine(machine: &KernelFiles, told: &FakeProbe) -> Vec<MachineCheck> {
+fn checks_of_machine(machine: &KernelFiles, reported: &FakeProbe) -> Vec<MachineCheck> {
     let allowed = CpuList::parse("0-3").unwrap();
-    run_checks(&DoctorContext { machine, kernel: told, uid: 1000, allowed: &allowed })
+    run_checks(&DoctorContext { machine, kernel: reported, uid: 1000, allowed: &allowed })
 }
 
 /// A machine with many slow settings.

@@ -417,7 +417,7 @@ mod tests {
         sleep.add(source, 0, Interest { readable: true, writable: false }).unwrap();
         for _ in 0..100 {
             if let Some(outcome) = dial.poll(START) {
-                assert!(dial.poll(START).is_none(), "it is told once");
+                assert!(dial.poll(START).is_none(), "it is reported once");
                 assert_eq!(dial.wake_at(), Instant::NEVER);
                 return outcome;
             }

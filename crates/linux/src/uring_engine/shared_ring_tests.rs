@@ -229,7 +229,7 @@ fn dropped_engine_passes_an_armed_one_and_wakes_it() {
 fn place_of_a_dropped_engine_is_used_again_and_old_completions_are_ignored() {
     let Some(mut fixture) = Fixture::new(2) else { return };
     let old = fixture.engines[1].tag;
-    // A pipe in place of its file: its reader is told when the last writer is closed.
+    // A pipe in place of its file: its reader sees the end when the last writer is closed.
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     fixture.engines[1].ring.access(|ring| {
         let pipe = [writer.as_raw_fd()];

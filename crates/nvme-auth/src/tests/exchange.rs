@@ -20,7 +20,7 @@ const PLAIN: Case = Case {
     concatenation: Concatenation::None,
 };
 
-/// Calls `visit` for each combination, and tells whether it is possible.
+/// Calls `visit` for each combination, and returns whether it is possible.
 fn for_every_case(groups: &[Group], mut visit: impl FnMut(Case, bool)) {
     for hash in Hash::ALL {
         for &group in groups {

@@ -113,7 +113,7 @@ fn altered_responses_are_refused() {
     }
 }
 
-/// A message of an earlier exchange, with the transaction of this one, authenticates nobody.
+/// A message of an earlier exchange, with the transaction of this one, is refused.
 #[test]
 fn replayed_messages_are_refused() {
     for group in [Group::Null, Group::Ffdhe2048] {
@@ -245,7 +245,7 @@ fn stripped_bidirectional_authentication_is_refused_by_the_host() {
 
 /// A peer without secrets forges each message that would end an exchange.
 #[test]
-fn forged_success_authenticates_nobody() {
+fn forged_success_message_is_refused() {
     let (mut host, mut controller) = BIDIRECTIONAL.ends();
     let negotiate = host.start(randomness(1));
     let success2 = Message::Success2 { transaction: 1 }.encode();

@@ -119,8 +119,9 @@ impl AsyncEventQueue {
 
     fn report_next(&mut self) -> Option<u32> {
         // At most one event of a type is reported until its log page is read (Base 2.1 §5.1.2).
-        let is_masked =
-            |event: &AsyncEvent| self.reported.iter().any(|told| told.kind == event.kind);
+        let is_masked = |event: &AsyncEvent| {
+            self.reported.iter().any(|reported_values| reported_values.kind == event.kind)
+        };
         let at = self.pending.iter().position(|event| !is_masked(event))?;
         let event = self.pending.remove(at)?;
         self.requests -= 1;
@@ -200,24 +201,24 @@ mod tests {
 
     #[test]
     fn reported_event_type_is_masked_until_its_log_page_is_read() {
-        for told in ALL {
-            for next in ALL.into_iter().filter(|&next| next != told) {
+        for reported_values in ALL {
+            for next in ALL.into_iter().filter(|&next| next != reported_values) {
                 let mut events = event_queue_with_requests(4);
-                events.raise_event(told);
-                assert_eq!(events.next_reported_event(), Some(told.completion_dword0()));
+                events.raise_event(reported_values);
+                assert_eq!(events.next_reported_event(), Some(reported_values.completion_dword0()));
                 events.raise_event(next);
-                let masked = told.kind == next.kind;
+                let masked = reported_values.kind == next.kind;
                 assert_eq!(
                     events.next_reported_event().is_none(),
                     masked,
-                    "{told:?}, then {next:?}"
+                    "{reported_values:?}, then {next:?}"
                 );
-                events.acknowledge(told.log_page);
-                let lost = masked && told.log_page == next.log_page;
+                events.acknowledge(reported_values.log_page);
+                let lost = masked && reported_values.log_page == next.log_page;
                 assert_eq!(
                     events.next_reported_event().is_some(),
                     masked && !lost,
-                    "{told:?}, then {next:?}"
+                    "{reported_values:?}, then {next:?}"
                 );
             }
         }

@@ -231,7 +231,7 @@ mod tests {
         timer.set_timeout(instant_at_ms(0), 0).unwrap();
         timer.note_activity();
         assert!(!timer.take_expiration(instant_at_ms(600_000)), "something has come");
-        assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
+        assert_eq!(timer.timeout_ms(), 0, "the host reads the value that it has set");
         assert!(!timer.take_expiration(instant_at_ms(1_199_999)));
         assert!(timer.take_expiration(instant_at_ms(1_200_000)));
     }

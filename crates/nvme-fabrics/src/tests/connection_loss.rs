@@ -698,7 +698,7 @@ fn controller_with_kas_zero_receives_keep_alive() {
         "{:?}",
         host.controller().last_error()
     );
-    // One in each half of the 5 s that Connect was told, and no more.
+    // One in each half of the 5 s that Connect had as its keep-alive timeout, and no more.
     let sent = host.target.state().keep_alives - before;
     assert!((15..=17).contains(&sent), "{sent}");
 }

@@ -398,7 +398,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
     }
     let [lost, durable] = flushes;
     println!(
-        "{count} schedules: {faults} faults, {failed} requests failed, {lost} flushes told of losses, \
+        "{count} schedules: {faults} faults, {failed} requests failed, {lost} flushes reported_values of losses, \
          {durable} cells were durable"
     );
     assert!(faults > 2 * count, "{faults} faults");

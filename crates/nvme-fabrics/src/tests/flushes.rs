@@ -182,9 +182,9 @@ fn a_path_with_a_cache_is_not_used_where_the_first_has_none() {
     let identity = host.targets[1].state().identity.clone().with(|it| it.vwcp(true));
     host.targets[1].state().identity = identity;
     host.run_until(|host| host.events.len() == 2);
-    let told: Vec<String> = host.events.iter().map(ToString::to_string).collect();
+    let reported_values: Vec<String> = host.events.iter().map(ToString::to_string).collect();
     let expected = "path 1 is not used: it has a volatile write cache, expected none";
-    assert!(told[1].starts_with(expected), "{told:?}");
+    assert!(reported_values[1].starts_with(expected), "{reported_values:?}");
 }
 
 /// As when a target with two addresses loses power, and returns before the host has noticed much.

@@ -386,7 +386,7 @@ fn non_optimized_path_is_used_only_without_an_optimized_one() {
     host.run_until(|host| host.queues[0].accepting_path_count() == 2);
     host.write_and_verify(8, 3);
     assert_eq!(host.executed_counts(), [2, 4]);
-    let told: Vec<String> = host.events.iter().map(ToString::to_string).collect();
+    let reported: Vec<String> = host.events.iter().map(ToString::to_string).collect();
     for expected in [
         "path 0 is up, non-optimized",
         "path 1 is down: the network was cut",
@@ -394,7 +394,7 @@ fn non_optimized_path_is_used_only_without_an_optimized_one() {
         "path 1 is up, optimized",
         "path 1 instead of path 0",
     ] {
-        assert!(told.iter().any(|told| told == expected), "{expected}: {told:?}");
+        assert!(reported.iter().any(|reported| reported == expected), "{expected}: {reported:?}");
     }
 }
 
@@ -471,8 +471,8 @@ fn write_fails_over_once_another_controller_has_reset_the_old_one() {
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
         let resets: Vec<u64> = host.targets.iter().map(|target| target.state().resets).collect();
         assert_eq!(resets, asked, "{no_reset:?}, {is_known}");
-        let told = PathEvent::ControllerFenced { path: 0, by: 1 };
-        assert_eq!(host.events.contains(&told), waited < soon);
+        let reported = PathEvent::ControllerFenced { path: 0, by: 1 };
+        assert_eq!(host.events.contains(&reported), waited < soon);
         host.run_for(Span::from_secs(3));
         assert_eq!(host.completions.len(), 1, "once");
     }
@@ -514,10 +514,10 @@ fn request_rejected_by_a_full_path_survives_its_loss_and_completes_once() {
         host.disconnect_path(0);
         host.run_until(|host| !host.completions.is_empty());
         host.run_for(Span::from_secs(3));
-        let mut told: Vec<u64> = host.completions.iter().map(|it| it.token).collect();
-        told.sort_unstable();
+        let mut reported: Vec<u64> = host.completions.iter().map(|it| it.token).collect();
+        reported.sort_unstable();
         assert!(host.completions.iter().all(|completion| completion.status.is_success()));
-        assert_eq!(told, (0..taken as u64).collect::<Vec<_>>(), "{io_policy:?}");
+        assert_eq!(reported, (0..taken as u64).collect::<Vec<_>>(), "{io_policy:?}");
         host.completions.clear();
         host.write_and_verify(0, 1);
     }
@@ -663,8 +663,8 @@ fn path_to_another_namespace_is_not_used() {
     let mut host = MultipathHost::new(2, IoPolicy::RoundRobin);
     host.targets[1].state().nguid = 9;
     host.run_until(|host| host.events.len() == 2);
-    let told: Vec<String> = host.events.iter().map(ToString::to_string).collect();
-    assert!(told[1].starts_with("path 1 is not used: its names"), "{told:?}");
+    let reported: Vec<String> = host.events.iter().map(ToString::to_string).collect();
+    assert!(reported[1].starts_with("path 1 is not used: its names"), "{reported:?}");
     host.add_queue();
     host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);

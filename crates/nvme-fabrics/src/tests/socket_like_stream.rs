@@ -8,7 +8,7 @@ use tenmil_sim::sim_network::SimStream;
 pub(super) struct SocketLikeStream {
     end: SimStream,
     /// Result of the last query.
-    told: u64,
+    reported: u64,
     /// Number of receive calls since the announcement that more follows at once.
     since_promise: Option<u32>,
 }
@@ -18,7 +18,7 @@ const LOOKS_MAX: u32 = 1;
 
 impl SocketLikeStream {
     pub(super) const fn new(end: SimStream) -> Self {
-        Self { end, told: 0, since_promise: None }
+        Self { end, reported: 0, since_promise: None }
     }
 }
 
@@ -58,8 +58,8 @@ impl Stream for SocketLikeStream {
     }
 
     fn released_bytes(&mut self) -> u64 {
-        self.told = self.end.released_bytes();
-        self.told
+        self.reported = self.end.released_bytes();
+        self.reported
     }
 
     fn shutdown_write(&mut self) {
@@ -75,7 +75,7 @@ impl Stream for SocketLikeStream {
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
-        self.end.arm(wants_bytes, wants_space) || self.end.released_bytes() > self.told
+        self.end.arm(wants_bytes, wants_space) || self.end.released_bytes() > self.reported
     }
 
     fn peer_description(&self) -> String {

@@ -178,8 +178,8 @@ mod tests {
         assert_eq!(count_reports_when_always_readable(&mut trust, 0, SPURIOUS_ROW - 1), 0);
         assert!(!trust.is_edge_triggered());
         let mut now = Instant { ns: 5_000 };
-        let mut told = usize::from(trust.handle_wakeup(0, SOON, now));
-        assert!(told == 0 && trust.is_edge_triggered(), "it may be that of many");
+        let mut reported_values = usize::from(trust.handle_wakeup(0, SOON, now));
+        assert!(reported_values == 0 && trust.is_edge_triggered(), "it may be that of many");
         let mut spans = Vec::new();
         for _ in 0..12 {
             // It was readable when it became edge-triggered, and has not changed.
@@ -188,8 +188,8 @@ mod tests {
             assert!(!trust.end_edge_period(Instant { ns: trust.level_triggered_at().ns - 1 }));
             now = trust.level_triggered_at();
             assert!(trust.end_edge_period(now) && !trust.is_edge_triggered());
-            told += usize::from(trust.handle_wakeup(0, SOON, now));
-            assert_eq!(told, 1);
+            reported_values += usize::from(trust.handle_wakeup(0, SOON, now));
+            assert_eq!(reported_values, 1);
         }
         assert_eq!((spans[0], spans[1]), (EDGE_MIN, Span { ns: 2 * EDGE_MIN.ns }));
         assert_eq!(spans[11], EDGE_MAX);

@@ -168,7 +168,7 @@ mod tests {
         // Dropping a pool waits for its jobs.
         drop(std::mem::replace(&mut ground.pool, pool()));
         assert_eq!(machine.read_trimmed(MAX).as_deref(), Some("800000"));
-        assert_eq!(ground.available_cpus().cores, both, "not told yet");
+        assert_eq!(ground.available_cpus().cores, both, "not reported yet");
         std::fs::remove_file(root.path().join(MAX)).unwrap();
         assert_eq!(ground.request_frequencies(vec![(0, FrequencyRequest::Highest)]), []);
         assert_eq!(ground.available_cpus().cores, (0..1).collect());

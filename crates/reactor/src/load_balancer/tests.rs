@@ -80,7 +80,7 @@ impl FakePlatform {
 
 struct BalancedReactors {
     world: Simulation,
-    told: FakePlatform,
+    reported: FakePlatform,
     steering: BalancerHandle,
 }
 
@@ -102,16 +102,16 @@ const A_WHILE: Span = Span::from_ms(400);
 impl BalancedReactors {
     fn new(seed: u64, reactors: u32, options: Options) -> Self {
         let world = Simulation::new_adaptive(seed, reactors);
-        let told = FakePlatform::default();
-        told.take_cpu_offline((0..reactors).collect());
+        let reported = FakePlatform::default();
+        reported.take_cpu_offline((0..reactors).collect());
         // Two cores per NUMA node.
         let place = |core| CpuLocation { core, node: Some(core / 2), ..CpuLocation::default() };
         let places = (0..reactors).map(place).collect();
-        let (balancer, steering) = new_balancer(options, places, told.clone()).unwrap();
+        let (balancer, steering) = new_balancer(options, places, reported.clone()).unwrap();
         let plan =
             ThreadBuilder::new("balancer").on_reactor(ReactorId(reactors - 1)).add_poller(balancer);
         world.directory.spawn(plan).unwrap();
-        Self { world, told, steering }
+        Self { world, reported, steering }
     }
 
     /// A thread that works for `permille` of each millisecond; its load, and its poll counter.
@@ -152,7 +152,7 @@ fn idle_threads_are_consolidated_and_empty_reactors_sleep() {
     assert_eq!(balanced.thread_counts(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
     let plan = balanced.steering.last_plan();
     assert_eq!((plan.empty, plan.idle_core), ((1..3).collect(), Some(0)));
-    let frequencies = [0, 1, 2].map(|core| balanced.told.frequency_request_of(core));
+    let frequencies = [0, 1, 2].map(|core| balanced.reported.frequency_request_of(core));
     assert_eq!(
         frequencies,
         [FrequencyRequest::Down, FrequencyRequest::Lowest, FrequencyRequest::Lowest]
@@ -220,7 +220,7 @@ fn overloaded_reactor_sheds_threads_and_gets_them_back() {
     balanced.world.run_for(A_WHILE);
     let homes = balanced.thread_counts(&[&one, &two]);
     assert_eq!(homes.iter().sum::<u32>(), 1, "one on each: {homes:?}");
-    assert_eq!(balanced.told.frequency_request_of(1), FrequencyRequest::Highest);
+    assert_eq!(balanced.reported.frequency_request_of(1), FrequencyRequest::Highest);
     load.store(0, Ordering::Relaxed);
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&one, &two]), [0, 0]);
@@ -234,26 +234,26 @@ fn threads_leave_an_offline_core_even_against_their_mask() {
     let (bound, _, _) = balanced.spawn_busy_thread(1, 10, Some([1].into_iter().collect()));
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&free, &bound]), [1, 1], "the static policy lets them be");
-    balanced.told.take_cpu_offline([0].into_iter().collect());
+    balanced.reported.take_cpu_offline([0].into_iter().collect());
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&free, &bound]), [0, 0]);
-    let told = |balanced: &BalancedReactors, what: &thread_scheduler::SchedulerEvent| {
+    let reported = |balanced: &BalancedReactors, what: &thread_scheduler::SchedulerEvent| {
         balanced.world.events().contains(&Event::Schedule(what.clone()))
     };
-    assert!(told(&balanced, &thread_scheduler::SchedulerEvent::CoreOffline { core: 1 }));
+    assert!(reported(&balanced, &thread_scheduler::SchedulerEvent::CoreOffline { core: 1 }));
     let thread = u64::from(bound.id().0);
     let mask = [1].into_iter().collect();
-    assert!(told(
+    assert!(reported(
         &balanced,
         &thread_scheduler::SchedulerEvent::AffinityUnsatisfied { thread, mask }
     ));
-    assert_eq!(balanced.told.frequency_request_of(1), FrequencyRequest::Restore);
+    assert_eq!(balanced.reported.frequency_request_of(1), FrequencyRequest::Restore);
 
-    balanced.told.take_cpu_offline((0..2).collect());
+    balanced.reported.take_cpu_offline((0..2).collect());
     let before = count_of(&polls);
     balanced.world.run_for(A_WHILE);
     assert_eq!(balanced.thread_counts(&[&free, &bound]), [0, 1]);
-    assert!(told(&balanced, &thread_scheduler::SchedulerEvent::AffinityRestored { thread }));
+    assert!(reported(&balanced, &thread_scheduler::SchedulerEvent::AffinityRestored { thread }));
     assert!(count_of(&polls) > before + 300, "it went on working");
 }
 
@@ -316,7 +316,7 @@ fn messages_stay_in_order_during_migrations() {
             let note = move |_: &mut Context<'_>| log.lock().unwrap().push(number);
             assert!(handle.send(Message::Call(Box::new(note))).is_ok());
             if number % 10 == 0 {
-                balanced.told.take_cpu_offline((u32::from(number % 20 == 0)..3).collect());
+                balanced.reported.take_cpu_offline((u32::from(number % 20 == 0)..3).collect());
             }
             balanced.world.run_for(Span::from_ms(11));
         }

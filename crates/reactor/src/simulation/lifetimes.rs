@@ -33,8 +33,8 @@ fn panicking_poller_is_dropped_and_reported_and_others_continue() {
     let doomed = message_woken_poller("doomed", move |_: &mut Context<'_>| {
         panic!("{}", guard.0.load(RELAXED))
     });
-    let told = Arc::new(Mutex::new(None));
-    let theirs = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(None));
+    let theirs = Arc::clone(&reported);
     let doomed = doomed.on_panic(move |context, panicked| {
         *theirs.lock().unwrap() = Some((context.thread_id(), panicked));
     });
@@ -46,7 +46,7 @@ fn panicking_poller_is_dropped_and_reported_and_others_continue() {
     assert!(count_of(&polls) >= 8, "{}", count_of(&polls));
     assert_eq!(count_of(&drops), 1);
     assert_eq!(world.event_kinds(), ["thread-started", "poller-panicked"]);
-    let (on, panicked) = told.lock().unwrap().take().unwrap();
+    let (on, panicked) = reported.lock().unwrap().take().unwrap();
     assert_eq!(
         (on, panicked.poller.as_str(), panicked.panic.as_str()),
         (thread.id(), "doomed", "0")

@@ -127,9 +127,9 @@ const FOR_A_DOZER: [(&str, EventAndCheck); 5] = [
 fn event_for_a_parked_thread_is_handled_in_every_reactor_state() {
     type Is = fn(SimReactorState) -> bool;
     let stages: [(&str, Is); 4] = [
-        ("turning", |stage| stage == SimReactorState::Turning),
-        ("tired", |stage| matches!(stage, SimReactorState::Tired(_))),
-        ("announced", |stage| matches!(stage, SimReactorState::Announced(_))),
+        ("iterating", |stage| stage == SimReactorState::Iterating),
+        ("wants to sleep", |stage| matches!(stage, SimReactorState::WantsSleep(_))),
+        ("has announced its sleep", |stage| matches!(stage, SimReactorState::SleepAnnounced(_))),
         ("sleeping", |stage| matches!(stage, SimReactorState::Sleeping(_))),
     ];
     for (what, (comes, is_seen)) in FOR_A_DOZER {
@@ -239,7 +239,7 @@ fn descriptor_of_a_parked_thread_is_noticed_by_a_busy_reactor() {
         until.store(u64::MAX, RELAXED);
         world.send_closure(&restless, |_| ());
         world.step_all(5);
-        assert_eq!(world.members[0].stage, SimReactorState::Turning);
+        assert_eq!(world.members[0].stage, SimReactorState::Iterating);
         let sleeps =
             |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[0].sleeps;
         let slept = sleeps(&world);

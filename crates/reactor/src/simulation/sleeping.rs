@@ -7,7 +7,7 @@ use tenmil_base::{Instant, Span, WakeSource};
 use tenmil_linux::{EventLoop, NextStep};
 
 use super::test_pollers::{
-    CountingPoller, FIRST, InterruptingDevice, PinnedRingPoller, RELAXED, count_of, idle_poller,
+    FIRST, InterruptingDevice, PinnedRingPoller, RELAXED, count_of, idle_poller,
     message_woken_poller, new_count,
 };
 use super::{R0, R1, SimReactorState, Simulation};
@@ -123,7 +123,7 @@ fn poller_without_wake_source_is_allowed_if_no_reactor_sleeps_and_keeps_it_so() 
     for _ in 0..1_000 {
         world.step_all(1);
         world.advance_clock(Span::from_us(10));
-        assert_eq!(world.members[1].stage, SimReactorState::Turning);
+        assert_eq!(world.members[1].stage, SimReactorState::Iterating);
     }
     assert_eq!(thread.reactor(), R1);
 }
@@ -151,7 +151,7 @@ fn spin_length_after_gap(gap: Span) -> Span {
         world.step_reactor(0);
     }
     let last = world.now();
-    while world.members[0].stage == SimReactorState::Turning {
+    while world.members[0].stage == SimReactorState::Iterating {
         world.step_all(1);
         world.advance_clock(Span::from_us(1));
     }
@@ -182,7 +182,7 @@ fn spins_after_each_work(world: &mut Simulation, device: &mut InterruptingDevice
         world.advance_clock(Span::from_us(1));
         // The iteration that found it; an idle one; an announcement; the final check.
         world.step_all(4);
-        let looks = world.members[0].stage == SimReactorState::Turning;
+        let looks = world.members[0].stage == SimReactorState::Iterating;
         world.run_until_idle();
         looks
     };
@@ -232,7 +232,7 @@ fn kernel_completed_io_is_not_spun_for_unless_other_work_is() {
     file.complete_and_signal();
     world.step_all(100);
     assert!(
-        file.is_completion_handled() && world.members[0].stage == SimReactorState::Turning,
+        file.is_completion_handled() && world.members[0].stage == SimReactorState::Iterating,
         "it always polls"
     );
 }
@@ -309,9 +309,9 @@ const ANYTHING: [(&str, WakeEventAndCheck); 4] = [
 fn event_is_handled_at_every_stage_of_going_to_sleep() {
     type Is = fn(SimReactorState) -> bool;
     let stages: [(&str, Is); 4] = [
-        ("turning", |stage| stage == SimReactorState::Turning),
-        ("tired", |stage| matches!(stage, SimReactorState::Tired(_))),
-        ("announced", |stage| matches!(stage, SimReactorState::Announced(_))),
+        ("iterating", |stage| stage == SimReactorState::Iterating),
+        ("wants to sleep", |stage| matches!(stage, SimReactorState::WantsSleep(_))),
+        ("has announced its sleep", |stage| matches!(stage, SimReactorState::SleepAnnounced(_))),
         ("sleeping", |stage| matches!(stage, SimReactorState::Sleeping(_))),
     ];
     for (what, (comes, is_seen)) in ANYTHING {
@@ -408,7 +408,7 @@ fn always_polling_reactor_never_sleeps_and_a_mode_change_wakes_a_sleeping_one() 
         world.step_all(1);
         world.advance_clock(Span::from_ms(1));
     }
-    assert_eq!(world.members[0].stage, SimReactorState::Turning);
+    assert_eq!(world.members[0].stage, SimReactorState::Iterating);
     assert_eq!(world.members[1].stage, SimReactorState::Sleeping(Instant::NEVER));
     let sample = world.directory.sample_statistics(world.now());
     let modes: Vec<_> = sample.reactors.iter().map(|reactor| reactor.mode).collect();
@@ -441,109 +441,6 @@ fn poll_mode_of_all_reactors_changes_or_of_none() {
     assert_eq!(not_told, [(R1, ReactorError::InboxFull(R1))]);
     world.step_all(2);
     assert_eq!(modes(&world), [PollMode::Hybrid, PollMode::Adaptive, PollMode::Hybrid]);
-}
-
-/// Has I/O in flight that takes 80 us.
-struct InFlightPoller(CountingPoller);
-
-impl Poller for InFlightPoller {
-    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        self.0.poll(context)
-    }
-
-    fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {}
-
-    fn expected_latency(&self) -> Option<Span> {
-        Some(Span::from_us(80))
-    }
-}
-
-/// Runs until the reactor pauses, and returns the end of the pause.
-fn run_until_pause(world: &mut Simulation) -> Instant {
-    for _ in 0..10 {
-        if let SimReactorState::Resting(until) = world.members[0].stage {
-            return until;
-        }
-        world.step_reactor(0);
-    }
-    panic!("{:?}", world.reactor_states())
-}
-
-fn simulation_in_hybrid_mode(
-    pollers: impl IntoIterator<Item = PollerBuilder>,
-) -> (Simulation, ThreadHandle) {
-    let options = ReactorOptions { poll: PollMode::Hybrid, ..ReactorOptions::default() };
-    let mut world = Simulation::new(0, 1, &options);
-    let plan = pollers.into_iter().fold(ThreadBuilder::new("slow"), ThreadBuilder::add_poller);
-    let thread = world.directory.spawn(plan).unwrap();
-    world.run_for(Span::from_ms(5));
-    (world, thread)
-}
-
-#[test]
-fn message_ends_a_hybrid_pause_at_any_stage() {
-    type Is = fn(SimReactorState) -> bool;
-    let stages: [(&str, Is); 4] = [
-        ("turning", |stage| stage == SimReactorState::Turning),
-        ("weary", |stage| matches!(stage, SimReactorState::Weary(_))),
-        ("leaning", |stage| matches!(stage, SimReactorState::Leaning(_))),
-        ("resting", |stage| matches!(stage, SimReactorState::Resting(_))),
-    ];
-    type WakeEventAndCheck = fn(&mut Simulation, &ThreadHandle, super::test_pollers::SharedCount);
-    let comes: [(&str, WakeEventAndCheck); 2] = [
-        ("message", |world, thread, seen| {
-            world.send_closure(thread, move |_| _ = seen.fetch_add(1, RELAXED));
-        }),
-        ("order", |world, _, seen| {
-            let note = move |_: &mut Context<'_>| _ = seen.fetch_add(1, RELAXED);
-            world.directory.spawn(ThreadBuilder::new("new").run_first(note)).unwrap();
-        }),
-    ];
-    for (when, is_it) in stages {
-        for (what, comes) in comes {
-            let (mut world, thread) = simulation_in_hybrid_mode([message_woken_poller(
-                "slow",
-                InFlightPoller(idle_poller(&new_count())),
-            )]);
-            world.send_closure(&thread, |_| ());
-            // The reactor wakes, works, and pauses again.
-            while world.members[0].stage != SimReactorState::Turning {
-                world.step_reactor(0);
-            }
-            world.step_reactor(0);
-            while !is_it(world.members[0].stage) {
-                world.step_reactor(0);
-            }
-            let seen = new_count();
-            comes(&mut world, &thread, Arc::clone(&seen));
-            // No time passes.
-            (0..8).for_each(|_| world.step_reactor(0));
-            assert_eq!(count_of(&seen), 1, "a {what} while {when}: {:?}", world.reactor_states());
-        }
-    }
-}
-
-#[test]
-fn hybrid_pause_never_exceeds_a_deadline() {
-    let due = Span::from_us(30);
-    let ticks = new_count();
-    let (mut world, thread) = simulation_in_hybrid_mode([
-        message_woken_poller("slow", InFlightPoller(idle_poller(&new_count()))),
-        PollerBuilder::polled_each_period("tick", Span::from_ms(10), idle_poller(&ticks)),
-    ]);
-    world.send_closure(&thread, move |context| {
-        context.set_poller_period(PollerId::of_builder_index(1), due)
-    });
-    while world.members[0].stage != SimReactorState::Turning {
-        world.step_reactor(0);
-    }
-    let now = world.now();
-    let until = run_until_pause(&mut world);
-    assert_eq!(until, now.after(due), "and not 60 us");
-    let before = count_of(&ticks);
-    world.advance_clock(due);
-    (0..2).for_each(|_| world.step_reactor(0));
-    assert_eq!(count_of(&ticks), before + 1);
 }
 
 /// Has work two milliseconds after it was requested.
@@ -680,7 +577,7 @@ fn permanently_readable_descriptor_is_reported_once_and_allows_sleep() {
         );
     }
     let (_, kinds, _) = live(Span::from_ms(1));
-    assert!(kinds.len() > 5, "and the descriptor is believed again, and told again: {kinds:?}");
+    assert!(kinds.len() > 5, "and the descriptor is watched again, and reported again: {kinds:?}");
 }
 
 /// Shares a device with other threads, to which most of its signals belong.
@@ -794,32 +691,4 @@ fn ready_pollers_are_flushed_at_the_start_and_on_request() {
     assert_eq!((thread.reactor(), count_of(&first)), (R1, before + 1), "and after a move");
     world.run_for(Span::from_ms(50));
     assert_eq!(count_of(&first), before + 1, "and not without a reason");
-}
-
-#[test]
-fn hybrid_pause_is_three_quarters_of_the_latency() {
-    let options = ReactorOptions { poll: PollMode::Hybrid, ..ReactorOptions::default() };
-    let mut world = Simulation::new(0, 1, &options);
-    let polls = new_count();
-    let slow = InFlightPoller(idle_poller(&polls));
-    let thread = world
-        .directory
-        .spawn(ThreadBuilder::new("slow").add_poller(message_woken_poller("slow", slow)))
-        .unwrap();
-    world.step_all(1);
-    world.run_for(Span::from_ms(1));
-    let message = crate::Message::Data { poller: FIRST, words: [0; 2] };
-    thread.send(message).unwrap();
-    while !matches!(world.members[0].stage, SimReactorState::Turning) {
-        world.step_reactor(0);
-    }
-    let now = world.now();
-    let until = run_until_pause(&mut world);
-    assert_eq!(until.since(now), Span::from_us(60));
-    let before = count_of(&polls);
-    world.step_all(10);
-    assert_eq!(count_of(&polls), before, "a rest is a rest");
-    world.advance_clock(Span::from_us(60));
-    world.step_all(40);
-    assert!(count_of(&polls) > before + 30, "then it looks, and rests no second time");
 }

@@ -385,9 +385,9 @@ fn endless_iteration_is_reported_once_while_it_lasts() {
         world.advance_clock(Span::from_ms(1));
         lookout.check_reactors(world.now(), &world.directory);
     }
-    let told = world.events().into_iter().find(|event| event.kind() == "reactor-stalled");
+    let reported = world.events().into_iter().find(|event| event.kind() == "reactor-stalled");
     assert!(
-        matches!(told, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
+        matches!(reported, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
     );
     assert_eq!(endless(&world), 2, "once for each iteration: neither reactor has ended its own");
     world.step_all(1);

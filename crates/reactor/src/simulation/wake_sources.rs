@@ -30,7 +30,11 @@ fn rejected_descriptor_is_reported_once_and_retried() {
     for _ in 0..1_000 {
         world.step_all(1);
         world.advance_clock(Span::from_us(10));
-        assert_eq!(world.members[0].stage, SimReactorState::Turning, "the reactor does not sleep");
+        assert_eq!(
+            world.members[0].stage,
+            SimReactorState::Iterating,
+            "the reactor does not sleep"
+        );
     }
     assert_eq!(world.event_kinds(), ["thread-started", "wait-unsupported"]);
     epoll::delete(&outermost, &nested[0]).unwrap();

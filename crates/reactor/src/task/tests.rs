@@ -120,7 +120,10 @@ fn wake_while_going_to_sleep_is_noticed() {
     let mut world = Simulation::new_adaptive(10, 1);
     let (_, tasks) = start_executor(&world, 4);
     let on_the_way = |stage| {
-        [matches!(stage, SimReactorState::Tired(_)), matches!(stage, SimReactorState::Announced(_))]
+        [
+            matches!(stage, SimReactorState::WantsSleep(_)),
+            matches!(stage, SimReactorState::SleepAnnounced(_)),
+        ]
     };
     for step in [0, 1] {
         let signal = TestSignal::default();
@@ -191,11 +194,11 @@ fn panicking_task_is_reported_and_others_continue() {
         panic!("it did")
     };
     assert!(panic.contains("on purpose"), "{panic}");
-    let told = world.events().into_iter().find_map(|event| match event {
+    let reported = world.events().into_iter().find_map(|event| match event {
         Event::TaskPanicked { executor, panic, .. } => Some((executor, panic)),
         _ => None,
     });
-    assert_eq!(told, Some(("tasks".to_owned(), panic)));
+    assert_eq!(reported, Some(("tasks".to_owned(), panic)));
     signal.set();
     world.run_until_idle();
     assert_eq!((poll_join_handle(&mut other), tasks.task_count()), (Some(Ok(())), 0));

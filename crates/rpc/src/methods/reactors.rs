@@ -451,10 +451,10 @@ fn poll_mode_result(
     not_told: &[(ReactorId, tenmil_reactor::ReactorError)],
 ) -> Value {
     let is_told = |id: &&ReactorId| not_told.iter().all(|(other, _)| other != *id);
-    let told: Vec<u32> = asked.iter().filter(is_told).map(|reactor| reactor.0).collect();
+    let reported: Vec<u32> = asked.iter().filter(is_told).map(|reactor| reactor.0).collect();
     let row = |(reactor, why): &(ReactorId, tenmil_reactor::ReactorError)| json!({ "reactor": reactor.0, "why": why.to_string() });
     let refused: Vec<Value> = not_told.iter().map(row).collect();
-    json!({ "mode": mode.name(), "reactors": told, "refused": refused })
+    json!({ "mode": mode.name(), "reactors": reported, "refused": refused })
 }
 
 fn set_thread_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
@@ -473,8 +473,8 @@ fn set_thread_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let anywhere = call.arguments.boolean("anywhere").unwrap_or(false);
     let (home, mask) = match (reactor, mask, anywhere) {
         (Some(reactor), None, false) => {
-            let told = directory.migrate_thread(found.id, reactor);
-            (told.map(|()| reactor), found.mask.as_ref())
+            let reported = directory.migrate_thread(found.id, reactor);
+            (reported.map(|()| reactor), found.mask.as_ref())
         }
         (None, Some(mask), false) => {
             (directory.set_thread_mask(found.id, Some(mask.clone())), Some(mask))

@@ -232,12 +232,12 @@ fn resize_volume(
         open.refresh_all_device_sizes();
     }
     let text = || {
-        let (told, users) = (open.refresh_all_device_sizes(), open.user_count(&info));
+        let (reported, users) = (open.refresh_all_device_sizes(), open.user_count(&info));
         open.wait_for_reclaim(GIVING_BACK_MAX);
-        let seen = match (told, users) {
+        let seen = match (reported, users) {
             (_, 0) => "",
             (0, _) => "; its users see the new size when they open it again",
-            _ if told < users => {
+            _ if reported < users => {
                 "; some of its users are notified of the new size, the others see it when \
                  they open it again"
             }

@@ -184,8 +184,9 @@ fn deleting_a_missing_volume_fails_unless_allowed() {
         (ErrorCode::Failed, tenmil_base::ErrorCategory::Usage)
     );
     assert!(refusal.message.contains("no volume `dv`, expected `db`"), "{refusal}");
-    let told = bench.call_method("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
-    assert_eq!(told.unwrap()["changed"], json!(false));
+    let reported =
+        bench.call_method("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
+    assert_eq!(reported.unwrap()["changed"], json!(false));
     assert_eq!(open.generation(), generation);
 }
 
@@ -216,8 +217,8 @@ fn volume_in_use_is_not_deleted() {
     let users = bench.call_method("volumes", json!({})).unwrap();
     assert_eq!((&users[0]["users"], &users[1]["users"]), (&json!(1), &json!(1)));
     let grown = json!({ "name": "db", "size_bytes": 4 << 20 });
-    let told = bench.call_method("set_volume_resize", grown).unwrap();
-    assert!(told["text"].as_str().unwrap().contains("when they open it again"), "{told}");
+    let reported = bench.call_method("set_volume_resize", grown).unwrap();
+    assert!(reported["text"].as_str().unwrap().contains("when they open it again"), "{reported}");
     assert_eq!(db.medium.limits().block_count, 512, "an open device keeps its size");
     drop((db, mon));
     for (method, given) in cases.iter().rev().filter(|(_, given)| given["name"] != "mon") {
@@ -253,16 +254,16 @@ fn differences_are_returned_and_a_missing_volume_is_named() {
     let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
     tenmil_drivers::pool::create_pool(&bench.device_opener(), &volume, "inner", false).unwrap();
     bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
-    let told = bench.call_method("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
-    let first = &told["changed"][0];
-    assert_eq!((&first["offset_bytes"], &first["kind"]), (&json!(0), &json!("data")), "{told}");
-    assert_eq!(told["next_bytes"], Value::Null);
+    let reported = bench.call_method("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
+    let first = &reported["changed"][0];
+    assert_eq!((&first["offset_bytes"], &first["kind"]), (&json!(0), &json!("data")), "{reported}");
+    assert_eq!(reported["next_bytes"], Value::Null);
     let at_bytes = first["length_bytes"].clone();
     let rest = json!({ "from": "a", "to": "b", "at_bytes": at_bytes });
     let rest = bench.call_method("volume_diff", rest).unwrap();
     assert_eq!(
         rest["changed"].as_array(),
-        Some(&told["changed"].as_array().unwrap()[1..].to_vec())
+        Some(&reported["changed"].as_array().unwrap()[1..].to_vec())
     );
     let refusal = bench.call_expecting_error("volume_diff", json!({ "from": "a", "to": "x" }));
     assert_eq!(refusal.message, bench.pool_name("pool").find_volume("x").unwrap_err().to_string());

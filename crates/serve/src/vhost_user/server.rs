@@ -40,7 +40,7 @@ pub struct ServerConfig {
 pub struct Server {
     address: ListenAddress,
     queues: u16,
-    told: Receiver<EndpointEvent>,
+    reported: Receiver<EndpointEvent>,
     events: Arc<EndpointEvents>,
 }
 
@@ -85,7 +85,7 @@ impl Server {
     /// If the device cannot be exported as such a disk, or the error of the kernel.
     pub fn start(config: ServerConfig) -> Result<Self, Error> {
         let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = config;
-        let (told, new_events) = sync_channel(EVENTS_MAX);
+        let (reported, new_events) = sync_channel(EVENTS_MAX);
         let address = listen_socket.address().clone();
         let disk = VirtioDisk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
@@ -98,7 +98,7 @@ impl Server {
             reactors: Arc::clone(&reactors),
             events: Arc::clone(&events),
         };
-        let endpoint = Endpoint::new(device, told);
+        let endpoint = Endpoint::new(device, reported);
         let poller = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
         let poller_wake = poller.poller_wake().map_err(Error::environment)?;
         let registration = PollerBuilder::polled_each_iteration("disk", poller_wake, poller);
@@ -111,7 +111,7 @@ impl Server {
             mailbox.set_waker(Arc::new(move || thread.notify_reactor()));
         });
         reactors.spawn(builder).map_err(Error::environment)?;
-        Ok(Self { address, queues, told: new_events, events })
+        Ok(Self { address, queues, reported: new_events, events })
     }
 
     /// Listen address.
@@ -132,7 +132,7 @@ impl Server {
 
     /// Next event, if any.
     pub fn next_event(&self) -> Option<EndpointEvent> {
-        self.told.try_recv().ok()
+        self.reported.try_recv().ok()
     }
 }
 

@@ -148,12 +148,13 @@ impl VirtqueuePoller {
             let ended = self.backend.poll(now, &mut self.completions);
             self.latency.record_completions(ended);
             count += ended;
-            let mut told = Ok(());
+            let mut reported = Ok(());
             for completion in self.completions.drain() {
                 // Every completion must be counted, also after one that failed.
-                told = told.and(slots.handle_completion(completion, is_over || told.is_err()));
+                reported =
+                    reported.and(slots.handle_completion(completion, is_over || reported.is_err()));
             }
-            told?;
+            reported?;
         }
         if !is_over && slots.publish_used()? {
             self.signal_guest();

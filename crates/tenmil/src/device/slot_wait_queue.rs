@@ -196,8 +196,8 @@ mod tests {
                 }
                 let free = model.line.free_slot_count();
                 assert_eq!(free + model.taken.len(), usize::try_from(slots).unwrap());
-                let told = |(_, noting): &(u64, Arc<Noting>)| noting.0.load(Ordering::Relaxed);
-                let all_told = model.waiting.iter().take(free).all(told);
+                let reported = |(_, noting): &(u64, Arc<Noting>)| noting.0.load(Ordering::Relaxed);
+                let all_told = model.waiting.iter().take(free).all(reported);
                 assert!(all_told, "seed {seed}: a slot is free and its waiter was not woken");
                 waited += model.waiting.len();
             }

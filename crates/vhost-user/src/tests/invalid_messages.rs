@@ -165,9 +165,10 @@ fn invalid_message_is_rejected_and_reported_if_requested() {
     for (code, payload, count, expected) in invalid_messages() {
         let files: Vec<u32> = (0..u32::try_from(count).unwrap()).collect();
         let mut asking = running_server();
-        let told = asking.send(&encode_message(code, 9, &payload), &files, usize::MAX).unwrap();
+        let reported_values =
+            asking.send(&encode_message(code, 9, &payload), &files, usize::MAX).unwrap();
         let failed = encode_message(code, 5, &u64_payload(&[1]));
-        assert_eq!(told, vec![(failed, None)], "{code} {payload:x?}");
+        assert_eq!(reported_values, vec![(failed, None)], "{code} {payload:x?}");
         let why = asking.server.take_rejection().unwrap().to_string();
         assert!(why.contains(expected), "{code}: {why}, expected {expected}");
         assert_eq!(asking.log.len(), 1, "the rejected message causes no action");

@@ -289,9 +289,9 @@ fn rejection_is_reported_if_a_reply_was_requested() {
         let answer =
             pair.send(&encode_message(13, flags, &u64_payload(&[0])), &[3], usize::MAX).unwrap();
         assert_eq!(pair.untold, untold);
-        let told: Vec<_> = answer.into_iter().map(|(bytes, _)| bytes).collect();
+        let reported: Vec<_> = answer.into_iter().map(|(bytes, _)| bytes).collect();
         let failed = encode_message(MessageType::SET_VRING_CALL.0, 5, &u64_payload(&[1]));
-        assert_eq!(told, if untold == 0 { vec![failed] } else { vec![] });
+        assert_eq!(reported, if untold == 0 { vec![failed] } else { vec![] });
     }
 }
 

@@ -402,11 +402,16 @@ fn every_header_field_is_validated_as_in_the_rule_table() {
         seen.insert((kind, offset::TYPE));
     }
     let is_about = |rule: &&ValidationRule| rule.checked_by == CheckedBy::Header;
-    let told: BTreeSet<_> =
+    let reported_values: BTreeSet<_> =
         RULES.iter().filter(is_about).map(|rule| (rule.pdu, rule.offset.unwrap())).collect();
-    let spoken: BTreeSet<_> =
-        seen.into_iter().filter(|(kind, _)| told.iter().any(|(pdu, _)| pdu == kind)).collect();
-    assert_eq!(told, spoken, "the table has a row for each refusal, and a refusal for each row");
+    let spoken: BTreeSet<_> = seen
+        .into_iter()
+        .filter(|(kind, _)| reported_values.iter().any(|(pdu, _)| pdu == kind))
+        .collect();
+    assert_eq!(
+        reported_values, spoken,
+        "the table has a row for each refusal, and a refusal for each row"
+    );
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub(crate) fn run_guest(
     scenario: &LabScenario,
     image: &GuestImage,
     room: &Path,
-    told: &mut dyn FnMut(&CheckResult),
+    reported: &mut dyn FnMut(&CheckResult),
 ) -> Result<VmExit, ScenarioError> {
     // Prepared first, because it may have to be downloaded.
     let emulator = scenario.emulator.command(room)?;
@@ -77,7 +77,7 @@ pub(crate) fn run_guest(
                 // A failure to write the log does not end the run.
                 _ = writeln!(log, "{line}");
                 match guest_console::parse_console_line(&line) {
-                    ConsoleLine::Check(check) => told(&check),
+                    ConsoleLine::Check(check) => reported(&check),
                     ConsoleLine::Note(what) => println!("  note: {what}"),
                     ConsoleLine::KillBeside => {
                         // The new process replaces the socket that the old one leaves behind.
@@ -102,7 +102,7 @@ pub(crate) fn run_guest(
                 }
             }
             Err(RecvTimeoutError::Disconnected) if may_end => {
-                told(&CheckResult {
+                reported(&CheckResult {
                     verdict: CheckStatus::Skipped,
                     what: ENDED_WITH_BESIDE.to_owned(),
                 });

@@ -107,7 +107,7 @@ impl TargetProcess {
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut target = Self { child: child.map_err(|error| refuse(&error))?, uri: String::new() };
         let out = target.child.stdout.take().ok_or_else(|| refuse(&"it has no output"))?;
-        let (tell, told) = mpsc::channel();
+        let (tell, reported) = mpsc::channel();
         // The thread ends when the target closes its output: on failure to listen, or when it is
         // killed.
         let reading = NamedThread::spawn("ready", None, move |_| {
@@ -117,7 +117,7 @@ impl TargetProcess {
             let _ = tell.send(read.map(|_| ready));
         });
         let _reading = reading.map_err(|error| refuse(&error))?;
-        let Ok(ready) = told.recv_timeout(READY_MAX) else {
+        let Ok(ready) = reported.recv_timeout(READY_MAX) else {
             drop(target);
             return Err(refuse(&format!("it is not ready after {} s", READY_MAX.as_secs())));
         };

@@ -76,7 +76,7 @@ fn fenced_blocks_are_closed_until_the_device_completes() {
         log.is_stuck.store(false, Ordering::SeqCst);
         assert_eq!(poll(&mut *old, NOW), [(1, IoStatus::SUCCESS)]);
         assert!(device.fenced_ranges().is_empty());
-        assert!(would_wake(&*new) || new.arm(), "what waits is told");
+        assert!(would_wake(&*new) || new.arm(), "the waiting request wakes its thread");
         new.disarm();
         let mut ended: Vec<u64> = poll(&mut *new, NOW).iter().map(|(token, _)| *token).collect();
         ended.sort_unstable();

@@ -141,7 +141,7 @@ fn copy_stream_to(stream: &LocalConnection, out: &mut dyn Write) -> io::Result<(
 /// Starts a thread that copies standard input to the stream, until either ends. The thread is detached,
 /// because it may block on an idle standard input. Read errors arrive at the returned receiver.
 fn pump_stdin(stream: LocalConnection) -> Result<Receiver<io::Error>, Error> {
-    let (tell, told) = channel();
+    let (tell, reported_values) = channel();
     let body =
         move |_: &tenmil_linux::StopFlag| match copy_to_stream(&mut io::stdin().lock(), &stream) {
             // The receiving job has ended; its own error has the reason.
@@ -152,7 +152,7 @@ fn pump_stdin(stream: LocalConnection) -> Result<Receiver<io::Error>, Error> {
     let thread = NamedThread::spawn("stream", None, body)
         .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
     std::mem::forget(thread);
-    Ok(told)
+    Ok(reported_values)
 }
 
 fn copy_to_stream(input: &mut dyn Read, stream: &LocalConnection) -> io::Result<()> {

@@ -252,8 +252,8 @@ fn adding_a_present_device_changes_nothing() {
     let grown =
         open_and_grow(&bench.opener(), &bench.pool_ref(), &[b.clone(), pool], false).unwrap();
     assert_eq!((grown.before, grown.blocks, grown.were_there), (3071, 3071, vec![1, 0]));
-    let told = |number, uri: &Uri, blocks| DeviceInfo { number, uri: uri.to_string(), blocks };
-    let expected = [told(0, &bench.device_uri().parse().unwrap(), 2048), told(1, &b, 1023)];
+    let reported = |number, uri: &Uri, blocks| DeviceInfo { number, uri: uri.to_string(), blocks };
+    let expected = [reported(0, &bench.device_uri().parse().unwrap(), 2048), reported(1, &b, 1023)];
     assert_eq!(grown.devices, expected);
     assert_eq!(bench.open_pool().generation(), before);
 }

@@ -597,8 +597,8 @@ fn flower_filter_to_a_queue_set_gets_its_severity() {
     let classes = [class(0), class(1)];
     let sets = [(classes[0].as_str(), "0\n"), (classes[1].as_str(), "1\n")];
     let with_sets: Vec<_> = card.iter().chain(&sets).copied().collect();
-    let check = |files: &[(&str, &str)], told: &FakeProbe, expected| {
-        assert_severity_and_value("eth0 flower rules", files, told, expected);
+    let check = |files: &[(&str, &str)], reported: &FakeProbe, expected| {
+        assert_severity_and_value("eth0 flower rules", files, reported, expected);
     };
     let storage = probe_with_flower_filter(4420, Some(1));
     check(&with_sets, &storage, (CheckSeverity::Good, "port 4420 goes to set 1", ""));
@@ -630,10 +630,10 @@ fn flower_filter_to_a_queue_set_gets_its_severity() {
 fn severity_and_text(
     item: &str,
     files: &[(&str, &str)],
-    told: &FakeProbe,
+    reported: &FakeProbe,
 ) -> (CheckSeverity, String, String) {
     let (_root, machine) = fake_kernel_files(files);
-    let all = checks_of_machine(&machine, told);
+    let all = checks_of_machine(&machine, reported);
     let finding = all.into_iter().find(|finding| finding.item == item);
     let finding = finding.unwrap_or_else(|| panic!("nothing is said of {item}"));
     let command = finding.fix.map(|remedy| remedy.command).unwrap_or_default();
@@ -643,10 +643,10 @@ fn severity_and_text(
 fn assert_severity_and_value(
     item: &str,
     files: &[(&str, &str)],
-    told: &FakeProbe,
+    reported: &FakeProbe,
     expected: (CheckSeverity, &str, &str),
 ) {
-    let (state, found, command) = severity_and_text(item, files, told);
+    let (state, found, command) = severity_and_text(item, files, reported);
     let (state_expected, found_expected, part) = expected;
     assert_eq!((state, found.as_str()), (state_expected, found_expected), "{item} of {files:?}");
     assert!(command.contains(part), "{item} of {files:?}: {command}");
@@ -669,7 +669,7 @@ fn every_value_gets_its_severity() {
 #[test]
 fn every_card_reply_gets_its_severity() {
     let slow = CheckSeverity::Warning;
-    for (item, told, expected) in [
+    for (item, reported, expected) in [
         (
             "eth0 rings",
             probe_with_nic_rings(256, 4096, 2048, 4096),
@@ -707,7 +707,7 @@ fn every_card_reply_gets_its_severity() {
         ),
         ("eth0 queues", probe_with_nic_channels(2, 2), (CheckSeverity::Good, "2 of 2", "")),
     ] {
-        assert_severity_and_value(item, &[(CARD, ""), (ONLINE, "0-3\n")], &told, expected);
+        assert_severity_and_value(item, &[(CARD, ""), (ONLINE, "0-3\n")], &reported, expected);
     }
 }
 

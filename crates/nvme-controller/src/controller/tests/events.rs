@@ -81,8 +81,8 @@ fn health_warning_is_reported_only_if_enabled() {
         for configured in [1 << 0, 1 << 1, 1 << 2, 1 << 3] {
             let mut bench = fixture_with_event_request(configured);
             bench.controller.set_sensor_readings(bench.now, sensors);
-            let told = (configured == bit).then_some(expected);
-            assert_eq!(next_event_dword(&mut bench), told, "{sensors:?} with {configured:#x}");
+            let reported = (configured == bit).then_some(expected);
+            assert_eq!(next_event_dword(&mut bench), reported, "{sensors:?} with {configured:#x}");
         }
     }
 }

@@ -269,7 +269,7 @@ fn telemetry_data_is_stable_until_the_next_capture() {
 #[test]
 fn ana_log_reports_states_per_group() {
     let mut bench = fixture_with_two_namespaces_and_ana();
-    let told = |bench: &mut ControllerFixture, lsp| {
+    let reported_values = |bench: &mut ControllerFixture, lsp| {
         let ask = GetLogPage { lsp, ..GetLogPage::new(LogPage::Ana.code(), 4096) };
         let bytes = bench.run_for_data(ask).unwrap();
         parse_ana_groups(&bytes)
@@ -277,8 +277,11 @@ fn ana_log_reports_states_per_group() {
             .collect::<Vec<_>>()
     };
     let optimized = ReportedState::Optimized;
-    assert_eq!(told(&mut bench, 0), [(1, optimized, vec![1, 2]), (2, optimized, vec![])]);
-    assert_eq!(told(&mut bench, 1), [(1, optimized, vec![]), (2, optimized, vec![])]);
+    assert_eq!(
+        reported_values(&mut bench, 0),
+        [(1, optimized, vec![1, 2]), (2, optimized, vec![])]
+    );
+    assert_eq!(reported_values(&mut bench, 1), [(1, optimized, vec![]), (2, optimized, vec![])]);
     let states = [
         (AnaState::NonOptimized, ReportedState::NonOptimized),
         (AnaState::Inaccessible, ReportedState::Inaccessible),
@@ -287,7 +290,7 @@ fn ana_log_reports_states_per_group() {
     ];
     for (set, reported) in states {
         bench.subsystem.set_ana_state(1, 2, set);
-        assert_eq!(told(&mut bench, 1)[1], (2, reported, vec![]));
+        assert_eq!(reported_values(&mut bench, 1)[1], (2, reported, vec![]));
     }
 }
 

@@ -378,11 +378,11 @@ fn preempt_and_abort_aborts_commands_and_notifies_the_victim() {
         let page = ReservationNotification::parse(&bytes).unwrap();
         (page.lpc(), page.rnlpt(), page.nalp(), page.nsid())
     };
-    let told = (1, ReservationEvent::RegistrationPreempted, 1, 1);
-    assert_eq!(read(&mut hosts.others[0]), told);
+    let reported = (1, ReservationEvent::RegistrationPreempted, 1, 1);
+    assert_eq!(read(&mut hosts.others[0]), reported);
     assert_eq!(read(&mut hosts.others[0]), (0, ReservationEvent::None, 0, 0), "read once");
-    let told = (1, ReservationEvent::ReservationReleased, 1, 1);
-    assert_eq!(read(&mut hosts.others[1]), told, "the type has changed");
+    let reported = (1, ReservationEvent::ReservationReleased, 1, 1);
+    assert_eq!(read(&mut hosts.others[1]), reported, "the type has changed");
 }
 
 #[test]

@@ -302,7 +302,11 @@ fn io_counters_count_each_command_once() {
     assert_eq!((traffic.read_commands, traffic.read_bytes), (2, 11 * 512));
     assert!(traffic.busy.ns > 0);
     let idle = rig.queue.take_io_counters(rig.now.after(tenmil_base::Span::from_secs(1)));
-    assert_eq!(idle, crate::controller::transport_interface::IoCounters::default(), "told once");
+    assert_eq!(
+        idle,
+        crate::controller::transport_interface::IoCounters::default(),
+        "reported once"
+    );
 }
 
 /// A reconnecting host would assume that nothing was lost.

@@ -252,13 +252,13 @@ fn invalid_doorbell_value_is_reported_by_an_event() {
     assert!(rig.take_completion(0).is_none(), "parked");
     let now = rig.now;
     rig.front.write_doorbell(now, 2, 99);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     rig.poll_until("the event", |rig| {
-        told.extend(rig.take_completion(0));
-        !told.is_empty()
+        reported.extend(rig.take_completion(0));
+        !reported.is_empty()
     });
-    assert_eq!((told[0].cid(), told[0].status()), (requests[0], Status::SUCCESS));
-    assert_eq!(told[0].dw0(), 0x0001_0100, "error, invalid doorbell value, error log");
+    assert_eq!((reported[0].cid(), reported[0].status()), (requests[0], Status::SUCCESS));
+    assert_eq!(reported[0].dw0(), 0x0001_0100, "error, invalid doorbell value, error log");
     let log = GetLogPage { lid: 1, numd: 15, ..GetLogPage::default() }.to_command();
     assert!(rig.run_admin(log.with_prp(DATA, 0)).status().is_success());
     for missing in [2 * 2, 2 * 2 + 1, 2 * 40, u32::MAX] {
@@ -266,10 +266,14 @@ fn invalid_doorbell_value_is_reported_by_an_event() {
         rig.front.write_doorbell(now, missing, 1);
     }
     rig.poll_until("the event", |rig| {
-        told.extend(rig.take_completion(0));
-        told.len() > 1
+        reported.extend(rig.take_completion(0));
+        reported.len() > 1
     });
-    assert_eq!((told[1].cid(), told[1].dw0()), (requests[1], 0x0001_0000), "doorbell register");
+    assert_eq!(
+        (reported[1].cid(), reported[1].dw0()),
+        (requests[1], 0x0001_0000),
+        "doorbell register"
+    );
 }
 
 #[test]

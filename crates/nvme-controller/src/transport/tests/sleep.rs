@@ -148,7 +148,7 @@ fn pending_events_are_completed_before_sleep() {
     rig.front.write_doorbell(rig.now, 6, 1);
     assert_eq!(rig.arm_and_disarm(), None, "there was something to tell");
     rig.poll_until_idle();
-    assert!(rig.take_completion(0).is_some(), "and it was told");
+    assert!(rig.take_completion(0).is_some(), "and its completion was posted");
 }
 
 #[test]

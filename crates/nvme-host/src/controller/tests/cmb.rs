@@ -101,8 +101,8 @@ fn submission_rings_are_placed_in_the_cmb_of_either_style() {
         let state = harness.device.state();
         assert_eq!(state.cmb_commands, 47);
         assert!(state.cmb_queues.iter().eq(&[1, 2]));
-        let told = if style == 0 { 0 } else { (BAR + 2 * 4096) | 3 };
-        assert_eq!(state.cmbmsc, told, "CRE, CMSE and the address of the BAR");
+        let reported = if style == 0 { 0 } else { (BAR + 2 * 4096) | 3 };
+        assert_eq!(state.cmbmsc, reported, "CRE, CMSE and the address of the BAR");
     }
 }
 

@@ -16,11 +16,11 @@ fn io_completions(harness: &ControllerHarness, pair: usize) -> Vec<(u64, IoStatu
 }
 
 fn admin_completions(harness: &ControllerHarness) -> Vec<(u64, IoStatus)> {
-    let told = harness.events.iter().filter_map(|(_, event)| match event {
+    let reported_values = harness.events.iter().filter_map(|(_, event)| match event {
         Event::AdminCompleted(answer) => Some((answer.token, answer.status)),
         _ => None,
     });
-    told.collect()
+    reported_values.collect()
 }
 
 fn reset_count(harness: &ControllerHarness) -> usize {
@@ -300,12 +300,13 @@ fn dma_in_flight_keeps_its_buffers_after_the_controller_is_dead() {
         }
         let allocations = harness.memory.allocation_count();
         harness.run_until(|event| matches!(event, Event::Dead(_) | Event::Removed));
-        let told = harness.events_without_times().pop();
+        let reported_values = harness.events_without_times().pop();
         match is_removed {
-            true => assert_eq!(told, Some(Event::Removed)),
+            true => assert_eq!(reported_values, Some(Event::Removed)),
             false => {
-                let died = matches!(told, Some(Event::Dead(ControllerError::DmaActive { .. })));
-                assert!(died, "{told:?}");
+                let died =
+                    matches!(reported_values, Some(Event::Dead(ControllerError::DmaActive { .. })));
+                assert!(died, "{reported_values:?}");
             }
         }
         harness.run_for(Span::from_secs(10));
@@ -461,10 +462,10 @@ fn another_namespace_under_the_same_identifier_is_not_used() {
     harness.device.state().disk = 7;
     harness.controller.reset(harness.now).unwrap();
     harness.run_until(|event| matches!(event, Event::Dead(_)));
-    let told = harness.events_without_times();
+    let reported_values = harness.events_without_times();
     let resumed = |event: &Event| matches!(event, Event::QueuePairResumed { .. });
-    assert!(!told.iter().any(resumed), "{told:?}");
-    let Some(Event::Dead(error)) = told.last() else { panic!("{told:?}") };
+    assert!(!reported_values.iter().any(resumed), "{reported_values:?}");
+    let Some(Event::Dead(error)) = reported_values.last() else { panic!("{reported_values:?}") };
     let expected = "UUID, NGUID, EUI64 of namespace is 0x1, expected those that it had before";
     assert!(error.to_string().contains(expected), "{error}");
     // A controller that reappears is used again.
@@ -485,9 +486,9 @@ fn namespace_changes_during_a_reset_are_reported() {
     harness.controller.reset(harness.now).unwrap();
     harness.device.state().namespaces.remove(&1);
     harness.run_until(|event| *event == Event::Recovered);
-    let told = harness.events_without_times();
+    let reported_values = harness.events_without_times();
     assert_eq!(
-        told,
+        reported_values,
         [
             Event::ResetStarted { cause: ResetCause::Requested },
             Event::NamespaceDetached { id: 1 },

@@ -62,8 +62,8 @@ fn more_changes_than_the_list_holds_are_all_found() {
         state.namespaces.insert(1, SMALL);
         state.raise_event(2, 0, 4);
     }
-    let told = run_and_collect_events(&mut harness);
-    assert_eq!(told, [Event::NamespaceChanged { id: 1 }, Event::NamespaceAttached { id: 5 }]);
+    let reported = run_and_collect_events(&mut harness);
+    assert_eq!(reported, [Event::NamespaceChanged { id: 1 }, Event::NamespaceAttached { id: 5 }]);
 }
 
 #[test]
@@ -71,9 +71,9 @@ fn invalid_namespace_list_is_reported_and_known_namespaces_are_kept() {
     let mut harness = ControllerHarness::ready();
     harness.device.state().active_list = Some(vec![9, 9]);
     harness.device.state().change_namespace(9, Some(SMALL));
-    let told = run_and_collect_events(&mut harness);
+    let reported = run_and_collect_events(&mut harness);
     assert!(matches!(
-        told[..],
+        reported[..],
         [Event::NamespaceListUnusable { why: NamespaceError::InvalidData(_) }]
     ));
     assert_eq!(harness.controller.namespaces().count(), 1);
@@ -88,8 +88,8 @@ fn health_event_includes_its_log_page() {
         state.critical_warning = 0b101;
         state.raise_event(1, 2, 2);
     }
-    let told = run_and_collect_events(&mut harness);
-    let [Event::Health(health)] = &told[..] else { panic!("{told:?}") };
+    let reported = run_and_collect_events(&mut harness);
+    let [Event::Health(health)] = &reported[..] else { panic!("{reported:?}") };
     assert_eq!(health.critical_warning().0, 0b101);
     assert!(health.critical_warning().spare_below_threshold());
 }
@@ -104,7 +104,7 @@ fn error_firmware_and_ana_notices_yield_their_events() {
         state.raise_event(2, 3, 0x0c);
         state.raise_event(3, 0, 0);
     }
-    let told = run_and_collect_events(&mut harness);
+    let reported = run_and_collect_events(&mut harness);
     let transient = ErrorEvent::TransientInternalError;
     let shutdown = Notice::Immediate(ImmediateEvent::NormalShutdown);
     let expected = [
@@ -113,7 +113,7 @@ fn error_firmware_and_ana_notices_yield_their_events() {
         Event::FirmwareActivation,
         Event::AccessChanged,
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     let logs: Vec<u8> = harness
         .device
         .state()
@@ -153,15 +153,15 @@ fn outstanding_event_requests_are_limited_by_option_and_aerl() {
 fn rejected_event_configuration_falls_back_to_announced_notices() {
     // OAES: namespaces, access, the discovery log. LPA: telemetry.
     let announced = 1_u32 << 8 | 1 << 11 | 1 << 31;
-    let told = |known, announced: u32| {
+    let reported = |known, announced: u32| {
         let mut harness = ControllerHarness::with_device(short_timeout_options(), |state| {
             state.identity.push((92, announced.to_le_bytes().to_vec()));
             state.identity.push((261, vec![1 << 3]));
             state.events_known = known;
         });
         harness.run_until(|event| *event == Event::Ready);
-        let (told, on) = (harness.events_without_times(), harness.device.state().events_on);
-        let refused = told.iter().find_map(|event| match event {
+        let (reported, on) = (harness.events_without_times(), harness.device.state().events_on);
+        let refused = reported.iter().find_map(|event| match event {
             Event::EventConfigurationRefused { has_notices, .. } => Some(*has_notices),
             _ => None,
         });
@@ -173,9 +173,9 @@ fn rejected_event_configuration_falls_back_to_announced_notices() {
         );
         (on, refused)
     };
-    assert_eq!(told(u32::MAX, announced), (0x1f | 1 << 10 | announced, None));
-    assert_eq!(told(0x0f | announced, announced), (announced, Some(true)));
-    assert_eq!(told(0, announced), (0, Some(false)));
+    assert_eq!(reported(u32::MAX, announced), (0x1f | 1 << 10 | announced, None));
+    assert_eq!(reported(0x0f | announced, announced), (announced, Some(true)));
+    assert_eq!(reported(0, announced), (0, Some(false)));
 }
 
 #[test]
@@ -183,9 +183,9 @@ fn rejected_event_request_is_not_repeated() {
     let mut harness = ControllerHarness::ready_with(short_timeout_options(), |state| {
         state.refuse.insert(0x0c, Status::INVALID_OPCODE);
     });
-    let told = run_and_collect_events(&mut harness);
+    let reported = run_and_collect_events(&mut harness);
     let refused = |left| Event::EventsRefused { status: Status::INVALID_OPCODE, left };
-    assert!(told.contains(&refused(0)) || harness.device.state().event_requests.is_empty());
+    assert!(reported.contains(&refused(0)) || harness.device.state().event_requests.is_empty());
     let sent = harness.device.state().fetched.iter().filter(|(opcode, _)| *opcode == 0x0c).count();
     assert_eq!(sent, 4);
     harness.run_for(Span::from_secs(1));

@@ -11,11 +11,11 @@ use super::{ControllerHarness, short_timeout_options};
 use crate::{ControllerState, Event, Injection, InjectionSide, RequestError};
 
 fn admin_completions(harness: &ControllerHarness) -> Vec<(u64, IoStatus)> {
-    let told = harness.events.iter().filter_map(|(_, event)| match event {
+    let reported = harness.events.iter().filter_map(|(_, event)| match event {
         Event::AdminCompleted(answer) => Some((answer.token, answer.status)),
         _ => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 fn allocate_page(harness: &ControllerHarness) -> Segment {

@@ -240,10 +240,10 @@ fn invalid_namespace_leaves_others_usable() {
         state.namespaces.insert(2, ScriptedNamespace { blocks: 10, block_shift: 3 });
     });
     assert_eq!(run_to_outcome(&mut harness), Event::Ready);
-    let told = harness.events_without_times();
-    assert_eq!(told[0], Event::NamespaceAttached { id: 1 });
+    let reported = harness.events_without_times();
+    assert_eq!(reported[0], Event::NamespaceAttached { id: 1 });
     assert!(
-        matches!(told[1], Event::NamespaceUnusable { id: 2, why: NamespaceError::InvalidData(lie) }
+        matches!(reported[1], Event::NamespaceUnusable { id: 2, why: NamespaceError::InvalidData(lie) }
             if lie.field == "identify namespace: LBADS")
     );
     assert!(harness.controller.namespace(2).is_none());

@@ -36,7 +36,7 @@ fn threads_leave_an_offline_core() {
         );
         assert_eq!(found.events, [SchedulerEvent::CoreOffline { core: 1 }]);
         assert_eq!(found.empty, core_list("1"));
-        assert_eq!(scheduler.plan(seconds(1), &loads).events, [], "told once");
+        assert_eq!(scheduler.plan(seconds(1), &loads).events, [], "reported once");
         loads.reactors[1].taken = false;
         assert_eq!(
             scheduler.plan(seconds(2), &loads).events,

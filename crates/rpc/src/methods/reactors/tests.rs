@@ -126,8 +126,8 @@ fn snapshot_stats_is_one_consistent_sample() {
 #[test]
 fn poll_mode_of_reactors_is_changed() {
     let world = TestProcess::new();
-    let told = world.call_method("set_poll", json!({ "mode": "always" })).unwrap();
-    assert_eq!(told, json!({ "mode": "always", "reactors": [0], "refused": [] }));
+    let reported = world.call_method("set_poll", json!({ "mode": "always" })).unwrap();
+    assert_eq!(reported, json!({ "mode": "always", "reactors": [0], "refused": [] }));
     world.await_event(|event| event.kind() == "poll-mode-changed");
     assert_eq!(world.call_method("reactors", json!({})).unwrap()[0]["mode"], "always");
     let refusal =
@@ -165,8 +165,9 @@ fn reactor_that_rejects_a_poll_mode_is_named_with_the_reason() {
 #[test]
 fn thread_is_migrated_by_its_name() {
     let world = TestProcess::new();
-    let told = world.call_method("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
-    assert_eq!(told, json!({ "id": 1, "reactor": 0, "mask": null }));
+    let reported =
+        world.call_method("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
+    assert_eq!(reported, json!({ "id": 1, "reactor": 0, "mask": null }));
     let refusal =
         world.call_method("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
     assert_eq!(refusal.message, "set thread: no thread `third`, expected first or second");
@@ -179,16 +180,18 @@ fn thread_is_migrated_by_its_name() {
 fn thread_mask_is_changed_and_reported() {
     let world = TestProcess::new();
     let core = world.call_method("reactors", json!({})).unwrap()[0]["core"].to_string();
-    let told = world.call_method("set_thread", json!({ "name": "first", "mask": core })).unwrap();
-    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": core }));
+    let reported =
+        world.call_method("set_thread", json!({ "name": "first", "mask": core })).unwrap();
+    assert_eq!(reported, json!({ "id": 0, "reactor": 0, "mask": core }));
     let threads = world.call_method("threads", json!({})).unwrap();
     assert_eq!((&threads[0]["mask"], &threads[1]["mask"]), (&json!(core), &Value::Null));
     let change = json!({ "name": "first", "mask": "1023" });
     let refusal = world.call_method("set_thread", change).unwrap_err();
     assert_eq!(refusal.code, ErrorCode::Failed);
     assert!(refusal.message.contains("mask 1023, expected one of the cores"), "{refusal}");
-    let told = world.call_method("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
-    assert_eq!(told["mask"], core, "what was refused changed nothing");
+    let reported =
+        world.call_method("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
+    assert_eq!(reported["mask"], core, "what was refused changed nothing");
     for change in
         [json!({ "name": "first" }), json!({ "name": "first", "reactor": 0, "mask": core })]
     {
@@ -196,9 +199,9 @@ fn thread_mask_is_changed_and_reported() {
         let expected = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
         assert_eq!(refusal.message, expected);
     }
-    let told =
+    let reported =
         world.call_method("set_thread", json!({ "name": "first", "anywhere": true })).unwrap();
-    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": null }));
+    assert_eq!(reported, json!({ "id": 0, "reactor": 0, "mask": null }));
     assert_eq!(world.call_method("threads", json!({})).unwrap()[0]["mask"], Value::Null);
 }
 
@@ -225,7 +228,7 @@ fn reactor_events_are_forwarded_once_and_every_kind_is_described() {
 fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start() {
     let (announcer, announced) = event_channel().unwrap();
     let mut relay = EventRelay::new(announcer);
-    let mut told = |world: &TestProcess| {
+    let mut reported = |world: &TestProcess| {
         relay.forward_events(&world.reactors_handle());
         std::iter::from_fn(|| announced.next()).collect::<Vec<_>>()
     };
@@ -233,12 +236,13 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
     let is_second =
         |event: &Event| matches!(event, Event::ThreadStarted { name, .. } if name == "second");
     world.await_event(is_second);
-    let first = told(&world);
+    let first = reported(&world);
     assert!(first.iter().any(|event| event.kind.name == "thread-started"));
     // As in the second phase of a benchmark run.
     let other = TestProcess::new();
     other.await_event(is_second);
-    let starts = told(&other).iter().filter(|event| event.kind.name == "thread-started").count();
+    let starts =
+        reported(&other).iter().filter(|event| event.kind.name == "thread-started").count();
     assert_eq!(starts, 2);
 
     let kept = ReactorOptions::default().events;
@@ -250,7 +254,7 @@ fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start()
             tenmil_linux::named_thread::yield_cpu();
         }
     }
-    let lost = told(&other).remove(0);
+    let lost = reported(&other).remove(0);
     assert_eq!(
         (lost.kind.name, lost.about["count"].as_u64() >= Some(kept as u64 / 2)),
         ("events-dropped", true)

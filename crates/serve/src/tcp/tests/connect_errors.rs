@@ -88,8 +88,8 @@ fn only_listed_hosts_connect() {
         ..config
     });
     let stranger = connect_data_of(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
-    let told = try_connect(&mut rig, &admin_connect(), &stranger);
-    assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
+    let reported = try_connect(&mut rig, &admin_connect(), &stranger);
+    assert_eq!(reported, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
     assert!(
         rig.new_events
             .iter()
@@ -112,10 +112,10 @@ fn any_valid_hostnqn_is_accepted() {
         let unzeroed = connect_data_of(super::test_target::NQN, name)
             .with(|data| data.hostnqn(field).hostid(id));
         assert_eq!(try_connect(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
-        let told = rig.new_events.iter().any(
+        let reported = rig.new_events.iter().any(
             |new_events| matches!(new_events, TargetEvent::Associated { host, .. } if host == name),
         );
-        assert!(told, "{:?}", rig.new_events);
+        assert!(reported, "{:?}", rig.new_events);
     }
     let noise = connect_data_of(super::test_target::NQN, "a host");
     assert_eq!(
@@ -179,10 +179,10 @@ fn io_queue_connects_only_for_the_host_of_its_controller_and_once() {
             (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
         );
     }
-    let told =
+    let reported =
         |text: &str| rig.new_events.iter().any(|new_events| new_events.to_string().contains(text));
-    assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.new_events);
-    assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.new_events);
+    assert!(reported(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.new_events);
+    assert!(reported("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.new_events);
     let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
     assert_eq!(try_connect(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
 }
@@ -249,14 +249,14 @@ fn hostid_in_use_by_another_hostnqn_is_rejected() {
     // Without Do Not Retry: the other host may disconnect.
     assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS);
     assert_eq!(refused.dw0(), 1 << 16, "HOSTID of the data");
-    let told = rig
+    let reported = rig
         .new_events
         .iter()
         .map(ToString::to_string)
         .find(|new_events| new_events.contains(THIEF))
         .unwrap();
     for part in [HOST, "07070707-0707-0707-0707-070707070707", "an identifier of its own"] {
-        assert!(told.contains(part), "{told}");
+        assert!(reported.contains(part), "{reported}");
     }
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
@@ -283,10 +283,10 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
     rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
     assert_eq!(try_connect(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
-    let told = rig.new_events.iter().filter(
+    let reported = rig.new_events.iter().filter(
         |new_events| matches!(new_events, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
     );
-    assert_eq!(told.count(), 1, "{:?}", rig.new_events);
+    assert_eq!(reported.count(), 1, "{:?}", rig.new_events);
     let discovery = connect_data_of(tenmil_wire::nqn::DISCOVERY, "");
     assert_eq!(try_connect(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
 

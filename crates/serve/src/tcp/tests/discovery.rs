@@ -109,13 +109,13 @@ fn discovery_log_change_is_reported_once_until_read() {
         .add_subsystem(subsystem_config("nqn.2026-01.org.tenmil:new", AllowedHosts::Any))
         .unwrap();
     rig.run_until_idle();
-    let (completion, _) = rig.lines[line].done.remove(&tag).expect("it is told");
+    let (completion, _) = rig.lines[line].done.remove(&tag).expect("it is reported");
     // Notice, discovery log page change, log page 70h.
     assert_eq!(completion.dw0(), 0x0070_f002);
     let tag = rig.lines[line].submit(&request, DataDirection::None, &[]);
     assert!(rig.service.remove_subsystem("nqn.2026-01.org.tenmil:new"));
     rig.run_until_idle();
-    assert!(!rig.lines[line].done.contains_key(&tag), "it has not read what it was told of");
+    assert!(!rig.lines[line].done.contains_key(&tag), "it has not read the announced log page");
     let (second, shown) = read_discovery_entries(&mut rig, line);
     assert_eq!((second, shown.len()), (first + 2, 2));
     rig.service.set_referrals(Vec::new());
@@ -146,7 +146,7 @@ fn reset_of_discovery_controller_drops_event_requests() {
     let tag = rig.lines[line].submit(&request, DataDirection::None, &[]);
     rig.service.set_referrals(Vec::new());
     rig.run_until_idle();
-    assert!(rig.lines[line].done.contains_key(&tag), "who asks anew is told");
+    assert!(rig.lines[line].done.contains_key(&tag), "a new request is completed");
 }
 
 #[test]

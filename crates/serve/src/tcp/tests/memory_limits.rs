@@ -240,7 +240,7 @@ fn a_terminated_connection_leaves_the_wait_queue() {
     line.pipe.as_mut().unwrap().send(&[0xff; 24], &[whole], false).unwrap();
     line.is_deaf = true;
     rig.run_until_idle();
-    assert_eq!(rig.guests.len(), 3, "it is still being told");
+    assert_eq!(rig.guests.len(), 3, "the response is still being sent");
     assert_first_command_completes(&mut rig, one);
 }
 

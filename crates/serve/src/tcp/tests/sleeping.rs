@@ -91,7 +91,7 @@ fn event_completion_disables_wakeup_coalescing() {
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
     rig.execute_command(line, &events.with_cdw11(1 << 8), DataDirection::None, &[]);
     let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
-    let told = rig.lines[line].submit(&request, DataDirection::None, &[]);
+    let reported = rig.lines[line].submit(&request, DataDirection::None, &[]);
     rig.run_until_idle();
     rig.execute_command(
         line,
@@ -105,7 +105,7 @@ fn event_completion_disables_wakeup_coalescing() {
     let namespace = NamespaceConfig { nsid: Some(9), ..NamespaceConfig::new(medium) };
     rig.service.add_namespace(NQN, namespace).unwrap();
     rig.run_until_idle();
-    assert!(rig.lines[line].done.contains_key(&told));
+    assert!(rig.lines[line].done.contains_key(&reported));
     assert!(!rig.guests[0].may_coalesce_wakeups());
 }
 

@@ -119,7 +119,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
                 rig.run_until(|rig| rig.reactors.sample().reactors.iter().any(|one| one.sleeping));
             }
         }
-        assert!(rig.kernel.flush_count() > 0, "the kernel is told of what has ended");
+        assert!(rig.kernel.flush_count() > 0, "completions are passed to the kernel");
         rig.kernel.abort_all_tags();
         let expected = queue_ended_event(100, 0, 100 * 512);
         assert_eq!(rig.wait_for_event(), expected);

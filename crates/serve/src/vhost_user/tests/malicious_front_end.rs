@@ -173,8 +173,8 @@ fn queue_outside_of_memory_is_rejected_and_the_connection_stays() {
         assert_eq!(machine.send_for_ack(9, &payload, &[]), 0);
         assert_eq!(machine.send_for_ack(12, &u64_payload(&[1]), &[kick.as_fd()]), 0);
         assert_eq!(machine.send_for_ack(18, &u32_payload(&[1, 1]), &[]), 1);
-        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-        let EndpointEvent::Error(text) = told else { unreachable!() };
+        let reported = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
+        let EndpointEvent::Error(text) = reported else { unreachable!() };
         assert!(text.contains("queue 1: its ring: 16384 bytes at"), "{text}");
         // The queue does not run, so its parameters can be set again.
         assert_eq!(machine.send_for_ack(18, &u32_payload(&[1, 0]), &[]), 0);
@@ -200,8 +200,8 @@ fn memory_region_with_wrong_size_or_file_is_rejected() {
     ];
     for (payload, file, expected) in files {
         assert_eq!(machine.send_for_ack(5, &payload, &[file]), 1);
-        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-        let EndpointEvent::Error(text) = told else { unreachable!() };
+        let reported = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
+        let EndpointEvent::Error(text) = reported else { unreachable!() };
         assert!(text.contains(expected), "{text}");
     }
     let twice = [

@@ -64,7 +64,7 @@ fn await_back_channel_message(rig: &TestServer, back: &LocalConnection) -> Vec<u
             RecvResult::Eof => panic!("the socket was closed"),
             RecvResult::WouldBlock => tenmil_linux::named_thread::sleep(Span::from_us(100)),
         }
-        assert!(rig.clock.now() < end, "nothing is told");
+        assert!(rig.clock.now() < end, "no notification was sent");
     }
 }
 
@@ -123,5 +123,5 @@ fn front_end_without_config_messages_reads_the_new_size() {
         tenmil_linux::named_thread::yield_cpu();
     }
     let more = rig.server.next_event();
-    assert!(more.is_none(), "it is told of once: {more:?}");
+    assert!(more.is_none(), "it is reported once: {more:?}");
 }

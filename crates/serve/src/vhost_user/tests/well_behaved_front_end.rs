@@ -287,8 +287,8 @@ fn disk_serves_one_front_end_at_a_time() {
     let mut queue = machine.start_queue(0);
     let other = rig.connect_unnegotiated();
     other.await_connection_close();
-    let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-    let EndpointEvent::Error(text) = told else { unreachable!() };
+    let reported = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
+    let EndpointEvent::Error(text) = reported else { unreachable!() };
     assert!(text.contains("another front end uses the disk"), "{text}");
     assert_eq!(queue.execute_request(read_request(0, 512)).0, 0);
     let _memory = machine.close_connection();

@@ -136,7 +136,7 @@ fn future_polled_by_another_task_wakes_that_task() {
     stand.run_iterations(2);
     assert!(ops[0].poll().is_some() && ops[1].poll().is_none());
     assert_eq!(stand.run_iterations(2), NextStep::Again);
-    assert_eq!(stand.slow.held_request_count(), 1, "the other was told, and has the place");
+    assert_eq!(stand.slow.held_request_count(), 1, "the other was woken, and has the place");
     assert!(begun.iter().all(|woken| !woken.is_set()), "those who polled first were not");
 }
 
