@@ -71,7 +71,7 @@ pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use random::Random;
 pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, RequestFlags};
 pub use reservation::{ReservationHolder, Reservations};
-pub use stream::{RecvResult, SendSlice, Stream, StreamError};
+pub use stream::{RecvResult, SecureChannel, SendSlice, Stream, StreamError};
 pub use time::{Instant, Span};
 pub use utc_time::UtcTime;
 pub use wake::{ChannelWakeup, InterruptVector, Wake, WakeSource};

@@ -119,6 +119,20 @@ pub trait Stream: Send {
     fn local_address(&self) -> Option<SocketAddr> {
         None
     }
+
+    /// Secure channel that carries the stream; `None` for plaintext, and until the handshake has ended.
+    fn secure_channel(&self) -> Option<&SecureChannel> {
+        None
+    }
+}
+
+/// Encrypted and authenticated channel of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecureChannel {
+    /// IANA name of the cipher suite.
+    pub cipher_suite: &'static str,
+    /// Identity of the pre-shared key of both ends; `None` if certificates were used.
+    pub psk_identity: Option<String>,
 }
 
 /// Part of a gathered send.

@@ -99,7 +99,7 @@ pub use eventfd_vectors::{EventFdVectors, RemoteEventFd};
 pub use machine_environment::MachineEnvironment;
 pub use mailbox::{Receiver, Sender, mailbox};
 pub use named_thread::{NamedThread, StopFlag};
-pub use random::{random_id, random_seed};
+pub use random::{fill_secure_random, random_id, random_seed};
 pub use rustix::io::Errno;
 pub use step_timer::{StepTimer, StepTiming};
 pub use wakeup::{COALESCE_DELAY, Notifier, ParkFlag, Sleeper, WakeSources};

@@ -28,6 +28,23 @@ pub struct DhJob {
     serial: u64,
 }
 
+/// Runs jobs outside the thread that serves I/O.
+pub trait DhExecutor: Send + Sync {
+    /// Runs `job` and hands its result to `done`, on any thread. If it has too much to do already, it
+    /// drops both: the exchange then ends by its time limit.
+    fn execute(&self, job: DhJob, done: Box<dyn FnOnce(DhResult) + Send>);
+}
+
+/// Runs jobs at once on the calling thread: for tests and simulations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InlineDhExecutor;
+
+impl DhExecutor for InlineDhExecutor {
+    fn execute(&self, job: DhJob, done: Box<dyn FnOnce(DhResult) + Send>) {
+        done(job.run());
+    }
+}
+
 /// Result of a [`DhJob`], for the state machine that returned the job.
 #[derive(Debug)]
 pub struct DhResult {

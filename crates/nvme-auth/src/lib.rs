@@ -14,7 +14,8 @@
 //! - [`ChapSecret`] is a `DHHC-1:` secret.
 //! - [`Host`] and [`Controller`] are the ends of a DH-HMAC-CHAP exchange, [`Message`] is what they
 //!   exchange in Authentication Send and Authentication Receive, [`Policy`] what they accept.
-//! - [`DhJob`] is a modular exponentiation that the owner runs where it harms no I/O.
+//! - [`DhJob`] is a modular exponentiation that the owner runs where it harms no I/O, on a
+//!   [`DhExecutor`].
 //!
 //! The crate has no clock, no random numbers and no I/O: random bytes are arguments, and the owner
 //! ends an exchange that takes too long. A type that holds a secret overwrites it on drop and prints
@@ -45,7 +46,7 @@ mod tests;
 pub use chap_secret::ChapSecret;
 pub use configured_psk::ConfiguredPsk;
 pub use controller::{Controller, ControllerConfig};
-pub use dh::{DhError, DhJob, DhResult};
+pub use dh::{DhError, DhExecutor, DhJob, DhResult, InlineDhExecutor};
 pub use exchange::{Authenticated, ConfigError, Randomness, Step};
 pub use failure::{Failure, FailureReason, FailureSide};
 pub use group::Group;
