@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
 use tenmil_base::{
-    BarMapError, BarRange, Doorbell, Error, Instant, InterruptVector, Interrupts, IoCompletion,
-    Mmio, RegionId, Segment, Span,
+    BarMapError, BarRange, Doorbell, Error, Instant, InterruptVector, IoCompletion, Mmio, RegionId,
+    Segment, Span,
 };
 use tenmil_block::uri::{Uri, UriError, UriOptions};
 use tenmil_block::{ExistingData, OpenedDevice};
@@ -317,12 +317,9 @@ impl<B: ControllerBus> AttachedController<B> {
     ) -> Result<QueueLease<B>, Error> {
         let vector = number.map(|number| self.shared.bus.vector(number));
         let vector = vector.transpose().map_err(|why| self.remote_error(&why.text))?;
-        let vector = vector.map(|(vector, event)| {
-            if let Some(number) = number {
-                self.shared.lock().vectors_used.insert(number, event);
-            }
-            vector
-        });
+        if let (Some(number), Some((_, event))) = (number, &vector) {
+            self.shared.lock().vectors_used.insert(number, event.clone());
+        }
         let id = self.request_queue_pair_and_wait(number, end)?;
         // The queue pair is created asynchronously: poll the controller until it appears, fails, or
         // the timeout passes. After the timeout the vector stays reserved until the late queue pair
@@ -341,7 +338,11 @@ impl<B: ControllerBus> AttachedController<B> {
                 kept.controller()?.require_same_namespace(self.wanted.namespace);
                 let queue = self.bind_namespace(kept.controller()?, pair)?;
                 let queue = match vector {
-                    Some(vector) => queue.with_vector(vector),
+                    Some((vector, event)) => {
+                        // No interrupt announces a state change of the queue.
+                        queue.queue().set_waker(Arc::new(move || event.signal(0)));
+                        queue.with_vector(vector)
+                    }
                     None => queue,
                 };
                 return Ok(QueueLease { queue, vector: number });
@@ -591,7 +592,7 @@ impl<B: ControllerBus> AttachedState<B> {
     fn drop_controller(&mut self, bus: &B) {
         if self.controller.is_some() && bus.revoke_dma_access() {
             self.controller = None;
-            self.vectors_used.values_mut().for_each(|event| event.raise(0));
+            self.vectors_used.values().for_each(|event| event.signal(0));
         }
     }
 }

@@ -422,6 +422,11 @@ impl EmulatedSsdHost {
             }
             tenmil_linux::named_thread::yield_cpu();
         };
+        if let Some(number) = number {
+            // No interrupt announces a state change of the queue.
+            let vectors = self.vectors.clone();
+            pair.set_waker(Arc::new(move || vectors.signal(number)));
+        }
         let queue = match self.bus {
             None => SsdQueue::Direct(self.bind_namespace(pair, vector)?),
             Some(bus) => {

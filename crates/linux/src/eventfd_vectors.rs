@@ -165,6 +165,14 @@ impl EventFdVectors {
         }
     }
 
+    /// Signals a vector whether its host sleeps or not, and whatever else signals its descriptor: for
+    /// events so rare that a needless wake-up does not matter.
+    pub fn signal(&self, vector: u16) {
+        if let Some(vector) = self.vector_state(vector) {
+            vector.signal();
+        }
+    }
+
     #[inline]
     fn vector_state(&self, vector: u16) -> Option<&VectorState> {
         self.vectors.get(usize::from(vector))

@@ -1,5 +1,6 @@
 //! A slow controller: abandoned requests for queue pairs.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,6 +31,8 @@ struct Shared {
     is_open: AtomicBool,
     device: Mutex<Option<Device>>,
     lost: Mutex<Option<String>>,
+    /// Wake handles of the vectors that were handed out, by number.
+    wake_handles: Mutex<BTreeMap<u16, EventFdVectors>>,
 }
 
 struct Device {
@@ -43,9 +46,16 @@ const QUEUES: u16 = 1;
 impl GatedControllerBus {
     fn new(regions: &RegionTable, clock: Clock) -> Self {
         let event = EventFdVectors::new(QUEUES + 1).unwrap();
-        let (device, lost) = (Mutex::default(), Mutex::default());
-        let (regions, is_open) = (regions.clone(), AtomicBool::new(true));
-        Self { shared: Arc::new(Shared { regions, clock, event, is_open, device, lost }) }
+        let shared = Shared {
+            regions: regions.clone(),
+            clock,
+            event,
+            is_open: AtomicBool::new(true),
+            device: Mutex::default(),
+            lost: Mutex::default(),
+            wake_handles: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     fn set_gate_open(&self, is_open: bool) {
@@ -152,24 +162,44 @@ impl ControllerBus for GatedControllerBus {
             .vector(number)
             .ok_or("there is no such vector")
             .map_err(Error::environment)?;
-        Ok((Box::new(vector), EventFdVectors::new(1).unwrap()))
+        let wake_handle = EventFdVectors::new(1).unwrap();
+        self.shared.wake_handles.lock().unwrap().insert(number, wake_handle.clone());
+        Ok((Box::new(vector), wake_handle))
     }
+}
+
+const OPTIONS: AttachOptions = AttachOptions {
+    namespace: 1,
+    depth: 3,
+    queues: QUEUES,
+    shadow_doorbells: false,
+    queues_in_cmb: false,
+    time_limit: Span::from_ms(50),
+};
+
+#[test]
+fn state_change_of_a_queue_wakes_the_thread_that_sleeps_on_its_interrupt() {
+    let (regions, clock) = (RegionTable::new(8), Clock::start());
+    let bus = GatedControllerBus::new(&regions, clock);
+    let options = AttachOptions { time_limit: Span::from_secs(20), ..OPTIONS };
+    let timer = &mut StepTimer::begin(clock);
+    let attached = AttachedController::attach(&bus, &options, &regions, timer).unwrap();
+    let leased = attached.create_queue_pair().unwrap();
+    let wake_handle = bus.shared.wake_handles.lock().unwrap()[&leased.vector.unwrap()].clone();
+    // States up to the one that it runs in.
+    wake_handle.clear_signals(0);
+    assert!(!wake_handle.clear_signals(0), "nothing signals a queue that runs");
+    attached.shared.lock().controller().unwrap().reset(clock.now()).unwrap();
+    let is_signaled = wake_handle.wait_for_signal(0, Span::from_secs(20)).unwrap();
+    assert!(is_signaled, "the queue is to quiesce, which no interrupt announces");
 }
 
 #[test]
 fn late_queue_pair_does_not_reduce_the_granted_ones() {
     let (regions, clock) = (RegionTable::new(8), Clock::start());
     let bus = GatedControllerBus::new(&regions, clock);
-    let wanted = AttachOptions {
-        namespace: 1,
-        depth: 3,
-        queues: QUEUES,
-        shadow_doorbells: false,
-        queues_in_cmb: false,
-        time_limit: Span::from_ms(50),
-    };
     let attached =
-        AttachedController::attach(&bus, &wanted, &regions, &mut StepTimer::begin(clock)).unwrap();
+        AttachedController::attach(&bus, &OPTIONS, &regions, &mut StepTimer::begin(clock)).unwrap();
     for round in 0..3 {
         let end = clock.now().after(Span::from_secs(20));
         loop {
