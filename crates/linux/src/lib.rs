@@ -16,12 +16,16 @@
 //! | [`pty`] | pseudo-terminal for tests of interactive programs |
 //! | [`process_log`] | non-blocking log lines, rate-limited per cause |
 //! | [`local_socket`], [`runtime_directory`] | Unix sockets between a user's processes |
+//! | [`sandbox`] | capabilities, Landlock, seccomp and the user of a server that runs |
 //! | [`socket`] | non-blocking streams for the network protocols |
 //! | [`socket_stream`] | Unix and TCP streams that read and write region memory |
 //! | [`poll_set`] | epoll set off the data path |
-//! | [`key_file`] | key files, rejected if other users can read them |
+//! | [`key_file`], [`key_directory`] | key files, rejected if other users can read them |
+//! | [`kernel_keyring`] | keys in a keyring of the kernel |
+//! | [`secret_memory`] | memory for secrets: locked, and in no core dump |
 //! | [`machine_identity_key`] | number that identifies this machine |
 //! | [`process_stats`] | CPU time, memory and descriptors used by this process |
+//! | [`open_files`] | files and devices that this process has open |
 //! | [`device_users`] | users of a file or a block device, and device identity |
 //! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |
 //! | [`uevent`] | kernel device events |
@@ -41,6 +45,8 @@
 //! - The ring of several file engines is accessed by one thread at a time, although each engine may
 //!   move to another thread. The model checker verifies the lock that ensures this.
 //! - A signal handler uses atomics, a timer, a non-blocking write, and `_exit` only.
+//! - A buffer for secrets owns its slot of a mapping that is unmapped only when all slots are free.
+//! - A keyring call receives strings and buffers that outlive it.
 //! - The CPU's counter is read only where the kernel itself uses it as a clock source.
 
 #![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
@@ -61,6 +67,8 @@ pub mod file_engine;
 pub mod frequency_control;
 mod io_vectors;
 pub mod kernel_files;
+pub mod kernel_keyring;
+pub mod key_directory;
 pub mod key_file;
 pub mod local_socket;
 #[cfg(test)]
@@ -69,6 +77,7 @@ pub mod machine_environment;
 pub mod machine_identity_key;
 pub mod mailbox;
 pub mod named_thread;
+pub mod open_files;
 pub mod owned_directory;
 pub mod pci;
 pub mod poll_set;
@@ -77,6 +86,8 @@ pub mod process_stats;
 pub mod pty;
 mod random;
 pub mod runtime_directory;
+pub mod sandbox;
+pub mod secret_memory;
 pub mod signal;
 pub mod socket;
 pub mod socket_stream;

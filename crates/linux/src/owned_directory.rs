@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawMode};
 
+use crate::sandbox::{give_path_to_service_user, give_to_service_user, service_uid};
+
 /// Open directory; a handle, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct OwnedDirectory {
@@ -31,12 +33,13 @@ impl OwnedDirectory {
     /// If it cannot be opened, the path ends in a symbolic link, or users other than this process's
     /// and root may modify it. The text contains what was found, what was expected, and the fix.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::open_for_owner(path, rustix::process::geteuid().as_raw())
+        Self::open_for_owner(path, service_uid())
     }
 
     fn open_for_owner(path: &Path, own: u32) -> io::Result<Self> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) => give_path_to_service_user(path)?,
+            Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -146,6 +149,9 @@ impl OwnedDirectory {
             return Err(io::Error::other(format!("`{name}` is no regular file, expected one")));
         }
         check_owner(found.st_uid, self.own)?;
+        if flags.contains(OFlags::CREATE) {
+            give_to_service_user(&opened)?;
+        }
         Ok(File::from(opened))
     }
 }

@@ -2,6 +2,7 @@
 
 mod process_identity;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tenmil_base::Span;
 
@@ -53,6 +54,20 @@ impl ProcessStats {
             ..Self::default()
         }
     }
+}
+
+/// Whether the kernel may write core dumps of this process (RLIMIT_CORE).
+pub fn may_dump_core() -> bool {
+    getrlimit(Resource::Core).current != Some(0)
+}
+
+/// Lifts the limit of locked memory (RLIMIT_MEMLOCK) of this process, which needs CAP_SYS_RESOURCE.
+///
+/// # Errors
+///
+/// The error of the system call.
+pub fn lift_memory_lock_limit() -> Result<(), rustix::io::Errno> {
+    setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })
 }
 
 /// Command line of process `pid`, if it may be read.

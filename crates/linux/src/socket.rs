@@ -13,6 +13,7 @@
 mod connect_op;
 mod epoll_stream;
 mod gather_list;
+mod handshake_socket;
 mod kernel_buffers;
 mod loopback;
 mod napi_groups;
@@ -28,6 +29,7 @@ mod zero_copy;
 
 pub use crate::socket_stream::{ListenAddress, StreamListener};
 pub use connect_op::{ConnectError, ConnectOp};
+pub use handshake_socket::HandshakeSocket;
 pub use loopback::{loopback_pair, reset_on_close};
 pub(crate) use socket_options::set_peer_timeouts;
 pub use socket_options::{LOCAL_CONGESTION, RxPlacement, SocketOptionError, SocketOptions};

@@ -361,6 +361,13 @@ fn open_error(options: &FileOptions, errno: Errno) -> FileError {
         let expected = "a device that is not in use, whatever --overwrite";
         return FileError::unexpected_state("open", path, describe_users(path), expected);
     }
+    if matches!(errno, Errno::ACCESS | Errno::PERM)
+        && let Some(why) = crate::sandbox::denial_of_path(path, !options.read_only)
+    {
+        let expected = "a path that the process may open: start it with --sandbox-path and the \
+                        directory, or with --sandbox=off";
+        return FileError::unexpected_state("open", path, why, expected);
+    }
     let expected = match options.len_bytes {
         _ if options.read_only => "a file that can be read",
         Some(_) if !options.may_create() => {

@@ -57,6 +57,12 @@ impl ChapSecret {
         self.transform
     }
 
+    /// Length of the secret.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.secret.len()
+    }
+
     /// Key of a response. `nqn` names the owner of the secret: the host for a secret of a host, the
     /// subsystem for one of a controller.
     #[must_use]

@@ -62,6 +62,12 @@ impl ConfiguredPsk {
         self.transform
     }
 
+    /// Length of the key.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.psk.len()
+    }
+
     /// Hash of identity, TLS PSK and cipher suite. The length of the key decides it.
     #[must_use]
     pub fn tls_hash(&self) -> Hash {

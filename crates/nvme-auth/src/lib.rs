@@ -12,8 +12,10 @@
 //! - [`ConfiguredPsk`] is a pre-shared key as a user stores it, [`TlsPsk`] what TLS needs of it for
 //!   a host and a subsystem; [`tls_psk_candidates`] lists all that a peer may use.
 //! - [`ChapSecret`] is a `DHHC-1:` secret.
+//! - [`KeySource`] finds the text of either by a name.
 //! - [`Host`] and [`Controller`] are the ends of a DH-HMAC-CHAP exchange, [`Message`] is what they
 //!   exchange in Authentication Send and Authentication Receive, [`Policy`] what they accept.
+//! - [`SecretBytes`] holds the bytes of a secret, in memory of the program's choice.
 //! - [`DhJob`] is a modular exponentiation that the owner runs where it harms no I/O, on a
 //!   [`DhExecutor`].
 //!
@@ -33,6 +35,7 @@ mod failure;
 mod group;
 mod hash;
 mod host;
+mod key_source;
 mod key_text;
 mod message;
 mod policy;
@@ -52,13 +55,14 @@ pub use failure::{Failure, FailureReason, FailureSide};
 pub use group::Group;
 pub use hash::{Derivation, Hash};
 pub use host::{Host, HostConfig};
+pub use key_source::{KeySource, KeyText};
 pub use key_text::{KeyError, KeyHash};
 pub use message::{
     CHALLENGE_BUFFER_BYTES, Challenge, DescriptorLists, FailureMessage, Message, MessageError,
     Negotiate, Reply, SECURITY_PROTOCOL, SECURITY_PROTOCOL_SPECIFIC, Success1,
 };
 pub use policy::{Concatenation, ConcatenationPolicy, Policy};
-pub use secret_bytes::SecretBytes;
+pub use secret_bytes::{SecretAllocator, SecretBytes, SecretMemory, set_secret_allocator};
 pub use tls_psk::{
     IdentityVersion, PskKind, TlsPsk, TlsPskError, generated_tls_psk, tls_psk, tls_psk_candidates,
 };

@@ -192,6 +192,7 @@ pub(super) fn create_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
     let path = resolved_parent(path)?;
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let made = open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    crate::sandbox::give_to_service_user(&made).ok()?;
     add_pending(&made, path, len_bytes, true).then_some(made)
 }
 

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::creation_undo::FileUndo;
 use super::{FileError, FileOptions, deferred_creation, open_error, open_flags};
+use crate::sandbox::give_to_service_user;
 
 /// Where an open file has come from.
 pub(super) enum FileOrigin {
@@ -36,6 +37,9 @@ pub(super) fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, FileOrig
         deferred_creation::record_original_state(before.clone());
     }
     let opened = open(path, open_flags(options), Mode::RUSR | Mode::WUSR).map_err(refuse)?;
+    if is_new {
+        give_to_service_user(&opened).map_err(refuse)?;
+    }
     Ok((opened, if is_new { FileOrigin::Made } else { FileOrigin::Found(before) }))
 }
 
