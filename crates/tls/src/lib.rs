@@ -1,0 +1,52 @@
+//! TLS 1.3 for NVMe/TCP and NBD: a session as a state machine, and a stream over a stream.
+//!
+//! ```text
+//!   owner ─ plaintext ─► TlsStream ─► TlsSession ─► s2n-tls
+//!                            │            └► ClientHello: which of several keys the client has
+//!                            ▼ records
+//!                     Box<dyn Stream>: a socket
+//! ```
+//!
+//! - [`TlsStream`] implements [`tenmil_base::Stream`], so its owner sees no difference but
+//!   [`secure_channel`](tenmil_base::Stream::secure_channel).
+//! - [`TlsSession`] has neither socket nor clock nor threads: encrypted bytes come from and go to a
+//!   [`CipherIo`], and the owner decides how long a handshake may take.
+//! - [`PskSource`] finds the keys of a server when a client names one; a client has a list of [`Psk`].
+//!
+//! Two cipher suites are accepted, TLS_AES_128_GCM_SHA256 and TLS_AES_256_GCM_SHA384, with a
+//! pre-shared key and an ephemeral key exchange (`psk_dhe_ke`), so that a key that becomes known later
+//! decrypts nothing. There is no renegotiation, resumption or early data. Keys are updated when the peer
+//! does it, and before one has encrypted too much.
+//!
+//! # Unsafe
+//!
+//! Only [`library`] contains unsafe code, around s2n-tls; its guarantees are stated at its top. All other
+//! modules forbid unsafe code.
+
+#[forbid(unsafe_code)]
+mod alert;
+#[forbid(unsafe_code)]
+mod client_hello;
+#[forbid(unsafe_code)]
+mod error;
+#[forbid(unsafe_code)]
+pub mod fuzz;
+mod library;
+#[forbid(unsafe_code)]
+mod psk;
+#[forbid(unsafe_code)]
+mod session;
+#[forbid(unsafe_code)]
+mod stream;
+#[forbid(unsafe_code)]
+mod suite;
+#[cfg(test)]
+mod tests;
+
+pub use alert::Alert;
+pub use error::TlsError;
+pub use library::{CipherIo, Received};
+pub use psk::{Psk, PskSource};
+pub use session::{ClientConfig, Plaintext, ServerConfig, TlsSession};
+pub use stream::TlsStream;
+pub use suite::CipherSuite;
