@@ -78,7 +78,10 @@ pub use fuzz::fuzz_admin_commands;
 pub use health::SensorReadings;
 pub use reservation::HostId as HostIdentity;
 pub use reservation::preempt_abort::PreemptedWriterGuard;
-pub use subsystem::{AnaState, HostIdentifierInUse, PersistRequest, Subsystem, WakeFn};
+pub use subsystem::{
+    AnaState, HostIdentifierInUse, NamespaceRights, NamespaceSelection, PersistRequest, Subsystem,
+    WakeFn,
+};
 
 /// Admin controller: one host's view of an NVM subsystem.
 pub struct Controller {

@@ -35,8 +35,10 @@ pub struct Namespace {
     pub metadata_size: u16,
     /// Number of logical blocks (NSZE).
     pub block_count: u64,
-    /// Writes are rejected (feature 84h, Base 2.1 §8.1.16).
+    /// Writes are rejected (feature 84h, Base 2.1 §8.1.16), or this controller's host may only read.
     pub is_write_protected: bool,
+    /// This controller's host may not change reservations.
+    pub denies_reservations: bool,
     /// Status for every I/O command, if set: the namespace is being formatted, or is not ready.
     pub unavailable: Option<Status>,
     /// Reservation, relative to this controller's host.

@@ -10,6 +10,8 @@
 
 mod acceptor;
 mod endpoint_event;
+#[cfg(feature = "tls")]
+mod handshake;
 pub mod nbd;
 mod peer_network;
 mod recv_backoff;
@@ -21,3 +23,4 @@ pub mod vfio_user;
 pub mod vhost_user;
 
 pub use endpoint_event::EndpointEvent;
+pub use peer_network::PeerNetwork;

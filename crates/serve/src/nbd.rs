@@ -24,7 +24,11 @@ mod send_queue;
 mod server;
 mod session;
 mod session_handle;
+mod session_stream;
 mod slow_query;
+mod tls_config;
+#[cfg(feature = "tls")]
+mod tls_prelude;
 mod transfer_rate;
 mod transmission;
 
@@ -40,4 +44,6 @@ pub use exported_device::{ExportConfig, ExportedDevice};
 pub use listen_address::parse_listen_address;
 pub use server::{Server, ServerConfig};
 pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
+pub use tenmil_nvme_auth::SecretBytes;
+pub use tls_config::{NbdCertificate, NbdPsk, NbdTls};
 pub use transmission::{NbdStats, QueryKind, SlowQuery};

@@ -119,6 +119,7 @@ fn start_server(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -
         connections_max: 8,
         per_address_max: 8,
         idle_max: None,
+        tls: None,
     });
     TestServer { server: server.unwrap(), reactors, served, device }
 }

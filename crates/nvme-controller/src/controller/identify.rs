@@ -164,7 +164,7 @@ impl Controller {
         let state = self.subsystem.lock_state();
         let found = self.identified_namespace(&state, nsid, must_be_attached)?;
         let structure = found.map_or_else(IdentifyNamespaceIndependent::zeroed, |record| {
-            self.independent_structure(record)
+            self.independent_structure(record, self.is_read_only_to_host(&state, nsid))
         });
         page.extend(structure.as_bytes());
         Ok(())

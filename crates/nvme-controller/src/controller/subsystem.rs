@@ -38,7 +38,7 @@ mod host_binding;
 mod reservation_changes;
 mod visibility;
 
-pub use controller_entry::{AnaState, WakeFn};
+pub use controller_entry::{AnaState, NamespaceRights, NamespaceSelection, WakeFn};
 pub(super) use controller_entry::{ControllerEntry, NOTICES_MAX, PendingUpdates};
 pub use host_binding::HostIdentifierInUse;
 pub use reservation_changes::PersistRequest;
@@ -328,6 +328,14 @@ impl Subsystem {
         self.publish_and_notify(state);
     }
 
+    /// Sets the rights of a controller's host, and notifies the controller of each namespace whose
+    /// attributes change with them.
+    pub fn set_namespace_rights(&self, cntlid: u16, rights: NamespaceRights) {
+        let mut state = self.lock_state();
+        state.set_namespace_rights(cntlid, rights);
+        self.publish_and_notify(state);
+    }
+
     /// Emulates a power cycle: drops all state that does not persist.
     pub fn emulate_power_cycle(&self) {
         let mut state = self.lock_state();
@@ -450,6 +458,27 @@ impl SubsystemState {
         }
         if !is_shown && let Some(record) = self.records.get_mut(&nsid) {
             record.visibility.hide(cntlid);
+        }
+    }
+
+    fn set_namespace_rights(&mut self, cntlid: u16, rights: NamespaceRights) {
+        let Self { controllers, records, posted_update_count, .. } = self;
+        let Some(entry) = controllers.get_mut(&cntlid) else { return };
+        let before = entry.rights().read_only.clone();
+        if !entry.set_rights(rights) {
+            return;
+        }
+        let after = &entry.rights().read_only;
+        let differs = |nsid: &u32| before.contains(*nsid) != after.contains(*nsid);
+        let is_attached = |nsid: &u32| {
+            records.get(nsid).is_some_and(|record| record.visibility.is_attached_to(cntlid))
+        };
+        let changed: Vec<u32> =
+            records.keys().copied().filter(|nsid| differs(nsid) && is_attached(nsid)).collect();
+        // A host that has sent no command has seen no attribute.
+        if entry.is_in_use {
+            entry.updates.changed.extend(changed);
+            *posted_update_count += 1;
         }
     }
 
@@ -618,12 +647,15 @@ impl NamespaceEntry {
     /// Namespace as seen by a controller's queues.
     fn snapshot_for(&self, entry: &ControllerEntry) -> Namespace {
         let formatting = self.is_formatting.then_some(Status::FORMAT_IN_PROGRESS);
+        let rights = entry.rights();
+        let is_read_only = rights.read_only.contains(self.nsid);
         Namespace {
             nsid: self.nsid,
             block_shift: self.block_shift,
             metadata_size: self.limits.metadata_size,
             block_count: self.block_count(),
-            is_write_protected: self.is_write_protected(),
+            is_write_protected: self.is_write_protected() || is_read_only,
+            denies_reservations: is_read_only || !rights.reservations,
             unavailable: formatting.or_else(|| entry.ana_state(self.ana_group).rejection_status()),
             reservation: self.reservations.as_seen_by(entry.host),
             identity: self.identity,

@@ -11,7 +11,9 @@ use super::job::{
     CommandExtent, CommandJob, CopyJob, DeallocateJob, EmulatedZeroesVerifyJob, FlushAllJob,
     JobEvent, ReservationJob, TransferJob,
 };
-use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
+use super::namespace_table::{
+    FastPathNamespace, READ_CONFLICT, RESERVATIONS_DENIED, WRITE_CONFLICT, WRITE_PROTECTED,
+};
 use super::slot_table::{Slot, SlotState};
 use super::{CommandDataLocation, CommandTag, Executor};
 use crate::data_pointer_walk::ACCESS_BYTES_MAX;
@@ -187,6 +189,10 @@ impl<H: HostMemory> Executor<H> {
             | IoOpcode::ReservationAcquire
             | IoOpcode::ReservationRelease => {
                 let entry = self.namespace_table.checked_entry(command.nsid())?;
+                if entry.rights & RESERVATIONS_DENIED != 0 && opcode != IoOpcode::ReservationReport
+                {
+                    return Err(Status::OPERATION_DENIED.with_dnr());
+                }
                 let job = ReservationJob::new(opcode, command, self.transfer_bytes_max);
                 let job = job.ok_or(Status::INVALID_FIELD.with_dnr())?;
                 Ok(ExecutionPlan::Job(entry.channel, CommandJob::Reservation(job)))

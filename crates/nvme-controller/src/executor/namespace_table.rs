@@ -49,6 +49,8 @@ pub(super) const READ_CONFLICT: u8 = 0x10;
 pub(super) const WRITE_CONFLICT: u8 = 0x20;
 /// The namespace is write protected.
 pub(super) const WRITE_PROTECTED: u8 = 0x40;
+/// Reservations cannot be changed.
+pub(super) const RESERVATIONS_DENIED: u8 = 0x80;
 
 const NO_CHANNEL: u16 = u16::MAX;
 const NO_ENTRY: FastPathNamespace = FastPathNamespace {
@@ -234,6 +236,7 @@ fn fast_path_namespace(namespace: &Namespace, channel: u16) -> FastPathNamespace
         rights |= if reservation.rejects_writes() { WRITE_CONFLICT } else { 0 };
     }
     rights |= if namespace.is_write_protected { WRITE_PROTECTED } else { 0 };
+    rights |= if namespace.denies_reservations { RESERVATIONS_DENIED } else { 0 };
     let unavailable = rejection_status(namespace);
     let is_open = unavailable.is_none() && channel != NO_CHANNEL;
     if is_open && rights & READ_CONFLICT == 0 && limits.operations.has(Operation::Read) {

@@ -40,6 +40,7 @@ fn namespace(nsid: u32, device: &Arc<FakeDevice>) -> Namespace {
         metadata_size: 0,
         block_count: BLOCKS,
         is_write_protected: false,
+        denies_reservations: false,
         unavailable: None,
         reservation: None,
         identity: NamespaceIdentity::default(),

@@ -99,6 +99,8 @@ pub enum AssociationEndReason {
     KeepAliveExpired,
     /// The subsystem is no longer exported.
     SubsystemRemoved,
+    /// A key that the host has used was removed, or more is required of it than it has proved.
+    CredentialsRevoked,
     /// The host did not enable the controller in time after Connect (Base 2.1 §3.5.2).
     EnableTimeout,
     /// The host has had the controller reset through another controller (Base 2.3 §5.4.3).

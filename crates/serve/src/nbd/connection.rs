@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tenmil_base::{IoCompletion, Memory, Request, Segment};
 use tenmil_dma::RegionTable;
+#[cfg(feature = "tls")]
+use tenmil_wire::nbd::ClientFlags;
 use tenmil_wire::nbd::{BlockStatusExtent, ErrorCode, ServerGreeting};
 
 use super::buffer_pool::BufferPool;
@@ -39,6 +41,19 @@ pub struct Connection {
 enum ConnectionState {
     Negotiation(Negotiation),
     Transmission(Box<Transmission>),
+}
+
+/// Where a connection begins.
+#[derive(Clone, Debug)]
+pub(super) enum NegotiationStart {
+    /// Nothing has been sent.
+    Greeting,
+    /// The greeting has been sent, and the client has sent these bytes, without TLS.
+    #[cfg(feature = "tls")]
+    Plaintext(Vec<u8>),
+    /// The client has sent its flags and started TLS.
+    #[cfg(feature = "tls")]
+    Secure(ClientFlags),
 }
 
 /// How a connection ends. In both modes nothing more is received.
@@ -79,22 +94,70 @@ impl Connection {
         memory: Segment,
         pool: Arc<BufferPool>,
     ) -> Self {
+        let mut connection =
+            Self::with_negotiation(export, regions, memory, pool, Negotiation::new());
+        connection.queue_negotiation_bytes(&ServerGreeting { flags: FLAGS }.to_bytes());
+        connection
+    }
+
+    /// Creates a connection that begins at `start`.
+    pub(super) fn starting_at(
+        export: Arc<Export>,
+        regions: RegionTable,
+        memory: Segment,
+        pool: Arc<BufferPool>,
+        start: NegotiationStart,
+    ) -> Self {
+        match start {
+            NegotiationStart::Greeting => Self::new(export, regions, memory, pool),
+            #[cfg(feature = "tls")]
+            NegotiationStart::Secure(flags) => {
+                let negotiation = Negotiation::after_start_tls(flags);
+                Self::with_negotiation(export, regions, memory, pool, negotiation)
+            }
+            #[cfg(feature = "tls")]
+            NegotiationStart::Plaintext(received) => {
+                let negotiation = Negotiation::without_tls();
+                let mut connection =
+                    Self::with_negotiation(export, regions, memory, pool, negotiation);
+                connection.push_received(&received);
+                connection
+            }
+        }
+    }
+
+    /// Receives bytes that were received before the connection existed. There is space for them.
+    #[cfg(feature = "tls")]
+    fn push_received(&mut self, bytes: &[u8]) {
+        let len_bytes = u32::try_from(bytes.len()).expect("a few bytes");
+        let segment = subsegment(self.inbox.free_segment(), 0, len_bytes);
+        self.regions
+            .store(segment, bytes)
+            .expect("a connection has its memory as long as it lives");
+        self.record_received(bytes.len());
+    }
+
+    fn with_negotiation(
+        export: Arc<Export>,
+        regions: RegionTable,
+        memory: Segment,
+        pool: Arc<BufferPool>,
+        negotiation: Negotiation,
+    ) -> Self {
         let layout = ConnectionMemory::new(memory);
-        let mut connection = Self {
+        Self {
             export,
             regions,
             layout,
             pool,
             inbox: ReceiveBuffer::new(layout.receive_buffer()),
             outbox: SendQueue::new(),
-            phase: ConnectionState::Negotiation(Negotiation::new()),
+            phase: ConnectionState::Negotiation(negotiation),
             into: Vec::with_capacity(INTO),
             may_step: false,
             close_mode: None,
             client_close: None,
-        };
-        connection.queue_negotiation_bytes(&ServerGreeting { flags: FLAGS }.to_bytes());
-        connection
+        }
     }
 
     /// Queues bytes of the negotiation phase. All earlier ones have been sent.

@@ -30,6 +30,20 @@ pub(super) struct Negotiation {
     awaits: NegotiationState,
     no_zeroes: bool,
     options: NegotiatedOptions,
+    start_tls: StartTls,
+}
+
+/// What a client is told that wants to start TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartTls {
+    /// The server has no TLS.
+    Unsupported,
+    /// TLS is started by the first option only.
+    #[cfg(feature = "tls")]
+    OnlyFirst,
+    /// TLS has been started.
+    #[cfg(feature = "tls")]
+    Started,
 }
 
 /// Next element expected from the client.
@@ -66,7 +80,7 @@ pub(super) const FLAGS: HandshakeFlags =
 pub(super) const ALLOCATION: u32 = 1;
 
 /// Longest option data that is parsed; two strings of the longest size and more fit.
-const DATA_BYTES_MAX: u32 = 32 << 10;
+pub(super) const DATA_BYTES_MAX: u32 = 32 << 10;
 
 impl Negotiation {
     pub(super) fn new() -> Self {
@@ -74,6 +88,24 @@ impl Negotiation {
             awaits: NegotiationState::ClientFlags,
             no_zeroes: false,
             options: NegotiatedOptions::default(),
+            start_tls: StartTls::Unsupported,
+        }
+    }
+
+    /// Negotiation of a client whose first option is another one than TLS, on a server that has it.
+    #[cfg(feature = "tls")]
+    pub(super) fn without_tls() -> Self {
+        Self { start_tls: StartTls::OnlyFirst, ..Self::new() }
+    }
+
+    /// Negotiation of a client that has sent its flags and started TLS.
+    #[cfg(feature = "tls")]
+    pub(super) fn after_start_tls(flags: ClientFlags) -> Self {
+        Self {
+            awaits: NegotiationState::Option,
+            no_zeroes: flags.has(ClientFlags::NO_ZEROES),
+            start_tls: StartTls::Started,
+            ..Self::new()
         }
     }
 
@@ -126,12 +158,9 @@ impl Negotiation {
     ) -> NegotiationStep {
         let Some(bytes) = inbox.peek::<4>(regions) else { return NegotiationStep::Nothing };
         inbox.consume(4);
-        let flags = ClientFlags(u32::from_be_bytes(bytes));
-        let known = ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES);
-        // A client that sets unknown flags must be disconnected ("Client flags").
-        if flags.without(known) != ClientFlags::NONE {
+        let Some(flags) = check_client_flags(u32::from_be_bytes(bytes)) else {
             return NegotiationStep::Abort;
-        }
+        };
         self.no_zeroes = flags.has(ClientFlags::NO_ZEROES);
         self.awaits = NegotiationState::Option;
         NegotiationStep::Step
@@ -198,6 +227,19 @@ impl Negotiation {
             }
             OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
                 self.handle_meta_context(option, data, export, out);
+                NegotiationStep::Step
+            }
+            OptionCode::STARTTLS => {
+                let (code, text) = match self.start_tls {
+                    StartTls::Unsupported => (OptionReplyCode::ERR_UNSUP, "it is not offered here"),
+                    #[cfg(feature = "tls")]
+                    StartTls::Started => (OptionReplyCode::ERR_INVALID, "TLS has been started"),
+                    #[cfg(feature = "tls")]
+                    StartTls::OnlyFirst => {
+                        (OptionReplyCode::ERR_POLICY, "it has to be the first option")
+                    }
+                };
+                write_option_error(option, code, text, out);
                 NegotiationStep::Step
             }
             _ => {
@@ -303,6 +345,13 @@ impl Negotiation {
         }
         write_ack(option, out);
     }
+}
+
+/// Flags of a client. `None`: a client that sets unknown flags must be disconnected ("Client flags").
+pub(super) fn check_client_flags(flags: u32) -> Option<ClientFlags> {
+    let known = ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES);
+    let flags = ClientFlags(flags);
+    (flags.without(known) == ClientFlags::NONE).then_some(flags)
 }
 
 fn write_ack(option: OptionCode, out: &mut Vec<u8>) {

@@ -1,4 +1,8 @@
-//! NBD server: accepts connections and starts a session for each.
+//! NBD server: accepts connections and starts a session for each. With TLS, a thread runs the handshake
+//! before that.
+
+#[cfg(feature = "tls")]
+mod tls_handshakes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,11 +21,14 @@ use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
 
 use super::buffer_pool::{BufferPool as Memory, POOL_BYTES};
+use super::connection::NegotiationStart;
 use super::connection_memory::MEMORY_BYTES;
 use super::exported_device::ExportedDevice;
 use super::session::{Session, SessionParts};
 use super::session_handle::{NbdEvent, SessionHandle};
+use super::session_stream::SessionStream;
 use super::slow_query::SlowQueries;
+use super::tls_config::NbdTls;
 use crate::acceptor::{AcceptHandler, Acceptor};
 use crate::peer_network::connection_limit_key_of_peer;
 
@@ -44,6 +51,8 @@ pub struct ServerConfig {
     pub per_address_max: usize,
     /// How long a client may ask for nothing. None: as long as its end of the connection is there.
     pub idle_max: Option<Span>,
+    /// TLS; `None` if there is only plaintext. It needs the feature `tls`.
+    pub tls: Option<NbdTls>,
 }
 
 /// Running server. Dropping it stops accepting; sessions continue until their clients disconnect or
@@ -56,12 +65,19 @@ pub struct Server {
 
 /// State of the accept thread.
 struct AcceptState {
+    starter: Arc<SessionStarter>,
+    #[cfg(feature = "tls")]
+    handshakes: Option<tls_handshakes::TlsHandshakes>,
+}
+
+/// What starts sessions, on the accept thread or that of TLS handshakes.
+struct SessionStarter {
     config: ServerConfig,
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
     leased: Arc<ConnectionCounter>,
-    event_sender: Sender<NbdEvent>,
+    event_sender: Mutex<Sender<NbdEvent>>,
 }
 
 /// Memory of a connection, freed on drop.
@@ -89,6 +105,11 @@ impl ConnectionCounter {
     }
 }
 
+/// Error of a program without the TLS library.
+#[cfg(not(feature = "tls"))]
+const WITHOUT_TLS: &str = "NBD over TLS: this program was built without the feature `tls`, expected one \
+     that was built with `cargo build --features tls`";
+
 /// Threads that execute slow queries: block status and resize.
 const QUERY_THREADS: usize = 2;
 /// Largest number of queries waiting for them.
@@ -108,7 +129,26 @@ impl Server {
         let memory = Memory::new(&config.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
-        let handler = AcceptState { config, pool, memory, leased: Arc::default(), event_sender };
+        let tls = config.tls.take();
+        let starter = SessionStarter {
+            config,
+            pool,
+            memory,
+            leased: Arc::default(),
+            event_sender: Mutex::new(event_sender),
+        };
+        let starter = Arc::new(starter);
+        #[cfg(not(feature = "tls"))]
+        if tls.is_some() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, WITHOUT_TLS));
+        }
+        let handler = AcceptState {
+            #[cfg(feature = "tls")]
+            handshakes: tls
+                .map(|tls| tls_handshakes::TlsHandshakes::start(&starter, &tls))
+                .transpose()?,
+            starter,
+        };
         let acceptor = Acceptor::start(
             "nbd",
             listen_sockets,
@@ -132,7 +172,7 @@ impl Server {
 impl AcceptHandler for AcceptState {
     /// Applies device events to the export and reports them.
     fn handle_device_event(&mut self) {
-        let exported_device = &self.config.exported_device;
+        let exported_device = &self.starter.config.exported_device;
         while let Some(event) = exported_device.descriptor().next_event() {
             exported_device.handle_event(&event);
             match event {
@@ -153,22 +193,63 @@ impl AcceptHandler for AcceptState {
         }
     }
 
-    fn handle_accepted_socket(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
+    fn handle_accepted_socket(&mut self, socket: OwnedFd, listener: usize) -> Result<(), Error> {
+        #[cfg(feature = "tls")]
+        if let Some(handshakes) = &self.handshakes {
+            return handshakes.add(socket, listener);
+        }
+        #[cfg(not(feature = "tls"))]
+        let _ = listener;
+        self.starter.start_plaintext(socket, NegotiationStart::Greeting)
+    }
+
+    fn report_error(&self, text: String) {
+        self.emit(NbdEvent::Error(text));
+    }
+}
+
+impl AcceptState {
+    fn emit(&self, new_event: NbdEvent) {
+        self.starter.emit(new_event);
+    }
+}
+
+impl SessionStarter {
+    fn emit(&self, new_event: NbdEvent) {
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.lock_event_sender().send(new_event);
+    }
+
+    fn lock_event_sender(&self) -> MutexGuard<'_, Sender<NbdEvent>> {
+        self.event_sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the session of a client without TLS.
+    fn start_plaintext(&self, socket: OwnedFd, start: NegotiationStart) -> Result<(), Error> {
+        let regions = self.config.regions.clone();
+        let stream = SocketStream::new(socket, regions).map_err(Error::environment)?;
+        let peer = stream.peer();
+        self.start_session(stream, &peer, start)
+    }
+
+    fn start_session(
+        &self,
+        stream: impl SessionStream,
+        peer: &str,
+        start: NegotiationStart,
+    ) -> Result<(), Error> {
         let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.config;
         let ServerConfig { connections_max, per_address_max, .. } = &self.config;
         let medium = exported_device.block_device();
         let most = (*connections_max).min(medium.channels_max() as usize);
-        let stream = SocketStream::new(socket, regions.clone()).map_err(Error::environment)?;
-        let memory_lease = ConnectionMemoryLease::allocate(
-            &self.leased,
-            regions,
-            &stream.peer(),
-            (most, *per_address_max),
-        )?;
+        let memory_lease =
+            ConnectionMemoryLease::allocate(&self.leased, regions, peer, (most, *per_address_max))?;
         let id = exported_device.allocate_connection_id();
-        let handle = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
+        let event_sender = self.lock_event_sender().clone();
+        let handle = Arc::new(SessionHandle::new(id, peer.to_owned(), event_sender));
         let session = Session::new(SessionParts {
             stream,
+            start,
             backend: medium.channel()?,
             exported_device: Arc::clone(exported_device),
             handle: Arc::clone(&handle),
@@ -190,17 +271,6 @@ impl AcceptHandler for AcceptState {
         exported_device.set_session_thread(id, thread);
         Ok(())
     }
-
-    fn report_error(&self, text: String) {
-        self.emit(NbdEvent::Error(text));
-    }
-}
-
-impl AcceptState {
-    fn emit(&self, new_events: NbdEvent) {
-        // The receiver may be gone; then the event is dropped.
-        let _ = self.event_sender.send(new_events);
-    }
 }
 
 /// Mailbox capacity of a session's light thread; it receives hardly any messages.
@@ -214,13 +284,9 @@ impl ConnectionMemoryLease {
         (most, most_of_address): (usize, usize),
     ) -> Result<Self, Error> {
         let address = connection_limit_key_of_peer(peer);
-        // Only the accept thread adds connections, so the limits still hold when the counts are
-        // incremented below.
-        let (all, of_address) = {
-            let counts = leased.lock_counts();
-            let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
-            (counts.all, of_address.unwrap_or(0))
-        };
+        let mut counts = leased.lock_counts();
+        let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
+        let (all, of_address) = (counts.all, of_address.unwrap_or(0));
         if all >= most {
             return Err(Error::environment(format!(
                 "{most} are connected, expected fewer (`--max-connections` allows more)"
@@ -233,7 +299,6 @@ impl ConnectionMemoryLease {
             )));
         }
         let memory = regions.allocate_region(MEMORY_BYTES as usize).map_err(Error::environment)?;
-        let mut counts = leased.lock_counts();
         counts.all += 1;
         if let Some(address) = address {
             *counts.addresses.entry(address).or_default() += 1;

@@ -13,22 +13,23 @@ use tenmil_linux::socket_stream::{RecvResult, SocketStream};
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
 use super::buffer_pool::BufferPool;
-use super::connection::{ClientCloseReason, Connection};
+use super::connection::{ClientCloseReason, Connection, NegotiationStart};
 use super::exported_device::ExportedDevice;
 use super::server::ConnectionMemoryLease;
 use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
+use super::session_stream::{READABLE, SessionStream};
 use super::slow_query::{SlowQueries, SlowQueryResult};
 use super::transfer_rate::TransferRateCheck;
 use crate::recv_backoff::RecvBackoff;
 
 /// Session of a client. It ends its light thread when the connection is closed.
-pub(super) struct Session {
+pub(super) struct Session<S: SessionStream = SocketStream> {
     /// First field, so it is dropped first: the drop waits until the device no longer accesses the
     /// memory.
     backend: Box<dyn IoChannel>,
-    stream: SocketStream,
+    stream: S,
     connection: Connection,
     results: CompletionBatch,
     slow_queries: SlowQueries,
@@ -76,11 +77,11 @@ const REMOVED_GRACE: Span = Span::from_ms(500);
 const LEASE_RETRY_INTERVAL: Span = Span::from_ms(1);
 const SOCKET: u64 = 0;
 const BACKEND: u64 = 1;
-const READABLE: Interest = Interest { readable: true, writable: false };
 
 /// Constructor arguments of a [`Session`].
-pub(super) struct SessionParts {
-    pub(super) stream: SocketStream,
+pub(super) struct SessionParts<S> {
+    pub(super) stream: S,
+    pub(super) start: NegotiationStart,
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) exported_device: Arc<ExportedDevice>,
     pub(super) handle: Arc<SessionHandle>,
@@ -92,10 +93,11 @@ pub(super) struct SessionParts {
     pub(super) now: Instant,
 }
 
-impl Session {
-    pub(super) fn new(parts: SessionParts) -> io::Result<Self> {
+impl<S: SessionStream> Session<S> {
+    pub(super) fn new(parts: SessionParts<S>) -> io::Result<Self> {
         let SessionParts {
             stream,
+            start,
             backend,
             exported_device,
             handle,
@@ -107,12 +109,13 @@ impl Session {
         let SessionParts { pool, idle_max, now, .. } = parts;
         // One descriptor for both: a poller has a single wake source.
         let watch = PollSet::new()?;
-        watch.add(&stream, SOCKET, READABLE)?;
+        stream.watch(&watch, SOCKET)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
             watch.add(descriptor, BACKEND, READABLE)?;
         }
         let export = Arc::clone(exported_device.export());
-        let connection = Connection::new(export, regions, memory_lease.memory(), pool);
+        let memory = memory_lease.memory();
+        let connection = Connection::starting_at(export, regions, memory, pool, start);
         Ok(Self {
             backend,
             stream,
@@ -379,6 +382,15 @@ impl Session {
         !self.connection.pending_requests().0.is_empty()
     }
 
+    /// Whether nothing that was accepted for sending is left on this side, or it cannot be sent.
+    fn is_flushed(&mut self, now: Instant) -> bool {
+        let is_flushed = self.stream.is_flushed() || now >= self.deadline;
+        if is_flushed {
+            self.stream.shut_down();
+        }
+        is_flushed
+    }
+
     /// Whether progress requires another iteration without any wake-up.
     fn needs_iteration(&self) -> bool {
         // A channel that refuses requests with nothing in flight gives no wake-up, unless it names
@@ -393,7 +405,7 @@ impl Session {
     }
 }
 
-impl Session {
+impl<S: SessionStream> Session<S> {
     /// Moves requests and completions between client and device. Returns the amount of work.
     #[inline]
     fn run_iteration(&mut self, now: Instant) -> usize {
@@ -425,12 +437,12 @@ impl Session {
     }
 }
 
-impl Poller for Session {
+impl<S: SessionStream> Poller for Session<S> {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         let mut count = self.run_iteration(now) + self.run_slow_queries(context);
         self.check_deadlines(now);
-        if self.connection.is_finished() {
+        if self.connection.is_finished() && self.is_flushed(now) {
             context.request_thread_end();
             count += 1;
         }
@@ -451,16 +463,18 @@ impl Poller for Session {
         let has_answer = self.backend.arm();
         self.connection.release_unused_memory();
         let wanted = self.socket_interest();
-        if wanted != self.interest {
-            self.interest = wanted;
-            if let Err(error) = self.watch.modify(&self.stream, SOCKET, wanted) {
+        let before = std::mem::replace(&mut self.interest, wanted);
+        let is_stream_ready = match self.stream.arm(&self.watch, SOCKET, before, wanted) {
+            Ok(is_ready) => is_ready,
+            Err(error) => {
                 self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
                 self.connection.handle_send_error();
                 return PollResult::Busy;
             }
-        }
+        };
         let is_reported = self.handle.pending_command().is_some() && self.reason.is_none();
         let stays_awake = is_reported
+            || is_stream_ready
             || self.needs_iteration()
             || (self.connection.in_flight_requests() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
@@ -490,7 +504,7 @@ impl Poller for Session {
         self.is_migrating = parting == DetachReason::Migrating;
         let has_drained = self.connection.in_flight_requests() == 0;
         if self.is_migrating {
-            return has_drained;
+            return has_drained && self.stream.detach_from_thread();
         }
         self.connection.handle_stream_end();
         has_drained
@@ -506,7 +520,7 @@ impl Poller for Session {
     }
 }
 
-impl Drop for Session {
+impl<S: SessionStream> Drop for Session<S> {
     fn drop(&mut self) {
         self.publish_counters();
         self.exported_device.remove_session(self.handle.id());

@@ -6,8 +6,12 @@ use tenmil_base::{Instant, Memory, Span};
 use tenmil_nvme_controller::controller::transport_interface::{AdminDataTransfer, AdminResult};
 use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, DeferredResult};
 use tenmil_nvme_tcp::ControllerConnection;
-use tenmil_wire::admin::{CrossControllerReset, CrossResetResult};
+use tenmil_wire::admin::{
+    CrossControllerReset, CrossResetResult, GetLogPage, Identify, SetFeatures,
+};
 use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use tenmil_wire::feature::Feature;
+use tenmil_wire::log::LogPage;
 use tenmil_wire::opcode::FabricsType;
 use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
@@ -84,6 +88,15 @@ impl AdminQueue {
             commands.complete_with(end, tag, 0, completion);
             return;
         }
+        if self.association.awaits_secure_channel() && !is_served_before_secure_channel(&command) {
+            let status = Status::OPERATION_DENIED.with_dnr();
+            commands.complete_with(end, tag, 0, Completion::new(0, status));
+            return;
+        }
+        if let Some(status) = self.rejection_by_rights(&command) {
+            commands.complete_with(end, tag, 0, Completion::new(0, status.with_dnr()));
+            return;
+        }
         // The command is executed under its tag, which is unique even if the host's command
         // identifiers are not.
         let command = abort_with_target_tag(commands, &command).with_cid(tag);
@@ -120,6 +133,27 @@ impl AdminQueue {
     /// Whether the last command was a Keep Alive whose completion may be delayed.
     pub(super) fn is_last_command_keep_alive(&self) -> bool {
         self.is_last_command_keep_alive
+    }
+
+    /// Status that rejects an admin command of a host that may only read some namespaces, if the
+    /// command changes what others use.
+    fn rejection_by_rights(&self, command: &Command) -> Option<Status> {
+        let is_change = match AdminOpcode::from_u8(command.opcode())? {
+            AdminOpcode::FormatNvm
+            | AdminOpcode::Sanitize
+            | AdminOpcode::NamespaceManagement
+            | AdminOpcode::NamespaceAttachment
+            | AdminOpcode::FirmwareImageDownload
+            | AdminOpcode::FirmwareCommit => true,
+            AdminOpcode::SetFeatures => SetFeatures::parse(command)
+                .is_ok_and(|set| Feature::from_code(set.fid) == Feature::NamespaceWriteProtection),
+            _ => false,
+        };
+        if !is_change {
+            return None;
+        }
+        let rights = self.association.export().rights_of_host(&self.association.host.nqn);
+        (!rights.read_only.is_empty()).then_some(Status::NAMESPACE_WRITE_PROTECTED)
     }
 
     /// Executes Property Get and Property Set (Base 2.1 §6.5, §6.6); other Fabrics commands are
@@ -303,6 +337,10 @@ impl AdminQueue {
         AdminPollResult { count, end_reason: transport.end_reason(), error }
     }
 
+    pub(super) fn association(&self) -> &Arc<Association> {
+        &self.association
+    }
+
     /// Ends the association, because its admin connection ends.
     pub(super) fn end_association(&mut self) {
         self.association.lock_transport().end_association(AssociationEndReason::ConnectionLost);
@@ -335,6 +373,33 @@ fn abort_with_target_tag(commands: &CommandTable, command: &Command) -> Command 
     let tag = found.map_or(u16::MAX, |(tag, _)| tag);
     command.with_cdw10(u32::from(tag) << 16)
 }
+
+/// Whether a controller executes a command whose host has generated a key for a TLS connection, and sends
+/// it on the connection before. Linux initializes the controller there before it opens the TLS
+/// connection, so the controller describes itself; it changes nothing and shows no namespace.
+fn is_served_before_secure_channel(command: &Command) -> bool {
+    match AdminOpcode::from_u8(command.opcode()) {
+        Some(AdminOpcode::Identify) => Identify::parse(command).is_ok_and(|identify| {
+            matches!(identify.cns, CNS_CONTROLLER | CNS_COMMAND_SET_CONTROLLER)
+        }),
+        Some(AdminOpcode::GetLogPage) => GetLogPage::parse(command).is_ok_and(|get| {
+            matches!(
+                LogPage::from_code(get.lid),
+                LogPage::SupportedLogPages
+                    | LogPage::Health
+                    | LogPage::CommandEffects
+                    | LogPage::Ana
+            )
+        }),
+        Some(AdminOpcode::GetFeatures | AdminOpcode::KeepAlive | AdminOpcode::Abort) => true,
+        _ => false,
+    }
+}
+
+/// CNS of the Identify Controller data structure (Base 2.2 §5.2.13.2.1).
+const CNS_CONTROLLER: u8 = 0x01;
+/// CNS of the I/O Command Set specific Identify Controller data structure (Base 2.2 §5.2.13.2.6).
+const CNS_COMMAND_SET_CONTROLLER: u8 = 0x06;
 
 /// Completion of a successful Cross-Controller Reset.
 fn successful_reset_result() -> AdminResult {

@@ -46,6 +46,7 @@ pub(super) enum AdmissionError {
     Unconnected { limit: usize },
     Loopback { limit: usize },
     Host { limit: usize },
+    HostRights { limit: usize },
     Discovery { limit: usize },
     Reserved { reserved: usize },
 }
@@ -61,6 +62,16 @@ enum ConnectionCategory {
     Discovery,
     /// Queue of a host that a subsystem lists.
     Listed { host: String },
+}
+
+impl ConnectionCategory {
+    /// Host of the connection, once it is known.
+    fn host(&self) -> Option<&str> {
+        match self {
+            Self::Unlisted { host } | Self::Listed { host } => Some(host),
+            Self::Unconnected | Self::Discovery => None,
+        }
+    }
 }
 
 /// Connection counts and their limits.
@@ -315,16 +326,21 @@ impl AdmittedConnection {
         self.connect_timeout
     }
 
+    /// Whether connections without Connect occupied half of the free slots when it was accepted.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.connect_timeout == CONNECT_TIMEOUT_CROWDED
+    }
+
     /// Counts the connection as one to the discovery service.
     pub(super) fn count_as_discovery(&mut self, lists_hosts: bool) -> Result<(), AdmissionError> {
-        self.set_category(ConnectionCategory::Discovery, lists_hosts)
+        self.set_category(ConnectionCategory::Discovery, lists_hosts, None)
     }
 
     /// Counts the connection as a queue of `host`, which a subsystem lists or not.
     pub(super) fn count_as_host_queue(
         &mut self,
         host: &str,
-        is_listed: bool,
+        (is_listed, connections_max): (bool, Option<usize>),
         lists_hosts: bool,
     ) -> Result<(), AdmissionError> {
         let host = host.to_owned();
@@ -332,19 +348,27 @@ impl AdmittedConnection {
             true => ConnectionCategory::Listed { host },
             false => ConnectionCategory::Unlisted { host },
         };
-        self.set_category(category, lists_hosts)
+        self.set_category(category, lists_hosts, connections_max)
     }
 
     fn set_category(
         &mut self,
         category: ConnectionCategory,
         lists_hosts: bool,
+        connections_max: Option<usize>,
     ) -> Result<(), AdmissionError> {
         let mut counts = self.admission.lock_counts();
         // The connection must not count against its own new category.
         counts.remove(&self.category, self.address);
-        let rejected =
-            self.admission.check_category_limits(&counts, &category, self.address, lists_hosts);
+        let connections = category.host().and_then(|host| counts.hosts.get(host));
+        let has_too_many = |limit: &usize| connections.copied().unwrap_or(0) >= *limit;
+        let rejected = connections_max
+            .filter(has_too_many)
+            .map(|limit| AdmissionError::HostRights { limit })
+            .or_else(|| {
+                let address = self.address;
+                self.admission.check_category_limits(&counts, &category, address, lists_hosts)
+            });
         match &rejected {
             Some(_) => counts.rejected += 1,
             None => self.category = category,
@@ -386,6 +410,12 @@ impl std::fmt::Display for AdmissionError {
                 "this machine has {limit} connections of hosts that no subsystem names, expected fewer; \
                  fix: name the host (--allowed-host), or allow more with --max-connections"
             ),
+            Self::HostRights { limit } => {
+                write!(
+                    out,
+                    "its host has {limit} connections, expected fewer: its rights limit them"
+                )
+            }
             Self::Host { limit } => write!(
                 out,
                 "its host has {limit} connections, expected fewer; fix: allow more with \
@@ -431,7 +461,7 @@ mod tests {
         (host, is_listed): (&str, bool),
     ) -> Result<AdmittedConnection, AdmissionError> {
         let mut admitted = Admission::admit(admission, peer)?;
-        admitted.count_as_host_queue(host, is_listed, true).map(|()| admitted)
+        admitted.count_as_host_queue(host, (is_listed, None), true).map(|()| admitted)
     }
 
     /// Admits connections of a peer, each with another host name, until one is rejected.
@@ -564,12 +594,15 @@ mod tests {
             })
             .collect();
         let last = strangers.last_mut().unwrap();
-        let rejected = last.count_as_host_queue("nqn.stranger", false, true).unwrap_err();
+        let rejected = last.count_as_host_queue("nqn.stranger", (false, None), true).unwrap_err();
         assert_eq!(rejected, AdmissionError::Reserved { reserved: 137 });
         assert!(last.count_as_discovery(true).is_err());
-        assert!(last.count_as_host_queue("nqn.stranger", false, false).is_ok(), "none is named");
+        assert!(
+            last.count_as_host_queue("nqn.stranger", (false, None), false).is_ok(),
+            "none is named"
+        );
         let mut listed = Admission::admit(&admission, "10.9.9.9:1").unwrap();
-        assert!(listed.count_as_host_queue("nqn.named", true, true).is_ok());
+        assert!(listed.count_as_host_queue("nqn.named", (true, None), true).is_ok());
     }
 
     /// Random admissions, assignments and releases: all counters return to zero.
@@ -592,7 +625,7 @@ mod tests {
                         let Some(one) = held.last_mut() else { continue };
                         let _ = match random.below(2) {
                             0 => one.count_as_discovery(true),
-                            _ => one.count_as_host_queue(&host, random.chance(1, 2), true),
+                            _ => one.count_as_host_queue(&host, (random.chance(1, 2), None), true),
                         };
                     }
                 }

@@ -225,29 +225,18 @@ impl BufferPool {
     }
 
     /// Charges a connection to its host. Only its own pages may be allocated at this point.
-    fn set_host(&self, charged: ChargedEntries, host: &str, class: HostClass) -> ChargedEntries {
+    fn set_host(
+        &self,
+        charged: ChargedEntries,
+        host: &str,
+        (class, bytes_max): (HostClass, Option<u64>),
+    ) -> ChargedEntries {
         let mut state = self.lock_state();
-        let ChargedEntries { host: old_host, address: old_address, .. } = charged;
-        match class {
-            // A listed host and an unlisted one with the same NQN have separate entries: the names
-            // contain a space, which neither NQNs nor addresses do.
-            HostClass::Named => {
-                let at = ["host", "all of"]
-                    .map(|of| state.ledger.add_connection(&format!("{of} {host}")));
-                state.ledger.remove_connection(old_host);
-                state.ledger.remove_connection(old_address);
-                ChargedEntries { host: at[0], address: at[1], excluded_from_reserve: false }
-            }
-            // A host without an NQN stays charged to its address.
-            HostClass::Unnamed { excluded_from_reserve } if host.is_empty() => {
-                ChargedEntries { excluded_from_reserve, ..charged }
-            }
-            HostClass::Unnamed { excluded_from_reserve } => {
-                let host = state.ledger.add_connection(host);
-                state.ledger.remove_connection(old_host);
-                ChargedEntries { host, excluded_from_reserve, ..charged }
-            }
+        let charged = state.set_host(charged, host, class);
+        if !host.is_empty() {
+            state.ledger.set_limit(charged.host, bytes_max);
         }
+        charged
     }
 
     /// Allocates a block for the cache numbered `cache`, or queues the cache if no block is
@@ -392,6 +381,36 @@ impl PoolLayout {
 }
 
 impl PoolState {
+    /// Charges a connection to its host. Only its own pages may be allocated at this point.
+    fn set_host(
+        &mut self,
+        charged: ChargedEntries,
+        host: &str,
+        class: HostClass,
+    ) -> ChargedEntries {
+        let ChargedEntries { host: old_host, address: old_address, .. } = charged;
+        match class {
+            // A listed host and an unlisted one with the same NQN have separate entries: the names
+            // contain a space, which neither NQNs nor addresses do.
+            HostClass::Named => {
+                let at = ["host", "all of"]
+                    .map(|of| self.ledger.add_connection(&format!("{of} {host}")));
+                self.ledger.remove_connection(old_host);
+                self.ledger.remove_connection(old_address);
+                ChargedEntries { host: at[0], address: at[1], excluded_from_reserve: false }
+            }
+            // A host without an NQN stays charged to its address.
+            HostClass::Unnamed { excluded_from_reserve } if host.is_empty() => {
+                ChargedEntries { excluded_from_reserve, ..charged }
+            }
+            HostClass::Unnamed { excluded_from_reserve } => {
+                let host = self.ledger.add_connection(host);
+                self.ledger.remove_connection(old_host);
+                ChargedEntries { host, excluded_from_reserve, ..charged }
+            }
+        }
+    }
+
     /// Records an allocated block, if recording is on.
     fn log_allocated_block(&mut self, block: Block) {
         if let Some(allocated) = &mut self.allocated {

@@ -64,6 +64,16 @@ pub(super) enum BufferAccess {
     Pool,
 }
 
+/// Host to which the memory of a connection is charged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostMemory<'a> {
+    /// Name of its account.
+    pub(super) name: &'a str,
+    pub(super) class: HostClass,
+    /// Limit of its memory.
+    pub(super) bytes_max: Option<u64>,
+}
+
 /// Command in its slot.
 #[derive(Debug)]
 struct CommandSlot {
@@ -263,10 +273,10 @@ impl CommandTable {
     pub(super) fn set_buffer_access(
         &mut self,
         access: BufferAccess,
-        (host, class): (&str, HostClass),
+        HostMemory { name, class, bytes_max }: HostMemory<'_>,
     ) {
         self.access = access;
-        self.cache.set_host(host, class);
+        self.cache.set_host(name, class, bytes_max);
     }
 
     /// Whether a command waits for the connection's own pages and they are free again.

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, SecureChannel, Span};
+use tenmil_nvme_auth::{Concatenation, ControllerConfig};
 use tenmil_nvme_controller::controller::HostIdentifierInUse;
 use tenmil_nvme_controller::transport::fabrics::{CreateQueueError, FabricsTransport};
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
 use tenmil_wire::{Command, Status, TypedCommand, nqn};
 
-use super::association::{Association, HostIds};
-use super::service::Service;
-use super::subsystem_export::ControllerError;
+use super::association::{AdminQueueProof, Association, HostIds};
+use super::audit::RefusalReason;
+use super::authentication::AuthenticationProof;
+use super::security::{ConnectingQueue, Credentials, Refusal, Requirement, SecurityState};
+use super::service::{Service, peer_address_without_port};
+use super::subsystem_export::{ControllerError, RequestedCntlid};
 
 /// Resource granted to a Connect.
 #[derive(Debug)]
@@ -18,9 +22,35 @@ pub(super) enum GrantedConnect {
     /// New controller.
     Admin(Arc<Association>),
     /// I/O queue of an existing controller.
-    Io { association: Arc<Association>, qid: u16 },
-    /// Discovery controller, for the host with this NQN.
-    Discovery(String),
+    Io { association: Arc<Association>, qid: u16, credentials: Credentials },
+    /// Discovery controller.
+    Discovery(DiscoveryGrant),
+    /// Nothing until the host has authenticated.
+    Authenticate(Box<AuthenticationDemand>),
+}
+
+/// Discovery controller that a host may have.
+#[derive(Debug)]
+pub(super) struct DiscoveryGrant {
+    pub(super) host: String,
+    pub(super) credentials: Credentials,
+    /// The host has generated a key for a TLS connection, which this one is not.
+    pub(super) awaits_secure_channel: bool,
+}
+
+/// Authentication that a Connect needs.
+#[derive(Debug)]
+pub(super) struct AuthenticationDemand {
+    /// Identifier of the controller, which is not created yet, or of the I/O queue's.
+    pub(super) cntlid: u16,
+    pub(super) config: ControllerConfig,
+}
+
+/// What a host has proved after Connect, and what it was promised.
+#[derive(Clone, Debug)]
+pub(super) struct ProvedConnect {
+    pub(super) cntlid: u16,
+    pub(super) proof: AuthenticationProof,
 }
 
 /// Rejection of a Connect.
@@ -31,6 +61,8 @@ pub(super) struct ConnectError {
     pub(super) result: u32,
     /// Message for the log.
     pub(super) why: String,
+    /// Identifier for programs.
+    pub(super) reason: RefusalReason,
     /// Whether a retry may succeed soon: the conflicting resource belongs to the same host and may
     /// be released.
     pub(super) is_transient: bool,
@@ -55,17 +87,44 @@ pub(super) struct ConnectRequest<'a> {
     pub(super) now: Instant,
     pub(super) connect: Connect,
     pub(super) data: &'a ConnectData,
+    /// Secure channel of the connection, and whether its port accepts such connections.
+    pub(super) channel: Option<&'a SecureChannel>,
+    pub(super) accepts_tls: bool,
+    /// Authentication that the host has completed for this Connect.
+    pub(super) proved: Option<&'a ProvedConnect>,
 }
 
 impl ConnectError {
-    fn new(status: Status, why: impl Into<String>) -> Self {
-        Self { status: status.with_dnr(), result: 0, why: why.into(), is_transient: false }
+    pub(super) fn new(status: Status, why: impl Into<String>) -> Self {
+        Self {
+            status: status.with_dnr(),
+            result: 0,
+            why: why.into(),
+            reason: RefusalReason::InvalidCommand,
+            is_transient: false,
+        }
+    }
+
+    fn with_reason(self, reason: RefusalReason) -> Self {
+        Self { reason, ..self }
+    }
+
+    /// Rejects a host that has not proved what is required.
+    fn of_refusal(refusal: Refusal) -> Self {
+        let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
+        let error = Self::new(Status::CONNECT_INVALID_HOST, refusal.text);
+        Self { result, reason: refusal.reason, ..error }
     }
 
     /// Rejects for lack of a resource; the host may retry.
     pub(super) fn controller_busy(why: &str) -> Self {
-        let status = Status::CONNECT_CONTROLLER_BUSY;
-        Self { status, ..Self::new(status, why) }
+        let (status, reason) = (Status::CONNECT_CONTROLLER_BUSY, RefusalReason::Unavailable);
+        Self { status, reason, ..Self::new(status, why) }
+    }
+
+    /// Rejects because a limit of connections is reached; the host may retry.
+    pub(super) fn of_limit(why: &str) -> Self {
+        Self { reason: RefusalReason::Limit, ..Self::controller_busy(why) }
     }
 
     /// Rejects an invalid field of the command.
@@ -125,6 +184,46 @@ impl ConnectRequest<'_> {
         }
     }
 
+    /// Checks what the host has proved. Returns its credentials, or the authentication that it still
+    /// needs.
+    fn check_security(
+        &self,
+        host_nqn: &str,
+        security: &SecurityState,
+    ) -> Result<Result<Credentials, Box<ControllerConfig>>, ConnectError> {
+        let field = self.data.subnqn();
+        let subsystem_nqn = nqn::parse_nqn_field(&field.0).unwrap_or_default();
+        let queue = ConnectingQueue {
+            now: self.now,
+            host_nqn,
+            subsystem_nqn,
+            qid: self.connect.qid,
+            peer: self.peer,
+            channel: self.channel,
+            accepts_tls: self.accepts_tls,
+        };
+        let Requirement { mut credentials, authentication } =
+            security.requirement(&queue).map_err(ConnectError::of_refusal)?;
+        let Some(config) = authentication else { return Ok(Ok(credentials)) };
+        let Some(ProvedConnect { proof, .. }) = self.proved else { return Ok(Err(config)) };
+        // The secret may have been removed during the exchange.
+        if !config.host_secrets.contains(&proof.secret) {
+            let text = "the secret by which the host has authenticated was removed";
+            return Err(ConnectError::of_refusal(Refusal {
+                reason: RefusalReason::AuthenticationFailed,
+                text: text.to_owned(),
+            }));
+        }
+        credentials.set_secret(proof.secret.clone());
+        Ok(Ok(credentials))
+    }
+
+    /// Whether the host has generated a key for a TLS connection, which this connection is not.
+    fn awaits_secure_channel(&self) -> bool {
+        self.proved
+            .is_some_and(|proved| proved.proof.outcome.concatenation == Concatenation::NewTlsPsk)
+    }
+
     /// Host identity of the request. An empty HOSTNQN is a host that no list can contain; it may
     /// use what any host may use.
     fn host_ids(&self) -> Result<HostIds, ConnectError> {
@@ -148,6 +247,7 @@ impl ConnectRequest<'_> {
                 SUBNQN,
                 format!("it requests {name}, which is not exported at this port"),
             )
+            .with_reason(RefusalReason::NoSuchSubsystem)
         })
     }
 
@@ -167,25 +267,67 @@ impl ConnectRequest<'_> {
                 format!("{why}, expected any, 0xffff"),
             ));
         }
-        Ok(GrantedConnect::Discovery(host.nqn))
+        let checked = self
+            .service
+            .with_discovery_security(|security| self.check_security(&host.nqn, security))?;
+        Ok(match checked {
+            Ok(credentials) => GrantedConnect::Discovery(DiscoveryGrant {
+                host: host.nqn,
+                credentials,
+                awaits_secure_channel: self.awaits_secure_channel(),
+            }),
+            Err(config) => {
+                let cntlid = self.service.next_discovery_cntlid();
+                GrantedConnect::Authenticate(Box::new(AuthenticationDemand {
+                    cntlid,
+                    config: *config,
+                }))
+            }
+        })
     }
 
     fn grant_admin_queue(&self, host: HostIds) -> Result<GrantedConnect, ConnectError> {
         let export = self.find_export()?;
         let requested = self.data.cntlid();
         let limits = self.service.limits();
+        if !export.allows_host(&host.nqn) {
+            return Err(connect_error_of_controller(ControllerError::Host, &host));
+        }
+        let checked = export.with_security(|security| self.check_security(&host.nqn, security))?;
+        let credentials = match checked {
+            Ok(credentials) => credentials,
+            Err(config) => {
+                let cntlid = export.propose_cntlid(requested);
+                let cntlid = cntlid.map_err(|why| connect_error_of_controller(why, &host))?;
+                return Ok(GrantedConnect::Authenticate(Box::new(AuthenticationDemand {
+                    cntlid,
+                    config: *config,
+                })));
+            }
+        };
+        let requested = match self.proved {
+            Some(proved) => RequestedCntlid::Proposed(proved.cntlid),
+            None => RequestedCntlid::OfHost(requested),
+        };
         let opened =
             export.create_controller(self.now, requested, (self.port, &host, self.peer), limits);
         let mut controller = opened.map_err(|why| connect_error_of_controller(why, &host))?;
         let cntlid = controller.configuration().cntlid;
         let kato = controller.set_keep_alive(self.now, self.connect.kato);
         let transport = FabricsTransport::new(controller, self.now);
+        let admin = AdminQueueProof {
+            credentials,
+            peer: self.peer.to_owned(),
+            awaits_secure_channel: self.awaits_secure_channel(),
+        };
         let association =
-            Association::new(Arc::clone(&export), cntlid, (host, self.port), transport);
+            Association::new(Arc::clone(&export), cntlid, (host, self.port), admin, transport);
         kato.map_err(|_| {
             ConnectError::invalid_command_field(KATO, "its keep-alive time-out is too long")
         })?;
-        export.add_association(&association);
+        export
+            .add_association(&association)
+            .map_err(|why| connect_error_of_controller(why, &association.host))?;
         Ok(GrantedConnect::Admin(association))
     }
 
@@ -199,10 +341,65 @@ impl ConnectRequest<'_> {
             )
         })?;
         association.host.check_same_host_for_queue(host, cntlid)?;
+        let checked = export.with_security(|security| self.check_security(&host.nqn, security))?;
+        let credentials = match checked {
+            Ok(credentials) => credentials,
+            Err(config) => {
+                return Ok(GrantedConnect::Authenticate(Box::new(AuthenticationDemand {
+                    cntlid,
+                    config: *config,
+                })));
+            }
+        };
+        self.check_same_channel(&association, &credentials, host)?;
         let may_create = association.lock_transport().check_create_queue(qid);
         may_create.map_err(connect_error_of_queue)?;
-        Ok(GrantedConnect::Io { association, qid })
+        Ok(GrantedConnect::Io { association, qid, credentials })
     }
+
+    /// Checks that an I/O queue has proved as much as the admin queue of its controller.
+    fn check_same_channel(
+        &self,
+        association: &Association,
+        credentials: &Credentials,
+        host: &HostIds,
+    ) -> Result<(), ConnectError> {
+        let cntlid = association.cntlid;
+        let refuse = |reason, text: String| Err(ConnectError::of_refusal(Refusal { reason, text }));
+        if association.awaits_secure_channel() {
+            let text = format!(
+                "controller {cntlid} has no I/O queues: its host has generated a TLS key, expected a \
+                 TLS connection with it"
+            );
+            return refuse(RefusalReason::SecureChannelRequired, text);
+        }
+        let admin = association.admin_credentials();
+        if admin.is_secure() && !credentials.is_secure() {
+            let text = format!(
+                "its connection is plaintext, expected TLS as for the admin queue of controller \
+                 {cntlid}"
+            );
+            return refuse(RefusalReason::SecureChannelRequired, text);
+        }
+        // Without a proof of its own, the queue must come from where the admin queue came from, and know
+        // the host identifier.
+        let is_unproved = admin.prove_host() && !credentials.prove_host();
+        let is_same = association.host.is_same_host(host)
+            && is_same_address(association.admin_peer(), self.peer);
+        if is_unproved && !is_same {
+            let text = format!(
+                "its queue is not authenticated, expected the address and the host identifier of \
+                 the admin queue of controller {cntlid}"
+            );
+            return refuse(RefusalReason::IdentityMismatch, text);
+        }
+        Ok(())
+    }
+}
+
+/// Whether two peers have the same address.
+fn is_same_address(peer: &str, other: &str) -> bool {
+    peer_address_without_port(peer) == peer_address_without_port(other)
 }
 
 impl HostIds {
@@ -237,7 +434,20 @@ fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectE
         ControllerError::Host => {
             let why = format!("{} is not among the hosts that may", host.display_name());
             let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
-            ConnectError { result, ..ConnectError::new(Status::CONNECT_INVALID_HOST, why) }
+            let reason = RefusalReason::HostNotAllowed;
+            ConnectError { result, reason, ..ConnectError::new(Status::CONNECT_INVALID_HOST, why) }
+        }
+        ControllerError::OtherIdentifier(connected) => {
+            let text = format!(
+                "{} gives host identifier {}, expected {} as for its other controllers",
+                host.display_name(),
+                host.display_identifier(),
+                HostIds { identifier: connected, nqn: String::new() }.display_identifier()
+            );
+            // Without Do Not Retry: the other controllers may end.
+            let error = ConnectError::invalid_data_field(HOSTID, text);
+            let (status, reason) = (InvalidParameter::STATUS, RefusalReason::HostIdentifier);
+            ConnectError { status, reason, ..error }
         }
         ControllerError::Identifier(requested) => ConnectError::invalid_data_field(
             CNTLID,
@@ -253,7 +463,9 @@ fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectE
                 "controller {cntlid} has ended, but its queues have not stopped"
             ))
         },
-        ControllerError::Trouble(text) => ConnectError::new(Status::INTERNAL_ERROR, text),
+        ControllerError::Trouble(text) => {
+            ConnectError::new(Status::INTERNAL_ERROR, text).with_reason(RefusalReason::Internal)
+        }
     }
 }
 
@@ -266,7 +478,8 @@ fn connect_error_of_hostid_in_use(why: &HostIdentifierInUse, host: &HostIds) -> 
         host.display_name(),
         host.display_identifier()
     );
-    let refused = ConnectError::invalid_data_field(HOSTID, text);
+    let refused =
+        ConnectError::invalid_data_field(HOSTID, text).with_reason(RefusalReason::HostIdentifier);
     match why.registered_in {
         Some(_) => refused,
         None => ConnectError { status: InvalidParameter::STATUS, ..refused },
@@ -300,5 +513,6 @@ fn connect_error_of_existing_queue(qid: u16, is_ending: bool) -> ConnectError {
         false => (status.with_dnr(), "which exists"),
     };
     let why = format!("it requests queue {qid}, {which}");
-    ConnectError { status, is_transient: true, ..ConnectError::new(status, why) }
+    let reason = RefusalReason::Unavailable;
+    ConnectError { status, reason, is_transient: true, ..ConnectError::new(status, why) }
 }

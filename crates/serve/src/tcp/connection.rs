@@ -5,6 +5,7 @@
 //!   Stream ◀─ one gathered list ─ SendState ◀─ Controller ◀─ completion ──┘
 //! ```
 
+mod authentication;
 mod fabrics_connect;
 mod idle;
 mod teardown;
@@ -19,11 +20,13 @@ use tenmil_nvme_tcp::{Connection, ControllerConnection, ControllerEvent, EventQu
 use tenmil_wire::opcode::FabricsType;
 use tenmil_wire::{Completion, Status};
 
+use self::authentication::UnauthenticatedQueue;
 use self::fabrics_connect::PendingConnect;
 use self::teardown::OldestAwaitedData;
 use self::zero_copy_drain::ZeroCopyDrain;
 use super::admin_queue::AdminQueue;
 use super::admission::AdmittedConnection;
+use super::authentication::QueueAuthentication;
 use super::buffer_pool::BufferCache;
 use super::command_table::{AdmitResult, CommandTable};
 use super::connection_handle::ConnectionHandle;
@@ -50,9 +53,12 @@ pub struct TargetConnection {
     /// Received bytes that the events refer to.
     consumed: usize,
     send_state: SendState,
-    /// Deadline for Connect, or the time of the next retry of a pending Connect.
+    /// Deadline for Connect, or the time of the next retry of a pending Connect, or of the next check of
+    /// an authentication.
     connect_by: Instant,
     pending_connect: Option<PendingConnect>,
+    /// Authentications of the queue, once there was one.
+    authentication: Option<Box<QueueAuthentication>>,
     /// Time since which the stream has accepted nothing.
     blocked_since: Option<Instant>,
     /// Oldest outstanding data at the last check.
@@ -63,6 +69,8 @@ pub struct TargetConnection {
     reason: Option<DisconnectReason>,
     /// Whether the connection ends once everything queued has been sent.
     ends_sent: bool,
+    /// Why it then ends; `None`: the host has disconnected.
+    end_reason: Option<DisconnectReason>,
     /// Time of the last poll.
     worked_at: Instant,
     /// Wake sources, if the connection may sleep.
@@ -85,6 +93,8 @@ pub struct TargetConnection {
 enum ConnectionRole {
     /// Connect has not been received.
     AwaitingConnect,
+    /// Connect was accepted, and the host must authenticate before there is a queue.
+    AwaitingAuthentication(Box<UnauthenticatedQueue>),
     Admin(Box<AdminQueue>),
     Io(Box<IoQueue>),
     Discovery(Box<DiscoveryController>),
@@ -144,11 +154,13 @@ impl TargetConnection {
             // time until Connect is bounded.
             connect_by: now.after(admitted.fabrics_connect_timeout()),
             pending_connect: None,
+            authentication: None,
             blocked_since: None,
             awaited_data: None,
             timeout_check_at: Instant::NEVER,
             reason: None,
             ends_sent: false,
+            end_reason: None,
             worked_at: now,
             wake_set: None,
             recv_backoff: RecvBackoff::default(),
@@ -460,25 +472,45 @@ impl TargetConnection {
     /// Starts a command that has all its data.
     #[inline(always)]
     fn start_command(&mut self, now: Instant, tag: u16) {
-        let Self { role, commands, end, .. } = self;
+        let Self { role, commands, .. } = self;
         match role {
             ConnectionRole::Io(io) => {
                 if io.queue_ready_command(commands, tag) == StartResult::Fabrics {
                     self.execute_fabrics_on_io_queue(now, tag);
                 }
             }
-            ConnectionRole::Admin(admin) => admin.start_command(now, commands, end, tag),
-            ConnectionRole::Discovery(discovery) => {
-                discovery.execute_command(now, commands, end, tag)
+            ConnectionRole::Admin(_) | ConnectionRole::Discovery(_) => {
+                self.start_admin_command(now, tag)
             }
             ConnectionRole::AwaitingConnect => self.handle_connect(now, tag),
+            ConnectionRole::AwaitingAuthentication(_) => self.start_unauthenticated(now, tag),
             ConnectionRole::Closed => {}
         }
     }
 
-    /// Executes a Fabrics command on an I/O queue: Disconnect (Base 2.1 §6.4).
+    /// Starts a command on an admin queue.
+    #[inline(never)]
+    fn start_admin_command(&mut self, now: Instant, tag: u16) {
+        if self.try_authentication_command(now, tag) {
+            return;
+        }
+        let Self { role, commands, end, .. } = self;
+        match role {
+            ConnectionRole::Admin(admin) => admin.start_command(now, commands, end, tag),
+            ConnectionRole::Discovery(discovery) => {
+                discovery.execute_command(now, commands, end, tag)
+            }
+            _ => {}
+        }
+    }
+
+    /// Executes a Fabrics command on an I/O queue: Disconnect (Base 2.1 §6.4), or a further
+    /// authentication.
     #[cold]
     fn execute_fabrics_on_io_queue(&mut self, now: Instant, tag: u16) {
+        if self.try_authentication_command(now, tag) {
+            return;
+        }
         let kind = FabricsType::from_u8(self.commands.command_of_tag(tag).nsid().to_le_bytes()[0]);
         let status = match kind {
             Some(FabricsType::Disconnect) => {
@@ -528,6 +560,9 @@ impl TargetConnection {
                     }
                     Some(AssociationEndReason::EnableTimeout) => Some(DisconnectReason::NotEnabled),
                     Some(AssociationEndReason::Reset) => Some(DisconnectReason::Reset),
+                    Some(AssociationEndReason::CredentialsRevoked) => {
+                        Some(DisconnectReason::CredentialsRevoked)
+                    }
                     Some(
                         AssociationEndReason::ConnectionLost
                         | AssociationEndReason::SubsystemRemoved,
@@ -537,7 +572,7 @@ impl TargetConnection {
                 if let Some(reason) = reason {
                     self.start_closing(now, reason);
                 }
-                polled.count
+                polled.count + self.poll_authentication_if(now, is_wakeup_pending)
             }
             ConnectionRole::Discovery(discovery) => {
                 let count = discovery.poll_event_requests(is_wakeup_pending, commands, end);
@@ -545,15 +580,17 @@ impl TargetConnection {
                     self.start_closing(now, DisconnectReason::KeepAliveExpired);
                 } else if is_wakeup_pending && self.service.is_closing() {
                     self.start_closing(now, DisconnectReason::ServerEnds);
+                } else if is_wakeup_pending && !discovery.is_permitted() {
+                    self.start_closing(now, DisconnectReason::CredentialsRevoked);
                 }
-                count
+                count + self.poll_authentication_if(now, is_wakeup_pending)
             }
             // Without Connect it belongs to no subsystem; a service that closes wakes it.
-            ConnectionRole::AwaitingConnect => {
+            ConnectionRole::AwaitingConnect | ConnectionRole::AwaitingAuthentication(_) => {
                 if is_wakeup_pending && self.service.is_closing() {
                     self.start_closing(now, DisconnectReason::ServerEnds);
                 }
-                0
+                self.poll_authentication_if(now, is_wakeup_pending)
             }
             ConnectionRole::Closed => 0,
         }
@@ -579,7 +616,8 @@ impl TargetConnection {
             Err(why) => self.handle_stream_end(Some(why)),
         }
         if self.ends_sent && self.end.send_pieces().is_empty() && !self.end.has_more() {
-            self.start_closing(now, DisconnectReason::HostDisconnect);
+            let reason = self.end_reason.take().unwrap_or(DisconnectReason::HostDisconnect);
+            self.start_closing(now, reason);
         }
         if self.reason.is_some() {
             self.close_unless_term_req_pending(now);

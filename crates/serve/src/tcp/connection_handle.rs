@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_reactor::ThreadHandle;
 
+use super::audit::AuthenticationAudit;
+
 /// Shared part of a connection: wake-up flag, reactor and properties.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionHandle {
@@ -22,6 +24,10 @@ pub(super) struct ConnectionInfo {
     pub(super) data_digest: bool,
     /// Queue that Connect created.
     pub(super) queue: Option<QueueInfo>,
+    /// Cipher suite of the secure channel.
+    pub(super) cipher_suite: Option<&'static str>,
+    /// Last authentication.
+    pub(super) authentication: Option<AuthenticationAudit>,
 }
 
 /// Identity of a connected queue.

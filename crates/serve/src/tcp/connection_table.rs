@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::audit::AuthenticationAudit;
 use super::connection_handle::{ConnectionHandle, ConnectionInfo};
 
 /// Entry of the connection table.
@@ -32,6 +33,10 @@ pub struct ConnectionSample {
     pub cntlid: Option<u16>,
     /// Queue identifier; 0 is the admin queue.
     pub queue: Option<u16>,
+    /// Cipher suite of its secure channel; `None` for plaintext.
+    pub cipher_suite: Option<&'static str>,
+    /// Last authentication of its host, if there was one on this connection.
+    pub authentication: Option<AuthenticationAudit>,
     /// Whether header digests are in use.
     pub header_digest: bool,
     /// Whether data digests are in use.
@@ -44,7 +49,8 @@ pub struct ConnectionSample {
 
 impl ConnectionEntry {
     pub(super) fn sample(&self, id: u64) -> ConnectionSample {
-        let ConnectionInfo { header_digest, data_digest, queue } = self.handle.lock_info().clone();
+        let ConnectionInfo { header_digest, data_digest, queue, cipher_suite, authentication } =
+            self.handle.lock_info().clone();
         ConnectionSample {
             id,
             peer: self.peer.clone(),
@@ -53,6 +59,8 @@ impl ConnectionEntry {
             subsystem: queue.as_ref().map(|queue| queue.subsystem.clone()),
             cntlid: queue.as_ref().map(|queue| queue.cntlid),
             queue: queue.as_ref().map(|queue| queue.qid),
+            cipher_suite,
+            authentication,
             header_digest,
             data_digest,
             memory_bytes: self.held.load(Ordering::Relaxed),

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use tenmil_base::{Instant, Memory, Span};
+use tenmil_nvme_auth::ChapSecret;
 use tenmil_nvme_controller::transport::fabrics::property_value;
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_wire::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
@@ -26,6 +27,8 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
 use super::buffer_pool::OWN_BYTES;
 use super::command_table::{CommandTable, DataDirection};
+use super::connect_validation::DiscoveryGrant;
+use super::security::{ConnectedQueue, Credentials};
 use super::service::Service;
 
 /// Discovery controller of one host.
@@ -37,6 +40,12 @@ pub(super) struct DiscoveryController {
     port: u16,
     local_address: Option<SocketAddr>,
     cntlid: u16,
+    /// What the host has proved, and the address of its peer.
+    credentials: Credentials,
+    peer: String,
+    /// The host has generated a key for a TLS connection, which this one is not: the controller
+    /// describes itself only.
+    awaits_secure_channel: bool,
     configuration: Configuration,
     /// End of the interval in which a command must arrive (Base 2.1 §3.9.4).
     silence_ends: Instant,
@@ -71,11 +80,12 @@ type CommandResult = Result<(u64, Vec<u8>), Status>;
 impl DiscoveryController {
     pub(super) fn new(
         service: Service,
-        host: String,
-        (port, local_address): (u16, Option<SocketAddr>),
+        grant: DiscoveryGrant,
+        (peer, port, local_address): (String, u16, Option<SocketAddr>),
         (cntlid, kato): (u16, u32),
         now: Instant,
     ) -> Self {
+        let DiscoveryGrant { host, credentials, awaits_secure_channel } = grant;
         let mut discovery = Self {
             generation: service.discovery_generation(),
             service,
@@ -83,6 +93,9 @@ impl DiscoveryController {
             port,
             local_address,
             cntlid,
+            credentials,
+            peer,
+            awaits_secure_channel,
             configuration: Configuration(0),
             silence_ends: now,
             has_received: false,
@@ -208,6 +221,9 @@ impl DiscoveryController {
             return Err(Status::INVALID_FIELD);
         }
         let page = match LogPage::from_code(get.lid) {
+            LogPage::Discovery if self.awaits_secure_channel => {
+                return Err(Status::OPERATION_DENIED);
+            }
             LogPage::Discovery => {
                 let (generation, page) = self
                     .service
@@ -294,6 +310,22 @@ impl DiscoveryController {
         });
         commands.complete_with(end, tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(result.0));
         1
+    }
+
+    /// Records that the queue was authenticated again.
+    pub(super) fn set_secret(&mut self, secret: ChapSecret) {
+        self.credentials.set_secret(secret);
+    }
+
+    /// Whether the host may stay connected.
+    pub(super) fn is_permitted(&self) -> bool {
+        let queue = ConnectedQueue {
+            host_nqn: &self.host,
+            qid: 0,
+            peer: &self.peer,
+            awaits_secure_channel: self.awaits_secure_channel,
+        };
+        self.service.with_discovery_security(|security| security.permits(&self.credentials, &queue))
     }
 
     /// Whether no command arrived for a whole interval.

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use super::audit::{ConnectionAudit, RefusalReason};
+
 /// Event of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetEvent {
@@ -26,14 +28,21 @@ pub enum TargetEvent {
         /// Controller identifier.
         cntlid: u16,
     },
-    /// A Connect was rejected.
+    /// A queue was connected, of a host that has proved what is required.
+    Accepted(Box<ConnectionAudit>),
+    /// A connected queue was authenticated again.
+    Authenticated(Box<ConnectionAudit>),
+    /// A connection, a Connect or an authentication was rejected. Of each address, a limited number of
+    /// rejections is reported.
     Rejected {
-        /// Connection id.
-        connection: u64,
-        /// Address of the peer.
-        peer: String,
+        /// What is known about the connection.
+        audit: Box<ConnectionAudit>,
+        /// Reason for programs.
+        reason: RefusalReason,
         /// What was found and what was expected.
         why: String,
+        /// Rejections of this address before that were not reported.
+        unreported: u64,
     },
     /// A connection ended.
     Disconnected {
@@ -111,6 +120,12 @@ pub enum DisconnectReason {
     NotEnabled,
     /// The association ended or the controller was reset.
     AssociationEnded,
+    /// The host failed to authenticate; the text names the failure.
+    AuthenticationFailed(String),
+    /// A key that the host has used was removed, or the host does not fulfill a new requirement.
+    CredentialsRevoked,
+    /// The controller of an authenticated host could not be created; the text names the reason.
+    Refused(String),
     /// The host reset the controller from another controller of the subsystem.
     Reset,
     /// Bug of the target: an invalid call of the protocol engine.
@@ -133,6 +148,9 @@ impl DisconnectReason {
             Self::KeepAliveExpired => "keep-alive-expired",
             Self::NotEnabled => "not-enabled",
             Self::AssociationEnded => "association-ended",
+            Self::AuthenticationFailed(_) => "authentication-failed",
+            Self::CredentialsRevoked => "credentials-revoked",
+            Self::Refused(_) => "refused",
             Self::Reset => "reset",
             Self::Internal(_) => "internal-error",
             Self::ServerEnds => "server-ends",
@@ -152,6 +170,11 @@ impl fmt::Display for DisconnectReason {
             Self::KeepAliveExpired => out.write_str("the keep-alive timeout of the host expired"),
             Self::NotEnabled => out.write_str("the host did not enable its controller in time"),
             Self::AssociationEnded => out.write_str("its association has ended"),
+            Self::AuthenticationFailed(why) => out.write_str(why),
+            Self::CredentialsRevoked => {
+                out.write_str("a key of the host was removed, or more is required of it")
+            }
+            Self::Refused(why) => write!(out, "it is rejected: {why}"),
             Self::Reset => out.write_str("the host reset its controller from another controller"),
             Self::Internal(what) => {
                 write!(out, "a bug of this target; report it: {what}")
@@ -171,8 +194,23 @@ impl fmt::Display for TargetEvent {
                 out,
                 "connection {connection}: {peer} created controller {cntlid} of {subsystem} as {host}"
             ),
-            Self::Rejected { connection, peer, why } => {
-                write!(out, "connection {connection}: {peer} is rejected: {why}")
+            Self::Accepted(audit) => {
+                write_connection(out, audit)?;
+                let (subsystem, cntlid) = (&audit.subsystem, audit.cntlid.unwrap_or_default());
+                let queue = audit.queue.unwrap_or_default();
+                write!(out, "{audit} connected queue {queue} of controller {cntlid} of {subsystem}")
+            }
+            Self::Authenticated(audit) => {
+                write_connection(out, audit)?;
+                write!(out, "{audit} authenticated again")
+            }
+            Self::Rejected { audit, why, unreported, .. } => {
+                write_connection(out, audit)?;
+                write!(out, "{} is rejected: {why}", audit.peer)?;
+                match unreported {
+                    0 => Ok(()),
+                    count => write!(out, " ({count} rejections before are not reported)"),
+                }
             }
             Self::Disconnected { connection, peer, reason } => {
                 write!(out, "connection {connection}: {peer} disconnected: {reason}")
@@ -182,15 +220,22 @@ impl fmt::Display for TargetEvent {
     }
 }
 
+/// Writes the connection, if it has an id.
+fn write_connection(out: &mut fmt::Formatter<'_>, audit: &ConnectionAudit) -> fmt::Result {
+    audit.connection.map_or(Ok(()), |connection| write!(out, "connection {connection}: "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::{EventQueue, TargetEvent, UNREAD_MAX};
+    use crate::tcp::audit::{ConnectionAudit, RefusalReason};
 
     fn peer_rejected_event(connection: u64) -> TargetEvent {
         TargetEvent::Rejected {
-            connection,
-            peer: "192.0.2.1:5".into(),
+            audit: Box::new(ConnectionAudit::of_peer(Some(connection), "192.0.2.1:5", 1)),
+            reason: RefusalReason::NoSuchSubsystem,
             why: "no such subsystem".into(),
+            unreported: 0,
         }
     }
 

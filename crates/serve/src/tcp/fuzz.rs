@@ -13,6 +13,7 @@
 //! - The protocol engine is never given an impossible request.
 //! - After all connections have ended, all memory, connections and associations are released.
 
+mod authentication;
 mod fuzz_host;
 mod invariants;
 mod script_steps;
@@ -33,8 +34,9 @@ use tenmil_wire::{Command, IoOpcode, Status};
 
 use super::{
     AllowedHosts, ControllerModel, DisconnectReason, Port, Service, ServiceLimits,
-    SubsystemExportConfig, TargetConnection, TargetEvent,
+    SubsystemExportConfig, SubsystemSecurity, TargetConnection, TargetEvent,
 };
+pub use authentication::{authentication_seed_scripts, fuzz_nvme_tcp_authentication};
 use fuzz_host::{FuzzHost, host_nqn, subsystem_nqn};
 use invariants::InvariantChecker;
 pub use script_steps::seed_scripts;
@@ -112,7 +114,7 @@ impl FuzzTarget {
             ..ServiceLimits::default()
         };
         let service = Service::new(&regions, limits).expect("the limits make sense");
-        service.add_port(1, Port { address: None });
+        service.add_port(1, Port { address: None, ..Port::default() });
         let media =
             (0..TENANTS).map(|tenant| export_subsystem(&regions, &service, tenant)).collect();
         let now = Instant { ns: 1_000_000 };
@@ -331,6 +333,7 @@ fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> Ten
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
     };
     service.add_subsystem(config).expect("it has a name of its own");
     TenantDevice { ram, is_stuck, stuck_until: Instant::default() }

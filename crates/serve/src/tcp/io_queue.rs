@@ -413,6 +413,7 @@ impl IoQueue {
         let Self { executor, association, qid, .. } = self;
         drop(executor);
         association.lock_transport().remove_queue(now, qid);
+        association.remove_credentials(qid);
     }
 
     /// Arms the devices before sleeping: passes new descriptors to `watch`. Returns true if the thread must
@@ -426,6 +427,10 @@ impl IoQueue {
     /// Disarms the devices after the thread has woken.
     pub(super) fn disarm(&mut self) {
         self.executor.disarm_wakeup();
+    }
+
+    pub(super) fn qid(&self) -> u16 {
+        self.qid
     }
 
     pub(super) fn association(&self) -> &Association {

@@ -1,4 +1,8 @@
-//! NVMe/TCP server: accepts connections and assigns them to reactors.
+//! NVMe/TCP server: accepts connections and assigns them to reactors. A connection at a port with TLS
+//! gets there by way of a thread that runs its handshake.
+
+#[cfg(feature = "tls")]
+mod tls_handshakes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tenmil_base::Error;
+use tenmil_base::{Error, Stream};
 
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
@@ -15,7 +19,9 @@ use tenmil_linux::socket::{
 };
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 
+use super::dh_threads::dh_threads;
 use super::event::TargetEvent;
+use super::security::PortSecurity;
 use super::service::Service;
 use crate::acceptor::{AcceptHandler, Acceptor};
 
@@ -58,6 +64,8 @@ pub struct Server {
     pub(super) dispatcher: Arc<ReactorSelector>,
     /// Accept threads by port number.
     acceptors: BTreeMap<u16, Acceptor>,
+    #[cfg(feature = "tls")]
+    handshakes: Arc<tls_handshakes::TlsHandshakes>,
 }
 
 /// State shared by the accept threads.
@@ -77,13 +85,15 @@ struct PortAcceptor {
     dispatcher: Arc<ReactorSelector>,
     /// Port number of its listener.
     port: u16,
+    #[cfg(feature = "tls")]
+    handshakes: Arc<tls_handshakes::TlsHandshakes>,
 }
 
 /// Mailbox capacity of a connection's light thread; it receives hardly any messages.
 const MAILBOX_CAPACITY: usize = 16;
 
 impl Server {
-    /// Starts the server.
+    /// Starts the server. Authentications of its service are computed on threads, not on reactors.
     ///
     /// # Errors
     ///
@@ -94,6 +104,7 @@ impl Server {
         };
         let sockets = config.reactors.reactors().map(sockets).collect();
         let listen_sockets = std::mem::take(&mut config.listen_sockets);
+        config.service.set_dh_executor(dh_threads());
         let dispatcher = Arc::new(ReactorSelector {
             config,
             sockets,
@@ -101,7 +112,12 @@ impl Server {
             queues: Mutex::default(),
             is_reported: AtomicBool::new(false),
         });
-        let mut server = Self { dispatcher, acceptors: BTreeMap::new() };
+        let mut server = Self {
+            #[cfg(feature = "tls")]
+            handshakes: Arc::new(tls_handshakes::TlsHandshakes::start(&dispatcher)?),
+            dispatcher,
+            acceptors: BTreeMap::new(),
+        };
         for (listen_socket, port) in listen_sockets {
             server.open_listener(listen_socket, port)?;
         }
@@ -112,9 +128,17 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The error of the kernel.
+    /// The error of the kernel, or `Unsupported` if the port has TLS and the feature `tls` is missing.
     pub fn open_listener(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
-        let handler = PortAcceptor { dispatcher: Arc::clone(&self.dispatcher), port };
+        if self.dispatcher.port_security(port).accepts_tls() && !cfg!(feature = "tls") {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, WITHOUT_TLS));
+        }
+        let handler = PortAcceptor {
+            dispatcher: Arc::clone(&self.dispatcher),
+            port,
+            #[cfg(feature = "tls")]
+            handshakes: Arc::clone(&self.handshakes),
+        };
         self.acceptors
             .insert(port, Acceptor::start("nvme-tcp", vec![listen_socket], None, handler)?);
         Ok(())
@@ -134,11 +158,42 @@ impl Server {
 
 impl AcceptHandler for PortAcceptor {
     fn handle_accepted_socket(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
-        let (reactor, sockets) = self.dispatcher.select_reactor(&socket);
-        let stream = sockets.new_stream(socket).map_err(Error::environment)?;
+        let security = self.dispatcher.port_security(self.port);
+        if !security.accepts_tls() {
+            return self.dispatcher.open_connection(socket, self.port, |stream| stream);
+        }
+        #[cfg(feature = "tls")]
+        return self.handshakes.add(socket, self.port, security);
+        #[cfg(not(feature = "tls"))]
+        Err(Error::environment(WITHOUT_TLS))
+    }
+
+    fn report_error(&self, text: String) {
+        self.dispatcher.config.service.emit(TargetEvent::Notice(text));
+    }
+}
+
+impl ReactorSelector {
+    /// Which connections a port accepts.
+    fn port_security(&self, port: u16) -> PortSecurity {
+        self.config.service.port_security(port)
+    }
+
+    /// Starts a connection on a reactor, with the stream that `wrap` makes of that of the socket.
+    fn open_connection(
+        &self,
+        socket: OwnedFd,
+        port: u16,
+        wrap: impl FnOnce(Box<dyn Stream>) -> Box<dyn Stream>,
+    ) -> Result<(), Error> {
+        let (reactor, sockets) = self.select_reactor(&socket);
+        let stream = wrap(sockets.new_stream(socket).map_err(Error::environment)?);
         let is_thread_bound = stream.is_thread_bound();
-        let ServerConfig { service, reactors, clock, .. } = &self.dispatcher.config;
-        let mut connection = service.accept_stream(stream, self.port, clock.now())?;
+        let ServerConfig { service, reactors, clock, .. } = &self.config;
+        // The service reports the rejection.
+        let Ok(mut connection) = service.accept_stream(stream, port, clock.now()) else {
+            return Ok(());
+        };
         let poller_wake = connection.create_wake_set().map_err(Error::environment)?;
         let handle = Arc::clone(connection.connection_handle());
         let name = format!("tcp-{}", connection.id());
@@ -157,12 +212,6 @@ impl AcceptHandler for PortAcceptor {
         Ok(())
     }
 
-    fn report_error(&self, text: String) {
-        self.dispatcher.config.service.emit(TargetEvent::Notice(text));
-    }
-}
-
-impl ReactorSelector {
     /// Selects the reactor of a connection.
     fn select_reactor(&self, socket: &OwnedFd) -> (ReactorId, SocketStreamFactory) {
         let index = match self.config.placement {
@@ -196,6 +245,10 @@ impl ReactorSelector {
         Some(*queues.entry(queue).or_insert_with(|| self.next_round_robin_reactor()))
     }
 }
+
+/// Error of a program without the TLS library.
+const WITHOUT_TLS: &str = "accept TLS connections: this program was built without the feature `tls`, \
+     expected one that was built with `cargo build --features tls`";
 
 /// Report about connections without the property that placement relies on.
 const WITHOUT_QUEUE: &str = "a connection has no receive queue (SO_INCOMING_NAPI_ID is 0, as on \

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Error, Instant, Span, Stream};
 use tenmil_dma::RegionTable;
+use tenmil_nvme_auth::{DhExecutor, TlsPsk};
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::{ControllerConfig, SuccessFlagPolicy, Timeouts};
@@ -20,13 +21,18 @@ use tenmil_wire::log::discovery::{
 use tenmil_wire::nqn;
 
 use super::admission::{Admission, AdmissionLimits};
+use super::audit::{ConnectionAudit, RefusalReason};
+use super::authentication::AuthenticationContext;
 use super::buffer_pool::{BufferCache, BufferPool};
 use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
 use super::event::{EventQueue, TargetEvent};
 use super::injected_bugs::InjectedBugs;
+use super::refusal_limiter::RefusalLimiter;
+use super::security::{GeneratedPsks, PortSecurity, PskIdentity, SecurityState, SubsystemSecurity};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
+use crate::peer_network::{PeerNetwork, connection_limit_key_of_peer, is_peer_admitted};
 
 /// Subsystems exported over NVMe/TCP, independent of what carries the bytes.
 ///
@@ -55,6 +61,8 @@ pub(super) struct ServiceShared {
     abandoned_commands: AtomicU64,
     is_closing: AtomicBool,
     admission: Arc<Admission>,
+    authentication: Mutex<AuthenticationContext>,
+    refusals: Mutex<RefusalLimiter>,
 }
 
 struct ServiceState {
@@ -68,6 +76,7 @@ struct ServiceState {
     /// Controller identifier of the last discovery controller.
     discovery_cntlid: u16,
     discovery: DiscoveryName,
+    discovery_security: SecurityState,
 }
 
 /// Limits of connections and controllers.
@@ -101,11 +110,15 @@ pub struct ServiceLimits {
 }
 
 /// Port of the service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
     /// Address that discovery reports; `None` if the port is not reported. An unspecified address
     /// (`0.0.0.0`, `::`) is replaced by the local address that the host connected to.
     pub address: Option<SocketAddr>,
+    /// Which connections the port accepts.
+    pub security: PortSecurity,
+    /// Networks whose peers may connect; any if it is empty.
+    pub networks: Vec<PeerNetwork>,
 }
 
 /// Identity of the discovery service.
@@ -169,6 +182,7 @@ impl Service {
             discovery_handles: Vec::new(),
             discovery_cntlid: 0,
             discovery: DiscoveryName { nqn: nqn::DISCOVERY.to_owned(), serial: "1".to_owned() },
+            discovery_security: SecurityState::default(),
         };
         let shared = ServiceShared {
             limits,
@@ -182,6 +196,8 @@ impl Service {
             abandoned_commands: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
             admission: Admission::new(limits.admission_limits(), connections_max),
+            authentication: Mutex::new(AuthenticationContext::new()),
+            refusals: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -190,11 +206,12 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// If its NQN is invalid or already exported.
+    /// If its NQN is invalid or already exported, or its security is not [valid](SubsystemSecurity::check).
     pub fn add_subsystem(&self, config: SubsystemExportConfig) -> Result<(), Error> {
         nqn::check_nqn(&config.nqn)
             .map_err(|why| format!("export {}: {why}", config.nqn))
             .map_err(Error::environment)?;
+        config.security.check(&config.nqn)?;
         let mut state = self.lock_state();
         if state.exports.contains_key(&config.nqn) {
             return Err(Error::environment(format!(
@@ -272,6 +289,57 @@ impl Service {
         nqn == nqn::DISCOVERY || nqn == self.lock_state().discovery.nqn
     }
 
+    /// Replaces the security of the discovery service.
+    pub fn set_discovery_security(&self, security: SubsystemSecurity) {
+        let mut state = self.lock_state();
+        state.discovery_security.replace(security);
+        notify_discovery_change(state);
+    }
+
+    /// Sets what computes the Diffie-Hellman exchanges of authentications. The default computes on the
+    /// thread of the connection, which then serves no I/O for milliseconds.
+    pub fn set_dh_executor(&self, executor: Arc<dyn DhExecutor>) {
+        self.lock_authentication().jobs.set_executor(executor);
+    }
+
+    /// Replaces the generator of random bytes for authentications, which the kernel provides: for
+    /// simulations. It returns false if it has none.
+    pub fn set_random_source(&self, random: impl Fn(&mut [u8]) -> bool + Send + Sync + 'static) {
+        self.lock_authentication().random = Arc::new(random);
+    }
+
+    pub(super) fn authentication_context(&self) -> AuthenticationContext {
+        self.lock_authentication().clone()
+    }
+
+    /// Calls `read` with the security of the discovery service.
+    pub(super) fn with_discovery_security<R>(&self, read: impl FnOnce(&SecurityState) -> R) -> R {
+        read(&self.lock_state().discovery_security)
+    }
+
+    /// Calls `change` with the keys that authentications to the discovery service generate.
+    pub(super) fn with_discovery_psks<R>(&self, change: impl FnOnce(&mut GeneratedPsks) -> R) -> R {
+        change(&mut self.lock_state().discovery_security.generated)
+    }
+
+    /// Which connections a port accepts.
+    pub(super) fn port_security(&self, port: u16) -> PortSecurity {
+        self.lock_state().ports.get(&port).map_or(PortSecurity::default(), |port| port.security)
+    }
+
+    /// TLS PSKs with an identity that a client offers: those of configured keys in both derivations,
+    /// and those that authentications have generated within the last hour. Several keys may have the
+    /// same identity of version 0. Empty if the identity is of no key.
+    #[must_use]
+    pub fn tls_psks_of_identity(&self, now: Instant, identity: &str) -> Vec<TlsPsk> {
+        let Some(identity) = PskIdentity::parse(identity) else { return Vec::new() };
+        if self.is_discovery_nqn(identity.subsystem_nqn) {
+            return self.lock_state().discovery_security.tls_psks(now, &identity);
+        }
+        let export = self.lock_state().exports.get(identity.subsystem_nqn).cloned();
+        export.map_or(Vec::new(), |export| export.tls_psks(now, &identity))
+    }
+
     /// Replaces the discovery referrals.
     pub fn set_referrals(&self, others: Vec<SocketAddr>) {
         let mut state = self.lock_state();
@@ -307,7 +375,8 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// If a connection limit is reached or its memory cannot be allocated.
+    /// If the port does not permit the peer or requires TLS, a connection limit is reached, or its memory
+    /// cannot be allocated. The rejection is also an event.
     pub fn accept_stream(
         &self,
         stream: Box<dyn Stream>,
@@ -316,27 +385,35 @@ impl Service {
     ) -> Result<TargetConnection, Error> {
         let shared = &self.shared;
         let peer = stream.peer_description();
+        let refuse = |reason, why: String| {
+            let secure_channel = stream.secure_channel().cloned();
+            let audit =
+                ConnectionAudit { secure_channel, ..ConnectionAudit::of_peer(None, &peer, port) };
+            let error = Error::environment(format!("connection of {peer}: {why}"));
+            self.emit_refusal(now, audit, reason, why);
+            error
+        };
         if self.is_closing() {
-            return Err(Error::environment(format!(
-                "connection of {peer}: the server is shutting down"
-            )));
+            let why = "the server is shutting down".to_owned();
+            return Err(refuse(RefusalReason::Unavailable, why));
         }
+        self.check_port_access(port, &peer, stream.secure_channel().is_some())
+            .map_err(|(reason, why)| refuse(reason, why.to_owned()))?;
         // The admission and the cache give back what they hold when dropped, so an error below
         // leaves no trace.
-        let admitted = Admission::admit(&shared.admission, &peer);
-        let admitted = admitted
-            .map_err(|why| format!("connection of {peer}: {why}"))
-            .map_err(Error::environment)?;
+        let admitted = Admission::admit(&shared.admission, &peer)
+            .map_err(|why| refuse(RefusalReason::Limit, why.to_string()))?;
         let handle = ConnectionHandle::new();
         let waker = Arc::clone(&handle);
-        let peer = stream.peer_description();
         let cache = BufferCache::new(
             &shared.budget,
             peer_address_without_port(&peer),
             Arc::new(move || waker.wake_connection()),
         );
-        let cache =
-            cache.ok_or("all memory for connections is in use").map_err(Error::environment)?;
+        let cache = cache.ok_or_else(|| {
+            let why = "all memory for connections is in use".to_owned();
+            refuse(RefusalReason::Limit, why)
+        })?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
@@ -355,6 +432,54 @@ impl Service {
             admitted,
             now,
         }))
+    }
+
+    /// Checks whether a peer may connect to a port, with or without a secure channel.
+    fn check_port_access(
+        &self,
+        port: u16,
+        peer: &str,
+        is_secure: bool,
+    ) -> Result<(), (RefusalReason, &'static str)> {
+        let state = self.lock_state();
+        let Some(at) = state.ports.get(&port) else { return Ok(()) };
+        if !is_peer_admitted(&at.networks, peer) {
+            let why = "its address is in no network that may connect to the port";
+            return Err((RefusalReason::AddressNotPermitted, why));
+        }
+        match (at.security, is_secure) {
+            (PortSecurity::TlsRequired, false) => {
+                let why = "it is plaintext, expected TLS: the port requires it";
+                Err((RefusalReason::SecureChannelRequired, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a port permits connections of a peer, before anything is received from it.
+    #[must_use]
+    pub fn permits_peer(&self, port: u16, peer: &str) -> bool {
+        let state = self.lock_state();
+        state.ports.get(&port).is_none_or(|port| is_peer_admitted(&port.networks, peer))
+    }
+
+    /// Reports a rejection, unless too many of this address were reported.
+    pub fn emit_refusal(
+        &self,
+        now: Instant,
+        audit: ConnectionAudit,
+        reason: RefusalReason,
+        why: String,
+    ) {
+        let address = connection_limit_key_of_peer(&audit.peer).map_or_else(
+            || peer_address_without_port(&audit.peer).to_owned(),
+            |address| address.to_string(),
+        );
+        let refusals = &self.shared.refusals;
+        let reported = refusals.lock().unwrap_or_else(PoisonError::into_inner).count(now, &address);
+        if let Some(unreported) = reported {
+            self.emit(TargetEvent::Rejected { audit: Box::new(audit), reason, why, unreported });
+        }
     }
 
     /// Next event, if any.
@@ -389,9 +514,11 @@ impl Service {
         self.shared.admission.rejected_connections()
     }
 
-    /// Whether any subsystem lists its hosts.
+    /// Whether any subsystem lists its hosts, or has keys of them.
     pub(super) fn has_access_list(&self) -> bool {
-        self.lock_state().exports.values().any(|export| export.has_host_list())
+        let is_for_known_hosts =
+            |export: &Arc<SubsystemExport>| export.has_host_list() || export.has_host_keys();
+        self.lock_state().exports.values().any(is_for_known_hosts)
     }
 
     /// Snapshots of all connections, in the order of their creation.
@@ -443,18 +570,18 @@ impl Service {
             let Some(address) = at.reachable_address(local_address) else { continue };
             if reserve_cntlid == port {
                 let name = &state.discovery.nqn;
-                entries.push(discovery_entry(
-                    name,
-                    SubsystemType::Discovery,
-                    reserve_cntlid,
-                    address,
-                ));
+                let is_secure = state.discovery_security.security.secure_channel_required;
+                let entry =
+                    discovery_entry(name, SubsystemType::Discovery, reserve_cntlid, address);
+                entries.push(with_port_security(entry, at.security, is_secure));
             }
             for export in state.exports.values() {
                 if export.is_visible_at(reserve_cntlid) && export.allows_host(host) {
                     let entry =
                         discovery_entry(export.nqn(), SubsystemType::Nvm, reserve_cntlid, address);
-                    entries.push(entry.with(|entry| entry.cntlid(export.advertised_cntlid())));
+                    let entry = entry.with(|entry| entry.cntlid(export.advertised_cntlid()));
+                    let is_secure = export.requires_secure_channel();
+                    entries.push(with_port_security(entry, at.security, is_secure));
                 }
             }
         }
@@ -468,14 +595,18 @@ impl Service {
         (state.generation, page)
     }
 
-    /// Allocates an identifier for a discovery controller, whose connection `handle` is woken on
-    /// changes.
-    pub(super) fn allocate_discovery_cntlid(&self, handle: &Arc<ConnectionHandle>) -> u16 {
+    /// Next identifier of a discovery controller.
+    pub(super) fn next_discovery_cntlid(&self) -> u16 {
+        let mut state = self.lock_state();
+        state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
+        state.discovery_cntlid
+    }
+
+    /// Registers the connection of a discovery controller, which is woken on changes.
+    pub(super) fn add_discovery_connection(&self, handle: &Arc<ConnectionHandle>) {
         let mut state = self.lock_state();
         state.discovery_handles.retain(|handle| handle.strong_count() > 0);
         state.discovery_handles.push(Arc::downgrade(handle));
-        state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
-        state.discovery_cntlid
     }
 
     /// Unregisters a connection.
@@ -496,13 +627,17 @@ impl Service {
         self.shared.connection_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_authentication(&self) -> MutexGuard<'_, AuthenticationContext> {
+        self.shared.authentication.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_event_queue(&self) -> MutexGuard<'_, EventQueue> {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Address of a peer without its port, or the whole string if it has none.
-fn peer_address_without_port(peer: &str) -> &str {
+pub(super) fn peer_address_without_port(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
@@ -551,6 +686,17 @@ fn discovery_entry(
             .trsvcid(Ascii::new(&address.port().to_string()))
             .subnqn(Ascii::nul_padded(name))
             .traddr(Ascii::new(&address.ip().to_string()))
+    })
+}
+
+/// Sets SECTYPE and TREQ of an entry, whose subsystem requires a secure channel or not.
+fn with_port_security(
+    entry: DiscoveryEntry,
+    port: PortSecurity,
+    is_required: bool,
+) -> DiscoveryEntry {
+    entry.with(|entry| {
+        entry.sectype(port.security_type()).secure_channel(port.secure_channel(is_required))
     })
 }
 

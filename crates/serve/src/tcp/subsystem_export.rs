@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Instant, Random};
+use tenmil_nvme_auth::TlsPsk;
 use tenmil_nvme_controller::controller::{
     AnaState, Controller, ControllerConfig, ControllerInstance, HostIdentifierInUse, Subsystem,
     TransportModel,
@@ -16,6 +17,7 @@ use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostIds};
+use super::security::{GeneratedPsks, HostRights, PskIdentity, SecurityState, SubsystemSecurity};
 use super::service::ServiceLimits;
 use crate::peer_network::connection_limit_key_of_peer;
 
@@ -54,6 +56,8 @@ pub struct SubsystemExportConfig {
     pub model: ControllerModel,
     /// Namespaces that are visible to the listed hosts only.
     pub masks: BTreeMap<u32, BTreeSet<String>>,
+    /// What hosts must prove, and their rights.
+    pub security: SubsystemSecurity,
 }
 
 /// Exported subsystem.
@@ -68,6 +72,7 @@ struct ExportState {
     hosts: AllowedHosts,
     ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
     masks: BTreeMap<u32, BTreeSet<String>>,
+    security: SecurityState,
     associations: BTreeMap<u16, Weak<Association>>,
     /// Next controller identifier to try, so that an identifier is not reused at once.
     next: u16,
@@ -93,18 +98,30 @@ pub(super) enum ControllerError {
     HostInUse(HostIdentifierInUse),
     /// This controller has ended and its queues have not stopped.
     Unstopped(u16),
+    /// The host has proved its NQN, and its other controllers have this host identifier.
+    OtherIdentifier(u128),
     /// The controller could not be created.
     Trouble(String),
 }
 
+/// Controller identifier that a controller is created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestedCntlid {
+    /// CNTLID of a Connect, which may request any.
+    OfHost(u16),
+    /// Identifier that the host was told before it authenticated.
+    Proposed(u16),
+}
+
 impl SubsystemExport {
     pub(super) fn new(config: SubsystemExportConfig) -> Arc<Self> {
-        let SubsystemExportConfig { subsystem, nqn, hosts, ports, model, masks } = config;
+        let SubsystemExportConfig { subsystem, nqn, hosts, ports, model, masks, security } = config;
         let (associations, next, is_removed) = (BTreeMap::new(), 1, false);
         let state = ExportState {
             hosts,
             ports,
             masks,
+            security: SecurityState::new(security),
             associations,
             next,
             instance_random: Random::new(tenmil_linux::random_seed()),
@@ -137,6 +154,36 @@ impl SubsystemExport {
         matches!(self.lock_state().hosts, AllowedHosts::Listed(_))
     }
 
+    /// Whether a connection needs a secure channel.
+    pub(super) fn requires_secure_channel(&self) -> bool {
+        self.lock_state().security.security.secure_channel_required
+    }
+
+    /// Rights of a host.
+    pub(super) fn rights_of_host(&self, host_nqn: &str) -> HostRights {
+        self.lock_state().security.security.rights_of_host(host_nqn)
+    }
+
+    /// Calls `read` with the security.
+    pub(super) fn with_security<R>(&self, read: impl FnOnce(&SecurityState) -> R) -> R {
+        read(&self.lock_state().security)
+    }
+
+    /// Calls `change` with the keys that authentications generate.
+    pub(super) fn with_generated_psks<R>(&self, change: impl FnOnce(&mut GeneratedPsks) -> R) -> R {
+        change(&mut self.lock_state().security.generated)
+    }
+
+    /// TLS PSKs with an identity.
+    pub(super) fn tls_psks(&self, now: Instant, identity: &PskIdentity<'_>) -> Vec<TlsPsk> {
+        self.lock_state().security.tls_psks(now, identity)
+    }
+
+    /// Whether the subsystem has keys of hosts.
+    pub(super) fn has_host_keys(&self) -> bool {
+        !self.lock_state().security.security.hosts.is_empty()
+    }
+
     /// CNTLID value for the discovery log page.
     pub(super) fn advertised_cntlid(&self) -> u16 {
         match self.model {
@@ -149,7 +196,7 @@ impl SubsystemExport {
     pub(super) fn create_controller(
         &self,
         now: Instant,
-        requested: u16,
+        requested: RequestedCntlid,
         (port, host, peer): (u16, &HostIds, &str),
         limits: &ServiceLimits,
     ) -> Result<Controller, ControllerError> {
@@ -161,7 +208,10 @@ impl SubsystemExport {
         {
             return Err(ControllerError::Unstopped(cntlid));
         }
-        let cntlid = self.reserve_cntlid(requested)?;
+        let cntlid = match requested {
+            RequestedCntlid::OfHost(requested) => self.reserve_cntlid(requested)?,
+            RequestedCntlid::Proposed(cntlid) => self.reserve_proposed_cntlid(cntlid)?,
+        };
         let keep_alive_max = limits.admission_limits().keep_alive_max;
         let config = ControllerConfig {
             cntlid,
@@ -205,7 +255,9 @@ impl SubsystemExport {
             self.subsystem.hide_new_namespace(cntlid, *nsid);
         }
         let states = state.ports.get(&port).cloned().unwrap_or_default();
+        let rights = state.security.security.rights_of_host(&host.nqn).namespace_rights();
         drop(state);
+        self.subsystem.set_namespace_rights(cntlid, rights);
         for (group, state) in states {
             self.subsystem.set_ana_state(cntlid, group, state);
         }
@@ -227,17 +279,43 @@ impl SubsystemExport {
     /// Reserves the requested controller identifier until its association is added, or removed.
     fn reserve_cntlid(&self, requested: u16) -> Result<u16, ControllerError> {
         let mut state = self.lock_state();
+        let free = self.find_free_cntlid(&mut state, requested)?;
+        state.associations.insert(free, Weak::new());
+        Ok(free)
+    }
+
+    /// Selects a controller identifier for a host that must authenticate. It is not reserved, so that a
+    /// host that does not authenticate holds none.
+    pub(super) fn propose_cntlid(&self, requested: u16) -> Result<u16, ControllerError> {
+        self.find_free_cntlid(&mut self.lock_state(), requested)
+    }
+
+    /// Reserves an identifier that was proposed. It may be in use meanwhile.
+    fn reserve_proposed_cntlid(&self, cntlid: u16) -> Result<u16, ControllerError> {
+        let mut state = self.lock_state();
+        if state.associations.contains_key(&cntlid) {
+            return Err(ControllerError::Busy);
+        }
+        state.associations.insert(cntlid, Weak::new());
+        Ok(cntlid)
+    }
+
+    /// Finds the requested controller identifier, or a free one. The next search begins behind it.
+    fn find_free_cntlid(
+        &self,
+        state: &mut ExportState,
+        requested: u16,
+    ) -> Result<u16, ControllerError> {
         let last = match self.model {
             ControllerModel::Dynamic if requested == CNTLID_DYNAMIC => CNTLID_MAX,
             ControllerModel::Dynamic => return Err(ControllerError::Identifier(requested)),
             ControllerModel::Static(count) => match requested {
                 CNTLID_DYNAMIC | CNTLID_STATIC => count,
                 1.. if requested <= count => {
-                    if state.associations.contains_key(&requested) {
-                        return Err(ControllerError::Busy);
-                    }
-                    state.associations.insert(requested, Weak::new());
-                    return Ok(requested);
+                    return match state.associations.contains_key(&requested) {
+                        true => Err(ControllerError::Busy),
+                        false => Ok(requested),
+                    };
                 }
                 _ => return Err(ControllerError::Identifier(requested)),
             },
@@ -245,27 +323,45 @@ impl SubsystemExport {
         let first = state.next.min(last);
         let free = (first..=last)
             .chain(1..first)
-            .find(|reserve_cntlid| !state.associations.contains_key(reserve_cntlid))
+            .find(|cntlid| !state.associations.contains_key(cntlid))
             .ok_or(ControllerError::Busy)?;
         state.next = if free == last { 1 } else { free + 1 };
-        state.associations.insert(free, Weak::new());
         Ok(free)
     }
 
     /// Registers an association. Changes since its Connect apply to it as well: it ends at once if
     /// the host is no longer allowed.
-    pub(super) fn add_association(&self, association: &Arc<Association>) {
+    ///
+    /// # Errors
+    ///
+    /// If the host has proved its NQN, and another controller of this host has another host identifier.
+    pub(super) fn add_association(
+        &self,
+        association: &Arc<Association>,
+    ) -> Result<(), ControllerError> {
         let mut state = self.lock_state();
+        // Dropped after the lock is released: the end of an association takes it.
+        let others: Vec<_> = state.associations.values().filter_map(Weak::upgrade).collect();
+        if let Some(identifier) = other_host_identifier(association, &others) {
+            drop(state);
+            return Err(ControllerError::OtherIdentifier(identifier));
+        }
         state.associations.insert(association.cntlid, Arc::downgrade(association));
         for nsid in state.masks.keys() {
             let is_visible = state.can_see_namespace(&association.host.nqn, *nsid);
             self.subsystem.set_namespace_visible(association.cntlid, *nsid, is_visible);
         }
         let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
+        let is_permitted = association.is_permitted(&state.security);
+        let rights = state.security.security.rights_of_host(&association.host.nqn);
         drop(state);
+        self.subsystem.set_namespace_rights(association.cntlid, rights.namespace_rights());
         if is_removed || !self.allows_host(&association.host.nqn) {
             association.lock_transport().end_association(AssociationEndReason::SubsystemRemoved);
+        } else if !is_permitted {
+            association.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
         }
+        Ok(())
     }
 
     /// Ends all associations, because the subsystem is no longer exported.
@@ -320,6 +416,23 @@ impl SubsystemExport {
     fn lock_state(&self) -> MutexGuard<'_, ExportState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Host identifier of the other controllers of a host that has proved its NQN, if it differs: such a host
+/// has one at a time.
+fn other_host_identifier(association: &Association, others: &[Arc<Association>]) -> Option<u128> {
+    let host = &association.host;
+    if host.identifier == 0 || !association.admin_credentials().prove_host() {
+        return None;
+    }
+    let differs = |other: &&Arc<Association>| {
+        other.host.nqn == host.nqn
+            && other.host.identifier != host.identifier
+            && other.host.identifier != 0
+            && other.admin_credentials().prove_host()
+            && other.lock_transport().end_reason().is_none()
+    };
+    others.iter().find(differs).map(|other| other.host.identifier)
 }
 
 /// Number of ended controllers that are remembered. A Cross-Controller Reset of an older one is

@@ -2,10 +2,14 @@
 
 mod admission;
 mod association_end;
+mod authenticating_host;
+mod authentication;
+mod authentication_attacks;
 mod connect_errors;
 mod discovery;
 mod export_updates;
 mod fused_pairs;
+mod host_rights;
 mod in_place_reads;
 mod io_commands;
 mod memory_limits;
@@ -13,9 +17,12 @@ mod power_loss;
 mod preemption;
 mod reservation_persistence;
 mod resets;
+mod secure_channels;
 mod server;
 mod sleeping;
 mod stream_cuts;
 mod test_target;
+#[cfg(feature = "tls")]
+mod tls;
 mod write_cache;
 mod write_fences;

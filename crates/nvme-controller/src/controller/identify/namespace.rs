@@ -7,7 +7,9 @@ use tenmil_wire::identify::{IdentifyNamespace, IdentifyNamespaceIndependent, Lba
 
 use crate::controller::Controller;
 use crate::controller::config::ReservationPersistenceMode;
-use crate::controller::subsystem::{NamespaceEntry, block_size_shift, formattable_block_sizes};
+use crate::controller::subsystem::{
+    NamespaceEntry, SubsystemState, block_size_shift, formattable_block_sizes,
+};
 use crate::namespace::CopyLimits;
 
 /// RESCAP with every reservation type, persistence, and the newer meaning of IEKEY (NVM 1.1 §4.1.5.1).
@@ -30,12 +32,23 @@ impl Controller {
         }
         let state = self.subsystem.lock_state();
         if let Some(record) = self.identified_namespace(&state, nsid, must_be_attached)? {
-            page.extend(self.namespace_structure(record).as_bytes());
+            let is_read_only = self.is_read_only_to_host(&state, nsid);
+            page.extend(self.namespace_structure(record, is_read_only).as_bytes());
         }
         Ok(())
     }
 
-    fn namespace_structure(&self, record: &NamespaceEntry) -> IdentifyNamespace {
+    /// Whether the host of this controller may only read a namespace.
+    pub(super) fn is_read_only_to_host(&self, state: &SubsystemState, nsid: u32) -> bool {
+        let entry = state.controllers.get(&self.config.cntlid);
+        entry.is_some_and(|entry| entry.rights().read_only.contains(nsid))
+    }
+
+    fn namespace_structure(
+        &self,
+        record: &NamespaceEntry,
+        is_read_only: bool,
+    ) -> IdentifyNamespace {
         let limits = &record.limits;
         let sizes = formattable_block_sizes(limits);
         let blocks = record.block_count();
@@ -61,7 +74,7 @@ impl Controller {
             .mssrl(copy.range_blocks_max)
             .mcl(copy.blocks_max)
             .msrc(u8::try_from(copy.ranges_max - 1).unwrap_or(u8::MAX))
-            .cwp(record.is_write_protected())
+            .cwp(record.is_write_protected() || is_read_only)
             .nguid(record.identity.nguid)
             .eui64(record.identity.eui64);
         if self.subsystem.constants().reservations {
@@ -79,12 +92,13 @@ impl Controller {
     pub(super) fn independent_structure(
         &self,
         record: &NamespaceEntry,
+        is_read_only: bool,
     ) -> IdentifyNamespaceIndependent {
         let mut page = IdentifyNamespaceIndependent::zeroed();
         page.set()
             .vwcnp(record.limits.durability == Durability::Persistent)
             .shrns(record.is_shared)
-            .cwp(record.is_write_protected())
+            .cwp(record.is_write_protected() || is_read_only)
             .nrdy(!record.is_formatting);
         if self.subsystem.constants().reservations {
             page.set().rescap(reservation_capabilities(record));

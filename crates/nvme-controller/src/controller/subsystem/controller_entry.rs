@@ -31,6 +31,28 @@ pub(in crate::controller) struct ControllerEntry {
     ana_state: BTreeMap<u32, AnaState>,
     /// Number of ANA state changes.
     ana_changes: u64,
+    rights: NamespaceRights,
+}
+
+/// Rights of a controller's host. The default is unlimited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceRights {
+    /// Namespaces that the host may only read: it changes no data and no reservations of them.
+    pub read_only: NamespaceSelection,
+    /// Whether the host may register and hold reservations.
+    pub reservations: bool,
+}
+
+/// Selection of namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NamespaceSelection {
+    /// No namespace.
+    #[default]
+    None,
+    /// All namespaces.
+    All,
+    /// Namespaces with these identifiers.
+    Listed(BTreeSet<u32>),
 }
 
 /// Updates that a controller has not processed.
@@ -98,6 +120,34 @@ impl PendingUpdates {
     }
 }
 
+impl Default for NamespaceRights {
+    fn default() -> Self {
+        Self { read_only: NamespaceSelection::None, reservations: true }
+    }
+}
+
+impl NamespaceSelection {
+    /// Whether it contains a namespace.
+    #[must_use]
+    pub fn contains(&self, nsid: u32) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Listed(nsids) => nsids.contains(&nsid),
+        }
+    }
+
+    /// Whether it contains no namespace.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::All => false,
+            Self::Listed(nsids) => nsids.is_empty(),
+        }
+    }
+}
+
 impl AnaState {
     /// Status that rejects commands to the namespace, if any.
     pub const fn rejection_status(self) -> Option<Status> {
@@ -123,7 +173,20 @@ impl ControllerEntry {
             is_in_use: false,
             ana_state: BTreeMap::new(),
             ana_changes: 0,
+            rights: NamespaceRights::default(),
         }
+    }
+
+    /// Rights of the host.
+    pub(in crate::controller) const fn rights(&self) -> &NamespaceRights {
+        &self.rights
+    }
+
+    /// Sets the rights of the host. Returns whether they have changed.
+    pub(super) fn set_rights(&mut self, rights: NamespaceRights) -> bool {
+        let has_changed = self.rights != rights;
+        self.rights = rights;
+        has_changed
     }
 
     /// ANA state of a group.
@@ -171,6 +234,7 @@ fn is_unchanged_for_queues(old: &Namespace, new: &Namespace) -> bool {
         && old.block_shift == new.block_shift
         && old.block_count == new.block_count
         && old.is_write_protected == new.is_write_protected
+        && old.denies_reservations == new.denies_reservations
         && old.unavailable == new.unavailable
         && old.reservation == new.reservation
         && old.identity == new.identity

@@ -90,6 +90,7 @@ pub(super) fn fixture_namespace(nsid: u32, device: &Arc<FakeDevice>) -> Namespac
         metadata_size: 0,
         block_count: limits.block_count,
         is_write_protected: false,
+        denies_reservations: false,
         unavailable: None,
         reservation: None,
         identity: NamespaceIdentity::default(),

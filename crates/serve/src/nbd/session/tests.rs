@@ -20,6 +20,7 @@ use tenmil_wire::nbd::{Command, RequestHeader};
 
 use super::{NEGOTIATION_TIMEOUT, Session, SessionParts};
 use crate::nbd::buffer_pool::BufferPool;
+use crate::nbd::connection::NegotiationStart;
 use crate::nbd::connection_memory::LARGE_BYTES;
 use crate::nbd::exported_device::{ExportConfig, ExportedDevice};
 use crate::nbd::server::ConnectionMemoryLease;
@@ -118,6 +119,7 @@ impl TestSession {
         let backend = ManualDevice { backend, is_stuck, fences: Arc::clone(&fences) };
         let session = Session::new(SessionParts {
             stream: SocketStream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
+            start: NegotiationStart::Greeting,
             backend: Box::new(backend),
             exported_device: Arc::clone(&exported_device),
             handle: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),

@@ -84,6 +84,7 @@ fn start_server_with_device(
         connections_max,
         per_address_max: 2,
         idle_max: None,
+        tls: None,
     });
     TestServer {
         server: Some(server.unwrap()),

@@ -106,7 +106,7 @@ impl MemoryAccount {
     }
 
     /// Charges the connection to its host. Only its own pages may be allocated at this point.
-    pub(super) fn set_host(&self, host: &str, class: HostClass) {
+    pub(super) fn set_host(&self, host: &str, class: (HostClass, Option<u64>)) {
         let charged = self.pool.set_host(self.charged_entries(), host, class);
         self.host.store(charged.host, Ordering::Relaxed);
         self.address.store(charged.address, Ordering::Relaxed);

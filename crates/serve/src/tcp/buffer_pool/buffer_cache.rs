@@ -101,8 +101,9 @@ impl BufferCache {
     }
 
     /// Charges the connection to its host. Only its own pages may be allocated at this point.
-    pub(in crate::tcp) fn set_host(&self, host: &str, class: HostClass) {
-        self.account.set_host(host, class);
+    /// Its memory is limited to `bytes_max`, if that is given.
+    pub(in crate::tcp) fn set_host(&self, host: &str, class: HostClass, bytes_max: Option<u64>) {
+        self.account.set_host(host, (class, bytes_max));
     }
 
     /// Whether another host could use the memory that this connection holds, or any host waits for

@@ -17,6 +17,8 @@ struct LedgerEntry {
     name: String,
     connections: u32,
     bytes: u64,
+    /// Bytes that the entry may be charged; zero means unlimited.
+    bytes_max: u64,
     /// Last pass in which a connection of this entry was met.
     last_pass: u64,
 }
@@ -84,6 +86,20 @@ impl MemoryLedger {
     /// Bytes charged to an entry.
     pub(super) fn charged_bytes(&self, at: u32) -> u64 {
         self.entries.get(at as usize).map_or(0, |entry| entry.bytes)
+    }
+
+    /// Limits the bytes that an entry may be charged. The limit ends with its last connection.
+    pub(super) fn set_limit(&mut self, at: u32, bytes_max: Option<u64>) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.bytes_max = bytes_max.unwrap_or(0);
+        }
+    }
+
+    /// Whether an entry may be charged as many more bytes.
+    pub(super) fn is_within_limit(&self, at: u32, bytes: u64) -> bool {
+        self.entries
+            .get(at as usize)
+            .is_none_or(|entry| entry.bytes_max == 0 || entry.bytes + bytes <= entry.bytes_max)
     }
 
     pub(super) fn charge(&mut self, at: u32, bytes: u64) {

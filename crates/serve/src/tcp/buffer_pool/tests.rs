@@ -136,7 +136,7 @@ fn own_pages_follow_the_shared_blocks() {
 /// Cache of a host at an address.
 fn cache_of_host(pool: &BufferPool, host: &str, address: &str) -> BufferCache {
     let (cache, _) = cache_from_address(pool, address);
-    cache.set_host(host, HostClass::new(false, false));
+    cache.set_host(host, HostClass::new(false, false), None);
     cache
 }
 
@@ -216,13 +216,13 @@ fn memory_is_reserved_for_listed_hosts() {
         ];
         let mut others = others.map(|(host, address)| {
             let (cache, _) = cache_from_address(&pool, address);
-            cache.set_host(host, HostClass::new(false, reserves));
+            cache.set_host(host, HostClass::new(false, reserves), None);
             cache
         });
         let held: Vec<_> =
             others.iter_mut().flat_map(|cache| allocate_all(cache, LARGEST)).collect();
         let (mut named, _) = cache_from_address(&pool, "one");
-        named.set_host("named", HostClass::new(true, true));
+        named.set_host("named", HostClass::new(true, true), None);
         let got = allocate_all(&mut named, LARGEST);
         assert_eq!(!got.is_empty(), reserves, "{} are out", held.len());
         drop((got, held, others, named));
@@ -236,7 +236,7 @@ fn listed_host_is_served_before_unlisted_hosts() {
     let pool = pool_of_blocks(2);
     let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
         let (cache, called) = cache_from_address(&pool, it);
-        cache.set_host(it, HostClass::new(it == "3", true));
+        cache.set_host(it, HostClass::new(it == "3", true), None);
         (cache, called)
     });
     let held = one.allocate(LARGEST).unwrap();

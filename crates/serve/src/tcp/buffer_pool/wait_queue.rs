@@ -39,7 +39,8 @@ impl PoolState {
             [charged.host, charged.address].map(|at| self.ledger.charged_bytes(at));
         let is_left = !charged.excluded_from_reserve || bytes + self.reserved_bytes <= free;
         let has_share = is_left && host + bytes <= free && address + bytes <= ADDRESS_SHARE * free;
-        if has_share && self.buddy.has_block(order) {
+        let may_charge = self.ledger.is_within_limit(charged.host, bytes);
+        if has_share && may_charge && self.buddy.has_block(order) {
             return Some(BufferSource::Shared);
         }
         (host == 0 && self.reserve.is_some()).then_some(BufferSource::Reserve)

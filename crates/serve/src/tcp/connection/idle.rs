@@ -64,6 +64,7 @@ impl TargetConnection {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle() && !io.wants_iteration(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Admin(_)
             | ConnectionRole::Discovery(_) => true,
             ConnectionRole::Closed => false,
@@ -105,6 +106,7 @@ impl TargetConnection {
             ConnectionRole::Admin(admin) => admin.needs_iteration(),
             ConnectionRole::Io(io) => self.reason.is_some() && io.is_drained(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => false,
         };
@@ -121,6 +123,7 @@ impl TargetConnection {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Admin(_)
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => true,
@@ -183,7 +186,9 @@ impl TargetConnection {
             ConnectionRole::Admin(admin) => admin.wake_at(),
             ConnectionRole::Io(io) => io.wake_at(),
             ConnectionRole::Discovery(discovery) => discovery.wake_at(),
-            ConnectionRole::AwaitingConnect | ConnectionRole::Closed => Instant::NEVER,
+            ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
+            | ConnectionRole::Closed => Instant::NEVER,
         };
         self.earliest_deadline().min(role).min(self.next_release_check())
     }

@@ -89,6 +89,7 @@ impl TargetConnection {
             ConnectionRole::Io(io) => io.stop_commands(now),
             ConnectionRole::Admin(admin) => admin.end_association(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => {}
         }
@@ -119,6 +120,7 @@ impl TargetConnection {
             ConnectionRole::Io(io) => io.stop_commands(now),
             ConnectionRole::Admin(admin) => admin.end_association(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => {}
         }
@@ -151,6 +153,7 @@ impl TargetConnection {
             ConnectionRole::Io(_) => false,
             ConnectionRole::Admin(admin) => admin.are_io_queues_gone(),
             ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => true,
         }
@@ -161,7 +164,8 @@ impl TargetConnection {
     pub(super) fn handle_deadlines(&mut self, now: Instant) -> usize {
         if now >= self.connect_by {
             self.connect_by = Instant::NEVER;
-            let waits = self.reason.is_none() && self.retry_pending_connect(now);
+            let waits = self.reason.is_none()
+                && (self.retry_pending_connect(now) || self.check_authentication(now));
             if !waits {
                 self.start_closing(now, DisconnectReason::Timeout("connect"));
             }

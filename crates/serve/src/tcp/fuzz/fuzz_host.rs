@@ -36,6 +36,8 @@ pub(super) struct FuzzHost {
     pub(super) asked: VecDeque<DataRequest>,
     /// Completions received.
     pub(super) ended: Vec<Completion>,
+    /// Data of the last C2HData PDU.
+    pub(super) last_data: Option<Vec<u8>>,
     /// Remaining bytes of an H2CData PDU that was begun.
     body_left: u32,
     /// The peer reads nothing.
@@ -74,6 +76,7 @@ impl FuzzHost {
             next_cid: 0,
             asked: VecDeque::new(),
             ended: Vec::new(),
+            last_data: None,
             body_left: 0,
             is_deaf: false,
             is_wild: false,
@@ -126,6 +129,15 @@ impl FuzzHost {
             self.send_pdu(CapsuleCmd::new(FRAMING, &command, in_capsule).as_bytes());
             self.send_pdu(&vec![tenant_byte(self.tenant); in_capsule as usize]);
         }
+        cid
+    }
+
+    /// Sends a command with these in-capsule data.
+    pub(super) fn send_capsule(&mut self, command: &Command, data: &[u8]) -> u16 {
+        let cid = self.next_cid();
+        let len = u32::try_from(data.len()).unwrap_or(0);
+        self.send_pdu(CapsuleCmd::new(FRAMING, &command.with_cid(cid), len).as_bytes());
+        self.send_pdu(data);
         cid
     }
 
@@ -231,6 +243,7 @@ impl FuzzHost {
                     data.iter().find(|byte| !is_own(byte)),
                     tenant_byte(self.tenant)
                 );
+                self.last_data = Some(data.to_vec());
                 if pdu.success() {
                     self.ended.push(Completion::new(pdu.cccid(), Status::SUCCESS));
                 }

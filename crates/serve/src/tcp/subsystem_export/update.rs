@@ -9,6 +9,7 @@ use tenmil_nvme_controller::transport::fabrics::AssociationEndReason;
 
 use super::{AllowedHosts, ExportState, SubsystemExport};
 use crate::tcp::association::Association;
+use crate::tcp::security::SubsystemSecurity;
 
 /// New configuration of an exported subsystem.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct SubsystemExportUpdate {
     pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
     /// Namespaces that are visible to the listed hosts only.
     pub masks: BTreeMap<u32, BTreeSet<String>>,
+    /// What hosts must prove, and their rights.
+    pub security: SubsystemSecurity,
 }
 
 impl SubsystemExport {
@@ -26,12 +29,17 @@ impl SubsystemExport {
     /// shows the subsystem; other hosts are notified of what concerns them. Returns whether
     /// anything changed.
     pub(in crate::tcp) fn apply_update(&self, change: SubsystemExportUpdate) -> bool {
-        let SubsystemExportUpdate { hosts, ports, masks } = change;
+        let SubsystemExportUpdate { hosts, ports, masks, security } = change;
         let mut state = self.lock_state();
-        if state.hosts == hosts && state.ports == ports && state.masks == masks {
+        let is_security_same = state.security.security == security;
+        if state.hosts == hosts && state.ports == ports && state.masks == masks && is_security_same
+        {
             return false;
         }
         state.hosts = hosts;
+        if !is_security_same {
+            state.security.replace(security);
+        }
         let masks_before = std::mem::replace(&mut state.masks, masks);
         let ports_before = std::mem::replace(&mut state.ports, ports);
         drop(state);
@@ -44,6 +52,9 @@ impl SubsystemExport {
                     .end_association(AssociationEndReason::SubsystemRemoved);
                 continue;
             }
+            association.end_unless_permitted();
+            let rights = self.rights_of_host(&association.host.nqn).namespace_rights();
+            self.subsystem.set_namespace_rights(association.cntlid, rights);
             let state = self.lock_state();
             self.update_visible_namespaces(&association, &masks_before, &state);
             let before = ports_before.get(&association.port).map_or(&[][..], Vec::as_slice);
@@ -77,9 +88,15 @@ impl SubsystemExport {
         // A controller that is being created evaluates the masks itself.
         let associations = state.associations.iter();
         let entry = associations.filter_map(|(cntlid, entry)| Some((*cntlid, entry.upgrade()?)));
-        let affected = entry.filter(|(_, entry)| state.can_see_namespace(&entry.host.nqn, *nsid));
-        let cntlids: BTreeSet<u16> = affected.map(|(cntlid, _)| cntlid).collect();
-        self.subsystem.add_namespace_visible_to(config, |cntlid| cntlids.contains(&cntlid))
+        // Dropped after the lock is released: the end of an association takes it.
+        let present: Vec<_> = entry.collect();
+        let affected =
+            present.iter().filter(|(_, entry)| state.can_see_namespace(&entry.host.nqn, *nsid));
+        let cntlids: BTreeSet<u16> = affected.map(|(cntlid, _)| *cntlid).collect();
+        let added =
+            self.subsystem.add_namespace_visible_to(config, |cntlid| cntlids.contains(&cntlid));
+        drop(state);
+        added
     }
 }
 

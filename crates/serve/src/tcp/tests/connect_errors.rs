@@ -17,8 +17,8 @@ use super::test_target::{
     HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
     read_or_write_command, service_limits,
 };
-use crate::tcp::association::{Association, HostIds};
-use crate::tcp::subsystem_export::ControllerError;
+use crate::tcp::association::{AdminQueueProof, Association, HostIds};
+use crate::tcp::subsystem_export::{ControllerError, RequestedCntlid};
 use crate::tcp::{
     AllowedHosts, ControllerModel, DisconnectReason, SubsystemExportConfig, TargetEvent,
 };
@@ -480,14 +480,26 @@ fn cntlid_is_reserved_during_connect_and_subsystem_removal_ends_controllers() {
     });
     let offer = rig.service.find_export(super::test_target::NQN, 1).unwrap();
     let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
-    let open =
-        |asked| offer.create_controller(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
+    let open = |asked| {
+        offer.create_controller(
+            rig.now,
+            RequestedCntlid::OfHost(asked),
+            (1, &host, "pipe"),
+            rig.service.limits(),
+        )
+    };
     let controller = open(2).unwrap();
     assert!(matches!(open(2), Err(ControllerError::Busy)));
     assert!(rig.service.remove_subsystem(super::test_target::NQN));
     let front = FabricsTransport::new(controller, rig.now);
-    let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
-    offer.add_association(&association);
+    let association = Association::new(
+        Arc::clone(&offer),
+        2,
+        (host.clone(), 1),
+        AdminQueueProof::default(),
+        front,
+    );
+    offer.add_association(&association).unwrap();
     assert_eq!(
         association.lock_transport().end_reason(),
         Some(AssociationEndReason::SubsystemRemoved)

@@ -14,10 +14,12 @@ use tenmil_wire::log::discovery::{
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
-use super::test_target::{ENABLED, HOST, NQN, TestStream, TestTarget, admin_config, admin_connect};
+use super::test_target::{
+    ENABLED, HOST, NQN, TestStream, TestTarget, admin_config, admin_connect, service_limits,
+};
 use crate::tcp::{
-    AllowedHosts, ControllerModel, DisconnectReason, DiscoveryName, Port, SubsystemExportConfig,
-    TargetEvent,
+    AllowedHosts, ControllerModel, DisconnectReason, DiscoveryName, Port, PortSecurity,
+    SubsystemExportConfig, SubsystemSecurity, TargetEvent,
 };
 
 const LOG: u32 = 0x70;
@@ -69,13 +71,15 @@ fn subsystem_config(name: &str, hosts: AllowedHosts) -> SubsystemExportConfig {
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
     }
 }
 
 #[test]
 fn discovery_lists_allowed_subsystems_with_their_addresses() {
     let mut rig = TestTarget::new();
-    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service
+        .add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()), ..Port::default() });
     rig.service.set_referrals(vec!["[::1]:8009".parse().unwrap()]);
     let secret = "nqn.2026-01.org.tenmil:secret";
     let hosts = AllowedHosts::Listed(BTreeSet::from(["nqn.2026-01.org.tenmil:friend".to_owned()]));
@@ -93,10 +97,61 @@ fn discovery_lists_allowed_subsystems_with_their_addresses() {
     assert_eq!(read_discovery_entries(&mut rig, line).1, [own, shown, disk, other]);
 }
 
+/// SECTYPE and TREQ (TCP 1.1 §3.6.1.1, Base 2.2 §5.2.12.3.1).
+#[test]
+fn discovery_reports_the_security_of_ports_and_subsystems() {
+    use tenmil_wire::log::discovery::SecureChannel;
+    let requires = |is_required| SubsystemSecurity {
+        secure_channel_required: is_required,
+        ..SubsystemSecurity::default()
+    };
+    for (security, is_required, sectype, treq) in [
+        (PortSecurity::Plaintext, false, 0, SecureChannel::NotRequired),
+        (PortSecurity::TlsAllowed, false, 2, SecureChannel::NotRequired),
+        (PortSecurity::TlsAllowed, true, 2, SecureChannel::Required),
+        (PortSecurity::TlsRequired, false, 2, SecureChannel::Required),
+    ] {
+        let rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
+            security: requires(is_required),
+            ..config
+        });
+        let address = Some("127.0.0.1:4420".parse().unwrap());
+        rig.service.add_port(1, Port { address, security, ..Port::default() });
+        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None));
+        let of_subsystem = |page: &[u8]| page[2048..3072].to_vec();
+        let entry = of_subsystem(&page);
+        assert_eq!(entry[768], sectype, "SECTYPE of {security:?}");
+        assert_eq!(u16::from(entry[3] & 3), u16::from(treq.code()), "TREQ of {security:?}");
+        // The discovery service has a requirement of its own.
+        let is_strict = security == PortSecurity::TlsRequired;
+        assert_eq!(page[1024 + 3] & 3, if is_strict { 1 } else { 2 });
+        rig.service.set_discovery_security(requires(true));
+        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None));
+        assert_eq!(page[1024 + 3] & 3, 1);
+        assert_eq!(of_subsystem(&page), entry);
+    }
+}
+
+#[test]
+fn security_that_no_host_can_fulfill_is_not_exported() {
+    use super::authenticating_host::{OF_HOST, security};
+    let mut offered = security(&[OF_HOST]);
+    offered.policy.bidirectional_required = true;
+    offered.hosts.values_mut().for_each(|keys| keys.controller_secret = None);
+    let rig = TestTarget::new();
+    let config = SubsystemExportConfig {
+        security: offered,
+        ..subsystem_config("nqn.2026-01.org.tenmil:new", AllowedHosts::Any)
+    };
+    let error = rig.service.add_subsystem(config).unwrap_err().to_string();
+    assert!(error.contains(HOST) && error.contains("no secret of the controller"), "{error}");
+}
+
 #[test]
 fn discovery_log_change_is_reported_once_until_read() {
     let mut rig = TestTarget::new();
-    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service
+        .add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()), ..Port::default() });
     let line = connect_discovery(&mut rig, HOST);
     let (first, _) = read_discovery_entries(&mut rig, line);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
@@ -218,7 +273,8 @@ fn silent_discovery_host_is_disconnected_after_its_keep_alive_interval() {
 #[test]
 fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     let mut rig = TestTarget::new();
-    rig.service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service
+        .add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()), ..Port::default() });
     let identity = |rig: &mut TestTarget, line| {
         let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
         let (_, bytes) = rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]);
@@ -288,7 +344,8 @@ fn log_page_longer_than_own_pages_is_rejected() {
 fn discovery_addresses_of(ports: &[&str], here: Option<&str>) -> Vec<String> {
     let mut rig = TestTarget::new();
     for (number, address) in (1..).zip(ports) {
-        rig.service.add_port(number, Port { address: Some(address.parse().unwrap()) });
+        rig.service
+            .add_port(number, Port { address: Some(address.parse().unwrap()), ..Port::default() });
     }
     rig.traits.here = here.map(|here| here.parse().unwrap());
     let line = connect_discovery(&mut rig, HOST);

@@ -17,8 +17,9 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 use super::test_target::{
     ENABLED, NQN, TestTarget, admin_config, admin_connect, read_or_write_command, service_limits,
 };
-use crate::tcp::association::{Association, HostIds};
-use crate::tcp::{AllowedHosts, SubsystemExportConfig, SubsystemExportUpdate};
+use crate::tcp::association::{AdminQueueProof, Association, HostIds};
+use crate::tcp::subsystem_export::RequestedCntlid;
+use crate::tcp::{AllowedHosts, SubsystemExportConfig, SubsystemExportUpdate, SubsystemSecurity};
 
 const ONE: &str = "nqn.2026-01.org.tenmil:one";
 const TWO: &str = "nqn.2026-01.org.tenmil:two";
@@ -100,7 +101,12 @@ fn target_with_subsystem(subsystem: Subsystem) -> TestTarget {
 
 fn unchanged_update() -> SubsystemExportUpdate {
     let ports = BTreeMap::from([(1, Vec::new()), (2, Vec::new())]);
-    SubsystemExportUpdate { hosts: AllowedHosts::Any, ports, masks: BTreeMap::new() }
+    SubsystemExportUpdate {
+        hosts: AllowedHosts::Any,
+        ports,
+        masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
+    }
 }
 
 const NAMESPACES: u32 = 0x04;
@@ -182,15 +188,20 @@ fn mask_and_namespace_changes_during_connect_apply_to_the_new_controller() {
     change(&[only(3, ONE)]);
     let offer = rig.service.find_export(NQN, 1).unwrap();
     let host = HostIds { nqn: ONE.to_owned(), identifier: 7 };
-    let opened =
-        offer.create_controller(rig.now, CNTLID_DYNAMIC, (1, &host, "pipe"), rig.service.limits());
+    let opened = offer.create_controller(
+        rig.now,
+        RequestedCntlid::OfHost(CNTLID_DYNAMIC),
+        (1, &host, "pipe"),
+        rig.service.limits(),
+    );
     let controller = opened.unwrap();
     let cntlid = controller.configuration().cntlid;
     rig.service.add_namespace(NQN, namespace_config(&rig, 3)).unwrap();
     change(&[only(2, TWO), only(3, ONE)]);
     let front = FabricsTransport::new(controller, rig.now);
-    let association = Association::new(Arc::clone(&offer), cntlid, (host, 1), front);
-    offer.add_association(&association);
+    let association =
+        Association::new(Arc::clone(&offer), cntlid, (host, 1), AdminQueueProof::default(), front);
+    offer.add_association(&association).unwrap();
     let namespaces = association.lock_transport().controller().namespaces().reader();
     let seen: Vec<u32> = namespaces.get().iter().map(|namespace| namespace.nsid).collect();
     assert_eq!(seen, [1, 3]);

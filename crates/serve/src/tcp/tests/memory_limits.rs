@@ -19,7 +19,9 @@ use super::test_target::{
     BLOCKS, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern,
     read_or_write_command, service_limits,
 };
-use crate::tcp::{AllowedHosts, ControllerModel, ServiceLimits, SubsystemExportConfig};
+use crate::tcp::{
+    AllowedHosts, ControllerModel, ServiceLimits, SubsystemExportConfig, SubsystemSecurity,
+};
 
 /// Size of the largest command; the memory suffices for one.
 const LARGEST: u32 = 128 << 10;
@@ -302,6 +304,7 @@ pub(super) fn target_with_never_completing_device() -> (TestTarget, Arc<AtomicBo
             ports: BTreeMap::from([(1, Vec::new())]),
             model: ControllerModel::Dynamic,
             masks: BTreeMap::new(),
+            security: SubsystemSecurity::default(),
         })
         .unwrap();
     (rig, is_stuck)

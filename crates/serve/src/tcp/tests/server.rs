@@ -5,7 +5,7 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use tenmil_base::Span;
+use tenmil_base::{Span, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_linux::cpu_topology::CpuLocation;
 use tenmil_linux::kernel_files::KernelFiles;
@@ -31,13 +31,23 @@ pub(super) struct SocketHostFactory {
     clock: Clock,
     sockets: SocketStreamFactory,
     address: std::net::SocketAddr,
+    /// Makes the stream of a connection of that of its socket.
+    pub(super) wrap: fn(Box<dyn Stream>) -> Box<dyn Stream>,
 }
 
 impl SocketHostFactory {
-    fn connect_socket(&self, config: tenmil_nvme_tcp::HostConfig) -> TestHostConnection {
+    /// Connects a socket, and sends nothing yet.
+    pub(super) fn start_connecting(
+        &self,
+        config: tenmil_nvme_tcp::HostConfig,
+    ) -> TestHostConnection {
         let socket = TcpStream::connect(self.address).unwrap();
-        let stream = self.sockets.new_stream(socket.into()).unwrap();
-        let mut line = TestHostConnection::new(config, stream, self.clock.now());
+        let stream = (self.wrap)(self.sockets.new_stream(socket.into()).unwrap());
+        TestHostConnection::new(config, stream, self.clock.now())
+    }
+
+    fn connect_socket(&self, config: tenmil_nvme_tcp::HostConfig) -> TestHostConnection {
+        let mut line = self.start_connecting(config);
         while line.terms.is_none() {
             line.poll_once(self.clock.now());
         }
@@ -188,10 +198,10 @@ pub(super) fn start_server(
     let server = server.unwrap();
     let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
     let sockets = SocketStreamFactory::new(RegionTable::new(4), SocketOptions::default());
-    (server, SocketHostFactory { clock, sockets, address })
+    (server, SocketHostFactory { clock, sockets, address, wrap: |stream| stream })
 }
 
-fn connect_write_and_read(client: &SocketHostFactory) {
+pub(super) fn connect_write_and_read(client: &SocketHostFactory) {
     let (_admin, mut io) = connect_admin_queue(client);
     write_and_read(client, &mut io);
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, Instant, Memory, RecvResult, Segment, SendSlice, Span, Stream, StreamError,
-    WakeSource,
+    BlockDevice, Instant, Memory, RecvResult, SecureChannel, Segment, SendSlice, Span, Stream,
+    StreamError, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -25,7 +25,7 @@ use tenmil_wire::{Command, Completion, Status, TypedCommand};
 
 use crate::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
-    TargetConnection, TargetEvent,
+    SubsystemSecurity, TargetConnection, TargetEvent,
 };
 
 pub(super) const NQN: &str = "nqn.2026-01.org.tenmil:test";
@@ -65,6 +65,8 @@ pub(super) struct StreamProperties {
     pub(super) here: Option<SocketAddr>,
     /// Address of the peer.
     pub(super) peer: Option<SocketAddr>,
+    /// Secure channel that carries the pipe.
+    pub(super) channel: Option<SecureChannel>,
 }
 
 /// Capacity of the inbox.
@@ -85,6 +87,11 @@ impl TestStream {
             traits: StreamProperties::default(),
         };
         (end(&down, &up), end(&up, &down))
+    }
+
+    pub(super) fn with_traits(mut self, traits: &StreamProperties) -> Self {
+        self.traits = traits.clone();
+        self
     }
 
     /// Limits one receive to `most` bytes, and the capacity to twice as many.
@@ -200,6 +207,10 @@ impl Stream for TestStream {
 
     fn local_address(&self) -> Option<SocketAddr> {
         self.traits.here
+    }
+
+    fn secure_channel(&self) -> Option<&SecureChannel> {
+        self.traits.channel.as_ref()
     }
 }
 
@@ -410,8 +421,9 @@ impl TestTarget {
             ports: BTreeMap::from([(1, Vec::new())]),
             model: ControllerModel::Dynamic,
             masks: BTreeMap::new(),
+            security: SubsystemSecurity::default(),
         };
-        service.add_port(1, Port { address: None });
+        service.add_port(1, Port { address: None, ..Port::default() });
         service.add_subsystem(change(config)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, new_events) = (Vec::new(), Vec::new(), Vec::new());

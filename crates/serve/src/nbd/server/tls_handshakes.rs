@@ -1,0 +1,120 @@
+//! TLS handshakes of NBD clients.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tenmil_base::Error;
+use tenmil_linux::socket::{SocketOptions, SocketStreamFactory};
+use tenmil_nvme_auth::Hash;
+use tenmil_tls::{Psk, PskSource, ServerConfig, TlsError, TlsStream};
+use tenmil_wire::nbd::ClientFlags;
+
+use super::SessionStarter;
+use crate::handshake::{
+    FinishedHandshake, HandshakeLimits, HandshakeOwner, HandshakeThread, Refusal,
+};
+use crate::nbd::connection::NegotiationStart;
+use crate::nbd::session_handle::NbdEvent;
+use crate::nbd::tls_config::{NbdPsk, NbdTls};
+use crate::nbd::tls_prelude::NbdPrelude;
+
+/// Thread that runs the handshakes of a server.
+pub(super) struct TlsHandshakes {
+    thread: HandshakeThread<()>,
+    /// By listener.
+    required: Vec<bool>,
+}
+
+/// Receiver of the connections.
+struct ConnectionOpener {
+    starter: Arc<SessionStarter>,
+    sockets: SocketStreamFactory,
+    config: ServerConfig,
+}
+
+/// Keys of clients.
+struct ClientKeys(Vec<NbdPsk>);
+
+impl TlsHandshakes {
+    pub(super) fn start(starter: &Arc<SessionStarter>, tls: &NbdTls) -> io::Result<Self> {
+        let config = server_config(tls).map_err(|error| io::Error::other(error.to_string()))?;
+        let super::ServerConfig { regions, clock, connections_max, per_address_max, .. } =
+            &starter.config;
+        let limits = HandshakeLimits {
+            all_max: *connections_max,
+            per_address_max: *per_address_max,
+            ..HandshakeLimits::default()
+        };
+        let sockets = SocketStreamFactory::new(regions.clone(), SocketOptions::default());
+        let opener = ConnectionOpener { starter: Arc::clone(starter), sockets, config };
+        let thread = HandshakeThread::start("nbd-tls", opener, limits, *clock)?;
+        Ok(Self { thread, required: tls.required.clone() })
+    }
+
+    /// Starts the handshake of a socket that was accepted at a listener.
+    ///
+    /// # Errors
+    ///
+    /// If too many sockets wait for theirs.
+    pub(super) fn add(&self, socket: OwnedFd, listener: usize) -> Result<(), Error> {
+        let required = self.required.get(listener).copied().unwrap_or(true);
+        self.thread.add(socket, Box::new(NbdPrelude::new(required)), ())
+    }
+}
+
+fn server_config(tls: &NbdTls) -> Result<ServerConfig, TlsError> {
+    let keys = || Arc::new(ClientKeys(tls.psks.clone()));
+    match &tls.certificate {
+        None => ServerConfig::with_psks(keys()),
+        Some(certificate) => {
+            let config = ServerConfig::with_certificate(
+                &certificate.chain_pem,
+                certificate.key_pem.expose(),
+                certificate.client_ca_pem.as_deref(),
+            )?;
+            Ok(if tls.psks.is_empty() { config } else { config.and_psks(keys()) })
+        }
+    }
+}
+
+impl HandshakeOwner for ConnectionOpener {
+    type Origin = ();
+
+    fn tls_config(&self, (): ()) -> Result<ServerConfig, Error> {
+        Ok(self.config.clone())
+    }
+
+    fn open(&mut self, finished: FinishedHandshake<()>) -> Result<(), Error> {
+        let FinishedHandshake { socket, session, received, flags, .. } = finished;
+        let Some(session) = session else {
+            return self.starter.start_plaintext(socket, NegotiationStart::Plaintext(received));
+        };
+        let below = self.sockets.new_stream(socket).map_err(Error::environment)?;
+        let peer = below.peer_description();
+        let stream = TlsStream::new(below, session, self.starter.config.regions.clone());
+        self.starter.start_session(stream, &peer, NegotiationStart::Secure(ClientFlags(flags)))
+    }
+
+    fn report_refused(&self, peer: &str, (): (), why: &Refusal) {
+        self.starter.emit(NbdEvent::Error(format!("connection of {peer} is refused: {why}")));
+    }
+}
+
+impl PskSource for ClientKeys {
+    /// GnuTLS, which the usual clients use, has SHA-256 for all keys.
+    fn find_psks(&self, identity: &[u8]) -> Vec<Psk> {
+        let found = self.0.iter().filter(|key| key.identity.as_bytes() == identity);
+        let psk = |key: &NbdPsk| Psk {
+            identity: identity.to_vec(),
+            secret: key.secret.clone(),
+            hash: Hash::Sha256,
+            derivation: None,
+        };
+        found.map(psk).collect()
+    }
+
+    fn description(&self) -> String {
+        "the key file of this server".to_owned()
+    }
+}
