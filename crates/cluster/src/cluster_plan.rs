@@ -6,6 +6,7 @@ use tenmil_base::{Instant, Random, Span};
 use tenmil_nvme_fabrics::IoPolicy;
 
 use self::plan_generator::PlanGenerator;
+use crate::cluster_authentication::ClusterAuthentication;
 use crate::cluster_network::{ConnectionFault, ConnectionOptions};
 use crate::injected_bugs::InjectedBugs;
 use crate::sim_disk::DiskOptions;
@@ -22,6 +23,8 @@ pub struct ClusterPlan {
     /// Hosts that read and write.
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) cables: ConnectionOptions,
+    /// Authentication of hosts and targets.
+    pub(crate) authentication: ClusterAuthentication,
     pub(crate) faults: Vec<(Instant, FaultEvent)>,
     /// The owner of a pool reserves its disk, and a takeover preempts it.
     pub(crate) is_reserved: bool,
@@ -163,7 +166,19 @@ impl ClusterPlan {
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.draw_faults(kind, &machines, hosts.len(), until);
         let is_reserved = kind == ScenarioKind::Pool && draw.one_in(2);
-        Self { seed, kind, machines, hosts, cables, faults, is_reserved, until, bugs }
+        let authentication = ClusterAuthentication::from_seed(seed);
+        Self {
+            seed,
+            kind,
+            machines,
+            hosts,
+            cables,
+            authentication,
+            faults,
+            is_reserved,
+            until,
+            bugs,
+        }
     }
 
     /// Name of the focus.

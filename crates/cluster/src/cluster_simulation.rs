@@ -315,6 +315,7 @@ impl ClusterSimulation {
             processes: processes.len(),
             subsystem: subsystem_nqn(tenant),
             nsid,
+            authentication: self.plan.authentication,
         }
     }
 

@@ -9,6 +9,7 @@ use tenmil_nvme_fabrics::{
 };
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
 
+use crate::cluster_authentication::ClusterAuthentication;
 use crate::cluster_network::ClusterNetwork;
 use crate::cluster_plan::HostPlan;
 use crate::injected_bugs::InjectedBugs;
@@ -37,6 +38,8 @@ pub(crate) struct ExportAddress {
     pub(crate) subsystem: String,
     /// Namespace identifier.
     pub(crate) nsid: u32,
+    /// Authentication there.
+    pub(crate) authentication: ClusterAuthentication,
 }
 
 const QUEUE_PAIRS: u16 = 2;
@@ -94,6 +97,7 @@ impl MultipathAccess {
             fail_fast: plan.fail_fast,
             give_up: Span::from_secs(600),
         };
+        options.authentication = address.authentication.of_host(number);
         options.injected_bugs = tenmil_nvme_fabrics::InjectedBugs {
             flush_ignores_lost_writes: bugs.flush_ignores_lost_writes,
         };

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod access_path;
+mod cluster_authentication;
 mod cluster_host;
 mod cluster_network;
 mod cluster_plan;

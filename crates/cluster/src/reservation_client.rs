@@ -216,6 +216,7 @@ impl ReservationClient {
         let mut options =
             Options::new(&address.subsystem, &host_nqn(self.host), host_id(self.host));
         options.policy = TimeoutPolicy { connect: Span::from_secs(1), ..TimeoutPolicy::default() };
+        options.authentication = address.authentication.of_host(self.host);
         let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let calling = ConnectingController::begin(pool, connector, options, wishes, now);
         let calling = calling.map_err(|why| broken(format!("{why:?}")))?;

@@ -13,6 +13,7 @@ use tenmil_serve::tcp::{
     SubsystemExportConfig, TargetConnection,
 };
 
+use crate::cluster_authentication::ClusterAuthentication;
 use crate::cluster_network::ClusterNetwork;
 use crate::exports::{self, BackgroundChannel, ExportOpener, SimExport};
 use crate::injected_bugs::InjectedBugs;
@@ -41,6 +42,8 @@ pub(crate) struct ProcessOptions {
     pub(crate) now: Instant,
     /// Storage of the reservations.
     pub(crate) state: MemoryDirectory,
+    /// Authentication of its hosts, and their number.
+    pub(crate) authentication: (ClusterAuthentication, usize),
     /// Injected bugs.
     pub(crate) bugs: InjectedBugs,
 }
@@ -60,7 +63,9 @@ impl TargetProcess {
         options: ProcessOptions,
         network: &ClusterNetwork,
     ) -> Result<Self, String> {
-        let ProcessOptions { port, id, quiesce, subsystems, now, state, bugs } = options;
+        let ProcessOptions { port, id, quiesce, subsystems, now, state, authentication, bugs } =
+            options;
+        let (authentication, hosts) = authentication;
         let regions = RegionTable::new(16);
         let limits = ServiceLimits {
             memory_bytes: 4 << 20,
@@ -75,9 +80,10 @@ impl TargetProcess {
             ..ServiceLimits::default()
         };
         let service = Service::new(&regions, limits).map_err(|error| error.to_string())?;
+        authentication.set_random_source(&service, id);
         let mut background = Vec::new();
         let mut opening = ExportOpener { process: id, regions: &regions, bugs, now };
-        service.add_port(1, Port { address: None });
+        service.add_port(1, Port { address: None, ..Port::default() });
         for (nqn, exports) in subsystems {
             let config = |export: SimExport| {
                 let SimExport { nsid, number, blocks } = export;
@@ -112,6 +118,7 @@ impl TargetProcess {
                     ports: BTreeMap::from([(1, Vec::new())]),
                     model: ControllerModel::Dynamic,
                     masks: BTreeMap::new(),
+                    security: authentication.of_subsystem(hosts),
                 })
                 .map_err(|error| error.to_string())?;
         }

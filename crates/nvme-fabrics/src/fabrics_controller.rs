@@ -3,7 +3,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use tenmil_base::{ErrorCategory, Instant, SharedWaker, Span, WakeSource};
+use tenmil_base::{Error, ErrorCategory, Instant, SecureChannel, SharedWaker, Span, WakeSource};
 use tenmil_dma::DevicePool;
 use tenmil_nvme_host::{
     Controller, ControllerError, ControllerOptions, ControllerState, Event, QueueSizes,
@@ -49,8 +49,8 @@ pub enum ConnectError {
     Peer {
         /// Name of the peer.
         peer: String,
-        /// Cause.
-        why: String,
+        /// Cause, and how to fix it if that is known.
+        error: Error,
     },
     /// It responds with invalid data.
     Controller {
@@ -101,8 +101,9 @@ impl ConnectingController {
         let transport = self.transport.as_mut()?;
         transport.poll(now);
         if transport.has_given_up() {
-            let why = transport.last_error().unwrap_or("the controller did not respond").to_owned();
-            return Some(Err(ConnectError::Peer { peer: self.peer.clone(), why }));
+            let error = transport.last_error().cloned();
+            let error = error.unwrap_or_else(|| Error::remote("the controller did not respond"));
+            return Some(Err(ConnectError::Peer { peer: self.peer.clone(), error }));
         }
         if !transport.is_connected() {
             return None;
@@ -240,8 +241,8 @@ impl FabricsController {
     }
 
     /// The cause of the last loss, if any.
-    pub fn last_error(&mut self) -> Option<String> {
-        self.controller.mmio().last_error().map(str::to_owned)
+    pub fn last_error(&mut self) -> Option<Error> {
+        self.controller.mmio().last_error().cloned()
     }
 
     /// Since when the connection has been lost.
@@ -252,6 +253,16 @@ impl FabricsController {
     /// Name of the peer.
     pub fn peer(&mut self) -> String {
         self.controller.mmio().peer()
+    }
+
+    /// Secure channel of its admin connection; `None` for plaintext, or without a connection.
+    pub fn secure_channel(&mut self) -> Option<SecureChannel> {
+        self.controller.mmio().secure_channel().cloned()
+    }
+
+    /// Whether this host was authenticated over its admin connection.
+    pub fn is_authenticated(&mut self) -> bool {
+        self.controller.mmio().is_authenticated()
     }
 
     /// The controller identifier (CNTLID).
@@ -335,10 +346,22 @@ impl fmt::Display for ConnectError {
             Self::Memory => {
                 out.write_str("connect to a controller: no memory is left for its queues")
             }
-            Self::Peer { peer, why } => write!(out, "connect to {peer}: {why}"),
+            Self::Peer { peer, error } => write!(out, "connect to {peer}: {error}"),
             Self::Controller { peer, error } => write!(out, "connect to {peer}: {error}"),
         }
     }
 }
 
 impl core::error::Error for ConnectError {}
+
+impl From<ConnectError> for Error {
+    fn from(failed: ConnectError) -> Self {
+        let error = Self::new(failed.category(), &failed);
+        match failed {
+            ConnectError::Peer { error: Self { hint: Some(hint), .. }, .. } => {
+                error.with_hint(hint)
+            }
+            _ => error,
+        }
+    }
+}

@@ -19,15 +19,19 @@
 //! | `state` | connection state machine, from the first stream to the end of the controller |
 //! | `admin` | admin queue, and the properties that share its connection |
 //! | `queues` | I/O queues: connect, wait until they have closed |
+//! | `reauthentication` | authentication of the connected controller again, and the generated key of secure channels |
 
 mod admin_connection;
 mod controller_state_machine;
 mod io_queues;
+mod reauthentication;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use tenmil_base::{Dma, Doorbell, Instant, Mmio, Segment, SharedWaker, Span, WakeSource};
+use tenmil_base::{
+    Dma, Doorbell, Error, Instant, Mmio, SecureChannel, Segment, SharedWaker, Span, WakeSource,
+};
 use tenmil_nvme_host::{
     AdminQueueSetup, ControllerError, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports,
     RequestError, StepResult,
@@ -41,6 +45,7 @@ use crate::admin_transport::{AdminCommands, AdminTransport};
 use crate::cache_tracker::{Association, CacheTracker};
 use crate::connector::Connector;
 use crate::options::Options;
+use crate::queue_authentication::ExchangeBuffers;
 use crate::queue_connect::{self, CONNECT_BYTES};
 use crate::queue_report::{ClosedQueue, EventMailbox};
 use crate::remote_dma::RemoteDma;
@@ -51,6 +56,7 @@ pub(crate) use admin_connection::ADMIN_DEPTH;
 use admin_connection::{AdminConnection, outstanding_max};
 use controller_state_machine::{ControllerStage, DesiredState};
 use io_queues::IoQueueEntry;
+use reauthentication::GeneratedKey;
 
 /// Registers of a fabrics controller, and everything behind them outside the I/O path.
 pub struct HostTransport {
@@ -77,6 +83,12 @@ pub struct HostTransport {
     admin_commands: AdminCommands,
     /// Location of the Connect data: of the admin queue, and of I/O queues.
     page: Segment,
+    /// Memory for authentication messages.
+    exchange_buffers: Arc<ExchangeBuffers>,
+    /// The key of all secure channels, with secure channel concatenation.
+    generated_key: Option<GeneratedKey>,
+    /// Generation of the secrets by which the controller was last authenticated, if it was.
+    authenticated_generation: Option<u64>,
     /// Controller identifier (CNTLID).
     cntlid: u16,
     /// Facts from its Identify Controller data.
@@ -88,7 +100,7 @@ pub struct HostTransport {
     /// It was ready before, so it is reconnected if it cannot be reached.
     was_ready: bool,
     /// Cause of the last loss or failed connect.
-    why: Option<String>,
+    why: Option<Error>,
     /// It was lost with a command outstanding that would do harm if it were executed late.
     may_execute_late: bool,
     /// Since when nothing has been sent to it.
@@ -143,6 +155,8 @@ pub struct ConnectionStats {
     pub connected: u64,
     /// Losses of a controller.
     pub lost: u64,
+    /// Authentications of an admin queue.
+    pub authentications: u64,
 }
 
 impl HostTransport {
@@ -159,6 +173,7 @@ impl HostTransport {
         let quiesce_time = options.policy.detect;
         let controller_info =
             IdentifiedController { in_capsule_bytes: 0, quiesce_time, instance: None };
+        let exchange_buffers = ExchangeBuffers::new(dma.clone());
         Some(Self {
             connector,
             options,
@@ -176,6 +191,9 @@ impl HostTransport {
             queue_results: VecDeque::new(),
             admin_commands: AdminCommands::default(),
             page,
+            exchange_buffers,
+            generated_key: None,
+            authenticated_generation: None,
             cntlid: 0,
             controller_info,
             has_controller_info: false,
@@ -195,6 +213,7 @@ impl HostTransport {
     /// Performs a bounded amount of work.
     pub(crate) fn poll(&mut self, now: Instant) {
         self.draining.retain_mut(|drain| !drain.poll_drained(now));
+        self.exchange_buffers.poll();
         self.poll_admin(now);
         if !self.undrained.is_empty() {
             self.reap_drained(now);
@@ -203,6 +222,7 @@ impl HostTransport {
             self.detect_lost_queues(now);
         }
         self.poll_queues(now);
+        self.poll_reauthentication(now);
         self.advance_state(now);
         self.dma.set_in_use(self.has_unfenced_io());
     }
@@ -213,7 +233,10 @@ impl HostTransport {
         let queues = self.queues.values().map(|queue| queue.wake_at(now));
         let undrained = self.undrained.iter().map(|(_, drain, _)| drain);
         let draining = self.draining.iter().chain(undrained).map(ZeroCopyDrain::wake_at);
-        queues.chain(draining).fold(admin.min(self.stage_wake_at(now)), Instant::min)
+        let authentication =
+            self.reauthentication_wake_at(now).min(self.exchange_buffers.wake_at(now));
+        let state = self.stage_wake_at(now).min(authentication);
+        queues.chain(draining).fold(admin.min(state), Instant::min)
     }
 
     /// Closes what can be closed, because `poll` will not be called any more. The driver has frozen the
@@ -259,8 +282,8 @@ impl HostTransport {
     }
 
     /// Cause of the last loss or failed connect.
-    pub(crate) fn last_error(&self) -> Option<&str> {
-        self.why.as_deref()
+    pub(crate) fn last_error(&self) -> Option<&Error> {
+        self.why.as_ref()
     }
 
     pub(crate) fn stats(&self) -> ConnectionStats {
@@ -273,6 +296,16 @@ impl HostTransport {
 
     pub(crate) fn peer(&self) -> String {
         self.connector.peer()
+    }
+
+    /// Secure channel of the admin connection; `None` for plaintext, or without a connection.
+    pub(crate) fn secure_channel(&self) -> Option<&SecureChannel> {
+        self.admin.as_ref()?.connection.secure_channel()
+    }
+
+    /// Whether the controller was authenticated when it was connected, or since.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.admin.is_some() && self.authenticated_generation.is_some()
     }
 
     pub(crate) fn cntlid(&self) -> u16 {

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod admin_transport;
+mod authentication;
 mod cache_tracker;
 mod command_table;
 mod connector;
@@ -28,6 +29,7 @@ mod inflight_requests;
 mod multipath;
 mod options;
 mod path_table;
+mod queue_authentication;
 mod queue_connect;
 mod queue_connection;
 mod queue_report;
@@ -44,6 +46,7 @@ mod write_pacing;
 mod zero_copy_drain;
 
 pub use admin_transport::AdminTransport;
+pub use authentication::{Authentication, ChapSecrets, SecureRandom};
 pub use cache_tracker::CacheScope;
 pub use connector::{Connector, PendingConnect};
 pub use fabrics_controller::{
@@ -57,7 +60,7 @@ pub use multipath::{
 };
 #[doc(hidden)]
 pub use options::InjectedBugs;
-pub use options::{InvalidNqn, Options};
+pub use options::{InvalidNqn, Options, SecureChannelMode};
 pub use path_table::{DevicePaths, PathChange, PathObserver, PathRow, PathTable};
 pub use remote_dma::RemoteDma;
 pub use segment_lists::{SegmentLists, SegmentPointer};

@@ -309,7 +309,7 @@ impl Multipath {
             Event::QueuePairRefused { id, status } => {
                 let last_error =
                     self.paths[path].connected_controller().and_then(FabricsController::last_error);
-                let why = last_error.unwrap_or_else(|| status.to_string());
+                let why = last_error.map_or_else(|| status.to_string(), |error| error.text);
                 let rejected = self.rejected_pair_state(now);
                 if let Some(queue) = self.set_pair_state(path, id, rejected) {
                     queue.refusal = Some(format!("a queue was refused: {why}"));

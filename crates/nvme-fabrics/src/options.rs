@@ -7,6 +7,7 @@ use tenmil_wire::fabrics::ConnectData;
 use tenmil_wire::field_type::Ascii;
 use tenmil_wire::nqn;
 
+use crate::authentication::Authentication;
 use crate::timeout_policy::TimeoutPolicy;
 
 /// Options of a connection to a remote controller.
@@ -27,8 +28,25 @@ pub struct Options {
     pub direct: bool,
     /// Timeouts for an unresponsive peer.
     pub policy: TimeoutPolicy,
+    /// Authentication of this host. Without it, a controller that requires it cannot be used.
+    pub authentication: Option<Authentication>,
+    /// Whether connections have to be secure channels.
+    pub secure_channel: SecureChannelMode,
     #[doc(hidden)]
     pub injected_bugs: InjectedBugs,
+}
+
+/// Whether connections have to be secure channels (TLS). A stream of a connector says whether it is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecureChannelMode {
+    /// Plaintext, unless the connector makes it otherwise.
+    #[default]
+    Off,
+    /// Each connection has to be a secure channel, with keys that the connector has.
+    Required,
+    /// Secure channel concatenation: an authentication over a plaintext admin connection generates a key,
+    /// and then all connections are secure channels with it.
+    Concatenate,
 }
 
 /// Former bugs that a simulation injects to prove that it detects them.
@@ -62,6 +80,8 @@ impl Options {
             data_digest: DigestMode::Off,
             direct: true,
             policy: TimeoutPolicy::default(),
+            authentication: None,
+            secure_channel: SecureChannelMode::Off,
             injected_bugs: InjectedBugs::default(),
         }
     }

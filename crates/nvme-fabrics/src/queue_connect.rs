@@ -1,16 +1,22 @@
-//! Connects a queue: opens a stream, exchanges ICReq and ICResp, and sends Connect, within a timeout.
+//! Connects a queue: opens a stream, exchanges ICReq and ICResp, and sends Connect, within a timeout. Then it
+//! is authenticated, if the controller requests that.
 
 use core::fmt;
+use std::sync::Arc;
 
-use tenmil_base::{Instant, Segment, Span};
+use tenmil_base::{Error, Instant, Segment, Span, Stream};
 use tenmil_dma::DevicePool;
+use tenmil_nvme_auth::{Authenticated, Concatenation};
 use tenmil_nvme_tcp::{DataDirection, HostConfig, Timeouts};
 use tenmil_wire::fabrics::{Connect, ConnectData, Connected, InvalidParameter};
 use tenmil_wire::{Completion, Status, TypedCommand};
 
 use crate::connector::{Connector, PendingConnect};
 use crate::options::Options;
-use crate::queue_connection::{ConnectionLoss, QueueConnection};
+use crate::queue_authentication::{
+    ConnectSecurity, ExchangeBuffers, ExchangeLink, QueueAuthentication,
+};
+use crate::queue_connection::QueueConnection;
 
 /// A queue connect in progress.
 pub(crate) struct QueueConnect {
@@ -30,6 +36,21 @@ pub(crate) struct QueueConnectParams {
     pub(crate) in_capsule_bytes: u32,
     /// Location of the Connect data.
     pub(crate) data: Segment,
+    /// What secures the connection.
+    pub(crate) security: ChannelSecurity,
+}
+
+/// What secures the connection of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelSecurity {
+    /// The stream may be plaintext or not.
+    Any,
+    /// The stream has to be a secure channel.
+    SecureChannel,
+    /// The stream has to be a secure channel, with the key that an authentication has generated.
+    GeneratedKey,
+    /// The stream is plaintext, and the authentication over it generates the key of other connections.
+    GeneratesKey,
 }
 
 /// Stage of a connect, named for what it awaits.
@@ -37,7 +58,15 @@ enum ConnectStage {
     Stream(Box<dyn PendingConnect>),
     IcResp(Box<QueueConnection>),
     ConnectCompletion(Box<QueueConnection>),
+    Authentication(Box<AuthenticatingQueue>),
     Nothing,
+}
+
+/// A queue that is connected, and is being authenticated.
+struct AuthenticatingQueue {
+    /// Both are there until the end.
+    exchange: Option<(Box<QueueConnection>, QueueAuthentication)>,
+    cntlid: u16,
 }
 
 /// A connected queue.
@@ -45,12 +74,14 @@ pub(crate) struct ConnectedQueue {
     pub(crate) connection: Box<QueueConnection>,
     /// Controller identifier (CNTLID).
     pub(crate) cntlid: u16,
+    /// Its authentication and the result, if it was authenticated.
+    pub(crate) authentication: Option<(QueueAuthentication, Box<Authenticated>)>,
 }
 
 /// Why a queue was not connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueueConnectError {
-    pub(crate) why: String,
+    pub(crate) error: Error,
     /// A retry would fail as well.
     pub(crate) is_fatal: bool,
 }
@@ -84,19 +115,33 @@ impl QueueConnect {
         now: Instant,
         options: &Options,
         memory: &DevicePool,
+        buffers: &Arc<ExchangeBuffers>,
     ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
         if let ConnectStage::Stream(pending) = &mut self.stage {
-            match pending.poll(now) {
+            let opened = pending.poll(now);
+            if let Some(until) = pending.handshake_deadline() {
+                self.until = until;
+            }
+            match opened {
                 Some(Ok(stream)) => {
+                    if let Err(error) = self.check_stream(&*stream) {
+                        return self.end_connect(Err(error));
+                    }
+                    if stream.secure_channel().is_some() {
+                        self.until = now.after(options.policy.connect);
+                    }
                     let config = self.host_config(options);
                     let connection = QueueConnection::new(stream, config, memory.clone(), now);
                     self.stage = ConnectStage::IcResp(Box::new(connection));
                 }
                 Some(Err(broken)) => {
-                    return self.end_connect(Err(retryable_error(broken.to_string())));
+                    return self.end_connect(Err(QueueConnectError::retryable(broken)));
                 }
                 None => {}
             }
+        }
+        if let ConnectStage::Authentication(_) = &self.stage {
+            return self.poll_authentication(now, memory);
         }
         let mut completion = None;
         if let ConnectStage::IcResp(connection) | ConnectStage::ConnectCompletion(connection) =
@@ -106,7 +151,7 @@ impl QueueConnect {
             connection.receive(now, &mut |command| completion = Some(command.completion));
             connection.check_timeouts(now);
             if let Some(lost) = connection.loss() {
-                let problem = retryable_loss_error(lost);
+                let problem = QueueConnectError::retryable(lost);
                 return self.end_connect(Err(problem));
             }
         }
@@ -114,19 +159,19 @@ impl QueueConnect {
             self.send_connect(options);
         }
         if let Some(completion) = completion {
-            let connected = connect_result(self.params.queue, completion);
-            return self.end_connect(connected);
+            return self.handle_connect_completion(now, completion, options, memory, buffers);
         }
         if now >= self.until {
             let found = match self.stage {
                 ConnectStage::Stream(_) => "no stream was opened",
                 ConnectStage::IcResp(_) => "the connection was not opened (ICReq)",
-                ConnectStage::ConnectCompletion(_) | ConnectStage::Nothing => {
-                    "Connect was not completed"
-                }
+                ConnectStage::ConnectCompletion(_)
+                | ConnectStage::Authentication(_)
+                | ConnectStage::Nothing => "Connect was not completed",
             };
             let within = options.policy.connect;
-            return self.end_connect(Err(retryable_error(format!("{found} within {within}"))));
+            let error = QueueConnectError::retryable(format!("{found} within {within}"));
+            return self.end_connect(Err(error));
         }
         None
     }
@@ -171,20 +216,116 @@ impl QueueConnect {
         self.stage = ConnectStage::ConnectCompletion(connection);
     }
 
+    /// Checks that a stream is at least as secure as required.
+    fn check_stream(&self, stream: &dyn Stream) -> Result<(), QueueConnectError> {
+        let is_required = match self.params.security {
+            ChannelSecurity::Any | ChannelSecurity::GeneratesKey => false,
+            ChannelSecurity::SecureChannel | ChannelSecurity::GeneratedKey => true,
+        };
+        if is_required && stream.secure_channel().is_none() {
+            let error = Error::remote("the connection is plaintext, expected TLS");
+            return Err(QueueConnectError::fatal(error));
+        }
+        Ok(())
+    }
+
+    /// Handles the completion of Connect: the queue is connected, or has to be authenticated.
+    fn handle_connect_completion(
+        &mut self,
+        now: Instant,
+        completion: Completion,
+        options: &Options,
+        memory: &DevicePool,
+        buffers: &Arc<ExchangeBuffers>,
+    ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
+        let QueueConnectParams { queue, depth, security, .. } = self.params;
+        let connected = match connect_result(queue, completion) {
+            Ok(connected) => connected,
+            Err(error) => return self.end_connect(Err(error)),
+        };
+        let ConnectStage::ConnectCompletion(mut connection) =
+            core::mem::replace(&mut self.stage, ConnectStage::Nothing)
+        else {
+            let problem = "a completion was received before Connect was sent";
+            return self.end_connect(Err(QueueConnectError::retryable(problem)));
+        };
+        let cntlid = connected.cntlid();
+        let concatenation = match security {
+            ChannelSecurity::GeneratesKey => Concatenation::NewTlsPsk,
+            _ => Concatenation::None,
+        };
+        let known = ConnectSecurity {
+            is_admin_queue: queue == 0,
+            is_secure: connection.secure_channel().is_some(),
+            has_generated_key: security == ChannelSecurity::GeneratedKey,
+            concatenation,
+        };
+        match (known.requires_authentication(connected, options), &options.authentication) {
+            (Err(error), _) => Some(Err(error)),
+            (Ok(true), Some(settings)) => {
+                let Some(buffer) = buffers.allocate() else {
+                    let problem = "authenticate a queue: no memory is left for its messages";
+                    return Some(Err(QueueConnectError::retryable(problem)));
+                };
+                let exchange = (depth - 1, buffer);
+                let created = QueueAuthentication::new(options, settings, exchange, concatenation);
+                let mut authentication = match created {
+                    Ok(authentication) => authentication,
+                    Err(error) => return Some(Err(error)),
+                };
+                let link = ExchangeLink { connection: &mut connection, memory };
+                let started = authentication.start(now, link);
+                let exchange = Some((connection, authentication));
+                let queue = Box::new(AuthenticatingQueue { exchange, cntlid });
+                self.stage = ConnectStage::Authentication(queue);
+                started.err().and_then(|error| self.end_connect(Err(error)))
+            }
+            (Ok(_), _) => Some(Ok(ConnectedQueue { connection, cntlid, authentication: None })),
+        }
+    }
+
+    /// Advances the authentication.
+    fn poll_authentication(
+        &mut self,
+        now: Instant,
+        memory: &DevicePool,
+    ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
+        let ConnectStage::Authentication(queue) = &mut self.stage else { return None };
+        let Some((connection, authentication)) = &mut queue.exchange else { return None };
+        let mut completion = None;
+        connection.send(&mut |_| {});
+        connection.receive(now, &mut |command| completion = Some(command.completion));
+        connection.check_timeouts(now);
+        let mut result = completion.and_then(|completion| {
+            authentication.handle_completion(now, completion, ExchangeLink { connection, memory })
+        });
+        if result.is_none() {
+            result = match connection.loss() {
+                // A controller may close the connection as soon as it knows that the exchange has failed.
+                Some(lost) => {
+                    let lost = QueueConnectError::retryable(lost);
+                    Some(Err(authentication.take_failure().unwrap_or(lost)))
+                }
+                None => authentication.poll(now, ExchangeLink { connection, memory }),
+            };
+        }
+        let connected = match result? {
+            Ok(outcome) => {
+                let (connection, authentication) = queue.exchange.take()?;
+                let authentication = Some((authentication, outcome));
+                Ok(ConnectedQueue { connection, cntlid: queue.cntlid, authentication })
+            }
+            Err(error) => Err(error),
+        };
+        self.end_connect(connected)
+    }
+
     fn end_connect(
         &mut self,
-        result: Result<u16, QueueConnectError>,
+        result: Result<ConnectedQueue, QueueConnectError>,
     ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
-        let stage = core::mem::replace(&mut self.stage, ConnectStage::Nothing);
-        Some(match (result, stage) {
-            (Ok(cntlid), ConnectStage::ConnectCompletion(connection)) => {
-                Ok(ConnectedQueue { connection, cntlid })
-            }
-            (Ok(_), _) => {
-                Err(retryable_error("a completion was received before Connect was sent".to_owned()))
-            }
-            (Err(problem), _) => Err(problem),
-        })
+        self.stage = ConnectStage::Nothing;
+        Some(result)
     }
 
     /// Latest time of the next call of `poll`. A connect takes only a few iterations, so its streams have
@@ -195,7 +336,35 @@ impl QueueConnect {
         } else {
             COMPLETION_POLL_INTERVAL
         };
-        now.after(pause).min(self.until)
+        let until = match &self.stage {
+            ConnectStage::Authentication(queue) => {
+                let exchange = queue.exchange.as_ref();
+                exchange.map_or(Instant::NEVER, |(_, authentication)| authentication.deadline())
+            }
+            _ => self.until,
+        };
+        now.after(pause).min(until)
+    }
+}
+
+impl Drop for AuthenticatingQueue {
+    /// The socket may still send from the buffer of an exchange that is given up.
+    fn drop(&mut self) {
+        if let Some((connection, authentication)) = self.exchange.take() {
+            authentication.retire(connection);
+        }
+    }
+}
+
+impl QueueConnectError {
+    /// An error after which a retry may succeed.
+    pub(crate) fn retryable(why: impl fmt::Display) -> Self {
+        Self { error: Error::remote(why), is_fatal: false }
+    }
+
+    /// An error that each retry would meet again.
+    pub(crate) const fn fatal(error: Error) -> Self {
+        Self { error, is_fatal: true }
     }
 }
 
@@ -212,20 +381,15 @@ pub(crate) fn store_connect_data(
     assert!(stored.is_ok(), "the memory was allocated for this");
 }
 
-/// The result of a Connect on this queue: the controller identifier.
-fn connect_result(queue: u16, completion: Completion) -> Result<u16, QueueConnectError> {
+/// The result of a Connect on this queue.
+fn connect_result(queue: u16, completion: Completion) -> Result<Connected, QueueConnectError> {
     let status = completion.status();
     if status.is_success() {
-        let connected = Connected(completion.dw0());
-        if connected.authentication_required() || connected.secure_channel_required() {
-            let why = "the controller requires in-band authentication, expected none".to_owned();
-            return Err(QueueConnectError { why, is_fatal: true });
-        }
-        return Ok(connected.cntlid());
+        return Ok(Connected(completion.dw0()));
     }
     let why = format!("Connect was refused: {}", rejection_reason(status, completion.dw0()));
-    let is_final = status.dnr() && (queue == 0 || !is_controller_missing(status, completion.dw0()));
-    Err(QueueConnectError { why, is_fatal: is_final })
+    let is_fatal = status.dnr() && (queue == 0 || !is_controller_missing(status, completion.dw0()));
+    Err(QueueConnectError { is_fatal, ..QueueConnectError::retryable(why) })
 }
 
 /// Whether the controller of the admin queue does not exist any more: the target was restarted, or its
@@ -267,19 +431,5 @@ fn field_meaning(offset: u16, in_data: bool) -> &'static str {
         512 if in_data => ": the host's name",
         CNTLID_OFFSET if in_data => ": there is no such controller",
         _ => "",
-    }
-}
-
-fn retryable_loss_error(lost: &ConnectionLoss) -> QueueConnectError {
-    retryable_error(lost.to_string())
-}
-
-const fn retryable_error(why: String) -> QueueConnectError {
-    QueueConnectError { why, is_fatal: false }
-}
-
-impl fmt::Display for QueueConnectError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.why)
     }
 }

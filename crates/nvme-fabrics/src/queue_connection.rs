@@ -15,7 +15,9 @@
 
 use std::collections::VecDeque;
 
-use tenmil_base::{Instant, RecvResult, Segment, SendSlice, Span, Stream, StreamError, WakeSource};
+use tenmil_base::{
+    Instant, RecvResult, SecureChannel, Segment, SendSlice, Span, Stream, StreamError, WakeSource,
+};
 use tenmil_dma::DevicePool;
 use tenmil_nvme_tcp::{
     CannotSubmit, CloseReason, Connection, DataDirection, EventQueue, HostConfig, HostConnection,
@@ -136,6 +138,11 @@ impl QueueConnection {
         self.protocol.is_open()
     }
 
+    /// Secure channel of its stream; `None` for plaintext.
+    pub(crate) fn secure_channel(&self) -> Option<&SecureChannel> {
+        self.stream.secure_channel()
+    }
+
     /// Cause of its end, if it has ended.
     #[inline]
     pub(crate) fn loss(&self) -> Option<&ConnectionLoss> {
@@ -169,6 +176,12 @@ impl QueueConnection {
     pub(crate) fn has_kernel_references(&mut self) -> bool {
         self.released_bytes = self.stream.released_bytes();
         self.outstanding > 0 && self.released_bytes < self.memory_bytes
+    }
+
+    /// Whether the stream may still read memory that was sent, also that of completed commands.
+    pub(crate) fn has_unreleased_memory(&mut self) -> bool {
+        self.released_bytes = self.stream.released_bytes();
+        self.released_bytes < self.memory_bytes
     }
 
     /// Whether no command has this tag.

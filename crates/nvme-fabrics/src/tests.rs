@@ -1,5 +1,6 @@
 //! A remote SSD and its driver, with a network between them that is cut, slow, or silent.
 
+mod authentication;
 mod bringup;
 mod connection_loss;
 mod failover;

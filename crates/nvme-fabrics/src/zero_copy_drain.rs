@@ -6,11 +6,14 @@
 
 use tenmil_base::{Instant, Span};
 
+use crate::queue_authentication::ExchangeBuffer;
 use crate::queue_connection::QueueConnection;
 
 /// A closed connection that is being drained.
 pub(crate) struct ZeroCopyDrain {
     connection: QueueConnection,
+    /// Buffer of an authentication that was in progress.
+    buffer: Option<ExchangeBuffer>,
     next_check: Instant,
 }
 
@@ -26,7 +29,22 @@ impl ZeroCopyDrain {
         if may_execute_late || is_referenced {
             connection.discard_unsent();
         }
-        is_referenced.then_some(Self { connection, next_check: Instant::default() })
+        let (buffer, next_check) = (None, Instant::default());
+        is_referenced.then_some(Self { connection, buffer, next_check })
+    }
+
+    /// Like [`begin`](Self::begin), for a connection with an authentication in progress.
+    pub(crate) fn begin_with_buffer(
+        mut connection: QueueConnection,
+        may_execute_late: bool,
+        buffer: ExchangeBuffer,
+    ) -> Option<Self> {
+        let is_referenced = connection.has_unreleased_memory();
+        if may_execute_late || is_referenced {
+            connection.discard_unsent();
+        }
+        let (buffer, next_check) = (Some(buffer), Instant::default());
+        is_referenced.then_some(Self { connection, buffer, next_check })
     }
 
     /// Whether the kernel has released everything.
@@ -35,7 +53,10 @@ impl ZeroCopyDrain {
             return false;
         }
         self.next_check = now.after(INTERVAL);
-        !self.connection.has_kernel_references()
+        match self.buffer {
+            Some(_) => !self.connection.has_unreleased_memory(),
+            None => !self.connection.has_kernel_references(),
+        }
     }
 
     /// Time of the next check.

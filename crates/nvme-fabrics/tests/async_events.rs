@@ -17,7 +17,7 @@ use tenmil_nvme_fabrics::{ConnectingController, FabricsController, Options};
 use tenmil_nvme_host::{ControllerOptions, Event};
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
-    TargetConnection,
+    SubsystemSecurity, TargetConnection,
 };
 use tenmil_wire::log::event::{AsyncEvent as Notice, NoticeEvent};
 
@@ -45,6 +45,7 @@ fn export_config(nqn: &str) -> SubsystemExportConfig {
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
     }
 }
 
@@ -63,7 +64,10 @@ impl HostAndTarget {
         let regions = RegionTable::new(16);
         let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = Service::new(&regions, limits).unwrap();
-        service.add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+        service.add_port(
+            1,
+            Port { address: Some("127.0.0.1:4420".parse().unwrap()), ..Port::default() },
+        );
         service.add_subsystem(export_config(NQN)).unwrap();
         let [ours, theirs] =
             [(); 2].map(|()| SocketStreamFactory::new(regions.clone(), SocketOptions::default()));
@@ -126,6 +130,7 @@ fn host_receives_event_for_changed_ana_state() {
             hosts: AllowedHosts::Any,
             ports: BTreeMap::from([(1, vec![(1, state)])]),
             masks: BTreeMap::new(),
+            security: SubsystemSecurity::default(),
         };
         assert!(pair.service.update_export(NQN, change));
         pair.await_event(|event| *event == Event::AccessChanged);

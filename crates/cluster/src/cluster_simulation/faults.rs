@@ -250,6 +250,7 @@ impl ClusterSimulation {
             subsystems,
             now: self.now,
             state: self.processes[process].state.clone(),
+            authentication: (self.plan.authentication, self.plan.hosts.len()),
             bugs: self.plan.bugs,
         };
         let is_reordered = self.machines[machine].is_reordered;

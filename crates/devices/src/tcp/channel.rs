@@ -38,6 +38,11 @@ impl RemoteDevice {
         Ok(Self { first: Mutex::new(Some(first)), paths, limits, reserved })
     }
 
+    /// How its connections are secured; `None` if they are not.
+    pub(super) fn security_description(&self) -> Option<String> {
+        self.paths.security_description()
+    }
+
     fn namespace_and_reservation_queue(
         &self,
     ) -> Result<(&ReservableNamespace, ReservationQueue), Error> {

@@ -1,4 +1,4 @@
-//! TCP connector.
+//! Connector of a path: a TCP connection, or a TLS connection over one.
 
 use tenmil_base::{Instant, Stream, StreamError, WakeSource};
 use tenmil_dma::RegionTable;
@@ -6,8 +6,28 @@ use tenmil_linux::socket::{self, SocketOptions, SocketStreamFactory};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_nvme_fabrics::{Connector, PendingConnect};
 
+use super::security::DeviceKeys;
+
+/// Connector to `address`, with the security that the keys are for.
+pub(super) fn new_connector(
+    address: &str,
+    regions: &RegionTable,
+    options: &SocketOptions,
+    keys: &DeviceKeys,
+) -> Box<dyn Connector> {
+    let plain = TcpConnector::new(address, regions, options);
+    #[cfg(feature = "tls")]
+    if keys.security().tls != tenmil_nvme_fabrics::SecureChannelMode::Off {
+        let below = Box::new(plain);
+        return Box::new(super::tls_connector::TlsConnector::new(below, keys.clone(), regions));
+    }
+    // Without the feature, no keys for TLS exist.
+    let _ = keys;
+    Box::new(plain)
+}
+
 /// Connects to one address.
-pub(super) struct TcpConnector {
+struct TcpConnector {
     address: String,
     pool: ThreadPool,
     /// Socket factory. Each thread that uses a socket has its own receive buffers.
@@ -27,7 +47,7 @@ const LOOK_UPS: usize = 1;
 const WAITING: usize = 64;
 
 impl TcpConnector {
-    pub(super) fn new(address: &str, regions: &RegionTable, options: &SocketOptions) -> Self {
+    fn new(address: &str, regions: &RegionTable, options: &SocketOptions) -> Self {
         let pool = ThreadPool::new(LOOK_UPS, WAITING);
         let sockets = SocketStreamFactory::new(regions.clone(), options.clone());
         Self { address: address.to_owned(), pool, sockets }

@@ -1,10 +1,13 @@
 //! Discovery log page of a discovery service.
 
+mod entry_uri;
 mod watch;
 
 use tenmil_wire::admin::GetLogPage;
 use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, discovery_entries};
 use tenmil_wire::{Layout, TypedCommand, nqn};
+
+pub use entry_uri::{security_name, transport_name, uri_of_entry};
 pub use watch::{DiscoveryChange, DiscoveryWatch};
 
 use tenmil_block::uri::{Uri, with_default_port};

@@ -8,7 +8,7 @@ use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
 use tenmil_linux::{Clock, EventLoop, NextStep, StopFlag};
 use tenmil_nvme_fabrics::{
-    ConnectError, ConnectingController, FabricsController, FabricsQueuePair, WaitHandle as _,
+    ConnectingController, FabricsController, FabricsQueuePair, WaitHandle as _,
 };
 use tenmil_nvme_host::{
     ControllerOptions, ControllerState, Event, FastPathOptions, QueuePairOptions, QueueSizes,
@@ -16,8 +16,9 @@ use tenmil_nvme_host::{
 };
 
 use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
-use super::connector::TcpConnector;
+use super::connector::new_connector;
 use super::path_notifier::PathNotifier;
+use super::security::DeviceKeys;
 use super::tcp_uri::TcpUri;
 use super::wait_set::WaitSet;
 
@@ -28,6 +29,8 @@ pub(super) struct AttachedFabricsController {
     thread: AdminThread,
     pub(super) clock: Clock,
     name: TcpUri,
+    /// Keys, which may be replaced while the controller is connected.
+    _keys: DeviceKeys,
     _memory: Region,
 }
 
@@ -81,6 +84,8 @@ impl AttachedFabricsController {
         let environment_error = |what: &str, error: &dyn std::fmt::Display| {
             Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
         };
+        let keys = DeviceKeys::look_up(name.device(), &name.security, &name.options)?;
+        let name = &TcpUri { options: keys.secure(&name.options), ..name.clone() };
         let memory = regions
             .allocate_region(usize::try_from(queue_memory_bytes(name)).unwrap_or(usize::MAX))
             .map_err(|error| environment_error("memory for its queues", &error))?;
@@ -89,7 +94,7 @@ impl AttachedFabricsController {
         pool.map_on_demand();
         let wake_set = AdminThreadBuilder::new(name)?;
         let teller = PathNotifier::of_controller(name);
-        let remote = bring_up(name, pool, regions, &clock, &teller)?;
+        let remote = bring_up(name, (pool, regions), &keys, &clock, &teller)?;
         let kept = RemoteControllerState {
             remote,
             completions: Vec::new(),
@@ -109,7 +114,7 @@ impl AttachedFabricsController {
             idle_wait,
             watched: 0,
         })?;
-        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), _keys: keys, _memory: memory })
     }
 
     /// Does something with the controller.
@@ -247,12 +252,13 @@ impl RemoteControllerState {
             match event {
                 Event::AdminCompleted(completion) => self.completions.push(completion),
                 Event::QueuePairRefused { id, status } => {
-                    let why = self.remote.last_error().unwrap_or_else(|| status.to_string());
+                    let error = self.remote.last_error();
+                    let why = error.map_or_else(|| status.to_string(), |error| error.text);
                     self.refused = Some((id, why));
                 }
                 Event::Dead(error) => self.mark_lost(error.to_string()),
                 Event::Removed => {
-                    let why = self.remote.last_error();
+                    let why = self.remote.last_error().map(|error| error.text);
                     self.mark_lost(why.unwrap_or_else(|| "the controller was removed".to_owned()));
                 }
                 Event::Notice { .. } => self.health.notices += 1,
@@ -265,7 +271,8 @@ impl RemoteControllerState {
                     };
                     let is_other =
                         invalid_data.is_some() && self.health.disconnect_reason != invalid_data;
-                    let why = invalid_data.or_else(|| self.remote.last_error());
+                    let why =
+                        invalid_data.or_else(|| self.remote.last_error().map(|error| error.text));
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
                     // Several resets may follow before the connection is restored. They are
                     // reported once, unless the cause changes.
@@ -349,23 +356,22 @@ impl EventLoop for TcpAdminLoop {
 /// Connects and polls until the controller is ready. Every state has a timeout.
 fn bring_up(
     name: &TcpUri,
-    pool: DevicePool,
-    regions: &RegionTable,
+    (pool, regions): (DevicePool, &RegionTable),
+    keys: &DeviceKeys,
     clock: &Clock,
     teller: &PathNotifier,
 ) -> Result<FabricsController, Error> {
-    let refuse = |error: &ConnectError| Error::new(error.category(), error.to_string());
-    let connector = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
+    let connector = new_connector(&name.address, regions, &name.sockets, keys);
     let controller_options =
         ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
     let mut calling =
         ConnectingController::begin(pool, connector, options, controller_options, clock.now())
-            .map_err(|error| refuse(&error))?;
+            .map_err(Error::from)?;
     // First the admin connection, then the controller.
     let mut remote = loop {
         if let Some(ended) = calling.poll(clock.now()) {
-            break ended.map_err(|error| refuse(&error))?;
+            break ended.map_err(Error::from)?;
         }
         tenmil_linux::named_thread::sleep(PAUSE);
     };
@@ -373,12 +379,12 @@ fn bring_up(
         match remote.poll(clock.now()) {
             Some(Event::Ready) => return Ok(remote),
             Some(Event::Dead(error)) => {
-                let why = remote.last_error().unwrap_or_else(|| error.to_string());
-                return Err(Error::remote(format!("tcp://{}: {why}", name.address)));
+                let error = remote.last_error().unwrap_or_else(|| Error::remote(error));
+                return Err(error.with_context(format_args!("tcp://{}", name.address)));
             }
             Some(Event::Removed) => {
-                let why = remote.last_error().unwrap_or_else(|| ALL_ONES.to_owned());
-                return Err(Error::remote(format!("tcp://{}: {why}", name.address)));
+                let error = remote.last_error().unwrap_or_else(|| Error::remote(ALL_ONES));
+                return Err(error.with_context(format_args!("tcp://{}", name.address)));
             }
             Some(event) => teller.notify_controller_event(event),
             None => tenmil_linux::named_thread::sleep(PAUSE),
@@ -395,6 +401,8 @@ const PAUSE: Span = Span::from_us(50);
 /// Size of the memory for the commands of one controller. Unused pages are not backed.
 pub(super) fn queue_memory_bytes(name: &TcpUri) -> u64 {
     let entries = u64::from(name.depth) + 1;
-    let queue = (entries * COMMAND_BYTES).next_multiple_of(PAGE) + PAGE;
+    // And a page for the messages of an authentication.
+    let authentication = if name.security.dhchap.is_some() { PAGE } else { 0 };
+    let queue = (entries * COMMAND_BYTES).next_multiple_of(PAGE) + PAGE + authentication;
     ADMIN_BYTES + u64::from(name.queues) * queue
 }

@@ -23,6 +23,7 @@ impl tenmil_block::DeviceType for TcpKind {
         let paths = NamespacePaths::connect(&name, regions, clock);
         let medium = paths.and_then(RemoteDevice::new);
         let medium = medium.map_err(|refused| Error::new(refused.category, refused.text))?;
+        let security = medium.security_description();
         let medium: Arc<dyn BlockDevice> = Arc::new(medium);
         let medium = match name.maps {
             maps if maps == QueueMapOptions::default() => medium,
@@ -37,6 +38,8 @@ impl tenmil_block::DeviceType for TcpKind {
             0 => "an SSD behind a network, over NVMe/TCP".to_owned(),
             others => format!("an SSD behind a network, over {} paths of NVMe/TCP", others + 1),
         };
+        let security = security.map(|how| format!(", with {how}"));
+        let what = what + security.as_deref().unwrap_or("");
         Ok(OpenedDevice { existing, ..OpenedDevice::without_existing_data(medium, what) })
     }
 }

@@ -45,7 +45,7 @@ impl PathNotifier {
     /// For a controller without a block device.
     pub(super) fn of_controller(name: &TcpUri) -> Self {
         let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
-        let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
+        let device = name.device();
         // `discover --watch` reports the state of a discovery service itself.
         let is_for_operator = !name.options.is_discovery();
         let (policy, only) = (name.options.policy, Mutex::default());

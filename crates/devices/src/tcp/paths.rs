@@ -17,10 +17,11 @@ use tenmil_nvme_fabrics::{
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 
 use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
-use super::connector::TcpConnector;
+use super::connector::new_connector;
 use super::fabrics_controller::{AttachedFabricsController, queue_memory_bytes};
 use super::path_notifier::PathNotifier;
 use super::reservations::{ReservableNamespace, ReservationQueue};
+use super::security::DeviceKeys;
 use super::tcp_uri::TcpUri;
 use super::wait_set::WaitSet;
 use crate::size_watch::SizeWatch;
@@ -32,6 +33,8 @@ pub(super) struct NamespacePaths {
     clock: Clock,
     name: TcpUri,
     regions: RegionTable,
+    /// Keys, which may be replaced while the device exists.
+    _keys: DeviceKeys,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
 }
@@ -57,10 +60,12 @@ impl NamespacePaths {
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<Self, Error> {
+        let keys = DeviceKeys::look_up(name.device(), &name.security, &name.options)?;
+        let name = &TcpUri { options: keys.secure(&name.options), ..name.clone() };
         let mut memory = Vec::new();
         let mut setups = Vec::new();
         for address in name.addresses() {
-            let (setup, region) = path_setup(name, address, regions)?;
+            let (setup, region) = path_setup(name, address, regions, &keys)?;
             setups.push(setup);
             memory.push(Arc::new(region));
         }
@@ -81,7 +86,7 @@ impl NamespacePaths {
             idle_wait,
         })?;
         let (name, regions) = (name.clone(), regions.clone());
-        Ok(Self { shared, thread, clock, name, regions, _memory: memory })
+        Ok(Self { shared, thread, clock, name, regions, _keys: keys, _memory: memory })
     }
 
     /// The channel by which the limits of the namespace become known. It is waited for as long as a
@@ -159,6 +164,19 @@ impl NamespacePaths {
     /// See [`BlockDevice::identity`](tenmil_base::BlockDevice::identity).
     pub(super) fn identity(&self) -> Option<String> {
         self.shared.lock().namespace_name().map(str::to_owned)
+    }
+
+    /// How its first connected path is secured, for people; `None` if it is not.
+    pub(super) fn security_description(&self) -> Option<String> {
+        let mut multipath = self.shared.lock();
+        let count = multipath.path_count();
+        let path = (0..count).find(|path| multipath.ana_state(*path).is_some())?;
+        let remote = multipath.path_controller(path)?;
+        let channel = remote.secure_channel();
+        let tls = channel.map(|channel| format!("TLS ({})", channel.cipher_suite));
+        let chap = remote.is_authenticated().then(|| "DH-HMAC-CHAP".to_owned());
+        let parts: Vec<String> = tls.into_iter().chain(chap).collect();
+        (!parts.is_empty()).then(|| parts.join(" and "))
     }
 
     /// See [`BlockDevice::failure_reason`](tenmil_base::BlockDevice::failure_reason).
@@ -303,6 +321,7 @@ fn path_setup(
     name: &TcpUri,
     address: &str,
     regions: &RegionTable,
+    keys: &DeviceKeys,
 ) -> Result<(PathSetup, Region), Error> {
     // Twice the size for one path of several: a later controller creates new queues while the old ones may
     // still exist. The controller of the only path is not replaced.
@@ -316,11 +335,8 @@ fn path_setup(
     let pool = DevicePool::new(regions.clone(), region.segment(), DeviceKind::Emulated, store);
     pool.map_on_demand();
     let (address, regions) = (address.to_owned(), regions.clone());
-    let sockets = name.sockets.clone();
-    let make_connector = move || {
-        Box::new(TcpConnector::new(&address, &regions, &sockets))
-            as Box<dyn tenmil_nvme_fabrics::Connector>
-    };
+    let (sockets, keys) = (name.sockets.clone(), keys.clone());
+    let make_connector = move || new_connector(&address, &regions, &sockets, &keys);
     Ok((PathSetup { pool, make_connector: Box::new(make_connector) }, region))
 }
 

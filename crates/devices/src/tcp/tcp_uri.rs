@@ -5,15 +5,19 @@
 //!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1      the same
 //!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
 //!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?iopolicy=round-robin
+//!   tcp://192.0.2.7/nqn.2024-01.example:disk/1?tls=required&key=NAME
 //! ```
 
 use tenmil_base::Span;
 use tenmil_block::uri::{Uri, UriError};
 use tenmil_linux::machine_identity_key::{MachineKey, MachineKeySource};
 use tenmil_linux::socket::{SocketEngine, SocketOptions};
-use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
+use tenmil_nvme_fabrics::{
+    CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, SecureChannelMode, TimeoutPolicy,
+};
 
 use super::queues_by_type::QueueMapOptions;
+use super::security::TcpSecurity;
 use super::sockets;
 use tenmil_base::Error;
 
@@ -40,6 +44,8 @@ pub struct TcpUri {
     pub options: Options,
     /// Socket options.
     pub sockets: SocketOptions,
+    /// TLS, authentication, and the names of their keys.
+    pub security: TcpSecurity,
 }
 
 const DEPTH: u64 = 128;
@@ -123,6 +129,7 @@ impl TcpUri {
         }
         check_timeouts_in_range(policy).map_err(|problem| uri.error(problem))?;
         name.sockets = sockets::socket_options(uri, &mut fields)?;
+        name.security = TcpSecurity::from_options(uri, &mut fields)?;
         fields.reject_unconsumed()?;
         name.options.check_nqns().map_err(|problem| uri.error(problem.to_string()))?;
         Ok(name)
@@ -143,6 +150,7 @@ impl TcpUri {
             queues: 32,
             options: Options::new(subsystem, &host_nqn_of_id(&host_id), host_id),
             sockets: SocketOptions::default(),
+            security: TcpSecurity::default(),
         }
     }
 }
@@ -152,6 +160,12 @@ impl TcpUri {
     pub(super) fn to_one_queue(&self) -> Self {
         let (others, maps) = (Vec::new(), QueueMapOptions::default());
         Self { others, maps, depth: 4, queues: 1, ..self.clone() }
+    }
+
+    /// The device without its options, for messages.
+    pub(super) fn device(&self) -> String {
+        let addresses: Vec<&str> = self.addresses().collect();
+        format!("tcp://{}/{}", addresses.join(","), self.options.subsystem)
     }
 
     /// Where all the paths begin.
@@ -166,6 +180,11 @@ impl TcpUri {
                 "its data have a digest, which is computed in memory of this process, \
                         expected none"
                     .to_owned(),
+            ));
+        }
+        if self.security.tls != SecureChannelMode::Off {
+            return Err(Error::environment(
+                "its data are encrypted, in memory of this process, expected tls=off",
             ));
         }
         match self.sockets.engine {

@@ -63,6 +63,7 @@ fn kernel_buffers_are_supported_without_data_digests() {
         assert_eq!(takes(query), Ok(1), "{query}");
     }
     assert!(takes("?ddgst=yes").unwrap_err().text.contains("digest"));
+    assert!(takes("?key=a").unwrap_err().text.contains("encrypted"));
     let mut by_ring = name("tcp://192.0.2.7:4420/nqn.2024-01.example:disk").unwrap();
     by_ring.sockets.engine = tenmil_linux::socket::SocketEngine::IoUring;
     assert!(by_ring.supports_kernel_buffers().unwrap_err().text.contains("expected epoll"));

@@ -9,16 +9,17 @@
 //!                                        Disabling: CSTS.RDY=0 ───┘
 //! ```
 
-use tenmil_base::{Instant, Span};
-use tenmil_wire::Completion;
+use tenmil_base::{Error, Instant, Span};
 use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::PropertySize;
 use tenmil_wire::register::{
     Capabilities, Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus,
 };
+use tenmil_wire::{Completion, Status};
 
 use super::admin_connection::{ADMIN_COMMANDS, AdminConnection};
 use super::{CAP, CC, CSTS, HostTransport, VS};
+use crate::queue_authentication::QueueAuthentication;
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
 use crate::zero_copy_drain::ZeroCopyDrain;
 
@@ -108,7 +109,8 @@ impl HostTransport {
         match &mut self.stage {
             ControllerStage::Backoff { until } if now >= *until => self.connect_admin(now),
             ControllerStage::Connecting(connect) => {
-                if let Some(result) = connect.poll(now, &self.options, self.dma.pool()) {
+                let buffers = &self.exchange_buffers;
+                if let Some(result) = connect.poll(now, &self.options, self.dma.pool(), buffers) {
                     self.handle_admin_connected(now, result);
                 }
             }
@@ -224,12 +226,20 @@ impl HostTransport {
     }
 
     fn connect_admin(&mut self, now: Instant) {
+        let security = match self.admin_channel_security() {
+            Ok(security) => security,
+            Err(error) => {
+                self.why = Some(error);
+                return self.schedule_reconnect(now, true);
+            }
+        };
         let in_capsule_bytes = tenmil_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
         let params = QueueConnectParams {
             queue: 0,
             depth: ADMIN_COMMANDS,
             in_capsule_bytes,
             data: self.store_connect_data(true),
+            security,
         };
         self.stats.attempts += 1;
         self.next_connect_at = now.after(self.options.policy.retry);
@@ -243,11 +253,26 @@ impl HostTransport {
         result: Result<ConnectedQueue, QueueConnectError>,
     ) {
         match result {
-            Ok(ConnectedQueue { connection, cntlid }) => {
+            Ok(ConnectedQueue { connection, cntlid, authentication }) => {
+                let (authentication, outcome) = authentication.unzip();
+                if self.generated_key.is_none() {
+                    self.authenticated_generation = None;
+                }
+                if let Some(authentication) = &authentication {
+                    self.stats.authentications += 1;
+                    self.authenticated_generation = Some(authentication.generation());
+                }
+                if let Some(outcome) = outcome.filter(|outcome| outcome.generated_psk.is_some()) {
+                    // This connection is closed, and another one is opened with the generated key.
+                    return match self.use_generated_key(now, &outcome) {
+                        Ok(()) => self.connect_admin(now),
+                        Err(error) => self.handle_connect_error(now, error),
+                    };
+                }
                 self.cntlid = cntlid;
                 self.stats.connected += 1;
                 self.association = Some(self.caches.record_connect(self.path, now));
-                let mut admin = AdminConnection::new(*connection);
+                let mut admin = AdminConnection::new(*connection, authentication);
                 admin.get_property(
                     PropertySize::Eight,
                     CAP,
@@ -256,11 +281,15 @@ impl HostTransport {
                 self.admin = Some(admin);
                 self.stage = ControllerStage::ReadingProperties(PropertyRead::Cap);
             }
-            Err(QueueConnectError { why, is_fatal: is_final }) => {
-                self.why = Some(why);
-                self.schedule_reconnect(now, is_final);
-            }
+            Err(error) => self.handle_connect_error(now, error),
         }
+    }
+
+    fn handle_connect_error(&mut self, now: Instant, failed: QueueConnectError) {
+        let QueueConnectError { error, is_fatal } = failed;
+        self.forget_generated_key();
+        self.why = Some(error);
+        self.schedule_reconnect(now, is_fatal);
     }
 
     /// After a failed attempt: retries a controller that was connected before, until the timeout.
@@ -284,7 +313,7 @@ impl HostTransport {
     ) {
         if !completion.status().is_success() {
             let status = completion.status();
-            return self.handle_admin_loss(now, format!("Property Get was refused: {status}"));
+            return self.handle_admin_loss(now, property_refusal(status));
         }
         let until = now.after(self.options.policy.connect);
         match property {
@@ -305,7 +334,8 @@ impl HostTransport {
     fn handle_capabilities(&mut self, now: Instant, cap: Capabilities, vs: u32) {
         if self.registers.vs != 0 && self.registers.cap.mqes() != cap.mqes() {
             let (before, found) = (self.registers.cap.mqes(), cap.mqes());
-            self.why = Some(format!("CAP.MQES is {found}, expected {before}, as before"));
+            let text = format!("CAP.MQES is {found}, expected {before}, as before");
+            self.why = Some(Error::remote(text));
             return self.give_up_reconnecting(now);
         }
         self.ready_timeout = Span::from_ms(500 * (u64::from(cap.to()) + 1));
@@ -384,7 +414,7 @@ impl HostTransport {
         match (*csts_poll, completion) {
             (_, Some(completion)) if !completion.status().is_success() => {
                 let status = completion.status();
-                self.handle_admin_loss(now, format!("a property was refused: {status}"));
+                self.handle_admin_loss(now, property_refusal(status));
             }
             (CstsPoll::AfterSet, Some(_)) => {
                 *csts_poll = CstsPoll::At { at: now, interval: CSTS_POLL_INTERVAL_MIN }
@@ -401,7 +431,7 @@ impl HostTransport {
                 }
             }
             _ if now >= end => {
-                self.handle_admin_loss(now, "CSTS.RDY did not change in time".to_owned())
+                self.handle_admin_loss(now, Error::remote("CSTS.RDY did not change in time"))
             }
             _ => {}
         }
@@ -412,7 +442,7 @@ impl HostTransport {
             ControllerStage::Enabling { .. } if csts.cfs() => {
                 self.handle_admin_loss(
                     now,
-                    "the controller reports a fatal status (CSTS.CFS)".to_owned(),
+                    Error::remote("the controller reports a fatal status (CSTS.CFS)"),
                 );
             }
             ControllerStage::Enabling { .. } if csts.rdy() => {
@@ -436,7 +466,7 @@ impl HostTransport {
 
     /// Handles the loss of the admin connection. The driver of a ready controller sees a fatal status
     /// (CSTS.CFS).
-    pub(super) fn handle_admin_loss(&mut self, now: Instant, why: String) {
+    pub(super) fn handle_admin_loss(&mut self, now: Instant, why: Error) {
         if self.is_closed()
             || matches!(self.stage, ControllerStage::Lost | ControllerStage::Backoff { .. })
         {
@@ -462,7 +492,7 @@ impl HostTransport {
 
     /// Handles the loss of an I/O queue. The admin connection is kept if possible: it is used to disable
     /// the controller, which then needs no drain time.
-    pub(super) fn handle_queue_loss(&mut self, now: Instant, why: String) {
+    pub(super) fn handle_queue_loss(&mut self, now: Instant, why: Error) {
         if !matches!(self.stage, ControllerStage::Ready) {
             return self.handle_admin_loss(now, why);
         }
@@ -493,9 +523,15 @@ impl HostTransport {
             self.caches.record_loss(&association);
         }
         self.has_controller_info = false;
+        self.forget_generated_key();
         let Some(admin) = self.admin.take() else { return false };
-        let may_execute_late = admin.connection.may_execute_late(true);
-        self.draining.extend(ZeroCopyDrain::begin(admin.connection, may_execute_late));
+        let AdminConnection { connection, authentication, .. } = admin;
+        let may_execute_late = connection.may_execute_late(true);
+        let exchange = authentication.filter(|authentication| authentication.is_in_progress());
+        self.draining.extend(match exchange.map(QueueAuthentication::into_buffer) {
+            Some(buffer) => ZeroCopyDrain::begin_with_buffer(connection, may_execute_late, buffer),
+            None => ZeroCopyDrain::begin(connection, may_execute_late),
+        });
         may_execute_late
     }
 
@@ -506,4 +542,16 @@ impl HostTransport {
         self.stage =
             if self.registers.is_removed { ControllerStage::Failed } else { ControllerStage::Down };
     }
+}
+
+/// Why a property command was refused.
+fn property_refusal(status: Status) -> Error {
+    let error = Error::remote(format!("a property command was refused: {status}"));
+    if status.has_same_code_as(Status::AUTHENTICATION_REQUIRED) {
+        return error.with_hint(
+            "the controller requires authentication and did not say so when it was connected: check that \
+             nobody alters the connection",
+        );
+    }
+    error
 }

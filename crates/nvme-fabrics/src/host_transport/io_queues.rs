@@ -8,12 +8,15 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_nvme_host::{LinkSignals, StepResult};
 use tenmil_wire::Status;
 
 use super::HostTransport;
-use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
+use crate::options::SecureChannelMode;
+use crate::queue_connect::{
+    ChannelSecurity, ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams,
+};
 use crate::queue_report::QueueReport;
 use crate::stall_detector::StallDetector;
 use crate::tcp_transport::{AttachedQueue, TcpTransport};
@@ -96,7 +99,12 @@ impl HostTransport {
         let data = self.store_connect_data(false);
         let depth = self.queue_entry(id).slots;
         let in_capsule_bytes = self.controller_info.in_capsule_bytes;
-        let params = QueueConnectParams { queue: id, depth, in_capsule_bytes, data };
+        let security = match self.options.secure_channel {
+            SecureChannelMode::Off => ChannelSecurity::Any,
+            SecureChannelMode::Required => ChannelSecurity::SecureChannel,
+            SecureChannelMode::Concatenate => ChannelSecurity::GeneratedKey,
+        };
+        let params = QueueConnectParams { queue: id, depth, in_capsule_bytes, data, security };
         self.stats.attempts += 1;
         let connect = QueueConnect::begin(&mut *self.connector, &self.options, params, now);
         self.queue_entry(id).progress = QueueProgress::Connection(Box::new(connect));
@@ -110,9 +118,11 @@ impl HostTransport {
     pub(super) fn poll_queues(&mut self, now: Instant) {
         let ids: Vec<u16> = self.queues.keys().copied().collect();
         for id in ids {
-            let (is_ready, has_info) = (self.is_ready(), self.has_controller_info);
+            // A key that is about to be replaced is not used any more.
+            let (is_ready, is_reauthenticating) = (self.is_ready(), self.is_reauthenticating());
+            let has_info = self.has_controller_info;
             match self.queue_entry(id).progress {
-                QueueProgress::Requested if is_ready && has_info => {
+                QueueProgress::Requested if is_ready && has_info && !is_reauthenticating => {
                     self.begin_queue_connect(now, id)
                 }
                 // Its in-capsule data size is not known before Identify Controller has been evaluated.
@@ -127,17 +137,19 @@ impl HostTransport {
     }
 
     fn poll_queue_connect(&mut self, now: Instant, id: u16) {
-        let Self { queues, options, dma, .. } = self;
+        let Self { queues, options, dma, exchange_buffers, .. } = self;
         let Some(queue) = queues.get_mut(&id) else { return };
         let QueueProgress::Connection(connect) = &mut queue.progress else { return };
-        let Some(result) = connect.poll(now, options, dma.pool()) else { return };
+        let Some(result) = connect.poll(now, options, dma.pool(), exchange_buffers) else { return };
         queue.progress = QueueProgress::Nothing;
         match result {
             Ok(connected) => self.finish_connect(now, id, connected),
             // If an I/O queue cannot be connected, the controller counts as lost.
-            Err(QueueConnectError { why, is_fatal: false }) => self.handle_queue_loss(now, why),
-            Err(QueueConnectError { why, is_fatal: true }) => {
-                self.why = Some(why);
+            Err(QueueConnectError { error, is_fatal: false }) => {
+                self.handle_queue_loss(now, error);
+            }
+            Err(QueueConnectError { error, is_fatal: true }) => {
+                self.why = Some(error);
                 self.push_queue_result(id, Err(Status::INTERNAL_ERROR));
             }
         }
@@ -220,8 +232,15 @@ impl HostTransport {
             }
         }
         if let Some(why) = lost {
-            self.handle_queue_loss(now, why);
+            self.handle_queue_loss(now, Error::remote(why));
         }
+    }
+
+    /// Whether a queue is being connected.
+    pub(super) fn is_connecting_queue(&self) -> bool {
+        let is_connecting =
+            |queue: &IoQueueEntry| matches!(queue.progress, QueueProgress::Connection(_));
+        self.queues.values().any(is_connecting)
     }
 
     /// Ends all queues, without a result for each. The driver freezes them, now or when it sees the state

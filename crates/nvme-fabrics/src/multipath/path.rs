@@ -190,7 +190,7 @@ impl Path {
                     self.stage = PathStage::Connected(Box::new(remote));
                     None
                 }
-                Err(error) => self.handle_connect_error(now, options, &error),
+                Err(error) => self.handle_connect_error(now, options, error),
             },
             PathStage::Connected(remote) => match remote.poll(now) {
                 Some(event) => self.handle_controller_event(now, options, event, check),
@@ -219,7 +219,7 @@ impl Path {
                 self.stage = PathStage::Connecting(Box::new(connecting));
                 None
             }
-            Err(error) => self.handle_connect_error(now, options, &error),
+            Err(error) => self.handle_connect_error(now, options, error),
         }
     }
 
@@ -228,11 +228,12 @@ impl Path {
         &mut self,
         now: Instant,
         options: &Options,
-        error: &ConnectError,
+        error: ConnectError,
     ) -> Option<PathUpdate> {
         self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
-        self.error = Some(Error::new(error.category(), error.to_string()));
-        self.report_down(error.to_string(), false)
+        let why = error.to_string();
+        self.error = Some(error.into());
+        self.report_down(why, false)
     }
 
     /// Reports the path as down: once, unless the cause is a better one than was reported.
@@ -260,9 +261,10 @@ impl Path {
             _ => None,
         };
         let is_precise = found.is_some();
-        let why = found.or_else(|| remote.last_error());
-        let why = why.unwrap_or_else(|| "its controller is being reset".to_owned());
-        self.error = Some(Error::remote(format!("{}: {why}", remote.peer())));
+        let error = found.map(Error::remote).or_else(|| remote.last_error());
+        let error = error.unwrap_or_else(|| Error::remote("its controller is being reset"));
+        let why = error.text.clone();
+        self.error = Some(error.with_context(remote.peer()));
         self.report_down(why, is_precise)
     }
 
@@ -277,15 +279,16 @@ impl Path {
         // Before the first time, the transport knows the cause; afterwards it may be that of an earlier
         // loss.
         let last_error = remote.last_error();
-        let why = match error {
-            Some(error) if self.has_been_up => error.to_string(),
-            Some(error) => last_error.unwrap_or_else(|| error.to_string()),
+        let error = match error {
+            Some(error) if self.has_been_up => Error::remote(error),
+            Some(error) => last_error.unwrap_or_else(|| Error::remote(error)),
             None if self.has_been_up => {
-                last_error.unwrap_or_else(|| "the controller was removed".to_owned())
+                last_error.unwrap_or_else(|| Error::remote("the controller was removed"))
             }
-            None => last_error.unwrap_or_else(|| NOT_THERE.to_owned()),
+            None => last_error.unwrap_or_else(|| Error::remote(NOT_THERE)),
         };
-        self.error = Some(Error::remote(format!("{}: {why}", remote.peer())));
+        let why = error.text.clone();
+        self.error = Some(error.with_context(remote.peer()));
         if self.is_only && self.has_been_up && !self.has_stopped {
             self.has_stopped = true;
             (self.access, self.transition_until) = (None, None);

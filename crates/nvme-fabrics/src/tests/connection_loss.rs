@@ -8,6 +8,7 @@ use tenmil_sim::sim_network::{LinkFault, LinkTransferDirection};
 use tenmil_wire::fabrics::InvalidParameter;
 use tenmil_wire::{Completion, Status};
 
+use super::authentication::{fast_policy, host_with_target, options_with};
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::SinglePathHost;
 use super::target::max_execution_time;
@@ -26,7 +27,10 @@ fn cut_connection_is_reconnected_and_usable() {
     }
     host.write_and_verify(9, 8, 9);
     assert_eq!(host.controller().connection_stats().lost, 5);
-    assert_eq!(host.controller().last_error().as_deref(), Some("the network was cut"));
+    assert_eq!(
+        host.controller().last_error().map(|error| error.text).as_deref(),
+        Some("the network was cut")
+    );
 }
 
 /// A caller does not poll a queue without requests in flight: it only submits until the request is
@@ -350,7 +354,7 @@ fn silent_target_is_detected_within_the_keep_alive_timeout() {
     let TimeoutPolicy { detect, .. } = TimeoutPolicy::default();
     assert!(host.now.since(begun) <= Span { ns: detect.ns + 100_000_000 });
     assert_eq!(
-        host.controller().last_error().as_deref(),
+        host.controller().last_error().map(|error| error.text).as_deref(),
         Some("a Keep Alive was not answered in time")
     );
     host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
@@ -501,8 +505,8 @@ fn request_that_breaks_the_connection_fails_and_others_succeed() {
 }
 
 /// Bytes transferred on each stream in a session of one write and one read.
-fn stream_lengths() -> Vec<(usize, LinkTransferDirection, u64)> {
-    let host = run_session_with_cut(None);
+fn stream_lengths(is_authenticated: bool) -> Vec<(usize, LinkTransferDirection, u64)> {
+    let host = run_session_with_cut(is_authenticated, None);
     let state = host.target.state();
     let each = state.networks.iter().enumerate().flat_map(|(number, network)| {
         [LinkTransferDirection::Upstream, LinkTransferDirection::Downstream]
@@ -513,11 +517,18 @@ fn stream_lengths() -> Vec<(usize, LinkTransferDirection, u64)> {
 
 /// A session with a fault on one stream: it does not connect, or everything succeeds in the end; in
 /// either case no resources are left behind.
-fn run_session_with_cut(cut_fault: Option<(usize, LinkTransferDirection, u64)>) -> SinglePathHost {
-    let mut host = SinglePathHost::new();
+fn run_session_with_cut(
+    is_authenticated: bool,
+    cut_fault: Option<(usize, LinkTransferDirection, u64)>,
+) -> SinglePathHost {
+    let (mut host, options) = if is_authenticated {
+        (host_with_target(fast_policy()), options_with(1, Some(2), fast_policy()))
+    } else {
+        (SinglePathHost::new(), SinglePathHost::options())
+    };
     let free = host.free_bytes();
     host.target.state().cut_fault = cut_fault;
-    if host.await_connection() {
+    if host.connect(options).is_ok() {
         host.add_queue(8);
         host.write_and_verify(3, 16, 3);
         host.queues.clear();
@@ -532,11 +543,11 @@ fn run_session_with_cut(cut_fault: Option<(usize, LinkTransferDirection, u64)>) 
 }
 
 /// Runs sessions that are cut at the bytes of each stream that `is_one` selects; returns their number.
-fn run_cut_sessions(is_one: impl Fn(u64, u64) -> bool) -> u64 {
+fn run_cut_sessions(is_authenticated: bool, is_one: impl Fn(u64, u64) -> bool) -> u64 {
     let mut count = 0;
-    for (number, way, len) in stream_lengths() {
+    for (number, way, len) in stream_lengths(is_authenticated) {
         for at in (0..len).filter(|at| is_one(*at, len)) {
-            run_session_with_cut(Some((number, way, at)));
+            run_session_with_cut(is_authenticated, Some((number, way, at)));
             count += 1;
         }
     }
@@ -546,16 +557,28 @@ fn run_cut_sessions(is_one: impl Fn(u64, u64) -> bool) -> u64 {
 #[test]
 fn stream_cut_at_any_byte_leaks_nothing() {
     // All of the first bytes, in which a connection is opened, and some of the others.
-    let count = run_cut_sessions(|at, len| at < 300 || at % 61 == 0 || len - at < 100);
+    let count = run_cut_sessions(false, |at, len| at < 300 || at % 61 == 0 || len - at < 100);
     assert!(count > 1500, "{count} cuts");
+}
+
+/// Within ICReq, Connect and the five messages of an authentication of both ends, and after them.
+#[test]
+fn stream_cut_at_any_byte_of_an_authentication_leaks_nothing() {
+    let upstream = 128 + 72 + 1024 + 4 * 72 + 72 + 80 + 16;
+    let count = run_cut_sessions(true, |at, len| {
+        at < upstream && at % 7 == 0 || at % 61 == 0 || len - at < 100
+    });
+    assert!(count > 900, "{count} cuts");
 }
 
 #[test]
 #[ignore = "takes minutes: .ci/nightly runs it"]
 fn stream_cut_at_every_byte_leaks_nothing() {
-    let (count, bytes) =
-        (run_cut_sessions(|_, _| true), stream_lengths().iter().map(|(.., len)| len).sum::<u64>());
-    assert_eq!(count, bytes);
+    for is_authenticated in [false, true] {
+        let lengths = stream_lengths(is_authenticated);
+        let bytes = lengths.iter().map(|(.., len)| len).sum::<u64>();
+        assert_eq!(run_cut_sessions(is_authenticated, |_, _| true), bytes);
+    }
 }
 
 /// The reset goes over the intact admin connection, and the controller confirms that it has stopped.
@@ -615,7 +638,7 @@ fn stalled_queue_connection_is_detected_while_keep_alive_succeeds() {
         let (waited, TimeoutPolicy { detect, .. }) =
             (host.now.since(begun), TimeoutPolicy::default());
         assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
-        let why = host.controller().last_error().unwrap();
+        let why = host.controller().last_error().unwrap().text;
         assert!(why.starts_with("nothing came over the connection of a queue"), "{why}");
         host.run_until(|host| host.completions.len() == usize::try_from(count).unwrap());
         assert!(host.completions.iter().all(|completion| completion.status.is_success()));

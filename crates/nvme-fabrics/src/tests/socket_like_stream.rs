@@ -1,7 +1,7 @@
 //! A stream that reports released memory like a socket: repeatedly, until it is queried; and that relies
 //! on the announcement that more data follows.
 
-use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
+use tenmil_base::{RecvResult, SecureChannel, Segment, SendSlice, Stream, StreamError, WakeSource};
 use tenmil_sim::sim_network::SimStream;
 
 /// An end of a network that keeps its thread awake with unread notices.
@@ -11,14 +11,19 @@ pub(super) struct SocketLikeStream {
     reported: u64,
     /// Number of receive calls since the announcement that more follows at once.
     since_promise: Option<u32>,
+    channel: Option<SecureChannel>,
 }
 
 /// Maximum number of receive calls before announced data has to be sent.
 const LOOKS_MAX: u32 = 1;
 
 impl SocketLikeStream {
-    pub(super) const fn new(end: SimStream) -> Self {
-        Self { end, reported: 0, since_promise: None }
+    /// With the identity of a key it claims to be a secure channel.
+    pub(super) fn new(end: SimStream, psk_identity: Option<String>) -> Self {
+        let cipher_suite = "TLS_AES_128_GCM_SHA256";
+        let channel = psk_identity
+            .map(|identity| SecureChannel { cipher_suite, psk_identity: Some(identity) });
+        Self { end, reported: 0, since_promise: None, channel }
     }
 }
 
@@ -76,6 +81,10 @@ impl Stream for SocketLikeStream {
 
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         self.end.arm(wants_bytes, wants_space) || self.end.released_bytes() > self.reported
+    }
+
+    fn secure_channel(&self) -> Option<&SecureChannel> {
+        self.channel.as_ref()
     }
 
     fn peer_description(&self) -> String {

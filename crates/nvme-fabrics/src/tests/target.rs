@@ -1,6 +1,7 @@
 //! A minimal target: one namespace in memory, one association at a time, and faults controlled by the
 //! test.
 
+mod authentication;
 mod commands;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tenmil_base::{Instant, Memory, Random, RecvResult, SendSlice, Span, Stream, StreamError};
 use tenmil_dma::RegionTable;
+use tenmil_nvme_auth::TlsPsk;
 use tenmil_nvme_tcp::{
     Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, EventQueue,
     PayloadDigest, SendPiece,
@@ -25,6 +27,8 @@ use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
 use super::socket_like_stream::SocketLikeStream;
 use crate::connector::{Connector, PendingConnect};
+use authentication::ConnectionChap;
+pub(super) use authentication::{TargetChap, Way};
 
 pub(super) const BLOCK: usize = 512;
 pub(super) const BLOCKS: usize = 4096;
@@ -121,6 +125,10 @@ pub(super) struct TargetState {
     pub(super) received_io_commands: u64,
     /// Number of executed I/O commands.
     pub(super) executed: u64,
+    /// Authentication, if hosts have to authenticate.
+    pub(super) chap: Option<TargetChap>,
+    /// Keys of secure channels with which each connection was opened; `None` for plaintext.
+    pub(super) identities: Vec<Option<String>>,
     ends: Vec<TargetConnection>,
     association: u16,
     cc: Configuration,
@@ -161,6 +169,9 @@ struct TargetConnection {
     commands: BTreeMap<u16, Command>,
     /// Association and queue.
     queue: Option<(u16, u16)>,
+    /// Identity of the key of its secure channel.
+    identity: Option<String>,
+    chap: ConnectionChap,
     is_over: bool,
 }
 
@@ -231,6 +242,8 @@ impl Target {
             connects: Vec::new(),
             received_io_commands: 0,
             executed: 0,
+            chap: None,
+            identities: Vec::new(),
             ends: Vec::new(),
             association: 0,
             cc: Configuration::zeroed(),
@@ -244,7 +257,8 @@ impl Target {
 
     /// Connector from a host whose data is in `regions`.
     pub(super) fn connector(&self, regions: &RegionTable) -> Box<dyn Connector> {
-        Box::new(TargetConnector { target: self.clone(), regions: regions.clone() })
+        let keys = Vec::new();
+        Box::new(TargetConnector { target: self.clone(), regions: regions.clone(), keys })
     }
 
     pub(super) fn step(&self, now: Instant) {
@@ -278,6 +292,8 @@ impl Target {
 struct TargetConnector {
     target: Target,
     regions: RegionTable,
+    /// Identities of generated keys.
+    keys: Vec<String>,
 }
 
 impl Connector for TargetConnector {
@@ -289,6 +305,14 @@ impl Connector for TargetConnector {
         if state.refuses_connections {
             return Box::new(ImmediateConnect(Some(Err(StreamError("no listener".into())))));
         }
+        let identity = self.keys.first().cloned();
+        if let (Some(identity), Some(chap)) = (&identity, &state.chap)
+            && !chap.generated_identities.contains(identity)
+        {
+            let text = format!("no key for identity {identity}");
+            return Box::new(ImmediateConnect(Some(Err(StreamError(text)))));
+        }
+        state.identities.push(identity.clone());
         let mut options = state.network.clone();
         if let Some((number, direction, at)) = state.cut_fault
             && number == state.networks.len()
@@ -315,10 +339,17 @@ impl Connector for TargetConnector {
             data: CommandPayloads::default(),
             commands: BTreeMap::new(),
             queue: None,
+            identity: identity.clone(),
+            chap: ConnectionChap::default(),
             is_over: false,
         };
         state.ends.push(end);
-        Box::new(ImmediateConnect(Some(Ok(Box::new(SocketLikeStream::new(ours))))))
+        Box::new(ImmediateConnect(Some(Ok(Box::new(SocketLikeStream::new(ours, identity))))))
+    }
+
+    fn set_generated_keys(&mut self, keys: &[TlsPsk]) -> bool {
+        self.keys = keys.iter().map(|key| key.identity.clone()).collect();
+        true
     }
 
     fn peer(&self) -> String {
@@ -528,6 +559,7 @@ impl TargetConnection {
         // Notices: the ANA state or a namespace has changed, see the log page.
         self.complete_event_request(&mut state.ana_has_changed, 0x000c_0302);
         self.complete_event_request(&mut state.namespace_has_changed, 0x0004_0002);
+        self.answer_authentication(state);
         self.send(state);
         if self.is_over
             && self.queue.is_some_and(|(whose, queue)| queue == 0 && whose == state.association)

@@ -10,6 +10,7 @@ use tenmil_drivers::NullDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
+    SubsystemSecurity,
 };
 
 /// Of a request.
@@ -55,8 +56,9 @@ pub(crate) fn service_of_device(
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
     };
-    service.add_port(1, Port { address: None });
+    service.add_port(1, Port { address: None, ..Port::default() });
     service.add_subsystem(plan).unwrap();
     service
 }

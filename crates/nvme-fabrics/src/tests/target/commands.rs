@@ -8,12 +8,22 @@ use tenmil_wire::identify::namespace::IdentifyNamespace;
 use tenmil_wire::register::{Capabilities, Configuration, ControllerStatus};
 use tenmil_wire::{AdminOpcode, Command, Completion, FabricsType, Status, TypedCommand};
 
+use super::authentication::fabrics_type;
 use super::{BLOCKS, DelayedCommand, TargetConnection, TargetState};
 
 impl TargetConnection {
     pub(super) fn execute(&mut self, tag: u16, to_host: u32, state: &mut TargetState) {
         let command = self.commands[&tag];
+        let kind = (command.opcode() == AdminOpcode::FabricsCommands.code())
+            .then(|| fabrics_type(&command))
+            .flatten();
         let answer = match self.queue {
+            _ if !self.permits(kind, state) => {
+                Some(Completion::new(0, Status::AUTHENTICATION_REQUIRED.with_dnr()))
+            }
+            _ if kind == Some(FabricsType::AuthenticationReceive) => {
+                self.authentication_receive(tag)
+            }
             _ if command.opcode() == AdminOpcode::FabricsCommands.code() => {
                 Some(self.fabrics(tag, &command, state))
             }
@@ -29,7 +39,8 @@ impl TargetConnection {
 
     fn fabrics(&mut self, tag: u16, command: &Command, state: &mut TargetState) -> Completion {
         let ok = Completion::new(0, Status::SUCCESS);
-        match FabricsType::from_u8(u8::try_from(command.nsid() & 0xff).unwrap()) {
+        match fabrics_type(command) {
+            Some(FabricsType::AuthenticationSend) => self.authentication_send(tag, state),
             Some(FabricsType::Connect) => self.connect(tag, command, state),
             Some(FabricsType::PropertyGet) => {
                 let value = match PropertyGet::parse(command).unwrap().ofst {
@@ -106,7 +117,8 @@ impl TargetConnection {
         }
         self.queue = Some((state.association, connect.qid));
         state.connects.push(connect.qid);
-        Completion::new(0, Status::SUCCESS).with_dw0(state.association.into())
+        let requirements = self.connect_requirements(connect.qid, state);
+        Completion::new(0, Status::SUCCESS).with_dw0(u32::from(state.association) | requirements)
     }
 
     fn admin(
