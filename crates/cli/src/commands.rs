@@ -15,6 +15,7 @@ mod get_set_completion;
 mod help_examples;
 mod identify;
 mod identify_block;
+mod key;
 mod list;
 mod man;
 mod mirror;
@@ -45,6 +46,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use tenmil_base::text::quote_shell_word;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::{NamedDeviceType, join_device_types};
+use tenmil_keyring::KeyringAtPath;
 use tenmil_linux::storage_file::CreationPolicy;
 
 use crate::simulation::SimOptions;
@@ -85,7 +87,7 @@ enum Command {
     /// Copy one block device to another.
     Copy(copy::CopyArguments),
     /// Export block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
-    Serve(serve::ServeArguments),
+    Serve(Box<serve::ServeArguments>),
     /// Proxy TCP connections, and fragment, delay, freeze or cut them (fault injection).
     Proxy(proxy::ProxyArguments),
     /// Run the driver against a simulated, misbehaving controller.
@@ -102,6 +104,8 @@ enum Command {
     Pool(pool::PoolArguments),
     /// Create, change, list or delete volumes, snapshots and clones.
     Volume(volume::VolumeArguments),
+    /// Generate, import, export, list or remove keys of NVMe/TCP: TLS and DH-HMAC-CHAP.
+    Key(key::KeyArguments),
     /// Show the reactors, threads and pollers of a running tenmil process, live.
     Top(top::TopArguments),
     /// Print a shell completion script.
@@ -166,6 +170,7 @@ Examples:
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
   tenmil copy /dev/sda file:a --verify     one device to another, preserving holes
   tenmil discover tcp://127.0.0.1:8009     subsystems that another machine serves
+  tenmil key generate psk db               a TLS key for NVMe/TCP
   tenmil get                               queries that a running process supports
   tenmil top                               load of its reactors and threads, live
 
@@ -185,6 +190,7 @@ pub fn run_command_line(
         tracing::info!("ignore SIGXFSZ: {error}");
     }
     tenmil_linux::storage_file::set_creation_policy(CreationPolicy::Recorded);
+    tenmil_devices::tcp::set_key_source(Arc::new(KeyringAtPath::default()));
     let done = dispatch(&arguments, engines, &mut out);
     // What opened a file and wrote nothing that mattered has not made it so far.
     let done =
@@ -239,6 +245,8 @@ fn dispatch(
     engines: &CommandEngines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
+    // Before anything prints an argument.
+    key::check_no_key_in_arguments(arguments)?;
     let mut command = clap_command();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| CommandLine::from_arg_matches(&matches));
@@ -281,6 +289,7 @@ fn dispatch(
         Ok(CommandLine { command: Command::Mirror(mirror) }) => mirror::run_mirror(&mirror, out),
         Ok(CommandLine { command: Command::Pool(store) }) => pool::run_pool(&store, out),
         Ok(CommandLine { command: Command::Volume(volume) }) => volume::run_volume(&volume, out),
+        Ok(CommandLine { command: Command::Key(key) }) => key::run_key(&key, out),
         Ok(CommandLine { command: Command::Top(top) }) => top::run_top(&top, out),
         Ok(CommandLine { command: Command::Completions(asked) }) => {
             shell_completion_script::run_completions(&asked, clap_command(), out)

@@ -164,7 +164,7 @@ fn foreign_front_end_negotiates_and_uses_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let disk = directory.path().join("disk");
-    let _served = serve(&format!("file:{}?size=16m", disk.display()), &socket);
+    let served = serve(&format!("file:{}?size=16m", disk.display()), &socket);
     let mut machine = FrontEndMemory::new();
     let mut connection = machine.connect(&socket);
     let flags = VhostUserConfigFlags::empty();
@@ -206,6 +206,9 @@ fn foreign_front_end_negotiates_and_uses_the_disk() {
     assert_eq!((await_used(&mut drivers[0]), drivers[0].request_status(0)), (0, 0));
     assert_eq!(connection.front.get_vring_base(0).unwrap(), 41);
     assert_eq!(connection.front.get_vring_base(1).unwrap(), 40);
+    // It did all of this with the rights that are left.
+    let report = served.rights_after_drop();
+    assert_eq!(report["tcp_connect"], false);
 }
 
 /// Bytes of the disk, as configuration space has them.

@@ -12,7 +12,9 @@ mod paths;
 mod pool_events;
 mod process;
 mod reactors;
+mod sandbox;
 mod scheduler;
+mod target_configuration;
 mod volumes;
 
 pub use copy::CopyProgress;
@@ -23,6 +25,7 @@ pub use paths::subscribe_path_events;
 pub use process::ProgramInfo;
 pub use reactors::{EventRelay, ReactorsSource};
 pub use scheduler::SchedulerSource;
+pub use target_configuration::{ReloadRequest, TargetConfiguration};
 
 use crate::event::EventKind;
 use crate::method::MethodRegistry;
@@ -33,18 +36,21 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         method_list::METHODS,
         process::METHODS,
         environment::METHODS,
+        sandbox::METHODS,
         reactors::METHODS,
         scheduler::METHODS,
         nbd_exports::METHODS,
         mirrors_and_delays::METHODS,
         copy::METHODS,
         nvme_connections::METHODS,
+        target_configuration::METHODS,
         paths::METHODS,
         volumes::METHODS,
     ],
     &[
         &EventKind::COMMON,
         reactors::EVENTS,
+        sandbox::EVENTS,
         nbd_exports::EVENTS,
         nvme_connections::EVENTS,
         paths::EVENTS,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use tenmil_keyring::contains_key_text;
 
 use crate::arguments::Arguments;
 use crate::deferred_reply::{DeferredReplySlot, PendingReply};
@@ -48,9 +49,14 @@ pub(crate) struct InvalidRequest {
 }
 
 impl Request {
-    /// Parses a line without its terminator.
+    /// Parses a line without its terminator. One that holds a key is rejected before anything repeats
+    /// its text, for example in an error, an event or the log.
     pub(crate) fn parse_line(line: &[u8]) -> Result<Self, InvalidRequest> {
         let unread = |refusal| InvalidRequest { id: RequestId::None, refusal };
+        if contains_key_text(&String::from_utf8_lossy(line)) {
+            let text = "request: it holds a key, expected the name of one in a keyring";
+            return Err(unread(RpcError::usage(ErrorCode::BadValue, text.to_owned())));
+        }
         let value = strict_json::parse_json(line).map_err(|error| {
             let message = format!("request: {error}, expected one JSON object on a line");
             unread(RpcError::usage(ErrorCode::NotJson, message))
@@ -209,6 +215,14 @@ mod tests {
         }
         let bare = Request::parse_line(br#"{"id":1,"method":"x"}"#).unwrap();
         assert!(bare.parameters.is_empty());
+    }
+
+    #[test]
+    fn request_that_holds_a_key_is_rejected_without_repeating_it() {
+        let line = r#"{"id":1,"method":"DHHC-1:00:secret:","parameters":{}}"#;
+        let (_, code, message) = rejected_line(line);
+        assert_eq!(code, ErrorCode::BadValue);
+        assert!(message.contains("holds a key") && !message.contains("secret"), "{message}");
     }
 
     #[test]

@@ -22,11 +22,16 @@
 //! A file is parsed and checked completely before anything is applied: [`TargetConfig::parse`]
 //! returns either a consistent configuration or the position of the first error.
 
+mod allowed_host;
 mod config_checker;
 mod config_file;
 mod connection_limits;
 mod migrate;
 mod named_devices;
+mod security;
+mod security_checker;
+#[cfg(test)]
+mod security_tests;
 #[cfg(test)]
 mod tests;
 
@@ -36,9 +41,12 @@ use std::path::PathBuf;
 
 use tenmil_base::Span;
 use tenmil_block::uri::Uri;
+use tenmil_serve::PeerNetwork;
+use tenmil_serve::tcp::PortSecurity;
 
 pub use self::migrate::{MigratedConfig, migrate_config};
 pub use self::named_devices::SCHEME;
+pub use self::security::{HostSecurityConfig, KeyReference, SecurityConfig, UnreadableKey};
 
 /// Line of the file, from 1; 0 if there is no file. All lines compare equal, since the position of
 /// a setting is not part of its value.
@@ -65,6 +73,12 @@ pub struct TargetConfig {
     pub state: Option<PathBuf>,
     /// Line of the setting.
     pub state_line: IgnoredLineNumber,
+    /// Directory of the keys that the file names; `None` selects the default.
+    pub keyring: Option<PathBuf>,
+    /// Line of the setting.
+    pub keyring_line: IgnoredLineNumber,
+    /// Security of the discovery service.
+    pub discovery: SecurityConfig,
     /// Listeners: at least one.
     pub listeners: Vec<ListenerConfig>,
     /// Exported subsystems: at least one.
@@ -106,6 +120,10 @@ pub struct ConnectionLimits {
 pub struct ListenerConfig {
     /// Address and port.
     pub address: SocketAddr,
+    /// Whether connections use TLS.
+    pub security: PortSecurity,
+    /// Networks whose peers may connect; any if it is empty.
+    pub networks: Vec<PeerNetwork>,
     /// Line of the setting.
     pub line: IgnoredLineNumber,
 }
@@ -121,6 +139,8 @@ pub struct SubsystemConfig {
     pub serial: Option<String>,
     /// Hosts that may connect.
     pub hosts: HostsConfig,
+    /// What hosts must prove, and their rights.
+    pub security: SecurityConfig,
     /// Listeners that show the subsystem, as ascending indexes into [`TargetConfig::listeners`]; at
     /// least one.
     pub listeners: Vec<usize>,
@@ -197,6 +217,13 @@ impl TargetConfig {
     /// The first error of the file.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         config_checker::check_config(text, config_file::ConfigFile::parse_toml(text)?)
+    }
+
+    /// Whether it names any key, so that a keyring is needed.
+    #[must_use]
+    pub fn has_keys(&self) -> bool {
+        let mut securities = self.subsystems.iter().map(|subsystem| &subsystem.security);
+        self.discovery.has_keys() || securities.any(SecurityConfig::has_keys)
     }
 }
 

@@ -10,10 +10,13 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, Span};
 use tenmil_block::quantity_parser::parse_time;
-use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
+use tenmil_wire::log::discovery::{DiscoveryEntry, SecureChannel, SecurityType, SubsystemType};
 
 use super::write_stdout;
-use tenmil_devices::tcp::{DiscoveryLog, discover, discovery_service};
+use tenmil_devices::tcp::{
+    DiscoveryLog, TcpSecurity, discover, discovery_service, security_name, transport_name,
+    uri_of_entry,
+};
 
 /// Print the discovery log of an NVMe/TCP discovery controller: its subsystems and their addresses.
 ///
@@ -25,6 +28,22 @@ pub(super) struct DiscoverArguments {
     /// Discovery service: tcp://HOST:PORT, usually port 8009 or the port of a subsystem
     #[arg(value_name = "ADDRESS")]
     address: String,
+
+    /// TLS: off, required (with --key), or concatenate (with --dhchap)
+    #[arg(long, value_name = "MODE")]
+    tls: Option<String>,
+
+    /// Name of the pre-shared key of TLS in the keyring; implies --tls required
+    #[arg(long, value_name = "NAME")]
+    key: Option<String>,
+
+    /// Name of the DH-HMAC-CHAP secret of this host in the keyring
+    #[arg(long, value_name = "NAME")]
+    dhchap: Option<String>,
+
+    /// Name of the DH-HMAC-CHAP secret that the discovery controller must have
+    #[arg(long, value_name = "NAME", requires = "dhchap")]
+    dhchap_controller: Option<String>,
 
     /// Print JSON; with --watch, one object per line
     #[arg(long)]
@@ -46,6 +65,7 @@ pub(super) struct DiscoverArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil discover tcp://127.0.0.1:4420
+  tenmil discover tcp://192.0.2.7:8009 --key tls-of-this-host
   tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'
   tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"added\").uri'";
 
@@ -54,28 +74,39 @@ pub(super) fn run_discover(
     arguments: &DiscoverArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let name = discovery_service(&arguments.address)?;
+    let name = discovery_service(&arguments.address_with_options())?;
     if arguments.watch {
         return watch::watch_discovery_log(arguments, &name, out);
     }
     let found = discover(&name)?;
     let printed = if arguments.json {
-        discovery_log_json(&found)
+        discovery_log_json(&found, &name.security)
     } else {
-        discovery_log_text(&name.address, &found)
+        discovery_log_text(&name.address, &found, &name.security)
     };
     write_stdout(out, &printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tenmil URI of a log entry, if its transport is supported.
-fn uri_of(entry: &DiscoveryEntry) -> Option<String> {
-    let port = entry.tcp_port().filter(|_| entry.trtype() == TransportType::Tcp)?;
-    let address = entry.traddr().to_string();
-    let address = if address.contains(':') { format!("[{address}]") } else { address };
-    match entry.subtype() {
-        SubsystemType::Nvm => Some(format!("tcp://{address}:{port}/{}", entry.subnqn())),
-        _ => Some(format!("tcp://{address}:{port}")),
+impl DiscoverArguments {
+    /// The address with the options that the flags add to its URI.
+    fn address_with_options(&self) -> String {
+        let Self { tls, key, dhchap, dhchap_controller, .. } = self;
+        let flags = [
+            ("tls", tls),
+            ("key", key),
+            ("dhchap", dhchap),
+            ("dhchap-controller", dhchap_controller),
+        ];
+        let mut address = self.address.clone();
+        for (name, value) in flags {
+            if let Some(value) = value {
+                let mark = if address.contains('?') { '&' } else { '?' };
+                // Writing to a string cannot fail.
+                let _ = write!(address, "{mark}{name}={value}");
+            }
+        }
+        address
     }
 }
 
@@ -88,55 +119,54 @@ fn subsystem_type_name(entry: &DiscoveryEntry) -> &'static str {
     }
 }
 
-fn discovery_log_text(address: &str, found: &DiscoveryLog) -> String {
+fn discovery_log_text(address: &str, found: &DiscoveryLog, security: &TcpSecurity) -> String {
     let count = found.entries.len();
     let entries = if count == 1 { "entry" } else { "entries" };
     let mut text = format!("tcp://{address}: {count} {entries}, generation {}\n", found.generation);
     for entry in &found.entries {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "  {}", entry_line(entry));
+        let _ = writeln!(text, "  {}", entry_line(entry, security));
     }
     text
 }
 
-/// Transport name, as in `nvme connect --transport`.
-const fn transport_name(transport: TransportType) -> &'static str {
-    match transport {
-        TransportType::Tcp => "tcp",
-        TransportType::Rdma => "rdma",
-        TransportType::FibreChannel => "fc",
-        TransportType::Loop => "loop",
-        _ => "unknown",
-    }
-}
-
 /// A log entry as one line of text, without control characters: an `Ascii` field shows printable
 /// characters only.
-fn entry_line(entry: &DiscoveryEntry) -> String {
-    let uri = uri_of(entry).unwrap_or_else(|| {
-        format!(
-            "{} over {}, which is not supported",
-            entry.subnqn(),
-            transport_name(entry.trtype())
-        )
-    });
-    format!("{:<10} port {:<5} {uri}", subsystem_type_name(entry), entry.portid())
+fn entry_line(entry: &DiscoveryEntry, security: &TcpSecurity) -> String {
+    let uri = uri_of_entry(entry, security)
+        .unwrap_or_else(|why| format!("{} is not used: {why}", entry.subnqn()));
+    let kind = subsystem_type_name(entry);
+    format!("{kind:<10} port {:<5} {:<13} {uri}", entry.portid(), security_name(entry))
 }
 
-fn discovery_log_json(found: &DiscoveryLog) -> String {
-    let entries: Vec<_> = found.entries.iter().map(entry_json).collect();
+fn discovery_log_json(found: &DiscoveryLog, security: &TcpSecurity) -> String {
+    let entries: Vec<_> = found.entries.iter().map(|entry| entry_json(entry, security)).collect();
     format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
 }
 
-fn entry_json(entry: &DiscoveryEntry) -> Value {
+fn entry_json(entry: &DiscoveryEntry, security: &TcpSecurity) -> Value {
+    let tls = match entry.sectype() {
+        SecurityType::Tls13 => "1.3",
+        SecurityType::Tls12 => "1.2",
+        _ => "none",
+    };
+    let requirement = match entry.secure_channel() {
+        SecureChannel::Required => "required",
+        SecureChannel::NotRequired => "not required",
+        _ => "not specified",
+    };
+    let uri = uri_of_entry(entry, security);
     json!({
         "kind": subsystem_type_name(entry),
-        "uri": uri_of(entry),
+        "uri": uri.as_deref().ok(),
+        "refused": uri.as_ref().err(),
         "subsystem": entry.subnqn().to_string(),
         "transport": transport_name(entry.trtype()),
         "address": entry.traddr().to_string(),
         "service": entry.trsvcid().to_string(),
         "port": entry.portid(),
         "controller": entry.cntlid(),
+        "tls": tls,
+        "secure-channel": requirement,
     })
 }

@@ -2,7 +2,9 @@
 
 mod endpoint_devices;
 mod listen_address;
+mod nbd_tls;
 mod nvme_tcp;
+mod sandbox;
 mod socket_options;
 #[cfg(test)]
 mod tests;
@@ -28,12 +30,13 @@ use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::thread_scheduler::Options;
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
 use tenmil_rpc::target_config::TargetConfig;
-use tenmil_rpc::{DeviceControls, NbdExports};
+use tenmil_rpc::{DeviceControls, EventRelay, EventSender, NbdExports, RpcServer};
 use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
 
 use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzero_bytes};
 use super::{rpc_endpoint, write_stdout};
 use listen_address::{TransportAddress, parse_listen};
+use sandbox::{SandboxMode, ServedParts};
 use tenmil_bench::balance::{
     BalancedReactors, BalancerGuard, check_cores_allowed, check_rule_cores_scheduled,
     parse_scheduler_rules,
@@ -49,7 +52,8 @@ pub(super) struct ServeArguments {
     #[arg(value_name = "URI", required_unless_present = "config", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
-    /// Listen address, may be repeated: nbd:PATH or nbd://HOST:PORT for NBD clients; tcp://HOST:PORT
+    /// Listen address, may be repeated: nbd:PATH or nbd://HOST:PORT for NBD clients, nbds:PATH or
+    /// nbds://HOST:PORT for those with TLS only; tcp://HOST:PORT
     /// for NVMe/TCP hosts (port 0 picks a free port); vfio-user:PATH for a PCI NVMe controller of a
     /// virtual machine or another driver, one for all URIs or one for each; vhost-user:PATH for a
     /// virtio disk of a virtual machine; ublk:N for /dev/ublkbN of this machine
@@ -73,6 +77,29 @@ pub(super) struct ServeArguments {
     /// Allow any host to connect over NVMe/TCP through any listener
     #[arg(long)]
     allow_any_host: bool,
+
+    /// TLS of NVMe/TCP listeners: required, allowed (TLS or plaintext), off
+    #[arg(long, value_name = "WHEN", default_value = "off", conflicts_with = "config")]
+    tls: TlsArgument,
+
+    /// Key of the allowed hosts for TLS, by its name in the keyring; may be repeated, for rotation
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    psk: Vec<String>,
+
+    /// DH-HMAC-CHAP secret with which the allowed hosts must authenticate, by its name in the keyring; may
+    /// be repeated, for rotation
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    dhchap: Vec<String>,
+
+    /// DH-HMAC-CHAP secret with which this target proves its identity to hosts that ask for it, by its
+    /// name in the keyring
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    dhchap_controller: Option<String>,
+
+    /// Directory of the keys [default: $TENMIL_KEYRING, else /etc/tenmil/keys for root and
+    /// ~/.config/tenmil/keys for other users]
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "config")]
+    keyring: Option<PathBuf>,
 
     /// Memory for data buffers of NVMe/TCP connections [default: 256m]
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
@@ -138,6 +165,9 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "TIME", value_parser = parse_timeout, conflicts_with = "config")]
     nbd_idle_timeout: Option<Span>,
 
+    #[command(flatten)]
+    nbd_tls: nbd_tls::NbdTlsArguments,
+
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
     #[arg(short = 'c', long, value_name = "CORES", value_parser = CpuList::parse)]
     cores: Option<CpuList>,
@@ -159,6 +189,24 @@ pub(super) struct ServeArguments {
     #[arg(long)]
     governor: bool,
 
+    /// Rights that the server drops once it serves: `on` drops capabilities and restricts system calls
+    /// (seccomp) and paths (Landlock), as far as the kernel can; `report` denies nothing, and the kernel
+    /// logs the system calls that `on` would deny; `off` drops nothing
+    #[arg(long, value_name = "MODE", default_value = "on")]
+    #[arg(value_parser = named_value_parser(SandboxMode::ALL))]
+    sandbox: SandboxMode,
+
+    /// File or directory that the server may open later, for reading and writing, besides what it has
+    /// open; may be repeated. Without any, a server that can get new devices may open all but system
+    /// directories
+    #[arg(long, value_name = "PATH")]
+    sandbox_path: Vec<PathBuf>,
+
+    /// User to run as, once devices are open and ports are bound; only root may. Files and sockets
+    /// that the server has created belong to that user
+    #[arg(long, value_name = "NAME[:GROUP]")]
+    user: Option<String>,
+
     /// Exit, as on SIGTERM, when the parent process exits
     #[arg(long)]
     exit_with_parent: bool,
@@ -166,6 +214,17 @@ pub(super) struct ServeArguments {
     /// Print the ready message as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Whether connections use TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum TlsArgument {
+    /// Plaintext only
+    Off,
+    /// TLS or plaintext; the first byte of a connection decides
+    Allowed,
+    /// TLS only
+    Required,
 }
 
 const MORE: &str = "\
@@ -184,6 +243,7 @@ Examples:
       tenmil perf tcp://127.0.0.1/nqn.2026-01.org.tenmil:disk/1
   tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
   tenmil serve /dev/sda /dev/sdb -l tcp://0.0.0.0:4420 --allowed-host nqn.2014-08.org.example:client
+  tenmil serve /dev/sda -l tcp://0.0.0.0:4420 --allowed-host nqn.2026-01.example:db --dhchap db
   tenmil serve /var/tmp/disk --listen vfio-user:/tmp/disk.sock
       qemu-system-x86_64                               its RAM a memfd with share=on, and the
                                                        device vfio-user-pci at that socket
@@ -193,6 +253,8 @@ Examples:
       qemu-system-x86_64                               its RAM a memfd with share=on, -chardev
                                                        socket,id=disk,path=/tmp/disk.sock and
                                                        -device vhost-user-blk-pci,chardev=disk
+  sudo tenmil serve /dev/sda -l tcp://127.0.0.1:4420 --user tenmil
+      tenmil get sandbox                               shows the rights that are left
   sudo tenmil serve /var/tmp/disk --listen ublk:0 --cores 2,3
       mkfs.ext4 /dev/ublkb0                            a restart after kill -9 keeps the device
   tenmil serve --config /etc/tenmil/target.toml
@@ -266,6 +328,7 @@ pub(super) fn run_serve(
 ) -> Result<ExitCode, Error> {
     // Argument errors are reported before any file, socket or thread is created.
     serving_cores(arguments, &CpuList::allowed_cpus())?;
+    sandbox::check_user(arguments)?;
     tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .and_then(|()| {
             tenmil_linux::signal::limit_stop_time(
@@ -289,7 +352,8 @@ pub(super) fn run_serve(
     let (mut disks, mut guests) = (Vec::new(), Vec::new());
     for listen in &arguments.listen {
         match listen {
-            TransportAddress::Nbd(address) => clients.push(address.clone()),
+            TransportAddress::Nbd(address) => clients.push((address.clone(), false)),
+            TransportAddress::NbdOverTls(address) => clients.push((address.clone(), true)),
             TransportAddress::NvmeTcp(address) => hosts.push(*address),
             TransportAddress::VfioUser(path) => sockets.push(path.clone()),
             TransportAddress::VhostUser(path) => guests.push(path.clone()),
@@ -366,10 +430,11 @@ fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
 fn serve_nbd(
     arguments: &ServeArguments,
     uri: &Uri,
-    listen: &[ListenAddress],
+    listen: &[(ListenAddress, bool)],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     check_writable_export_is_local(arguments, listen)?;
+    let tls = arguments.nbd_tls.load(listen.iter().map(|(_, required)| *required).collect())?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
@@ -382,13 +447,10 @@ fn serve_nbd(
     })?;
     let devices = DeviceControls::new(opened.handles.clone());
     let served = Arc::new(claim_device_for_export(arguments, &uri, opened, &regions, clock)?);
-    let listen_sockets = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
+    let listen_sockets =
+        listen.iter().map(|(address, _)| open_listener(address)).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let state = rpc_endpoint::rpc_state_of_reactors(&balanced);
-    let state =
-        state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
-    let mut requested = rpc_endpoint::serve_control_socket(state);
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
         listen_sockets,
@@ -402,10 +464,19 @@ fn serve_nbd(
             |most| most as usize,
         ),
         idle_max: arguments.nbd_idle_timeout,
+        tls,
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     tenmil_linux::storage_file::commit_created()?;
-    write_stdout(out, &ready_message(arguments, &served, &server))?;
+    let parts = ServedParts::at_addresses(ServeTransport::Nbd, vec![&uri], server.addresses());
+    sandbox::run_as_user(arguments, &parts)?;
+    let state = rpc_endpoint::rpc_state_of_reactors(&balanced);
+    let state =
+        state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
+    let mut requested = rpc_endpoint::serve_control_socket(state);
+    sandbox::drop_rights(arguments, &parts, event_sender(&requested));
+    let required: Vec<bool> = listen.iter().map(|(_, required)| *required).collect();
+    write_stdout(out, &ready_message(arguments, &served, &server, &required))?;
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = server.next_event() {
             if let NbdEvent::Error(text) = &new_events {
@@ -415,6 +486,7 @@ fn serve_nbd(
                 relay.event_sender().emit_export_event(served.export().name(), &new_events);
             }
         }
+        sandbox::log_denied_calls(event_sender(&requested));
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
@@ -427,20 +499,25 @@ fn serve_nbd(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
+/// Rejects writable exports on non-loopback addresses, unless all clients there authenticate by TLS or
+/// they were explicitly allowed.
 fn check_writable_export_is_local(
     arguments: &ServeArguments,
-    listen: &[ListenAddress],
+    listen: &[(ListenAddress, bool)],
 ) -> Result<(), Error> {
-    let is_remote = |address: &&ListenAddress| matches!(address, ListenAddress::Tcp(at) if !at.ip().is_loopback());
-    let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
+    let authenticates = arguments.nbd_tls.authenticates_clients();
+    let is_open = |(address, requires_tls): &&(ListenAddress, bool)| {
+        let is_remote = matches!(address, ListenAddress::Tcp(at) if !at.ip().is_loopback());
+        is_remote && !(*requires_tls && authenticates)
+    };
+    let Some((remote, requires_tls)) = listen.iter().find(is_open) else { return Ok(()) };
     if arguments.read_only || arguments.allow_remote_write {
         return Ok(());
     }
     let text = format!(
         "listen at {}: other machines could write there without authentication, expected an address of \
          loopback, --read-only or --allow-remote-write",
-        listen_text(remote)
+        listen_text(remote, *requires_tls)
     );
     let hint =
         "Add --read-only, or --allow-remote-write if every client that can connect may write.";
@@ -499,8 +576,19 @@ fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedR
     Ok(BalancedReactors { reactors, balance })
 }
 
+/// The sender for events of RPC clients, if the control socket exists.
+fn event_sender(endpoint: &Option<(RpcServer, EventRelay)>) -> Option<&EventSender> {
+    endpoint.as_ref().map(|(_, relay)| relay.event_sender())
+}
+
 fn open_listener(address: &ListenAddress) -> Result<StreamListener, Error> {
     StreamListener::open(address).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied if sandbox::has_dropped_rights() => {
+            Error::environment(format!("listen at {address}: {error}")).with_hint(
+                "the server dropped its rights at start: restart it with this address, or with \
+                 --sandbox=off",
+            )
+        }
         io::ErrorKind::AddrInUse => {
             Error::usage(format!("listen at {address}: the address is in use"))
         }
@@ -515,8 +603,14 @@ fn open_listener(address: &ListenAddress) -> Result<StreamListener, Error> {
 }
 
 /// The ready message, as text or JSON.
-fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &Server) -> String {
-    let listens: Vec<String> = server.addresses().iter().map(listen_text).collect();
+fn ready_message(
+    arguments: &ServeArguments,
+    served: &ExportedDevice,
+    server: &Server,
+    requires_tls: &[bool],
+) -> String {
+    let addresses = || server.addresses().iter().zip(requires_tls.iter().copied());
+    let listens: Vec<String> = addresses().map(|(at, tls)| listen_text(at, tls)).collect();
     if !arguments.json {
         return format!("ready {}\n", listens.join(" "));
     }
@@ -524,7 +618,7 @@ fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &S
     let line = json!({
         "ready": true,
         "listen": listens,
-        "connect": server.addresses().iter().map(nbd_uri).collect::<Vec<_>>(),
+        "connect": addresses().map(|(at, tls)| nbd_uri(at, tls)).collect::<Vec<_>>(),
         "uri": served.uri(),
         "name": export.name(),
         "description": export.description(),
@@ -536,18 +630,20 @@ fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &S
 }
 
 /// An address in the syntax of `--listen`.
-fn listen_text(address: &ListenAddress) -> String {
+fn listen_text(address: &ListenAddress, requires_tls: bool) -> String {
+    let scheme = if requires_tls { "nbds" } else { "nbd" };
     match address {
-        ListenAddress::Path(path) => format!("nbd:{}", path.display()),
-        ListenAddress::Tcp(port) => format!("nbd://{port}"),
+        ListenAddress::Path(path) => format!("{scheme}:{}", path.display()),
+        ListenAddress::Tcp(port) => format!("{scheme}://{port}"),
     }
 }
 
 /// An address as an NBD URI.
-fn nbd_uri(address: &ListenAddress) -> String {
+fn nbd_uri(address: &ListenAddress, requires_tls: bool) -> String {
+    let scheme = if requires_tls { "nbds" } else { "nbd" };
     match address {
-        ListenAddress::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
-        ListenAddress::Tcp(port) => format!("nbd://{port}"),
+        ListenAddress::Path(path) => format!("{scheme}+unix:///?socket={}", path.display()),
+        ListenAddress::Tcp(port) => format!("{scheme}://{port}"),
     }
 }
 

@@ -78,6 +78,42 @@ impl ServeProcess {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// What the process reports about its rights, which it must have dropped on all of its threads, and
+    /// without a denied system call.
+    pub(crate) fn rights_after_drop(&self) -> serde_json::Value {
+        let report: serde_json::Value =
+            serde_json::from_str(&self.stdout_of_rpc_command("get sandbox --json")).unwrap();
+        assert_eq!(report["calls_denied"], serde_json::json!([]), "{report}");
+        let kept = report["capabilities_kept"].as_array().unwrap();
+        // Kept where locked memory is limited and root may not lift the limit.
+        let kept = match kept.as_slice() {
+            [] => "0000000000000000",
+            [only] if only == "CAP_IPC_LOCK" => "0000000000004000",
+            others => panic!("{others:?}"),
+        };
+        for status in threads_of(self.pid()) {
+            let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            // The kernel's own threads are not the program's.
+            if line("Name:").trim().starts_with("iou-") {
+                continue;
+            }
+            for key in ["CapInh:", "CapAmb:"] {
+                assert_eq!(line(key).trim(), "0000000000000000", "{key} {status}");
+            }
+            for key in ["CapPrm:", "CapEff:"] {
+                assert_eq!(line(key).trim(), kept, "{key} {status}");
+            }
+            assert_eq!(line("NoNewPrivs:").trim(), "1", "{status}");
+            // The kernel may lack it, which the report says.
+            let seccomp = if report["seccomp"] == "in force" { "2" } else { "0" };
+            assert_eq!(line("Seccomp:").trim(), seccomp, "{status}");
+            if report["bounding_set"] == "in force" {
+                assert_eq!(line("CapBnd:").trim(), kept, "{status}");
+            }
+        }
+        report
+    }
+
     /// Ends it as a service manager would, and says with which exit code it did. It has 5 seconds.
     pub(crate) fn stop_with_sigterm(mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
@@ -102,6 +138,14 @@ impl Drop for ServeProcess {
             let _ = child.wait();
         }
     }
+}
+
+/// The status of each thread of a process, as the kernel shows it.
+pub(crate) fn threads_of(pid: u32) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let statuses = threads
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("status")).ok());
+    statuses.collect()
 }
 
 /// Whether all these tools are there. If not, says so, or fails where they are required.

@@ -1,7 +1,7 @@
 //! NVMe/TCP connections of a target, and their events.
 
 use serde_json::{Value, json};
-use tenmil_serve::tcp::{ConnectionSample, Service, TargetEvent};
+use tenmil_serve::tcp::{ConnectionAudit, ConnectionSample, Service, TargetEvent};
 
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
@@ -28,6 +28,12 @@ const QUEUE: &[FieldSchema] = &[
     FieldSchema::new("subsystem", TEXT, "name of the export or subsystem"),
     FieldSchema::new("controller", WHOLE, "controller identifier"),
     FieldSchema::new("queue", WHOLE, "queue identifier; 0 is the admin queue"),
+    FieldSchema::new("cipher_suite", TEXT, "cipher suite of the TLS connection"),
+    FieldSchema::new(
+        "authentication",
+        TEXT,
+        "DH-HMAC-CHAP exchange that the host has completed: hash, group and index of the secret",
+    ),
     FieldSchema::new("header_digest", ResultType::Flag, "whether header digests are in use"),
     FieldSchema::new("data_digest", ResultType::Flag, "whether data digests are in use"),
     FieldSchema::new("memory_bytes", ResultType::Whole, "buffer memory that the connection holds"),
@@ -74,6 +80,8 @@ fn connection_row(sample: ConnectionSample) -> Value {
         "subsystem": sample.subsystem,
         "controller": sample.cntlid,
         "queue": sample.queue,
+        "cipher_suite": sample.cipher_suite,
+        "authentication": sample.authentication.map(|authentication| authentication.to_string()),
         "header_digest": sample.header_digest,
         "data_digest": sample.data_digest,
         "memory_bytes": sample.memory_bytes,
@@ -85,8 +93,17 @@ const CONNECTED: EventKind =
     host_event_kind("host-connected", "a host opened an NVMe/TCP connection");
 const ASSOCIATED: EventKind =
     host_event_kind("host-associated", "a host created an association with a subsystem");
-const REFUSED: EventKind =
-    host_event_kind("host-refused", "a Connect of a host was rejected, with the reason");
+const ACCEPTED: EventKind = host_event_kind(
+    "host-accepted",
+    "a queue of a host was connected, with what the host has proved: cipher suite and authentication",
+);
+const AUTHENTICATED: EventKind =
+    host_event_kind("host-authenticated", "a connected queue was authenticated again");
+const REFUSED: EventKind = host_event_kind(
+    "host-refused",
+    "a connection, a Connect or an authentication was rejected, with the reason; of each address, a \
+     limited number is reported",
+);
 const DISCONNECTED: EventKind =
     host_event_kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
 const ERROR: EventKind = host_event_kind(
@@ -102,8 +119,17 @@ const NOT_APPLIED: EventKind = host_event_kind(
     "the configuration file was rejected, with the error; nothing was changed",
 );
 
-pub(super) const EVENTS: &[EventKind] =
-    &[CONNECTED, ASSOCIATED, REFUSED, DISCONNECTED, ERROR, APPLIED, NOT_APPLIED];
+pub(super) const EVENTS: &[EventKind] = &[
+    CONNECTED,
+    ASSOCIATED,
+    ACCEPTED,
+    AUTHENTICATED,
+    REFUSED,
+    DISCONNECTED,
+    ERROR,
+    APPLIED,
+    NOT_APPLIED,
+];
 
 const fn host_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -126,8 +152,13 @@ impl EventSender {
                     "controller": cntlid,
                 }),
             ),
-            TargetEvent::Rejected { connection, peer, .. } => {
-                (REFUSED, json!({ "connection": connection, "peer": peer }))
+            TargetEvent::Accepted(audit) => (ACCEPTED, audit_object(audit)),
+            TargetEvent::Authenticated(audit) => (AUTHENTICATED, audit_object(audit)),
+            TargetEvent::Rejected { audit, reason, unreported, .. } => {
+                let mut object = audit_object(audit);
+                object["reason"] = json!(reason.name());
+                object["unreported"] = json!(unreported);
+                (REFUSED, object)
             }
             TargetEvent::Disconnected { connection, peer, reason } => (
                 DISCONNECTED,
@@ -148,6 +179,31 @@ impl EventSender {
         };
         self.emit(Event { kind, text, about });
     }
+}
+
+/// Audit of a connection as an object.
+fn audit_object(audit: &ConnectionAudit) -> Value {
+    let authentication = audit.authentication.map(|authentication| {
+        json!({
+            "hash": authentication.hash.to_string(),
+            "group": authentication.group.to_string(),
+            "bidirectional": authentication.bidirectional,
+            "secret": authentication.secret_index,
+            "generated_key": authentication.concatenation.generates_psk(),
+        })
+    });
+    json!({
+        "connection": audit.connection,
+        "peer": audit.peer,
+        "port": audit.port,
+        "host": audit.host,
+        "subsystem": audit.subsystem,
+        "controller": audit.cntlid,
+        "queue": audit.queue,
+        "cipher_suite": audit.secure_channel.as_ref().map(|channel| channel.cipher_suite),
+        "tls_identity": audit.secure_channel.as_ref().and_then(|channel| channel.psk_identity.clone()),
+        "authentication": authentication,
+    })
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub(super) type CheckResult<T> = Result<T, ConfigError>;
 /// Longest serial number (Base 2.1 §5.1.13.2.1).
 const SERIAL_MAX: usize = 20;
 /// Highest NSID of a subsystem.
-const NSID_MAX: u32 = 1024;
+pub(super) const NSID_MAX: u32 = 1024;
 /// Highest ANA group identifier.
 const ANA_GROUP_MAX: u32 = 128;
 /// Smallest buffer memory with which every command can be executed: one largest buffer, and small
@@ -34,7 +34,7 @@ const MEMORY_MIN: u64 = 4 << 20;
 /// Checker of one file.
 pub(super) struct ConfigChecker<'a> {
     text: &'a str,
-    listeners: Vec<ListenerConfig>,
+    pub(super) listeners: Vec<ListenerConfig>,
     named: NamedDevices,
 }
 
@@ -76,13 +76,22 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
     };
     let (memory_line, state_line) =
         (line(file.buffer_memory.as_ref()), line(file.state_dir.as_ref()));
-    let state = file.state_dir.as_ref().map(|state| reader.parse_state_dir(state)).transpose()?;
+    let keyring_line = line(file.keyring.as_ref());
+    let directory = |key: &'static str, found: &Option<Spanned<String>>| {
+        found.as_ref().map(|path| reader.parse_directory(key, path)).transpose()
+    };
+    let state = directory("state-dir", &file.state_dir)?;
+    let keyring = directory("keyring", &file.keyring)?;
+    let discovery = reader.check_discovery(file.discovery.as_ref(), &subsystems)?;
     let listeners = reader.listeners;
     Ok(TargetConfig {
         memory_bytes,
         memory_line,
         state,
         state_line,
+        keyring,
+        keyring_line,
+        discovery,
         listeners,
         subsystems,
         referrals,
@@ -117,11 +126,11 @@ impl ConfigChecker<'_> {
         })
     }
 
-    fn parse_state_dir(&self, state: &Spanned<String>) -> CheckResult<PathBuf> {
-        let path = PathBuf::from(state.get_ref());
+    fn parse_directory(&self, key: &str, found: &Spanned<String>) -> CheckResult<PathBuf> {
+        let path = PathBuf::from(found.get_ref());
         if !path.is_absolute() {
-            let problem = format!("'{}', expected a path from /", state.get_ref());
-            return Err(self.config_error("state-dir", state, problem));
+            let problem = format!("'{}', expected a path from /", found.get_ref());
+            return Err(self.config_error(key, found, problem));
         }
         Ok(path)
     }
@@ -148,7 +157,12 @@ impl ConfigChecker<'_> {
                 let problem = format!("{address} is listened to already, expected it once");
                 return Err(self.config_error("address", &table.address, problem));
             }
-            self.listeners.push(ListenerConfig { address, line: self.line_number(&table.address) });
+            self.listeners.push(ListenerConfig {
+                address,
+                security: self.parse_tls(table.tls.as_ref())?,
+                networks: self.networks_of_listener(table.allowed_networks.as_ref())?,
+                line: self.line_number(&table.address),
+            });
         }
         Ok(())
     }
@@ -180,8 +194,20 @@ impl ConfigChecker<'_> {
         let namespaces = self.check_namespaces(table, &hosts)?;
         let paths =
             table.path.iter().map(|path| self.check_ana_state(path)).collect::<CheckResult<_>>()?;
+        let security = self.check_security(&table.security_keys())?;
         let line = self.line_number(&table.nqn);
-        Ok(SubsystemConfig { nqn: name, line, serial, hosts, listeners, namespaces, paths })
+        let subsystem = SubsystemConfig {
+            nqn: name,
+            line,
+            serial,
+            hosts,
+            security,
+            listeners,
+            namespaces,
+            paths,
+        };
+        self.check_subsystem_security(table, &subsystem)?;
+        Ok(subsystem)
     }
 
     fn parse_nqn(&self, key: &str, name: &Spanned<String>) -> CheckResult<String> {
@@ -194,13 +220,16 @@ impl ConfigChecker<'_> {
         Ok(text.clone())
     }
 
-    /// Parses a host NQN. Hosts are not restricted to well-formed NQNs.
-    fn parse_hostnqn(&self, name: &Spanned<String>) -> CheckResult<String> {
-        let text = name.get_ref();
-        nqn::check_host_nqn(text).map_err(|malformed| {
-            self.config_error("allowed-hosts", name, format!("'{text}': {malformed}"))
-        })?;
-        Ok(text.clone())
+    /// Parses the host NQN `text` at `found`. Hosts are not restricted to well-formed NQNs.
+    pub(super) fn parse_hostnqn<T>(
+        &self,
+        key: &str,
+        found: &Spanned<T>,
+        text: &str,
+    ) -> CheckResult<String> {
+        nqn::check_host_nqn(text)
+            .map_err(|malformed| self.config_error(key, found, format!("'{text}': {malformed}")))?;
+        Ok(text.to_owned())
     }
 
     fn parse_serial(&self, serial: &Spanned<String>) -> CheckResult<String> {
@@ -244,7 +273,7 @@ impl ConfigChecker<'_> {
     ) -> CheckResult<HostsConfig> {
         let any = table.allow_any_host.as_ref();
         match (&table.allowed_hosts, any.is_some_and(|any| *any.get_ref())) {
-            (Some(hosts), false) => self.parse_host_list(hosts),
+            (Some(hosts), false) => Ok(HostsConfig::Only(self.parse_allowed_hosts(hosts)?)),
             (Some(hosts), true) => {
                 let problem = "some are named and any host is allowed, expected one of the two";
                 Err(self.config_error("allowed-hosts", hosts, problem))
@@ -272,7 +301,8 @@ impl ConfigChecker<'_> {
             let problem = "none are named, expected at least one";
             return Err(self.config_error("allowed-hosts", hosts, problem));
         }
-        let names = hosts.get_ref().iter().map(|host| self.parse_hostnqn(host));
+        let names = hosts.get_ref().iter();
+        let names = names.map(|host| self.parse_hostnqn("allowed-hosts", host, host.get_ref()));
         Ok(HostsConfig::Only(names.collect::<CheckResult<_>>()?))
     }
 

@@ -1,8 +1,10 @@
 //! Syntax of the file: tables and keys with their positions. Only types are checked.
 
 use serde::Deserialize;
+use tenmil_keyring::contains_key_text;
 use toml::Spanned;
 
+use super::allowed_host::AllowedHost;
 use super::connection_limits::LimitsTable;
 use super::{ConfigError, migrate};
 
@@ -12,6 +14,8 @@ use super::{ConfigError, migrate};
 pub(super) struct ConfigFile {
     pub(super) buffer_memory: Option<Spanned<String>>,
     pub(super) state_dir: Option<Spanned<String>>,
+    pub(super) keyring: Option<Spanned<String>>,
+    pub(super) discovery: Option<DiscoveryTable>,
     pub(super) limits: Option<Spanned<LimitsTable>>,
     #[serde(default)]
     pub(super) referrals: Vec<Spanned<String>>,
@@ -27,6 +31,20 @@ pub(super) struct ConfigFile {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ListenerTable {
     pub(super) address: Spanned<String>,
+    pub(super) tls: Option<Spanned<String>>,
+    pub(super) allowed_networks: Option<Spanned<Vec<Spanned<String>>>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct DiscoveryTable {
+    pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<AllowedHost>>>>,
+    pub(super) authentication: Option<Spanned<String>>,
+    pub(super) secure_channel: Option<Spanned<String>>,
+    pub(super) dhchap_hashes: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) dhchap_groups: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) concatenation: Option<Spanned<String>>,
+    pub(super) allowed_networks: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,8 +59,15 @@ pub(super) struct DeviceTable {
 pub(super) struct SubsystemTable {
     pub(super) nqn: Spanned<String>,
     pub(super) serial: Option<Spanned<String>>,
-    pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<AllowedHost>>>>,
     pub(super) allow_any_host: Option<Spanned<bool>>,
+    pub(super) authentication: Option<Spanned<String>>,
+    pub(super) secure_channel: Option<Spanned<String>>,
+    pub(super) authenticate_io_queues: Option<bool>,
+    pub(super) dhchap_hashes: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) dhchap_groups: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) concatenation: Option<Spanned<String>>,
+    pub(super) allowed_networks: Option<Spanned<Vec<Spanned<String>>>>,
     pub(super) listeners: Option<Spanned<Vec<Spanned<String>>>>,
     #[serde(default)]
     pub(super) namespace: Vec<NamespaceTable>,
@@ -70,7 +95,15 @@ pub(super) struct AnaStateTable {
 }
 
 impl ConfigFile {
+    /// Parses a file. One that holds a key in place of its name is rejected before anything repeats
+    /// its text.
     pub(super) fn parse_toml(text: &str) -> Result<Self, ConfigError> {
+        if let Some(at) = text.lines().position(contains_key_text) {
+            let problem = "it holds a key, expected the name of one in the keyring: store it with \
+                           `tenmil key import NAME < FILE`";
+            let key = "the file".to_owned();
+            return Err(ConfigError { line: at + 1, key, problem: problem.to_owned() });
+        }
         toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let mut problem = error.message().trim().replace('\n', ", ");

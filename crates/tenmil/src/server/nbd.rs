@@ -78,6 +78,7 @@ pub(super) fn start_nbd_server(
         connections_max: CONNECTIONS_MAX,
         per_address_max: ServerConfig::default_per_address_max(CONNECTIONS_MAX),
         idle_max: None,
+        tls: None,
     });
     let server = server.map_err(|error| Error::environment(error.to_string()))?;
     let addresses = server.addresses().to_vec();

@@ -14,7 +14,7 @@ use tenmil_nvme_controller::controller::{
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, DiscoveryName, PlacementPolicy, Port, Server, ServerConfig,
-    Service, ServiceLimits, SubsystemExportConfig, TargetEvent,
+    Service, ServiceLimits, SubsystemExportConfig, SubsystemSecurity, TargetEvent,
 };
 use tenmil_wire::cache_instance::CacheInstance;
 use tenmil_wire::nqn;
@@ -64,7 +64,7 @@ pub(super) fn start_nvme_tcp_server(
     let service = Service::new(regions, ServiceLimits::default())?;
     let (discovery, serial) = discovery_nqn_and_serial(&address.to_string());
     service.set_discovery_name(DiscoveryName { nqn: discovery, serial })?;
-    service.add_port(PORT, Port { address: Some(address) });
+    service.add_port(PORT, Port { address: Some(address), ..Port::default() });
     let hosts = match asked.hosts.is_empty() {
         true => AllowedHosts::Any,
         false => AllowedHosts::Listed(asked.hosts.clone()),
@@ -76,6 +76,7 @@ pub(super) fn start_nvme_tcp_server(
         ports: BTreeMap::from([(PORT, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
+        security: SubsystemSecurity::default(),
     };
     service.add_subsystem(config)?;
     let server = Server::start(ServerConfig {
@@ -180,6 +181,8 @@ fn log_events(service: &Service) {
                 tracing::info!("{event}");
             }
             TargetEvent::Connected { .. }
+            | TargetEvent::Accepted(_)
+            | TargetEvent::Authenticated(_)
             | TargetEvent::Associated { .. }
             | TargetEvent::Disconnected { .. } => {}
         }

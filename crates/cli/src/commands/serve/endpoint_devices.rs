@@ -10,7 +10,7 @@ use tenmil_reactor::Reactors;
 use tenmil_rpc::{EventRelay, RpcServer};
 use tenmil_serve::EndpointEvent;
 
-use super::{ServeArguments, WATCH_INTERVAL};
+use super::{ServeArguments, WATCH_INTERVAL, event_sender, sandbox};
 use crate::commands::rpc_endpoint;
 use tenmil_base::Error;
 use tenmil_devices::pcie::lacks_iommu;
@@ -91,6 +91,7 @@ pub(super) fn run_until_stopped(
                 EndpointEvent::Connected(_) | EndpointEvent::Disconnected(None) => {}
             }
         }
+        sandbox::log_denied_calls(event_sender(&requested));
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }

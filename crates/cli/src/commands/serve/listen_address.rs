@@ -10,6 +10,8 @@ use tenmil_linux::socket_stream::ListenAddress;
 pub(super) enum TransportAddress {
     /// NBD over a Unix or TCP socket.
     Nbd(ListenAddress),
+    /// The same, for clients with TLS only.
+    NbdOverTls(ListenAddress),
     /// NVMe/TCP.
     NvmeTcp(SocketAddr),
     /// vfio-user, for virtual machines and other drivers.
@@ -38,7 +40,7 @@ pub(super) struct UblkListenOptions {
 /// Port registered with IANA for NVMe/TCP (NVMe/TCP Transport Specification 1.0, section 3.1.2).
 const PORT: u16 = 4420;
 
-/// Parses a listen address: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT`, `vfio-user:PATH`,
+/// Parses a listen address: `nbd:PATH`, `nbd://HOST:PORT`, the same with `nbds:`, `tcp://HOST:PORT`, `vfio-user:PATH`,
 /// `vhost-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<TransportAddress, String> {
     if let Some(place) = text.strip_prefix("ublk:") {
@@ -57,6 +59,14 @@ pub(super) fn parse_listen(text: &str) -> Result<TransportAddress, String> {
             "" => Err(format!("`{text}` names no socket, expected vhost-user:/path/of/a/socket")),
             path => Ok(TransportAddress::VhostUser(path.into())),
         };
+    }
+    if let Some(place) = text.strip_prefix("nbds:") {
+        let address = tenmil_serve::nbd::parse_listen_address(&format!("nbd:{place}"));
+        return address.map(TransportAddress::NbdOverTls).map_err(|_| {
+            format!(
+                "`{text}` is no address, expected nbds:/path/of/a/socket or nbds://127.0.0.1:10809"
+            )
+        });
     }
     let Some(place) = text.strip_prefix("tcp://") else {
         return tenmil_serve::nbd::parse_listen_address(text).map(TransportAddress::Nbd).map_err(
@@ -161,6 +171,8 @@ mod tests {
         assert_eq!(parse_listen("tcp://[::1]"), tcp("[::1]:4420"));
         assert_eq!(parse_listen("tcp://[::]:0"), tcp("[::]:0"));
         assert!(matches!(parse_listen("nbd:/run/x"), Ok(TransportAddress::Nbd(_))));
+        assert!(matches!(parse_listen("nbds:/run/x"), Ok(TransportAddress::NbdOverTls(_))));
+        assert!(matches!(parse_listen("nbds://[::1]"), Ok(TransportAddress::NbdOverTls(_))));
         assert_eq!(
             parse_listen("vfio-user:/run/x"),
             Ok(TransportAddress::VfioUser("/run/x".into()))
@@ -171,6 +183,7 @@ mod tests {
         );
         for text in [
             "",
+            "nbds:",
             "vfio-user:",
             "vhost-user:",
             "tcp:",

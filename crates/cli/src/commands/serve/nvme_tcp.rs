@@ -1,28 +1,33 @@
 //! `tenmil serve` over NVMe/TCP: start, reload on SIGHUP, and shutdown.
 
+mod config_from_arguments;
 mod connection_limits;
 mod live_config;
 mod ready_message;
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_block::uri::Uri;
 use tenmil_linux::{Clock, NamedThread};
-use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
-use tenmil_rpc::{DeviceControls, EventRelay, EventSender, NvmeConnections};
+use tenmil_rpc::target_config::TargetConfig;
+use tenmil_rpc::{
+    DeviceControls, EventSender, NvmeConnections, ReloadRequest, TargetConfiguration,
+};
 use tenmil_serve::tcp::{
-    DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
+    ConnectionAudit, DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
 };
 
-use self::live_config::{ApplyError, LiveConfig, LiveSubsystem, TargetContext};
+pub(super) use self::config_from_arguments::config_from_arguments;
+use self::live_config::{ApplyError, LiveConfig, LiveNamespace, LiveSubsystem, TargetContext};
 use self::ready_message::ready_message;
+use super::sandbox::{self, ServedParts};
+use super::transport::ServeTransport;
 use super::{
-    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, read_configuration, rpc_endpoint,
+    start_reactors,
 };
 use crate::commands::write_stdout;
 use tenmil_bench::balance::BalancedReactors;
@@ -32,62 +37,9 @@ use tenmil_devices::tcp::discovery_nqn_and_serial;
 use super::socket_options;
 use tenmil_base::Error;
 
-/// Default subsystem NQN.
-const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 /// Time limit of a shutdown, below the 5 seconds after which a service manager kills the process.
 const END_MAX: Span = Span::from_secs(4);
 const END_INTERVAL: Span = Span::from_ms(10);
-
-/// The configuration that the arguments describe.
-pub(super) fn config_from_arguments(
-    arguments: &ServeArguments,
-    listeners: Vec<SocketAddr>,
-) -> Result<TargetConfig, Error> {
-    let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
-        (false, false) => target_config::HostsConfig::Only(arguments.allowed_host.clone()),
-        (true, _) => target_config::HostsConfig::Any,
-        (false, true) => {
-            return Err(Error::usage("--allowed-host and --allow-any-host together, expected one"));
-        }
-    };
-    let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
-    let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
-    tenmil_wire::nqn::check_nqn(&nqn).map_err(|why| refuse(&nqn, why))?;
-    for name in &arguments.allowed_host {
-        tenmil_wire::nqn::check_host_nqn(name).map_err(|why| refuse(name, why))?;
-    }
-    let namespace = |(nsid, uri): (u32, &Uri)| target_config::NamespaceConfig {
-        nsid,
-        uri: uri.clone(),
-        line: IgnoredLineNumber::default(),
-        is_read_only: arguments.read_only,
-        hosts: target_config::HostsConfig::Any,
-        ana_group: 1,
-    };
-    let subsystem = target_config::SubsystemConfig {
-        nqn,
-        line: IgnoredLineNumber::default(),
-        serial: None,
-        hosts,
-        listeners: (0..listeners.len()).collect(),
-        namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
-        paths: Vec::new(),
-    };
-    let listener =
-        |address| target_config::ListenerConfig { address, line: IgnoredLineNumber::default() };
-    let requested = TargetConfig {
-        memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
-        memory_line: IgnoredLineNumber::default(),
-        state: arguments.state_dir.clone(),
-        state_line: IgnoredLineNumber::default(),
-        listeners: listeners.into_iter().map(listener).collect(),
-        subsystems: vec![subsystem],
-        referrals: Vec::new(),
-        limits: connection_limits::limits_of_arguments(arguments),
-    };
-    check_unrestricted_subsystems(&requested, arguments.allow_any_host)?;
-    Ok(requested)
-}
 
 /// Serves until SIGTERM or Ctrl-C.
 pub(super) fn serve_nvme_tcp(
@@ -125,27 +77,44 @@ pub(super) fn serve_nvme_tcp(
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     let devices = DeviceControls::default();
     let hands = devices.clone();
-    let context =
-        TargetContext { service: service.clone(), server, regions, clock, state, devices };
+    let published = TargetConfiguration::default();
+    let context = TargetContext {
+        service: service.clone(),
+        server,
+        regions,
+        clock,
+        state,
+        devices,
+        published: published.clone(),
+        has_file: arguments.config.is_some(),
+    };
     let mut standing = LiveConfig::new(context);
     standing
         .apply_config(requested)
         .map_err(|unfit| apply_error_in_file(arguments, unfit))?
         .into_result()?;
+    tenmil_linux::storage_file::commit_created()?;
+    sandbox::run_as_user(arguments, &served_parts(&standing))?;
     let state = rpc_endpoint::rpc_state_of_reactors(&balanced)
         .with_part(NvmeConnections(service.clone()))
+        .with_part(published.clone())
         .with_part(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.
     let mut asking = rpc_endpoint::serve_control_socket(state);
-    tenmil_linux::storage_file::commit_created()?;
+    if let Some(announcer) = event_sender(&asking) {
+        published.set_event_sender(announcer.clone());
+    }
+    sandbox::drop_rights(arguments, &served_parts(&standing), event_sender(&asking));
     write_stdout(out, &ready_message(arguments.json, &standing))?;
     while !tenmil_linux::signal::is_stop_requested() {
-        if let Some(path) = &arguments.config
-            && tenmil_linux::signal::take_reload_request()
-        {
-            reload_configuration(path, &mut standing, event_sender(&asking));
+        if let Some(path) = &arguments.config {
+            let requests = published.take_reload_requests();
+            if tenmil_linux::signal::take_reload_request() || !requests.is_empty() {
+                reload_configuration(path, &mut standing, event_sender(&asking), requests);
+            }
         }
         log_events(&service, event_sender(&asking));
+        sandbox::log_denied_calls(event_sender(&asking));
         standing.handle_device_events();
         if let Some((_, relay)) = &mut asking {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
@@ -193,22 +162,41 @@ fn apply_error_in_file(arguments: &ServeArguments, unfit: ApplyError) -> Error {
     }
 }
 
-/// The sender for events of RPC clients, if the control socket exists.
-fn event_sender(asking: &Option<(tenmil_rpc::RpcServer, EventRelay)>) -> Option<&EventSender> {
-    asking.as_ref().map(|(_, relay)| relay.event_sender())
+/// The parts on which the rights of the target depend.
+fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
+    let namespaces = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
+    ServedParts {
+        transport: ServeTransport::NvmeTcp,
+        uris: namespaces.map(LiveNamespace::uri).collect(),
+        socket_files: Vec::new(),
+        ports: standing.addresses().map(|address| address.port()).collect(),
+        state: standing.state_directory(),
+        keyring: standing.keyring_directory(),
+    }
 }
 
 /// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
 /// have keys of their own, so that they cannot suppress other messages.
-const fn log_rate_limit_key(new_events: &TargetEvent) -> Option<&'static str> {
+fn log_rate_limit_key(new_events: &TargetEvent) -> Option<&'static str> {
     match new_events {
+        // Who has connected, once for each controller; the events have each queue.
+        TargetEvent::Accepted(audit) if audit.queue == Some(0) && has_proof(audit) => {
+            Some("accepted")
+        }
         TargetEvent::Rejected { .. } => Some("refused"),
         TargetEvent::Notice(_) => Some("notice"),
         TargetEvent::Error(_) => Some("trouble"),
         TargetEvent::Connected { .. }
+        | TargetEvent::Accepted(_)
+        | TargetEvent::Authenticated(_)
         | TargetEvent::Associated { .. }
         | TargetEvent::Disconnected { .. } => None,
     }
+}
+
+/// Whether the peer has proved its identity.
+fn has_proof(audit: &ConnectionAudit) -> bool {
+    audit.secure_channel.is_some() || audit.authentication.is_some()
 }
 
 /// Logs the events of the service and forwards them to RPC clients.
@@ -223,8 +211,14 @@ fn log_events(service: &Service, announcer: Option<&EventSender>) {
     }
 }
 
-/// Applies the configuration file again; on an error the running configuration stays.
-fn reload_configuration(path: &Path, standing: &mut LiveConfig, announcer: Option<&EventSender>) {
+/// Applies the configuration file again, and answers the clients that requested it; on an error the
+/// running configuration stays.
+fn reload_configuration(
+    path: &Path,
+    standing: &mut LiveConfig,
+    announcer: Option<&EventSender>,
+    requests: Vec<ReloadRequest>,
+) {
     let read = read_configuration(path);
     let applied = read.and_then(|requested| {
         standing.apply_config(requested).map_err(|unfit| unfit.in_file(path))
@@ -246,8 +240,11 @@ fn reload_configuration(path: &Path, standing: &mut LiveConfig, announcer: Optio
             tracing::warn!("nothing is changed: {}{hint}", refused.text);
         }
     }
+    let applied = applied.map(|changes| [changes.done, changes.failed].concat());
+    for request in requests {
+        request.answer(&shown, applied.as_deref());
+    }
     if let Some(announcer) = announcer {
-        let applied = applied.map(|changes| [changes.done, changes.failed].concat());
         let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
         announcer.emit_configuration_event(&shown, applied);
     }
@@ -299,26 +296,4 @@ fn shut_down(
          let go: {devices}",
         END_MAX.ns / 1_000_000_000
     )))
-}
-
-/// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
-/// explicitly allowed.
-fn check_unrestricted_subsystems(requested: &TargetConfig, allows_any: bool) -> Result<(), Error> {
-    for subsystem in &requested.subsystems {
-        let reached = subsystem.listeners.iter().filter_map(|at| requested.listeners.get(*at));
-        let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
-        if let Some(address) = beyond
-            && subsystem.hosts == target_config::HostsConfig::Any
-            && !allows_any
-        {
-            let text = format!(
-                "serve {}: every host that can connect to {address} could read and write it, \
-                 expected a list of hosts",
-                subsystem.nqn
-            );
-            let hint = "name them with --allowed-host NQN, or add --allow-any-host";
-            return Err(Error { hint: Some(hint.to_owned()), ..Error::usage(text) });
-        }
-    }
-    Ok(())
 }

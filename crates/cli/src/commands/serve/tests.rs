@@ -65,7 +65,8 @@ fn limit_of_zero_connections_is_rejected() {
 /// What only shows when it is offered, behind all that is checked before.
 #[test]
 fn server_that_cannot_export_everything_does_not_start() {
-    let line = ["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0"];
+    // Its rights are those of the process that runs the other tests.
+    let line = ["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0", "--sandbox", "off"];
     let arguments = ServeCommandLine::parse_from(line).serve;
     let requested = |count| {
         let listeners = vec!["127.0.0.1:0".parse().unwrap()];
@@ -82,4 +83,38 @@ fn server_that_cannot_export_everything_does_not_start() {
     assert_eq!((refused.text.as_str(), refused.category), (expected, ErrorCategory::Environment));
     let refused = nvme_tcp::serve_nvme_tcp(&arguments, requested(1), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
+}
+
+#[test]
+fn keys_of_the_options_are_those_of_the_allowed_hosts() {
+    let config = |words: &str| {
+        let line = format!("serve ram:1m --listen tcp://127.0.0.1:0 {words}");
+        let arguments = ServeCommandLine::parse_from(line.split_whitespace()).serve;
+        nvme_tcp::config_from_arguments(&arguments, vec!["127.0.0.1:0".parse().unwrap()])
+    };
+    let read = config(
+        "--allowed-host nqn.a --allowed-host nqn.b --dhchap c1 --dhchap c2 --dhchap-controller cc \
+         --tls required --psk p --keyring /k",
+    )
+    .unwrap();
+    let security = &read.subsystems[0].security;
+    assert!(security.authentication_required);
+    let hosts: Vec<_> = security.hosts.iter().map(|host| host.nqn.as_str()).collect();
+    assert_eq!(hosts, ["nqn.a", "nqn.b"]);
+    let [one, _] = security.hosts.as_slice() else { panic!("two hosts") };
+    let names: Vec<_> = one.dhchap.iter().map(|key| key.name.as_str()).collect();
+    assert_eq!((names, one.psk[0].name.as_str()), (vec!["c1", "c2"], "p"));
+    assert_eq!(read.listeners[0].security, tenmil_serve::tcp::PortSecurity::TlsRequired);
+    assert_eq!(read.keyring.as_deref(), Some("/k".as_ref()));
+    for (words, expected) in [
+        ("--psk p --allowed-host nqn.a", "--psk without TLS"),
+        ("--tls required --allowed-host nqn.a", "--tls required without --psk"),
+        ("--dhchap-controller c --allowed-host nqn.a", "--dhchap-controller without --dhchap"),
+        ("--dhchap c", "keys are given without a host"),
+        ("--dhchap a/b --allowed-host nqn.a", "name of a key: found '/' in it"),
+    ] {
+        let refused = config(words).unwrap_err();
+        assert!(refused.text.contains(expected), "{words}: {refused}");
+    }
+    assert!(!config("--tls allowed").unwrap().has_keys(), "for keys that are generated");
 }

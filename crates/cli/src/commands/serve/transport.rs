@@ -1,6 +1,6 @@
 //! Transports of `serve` and the options valid for each.
 
-use super::ServeArguments;
+use super::{ServeArguments, TlsArgument};
 use tenmil_base::Error;
 
 /// Transport of an export.
@@ -37,12 +37,17 @@ pub(super) fn check_transport_options(
     let ServeArguments { export_name, limit_iops, limit_bytes, max_connections, .. } = arguments;
     let (per_address, per_host) =
         (arguments.connections_per_address, arguments.connections_per_host);
-    let switches: [(&str, bool, &[ServeTransport]); 15] = [
+    let switches: [(&str, bool, &[ServeTransport]); 22] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--allowed-host", !allowed_host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
         ("--buffer-memory", buffer_memory.is_some(), &[NvmeTcp]),
         ("--state-dir", state_dir.is_some(), &[NvmeTcp]),
+        ("--tls", arguments.tls != TlsArgument::Off, &[NvmeTcp]),
+        ("--psk", !arguments.psk.is_empty(), &[NvmeTcp]),
+        ("--dhchap", !arguments.dhchap.is_empty(), &[NvmeTcp]),
+        ("--dhchap-controller", arguments.dhchap_controller.is_some(), &[NvmeTcp]),
+        ("--keyring", arguments.keyring.is_some(), &[NvmeTcp]),
         ("--socket", !socket.is_empty(), &[NvmeTcp]),
         ("--export-name", export_name.is_some(), &[Nbd]),
         ("--allow-resize", arguments.allow_resize, &[Nbd]),
@@ -52,7 +57,10 @@ pub(super) fn check_transport_options(
         ("--max-connections", max_connections.is_some(), &[Nbd, NvmeTcp]),
         ("--connections-per-address", per_address.is_some(), &[Nbd, NvmeTcp]),
         ("--nbd-idle-timeout", arguments.nbd_idle_timeout.is_some(), &[Nbd]),
+        ("--nbd-tls-certificate or --nbd-tls-psk", arguments.nbd_tls.is_given(), &[Nbd]),
         ("--connections-per-host", per_host.is_some(), &[NvmeTcp]),
+        // Only root may open the control file of ublk, also at the end.
+        ("--user", arguments.user.is_some(), &[Nbd, NvmeTcp, VfioUser, VhostUser]),
     ];
     let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
     let Some((switch, _, has_use)) = idle else { return Ok(()) };

@@ -17,7 +17,9 @@ use tenmil_serve::ublk::{
 
 use super::endpoint_devices::{cannot_serve_error, open_and_claim};
 use super::listen_address::UblkListenOptions;
-use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
+use super::sandbox::{self, ServedParts};
+use super::transport::ServeTransport;
+use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, start_reactors};
 use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Default queue depth.
@@ -42,8 +44,6 @@ pub(super) fn serve_ublk(
     let medium = open_medium(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
     let limits =
         QueueLimits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
@@ -69,10 +69,16 @@ pub(super) fn serve_ublk(
     }
     tracing::info!("{}", describe_data_path(&server));
     tenmil_linux::storage_file::commit_created()?;
+    let parts = ServedParts::at_sockets(ServeTransport::Ublk, vec![uri], Vec::new());
+    sandbox::run_as_user(arguments, &parts)?;
+    let mut requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &ready_message(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::is_stop_requested() && server.has_active_queue() {
         handle_events(&mut server, &mut done);
+        sandbox::log_denied_calls(event_sender(&requested));
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }

@@ -17,7 +17,9 @@ use tenmil_serve::vfio_user::{ControllerOptions, Server, ServerConfig};
 use super::endpoint_devices::{
     check_device_can_access_guest_memory, log_device_event, open_and_claim, run_until_stopped,
 };
-use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
+use super::sandbox::{self, ServedParts};
+use super::transport::ServeTransport;
+use super::{REGIONS_MAX, ServeArguments, event_sender, open_listener, start_reactors};
 use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
@@ -35,8 +37,6 @@ pub(super) fn serve_vfio_user(
     let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     // A thread that never sleeps polls the doorbells in shared memory; no client message has to wake
     // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
@@ -61,6 +61,14 @@ pub(super) fn serve_vfio_user(
         true => format!("{}\n", json!({ "ready": true, "listen": listens, "connect": listens })),
         false => format!("ready {}\n", listens.join(" ")),
     };
+    tenmil_linux::storage_file::commit_created()?;
+    let (uris, files) =
+        (arguments.uris.iter().collect(), sockets.iter().map(PathBuf::as_path).collect());
+    let parts = ServedParts::at_sockets(ServeTransport::VfioUser, uris, files);
+    sandbox::run_as_user(arguments, &parts)?;
+    let requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &line)?;
     run_until_stopped(requested, reactors, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {

@@ -18,8 +18,10 @@ use super::endpoint_devices::{
     cannot_serve_error, check_device_can_access_guest_memory, log_device_event, open_and_claim,
     run_until_stopped,
 };
+use super::sandbox::{self, ServedParts};
+use super::transport::ServeTransport;
 use super::ublk::device_identity;
-use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
+use super::{REGIONS_MAX, ServeArguments, event_sender, open_listener, start_reactors};
 use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Serves the device until SIGTERM or Ctrl-C.
@@ -41,8 +43,6 @@ pub(super) fn serve_vhost_user(
     let listen_socket = open_listener(&ListenAddress::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
     let server = Server::start(ServerConfig {
         listen_socket,
         medium,
@@ -53,6 +53,11 @@ pub(super) fn serve_vhost_user(
     });
     let server = server.map_err(|why| Error::usage(format!("serve {uri:#}: {why}")))?;
     tenmil_linux::storage_file::commit_created()?;
+    let parts = ServedParts::at_sockets(ServeTransport::VhostUser, vec![uri], vec![socket]);
+    sandbox::run_as_user(arguments, &parts)?;
+    let requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
     run_until_stopped(requested, reactors, "front end", || {
         log_device_event(uri, &descriptor, || server.notify_resize());

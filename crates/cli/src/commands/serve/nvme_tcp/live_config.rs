@@ -11,9 +11,11 @@
 mod closing_devices;
 mod disk_identity;
 mod live_subsystem;
+mod security;
 mod shared_devices;
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
@@ -21,9 +23,11 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
-use tenmil_rpc::DeviceControls;
 use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
-use tenmil_serve::tcp::{Port, Server, Service, ServiceLimits, StateDirectory};
+use tenmil_rpc::{DeviceControls, TargetConfiguration};
+use tenmil_serve::tcp::{
+    PortSecurity, Server, Service, ServiceLimits, StateDirectory, SubsystemSecurity,
+};
 use tenmil_wire::cache_instance::CacheInstance;
 
 use self::closing_devices::ClosingDevices;
@@ -40,6 +44,7 @@ pub(super) struct LiveConfig {
     configuration: Option<TargetConfig>,
     listeners: Vec<LiveListener>,
     subsystems: Vec<LiveSubsystem>,
+    discovery: SubsystemSecurity,
     closing: ClosingDevices,
     shared: SharedDevices,
 }
@@ -54,6 +59,10 @@ pub(super) struct TargetContext {
     pub(super) state: Option<StateDirectory>,
     /// Devices that RPC clients can query and change.
     pub(super) devices: DeviceControls,
+    /// Configuration that RPC clients can query and reload.
+    pub(super) published: TargetConfiguration,
+    /// Whether the configuration is that of a file, which can be read again.
+    pub(super) has_file: bool,
 }
 
 /// Listen address of the target.
@@ -88,6 +97,7 @@ struct PreparedConfig {
     listeners: Vec<LiveListener>,
     listen_sockets: Vec<(StreamListener, LiveListener)>,
     subsystems: Vec<LiveSubsystem>,
+    discovery: SubsystemSecurity,
 }
 
 impl LiveConfig {
@@ -95,7 +105,8 @@ impl LiveConfig {
     pub(super) fn new(context: TargetContext) -> Self {
         let (listeners, subsystems) = (Vec::new(), Vec::new());
         let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
-        Self { context, configuration: None, listeners, subsystems, closing, shared }
+        let discovery = SubsystemSecurity::default();
+        Self { context, configuration: None, listeners, subsystems, discovery, closing, shared }
     }
 
     /// Bound listen addresses.
@@ -103,13 +114,31 @@ impl LiveConfig {
         self.listeners.iter().map(|listener| listener.address)
     }
 
-    /// Bound addresses of the listeners of a subsystem.
-    pub(super) fn addresses_of(&self, stood: &LiveSubsystem) -> impl Iterator<Item = SocketAddr> {
-        stood.requested.listeners.iter().filter_map(|at| Some(self.listeners.get(*at)?.address))
+    /// Bound addresses of the listeners of a subsystem, and which connections they accept.
+    pub(super) fn addresses_of(
+        &self,
+        stood: &LiveSubsystem,
+    ) -> impl Iterator<Item = (SocketAddr, PortSecurity)> {
+        let security = |at: usize| Some(self.configuration.as_ref()?.listeners.get(at)?.security);
+        let address = move |at: &usize| {
+            Some((self.listeners.get(*at)?.address, security(*at).unwrap_or_default()))
+        };
+        stood.requested.listeners.iter().filter_map(address)
+    }
+
+    /// State directory of the configuration.
+    pub(super) fn state_directory(&self) -> Option<&Path> {
+        self.configuration.as_ref()?.state.as_deref()
     }
 
     pub(super) fn subsystems(&self) -> &[LiveSubsystem] {
         &self.subsystems
+    }
+
+    /// Directory of the keys that the configuration and its devices may name, if there is one.
+    pub(super) fn keyring_directory(&self) -> Option<PathBuf> {
+        let named = self.configuration.as_ref().and_then(|config| config.keyring.clone());
+        named.or_else(|| tenmil_keyring::default_path().ok()).filter(|path| path.is_dir())
     }
 
     /// Applies a new configuration and returns the changes. An error leaves everything as it was.
@@ -117,20 +146,31 @@ impl LiveConfig {
         &mut self,
         requested: TargetConfig,
     ) -> Result<AppliedChanges, ApplyError> {
-        let prepared = tenmil_linux::storage_file::create_files_if_ok(|| self.prepare(&requested))?;
-        Ok(self.commit(requested, prepared))
+        // Devices of the configuration have the keys of its keyring.
+        security::set_keyring_of_devices(Some(&requested));
+        let prepared = tenmil_linux::storage_file::create_files_if_ok(|| self.prepare(&requested));
+        let prepared = prepared
+            .inspect_err(|_| security::set_keyring_of_devices(self.configuration.as_ref()))?;
+        let mut changes = self.commit(requested, prepared);
+        for (device, why) in tenmil_devices::tcp::reload_keys() {
+            changes.add_failure(format!("{device} keeps its former keys: {why}"));
+        }
+        Ok(changes)
     }
 
     fn prepare(&self, requested: &TargetConfig) -> Result<PreparedConfig, ApplyError> {
         if let Some(before) = &self.configuration {
             check_fixed_settings(before, requested)?;
         }
+        let security::ReadSecurity { subsystems: securities, discovery } =
+            security::read_security(requested)?;
         // Sockets are bound first: they fail more often than devices, and cost less to open.
         let (listeners, listen_sockets) = self.prepare_listeners(requested)?;
+        let subsystems = requested.subsystems.iter().zip(securities);
         let subsystems =
-            requested.subsystems.iter().map(|subsystem| self.prepare_subsystem(subsystem));
+            subsystems.map(|(subsystem, security)| self.prepare_subsystem(subsystem, security));
         let subsystems = subsystems.collect::<Result<_, _>>()?;
-        Ok(PreparedConfig { listeners, listen_sockets, subsystems })
+        Ok(PreparedConfig { listeners, listen_sockets, subsystems, discovery })
     }
 
     #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
@@ -166,6 +206,7 @@ impl LiveConfig {
     fn prepare_subsystem(
         &self,
         requested: &target_config::SubsystemConfig,
+        security: SubsystemSecurity,
     ) -> Result<LiveSubsystem, ApplyError> {
         let before = self.current_subsystem(&requested.nqn);
         let subsystem = match before.filter(|before| before.has_same_fixed_properties(requested)) {
@@ -192,7 +233,7 @@ impl LiveConfig {
             })?;
             namespaces.push(served);
         }
-        Ok(LiveSubsystem { requested: requested.clone(), subsystem, namespaces })
+        Ok(LiveSubsystem { requested: requested.clone(), subsystem, security, namespaces })
     }
 
     fn current_subsystem(&self, nqn: &str) -> Option<&LiveSubsystem> {
@@ -236,7 +277,7 @@ impl LiveConfig {
 
     /// Publishes the prepared objects, removes the old ones and returns the changes.
     fn commit(&mut self, requested: TargetConfig, prepared: PreparedConfig) -> AppliedChanges {
-        let PreparedConfig { listeners, listen_sockets, subsystems } = prepared;
+        let PreparedConfig { listeners, listen_sockets, subsystems, discovery } = prepared;
         let mut changes = AppliedChanges::default();
         let is_there = |number| listeners.iter().any(|listener| listener.number == number);
         // Listeners close first, so that no host connects to a subsystem that is about to be removed.
@@ -245,10 +286,12 @@ impl LiveConfig {
             self.context.service.remove_port(gone.number);
             changes.add_change(format!("listens no more at {}", gone.address));
         }
-        for (_, listener) in &listen_sockets {
-            self.context
-                .service
-                .add_port(listener.number, Port { address: Some(listener.address) });
+        let tightened = self.update_ports(&requested, &listeners, &mut changes);
+        if self.discovery != discovery {
+            self.context.service.set_discovery_security(discovery.clone());
+            if self.configuration.is_some() {
+                changes.add_change("changes keys or requirements of discovery".to_owned());
+            }
         }
         for gone in &self.subsystems {
             let stays = subsystems.iter().any(|stood| stood.is_same_subsystem(gone));
@@ -261,6 +304,7 @@ impl LiveConfig {
         for stood in &subsystems {
             match self.subsystems.iter().find(|before| stood.is_same_subsystem(before)) {
                 Some(before) => {
+                    stood.end_associations_at(before, &listeners, &tightened, &self.context);
                     stood.replace_in_service(before, &listeners, &self.context, &mut changes)
                 }
                 None => stood.add_to_service(&listeners, &self.context, &mut changes),
@@ -295,9 +339,39 @@ impl LiveConfig {
                 self.closing.add_device(gone.device.clone());
             }
         }
+        self.context.published.publish(&requested, self.context.has_file);
         (self.configuration, self.listeners, self.subsystems) =
             (Some(requested), listeners, subsystems);
+        self.discovery = discovery;
         changes
+    }
+
+    /// Adds new ports and changes those whose TLS or networks are others. Returns the numbers of ports
+    /// that require TLS from now on and did not before.
+    fn update_ports(
+        &self,
+        requested: &TargetConfig,
+        listeners: &[LiveListener],
+        changes: &mut AppliedChanges,
+    ) -> Vec<u16> {
+        let mut tightened = Vec::new();
+        for (config, listener) in requested.listeners.iter().zip(listeners) {
+            let before = self.listeners.iter().position(|it| it.number == listener.number);
+            let before = before.and_then(|at| self.configuration.as_ref()?.listeners.get(at));
+            let same = |before: &target_config::ListenerConfig| {
+                (before.security, &before.networks) == (config.security, &config.networks)
+            };
+            if before.is_some_and(same) {
+                continue;
+            }
+            self.context.service.add_port(listener.number, security::port(*listener, config));
+            if let Some(before) = before {
+                let tls = security::tls_name(config.security);
+                changes.add_change(format!("changes {}: tls {tls}", listener.address));
+                tightened.extend(security::is_tightened(before, config).then_some(listener.number));
+            }
+        }
+        tightened
     }
 
     /// Closes the listeners. The returned value keeps the subsystems and devices alive.
@@ -338,7 +412,7 @@ impl AppliedChanges {
 
 impl ApplyError {
     /// The error with the file, line and key it stems from.
-    pub(super) fn in_file(self, path: &std::path::Path) -> Error {
+    pub(super) fn in_file(self, path: &Path) -> Error {
         let Self { refused, line: IgnoredLineNumber(line), key } = self;
         let place = match line {
             0 => String::new(),
@@ -372,7 +446,7 @@ fn check_fixed_settings(before: &TargetConfig, requested: &TargetConfig) -> Resu
         return refuse(both, requested.memory_line, "buffer-memory", "buffer memory");
     }
     if before.state != requested.state {
-        let shown = |path: Option<&std::path::Path>| {
+        let shown = |path: Option<&Path>| {
             path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
         };
         let both = (shown(requested.state.as_deref()), shown(before.state.as_deref()));

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 use tenmil_base::BlockDevice;
+use tenmil_base::text::quote_shell_word;
+use tenmil_serve::tcp::PortSecurity;
 
 use super::live_config::{LiveConfig, LiveNamespace, LiveSubsystem};
 
@@ -21,7 +23,10 @@ pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
         |nqn: &str, stood: &LiveSubsystem, served: &LiveNamespace| -> Vec<(String, String)> {
             let there = standing.addresses_of(stood);
             there
-                .map(|at| (linux_connect_command(&at, nqn), tenmil_uri(&at, nqn, served.nsid())))
+                .map(|(at, port)| {
+                    let needs = Needs::of(stood, port);
+                    (linux_connect_command(&at, nqn, needs), tenmil_uri(&at, nqn, served, needs))
+                })
                 .collect()
         };
     if is_json {
@@ -46,19 +51,45 @@ pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
     for (nqn, stood, served) in all() {
         text += &format!("namespace {} of {nqn}: {}\n", served.nsid(), served.uri());
         for (linux, uri) in ways(&nqn, stood, served) {
-            text += &format!("  {linux}\n  {uri}\n");
+            text += &format!("  {linux}\n  {}\n", quote_shell_word(&uri));
         }
     }
     text
 }
 
-/// The `nvme connect` command for a Linux host.
-fn linux_connect_command(address: &SocketAddr, nqn: &str) -> String {
-    let (ip, port) = (address.ip(), address.port());
-    format!("nvme connect --transport tcp --traddr {ip} --trsvcid {port} --nqn {nqn}")
+/// What a connection needs.
+#[derive(Clone, Copy)]
+struct Needs {
+    tls: bool,
+    authentication: bool,
 }
 
-/// The tenmil URI of a namespace.
-fn tenmil_uri(address: &SocketAddr, nqn: &str, nsid: u32) -> String {
-    format!("tcp://{address}/{nqn}/{nsid}")
+impl Needs {
+    fn of(stood: &LiveSubsystem, port: PortSecurity) -> Self {
+        Self {
+            tls: port == PortSecurity::TlsRequired || stood.requires_secure_channel(),
+            authentication: stood.requires_authentication(),
+        }
+    }
+}
+
+/// The `nvme connect` command for a Linux host, with words in place of keys.
+fn linux_connect_command(address: &SocketAddr, nqn: &str, needs: Needs) -> String {
+    let (ip, port) = (address.ip(), address.port());
+    let tls = if needs.tls { " --tls" } else { "" };
+    let authentication = if needs.authentication { " --dhchap-secret SECRET" } else { "" };
+    format!(
+        "nvme connect --transport tcp --traddr {ip} --trsvcid {port} --nqn {nqn}{tls}{authentication}"
+    )
+}
+
+/// The tenmil URI of a namespace, with words in place of the names of keys.
+fn tenmil_uri(address: &SocketAddr, nqn: &str, served: &LiveNamespace, needs: Needs) -> String {
+    let options = match (needs.tls, needs.authentication) {
+        (false, false) => "",
+        (true, false) => "?tls=required&key=NAME",
+        (false, true) => "?dhchap=NAME",
+        (true, true) => "?tls=required&key=NAME&dhchap=NAME",
+    };
+    format!("tcp://{address}/{nqn}/{}{options}", served.nsid())
 }

@@ -13,6 +13,7 @@ use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::target_config::{self, AnaStateConfig};
 use tenmil_serve::tcp::{
     AllowedHosts, ControllerModel, StateDirectory, SubsystemExportConfig, SubsystemExportUpdate,
+    SubsystemSecurity,
 };
 
 use super::{AppliedChanges, ApplyError, LiveListener, TargetContext, disk_identity};
@@ -23,6 +24,8 @@ use tenmil_base::Error;
 pub(in crate::commands::serve::nvme_tcp) struct LiveSubsystem {
     pub(super) requested: target_config::SubsystemConfig,
     pub(super) subsystem: Subsystem,
+    /// What hosts must prove, with the keys as they were read.
+    pub(super) security: SubsystemSecurity,
     pub(super) namespaces: Vec<LiveNamespace>,
 }
 
@@ -43,6 +46,16 @@ pub(in crate::commands::serve::nvme_tcp) struct LiveNamespace {
 impl LiveSubsystem {
     pub(in crate::commands::serve::nvme_tcp) fn nqn(&self) -> &str {
         &self.requested.nqn
+    }
+
+    /// Whether its hosts must authenticate.
+    pub(in crate::commands::serve::nvme_tcp) const fn requires_authentication(&self) -> bool {
+        self.security.authentication_required
+    }
+
+    /// Whether connections in the clear are rejected at all its listeners.
+    pub(in crate::commands::serve::nvme_tcp) const fn requires_secure_channel(&self) -> bool {
+        self.security.secure_channel_required
     }
 
     pub(in crate::commands::serve::nvme_tcp) fn namespaces(&self) -> &[LiveNamespace] {
@@ -142,11 +155,35 @@ impl LiveSubsystem {
             ports: self.ana_states_by_port(listeners),
             model: ControllerModel::Dynamic,
             masks: self.namespace_masks(),
+            security: self.security.clone(),
         };
         match service.add_subsystem(plan) {
             Ok(()) => changes.add_change(format!("offers {}", self.requested.nqn)),
             Err(why) => changes.add_failure(format!("cannot {why}")),
         }
+    }
+
+    /// Ends the associations through ports that now require TLS: a connection in the clear must not
+    /// go on. Their hosts connect again.
+    pub(super) fn end_associations_at(
+        &self,
+        before: &Self,
+        listeners: &[LiveListener],
+        ports: &[u16],
+        context: &TargetContext,
+    ) {
+        if ports.is_empty() {
+            return;
+        }
+        let mut rest = self.ana_states_by_port(listeners);
+        rest.retain(|port, _| !ports.contains(port));
+        let change = SubsystemExportUpdate {
+            hosts: before.allowed_hosts(),
+            ports: rest,
+            masks: before.namespace_masks(),
+            security: before.security.clone(),
+        };
+        context.service.update_export(&self.requested.nqn, change);
     }
 
     /// Replaces `before` in place: removes, changes and adds namespaces, hosts and ports.
@@ -174,7 +211,11 @@ impl LiveSubsystem {
         }
         // Hosts and masks change before namespaces are added, so that no host sees one that it must
         // not.
-        service.update_export(nqn, SubsystemExportUpdate { hosts, ports, masks });
+        if self.security != before.security {
+            changes.add_change(format!("changes keys, requirements or rights of {nqn}"));
+        }
+        let security = self.security.clone();
+        service.update_export(nqn, SubsystemExportUpdate { hosts, ports, masks, security });
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
             match service
                 .add_namespace(nqn, new.namespace_config(self.state_directory_and_nqn(state)))

@@ -1,0 +1,468 @@
+//! Rights of a server: the user that it runs as, and what it drops once it serves.
+//!
+//! ```text
+//!   open devices, bind ports ─ create files ─ run_as_user ─ control socket ─ drop_rights ─ ready
+//! ```
+//!
+//! What a server keeps follows from its transport, its devices and what it has open:
+//!
+//! | right | kept |
+//! |---|---|
+//! | paths | open files and devices, state directory, keyring, runtime directory; `/proc`, `/sys` for reading |
+//! | | all but the system's directories, where devices can be added while it serves |
+//! | TCP ports | new ones for NVMe/TCP with a configuration file; connections if there are remote devices |
+//! | capabilities | CAP_SYS_ADMIN for ublk; others if an option needs them |
+
+use std::path::{Path, PathBuf};
+
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_linux::MachineEnvironment;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::sandbox::{
+    self, AllowedCalls, CallGroup, CapabilitySet, Measure, NetworkRules, PathAccess, PathRule,
+    SandboxPlan, SandboxReport, ServiceUser, SocketFamilies,
+};
+use tenmil_linux::socket_stream::ListenAddress;
+use tenmil_rpc::EventSender;
+
+use super::ServeArguments;
+use super::transport::ServeTransport;
+use tenmil_linux::open_files::{OpenFile, open_files};
+
+/// What `--sandbox` selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SandboxMode {
+    /// Rights are dropped.
+    On,
+    /// Nothing is dropped.
+    Off,
+    /// Nothing is denied; the kernel logs the system calls that would be.
+    Report,
+}
+
+/// What a server consists of, as far as its rights depend on it.
+pub(super) struct ServedParts<'a> {
+    pub(super) transport: ServeTransport,
+    /// Configured devices.
+    pub(super) uris: Vec<&'a Uri>,
+    /// Socket files, which it removes at the end.
+    pub(super) socket_files: Vec<&'a Path>,
+    /// TCP ports that it listens at.
+    pub(super) ports: Vec<u16>,
+    /// State directory.
+    pub(super) state: Option<&'a Path>,
+    /// Directory of the keys, which are read again when the configuration is.
+    pub(super) keyring: Option<PathBuf>,
+}
+
+impl<'a> ServedParts<'a> {
+    /// Of a server with socket files only.
+    pub(super) fn at_sockets(
+        transport: ServeTransport,
+        uris: Vec<&'a Uri>,
+        socket_files: Vec<&'a Path>,
+    ) -> Self {
+        Self { transport, uris, socket_files, ports: Vec::new(), state: None, keyring: None }
+    }
+
+    /// Of a server that listens at these addresses.
+    pub(super) fn at_addresses(
+        transport: ServeTransport,
+        uris: Vec<&'a Uri>,
+        addresses: &'a [ListenAddress],
+    ) -> Self {
+        let mut parts = Self::at_sockets(transport, uris, Vec::new());
+        for address in addresses {
+            match address {
+                ListenAddress::Path(path) => parts.socket_files.push(path),
+                ListenAddress::Tcp(address) => parts.ports.push(address.port()),
+            }
+        }
+        parts
+    }
+}
+
+/// Ports below this one need CAP_NET_BIND_SERVICE (`net.ipv4.ip_unprivileged_port_start`).
+const UNPRIVILEGED_PORT: u16 = 1024;
+/// What the C library reads to resolve host names, and the libraries that it loads for that.
+const RESOLVER_PATHS: [&str; 13] = [
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/host.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/ld.so.cache",
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+];
+/// Read by every server: its own statistics and the machine's.
+const KERNEL_PATHS: [&str; 3] = ["/proc", "/sys", "/etc/machine-id"];
+/// Opened again at the end, to delete the disk.
+const UBLK_CONTROL: &str = "/dev/ublk-control";
+/// Opened again when an SSD is attached again after a reset.
+const VFIO_PATHS: [&str; 2] = ["/dev/vfio", "/dev/iommu"];
+const FREQUENCY_PATH: &str = "/sys/devices/system/cpu";
+/// Directories of the system, in which no disks are: they stay closed unless a device lies in them.
+const SYSTEM_DIRECTORIES: [&str; 12] = [
+    "/bin",
+    "/boot",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/lost+found",
+    "/proc",
+    "/root",
+    "/sbin",
+    "/sys",
+    "/usr",
+];
+/// Closed to a server of root, which would reach the files of all users, as are the homes in it.
+const HOME_DIRECTORY: &str = "/home";
+
+/// Looks up `--user`, and checks that this process may switch to it. Files that are created from now on
+/// are given to that user.
+pub(super) fn check_user(arguments: &ServeArguments) -> Result<(), Error> {
+    let Some(text) = &arguments.user else { return Ok(()) };
+    let user =
+        ServiceUser::find(text).map_err(|why| Error::usage(format!("--user {text}: {why}")))?;
+    let current = tenmil_linux::runtime_directory::current_uid();
+    if current != 0 {
+        return Err(Error::usage(format!(
+            "--user {text}: this process runs as uid {current}, expected root, which may switch users"
+        ))
+        .with_hint("start it as that user, without --user"));
+    }
+    if arguments.governor {
+        let text =
+            format!("--user {text} with --governor, expected one: only root scales frequencies");
+        return Err(Error::usage(text));
+    }
+    sandbox::intend_user(user);
+    Ok(())
+}
+
+/// Switches all threads to the user of `--user`, if there is one. Devices are open and ports are bound by
+/// now.
+pub(super) fn run_as_user(
+    arguments: &ServeArguments,
+    parts: &ServedParts<'_>,
+) -> Result<(), Error> {
+    let Some(text) = &arguments.user else { return Ok(()) };
+    let user =
+        ServiceUser::find(text).map_err(|why| Error::usage(format!("--user {text}: {why}")))?;
+    let given = parts.socket_files.iter().try_for_each(|path| {
+        sandbox::give_path_to_service_user(path).map_err(|errno| {
+            Error::environment(format!("give {} to {text}: {errno}", path.display()))
+        })
+    });
+    given?;
+    raise_memory_lock_limit();
+    sandbox::switch_user(&user, kept_capabilities(arguments, parts, &[]))
+        .map_err(Error::environment)?;
+    if arguments.exit_with_parent {
+        // The kernel cancels it when the user changes (PR_SET_PDEATHSIG).
+        tenmil_linux::signal::end_with_parent()
+            .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;
+    }
+    for file in open_files().iter().filter(|file| !file.can_be_reopened()) {
+        tracing::warn!(
+            cause = %file.path.display(),
+            "{}: user {} may not open it, so write errors are reported to one client only; \
+             `chown {} {}` allows it",
+            file.path.display(), user.name, user.name, file.path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Drops the rights that the server does not need from now on, and logs what it dropped and what it
+/// could not.
+pub(super) fn drop_rights(
+    arguments: &ServeArguments,
+    parts: &ServedParts<'_>,
+    announcer: Option<&EventSender>,
+) {
+    if arguments.sandbox == SandboxMode::Off {
+        return;
+    }
+    raise_memory_lock_limit();
+    let report = sandbox::restrict(&sandbox_plan(arguments, parts));
+    tracing::info!("{}", summary_text(report));
+    for obstacle in report.obstacles() {
+        tracing::warn!(cause = %obstacle, "sandbox: not available: {obstacle}");
+    }
+    if report.kernel_threads > 0 {
+        tracing::info!(
+            "sandbox: kernel threads of io_uring that keep the rights of the start: {}",
+            report.kernel_threads
+        );
+    }
+    if let Some(announcer) = announcer {
+        announcer.emit_sandbox_event(report, summary_text(report));
+    }
+}
+
+/// Logs the system calls that the filter has denied since the last time.
+pub(super) fn log_denied_calls(announcer: Option<&EventSender>) {
+    for denied in sandbox::new_denied_calls() {
+        tracing::warn!(
+            cause = %denied.name,
+            "sandbox: denied system call {} ({} times); --sandbox=off allows it, please report it",
+            denied.name, denied.count
+        );
+        if let Some(announcer) = announcer {
+            announcer.emit_denied_call(&denied);
+        }
+    }
+}
+
+/// Whether this process runs with fewer rights than it was started with.
+pub(super) fn has_dropped_rights() -> bool {
+    sandbox::report().is_some_and(|report| report.dropped_capabilities != Measure::OnlyReported)
+}
+
+fn summary_text(report: &SandboxReport) -> String {
+    let capabilities = match report.dropped_capabilities {
+        Measure::InForce => format!("capabilities: {}", report.capabilities),
+        _ => "capabilities: as at start".to_owned(),
+    };
+    let calls = match report.seccomp {
+        Measure::InForce => format!("{} system calls allowed", report.calls.names().len()),
+        Measure::OnlyReported => "system calls reported to the kernel log".to_owned(),
+        Measure::Unavailable(_) => "system calls not restricted".to_owned(),
+    };
+    let paths = match report.landlock {
+        Measure::InForce => format!("{} paths allowed", report.paths.len()),
+        _ => "paths not restricted".to_owned(),
+    };
+    format!("sandbox: {capabilities}; {calls}; {paths}")
+}
+
+fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxPlan {
+    let files = open_files();
+    let adds_devices = can_add_devices(arguments, parts);
+    let is_remote = |uri: &&Uri| has_scheme(uri, &["tcp", "rbd"]);
+    let has_remote_devices = adds_devices
+        || parts.uris.iter().any(is_remote)
+        || !tenmil_devices::tcp::paths_of_all().rows().is_empty();
+    let listens_on_ports = parts.transport == ServeTransport::NvmeTcp || !parts.ports.is_empty();
+    let has_pci_devices = parts.uris.iter().any(|uri| has_scheme(uri, &["pcie"]));
+    let mut groups =
+        vec![CallGroup::Process, CallGroup::Files, CallGroup::Events, CallGroup::Sockets];
+    if MachineEnvironment::read().io_uring.is_ok() {
+        groups.push(CallGroup::IoUring);
+    }
+    let inet = listens_on_ports || has_remote_devices;
+    SandboxPlan {
+        calls: AllowedCalls {
+            groups,
+            families: SocketFamilies { inet, netlink: inet || has_pci_devices },
+        },
+        kept: kept_capabilities(arguments, parts, &files),
+        paths: path_rules(arguments, parts, &files, has_remote_devices),
+        network: NetworkRules {
+            denies_bind: arguments.config.is_none(),
+            denies_connect: !has_remote_devices,
+        },
+        only_reports: arguments.sandbox == SandboxMode::Report,
+    }
+}
+
+/// Whether devices can be added while the server runs: by a new configuration file, or to a pool or
+/// mirror.
+fn can_add_devices(arguments: &ServeArguments, parts: &ServedParts<'_>) -> bool {
+    arguments.config.is_some()
+        || parts.uris.iter().any(|uri| has_scheme(uri, &["volume", "mirror"]))
+}
+
+/// Whether the device or one below it is of one of these types.
+fn has_scheme(uri: &Uri, schemes: &[&str]) -> bool {
+    schemes.contains(&uri.scheme()) || uri.children().iter().any(|below| has_scheme(below, schemes))
+}
+
+/// Capabilities without which the server could not do what it is configured to do.
+fn kept_capabilities(
+    arguments: &ServeArguments,
+    parts: &ServedParts<'_>,
+    files: &[OpenFile],
+) -> CapabilitySet {
+    let mut kept = CapabilitySet::NONE;
+    if parts.transport == ServeTransport::Ublk {
+        // The driver checks it for each control command, also for those at the end.
+        kept = kept.union(CapabilitySet::SYS_ADMIN);
+    }
+    let is_privileged = |port: &u16| (1..UNPRIVILEGED_PORT).contains(port);
+    if arguments.config.is_some() && parts.ports.iter().any(is_privileged) {
+        kept = kept.union(CapabilitySet::NET_BIND_SERVICE);
+    }
+    let needs_admin =
+        |word: &String| word.starts_with("busy-poll=") || word.starts_with("congestion-control=");
+    if arguments.socket.iter().any(needs_admin) {
+        kept = kept.union(CapabilitySet::NET_ADMIN);
+    }
+    if arguments.user.is_none() && files.iter().any(OpenFile::belongs_to_another_user) {
+        // Each channel opens its files once more, for its own write errors.
+        kept = kept.union(CapabilitySet::DAC_OVERRIDE);
+    }
+    if !has_unlimited_memory_lock() {
+        kept = kept.union(CapabilitySet::IPC_LOCK);
+    }
+    kept
+}
+
+fn path_rules(
+    arguments: &ServeArguments,
+    parts: &ServedParts<'_>,
+    files: &[OpenFile],
+    resolves_names: bool,
+) -> Vec<PathRule> {
+    let mut rules = Vec::new();
+    let mut add = |path: &Path, access| {
+        // A link may lead elsewhere later.
+        let path = path.canonicalize().unwrap_or_else(|_| path.into());
+        rules.push(PathRule { path, access });
+    };
+    KERNEL_PATHS.iter().for_each(|path| add(Path::new(path), PathAccess::Read));
+    if resolves_names {
+        RESOLVER_PATHS.iter().for_each(|path| add(Path::new(path), PathAccess::Read));
+    }
+    if parts.transport == ServeTransport::Ublk {
+        add(Path::new(UBLK_CONTROL), PathAccess::ReadWrite);
+    }
+    if parts.uris.iter().any(|uri| has_scheme(uri, &["pcie"])) {
+        VFIO_PATHS.iter().for_each(|path| add(Path::new(path), PathAccess::ReadWrite));
+    }
+    if arguments.governor {
+        add(Path::new(FREQUENCY_PATH), PathAccess::ReadWrite);
+    }
+    if let Some(directory) = arguments.config.as_deref().and_then(parent_directory) {
+        add(&directory, PathAccess::Read);
+    }
+    if let Ok(directory) = RuntimeDirectory::of_user() {
+        add(directory.path(), PathAccess::ReadWrite);
+    }
+    parts.state.iter().for_each(|path| add(path, PathAccess::ReadWrite));
+    parts.keyring.iter().for_each(|path| add(path, PathAccess::Read));
+    let removed = parts.socket_files.iter().filter_map(|path| parent_directory(path));
+    removed.for_each(|directory| add(&directory, PathAccess::Remove));
+    for file in files {
+        add(&file.path, if file.is_writable { PathAccess::ReadWrite } else { PathAccess::Read });
+    }
+    if can_add_devices(arguments, parts) && arguments.sandbox_path.is_empty() {
+        let is_root = tenmil_linux::runtime_directory::current_uid() == 0;
+        device_directories(is_root).iter().for_each(|path| add(path, PathAccess::ReadWrite));
+        let directories = files.iter().filter(|file| file.is_writable);
+        let directories = directories.filter_map(|file| file.path.parent());
+        let open = directories.filter(|path| !is_closed_directory(path, is_root));
+        open.for_each(|path| add(path, PathAccess::ReadWrite));
+    }
+    let keys = parts.uris.iter().flat_map(|uri| key_files(uri));
+    keys.for_each(|path| add(&path, PathAccess::Read));
+    arguments.sandbox_path.iter().for_each(|path| add(path, PathAccess::ReadWrite));
+    core_directory().iter().for_each(|path| add(path, PathAccess::ReadWrite));
+    rules.sort();
+    rules.dedup();
+    rules
+}
+
+/// Directories below the root in which devices may lie that are added later.
+fn device_directories(is_root: bool) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir("/") else { return Vec::new() };
+    let resolved = entries.flatten().filter_map(|entry| entry.path().canonicalize().ok());
+    // A link may lead into a system directory.
+    let is_system =
+        |path: &Path| SYSTEM_DIRECTORIES.iter().any(|directory| path.starts_with(directory));
+    resolved
+        .filter(|path| path.is_dir() && !is_system(path) && !is_closed_directory(path, is_root))
+        .collect()
+}
+
+/// Whether a directory stays closed although a device lies directly in it.
+fn is_closed_directory(path: &Path, is_root: bool) -> bool {
+    let home = Path::new(HOME_DIRECTORY);
+    path == Path::new("/")
+        || SYSTEM_DIRECTORIES.iter().any(|directory| path == Path::new(directory))
+        || is_root && (path == home || path.parent() == Some(home))
+}
+
+fn parent_directory(path: &Path) -> Option<PathBuf> {
+    std::path::absolute(path).ok()?.parent().map(Path::to_path_buf)
+}
+
+/// Key files of a device and of those below it.
+fn key_files(uri: &Uri) -> Vec<PathBuf> {
+    let own = uri.options().text_value("key-file").map(PathBuf::from);
+    own.into_iter().chain(uri.children().iter().flat_map(key_files)).collect()
+}
+
+/// Directory into which the kernel writes core dumps of this process, if it writes files and the process
+/// may have them (core(5)). The kernel opens them with the rights of the process.
+fn core_directory() -> Option<PathBuf> {
+    let files = tenmil_linux::kernel_files::KernelFiles::live_system();
+    let pattern = files.read_trimmed("proc/sys/kernel/core_pattern")?;
+    if pattern.starts_with(['|', '@']) || !tenmil_linux::process_stats::may_dump_core() {
+        return None;
+    }
+    let here = std::env::current_dir().ok()?;
+    here.join(pattern).parent().map(Path::to_path_buf)
+}
+
+/// Registered buffers count as locked memory, without a limit for root. The limit is raised instead of
+/// keeping CAP_IPC_LOCK.
+fn raise_memory_lock_limit() {
+    let own = sandbox::thread_capabilities().unwrap_or_default();
+    if own.effective.contains(CapabilitySet::IPC_LOCK) {
+        // Where the limit cannot be raised, the capability is kept.
+        let _ = tenmil_linux::process_stats::lift_memory_lock_limit();
+    }
+}
+
+fn has_unlimited_memory_lock() -> bool {
+    MachineEnvironment::read().lockable_bytes.is_none()
+}
+
+impl SandboxMode {
+    /// All modes with their words.
+    pub(super) const ALL: [(&'static str, Self); 3] =
+        [("on", Self::On), ("off", Self::Off), ("report", Self::Report)];
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{device_directories, has_scheme, is_closed_directory, key_files};
+
+    #[test]
+    fn system_directories_stay_closed_although_a_device_lies_in_them() {
+        for path in ["/", "/etc", "/usr", "/root", "/home", "/home/user"] {
+            assert!(is_closed_directory(Path::new(path), true), "{path}");
+        }
+        for path in ["/srv", "/srv/disks", "/dev", "/home/user/disks", "/root/disks", "/etc/disks"]
+        {
+            assert!(!is_closed_directory(Path::new(path), true), "{path}");
+        }
+        assert!(!is_closed_directory(Path::new("/home/user"), false));
+        let open = device_directories(true);
+        assert!(open.iter().any(|path| path == Path::new("/dev")), "{open:?}");
+        for path in ["/etc", "/usr/bin", "/usr/lib", "/proc", "/root", "/home"] {
+            let found = open.iter().find(|open| Path::new(path).starts_with(open));
+            assert_eq!(found, None, "{path}");
+        }
+    }
+
+    #[test]
+    fn devices_below_others_count() {
+        let uri = "volume:[crypt:[tcp://host/nqn/1]?key-file=/etc/key]/db".parse().unwrap();
+        assert!(has_scheme(&uri, &["tcp"]) && has_scheme(&uri, &["volume"]));
+        assert!(!has_scheme(&uri, &["pcie", "file"]));
+        assert_eq!(key_files(&uri), [Path::new("/etc/key")]);
+    }
+}
