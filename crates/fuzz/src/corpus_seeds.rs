@@ -30,6 +30,8 @@ pub(crate) fn all_seeds() -> Vec<CorpusSeed> {
         .chain(of("tcp_host", tcp_host_seeds()))
         .chain(of("tcp_controller", tcp_controller_seeds()))
         .chain(of("tcp_service", tenmil_serve::tcp::fuzz::seed_scripts()))
+        .chain(of("tcp_authentication", tenmil_serve::tcp::fuzz::authentication_seed_scripts()))
+        .chain(of("tls", tenmil_tls::fuzz::seed_scripts()))
         .chain(of("volume", tenmil_volume::fuzz::decoder_seeds()))
         .chain(of("volume_stream", tenmil_volume::fuzz::stream_seeds()))
         .chain(of("vfu_server", tenmil_vfio_user::fuzz::server_seeds()))

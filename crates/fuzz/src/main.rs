@@ -23,7 +23,7 @@ use tenmil_base::{Random, Span};
 use tenmil_linux::Clock;
 
 /// All fuzz targets.
-const TARGETS: [FuzzTarget; 16] = [
+const TARGETS: [FuzzTarget; 18] = [
     FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz_all_parsers },
     FuzzTarget {
         name: "controller",
@@ -37,6 +37,11 @@ const TARGETS: [FuzzTarget; 16] = [
     FuzzTarget { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::fuzz_host },
     FuzzTarget { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::fuzz_controller },
     FuzzTarget { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz_nvme_tcp_target },
+    FuzzTarget {
+        name: "tcp_authentication",
+        feed: tenmil_serve::tcp::fuzz::fuzz_nvme_tcp_authentication,
+    },
+    FuzzTarget { name: "tls", feed: tenmil_tls::fuzz::fuzz_tls },
     FuzzTarget { name: "volume", feed: tenmil_volume::fuzz::fuzz_decoders },
     FuzzTarget { name: "volume_stream", feed: tenmil_volume::fuzz::fuzz_stream },
     FuzzTarget { name: "vfu_server", feed: tenmil_vfio_user::fuzz::fuzz_server },
@@ -49,8 +54,8 @@ const TARGETS: [FuzzTarget; 16] = [
 #[derive(Debug, Parser)]
 struct FuzzOptions {
     /// Run only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
-    /// tcp_controller, tcp_service, volume, volume_stream, vfu_server, vfu_client, vhost_server or
-    /// vhost_ring
+    /// tcp_controller, tcp_service, tcp_authentication, tls, volume, volume_stream, vfu_server,
+    /// vfu_client, vhost_server or vhost_ring
     #[arg(long, value_name = "NAME", conflicts_with = "injected_bugs")]
     target: Option<String>,
 
@@ -124,8 +129,8 @@ fn selected_targets(options: &FuzzOptions) -> Result<Vec<FuzzTarget>, String> {
     let target = target.ok_or_else(|| {
         format!(
             "--target {only}: there is none, expected wire, controller, front, control, block, \
-             signatures, nbd, tcp_host, tcp_controller, tcp_service, volume, volume_stream, \
-             vfu_server, vfu_client, vhost_server or vhost_ring"
+             signatures, nbd, tcp_host, tcp_controller, tcp_service, tcp_authentication, tls, \
+             volume, volume_stream, vfu_server, vfu_client, vhost_server or vhost_ring"
         )
     })?;
     Ok(vec![target])

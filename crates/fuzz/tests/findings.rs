@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// All targets, in the order in which they are listed.
-const TARGETS: [&str; 16] = [
+const TARGETS: [&str; 18] = [
     "wire",
     "controller",
     "front",
@@ -18,6 +18,8 @@ const TARGETS: [&str; 16] = [
     "tcp_host",
     "tcp_controller",
     "tcp_service",
+    "tcp_authentication",
+    "tls",
     "volume",
     "volume_stream",
     "vfu_server",

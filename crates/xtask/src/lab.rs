@@ -60,6 +60,9 @@ pub(crate) struct LabOptions {
     /// Use this program instead of building a static tenmil
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
+    /// Use this program for the scenarios with TLS, if that of --binary was built without it
+    #[arg(long, value_name = "PATH", requires = "binary")]
+    secure_binary: Option<PathBuf>,
     /// Debian suite of the kernel, if a scenario names no other
     #[arg(long, default_value = "trixie")]
     suite: String,
@@ -83,7 +86,8 @@ pub(crate) fn run_lab(options: &LabOptions) -> Result<bool, String> {
     let room = Path::new(ROOM);
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
-    let mut parts = match GuestImages::prepare(&room, &options.suite, options.binary.as_deref()) {
+    let tenmil = (options.binary.as_deref(), options.secure_binary.as_deref());
+    let mut parts = match GuestImages::prepare(&room, &options.suite, tenmil) {
         Ok(parts) => parts,
         Err(ScenarioError::Unavailable(why)) => return Err(why),
         Err(ScenarioError::Failed(why)) => {

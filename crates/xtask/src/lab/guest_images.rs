@@ -4,9 +4,9 @@ mod built_kernel;
 mod distro_packages;
 mod guest_kernel;
 mod guest_programs;
-mod newer_userland;
 mod qemu_choice;
 mod static_binary;
+mod suite_programs;
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -16,8 +16,8 @@ use std::process::Command;
 pub(crate) use guest_kernel::BUILT;
 use guest_kernel::GuestKernel;
 use guest_programs::GuestPrograms;
-use newer_userland::NewerUserland;
 pub(crate) use qemu_choice::QemuChoice;
+use suite_programs::{RESERVATIONS, SECURE, SuitePrograms};
 
 use super::check_totals::ScenarioError;
 use super::cpio_archive::CpioArchive;
@@ -31,11 +31,22 @@ pub(crate) struct GuestImages {
     suite: String,
     programs: GuestPrograms,
     /// Newer programs of that suite, or why they are unavailable.
-    newer: Result<NewerUserland, String>,
-    /// Path of the static tenmil.
+    newer: Result<SuitePrograms, String>,
+    /// Path of tenmil.
     tenmil: PathBuf,
-    /// Images prepared so far, by suite.
-    images: Vec<(String, Result<GuestImage, String>)>,
+    /// Path of the tenmil of scenarios with TLS.
+    secure_tenmil: PathBuf,
+    /// Images prepared so far.
+    images: Vec<(ImageKind, Result<GuestImage, String>)>,
+}
+
+/// What distinguishes images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ImageKind {
+    /// Suite of the kernel.
+    suite: String,
+    /// Whether it has the programs for TLS and authentication, of the same suite.
+    has_secure: bool,
 }
 
 /// Kernel and initramfs of a guest, and the program of its companion.
@@ -47,20 +58,23 @@ pub(crate) struct GuestImage {
 }
 
 impl GuestImages {
-    /// Finds, downloads or builds the components that all guests need, and reports progress.
+    /// Finds, downloads or builds the components that all guests need, and reports progress. The paths of
+    /// `tenmil` are those of the program and of one with TLS, if they need not be built.
     pub(crate) fn prepare(
         room: &Path,
         suite: &str,
-        tenmil: Option<&Path>,
+        tenmil: (Option<&Path>, Option<&Path>),
     ) -> Result<Self, ScenarioError> {
         let programs = GuestPrograms::find_programs()?;
-        let newer = NewerUserland::find_or_fetch(room, suite);
+        let newer = SuitePrograms::find_or_fetch(&RESERVATIONS, room, suite);
+        let (tenmil, secure) = tenmil;
         let tenmil = match tenmil {
             Some(path) => path.to_owned(),
             None => static_binary::build_static_tenmil()?,
         };
+        let secure_tenmil = secure.unwrap_or(&tenmil).to_owned();
         let (room, suite) = (room.to_owned(), suite.to_owned());
-        Ok(Self { room, suite, programs, newer, tenmil, images: Vec::new() })
+        Ok(Self { room, suite, programs, newer, tenmil, secure_tenmil, images: Vec::new() })
     }
 
     /// Versions of the programs of this machine that take part.
@@ -77,24 +91,37 @@ impl GuestImages {
             return Err(why.clone());
         }
         let suite = scenario.suite.unwrap_or(&self.suite).to_owned();
-        if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == suite) {
+        let kind = ImageKind { suite, has_secure: scenario.needs_secure };
+        if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == kind) {
             return known.clone();
         }
-        let made = self.build_image(&suite);
-        self.images.push((suite, made.clone()));
+        let made = self.build_image(&kind);
+        self.images.push((kind, made.clone()));
         made
     }
 
-    fn build_image(&self, suite: &str) -> Result<GuestImage, String> {
+    fn build_image(&self, kind: &ImageKind) -> Result<GuestImage, String> {
+        let suite = &kind.suite;
         let kernel = GuestKernel::find_or_fetch(&self.room, suite)?;
-        let initramfs = self.room.join(format!("initramfs-{suite}"));
-        let bytes = self.write_initramfs(&kernel, &initramfs)?;
+        let secure =
+            kind.has_secure.then(|| SuitePrograms::find_or_fetch(&SECURE, &self.room, suite));
+        let secure = secure.transpose()?;
+        let name = secure.as_ref().map_or(String::new(), |_| "-secure".to_owned());
+        let initramfs = self.room.join(format!("initramfs-{suite}{name}"));
+        let tenmil = if kind.has_secure { &self.secure_tenmil } else { &self.tenmil };
+        let bytes = self.write_initramfs(&kernel, secure.as_ref(), tenmil, &initramfs)?;
         println!("  note: Linux {}, initramfs of {} MiB", kernel.version, bytes >> 20);
-        Ok(GuestImage { kernel: kernel.image, initramfs, tenmil: self.tenmil.clone() })
+        Ok(GuestImage { kernel: kernel.image, initramfs, tenmil: tenmil.clone() })
     }
 
     /// Writes the initramfs of all scenarios for a kernel; returns its size in bytes.
-    fn write_initramfs(&self, kernel: &GuestKernel, image: &Path) -> Result<usize, String> {
+    fn write_initramfs(
+        &self,
+        kernel: &GuestKernel,
+        secure: Option<&SuitePrograms>,
+        tenmil: &Path,
+        image: &Path,
+    ) -> Result<usize, String> {
         let about = |why| format!("write {}: {why}", image.display());
         let file = File::create(image).map_err(about)?;
         let mut archive = CpioArchive::new(BufWriter::new(file));
@@ -107,9 +134,9 @@ impl GuestImages {
             let path = format!("lab/{}.sh", scenario.name);
             archive.add_file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
-        self.programs.pack_programs(&self.tenmil, &mut archive)?;
-        if let Ok(newer) = &self.newer {
-            newer.pack_files(&mut archive)?;
+        self.programs.pack_programs(tenmil, &mut archive)?;
+        for programs in self.newer.iter().chain(secure) {
+            programs.pack_files(&mut archive)?;
         }
         kernel.pack_modules(&mut archive)?;
         archive.finish().map_err(about)

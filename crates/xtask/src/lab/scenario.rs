@@ -39,6 +39,8 @@ pub(crate) struct LabScenario {
     pub(crate) suite: Option<&'static str>,
     /// Whether it needs programs of the kernel's suite that this machine may lack.
     pub(crate) needs_newer: bool,
+    /// Whether it needs tlshd, keyctl and an nvme-cli of the kernel's suite, for TLS and authentication.
+    pub(crate) needs_secure: bool,
     /// Further kernel parameters.
     pub(crate) kernel_line: &'static str,
     /// The guest script.
@@ -60,6 +62,8 @@ pub(crate) enum ScenarioKind {
     Disk,
     /// The block layers of Linux and tenmil, over null devices.
     BlockLayer,
+    /// NVMe/TCP with TLS and DH-HMAC-CHAP, in both directions.
+    Secure,
 }
 
 impl ScenarioKind {
@@ -72,6 +76,7 @@ impl ScenarioKind {
             Self::Controller => "vfio-user",
             Self::Disk => "disk",
             Self::BlockLayer => "block layer",
+            Self::Secure => "secure",
         }
     }
 }
@@ -108,6 +113,7 @@ const BARE: LabScenario = LabScenario {
     may_end_with_beside: false,
     suite: None,
     needs_newer: false,
+    needs_secure: false,
     kernel_line: "",
     script: "",
 };
@@ -152,8 +158,17 @@ const PCIE: LabScenario = LabScenario {
     ..BARE
 };
 
+/// A guest of the kernel with secure channel concatenation, with the programs for TLS.
+const SECURE: LabScenario = LabScenario {
+    kind: ScenarioKind::Secure,
+    suite: Some("forky"),
+    needs_secure: true,
+    seconds_max: 420,
+    ..BARE
+};
+
 /// All scenarios.
-pub(crate) const SCENARIOS: [LabScenario; 15] = [
+pub(crate) const SCENARIOS: [LabScenario; 20] = [
     LabScenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -363,6 +378,39 @@ pub(crate) const SCENARIOS: [LabScenario; 15] = [
         short_seconds_max: Some(100),
         ..BARE
     },
+    // First of its kind: if it fails, the peers of the others cannot be trusted.
+    LabScenario {
+        name: "secure-linux",
+        about: "Linux's host and target with TLS and authentication: the lab checks itself",
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-linux.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-target",
+        about: "Linux's host uses `tenmil serve` by TLS, authentication and both",
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-target.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-host",
+        about: "tenmil's host uses Linux's target by TLS, authentication and both",
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-host.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-chain",
+        about: "Linux's host, `tenmil serve`, Linux's target in a row, every hop secure",
+        short_seconds_max: Some(100),
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-chain.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-older",
+        about: "both directions with Debian 13, whose programs derive keys in their own way",
+        suite: Some("trixie"),
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-older.sh")),
+        ..SECURE
+    },
 ];
 
 /// Command that removes the SSD from its slot.
@@ -389,13 +437,13 @@ mod tests {
     }
 
     #[test]
-    fn short_run_has_one_scenario_of_each_kind_and_ends_within_fifteen_minutes() {
+    fn short_run_has_one_scenario_of_each_kind_and_ends_within_seventeen_minutes() {
         let short: Vec<_> = SCENARIOS.iter().filter_map(|known| known.shortened()).collect();
         for scenario in &SCENARIOS {
             let of_kind = short.iter().filter(|other| other.kind == scenario.kind);
             assert_eq!(of_kind.count(), 1, "{:?}", scenario.kind);
         }
         assert!(short.iter().all(|scenario| scenario.is_short));
-        assert!(short.iter().map(|scenario| scenario.seconds_max).sum::<u64>() <= 15 * 60);
+        assert!(short.iter().map(|scenario| scenario.seconds_max).sum::<u64>() <= 17 * 60);
     }
 }

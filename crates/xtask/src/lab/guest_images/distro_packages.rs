@@ -54,9 +54,9 @@ impl DistroPackages {
         self.unpack_all(&self.at, root)
     }
 
-    /// Unpacks a package and all its dependencies into `root`.
-    pub(super) fn unpack_whole(&self, package: &str, root: &Path) -> Result<(), String> {
-        self.run_apt("apt-get", &["install", "--download-only", package])?;
+    /// Unpacks packages and all their dependencies into `root`.
+    pub(super) fn unpack_whole(&self, packages: &[&str], root: &Path) -> Result<(), String> {
+        self.run_apt("apt-get", &[&["install", "--download-only"], packages].concat())?;
         self.unpack_all(&self.at.join("cache/archives"), root)
     }
 

@@ -41,7 +41,7 @@ fn newer_emulator(root: &Path) -> Result<Command, String> {
         println!("lab: fetching {PACKAGE} of {SUITE}");
         // Removes the remains of an incomplete attempt.
         _ = std::fs::remove_dir_all(root);
-        DistroPackages::open(&root.join("apt"), SUITE)?.unpack_whole(PACKAGE, root)?;
+        DistroPackages::open(&root.join("apt"), SUITE)?.unpack_whole(&[PACKAGE], root)?;
         write_file(&unpacked, b"")?;
     }
     let libraries = root.join("usr/lib/x86_64-linux-gnu");

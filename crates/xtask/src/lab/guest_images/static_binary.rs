@@ -13,7 +13,7 @@ const PROFILE: &str = "release-no-lto";
 pub(super) fn build_static_tenmil() -> Result<PathBuf, ScenarioError> {
     println!("lab: building a static tenmil");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "-p", "tenmil-cli", "--bin", "tenmil"])
+        .args(["build", "--quiet", "-p", "tenmil-cli", "--bin", "tenmil", "--features", "tls"])
         .args(["--target", TARGET, "--profile", PROFILE])
         .args(["--config", &format!("profile.{PROFILE}.debug=false")])
         .args(["--config", &format!("profile.{PROFILE}.strip=true")])
