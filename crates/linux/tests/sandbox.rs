@@ -302,7 +302,7 @@ fn report_denies_nothing() {
 
 fn every_thread_runs_as_another_user() {
     let user = ServiceUser::find("65534:65534").or_else(|_| ServiceUser::find("nobody"));
-    let user = user.expect("every system has nobody");
+    let user = user.expect("every system has the user `nobody`");
     let sleeps = NamedThread::spawn("sleeps", None, sleep_until_stopped);
     let computes = NamedThread::spawn("computes", None, compute_until_stopped);
     let own_file = std::fs::File::open("/etc/passwd").expect("a file");

@@ -520,8 +520,8 @@ impl ConnectSecurity {
                     "the controller of {subsystem} does not request authentication, expected it to \
                      agree on a TLS key (secure channel concatenation)"
                 ),
-                "configure the secret of this host at the target, and check that nobody alters the \
-                 connection",
+                "configure the secret of this host at the target, and check that nothing on the path \
+                 alters the connection",
             );
         }
         // A key of both ends proves the identity of both.
@@ -531,8 +531,8 @@ impl ConnectSecurity {
                     "the controller of {subsystem} does not request authentication, expected it to \
                      prove that it has its secret"
                 ),
-                "configure the secrets of host and controller at the target, and check that nobody \
-                 alters the connection; without dhchap-controller the controller need not prove \
+                "configure the secrets of host and controller at the target, and check that nothing \
+                 on the path alters the connection; without dhchap-controller the controller need not prove \
                  anything",
             );
         }

@@ -1,5 +1,5 @@
-//! `tcp:` devices with TLS and authentication, against the target of this project, and against somebody on
-//! the way who alters what passes.
+//! `tcp:` devices with TLS and authentication, against the target of this project, and against a relay on
+//! the path that alters what passes.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -193,7 +193,7 @@ fn serve(
     }
 }
 
-/// What somebody on the way does with the bytes for the host.
+/// What a relay does with the bytes for the host.
 type Alteration = fn(&mut Vec<u8>);
 
 /// Relays connections to a target.

@@ -549,8 +549,8 @@ fn property_refusal(status: Status) -> Error {
     let error = Error::remote(format!("a property command was refused: {status}"));
     if status.has_same_code_as(Status::AUTHENTICATION_REQUIRED) {
         return error.with_hint(
-            "the controller requires authentication and did not say so when it was connected: check that \
-             nobody alters the connection",
+            "the controller requires authentication, which its Connect result did not announce: check that \
+             nothing on the path alters the connection",
         );
     }
     error

@@ -156,7 +156,7 @@ fn controller_that_requests_no_authentication_is_refused_if_it_has_to_prove_its_
     with_chap(&host, |chap| chap.is_announced = false);
     let (text, hint) = connect_error(&mut host, options_with(1, Some(2), fast_policy()));
     assert!(text.contains("does not request authentication, expected it to prove"), "{text}");
-    assert!(hint.contains("nobody alters the connection"), "{hint}");
+    assert!(hint.contains("nothing on the path alters the connection"), "{hint}");
     with_chap(&host, |chap| assert_eq!(chap.messages, []));
 
     // Without a secret of the controller, the controller notices.
@@ -164,7 +164,7 @@ fn controller_that_requests_no_authentication_is_refused_if_it_has_to_prove_its_
     with_chap(&host, |chap| chap.is_announced = false);
     let (text, hint) = connect_error(&mut host, options_with(1, None, fast_policy()));
     assert!(text.contains("a property command was refused: "), "{text}");
-    assert!(hint.contains("did not say so when it was connected"), "{hint}");
+    assert!(hint.contains("its Connect result did not announce"), "{hint}");
 
     // A controller that has no authentication at all.
     let mut host = SinglePathHost::new();

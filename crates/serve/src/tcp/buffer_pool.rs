@@ -43,8 +43,8 @@ use buddy::BuddyAllocator;
 pub(super) use buffer::Buffer;
 use buffer::{Block, BufferSource, MemoryAccount};
 pub(super) use buffer_cache::BufferCache;
-pub(super) use memory_ledger::HostClass;
 use memory_ledger::{ChargedEntries, MemoryLedger};
+pub(super) use memory_ledger::{HostClass, HostMemory};
 use wait_queue::{BufferWaiter, WaitQueue};
 
 /// Handle to the buffer memory of all connections of a service.
@@ -225,15 +225,11 @@ impl BufferPool {
     }
 
     /// Charges a connection to its host. Only its own pages may be allocated at this point.
-    fn set_host(
-        &self,
-        charged: ChargedEntries,
-        host: &str,
-        (class, bytes_max): (HostClass, Option<u64>),
-    ) -> ChargedEntries {
+    fn set_host(&self, charged: ChargedEntries, host: HostMemory<'_>) -> ChargedEntries {
+        let HostMemory { name, class, bytes_max } = host;
         let mut state = self.lock_state();
-        let charged = state.set_host(charged, host, class);
-        if !host.is_empty() {
+        let charged = state.set_host(charged, name, class);
+        if !name.is_empty() {
             state.ledger.set_limit(charged.host, bytes_max);
         }
         charged

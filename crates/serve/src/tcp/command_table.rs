@@ -21,7 +21,7 @@ use tenmil_nvme_tcp::{
 use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
 
-use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostClass, OWN_BYTES};
+use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostMemory, OWN_BYTES};
 use fused_commands::{FusedFirst, FusedHalf};
 
 /// Command slots of a connection and the buffers they hold.
@@ -62,16 +62,6 @@ pub(super) enum BufferAccess {
     OwnFirst,
     /// The pool, then the own pages for in-capsule data.
     Pool,
-}
-
-/// Host to which the memory of a connection is charged.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostMemory<'a> {
-    /// Name of its account.
-    pub(super) name: &'a str,
-    pub(super) class: HostClass,
-    /// Limit of its memory.
-    pub(super) bytes_max: Option<u64>,
 }
 
 /// Command in its slot.
@@ -270,13 +260,9 @@ impl CommandTable {
     }
 
     /// Sets the buffers that the connection may use, once its host is known.
-    pub(super) fn set_buffer_access(
-        &mut self,
-        access: BufferAccess,
-        HostMemory { name, class, bytes_max }: HostMemory<'_>,
-    ) {
+    pub(super) fn set_buffer_access(&mut self, access: BufferAccess, host: HostMemory<'_>) {
         self.access = access;
-        self.cache.set_host(name, class, bytes_max);
+        self.cache.set_host(host);
     }
 
     /// Whether a command waits for the connection's own pages and they are free again.

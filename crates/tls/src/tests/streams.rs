@@ -170,7 +170,7 @@ fn decrypted_rest_of_a_record_keeps_its_thread_awake() {
     assert_eq!(server.buffered(), &message[..10]);
     assert!(server.arm(true, false), "90 bytes are known");
     server.disarm();
-    assert!(!server.arm(false, false), "nobody wants them");
+    assert!(!server.arm(false, false), "the caller wants no bytes");
     server.disarm();
     server.consume(10);
     let into = whole.slice(0, 50).unwrap();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::Segment;
 
-use super::memory_ledger::{ChargedEntries, HostClass};
+use super::memory_ledger::{ChargedEntries, HostMemory};
 use super::{BufferPool, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
@@ -106,8 +106,8 @@ impl MemoryAccount {
     }
 
     /// Charges the connection to its host. Only its own pages may be allocated at this point.
-    pub(super) fn set_host(&self, host: &str, class: (HostClass, Option<u64>)) {
-        let charged = self.pool.set_host(self.charged_entries(), host, class);
+    pub(super) fn set_host(&self, host: HostMemory<'_>) {
+        let charged = self.pool.set_host(self.charged_entries(), host);
         self.host.store(charged.host, Ordering::Relaxed);
         self.address.store(charged.address, Ordering::Relaxed);
         self.excluded_from_reserve.store(charged.excluded_from_reserve, Ordering::Relaxed);

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_nvme_controller::controller::WakeFn;
 
-use super::{Buffer, BufferPool, HostClass, MemoryAccount, OWN_ORDER, PAGE_SHIFT, block_order_for};
+use super::{
+    Buffer, BufferPool, HostMemory, MemoryAccount, OWN_ORDER, PAGE_SHIFT, block_order_for,
+};
 
 /// Cache of blocks. Allocating and freeing takes no lock as long as the cache has a block of the
 /// size.
@@ -101,9 +103,8 @@ impl BufferCache {
     }
 
     /// Charges the connection to its host. Only its own pages may be allocated at this point.
-    /// Its memory is limited to `bytes_max`, if that is given.
-    pub(in crate::tcp) fn set_host(&self, host: &str, class: HostClass, bytes_max: Option<u64>) {
-        self.account.set_host(host, (class, bytes_max));
+    pub(in crate::tcp) fn set_host(&self, host: HostMemory<'_>) {
+        self.account.set_host(host);
     }
 
     /// Whether another host could use the memory that this connection holds, or any host waits for

@@ -1,7 +1,7 @@
 //! Memory accounting by host NQN and by address.
 //!
-//! A connection is charged to its address until Connect names its host. NQNs are not authenticated:
-//! one client may use many, so the memory of an address is limited as well.
+//! A connection is charged to its address until Connect names its host. An NQN alone proves nothing: one
+//! client may use many, so the memory of an address is limited as well.
 
 /// Ledger of hosts and addresses. An entry keeps its index while any connection refers to it.
 #[derive(Debug, Default)]
@@ -32,6 +32,16 @@ pub(super) struct ChargedEntries {
     pub(super) address: u32,
     /// Whether the memory reserved for listed hosts is not available to this connection.
     pub(super) excluded_from_reserve: bool,
+}
+
+/// Host to which the memory of a connection is charged.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tcp) struct HostMemory<'a> {
+    /// Name of its entry.
+    pub(in crate::tcp) name: &'a str,
+    pub(in crate::tcp) class: HostClass,
+    /// Limit of its memory over all connections.
+    pub(in crate::tcp) bytes_max: Option<u64>,
 }
 
 /// Memory class of a host, which determines its share of the pool.

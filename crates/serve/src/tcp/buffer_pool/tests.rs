@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::controller::WakeFn;
 
-use super::{BufferCache, BufferPool, HostClass};
+use super::{BufferCache, BufferPool, HostClass, HostMemory};
 
 const LARGEST: u32 = 64 << 10;
 
@@ -23,6 +23,11 @@ fn cache_from_address(pool: &BufferPool, address: &str) -> (BufferCache, Arc<Ato
         counted.fetch_add(1, Ordering::Relaxed);
     });
     (BufferCache::new(pool, address, waker).unwrap(), calls)
+}
+
+/// A host without a limit of its own.
+fn unlimited(name: &str, class: HostClass) -> HostMemory<'_> {
+    HostMemory { name, class, bytes_max: None }
 }
 
 #[test]
@@ -136,7 +141,7 @@ fn own_pages_follow_the_shared_blocks() {
 /// Cache of a host at an address.
 fn cache_of_host(pool: &BufferPool, host: &str, address: &str) -> BufferCache {
     let (cache, _) = cache_from_address(pool, address);
-    cache.set_host(host, HostClass::new(false, false), None);
+    cache.set_host(unlimited(host, HostClass::new(false, false)));
     cache
 }
 
@@ -216,13 +221,13 @@ fn memory_is_reserved_for_listed_hosts() {
         ];
         let mut others = others.map(|(host, address)| {
             let (cache, _) = cache_from_address(&pool, address);
-            cache.set_host(host, HostClass::new(false, reserves), None);
+            cache.set_host(unlimited(host, HostClass::new(false, reserves)));
             cache
         });
         let held: Vec<_> =
             others.iter_mut().flat_map(|cache| allocate_all(cache, LARGEST)).collect();
         let (mut named, _) = cache_from_address(&pool, "one");
-        named.set_host("named", HostClass::new(true, true), None);
+        named.set_host(unlimited("named", HostClass::new(true, true)));
         let got = allocate_all(&mut named, LARGEST);
         assert_eq!(!got.is_empty(), reserves, "{} are out", held.len());
         drop((got, held, others, named));
@@ -236,7 +241,7 @@ fn listed_host_is_served_before_unlisted_hosts() {
     let pool = pool_of_blocks(2);
     let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
         let (cache, called) = cache_from_address(&pool, it);
-        cache.set_host(it, HostClass::new(it == "3", true), None);
+        cache.set_host(unlimited(it, HostClass::new(it == "3", true)));
         (cache, called)
     });
     let held = one.allocate(LARGEST).unwrap();

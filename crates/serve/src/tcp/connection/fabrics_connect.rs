@@ -13,8 +13,8 @@ use super::{ConnectionRole, TargetConnection};
 use crate::tcp::admin_queue::AdminQueue;
 use crate::tcp::association::Association;
 use crate::tcp::audit::ConnectionAudit;
-use crate::tcp::buffer_pool::HostClass;
-use crate::tcp::command_table::{BufferAccess, DataDirection, HostMemory};
+use crate::tcp::buffer_pool::{HostClass, HostMemory};
+use crate::tcp::command_table::{BufferAccess, DataDirection};
 use crate::tcp::connect_validation::{
     AuthenticationDemand, ConnectError, ConnectRequest, DiscoveryGrant, GrantedConnect,
     ProvedConnect, connect_error_of_queue, parse_connect,

@@ -60,7 +60,7 @@ restarted 'CHAP, restart' 4420
 new=$(chap_secret 1 32 $HOST)
 tenmil_has new "$new"
 
-# A target that asks nobody.
+# A target that requires no authentication.
 check 'nvmet asks nothing' nvmet_asks_nothing
 shows 'discovery without TLS' $SUBSYSTEM tenmil discover "tcp://127.0.0.1:4420?hostnqn=$HOST"
 refuses 'a target that does not prove its identity' 'authenticat' 4420 \
