@@ -70,6 +70,24 @@ struct PairArguments {
     subsysnqn: Option<String>,
 }
 
+/// How a key is stored and reported.
+#[derive(Debug, Args)]
+struct StoreArguments {
+    #[command(flatten)]
+    pair: PairArguments,
+
+    /// Replace a key of the same name
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    keyring: KeyringArgument,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Debug, Args)]
 struct GenerateArguments {
     /// Kind: psk for TLS, dhchap for DH-HMAC-CHAP
@@ -90,18 +108,7 @@ struct GenerateArguments {
     length: Option<usize>,
 
     #[command(flatten)]
-    pair: PairArguments,
-
-    /// Replace a key of the same name
-    #[arg(long)]
-    force: bool,
-
-    #[command(flatten)]
-    keyring: KeyringArgument,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    store: StoreArguments,
 }
 
 #[derive(Debug, Args)]
@@ -116,18 +123,7 @@ struct ImportArguments {
     file: Option<OsString>,
 
     #[command(flatten)]
-    pair: PairArguments,
-
-    /// Replace a key of the same name
-    #[arg(long)]
-    force: bool,
-
-    #[command(flatten)]
-    keyring: KeyringArgument,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    store: StoreArguments,
 }
 
 #[derive(Debug, Args)]
@@ -257,7 +253,7 @@ pub(super) fn check_no_key_in_arguments(arguments: &[OsString]) -> Result<(), Er
 fn generate_key(it: &GenerateArguments) -> Result<String, Error> {
     let name: KeyName = it.name.parse()?;
     let key = Key::generate(it.kind.into(), it.hash.into(), it.length)?;
-    store_and_report(&name, &key, it.force, &it.keyring, (&it.pair, it.json))
+    store_and_report(&name, &key, &it.store)
 }
 
 fn import_key(it: &ImportArguments) -> Result<String, Error> {
@@ -281,28 +277,27 @@ fn import_key(it: &ImportArguments) -> Result<String, Error> {
             key_of_input("read standard input", &mut input)?
         }
     };
-    store_and_report(&name, &key, it.force, &it.keyring, (&it.pair, it.json))
+    store_and_report(&name, &key, &it.store)
 }
 
 fn store_and_report(
     name: &KeyName,
     key: &Key,
-    force: bool,
-    keyring: &KeyringArgument,
-    (pair, is_json): (&PairArguments, bool),
+    arguments: &StoreArguments,
 ) -> Result<String, Error> {
+    let StoreArguments { pair, force, keyring, json } = arguments;
     let keyring = Keyring::open_or_create(keyring.keyring.as_deref())?;
-    let overwrite = if force { Overwrite::Replace } else { Overwrite::Refuse };
+    let overwrite = if *force { Overwrite::Replace } else { Overwrite::Refuse };
     let stored = keyring.store(name, key, overwrite).map_err(Error::from);
     stored.map_err(|error| match error.hint() {
-        Some(hint) if !force => {
+        Some(hint) if !*force => {
             let hint = format!("{hint}: --force");
             error.with_hint(hint)
         }
         _ => error,
     })?;
     let path = keyring.path_of(name);
-    Ok(match is_json {
+    Ok(match *json {
         true => format!("{:#}\n", key_json(name.as_str(), key, &path, pair.names())),
         false => key_report(name, key, &path, pair.names()),
     })

@@ -26,10 +26,9 @@ use self::ready_message::ready_message;
 use super::sandbox::{self, ServedParts};
 use super::transport::ServeTransport;
 use super::{
-    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, read_configuration, rpc_endpoint,
-    start_reactors,
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, read_configuration, start_reactors,
 };
-use crate::commands::write_stdout;
+use crate::commands::{rpc_endpoint, write_stdout};
 use tenmil_bench::balance::BalancedReactors;
 use tenmil_devices::pcie::regions_for;
 use tenmil_devices::tcp::discovery_nqn_and_serial;

@@ -9,7 +9,7 @@ use tenmil_serve::nbd::{NbdCertificate, NbdPsk, NbdTls};
 
 /// Options of NBD over TLS.
 #[derive(Debug, Default, Args)]
-pub(super) struct NbdTlsArguments {
+pub(in crate::commands::serve) struct NbdTlsArguments {
     /// Certificate chain of NBD over TLS, a PEM file. Clients at nbds: must use TLS, clients at nbd: may
     #[arg(long, value_name = "FILE", requires = "nbd_tls_key", conflicts_with = "config")]
     nbd_tls_certificate: Option<PathBuf>,
@@ -33,7 +33,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl NbdTlsArguments {
     /// Whether any option is given.
-    pub(super) fn is_given(&self) -> bool {
+    pub(in crate::commands::serve) fn is_given(&self) -> bool {
         self.nbd_tls_certificate.is_some() || self.nbd_tls_psk.is_some()
     }
 
