@@ -22,8 +22,8 @@ use super::test_target::{
     io_connect, pattern, read_or_write_command,
 };
 use crate::tcp::{
-    AllowedHosts, DisconnectReason, HostKeys, Port, PortSecurity, SubsystemExportUpdate,
-    SubsystemSecurity, TargetEvent,
+    AllowedHosts, DisconnectReason, HostKeys, Port, PortSecurity, RefusalReason,
+    SubsystemExportUpdate, SubsystemSecurity, TargetEvent,
 };
 
 const OTHER: &str = "nqn.2026-01.org.tenmil:other";
@@ -147,6 +147,16 @@ fn tls_connection_is_bound_to_the_names_of_its_identity() {
     for data in [other_host, unnamed, discovery] {
         let (_, completion) = rig.connect_over_tls(identity, 0, &data);
         assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+    }
+    // Of the same key at another subsystem, which the host may use by it.
+    for elsewhere in tls_psk_candidates(&[psk(1)], HOST, OTHER) {
+        let (_, completion) = rig.connect_over_tls(&elsewhere.identity, 0, &connect_data(any));
+        assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+        let refused = rig.new_events.iter().rev().find_map(|event| match event {
+            TargetEvent::Rejected { reason, .. } => Some(*reason),
+            _ => None,
+        });
+        assert_eq!(refused, Some(RefusalReason::IdentityMismatch), "{}", elsewhere.identity);
     }
     // An identity that is of no key: the handshake would not have succeeded.
     for identity in ["", "NVMe1R01 a b c", &format!("NVMe0R02 {HOST} {NQN}")] {
