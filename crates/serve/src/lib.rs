@@ -24,3 +24,6 @@ pub mod vhost_user;
 
 pub use endpoint_event::EndpointEvent;
 pub use peer_network::PeerNetwork;
+
+/// Whether servers accept TLS connections: the feature `tls` of this crate.
+pub const HAS_TLS: bool = cfg!(feature = "tls");

@@ -73,6 +73,13 @@ impl TestThread {
         HandshakeSocket::new(client).unwrap()
     }
 
+    /// Waits until the thread has taken over every connection.
+    fn wait_for_empty_inbox(&self) {
+        while !self.thread.inbox.lock().unwrap().is_empty() {
+            tenmil_linux::named_thread::yield_cpu();
+        }
+    }
+
     fn outcome(&self) -> Outcome {
         self.outcomes.recv_timeout(Duration::from_secs(20)).unwrap()
     }
@@ -190,6 +197,8 @@ fn handshakes_have_less_time_while_many_are_in_progress() {
     let limits = HandshakeLimits { all_max: 4, time: Span::from_secs(5), per_address_max: 100 };
     let test = TestThread::start(limits);
     let _held: Vec<HandshakeSocket> = (0..4).map(|_| test.connect(false)).collect();
+    // Otherwise there may be no place for the next one in the inbox.
+    test.wait_for_empty_inbox();
     let _refused = test.connect(false);
     assert_eq!(test.refusal(), Refusal::Limit { of: "all addresses", limit: 4 });
     for _ in 0..2 {

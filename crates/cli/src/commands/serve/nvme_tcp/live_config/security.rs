@@ -71,7 +71,7 @@ pub(super) const fn tls_name(security: PortSecurity) -> &'static str {
 }
 
 fn check_tls_is_built_in(listener: &ListenerConfig) -> Result<(), ApplyError> {
-    if cfg!(feature = "tls") || !listener.security.accepts_tls() {
+    if tenmil_serve::HAS_TLS || !listener.security.accepts_tls() {
         return Ok(());
     }
     let text = format!(
