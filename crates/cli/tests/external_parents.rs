@@ -138,7 +138,7 @@ fn vanished_image_fails_only_its_reads_and_recovers() {
     };
     let served = serve("127.0.0.1:0");
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap().to_owned();
-    let time_limit = "keep-alive-timeout=500ms&connect-timeout=500ms&fast-io-fail-timeout=500ms&ctrl-loss-timeout=2s&queues=4";
+    let time_limit = "keep-alive-timeout=2s&connect-timeout=2s&fast-io-fail-timeout=2s&ctrl-loss-timeout=5s&queues=4";
     let image = format!("tcp://{target}/{NQN}?{time_limit}");
     let vm = pool.volume_uri("vm");
     pool.stdout_of_success(&["volume", "create", &pool.volume_uri("plain"), "--size", "1m"]);
