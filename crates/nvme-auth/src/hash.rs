@@ -90,21 +90,42 @@ impl Hash {
     ) -> Option<SecretBytes> {
         debug_assert!(len_bytes <= self.len_bytes(), "one block of HKDF-Expand");
         let pseudorandom_key = self.hmac(&[0; 64][..self.len_bytes()], &[secret]);
-        let len = u16::try_from(len_bytes).ok()?;
-        let label = format!("tls13 {label}");
         let key = pseudorandom_key.expose();
-        let block = match derivation {
-            Derivation::Specification => {
-                let label_len = u8::try_from(label.len()).ok()?;
-                let context_len = u8::try_from(context.len()).ok()?;
-                let (len, label) = (len.to_be_bytes(), label.as_bytes());
-                self.hmac(key, &[&len, &[label_len], label, &[context_len], context, &[1]])
-            }
+        match derivation {
+            Derivation::Specification => self.expand_label(key, label, context, len_bytes),
             Derivation::LibnvmeBefore115 => {
-                self.hmac(key, &[&len.to_le_bytes(), label.as_bytes(), context, &[1]])
+                let len = u16::try_from(len_bytes).ok()?.to_le_bytes();
+                let label = format!("tls13 {label}");
+                Some(first_bytes(
+                    &self.hmac(key, &[&len, label.as_bytes(), context, &[1]]),
+                    len_bytes,
+                ))
             }
-        };
-        Some(SecretBytes::new(block.expose()[..len_bytes].to_vec()))
+        }
+    }
+
+    /// `HKDF-Expand-Label(secret, label, context, len_bytes)` (RFC 8446 §7.1).
+    ///
+    /// Returns `None` if `len_bytes` is larger than the output of the hash, so that HKDF-Expand would
+    /// need a second block (RFC 5869 §2.3), or if `context` is longer than 255 bytes.
+    #[must_use]
+    pub fn expand_label(
+        self,
+        secret: &[u8],
+        label: &str,
+        context: &[u8],
+        len_bytes: usize,
+    ) -> Option<SecretBytes> {
+        if len_bytes > self.len_bytes() {
+            return None;
+        }
+        let len = u16::try_from(len_bytes).ok()?.to_be_bytes();
+        let label = format!("tls13 {label}");
+        let label_len = u8::try_from(label.len()).ok()?;
+        let context_len = u8::try_from(context.len()).ok()?;
+        let parts: [&[u8]; 6] =
+            [&len, &[label_len], label.as_bytes(), &[context_len], context, &[1]];
+        Some(first_bytes(&self.hmac(secret, &parts), len_bytes))
     }
 }
 
@@ -135,6 +156,10 @@ fn hmac_with<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> SecretBytes {
         mac.update(part);
     }
     take(&mut mac.finalize().into_bytes())
+}
+
+fn first_bytes(block: &SecretBytes, len_bytes: usize) -> SecretBytes {
+    SecretBytes::new(block.expose()[..len_bytes].to_vec())
 }
 
 /// Copies an output, and overwrites it where it was.

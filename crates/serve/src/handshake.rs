@@ -510,8 +510,8 @@ impl CipherIo for SocketIo {
         self.consumed += count;
     }
 
-    fn send(&mut self, bytes: &[u8]) {
-        self.unsent.extend_from_slice(bytes);
+    fn outgoing(&mut self) -> &mut Vec<u8> {
+        &mut self.unsent
     }
 }
 

@@ -7,6 +7,20 @@ use core::fmt;
 pub struct Alert(pub u8);
 
 impl Alert {
+    /// End of the bytes of a side.
+    pub const CLOSE_NOTIFY: Self = Self(0);
+    /// A record or message that is not permitted here.
+    pub const UNEXPECTED_MESSAGE: Self = Self(10);
+    /// A record is not authentic.
+    pub const BAD_RECORD_MAC: Self = Self(20);
+    /// A record is too long.
+    pub const RECORD_OVERFLOW: Self = Self(22);
+    /// A field has no permitted value.
+    pub const ILLEGAL_PARAMETER: Self = Self(47);
+    /// An error that is not the peer's.
+    pub const INTERNAL_ERROR: Self = Self(80);
+    /// The peer gives up; close_notify follows.
+    pub const USER_CANCELED: Self = Self(90);
     /// No acceptable parameters.
     pub const HANDSHAKE_FAILURE: Self = Self(40);
     /// A message has an invalid format.
@@ -30,6 +44,13 @@ impl Alert {
     /// Record that carries the alert before encryption.
     pub(crate) const fn plaintext_record(self) -> [u8; 7] {
         [21, 3, 3, 0, 2, 2, self.0]
+    }
+
+    /// Content of a record: level and description. The level has no meaning in TLS 1.3, but the two
+    /// that announce an end are warnings (RFC 8446 §6.1).
+    pub(crate) const fn content(self) -> [u8; 2] {
+        let is_warning = self.0 == Self::CLOSE_NOTIFY.0 || self.0 == Self::USER_CANCELED.0;
+        [if is_warning { 1 } else { 2 }, self.0]
     }
 
     /// Name in the specification.

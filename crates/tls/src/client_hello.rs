@@ -11,12 +11,10 @@
 //!                                                                  ^ end of what a binder covers
 //! ```
 
-use subtle::ConstantTimeEq;
-use tenmil_nvme_auth::{Hash, SecretBytes};
-
 use crate::error::TlsError;
 use crate::psk::{Psk, PskSource};
 use crate::suite::CipherSuite;
+use subtle::ConstantTimeEq;
 
 /// Largest ClientHello with its record headers. One with a key share of every usual group and several
 /// identities has less than 4 KiB.
@@ -222,22 +220,17 @@ impl<'a> ClientHello<'a> {
 /// Whether `binder` proves that the client has this key. Takes a time that does not depend on the key.
 fn is_binder_of(psk: &Psk, covered: &[u8], binder: &[u8]) -> bool {
     let hash = psk.hash;
+    let len = hash.len_bytes();
     // RFC 8446 §7.1 and §4.4.4: early secret, binder key, finished key, HMAC.
-    let early_secret = hash.hmac(&[0; 64][..hash.len_bytes()], &[psk.secret.expose()]);
+    let early_secret = hash.hmac(&[0; 64][..len], &[psk.secret.expose()]);
     let empty = hash.digest(&[]);
-    let binder_key = expand_label(hash, &early_secret, "ext binder", empty.expose());
-    let finished_key = expand_label(hash, &binder_key, "finished", &[]);
-    let expected = hash.hmac(finished_key.expose(), &[hash.digest(covered).expose()]);
-    expected.expose().ct_eq(binder).into()
-}
-
-/// HKDF-Expand-Label to the length of the hash (RFC 8446 §7.1).
-fn expand_label(hash: Hash, secret: &SecretBytes, label: &str, context: &[u8]) -> SecretBytes {
-    let byte = |len: usize| [u8::try_from(len).unwrap_or(u8::MAX)];
-    let len = [0, byte(hash.len_bytes())[0]];
-    let label = [b"tls13 ", label.as_bytes()].concat();
-    let parts: [&[u8]; 6] = [&len, &byte(label.len()), &label, &byte(context.len()), context, &[1]];
-    hash.hmac(secret.expose(), &parts)
+    let finished_key = hash
+        .expand_label(early_secret.expose(), "ext binder", empty.expose(), len)
+        .and_then(|binder_key| hash.expand_label(binder_key.expose(), "finished", &[], len));
+    finished_key.is_some_and(|key| {
+        let expected = hash.hmac(key.expose(), &[hash.digest(covered).expose()]);
+        expected.expose().ct_eq(binder).into()
+    })
 }
 
 /// Unread part of a message.

@@ -5,6 +5,7 @@ use core::fmt;
 use tenmil_base::{ErrorCategory, StreamError};
 
 use crate::alert::Alert;
+use crate::record::RecordViolation;
 use crate::suite::CipherSuite;
 
 /// Why a session has failed.
@@ -60,10 +61,9 @@ pub enum TlsError {
     /// The connection ended without the alert that announces its end: data may be missing.
     Truncated,
     /// A record is not authentic, or violates the protocol.
-    BadRecord {
-        /// Name of the library's error.
-        name: String,
-    },
+    BadRecord(RecordViolation),
+    /// The cipher of the library has failed.
+    Cipher,
     /// The handshake has failed in the library.
     Handshake {
         /// Name of the library's error.
@@ -89,6 +89,8 @@ impl TlsError {
             }
             Self::UnknownIdentity { .. } => Alert::UNKNOWN_PSK_IDENTITY,
             Self::WrongKey { .. } => Alert::DECRYPT_ERROR,
+            Self::BadRecord(violation) => violation.alert(),
+            Self::Cipher => Alert::INTERNAL_ERROR,
             _ => return None,
         })
     }
@@ -111,7 +113,8 @@ impl TlsError {
             Self::PeerAlert(_) => "peer-alert",
             Self::ClosedInHandshake => "closed-in-handshake",
             Self::Truncated => "truncated",
-            Self::BadRecord { .. } => "bad-record",
+            Self::BadRecord(_) => "bad-record",
+            Self::Cipher => "cipher",
             Self::Handshake { .. } => "handshake",
             Self::Config(_) => "config",
             Self::Stream(_) => "stream",
@@ -194,9 +197,13 @@ impl fmt::Display for TlsError {
             Self::Truncated => out.write_str(
                 "TLS: the connection ended without close_notify: data of the peer may be missing",
             ),
-            Self::BadRecord { name } => {
-                write!(out, "TLS: a record is not authentic or violates the protocol ({name})")
+            Self::BadRecord(RecordViolation::NotAuthentic) => out.write_str(
+                "TLS: a record is not authentic: its tag is wrong, it was changed on its way",
+            ),
+            Self::BadRecord(violation) => {
+                write!(out, "TLS: a record violates the protocol: {violation}")
             }
+            Self::Cipher => out.write_str("TLS: the cipher of the library failed"),
             Self::Handshake { name, text } => write!(out, "TLS handshake: {text} ({name})"),
             Self::Config(what) => out.write_str(what),
             Self::Stream(error) => error.fmt(out),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use tenmil_nvme_auth::{Hash, SecretBytes};
 
+use crate::cipher_io::{CipherIo, Received};
 use crate::error::TlsError;
-use crate::library::{CipherIo, Received};
 use crate::psk::Psk;
-use crate::session::{ClientConfig, Plaintext, ServerConfig, TlsSession};
+use crate::record_layer::Plaintext;
+use crate::session::{ClientConfig, ServerConfig, TlsSession};
 
 /// Encrypted bytes of one end, in memory.
 #[derive(Default)]
@@ -243,8 +244,8 @@ impl CipherIo for Wire {
         self.consumed += count;
     }
 
-    fn send(&mut self, bytes: &[u8]) {
-        self.outward.extend_from_slice(bytes);
+    fn outgoing(&mut self) -> &mut Vec<u8> {
+        &mut self.outward
     }
 }
 

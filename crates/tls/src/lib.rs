@@ -1,9 +1,9 @@
 //! TLS 1.3 for NVMe/TCP and NBD: a session as a state machine, and a stream over a stream.
 //!
 //! ```text
-//!   owner ─ plaintext ─► TlsStream ─► TlsSession ─► s2n-tls
-//!                            │            └► ClientHello: which of several keys the client has
-//!                            ▼ records
+//!   owner ─ plaintext ─► TlsStream ─► TlsSession ─► s2n-tls until the handshake has ended
+//!                            │            │ └► ClientHello: which of several keys the client has
+//!                            ▼ records    └──► record layer from then on ─► AES-GCM of AWS-LC
 //!                     Box<dyn Stream>: a socket
 //! ```
 //!
@@ -18,22 +18,38 @@
 //! decrypts nothing. There is no renegotiation, resumption or early data. Keys are updated when the peer
 //! does it, and before one has encrypted too much.
 //!
+//! # Secrets
+//!
+//! s2n-tls hands the traffic secrets of both directions over when the handshake has ended, and its
+//! connection is freed, which erases its keys. From then on a secret of each direction is a
+//! [`SecretBytes`](tenmil_nvme_auth::SecretBytes), and its key is in a context of AWS-LC, which
+//! overwrites it when it is freed: at a KeyUpdate, and with the session.
+//!
 //! # Unsafe
 //!
-//! Only [`library`] contains unsafe code, around s2n-tls; its guarantees are stated at its top. All other
-//! modules forbid unsafe code.
+//! Only [`library`], around s2n-tls, and [`cipher`], around AES-GCM, contain unsafe code; their
+//! guarantees are stated at their tops. All other modules forbid unsafe code.
 
 #[forbid(unsafe_code)]
 mod alert;
+mod cipher;
+#[forbid(unsafe_code)]
+mod cipher_io;
 #[forbid(unsafe_code)]
 mod client_hello;
 #[forbid(unsafe_code)]
 mod error;
 #[forbid(unsafe_code)]
 pub mod fuzz;
+#[forbid(unsafe_code)]
+mod key_schedule;
 mod library;
 #[forbid(unsafe_code)]
 mod psk;
+#[forbid(unsafe_code)]
+mod record;
+#[forbid(unsafe_code)]
+mod record_layer;
 #[forbid(unsafe_code)]
 mod session;
 #[forbid(unsafe_code)]
@@ -44,9 +60,11 @@ mod suite;
 mod tests;
 
 pub use alert::Alert;
+pub use cipher_io::{CipherIo, Received, ReceivedMore};
 pub use error::TlsError;
-pub use library::{CipherIo, Received};
 pub use psk::{Psk, PskSource};
-pub use session::{ClientConfig, Plaintext, ServerConfig, TlsSession};
+pub use record::RecordViolation;
+pub use record_layer::Plaintext;
+pub use session::{ClientConfig, ServerConfig, TlsSession};
 pub use stream::TlsStream;
 pub use suite::CipherSuite;

@@ -1,4 +1,5 @@
-//! s2n-tls: configurations and connections, with callbacks instead of a socket.
+//! s2n-tls: configurations and handshakes, with callbacks instead of a socket. Its part ends with the
+//! handshake, when it hands over the secrets of both directions.
 //!
 //! # Unsafe
 //!
@@ -8,13 +9,10 @@
 //!   whole, and a configuration is not changed after it has been built.
 //! - The library calls back only during a call of this file. The context of its callbacks is a [`Call`]
 //!   on the stack of that call, and is null between calls.
-//! - The library is given pointers to memory that outlives the call, with its length: slices of the
-//!   caller, and segments that a [`RegionTable`] has resolved. It reads a segment once, when it copies
-//!   it into its own buffer, so a segment that changes meanwhile changes what is sent and nothing else.
+//! - The library is given pointers to memory that outlives the call, with its length.
 
 #![expect(unsafe_code, reason = "the library speaks C")]
 
-mod gather;
 mod memory;
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -24,42 +22,12 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use s2n_tls_sys as s2n;
-use tenmil_base::Segment;
-use tenmil_dma::RegionTable;
-use tenmil_nvme_auth::Hash;
+use tenmil_nvme_auth::{Hash, SecretBytes};
+use zeroize::Zeroizing;
 
-pub(crate) use self::gather::{GatherList, segment_at};
+use crate::cipher_io::{CipherIo, Received};
 use crate::psk::Psk;
-
-/// Source and sink of encrypted bytes during one call.
-pub trait CipherIo {
-    /// Received bytes that were not consumed. Receives if there are none.
-    fn received(&mut self) -> Received<'_>;
-
-    /// Consumes the first `count` bytes of those.
-    fn consume(&mut self, count: usize);
-
-    /// Takes over all of `bytes`, to be sent.
-    fn send(&mut self, bytes: &[u8]);
-}
-
-/// Encrypted bytes of a peer.
-#[derive(Debug)]
-pub enum Received<'a> {
-    /// At least one byte.
-    Bytes(&'a [u8]),
-    /// None now.
-    WouldBlock,
-    /// None any more.
-    End,
-}
-
-/// End of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Client,
-    Server,
-}
+use crate::record_layer::Side;
 
 /// Class of an error of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,15 +66,12 @@ pub(crate) struct Connection {
     _config: Arc<Config>,
     /// Encrypted bytes that are received before those of the stream.
     replay: Vec<u8>,
-    /// Whether no encrypted bytes were left when the library asked last.
-    is_drained: bool,
 }
 
 /// Context of the callbacks during one call.
 struct Call<'a> {
     io: &'a mut dyn CipherIo,
     replay: &'a mut Vec<u8>,
-    is_drained: &'a mut bool,
 }
 
 /// Resets the context of the callbacks at the end of a call.
@@ -117,8 +82,6 @@ struct CallGuard<'a> {
 
 /// Policy: TLS 1.2 and 1.3, AES-GCM and ChaCha20; P-256 first. Both ends check what was negotiated.
 const POLICY: &CStr = c"20240503";
-/// Records are collected up to this number of bytes before they are sent: four full records.
-const SEND_BUFFER_BYTES: u32 = 4 * (16_384 + 22);
 
 static INIT: OnceLock<Result<(), LibraryError>> = OnceLock::new();
 
@@ -199,10 +162,12 @@ impl Config {
         let config = Self { raw };
         // SAFETY: the configuration is exclusively owned; the string ends with a null byte.
         check(unsafe { s2n::s2n_config_set_cipher_preferences(raw.as_ptr(), POLICY.as_ptr()) })?;
+        // No session is resumed, and a ticket would be a record after the handshake.
         // SAFETY: the configuration is exclusively owned.
-        check(unsafe { s2n::s2n_config_set_send_buffer_size(raw.as_ptr(), SEND_BUFFER_BYTES) })?;
+        check(unsafe { s2n::s2n_config_set_session_tickets_onoff(raw.as_ptr(), 0) })?;
+        let version = s2n::s2n_serialization_version::SERIALIZED_CONN_V1;
         // SAFETY: as above.
-        check(unsafe { s2n::s2n_config_set_recv_multi_record(raw.as_ptr(), true) })?;
+        check(unsafe { s2n::s2n_config_set_serialization_version(raw.as_ptr(), version) })?;
         Ok(config)
     }
 
@@ -221,7 +186,7 @@ impl Config {
         let added = check(unsafe {
             s2n::s2n_config_add_cert_chain_and_key(raw, chain.as_ptr(), key.as_ptr())
         });
-        drop(tenmil_nvme_auth::SecretBytes::new(key.into_bytes()));
+        drop(SecretBytes::new(key.into_bytes()));
         added
     }
 
@@ -255,18 +220,18 @@ impl Drop for Config {
 }
 
 impl Connection {
-    pub(crate) fn new(mode: Mode, config: &Arc<Config>) -> Result<Self, LibraryError> {
+    pub(crate) fn new(side: Side, config: &Arc<Config>) -> Result<Self, LibraryError> {
         init()?;
-        let mode = match mode {
-            Mode::Client => s2n::s2n_mode::CLIENT,
-            Mode::Server => s2n::s2n_mode::SERVER,
+        let mode = match side {
+            Side::Client => s2n::s2n_mode::CLIENT,
+            Side::Server => s2n::s2n_mode::SERVER,
         };
         // SAFETY: the library is initialized; null is handled.
         let raw = unsafe { s2n::s2n_connection_new(mode) };
         let raw =
             NonNull::new(raw).ok_or_else(|| take_error().unwrap_or_else(LibraryError::blocked))?;
         let config = Arc::clone(config);
-        let new = Self { raw, _config: config, replay: Vec::new(), is_drained: false };
+        let new = Self { raw, _config: config, replay: Vec::new() };
         let raw = raw.as_ptr();
         // SAFETY: connection and configuration exist; the connection keeps the latter alive.
         check(unsafe { s2n::s2n_connection_set_config(raw, new._config.raw.as_ptr()) })?;
@@ -274,10 +239,13 @@ impl Connection {
         let blinding = s2n::s2n_blinding::SELF_SERVICE_BLINDING;
         // SAFETY: the connection exists and is exclusively owned; the same below.
         check(unsafe { s2n::s2n_connection_set_blinding(raw, blinding) })?;
+        // Full records: the limit of their content is handed over.
         // SAFETY: as above.
         check(unsafe { s2n::s2n_connection_prefer_throughput(raw) })?;
+        // The library asks for the header of a record and then for its body, so that it has received
+        // nothing that follows the handshake when that ends.
         // SAFETY: as above.
-        check(unsafe { s2n::s2n_connection_set_recv_buffering(raw, true) })?;
+        check(unsafe { s2n::s2n_connection_set_recv_buffering(raw, false) })?;
         // SAFETY: as above; the callback has the type that is expected.
         check(unsafe { s2n::s2n_connection_set_recv_cb(raw, Some(receive)) })?;
         // SAFETY: as above.
@@ -315,7 +283,6 @@ impl Connection {
     /// Encrypted bytes that are to be received before those of the stream.
     pub(crate) fn push_received(&mut self, bytes: &[u8]) {
         self.replay.extend_from_slice(bytes);
-        self.is_drained &= bytes.is_empty();
     }
 
     /// Makes progress with the handshake.
@@ -327,104 +294,23 @@ impl Connection {
         })
     }
 
-    /// Frees the memory that only the handshake needs.
-    pub(crate) fn free_handshake(&mut self) {
-        // SAFETY: the connection is exclusively owned. The result is of no interest: memory that is not
-        // freed now is freed with the connection.
-        unsafe { s2n::s2n_connection_free_handshake(self.raw.as_ptr()) };
-    }
-
-    /// Encrypts and sends everything in `list`.
-    pub(crate) fn send(
-        &mut self,
-        io: &mut dyn CipherIo,
-        list: &GatherList<'_>,
-    ) -> Poll<Result<usize, LibraryError>> {
-        let vectors = list.vectors();
-        self.with_io(io, |raw| {
-            let mut blocked = s2n::s2n_blocked_status::NOT_BLOCKED;
-            let count = vectors.len() as isize;
-            // SAFETY: the connection is exclusively owned, and the contexts of its callbacks are set.
-            // The vectors are `count` entries, each of memory that the list has borrowed or resolved,
-            // which the library only reads.
-            poll(unsafe {
-                let blocked = &raw mut blocked;
-                s2n::s2n_sendv_with_offset(raw, vectors.as_ptr(), count, 0, blocked)
-            })
-        })
-    }
-
-    /// Receives decrypted bytes. Zero: the peer has ended the session.
-    pub(crate) fn receive(
-        &mut self,
-        io: &mut dyn CipherIo,
-        into: &mut [u8],
-    ) -> Poll<Result<usize, LibraryError>> {
-        let (to, len) = (NonNull::from(&mut *into).cast(), into.len());
-        self.receive_at(io, to, len)
-    }
-
-    /// Receives decrypted bytes into a segment. `None`: it has no address.
-    pub(crate) fn receive_into_segment(
-        &mut self,
-        io: &mut dyn CipherIo,
-        regions: &RegionTable,
-        segment: Segment,
-    ) -> Option<Poll<Result<usize, LibraryError>>> {
-        let to = regions.host_address(segment).ok()?;
-        Some(self.receive_at(io, to, segment.len_bytes as usize))
-    }
-
-    /// Receives to memory that may be written: a mutable slice, or a resolved segment.
-    fn receive_at(
-        &mut self,
-        io: &mut dyn CipherIo,
-        to: NonNull<u8>,
-        len: usize,
-    ) -> Poll<Result<usize, LibraryError>> {
-        let len = isize::try_from(len).unwrap_or(isize::MAX);
-        self.with_io(io, |raw| {
-            let mut blocked = s2n::s2n_blocked_status::NOT_BLOCKED;
-            // SAFETY: the connection is exclusively owned, and the contexts of its callbacks are set.
-            // At most `len` bytes are written to `to`, which both callers have for writing.
-            poll(unsafe { s2n::s2n_recv(raw, to.as_ptr().cast(), len, &raw mut blocked) })
-        })
-    }
-
-    /// Sends the alert that announces the end of this side's bytes.
-    pub(crate) fn close_notify(&mut self, io: &mut dyn CipherIo) -> Poll<Result<(), LibraryError>> {
-        self.with_io(io, |raw| {
-            let mut blocked = s2n::s2n_blocked_status::NOT_BLOCKED;
-            // SAFETY: the connection is exclusively owned, and the contexts of its callbacks are set.
-            poll(unsafe { s2n::s2n_shutdown_send(raw, &raw mut blocked) } as isize).map_ok(drop)
-        })
-    }
-
-    /// Requests that the next send begins with new keys.
-    pub(crate) fn request_key_update(&mut self) -> Result<(), LibraryError> {
-        let kind = s2n::s2n_peer_key_update::KEY_UPDATE_NOT_REQUESTED;
-        // SAFETY: the connection is exclusively owned.
-        check(unsafe { s2n::s2n_connection_request_key_update(self.raw.as_ptr(), kind) })
-    }
-
-    /// Whether decrypted bytes are left.
-    pub(crate) fn has_decrypted(&self) -> bool {
-        // SAFETY: the connection exists; the function only reads it.
-        unsafe { s2n::s2n_peek(self.raw.as_ptr()) > 0 }
-    }
-
-    /// Whether the library has received all encrypted bytes that were available: what it holds are
-    /// decrypted bytes and the start of a record.
-    pub(crate) const fn is_drained(&self) -> bool {
-        self.is_drained
-    }
-
-    /// Frees buffers that hold nothing.
-    pub(crate) fn release_buffers(&mut self) {
-        // SAFETY: the connection is exclusively owned. It refuses if a buffer is in use.
-        if unsafe { s2n::s2n_connection_release_buffers(self.raw.as_ptr()) } < 0 {
-            take_error();
-        }
+    /// Ends the library's part of a connection whose handshake has ended: returns its secrets in the
+    /// format of the library, and what it has not consumed of the bytes that came before the stream's.
+    ///
+    /// # Errors
+    ///
+    /// If the handshake has not ended, or is not one of TLS 1.3.
+    pub(crate) fn hand_over(mut self) -> Result<(SecretBytes, Vec<u8>), LibraryError> {
+        let (raw, mut len) = (self.raw.as_ptr(), 0);
+        // SAFETY: the connection exists; the result is a variable of this function.
+        check(unsafe { s2n::s2n_connection_serialization_length(raw, &raw mut len) })?;
+        let mut serialized = Zeroizing::new(vec![0; len as usize]);
+        // SAFETY: the connection is exclusively owned; the vector has `len` bytes, and not more are
+        // written. The library erases its keys.
+        check(unsafe { s2n::s2n_connection_serialize(raw, serialized.as_mut_ptr(), len) })?;
+        // Moves the bytes to memory for secrets, and overwrites them here.
+        let secrets = SecretBytes::new(std::mem::take(&mut *serialized));
+        Ok((secrets, std::mem::take(&mut self.replay)))
     }
 
     /// Alert of the peer.
@@ -476,8 +362,8 @@ impl Connection {
         io: &mut dyn CipherIo,
         act: impl FnOnce(*mut s2n::s2n_connection) -> R,
     ) -> R {
-        let Self { raw, replay, is_drained, .. } = self;
-        let mut call = Call { io, replay, is_drained };
+        let Self { raw, replay, .. } = self;
+        let mut call = Call { io, replay };
         let guard = CallGuard::new(*raw, &mut call);
         let result = act(raw.as_ptr());
         drop(guard);
@@ -553,13 +439,9 @@ unsafe extern "C" fn receive(context: *mut c_void, into: *mut u8, len: u32) -> c
         match call.io.received() {
             Received::Bytes(bytes) => bytes,
             Received::End => return 0,
-            Received::WouldBlock => {
-                *call.is_drained = true;
-                return fail_with(libc::EWOULDBLOCK);
-            }
+            Received::WouldBlock => return fail_with(libc::EWOULDBLOCK),
         }
     };
-    *call.is_drained = false;
     let count = bytes.len().min(len);
     // SAFETY: the contract for the destination; the source is a slice of the owner's, which is no
     // memory of the library.

@@ -3,6 +3,7 @@
 //! ```text
 //!  server   AwaitingClientHello ─► key selected ─► Handshake ─► Open ─► Failed
 //!  client                                          Handshake ─► Open ─► Failed
+//!                                   s2n-tls ───────┘            └─ RecordLayer
 //! ```
 //!
 //! A session has no clock and no threads. The owner calls it when bytes have arrived, and ends it if the
@@ -12,17 +13,17 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use tenmil_base::{SecureChannel, Segment};
-use tenmil_dma::RegionTable;
+use tenmil_base::SecureChannel;
 use tenmil_nvme_auth::Derivation;
 
 use crate::alert::Alert;
+use crate::cipher::{GatherList, ScatterList};
+use crate::cipher_io::{CipherIo, Received};
 use crate::client_hello::{CLIENT_HELLO_BYTES_MAX, ClientHello, reassemble};
 use crate::error::TlsError;
-use crate::library::{
-    CipherIo, Config, Connection, ErrorClass, GatherList, LibraryError, Mode, Received,
-};
+use crate::library::{Config, Connection, ErrorClass, LibraryError};
 use crate::psk::{Psk, PskSource};
+use crate::record_layer::{Handover, Plaintext, RecordLayer, Side};
 use crate::suite::CipherSuite;
 
 /// Configuration of the server side: keys, certificate, or both.
@@ -41,7 +42,6 @@ pub struct ClientConfig {
 
 /// TLS session of one connection.
 pub struct TlsSession {
-    connection: Connection,
     phase: Phase,
     role: Role,
     channel: Option<SecureChannel>,
@@ -49,26 +49,18 @@ pub struct TlsSession {
 
 enum Phase {
     /// The server collects the records of the first message.
-    AwaitingClientHello(Vec<u8>),
-    Handshake,
-    Open,
+    AwaitingClientHello {
+        connection: Connection,
+        collected: Vec<u8>,
+    },
+    Handshake(Connection),
+    Open(Box<RecordLayer>),
     Failed(TlsError),
 }
 
 enum Role {
     Server { config: ServerConfig, selected: Option<(Vec<u8>, Option<Derivation>)> },
     Client(ClientConfig),
-}
-
-/// Result of a receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plaintext {
-    /// Number of bytes, at least one.
-    Bytes(usize),
-    /// Nothing now.
-    WouldBlock,
-    /// The peer has announced the end of its bytes.
-    End,
 }
 
 impl ServerConfig {
@@ -143,10 +135,10 @@ impl TlsSession {
     ///
     /// If the library is out of memory.
     pub fn server(config: &ServerConfig) -> Result<Self, TlsError> {
-        let connection = Connection::new(Mode::Server, &config.config).map_err(handshake_error)?;
+        let connection = Connection::new(Side::Server, &config.config).map_err(handshake_error)?;
         let role = Role::Server { config: config.clone(), selected: None };
-        let phase = Phase::AwaitingClientHello(Vec::new());
-        Ok(Self { connection, phase, role, channel: None })
+        let phase = Phase::AwaitingClientHello { connection, collected: Vec::new() };
+        Ok(Self { phase, role, channel: None })
     }
 
     /// Creates the client side.
@@ -156,12 +148,12 @@ impl TlsSession {
     /// If a key is not usable, or the library is out of memory.
     pub fn client(config: &ClientConfig) -> Result<Self, TlsError> {
         let mut connection =
-            Connection::new(Mode::Client, &psk_config()?).map_err(handshake_error)?;
+            Connection::new(Side::Client, &psk_config()?).map_err(handshake_error)?;
         for psk in config.psks.iter() {
             connection.append_psk(psk).map_err(|error| config_error("pre-shared key", &error))?;
         }
         let role = Role::Client(config.clone());
-        Ok(Self { connection, phase: Phase::Handshake, role, channel: None })
+        Ok(Self { phase: Phase::Handshake(connection), role, channel: None })
     }
 
     /// Channel, once the handshake has ended.
@@ -179,20 +171,40 @@ impl TlsSession {
         }
     }
 
-    /// Whether decrypted bytes, or encrypted ones that were not looked at, may be left.
+    /// Whether decrypted bytes or whole records are left.
     #[must_use]
     pub fn may_have_more(&self) -> bool {
-        !self.connection.is_drained() || self.connection.has_decrypted()
+        self.has_more(&[])
+    }
+
+    /// Whether the next receive makes progress with `received` and nothing more from below.
+    pub(crate) fn has_more(&self, received: &[u8]) -> bool {
+        matches!(&self.phase, Phase::Open(records) if records.has_more(received))
     }
 
     /// Encrypted bytes that were received before those of the next calls' `io`.
     pub fn push_received(&mut self, bytes: &[u8]) {
-        self.connection.push_received(bytes);
+        match &mut self.phase {
+            Phase::AwaitingClientHello { connection, .. } | Phase::Handshake(connection) => {
+                connection.push_received(bytes);
+            }
+            Phase::Open(records) => records.push_received(bytes),
+            Phase::Failed(_) => {}
+        }
+    }
+
+    /// Copies the start of a record from `io`, which need not store it then.
+    pub(crate) fn store_partial_record(&mut self, io: &mut dyn CipherIo) {
+        if let Phase::Open(records) = &mut self.phase {
+            records.store_partial_record(io);
+        }
     }
 
     /// Frees buffers that hold nothing; called when the session is idle.
     pub fn release_buffers(&mut self) {
-        self.connection.release_buffers();
+        if let Phase::Open(records) = &mut self.phase {
+            records.release_buffers();
+        }
     }
 
     /// Makes progress with the handshake. True once it has ended.
@@ -218,24 +230,18 @@ impl TlsSession {
     pub fn send(&mut self, io: &mut dyn CipherIo, bytes: &[u8]) -> Result<(), TlsError> {
         let mut list = GatherList::new();
         list.add_bytes(bytes);
-        self.send_list(io, &list)
+        self.send_list(io, &mut list)
     }
 
     /// Encrypts and sends all of `list`.
+    #[inline]
     pub(crate) fn send_list(
         &mut self,
         io: &mut dyn CipherIo,
-        list: &GatherList<'_>,
+        list: &mut GatherList<'_>,
     ) -> Result<(), TlsError> {
-        self.check_open()?;
-        match self.connection.send(io, list) {
-            Poll::Ready(Ok(count)) if count == list.len_bytes() => Ok(()),
-            Poll::Ready(Err(error)) => Err(self.fail_with(&error)),
-            // The sink accepts everything, so the library is never blocked.
-            Poll::Ready(Ok(_)) | Poll::Pending => {
-                Err(self.fail(TlsError::BadRecord { name: "send was blocked".into() }))
-            }
-        }
+        let sent = self.records()?.send(io, list);
+        sent.map_err(|error| self.fail(error))
     }
 
     /// Receives decrypted bytes.
@@ -248,33 +254,26 @@ impl TlsSession {
         io: &mut dyn CipherIo,
         into: &mut [u8],
     ) -> Result<Plaintext, TlsError> {
-        self.check_open()?;
-        if into.is_empty() {
-            return Ok(Plaintext::WouldBlock);
-        }
-        let received = self.connection.receive(io, into);
-        self.convert_received(received)
+        let mut list = ScatterList::new();
+        list.add_bytes(into);
+        self.receive_list(io, &mut list)
     }
 
-    /// Receives decrypted bytes into a segment. `None`: it has no address in this process.
-    pub(crate) fn receive_into_segment(
+    /// Receives decrypted bytes into `list`.
+    #[inline]
+    pub(crate) fn receive_list(
         &mut self,
         io: &mut dyn CipherIo,
-        regions: &RegionTable,
-        segment: Segment,
-    ) -> Option<Result<Plaintext, TlsError>> {
-        if let Err(error) = self.check_open() {
-            return Some(Err(error));
-        }
-        let received = self.connection.receive_into_segment(io, regions, segment)?;
-        Some(self.convert_received(received))
+        list: &mut ScatterList<'_>,
+    ) -> Result<Plaintext, TlsError> {
+        let received = self.records()?.receive(io, list);
+        received.map_err(|error| self.fail(error))
     }
 
     /// Announces the end of this side's bytes. The peer may go on to send.
     pub fn close_notify(&mut self, io: &mut dyn CipherIo) {
-        if matches!(self.phase, Phase::Open) {
-            // A failure is that of the stream, which is about to be closed.
-            let _ = self.connection.close_notify(io);
+        if let Phase::Open(records) = &mut self.phase {
+            records.close(io);
         }
     }
 
@@ -284,44 +283,61 @@ impl TlsSession {
     ///
     /// If the session has failed, or its handshake has not ended.
     pub fn update_keys(&mut self) -> Result<(), TlsError> {
-        self.check_open()?;
-        self.connection.request_key_update().map_err(|error| self.fail_with(&error))
+        self.records().map(RecordLayer::update_keys)
     }
 
-    fn check_open(&self) -> Result<(), TlsError> {
-        match &self.phase {
-            Phase::Open => Ok(()),
+    /// Records of an open session.
+    #[inline]
+    pub(crate) fn records(&mut self) -> Result<&mut RecordLayer, TlsError> {
+        match &mut self.phase {
+            Phase::Open(records) => Ok(records),
             Phase::Failed(error) => Err(error.clone()),
             _ => Err(TlsError::Config("TLS: the handshake has not ended".into())),
         }
     }
 
     fn try_handshake(&mut self, io: &mut dyn CipherIo) -> Result<bool, TlsError> {
-        if matches!(self.phase, Phase::Open) {
-            return Ok(true);
-        }
-        if !self.receive_client_hello(io)? {
-            return Ok(false);
-        }
-        match self.connection.negotiate(io) {
+        self.receive_client_hello(io)?;
+        let connection = match &mut self.phase {
+            Phase::Handshake(connection) => connection,
+            Phase::Open(_) => return Ok(true),
+            Phase::AwaitingClientHello { .. } | Phase::Failed(_) => return Ok(false),
+        };
+        match connection.negotiate(io) {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(())) => {
-                self.channel = Some(self.check_negotiated()?);
-                self.connection.free_handshake();
-                self.phase = Phase::Open;
+                let channel = self.role.check_negotiated(connection)?;
+                self.open()?;
+                self.channel = Some(channel);
                 Ok(true)
             }
-            Poll::Ready(Err(error)) => Err(self.explain(&error)),
+            Poll::Ready(Err(error)) => Err(self.role.explain(connection, &error)),
         }
     }
 
-    /// Collects the ClientHello and selects its key. True once this is done.
-    fn receive_client_hello(&mut self, io: &mut dyn CipherIo) -> Result<bool, TlsError> {
-        let Phase::AwaitingClientHello(collected) = &mut self.phase else { return Ok(true) };
+    /// Ends the handshake: the library hands over the secrets, and its connection is freed.
+    fn open(&mut self) -> Result<(), TlsError> {
+        let failed = Phase::Failed(TlsError::Cipher);
+        let Phase::Handshake(connection) = std::mem::replace(&mut self.phase, failed) else {
+            return Err(TlsError::Cipher);
+        };
+        let (secrets, received) = connection.hand_over().map_err(handshake_error)?;
+        let handover = Handover::parse(&secrets).ok_or_else(|| {
+            let text = "the library handed over an unknown format".to_owned();
+            TlsError::Handshake { name: "handover".to_owned(), text }
+        })?;
+        let records = RecordLayer::new(self.role.side(), &handover, received)?;
+        self.phase = Phase::Open(Box::new(records));
+        Ok(())
+    }
+
+    /// Collects the ClientHello and selects its key.
+    fn receive_client_hello(&mut self, io: &mut dyn CipherIo) -> Result<(), TlsError> {
+        let Phase::AwaitingClientHello { collected, .. } = &mut self.phase else { return Ok(()) };
         let message = loop {
             let bytes = match io.received() {
                 Received::Bytes(bytes) => bytes,
-                Received::WouldBlock => return Ok(false),
+                Received::WouldBlock => return Ok(()),
                 Received::End => return Err(TlsError::ClosedInHandshake),
             };
             // What is beyond the limit stays where it is: a ClientHello within it is complete.
@@ -332,40 +348,59 @@ impl TlsSession {
                 break message;
             }
         };
-        let collected = std::mem::take(collected);
-        let Role::Server { config, selected } = &mut self.role else { return Ok(true) };
+        let failed = Phase::Failed(TlsError::ClosedInHandshake);
+        let Phase::AwaitingClientHello { mut connection, collected } =
+            std::mem::replace(&mut self.phase, failed)
+        else {
+            return Ok(());
+        };
         let hello = ClientHello::parse(&message)?;
-        if let Some(source) = &config.psks
+        if let Role::Server { config, selected } = &mut self.role
+            && let Some(source) = &config.psks
             && (hello.offers_psk() || !config.has_certificate)
         {
             let psk = hello.select_psk(&**source)?;
-            self.connection.append_psk(&psk).map_err(handshake_error)?;
+            connection.append_psk(&psk).map_err(handshake_error)?;
             *selected = Some((psk.identity, psk.derivation));
         }
-        self.connection.push_received(&collected);
-        self.phase = Phase::Handshake;
-        Ok(true)
+        connection.push_received(&collected);
+        self.phase = Phase::Handshake(connection);
+        Ok(())
+    }
+
+    fn fail(&mut self, error: TlsError) -> TlsError {
+        self.phase = Phase::Failed(error.clone());
+        error
+    }
+}
+
+impl Role {
+    const fn side(&self) -> Side {
+        match self {
+            Self::Server { .. } => Side::Server,
+            Self::Client(_) => Side::Client,
+        }
     }
 
     /// Checks that what was negotiated is permitted.
-    fn check_negotiated(&self) -> Result<SecureChannel, TlsError> {
+    fn check_negotiated(&self, connection: &Connection) -> Result<SecureChannel, TlsError> {
         let not_permitted = |found: String| Err(TlsError::NotPermitted(found));
-        if !self.connection.is_tls13() {
+        if !connection.is_tls13() {
             return not_permitted("the version is older than TLS 1.3".into());
         }
-        let id = self.connection.cipher_suite().unwrap_or_default();
+        let id = connection.cipher_suite().unwrap_or_default();
         let Some(suite) = CipherSuite::from_id(id) else {
             return not_permitted(format!(
                 "cipher suite {id:#06x} was selected, expected TLS_AES_128_GCM_SHA256 or \
                  TLS_AES_256_GCM_SHA384"
             ));
         };
-        let identity = self.connection.psk_identity();
-        let expected = match &self.role {
-            Role::Server { selected, .. } => {
+        let identity = connection.psk_identity();
+        let expected = match self {
+            Self::Server { selected, .. } => {
                 selected.as_ref().is_none_or(|(selected, _)| Some(selected) == identity.as_ref())
             }
-            Role::Client(config) => identity
+            Self::Client(config) => identity
                 .as_ref()
                 .is_some_and(|used| config.psks.iter().any(|psk| psk.identity == *used)),
         };
@@ -376,51 +411,19 @@ impl TlsSession {
         Ok(SecureChannel { cipher_suite: suite.name(), psk_identity })
     }
 
-    fn convert_received(
-        &mut self,
-        received: Poll<Result<usize, LibraryError>>,
-    ) -> Result<Plaintext, TlsError> {
-        match received {
-            Poll::Pending => Ok(Plaintext::WouldBlock),
-            Poll::Ready(Ok(0)) => Ok(Plaintext::End),
-            Poll::Ready(Ok(count)) => Ok(Plaintext::Bytes(count)),
-            Poll::Ready(Err(error)) => Err(self.fail_with(&error)),
+    /// Cause of an error of the library during the handshake.
+    fn explain(&self, connection: &Connection, error: &LibraryError) -> TlsError {
+        if !matches!(error.class, ErrorClass::Alert | ErrorClass::Closed) {
+            return handshake_error(error.clone());
         }
-    }
-
-    fn fail_with(&mut self, error: &LibraryError) -> TlsError {
-        let error = self.explain(error);
-        self.fail(error)
-    }
-
-    fn fail(&mut self, error: TlsError) -> TlsError {
-        self.phase = Phase::Failed(error.clone());
-        error
-    }
-
-    /// Cause of an error of the library.
-    fn explain(&self, error: &LibraryError) -> TlsError {
-        let is_open = matches!(self.phase, Phase::Open);
-        let name = error.name.clone();
-        match error.class {
-            ErrorClass::Closed if is_open => TlsError::Truncated,
-            ErrorClass::Alert | ErrorClass::Closed if !is_open => {
-                let alert = self.connection.alert().map(Alert).filter(|alert| alert.0 != 0);
-                let refused = alert.is_none_or(Alert::refuses_key);
-                match (&self.role, alert) {
-                    (Role::Client(config), alert) if refused => {
-                        TlsError::KeyRefused { alert, identities: config.identities() }
-                    }
-                    (_, Some(alert)) => TlsError::PeerAlert(alert),
-                    (_, None) => TlsError::ClosedInHandshake,
-                }
+        let alert = connection.alert().map(Alert).filter(|alert| alert.0 != 0);
+        let refused = alert.is_none_or(Alert::refuses_key);
+        match (self, alert) {
+            (Self::Client(config), alert) if refused => {
+                TlsError::KeyRefused { alert, identities: config.identities() }
             }
-            ErrorClass::Alert => self
-                .connection
-                .alert()
-                .map_or(TlsError::Truncated, |alert| TlsError::PeerAlert(Alert(alert))),
-            _ if is_open => TlsError::BadRecord { name },
-            _ => TlsError::Handshake { name, text: error.text.clone() },
+            (_, Some(alert)) => TlsError::PeerAlert(alert),
+            (_, None) => TlsError::ClosedInHandshake,
         }
     }
 }

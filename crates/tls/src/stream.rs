@@ -1,9 +1,9 @@
 //! A stream over a TLS session over a stream.
 //!
 //! ```text
-//!  send     headers and segments ─(one copy, encrypted in place)─► records ─► stream below
-//!                                                                  └► pending, if it has no space
-//!  receive  stream below ─(copy)─► record ─(decrypted in place)─(copy)─► segment, or `plain`
+//!  send     headers and segments ─(encrypted on the way)─► records ─► stream below
+//!                                                           └► pending, if it has no space
+//!  receive  stream below ─(decrypted on the way)─► segments, or `plain`
 //! ```
 //!
 //! The handshake happens inside of `receive` and `send`, which return nothing until it has ended. All
@@ -11,6 +11,8 @@
 //! are released once their records have been accepted by the stream below: a peer that reads nothing is
 //! noticed by its owner as without TLS.
 
+mod below_io;
+mod pending_records;
 mod plain_buffer;
 
 use std::fmt;
@@ -21,10 +23,12 @@ use tenmil_base::{
 };
 use tenmil_dma::RegionTable;
 
+use self::below_io::{Lower, Receives};
 use self::plain_buffer::PlainBuffer;
+use crate::cipher::{GatherList, ScatterList, first_segment};
 use crate::error::TlsError;
-use crate::library::{CipherIo, GatherList, Received, segment_at};
-use crate::session::{Plaintext, TlsSession};
+use crate::record_layer::Plaintext;
+use crate::session::TlsSession;
 
 /// Stream whose bytes are encrypted on the stream below.
 pub struct TlsStream {
@@ -44,30 +48,6 @@ pub struct TlsStream {
     is_write_shut: bool,
     /// Whether the write side below is to be shut once nothing is pending.
     shuts_below: bool,
-}
-
-/// Session and stream below.
-struct Lower {
-    below: Box<dyn Stream>,
-    session: TlsSession,
-    pending: PendingRecords,
-}
-
-/// Records that the stream below has not accepted.
-#[derive(Debug, Default)]
-struct PendingRecords {
-    bytes: Vec<u8>,
-    sent: usize,
-    /// Why nothing can be sent any more.
-    failure: Option<StreamError>,
-}
-
-/// Stream below, as the session sees it during one call.
-struct BelowIo<'a> {
-    below: &'a mut dyn Stream,
-    pending: &'a mut PendingRecords,
-    has_more: bool,
-    failure: Option<StreamError>,
 }
 
 /// Bytes since the stream was armed last, to find connections whose buffers are worth freeing.
@@ -91,7 +71,7 @@ impl TlsStream {
     #[must_use]
     pub fn new(below: Box<dyn Stream>, session: TlsSession, regions: RegionTable) -> Self {
         Self {
-            lower: Lower { below, session, pending: PendingRecords::default() },
+            lower: Lower::new(below, session),
             regions,
             plain: PlainBuffer::default(),
             accepted: 0,
@@ -114,7 +94,7 @@ impl TlsStream {
         if self.lower.session.secure_channel().is_some() {
             return Ok(true);
         }
-        let result = self.lower.with_io(false, |session, io| session.handshake(io));
+        let result = self.lower.with_io(Receives::Unlimited, |session, io| session.handshake(io));
         match &result {
             Ok(is_open) => {
                 self.has_news |= is_open;
@@ -153,7 +133,7 @@ impl TlsStream {
 
     /// Announces the end of this side's bytes, and shuts the stream below once that has been sent.
     fn close_session(&mut self) {
-        let _ = self.lower.with_io(false, |session, io| {
+        let _ = self.lower.with_io(Receives::None, |session, io| {
             session.close_notify(io);
             Ok(())
         });
@@ -162,14 +142,21 @@ impl TlsStream {
     }
 
     /// Sends pending records, as far as there is space.
+    #[inline]
     fn flush_pending(&mut self) -> Result<(), StreamError> {
-        if !self.lower.pending.is_empty() || self.lower.pending.failure.is_some() {
-            self.lower.pending.send_to(&mut *self.lower.below)?;
+        self.flush(false)
+    }
+
+    #[inline]
+    fn flush(&mut self, has_more: bool) -> Result<(), StreamError> {
+        let Lower { below, pending, .. } = &mut self.lower;
+        if !pending.is_empty() || pending.failure().is_some() {
+            pending.send_to(&mut **below, has_more)?;
         }
-        if self.lower.pending.is_empty() {
+        if pending.is_empty() {
             self.released = self.accepted;
             if std::mem::take(&mut self.shuts_below) {
-                self.lower.below.shutdown_write();
+                below.shutdown_write();
             }
         }
         Ok(())
@@ -192,13 +179,13 @@ impl TlsStream {
             }
         }
         self.has_news = false;
-        if let Some(end) = &self.end {
-            return Err(end.clone());
-        }
         // If the stream below is broken, it is when bytes are received too: those that have arrived
         // come first.
         let _ = self.flush_pending();
-        Ok(())
+        match &self.end {
+            Some(end) => Err(end.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Receives up to `count_max` bytes behind the unconsumed ones.
@@ -214,8 +201,9 @@ impl TlsStream {
     fn fill_plain(&mut self, count_max: usize) -> Result<Plaintext, TlsError> {
         let space = self.plain.free_space();
         let count_max = count_max.min(space.len());
-        let received =
-            self.lower.with_io(false, |session, io| session.receive(io, &mut space[..count_max]));
+        let received = self
+            .lower
+            .with_io(Receives::One, |session, io| session.receive(io, &mut space[..count_max]));
         if let Ok(Plaintext::Bytes(count)) = received {
             self.plain.mark_filled(count);
             self.traffic.bytes += count as u64;
@@ -229,7 +217,11 @@ impl TlsStream {
             Ok(Plaintext::Bytes(count)) => RecvResult::Bytes(count),
             Ok(Plaintext::WouldBlock) => RecvResult::WouldBlock,
             Ok(Plaintext::End) => self.record_end(RecvResult::Eof),
-            Err(error) => self.record_end(RecvResult::Failed(error.into())),
+            Err(error) => {
+                // The alert for the peer.
+                let _ = self.flush_pending();
+                self.record_end(RecvResult::Failed(error.into()))
+            }
         }
     }
 
@@ -239,38 +231,36 @@ impl TlsStream {
         self.end.get_or_insert(end).clone()
     }
 
-    /// Receives into `segments` until one is not filled. The first result decides.
-    fn receive_into_segments(&mut self, segments: &[Segment]) -> RecvResult {
-        let mut total = 0;
-        for segment in segments.iter().filter(|segment| segment.len_bytes > 0) {
-            match self.receive_into_segment(*segment) {
-                Ok(Plaintext::Bytes(count)) => {
-                    total += count;
-                    self.traffic.bytes += count as u64;
-                    if count < segment.len_bytes as usize {
-                        break;
-                    }
+    /// Receives into `segments`, and behind them up to `following` bytes into the buffer.
+    fn receive_into_segments(&mut self, segments: &[Segment], following: usize) -> RecvResult {
+        let Self { lower, regions, plain, .. } = self;
+        let mut list = ScatterList::new();
+        let added = list.add_segments(regions, segments);
+        let direct = list.left_bytes();
+        if direct == 0 {
+            let first = segments.iter().find(|segment| segment.len_bytes > 0).copied();
+            return match (added, first) {
+                (Err(_), Some(segment)) => {
+                    let received = self.receive_into_kernel_buffer(segment);
+                    self.convert_received(received)
                 }
-                // An end comes back with the next call.
-                Ok(Plaintext::WouldBlock | Plaintext::End) if total > 0 => break,
-                received => {
-                    let end = self.convert_received(received);
-                    return if total > 0 { RecvResult::Bytes(total) } else { end };
-                }
-            }
+                _ => RecvResult::WouldBlock,
+            };
         }
-        if total > 0 { RecvResult::Bytes(total) } else { RecvResult::WouldBlock }
-    }
-
-    fn receive_into_segment(&mut self, segment: Segment) -> Result<Plaintext, TlsError> {
-        let regions = &self.regions;
-        let direct = self.lower.with_io(false, |session, io| {
-            session.receive_into_segment(io, regions, segment).transpose()
-        })?;
-        match direct {
-            Some(received) => Ok(received),
-            None => self.receive_into_kernel_buffer(segment),
+        let asked: usize = segments.iter().map(|segment| segment.len_bytes as usize).sum();
+        let has_all = asked == direct;
+        if has_all && following > 0 {
+            let space = plain.free_space();
+            let count_max = following.min(space.len());
+            list.add_bytes(&mut space[..count_max]);
         }
+        let received =
+            lower.with_io(Receives::One, |session, io| session.receive_list(io, &mut list));
+        if let Ok(Plaintext::Bytes(count)) = received {
+            plain.mark_filled(count.saturating_sub(direct));
+            self.traffic.bytes += count as u64;
+        }
+        self.convert_received(received)
     }
 
     /// Receives into a segment without an address: decrypted here, and copied there.
@@ -278,7 +268,8 @@ impl TlsStream {
     fn receive_into_kernel_buffer(&mut self, segment: Segment) -> Result<Plaintext, TlsError> {
         const BOUNCE_BYTES: usize = 16 << 10;
         let mut bounce = vec![0; BOUNCE_BYTES.min(segment.len_bytes as usize)];
-        let received = self.lower.with_io(false, |session, io| session.receive(io, &mut bounce))?;
+        let received =
+            self.lower.with_io(Receives::One, |session, io| session.receive(io, &mut bounce))?;
         if let Plaintext::Bytes(count) = received {
             let part = u32::try_from(count).ok().and_then(|count| segment.slice(0, count));
             let stored = part.map(|part| self.regions.store(part, &bounce[..count]));
@@ -307,25 +298,22 @@ impl TlsStream {
         if self.regions.load(Segment { len_bytes, ..segment }, &mut bounce).is_err() {
             return Err(self.invalid_segment("send to", segment));
         }
-        self.lower.with_io(true, |session, io| session.send(io, &bounce))?;
+        self.lower.with_io(Receives::None, |session, io| session.send(io, &bounce))?;
         Ok(bounce.len())
     }
 
     /// Encrypts what one call accepts of `slices`.
-    fn encrypt(
-        &mut self,
-        headers: &[u8],
-        slices: &[SendSlice],
-        has_more: bool,
-    ) -> Result<usize, TlsError> {
+    #[inline]
+    fn encrypt(&mut self, headers: &[u8], slices: &[SendSlice]) -> Result<usize, TlsError> {
+        let Self { lower, regions, .. } = self;
         let mut list = GatherList::new();
-        let added = list.add_all(&self.regions, headers, slices, SEND_BYTES_MAX);
-        let count = list.len_bytes();
+        let added = list.add_all(regions, headers, slices, SEND_BYTES_MAX);
+        let count = list.left_bytes();
         if count > 0 {
-            self.lower.with_io(has_more, |session, io| session.send_list(io, &list))?;
+            lower.with_io(Receives::None, |session, io| session.send_list(io, &mut list))?;
             return Ok(count);
         }
-        match (added, segment_at(slices, 0)) {
+        match (added, first_segment(slices)) {
             (Err(_), Some(segment)) => self.send_kernel_buffer(segment),
             _ => Ok(0),
         }
@@ -355,24 +343,16 @@ impl Stream for TlsStream {
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
         assert!(self.plain.is_empty(), "bytes that came before have not been consumed");
         match self.prepare_receive() {
-            Ok(()) => self.receive_into_segments(into),
+            Ok(()) => self.receive_into_segments(into, 0),
             Err(nothing) => nothing,
         }
     }
 
     fn receive_into_and_following(&mut self, into: &[Segment], following: usize) -> RecvResult {
-        let received = self.receive_into(into);
-        let direct: usize = into.iter().map(|segment| segment.len_bytes as usize).sum();
-        if received != RecvResult::Bytes(direct) || following == 0 {
-            return received;
-        }
-        match self.fill_plain(following) {
-            Ok(Plaintext::Bytes(count)) => RecvResult::Bytes(direct + count),
-            Ok(Plaintext::WouldBlock) => received,
-            ended => {
-                self.convert_received(ended);
-                received
-            }
+        assert!(self.plain.is_empty(), "bytes that came before have not been consumed");
+        match self.prepare_receive() {
+            Ok(()) => self.receive_into_segments(into, following),
+            Err(nothing) => nothing,
         }
     }
 
@@ -397,15 +377,11 @@ impl Stream for TlsStream {
         if !self.lower.pending.is_empty() {
             return Ok(0);
         }
-        let count = self.encrypt(headers, stretches, has_more)?;
-        if let Some(failure) = &self.lower.pending.failure {
-            return Err(failure.clone());
-        }
+        let count = self.encrypt(headers, stretches)?;
         self.accepted += count as u64;
         self.traffic.bytes += count as u64;
-        if self.lower.pending.is_empty() {
-            self.released = self.accepted;
-        }
+        // The records are lost with the stream below, if it fails.
+        self.flush(has_more)?;
         Ok(count)
     }
 
@@ -430,7 +406,7 @@ impl Stream for TlsStream {
     }
 
     fn abort(&mut self) {
-        self.lower.pending = PendingRecords::default();
+        self.lower.pending = Default::default();
         self.released = self.accepted;
         self.is_write_shut = true;
         self.lower.below.abort();
@@ -452,7 +428,7 @@ impl Stream for TlsStream {
         let is_broken = self.flush_pending().is_err();
         let has_space = self.plain.has_space();
         let is_open = self.lower.session.secure_channel().is_some();
-        let has_bytes = self.end.is_none() && is_open && self.lower.session.may_have_more();
+        let has_bytes = self.end.is_none() && is_open && self.lower.has_more();
         let is_space_known = wants_space && is_open && self.lower.pending.is_empty();
         if std::mem::take(&mut self.has_news)
             || wants_bytes && has_space && has_bytes
@@ -466,6 +442,7 @@ impl Stream for TlsStream {
             self.plain.release_if_empty();
             self.lower.session.release_buffers();
         }
+        self.lower.store_partial_record();
         let awaits_bytes = self.end.is_none() && (is_handshaking || wants_bytes && has_space);
         self.lower.below.arm(awaits_bytes, !self.lower.pending.is_empty())
     }
@@ -484,6 +461,7 @@ impl Stream for TlsStream {
 
     fn detach_from_thread(&mut self) -> bool {
         let _ = self.flush_pending();
+        self.lower.store_partial_record();
         self.lower.below.detach_from_thread()
     }
 
@@ -511,63 +489,9 @@ impl Drop for TlsStream {
     }
 }
 
-impl CipherIo for BelowIo<'_> {
-    fn received(&mut self) -> Received<'_> {
-        if self.below.buffered().is_empty() {
-            match self.below.receive() {
-                RecvResult::Bytes(_) => {}
-                RecvResult::WouldBlock => return Received::WouldBlock,
-                RecvResult::Eof => return Received::End,
-                RecvResult::Failed(failure) => {
-                    self.failure = Some(failure);
-                    return Received::End;
-                }
-            }
-        }
-        Received::Bytes(self.below.buffered())
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.below.consume(count);
-    }
-
-    fn send(&mut self, bytes: &[u8]) {
-        let sent = if self.pending.is_empty() {
-            match send_bytes(self.below, bytes, self.has_more) {
-                Ok(sent) => sent,
-                Err(failure) => {
-                    // The records are lost with the stream, which reports it with its next call.
-                    self.pending.failure.get_or_insert(failure);
-                    return;
-                }
-            }
-        } else {
-            0
-        };
-        self.pending.bytes.extend_from_slice(&bytes[sent..]);
-    }
-}
-
-impl Lower {
-    /// Runs `act` with the stream below, whose failure is that of the call.
-    fn with_io<R>(
-        &mut self,
-        has_more: bool,
-        act: impl FnOnce(&mut TlsSession, &mut dyn CipherIo) -> Result<R, TlsError>,
-    ) -> Result<R, TlsError> {
-        let Self { below, session, pending } = self;
-        let mut io = BelowIo { below: &mut **below, pending, has_more, failure: None };
-        let result = act(session, &mut io);
-        match (result, io.failure) {
-            (Err(_), Some(failure)) => Err(TlsError::Stream(failure)),
-            (result, _) => result,
-        }
-    }
-}
-
 impl TrafficMeter {
     /// Records that the stream is armed. Returns whether it has been quiet for long: then its buffers,
-    /// of about 200 KiB, are freed. This costs microseconds, so not at every sleep.
+    /// of up to 160 KiB, are freed. This costs microseconds, so not at every sleep.
     fn is_idle_at_sleep(&mut self) -> bool {
         let is_quiet = std::mem::take(&mut self.bytes) <= QUIET_BYTES_MAX;
         self.quiet_sleeps = if is_quiet { self.quiet_sleeps.saturating_add(1) } else { 0 };
@@ -575,34 +499,11 @@ impl TrafficMeter {
     }
 }
 
-impl PendingRecords {
-    fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    fn send_to(&mut self, below: &mut dyn Stream) -> Result<(), StreamError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        self.sent += send_bytes(below, &self.bytes[self.sent..], false)?;
-        if self.sent == self.bytes.len() {
-            *self = Self::default();
-        }
-        Ok(())
-    }
-}
-
-/// Sends bytes, and returns the number of those that were accepted.
-fn send_bytes(below: &mut dyn Stream, bytes: &[u8], has_more: bool) -> Result<usize, StreamError> {
-    let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    below.send(bytes, &[SendSlice::Headers { at: 0, len_bytes }], has_more)
-}
-
 impl fmt::Debug for TlsStream {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("TlsStream")
             .field("session", &self.lower.session)
-            .field("pending_bytes", &(self.lower.pending.bytes.len() - self.lower.pending.sent))
+            .field("pending_bytes", &self.lower.pending.len_bytes())
             .finish_non_exhaustive()
     }
 }

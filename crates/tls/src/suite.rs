@@ -31,6 +31,24 @@ impl CipherSuite {
         }
     }
 
+    /// Hash of the key schedule.
+    #[must_use]
+    pub const fn hash(self) -> Hash {
+        match self {
+            Self::Aes128GcmSha256 => Hash::Sha256,
+            Self::Aes256GcmSha384 => Hash::Sha384,
+        }
+    }
+
+    /// Length of the key of its cipher.
+    #[must_use]
+    pub const fn key_bytes(self) -> usize {
+        match self {
+            Self::Aes128GcmSha256 => 16,
+            Self::Aes256GcmSha384 => 32,
+        }
+    }
+
     /// IANA number.
     #[must_use]
     pub const fn id(self) -> u16 {

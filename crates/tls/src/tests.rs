@@ -2,6 +2,8 @@
 
 mod client_hello;
 mod handshake;
+mod known_answers;
+mod record_rules;
 mod records;
 mod streams;
 
@@ -12,9 +14,10 @@ use tenmil_nvme_auth::{
     ConfiguredPsk, Derivation, Hash, IdentityVersion, KeyHash, SecretBytes, tls_psk,
 };
 
-use crate::library::{CipherIo, Received};
+use crate::cipher_io::{CipherIo, Received};
 use crate::psk::Psk;
-use crate::session::{ClientConfig, Plaintext, ServerConfig, TlsSession};
+use crate::record_layer::Plaintext;
+use crate::session::{ClientConfig, ServerConfig, TlsSession};
 
 /// Encrypted bytes of one end, in memory.
 #[derive(Debug, Default)]
@@ -41,8 +44,8 @@ impl CipherIo for Wire {
         self.consumed += count;
     }
 
-    fn send(&mut self, bytes: &[u8]) {
-        self.outward.extend_from_slice(bytes);
+    fn outgoing(&mut self) -> &mut Vec<u8> {
+        &mut self.outward
     }
 }
 

@@ -7,7 +7,8 @@ use super::{Pair, Wire, key, receive_all, usual_key};
 use crate::alert::Alert;
 use crate::error::TlsError;
 use crate::psk::Psk;
-use crate::session::{ClientConfig, Plaintext, TlsSession};
+use crate::record_layer::Plaintext;
+use crate::session::{ClientConfig, TlsSession};
 
 #[test]
 fn both_suites_and_identity_versions_negotiate() {

@@ -4,7 +4,7 @@ use tenmil_nvme_auth::Hash;
 
 use super::{Pair, receive_all, usual_key};
 use crate::error::TlsError;
-use crate::session::Plaintext;
+use crate::record_layer::Plaintext;
 
 #[test]
 fn records_may_be_cut_at_every_byte() {
@@ -53,7 +53,7 @@ fn changed_record_ends_the_session_and_nothing_of_it_is_received() {
         pair.server_wire.is_closed = true;
         let result = receive_all(&mut pair.server, &mut pair.server_wire);
         let error = result.expect_err(&format!("bit {bit}"));
-        assert!(matches!(error, TlsError::BadRecord { .. } | TlsError::Truncated), "{error:?}");
+        assert!(matches!(error, TlsError::BadRecord(_) | TlsError::Truncated), "{error:?}");
         let again = receive_all(&mut pair.server, &mut pair.server_wire).unwrap_err();
         assert_eq!(again, error, "the reason stays");
         assert!(pair.server.send(&mut pair.server_wire, b"x").is_err(), "nothing is sent any more");
