@@ -28,6 +28,9 @@ struct Sink(Vec<u8>);
 
 /// Rounds of which the median is printed.
 const ROUNDS: usize = 15;
+/// Bytes between two readings of the clock, which is a system call: those of a receive buffer of a
+/// socket.
+const BATCH_BYTES: usize = 256 << 10;
 /// Bytes of a round.
 const ROUND_BYTES: usize = 32 << 20;
 
@@ -73,16 +76,23 @@ fn measure_records(hash: Hash, size: usize) -> Result<(), TlsError> {
     for _ in 0..ROUNDS {
         cipher.push(timed(|| key.seal_all(size))?);
         let (mut encrypting, mut decrypting) = (0.0, 0.0);
-        for _ in 0..ROUND_BYTES / size {
+        for _ in 0..ROUND_BYTES / BATCH_BYTES {
             encrypting += timed(|| {
-                sink.0.clear();
-                discarding.0.send(&mut sink, &message)
+                for _ in 0..BATCH_BYTES / size {
+                    sink.0.clear();
+                    discarding.0.send(&mut sink, &message)?;
+                    black_box(&sink.0);
+                }
+                Ok(())
             })?;
-            black_box(&sink.0);
-            server.0.send(&mut server.1, &message)?;
+            for _ in 0..BATCH_BYTES / size {
+                server.0.send(&mut server.1, &message)?;
+            }
             std::mem::swap(&mut client.1.inward, &mut server.1.outward);
             client.1.consumed = 0;
-            decrypting += timed(|| receive_exactly(&mut client, &mut into))?;
+            decrypting += timed(|| {
+                (0..BATCH_BYTES / size).try_for_each(|_| receive_exactly(&mut client, &mut into))
+            })?;
             client.1.inward.clear();
         }
         encrypt.push(encrypting);

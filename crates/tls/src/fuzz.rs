@@ -1,14 +1,15 @@
-//! Fuzzer of handshakes and records: arbitrary bytes from a client, and a network that cuts, changes,
-//! repeats and drops the bytes between two ends.
+//! Fuzzer of handshakes and records: arbitrary bytes from a client, arbitrary records of a client with
+//! the right keys, and a network that cuts, changes, repeats and drops the bytes between two ends.
 
 use std::sync::Arc;
 
 use tenmil_nvme_auth::{Hash, SecretBytes};
 
+use crate::cipher::ScatterList;
 use crate::cipher_io::{CipherIo, Received};
 use crate::error::TlsError;
 use crate::psk::Psk;
-use crate::record_layer::Plaintext;
+use crate::record_layer::{Handover, Plaintext, RecordLayer, Side};
 use crate::session::{ClientConfig, ServerConfig, TlsSession};
 
 /// Encrypted bytes of one end, in memory.
@@ -44,6 +45,7 @@ const STREAM_MAX: usize = 1 << 16;
 pub fn fuzz_tls(bytes: &[u8]) {
     match bytes.split_first() {
         Some((kind, stream)) if kind % 2 == 0 => feed_server(stream),
+        Some((kind, script)) if kind & 4 != 0 => feed_records(kind & 2 != 0, script),
         Some((kind, script)) => run_network(kind & 2 != 0, script),
         None => {}
     }
@@ -62,7 +64,16 @@ pub fn seed_scripts() -> Vec<(&'static str, Vec<u8>)> {
     let byte_by_byte = [&[3][..], &[step(0, 1), step(1, 1)].repeat(600).concat()].concat();
     let changed = [&[1][..], &handshake, &[2, 40, 4, 9, 0, 255]].concat();
     let dropped = [&[1][..], &handshake, &[2, 40, 2, 7, 6, 20, 0, 255]].concat();
+    let records = [
+        &[5][..],
+        &[0, 4, 1, 2, 3, 4, 2, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 2, 7, 7],
+        &[4, 2, 24, 0, 4, 2, 0, 1, 6, 1, 1, 0, 3, 5, 6, 7, 5, 2, 1, 90, 5, 2, 1, 0],
+    ];
+    let records = records.concat();
+    let refused = [&[7][..], &[0, 2, 1, 2, 6, 1, 1, 4, 3, 24, 0, 0, 0, 1, 9]].concat();
     vec![
+        ("records", records),
+        ("refused-record", refused),
         ("client-hello", hello),
         ("session", whole),
         ("session-byte-by-byte", byte_by_byte),
@@ -111,6 +122,70 @@ fn feed_server(stream: &[u8]) {
     server.step();
     server.step();
     assert!(server.session.secure_channel().is_none(), "the client has proved nothing");
+}
+
+/// A server that receives records of any content and type from a client with the right keys: it
+/// receives their data in order until one is refused, and tells the client.
+fn feed_records(is_sha384: bool, script: &[u8]) {
+    let [mut client, mut server] = both_ends(is_sha384);
+    let mut wire = Wire::default();
+    let (mut sent, mut received, mut into) = (Vec::new(), Vec::new(), vec![0; 20_000]);
+    let mut rest = &script[..script.len().min(STREAM_MAX)];
+    while let [what, len, behind @ ..] = rest {
+        let content = &behind[..behind.len().min(usize::from(*len))];
+        rest = &behind[content.len()..];
+        let repeated = content.repeat(64);
+        let padded = [content, &[23, 0, 0, 0]].concat();
+        let (content_type, content) = match what % 8 {
+            0 | 1 => (23, content),
+            2 => (23, &repeated[..]),
+            3 => (0, &padded[..]),
+            4 => (22, content),
+            5 => (21, content),
+            6 => {
+                let request = content.first().copied().unwrap_or(0);
+                let _ = client.send_key_update_with(request, &mut wire.inward);
+                continue;
+            }
+            _ => (*len, content),
+        };
+        let _ = client.send_record(content_type, content, &mut wire.inward);
+        let inner = [content, &[content_type]].concat();
+        let end = inner.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+        if inner[end] == 23 {
+            sent.extend_from_slice(&inner[..end]);
+        }
+        let part = usize::from(*what) * 79 + 1;
+        loop {
+            let mut list = ScatterList::new();
+            let (first, second) = into[..part].split_at_mut(part / 3);
+            list.add_bytes(first);
+            list.add_bytes(second);
+            match server.receive(&mut wire, &mut list) {
+                Ok(Plaintext::Bytes(count)) => received.extend_from_slice(&into[..count]),
+                Ok(Plaintext::WouldBlock) => break,
+                Ok(Plaintext::End) => return,
+                Err(error) => {
+                    let is_told = !wire.outward.is_empty();
+                    assert_eq!(is_told, !matches!(error, TlsError::PeerAlert(_)), "{error}");
+                    return;
+                }
+            }
+            assert!(sent.starts_with(&received), "the server received something else");
+        }
+        assert!(sent == received, "data were withheld");
+    }
+}
+
+/// Both ends of a connection whose handshake has ended.
+fn both_ends(is_sha384: bool) -> [RecordLayer; 2] {
+    let (suite, len) = if is_sha384 { (2, 48) } else { (1, 32) };
+    let state = [0, 0, 0, 0, 0, 0, 0, 1, 3, 4, 0x13, suite];
+    let serialized = [&state[..], &[0; 16], &[0x40, 0], &vec![7; 3 * len]].concat();
+    let handover = Handover::parse(&SecretBytes::new(serialized)).expect("the format is known");
+    [Side::Client, Side::Server].map(|side| {
+        RecordLayer::new(side, &handover, Vec::new()).expect("the keys have their lengths")
+    })
 }
 
 /// Two ends, and a network that follows the script.

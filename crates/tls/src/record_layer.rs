@@ -145,16 +145,23 @@ impl RecordLayer {
         self.writer.set_records_per_key_max(records_max);
     }
 
-    /// Encrypts a record of any content and type.
-    #[cfg(test)]
-    pub(crate) fn send_record(&mut self, content_type: u8, content: &[u8], out: &mut Vec<u8>) {
-        self.writer.send_record(content_type, content, out);
+    /// Encrypts a record of any content and type: what a peer may send, for tests and fuzzing.
+    pub(crate) fn send_record(
+        &mut self,
+        content_type: u8,
+        content: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), TlsError> {
+        self.writer.send_record(content_type, content, out)
     }
 
     /// Sends a KeyUpdate with any request, and changes to the next key.
-    #[cfg(test)]
-    pub(crate) fn send_key_update_with(&mut self, request: u8, out: &mut Vec<u8>) {
-        self.writer.send_key_update_with(request, out);
+    pub(crate) fn send_key_update_with(
+        &mut self,
+        request: u8,
+        out: &mut Vec<u8>,
+    ) -> Result<(), TlsError> {
+        self.writer.send_key_update_with(request, out)
     }
 
     /// Sends the alert of an error.

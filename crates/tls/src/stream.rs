@@ -131,6 +131,20 @@ impl TlsStream {
         self.lower.session.update_keys()
     }
 
+    /// Sends a record with a changed bit.
+    #[cfg(test)]
+    pub(crate) fn break_record(&mut self, bytes: &[u8]) {
+        let sent = self.lower.with_io(Receives::None, |session, io| {
+            session.send(io, bytes)?;
+            let outgoing = io.outgoing();
+            let at = outgoing.len() - 1;
+            outgoing[at] ^= 1;
+            Ok(())
+        });
+        sent.unwrap();
+        self.flush_pending().unwrap();
+    }
+
     /// Announces the end of this side's bytes, and shuts the stream below once that has been sent.
     fn close_session(&mut self) {
         let _ = self.lower.with_io(Receives::None, |session, io| {

@@ -31,14 +31,16 @@ pub(super) struct KeyUpdate {
     pub(super) is_request: bool,
 }
 
-/// KeyUpdate that requests none of the peer.
-pub(super) const KEY_UPDATE: [u8; 5] = [MESSAGE_KEY_UPDATE, 0, 0, 1, 0];
-
 const MESSAGE_HEADER_BYTES: usize = 4;
 const MESSAGE_NEW_SESSION_TICKET: u8 = 4;
 const MESSAGE_KEY_UPDATE: u8 = 24;
 /// Largest NewSessionTicket (RFC 8446 §4.6.1): lifetime and age, nonce, ticket, extensions.
 const TICKET_BYTES_MAX: usize = 8 + (1 + 0xff) + (2 + 0xffff) + (2 + 0xffff);
+
+/// KeyUpdate that requests one of the peer, if `request` is 1, or none, if it is 0.
+pub(super) const fn key_update(request: u8) -> [u8; 5] {
+    [MESSAGE_KEY_UPDATE, 0, 0, 1, request]
+}
 
 impl PostHandshake {
     pub(super) const fn new(side: Side) -> Self {

@@ -3,7 +3,7 @@
 use zeroize::Zeroizing;
 
 use super::handover::Direction;
-use super::post_handshake::KEY_UPDATE;
+use super::post_handshake::key_update;
 use crate::alert::Alert;
 use crate::cipher::{CipherFailure, GatherList, SealingKey};
 use crate::error::TlsError;
@@ -78,14 +78,23 @@ impl Writer {
         if std::mem::replace(&mut self.is_closed, true) {
             return Ok(());
         }
-        self.seal_bytes(ContentType::Alert as u8, &alert.content(), out)
+        self.send_record(ContentType::Alert as u8, &alert.content(), out)
     }
 
     /// Sends a KeyUpdate, which requests none of the peer, and changes to the next key.
     #[cold]
     fn send_key_update(&mut self, out: &mut Vec<u8>) -> Result<(), TlsError> {
-        self.seal_bytes(ContentType::Handshake as u8, &KEY_UPDATE, out)?;
         self.updates_keys = false;
+        self.send_key_update_with(0, out)
+    }
+
+    /// Sends a KeyUpdate with any request, and changes to the next key.
+    pub(super) fn send_key_update_with(
+        &mut self,
+        request: u8,
+        out: &mut Vec<u8>,
+    ) -> Result<(), TlsError> {
+        self.send_record(ContentType::Handshake as u8, &key_update(request), out)?;
         self.change_key()
     }
 
@@ -99,7 +108,8 @@ impl Writer {
         Ok(())
     }
 
-    fn seal_bytes(
+    /// Encrypts a record of any content and type.
+    pub(super) fn send_record(
         &mut self,
         content_type: u8,
         content: &[u8],
@@ -130,17 +140,5 @@ impl Writer {
     #[cfg(test)]
     pub(super) const fn set_records_per_key_max(&mut self, records_max: u64) {
         self.records_per_key_max = records_max;
-    }
-
-    #[cfg(test)]
-    pub(super) fn send_record(&mut self, content_type: u8, content: &[u8], out: &mut Vec<u8>) {
-        self.seal_bytes(content_type, content, out).unwrap();
-    }
-
-    #[cfg(test)]
-    pub(super) fn send_key_update_with(&mut self, request: u8, out: &mut Vec<u8>) {
-        let message = [&KEY_UPDATE[..4], &[request]].concat();
-        self.send_record(ContentType::Handshake as u8, &message, out);
-        self.change_key().unwrap();
     }
 }

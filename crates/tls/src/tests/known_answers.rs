@@ -272,8 +272,8 @@ fn records_of_another_implementation_are_received_into_any_pieces() {
             let mut list = ScatterList::new();
             let mut rest = &mut into[..];
             while !rest.is_empty() {
-                let len =
-                    (1 + below(if rest.len() % 2 == 0 { 100 } else { 20_000 })).min(rest.len());
+                let len = (1 + below(if rest.len().is_multiple_of(2) { 100 } else { 20_000 }))
+                    .min(rest.len());
                 let (piece, behind) = rest.split_at_mut(len);
                 list.add_bytes(piece);
                 rest = behind;

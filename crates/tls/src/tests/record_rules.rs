@@ -83,13 +83,13 @@ fn record_of_another_key_or_place_is_refused() {
     let repeat = |_: &mut RecordLayer, out: &mut Vec<u8>| out.extend_from_within(..);
     assert_violation(refused, 20, &repeat);
     assert_violation(refused, 20, &|records, out| {
-        records.send_record(DATA, b"lost", &mut Vec::new());
-        records.send_record(DATA, b"next", out);
+        records.send_record(DATA, b"lost", &mut Vec::new()).unwrap();
+        records.send_record(DATA, b"next", out).unwrap();
     });
     // A KeyUpdate that was lost: the peer has another key.
     assert_violation(refused, 20, &|records, out| {
-        records.send_key_update_with(0, &mut Vec::new());
-        records.send_record(DATA, b"next", out);
+        records.send_key_update_with(0, &mut Vec::new()).unwrap();
+        records.send_record(DATA, b"next", out).unwrap();
     });
 }
 
@@ -97,24 +97,24 @@ fn record_of_another_key_or_place_is_refused() {
 fn content_without_a_permitted_type_is_refused() {
     for len in [0, 1, 100, 2000] {
         assert_violation(RecordViolation::NoContentType, 10, &|records, out| {
-            records.send_record(0, &vec![0; len], out);
+            records.send_record(0, &vec![0; len], out).unwrap();
         });
     }
     for kind in [1, 20, 24, 255] {
         for len in [0, 1, 100, 2000] {
             assert_violation(RecordViolation::ContentType(kind), 10, &|records, out| {
-                records.send_record(kind, &vec![7; len], out);
+                records.send_record(kind, &vec![7; len], out).unwrap();
             });
         }
     }
     for kind in [ALERT, HANDSHAKE] {
         assert_violation(RecordViolation::EmptyContent, 10, &|records, out| {
-            records.send_record(kind, &[], out);
+            records.send_record(kind, &[], out).unwrap();
         });
     }
     for len in [1, 3, 4, 2000] {
         assert_violation(RecordViolation::AlertLength, 50, &|records, out| {
-            records.send_record(ALERT, &vec![0; len], out);
+            records.send_record(ALERT, &vec![0; len], out).unwrap();
         });
     }
 }
@@ -123,13 +123,13 @@ fn content_without_a_permitted_type_is_refused() {
 fn handshake_messages_that_are_not_permitted_are_refused() {
     let send = |message: &'static [u8]| {
         move |records: &mut RecordLayer, out: &mut Vec<u8>| {
-            records.send_record(HANDSHAKE, message, out);
+            records.send_record(HANDSHAKE, message, out).unwrap();
         }
     };
     use RecordViolation::{KeyUpdateRequest, Message, MessageLength, MessageSpansKeys};
     for kind in [0_u8, 1, 4, 13, 20, 25] {
         assert_violation(Message(kind), 10, &move |records, out| {
-            records.send_record(HANDSHAKE, &[kind, 0, 0, 1, 0], out);
+            records.send_record(HANDSHAKE, &[kind, 0, 0, 1, 0], out).unwrap();
         });
     }
     // A CertificateRequest, for which the client has not asked.
@@ -147,22 +147,22 @@ fn handshake_messages_that_are_not_permitted_are_refused() {
 fn records_between_the_parts_of_a_message_are_refused() {
     for len in [0, 1, 100, 2000] {
         assert_violation(RecordViolation::InterleavedMessage, 10, &|records, out| {
-            records.send_record(HANDSHAKE, &[24, 0], out);
-            records.send_record(DATA, &vec![7; len], out);
+            records.send_record(HANDSHAKE, &[24, 0], out).unwrap();
+            records.send_record(DATA, &vec![7; len], out).unwrap();
         });
     }
     assert_violation(RecordViolation::InterleavedMessage, 10, &|records, out| {
-        records.send_record(HANDSHAKE, &[24, 0, 0, 1], out);
-        records.send_record(ALERT, &[1, 0], out);
+        records.send_record(HANDSHAKE, &[24, 0, 0, 1], out).unwrap();
+        records.send_record(ALERT, &[1, 0], out).unwrap();
     });
 }
 
 #[test]
 fn endless_records_without_data_are_refused() {
     for many in [
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(DATA, &[], out),
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_key_update_with(1, out),
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(ALERT, &[1, 90], out),
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(DATA, &[], out).unwrap(),
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_key_update_with(1, out).unwrap(),
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(ALERT, &[1, 90], out).unwrap(),
     ] as [Violate<'_>; 3]
     {
         assert_violation(RecordViolation::TooManyWithoutData, 10, &|records, out| {
@@ -172,7 +172,7 @@ fn endless_records_without_data_are_refused() {
         let mut wire = Wire::default();
         for size in [1, 2000] {
             (0..32).for_each(|_| many(&mut client, &mut wire.inward));
-            client.send_record(DATA, &vec![5; size], &mut wire.inward);
+            client.send_record(DATA, &vec![5; size], &mut wire.inward).unwrap();
             let received = receive(&mut server, &mut wire, 3000);
             assert_eq!(received, Ok((vec![5; size], Plaintext::Bytes(size))));
         }
@@ -184,7 +184,7 @@ fn alerts_end_the_session_but_two() {
     for (content, expected) in [([2, 40], 40), ([1, 80], 80), ([0, 10], 10), ([2, 255], 255)] {
         let mut pair = Pair::open(&usual_key(Hash::Sha384, 1));
         let out = &mut pair.client_wire.outward;
-        pair.client.records().unwrap().send_record(ALERT, &content, out);
+        pair.client.records().unwrap().send_record(ALERT, &content, out).unwrap();
         pair.deliver();
         let error = receive_all(&mut pair.server, &mut pair.server_wire).unwrap_err();
         assert_eq!(error, TlsError::PeerAlert(Alert(expected)));
@@ -195,10 +195,10 @@ fn alerts_end_the_session_but_two() {
         let mut pair = Pair::open(&usual_key(Hash::Sha256, 1));
         let records = pair.client.records().unwrap();
         let out = &mut pair.client_wire.outward;
-        records.send_record(ALERT, &[level, 90], out);
-        records.send_record(DATA, b"last", out);
-        records.send_record(ALERT, &[level, 0], out);
-        records.send_record(DATA, b"ignored", out);
+        records.send_record(ALERT, &[level, 90], out).unwrap();
+        records.send_record(DATA, b"last", out).unwrap();
+        records.send_record(ALERT, &[level, 0], out).unwrap();
+        records.send_record(DATA, b"ignored", out).unwrap();
         out.extend([0; 30]);
         pair.deliver();
         for expected in [&b"last"[..], b""] {
@@ -226,7 +226,7 @@ fn requests_of_a_key_update_are_answered_once_before_the_next_data() {
     for requests in [1, 2, 5] {
         for _ in 0..requests {
             let out = &mut pair.client_wire.outward;
-            pair.client.records().unwrap().send_key_update_with(1, out);
+            pair.client.records().unwrap().send_key_update_with(1, out).unwrap();
         }
         pair.client.send(&mut pair.client_wire, b"request").unwrap();
         pair.deliver();
@@ -256,9 +256,9 @@ fn tickets_are_ignored_by_the_client() {
     let out = &mut pair.server_wire.outward;
     let ticket = [&[4, 0, 0x40, 0][..], &[9; 0x4000]].concat();
     for part in ticket.chunks(5000) {
-        records.send_record(HANDSHAKE, part, out);
+        records.send_record(HANDSHAKE, part, out).unwrap();
     }
-    records.send_record(DATA, b"data", out);
+    records.send_record(DATA, b"data", out).unwrap();
     pair.deliver();
     let received = receive_all(&mut pair.client, &mut pair.client_wire);
     assert_eq!(received, Ok((b"data".to_vec(), Plaintext::WouldBlock)));
@@ -293,8 +293,8 @@ fn sequence_numbers_do_not_wrap() {
     let [mut client, mut server] = both_ends(suite, u64::MAX - 2);
     client.set_records_per_key_max(u64::MAX);
     let mut wire = Wire::default();
-    client.send_record(DATA, b"one", &mut wire.inward);
-    client.send_record(DATA, b"two", &mut wire.inward);
+    client.send_record(DATA, b"one", &mut wire.inward).unwrap();
+    client.send_record(DATA, b"two", &mut wire.inward).unwrap();
     assert_eq!(receive(&mut server, &mut wire, 9).unwrap().0, b"onetwo");
     let [mut client, _] = both_ends(suite, u64::MAX);
     client.set_records_per_key_max(u64::MAX);

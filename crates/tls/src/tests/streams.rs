@@ -1,5 +1,6 @@
 //! Streams over sockets: the conformance tests of all streams, and what only TLS has.
 
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use tenmil_linux::socket::{SocketEngine, SocketOptions, SocketStreamFactory, loo
 use tenmil_nvme_auth::Hash;
 use tenmil_sim::sim_network::stream_conformance_tests::{self, StreamPair, WaitCondition};
 
-use super::usual_key;
+use super::{Wire, usual_key};
 use crate::session::{ClientConfig, ServerConfig, TlsSession};
 use crate::stream::TlsStream;
 
@@ -155,6 +156,101 @@ fn stream_without_bytes_sleeps_although_it_has_received_before() {
         assert!(!server.arm(true, false), "it sleeps");
         server.disarm();
     }
+}
+
+/// Half a record of a peer that does not go on, and a thread with a single receive buffer.
+#[test]
+fn half_a_record_occupies_no_receive_buffer() {
+    let options = SocketOptions { recv_buffers_max: 1, ..SocketOptions::default() };
+    let (regions, _) = test_memory();
+    let made = SocketStreamFactory::new(regions.clone(), options);
+    let psk = usual_key(Hash::Sha256, 5);
+    let [mut first, mut second] = std::array::from_fn(|_| {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let server = ServerConfig::with_psks(Arc::new(vec![psk.clone()])).unwrap();
+        let server = TlsSession::server(&server).unwrap();
+        let server = TlsStream::new(made.new_stream(ours.into()).unwrap(), server, regions.clone());
+        let client = ClientConfig::with_psks([psk.clone()]).unwrap();
+        let client = TlsSession::client(&client).unwrap();
+        RawClient { socket: theirs, session: client, wire: Wire::default(), server }
+    });
+    for end in [&mut first, &mut second] {
+        end.handshake();
+    }
+    let message: Vec<u8> = (0..=255).cycle().take(10_000).collect();
+    first.session.send(&mut first.wire, &message).unwrap();
+    let records = std::mem::take(&mut first.wire.outward);
+    let (half, rest) = records.split_at(5000);
+    first.socket.write_all(half).unwrap();
+    assert_eq!(first.server.receive(), RecvResult::WouldBlock);
+    assert_eq!(first.server.receive(), RecvResult::WouldBlock, "and nothing has followed");
+    second.session.send(&mut second.wire, &message).unwrap();
+    second.flush();
+    assert_eq!(second.server.receive(), RecvResult::Bytes(10_000));
+    second.server.consume(10_000);
+    first.socket.write_all(rest).unwrap();
+    assert_eq!(first.server.receive(), RecvResult::Bytes(10_000));
+    assert_eq!(first.server.buffered(), message);
+
+    // A thread that sleeps after half a record has arrived.
+    first.server.consume(10_000);
+    first.session.send(&mut first.wire, &message).unwrap();
+    let records = std::mem::take(&mut first.wire.outward);
+    first.socket.write_all(&records[..5000]).unwrap();
+    assert_eq!(first.server.receive(), RecvResult::WouldBlock);
+    assert!(!first.server.arm(true, false), "half a record is nothing to stay awake for");
+    first.server.disarm();
+    second.session.send(&mut second.wire, &message).unwrap();
+    second.flush();
+    assert_eq!(second.server.receive(), RecvResult::Bytes(10_000));
+}
+
+/// Client whose records a test sends by parts.
+struct RawClient {
+    socket: UnixStream,
+    session: TlsSession,
+    wire: Wire,
+    server: TlsStream,
+}
+
+impl RawClient {
+    fn handshake(&mut self) {
+        let mut is_open = [false; 2];
+        while is_open != [true; 2] {
+            is_open[0] = self.session.handshake(&mut self.wire).unwrap();
+            self.flush();
+            is_open[1] = self.server.poll_handshake().unwrap();
+            self.server.released_bytes();
+            let mut part = [0; 4096];
+            if let Ok(count) = self.socket.read(&mut part) {
+                self.wire.inward.extend_from_slice(&part[..count]);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        self.socket.write_all(&std::mem::take(&mut self.wire.outward)).unwrap();
+    }
+}
+
+/// The alert of a violation reaches the peer although nothing is sent any more.
+#[test]
+fn changed_record_is_told_to_the_peer() {
+    let (mut ends, _, _) =
+        tls_pair(SocketOptions::default(), loopback_pair().unwrap(), Hash::Sha384);
+    finish_handshake(&mut ends);
+    let [mut client, mut server] = ends;
+    client.break_record(b"changed");
+    let end =
+        std::iter::repeat_with(|| server.receive()).find(|end| *end != RecvResult::WouldBlock);
+    let Some(RecvResult::Failed(error)) = end else { panic!("{end:?}") };
+    assert!(error.to_string().contains("not authentic"), "{error}");
+    drop(server);
+    let end =
+        std::iter::repeat_with(|| client.receive()).find(|end| *end != RecvResult::WouldBlock);
+    let Some(RecvResult::Failed(error)) = end else { panic!("{end:?}") };
+    assert!(error.to_string().contains("alert bad_record_mac"), "{error}");
 }
 
 #[test]
