@@ -31,6 +31,18 @@ pub struct Authentication {
     pub executor: Arc<dyn DhExecutor>,
     /// Source of challenges and private exponents.
     pub random: Arc<dyn SecureRandom>,
+    /// Looks the secrets up again when they are refused; without it, they are what they are.
+    pub lookup: Option<Arc<dyn KeyLookup>>,
+}
+
+/// Looks keys up again that a peer has refused, since they may have been replaced.
+pub trait KeyLookup: Send + Sync {
+    /// Starts to look the keys up, unless that is in progress, and returns at once: the caller may serve
+    /// I/O. Keys that have changed replace the old ones ([`Authentication::replace_secrets`]).
+    fn start(&self);
+
+    /// Whether a lookup is in progress.
+    fn is_in_progress(&self) -> bool;
 }
 
 /// Random numbers that are fit for keys.
@@ -46,8 +58,10 @@ pub trait SecureRandom: Send + Sync {
 /// Secrets that several controllers use, and that may be replaced.
 struct SharedSecrets {
     secrets: Mutex<ChapSecrets>,
-    /// Number of replacements.
+    /// Number of requests for another authentication.
     generation: AtomicU64,
+    /// Number of replacements.
+    replacements: AtomicU64,
 }
 
 /// Default of [`Authentication::timeout`].
@@ -62,14 +76,19 @@ impl Authentication {
         random: Arc<dyn SecureRandom>,
     ) -> Self {
         let (secrets, generation) = (Mutex::new(secrets), AtomicU64::new(0));
-        let shared = Arc::new(SharedSecrets { secrets, generation });
-        Self { shared, policy: Policy::default(), timeout: TIMEOUT, executor, random }
+        let shared = SharedSecrets { secrets, generation, replacements: AtomicU64::new(0) };
+        let (shared, policy) = (Arc::new(shared), Policy::default());
+        Self { shared, policy, timeout: TIMEOUT, executor, random, lookup: None }
     }
 
     /// Replaces the secrets, for example in a rotation. Each connected controller is authenticated again
     /// over its admin queue, and all further queues with the new secrets.
     pub fn replace_secrets(&self, secrets: ChapSecrets) {
-        *self.lock() = secrets;
+        let mut kept = self.lock();
+        *kept = secrets;
+        // Both are read under this lock, or by a thread that has waited for the lookup.
+        self.shared.replacements.fetch_add(1, Ordering::Release);
+        drop(kept);
         self.request_reauthentication();
     }
 
@@ -88,6 +107,11 @@ impl Authentication {
     /// Number of requests for another authentication so far.
     pub(crate) fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Relaxed)
+    }
+
+    /// Number of replacements of the secrets so far. It is read before the secrets that it counts.
+    pub(crate) fn replacements(&self) -> u64 {
+        self.shared.replacements.load(Ordering::Acquire)
     }
 
     /// Whether the controllers must prove their identity.

@@ -89,6 +89,10 @@ pub struct HostTransport {
     generated_key: Option<GeneratedKey>,
     /// Generation of the secrets by which the controller was last authenticated, if it was.
     authenticated_generation: Option<u64>,
+    /// Number of replacements of the secrets before the last attempt.
+    attempted_replacements: u64,
+    /// The last attempt has failed because of the secrets, and they are being looked up again.
+    awaits_secrets: bool,
     /// Controller identifier (CNTLID).
     cntlid: u16,
     /// Facts from its Identify Controller data.
@@ -194,6 +198,8 @@ impl HostTransport {
             exchange_buffers,
             generated_key: None,
             authenticated_generation: None,
+            attempted_replacements: 0,
+            awaits_secrets: false,
             cntlid: 0,
             controller_info,
             has_controller_info: false,

@@ -46,7 +46,7 @@ mod write_pacing;
 mod zero_copy_drain;
 
 pub use admin_transport::AdminTransport;
-pub use authentication::{Authentication, ChapSecrets, SecureRandom};
+pub use authentication::{Authentication, ChapSecrets, KeyLookup, SecureRandom};
 pub use cache_tracker::CacheScope;
 pub use connector::{Connector, PendingConnect};
 pub use fabrics_controller::{

@@ -356,8 +356,9 @@ impl QueueAuthentication {
             }
             Step::Failed { message, failure } => {
                 let is_fatal = is_fatal(failure.reason);
+                let are_secrets_refused = failure.reason == FailureReason::AuthenticationFailed;
                 let error = Error::from(failure).with_context(self.subject());
-                let error = QueueConnectError { error, is_fatal };
+                let error = QueueConnectError { error, is_fatal, are_secrets_refused };
                 let Some(message) = message else {
                     self.end();
                     return Some(Err(error));

@@ -84,6 +84,8 @@ pub(crate) struct QueueConnectError {
     pub(crate) error: Error,
     /// A retry would fail as well.
     pub(crate) is_fatal: bool,
+    /// One of the ends has refused the secrets of the other.
+    pub(crate) are_secrets_refused: bool,
 }
 
 /// Size of the Connect data in bytes.
@@ -359,12 +361,12 @@ impl Drop for AuthenticatingQueue {
 impl QueueConnectError {
     /// An error after which a retry may succeed.
     pub(crate) fn retryable(why: impl fmt::Display) -> Self {
-        Self { error: Error::remote(why), is_fatal: false }
+        Self { error: Error::remote(why), is_fatal: false, are_secrets_refused: false }
     }
 
     /// An error that each retry would meet again.
     pub(crate) const fn fatal(error: Error) -> Self {
-        Self { error, is_fatal: true }
+        Self { error, is_fatal: true, are_secrets_refused: false }
     }
 }
 

@@ -81,6 +81,9 @@ pub(super) enum DesiredState {
 const CSTS_POLL_INTERVAL_MIN: Span = Span::from_ms(1);
 const CSTS_POLL_INTERVAL_MAX: Span = Span::from_ms(100);
 
+/// Poll interval while keys are looked up.
+const LOOKUP_POLL_INTERVAL: Span = Span::from_ms(10);
+
 /// Poll interval while connections are drained.
 const DRAIN_POLL_INTERVAL: Span = Span::from_ms(1);
 
@@ -107,7 +110,7 @@ impl HostTransport {
             self.give_up_reconnecting(now);
         }
         match &mut self.stage {
-            ControllerStage::Backoff { until } if now >= *until => self.connect_admin(now),
+            ControllerStage::Backoff { until } if now >= *until => self.reconnect_admin(now),
             ControllerStage::Connecting(connect) => {
                 let buffers = &self.exchange_buffers;
                 if let Some(result) = connect.poll(now, &self.options, self.dma.pool(), buffers) {
@@ -225,7 +228,27 @@ impl HostTransport {
         self.has_changed = true;
     }
 
+    /// Connects after a pause. Secrets that were refused are used again only if others were found.
+    fn reconnect_admin(&mut self, now: Instant) {
+        if self.awaits_secrets
+            && let Some(authentication) = &self.options.authentication
+        {
+            if authentication.lookup.as_ref().is_some_and(|lookup| lookup.is_in_progress()) {
+                self.stage = ControllerStage::Backoff { until: now.after(LOOKUP_POLL_INTERVAL) };
+                return;
+            }
+            self.awaits_secrets = false;
+            if authentication.replacements() == self.attempted_replacements {
+                return self.give_up_reconnecting(now);
+            }
+        }
+        self.connect_admin(now);
+    }
+
     fn connect_admin(&mut self, now: Instant) {
+        if let Some(authentication) = &self.options.authentication {
+            self.attempted_replacements = authentication.replacements();
+        }
         let security = match self.admin_channel_security() {
             Ok(security) => security,
             Err(error) => {
@@ -286,10 +309,17 @@ impl HostTransport {
     }
 
     fn handle_connect_error(&mut self, now: Instant, failed: QueueConnectError) {
-        let QueueConnectError { error, is_fatal } = failed;
+        let QueueConnectError { error, is_fatal, are_secrets_refused } = failed;
         self.forget_generated_key();
         self.why = Some(error);
-        self.schedule_reconnect(now, is_fatal);
+        let authentication = self.options.authentication.as_ref();
+        let lookup = authentication.and_then(|authentication| authentication.lookup.as_ref());
+        if let (true, Some(lookup)) = (are_secrets_refused, lookup) {
+            lookup.start();
+            // A first connection is made again by its owner, or not at all.
+            self.awaits_secrets = self.lost_since.is_some();
+        }
+        self.schedule_reconnect(now, is_fatal && !self.awaits_secrets);
     }
 
     /// After a failed attempt: retries a controller that was connected before, until the timeout.

@@ -145,10 +145,10 @@ impl HostTransport {
         match result {
             Ok(connected) => self.finish_connect(now, id, connected),
             // If an I/O queue cannot be connected, the controller counts as lost.
-            Err(QueueConnectError { error, is_fatal: false }) => {
+            Err(QueueConnectError { error, is_fatal: false, .. }) => {
                 self.handle_queue_loss(now, error);
             }
-            Err(QueueConnectError { error, is_fatal: true }) => {
+            Err(QueueConnectError { error, is_fatal: true, .. }) => {
                 self.why = Some(error);
                 self.push_queue_result(id, Err(Status::INTERNAL_ERROR));
             }

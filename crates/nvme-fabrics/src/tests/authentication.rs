@@ -1,5 +1,6 @@
 //! Authentication of host and controller, and secure channels with generated keys.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{Random, Span};
@@ -12,7 +13,7 @@ use tenmil_nvme_host::Event;
 use super::simulated_time::SimulatedTime;
 use super::single_path_host::{HOST, SUBSYSTEM, SinglePathHost};
 use super::target::{TargetChap, Way};
-use crate::authentication::{Authentication, ChapSecrets, SecureRandom};
+use crate::authentication::{Authentication, ChapSecrets, KeyLookup, SecureRandom};
 use crate::options::{Options, SecureChannelMode};
 
 /// Repeatable random numbers.
@@ -247,6 +248,119 @@ fn authentication_that_fails_after_a_loss_ends_reconnecting() {
     let now = host.now;
     let why = host.multipath().failure_reason(now).unwrap().to_owned();
     assert!(why.contains("peer reports: authentication failed"), "{why}");
+}
+
+/// Looks secrets up that change, some time after that was started.
+struct SlowLookup {
+    found: Mutex<Option<ChapSecrets>>,
+    authentication: Mutex<Option<Authentication>>,
+    starts: AtomicUsize,
+    is_in_progress: AtomicBool,
+}
+
+impl KeyLookup for SlowLookup {
+    fn start(&self) {
+        assert!(!self.is_in_progress.swap(true, Ordering::Relaxed), "one at a time");
+        self.starts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_in_progress(&self) -> bool {
+        self.is_in_progress.load(Ordering::Relaxed)
+    }
+}
+
+impl SlowLookup {
+    fn finish(&self) {
+        if let Some(found) = self.found.lock().unwrap().take() {
+            self.authentication.lock().unwrap().as_ref().unwrap().replace_secrets(found);
+        }
+        self.is_in_progress.store(false, Ordering::Relaxed);
+    }
+}
+
+fn with_lookup(mut options: Options) -> (Options, Arc<SlowLookup>) {
+    let authentication = options.authentication.as_mut().unwrap();
+    let lookup = Arc::new(SlowLookup {
+        found: Mutex::new(None),
+        authentication: Mutex::new(Some(authentication.clone())),
+        starts: AtomicUsize::new(0),
+        is_in_progress: AtomicBool::new(false),
+    });
+    authentication.lookup = Some(lookup.clone());
+    (options, lookup)
+}
+
+/// A target that has another secret of the host, or of its own, after a restart.
+#[test]
+fn refused_secrets_are_looked_up_before_the_next_attempt() {
+    for is_of_host in [true, false] {
+        let mut host = host_with_target(fast_policy());
+        let (options, lookup) = with_lookup(options_with(1, Some(2), fast_policy()));
+        host.connect(options).unwrap();
+        host.add_queue(16);
+        host.write_and_verify(3, 8, 3);
+        let rotated = match is_of_host {
+            true => ChapSecrets { host: secret(5), controller: vec![secret(2)] },
+            false => ChapSecrets { host: secret(1), controller: vec![secret(6)] },
+        };
+        with_chap(&host, |chap| {
+            chap.host_secrets = vec![rotated.host.clone()];
+            chap.controller_secret = Some(rotated.controller[0].clone());
+        });
+        host.events.clear();
+        host.target.cut();
+        host.run_until(|_| lookup.is_in_progress());
+        // Nothing is tried with the old secrets meanwhile.
+        let attempts = host.controller().connection_stats().attempts;
+        host.run_for(Span::from_secs(8));
+        assert_eq!(host.controller().connection_stats().attempts, attempts);
+        *lookup.found.lock().unwrap() = Some(rotated);
+        lookup.finish();
+        let begun = host.now;
+        host.run_until(|host| host.events.contains(&Event::QueuePairResumed { id: 1 }));
+        assert!(host.now.since(begun) < Span::from_secs(1));
+        host.write_and_verify(4, 8, 4);
+        assert_eq!(lookup.starts.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn secrets_that_are_still_the_same_end_reconnecting() {
+    let mut host = host_with_target(fast_policy());
+    let (options, lookup) = with_lookup(options_with(1, None, fast_policy()));
+    host.connect(options).unwrap();
+    with_chap(&host, |chap| chap.host_secrets = vec![secret(8)]);
+    host.target.cut();
+    host.run_until(|_| lookup.is_in_progress());
+    lookup.finish();
+    let begun = host.now;
+    host.run_until(|host| {
+        let now = host.now;
+        host.multipath().failure_reason(now).is_some()
+    });
+    assert!(host.now.since(begun) < Span::from_secs(2));
+    assert_eq!(lookup.starts.load(Ordering::Relaxed), 1);
+}
+
+/// A keyring on a file system that hangs.
+#[test]
+fn lookup_that_does_not_end_is_given_up_after_the_loss_timeout() {
+    let mut host = host_with_target(fast_policy());
+    let (options, lookup) = with_lookup(options_with(1, None, fast_policy()));
+    let give_up = options.policy.give_up;
+    host.connect(options).unwrap();
+    with_chap(&host, |chap| chap.host_secrets = vec![secret(8)]);
+    host.target.cut();
+    let begun = host.now;
+    while host.now.since(begun) < give_up.max(Span::from_secs(1)) {
+        host.now = host.now.after(Span::from_ms(50));
+        host.step();
+    }
+    host.run_until(|host| {
+        let now = host.now;
+        host.multipath().failure_reason(now).is_some()
+    });
+    assert!(lookup.is_in_progress() && lookup.starts.load(Ordering::Relaxed) == 1);
 }
 
 /// Rotation: the target has both secrets for a while, the host gets the new one, and then the target forgets
