@@ -74,6 +74,7 @@ impl ClusterAuthentication {
                 chap_secrets: vec![self.secret(host as u64)],
                 controller_secret: Some(self.secret(CONTROLLER)),
                 psks: Vec::new(),
+                ..HostKeys::default()
             };
             (host_nqn(host), keys)
         };

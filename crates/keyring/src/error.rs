@@ -5,9 +5,10 @@ use std::io;
 use std::path::PathBuf;
 
 use tenmil_base::Error;
+use tenmil_base::text::escape;
 use tenmil_linux::kernel_keyring::KernelKeyringError;
 use tenmil_linux::key_directory::{KeyDirectoryError, KeyPathProblem};
-use tenmil_nvme_auth::KeyError;
+use tenmil_nvme_auth::{KERNEL_KEYRING, KeyError};
 
 use crate::KeyKind;
 
@@ -71,6 +72,22 @@ pub enum KeyringError {
     Random(io::Error),
     /// The keyring of the kernel.
     Kernel(KernelKeyringError),
+    /// The keyring of the kernel has no TLS PSK for a host, and a subsystem if one is meant.
+    NoKernelPsk {
+        /// Host NQN.
+        host_nqn: String,
+        /// Subsystem NQN.
+        subsystem_nqn: String,
+    },
+    /// A TLS PSK in the keyring of the kernel has another length than its identity requires.
+    KernelPskLength {
+        /// Identity of the key.
+        identity: String,
+        /// Its length.
+        found_bytes: usize,
+        /// The length that the hash of the identity has.
+        expected_bytes: usize,
+    },
 }
 
 /// Names of an error message; the others are counted.
@@ -104,6 +121,14 @@ impl KeyringError {
                 Some("`nvme gen-tls-key` and `nvme gen-dhchap-key` print such keys".to_owned())
             }
             Self::Kernel(error) => error.fix().map(str::to_owned),
+            Self::NoKernelPsk { host_nqn, subsystem_nqn } => Some(format!(
+                "`tenmil key insert NAME --hostnqn {host_nqn} --subsysnqn {subsystem_nqn}`; `tenmil key \
+                 list --kernel` shows what it has"
+            )),
+            Self::KernelPskLength { .. } => Some(
+                "insert it again with `tenmil key insert`, or `nvme check-tls-key --insert`"
+                    .to_owned(),
+            ),
             Self::Syntax { .. } | Self::Input { .. } | Self::Random(_) => None,
         }
     }
@@ -112,6 +137,7 @@ impl KeyringError {
         match self {
             Self::Directory(error) => !matches!(error.found, KeyPathProblem::Exists),
             Self::NoDefaultPath | Self::Input { .. } | Self::Random(_) | Self::Kernel(_) => true,
+            Self::NoKernelPsk { .. } | Self::KernelPskLength { .. } => true,
             Self::Name { .. }
             | Self::NotFound { .. }
             | Self::NoKey { .. }
@@ -160,6 +186,17 @@ impl fmt::Display for KeyringError {
             Self::Input { of, why } => write!(out, "{of}: {why}"),
             Self::Random(why) => write!(out, "generate key: random numbers of the kernel: {why}"),
             Self::Kernel(error) => write!(out, "{error}"),
+            Self::NoKernelPsk { host_nqn, subsystem_nqn } => write!(
+                out,
+                "find TLS PSK: keyring {KERNEL_KEYRING} of the kernel has none of host {host_nqn} and \
+                 subsystem {subsystem_nqn}, expected one"
+            ),
+            Self::KernelPskLength { identity, found_bytes, expected_bytes } => write!(
+                out,
+                "read TLS PSK `{}` of keyring {KERNEL_KEYRING} of the kernel: found {found_bytes} bytes, \
+                 expected {expected_bytes}",
+                escape(identity)
+            ),
         }
     }
 }

@@ -7,10 +7,10 @@ use tenmil_linux::key_directory::{
     KeyDirectory, KeyDirectoryError, KeyFileAttributes, KeyPathProblem, Overwrite,
 };
 use tenmil_linux::runtime_directory::current_uid;
-use tenmil_nvme_auth::{ChapSecret, ConfiguredPsk, KeySource, KeyText};
+use tenmil_nvme_auth::{ChapSecret, ConfiguredPsk, KeySource, KeyText, TlsPsk};
 use zeroize::Zeroizing;
 
-use crate::{Key, KeyKind, KeyName, KeyringError, protect_secrets};
+use crate::{KernelPsks, Key, KeyKind, KeyName, KeyringError, protect_secrets};
 
 /// Keys in a directory: one in a file, which has the name of the key. A handle, cheap to clone.
 ///
@@ -200,9 +200,13 @@ impl Keyring {
 }
 
 impl KeySource for Keyring {
-    fn find_key(&self, name: &str) -> std::result::Result<KeyText, Error> {
+    fn find_key(&self, name: &str) -> Result<KeyText, Error> {
         let key = self.key(&name.parse()?)?;
         Ok(KeyText::new(key.to_text().as_str()))
+    }
+
+    fn find_kernel_psks(&self, host_nqn: &str, subsystem_nqn: &str) -> Result<Vec<TlsPsk>, Error> {
+        Ok(KernelPsks::open()?.tls_psks(host_nqn, Some(subsystem_nqn))?)
     }
 }
 
@@ -215,10 +219,14 @@ pub struct KeyringAtPath {
 }
 
 impl KeySource for KeyringAtPath {
-    fn find_key(&self, name: &str) -> std::result::Result<KeyText, Error> {
+    fn find_key(&self, name: &str) -> Result<KeyText, Error> {
         // A key in place of a name is refused before a directory is missing.
         name.parse::<KeyName>()?;
         Keyring::open(self.path.as_deref())?.find_key(name)
+    }
+
+    fn find_kernel_psks(&self, host_nqn: &str, subsystem_nqn: &str) -> Result<Vec<TlsPsk>, Error> {
+        Ok(KernelPsks::open()?.tls_psks(host_nqn, Some(subsystem_nqn))?)
     }
 }
 

@@ -9,7 +9,10 @@ use std::path::PathBuf;
 
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_linux::secret_memory::secret_memory_state;
-use tenmil_nvme_auth::{Hash, KeyHash, KeySource, tls_psk_candidates};
+use tenmil_nvme_auth::{
+    ConfiguredPsk, Derivation, Hash, IdentityVersion, KeyHash, KeySource, SecretBytes, TlsPsk,
+    generated_tls_psk, tls_psk_candidates,
+};
 
 use crate::{
     KernelPsks, Key, KeyKind, KeyName, Keyring, KeyringAtPath, KeyringError, Overwrite,
@@ -260,7 +263,7 @@ fn secrets_of_a_keyring_lie_in_protected_memory() {
 
 #[test]
 fn tls_psks_are_kept_in_a_keyring_of_the_kernel() {
-    let psks = match KernelPsks::of_process("tenmil-keyring-test") {
+    let psks = match KernelPsks::create_for_process("tenmil-keyring-test") {
         Ok(psks) => psks,
         Err(why) => return println!("skipped: {why}"),
     };
@@ -273,6 +276,48 @@ fn tls_psks_are_kept_in_a_keyring_of_the_kernel() {
     assert_eq!(psks.read(&found).unwrap(), wanted.key);
     psks.revoke(&found).unwrap();
     assert_eq!(psks.find(&wanted.identity).unwrap(), None);
+}
+
+#[test]
+fn tls_psks_of_the_kernel_are_those_of_host_and_subsystem_in_the_order_of_linux() {
+    let psks = match KernelPsks::create_for_process("tenmil-keyring-order") {
+        Ok(psks) => psks,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let (host, subsystem) = ("nqn.host", "nqn.sub");
+    let key = |len: u8| SecretBytes::new((0..len).collect());
+    let configured = |len| ConfiguredPsk::generate(KeyHash::None, key(len)).unwrap();
+    let expected: Vec<_> = tls_psk_candidates(&[configured(32), configured(48)], host, subsystem)
+        .into_iter()
+        .filter(|psk| psk.derivation == Derivation::Specification)
+        .collect();
+    assert_eq!(expected.len(), 4);
+    let of_others = [
+        tls_psk_candidates(&[configured(32)], host, "nqn.sub2").remove(0),
+        tls_psk_candidates(&[configured(32)], "nqn.host2", subsystem).remove(0),
+        tls_psk_candidates(&[configured(32)], subsystem, host).remove(0),
+        generated_tls_psk(&key(32), Hash::Sha256, IdentityVersion::One, host, subsystem).unwrap(),
+        TlsPsk { identity: format!("{host} {subsystem}"), ..expected[0].clone() },
+    ];
+    for psk in of_others.iter().chain(expected.iter().rev()) {
+        psks.insert(psk).unwrap();
+    }
+    assert_eq!(psks.tls_psks(host, Some(subsystem)).unwrap(), expected);
+    // The discovery service has keys of all subsystems.
+    let of_host = psks.tls_psks(host, None).unwrap();
+    assert_eq!(of_host.len(), 5);
+    assert!(of_host.contains(&of_others[0]));
+    assert_eq!(psks.tls_psks("nqn.absent", None).unwrap(), []);
+    let refused = text(psks.tls_psks(host, Some("nqn.absent")).unwrap_err());
+    assert!(refused.contains("has none of host nqn.host and subsystem nqn.absent"), "{refused}");
+    assert!(refused.contains("tenmil key insert NAME --hostnqn nqn.host"), "{refused}");
+    // A revoked key is none, and one of another length is an error that names it.
+    psks.revoke(&psks.find(&expected[0].identity).unwrap().unwrap()).unwrap();
+    assert_eq!(psks.tls_psks(host, Some(subsystem)).unwrap(), expected[1..]);
+    psks.insert(&TlsPsk { key: key(48), ..expected[1].clone() }).unwrap();
+    let refused = text(psks.tls_psks(host, Some(subsystem)).unwrap_err());
+    assert!(refused.contains("found 48 bytes, expected 32"), "{refused}");
+    assert!(refused.contains(&expected[1].identity), "{refused}");
 }
 
 #[test]

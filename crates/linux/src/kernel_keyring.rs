@@ -54,6 +54,8 @@ pub enum KernelKeyringProblem {
     NoSuchType(String),
     /// This user may not do this.
     Denied,
+    /// The key was revoked, has expired or was removed.
+    Gone,
     /// Another error.
     Io(io::Error),
 }
@@ -297,6 +299,7 @@ fn problem(error: Errno, kind: &str) -> KernelKeyringProblem {
         Errno::NOSYS => KernelKeyringProblem::NoKeyrings,
         Errno::NODEV => KernelKeyringProblem::NoSuchType(kind.to_owned()),
         Errno::ACCESS | Errno::PERM => KernelKeyringProblem::Denied,
+        Errno::NOKEY | Errno::KEYEXPIRED | Errno::KEYREVOKED => KernelKeyringProblem::Gone,
         error => KernelKeyringProblem::Io(error.into()),
     }
 }
@@ -318,7 +321,7 @@ impl KernelKeyringError {
                  CONFIG_NVME_TCP_TLS",
             ),
             KernelKeyringProblem::Denied => Some("run as root"),
-            KernelKeyringProblem::Io(_) => None,
+            KernelKeyringProblem::Gone | KernelKeyringProblem::Io(_) => None,
         }
     }
 }
@@ -337,6 +340,9 @@ impl fmt::Display for KernelKeyringError {
                 write!(out, "the kernel has no keys of type {kind}, expected it to")
             }
             KernelKeyringProblem::Denied => out.write_str("this user may not, expected root"),
+            KernelKeyringProblem::Gone => {
+                out.write_str("it was revoked, has expired or was removed, expected a valid key")
+            }
             KernelKeyringProblem::Io(error) => write!(out, "{error}"),
         }
     }

@@ -5,7 +5,11 @@ use core::fmt;
 use tenmil_base::Error;
 use zeroize::Zeroizing;
 
-use crate::{ChapSecret, ConfiguredPsk, KeyError};
+use crate::{ChapSecret, ConfiguredPsk, KeyError, TlsPsk};
+
+/// Keyring of the kernel with the TLS PSKs of its own NVMe/TCP, which stands in place of the name of a key.
+/// No file of a keyring begins with a period.
+pub const KERNEL_KEYRING: &str = ".nvme";
 
 /// Finds keys by their names.
 pub trait KeySource: Send + Sync {
@@ -16,6 +20,19 @@ pub trait KeySource: Send + Sync {
     /// If there is no such key, or it cannot be read. The error names the key and where it was
     /// searched, and never holds anything of the key.
     fn find_key(&self, name: &str) -> Result<KeyText, Error>;
+
+    /// TLS PSKs of a host and a subsystem in the keyring [`KERNEL_KEYRING`], the preferred ones first.
+    /// They are derived already.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or the keyring cannot be read.
+    fn find_kernel_psks(&self, host_nqn: &str, subsystem_nqn: &str) -> Result<Vec<TlsPsk>, Error> {
+        Err(Error::environment(format!(
+            "find TLS PSKs of {host_nqn} and {subsystem_nqn}: this program does not read keyring \
+             {KERNEL_KEYRING} of the kernel"
+        )))
+    }
 }
 
 /// Text of a key, `NVMeTLSkey-1:…` or `DHHC-1:…`, or what a user has stored in its place. It is

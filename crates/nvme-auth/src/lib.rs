@@ -39,6 +39,7 @@ mod key_source;
 mod key_text;
 mod message;
 mod policy;
+mod psk_identity;
 mod response;
 mod secret_bytes;
 mod tls_psk;
@@ -55,14 +56,16 @@ pub use failure::{Failure, FailureReason, FailureSide};
 pub use group::Group;
 pub use hash::{Derivation, Hash};
 pub use host::{Host, HostConfig};
-pub use key_source::{KeySource, KeyText};
+pub use key_source::{KERNEL_KEYRING, KeySource, KeyText};
 pub use key_text::{KeyError, KeyHash};
 pub use message::{
     CHALLENGE_BUFFER_BYTES, Challenge, DescriptorLists, FailureMessage, Message, MessageError,
     Negotiate, Reply, SECURITY_PROTOCOL, SECURITY_PROTOCOL_SPECIFIC, Success1,
 };
 pub use policy::{Concatenation, ConcatenationPolicy, Policy};
+pub use psk_identity::PskIdentity;
 pub use secret_bytes::{SecretAllocator, SecretBytes, SecretMemory, set_secret_allocator};
 pub use tls_psk::{
-    IdentityVersion, PskKind, TlsPsk, TlsPskError, generated_tls_psk, tls_psk, tls_psk_candidates,
+    IdentityVersion, PskKind, TlsPsk, TlsPskError, generated_tls_psk, sort_tls_psks, tls_psk,
+    tls_psk_candidates,
 };

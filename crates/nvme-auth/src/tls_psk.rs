@@ -50,7 +50,7 @@ pub struct TlsPsk {
     pub version: IdentityVersion,
     /// Origin of the key.
     pub kind: PskKind,
-    /// How the key was derived.
+    /// How the key was derived; that of the specification for a key that was found derived.
     pub derivation: Derivation,
 }
 
@@ -186,8 +186,13 @@ pub fn tls_psk_candidates(
             }
         }
     }
-    candidates.sort_by_key(|psk| (Reverse(psk.version), Reverse(psk.hash), psk.derivation));
+    sort_tls_psks(&mut candidates);
     candidates
+}
+
+/// Sorts the TLS PSKs of a host and a subsystem as [`tls_psk_candidates`]. The others keep their order.
+pub fn sort_tls_psks(psks: &mut [TlsPsk]) {
+    psks.sort_by_key(|psk| (Reverse(psk.version), Reverse(psk.hash), psk.derivation));
 }
 
 fn derive(

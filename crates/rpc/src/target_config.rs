@@ -46,7 +46,9 @@ use tenmil_serve::tcp::PortSecurity;
 
 pub use self::migrate::{MigratedConfig, migrate_config};
 pub use self::named_devices::SCHEME;
-pub use self::security::{HostSecurityConfig, KeyReference, SecurityConfig, UnreadableKey};
+pub use self::security::{
+    HostSecurityConfig, KeyReference, KeySources, SecurityConfig, UnreadableKey,
+};
 
 /// Line of the file, from 1; 0 if there is no file. All lines compare equal, since the position of
 /// a setting is not part of its value.
@@ -221,9 +223,20 @@ impl TargetConfig {
 
     /// Whether it names any key, so that a keyring is needed.
     #[must_use]
-    pub fn has_keys(&self) -> bool {
-        let mut securities = self.subsystems.iter().map(|subsystem| &subsystem.security);
-        self.discovery.has_keys() || securities.any(SecurityConfig::has_keys)
+    pub fn names_keys(&self) -> bool {
+        self.securities().any(SecurityConfig::names_keys)
+    }
+
+    /// Line of the first host with keys of the kernel's keyring.
+    #[must_use]
+    pub fn kernel_psks_line(&self) -> Option<IgnoredLineNumber> {
+        let mut hosts = self.securities().flat_map(|security| &security.hosts);
+        hosts.find_map(|host| host.kernel_psks)
+    }
+
+    fn securities(&self) -> impl Iterator<Item = &SecurityConfig> {
+        let subsystems = self.subsystems.iter().map(|subsystem| &subsystem.security);
+        subsystems.chain([&self.discovery])
     }
 }
 

@@ -64,6 +64,7 @@ fn known_host(has_psks: bool, has_chap: bool) -> SubsystemSecurity {
         chap_secrets: if has_chap { vec![chap(1)] } else { Vec::new() },
         controller_secret: has_chap.then(|| chap(2)),
         psks: if has_psks { vec![psk(1), psk(2)] } else { Vec::new() },
+        ..HostKeys::default()
     };
     let hosts = BTreeMap::from([(HOST.to_owned(), keys)]);
     SubsystemSecurity { hosts, ..SubsystemSecurity::default() }

@@ -76,7 +76,8 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "WHEN", default_value = "off", conflicts_with = "config")]
     tls: TlsArgument,
 
-    /// Key of the allowed hosts for TLS, by its name in the keyring; may be repeated, for rotation
+    /// Key of the allowed hosts for TLS, by its name in the keyring, or .nvme for all of theirs in the
+    /// kernel's keyring of that name; may be repeated, for rotation
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     psk: Vec<String>,
 

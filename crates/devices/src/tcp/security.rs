@@ -7,17 +7,20 @@
 //!   key source of the program ── text of a key ──┴─▶ Authentication, TlsKeys, per device
 //! ```
 //!
-//! Names are looked up when a device is opened, and again by [`reload_keys`].
+//! Names are looked up when a device is opened, again by [`reload_keys`], and again when the peer refuses the
+//! keys, before the next attempt: on a thread of its own, since keyrings may be slow.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, Weak};
 
 use tenmil_base::Error;
 use tenmil_block::uri::{Uri, UriError, UriOptions};
+use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
 use tenmil_nvme_auth::{
-    ChapSecret, ConfiguredPsk, Derivation, IdentityVersion, KeyError, KeySource, KeyText, TlsPsk,
-    tls_psk_candidates,
+    ChapSecret, ConfiguredPsk, Derivation, IdentityVersion, KERNEL_KEYRING, KeyError, KeySource,
+    KeyText, TlsPsk, sort_tls_psks, tls_psk_candidates,
 };
-use tenmil_nvme_fabrics::{Authentication, ChapSecrets, Options, SecureChannelMode};
+use tenmil_nvme_fabrics::{Authentication, ChapSecrets, KeyLookup, Options, SecureChannelMode};
 
 use super::key_arithmetic::{DhThreads, KernelRandom};
 
@@ -26,7 +29,8 @@ use super::key_arithmetic::{DhThreads, KernelRandom};
 pub struct TcpSecurity {
     /// Whether connections have to be TLS connections, and where their key comes from.
     pub tls: SecureChannelMode,
-    /// Names of pre-shared keys of TLS, the preferred ones first.
+    /// Names of pre-shared keys of TLS, the preferred ones first; [`KERNEL_KEYRING`] stands for those of the
+    /// kernel's keyring.
     pub keys: Vec<String>,
     /// Derivation of TLS keys from these.
     pub derivation: Option<Derivation>,
@@ -52,7 +56,21 @@ struct SharedDeviceKeys {
     subsystem: String,
     authentication: Option<Authentication>,
     psks: Mutex<Vec<TlsPsk>>,
+    is_lookup_in_progress: AtomicBool,
 }
+
+/// Looks up the keys of a device that a peer has refused.
+struct RefusedKeyLookup {
+    /// The keys have the authentication, which has this.
+    device: Weak<SharedDeviceKeys>,
+}
+
+/// A lookup in progress; dropped at its end, also if it could not begin.
+struct LookupInProgress(Arc<SharedDeviceKeys>);
+
+/// Thread for lookups of keys that were refused, and lookups that may wait for it. A keyring may be on a
+/// file system that hangs, so it is none that does anything else.
+static LOOKUPS: LazyLock<ThreadPool> = LazyLock::new(|| ThreadPool::new(1, 1024));
 
 /// Where keys are looked up.
 static KEY_SOURCE: RwLock<Option<Arc<dyn KeySource>>> = RwLock::new(None);
@@ -142,6 +160,12 @@ impl TcpSecurity {
         if (derivation.is_some() || identity.is_some()) && !has_keys {
             return Err("derivation and tls-identity are for a key, expected key=NAME");
         }
+        if derivation.is_some() && keys.iter().all(|key| key == KERNEL_KEYRING) {
+            return Err("keys of .nvme are derived already, expected no derivation");
+        }
+        if dhchap.iter().chain(dhchap_controller).any(|name| name == KERNEL_KEYRING) {
+            return Err(".nvme has keys of TLS only, expected the name of a DH-HMAC-CHAP secret");
+        }
         if dhchap.is_none() && !dhchap_controller.is_empty() {
             return Err("dhchap-controller has no secret of this host, expected dhchap=NAME");
         }
@@ -187,13 +211,26 @@ impl DeviceKeys {
             return Err(Error::environment(text).with_hint("build it with the feature `tls`"));
         }
         let (host, subsystem) = (options.host.clone(), options.subsystem.clone());
-        let authentication = security.chap_secrets()?.map(|secrets| {
-            Authentication::new(secrets, Arc::new(DhThreads), Arc::new(KernelRandom))
+        let secrets = security.chap_secrets()?;
+        let psks = security.tls_psks(&host, &subsystem)?;
+        let authentication = |device: &Weak<SharedDeviceKeys>| {
+            let (executor, random) = (Arc::new(DhThreads), Arc::new(KernelRandom));
+            let lookup = RefusedKeyLookup { device: device.clone() };
+            secrets.map(|secrets| {
+                let mut authentication = Authentication::new(secrets, executor, random);
+                authentication.lookup = Some(Arc::new(lookup));
+                authentication
+            })
+        };
+        let shared = Arc::new_cyclic(|this| SharedDeviceKeys {
+            device,
+            security: security.clone(),
+            host,
+            subsystem,
+            authentication: authentication(this),
+            psks: Mutex::new(psks),
+            is_lookup_in_progress: AtomicBool::new(false),
         });
-        let psks = Mutex::new(security.tls_psks(&host, &subsystem)?);
-        let security = security.clone();
-        let shared = SharedDeviceKeys { device, security, host, subsystem, authentication, psks };
-        let shared = Arc::new(shared);
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         devices.retain(|device| device.strong_count() > 0);
         if shared.security != TcpSecurity::default() {
@@ -214,6 +251,17 @@ impl DeviceKeys {
         &self.shared.security
     }
 
+    /// Has the keys looked up again, because the peer has refused them. Returns at once.
+    #[cfg(feature = "tls")]
+    pub(super) fn start_lookup(&self) {
+        self.shared.start_lookup();
+    }
+
+    #[cfg(all(test, feature = "tls"))]
+    pub(super) fn is_lookup_in_progress(&self) -> bool {
+        self.shared.is_lookup_in_progress.load(Ordering::Acquire)
+    }
+
     /// Keys that a TLS handshake offers, the preferred ones first.
     #[cfg(feature = "tls")]
     pub(super) fn tls_psks(&self) -> Vec<TlsPsk> {
@@ -221,18 +269,74 @@ impl DeviceKeys {
     }
 }
 
+impl KeyLookup for RefusedKeyLookup {
+    fn start(&self) {
+        if let Some(device) = self.device.upgrade() {
+            device.start_lookup();
+        }
+    }
+
+    fn is_in_progress(&self) -> bool {
+        let device = self.device.upgrade();
+        device.is_some_and(|device| device.is_lookup_in_progress.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for LookupInProgress {
+    fn drop(&mut self) {
+        // After the keys are replaced, for a thread that reads this with Acquire.
+        self.0.is_lookup_in_progress.store(false, Ordering::Release);
+    }
+}
+
 impl SharedDeviceKeys {
-    fn reload(&self) -> Result<(), Error> {
+    /// Looks the keys up again on another thread, unless that is in progress.
+    fn start_lookup(self: &Arc<Self>) {
+        if self.is_lookup_in_progress.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let lookup = LookupInProgress(Arc::clone(self));
+        // A lookup that is one too many is dropped, and the next attempt is made with the former keys.
+        let _ = LOOKUPS.submit(BlockingTask::new("keys", move || lookup.run()));
+    }
+
+    /// Looks the keys up again. Returns whether any has changed.
+    fn reload(&self) -> Result<bool, Error> {
         let Self { security, host, subsystem, authentication, psks, .. } = self;
         // All keys are read before one is replaced.
         let (secrets, found) = (security.chap_secrets()?, security.tls_psks(host, subsystem)?);
+        let mut psks = psks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_changed = *psks != found;
+        *psks = found;
+        drop(psks);
         if let (Some(authentication), Some(secrets)) = (authentication, secrets)
             && authentication.secrets() != secrets
         {
             authentication.replace_secrets(secrets);
+            has_changed = true;
         }
-        *psks.lock().unwrap_or_else(PoisonError::into_inner) = found;
-        Ok(())
+        Ok(has_changed)
+    }
+}
+
+impl LookupInProgress {
+    fn run(&self) {
+        let Self(keys) = self;
+        let device = &keys.device;
+        match keys.reload() {
+            Ok(true) => tracing::info!(
+                cause = %device,
+                "{device}: its keys were refused; its keyring has others by now, which it uses"
+            ),
+            Ok(false) => tracing::info!(
+                cause = %device,
+                "{device}: its keys were refused, and its keyring has no others"
+            ),
+            Err(why) => tracing::warn!(
+                cause = %device,
+                "{device}: its keys were refused, and it keeps them: {why}"
+            ),
+        }
     }
 }
 
@@ -250,23 +354,50 @@ impl TcpSecurity {
         let configured: Result<Vec<ConfiguredPsk>, Error> = self
             .keys
             .iter()
+            .filter(|name| *name != KERNEL_KEYRING)
             .map(|name| find_key(name, "pre-shared key of TLS", KeyText::psk))
             .collect();
         let derivation = self.derivation.unwrap_or(Derivation::Specification);
         let mut candidates = tls_psk_candidates(&configured?, host, subsystem);
-        candidates.retain(|psk| {
-            psk.derivation == derivation
-                && self.identity.is_none_or(|identity| psk.version == identity)
-        });
+        candidates.retain(|psk| psk.derivation == derivation);
+        if self.keys.iter().any(|name| name == KERNEL_KEYRING) {
+            let mut found =
+                key_source("pre-shared key of TLS")?.find_kernel_psks(host, subsystem)?;
+            // The same key may be in both keyrings.
+            found.retain(|psk| !candidates.contains(psk));
+            candidates.extend(found);
+            sort_tls_psks(&mut candidates);
+        }
+        candidates.retain(|psk| self.identity.is_none_or(|identity| psk.version == identity));
         if candidates.is_empty() && !self.keys.is_empty() {
-            let text = format!(
-                "derive TLS keys for {host} and {subsystem}: the names are too long for version 0 \
-                 identities"
-            );
-            return Err(Error::usage(text).with_hint("use tls-identity=1, or shorter NQNs"));
+            return Err(self.no_candidate(host, subsystem));
         }
         Ok(candidates)
     }
+
+    /// Error for keys of which none has an identity of the version that is to be offered.
+    fn no_candidate(&self, host: &str, subsystem: &str) -> Error {
+        if self.keys.iter().any(|name| name == KERNEL_KEYRING) {
+            let version = self.identity.map_or(1, IdentityVersion::digit);
+            let text = format!(
+                "find TLS keys for {host} and {subsystem}: keyring {KERNEL_KEYRING} of the kernel has none \
+                 with an identity of version {version}"
+            );
+            return Error::usage(text).with_hint("use another tls-identity, or none");
+        }
+        let text = format!(
+            "derive TLS keys for {host} and {subsystem}: the names are too long for version 0 identities"
+        );
+        Error::usage(text).with_hint("use tls-identity=1, or shorter NQNs")
+    }
+}
+
+/// Where keys are looked up.
+fn key_source(kind: &str) -> Result<Arc<dyn KeySource>, Error> {
+    let source = KEY_SOURCE.read().unwrap_or_else(PoisonError::into_inner).clone();
+    source.ok_or_else(|| {
+        Error::environment(format!("find a {kind}: this program has no keyring, expected one"))
+    })
 }
 
 /// Looks a key up and parses it.
@@ -275,12 +406,7 @@ fn find_key<T>(
     kind: &str,
     parse: impl FnOnce(&KeyText) -> Result<T, KeyError>,
 ) -> Result<T, Error> {
-    let source = KEY_SOURCE.read().unwrap_or_else(PoisonError::into_inner).clone();
-    let Some(source) = source else {
-        let text = format!("find key `{name}`: this program has no keyring, expected a {kind}");
-        return Err(Error::environment(text));
-    };
-    let text = source.find_key(name)?;
+    let text = key_source(kind)?.find_key(name)?;
     parse(&text).map_err(|error| {
         let hint = format!("`tenmil key generate` makes a {kind}");
         Error::usage(format!("key `{name}`: {error}")).with_hint(hint)
@@ -288,4 +414,4 @@ fn find_key<T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -18,6 +18,8 @@ pub enum CallGroup {
     Sockets,
     /// Submission rings of the kernel. The filter does not see the operations in a ring.
     IoUring,
+    /// Reading keys in keyrings of the kernel.
+    KernelKeys,
 }
 
 /// Families of sockets, besides AF_UNIX, which every server has.
@@ -68,6 +70,8 @@ enum Check {
     Family,
     /// A pair of AF_UNIX sockets.
     LocalFamily,
+    /// A key is found and read.
+    ReadKey,
     /// Fails with ENOSYS, upon which the C library makes the older call, whose arguments can be checked.
     OlderCall,
 }
@@ -85,7 +89,7 @@ const fn checked(
     CallRow { name, number, group, check }
 }
 
-use CallGroup::{Events, Files, IoUring, Process, Sockets};
+use CallGroup::{Events, Files, IoUring, KernelKeys, Process, Sockets};
 
 /// Calls per I/O first: the filter compares these one by one, in this order.
 const FREQUENT: &[CallRow] = &[
@@ -244,6 +248,8 @@ const OTHERS: &[CallRow] = &[
     // Rings.
     row("io_uring_setup", libc::SYS_io_uring_setup, IoUring),
     row("io_uring_register", libc::SYS_io_uring_register, IoUring),
+    // Keys of TLS that the kernel has.
+    checked("keyctl", libc::SYS_keyctl, KernelKeys, Check::ReadKey),
 ];
 
 /// Calls that no part of a server makes. One of them means that foreign code runs in the process, so
@@ -284,6 +290,9 @@ const PRCTL_OPTIONS: [libc::c_int; 6] = [
     libc::PR_SET_PDEATHSIG,
     PR_SET_VMA,
 ];
+/// Operations of `keyctl`: a key is described and read, while the thread has a link to its keyring
+/// (KEYCTL_DESCRIBE, KEYCTL_LINK, KEYCTL_UNLINK, KEYCTL_READ of linux/keyctl.h).
+const KEYCTL_OPERATIONS: [u32; 4] = [6, 8, 9, 11];
 /// Names memory of the C library's allocator in /proc (prctl(2)).
 const PR_SET_VMA: libc::c_int = 0x5356_4d41;
 
@@ -292,7 +301,7 @@ const INT: u64 = 0xffff_ffff;
 
 impl CallGroup {
     /// All groups.
-    pub const ALL: [Self; 5] = [Process, Files, Events, Sockets, IoUring];
+    pub const ALL: [Self; 6] = [Process, Files, Events, Sockets, IoUring, KernelKeys];
 
     /// Word for reports.
     pub const fn name(self) -> &'static str {
@@ -302,6 +311,7 @@ impl CallGroup {
             Events => "events",
             Sockets => "sockets",
             IoUring => "io_uring",
+            KernelKeys => "kernel-keys",
         }
     }
 }
@@ -401,6 +411,7 @@ impl AllowedCalls {
             Check::DeviceControl => {
                 vec![vec![one(1, 0xff00, &IOCTL_TYPES)], vec![one(1, INT, &IOCTL_REQUESTS)]]
             }
+            Check::ReadKey => vec![vec![one(0, INT, &KEYCTL_OPERATIONS)]],
             Check::Family => vec![vec![one(0, INT, &self.family_numbers())]],
             Check::LocalFamily => vec![vec![one(0, INT, &[unsigned(libc::AF_UNIX)])]],
         }
@@ -509,6 +520,10 @@ mod tests {
             (libc::SYS_socket, [libc::AF_PACKET as u64, 3, 0, 0, 0, 0], trap),
             (libc::SYS_prctl, [libc::PR_SET_NAME as u64, 0, 0, 0, 0, 0], allow),
             (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0, 0], trap),
+            (libc::SYS_keyctl, [11, 1, 0, 0, 0, 0], allow), // KEYCTL_READ
+            (libc::SYS_keyctl, [3, 1, 0, 0, 0, 0], trap),   // KEYCTL_REVOKE
+            (libc::SYS_keyctl, [5, 1, 0, 0, 0, 0], trap),   // KEYCTL_SETPERM
+            (libc::SYS_add_key, [0; 6], trap),
             (libc::SYS_setuid, [0; 6], trap),
             (libc::SYS_kill, [own, 9, 0, 0, 0, 0], trap),
             (libc::SYS_execve, [0; 6], FilterAction::Kill.return_value()),
@@ -532,6 +547,7 @@ mod tests {
         };
         let denied = FilterAction::Fail(1).return_value();
         assert_eq!(result_of(&allowed, libc::SYS_io_uring_setup, [0; 6]), denied);
+        assert_eq!(result_of(&allowed, libc::SYS_keyctl, [11, 1, 0, 0, 0, 0]), denied);
         assert_eq!(result_of(&allowed, libc::SYS_io_uring_enter, [0; 6]), denied);
         let inet = [libc::AF_INET as u64, 1, 0, 0, 0, 0];
         assert_eq!(result_of(&allowed, libc::SYS_socket, inet), FilterAction::Trap.return_value());

@@ -198,7 +198,7 @@ fn security_rows(
             "secure_channel": security.secure_channel_required,
             "dhchap": keys.map(|keys| names(&keys.dhchap)).unwrap_or_default(),
             "dhchap_controller": controller.map(|key| key.name.to_string()),
-            "psk": keys.map(|keys| names(&keys.psk)).unwrap_or_default(),
+            "psk": keys.map(|keys| keys.psk_names().collect::<Vec<_>>()).unwrap_or_default(),
         })
     };
     match allowed {

@@ -19,13 +19,14 @@
 //! secure-channel = "required"
 //! ```
 //!
-//! The file has names of keys; [`SecurityConfig::read_keys`] reads them from the keyring.
+//! The file has names of keys; [`SecurityConfig::read_keys`] reads them from the keyring. `.nvme` in place of
+//! the name of a `psk` stands for all keys of the host in the kernel's keyring of that name.
 
 use std::collections::BTreeMap;
 
 use tenmil_base::Error;
-use tenmil_keyring::{KeyName, Keyring, KeyringError};
-use tenmil_nvme_auth::Policy;
+use tenmil_keyring::{KernelPsks, KeyName, Keyring, KeyringError};
+use tenmil_nvme_auth::{KERNEL_KEYRING, Policy, TlsPsk};
 use tenmil_serve::PeerNetwork;
 use tenmil_serve::tcp::{HostKeys, HostRights, PortSecurity, SubsystemSecurity};
 
@@ -59,6 +60,8 @@ pub struct HostSecurityConfig {
     pub dhchap_controller: Option<KeyReference>,
     /// Pre-shared keys of TLS. Several allow for rotation.
     pub psk: Vec<KeyReference>,
+    /// Position of [`KERNEL_KEYRING`] among these, if it is one of them.
+    pub kernel_psks: Option<IgnoredLineNumber>,
     /// Rights of the host.
     pub rights: HostRights,
 }
@@ -72,6 +75,15 @@ pub struct KeyReference {
     pub line: IgnoredLineNumber,
     /// Configuration key whose value it is.
     pub key: &'static str,
+}
+
+/// Where the keys of a configuration are read from: each that it names must be open.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeySources<'a> {
+    /// Keyring with the keys that have names.
+    pub keyring: Option<&'a Keyring>,
+    /// Keyring of the kernel.
+    pub kernel: Option<&'a KernelPsks>,
 }
 
 /// A key of the configuration cannot be read.
@@ -121,17 +133,26 @@ impl SecurityConfig {
         self.hosts.iter().any(HostSecurityConfig::has_keys)
     }
 
-    /// Reads the keys, so that the values are those that the files have now. `keyring` is needed if
-    /// the configuration names keys.
+    /// Whether it names keys of a keyring.
+    pub(super) fn names_keys(&self) -> bool {
+        self.hosts.iter().any(HostSecurityConfig::names_keys)
+    }
+
+    /// Reads the keys, so that the values are those that the keyrings have now. Keys of the kernel are those
+    /// of this subsystem; without one, as for the discovery service, those of any, or none.
     ///
     /// # Errors
     ///
     /// The first key that cannot be read.
-    pub fn read_keys(&self, keyring: Option<&Keyring>) -> Result<SubsystemSecurity, UnreadableKey> {
+    pub fn read_keys(
+        &self,
+        sources: KeySources<'_>,
+        subsystem_nqn: Option<&str>,
+    ) -> Result<SubsystemSecurity, UnreadableKey> {
         let (mut hosts, mut rights) = (BTreeMap::new(), BTreeMap::new());
         for host in &self.hosts {
             if host.has_keys() {
-                hosts.insert(host.nqn.clone(), host.read_keys(keyring)?);
+                hosts.insert(host.nqn.clone(), host.read_keys(sources, subsystem_nqn)?);
             }
             if host.rights != HostRights::default() {
                 rights.insert(host.nqn.clone(), host.rights.clone());
@@ -152,17 +173,52 @@ impl SecurityConfig {
 impl HostSecurityConfig {
     /// Whether it has any key.
     pub(super) fn has_keys(&self) -> bool {
+        self.names_keys() || self.kernel_psks.is_some()
+    }
+
+    /// Whether it has a pre-shared key of TLS.
+    pub(super) fn has_psk(&self) -> bool {
+        !self.psk.is_empty() || self.kernel_psks.is_some()
+    }
+
+    /// Names of its pre-shared keys of TLS, and of the kernel's keyring.
+    pub fn psk_names(&self) -> impl Iterator<Item = &str> {
+        let names = self.psk.iter().map(|key| key.name.as_str());
+        names.chain(self.kernel_psks.map(|_| KERNEL_KEYRING))
+    }
+
+    /// Whether it names keys of a keyring.
+    fn names_keys(&self) -> bool {
         !self.dhchap.is_empty() || self.dhchap_controller.is_some() || !self.psk.is_empty()
     }
 
-    fn read_keys(&self, keyring: Option<&Keyring>) -> Result<HostKeys, UnreadableKey> {
-        let secret = |key: &KeyReference| key.read(keyring, Keyring::chap_secret);
-        let psk = |key: &KeyReference| key.read(keyring, Keyring::psk);
+    fn read_keys(
+        &self,
+        sources: KeySources<'_>,
+        subsystem_nqn: Option<&str>,
+    ) -> Result<HostKeys, UnreadableKey> {
+        let secret = |key: &KeyReference| key.read(sources.keyring, Keyring::chap_secret);
+        let psk = |key: &KeyReference| key.read(sources.keyring, Keyring::psk);
         Ok(HostKeys {
             chap_secrets: self.dhchap.iter().map(secret).collect::<Result<_, _>>()?,
             controller_secret: self.dhchap_controller.as_ref().map(secret).transpose()?,
             psks: self.psk.iter().map(psk).collect::<Result<_, _>>()?,
+            tls_psks: self.read_kernel_psks(sources.kernel, subsystem_nqn)?,
         })
+    }
+
+    fn read_kernel_psks(
+        &self,
+        kernel: Option<&KernelPsks>,
+        subsystem_nqn: Option<&str>,
+    ) -> Result<Vec<TlsPsk>, UnreadableKey> {
+        let Some(line) = self.kernel_psks else { return Ok(Vec::new()) };
+        let refuse = |error: Error| UnreadableKey { error, line, key: "psk" };
+        let kernel = kernel.ok_or_else(|| {
+            let text = format!("keyring {KERNEL_KEYRING} of the kernel is not open, expected it");
+            refuse(Error::usage(text))
+        })?;
+        kernel.tls_psks(&self.nqn, subsystem_nqn).map_err(|error| refuse(error.into()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tenmil_block::quantity_parser::parse_size;
 use tenmil_keyring::KeyName;
-use tenmil_nvme_auth::{ConcatenationPolicy, Group, Hash};
+use tenmil_nvme_auth::{ConcatenationPolicy, Group, Hash, KERNEL_KEYRING};
 use tenmil_serve::PeerNetwork;
 use tenmil_serve::tcp::{HostRights, NamespaceSelection, PortSecurity};
 use toml::Spanned;
@@ -13,7 +13,7 @@ use super::allowed_host::{AllowedHost, HostTable, ReadOnly};
 use super::config_checker::{CheckResult, ConfigChecker, NSID_MAX};
 use super::config_file::{DiscoveryTable, SubsystemTable};
 use super::security::{HostSecurityConfig, KeyReference, SecurityConfig, TLS_NAMES};
-use super::{HostsConfig, SubsystemConfig};
+use super::{HostsConfig, IgnoredLineNumber, SubsystemConfig};
 
 /// Security keys of a subsystem or of the discovery service.
 pub(super) struct SecurityKeys<'a> {
@@ -193,7 +193,7 @@ impl ConfigChecker<'_> {
         };
         let has_psk = |host: &&String| {
             let mut keys = subsystem.security.hosts.iter();
-            keys.any(|one| one.nqn == **host && !one.psk.is_empty())
+            keys.any(|one| one.nqn == **host && one.has_psk())
         };
         match (hosts.iter().find(|host| !has_psk(host)), &table.allowed_hosts) {
             (Some(host), Some(found)) => {
@@ -261,12 +261,14 @@ impl ConfigChecker<'_> {
                 return Err(self.config_error("connections", found, problem));
             }
         };
+        let (psk, kernel_psks) = self.psk_names(table.psk.as_ref())?;
         let memory = table.buffer_memory.as_ref().map(|memory| self.parse_host_memory(memory));
         Ok(HostSecurityConfig {
             nqn: table.nqn.get_ref().clone(),
             dhchap,
             dhchap_controller: controller,
-            psk: self.key_names("psk", table.psk.as_ref())?,
+            psk,
+            kernel_psks,
             rights: HostRights {
                 read_only: self.parse_read_only(table.read_only.as_ref())?,
                 reservations: table.reservations.as_ref().is_none_or(|allowed| *allowed.get_ref()),
@@ -316,6 +318,20 @@ impl ConfigChecker<'_> {
             return Err(self.config_error(key, names, problem));
         }
         names.get_ref().iter().map(|name| self.key_name(key, name)).collect()
+    }
+
+    /// Names of pre-shared keys, and the position of the kernel's keyring among them.
+    fn psk_names(
+        &self,
+        names: Option<&Spanned<Vec<Spanned<String>>>>,
+    ) -> CheckResult<(Vec<KeyReference>, Option<IgnoredLineNumber>)> {
+        let all = names.into_iter().flat_map(|names| names.get_ref());
+        let is_kernel = |name: &&Spanned<String>| name.get_ref() == KERNEL_KEYRING;
+        let Some(kernel) = all.clone().find(is_kernel) else {
+            return Ok((self.key_names("psk", names)?, None));
+        };
+        let named = all.filter(|name| !is_kernel(name)).map(|name| self.key_name("psk", name));
+        Ok((named.collect::<CheckResult<_>>()?, Some(self.line_number(kernel))))
     }
 
     /// Name of a key. An error does not repeat the text, which may be a key.
@@ -442,6 +458,7 @@ fn merged_hosts(subsystems: &[SubsystemConfig]) -> Vec<HostSecurityConfig> {
             Some(known) => {
                 add(&mut known.dhchap, &host.dhchap);
                 add(&mut known.psk, &host.psk);
+                known.kernel_psks = known.kernel_psks.or(host.kernel_psks);
                 if known.dhchap_controller.is_none() {
                     known.dhchap_controller = host.dhchap_controller.clone();
                 }

@@ -1,10 +1,10 @@
 //! Tests of the security settings of a configuration file.
 
-use tenmil_keyring::{Key, KeyKind, Keyring, Overwrite};
+use tenmil_keyring::{KernelPsks, Key, KeyKind, Keyring, Overwrite};
 use tenmil_nvme_auth::{ConcatenationPolicy, Group, Hash, KeyHash};
 use tenmil_serve::tcp::{HostRights, NamespaceSelection, PortSecurity, SubsystemSecurity};
 
-use super::{ConfigError, HostsConfig, TargetConfig, migrate_config};
+use super::{ConfigError, HostsConfig, KeySources, TargetConfig, migrate_config};
 
 const WHOLE: &str = r#"
 keyring = "/etc/tenmil/keys"
@@ -79,7 +79,7 @@ fn every_security_key_is_parsed() {
     assert!(read.discovery.authentication_required && !read.discovery.secure_channel_required);
     assert_eq!(read.discovery.hosts.len(), 3);
     assert!(read.discovery.hosts.iter().all(|host| host.rights == HostRights::default()));
-    assert!(read.has_keys());
+    assert!(read.names_keys() && read.kernel_psks_line().is_none());
     // A file without keys of 0.1 is not converted, and no keyring is needed for that.
     assert_eq!(migrate_config(WHOLE).unwrap().changes, Vec::<String>::new());
 }
@@ -94,11 +94,14 @@ fn file_without_security_keys_requires_nothing() {
     );
     assert!(TargetConfig::parse(text).is_err(), "it has no namespace");
     let read = TargetConfig::parse(&plain).unwrap();
-    let security = read.subsystems[0].security.read_keys(None).unwrap();
+    let security = read.subsystems[0].security.read_keys(KeySources::default(), None).unwrap();
     assert_eq!(security, SubsystemSecurity::default());
-    assert_eq!(read.discovery.read_keys(None).unwrap(), SubsystemSecurity::default());
+    assert_eq!(
+        read.discovery.read_keys(KeySources::default(), None).unwrap(),
+        SubsystemSecurity::default()
+    );
     assert_eq!(read.listeners[0].security, PortSecurity::Plaintext);
-    assert!(!read.has_keys());
+    assert!(!read.names_keys());
 }
 
 fn error_after_replacing(found: &str, by: &str) -> ConfigError {
@@ -215,6 +218,58 @@ fn key_in_place_of_its_name_is_rejected_without_repeating_it() {
 }
 
 #[test]
+fn keys_of_the_kernel_are_those_of_the_host_and_the_subsystem() {
+    const NQN: &str = "nqn.2026-01.org.example:disks";
+    let text = WHOLE.replace("[\"p1\", \"p0\"]", "[\"p1\", \".nvme\"]");
+    let read = TargetConfig::parse(&text).unwrap();
+    assert!(read.names_keys() && read.kernel_psks_line().is_some());
+    let hosts = [&read.subsystems[0].security, &read.discovery].map(|one| &one.hosts[0]);
+    for host in hosts {
+        assert_eq!(host.psk_names().collect::<Vec<_>>(), ["p1", ".nvme"]);
+        assert_eq!(host.kernel_psks.unwrap().0, 19);
+    }
+    // It is no key of the keyring, and no secret of DH-HMAC-CHAP.
+    let only = |by: &str| {
+        format!(
+            "[[listener]]\naddress = \"127.0.0.1:1\"\ntls = \"required\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
+             allowed-hosts = [{{ nqn = \"nqn.a:one\", {by} }}]\n[[subsystem.namespace]]\nuri = \"null:\""
+        )
+    };
+    let read = TargetConfig::parse(&only("psk = [\".nvme\"]")).unwrap();
+    assert!(!read.names_keys() && read.kernel_psks_line().is_some());
+    let refused =
+        TargetConfig::parse(&only("psk = [\".nvme\"], dhchap = [\".nvme\"]")).unwrap_err();
+    assert_eq!((refused.line, refused.key.as_str()), (6, "`dhchap`"));
+    let security = &read.subsystems[0].security;
+    let refused = security.read_keys(KeySources::default(), Some(NQN)).unwrap_err();
+    assert_eq!((refused.line.0, refused.key), (6, "psk"));
+    assert!(refused.error.text.contains("keyring .nvme of the kernel is not open"));
+
+    let kernel = match KernelPsks::create_for_process("tenmil-configuration-test") {
+        Ok(kernel) => kernel,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let sources = KeySources { keyring: None, kernel: Some(&kernel) };
+    let refused = security.read_keys(sources, Some(NQN)).unwrap_err();
+    assert_eq!((refused.line.0, refused.key), (6, "psk"));
+    assert!(refused.error.text.contains(NQN), "{}", refused.error.text);
+    let key = Key::generate(KeyKind::Psk, KeyHash::None, None).unwrap();
+    let of = |subsystem: &str| key.tls_psks("nqn.a:one", subsystem).remove(0);
+    let discovery = "nqn.2014-08.org.nvmexpress.discovery";
+    // Discovery does without.
+    let found = security.read_keys(sources, None).unwrap();
+    assert_eq!(found.hosts["nqn.a:one"].tls_psks, []);
+    for subsystem in [NQN, discovery] {
+        kernel.insert(&of(subsystem)).unwrap();
+    }
+    let found = security.read_keys(sources, Some(NQN)).unwrap();
+    assert_eq!(found.hosts["nqn.a:one"].tls_psks, [of(NQN)]);
+    assert_eq!(found.hosts["nqn.a:one"].psks, []);
+    let found = security.read_keys(sources, None).unwrap();
+    assert!(found.hosts["nqn.a:one"].tls_psks.contains(&of(discovery)));
+}
+
+#[test]
 fn keys_are_read_from_the_keyring_and_a_missing_one_is_named_with_its_line() {
     let root = tempfile::tempdir().unwrap();
     let keyring = Keyring::open_or_create(Some(&root.path().join("keys"))).unwrap();
@@ -226,7 +281,11 @@ fn keys_are_read_from_the_keyring_and_a_missing_one_is_named_with_its_line() {
     };
     let keys: Vec<_> = ["c0", "c1", "c2", "c3", "cc", "p0", "p1", "p2", "p3"].map(make).into();
     let security = TargetConfig::parse(WHOLE).unwrap().subsystems.remove(0).security;
-    let read = security.read_keys(Some(&keyring)).unwrap();
+    let read_keys = |keyring| {
+        let sources = KeySources { keyring, kernel: None };
+        security.read_keys(sources, Some("nqn.2026-01.org.example:disks"))
+    };
+    let read = read_keys(Some(&keyring)).unwrap();
     let one = &read.hosts["nqn.a:one"];
     let secrets: Vec<_> = one.chap_secrets.iter().cloned().map(Key::Dhchap).collect();
     assert_eq!(secrets, [keys[1].clone(), keys[0].clone()], "in the order of the file");
@@ -239,21 +298,21 @@ fn keys_are_read_from_the_keyring_and_a_missing_one_is_named_with_its_line() {
     assert!(read.authentication_required && read.secure_channel_required);
     // A changed file is the key from then on.
     let changed = make("p1");
-    assert_ne!(security.read_keys(Some(&keyring)).unwrap(), read);
+    assert_ne!(read_keys(Some(&keyring)).unwrap(), read);
     assert_ne!(changed, keys[6]);
     make("c2");
     keyring.remove(&"p2".parse().unwrap()).unwrap();
-    let refused = security.read_keys(Some(&keyring)).unwrap_err();
+    let refused = read_keys(Some(&keyring)).unwrap_err();
     assert_eq!((refused.line.0, refused.key), (20, "psk"));
     let directory = keyring.path().display().to_string();
     assert!(refused.error.text.contains(&format!("key `p2`: keyring {directory} has none")));
     assert!(refused.error.hint().unwrap().contains("tenmil key import p2 --keyring"));
-    let refused = security.read_keys(None).unwrap_err();
+    let refused = read_keys(None).unwrap_err();
     assert!(refused.error.text.contains("no keyring is open"), "{:?}", refused.error);
     // A secret in place of a PSK.
     let key = Key::generate(KeyKind::Dhchap, KeyHash::None, None).unwrap();
     keyring.store(&"p2".parse().unwrap(), &key, Overwrite::Refuse).unwrap();
-    let refused = security.read_keys(Some(&keyring)).unwrap_err();
+    let refused = read_keys(Some(&keyring)).unwrap_err();
     assert!(refused.error.text.contains("found a DH-HMAC-CHAP secret, expected a TLS PSK"));
 }
 

@@ -9,7 +9,6 @@
 //! ```
 
 mod generated_psks;
-mod psk_identity;
 mod requirement;
 
 use std::collections::BTreeMap;
@@ -26,8 +25,8 @@ use tenmil_wire::log::discovery::{SecureChannel, SecurityType};
 use crate::peer_network::PeerNetwork;
 
 pub(super) use generated_psks::GeneratedPsks;
-pub(super) use psk_identity::PskIdentity;
 pub(super) use requirement::{ConnectedQueue, ConnectingQueue, Credentials, Refusal, Requirement};
+pub(super) use tenmil_nvme_auth::PskIdentity;
 
 /// Keys of a host for one subsystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +38,9 @@ pub struct HostKeys {
     pub controller_secret: Option<ChapSecret>,
     /// Pre-shared keys of TLS connections. Several allow for rotation.
     pub psks: Vec<ConfiguredPsk>,
+    /// Pre-shared keys that are derived already, as those of the kernel's keyring: of this host, and of any
+    /// subsystem.
+    pub tls_psks: Vec<TlsPsk>,
 }
 
 /// Security of a subsystem, or of the discovery service. The default requires nothing of a host
@@ -221,6 +223,7 @@ impl SubsystemSecurity {
     pub(super) fn configured_tls_psks(&self, identity: &PskIdentity<'_>) -> Vec<TlsPsk> {
         let Some(keys) = self.keys_of_host(identity.host_nqn) else { return Vec::new() };
         let mut psks = tls_psk_candidates(&keys.psks, identity.host_nqn, identity.subsystem_nqn);
+        psks.extend_from_slice(&keys.tls_psks);
         psks.retain(|psk| psk.identity == identity.text);
         psks
     }

@@ -171,6 +171,8 @@ fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
         ports: standing.addresses().map(|address| address.port()).collect(),
         state: standing.state_directory(),
         keyring: standing.keyring_directory(),
+        // The configuration, or one that replaces it, may have keys there.
+        may_read_kernel_keys: tenmil_keyring::KernelPsks::open().is_ok(),
     }
 }
 

@@ -24,6 +24,7 @@ use tenmil_linux::sandbox::{
     SandboxPlan, SandboxReport, ServiceUser, SocketFamilies,
 };
 use tenmil_linux::socket_stream::ListenAddress;
+use tenmil_nvme_auth::KERNEL_KEYRING;
 use tenmil_rpc::EventSender;
 
 use super::ServeArguments;
@@ -54,6 +55,8 @@ pub(super) struct ServedParts<'a> {
     pub(super) state: Option<&'a Path>,
     /// Directory of the keys, which are read again when the configuration is.
     pub(super) keyring: Option<PathBuf>,
+    /// Whether the configuration may have keys of the kernel's keyring.
+    pub(super) may_read_kernel_keys: bool,
 }
 
 impl<'a> ServedParts<'a> {
@@ -63,7 +66,12 @@ impl<'a> ServedParts<'a> {
         uris: Vec<&'a Uri>,
         socket_files: Vec<&'a Path>,
     ) -> Self {
-        Self { transport, uris, socket_files, ports: Vec::new(), state: None, keyring: None }
+        // Devices have their keys looked up again when these are refused.
+        let names_keys = uris.iter().any(|uri| !key_names(uri).is_empty());
+        let keyring =
+            tenmil_keyring::default_path().ok().filter(|path| names_keys && path.is_dir());
+        let (ports, may_read_kernel_keys) = (Vec::new(), false);
+        Self { transport, uris, socket_files, ports, state: None, keyring, may_read_kernel_keys }
     }
 
     /// Of a server that listens at these addresses.
@@ -259,6 +267,10 @@ fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxP
     if MachineEnvironment::read().io_uring.is_ok() {
         groups.push(CallGroup::IoUring);
     }
+    let names_kernel = |uri: &&Uri| key_names(uri).iter().any(|name| name == KERNEL_KEYRING);
+    if parts.may_read_kernel_keys || parts.uris.iter().any(names_kernel) {
+        groups.push(CallGroup::KernelKeys);
+    }
     let inet = listens_on_ports || has_remote_devices;
     SandboxPlan {
         calls: AllowedCalls {
@@ -396,6 +408,17 @@ fn parent_directory(path: &Path) -> Option<PathBuf> {
     std::path::absolute(path).ok()?.parent().map(Path::to_path_buf)
 }
 
+/// Names of the keys of a device and of those below it.
+fn key_names(uri: &Uri) -> Vec<String> {
+    let mut options = uri.options();
+    let values = ["key", "dhchap", "dhchap-controller"].map(|option| options.text_value(option));
+    let values = values.into_iter().flatten();
+    let mut names: Vec<_> =
+        values.flat_map(|names| names.split(',').map(str::to_owned).collect::<Vec<_>>()).collect();
+    names.extend(uri.children().iter().flat_map(key_names));
+    names
+}
+
 /// Key files of a device and of those below it.
 fn key_files(uri: &Uri) -> Vec<PathBuf> {
     let own = uri.options().text_value("key-file").map(PathBuf::from);
@@ -438,7 +461,7 @@ impl SandboxMode {
 mod tests {
     use std::path::Path;
 
-    use super::{device_directories, has_scheme, is_closed_directory, key_files};
+    use super::{device_directories, has_scheme, is_closed_directory, key_files, key_names};
 
     #[test]
     fn system_directories_stay_closed_although_a_device_lies_in_them() {
@@ -464,5 +487,9 @@ mod tests {
         assert!(has_scheme(&uri, &["tcp"]) && has_scheme(&uri, &["volume"]));
         assert!(!has_scheme(&uri, &["pcie", "file"]));
         assert_eq!(key_files(&uri), [Path::new("/etc/key")]);
+        assert_eq!(key_names(&uri), Vec::<String>::new());
+        let text = "mirror:[tcp://a/n/1?key=.nvme,db&dhchap=host],[tcp://b/n/1?dhchap=host&dhchap-controller=c]";
+        let uri = text.parse().unwrap();
+        assert_eq!(key_names(&uri), [".nvme", "db", "host", "host", "c"]);
     }
 }

@@ -171,6 +171,7 @@ fn security(number: u8, policy: &Policy) -> SubsystemSecurity {
         chap_secrets: vec![secret(number)],
         controller_secret: Some(secret(number + 100)),
         psks: Vec::new(),
+        ..HostKeys::default()
     };
     SubsystemSecurity {
         hosts: BTreeMap::from([(host_nqn(0), keys)]),

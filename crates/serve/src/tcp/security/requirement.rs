@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, SecureChannel};
 use tenmil_nvme_auth::{
-    ChapSecret, ConcatenationPolicy, ConfiguredPsk, Controller, ControllerConfig, PskKind,
+    ChapSecret, ConcatenationPolicy, ConfiguredPsk, Controller, ControllerConfig, PskKind, TlsPsk,
     tls_psk_candidates,
 };
 
@@ -47,6 +47,8 @@ pub(in crate::tcp) struct Requirement {
 pub(in crate::tcp) struct Credentials {
     /// Configured keys with the identity of the TLS connection, of which it has used one.
     psks: Vec<ConfiguredPsk>,
+    /// The same of keys that are derived already.
+    tls_psks: Vec<TlsPsk>,
     /// Secrets of the authentications: of this connection, and of the one that generated its TLS key.
     secrets: Vec<ChapSecret>,
     is_secure: bool,
@@ -68,7 +70,7 @@ impl Refusal {
 impl Credentials {
     /// Whether anything was proved.
     pub(in crate::tcp) fn prove_host(&self) -> bool {
-        !self.psks.is_empty() || !self.secrets.is_empty()
+        !self.psks.is_empty() || !self.tls_psks.is_empty() || !self.secrets.is_empty()
     }
 
     /// Whether the host has authenticated, on this connection or for its TLS key.
@@ -189,17 +191,21 @@ impl SecurityState {
                 identity.subsystem_nqn
             )));
         }
-        let (psks, secrets) = match identity.kind {
-            PskKind::Retained => (self.psks_of_identity(&identity), Vec::new()),
-            PskKind::Generated => {
-                (Vec::new(), self.generated.secrets_of_identity(queue.now, identity.text))
+        let mut credentials = Credentials { is_secure: true, ..Credentials::default() };
+        match identity.kind {
+            PskKind::Retained => {
+                credentials.psks = self.psks_of_identity(&identity);
+                credentials.tls_psks = self.tls_psks_of_identity(&identity);
             }
-        };
-        if psks.is_empty() && secrets.is_empty() {
+            PskKind::Generated => {
+                credentials.secrets = self.generated.secrets_of_identity(queue.now, identity.text);
+            }
+        }
+        if !credentials.prove_host() {
             let text = format!("the key of its TLS connection has expired or was removed: {text}");
             return Err(Refusal::new(RefusalReason::KeyNotValid, text));
         }
-        Ok(Credentials { psks, secrets, is_secure: true })
+        Ok(credentials)
     }
 
     /// Configured keys with an identity.
@@ -215,6 +221,13 @@ impl SecurityState {
         psks.filter(has_identity).cloned().collect()
     }
 
+    /// Keys with an identity that are derived already.
+    fn tls_psks_of_identity(&self, identity: &PskIdentity<'_>) -> Vec<TlsPsk> {
+        let keys = self.security.keys_of_host(identity.host_nqn);
+        let psks = keys.into_iter().flat_map(|keys| &keys.tls_psks);
+        psks.filter(|psk| psk.identity == identity.text).cloned().collect()
+    }
+
     /// Whether a connected queue may stay: its keys are still there, and it fulfills what is required.
     pub(in crate::tcp) fn permits(
         &self,
@@ -227,7 +240,9 @@ impl SecurityState {
         let has_psk = |psk: &ConfiguredPsk| keys.is_some_and(|keys| keys.psks.contains(psk));
         let has_secret =
             |secret: &ChapSecret| keys.is_some_and(|keys| keys.chap_secrets.contains(secret));
+        let has_tls_psk = |psk: &TlsPsk| keys.is_some_and(|keys| keys.tls_psks.contains(psk));
         credentials.psks.iter().all(has_psk)
+            && credentials.tls_psks.iter().all(has_tls_psk)
             && credentials.secrets.iter().all(has_secret)
             && is_peer_admitted(&security.networks, peer)
             && (credentials.is_secure || !security.secure_channel_required || awaits_secure_channel)

@@ -55,7 +55,7 @@ pub(super) fn host_keys(secrets: &[u64]) -> HostKeys {
     HostKeys {
         chap_secrets: secrets.iter().copied().map(secret).collect(),
         controller_secret: Some(secret(OF_CONTROLLER)),
-        psks: Vec::new(),
+        ..HostKeys::default()
     }
 }
 

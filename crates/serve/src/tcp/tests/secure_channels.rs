@@ -241,6 +241,42 @@ fn connections_with_a_removed_psk_end() {
     rig.end_all();
 }
 
+/// As from the kernel's keyring, where keys are derived for a host and a subsystem.
+#[test]
+fn keys_that_are_derived_already_are_found_by_their_identity_and_end_as_the_others() {
+    let derived = |subsystem: &str| tls_psk_candidates(&[psk(3)], HOST, subsystem).remove(0);
+    let with_derived = |psks: &[TlsPsk]| {
+        let mut security = with_psks(&[1]);
+        for keys in security.hosts.values_mut() {
+            keys.tls_psks = psks.to_vec();
+        }
+        security
+    };
+    let mut rig = tls_target(with_derived(&[derived(NQN), derived(OTHER)]));
+    let key = derived(NQN);
+    assert_eq!(rig.service.tls_psks_of_identity(rig.now, &key.identity), vec![key.clone()]);
+    let of_other = derived(OTHER).identity;
+    assert!(rig.service.tls_psks_of_identity(rig.now, &of_other).is_empty(), "no such subsystem");
+    let of_host = format!("NVMe1R01 {OTHER} {NQN} AAAA");
+    assert!(rig.service.tls_psks_of_identity(rig.now, &of_host).is_empty());
+    let (line, completion) = rig.connect_over_tls(&key.identity, 0, &connect_data(CNTLID_DYNAMIC));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let data = connect_data(CNTLID_DYNAMIC);
+    let (configured, completion) = rig.connect_over_tls(&identities(1)[0], 0, &data);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.service.update_export(NQN, update(with_derived(&[])));
+    rig.run_until_idle();
+    assert_eq!(rig.service.association_count(), 1, "that of the removed key has ended");
+    for (line, is_served) in [(line, false), (configured, true)] {
+        rig.lines[line].submit(&Command::new(0x18), DataDirection::None, &[]);
+        rig.run_until_idle();
+        assert_eq!(!rig.lines[line].done.is_empty(), is_served);
+    }
+    let (_, completion) = rig.connect_over_tls(&key.identity, 0, &data);
+    assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+    rig.end_all();
+}
+
 /// A host with a secret and a pre-shared key needs both, on each queue.
 #[test]
 fn configured_psk_does_not_replace_authentication() {

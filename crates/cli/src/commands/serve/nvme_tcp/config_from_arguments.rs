@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_keyring::KeyName;
+use tenmil_nvme_auth::KERNEL_KEYRING;
 use tenmil_rpc::target_config::{
     self, HostSecurityConfig, HostsConfig, IgnoredLineNumber, KeyReference, SecurityConfig,
     TargetConfig,
@@ -115,7 +116,10 @@ fn security_of_arguments(
     let keys = |option, names: &[String]| {
         names.iter().map(|name| key(option, name)).collect::<Result<Vec<_>, _>>()
     };
-    let (dhchap, psk) = (keys("dhchap", dhchap)?, keys("psk", psk)?);
+    let is_kernel = |name: &String| name == KERNEL_KEYRING;
+    let kernel_psks = psk.iter().any(is_kernel).then(IgnoredLineNumber::default);
+    let psk: Vec<_> = psk.iter().filter(|name| !is_kernel(name)).cloned().collect();
+    let (dhchap, psk) = (keys("dhchap", dhchap)?, keys("psk", &psk)?);
     let controller = dhchap_controller.as_ref();
     let controller = controller.map(|name| key("dhchap-controller", name)).transpose()?;
     security.authentication_required = !dhchap.is_empty();
@@ -126,6 +130,7 @@ fn security_of_arguments(
             dhchap: dhchap.clone(),
             dhchap_controller: controller.clone(),
             psk: psk.clone(),
+            kernel_psks,
             rights: HostRights::default(),
         })
         .collect();

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use tenmil_base::Error;
-use tenmil_keyring::{Keyring, KeyringAtPath};
+use tenmil_keyring::{KernelPsks, Keyring, KeyringAtPath, KeyringError};
 use tenmil_linux::secret_memory::secret_memory_state;
-use tenmil_rpc::target_config::{ListenerConfig, TargetConfig, UnreadableKey};
+use tenmil_rpc::target_config::{
+    KeySources, ListenerConfig, SecurityConfig, TargetConfig, UnreadableKey,
+};
 use tenmil_serve::tcp::{Port, PortSecurity, SubsystemSecurity};
 
 use super::{ApplyError, LiveListener};
@@ -23,19 +25,27 @@ pub(super) fn read_security(requested: &TargetConfig) -> Result<ReadSecurity, Ap
         check_tls_is_built_in(listener)?;
     }
     let keyring =
-        match requested.has_keys() {
+        match requested.names_keys() {
             false => None,
             true => Some(Keyring::open(requested.keyring.as_deref()).map_err(|why| {
                 ApplyError { refused: why.into(), line: requested.keyring_line, key: "keyring" }
             })?),
         };
-    let read = |security: &tenmil_rpc::target_config::SecurityConfig| {
-        security.read_keys(keyring.as_ref()).map_err(ApplyError::from)
+    let open_kernel_psks = |line| {
+        let refuse = |why: KeyringError| ApplyError { refused: why.into(), line, key: "psk" };
+        KernelPsks::open().map_err(refuse)
     };
-    let subsystems = requested.subsystems.iter().map(|subsystem| read(&subsystem.security));
+    let kernel = requested.kernel_psks_line().map(open_kernel_psks).transpose()?;
+    let sources = KeySources { keyring: keyring.as_ref(), kernel: kernel.as_ref() };
+    let read = |security: &SecurityConfig, nqn: Option<&str>| {
+        security.read_keys(sources, nqn).map_err(ApplyError::from)
+    };
+    let subsystems = requested.subsystems.iter();
+    let subsystems = subsystems.map(|subsystem| read(&subsystem.security, Some(&subsystem.nqn)));
     let subsystems = subsystems.collect::<Result<_, _>>()?;
-    let security = ReadSecurity { subsystems, discovery: read(&requested.discovery)? };
-    if keyring.is_some() {
+    // The discovery service has the hosts of all subsystems, and needs no keys of its own.
+    let security = ReadSecurity { subsystems, discovery: read(&requested.discovery, None)? };
+    if keyring.is_some() || kernel.is_some() {
         report_unprotected_memory();
     }
     Ok(security)

@@ -1,29 +1,39 @@
 //! Identity of a TLS PSK: which host and which subsystem it is for (TCP 1.1 §3.6.1.3).
 
-use tenmil_nvme_auth::PskKind;
+use crate::{Hash, IdentityVersion, PskKind};
 
 /// Parts of an identity, `NVMe1R01 HOSTNQN SUBNQN DIGEST`; version 0 has no digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tcp) struct PskIdentity<'a> {
-    pub(in crate::tcp) text: &'a str,
-    pub(in crate::tcp) kind: PskKind,
-    pub(in crate::tcp) host_nqn: &'a str,
-    pub(in crate::tcp) subsystem_nqn: &'a str,
+pub struct PskIdentity<'a> {
+    /// The identity.
+    pub text: &'a str,
+    /// Its version.
+    pub version: IdentityVersion,
+    /// Origin of the key.
+    pub kind: PskKind,
+    /// Hash of the handshake, which decides the length of the key.
+    pub hash: Hash,
+    /// Host NQN.
+    pub host_nqn: &'a str,
+    /// Subsystem NQN.
+    pub subsystem_nqn: &'a str,
 }
 
 impl<'a> PskIdentity<'a> {
-    /// Parses an identity. `None` if it has another form, which no key of this target has.
-    pub(in crate::tcp) fn parse(text: &'a str) -> Option<Self> {
+    /// Parses an identity. `None` if it has another form, which no key of NVMe/TCP has.
+    #[must_use]
+    pub fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(' ');
         let (prefix, host_nqn, subsystem_nqn) = (parts.next()?, parts.next()?, parts.next()?);
         let digest = parts.next();
-        let (version, kind) = match prefix.as_bytes() {
-            [b'N', b'V', b'M', b'e', version, kind, b'0', b'1' | b'2'] => (version, kind),
+        let (version, kind, hash) = match prefix.as_bytes() {
+            [b'N', b'V', b'M', b'e', version, kind, b'0', b'1'] => (version, kind, Hash::Sha256),
+            [b'N', b'V', b'M', b'e', version, kind, b'0', b'2'] => (version, kind, Hash::Sha384),
             _ => return None,
         };
-        let has_digest = match version {
-            b'0' => false,
-            b'1' => true,
+        let (version, has_digest) = match version {
+            b'0' => (IdentityVersion::Zero, false),
+            b'1' => (IdentityVersion::One, true),
             _ => return None,
         };
         let kind = match kind {
@@ -34,25 +44,27 @@ impl<'a> PskIdentity<'a> {
         let is_complete = digest.is_some() == has_digest
             && parts.next().is_none()
             && [Some(host_nqn), Some(subsystem_nqn), digest].iter().all(|part| *part != Some(""));
-        is_complete.then_some(Self { text, kind, host_nqn, subsystem_nqn })
+        is_complete.then_some(Self { text, version, kind, hash, host_nqn, subsystem_nqn })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tenmil_nvme_auth::PskKind;
-
     use super::PskIdentity;
+    use crate::{Hash, IdentityVersion, PskKind};
 
     #[test]
     fn identity_names_host_and_subsystem() {
-        for (text, kind) in [
-            ("NVMe0R01 nqn.2026-01.a:h nqn.2026-01.b:s", PskKind::Retained),
-            ("NVMe1R02 nqn.2026-01.a:h nqn.2026-01.b:s AAAA=", PskKind::Retained),
-            ("NVMe1G01 nqn.2026-01.a:h nqn.2026-01.b:s AAAA=", PskKind::Generated),
+        use IdentityVersion::{One, Zero};
+        for (prefix, digest, expected) in [
+            ("NVMe0R01", "", (Zero, PskKind::Retained, Hash::Sha256)),
+            ("NVMe1R02", " AAAA=", (One, PskKind::Retained, Hash::Sha384)),
+            ("NVMe1G01", " AAAA=", (One, PskKind::Generated, Hash::Sha256)),
         ] {
-            let identity = PskIdentity::parse(text).unwrap();
-            assert_eq!(identity.kind, kind);
+            let text = format!("{prefix} nqn.2026-01.a:h nqn.2026-01.b:s{digest}");
+            let identity = PskIdentity::parse(&text).unwrap();
+            assert_eq!((identity.version, identity.kind, identity.hash), expected);
+            assert_eq!(identity.text, text);
             assert_eq!(
                 (identity.host_nqn, identity.subsystem_nqn),
                 ("nqn.2026-01.a:h", "nqn.2026-01.b:s")
