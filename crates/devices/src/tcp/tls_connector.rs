@@ -19,7 +19,7 @@ use tenmil_base::{Instant, Span, Stream, StreamError, WakeSource};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_auth::TlsPsk;
 use tenmil_nvme_fabrics::{Connector, PendingConnect, SecureChannelMode};
-use tenmil_tls::{ClientConfig, TlsSession, TlsStream};
+use tenmil_tls::{ClientConfig, TlsError, TlsSession, TlsStream};
 
 use super::security::DeviceKeys;
 
@@ -47,6 +47,7 @@ struct TlsConnect {
     below: Arc<Mutex<Box<dyn Connector>>>,
     until: Instant,
     accepted: Arc<Mutex<Option<String>>>,
+    keys: DeviceKeys,
     regions: RegionTable,
 }
 
@@ -96,6 +97,7 @@ impl Connector for TlsConnector {
             below: Arc::clone(&self.below),
             until,
             accepted: Arc::clone(&self.accepted),
+            keys: self.keys.clone(),
             regions: self.regions.clone(),
         })
     }
@@ -123,10 +125,19 @@ impl TlsConnect {
         Ok(TlsStage::Handshake { stream, until: now.after(HANDSHAKE_TIMEOUT) })
     }
 
-    /// Opens another stream for a handshake with the next key, or fails with the error of the first one.
-    fn offer_next(&mut self, now: Instant, error: StreamError) -> Result<(), StreamError> {
-        let problem = self.problem.take().unwrap_or(error);
+    /// Opens another stream for a handshake with the next key, or fails with the error of the first one. If
+    /// all are refused, they are looked up again for the next connect.
+    fn handle_failed_handshake(
+        &mut self,
+        now: Instant,
+        error: TlsError,
+    ) -> Result<(), StreamError> {
+        let is_refused = matches!(error, TlsError::KeyRefused { .. });
+        let problem = self.problem.take().unwrap_or_else(|| error.into());
         let Some(next) = self.others.pop_front().filter(|_| now < self.until) else {
+            if is_refused && self.keys.security().tls == SecureChannelMode::Required {
+                self.keys.start_lookup();
+            }
             return Err(problem);
         };
         self.problem = Some(problem);
@@ -153,7 +164,7 @@ impl PendingConnect for TlsConnect {
                 return Some(Err(StreamError(text)));
             }
             Ok(true) => {}
-            Err(error) => return self.offer_next(now, error.into()).err().map(Err),
+            Err(error) => return self.handle_failed_handshake(now, error).err().map(Err),
         }
         // Of several identities, the server does not tell which one it has accepted.
         if let [only] = &self.offered[..] {
@@ -181,3 +192,6 @@ impl PendingConnect for TlsConnect {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
