@@ -136,7 +136,8 @@ impl TlsError {
             }
             Self::KeyRefused { .. } => {
                 "give both ends the same key; a peer with libnvme before 1.15 derives other keys \
-                 and identities from it: use its derivation, or a newer libnvme there"
+                 and identities from it: use derivation=libnvme-1.13 in the URI, or a newer \
+                 libnvme there"
             }
             _ => return None,
         })
