@@ -392,7 +392,8 @@ impl FabricsTransport {
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
     }
 
-    fn wake_owner(&self) {
+    /// Invokes the callback of the admin connection.
+    pub fn wake_owner(&self) {
         if let Some(waker) = &self.waker {
             waker();
         }

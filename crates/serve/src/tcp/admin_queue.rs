@@ -308,6 +308,7 @@ impl AdminQueue {
         }
         self.wants_iteration = false;
         self.complete_finished_resets(now);
+        let removal_ends_at = self.association.poll_secret_removal(now);
         let mut transport = self.association.lock_transport();
         let is_busy = transport.poll(now);
         let mut count = usize::from(is_busy);
@@ -330,7 +331,7 @@ impl AdminQueue {
             }
         }
         let error = transport.take_error();
-        self.wakes_at = transport.wake_at(now);
+        self.wakes_at = transport.wake_at(now).min(removal_ends_at);
         if !self.resets.is_empty() {
             self.wakes_at = self.wakes_at.min(now.after(RESET_CHECK_INTERVAL));
         }

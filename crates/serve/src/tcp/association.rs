@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tenmil_base::Instant;
 use tenmil_nvme_auth::ChapSecret;
 use tenmil_nvme_controller::controller::{ControllerInstance, HostIdentity};
 use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, FabricsTransport};
 use tenmil_wire::admin::CrossControllerReset;
 
-use super::security::{ConnectedQueue, Credentials, SecurityState};
+use super::security::{ConnectedQueue, Credentials, SecretRemoval, SecurityState, Verdict};
 use super::subsystem_export::SubsystemExport;
 
 /// State that the connections of one host to one controller share. The association ends with its
@@ -26,11 +27,27 @@ pub(super) struct Association {
     admin_peer: String,
     /// The host has generated a key for a TLS connection, which its admin connection is not.
     awaits_secure_channel: bool,
-    /// What the host has proved on each queue, and the address of its peer.
-    credentials: Mutex<BTreeMap<u16, (Credentials, String)>>,
+    proofs: Mutex<AssociationProofs>,
     /// Last field, so it is dropped last: the controller identifier is released only when the
     /// controller is gone.
     cntlid_lease: CntlidLease,
+}
+
+/// What the host has proved on each queue, by queue identifier.
+#[derive(Debug, Default)]
+struct AssociationProofs {
+    queues: BTreeMap<u16, QueueProof>,
+    removal: SecretRemoval,
+}
+
+/// What the host has proved on a queue.
+#[derive(Debug)]
+struct QueueProof {
+    credentials: Credentials,
+    /// Address of its peer.
+    peer: String,
+    /// Whether an authentication is in progress.
+    is_authenticating: bool,
 }
 
 /// Controller identifier reserved in a subsystem.
@@ -87,15 +104,18 @@ impl Association {
     ) -> Arc<Self> {
         let cntlid_lease = CntlidLease { export, cntlid, ended: None };
         let instance = transport.controller().configuration().instance;
+        let AdminQueueProof { credentials, peer, awaits_secure_channel } = admin;
+        let admin_peer = peer.clone();
+        let queues = BTreeMap::from([(0, QueueProof::new(credentials, peer))]);
         Arc::new(Self {
             cntlid,
             host,
             port,
             instance,
             transport: Mutex::new(transport),
-            admin_peer: admin.peer.clone(),
-            awaits_secure_channel: admin.awaits_secure_channel,
-            credentials: Mutex::new(BTreeMap::from([(0, (admin.credentials, admin.peer))])),
+            admin_peer,
+            awaits_secure_channel,
+            proofs: Mutex::new(AssociationProofs { queues, removal: SecretRemoval::None }),
             cntlid_lease,
         })
     }
@@ -113,54 +133,107 @@ impl Association {
 
     /// What the host has proved on its admin queue.
     pub(super) fn admin_credentials(&self) -> Credentials {
-        self.lock_credentials().get(&0).cloned().unwrap_or_default().0
+        self.lock_proofs().queues.get(&0).map(|queue| queue.credentials.clone()).unwrap_or_default()
     }
 
     /// Records what the host has proved on a queue.
     pub(super) fn set_credentials(&self, qid: u16, credentials: Credentials, peer: &str) {
-        self.lock_credentials().insert(qid, (credentials, peer.to_owned()));
+        let queue = QueueProof::new(credentials, peer.to_owned());
+        self.lock_proofs().queues.insert(qid, queue);
     }
 
     /// Records that a queue was authenticated again.
     pub(super) fn set_secret(&self, qid: u16, secret: ChapSecret) {
-        if let Some((credentials, _)) = self.lock_credentials().get_mut(&qid) {
-            credentials.set_secret(secret);
+        if let Some(queue) = self.lock_proofs().queues.get_mut(&qid) {
+            queue.credentials.set_secret(secret);
         }
     }
 
     /// Records that the admin queue was authenticated again, and with it the queues that were
     /// authenticated before: a host need not repeat it for each of them.
     pub(super) fn set_secret_of_all(&self, secret: &ChapSecret) {
-        for (credentials, _) in self.lock_credentials().values_mut() {
-            if credentials.has_authenticated() {
-                credentials.set_secret(secret.clone());
+        for queue in self.lock_proofs().queues.values_mut() {
+            if queue.credentials.has_authenticated() {
+                queue.credentials.set_secret(secret.clone());
             }
         }
     }
 
+    /// Records whether an authentication of a queue is in progress.
+    pub(super) fn set_authenticating(&self, qid: u16, is_authenticating: bool) {
+        let mut proofs = self.lock_proofs();
+        if let Some(queue) = proofs.queues.get_mut(&qid) {
+            queue.is_authenticating = is_authenticating;
+        }
+        self.wake_admin_queue_if_removal(proofs);
+    }
+
     /// Forgets a queue.
     pub(super) fn remove_credentials(&self, qid: u16) {
-        self.lock_credentials().remove(&qid);
+        let mut proofs = self.lock_proofs();
+        proofs.queues.remove(&qid);
+        self.wake_admin_queue_if_removal(proofs);
     }
 
     /// Whether all queues may stay.
-    pub(super) fn is_permitted(&self, security: &SecurityState) -> bool {
-        self.lock_credentials().iter().all(|(qid, (credentials, peer))| {
+    pub(super) fn judge_queues(&self, security: &SecurityState) -> Verdict {
+        let proofs = self.lock_proofs();
+        let verdicts = proofs.queues.iter().map(|(qid, QueueProof { credentials, peer, .. })| {
             let (host_nqn, awaits_secure_channel) = (&self.host.nqn, self.awaits_secure_channel);
             let queue = ConnectedQueue { host_nqn, qid: *qid, peer, awaits_secure_channel };
-            security.permits(credentials, &queue)
-        })
+            security.judge_queue(credentials, &queue)
+        });
+        verdicts.max().unwrap_or(Verdict::Permitted)
     }
 
-    /// Ends the association if a queue may not stay.
+    /// Ends the association if a queue may not stay; after the removal of a secret, as
+    /// [`poll_secret_removal`](Self::poll_secret_removal) decides.
     pub(super) fn end_unless_permitted(&self) {
-        if !self.export().with_security(|security| self.is_permitted(security)) {
-            self.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
+        match self.export().with_security(|security| self.judge_queues(security)) {
+            Verdict::Permitted => {}
+            Verdict::SecretRemoved => {
+                let mut proofs = self.lock_proofs();
+                proofs.removal.note();
+                self.wake_admin_queue_if_removal(proofs);
+            }
+            Verdict::Refused => self.revoke(),
         }
     }
 
-    fn lock_credentials(&self) -> MutexGuard<'_, BTreeMap<u16, (Credentials, String)>> {
-        self.credentials.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends the association once the time has passed that a host has after the removal of its secret.
+    /// Returns when to call it again. The admin connection calls it.
+    pub(super) fn poll_secret_removal(&self, now: Instant) -> Instant {
+        if !self.lock_proofs().removal.is_pending() {
+            return Instant::NEVER;
+        }
+        let verdict = self.export().with_security(|security| self.judge_queues(security));
+        let mut proofs = self.lock_proofs();
+        let is_authenticating = proofs.queues.values().any(|queue| queue.is_authenticating);
+        let has_ended = proofs.removal.ends_queues(now, verdict, is_authenticating);
+        let ends_at = proofs.removal.ends_at(is_authenticating);
+        drop(proofs);
+        if has_ended {
+            self.revoke();
+            return Instant::NEVER;
+        }
+        ends_at
+    }
+
+    fn revoke(&self) {
+        self.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
+    }
+
+    /// Has the admin connection poll the removal of a secret, if there is one.
+    fn wake_admin_queue_if_removal(&self, proofs: MutexGuard<'_, AssociationProofs>) {
+        let is_pending = proofs.removal.is_pending();
+        drop(proofs);
+        if is_pending {
+            self.lock_transport().wake_owner();
+        }
+    }
+
+    fn lock_proofs(&self) -> MutexGuard<'_, AssociationProofs> {
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a Cross-Controller Reset names exactly this instance of the controller.
@@ -178,6 +251,12 @@ impl Association {
 
     pub(super) fn export(&self) -> &Arc<SubsystemExport> {
         &self.cntlid_lease.export
+    }
+}
+
+impl QueueProof {
+    const fn new(credentials: Credentials, peer: String) -> Self {
+        Self { credentials, peer, is_authenticating: false }
     }
 }
 

@@ -575,12 +575,14 @@ impl TargetConnection {
                 polled.count + self.poll_authentication_if(now, is_wakeup_pending)
             }
             ConnectionRole::Discovery(discovery) => {
+                let is_authenticating =
+                    self.authentication.as_ref().is_some_and(|one| one.is_in_progress());
                 let count = discovery.poll_event_requests(is_wakeup_pending, commands, end);
                 if discovery.is_keep_alive_expired(now) {
                     self.start_closing(now, DisconnectReason::KeepAliveExpired);
                 } else if is_wakeup_pending && self.service.is_closing() {
                     self.start_closing(now, DisconnectReason::ServerEnds);
-                } else if is_wakeup_pending && !discovery.is_permitted() {
+                } else if discovery.is_revoked(now, is_wakeup_pending, is_authenticating) {
                     self.start_closing(now, DisconnectReason::CredentialsRevoked);
                 }
                 count + self.poll_authentication_if(now, is_wakeup_pending)

@@ -28,7 +28,7 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 use super::buffer_pool::OWN_BYTES;
 use super::command_table::{CommandTable, DataDirection};
 use super::connect_validation::DiscoveryGrant;
-use super::security::{ConnectedQueue, Credentials};
+use super::security::{ConnectedQueue, Credentials, SecretRemoval};
 use super::service::Service;
 
 /// Discovery controller of one host.
@@ -43,6 +43,9 @@ pub(super) struct DiscoveryController {
     /// What the host has proved, and the address of its peer.
     credentials: Credentials,
     peer: String,
+    removal: SecretRemoval,
+    /// When the host must have authenticated after the removal of its secret.
+    removal_ends_at: Instant,
     /// The host has generated a key for a TLS connection, which this one is not: the controller
     /// describes itself only.
     awaits_secure_channel: bool,
@@ -95,6 +98,8 @@ impl DiscoveryController {
             cntlid,
             credentials,
             peer,
+            removal: SecretRemoval::None,
+            removal_ends_at: Instant::NEVER,
             awaits_secure_channel,
             configuration: Configuration(0),
             silence_ends: now,
@@ -312,20 +317,39 @@ impl DiscoveryController {
         1
     }
 
+    /// NQN of the host.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
     /// Records that the queue was authenticated again.
     pub(super) fn set_secret(&mut self, secret: ChapSecret) {
         self.credentials.set_secret(secret);
     }
 
-    /// Whether the host may stay connected.
-    pub(super) fn is_permitted(&self) -> bool {
+    /// Whether the host may not stay connected. It is evaluated when keys may have changed, and when the
+    /// time has passed that the host has after the removal of its secret.
+    pub(super) fn is_revoked(
+        &mut self,
+        now: Instant,
+        is_wakeup_pending: bool,
+        is_authenticating: bool,
+    ) -> bool {
+        if !is_wakeup_pending && now < self.removal_ends_at {
+            return false;
+        }
         let queue = ConnectedQueue {
             host_nqn: &self.host,
             qid: 0,
             peer: &self.peer,
             awaits_secure_channel: self.awaits_secure_channel,
         };
-        self.service.with_discovery_security(|security| security.permits(&self.credentials, &queue))
+        let verdict = self
+            .service
+            .with_discovery_security(|security| security.judge_queue(&self.credentials, &queue));
+        let is_revoked = self.removal.ends_queues(now, verdict, is_authenticating);
+        self.removal_ends_at = self.removal.ends_at(is_authenticating);
+        is_revoked
     }
 
     /// Whether no command arrived for a whole interval.
@@ -341,7 +365,7 @@ impl DiscoveryController {
     }
 
     pub(super) fn wake_at(&self) -> Instant {
-        self.silence_ends
+        self.silence_ends.min(self.removal_ends_at)
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod generated_psks;
 mod requirement;
+mod secret_removal;
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,12 @@ use tenmil_wire::log::discovery::{SecureChannel, SecurityType};
 use crate::peer_network::PeerNetwork;
 
 pub(super) use generated_psks::GeneratedPsks;
-pub(super) use requirement::{ConnectedQueue, ConnectingQueue, Credentials, Refusal, Requirement};
+pub(super) use requirement::{
+    ConnectedQueue, ConnectingQueue, Credentials, Refusal, Requirement, Verdict,
+};
+#[cfg(test)]
+pub(super) use secret_removal::REMOVAL_GRACE;
+pub(super) use secret_removal::SecretRemoval;
 pub(super) use tenmil_nvme_auth::PskIdentity;
 
 /// Keys of a host for one subsystem.
@@ -107,11 +113,9 @@ impl SecurityState {
     /// Replaces the configuration. Keys are removed that were generated with a secret that is gone.
     pub(super) fn replace(&mut self, security: SubsystemSecurity) {
         self.security = security;
-        let Self { security, generated } = self;
-        generated.retain_secrets(|host_nqn, secret| {
-            let keys = security.keys_of_host(host_nqn);
-            keys.is_some_and(|keys| keys.chap_secrets.contains(secret))
-        });
+        let mut generated = std::mem::take(&mut self.generated);
+        generated.retain_secrets(|host_nqn, secret| self.has_secret(host_nqn, secret));
+        self.generated = generated;
     }
 
     /// TLS PSKs with an identity, configured and generated.

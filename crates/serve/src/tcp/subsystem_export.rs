@@ -17,7 +17,9 @@ use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostIds};
-use super::security::{GeneratedPsks, HostRights, PskIdentity, SecurityState, SubsystemSecurity};
+use super::security::{
+    GeneratedPsks, HostRights, PskIdentity, SecurityState, SubsystemSecurity, Verdict,
+};
 use super::service::ServiceLimits;
 use crate::peer_network::connection_limit_key_of_peer;
 
@@ -352,13 +354,13 @@ impl SubsystemExport {
             self.subsystem.set_namespace_visible(association.cntlid, *nsid, is_visible);
         }
         let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
-        let is_permitted = association.is_permitted(&state.security);
+        let verdict = association.judge_queues(&state.security);
         let rights = state.security.security.rights_of_host(&association.host.nqn);
         drop(state);
         self.subsystem.set_namespace_rights(association.cntlid, rights.namespace_rights());
         if is_removed || !self.allows_host(&association.host.nqn) {
             association.lock_transport().end_association(AssociationEndReason::SubsystemRemoved);
-        } else if !is_permitted {
+        } else if verdict != Verdict::Permitted {
             association.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
         }
         Ok(())

@@ -17,6 +17,7 @@ mod power_loss;
 mod preemption;
 mod reservation_persistence;
 mod resets;
+mod secret_rotation;
 mod secure_channels;
 mod server;
 mod sleeping;

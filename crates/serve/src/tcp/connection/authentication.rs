@@ -3,7 +3,7 @@
 
 use tenmil_base::{Instant, Memory, SecureChannel};
 use tenmil_nvme_auth::{
-    Concatenation, ControllerConfig, Failure, SECURITY_PROTOCOL, SECURITY_PROTOCOL_SPECIFIC,
+    Concatenation, ControllerConfig, SECURITY_PROTOCOL, SECURITY_PROTOCOL_SPECIFIC,
 };
 use tenmil_wire::fabrics::{AuthenticationReceive, AuthenticationSend, Connect, ConnectData};
 use tenmil_wire::opcode::FabricsType;
@@ -19,7 +19,7 @@ use crate::tcp::buffer_pool::OWN_BYTES;
 use crate::tcp::command_table::DataDirection;
 use crate::tcp::connect_validation::{AuthenticationDemand, ConnectError, ProvedConnect};
 use crate::tcp::event::{DisconnectReason, TargetEvent};
-use crate::tcp::security::ConnectingQueue;
+use crate::tcp::security::{ConnectingQueue, SecurityState};
 use crate::tcp::service::peer_address_without_port;
 
 /// Connect that was accepted, of a host that has not authenticated. Nothing of the subsystem belongs to
@@ -101,7 +101,24 @@ impl TargetConnection {
             action.unwrap_or_else(|status| AuthenticationAction::Complete(status.with_dnr()));
         self.apply_authentication_action(now, tag, action);
         self.poll_authentication(now);
+        self.publish_exchange();
         true
+    }
+
+    /// Tells the association whether an authentication of its queue is in progress, which delays the
+    /// effect of a removed secret.
+    fn publish_exchange(&self) {
+        let is_in_progress = self.authentication.as_ref().is_some_and(|one| one.is_in_progress());
+        match &self.role {
+            ConnectionRole::Admin(admin) => {
+                admin.association().set_authenticating(0, is_in_progress);
+            }
+            ConnectionRole::Io(io) => io.association().set_authenticating(io.qid(), is_in_progress),
+            ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
+            | ConnectionRole::Discovery(_)
+            | ConnectionRole::Closed => {}
+        }
     }
 
     /// Creates the authentication of the queue, or updates its secrets. Returns false if the host has
@@ -232,7 +249,7 @@ impl TargetConnection {
             }
             AuthenticationAction::Fail { message, failure } => {
                 self.complete_authentication_command(tag, Status::SUCCESS, &message);
-                self.end_unauthenticated(now, &failure);
+                self.end_unauthenticated(now, failure.to_string());
             }
         }
     }
@@ -275,6 +292,12 @@ impl TargetConnection {
             return self.connect_authenticated(now, tag, message, proved);
         }
         self.connect_by = Instant::NEVER;
+        if !self.is_valid_secret(&proof) {
+            let status = Status::AUTHENTICATION_REQUIRED.with_dnr();
+            self.complete_authentication_command(tag, status, &[]);
+            let why = "the secret by which the host has authenticated was removed";
+            return self.end_unauthenticated(now, why.to_owned());
+        }
         self.record_generated_psk(now, &proof);
         let secret = proof.secret.clone();
         match &mut self.role {
@@ -292,6 +315,29 @@ impl TargetConnection {
         self.handle.lock_info().authentication = audit.authentication;
         self.service.emit(TargetEvent::Authenticated(Box::new(audit)));
         self.complete_authentication_command(tag, Status::SUCCESS, &message);
+    }
+
+    /// Whether the secret by which the host of a connected queue has authenticated is still there: it may
+    /// have been removed during the exchange.
+    fn is_valid_secret(&self, proof: &AuthenticationProof) -> bool {
+        let is_valid =
+            |host_nqn: &str, security: &SecurityState| security.has_secret(host_nqn, &proof.secret);
+        match &self.role {
+            ConnectionRole::Admin(admin) => {
+                let association = admin.association();
+                association.export().with_security(|it| is_valid(&association.host.nqn, it))
+            }
+            ConnectionRole::Io(io) => {
+                let association = io.association();
+                association.export().with_security(|it| is_valid(&association.host.nqn, it))
+            }
+            ConnectionRole::Discovery(discovery) => {
+                self.service.with_discovery_security(|it| is_valid(discovery.host(), it))
+            }
+            ConnectionRole::AwaitingConnect
+            | ConnectionRole::AwaitingAuthentication(_)
+            | ConnectionRole::Closed => false,
+        }
     }
 
     /// Makes the key usable that an authentication has generated.
@@ -326,9 +372,8 @@ impl TargetConnection {
     }
 
     /// Ends the connection once the failure message has been sent.
-    fn end_unauthenticated(&mut self, now: Instant, failure: &Failure) {
+    fn end_unauthenticated(&mut self, now: Instant, why: String) {
         self.ends_sent = true;
-        let why = failure.to_string();
         self.end_reason = Some(DisconnectReason::AuthenticationFailed(why.clone()));
         let audit = self.audit(None);
         self.service.emit_refusal(now, audit, RefusalReason::AuthenticationFailed, why);
@@ -377,6 +422,7 @@ impl TargetConnection {
             let action =
                 action.unwrap_or_else(|status| AuthenticationAction::Complete(status.with_dnr()));
             self.apply_authentication_action(now, tag, action);
+            self.publish_exchange();
         }
         if let Some(authentication) = &self.authentication
             && self.pending_connect.is_none()

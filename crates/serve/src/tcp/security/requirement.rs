@@ -42,6 +42,17 @@ pub(in crate::tcp) struct Requirement {
     pub(in crate::tcp) authentication: Option<Box<ControllerConfig>>,
 }
 
+/// Whether a connected queue may stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::tcp) enum Verdict {
+    /// It may stay.
+    Permitted,
+    /// A secret by which its host has authenticated was removed, and nothing else prevents it.
+    SecretRemoved,
+    /// It ends.
+    Refused,
+}
+
 /// Keys by which a queue has proved to belong to its host. It ends when one of them is removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::tcp) struct Credentials {
@@ -229,24 +240,36 @@ impl SecurityState {
     }
 
     /// Whether a connected queue may stay: its keys are still there, and it fulfills what is required.
-    pub(in crate::tcp) fn permits(
+    pub(in crate::tcp) fn judge_queue(
         &self,
         credentials: &Credentials,
         queue: &ConnectedQueue<'_>,
-    ) -> bool {
+    ) -> Verdict {
         let ConnectedQueue { host_nqn, qid, peer, awaits_secure_channel } = *queue;
         let security = &self.security;
         let keys = security.keys_of_host(host_nqn);
         let has_psk = |psk: &ConfiguredPsk| keys.is_some_and(|keys| keys.psks.contains(psk));
-        let has_secret =
-            |secret: &ChapSecret| keys.is_some_and(|keys| keys.chap_secrets.contains(secret));
         let has_tls_psk = |psk: &TlsPsk| keys.is_some_and(|keys| keys.tls_psks.contains(psk));
-        credentials.psks.iter().all(has_psk)
+        let is_permitted = credentials.psks.iter().all(has_psk)
             && credentials.tls_psks.iter().all(has_tls_psk)
-            && credentials.secrets.iter().all(has_secret)
             && is_peer_admitted(&security.networks, peer)
-            && (credentials.is_secure || !security.secure_channel_required || awaits_secure_channel)
-            && (credentials.has_authenticated() || !security.authentication_required || qid != 0)
+            && (credentials.is_secure
+                || !security.secure_channel_required
+                || awaits_secure_channel)
+            && (credentials.has_authenticated() || !security.authentication_required || qid != 0);
+        if !is_permitted {
+            return Verdict::Refused;
+        }
+        match credentials.secrets.iter().all(|secret| self.has_secret(host_nqn, secret)) {
+            true => Verdict::Permitted,
+            false => Verdict::SecretRemoved,
+        }
+    }
+
+    /// Whether a secret of a host is valid.
+    pub(in crate::tcp) fn has_secret(&self, host_nqn: &str, secret: &ChapSecret) -> bool {
+        let keys = self.security.keys_of_host(host_nqn);
+        keys.is_some_and(|keys| keys.chap_secrets.contains(secret))
     }
 }
 

@@ -13,13 +13,15 @@ use tenmil_wire::fabrics::{
     AuthenticationReceive, AuthenticationSend, CNTLID_DYNAMIC, ConnectData, Connected,
 };
 use tenmil_wire::register::offset;
-use tenmil_wire::{Status, TypedCommand};
+use tenmil_wire::{IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
     ENABLED, HOST, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
-    io_connect, service_limits,
+    io_connect, pattern, read_or_write_command, service_limits,
 };
-use crate::tcp::{HostKeys, SubsystemExportConfig, SubsystemSecurity};
+use crate::tcp::{
+    AllowedHosts, HostKeys, SubsystemExportConfig, SubsystemExportUpdate, SubsystemSecurity,
+};
 
 /// Length of the buffer of Authentication Receive.
 pub(super) const BUFFER_BYTES: u32 = 4096;
@@ -108,6 +110,31 @@ impl ExchangeResult {
 }
 
 impl TestTarget {
+    /// Replaces the security of the subsystem, and lets the connections notice it.
+    pub(super) fn set_security(&mut self, security: SubsystemSecurity) {
+        let update = SubsystemExportUpdate {
+            hosts: AllowedHosts::Any,
+            ports: BTreeMap::from([(1, Vec::new())]),
+            masks: BTreeMap::new(),
+            security,
+        };
+        assert!(self.service.update_export(NQN, update), "it is exported");
+        self.run_until_idle();
+    }
+
+    /// Replaces the security of the discovery service, and lets the connections notice it.
+    pub(super) fn set_discovery_security(&mut self, security: SubsystemSecurity) {
+        self.service.set_discovery_security(security);
+        self.run_until_idle();
+    }
+
+    /// Writes a block through an I/O queue.
+    pub(super) fn write_block(&mut self, io: usize, seed: u32) -> Status {
+        let command = read_or_write_command(IoOpcode::Write.code(), 0, 8);
+        let bytes = pattern(seed, 4096);
+        self.execute_command(io, &command, DataDirection::FromHost(4096), &bytes).0.status()
+    }
+
     /// Sends a message; returns the status, or `None` if the connection has ended.
     pub(super) fn send_message(&mut self, line: usize, message: &[u8]) -> Option<Status> {
         self.lines[line].pipe.as_ref()?;

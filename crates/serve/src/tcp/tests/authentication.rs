@@ -19,30 +19,15 @@ use super::authenticating_host::{
     host_config, host_keys, random_bytes, randomness, secret, secured_target, security,
 };
 use super::test_target::{
-    ENABLED, HOST, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
-    io_connect, pattern, read_or_write_command, service_limits,
+    ENABLED, HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
+    read_or_write_command, service_limits,
 };
+use crate::tcp::security::REMOVAL_GRACE;
 use crate::tcp::{
-    AllowedHosts, ControllerModel, DisconnectReason, SubsystemExportConfig, SubsystemExportUpdate,
-    SubsystemSecurity, TargetEvent,
+    ControllerModel, DisconnectReason, SubsystemExportConfig, SubsystemSecurity, TargetEvent,
 };
 
 const REQUIRED: Status = Status::AUTHENTICATION_REQUIRED.with_dnr();
-
-fn update(security: SubsystemSecurity) -> SubsystemExportUpdate {
-    SubsystemExportUpdate {
-        hosts: AllowedHosts::Any,
-        ports: BTreeMap::from([(1, Vec::new())]),
-        masks: BTreeMap::new(),
-        security,
-    }
-}
-
-fn write(rig: &mut TestTarget, io: usize, seed: u32) -> Status {
-    let bytes = pattern(seed, 4096);
-    let command = read_or_write_command(IoOpcode::Write.code(), 0, 8);
-    rig.execute_command(io, &command, DataDirection::FromHost(4096), &bytes).0.status()
-}
 
 /// Each hash function and some groups, in both directions.
 #[test]
@@ -58,7 +43,7 @@ fn authenticated_host_uses_its_controller() {
         let (admin, cntlid) = rig.connect_authenticated_admin(config.clone());
         assert_eq!(rig.service.association_count(), 1);
         let io = rig.connect_authenticated_io((cntlid, 1), config);
-        assert_eq!(write(&mut rig, io, 1), Status::SUCCESS);
+        assert_eq!(rig.write_block(io, 1), Status::SUCCESS);
         let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
         let (completion, bytes) =
             rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
@@ -75,9 +60,7 @@ fn host_without_a_secret_is_not_asked_unless_authentication_is_required() {
         ..SubsystemSecurity::default()
     });
     rig.connect_admin_queue();
-    let update = update(SubsystemSecurity { authentication_required: true, ..security(&[]) });
-    rig.service.update_export(NQN, update);
-    rig.run_until_idle();
+    rig.set_security(SubsystemSecurity { authentication_required: true, ..security(&[]) });
     assert_eq!(rig.service.association_count(), 0, "it has not authenticated");
     let line = rig.open_connection(admin_config());
     let completion = rig.execute_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
@@ -351,7 +334,7 @@ fn io_queue_needs_an_authenticated_admin_queue_and_an_authentication_of_its_own(
     assert!(matches!(result, ExchangeResult::Failed(_)), "{result:?}");
     assert_eq!(rig.service.association_count(), 1, "the controller is unharmed");
     let io = rig.connect_authenticated_io((connected.cntlid(), 1), host_config());
-    assert_eq!(write(&mut rig, io, 3), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 3), Status::SUCCESS);
     rig.end_all();
 }
 
@@ -379,7 +362,7 @@ fn queue_identifier_belongs_to_the_connection_that_authenticates_first() {
         _ => false,
     };
     assert!(rig.new_events.iter().any(refused), "{:?}", rig.new_events);
-    assert_eq!(write(&mut rig, lines[1], 3), Status::SUCCESS);
+    assert_eq!(rig.write_block(lines[1], 3), Status::SUCCESS);
     rig.end_all();
 }
 
@@ -396,7 +379,7 @@ fn io_queues_without_authentication_belong_to_the_admin_queue() {
     let (io, completion) = connect(&mut rig, 1, &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
     assert!(!Connected(completion.dw0()).authentication_required());
-    assert_eq!(write(&mut rig, io, 1), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 1), Status::SUCCESS);
     // A peer that only knows the names.
     let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
     let (_, completion) = connect(&mut rig, 2, &unidentified);
@@ -404,118 +387,6 @@ fn io_queues_without_authentication_belong_to_the_admin_queue() {
     rig.traits.peer = Some("192.0.2.2:1".parse().unwrap());
     let (_, completion) = connect(&mut rig, 2, &connect_data(cntlid));
     assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr());
-    rig.end_all();
-}
-
-#[test]
-fn queue_can_be_authenticated_again_under_io() {
-    let mut rig = secured_target(security(&[OF_HOST]));
-    let (admin, cntlid) = rig.connect_authenticated_admin(host_config());
-    let io = rig.connect_authenticated_io((cntlid, 1), host_config());
-    for round in 0..3 {
-        for line in [admin, io] {
-            let mut host = Host::new(host_config()).unwrap();
-            let result = rig.run_exchange(line, &mut host, 50 + round, &mut |_, _| {});
-            assert!(matches!(result, ExchangeResult::Authenticated(_)), "{result:?}");
-            assert_eq!(write(&mut rig, io, 7), Status::SUCCESS);
-        }
-    }
-    // A failed one ends the connection, and with the admin queue the association.
-    let result = rig.authenticate(admin, HostConfig { host_secret: secret(8), ..host_config() });
-    assert!(matches!(result, ExchangeResult::Failed(_)), "{result:?}");
-    rig.run_until_idle();
-    assert_eq!(rig.service.association_count(), 0);
-    rig.end_all();
-}
-
-/// Old and new secret, then only the new one, with commands outstanding all the time.
-#[test]
-fn secret_is_rotated_without_an_outage() {
-    const NEW: u64 = 3;
-    let mut rig = secured_target(security(&[OF_HOST]));
-    let renewed = HostConfig { host_secret: secret(NEW), ..host_config() };
-    let (admin, cntlid) = rig.connect_authenticated_admin(host_config());
-    let io = rig.connect_authenticated_io((cntlid, 1), host_config());
-    rig.service.update_export(NQN, update(security(&[OF_HOST, NEW])));
-    assert_eq!(write(&mut rig, io, 1), Status::SUCCESS, "it stays");
-    // Another host still has the old secret, and a third one the new one.
-    let old = rig.connect_unauthenticated().0;
-    rig.authenticate(old, host_config()).outcome();
-    let new = rig.connect_unauthenticated().0;
-    rig.authenticate(new, renewed.clone()).outcome();
-    for line in [admin, io] {
-        rig.authenticate(line, renewed.clone()).outcome();
-        assert_eq!(write(&mut rig, io, 2), Status::SUCCESS);
-    }
-    assert_eq!(rig.service.association_count(), 3);
-    rig.service.update_export(NQN, update(security(&[NEW])));
-    assert_eq!(write(&mut rig, io, 3), Status::SUCCESS, "it has authenticated again");
-    rig.run_until_idle();
-    assert_eq!(rig.service.association_count(), 2, "the one with the old secret has ended");
-    let ended = rig.new_events.iter().filter(|event| {
-        matches!(
-            event,
-            TargetEvent::Disconnected { reason: DisconnectReason::CredentialsRevoked, .. }
-        )
-    });
-    assert_eq!(ended.count(), 1, "{:?}", rig.new_events);
-    let old = rig.connect_unauthenticated().0;
-    let result = rig.authenticate(old, host_config());
-    assert!(matches!(result, ExchangeResult::Failed(_)), "{result:?}");
-    rig.end_all();
-}
-
-/// A host that authenticates its admin queue again keeps its I/O queues.
-#[test]
-fn io_queues_follow_an_admin_queue_that_authenticates_again() {
-    const NEW: u64 = 3;
-    let mut rig = secured_target(security(&[OF_HOST, NEW]));
-    let renewed = HostConfig { host_secret: secret(NEW), ..host_config() };
-    let (admin, cntlid) = rig.connect_authenticated_admin(host_config());
-    let io = rig.connect_authenticated_io((cntlid, 1), host_config());
-    rig.authenticate(admin, renewed).outcome();
-    rig.service.update_export(NQN, update(security(&[NEW])));
-    assert_eq!(write(&mut rig, io, 1), Status::SUCCESS);
-    rig.run_until_idle();
-    assert_eq!(rig.service.association_count(), 1);
-    rig.end_all();
-}
-
-/// An I/O queue that was not authenticated again ends the association.
-#[test]
-fn removed_secret_of_one_queue_ends_the_association() {
-    const NEW: u64 = 3;
-    let mut rig = secured_target(security(&[OF_HOST, NEW]));
-    let renewed = HostConfig { host_secret: secret(NEW), ..host_config() };
-    let (_, cntlid) = rig.connect_authenticated_admin(renewed);
-    rig.connect_authenticated_io((cntlid, 1), host_config());
-    rig.service.update_export(NQN, update(security(&[NEW])));
-    rig.run_until_idle();
-    assert_eq!(rig.service.association_count(), 0);
-    assert_eq!(rig.service.connection_count(), 0);
-    rig.end_all();
-}
-
-/// The secret is removed between the reply of the host and the end of its exchange.
-#[test]
-fn secret_that_is_removed_during_an_exchange_is_of_no_use() {
-    let mut rig = secured_target(security(&[OF_HOST]));
-    let (line, _) = rig.connect_unauthenticated();
-    let mut host = Host::new(host_config()).unwrap();
-    let negotiate = host.start(randomness(1));
-    rig.send_message(line, &negotiate);
-    let challenge = rig.receive_message(line).unwrap().unwrap();
-    let tenmil_nvme_auth::Step::Message(reply) = host.handle_message(&challenge) else {
-        panic!("it replies");
-    };
-    rig.send_message(line, &reply);
-    rig.service.update_export(NQN, update(security(&[3])));
-    assert_eq!(
-        rig.receive_message(line),
-        Some(Err(Status::CONNECT_INVALID_HOST.with_dnr())),
-        "in place of SUCCESS1"
-    );
-    assert_eq!(rig.service.association_count(), 0);
     rig.end_all();
 }
 
@@ -574,7 +445,7 @@ fn unauthenticated_hosts_hold_no_controller() {
 #[test]
 fn discovery_requires_authentication_if_configured() {
     let mut rig = TestTarget::new();
-    rig.service.set_discovery_security(security(&[OF_HOST]));
+    rig.set_discovery_security(security(&[OF_HOST]));
     let data = || -> ConnectData {
         connect_data(CNTLID_DYNAMIC).with(|data| data.subnqn(Ascii::nul_padded(nqn::DISCOVERY)))
     };
@@ -589,8 +460,8 @@ fn discovery_requires_authentication_if_configured() {
     let (completion, _) = rig.execute_command(line, &log, DataDirection::ToHost(1024), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.authenticate(line, config).outcome();
-    rig.service.set_discovery_security(security(&[4]));
-    rig.run_until_idle();
+    rig.set_discovery_security(security(&[4]));
+    rig.advance_time(REMOVAL_GRACE);
     assert_eq!(rig.service.connection_count(), 0, "its secret was removed");
     rig.end_all();
 }
@@ -626,24 +497,6 @@ fn half_done_authentication_ends_by_its_time_limit() {
         assert!(rig.new_events.iter().any(is_timeout), "{:?}", rig.new_events);
         rig.end_all();
     }
-}
-
-/// On an authenticated queue, an exchange that is begun must be completed.
-#[test]
-fn half_done_reauthentication_ends_the_connection() {
-    let mut rig = secured_target(security(&[OF_HOST]));
-    let (admin, cntlid) = rig.connect_authenticated_admin(host_config());
-    let io = rig.connect_authenticated_io((cntlid, 1), host_config());
-    rig.advance_time(Span::from_secs(100));
-    assert_eq!(write(&mut rig, io, 1), Status::SUCCESS, "no exchange is in progress");
-    let negotiate = Host::new(host_config()).unwrap().start(randomness(1));
-    assert_eq!(rig.send_message(io, &negotiate), Some(Status::SUCCESS));
-    rig.advance_time(Span::from_secs(29));
-    assert_eq!(write(&mut rig, io, 2), Status::SUCCESS);
-    rig.advance_time(Span::from_secs(2));
-    assert_eq!(rig.service.connection_count(), 1, "the I/O connection has ended");
-    assert_eq!(rig.get_property(admin, offset::VS, PropertySize::Four).status(), Status::SUCCESS);
-    rig.end_all();
 }
 
 #[test]

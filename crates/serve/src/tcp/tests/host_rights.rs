@@ -17,8 +17,8 @@ use super::test_target::{
     io_connect, read_or_write_command,
 };
 use crate::tcp::{
-    AllowedHosts, ConnectionAudit, HostRights, NamespaceSelection, Port, RefusalReason,
-    SubsystemExportUpdate, SubsystemSecurity, TargetEvent,
+    ConnectionAudit, HostRights, NamespaceSelection, Port, RefusalReason, SubsystemSecurity,
+    TargetEvent,
 };
 
 fn with_rights(rights: HostRights) -> SubsystemSecurity {
@@ -26,18 +26,6 @@ fn with_rights(rights: HostRights) -> SubsystemSecurity {
         rights: BTreeMap::from([(HOST.to_owned(), rights)]),
         ..SubsystemSecurity::default()
     }
-}
-
-fn update(rig: &TestTarget, security: SubsystemSecurity) {
-    rig.service.update_export(
-        NQN,
-        SubsystemExportUpdate {
-            hosts: AllowedHosts::Any,
-            ports: BTreeMap::from([(1, Vec::new())]),
-            masks: BTreeMap::new(),
-            security,
-        },
-    );
 }
 
 fn connect_from(rig: &mut TestTarget, peer: &str) -> Status {
@@ -76,8 +64,7 @@ fn subsystem_is_used_from_its_networks_only() {
     rig.traits.peer = Some("192.0.2.9:1".parse().unwrap());
     rig.connect_admin_queue();
     let networks = vec!["198.51.100.0/24".parse().unwrap()];
-    update(&rig, SubsystemSecurity { networks, ..SubsystemSecurity::default() });
-    rig.run_until_idle();
+    rig.set_security(SubsystemSecurity { networks, ..SubsystemSecurity::default() });
     assert_eq!(rig.service.association_count(), 0);
     rig.end_all();
 }
@@ -150,17 +137,12 @@ fn read_only_host_reads_and_changes_nothing() {
         }
         // Another namespace, and then all rights.
         let other = NamespaceSelection::Listed(BTreeSet::from([2]));
-        update(&rig, with_rights(HostRights { read_only: other, ..Default::default() }));
-        rig.run_until_idle();
+        rig.set_security(with_rights(HostRights { read_only: other, ..Default::default() }));
         assert_eq!(write_status(&mut rig, io, IoOpcode::Write), Status::SUCCESS);
-        update(
-            &rig,
-            with_rights(HostRights { read_only: NamespaceSelection::All, ..Default::default() }),
-        );
-        rig.run_until_idle();
+        let all = NamespaceSelection::All;
+        rig.set_security(with_rights(HostRights { read_only: all, ..Default::default() }));
         assert_eq!(write_status(&mut rig, io, IoOpcode::Write), protected);
-        update(&rig, SubsystemSecurity::default());
-        rig.run_until_idle();
+        rig.set_security(SubsystemSecurity::default());
         assert_eq!(write_status(&mut rig, io, IoOpcode::Write), Status::SUCCESS);
         rig.end_all();
     }

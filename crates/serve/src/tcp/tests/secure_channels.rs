@@ -11,7 +11,7 @@ use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, ConnectData, Connected, PropertySize};
 use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
-use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
+use tenmil_wire::{AdminOpcode, Command, Status};
 
 use super::authenticating_host::{
     ExchangeResult, OF_CONTROLLER, OF_HOST, fast_policy, host_config, random_bytes, secret,
@@ -19,11 +19,11 @@ use super::authenticating_host::{
 };
 use super::test_target::{
     ENABLED, HOST, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
-    io_connect, pattern, read_or_write_command,
+    io_connect,
 };
+use crate::tcp::security::REMOVAL_GRACE;
 use crate::tcp::{
-    AllowedHosts, DisconnectReason, HostKeys, Port, PortSecurity, RefusalReason,
-    SubsystemExportUpdate, SubsystemSecurity, TargetEvent,
+    DisconnectReason, HostKeys, Port, PortSecurity, RefusalReason, SubsystemSecurity, TargetEvent,
 };
 
 const OTHER: &str = "nqn.2026-01.org.tenmil:other";
@@ -48,24 +48,9 @@ fn tls_target(security: SubsystemSecurity) -> TestTarget {
     rig
 }
 
-fn update(security: SubsystemSecurity) -> SubsystemExportUpdate {
-    SubsystemExportUpdate {
-        hosts: AllowedHosts::Any,
-        ports: BTreeMap::from([(1, Vec::new())]),
-        masks: BTreeMap::new(),
-        security,
-    }
-}
-
 fn identities(seed: u64) -> Vec<String> {
     let candidates = tls_psk_candidates(&[psk(seed)], HOST, NQN);
     candidates.into_iter().map(|psk| psk.identity).collect()
-}
-
-fn write(rig: &mut TestTarget, io: usize) -> Status {
-    let command = read_or_write_command(IoOpcode::Write.code(), 0, 8);
-    let bytes = pattern(5, 4096);
-    rig.execute_command(io, &command, DataDirection::FromHost(4096), &bytes).0.status()
 }
 
 /// Lets seconds pass while the host keeps its association alive.
@@ -181,7 +166,7 @@ fn plaintext_connection_is_refused_if_a_secure_channel_is_required() {
     assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr(), "an I/O queue, too");
     let (io, completion) = rig.connect_over_tls(&identities(1)[0], 1, &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
-    assert_eq!(write(&mut rig, io), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 5), Status::SUCCESS);
     rig.end_all();
 }
 
@@ -226,8 +211,7 @@ fn connections_with_a_removed_psk_end() {
     let old = connect(&mut rig, &identities(1)[0]);
     let new = connect(&mut rig, &identities(2)[0]);
     let version_0 = connect(&mut rig, &format!("NVMe0R01 {HOST} {NQN}"));
-    rig.service.update_export(NQN, update(with_psks(&[2])));
-    rig.run_until_idle();
+    rig.set_security(with_psks(&[2]));
     assert_eq!(rig.service.association_count(), 1);
     let is_served = |rig: &mut TestTarget, line: usize| {
         rig.lines[line].submit(&Command::new(0x18), DataDirection::None, &[]);
@@ -295,7 +279,7 @@ fn configured_psk_does_not_replace_authentication() {
     let (io, completion) = rig.connect_over_tls(identity, 1, &connect_data(connected.cntlid()));
     assert!(Connected(completion.dw0()).authentication_required());
     rig.authenticate(io, host_config()).outcome();
-    assert_eq!(write(&mut rig, io), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 5), Status::SUCCESS);
     rig.end_all();
 }
 
@@ -343,13 +327,13 @@ fn generated_key_opens_a_tls_connection_for_an_hour() {
     let data = connect_data(connected.cntlid());
     let (io, completion) = rig.connect_over_tls(&key.identity, 1, &data);
     assert_eq!(completion.status(), Status::SUCCESS);
-    assert_eq!(write(&mut rig, io), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 5), Status::SUCCESS);
 
     pass_time(&mut rig, admin, 3599);
     assert_eq!(rig.service.tls_psks_of_identity(rig.now, &key.identity).len(), 1);
     rig.advance_time(Span::from_secs(2));
     assert!(rig.service.tls_psks_of_identity(rig.now, &key.identity).is_empty());
-    assert_eq!(write(&mut rig, io), Status::SUCCESS, "connections stay");
+    assert_eq!(rig.write_block(io, 5), Status::SUCCESS, "connections stay");
     let (_, completion) = rig.connect_over_tls(&key.identity, 2, &data);
     assert_eq!(completion.status(), Status::CONNECT_INVALID_HOST.with_dnr(), "new ones do not");
     rig.end_all();
@@ -373,10 +357,10 @@ fn authentication_on_the_tls_connection_replaces_its_key() {
     pass_time(&mut rig, admin, 3000);
     let (io, completion) = rig.connect_over_tls(&renewed.identity, 1, &data);
     assert_eq!(completion.status(), Status::SUCCESS);
-    assert_eq!(write(&mut rig, io), Status::SUCCESS);
+    assert_eq!(rig.write_block(io, 5), Status::SUCCESS);
     // The secret that generated it is removed.
-    rig.service.update_export(NQN, update(security(&[9])));
-    rig.run_until_idle();
+    rig.set_security(security(&[9]));
+    rig.advance_time(REMOVAL_GRACE);
     assert!(rig.service.tls_psks_of_identity(rig.now, &renewed.identity).is_empty());
     assert_eq!(rig.service.association_count(), 0);
     let revoked = |event: &TargetEvent| {
