@@ -80,13 +80,21 @@ impl ConfigChecker<'_> {
         Ok(security)
     }
 
-    /// Security of the discovery service: keys of its own, or those of all subsystems.
+    /// Security of the discovery service: keys of its own, or those of all subsystems. Without a table, a
+    /// host may use its TLS keys and need not authenticate: not each host can in discovery.
     pub(super) fn check_discovery(
         &self,
         table: Option<&DiscoveryTable>,
         subsystems: &[SubsystemConfig],
     ) -> CheckResult<SecurityConfig> {
-        let Some(table) = table else { return Ok(SecurityConfig::default()) };
+        let Some(table) = table else {
+            let mut hosts = merged_hosts(subsystems);
+            hosts.retain_mut(|host| {
+                (host.dhchap, host.dhchap_controller) = (Vec::new(), None);
+                !host.psk.is_empty()
+            });
+            return Ok(SecurityConfig { hosts, ..SecurityConfig::default() });
+        };
         let mut keys = table.security_keys();
         let authentication = keys.authentication.take();
         let mut security = self.check_security(&keys)?;

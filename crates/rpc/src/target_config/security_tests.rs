@@ -104,6 +104,29 @@ fn file_without_security_keys_requires_nothing() {
     assert!(!read.names_keys());
 }
 
+/// Linux's nvme-cli cannot authenticate in discovery, and needs a TLS key where a listener requires TLS.
+#[test]
+fn discovery_without_a_table_has_the_tls_keys_of_all_subsystems_and_no_secrets() {
+    let text = WHOLE.replace("[discovery]\nauthentication = \"required\"\n", "");
+    let other = "\n[[subsystem]]\nnqn = \"nqn.2026-01.org.example:other\"\nallowed-hosts = [\n    \
+                 { nqn = \"nqn.a:one\", psk = [\"p1\", \"p4\"], connections = 1 },\n    \
+                 { nqn = \"nqn.a:four\", dhchap = [\"c4\"] },\n]\nlisteners = \
+                 [\"127.0.0.1:4420\"]\n[[subsystem.namespace]]\nuri = \"null:?size=1m\"\n";
+    let read = TargetConfig::parse(&format!("{text}{other}")).unwrap();
+    let security = &read.discovery;
+    assert!(!security.authentication_required && !security.secure_channel_required);
+    let psks = |host: &super::HostSecurityConfig| {
+        let names = host.psk.iter().map(|key| key.name.to_string());
+        (host.nqn.clone(), names.collect::<Vec<_>>().join(" "))
+    };
+    let found: Vec<_> = security.hosts.iter().map(psks).collect();
+    let expected = [("nqn.a:one", "p1 p0 p4"), ("nqn.a:two", "p2"), ("nqn.a:three", "p3")];
+    assert_eq!(found, expected.map(|(host, names)| (host.to_owned(), names.to_owned())));
+    assert!(security.hosts.iter().all(|host| host.dhchap.is_empty()
+        && host.dhchap_controller.is_none()
+        && host.rights == HostRights::default()));
+}
+
 fn error_after_replacing(found: &str, by: &str) -> ConfigError {
     assert_eq!(WHOLE.matches(found).count(), 1, "{found} is in it once");
     TargetConfig::parse(&WHOLE.replace(found, by)).unwrap_err()

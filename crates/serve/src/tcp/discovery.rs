@@ -36,6 +36,10 @@ use super::service::Service;
 pub(super) struct DiscoveryController {
     service: Service,
     host: String,
+    /// NQN that its Connect names, if the connection is a TLS connection. It is then reported in place
+    /// of the unique NQN: its TLS key belongs to this NQN, and a host that went on to the other one, as
+    /// Linux does, would need a key for that, too.
+    tls_nqn: Option<String>,
     /// Port of the service that the host connected to, and the local address that it used.
     port: u16,
     local_address: Option<SocketAddr>,
@@ -83,7 +87,7 @@ type CommandResult = Result<(u64, Vec<u8>), Status>;
 impl DiscoveryController {
     pub(super) fn new(
         service: Service,
-        grant: DiscoveryGrant,
+        (grant, tls_nqn): (DiscoveryGrant, Option<String>),
         (peer, port, local_address): (String, u16, Option<SocketAddr>),
         (cntlid, kato): (u16, u32),
         now: Instant,
@@ -93,6 +97,7 @@ impl DiscoveryController {
             generation: service.discovery_generation(),
             service,
             host,
+            tls_nqn,
             port,
             local_address,
             cntlid,
@@ -162,7 +167,7 @@ impl DiscoveryController {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
         match opcode {
-            AdminOpcode::Identify => identify_controller(&self.service, self.cntlid, command),
+            AdminOpcode::Identify => self.identify_controller(command),
             AdminOpcode::GetLogPage => self.get_log_page(&GetLogPage::parse(command)?),
             AdminOpcode::GetFeatures => self.get_feature(&GetFeatures::parse(command)?),
             AdminOpcode::SetFeatures => self.set_feature(now, &SetFeatures::parse(command)?),
@@ -230,9 +235,11 @@ impl DiscoveryController {
                 return Err(Status::OPERATION_DENIED);
             }
             LogPage::Discovery => {
-                let (generation, page) = self
-                    .service
-                    .build_discovery_log_page(&self.host, (self.port, self.local_address));
+                let (generation, page) = self.service.build_discovery_log_page(
+                    &self.host,
+                    (self.port, self.local_address),
+                    self.tls_nqn.as_deref(),
+                );
                 if !get.rae {
                     (self.generation, self.is_notified) = (generation, false);
                 }
@@ -247,6 +254,38 @@ impl DiscoveryController {
         let mut bytes: Vec<u8> = rest.iter().copied().take(len).collect();
         bytes.resize(len, 0);
         Ok((0, bytes))
+    }
+
+    /// Builds the Identify Controller structure; other CNS values are rejected (Base 2.1 §5.1.13.2.1).
+    fn identify_controller(&self, command: &Command) -> CommandResult {
+        let requested = Identify::parse(command)?;
+        if requested.cns != 1 {
+            return Err(Status::INVALID_FIELD);
+        }
+        let (limits, name) = (self.service.limits(), self.service.discovery_name());
+        let nqn = self.tls_nqn.as_deref().unwrap_or(&name.nqn);
+        let pages = OWN_BYTES / PAGE_BYTES;
+        let page = IdentifyController::zeroed().with(|page| {
+            page.sn(Ascii::new(&name.serial))
+                .fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
+                .mn(Ascii::new("tenmil discovery"))
+                .subnqn(Ascii::nul_padded(nqn))
+                .cntlid(self.cntlid)
+                .ver(VERSION_2_1)
+                .cntrltype(ControllerType::Discovery)
+                .oaes(LOG_CHANGE)
+                .lpeds(true)
+                .mdts(u8::try_from(pages.trailing_zeros()).unwrap_or(0))
+                .aerl(u8::try_from(EVENT_REQUESTS - 1).unwrap_or(0))
+                .kas(KEEP_ALIVE_UNITS)
+                .tbkas(true)
+                .maxcmd(limits.queue_entries)
+                .sgls(1 | 1 << 20 | 1 << 21)
+                .ioccsz(4)
+                .iorcsz(1)
+                .msdbd(1)
+        });
+        Ok((0, page.as_bytes().to_vec()))
     }
 
     fn get_feature(&self, get: &GetFeatures) -> CommandResult {
@@ -378,37 +417,6 @@ fn store_response_data(commands: &CommandTable, tag: u16, bytes: &[u8]) -> Statu
     let Some(segment) = commands.data_segment(tag, len) else { return Status::INTERNAL_ERROR };
     let stored = commands.buffer_pool().regions().store(segment, bytes);
     stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
-}
-
-/// Builds the Identify Controller structure; other CNS values are rejected (Base 2.1 §5.1.13.2.1).
-fn identify_controller(service: &Service, cntlid: u16, command: &Command) -> CommandResult {
-    let requested = Identify::parse(command)?;
-    if requested.cns != 1 {
-        return Err(Status::INVALID_FIELD);
-    }
-    let (limits, name) = (service.limits(), service.discovery_name());
-    let pages = OWN_BYTES / PAGE_BYTES;
-    let page = IdentifyController::zeroed().with(|page| {
-        page.sn(Ascii::new(&name.serial))
-            .fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
-            .mn(Ascii::new("tenmil discovery"))
-            .subnqn(Ascii::nul_padded(&name.nqn))
-            .cntlid(cntlid)
-            .ver(VERSION_2_1)
-            .cntrltype(ControllerType::Discovery)
-            .oaes(LOG_CHANGE)
-            .lpeds(true)
-            .mdts(u8::try_from(pages.trailing_zeros()).unwrap_or(0))
-            .aerl(u8::try_from(EVENT_REQUESTS - 1).unwrap_or(0))
-            .kas(KEEP_ALIVE_UNITS)
-            .tbkas(true)
-            .maxcmd(limits.queue_entries)
-            .sgls(1 | 1 << 20 | 1 << 21)
-            .ioccsz(4)
-            .iorcsz(1)
-            .msdbd(1)
-    });
-    Ok((0, page.as_bytes().to_vec()))
 }
 
 /// Supported Log Pages (Base 2.1 §5.1.12.1.1).

@@ -558,18 +558,20 @@ impl Service {
     }
 
     /// Builds the discovery log page for a host that connected to `port` at the local address
-    /// `local_address`. Returns it with its generation (Base 2.1 §5.1.12.3.1).
+    /// `local_address`. `name` is the NQN of the discovery service if it is another one for this host.
+    /// Returns the page with its generation (Base 2.1 §5.1.12.3.1).
     pub(super) fn build_discovery_log_page(
         &self,
         host: &str,
         (port, local_address): (u16, Option<SocketAddr>),
+        name: Option<&str>,
     ) -> (u64, Vec<u8>) {
         let state = self.lock_state();
         let mut entries = Vec::new();
         for (&reserve_cntlid, at) in &state.ports {
             let Some(address) = at.reachable_address(local_address) else { continue };
             if reserve_cntlid == port {
-                let name = &state.discovery.nqn;
+                let name = name.unwrap_or(&state.discovery.nqn);
                 let is_secure = state.discovery_security.security.secure_channel_required;
                 let entry =
                     discovery_entry(name, SubsystemType::Discovery, reserve_cntlid, address);

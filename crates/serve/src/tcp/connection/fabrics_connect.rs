@@ -331,17 +331,24 @@ impl TargetConnection {
         };
         self.service.add_discovery_connection(&self.handle);
         let field = data.subnqn();
+        let subsystem = nqn::parse_nqn_field(&field.0).unwrap_or(nqn::DISCOVERY);
+        let tls_nqn = self.secure_channel().map(|_| subsystem.to_owned());
         self.handle.lock_info().queue = Some(QueueInfo {
             host: grant.host.clone(),
-            subsystem: nqn::parse_nqn_field(&field.0).unwrap_or(nqn::DISCOVERY).to_owned(),
+            subsystem: subsystem.to_owned(),
             cntlid,
             qid: 0,
         });
         let local_address = self.stream.as_ref().and_then(|stream| stream.local_address());
         let addresses = (self.peer.clone(), self.port, local_address);
         let identity = (cntlid, connect.kato);
-        let discovery =
-            DiscoveryController::new(self.service.clone(), grant, addresses, identity, now);
+        let discovery = DiscoveryController::new(
+            self.service.clone(),
+            (grant, tls_nqn),
+            addresses,
+            identity,
+            now,
+        );
         self.role = ConnectionRole::Discovery(Box::new(discovery));
         // The security may have changed before the connection was registered.
         self.handle.wake_connection();

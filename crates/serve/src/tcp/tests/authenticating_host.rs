@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use tenmil_base::SecureChannel;
 use tenmil_nvme_auth::{
-    Authenticated, ChapSecret, Concatenation, DhExecutor, DhJob, DhResult, Failure, Group, Hash,
-    Host, HostConfig, KeyHash, Policy, Randomness, SECURITY_PROTOCOL, SecretBytes, Step,
+    Authenticated, ChapSecret, Concatenation, ConfiguredPsk, DhExecutor, DhJob, DhResult, Failure,
+    Group, Hash, Host, HostConfig, KeyHash, Policy, Randomness, SECURITY_PROTOCOL, SecretBytes,
+    Step,
 };
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{
@@ -66,6 +67,21 @@ pub(super) fn security(secrets: &[u64]) -> SubsystemSecurity {
     SubsystemSecurity {
         hosts: BTreeMap::from([(HOST.to_owned(), host_keys(secrets))]),
         policy: fast_policy(),
+        ..SubsystemSecurity::default()
+    }
+}
+
+pub(super) fn psk(seed: u64) -> ConfiguredPsk {
+    let transform = KeyHash::Transform(Hash::Sha256);
+    ConfiguredPsk::generate(transform, SecretBytes::new(random_bytes(seed, 32))).unwrap()
+}
+
+/// Security with pre-shared keys of the host, for which TLS is required.
+pub(super) fn with_psks(seeds: &[u64]) -> SubsystemSecurity {
+    let keys = HostKeys { psks: seeds.iter().copied().map(psk).collect(), ..HostKeys::default() };
+    SubsystemSecurity {
+        hosts: BTreeMap::from([(HOST.to_owned(), keys)]),
+        secure_channel_required: true,
         ..SubsystemSecurity::default()
     }
 }

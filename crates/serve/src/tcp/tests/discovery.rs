@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenmil_base::Span;
+use tenmil_nvme_auth::tls_psk_candidates;
 use tenmil_nvme_controller::controller::{Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
@@ -14,6 +15,7 @@ use tenmil_wire::log::discovery::{
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
+use super::authenticating_host::{psk, with_psks};
 use super::test_target::{
     ENABLED, HOST, NQN, TestStream, TestTarget, admin_config, admin_connect, service_limits,
 };
@@ -117,7 +119,7 @@ fn discovery_reports_the_security_of_ports_and_subsystems() {
         });
         let address = Some("127.0.0.1:4420".parse().unwrap());
         rig.service.add_port(1, Port { address, security, ..Port::default() });
-        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None));
+        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None), None);
         let of_subsystem = |page: &[u8]| page[2048..3072].to_vec();
         let entry = of_subsystem(&page);
         assert_eq!(entry[768], sectype, "SECTYPE of {security:?}");
@@ -126,7 +128,7 @@ fn discovery_reports_the_security_of_ports_and_subsystems() {
         let is_strict = security == PortSecurity::TlsRequired;
         assert_eq!(page[1024 + 3] & 3, if is_strict { 1 } else { 2 });
         rig.service.set_discovery_security(requires(true));
-        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None));
+        let (_, page) = rig.service.build_discovery_log_page(HOST, (1, None), None);
         assert_eq!(page[1024 + 3] & 3, 1);
         assert_eq!(of_subsystem(&page), entry);
     }
@@ -270,20 +272,22 @@ fn silent_discovery_host_is_disconnected_after_its_keep_alive_interval() {
     assert_eq!(rig.service.connection_count(), 0);
 }
 
+/// Serial number and NQN that a discovery controller reports.
+fn identify_discovery(rig: &mut TestTarget, line: usize) -> (Vec<u8>, Ascii<256>) {
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    let (_, bytes) = rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]);
+    let page = IdentifyController::from_bytes(bytes.first_chunk().unwrap());
+    (bytes[4..24].to_vec(), page.subnqn())
+}
+
 #[test]
 fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     let mut rig = TestTarget::new();
     rig.service
         .add_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()), ..Port::default() });
-    let identity = |rig: &mut TestTarget, line| {
-        let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
-        let (_, bytes) = rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]);
-        let page = IdentifyController::from_bytes(bytes.first_chunk().unwrap());
-        (bytes[4..24].to_vec(), page.subnqn())
-    };
     let line = connect_discovery(&mut rig, HOST);
     let without = (b"1                   ".to_vec(), Ascii::nul_padded(nqn::DISCOVERY));
-    assert_eq!(identity(&mut rig, line), without);
+    assert_eq!(identify_discovery(&mut rig, line), without);
     let own = "nqn.2026-01.org.tenmil:discovery";
     let nonsense = DiscoveryName { nqn: "own".to_owned(), serial: "7".to_owned() };
     assert!(rig.service.set_discovery_name(nonsense).is_err());
@@ -295,10 +299,43 @@ fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     rig.set_property(named, offset::CC, ENABLED);
     for line in [named, connect_discovery(&mut rig, HOST)] {
         let with = (b"7                   ".to_vec(), Ascii::nul_padded(own));
-        assert_eq!(identity(&mut rig, line), with);
+        assert_eq!(identify_discovery(&mut rig, line), with);
         let current = (own.to_owned(), SubsystemType::Discovery, Some(4420));
         assert_eq!(read_discovery_entries(&mut rig, line).1[0], current);
     }
+}
+
+/// A host that connects over TLS has a key for the NQN that it names, and nvme-cli goes on to the one
+/// that is reported.
+#[test]
+fn discovery_over_tls_reports_the_nqn_of_the_tls_key() {
+    let mut rig = TestTarget::new();
+    let address = Some("127.0.0.1:4420".parse().unwrap());
+    let security = PortSecurity::TlsAllowed;
+    rig.service.add_port(1, Port { address, security, ..Port::default() });
+    let unique = "nqn.2026-01.org.tenmil:discovery";
+    let name = DiscoveryName { nqn: unique.to_owned(), serial: "7".to_owned() };
+    rig.service.set_discovery_name(name).unwrap();
+    let open = SubsystemSecurity { secure_channel_required: false, ..with_psks(&[1]) };
+    rig.set_discovery_security(open);
+    for named in [nqn::DISCOVERY, unique] {
+        let data = discovery_connect_data(HOST).with(|data| data.subnqn(Ascii::nul_padded(named)));
+        for psk in tls_psk_candidates(&[psk(1)], HOST, named) {
+            assert!(rig.service.tls_psks_of_identity(rig.now, &psk.identity).contains(&psk));
+            let (line, completion) = rig.connect_over_tls(&psk.identity, 0, &data);
+            assert_eq!(completion.status(), Status::SUCCESS, "{}", psk.identity);
+            rig.set_property(line, offset::CC, ENABLED);
+            assert_eq!(identify_discovery(&mut rig, line).1, Ascii::nul_padded(named));
+            let current = (named.to_owned(), SubsystemType::Discovery, Some(4420));
+            assert_eq!(read_discovery_entries(&mut rig, line).1[0], current);
+            rig.lines[line].pipe = None;
+            rig.run_until_idle();
+        }
+    }
+    // In plaintext, no key is needed for the unique one.
+    let line = connect_discovery(&mut rig, HOST);
+    assert_eq!(identify_discovery(&mut rig, line).1, Ascii::nul_padded(unique));
+    rig.end_all();
 }
 
 #[test]

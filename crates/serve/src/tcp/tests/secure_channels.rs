@@ -1,11 +1,9 @@
 //! TLS connections at the target, as their identities show them, and secure channel concatenation.
 
-use std::collections::BTreeMap;
-
 use tenmil_base::{SecureChannel, Span};
 use tenmil_nvme_auth::{
-    Authenticated, Concatenation, ConcatenationPolicy, ConfiguredPsk, Group, Hash, Host,
-    HostConfig, KeyHash, Policy, SecretBytes, TlsPsk, tls_psk_candidates,
+    Authenticated, Concatenation, ConcatenationPolicy, Group, Hash, Host, HostConfig, Policy,
+    SecretBytes, TlsPsk, tls_psk_candidates,
 };
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, ConnectData, Connected, PropertySize};
@@ -14,8 +12,8 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status};
 
 use super::authenticating_host::{
-    ExchangeResult, OF_CONTROLLER, OF_HOST, fast_policy, host_config, random_bytes, secret,
-    secured_target, security,
+    ExchangeResult, OF_CONTROLLER, OF_HOST, fast_policy, host_config, psk, random_bytes, secret,
+    secured_target, security, with_psks,
 };
 use super::test_target::{
     ENABLED, HOST, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
@@ -23,24 +21,10 @@ use super::test_target::{
 };
 use crate::tcp::security::REMOVAL_GRACE;
 use crate::tcp::{
-    DisconnectReason, HostKeys, Port, PortSecurity, RefusalReason, SubsystemSecurity, TargetEvent,
+    DisconnectReason, Port, PortSecurity, RefusalReason, SubsystemSecurity, TargetEvent,
 };
 
 const OTHER: &str = "nqn.2026-01.org.tenmil:other";
-
-fn psk(seed: u64) -> ConfiguredPsk {
-    let transform = KeyHash::Transform(Hash::Sha256);
-    ConfiguredPsk::generate(transform, SecretBytes::new(random_bytes(seed, 32))).unwrap()
-}
-
-fn with_psks(seeds: &[u64]) -> SubsystemSecurity {
-    let keys = HostKeys { psks: seeds.iter().copied().map(psk).collect(), ..HostKeys::default() };
-    SubsystemSecurity {
-        hosts: BTreeMap::from([(HOST.to_owned(), keys)]),
-        secure_channel_required: true,
-        ..SubsystemSecurity::default()
-    }
-}
 
 fn tls_target(security: SubsystemSecurity) -> TestTarget {
     let rig = secured_target(security);
