@@ -175,10 +175,12 @@ impl Status {
         fabrics.or_else(|| self.table_entry())
     }
 
-    /// Name in the specification.
+    /// Name in the specification. Of a code that fabrics commands share with the NVM command set, it is the
+    /// name there; [`fabrics_table_entry`](Self::fabrics_table_entry) has the other one.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match (self.table_entry(), self.code_type(), self.sc()) {
+        let entry = self.table_entry().or_else(|| self.fabrics_table_entry());
+        match (entry, self.code_type(), self.sc()) {
             (Some(entry), _, _) => entry.name,
             (None, StatusCodeType::VendorSpecific, _) | (None, _, 0xc0..) => "Vendor Specific",
             (None, _, _) => "Reserved",
@@ -260,9 +262,35 @@ mod tests {
             Status::NAMESPACE_NOT_READY.with_crd(1).with_more().to_string(),
             "Namespace Not Ready (SCT 0x0, SC 0x82, CRD 1, more)"
         );
+        assert_eq!(
+            Status::AUTHENTICATION_REQUIRED.with_dnr().to_string(),
+            "Authentication Required (SCT 0x1, SC 0x91, do not retry)"
+        );
         assert_eq!(Status::new(7, 1).name(), "Vendor Specific");
         assert_eq!(Status::new(1, 0xc1).name(), "Vendor Specific");
         assert_eq!(Status::new(5, 1).name(), "Reserved");
+    }
+
+    /// Base 2.1 §6.1: the codes from 180h to 185h have another meaning in the NVM command set.
+    #[test]
+    fn status_of_fabrics_commands_has_its_name() {
+        let names = [
+            (0x80, "Incompatible Format", "Conflicting Attributes"),
+            (0x81, "Controller Busy", "Invalid Protection Information"),
+            (0x82, "Connect Invalid Parameters", "Attempted Write to Read Only Range"),
+            (0x83, "Connect Restart Discovery", "Command Size Limit Exceeded"),
+            (0x84, "Connect Invalid Host", "Invalid Command ID"),
+            (0x85, "Invalid Queue Type", "Incompatible Namespace or Format"),
+            (0x90, "Discover Restart", "Discover Restart"),
+            (0x91, "Authentication Required", "Authentication Required"),
+        ];
+        for (code, of_fabrics, name) in names {
+            let status = Status::new(1, code);
+            let entry = status.fabrics_table_entry().unwrap();
+            assert_eq!((entry.name, status.name()), (of_fabrics, name), "{code:#x}");
+        }
+        assert_eq!(TABLE.iter().filter(|entry| entry.is_fabrics).count(), names.len());
+        assert_eq!(Status::new(1, 0x92).name(), "Reserved");
     }
 
     #[test]
