@@ -1,26 +1,23 @@
 //! Service: exported subsystems, their visibility, and the memory of all connections.
 
+mod discovery_log;
+mod limits;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{Error, Instant, Span, Stream};
+use tenmil_base::{Error, Instant, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_auth::{DhExecutor, TlsPsk};
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::NamespaceConfig;
-use tenmil_nvme_tcp::{ControllerConfig, SuccessFlagPolicy, Timeouts};
-use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX};
-use tenmil_wire::layout::Ascii;
-use tenmil_wire::log::discovery::{
-    ASQSZ_MIN, AddressFamily, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType,
-    TransportType,
-};
+use tenmil_wire::fabrics::CNTLID_MAX;
 use tenmil_wire::nqn;
 
-use super::admission::{Admission, AdmissionLimits};
+use super::admission::Admission;
 use super::audit::{ConnectionAudit, RefusalReason};
 use super::authentication::AuthenticationContext;
 use super::buffer_pool::{BufferCache, BufferPool};
@@ -28,11 +25,12 @@ use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
 use super::event::{EventQueue, TargetEvent};
-use super::injected_bugs::InjectedBugs;
 use super::refusal_limiter::RefusalLimiter;
 use super::security::{GeneratedPsks, PortSecurity, PskIdentity, SecurityState, SubsystemSecurity};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
 use crate::peer_network::{PeerNetwork, connection_limit_key_of_peer, is_peer_admitted};
+
+pub use self::limits::ServiceLimits;
 
 /// Subsystems exported over NVMe/TCP, independent of what carries the bytes.
 ///
@@ -79,36 +77,6 @@ struct ServiceState {
     discovery_security: SecurityState,
 }
 
-/// Limits of connections and controllers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceLimits {
-    /// Memory for the data of all connections together, in bytes.
-    pub memory_bytes: u64,
-    /// Largest number of connections.
-    pub connections_max: usize,
-    /// Entries of the longest queue: 2 to 4096.
-    pub queue_entries: u16,
-    /// Largest transfer of a command (MDTS) in bytes: a power of two, at least 8192.
-    pub transfer_bytes_max: u32,
-    /// Largest in-capsule data of an I/O command in bytes: a multiple of 16, at most 8192.
-    pub in_capsule_bytes: u32,
-    /// I/O queues of a controller.
-    pub io_queues_max: u16,
-    /// Time after its end within which an association is drained (CQT).
-    pub quiesce: Span,
-    /// Time that a host has to send requested data, or to receive responses.
-    pub time_limit: Span,
-    /// Whether header and data digests are offered.
-    pub digests: bool,
-    /// When a read completes without a response capsule (SUCCESS flag).
-    pub success: SuccessFlagPolicy,
-    /// Connection limits by origin; the default depends on the number of connections:
-    /// [`AdmissionLimits::default_for`].
-    pub admission: Option<AdmissionLimits>,
-    #[doc(hidden)]
-    pub injected_bugs: InjectedBugs,
-}
-
 /// Port of the service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
@@ -134,26 +102,6 @@ pub struct DiscoveryName {
 /// size.
 const BUFFERS: u32 = 4;
 const BUFFER_BYTES: u32 = 64 << 10;
-
-impl Default for ServiceLimits {
-    fn default() -> Self {
-        Self {
-            memory_bytes: 256 << 20,
-            connections_max: 1100,
-            // A host keeps one entry of its ring free, so this allows 128 outstanding commands.
-            queue_entries: 129,
-            transfer_bytes_max: 1 << 20,
-            in_capsule_bytes: 8192,
-            io_queues_max: 64,
-            quiesce: Span::from_secs(1),
-            time_limit: Span::from_secs(30),
-            digests: true,
-            success: SuccessFlagPolicy::WithoutFlowControl,
-            admission: None,
-            injected_bugs: InjectedBugs::default(),
-        }
-    }
-}
 
 impl Service {
     /// Creates a service without subsystems. Its memory is a region of `regions`.
@@ -557,46 +505,6 @@ impl Service {
         self.lock_state().generation
     }
 
-    /// Builds the discovery log page for a host that connected to `port` at the local address
-    /// `local_address`. `name` is the NQN of the discovery service if it is another one for this host.
-    /// Returns the page with its generation (Base 2.1 §5.1.12.3.1).
-    pub(super) fn build_discovery_log_page(
-        &self,
-        host: &str,
-        (port, local_address): (u16, Option<SocketAddr>),
-        name: Option<&str>,
-    ) -> (u64, Vec<u8>) {
-        let state = self.lock_state();
-        let mut entries = Vec::new();
-        for (&reserve_cntlid, at) in &state.ports {
-            let Some(address) = at.reachable_address(local_address) else { continue };
-            if reserve_cntlid == port {
-                let name = name.unwrap_or(&state.discovery.nqn);
-                let is_secure = state.discovery_security.security.secure_channel_required;
-                let entry =
-                    discovery_entry(name, SubsystemType::Discovery, reserve_cntlid, address);
-                entries.push(with_port_security(entry, at.security, is_secure));
-            }
-            for export in state.exports.values() {
-                if export.is_visible_at(reserve_cntlid) && export.allows_host(host) {
-                    let entry =
-                        discovery_entry(export.nqn(), SubsystemType::Nvm, reserve_cntlid, address);
-                    let entry = entry.with(|entry| entry.cntlid(export.advertised_cntlid()));
-                    let is_secure = export.requires_secure_channel();
-                    entries.push(with_port_security(entry, at.security, is_secure));
-                }
-            }
-        }
-        let referral =
-            |address| discovery_entry(nqn::DISCOVERY, SubsystemType::Referral, 0, address);
-        entries.extend(state.referrals.iter().copied().map(referral));
-        let header = DiscoveryHeader::zeroed()
-            .with(|header| header.genctr(state.generation).numrec(entries.len() as u64));
-        let mut page = header.as_bytes().to_vec();
-        entries.iter().for_each(|entry| page.extend(entry.as_bytes()));
-        (state.generation, page)
-    }
-
     /// Next identifier of a discovery controller.
     pub(super) fn next_discovery_cntlid(&self) -> u16 {
         let mut state = self.lock_state();
@@ -650,97 +558,6 @@ fn notify_discovery_change(mut state: MutexGuard<'_, ServiceState>) {
         state.discovery_handles.iter().filter_map(Weak::upgrade).collect();
     drop(state);
     handles.iter().for_each(|handle| handle.wake_connection());
-}
-
-impl Port {
-    /// Address to report to a host that connected to `local_address`; `None` if such a host cannot reach it.
-    fn reachable_address(&self, local_address: Option<SocketAddr>) -> Option<SocketAddr> {
-        let address = self.address?;
-        match address.ip() {
-            ip if !ip.is_unspecified() => Some(address),
-            // A listener on `::` also accepts IPv4.
-            ip => local_address
-                .filter(|local_address| ip.is_ipv6() || local_address.is_ipv4())
-                .map(|local_address| SocketAddr::new(local_address.ip(), address.port())),
-        }
-    }
-}
-
-/// Builds a discovery log page entry.
-fn discovery_entry(
-    name: &str,
-    kind: SubsystemType,
-    port: u16,
-    address: SocketAddr,
-) -> DiscoveryEntry {
-    let family = if address.is_ipv6() { AddressFamily::Ipv6 } else { AddressFamily::Ipv4 };
-    DiscoveryEntry::zeroed().with(|entry| {
-        entry
-            .trtype(TransportType::Tcp)
-            .adrfam(family)
-            .subtype(kind)
-            .secure_channel(SecureChannel::NotRequired)
-            .disable_sq_flow_control(true)
-            .portid(port)
-            .cntlid(CNTLID_DYNAMIC)
-            .asqsz(ASQSZ_MIN)
-            .persistent(kind != SubsystemType::Nvm)
-            .trsvcid(Ascii::new(&address.port().to_string()))
-            .subnqn(Ascii::nul_padded(name))
-            .traddr(Ascii::new(&address.ip().to_string()))
-    })
-}
-
-/// Sets SECTYPE and TREQ of an entry, whose subsystem requires a secure channel or not.
-fn with_port_security(
-    entry: DiscoveryEntry,
-    port: PortSecurity,
-    is_required: bool,
-) -> DiscoveryEntry {
-    entry.with(|entry| {
-        entry.sectype(port.security_type()).secure_channel(port.secure_channel(is_required))
-    })
-}
-
-impl ServiceLimits {
-    pub(super) fn admission_limits(&self) -> AdmissionLimits {
-        self.admission.unwrap_or(AdmissionLimits::default_for(self.connections_max))
-    }
-
-    fn check_limits(&self) -> Result<(), Error> {
-        let refuse = |what: &str, found: u64, expected: &str| {
-            Err(Error::usage(format!("limits: {what} is {found}, expected {expected}")))
-        };
-        if !self.transfer_bytes_max.is_power_of_two()
-            || !(8192..=1 << 24).contains(&self.transfer_bytes_max)
-        {
-            let found = self.transfer_bytes_max.into();
-            return refuse("transfer_bytes_max", found, "a power of two from 8192 to 16 MiB");
-        }
-        if self.in_capsule_bytes > 8192 || !self.in_capsule_bytes.is_multiple_of(16) {
-            let found = self.in_capsule_bytes.into();
-            return refuse("in_capsule_bytes", found, "a multiple of 16 up to 8192");
-        }
-        if !(2..=4096).contains(&self.queue_entries) {
-            return refuse("queue_entries", self.queue_entries.into(), "2 to 4096");
-        }
-        Ok(())
-    }
-
-    /// Configuration of the protocol engine of a connection.
-    pub(super) fn controller_config(&self) -> ControllerConfig {
-        ControllerConfig {
-            depth: self.queue_entries,
-            in_capsule_bytes: self.in_capsule_bytes,
-            transfer_bytes_max: self.transfer_bytes_max,
-            header_digest: self.digests,
-            data_digest: self.digests,
-            h2c_bytes_max: self.transfer_bytes_max,
-            success: self.success,
-            timeouts: Timeouts::default(),
-            ..ControllerConfig::default()
-        }
-    }
 }
 
 /// Bounce buffers and the region that holds them.
