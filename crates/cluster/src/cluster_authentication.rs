@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenmil_base::Random;
 use tenmil_nvme_auth::{ChapSecret, Group, Hash, InlineDhExecutor, KeyHash, Policy, SecretBytes};
 use tenmil_nvme_fabrics::{Authentication, ChapSecrets, SecureRandom};
-use tenmil_serve::tcp::{HostKeys, Service, SubsystemSecurity};
+use tenmil_serve::tcp::{HostKeys, NamedKey, Service, SubsystemSecurity};
 
 use crate::disk_access::host_nqn;
 
@@ -71,8 +71,8 @@ impl ClusterAuthentication {
         }
         let keys = |host| {
             let keys = HostKeys {
-                chap_secrets: vec![self.secret(host as u64)],
-                controller_secret: Some(self.secret(CONTROLLER)),
+                chap_secrets: vec![NamedKey::new(format!("host-{host}"), self.secret(host as u64))],
+                controller_secret: Some(NamedKey::new("controller", self.secret(CONTROLLER))),
                 psks: Vec::new(),
                 ..HostKeys::default()
             };

@@ -45,14 +45,16 @@ mod subsystem_export;
 mod tests;
 
 pub use admission::AdmissionLimits;
-pub use audit::{AuthenticationAudit, ConnectionAudit, RefusalReason};
+pub use audit::{AuthenticationAudit, ConnectionAudit, RefusalReason, TlsKeyAudit};
 pub use buffer_pool::BufferPool;
 pub use connection::TargetConnection;
 pub use connection_table::ConnectionSample;
 pub use event::{DisconnectReason, TargetEvent};
 pub use injected_bugs::InjectedBugs;
 pub use reservation_store::{MemoryDirectory, StateDirectory};
-pub use security::{HostKeys, HostRights, NamespaceSelection, PortSecurity, SubsystemSecurity};
+pub use security::{
+    HostKeys, HostRights, NamedKey, NamespaceSelection, PortSecurity, SubsystemSecurity,
+};
 pub use server::{PlacementPolicy, Server, ServerConfig};
 pub use service::{DiscoveryName, Port, Service, ServiceLimits};
 pub use subsystem_export::{

@@ -23,7 +23,7 @@ use tenmil_linux::{Clock, NamedThread, StopFlag};
 use tenmil_nvme_auth::{ChapSecret, ConfiguredPsk, Hash, KeyHash, KeySource, KeyText, SecretBytes};
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_serve::tcp::{
-    AllowedHosts, ControllerModel, HostKeys, Port, PortSecurity, Service, ServiceLimits,
+    AllowedHosts, ControllerModel, HostKeys, NamedKey, Port, PortSecurity, Service, ServiceLimits,
     SubsystemExportConfig, SubsystemSecurity, TargetConnection,
 };
 use tenmil_tls::{Psk, PskSource, ServerConfig, TlsSession, TlsStream};
@@ -61,9 +61,12 @@ fn chap(number: u8) -> ChapSecret {
 /// What the target knows: PSKs 1 and 2, the secret 1 of the host, and 2 of the controller.
 fn known_host(has_psks: bool, has_chap: bool) -> SubsystemSecurity {
     let keys = HostKeys {
-        chap_secrets: if has_chap { vec![chap(1)] } else { Vec::new() },
-        controller_secret: has_chap.then(|| chap(2)),
-        psks: if has_psks { vec![psk(1), psk(2)] } else { Vec::new() },
+        chap_secrets: if has_chap { vec![NamedKey::new("chap-1", chap(1))] } else { Vec::new() },
+        controller_secret: has_chap.then(|| NamedKey::new("chap-2", chap(2))),
+        psks: match has_psks {
+            true => vec![NamedKey::new("psk-1", psk(1)), NamedKey::new("psk-2", psk(2))],
+            false => Vec::new(),
+        },
         ..HostKeys::default()
     };
     let hosts = BTreeMap::from([(HOST.to_owned(), keys)]);

@@ -28,7 +28,7 @@ use tenmil_base::Error;
 use tenmil_keyring::{KernelPsks, KeyName, Keyring, KeyringError};
 use tenmil_nvme_auth::{KERNEL_KEYRING, Policy, TlsPsk};
 use tenmil_serve::PeerNetwork;
-use tenmil_serve::tcp::{HostKeys, HostRights, PortSecurity, SubsystemSecurity};
+use tenmil_serve::tcp::{HostKeys, HostRights, NamedKey, PortSecurity, SubsystemSecurity};
 
 use super::IgnoredLineNumber;
 
@@ -223,15 +223,16 @@ impl HostSecurityConfig {
 }
 
 impl KeyReference {
-    fn read<T>(
+    fn read<K>(
         &self,
         keyring: Option<&Keyring>,
-        read: impl Fn(&Keyring, &KeyName) -> Result<T, KeyringError>,
-    ) -> Result<T, UnreadableKey> {
+        read: impl Fn(&Keyring, &KeyName) -> Result<K, KeyringError>,
+    ) -> Result<NamedKey<K>, UnreadableKey> {
         let refuse = |error: Error| UnreadableKey { error, line: self.line, key: self.key };
         let keyring = keyring.ok_or_else(|| {
             refuse(Error::usage(format!("key `{}`: no keyring is open, expected one", self.name)))
         })?;
-        read(keyring, &self.name).map_err(|error| refuse(error.into()))
+        let key = read(keyring, &self.name).map_err(|error| refuse(error.into()))?;
+        Ok(NamedKey::new(self.name.as_str(), key))
     }
 }

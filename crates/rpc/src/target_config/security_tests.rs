@@ -1,8 +1,10 @@
 //! Tests of the security settings of a configuration file.
 
 use tenmil_keyring::{KernelPsks, Key, KeyKind, Keyring, Overwrite};
-use tenmil_nvme_auth::{ConcatenationPolicy, Group, Hash, KeyHash};
-use tenmil_serve::tcp::{HostRights, NamespaceSelection, PortSecurity, SubsystemSecurity};
+use tenmil_nvme_auth::{ChapSecret, ConcatenationPolicy, ConfiguredPsk, Group, Hash, KeyHash};
+use tenmil_serve::tcp::{
+    HostRights, NamedKey, NamespaceSelection, PortSecurity, SubsystemSecurity,
+};
 
 use super::{ConfigError, HostsConfig, KeySources, TargetConfig, migrate_config};
 
@@ -310,13 +312,15 @@ fn keys_are_read_from_the_keyring_and_a_missing_one_is_named_with_its_line() {
     };
     let read = read_keys(Some(&keyring)).unwrap();
     let one = &read.hosts["nqn.a:one"];
-    let secrets: Vec<_> = one.chap_secrets.iter().cloned().map(Key::Dhchap).collect();
-    assert_eq!(secrets, [keys[1].clone(), keys[0].clone()], "in the order of the file");
-    assert_eq!(one.controller_secret.clone().map(Key::Dhchap), Some(keys[4].clone()));
-    assert_eq!(
-        one.psks.iter().cloned().map(Key::Psk).collect::<Vec<_>>(),
-        [keys[6].clone(), keys[5].clone()]
-    );
+    let named = |name: &str, key: &Key| (name.to_owned(), key.clone());
+    let secret = |one: NamedKey<ChapSecret>| (one.name, Key::Dhchap(one.key));
+    let secrets: Vec<_> = one.chap_secrets.iter().cloned().map(secret).collect();
+    let in_order_of_file = [named("c1", &keys[1]), named("c0", &keys[0])];
+    assert_eq!(secrets, in_order_of_file);
+    assert_eq!(one.controller_secret.clone().map(secret), Some(named("cc", &keys[4])));
+    let psk = |one: NamedKey<ConfiguredPsk>| (one.name, Key::Psk(one.key));
+    let psks: Vec<_> = one.psks.iter().cloned().map(psk).collect();
+    assert_eq!(psks, [named("p1", &keys[6]), named("p0", &keys[5])]);
     assert_eq!((read.hosts.len(), read.rights.len()), (3, 2));
     assert!(read.authentication_required && read.secure_channel_required);
     // A changed file is the key from then on.

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use tenmil_base::SecureChannel;
-use tenmil_nvme_auth::{Authenticated, Concatenation, Group, Hash};
+use tenmil_nvme_auth::{Concatenation, Group, Hash};
+
+use super::authentication::AuthenticationProof;
+use super::security::SecurityState;
 
 /// What is known about a connection, and what its peer has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +27,25 @@ pub struct ConnectionAudit {
     pub cntlid: Option<u16>,
     /// Secure channel; `None` for plaintext.
     pub secure_channel: Option<SecureChannel>,
+    /// Key of the secure channel.
+    pub tls_key: Option<TlsKeyAudit>,
     /// Authentication, if the host has completed one on this connection.
     pub authentication: Option<AuthenticationAudit>,
 }
 
+/// Key of a TLS connection, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsKeyAudit {
+    /// Names of the pre-shared keys with the identity of the connection, of which it uses one: several
+    /// may have the same identity of version 0. Of a generated key, the name of the DH-HMAC-CHAP secret
+    /// by which the host authenticated.
+    pub names: Vec<String>,
+    /// Whether an authentication generated the key.
+    pub is_generated: bool,
+}
+
 /// A completed DH-HMAC-CHAP exchange. Holds no secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthenticationAudit {
     /// Hash function.
     pub hash: Hash,
@@ -37,8 +53,10 @@ pub struct AuthenticationAudit {
     pub group: Group,
     /// Whether the controller has proved its identity, too.
     pub bidirectional: bool,
-    /// Index, among the secrets of the host, of the one that it has proved to have.
-    pub secret_index: Option<usize>,
+    /// Name of the secret that the host has proved to have, while it is configured.
+    pub secret: Option<String>,
+    /// Name of the secret of the controller, if the controller has proved its identity.
+    pub controller_secret: Option<String>,
     /// Whether a TLS key was generated, and for what.
     pub concatenation: Concatenation,
 }
@@ -134,18 +152,28 @@ impl ConnectionAudit {
             queue: None,
             cntlid: None,
             secure_channel: None,
+            tls_key: None,
             authentication: None,
         }
     }
 }
 
 impl AuthenticationAudit {
-    pub(super) const fn of_outcome(outcome: &Authenticated) -> Self {
+    /// Audit of a proof of `host_nqn`, with the names that its keys have.
+    pub(super) fn of_proof(
+        proof: &AuthenticationProof,
+        host_nqn: &str,
+        security: &SecurityState,
+    ) -> Self {
+        let AuthenticationProof { outcome, secret } = proof;
+        let controller =
+            security.controller_secret_name(host_nqn).filter(|_| outcome.bidirectional);
         Self {
             hash: outcome.hash,
             group: outcome.group,
             bidirectional: outcome.bidirectional,
-            secret_index: outcome.peer_secret,
+            secret: security.secret_name(host_nqn, secret).map(str::to_owned),
+            controller_secret: controller.map(str::to_owned),
             concatenation: outcome.concatenation,
         }
     }
@@ -158,8 +186,8 @@ impl fmt::Display for RefusalReason {
 }
 
 impl fmt::Display for ConnectionAudit {
-    /// Who it is and what it has proved: `192.0.2.7:41234 as nqn… (TLS_AES_128_GCM_SHA256; SHA-256,
-    /// ffdhe3072, secret 1)`.
+    /// Who it is and what it has proved: `192.0.2.7:41234 as nqn… (TLS_AES_128_GCM_SHA256, key db-tls;
+    /// DH-HMAC-CHAP of the host, SHA-256, ffdhe3072, key db-chap)`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.peer)?;
         if !self.host.is_empty() {
@@ -168,6 +196,9 @@ impl fmt::Display for ConnectionAudit {
         match &self.secure_channel {
             Some(channel) => write!(out, " ({}", channel.cipher_suite)?,
             None => out.write_str(" (plaintext")?,
+        }
+        if let Some(key) = &self.tls_key {
+            write!(out, ", {key}")?;
         }
         if let Some(authentication) = &self.authentication {
             write!(out, "; {authentication}")?;
@@ -180,9 +211,22 @@ impl fmt::Display for AuthenticationAudit {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direction = if self.bidirectional { "both ends" } else { "the host" };
         write!(out, "DH-HMAC-CHAP of {direction}, {}, {}", self.hash, self.group)?;
-        match self.secret_index {
-            Some(index) => write!(out, ", secret {index}"),
-            None => Ok(()),
+        match (&self.secret, &self.controller_secret) {
+            (Some(host), Some(controller)) => write!(out, ", keys {host} and {controller}"),
+            (Some(host), None) => write!(out, ", key {host}"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for TlsKeyAudit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.names.join(" or ");
+        match (self.is_generated, self.names.is_empty()) {
+            (false, false) => write!(out, "key {names}"),
+            (false, true) => out.write_str("a key that is configured no more"),
+            (true, false) => write!(out, "key generated by {names}"),
+            (true, true) => out.write_str("generated key"),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_reactor::ThreadHandle;
 
-use super::audit::AuthenticationAudit;
+use super::audit::{AuthenticationAudit, TlsKeyAudit};
 
 /// Shared part of a connection: wake-up flag, reactor and properties.
 #[derive(Debug, Default)]
@@ -26,6 +26,8 @@ pub(super) struct ConnectionInfo {
     pub(super) queue: Option<QueueInfo>,
     /// Cipher suite of the secure channel.
     pub(super) cipher_suite: Option<&'static str>,
+    /// Key of the secure channel.
+    pub(super) tls_key: Option<TlsKeyAudit>,
     /// Last authentication.
     pub(super) authentication: Option<AuthenticationAudit>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::audit::AuthenticationAudit;
+use super::audit::{AuthenticationAudit, TlsKeyAudit};
 use super::connection_handle::{ConnectionHandle, ConnectionInfo};
 
 /// Entry of the connection table.
@@ -35,6 +35,8 @@ pub struct ConnectionSample {
     pub queue: Option<u16>,
     /// Cipher suite of its secure channel; `None` for plaintext.
     pub cipher_suite: Option<&'static str>,
+    /// Key of the secure channel.
+    pub tls_key: Option<TlsKeyAudit>,
     /// Last authentication of its host, if there was one on this connection.
     pub authentication: Option<AuthenticationAudit>,
     /// Whether header digests are in use.
@@ -49,8 +51,14 @@ pub struct ConnectionSample {
 
 impl ConnectionEntry {
     pub(super) fn sample(&self, id: u64) -> ConnectionSample {
-        let ConnectionInfo { header_digest, data_digest, queue, cipher_suite, authentication } =
-            self.handle.lock_info().clone();
+        let ConnectionInfo {
+            header_digest,
+            data_digest,
+            queue,
+            cipher_suite,
+            tls_key,
+            authentication,
+        } = self.handle.lock_info().clone();
         ConnectionSample {
             id,
             peer: self.peer.clone(),
@@ -60,6 +68,7 @@ impl ConnectionEntry {
             cntlid: queue.as_ref().map(|queue| queue.cntlid),
             queue: queue.as_ref().map(|queue| queue.qid),
             cipher_suite,
+            tls_key,
             authentication,
             header_digest,
             data_digest,

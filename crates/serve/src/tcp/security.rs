@@ -39,14 +39,23 @@ pub(super) use tenmil_nvme_auth::PskIdentity;
 pub struct HostKeys {
     /// DH-HMAC-CHAP secrets of the host, of which it must prove that it has one. Several allow for
     /// rotation. A host that has any must authenticate.
-    pub chap_secrets: Vec<ChapSecret>,
+    pub chap_secrets: Vec<NamedKey<ChapSecret>>,
     /// Secret by which the controller proves its identity to the host, if the host asks for that.
-    pub controller_secret: Option<ChapSecret>,
+    pub controller_secret: Option<NamedKey<ChapSecret>>,
     /// Pre-shared keys of TLS connections. Several allow for rotation.
-    pub psks: Vec<ConfiguredPsk>,
+    pub psks: Vec<NamedKey<ConfiguredPsk>>,
     /// Pre-shared keys that are derived already, as those of the kernel's keyring: of this host, and of any
     /// subsystem.
     pub tls_psks: Vec<TlsPsk>,
+}
+
+/// Key with its name in the keyring, by which events and management report it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedKey<K> {
+    /// Name.
+    pub name: String,
+    /// Key.
+    pub key: K,
 }
 
 /// Security of a subsystem, or of the discovery service. The default requires nothing of a host
@@ -127,6 +136,34 @@ impl SecurityState {
     }
 }
 
+impl<K> NamedKey<K> {
+    /// Creates a key with this name.
+    pub fn new(name: impl Into<String>, key: K) -> Self {
+        Self { name: name.into(), key }
+    }
+}
+
+impl HostKeys {
+    /// DH-HMAC-CHAP secrets of the host, without their names.
+    fn chap_secrets(&self) -> Vec<ChapSecret> {
+        self.chap_secrets.iter().map(|secret| secret.key.clone()).collect()
+    }
+
+    /// Secret of the controller, without its name.
+    fn controller_secret(&self) -> Option<ChapSecret> {
+        self.controller_secret.as_ref().map(|secret| secret.key.clone())
+    }
+
+    /// Pre-shared keys, without their names.
+    fn psks(&self) -> Vec<ConfiguredPsk> {
+        self.psks.iter().map(|psk| psk.key.clone()).collect()
+    }
+
+    fn has_chap_secret(&self, secret: &ChapSecret) -> bool {
+        self.chap_secrets.iter().any(|known| known.key == *secret)
+    }
+}
+
 impl Default for SubsystemSecurity {
     fn default() -> Self {
         Self {
@@ -200,8 +237,8 @@ impl SubsystemSecurity {
             Controller::new(ControllerConfig {
                 host_nqn: host_nqn.clone(),
                 subsystem_nqn: subsystem_nqn.to_owned(),
-                host_secrets: keys.chap_secrets.clone(),
-                controller_secret: keys.controller_secret.clone(),
+                host_secrets: keys.chap_secrets(),
+                controller_secret: keys.controller_secret(),
                 admin_queue: true,
                 secure_channel: false,
                 policy: self.policy.clone(),
@@ -226,7 +263,7 @@ impl SubsystemSecurity {
     /// Configured TLS PSKs with an identity.
     pub(super) fn configured_tls_psks(&self, identity: &PskIdentity<'_>) -> Vec<TlsPsk> {
         let Some(keys) = self.keys_of_host(identity.host_nqn) else { return Vec::new() };
-        let mut psks = tls_psk_candidates(&keys.psks, identity.host_nqn, identity.subsystem_nqn);
+        let mut psks = tls_psk_candidates(&keys.psks(), identity.host_nqn, identity.subsystem_nqn);
         psks.extend_from_slice(&keys.tls_psks);
         psks.retain(|psk| psk.identity == identity.text);
         psks

@@ -260,6 +260,19 @@ impl Service {
         self.lock_authentication().clone()
     }
 
+    /// Calls `read` with the security of a subsystem or of the discovery service, if it is exported.
+    pub(super) fn with_security_of<R>(
+        &self,
+        nqn: &str,
+        read: impl FnOnce(&SecurityState) -> R,
+    ) -> Option<R> {
+        if self.is_discovery_nqn(nqn) {
+            return Some(self.with_discovery_security(read));
+        }
+        let export = self.lock_state().exports.get(nqn).cloned();
+        export.map(|export| export.with_security(read))
+    }
+
     /// Calls `read` with the security of the discovery service.
     pub(super) fn with_discovery_security<R>(&self, read: impl FnOnce(&SecurityState) -> R) -> R {
         read(&self.lock_state().discovery_security)

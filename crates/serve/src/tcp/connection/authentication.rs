@@ -312,7 +312,7 @@ impl TargetConnection {
             | ConnectionRole::Closed => {}
         }
         let audit = self.audit(Some(&proof));
-        self.handle.lock_info().authentication = audit.authentication;
+        self.handle.lock_info().authentication.clone_from(&audit.authentication);
         self.service.emit(TargetEvent::Authenticated(Box::new(audit)));
         self.complete_authentication_command(tag, Status::SUCCESS, &message);
     }
@@ -383,7 +383,6 @@ impl TargetConnection {
     pub(super) fn audit(&self, proof: Option<&AuthenticationProof>) -> ConnectionAudit {
         let mut audit = ConnectionAudit::of_peer(Some(self.id), &self.peer, self.port);
         audit.secure_channel = self.secure_channel().cloned();
-        audit.authentication = proof.map(|proof| AuthenticationAudit::of_outcome(&proof.outcome));
         if let ConnectionRole::AwaitingAuthentication(queue) = &self.role {
             let (host, subsystem) = (queue.data.hostnqn(), queue.data.subnqn());
             let name =
@@ -394,7 +393,25 @@ impl TargetConnection {
             (audit.host, audit.subsystem) = (queue.host.clone(), queue.subsystem.clone());
             (audit.queue, audit.cntlid) = (Some(queue.qid), Some(queue.cntlid));
         }
+        self.name_keys(&mut audit, proof);
         audit
+    }
+
+    /// Adds the keys of an audit, by the names that they have now.
+    pub(super) fn name_keys(
+        &self,
+        audit: &mut ConnectionAudit,
+        proof: Option<&AuthenticationProof>,
+    ) {
+        let host_nqn = audit.host.clone();
+        let identity = audit.secure_channel.as_ref().and_then(|one| one.psk_identity.clone());
+        let named = self.service.with_security_of(&audit.subsystem, |security| {
+            let tls_key =
+                identity.and_then(|identity| security.tls_key_names(self.worked_at, &identity));
+            let of_proof = |proof| AuthenticationAudit::of_proof(proof, &host_nqn, security);
+            (tls_key, proof.map(of_proof))
+        });
+        (audit.tls_key, audit.authentication) = named.unwrap_or_default();
     }
 
     /// Continues an authentication whose job has ended, if the connection was woken.

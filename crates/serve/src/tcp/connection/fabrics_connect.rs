@@ -119,7 +119,8 @@ impl TargetConnection {
                 let proof = pending_connect.proved.as_ref().map(|proved| &proved.0.proof);
                 let audit = self.audit(proof);
                 let mut info = self.handle.lock_info();
-                info.authentication = audit.authentication;
+                info.authentication.clone_from(&audit.authentication);
+                info.tls_key.clone_from(&audit.tls_key);
                 info.cipher_suite =
                     audit.secure_channel.as_ref().map(|channel| channel.cipher_suite);
                 drop(info);
@@ -163,12 +164,14 @@ impl TargetConnection {
         let Ok((connect, data)) = self.connect_of_command(tag) else { return audit };
         let (host, subsystem) = (data.hostnqn(), data.subnqn());
         let name = |field: &[u8; 256]| nqn::parse_nqn_field(field).unwrap_or_default().to_owned();
-        ConnectionAudit {
+        let mut audit = ConnectionAudit {
             host: name(&host.0),
             subsystem: name(&subsystem.0),
             queue: Some(connect.qid),
             ..audit
-        }
+        };
+        self.name_keys(&mut audit, None);
+        audit
     }
 
     /// Connect command and its data.

@@ -25,8 +25,8 @@ use super::fuzz_host::{FuzzHost, host_nqn, subsystem_nqn};
 use super::simulated_stream::SimulatedStream;
 use super::{TENANTS, export_subsystem};
 use crate::tcp::{
-    AllowedHosts, HostKeys, Port, PortSecurity, Service, ServiceLimits, SubsystemExportUpdate,
-    SubsystemSecurity, TargetConnection,
+    AllowedHosts, HostKeys, NamedKey, Port, PortSecurity, Service, ServiceLimits,
+    SubsystemExportUpdate, SubsystemSecurity, TargetConnection,
 };
 
 /// Largest number of peers at a time, and of steps in a script.
@@ -168,8 +168,8 @@ fn secret(number: u8) -> ChapSecret {
 
 fn security(number: u8, policy: &Policy) -> SubsystemSecurity {
     let keys = HostKeys {
-        chap_secrets: vec![secret(number)],
-        controller_secret: Some(secret(number + 100)),
+        chap_secrets: vec![NamedKey::new("host", secret(number))],
+        controller_secret: Some(NamedKey::new("controller", secret(number + 100))),
         psks: Vec::new(),
         ..HostKeys::default()
     };

@@ -6,9 +6,9 @@ use tenmil_nvme_auth::{
     tls_psk_candidates,
 };
 
-use super::{PskIdentity, SecurityState};
+use super::{NamedKey, PskIdentity, SecurityState};
 use crate::peer_network::is_peer_admitted;
-use crate::tcp::audit::RefusalReason;
+use crate::tcp::audit::{RefusalReason, TlsKeyAudit};
 
 /// Connection whose Connect is checked.
 #[derive(Clone, Copy, Debug)]
@@ -162,8 +162,8 @@ impl SecurityState {
         let config = ControllerConfig {
             host_nqn: queue.host_nqn.to_owned(),
             subsystem_nqn: queue.subsystem_nqn.to_owned(),
-            host_secrets: keys.chap_secrets.clone(),
-            controller_secret: keys.controller_secret.clone(),
+            host_secrets: keys.chap_secrets(),
+            controller_secret: keys.controller_secret(),
             admin_queue: queue.qid == 0,
             secure_channel: queue.channel.is_some(),
             policy,
@@ -205,7 +205,8 @@ impl SecurityState {
         let mut credentials = Credentials { is_secure: true, ..Credentials::default() };
         match identity.kind {
             PskKind::Retained => {
-                credentials.psks = self.psks_of_identity(&identity);
+                let psks = self.psks_of_identity(&identity);
+                credentials.psks = psks.map(|psk| psk.key.clone()).collect();
                 credentials.tls_psks = self.tls_psks_of_identity(&identity);
             }
             PskKind::Generated => {
@@ -220,16 +221,56 @@ impl SecurityState {
     }
 
     /// Configured keys with an identity.
-    fn psks_of_identity(&self, identity: &PskIdentity<'_>) -> Vec<ConfiguredPsk> {
+    fn psks_of_identity<'a>(
+        &'a self,
+        identity: &PskIdentity<'a>,
+    ) -> impl Iterator<Item = &'a NamedKey<ConfiguredPsk>> {
         let PskIdentity { text, host_nqn, subsystem_nqn, .. } = *identity;
         let keys = self.security.keys_of_host(host_nqn);
         let psks = keys.into_iter().flat_map(|keys| &keys.psks);
-        let has_identity = |psk: &&ConfiguredPsk| {
+        psks.filter(move |psk| {
             let candidates =
-                tls_psk_candidates(std::slice::from_ref(*psk), host_nqn, subsystem_nqn);
+                tls_psk_candidates(std::slice::from_ref(&psk.key), host_nqn, subsystem_nqn);
             candidates.iter().any(|candidate| candidate.identity == text)
-        };
-        psks.filter(has_identity).cloned().collect()
+        })
+    }
+
+    /// Names of the keys with the identity of a TLS connection.
+    pub(in crate::tcp) fn tls_key_names(
+        &self,
+        now: Instant,
+        identity: &str,
+    ) -> Option<TlsKeyAudit> {
+        let identity = PskIdentity::parse(identity)?;
+        match identity.kind {
+            PskKind::Retained => {
+                let names = self.psks_of_identity(&identity).map(|psk| psk.name.clone());
+                // A key of the kernel's keyring has the name of that keyring.
+                let of_kernel = self.tls_psks_of_identity(&identity);
+                let of_kernel = of_kernel.first().map(|_| KERNEL_KEYRING.to_owned());
+                let names = names.chain(of_kernel).collect();
+                Some(TlsKeyAudit { names, is_generated: false })
+            }
+            PskKind::Generated => {
+                let secrets = self.generated.secrets_of_identity(now, identity.text);
+                let name = |secret| self.secret_name(identity.host_nqn, secret);
+                let names = secrets.iter().filter_map(name).map(str::to_owned).collect();
+                Some(TlsKeyAudit { names, is_generated: true })
+            }
+        }
+    }
+
+    /// Name of a secret of a host.
+    pub(in crate::tcp) fn secret_name(&self, host_nqn: &str, secret: &ChapSecret) -> Option<&str> {
+        let keys = self.security.keys_of_host(host_nqn)?;
+        let found = keys.chap_secrets.iter().find(|known| known.key == *secret)?;
+        Some(&found.name)
+    }
+
+    /// Name of the secret by which the controller proves its identity to a host.
+    pub(in crate::tcp) fn controller_secret_name(&self, host_nqn: &str) -> Option<&str> {
+        let secret = self.security.keys_of_host(host_nqn)?.controller_secret.as_ref()?;
+        Some(&secret.name)
     }
 
     /// Keys with an identity that are derived already.
@@ -248,7 +289,9 @@ impl SecurityState {
         let ConnectedQueue { host_nqn, qid, peer, awaits_secure_channel } = *queue;
         let security = &self.security;
         let keys = security.keys_of_host(host_nqn);
-        let has_psk = |psk: &ConfiguredPsk| keys.is_some_and(|keys| keys.psks.contains(psk));
+        let has_psk = |psk: &ConfiguredPsk| {
+            keys.is_some_and(|keys| keys.psks.iter().any(|known| known.key == *psk))
+        };
         let has_tls_psk = |psk: &TlsPsk| keys.is_some_and(|keys| keys.tls_psks.contains(psk));
         let is_permitted = credentials.psks.iter().all(has_psk)
             && credentials.tls_psks.iter().all(has_tls_psk)
@@ -269,7 +312,7 @@ impl SecurityState {
     /// Whether a secret of a host is valid.
     pub(in crate::tcp) fn has_secret(&self, host_nqn: &str, secret: &ChapSecret) -> bool {
         let keys = self.security.keys_of_host(host_nqn);
-        keys.is_some_and(|keys| keys.chap_secrets.contains(secret))
+        keys.is_some_and(|keys| keys.has_chap_secret(secret))
     }
 }
 

@@ -21,7 +21,8 @@ use super::test_target::{
     io_connect, pattern, read_or_write_command, service_limits,
 };
 use crate::tcp::{
-    AllowedHosts, HostKeys, SubsystemExportConfig, SubsystemExportUpdate, SubsystemSecurity,
+    AllowedHosts, HostKeys, NamedKey, SubsystemExportConfig, SubsystemExportUpdate,
+    SubsystemSecurity,
 };
 
 /// Length of the buffer of Authentication Receive.
@@ -45,6 +46,10 @@ pub(super) fn secret(seed: u64) -> ChapSecret {
     ChapSecret::generate(transform, SecretBytes::new(random_bytes(seed, 32))).unwrap()
 }
 
+pub(super) fn named_secret(seed: u64) -> NamedKey<ChapSecret> {
+    NamedKey::new(format!("chap-{seed}"), secret(seed))
+}
+
 /// Secret of the host, and of the controller.
 pub(super) const OF_HOST: u64 = 1;
 pub(super) const OF_CONTROLLER: u64 = 2;
@@ -56,8 +61,8 @@ pub(super) fn fast_policy() -> Policy {
 
 pub(super) fn host_keys(secrets: &[u64]) -> HostKeys {
     HostKeys {
-        chap_secrets: secrets.iter().copied().map(secret).collect(),
-        controller_secret: Some(secret(OF_CONTROLLER)),
+        chap_secrets: secrets.iter().copied().map(named_secret).collect(),
+        controller_secret: Some(named_secret(OF_CONTROLLER)),
         ..HostKeys::default()
     }
 }
@@ -78,7 +83,8 @@ pub(super) fn psk(seed: u64) -> ConfiguredPsk {
 
 /// Security with pre-shared keys of the host, for which TLS is required.
 pub(super) fn with_psks(seeds: &[u64]) -> SubsystemSecurity {
-    let keys = HostKeys { psks: seeds.iter().copied().map(psk).collect(), ..HostKeys::default() };
+    let named_psk = |seed: &u64| NamedKey::new(format!("tls-{seed}"), psk(*seed));
+    let keys = HostKeys { psks: seeds.iter().map(named_psk).collect(), ..HostKeys::default() };
     SubsystemSecurity {
         hosts: BTreeMap::from([(HOST.to_owned(), keys)]),
         secure_channel_required: true,

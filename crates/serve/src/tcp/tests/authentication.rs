@@ -16,7 +16,8 @@ use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand, nqn};
 
 use super::authenticating_host::{
     BUFFER_BYTES, DeferredDhExecutor, ExchangeResult, OF_CONTROLLER, OF_HOST, fast_policy,
-    host_config, host_keys, random_bytes, randomness, secret, secured_target, security,
+    host_config, host_keys, named_secret, random_bytes, randomness, secret, secured_target,
+    security,
 };
 use super::test_target::{
     ENABLED, HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
@@ -256,7 +257,7 @@ fn wrong_secret_hash_or_group_is_refused_and_reported() {
 #[test]
 fn target_without_the_controller_secret_is_refused_by_the_host() {
     let mut keys = host_keys(&[OF_HOST]);
-    keys.controller_secret = Some(secret(77));
+    keys.controller_secret = Some(named_secret(77));
     let hosts = BTreeMap::from([(HOST.to_owned(), keys)]);
     let mut rig = secured_target(SubsystemSecurity { hosts, ..security(&[]) });
     let (line, _) = rig.connect_unauthenticated();

@@ -8,7 +8,7 @@ use tenmil_wire::{Status, TypedCommand};
 
 use super::authenticating_host::{
     DeferredDhExecutor, ExchangeResult, OF_CONTROLLER, OF_HOST, fast_policy, host_config,
-    randomness, secret, secured_target, security,
+    named_secret, randomness, secret, secured_target, security,
 };
 use super::test_target::{TestTarget, admin_config, admin_connect, connect_data, service_limits};
 use crate::tcp::{AdmissionLimits, ServiceLimits, SubsystemExportConfig, SubsystemSecurity};
@@ -176,7 +176,7 @@ fn reflected_challenge_is_refused() {
     // The secret of both ends is the same, which makes a reflection worth trying.
     let mut offered = security(&[OF_HOST]);
     for keys in offered.hosts.values_mut() {
-        keys.controller_secret = Some(secret(OF_HOST));
+        keys.controller_secret = Some(named_secret(OF_HOST));
     }
     let mut rig = secured_target(offered);
     let (line, _) = rig.connect_unauthenticated();

@@ -253,14 +253,16 @@ fn every_accepted_and_refused_queue_is_audited() {
         assert_eq!((audit.peer.as_str(), audit.port), ("192.0.2.1:5", 1));
         assert_eq!((audit.host.as_str(), audit.subsystem.as_str()), (HOST, NQN));
         assert_eq!((audit.cntlid, &audit.secure_channel), (Some(cntlid), &None));
-        let authentication = audit.authentication.unwrap();
-        assert_eq!(authentication.secret_index, Some(1), "the second secret");
+        let authentication = audit.authentication.as_ref().unwrap();
+        let expected = format!("DH-HMAC-CHAP of the host, SHA-256, null, key chap-{OF_HOST}");
+        assert_eq!(authentication.to_string(), expected);
     }
     let again = audits(&|event| match event {
         TargetEvent::Authenticated(audit) => Some((**audit).clone()),
         _ => None,
     });
     assert_eq!(again.len(), 1);
+    assert_eq!(again[0].authentication, accepted[0].authentication);
     let refused: Vec<_> = refusals(&rig)
         .into_iter()
         .map(|(reason, audit)| {

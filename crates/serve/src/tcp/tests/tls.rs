@@ -20,8 +20,8 @@ use super::test_target::{
     HOST, NQN, TestHostConnection, TestTarget, admin_config, read_or_write_command, service_limits,
 };
 use crate::tcp::{
-    HostKeys, PlacementPolicy, Port, PortSecurity, Server, ServiceLimits, SubsystemSecurity,
-    TargetEvent,
+    HostKeys, NamedKey, PlacementPolicy, Port, PortSecurity, Server, ServiceLimits,
+    SubsystemSecurity, TargetEvent,
 };
 
 /// Target with TLS on reactors.
@@ -67,7 +67,11 @@ fn with_unknown_key(below: Box<dyn Stream>) -> Box<dyn Stream> {
 impl TlsTarget {
     fn start(security: PortSecurity, limits: ServiceLimits) -> Self {
         let rig = TestTarget::with_options(limits, |config| {
-            let psks = vec![configured_psk(Hash::Sha256, 1), configured_psk(Hash::Sha384, 2)];
+            let psks = [(Hash::Sha256, 1), (Hash::Sha384, 2)]
+                .map(|(hash, seed)| {
+                    NamedKey::new(format!("tls-{seed}"), configured_psk(hash, seed))
+                })
+                .to_vec();
             let hosts =
                 BTreeMap::from([(HOST.to_owned(), HostKeys { psks, ..HostKeys::default() })]);
             let security = SubsystemSecurity { hosts, ..SubsystemSecurity::default() };
