@@ -294,6 +294,55 @@ fn reload_opens_devices_anywhere_or_where_an_option_permits_and_names_the_fix() 
     assert!(opens("/dev") && !opens("/etc") && !opens("/usr") && !opens("/"), "{report}");
 }
 
+/// The keyring lies neither below a directory that is open for devices nor beside the configuration file.
+#[test]
+fn reload_reads_the_keys_of_the_keyring() {
+    let root = tempfile::tempdir().unwrap();
+    let [configuration, keyring, disks] =
+        ["configuration", "keys", "disks"].map(|name| root.path().join(name));
+    for directory in [&configuration, &disks] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    let file = configuration.join("target.toml");
+    let write = |names: &str| {
+        let text = format!(
+            "keyring = \"{}\"\n[[listener]]\naddress = \"127.0.0.1:0\"\n[[subsystem]]\nnqn = \
+             \"{NQN}\"\nallowed-hosts = [{{ nqn = \"nqn.2026-01.org.tenmil:host\", dhchap = \
+             [{names}] }}]\n[[subsystem.namespace]]\nuri = \"file:{}/a?size=1m\"\n",
+            keyring.display(),
+            disks.display()
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let generate = |name: &str| {
+        let keyring = keyring.to_str().unwrap();
+        let words = ["key", "generate", "dhchap", name, "--keyring", keyring];
+        let output = Command::new(TENMIL).args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    generate("old");
+    write("\"old\"");
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve --config '{}' --sandbox=on --sandbox-path '{}'",
+        file.display(),
+        disks.display()
+    ));
+    let report = served.rights_after_drop();
+    generate("new");
+    write("\"old\", \"new\"");
+    served.stdout_of_rpc_command("set configuration reload=true");
+    let hosts = served.stdout_of_rpc_command("get allowed_hosts --json");
+    let hosts: Value = serde_json::from_str(&hosts).unwrap();
+    let named = hosts.as_array().unwrap().iter().find(|row| row["subsystem"] == NQN).unwrap();
+    assert_eq!(named["dhchap"], json!(["old", "new"]));
+    if restricts_everything(&report) {
+        let rules = report["paths"].as_array().unwrap();
+        let rule = json!({ "path": keyring.canonicalize().unwrap(), "access": "read" });
+        assert!(rules.contains(&rule), "{report}");
+    }
+    assert_eq!(served.stop_with_sigterm(), Some(0));
+}
+
 #[test]
 fn mode_off_drops_nothing_and_report_denies_nothing() {
     for (mode, seccomp, state) in [("off", "0", "off"), ("report", "2", "only reported")] {
