@@ -95,6 +95,10 @@ impl TlsStream {
             return Ok(true);
         }
         let result = self.lower.with_io(Receives::Unlimited, |session, io| session.handshake(io));
+        // The caller may do nothing but poll, so what was sent goes to the stream below now. An error of the
+        // handshake comes before one of that.
+        let flushed = self.flush_pending();
+        let result = result.and_then(|is_open| flushed.map(|()| is_open).map_err(TlsError::Stream));
         match &result {
             Ok(is_open) => {
                 self.has_news |= is_open;

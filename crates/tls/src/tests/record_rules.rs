@@ -160,9 +160,15 @@ fn records_between_the_parts_of_a_message_are_refused() {
 #[test]
 fn endless_records_without_data_are_refused() {
     for many in [
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(DATA, &[], out).unwrap(),
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_key_update_with(1, out).unwrap(),
-        &|records: &mut RecordLayer, out: &mut Vec<u8>| records.send_record(ALERT, &[1, 90], out).unwrap(),
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| {
+            records.send_record(DATA, &[], out).unwrap()
+        },
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| {
+            records.send_key_update_with(1, out).unwrap()
+        },
+        &|records: &mut RecordLayer, out: &mut Vec<u8>| {
+            records.send_record(ALERT, &[1, 90], out).unwrap()
+        },
     ] as [Violate<'_>; 3]
     {
         assert_violation(RecordViolation::TooManyWithoutData, 10, &|records, out| {

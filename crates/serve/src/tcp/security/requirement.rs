@@ -2,8 +2,8 @@
 
 use tenmil_base::{Instant, SecureChannel};
 use tenmil_nvme_auth::{
-    ChapSecret, ConcatenationPolicy, ConfiguredPsk, Controller, ControllerConfig, PskKind, TlsPsk,
-    tls_psk_candidates,
+    ChapSecret, ConcatenationPolicy, ConfiguredPsk, Controller, ControllerConfig, KERNEL_KEYRING,
+    PskKind, TlsPsk, tls_psk_candidates,
 };
 
 use super::{NamedKey, PskIdentity, SecurityState};
