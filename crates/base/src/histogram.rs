@@ -5,41 +5,64 @@
 //!   bucket width      1 |        1 |         2 |         4 | …       error below 1/64 = 1.6 %
 //! ```
 //!
-//! Each power of two is divided into 64 buckets of equal width, so an index is a count of leading
-//! zeroes and a shift, and two histograms are merged by addition.
+//! Each power of two is divided into `1 << SUB_BITS` buckets of equal width, 64 as drawn, so an index is
+//! a count of leading zeroes and a shift, and two histograms are merged by addition.
 
 mod live;
 
-pub use live::LiveHistogram;
+pub use live::LiveLogLinearHistogram;
 
-/// Histogram of values.
+/// Histogram of values, with `1 << SUB_BITS` buckets for each power of two.
 #[derive(Clone)]
-pub struct Histogram {
-    counts: Box<[u64; BUCKETS]>,
+pub struct LogLinearHistogram<const SUB_BITS: u32> {
+    counts: Box<[u64]>,
     sum: u64,
     max: u64,
 }
 
+/// Histogram for measurements: an error below 1/64, in 18 KB.
+pub type Histogram = LogLinearHistogram<6>;
+
+/// [`Histogram`] with one writer thread and many readers.
+pub type LiveHistogram = LiveLogLinearHistogram<6>;
+
+/// Histogram for counters that are always on: an error below 1/16, in 5 KB.
+pub type CoarseHistogram = LogLinearHistogram<4>;
+
+/// [`CoarseHistogram`] with one writer thread and many readers.
+pub type LiveCoarseHistogram = LiveLogLinearHistogram<4>;
+
 /// Values at or above this are counted in the last bucket: 2^40 ns is 18 minutes.
 const VALUE_MAX: u64 = (1 << 40) - 1;
-const SUB_BITS: u32 = 6;
-const SUB_COUNT: usize = 1 << SUB_BITS;
-const BUCKETS: usize = (40 - SUB_BITS as usize + 1) * SUB_COUNT;
 
-const _: () =
-    assert!(bucket_index(VALUE_MAX) == BUCKETS - 1, "the last value is in the last bucket");
-const _: () = assert!(bucket_index(63) == 63 && bucket_index(64) == 64 && bucket_index(128) == 128);
+/// Number of buckets.
+const fn bucket_count(sub_bits: u32) -> usize {
+    (40 - sub_bits as usize + 1) << sub_bits
+}
 
-impl Default for Histogram {
+const _: () = {
+    assert!(
+        bucket_index::<6>(VALUE_MAX) == bucket_count(6) - 1,
+        "the last value is in the last bucket"
+    );
+    assert!(
+        bucket_index::<4>(VALUE_MAX) == bucket_count(4) - 1,
+        "the last value is in the last bucket"
+    );
+    assert!(bucket_index::<6>(63) == 63 && bucket_index::<6>(64) == 64);
+    assert!(bucket_index::<6>(128) == 128);
+};
+
+impl<const SUB_BITS: u32> Default for LogLinearHistogram<SUB_BITS> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Histogram {
+impl<const SUB_BITS: u32> LogLinearHistogram<SUB_BITS> {
     /// Creates an empty histogram.
     pub fn new() -> Self {
-        Self { counts: Box::new([0; BUCKETS]), sum: 0, max: 0 }
+        Self { counts: vec![0; bucket_count(SUB_BITS)].into(), sum: 0, max: 0 }
     }
 
     /// Counts one value.
@@ -52,7 +75,7 @@ impl Histogram {
     #[inline]
     pub fn record_many(&mut self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
-        self.counts[bucket_index(value)] += count;
+        self.counts[bucket_index::<SUB_BITS>(value)] += count;
         self.sum = self.sum.saturating_add(value.saturating_mul(count));
         self.max = self.max.max(value);
     }
@@ -81,6 +104,11 @@ impl Histogram {
         self.max
     }
 
+    /// Sum of all values, saturating.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
     /// Mean, exact. Zero if empty.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     pub fn mean(&self) -> f64 {
@@ -96,7 +124,7 @@ impl Histogram {
         for (index, count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= rank {
-                return bucket_upper_bound(index).min(self.max);
+                return bucket_upper_bound::<SUB_BITS>(index).min(self.max);
             }
         }
         self.max
@@ -105,11 +133,11 @@ impl Histogram {
     /// Non-empty buckets: largest value, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        filled.map(|(index, count)| (bucket_upper_bound(index), *count))
+        filled.map(|(index, count)| (bucket_upper_bound::<SUB_BITS>(index), *count))
     }
 }
 
-impl std::fmt::Debug for Histogram {
+impl<const SUB_BITS: u32> std::fmt::Debug for LogLinearHistogram<SUB_BITS> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Histogram").field("count", &self.count()).field("max", &self.max).finish()
     }
@@ -117,45 +145,61 @@ impl std::fmt::Debug for Histogram {
 
 /// Bucket of `value`, which is at most [`VALUE_MAX`].
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "below BUCKETS, asserted above")]
-const fn bucket_index(value: u64) -> usize {
+#[expect(clippy::cast_possible_truncation, reason = "below the number of buckets, asserted above")]
+const fn bucket_index<const SUB_BITS: u32>(value: u64) -> usize {
     let magnitude = 63 - (value | 1).leading_zeros();
     let shift = magnitude.saturating_sub(SUB_BITS);
     ((shift as usize) << SUB_BITS) + (value >> shift) as usize
 }
 
 /// Largest value in bucket `index`.
-const fn bucket_upper_bound(index: usize) -> u64 {
-    if index < 2 * SUB_COUNT {
+const fn bucket_upper_bound<const SUB_BITS: u32>(index: usize) -> u64 {
+    let sub_count = 1 << SUB_BITS;
+    if index < 2 * sub_count {
         return index as u64;
     }
     let shift = (index >> SUB_BITS) - 1;
-    let first = ((index & (SUB_COUNT - 1)) | SUB_COUNT) as u64;
+    let first = ((index & (sub_count - 1)) | sub_count) as u64;
     ((first + 1) << shift) - 1
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BUCKETS, Histogram, VALUE_MAX, bucket_index, bucket_upper_bound};
+    use super::{
+        CoarseHistogram, Histogram, LogLinearHistogram, VALUE_MAX, bucket_count, bucket_index,
+        bucket_upper_bound,
+    };
     use crate::Random;
 
     #[test]
     fn histogram_buckets_are_contiguous() {
-        for index in 0..BUCKETS {
-            let edge = bucket_upper_bound(index);
-            assert_eq!(bucket_index(edge), index, "edge {edge}");
+        check_buckets::<4>();
+        check_buckets::<6>();
+    }
+
+    fn check_buckets<const SUB_BITS: u32>() {
+        for index in 0..bucket_count(SUB_BITS) {
+            let edge = bucket_upper_bound::<SUB_BITS>(index);
+            assert_eq!(bucket_index::<SUB_BITS>(edge), index, "edge {edge}");
             if edge < VALUE_MAX {
-                assert_eq!(bucket_index(edge + 1), index + 1, "after {edge}");
+                assert_eq!(bucket_index::<SUB_BITS>(edge + 1), index + 1, "after {edge}");
             }
         }
     }
 
     #[test]
-    fn percentile_error_is_below_one_sixty_fourth() {
+    fn percentile_error_is_below_the_width_of_a_bucket() {
+        check_percentiles(&mut Histogram::new(), 64);
+        check_percentiles(&mut CoarseHistogram::new(), 16);
+    }
+
+    fn check_percentiles<const SUB_BITS: u32>(
+        histogram: &mut LogLinearHistogram<SUB_BITS>,
+        fraction: u64,
+    ) {
         let mut random = Random::new(3);
         let mut values: Vec<u64> =
             (0..10_000).map(|_| random.next_u64() >> (24 + random.below(40))).collect();
-        let mut histogram = Histogram::new();
         values.iter().for_each(|value| histogram.record(*value));
         values.sort_unstable();
         for per_million in [1_u64, 500_000, 990_000, 999_000, 1_000_000] {
@@ -163,7 +207,7 @@ mod tests {
             let exact = values[usize::try_from(rank).unwrap() - 1];
             let shown = histogram.percentile(per_million);
             assert!(
-                shown >= exact && shown - exact <= exact / 64,
+                shown >= exact && shown - exact <= exact / fraction,
                 "{per_million}: {exact} {shown}"
             );
         }

@@ -33,6 +33,7 @@ mod error;
 mod error_category;
 mod histogram;
 mod host_memory;
+mod io_stats;
 mod mailbox;
 #[cfg(test)]
 mod mailbox_tests;
@@ -60,11 +61,15 @@ pub use controller_access::{
 pub use counter::Counter;
 pub use error::Error;
 pub use error_category::ErrorCategory;
-pub use histogram::{Histogram, LiveHistogram};
+pub use histogram::{
+    CoarseHistogram, Histogram, LiveCoarseHistogram, LiveHistogram, LiveLogLinearHistogram,
+    LogLinearHistogram,
+};
 pub use host_memory::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, DirectAccessWindow, HostMemory,
     Interrupts, RingEntries, RingMemory, SIMPLE_IO_WORDS,
 };
+pub use io_stats::{IoCounters, IoStats, OperationStats, QueueDepthSamples};
 pub use mailbox::{Mailbox, SharedWaker};
 pub use memory::{InvalidSegment, Memory, RegionId, Segment};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};

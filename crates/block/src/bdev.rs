@@ -32,12 +32,11 @@ pub use self::descriptor::BdevDescriptor;
 pub use self::event::BdevEvent;
 pub(crate) use self::shared_state::{BdevShared, ChannelShared, ClaimGuard};
 pub use self::uuid::{Uuid, UuidParseError};
-use crate::io_stats::IoStats;
 use crate::qos::QosLimiter;
 use crate::queue_map::{PER_CHANNEL, QueueMap};
 use crate::quiesce::{QuiesceTimeout, QuiescedRange};
 use crate::scheduler::IoScheduler;
-use tenmil_base::Error;
+use tenmil_base::{Error, IoStats};
 
 /// A named block device. Clones refer to the same device.
 #[derive(Clone, Debug)]

@@ -23,7 +23,6 @@ pub mod device_identity;
 mod existing_data;
 pub mod fuzz;
 mod internal_token;
-mod io_stats;
 mod open;
 pub mod overwrite;
 mod qos;
@@ -46,7 +45,6 @@ pub use bdev::{
 pub use channel::Channel;
 pub use completion_queue::CompletionQueue;
 pub use existing_data::ExistingData;
-pub use io_stats::{IoStats, OperationStats, QueueDepthSamples};
 pub use open::{
     BLOCK_DEFAULT, DeviceControl, DeviceType, NamedDeviceType, OpenedDevice, Opener,
     join_device_types, whole_block_count,
@@ -62,6 +60,7 @@ pub use scheduler::{
     StreamBatchScheduler,
 };
 pub use segment_cursor::SegmentCursor;
+pub use tenmil_base::{IoStats, OperationStats, QueueDepthSamples};
 
 use tenmil_base::Error;
 

@@ -15,6 +15,7 @@ mod get_set_completion;
 mod help_examples;
 mod identify;
 mod identify_block;
+mod iostat;
 mod key;
 mod list;
 mod man;
@@ -98,6 +99,8 @@ enum Command {
     Set(set::SetArguments),
     /// Print the events of a running tenmil process.
     Events(events::EventsArguments),
+    /// Print the rates, latencies and queue depths of what a running tenmil process serves.
+    Iostat(iostat::IostatArguments),
     /// Create a mirror, show it, or change its legs.
     Mirror(mirror::MirrorArguments),
     /// Create, show, check or scrub a pool of volumes.
@@ -286,6 +289,7 @@ fn dispatch(
         Ok(CommandLine { command: Command::Get(get) }) => get::run_get(&get, out),
         Ok(CommandLine { command: Command::Set(set) }) => set::run_set(&set, out),
         Ok(CommandLine { command: Command::Events(events) }) => events::run_events(&events, out),
+        Ok(CommandLine { command: Command::Iostat(iostat) }) => iostat::run_iostat(&iostat, out),
         Ok(CommandLine { command: Command::Mirror(mirror) }) => mirror::run_mirror(&mirror, out),
         Ok(CommandLine { command: Command::Pool(store) }) => pool::run_pool(&store, out),
         Ok(CommandLine { command: Command::Volume(volume) }) => volume::run_volume(&volume, out),

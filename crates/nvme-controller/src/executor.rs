@@ -28,10 +28,13 @@ use tenmil_wire::Status;
 use crate::bounce_pool::BouncePool;
 use crate::controller::WakeFn;
 use crate::controller::transport_interface::{AdminResult, ErrorReport, IoCounters};
+use crate::io_stats::QueueIoStats;
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::queue::QueueEvent;
 use abort::PreemptedWrites;
 use command_context::ContextPool;
+use completion_counter::StartTime;
+pub(crate) use completion_counter::{CountReleases, NotCounted};
 use fused::{FirstFusedHalf, PendingFusedPair};
 pub use fused_arbiter::FusedArbiter;
 use fused_arbiter::FusedParticipant;
@@ -41,6 +44,7 @@ use namespace_table::NamespaceTable;
 mod abort;
 mod channel;
 mod command_context;
+mod completion_counter;
 mod decode;
 mod fast_path;
 mod fused;
@@ -73,6 +77,8 @@ pub struct Executor<H: HostMemory> {
     completions: CompletionBatch,
     finished: Vec<FinishedCommand>,
     page_bytes: u64,
+    /// Time of the current iteration.
+    iteration_start: StartTime,
     traffic: TrafficCounters,
     contexts: ContextPool,
     /// Contexts that wait for a bounce buffer, oldest first.
@@ -165,6 +171,8 @@ pub struct ExecutorContext {
     pub is_write_through: Arc<AtomicBool>,
     /// Bounce buffers for data that a block device cannot access in host memory.
     pub buffers: BouncePool,
+    /// Where commands are counted, if they are.
+    pub io_stats: Option<QueueIoStats>,
 }
 
 /// Events kept for the controller. Errors beyond this number in one poll lose their details.
@@ -190,11 +198,12 @@ impl<H: HostMemory> Executor<H> {
             fused_participant: shared.fused_arbiter.add_participant(),
             is_write_through: shared.is_write_through,
             namespaces,
-            namespace_table: NamespaceTable::new(in_flight_max.into()),
+            namespace_table: NamespaceTable::new(in_flight_max.into(), shared.io_stats),
             slots: SlotTable::new(in_flight_max),
             completions: CompletionBatch::with_capacity(0),
             finished: Vec::new(),
             page_bytes: 1 << config.page_shift,
+            iteration_start: StartTime::default(),
             traffic: TrafficCounters::default(),
             contexts: ContextPool::new(contexts_max, config.transfer_bytes_max),
             buffer_waiters: VecDeque::with_capacity(contexts_max.into()),
@@ -251,6 +260,7 @@ impl<H: HostMemory> Executor<H> {
     /// Begins an iteration: applies what has changed. Returns whether no command is in flight.
     #[inline(always)]
     pub fn begin_iteration(&mut self, now: Instant) -> bool {
+        self.iteration_start = StartTime::new(now);
         if self.namespaces.refresh() {
             self.apply_namespace_snapshot();
         }
@@ -403,6 +413,13 @@ impl<H: HostMemory> Executor<H> {
     /// Finishes a command: frees its slot and queues its result, unless the executor is stopping.
     fn complete_command(&mut self, index: u16, status: Status, result: u32) {
         let slot = self.slots.release(index);
+        // What a stopped queue discards is no result that a host sees.
+        if !self.is_stopping
+            && let Some(counter) =
+                self.namespace_table.completion_counter(slot.channel(), self.iteration_start)
+        {
+            counter.count_command(&slot, status);
+        }
         if !status.is_success() && slot.opcode() == tenmil_wire::IoOpcode::Flush.code() {
             self.namespace_table.revoke_cache_instance(slot.channel());
         }

@@ -3,6 +3,7 @@
 mod copy;
 mod environment;
 mod file_events;
+mod io_statistics;
 mod method_list;
 mod mirror_events;
 pub(crate) mod mirrors_and_delays;
@@ -40,6 +41,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         reactors::METHODS,
         scheduler::METHODS,
         nbd_exports::METHODS,
+        io_statistics::METHODS,
         mirrors_and_delays::METHODS,
         copy::METHODS,
         nvme_connections::METHODS,

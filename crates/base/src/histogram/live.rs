@@ -1,27 +1,27 @@
 //! Histogram with one writer thread and many reader threads.
 
-use super::{BUCKETS, Histogram, VALUE_MAX, bucket_index};
+use super::{LogLinearHistogram, VALUE_MAX, bucket_count, bucket_index};
 use crate::Counter;
 
-/// [`Histogram`] with one writer, which needs plain loads and stores only, and any number of
+/// [`LogLinearHistogram`] with one writer, which needs plain loads and stores only, and any number of
 /// readers, which never delay it.
 #[derive(Debug)]
-pub struct LiveHistogram {
-    counts: Box<[Counter; BUCKETS]>,
+pub struct LiveLogLinearHistogram<const SUB_BITS: u32> {
+    counts: Box<[Counter]>,
     sum: Counter,
     max: Counter,
 }
 
-impl Default for LiveHistogram {
+impl<const SUB_BITS: u32> Default for LiveLogLinearHistogram<SUB_BITS> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl LiveHistogram {
+impl<const SUB_BITS: u32> LiveLogLinearHistogram<SUB_BITS> {
     /// Creates an empty histogram. Allocates only here.
     pub fn new() -> Self {
-        let counts = Box::new(core::array::from_fn(|_| Counter::default()));
+        let counts = (0..bucket_count(SUB_BITS)).map(|_| Counter::default()).collect();
         Self { counts, sum: Counter::default(), max: Counter::default() }
     }
 
@@ -30,7 +30,7 @@ impl LiveHistogram {
     #[inline]
     pub fn record_many(&self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
-        self.counts[bucket_index(value)].add(count);
+        self.counts[bucket_index::<SUB_BITS>(value)].add(count);
         self.sum.add(value.wrapping_mul(count));
         if value > self.max.get() {
             self.max.set(value);
@@ -39,8 +39,8 @@ impl LiveHistogram {
 
     /// Copies the current counts. Exact while the writer is idle; otherwise a value may be in one
     /// sum and not yet in another.
-    pub fn snapshot(&self) -> Histogram {
-        let mut copy = Histogram::new();
+    pub fn snapshot(&self) -> LogLinearHistogram<SUB_BITS> {
+        let mut copy = LogLinearHistogram::new();
         for (count, live) in copy.counts.iter_mut().zip(self.counts.iter()) {
             *count = live.get();
         }
@@ -52,8 +52,7 @@ impl LiveHistogram {
 
 #[cfg(test)]
 mod tests {
-    use super::LiveHistogram;
-    use crate::{Histogram, Random};
+    use crate::{Histogram, LiveHistogram, Random};
 
     #[test]
     fn snapshot_has_all_recorded_values() {

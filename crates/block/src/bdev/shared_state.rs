@@ -6,16 +6,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{BlockDevice, Error, Interrupts, Limits, Span};
-use tenmil_linux::EventFdVectors;
+use tenmil_base::{BlockDevice, Error, Interrupts, IoCounters, IoStats, Limits, Span};
 use tenmil_linux::wakeup::AsymmetricBarrier;
+use tenmil_linux::{Clock, EventFdVectors};
 
 use super::claim::{Claim, ClaimConflict, ClaimError, Holder};
 use super::event::{BdevEvent, BdevEventQueue};
 use super::{BdevOptions, ChannelId, ChannelMode};
 use crate::channel::LostWriteCounter;
 use crate::context::SharedContext;
-use crate::io_stats::{IoCounters, IoStats};
 use crate::queue_map::ContextType;
 use crate::quiesce::{QuiesceEntry, QuiescedRange};
 use crate::write_fence::WriteFence;
@@ -247,14 +246,14 @@ impl BdevShared {
         let ledger = self.lock_state();
         let mut sum = ledger.closed.clone();
         let clock = &self.options.clock;
-        ledger.registered_channels().for_each(|port| sum.merge(&port.meter.snapshot(clock)));
+        ledger.registered_channels().for_each(|port| sum.merge(&snapshot(&port.meter, clock)));
         sum
     }
 
     pub(super) fn channel_statistics(&self) -> Vec<(ChannelId, String, IoStats)> {
         let clock = &self.options.clock;
         let of = |port: &Arc<ChannelShared>| {
-            (ChannelId(port.index), port.holder.clone(), port.meter.snapshot(clock))
+            (ChannelId(port.index), port.holder.clone(), snapshot(&port.meter, clock))
         };
         self.lock_state().registered_channels().map(of).collect()
     }
@@ -399,7 +398,7 @@ impl BdevShared {
     /// Unregisters a channel; its statistics are kept.
     pub(crate) fn unregister_channel(&self, port: &ChannelShared) {
         let mut ledger = self.lock_state();
-        let done = port.meter.snapshot(&self.options.clock);
+        let done = snapshot(&port.meter, &self.options.clock);
         ledger.closed.merge(&done);
         ledger.channels[port.index as usize] = None;
         // Waiters check again: this channel no longer delays them.
@@ -430,6 +429,10 @@ impl BdevShared {
     pub(super) fn removed_error(&self) -> String {
         format!("{}: it has been removed", self.name)
     }
+}
+
+fn snapshot(counters: &IoCounters, clock: &Clock) -> IoStats {
+    counters.snapshot(|ticks| clock.span_of_ticks(ticks))
 }
 
 impl BdevState {

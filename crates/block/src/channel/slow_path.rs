@@ -66,7 +66,7 @@ impl Channel {
         self.refused.extend(put_by.as_slice().iter().copied());
         self.flushes = 0;
         for (completion, operation) in self.tags.fail_all_in_flight(IoStatus::ABORTED_BY_HOST) {
-            self.port.meter.count_failure(operation);
+            self.port.meter.count_failure(operation, completion.status);
             self.refused.push(completion);
         }
         self.port.is_open.store(false, Ordering::Release);
@@ -182,7 +182,7 @@ impl Channel {
     }
 
     pub(super) fn reject_request(&mut self, request: &Request, status: IoStatus) {
-        self.port.meter.count_failure(request.operation as usize);
+        self.port.meter.count_failure(request.operation as usize, status);
         self.refused.push(IoCompletion { token: request.token, status, result: 0 });
     }
 

@@ -8,10 +8,9 @@
 
 use core::ops::Range;
 
-use tenmil_base::{Instant, IoCompletion, IoStatus, Operation, Request};
+use tenmil_base::{Instant, IoCompletion, IoCounters, IoStatus, Operation, Request};
 
 use super::WRITING;
-use crate::io_stats::IoCounters;
 use crate::quiesce::RequestRanges;
 
 /// The tags of one channel.
@@ -254,7 +253,7 @@ impl TagTable {
                 blocks: u64::from(slot.blocks),
             });
         } else {
-            meter.count_failure(operation_of_mark(slot.mark));
+            meter.count_failure(operation_of_mark(slot.mark), completion.status);
         }
         assert!(*room < free.len(), "a backend completed a request twice");
         free[*room] = index_to_tag(tag);
@@ -344,7 +343,7 @@ impl RunCounter<'_> {
     ) -> CompletionRun {
         for (completion, tag) in completions.iter().zip(tags) {
             if !completion.status.is_success() {
-                self.meter.count_failure(operation_of_mark(run.mark));
+                self.meter.count_failure(operation_of_mark(run.mark), completion.status);
                 run.blocks -= u64::from(slots[*tag as usize].blocks);
                 run.count -= 1;
             }

@@ -148,7 +148,7 @@ impl<H: HostMemory> Executor<H> {
             }
             SlotState::Slow => {
                 let waiting_pair = self.waiting_pair_context();
-                let context = self.contexts.get(slot.context);
+                let context = self.contexts.get(slot.context());
                 if context.wait == WaitReason::Controller && !self.is_stopping {
                     // The reservation change may be durable already: the command keeps its own result.
                     return false;
@@ -157,11 +157,11 @@ impl<H: HostMemory> Executor<H> {
                 context.host_copy.stop_new_accesses();
                 // The second half of a running pair is completed with the first half, in `handle_pair_completion`.
                 let is_second =
-                    context.wait == WaitReason::Pair && waiting_pair != Some(slot.context);
+                    context.wait == WaitReason::Pair && waiting_pair != Some(slot.context());
                 if !context.has_pending_completions() && !is_second {
-                    self.buffer_waiters.retain(|waiting| *waiting != slot.context);
-                    self.capacity_waiters.retain(|waiting| *waiting != slot.context);
-                    self.finish_job(now, slot.context, status, 0);
+                    self.buffer_waiters.retain(|waiting| *waiting != slot.context());
+                    self.capacity_waiters.retain(|waiting| *waiting != slot.context());
+                    self.finish_job(now, slot.context(), status, 0);
                 }
                 true
             }

@@ -10,6 +10,7 @@ use tenmil_base::{
     Operation, Request, Segment, WakeSource,
 };
 
+use crate::io_stats::RegisteredCounters;
 use crate::namespace::RevocableCacheInstance;
 
 /// I/O channel to the block device of one namespace.
@@ -30,6 +31,12 @@ pub(super) struct NamespaceChannel {
     batched: usize,
     /// Cache instance, revoked when a flush fails.
     pub(super) cache: Option<Arc<RevocableCacheInstance>>,
+    /// Counters of the commands, if they are counted.
+    pub(super) counters: Option<RegisteredCounters>,
+    /// Block size of the namespace, as a power of two.
+    pub(super) block_shift: u8,
+    /// Since when requests are in flight.
+    busy_since: Instant,
     /// Requests in flight at the block device.
     outstanding: u32,
     /// The namespace was removed or has another block device: no new command uses this channel.
@@ -69,6 +76,9 @@ impl NamespaceChannel {
             depth,
             batched: 0,
             cache: None,
+            counters: None,
+            block_shift: 0,
+            busy_since: Instant::default(),
             outstanding: 0,
             is_retired: false,
             wants_flush: false,
@@ -130,6 +140,9 @@ impl NamespaceChannel {
         segments: &[Segment],
     ) -> bool {
         let is_taken = self.backend.submit(now, core::slice::from_ref(request), segments) > 0;
+        if self.outstanding == 0 {
+            self.busy_since = now;
+        }
         self.outstanding += u32::from(is_taken);
         self.wants_flush |= is_taken;
         is_taken
@@ -141,6 +154,9 @@ impl NamespaceChannel {
         if self.batched > 0 {
             let requests = &self.requests[..self.batched];
             let taken = self.backend.submit(now, requests, &self.segments);
+            if self.outstanding == 0 {
+                self.busy_since = now;
+            }
             self.record_submitted(taken.min(self.batched));
         }
         if self.wants_flush {
@@ -156,6 +172,14 @@ impl NamespaceChannel {
             let before = completions.as_slice().len();
             self.backend.poll(now, completions);
             let count = truncate_to_u32(completions.as_slice().len() - before);
+            if count > 0
+                && let Some(counters) = &self.counters
+            {
+                counters.counters().count_queue_depth(self.outstanding.into());
+                if self.outstanding <= count {
+                    counters.counters().add_busy(now.since(self.busy_since));
+                }
+            }
             self.outstanding = self.outstanding.saturating_sub(count);
         }
     }

@@ -142,7 +142,10 @@ impl<H: HostMemory> Executor<H> {
             .fast_path_entry(command.nsid())
             .map_or(u16::MAX, |entry| entry.channel);
         let (lba, opcode) = (command.0[5], command.opcode());
-        self.slots.allocate(Slot::new(lba, tag.id, channel, tag.stream, opcode).with_state(state))
+        let last_block = super::low_16_bits(command.cdw12().into());
+        let slot = Slot::new(lba, tag.id, channel, tag.stream, opcode)
+            .with_blocks_and_start(last_block, self.iteration_start);
+        self.slots.allocate(slot.with_state(state))
     }
 
     /// Allocates a context for the command in `slot`.
@@ -158,7 +161,7 @@ impl<H: HostMemory> Executor<H> {
             self.scratch = vec![0; ACCESS_BYTES_MAX].into();
         }
         let slot = self.slots.get_mut(slot);
-        slot.context = context;
+        slot.set_context(context);
         slot.set_channel(channel);
         slot.set_state(SlotState::Slow);
         Some(context)

@@ -8,6 +8,7 @@ use tenmil_wire::{Command, Status};
 
 use super::Executor;
 use super::channel::RequestBatchBuilder;
+use super::completion_counter::{CompletionCounter, CountReleases, NotCounted, StartTime};
 use super::io_counters::TrafficCounters;
 use super::namespace_table::{FAST_READ, FAST_WRITE, FastPathNamespace};
 use super::slot_table::{AllocCursor, Slot, SlotState, SlotTable};
@@ -49,7 +50,12 @@ impl<H: HostMemory> Executor<H> {
     ) -> Option<(u32, R)> {
         let nsid = high_32_bits(words[0]);
         let entry = self.namespace_table.fast_path_entry(nsid).copied()?;
-        let kind = FastPathKind::classify(words, &entry, self.page_bytes, self.write_flags)?;
+        let kind = FastPathKind::classify(
+            words,
+            &entry,
+            self.page_bytes,
+            (self.write_flags, self.iteration_start),
+        )?;
         let channel = self.namespace_table.channel(entry.channel)?;
         let mut simple_words = [0; 4];
         for (place, word) in simple_words.iter_mut().zip(SIMPLE_IO_WORDS) {
@@ -90,7 +96,12 @@ impl<H: HostMemory> Executor<H> {
         let Some(entry) = self.namespace_table.fast_path_entry(command.nsid()).copied() else {
             return 0;
         };
-        let kind = FastPathKind::classify(&words, &entry, u64::MAX, self.write_flags);
+        let kind = FastPathKind::classify(
+            &words,
+            &entry,
+            u64::MAX,
+            (self.write_flags, self.iteration_start),
+        );
         let Some(mut kind) = kind.filter(|kind| kind.len_bytes == segment.len_bytes) else {
             return 0;
         };
@@ -136,7 +147,7 @@ impl<H: HostMemory> Executor<H> {
     pub(crate) fn poll(
         &mut self,
         now: Instant,
-        mut end_run: impl FnMut(&mut SlotTable, &[IoCompletion]) -> u32,
+        mut end_run: impl FnMut(&mut SlotTable, Option<CompletionCounter<'_>>, &[IoCompletion]) -> u32,
     ) -> bool {
         if self.completions.remaining() == 0 {
             self.allocate_completions();
@@ -147,7 +158,7 @@ impl<H: HostMemory> Executor<H> {
             channel.poll(now, &mut self.completions);
             if !self.completions.as_slice().is_empty() {
                 has_completions = true;
-                self.handle_completions(now, &mut end_run);
+                self.handle_completions(now, index, &mut end_run);
             }
         }
         has_completions
@@ -158,20 +169,9 @@ impl<H: HostMemory> Executor<H> {
     /// other commands that they finish are in [`take_finished_commands`](Self::take_finished_commands).
     #[inline(always)]
     pub fn poll_fast_path(&mut self, now: Instant, mut finish: impl FnMut(u16)) -> bool {
-        self.poll(now, |slots, completions| {
-            let mut releasing = slots.release_cursor();
-            let mut count = 0;
-            // One comparison for both.
-            let is_plain = |completion: &&IoCompletion| {
-                u32::from(completion.status.0) | completion.result == 0
-            };
-            for completion in completions.iter().take_while(is_plain) {
-                let Some(id) = releasing.release(completion.token) else { break };
-                finish(id);
-                count += 1;
-            }
-            releasing.finish(count);
-            count
+        self.poll(now, |slots, counter, completions| match counter {
+            Some(counter) => release_plain(slots, counter.runs(), completions, &mut finish),
+            None => release_plain(slots, NotCounted, completions, &mut finish),
         })
     }
 
@@ -184,12 +184,15 @@ impl<H: HostMemory> Executor<H> {
     fn handle_completions(
         &mut self,
         now: Instant,
-        end_run: &mut impl FnMut(&mut SlotTable, &[IoCompletion]) -> u32,
+        channel: u16,
+        end_run: &mut impl FnMut(&mut SlotTable, Option<CompletionCounter<'_>>, &[IoCompletion]) -> u32,
     ) {
         let mut at = 0;
         loop {
             if !self.is_stopping {
-                at += end_run(&mut self.slots, &self.completions.as_slice()[at..]) as usize;
+                let counter = self.namespace_table.completion_counter(channel, StartTime::new(now));
+                let completions = &self.completions.as_slice()[at..];
+                at += end_run(&mut self.slots, counter, completions) as usize;
             }
             let Some(completion) = self.completions.as_slice().get(at).copied() else { break };
             self.handle_completion(now, completion);
@@ -203,12 +206,14 @@ impl<H: HostMemory> Executor<H> {
     fn handle_completion(&mut self, now: Instant, completion: IoCompletion) {
         let Some(slot) = self.slots.get(completion.token) else { return };
         match slot.state() {
-            SlotState::Fast if slot.context != 0 => self.complete_in_place_read(*slot, completion),
+            SlotState::Fast if slot.context() != 0 => {
+                self.complete_in_place_read(*slot, completion)
+            }
             SlotState::Fast => {
                 let status = Status(completion.status.0);
                 self.complete_command(low_16_bits(completion.token), status, completion.result);
             }
-            _ => self.handle_request_completion(now, slot.context, completion.status),
+            _ => self.handle_request_completion(now, slot.context(), completion.status),
         }
     }
 
@@ -219,7 +224,7 @@ impl<H: HostMemory> Executor<H> {
         let mut medium = None;
         if status.is_success() && completion.result == IoCompletion::IN_PLACE {
             let memory = self.namespace_table.medium_memory(slot.channel());
-            medium = memory.map(|memory| memory.at_byte(slot.lba << slot.context));
+            medium = memory.map(|memory| memory.at_byte(slot.lba << slot.context()));
             if medium.is_none() {
                 status = Status::INTERNAL_ERROR;
             }
@@ -229,6 +234,29 @@ impl<H: HostMemory> Executor<H> {
             finished.medium = medium;
         }
     }
+}
+
+/// Frees the slots of the plain completions at the front, and calls `finish` with the identifier of each.
+/// Returns their number.
+#[inline(always)]
+fn release_plain<C: CountReleases>(
+    slots: &mut SlotTable,
+    counting: C,
+    completions: &[IoCompletion],
+    finish: &mut impl FnMut(u16),
+) -> u32 {
+    let mut releasing = slots.release_cursor(counting);
+    let mut count = 0;
+    // One comparison for both.
+    let is_plain =
+        |completion: &&IoCompletion| u32::from(completion.status.0) | completion.result == 0;
+    for completion in completions.iter().take_while(is_plain) {
+        let Some(id) = releasing.release(completion.token) else { break };
+        finish(id);
+        count += 1;
+    }
+    releasing.finish(count);
+    count
 }
 
 impl FastPathRun<'_> {
@@ -298,7 +326,7 @@ impl FastPathKind {
         words: &[u64; 8],
         entry: &FastPathNamespace,
         page_bytes: u64,
-        write_flags: RequestFlags,
+        (write_flags, started): (RequestFlags, StartTime),
     ) -> Option<Self> {
         // One comparison covers the opcode and requires zeroes in FUSE, PSDT and the bits between.
         let (operation, forced) = match low_16_bits(words[0]) {
@@ -308,6 +336,7 @@ impl FastPathKind {
         };
         let ([opcode, ..], cdw12) = (words[0].to_le_bytes(), low_32_bits(words[6]));
         let blocks = (cdw12 & NLB) + 1;
+        let last_block = low_16_bits(cdw12.into());
         let is_allowed = entry.rights & opcode != 0 && cdw12 & !CDW12_FAST == 0;
         if !is_allowed || blocks > entry.blocks_max {
             return None;
@@ -321,7 +350,9 @@ impl FastPathKind {
             page_mask: page_bytes - 1,
             offset_max: page_bytes.checked_sub(len_bytes)?,
             device_shift: entry.device_shift,
-            slot: Slot::new(0, 0, entry.channel, 0, opcode).with_state(SlotState::Fast),
+            slot: Slot::new(0, 0, entry.channel, 0, opcode)
+                .with_state(SlotState::Fast)
+                .with_blocks_and_start(last_block, started),
             template: Request {
                 blocks: blocks << entry.device_shift,
                 segment_count: 1,
@@ -347,7 +378,7 @@ impl FastPathKind {
     fn permit_in_place(&mut self, block_shift: u8) {
         if self.template.operation == Operation::Read {
             self.template.flags = self.template.flags.union(RequestFlags::IN_PLACE);
-            self.slot.context = block_shift.into();
+            self.slot.set_context(block_shift.into());
         }
     }
 

@@ -134,7 +134,7 @@ impl<H: HostMemory> Executor<H> {
         there.all(|(_, slot)| match slot.state() {
             SlotState::Free | SlotState::AwaitingSecond => true,
             SlotState::Fast => false,
-            SlotState::Slow => contexts.get(slot.context).wait == WaitReason::Pair,
+            SlotState::Slow => contexts.get(slot.context()).wait == WaitReason::Pair,
         })
     }
 

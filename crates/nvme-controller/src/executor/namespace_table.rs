@@ -4,6 +4,8 @@ use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation}
 use tenmil_wire::Status;
 
 use super::channel::NamespaceChannel;
+use super::completion_counter::{CompletionCounter, StartTime};
+use crate::io_stats::QueueIoStats;
 use crate::namespace::{Namespace, NamespaceSnapshot};
 
 /// Namespaces of one snapshot, with a channel to each.
@@ -16,6 +18,8 @@ pub(super) struct NamespaceTable {
     group: ChannelGroup,
     nsid_max: u32,
     depth: usize,
+    /// Where the counters of the channels are registered, if commands are counted.
+    io_stats: Option<QueueIoStats>,
     has_retired: bool,
 }
 
@@ -65,10 +69,10 @@ const NO_ENTRY: FastPathNamespace = FastPathNamespace {
 
 impl NamespaceTable {
     /// Creates an empty table for a queue of `depth` commands.
-    pub(super) fn new(depth: usize) -> Self {
+    pub(super) fn new(depth: usize, io_stats: Option<QueueIoStats>) -> Self {
         let (entries, channels) = (Vec::new(), Vec::new());
         let group = ChannelGroup::default();
-        Self { entries, channels, group, nsid_max: 0, depth, has_retired: false }
+        Self { entries, channels, group, nsid_max: 0, depth, io_stats, has_retired: false }
     }
 
     /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
@@ -103,6 +107,7 @@ impl NamespaceTable {
                 channel.is_retired &= !is_match;
                 if is_match {
                     channel.cache.clone_from(&namespace.cache);
+                    channel.block_shift = namespace.block_shift;
                 }
                 is_match
             })
@@ -113,6 +118,8 @@ impl NamespaceTable {
                 let open = || NamespaceChannel::open(nsid, device, self.depth);
                 let mut channel = self.group.open_member(open)?;
                 channel.cache = namespace.cache.clone();
+                channel.block_shift = namespace.block_shift;
+                channel.counters = self.io_stats.as_ref().map(|queue| queue.register(nsid));
                 let free = self.channels.iter().position(Option::is_none);
                 let index = free.unwrap_or_else(|| {
                     self.channels.push(None);
@@ -185,6 +192,18 @@ impl NamespaceTable {
     #[inline]
     pub(super) fn channels(&mut self) -> impl Iterator<Item = &mut NamespaceChannel> {
         self.channels.iter_mut().flatten()
+    }
+
+    /// Counters of the completions of a channel, if they are counted.
+    #[inline]
+    pub(super) fn completion_counter(
+        &self,
+        index: u16,
+        now: StartTime,
+    ) -> Option<CompletionCounter<'_>> {
+        let channel = self.channels.get(usize::from(index))?.as_ref()?;
+        let counters = channel.counters.as_ref()?.counters();
+        Some(CompletionCounter { counters, block_shift: channel.block_shift, now })
     }
 
     /// Channels available to new commands, with their indices.

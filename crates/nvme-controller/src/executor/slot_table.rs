@@ -1,12 +1,14 @@
 //! Slot table: the commands that an executor has begun and not finished.
 //!
 //! ```text
-//!   0        8    10        12       14       15      16     18        24
-//!   | lba    | id | channel | stream | opcode | state | area | spare   |
-//!            |<------------ one word: the key ------->|
+//!   0        8    10        12       14       15      16        18       20        24
+//!   | lba    | id | channel | stream | opcode | state | context | blocks | started |
+//!            |<------------ one word: the key ------->|<- one word: the details -->|
 //! ```
 //!
 //! The index of a slot is the token of its requests. `id` and `stream` are the command's tag.
+
+use super::completion_counter::{CountReleases, StartTime};
 
 /// Slot table.
 #[derive(Debug)]
@@ -26,9 +28,8 @@ pub(super) struct Slot {
     pub(super) lba: u64,
     /// Fields of the fast path, loaded and stored as one word.
     key: u64,
-    /// [`SlotState::Slow`]: index of the command context. [`SlotState::Fast`]: block size as a power of two if the
-    /// request has the flag [`IN_PLACE`](tenmil_base::RequestFlags::IN_PLACE), else 0.
-    pub(super) context: u16,
+    /// Context, number of blocks and start time, loaded and stored as one word.
+    details: u64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 24, "as drawn");
@@ -42,11 +43,12 @@ pub(super) struct AllocCursor<'a> {
 }
 
 /// State of a loop that frees slots of [`SlotState::Fast`] commands.
-pub(crate) struct ReleaseCursor<'a> {
+pub(crate) struct ReleaseCursor<'a, C> {
     slots: &'a mut [Slot],
     free_before: &'a mut u16,
     taken_before: &'a mut u32,
     free: u16,
+    counting: C,
 }
 
 /// End of the free list: no table is that long.
@@ -56,6 +58,8 @@ const CHANNEL: u32 = 16;
 const STREAM: u32 = 32;
 const OPCODE: u32 = 48;
 const STATE: u32 = 56;
+const BLOCKS: u32 = 16;
+const STARTED: u32 = 32;
 
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +82,45 @@ impl Slot {
             | (channel as u64) << CHANNEL
             | (stream as u64) << STREAM
             | (opcode as u64) << OPCODE;
-        Self { lba, key, context: 0 }
+        Self { lba, key, details: 0 }
+    }
+
+    /// Sets the number of blocks, 0's based, and the start time, which are for statistics.
+    #[inline]
+    pub(super) const fn with_blocks_and_start(mut self, blocks: u16, started: StartTime) -> Self {
+        self.details |= (blocks as u64) << BLOCKS | (started.0 as u64) << STARTED;
+        self
+    }
+
+    /// [`SlotState::Slow`]: index of the command context. [`SlotState::Fast`]: block size as a power of
+    /// two if the request has the flag [`IN_PLACE`](tenmil_base::RequestFlags::IN_PLACE), else 0.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "sixteen bits are the part")]
+    pub(super) const fn context(&self) -> u16 {
+        self.details as u16
+    }
+
+    #[inline]
+    pub(super) const fn set_context(&mut self, context: u16) {
+        self.details = self.details & !0xffff | context as u64;
+    }
+
+    /// Word with the number of blocks and the start time.
+    #[inline]
+    pub(super) const fn details(&self) -> u64 {
+        self.details
+    }
+
+    /// Number of blocks in [`details`](Self::details).
+    #[inline]
+    pub(super) const fn blocks_of(details: u64) -> u32 {
+        (details >> BLOCKS & 0xffff) as u32 + 1
+    }
+
+    /// Start time in [`details`](Self::details).
+    #[inline]
+    pub(super) const fn start_of(details: u64) -> StartTime {
+        StartTime((details >> STARTED) as u32)
     }
 
     /// Sets the state.
@@ -158,7 +200,7 @@ impl Slot {
     #[inline]
     const fn add_to_free_list(&mut self, first: &mut u16, index: u16) {
         self.key = 0;
-        self.context = *first;
+        self.details = *first as u64;
         *first = index;
     }
 
@@ -174,7 +216,7 @@ impl SlotTable {
     pub(super) fn new(count: u16) -> Self {
         let slots = (0..count).map(|index| {
             let next = if index + 1 < count { index + 1 } else { NONE };
-            Slot { context: next, ..Slot::new(0, 0, 0, 0, 0) }
+            Slot { details: next.into(), ..Slot::new(0, 0, 0, 0, 0) }
         });
         Self { slots: slots.collect(), free: 0, allocated_count: 0 }
     }
@@ -201,7 +243,7 @@ impl SlotTable {
     pub(super) fn allocate(&mut self, command: Slot) -> Option<u16> {
         let index = self.free;
         let slot = self.slots.get_mut(usize::from(index))?;
-        self.free = slot.context;
+        self.free = slot.context();
         self.allocated_count += 1;
         *slot = command;
         Some(index)
@@ -216,9 +258,9 @@ impl SlotTable {
 
     /// Starts a loop that frees many slots.
     #[inline(always)]
-    pub(crate) fn release_cursor(&mut self) -> ReleaseCursor<'_> {
+    pub(crate) fn release_cursor<C: CountReleases>(&mut self, counting: C) -> ReleaseCursor<'_, C> {
         let Self { slots, free, allocated_count: taken } = self;
-        ReleaseCursor { slots, free: *free, free_before: free, taken_before: taken }
+        ReleaseCursor { slots, free: *free, free_before: free, taken_before: taken, counting }
     }
 
     /// Command with this token, if there is one.
@@ -255,7 +297,7 @@ impl AllocCursor<'_> {
     pub(super) fn allocate(&mut self, command: Slot) -> Option<u16> {
         let index = self.free;
         let slot = self.slots.get_mut(usize::from(index))?;
-        self.free = slot.context;
+        self.free = slot.context();
         *slot = command;
         Some(index)
     }
@@ -268,14 +310,16 @@ impl AllocCursor<'_> {
     }
 }
 
-impl ReleaseCursor<'_> {
+impl<C: CountReleases> ReleaseCursor<'_, C> {
     /// Frees the slot with this token if it is [`SlotState::Fast`]. Returns the command's identifier.
     #[inline(always)]
     pub(crate) fn release(&mut self, token: u64) -> Option<u16> {
         let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;
-        if slot.key >> STATE != SlotState::Fast as u64 {
+        let kind = slot.key_field(OPCODE);
+        if kind >> (STATE - OPCODE) != SlotState::Fast as u16 {
             return None;
         }
+        self.counting.count(kind, slot.details);
         let id = slot.id();
         #[expect(clippy::cast_possible_truncation, reason = "an index of the table")]
         slot.add_to_free_list(&mut self.free, token as u16);
@@ -287,11 +331,13 @@ impl ReleaseCursor<'_> {
     pub(crate) fn finish(self, count: u32) {
         *self.free_before = self.free;
         *self.taken_before -= count;
+        self.counting.finish();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::completion_counter::{NotCounted, StartTime};
     use super::{Slot, SlotState, SlotTable};
 
     #[test]
@@ -309,7 +355,7 @@ mod tests {
         assert!(slots.get(99).is_none() && slots.get(u64::MAX).is_none());
         assert_eq!(slots.iter().map(|(_, slot)| slot.id()).collect::<Vec<_>>(), [8]);
         assert_eq!(slots.allocate(command(9)), Some(first), "the one used last comes first");
-        let mut releasing = slots.release_cursor();
+        let mut releasing = slots.release_cursor(NotCounted);
         assert_eq!(releasing.release(second.into()), Some(8));
         assert_eq!(releasing.release(second.into()), None, "once");
         assert_eq!(releasing.release(u64::MAX), None);
@@ -332,6 +378,12 @@ mod tests {
         slot.set_channel(0xffff);
         slot.set_stream(1);
         slot.set_state(SlotState::AwaitingSecond);
+        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, SlotState::AwaitingSecond));
+        slot.set_context(0xbeef);
+        let slot = slot.with_blocks_and_start(0x7fff, StartTime(0xfedc_ba98));
+        assert_eq!(slot.context(), 0xbeef);
+        assert_eq!(Slot::blocks_of(slot.details()), 0x8000);
+        assert_eq!(Slot::start_of(slot.details()), StartTime(0xfedc_ba98));
         assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, SlotState::AwaitingSecond));
     }
 }

@@ -17,6 +17,7 @@ use crate::controller::transport_interface::AdminResult;
 use crate::executor::FusedArbiter;
 use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::fake_host::{BOUNCE, FakeRam, HOST};
+use crate::io_stats::{IoStatsSample, IoStatsTable, QueueIoStats};
 use crate::namespace::{
     CopyLimits, Namespace, NamespaceIdentity, NamespaceSnapshot, VersionedValue,
 };
@@ -30,6 +31,7 @@ struct ExecutorFixture {
     device: Arc<FakeDevice>,
     fused_arbiter: Arc<FusedArbiter>,
     executor: Executor<SegmentMemory>,
+    io_stats: Arc<IoStatsTable>,
     now: Instant,
 }
 
@@ -61,8 +63,10 @@ impl ExecutorFixture {
         let ram = FakeRam::new(0x4_0000, 0x1_0000);
         let device = Arc::new(change(FakeDevice::new(&ram, BLOCKS)));
         let fused_arbiter = Arc::<FusedArbiter>::default();
-        let executor = build_executor(&ram, &device, &fused_arbiter);
-        Self { ram, device, fused_arbiter, executor, now: Instant::default() }
+        let io_stats = Arc::<IoStatsTable>::default();
+        let queue = QueueIoStats { controller: io_stats.source("host", 3), qid: 1 };
+        let executor = build_executor(&ram, &device, &fused_arbiter, Some(queue));
+        Self { ram, device, fused_arbiter, executor, io_stats, now: Instant::default() }
     }
 
     fn begin_command(&mut self, id: u16, command: Command, segment: Segment) -> bool {
@@ -107,6 +111,7 @@ fn build_executor(
     ram: &Arc<FakeRam>,
     device: &Arc<FakeDevice>,
     fused_arbiter: &Arc<FusedArbiter>,
+    io_stats: Option<QueueIoStats>,
 ) -> Executor<SegmentMemory> {
     let mut namespaces = NamespaceSnapshot::new(4);
     namespaces.insert(Arc::new(namespace(1, device)));
@@ -117,6 +122,7 @@ fn build_executor(
         fused_arbiter: fused_arbiter.clone(),
         is_write_through: Arc::default(),
         buffers: BouncePool::new(ram.clone(), vec![bounce]),
+        io_stats,
     };
     let config = ExecutorConfig {
         page_shift: 12,
@@ -189,6 +195,64 @@ fn similar_commands_begin_as_one_run_and_complete_with_their_tags() {
     assert_eq!(ended, [0, 1, 2, 3, 4]);
     assert_eq!((rig.executor.in_flight_count(), rig.device.contents().log.len()), (0, 5));
     assert_eq!(rig.executor.take_io_counters(rig.now).read_commands, 5);
+}
+
+#[test]
+fn every_command_is_counted_once_by_operation_namespace_and_latency() {
+    let mut rig = ExecutorFixture::new();
+    // A run of reads, then single commands of two sizes, in one iteration.
+    let reads: Vec<_> =
+        (0..5).map(|at| (read_command(at, 1), data_segment(at * 512, 512))).collect();
+    assert_eq!(rig.count_begun_as_run(&reads), 5);
+    assert!(rig.begin_command(6, write_command(4, 2), data_segment(0, 1024)));
+    assert_eq!(rig.poll_finished().len(), 6);
+    let flush = io_command(IoOpcode::Flush, 1, 0, 1);
+    assert_eq!(rig.run_command(flush, Segment::default()), Status::SUCCESS);
+    let beyond = read_command(BLOCKS, 1);
+    assert_eq!(rig.run_command(beyond, data_segment(0, 512)), Status::LBA_OUT_OF_RANGE.with_dnr());
+    assert_eq!(
+        rig.run_command(io_command(IoOpcode::Read, 2, 0, 4), data_segment(0, 2048)),
+        Status::SUCCESS
+    );
+    let unknown = Command::new(0x77).with_nsid(1);
+    assert!(!rig.run_command(unknown, Segment::default()).is_success());
+    let samples = rig.io_stats.samples();
+    let [first, second] = &samples[..] else { panic!("{samples:?}") };
+    assert_eq!((&*first.host, first.queue, first.nsid), ("host", Some((3, 1)), 1));
+    assert_eq!((second.queue, second.nsid), (Some((3, 1)), 2));
+    let counts = |sample: &IoStatsSample, operation| {
+        let one = sample.stats.operation_stats(operation);
+        assert_eq!(one.latency.count(), one.count);
+        (one.count, one.bytes, one.errors)
+    };
+    assert_eq!(counts(first, Operation::Read), (5, 5 * 512, 1));
+    assert_eq!(counts(first, Operation::Write), (1, 1024, 0));
+    assert_eq!(counts(first, Operation::Flush), (1, 0, 0));
+    assert_eq!(counts(second, Operation::Read), (1, 2048, 0));
+    let by_status = first.stats.errors_by_status.clone().into_iter().collect::<Vec<_>>();
+    assert_eq!(by_status, [(Status::LBA_OUT_OF_RANGE.0, 1)]);
+    // What a stopped queue discards is not counted.
+    assert!(rig.begin_command(1, write_command(4, 1), data_segment(0, 512)));
+    rig.executor.stop(rig.now);
+    rig.poll_finished();
+    assert_eq!(counts(&rig.io_stats.samples()[0], Operation::Write), (1, 1024, 0));
+}
+
+#[test]
+fn latency_is_the_time_between_the_iterations_of_start_and_completion() {
+    let mut rig = ExecutorFixture::new();
+    for us in [3_u64, 40, 2_000_000] {
+        rig.executor.begin_iteration(rig.now);
+        assert_eq!(rig.count_begun_as_run(&[(read_command(0, 1), data_segment(0, 512))]), 1);
+        rig.executor.submit_all_channels(rig.now);
+        rig.now = rig.now.after(Span::from_us(us - 1));
+        assert_eq!(rig.poll_finished().len(), 1);
+        let stats = &rig.io_stats.samples()[0].stats;
+        let latency = &stats.operation_stats(Operation::Read).latency;
+        let found = latency.max();
+        assert!(found.abs_diff(us * 1000) < 256, "{found} ns, expected {us} µs");
+        assert!(stats.busy >= Span::from_us(us), "{:?}", stats.busy);
+    }
 }
 
 #[test]
@@ -310,7 +374,7 @@ fn fused_compare_and_write_is_exclusive() {
 #[test]
 fn commands_wait_while_another_queue_has_exclusivity() {
     let mut rig = ExecutorFixture::with_device(|device| device.with_random_delays(3));
-    let mut other = build_executor(&rig.ram, &rig.device, &rig.fused_arbiter);
+    let mut other = build_executor(&rig.ram, &rig.device, &rig.fused_arbiter, None);
     // The other queue waits for this one, which executes a command.
     assert!(rig.begin_command(1, read_command(0, 1), data_segment(0, 512)));
     for (id, opcode, fuse) in
@@ -495,11 +559,11 @@ fn channels_of_a_table_belong_to_one_group() {
     let mut snapshot = NamespaceSnapshot::new(4);
     snapshot.insert(entry(1));
     snapshot.insert(entry(2));
-    let mut table = NamespaceTable::new(4);
+    let mut table = NamespaceTable::new(4, None);
     assert_eq!(table.update(&snapshot), [""; 0]);
     snapshot.insert(entry(3));
     assert_eq!(table.update(&snapshot), [""; 0]);
-    let mut other = NamespaceTable::new(4);
+    let mut other = NamespaceTable::new(4, None);
     assert_eq!(other.update(&snapshot), [""; 0]);
     assert_eq!(*device.counts.lock().unwrap(), [1, 2, 3, 1, 2, 3], "of two tables");
 }

@@ -8,7 +8,10 @@ use tenmil_wire::{Command, Status};
 use super::ring::{CompletionQueue, SubmissionQueue};
 use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
 use crate::controller::transport_interface::InvalidDoorbell;
-use crate::executor::{CommandDataLocation, CommandTag, FinishedCommand, SlotTable, low_16_bits};
+use crate::executor::{
+    CommandDataLocation, CommandTag, CountReleases, FinishedCommand, NotCounted, SlotTable,
+    low_16_bits,
+};
 
 impl<H: RingMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
@@ -184,13 +187,27 @@ impl<H: RingMemory> Queue<H> {
     pub(super) fn poll_executor(&mut self, now: Instant) -> bool {
         let Self { executor, submissions, completion, .. } = self;
         let (mut posted, mut fault) = (0, None);
-        let has_completions = executor.poll(now, |slots, io_completions| {
-            let count = post_fast_path_completions(
-                submissions,
-                completion,
-                (slots, io_completions),
-                &mut fault,
-            );
+        let has_completions = executor.poll(now, |slots, counter, io_completions| {
+            let released = (slots, io_completions);
+            let count = match counter {
+                Some(counter) => {
+                    let counting = counter.runs();
+                    post_fast_path_completions(
+                        submissions,
+                        completion,
+                        released,
+                        counting,
+                        &mut fault,
+                    )
+                }
+                None => post_fast_path_completions(
+                    submissions,
+                    completion,
+                    released,
+                    NotCounted,
+                    &mut fault,
+                ),
+            };
             posted += count;
             count
         });
@@ -256,10 +273,11 @@ impl<H: RingMemory> Queue<H> {
 /// Posts successful fast-path commands, up to the first completion that is anything else. Returns their
 /// number; `fault` is set if the ring is not accessible.
 #[inline(never)]
-fn post_fast_path_completions<E: tenmil_base::RingEntries>(
+fn post_fast_path_completions<E: tenmil_base::RingEntries, C: CountReleases>(
     submissions: &mut [SubmissionQueue<E>],
     completion: &mut CompletionQueue<E>,
     (slots, io_completions): (&mut SlotTable, &[IoCompletion]),
+    counting: C,
     fault: &mut Option<AccessFault>,
 ) -> u32 {
     let [queue] = submissions else { return 0 };
@@ -269,7 +287,7 @@ fn post_fast_path_completions<E: tenmil_base::RingEntries>(
     completion.prefetch(u32::try_from(io_completions.len()).unwrap_or(u32::MAX));
     // Every entry has the same SQHD and SQID; only identifier and result differ.
     let same = second_completion_qword(queue.head(), queue.id, 0, Status::SUCCESS);
-    let mut releasing = slots.release_cursor();
+    let mut releasing = slots.release_cursor(counting);
     let (count, handle_store_result) =
         completion.post_completions(io_completions, |io_completion| {
             if !io_completion.status.is_success() {

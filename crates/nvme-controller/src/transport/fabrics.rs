@@ -31,6 +31,7 @@ use crate::controller::transport_interface::{
     TransportAction,
 };
 use crate::controller::{Controller, WakeFn};
+use crate::io_stats::IoStatsSource;
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::transport::shutdown_flush::ShutdownFlush;
 
@@ -69,6 +70,8 @@ pub struct FabricsTransport {
     waker: Option<WakeFn>,
     association_end_reason: Option<AssociationEndReason>,
     last_error: Option<String>,
+    /// Where the commands of the I/O queues are counted, if they are.
+    io_stats: Option<IoStatsSource>,
 }
 
 /// Command that completes later.
@@ -134,6 +137,7 @@ impl FabricsTransport {
             waker: None,
             association_end_reason: None,
             last_error: None,
+            io_stats: None,
         };
         transport.apply_feature_values();
         transport
@@ -142,6 +146,11 @@ impl FabricsTransport {
     /// Admin controller.
     pub fn controller(&mut self) -> &mut Controller {
         &mut self.controller
+    }
+
+    /// Counts the commands of the I/O queues created from now on.
+    pub fn set_io_stats(&mut self, io_stats: IoStatsSource) {
+        self.io_stats = Some(io_stats);
     }
 
     /// Removes and returns the last error that no NVMe status reports, as one line.

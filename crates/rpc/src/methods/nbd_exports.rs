@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tenmil_base::{Histogram, Operation};
+use tenmil_base::{CoarseHistogram, Operation};
 use tenmil_block::{QosLimits, RateLimit};
 use tenmil_linux::Clock;
 use tenmil_serve::nbd::{ConnectionSample, ExportedDevice, NbdEvent, NbdStats};
@@ -199,6 +199,11 @@ impl NbdExports {
     pub fn new(served: Vec<Arc<ExportedDevice>>, clock: Clock) -> Self {
         Self { served, clock }
     }
+
+    /// The exports.
+    pub(super) fn served(&self) -> &[Arc<ExportedDevice>] {
+        &self.served
+    }
 }
 
 impl EventSender {
@@ -346,7 +351,7 @@ fn export_row(served: &Arc<ExportedDevice>) -> Value {
     row
 }
 
-fn percentile(latency: &Histogram, per_million: u64) -> Option<u64> {
+fn percentile(latency: &CoarseHistogram, per_million: u64) -> Option<u64> {
     (latency.count() > 0).then(|| latency.percentile(per_million))
 }
 

@@ -104,6 +104,7 @@ impl Association {
     ) -> Arc<Self> {
         let cntlid_lease = CntlidLease { export, cntlid, ended: None };
         let instance = transport.controller().configuration().instance;
+        transport.set_io_stats(cntlid_lease.export.io_stats().source(&host.nqn, cntlid));
         let AdminQueueProof { credentials, peer, awaits_secure_channel } = admin;
         let admin_peer = peer.clone();
         let queues = BTreeMap::from([(0, QueueProof::new(credentials, peer))]);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tenmil_base::{Error, Instant, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_auth::{DhExecutor, TlsPsk};
-use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::NamespaceConfig;
+use tenmil_nvme_controller::{BouncePool, IoStatsSample};
 use tenmil_wire::fabrics::CNTLID_MAX;
 use tenmil_wire::nqn;
 
@@ -486,6 +486,16 @@ impl Service {
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionSample> {
         self.lock_connection_table().iter().map(|(id, entry)| entry.sample(*id)).collect()
+    }
+
+    /// Statistics of every subsystem, by NQN.
+    #[must_use]
+    pub fn io_stats(&self) -> Vec<(String, Vec<IoStatsSample>)> {
+        let exports: Vec<_> = self.lock_state().exports.values().cloned().collect();
+        exports
+            .iter()
+            .map(|export| (export.nqn().to_owned(), export.io_stats().samples()))
+            .collect()
     }
 
     /// Number of associations.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Instant, Random};
 use tenmil_nvme_auth::TlsPsk;
+use tenmil_nvme_controller::IoStatsTable;
 use tenmil_nvme_controller::controller::{
     AnaState, Controller, ControllerConfig, ControllerInstance, HostIdentifierInUse, Subsystem,
     TransportModel,
@@ -67,6 +68,7 @@ pub(super) struct SubsystemExport {
     nqn: String,
     subsystem: Subsystem,
     model: ControllerModel,
+    io_stats: Arc<IoStatsTable>,
     state: Mutex<ExportState>,
 }
 
@@ -131,7 +133,13 @@ impl SubsystemExport {
             ended: VecDeque::new(),
             is_removed,
         };
-        Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
+        let io_stats = Arc::default();
+        Arc::new(Self { nqn, subsystem, model, io_stats, state: Mutex::new(state) })
+    }
+
+    /// Statistics of the commands of its hosts.
+    pub(super) fn io_stats(&self) -> &Arc<IoStatsTable> {
+        &self.io_stats
     }
 
     pub(super) fn nqn(&self) -> &str {

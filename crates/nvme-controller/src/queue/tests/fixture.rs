@@ -119,6 +119,7 @@ impl QueueFixture {
             fused_arbiter: Arc::default(),
             is_write_through: Arc::default(),
             buffers: BouncePool::new(ram.clone(), buffers),
+            io_stats: None,
         };
         let host = FakeHost::new(ram, setup.behavior, setup.seed);
         let mut rig = Self {

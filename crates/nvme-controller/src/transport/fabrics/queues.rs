@@ -10,6 +10,7 @@ use super::{FabricsTransport, QueueCommand, QueueLink};
 use crate::bounce_pool::BouncePool;
 use crate::controller::transport_interface::{AdminResult, IoCounters, QueueCommandId};
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
+use crate::io_stats::QueueIoStats;
 use crate::queue::QueueEvent;
 
 /// Parameters of an I/O queue.
@@ -83,6 +84,10 @@ impl FabricsTransport {
             fused_arbiter: self.controller.fused_arbiter(),
             is_write_through: self.is_write_through.clone(),
             buffers,
+            io_stats: self
+                .io_stats
+                .clone()
+                .map(|controller| QueueIoStats { controller, qid: new.qid }),
         };
         let namespaces = self.controller.namespaces().reader();
         let mut executor = Executor::new(memory, &config, shared, namespaces);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::Span;
+use tenmil_base::{Operation, Span};
 use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::{DataDirection, DigestMode, HostConfig};
@@ -284,4 +284,40 @@ fn connection_reports_mean_latency_of_outstanding_commands() {
     rig.run_until_idle();
     let [latency] = expected(&rig)[..] else { panic!("one has something under way") };
     assert!((78_000..=82_000).contains(&latency.ns), "{latency}");
+}
+
+#[test]
+fn commands_are_counted_by_host_and_namespace_also_after_the_host_has_left() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.connect_admin_queue();
+    let io = rig.connect_io_queue(cntlid, 1);
+    for blocks in [1, 8, 8] {
+        let len = blocks * 512;
+        let write = read_or_write_command(IoOpcode::Write.code(), 4, blocks);
+        let bytes = pattern(blocks, len as usize);
+        let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+    let read = read_or_write_command(IoOpcode::Read.code(), 4, 8);
+    rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
+    let beyond = read_or_write_command(IoOpcode::Read.code(), BLOCKS, 8);
+    let (completion, _) = rig.execute_command(io, &beyond, DataDirection::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+    let counted = |rig: &TestTarget| {
+        let [(nqn, samples)] = &rig.service.io_stats()[..] else { panic!() };
+        let [sample] = &samples[..] else { panic!("{samples:?}") };
+        assert_eq!((nqn.as_str(), sample.nsid), (NQN, 1));
+        assert!(!sample.host.is_empty());
+        let of = |operation| {
+            let one = sample.stats.operation_stats(operation);
+            (one.count, one.bytes, one.errors)
+        };
+        assert_eq!(of(Operation::Write), (3, 17 * 512, 0));
+        assert_eq!(of(Operation::Read), (1, 4096, 1));
+        sample.queue
+    };
+    assert_eq!(counted(&rig), Some((cntlid, 1)));
+    rig.lines.clear();
+    rig.assert_all_released();
+    assert_eq!(counted(&rig), None);
 }

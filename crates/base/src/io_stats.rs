@@ -1,14 +1,14 @@
-//! I/O statistics: counters updated by channels and readable from any thread.
+//! I/O statistics: counters updated by one thread and readable from any.
 //!
-//! Every counter has one writer, the thread of its channel, so counting is a load, an addition and a
-//! store. A reader takes no lock and does not block the writer. Completions are counted in runs:
+//! Every counter has one writer, the thread of its channel or queue, so counting is a load, an addition
+//! and a store. A reader takes no lock and does not block the writer. Completions are counted in runs:
 //! consecutive ones of one batch and one kind are one update.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use tenmil_base::{Counter, Histogram, LiveHistogram, Operation, Span};
-use tenmil_linux::Clock;
+use crate::{CoarseHistogram, Counter, IoStatus, LiveCoarseHistogram, Operation, Span};
 
 /// Statistics of one channel, or of several combined.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +18,10 @@ pub struct IoStats {
     pub lock_wait: Span,
     /// Queue depth samples, one for each poll that found completions.
     pub depth: QueueDepthSamples,
+    /// Time with requests in flight. Only of served queues.
+    pub busy: Span,
+    /// Number of failed requests by status.
+    pub errors_by_status: BTreeMap<u16, u64>,
 }
 
 /// Statistics of one operation.
@@ -31,7 +35,7 @@ pub struct OperationStats {
     pub errors: u64,
     /// Latency of successful requests in nanoseconds, from the submission of the batch to its poll. Empty
     /// unless recording is enabled.
-    pub latency: Histogram,
+    pub latency: CoarseHistogram,
 }
 
 /// Samples of the number of requests in flight at a poll.
@@ -62,6 +66,15 @@ impl IoStats {
         self.lock_wait.ns += other.lock_wait.ns;
         self.depth.samples += other.depth.samples;
         self.depth.sum += other.depth.sum;
+        self.busy.ns += other.busy.ns;
+        for (status, count) in &other.errors_by_status {
+            *self.errors_by_status.entry(*status).or_default() += count;
+        }
+    }
+
+    /// Whether nothing was counted.
+    pub fn is_empty(&self) -> bool {
+        self.operations.iter().all(|one| one.count == 0 && one.errors == 0)
     }
 }
 
@@ -73,16 +86,19 @@ impl QueueDepthSamples {
     }
 }
 
-/// The live counters of one channel.
+/// Live counters of one channel or queue.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct IoCounters {
+pub struct IoCounters {
     counters: [OperationCounters; OPERATIONS],
     depth_samples: Counter,
     depth_sum: Counter,
     lock_wait_ticks: Counter,
+    busy_ns: Counter,
     is_timing: AtomicBool,
-    latencies: OnceLock<Box<[LiveHistogram; OPERATIONS]>>,
+    /// Allocated at the first value of each operation.
+    latencies: [OnceLock<Box<LiveCoarseHistogram>>; OPERATIONS],
+    errors_by_status: Mutex<BTreeMap<u16, u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -93,56 +109,72 @@ struct OperationCounters {
 }
 
 impl IoCounters {
-    pub(crate) fn new(timing: bool) -> Self {
-        let meter = Self::default();
-        meter.set_latency_recording(timing);
-        meter
+    /// Creates counters that are zero.
+    pub fn new(timing: bool) -> Self {
+        let counters = Self::default();
+        counters.set_latency_recording(timing);
+        counters
     }
 
-    /// Switches latency recording on or off; recorded values remain. The first activation allocates, on
-    /// the calling thread.
-    pub(crate) fn set_latency_recording(&self, on: bool) {
-        if on {
-            self.latencies.get_or_init(Box::default);
-        }
-        self.is_timing.store(on, Ordering::Release);
+    /// Switches latency recording on or off; recorded values remain.
+    pub fn set_latency_recording(&self, on: bool) {
+        self.is_timing.store(on, Ordering::Relaxed);
     }
 
     /// Counts a run of successful requests.
     #[inline]
-    pub(crate) fn count_success(&self, operation: usize, count: u64, bytes: u64, took_ns: u64) {
+    pub fn count_success(&self, operation: usize, count: u64, bytes: u64, took_ns: u64) {
         let counter = &self.counters[operation];
         counter.count.add(count);
         counter.bytes.add(bytes);
-        if self.is_timing.load(Ordering::Acquire)
-            && let Some(latencies) = self.latencies.get()
-        {
-            latencies[operation].record_many(took_ns, count);
+        if self.is_timing.load(Ordering::Relaxed) {
+            match self.latencies[operation].get() {
+                Some(latency) => latency.record_many(took_ns, count),
+                None => self.record_first_latency(operation, count, took_ns),
+            }
         }
     }
 
+    #[cold]
+    fn record_first_latency(&self, operation: usize, count: u64, took_ns: u64) {
+        self.latencies[operation].get_or_init(Box::default).record_many(took_ns, count);
+    }
+
     /// Counts a failed request.
-    pub(crate) fn count_failure(&self, operation: usize) {
+    #[cold]
+    pub fn count_failure(&self, operation: usize, status: IoStatus) {
         self.counters[operation].errors.add(1);
+        let mut by_status = self.errors_by_status.lock().unwrap_or_else(PoisonError::into_inner);
+        *by_status.entry(status.0).or_default() += 1;
+    }
+
+    /// Adds time with requests in flight.
+    #[inline]
+    pub fn add_busy(&self, time: Span) {
+        self.busy_ns.add(time.ns);
     }
 
     /// Counts a poll that found completions while `depth` requests were in flight.
     #[inline]
-    pub(crate) fn count_queue_depth(&self, depth: u64) {
+    pub fn count_queue_depth(&self, depth: u64) {
         self.depth_samples.add(1);
         self.depth_sum.add(depth);
     }
 
     /// Adds ticks spent waiting for a lock.
-    pub(crate) fn add_lock_wait(&self, ticks: u64) {
+    pub fn add_lock_wait(&self, ticks: u64) {
         self.lock_wait_ticks.add(ticks);
     }
 
     /// A snapshot of the counters. Exact while the channel is idle; otherwise each number was true at
-    /// some time during the call.
-    pub(crate) fn snapshot(&self, clock: &Clock) -> IoStats {
+    /// some time during the call. `span_of_ticks` converts the ticks of
+    /// [`add_lock_wait`](Self::add_lock_wait).
+    pub fn snapshot(&self, span_of_ticks: impl FnOnce(u64) -> Span) -> IoStats {
+        let by_status = self.errors_by_status.lock().unwrap_or_else(PoisonError::into_inner);
         let mut statistics = IoStats {
-            lock_wait: clock.span_of_ticks(self.lock_wait_ticks.get()),
+            lock_wait: span_of_ticks(self.lock_wait_ticks.get()),
+            busy: Span { ns: self.busy_ns.get() },
+            errors_by_status: by_status.clone(),
             depth: QueueDepthSamples {
                 samples: self.depth_samples.get(),
                 sum: self.depth_sum.get(),
@@ -154,8 +186,9 @@ impl IoCounters {
             done.bytes = counter.bytes.get();
             done.errors = counter.errors.get();
         }
-        if let Some(latencies) = self.latencies.get() {
-            for (done, live) in statistics.operations.iter_mut().zip(latencies.iter()) {
+        drop(by_status);
+        for (done, live) in statistics.operations.iter_mut().zip(&self.latencies) {
+            if let Some(live) = live.get() {
                 done.latency = live.snapshot();
             }
         }
@@ -165,14 +198,15 @@ impl IoCounters {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::Operation;
-    use tenmil_linux::Clock;
-
     use super::{IoCounters, IoStats};
+    use crate::{IoStatus, Operation, Span};
+
+    fn snapshot(counters: &IoCounters) -> IoStats {
+        counters.snapshot(|ticks| Span { ns: 2 * ticks })
+    }
 
     #[test]
     fn statistics_of_channels_add_up() {
-        let clock = Clock::on_kernel_clock();
         let (left, right, both) =
             (IoCounters::new(true), IoCounters::new(true), IoCounters::new(true));
         for value in 0..500_u64 {
@@ -180,14 +214,15 @@ mod tests {
             for meter in [if value % 3 == 0 { &left } else { &right }, &both] {
                 meter.count_success(operation, value % 4, value * 512, value * value);
                 meter.count_queue_depth(value);
-                meter.count_failure(operation);
+                meter.count_failure(operation, IoStatus::NO_DEVICE);
+                meter.add_busy(Span { ns: 5 });
                 meter.add_lock_wait(value);
             }
         }
         let mut sum = IoStats::default();
-        sum.merge(&left.snapshot(&clock));
-        sum.merge(&right.snapshot(&clock));
-        let both = both.snapshot(&clock);
+        sum.merge(&snapshot(&left));
+        sum.merge(&snapshot(&right));
+        let both = snapshot(&both);
         for operation in Operation::ALL {
             let (one, other) = (sum.operation_stats(operation), both.operation_stats(operation));
             assert_eq!(
@@ -196,7 +231,10 @@ mod tests {
             );
             assert!(one.count > 0 && one.latency.buckets().eq(other.latency.buckets()));
         }
-        assert_eq!((sum.depth, sum.lock_wait), (both.depth, both.lock_wait));
+        assert_eq!((sum.depth, sum.lock_wait, sum.busy), (both.depth, both.lock_wait, both.busy));
+        assert_eq!((sum.busy.ns, sum.lock_wait.ns), (2_500, 499 * 500));
+        assert_eq!(sum.errors_by_status, both.errors_by_status);
+        assert_eq!(sum.errors_by_status[&IoStatus::NO_DEVICE.0], 500);
         assert!((both.depth.mean() - 249.5).abs() < 1e-9);
     }
 
@@ -205,20 +243,13 @@ mod tests {
         let meter = IoCounters::new(false);
         let timed = |meter: &IoCounters| {
             meter.count_success(0, 2, 1024, 77);
-            meter
-                .snapshot(&Clock::on_kernel_clock())
-                .operation_stats(Operation::Read)
-                .latency
-                .count()
+            snapshot(meter).operation_stats(Operation::Read).latency.count()
         };
         assert_eq!(timed(&meter), 0);
         meter.set_latency_recording(true);
         assert_eq!(timed(&meter), 2);
         meter.set_latency_recording(false);
         assert_eq!(timed(&meter), 2, "nothing new, and what was there stays");
-        assert_eq!(
-            meter.snapshot(&Clock::on_kernel_clock()).operation_stats(Operation::Read).count,
-            6
-        );
+        assert_eq!(snapshot(&meter).operation_stats(Operation::Read).count, 6);
     }
 }

@@ -1,0 +1,212 @@
+//! I/O statistics of everything that a process serves: what hosts and clients have done.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use tenmil_base::{IoStats, Operation, OperationStats};
+use tenmil_wire::Status;
+
+use super::{NbdExports, NvmeConnections};
+use crate::error::RpcError;
+use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
+use crate::result_type::{FieldSchema, ResultType};
+
+const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
+const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
+
+const ROW: &[FieldSchema] = &[
+    FieldSchema::new("protocol", ResultType::Text, "nvme-tcp or nbd"),
+    FieldSchema::new("export", ResultType::Text, "NQN of the subsystem, or name of the NBD export"),
+    FieldSchema::new(
+        "namespace",
+        WHOLE,
+        "namespace identifier; null for NBD and for a sum of several",
+    ),
+    FieldSchema::new("host", TEXT, "NQN of the host; null for NBD and for a sum of several"),
+    FieldSchema::new("controller", WHOLE, "controller identifier, of an open queue"),
+    FieldSchema::new("queue", WHOLE, "queue identifier, of an open queue"),
+    FieldSchema::new("reads", ResultType::Whole, "successful reads"),
+    FieldSchema::new("read_bytes", ResultType::Whole, "bytes transferred by them"),
+    FieldSchema::new("read_errors", ResultType::Whole, "failed reads"),
+    FieldSchema::new(
+        "read_time_ns",
+        ResultType::Whole,
+        "sum of the latencies of the successful ones",
+    ),
+    FieldSchema::new("read_p50_ns", WHOLE, "median latency; null if there were none"),
+    FieldSchema::new("read_p99_ns", WHOLE, "99th percentile of the latency"),
+    FieldSchema::new("read_p999_ns", WHOLE, "99.9th percentile of the latency"),
+    FieldSchema::new("writes", ResultType::Whole, "successful writes"),
+    FieldSchema::new("written_bytes", ResultType::Whole, "bytes transferred by them"),
+    FieldSchema::new("write_errors", ResultType::Whole, "failed writes"),
+    FieldSchema::new(
+        "write_time_ns",
+        ResultType::Whole,
+        "sum of the latencies of the successful ones",
+    ),
+    FieldSchema::new("write_p50_ns", WHOLE, "median latency; null if there were none"),
+    FieldSchema::new("write_p99_ns", WHOLE, "99th percentile of the latency"),
+    FieldSchema::new("write_p999_ns", WHOLE, "99.9th percentile of the latency"),
+    FieldSchema::new("flushes", ResultType::Whole, "successful flushes"),
+    FieldSchema::new("flush_time_ns", ResultType::Whole, "sum of their latencies"),
+    FieldSchema::new("deallocations", ResultType::Whole, "successful deallocations"),
+    FieldSchema::new("others", ResultType::Whole, "other successful commands"),
+    FieldSchema::new("errors", ResultType::Whole, "failed commands of every kind"),
+    FieldSchema::new(
+        "errors_by_status",
+        ResultType::Rows(&[
+            FieldSchema::new("status", ResultType::Whole, "status code type and status code"),
+            FieldSchema::new("name", ResultType::Text, "name of the status"),
+            FieldSchema::new("count", ResultType::Whole, "number of commands"),
+        ]),
+        "failed commands by their status",
+    ),
+    FieldSchema::new(
+        "depth_mean",
+        ResultType::Real,
+        "mean number of commands in flight of a queue, at the completions of commands",
+    ),
+    FieldSchema::new(
+        "busy_ns",
+        ResultType::Whole,
+        "time with commands in flight, of the queue for which it is longest; 0 for NBD",
+    ),
+];
+
+/// How rows are summed.
+const GROUPS: &[&str] = &["namespace", "host", "export", "queue"];
+
+pub(super) const METHODS: &[Method] = &[Method {
+    verb: MethodKind::Get,
+    name: "io_statistics",
+    parameters: &[
+        Parameter {
+            name: "by",
+            kind: ParamType::OneOf(GROUPS),
+            need: ParamDefault::Optional,
+            help: "one row for each of these; namespace by default. A row of a host is one of a \
+                   subsystem; rows of queues are of open ones, and one for the closed ones of a host \
+                   and namespace",
+        },
+        Parameter {
+            name: "export",
+            kind: ParamType::Text { len_max: 223 },
+            need: ParamDefault::Optional,
+            help: "only of the subsystem with this NQN, or of the NBD export with this name",
+        },
+        Parameter {
+            name: "host",
+            kind: ParamType::Text { len_max: 223 },
+            need: ParamDefault::Optional,
+            help: "only of the host with this NQN",
+        },
+    ],
+    answer: ResultType::Rows(ROW),
+    help: "Count the commands of hosts and clients since the start, with latencies and errors",
+    example: "tenmil get io_statistics by=host --json",
+    run: io_statistics_method,
+}];
+
+/// What a row is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct RowKey {
+    protocol: &'static str,
+    export: String,
+    namespace: Option<u32>,
+    host: Option<String>,
+    queue: Option<(u16, u16)>,
+}
+
+fn io_statistics_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let nvme = call.state.find_part::<NvmeConnections>("queues");
+    let nbd = call.state.find_part::<NbdExports>("exports");
+    if let (Err(error), Err(_)) = (&nvme, &nbd) {
+        return Err(error.clone());
+    }
+    let by = call.arguments.text("by").unwrap_or(GROUPS[0]);
+    let is_wanted =
+        |name: &str, found: &str| call.arguments.text(name).is_none_or(|wanted| wanted == found);
+    let mut rows = BTreeMap::<RowKey, IoStats>::new();
+    let subsystems = nvme.map(|NvmeConnections(service)| service.io_stats()).unwrap_or_default();
+    for (export, samples) in subsystems.iter().filter(|(nqn, _)| is_wanted("export", nqn)) {
+        for sample in samples.iter().filter(|sample| is_wanted("host", &sample.host)) {
+            let host = || Some(sample.host.to_string());
+            let mut key =
+                RowKey { protocol: "nvme-tcp", export: export.clone(), ..RowKey::default() };
+            match by {
+                "host" => key.host = host(),
+                "queue" => {
+                    (key.host, key.namespace) = (host(), Some(sample.nsid));
+                    key.queue = sample.queue;
+                }
+                "namespace" => key.namespace = Some(sample.nsid),
+                _ => {}
+            }
+            add(rows.entry(key).or_default(), &sample.stats);
+        }
+    }
+    let served = nbd.map(|exports| exports.served()).unwrap_or_default();
+    for export in served.iter().filter(|_| call.arguments.text("host").is_none()) {
+        let name = export.export().name();
+        if is_wanted("export", name) {
+            let key = RowKey { protocol: "nbd", export: name.to_owned(), ..RowKey::default() };
+            add(rows.entry(key).or_default(), &export.io_stats());
+        }
+    }
+    Ok(rows.into_iter().map(|(key, stats)| row(key, &stats)).collect())
+}
+
+/// Adds statistics; busy times of several queues overlap, so the longest one stays.
+fn add(sum: &mut IoStats, more: &IoStats) {
+    let busy = sum.busy.max(more.busy);
+    sum.merge(more);
+    sum.busy = busy;
+}
+
+fn row(key: RowKey, stats: &IoStats) -> Value {
+    let of = |operation| stats.operation_stats(operation);
+    let [reads, writes, flushes, deallocations] =
+        [Operation::Read, Operation::Write, Operation::Flush, Operation::Deallocate].map(of);
+    let all = || Operation::ALL.into_iter().map(of);
+    let shown = [reads, writes, flushes, deallocations];
+    let others =
+        all().map(|one| one.count).sum::<u64>() - shown.iter().map(|one| one.count).sum::<u64>();
+    let by_status = stats.errors_by_status.iter().map(|(status, count)| {
+        json!({ "status": status, "name": Status(*status).name(), "count": count })
+    });
+    json!({
+        "protocol": key.protocol,
+        "export": key.export,
+        "namespace": key.namespace,
+        "host": key.host,
+        "controller": key.queue.map(|(controller, _)| controller),
+        "queue": key.queue.map(|(_, queue)| queue),
+        "reads": reads.count,
+        "read_bytes": reads.bytes,
+        "read_errors": reads.errors,
+        "read_time_ns": reads.latency.sum(),
+        "read_p50_ns": percentile(reads, 500_000),
+        "read_p99_ns": percentile(reads, 990_000),
+        "read_p999_ns": percentile(reads, 999_000),
+        "writes": writes.count,
+        "written_bytes": writes.bytes,
+        "write_errors": writes.errors,
+        "write_time_ns": writes.latency.sum(),
+        "write_p50_ns": percentile(writes, 500_000),
+        "write_p99_ns": percentile(writes, 990_000),
+        "write_p999_ns": percentile(writes, 999_000),
+        "flushes": flushes.count,
+        "flush_time_ns": flushes.latency.sum(),
+        "deallocations": deallocations.count,
+        "others": others,
+        "errors": all().map(|one| one.errors).sum::<u64>(),
+        "errors_by_status": by_status.collect::<Vec<_>>(),
+        "depth_mean": stats.depth.mean(),
+        "busy_ns": stats.busy.ns,
+    })
+}
+
+fn percentile(one: &OperationStats, per_million: u64) -> Option<u64> {
+    (one.latency.count() > 0).then(|| one.latency.percentile(per_million))
+}
