@@ -65,6 +65,27 @@ file_system() {
 }
 check 'a file system keeps a file, is trimmed and is clean' file_system
 
+# What the target counts, and what Linux counts: reads, bytes read, writes, bytes written.
+theirs() { awk '{ print $1, $3 * 512, $5, $7 * 512 }' /sys/block/${D##*/}/stat; }
+ours() {
+    tenmil get io_statistics export=$SUBSYSTEM --json | tr -d ',' | awk '
+        $1 == "\"namespace\":" { is_first = $2 == 1 }
+        is_first { value[$1] = $2 }
+        END {
+            print value["\"reads\":"], value["\"read_bytes\":"], value["\"writes\":"], \
+                value["\"written_bytes\":"]
+        }'
+}
+counts_agree() {
+    echo "$(theirs) $(ours)" >before
+    timeout 60 fio --name=mixed --filename=$D --direct=1 --ioengine=libaio --rw=randrw --bsrange=512-64k \
+        --size=8m --iodepth=8 --output-format=terse >/dev/null || return 1
+    echo "$(theirs) $(ours)" | cat before - | tee /dev/stderr | awk '
+        NR == 1 { split($0, before) }
+        NR == 2 { for (i = 1; i <= 4; i++) if ($i - before[i] != $(i + 4) - before[i + 4] || $i == before[i]) exit 1 }'
+}
+check 'reads, writes and their bytes are counted as by Linux' counts_agree
+
 # Reservations, by commands of the kernel's host.
 check 'a key is registered' nvme resv-register $D --nrkey=0x1234 --rrega=0
 check 'a reservation is acquired' nvme resv-acquire $D --crkey=0x1234 --rtype=1 --racqa=0
