@@ -55,8 +55,8 @@ pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{
     CopyProgress, DeviceControls, EventRelay, NbdExports, NvmeConnections, ProgramInfo,
-    ReactorsSource, ReloadRequest, SchedulerSource, TABLE, TargetConfiguration,
-    subscribe_path_events,
+    ReactorsSource, ReloadRequest, SchedulerSource, ServedDevice, ServedDevices, TABLE,
+    TargetConfiguration, subscribe_path_events,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;

@@ -19,6 +19,7 @@ mod target_configuration;
 mod volumes;
 
 pub use copy::CopyProgress;
+pub use io_statistics::{ServedDevice, ServedDevices};
 pub use mirrors_and_delays::DeviceControls;
 pub use nbd_exports::NbdExports;
 pub use nvme_connections::NvmeConnections;

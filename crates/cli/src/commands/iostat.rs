@@ -17,7 +17,7 @@ use tenmil_block::quantity_parser::parse_time;
 /// Print the rates, latencies and queue depths of what a running tenmil process serves, until it exits
 /// or Ctrl-C.
 ///
-/// NVMe/TCP subsystems and NBD exports. Every line is about the time since the previous report.
+/// Every line is about the time since the previous report.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct IostatArguments {
@@ -162,7 +162,7 @@ pub(super) fn run_iostat(
 fn sleep_until(clock: &Clock, end: Instant) {
     let step = Span::from_ms(100);
     while clock.now() < end && !tenmil_linux::signal::is_stop_requested() {
-        std::thread::sleep(step.min(end.since(clock.now())).into());
+        tenmil_linux::named_thread::sleep(step.min(end.since(clock.now())));
     }
 }
 

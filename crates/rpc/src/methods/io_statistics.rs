@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use tenmil_base::{IoStats, Operation, OperationStats};
+use tenmil_block::Bdev;
 use tenmil_wire::Status;
 
 use super::{NbdExports, NvmeConnections};
@@ -16,8 +17,12 @@ const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
 const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
 
 const ROW: &[FieldSchema] = &[
-    FieldSchema::new("protocol", ResultType::Text, "nvme-tcp or nbd"),
-    FieldSchema::new("export", ResultType::Text, "NQN of the subsystem, or name of the NBD export"),
+    FieldSchema::new("protocol", ResultType::Text, "nvme-tcp, nbd, vfio-user, vhost-user or ublk"),
+    FieldSchema::new(
+        "export",
+        ResultType::Text,
+        "NQN of the subsystem, name of the NBD export, or where a device is served",
+    ),
     FieldSchema::new(
         "namespace",
         WHOLE,
@@ -70,9 +75,26 @@ const ROW: &[FieldSchema] = &[
     FieldSchema::new(
         "busy_ns",
         ResultType::Whole,
-        "time with commands in flight, of the queue for which it is longest; 0 for NBD",
+        "time with commands in flight, of the queue for which it is longest; NVMe/TCP only",
     ),
 ];
+
+/// Devices that a process serves to virtual machines or to its kernel.
+#[derive(Clone, Debug)]
+pub struct ServedDevices(pub Vec<ServedDevice>);
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub struct ServedDevice {
+    /// Protocol: vfio-user, vhost-user or ublk.
+    pub protocol: &'static str,
+    /// Where it is served, with the protocol.
+    pub listen: String,
+    /// Namespace identifier, for protocols that have several.
+    pub namespace: Option<u32>,
+    /// The device.
+    pub device: Bdev,
+}
 
 /// How rows are summed.
 const GROUPS: &[&str] = &["namespace", "host", "export", "queue"];
@@ -121,7 +143,8 @@ struct RowKey {
 fn io_statistics_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let nvme = call.state.find_part::<NvmeConnections>("queues");
     let nbd = call.state.find_part::<NbdExports>("exports");
-    if let (Err(error), Err(_)) = (&nvme, &nbd) {
+    let devices = call.state.find_part::<ServedDevices>("served devices");
+    if let (Err(_), Err(_), Err(error)) = (&nvme, &nbd, &devices) {
         return Err(error.clone());
     }
     let by = call.arguments.text("by").unwrap_or(GROUPS[0]);
@@ -152,6 +175,16 @@ fn io_statistics_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         if is_wanted("export", name) {
             let key = RowKey { protocol: "nbd", export: name.to_owned(), ..RowKey::default() };
             add(rows.entry(key).or_default(), &export.io_stats());
+        }
+    }
+    let devices = devices.map(|ServedDevices(devices)| &devices[..]).unwrap_or_default();
+    for served in devices.iter().filter(|_| call.arguments.text("host").is_none()) {
+        let ServedDevice { protocol, listen, namespace, device } = served;
+        if is_wanted("export", listen) {
+            let namespace = namespace.filter(|_| matches!(by, "namespace" | "queue"));
+            let export = listen.clone();
+            let key = RowKey { protocol, export, namespace, ..RowKey::default() };
+            add(rows.entry(key).or_default(), &device.statistics());
         }
     }
     Ok(rows.into_iter().map(|(key, stats)| row(key, &stats)).collect())

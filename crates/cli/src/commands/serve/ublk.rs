@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tenmil_base::{BlockDevice, Error, Span};
-use tenmil_block::BdevOptions;
 use tenmil_block::uri::Uri;
+use tenmil_block::{Bdev, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_rpc::{ServedDevice, ServedDevices};
 use tenmil_serve::ublk::{
     QueueLimits, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
 };
@@ -41,7 +42,7 @@ pub(super) fn serve_ublk(
     };
     let (machine, clock) = (KernelFiles::live_system(), Clock::start());
     let regions = RegionTable::new(REGIONS_MAX);
-    let medium = open_medium(arguments, uri, &regions, clock)?;
+    let (device, medium) = open_medium(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
@@ -71,8 +72,11 @@ pub(super) fn serve_ublk(
     tenmil_linux::storage_file::commit_created()?;
     let parts = ServedParts::at_sockets(ServeTransport::Ublk, vec![uri], Vec::new());
     sandbox::run_as_user(arguments, &parts)?;
-    let mut requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    let listen = format!("ublk:{}", server.device_number());
+    let served = ServedDevice { protocol: "ublk", listen, namespace: None, device };
+    let state =
+        rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
+    let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &ready_message(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
@@ -142,10 +146,11 @@ fn open_medium(
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<Arc<dyn BlockDevice>, Error> {
+) -> Result<(Bdev, Arc<dyn BlockDevice>), Error> {
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "ublk")?;
-    adapt_device(&device, descriptor, regions).map_err(|why| cannot_serve_error(uri, why))
+    let medium = adapt_device(&device, descriptor, regions);
+    Ok((device, medium.map_err(|why| cannot_serve_error(uri, why))?))
 }
 
 /// Identity by which a restarted server recognizes its ublk device: the URI, with the working directory

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tenmil_base::{BlockDevice, Error};
-use tenmil_block::{BdevDescriptor, BdevOptions};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_reactor::PollMode;
+use tenmil_rpc::{ServedDevice, ServedDevices};
 use tenmil_serve::vfio_user::{ControllerOptions, Server, ServerConfig};
 
 use super::endpoint_devices::{
@@ -32,7 +33,8 @@ pub(super) fn serve_vfio_user(
     let each = devices_per_controller(arguments.uris.len(), sockets.len())?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
-    let namespaces = open_and_claim_all(arguments, &regions, clock)?;
+    let opened = open_and_claim_all(arguments, &regions, clock)?;
+    let (devices, namespaces): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let open_one = |socket: &PathBuf| open_listener(&ListenAddress::Path(socket.clone()));
     let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
@@ -66,8 +68,15 @@ pub(super) fn serve_vfio_user(
         (arguments.uris.iter().collect(), sockets.iter().map(PathBuf::as_path).collect());
     let parts = ServedParts::at_sockets(ServeTransport::VfioUser, uris, files);
     sandbox::run_as_user(arguments, &parts)?;
-    let requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    let served = (0..).zip(devices).map(|(index, device)| ServedDevice {
+        protocol: "vfio-user",
+        listen: listens[index / each].clone(),
+        namespace: u32::try_from(index % each + 1).ok(),
+        device,
+    });
+    let state =
+        rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(served.collect()));
+    let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &line)?;
     run_until_stopped(requested, reactors, "client", || {
@@ -108,14 +117,12 @@ fn open_and_claim_all(
     arguments: &ServeArguments,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<Vec<Arc<BdevDescriptor>>, Error> {
-    let open = |uri| -> Result<Arc<BdevDescriptor>, Error> {
+) -> Result<Vec<(Bdev, Arc<BdevDescriptor>)>, Error> {
+    let open = |uri| -> Result<(Bdev, Arc<BdevDescriptor>), Error> {
         check_device_can_access_guest_memory(uri)?;
-        // The controller measures the time of its commands itself.
-        let options =
-            BdevOptions { depth: QUEUE_DEPTH, timing: false, ..BdevOptions::new(clock, 1) };
-        let (_, descriptor) = open_and_claim(arguments, uri, regions, options, "vfio-user")?;
-        Ok(Arc::new(descriptor))
+        let options = BdevOptions { depth: QUEUE_DEPTH, ..BdevOptions::new(clock, 1) };
+        let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "vfio-user")?;
+        Ok((device, Arc::new(descriptor)))
     };
     arguments.uris.iter().map(open).collect()
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use serde_json::json;
 use tenmil_base::{BlockDevice, Error, Limits};
 use tenmil_block::uri::Uri;
-use tenmil_block::{BdevDescriptor, BdevOptions};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
+use tenmil_rpc::{ServedDevice, ServedDevices};
 use tenmil_serve::vhost_user::{Server, ServerConfig, adapt_device, device_id_of_uri};
 
 use super::endpoint_devices::{
@@ -38,7 +39,7 @@ pub(super) fn serve_vhost_user(
     };
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
-    let (descriptor, medium) = open_medium(arguments, uri, &regions, clock)?;
+    let (device, descriptor, medium) = open_medium(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
     let listen_socket = open_listener(&ListenAddress::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
@@ -55,8 +56,11 @@ pub(super) fn serve_vhost_user(
     tenmil_linux::storage_file::commit_created()?;
     let parts = ServedParts::at_sockets(ServeTransport::VhostUser, vec![uri], vec![socket]);
     sandbox::run_as_user(arguments, &parts)?;
-    let requested =
-        rpc_endpoint::serve_control_socket(rpc_endpoint::rpc_state_of_reactors(&balanced));
+    let listen = format!("vhost-user:{}", server.address());
+    let served = ServedDevice { protocol: "vhost-user", listen, namespace: None, device };
+    let state =
+        rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
+    let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
     run_until_stopped(requested, reactors, "front end", || {
@@ -74,13 +78,13 @@ fn open_medium(
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
+) -> Result<(Bdev, Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
     check_device_can_access_guest_memory(uri)?;
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);
     let medium = adapt_device(&device, Arc::clone(&descriptor), regions);
-    Ok((descriptor, medium.map_err(|why| cannot_serve_error(uri, why))?))
+    Ok((device, descriptor, medium.map_err(|why| cannot_serve_error(uri, why))?))
 }
 
 /// The ready message, as text or JSON.
