@@ -334,9 +334,10 @@ pub(super) fn run_serve(
         tenmil_linux::signal::end_with_parent()
             .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;
     }
+    // Also without a file: `kill -HUP $(pidof tenmil)` reaches every server of the machine.
+    tenmil_linux::signal::request_reload_on_sighup()
+        .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
     if let Some(path) = &arguments.config {
-        tenmil_linux::signal::request_reload_on_sighup()
-            .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
         check_transport_options(arguments, ServeTransport::NvmeTcp)?;
         return nvme_tcp::serve_nvme_tcp(arguments, read_configuration(path)?, out);
     }

@@ -111,6 +111,8 @@ pub(super) fn serve_nvme_tcp(
             if tenmil_linux::signal::take_reload_request() || !requests.is_empty() {
                 reload_configuration(path, &mut standing, event_sender(&asking), requests);
             }
+        } else if tenmil_linux::signal::take_reload_request() {
+            tracing::info!("SIGHUP is ignored: there is no configuration file to read again");
         }
         log_events(&service, event_sender(&asking));
         sandbox::log_denied_calls(event_sender(&asking));
