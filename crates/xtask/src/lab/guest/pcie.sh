@@ -125,6 +125,36 @@ round_trip() {
 }
 check 'a copy goes there and comes back' round_trip
 
+# Served by a process that has dropped its rights.
+# serve NAME LISTENER: until it is ready, and what it has left is as expected.
+serve() {
+    log=/tmp/$1.log
+    tenmil serve "$D" --listen "$2" --sandbox=on >"$log" 2>&1 &
+    serving=$!
+    within 20 grep -q '^ready' "$log" || { cat "$log"; return 1; }
+}
+# is_sandboxed WHAT CAPABILITIES
+is_sandboxed() {
+    note "$1: $(grep -o 'sandbox: .*' "$log" | head -n 1)"
+    shows "$1: the rights that are left" \
+        "^note: sandbox: capabilities: $2; [1-9][0-9]* system calls allowed; [1-9][0-9]* paths allowed" cat "$log"
+}
+served_ends() {
+    kill $serving
+    check "$1: it ends when it is told to" wait $serving
+    check "$1: the sandbox has denied nothing" refused grep 'denied system call' "$log"
+    cat "$log"
+}
+modprobe ublk_drv
+check 'served over ublk' serve ublk ublk:0
+is_sandboxed 'ublk' CAP_SYS_ADMIN
+verify_disk() {
+    timeout 120 fio --name=verify --filename=/dev/ublkb0 --direct=1 --ioengine=libaio --rw=randwrite \
+        --bsrange=4k-256k --size=16m --iodepth=8 --verify=crc32c --output-format=terse
+}
+check 'ublk: verified' verify_disk
+served_ends 'ublk'
+
 tenmil perf "$D" -w randread -q 32 -t 30 >/tmp/killed.log 2>&1 &
 sleep 4
 check 'kill -9 under load' kill -9 $!

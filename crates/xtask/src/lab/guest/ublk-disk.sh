@@ -6,6 +6,7 @@ says_no() { ! "$@"; }
 serve() {
     log=/tmp/$1.log
     shift
+    cat "$log" >>/tmp/before.log 2>/dev/null
     : >"$log"
     tenmil serve "$@" >"$log" 2>&1 &
     served=$!
@@ -14,6 +15,15 @@ serve() {
         return 1
     }
 }
+# is_sandboxed: what a process that serves an ublk disk has left of its rights.
+is_sandboxed() {
+    note "$(grep -o 'sandbox: .*' "$log" | head -n 1)"
+    shows 'it has dropped its other rights' \
+        '^note: sandbox: capabilities: CAP_SYS_ADMIN; [1-9][0-9]* system calls allowed; [1-9][0-9]* paths allowed' \
+        cat "$log"
+}
+# denies_nothing: nor was it denied anything that it has tried since.
+denies_nothing() { check 'the sandbox has denied nothing' says_no grep 'denied system call' /tmp/*.log; }
 ended() { ! kill -0 "$served" 2>/dev/null; }
 # Writes that disk 3 has ended.
 written() { awk '{ print $5 }' /sys/block/ublkb3/stat; }

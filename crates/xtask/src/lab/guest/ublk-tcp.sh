@@ -86,3 +86,5 @@ check 'and they are verified' loaded --filename=/dev/ublkb3 --rw=randwrite --bsr
 kill $served
 check 'and it ends as well' within 20 ended
 shows 'every byte copied' '; 0 bytes went without a copy, [1-9][0-9]* with one' cat /tmp/tcp.log
+is_sandboxed
+denies_nothing

@@ -61,3 +61,5 @@ check 'a disk in memory is served' serve ram ram:16m --listen ublk:3
 shows 'and says why it copies' 'are copied: it works on data in memory' cat /tmp/ram.log
 kill $served
 check 'and ends as well' within 20 ended
+is_sandboxed
+denies_nothing

@@ -12,6 +12,7 @@ shows 'tenmil doctor finds it' 'driver ublk_drv.*may be used' tenmil doctor
 
 check 'a disk in memory, its number picked' \
     serve ram ram:256m --listen 'ublk:?queues=2&depth=32' --cores 0,1 || exit 1
+is_sandboxed
 shows 'it is ready at its file' '^ready /dev/ublkb0$' cat /tmp/ram.log
 shows 'it has two queues' '^2$' sh -c 'ls /sys/block/ublkb0/mq | wc -l'
 shows 'its number is in use' 'is in use: process' says_no tenmil serve ram:1m --listen ublk:0
@@ -73,3 +74,4 @@ check 'what it had is in the file' serve file "$F" --listen ublk:3 --read-only
 shows 'which is read-only' '^1$' cat /sys/block/ublkb3/ro
 kill $served
 check 'SIGTERM ends that, too' within 20 ended
+denies_nothing
