@@ -54,7 +54,7 @@ serve() {
 shows 'a target with more memory than there is in a row is refused' 'vm.nr_hugepages' \
     refused tenmil serve "$D" --listen tcp://127.0.0.1:4420
 cat /tmp/output
-check 'one with less is served' serve --listen tcp://127.0.0.1:4420 --memory 32m
+check 'one with less is served' serve --listen tcp://127.0.0.1:4420 --buffer-memory 32m
 cat /tmp/serve.log
 check 'and verified over NVMe/TCP' tenmil perf tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk \
     -w randrw --verify -q 16 -t 3 --overwrite
