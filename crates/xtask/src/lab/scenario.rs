@@ -168,7 +168,7 @@ const SECURE: LabScenario = LabScenario {
 };
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [LabScenario; 20] = [
+pub(crate) const SCENARIOS: [LabScenario; 22] = [
     LabScenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -395,6 +395,18 @@ pub(crate) const SCENARIOS: [LabScenario; 20] = [
         name: "secure-host",
         about: "tenmil's host uses Linux's target by TLS, authentication and both",
         script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-host.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-keys",
+        about: "keys of the kernel's keyring, and keys that are replaced, at both of tenmil's ends",
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-keys.sh")),
+        ..SECURE
+    },
+    LabScenario {
+        name: "secure-altered",
+        about: "a proxy strips TLS and authentication between Linux and tenmil, and is refused",
+        script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-altered.sh")),
         ..SECURE
     },
     LabScenario {

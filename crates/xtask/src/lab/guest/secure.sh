@@ -136,8 +136,10 @@ nsid = 1
 $4
 EOF
 }
+# Options of the server, if a scenario has any.
+SERVE_OPTIONS=
 serve() {
-    tenmil serve --config target.toml >serve.log 2>&1 &
+    tenmil serve --config target.toml $SERVE_OPTIONS >serve.log 2>&1 &
     server=$!
     served() { grep -q ready serve.log || ! kill -0 $server; }
     within 30 served && kill -0 $server

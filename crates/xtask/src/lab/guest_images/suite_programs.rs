@@ -32,14 +32,17 @@ pub(super) const RESERVATIONS: ProgramSet = ProgramSet {
 };
 
 /// TLS and authentication: the program that makes the kernel's TLS handshakes, the one that shows its
-/// keyrings, and an nvme-cli that knows both. Its `nvme` is not the default one of a guest.
+/// keyrings, an nvme-cli that knows both, and a proxy that replaces bytes of connections. Its `nvme` is not
+/// the default one of a guest.
 pub(super) const SECURE: ProgramSet = ProgramSet {
     name: "secure",
-    packages: &["ktls-utils", "keyutils", "nvme-cli"],
-    programs: &["usr/sbin/tlshd", "usr/bin/keyctl", "usr/sbin/nvme"],
+    packages: &["ktls-utils", "keyutils", "nvme-cli", "netsed"],
+    programs: &["usr/sbin/tlshd", "usr/bin/keyctl", "usr/sbin/nvme", "usr/bin/netsed"],
     starters: "lab/secure/bin",
 };
 
+/// File with the names of the packages, written when all are unpacked.
+const UNPACKED: &str = "unpacked";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 /// Directory of the libraries in the packages.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -59,7 +62,8 @@ impl SuitePrograms {
         suite: &str,
     ) -> Result<Self, String> {
         let root = room.join(format!("{suite}-{}", set.name));
-        if !root.join("unpacked").exists() {
+        let unpacked = std::fs::read_to_string(root.join(UNPACKED)).unwrap_or_default();
+        if unpacked != set.packages.join(" ") {
             fetch_packages(set, &root, suite)?;
         }
         Ok(Self { set, root })
@@ -126,7 +130,7 @@ fn fetch_packages(set: &ProgramSet, root: &Path, suite: &str) -> Result<(), Stri
     _ = std::fs::remove_dir_all(root);
     println!("lab: fetching {} of {suite}", set.packages.join(", "));
     DistroPackages::open(&root.join("apt"), suite)?.unpack_whole(set.packages, root)?;
-    write_file(&root.join("unpacked"), b"")
+    write_file(&root.join(UNPACKED), set.packages.join(" ").as_bytes())
 }
 
 #[cfg(test)]
