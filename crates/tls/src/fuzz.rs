@@ -129,7 +129,7 @@ fn feed_server(stream: &[u8]) {
 fn feed_records(is_sha384: bool, script: &[u8]) {
     let [mut client, mut server] = both_ends(is_sha384);
     let mut wire = Wire::default();
-    let (mut sent, mut received, mut into) = (Vec::new(), Vec::new(), vec![0; 20_000]);
+    let (mut sent, mut received, mut into) = (Vec::new(), Vec::new(), vec![0; 1 + 255 * 79]);
     let mut rest = &script[..script.len().min(STREAM_MAX)];
     while let [what, len, behind @ ..] = rest {
         let content = &behind[..behind.len().min(usize::from(*len))];
