@@ -11,7 +11,7 @@ mod served;
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -289,6 +289,59 @@ fn file_exported_read_only_can_be_read_by_others() {
         .output()
         .unwrap();
     assert_eq!(writer.status.code(), Some(2), "{writer:?}");
+}
+
+/// A renewed key file takes the place of the former one, as `certbot` does it; the server has dropped its
+/// rights by then.
+#[test]
+fn tls_keys_are_read_again_on_sighup() {
+    if !cfg!(feature = "tls") {
+        println!("skipped: this program is built without TLS");
+        return;
+    }
+    if !are_tools_installed(&["nbdinfo"]) {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let (keys, log) = (root.path().join("keys.psk"), root.path().join("log"));
+    let write = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        path
+    };
+    let [alice, bob] = ["5a", "a5"].map(|byte| byte.repeat(32));
+    let all = write("all.psk", &format!("alice:{alice}\nbob:{bob}\n"));
+    write("keys.psk", &format!("alice:{alice}\n"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{} serve ram:1m -l nbds://127.0.0.1:0 --nbd-tls-psk '{}' --sandbox=on 2>'{}'",
+        env!("CARGO_BIN_EXE_tenmil"),
+        keys.display(),
+        log.display()
+    ));
+    let address = served.ready.trim().strip_prefix("ready nbds://").unwrap().to_owned();
+    let is_served = |name: &str| {
+        let uri = format!("nbds://{name}@{address}/?tls-psk-file={}", all.display());
+        Command::new("nbdinfo").args(["--size", &uri]).output().unwrap().status.success()
+    };
+    let reload = |expected: &str| {
+        run("kill", &["-HUP", &served.pid().to_string()]);
+        let is_done = (0..200).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::fs::read_to_string(&log).unwrap().contains(expected)
+        });
+        assert!(is_done, "{expected}: {}", std::fs::read_to_string(&log).unwrap());
+    };
+    assert!(is_served("alice") && !is_served("bob"));
+    std::fs::rename(write("next", &format!("bob:{bob}\n")), &keys).unwrap();
+    assert!(!is_served("bob"), "not before the reload");
+    reload("the certificate and the keys were read again");
+    assert!(is_served("bob") && !is_served("alice"));
+    std::fs::rename(write("next", "nonsense\n"), &keys).unwrap();
+    reload("nothing is changed: ");
+    assert!(is_served("bob"));
+    served.rights_after_drop();
+    assert_eq!(served.stop_with_sigterm(), Some(0));
 }
 
 #[test]

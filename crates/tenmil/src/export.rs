@@ -1,10 +1,14 @@
 //! Exports: the devices that a server offers, their listen addresses and allowed hosts.
 
+mod nbd_tls;
+
 use std::collections::BTreeSet;
 
 use tenmil_base::Error;
 
 use crate::device::Device;
+
+pub use self::nbd_tls::NbdTls;
 
 /// What a server offers, for [`Runtime::serve`](crate::Runtime::serve): namespaces of one NVMe subsystem
 /// over NVMe/TCP, or a device over NBD.
@@ -49,7 +53,15 @@ pub struct Export {
 #[derive(Debug)]
 pub(crate) enum ExportKind {
     NvmeTcp(NvmeTcpExport),
-    Nbd(Vec<(String, Device)>),
+    Nbd(NbdExport),
+}
+
+/// Device to export over NBD.
+#[derive(Debug, Default)]
+pub(crate) struct NbdExport {
+    /// With the names that clients select them by: one is served.
+    pub(crate) devices: Vec<(String, Device)>,
+    pub(crate) tls: Option<NbdTls>,
 }
 
 /// Subsystem to export.
@@ -90,8 +102,8 @@ impl Export {
     }
 
     /// A device over NBD at `address`: the path of a Unix socket that begins with `/` or `./`, or an IP
-    /// address with a port. [`device`](Self::device) adds the device. NBD has no authentication: another
-    /// address than loopback needs a device that is open read-only, or
+    /// address with a port. [`device`](Self::device) adds the device. Another address than loopback
+    /// needs a device that is open read-only, [TLS](Self::nbd_tls) that authenticates clients, or
     /// [`allow_any_host`](Self::allow_any_host).
     ///
     /// ```no_run
@@ -107,7 +119,7 @@ impl Export {
     /// # }
     /// ```
     pub fn nbd(address: impl Into<String>) -> Self {
-        Self::new(address.into(), ExportKind::Nbd(Vec::new()))
+        Self::new(address.into(), ExportKind::Nbd(NbdExport::default()))
     }
 
     const fn new(address: String, kind: ExportKind) -> Self {
@@ -154,7 +166,7 @@ impl Export {
     /// ```
     pub fn device(mut self, name: &str, device: Device) -> Self {
         match &mut self.kind {
-            ExportKind::Nbd(devices) => devices.push((name.to_owned(), device)),
+            ExportKind::Nbd(export) => export.devices.push((name.to_owned(), device)),
             ExportKind::NvmeTcp(_) => {
                 self.record_error("a named device was added, expected a namespace")
             }
@@ -190,6 +202,22 @@ impl Export {
                 export.hosts.insert(nqn.to_owned());
             }
             ExportKind::Nbd(_) => self.record_error("a host NQN was allowed, expected none"),
+        }
+        self
+    }
+
+    /// Sets TLS, over NBD.
+    ///
+    /// ```
+    /// use tenmil::{Export, NbdTls};
+    ///
+    /// let tls = NbdTls::new().psk("alice", &[7; 32]);
+    /// let export = Export::nbd("0.0.0.0:10809").nbd_tls(tls);
+    /// ```
+    pub fn nbd_tls(mut self, tls: NbdTls) -> Self {
+        match &mut self.kind {
+            ExportKind::Nbd(export) => export.tls = Some(tls),
+            ExportKind::NvmeTcp(_) => self.record_error("TLS of NBD was set, expected none"),
         }
         self
     }

@@ -50,7 +50,7 @@ use tenmil_block::{NamedDeviceType, join_device_types};
 
 pub use access::Access;
 pub use device::{Buffer, Device, IoError, IoErrorKind};
-pub use export::Export;
+pub use export::{Export, NbdTls};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use server::Server;
 pub use tenmil_base::{Error, ErrorCategory};

@@ -17,7 +17,7 @@ use tenmil_reactor::{Context, PollResult, PollerBuilder, Registry, ThreadBuilder
 
 use crate::blocking;
 use crate::device::Device;
-use crate::export::{Export, ExportKind};
+use crate::export::{Export, ExportKind, NbdTls};
 use crate::open_devices::DeviceClaim;
 use crate::runtime::RuntimeServices;
 use tenmil_base::{OneshotSender, oneshot};
@@ -65,6 +65,11 @@ trait ProtocolServer: Send {
 
     /// Whether all connections have been closed.
     fn is_closed(&self) -> bool;
+
+    /// Replaces the certificate and the keys of NBD over TLS.
+    fn replace_nbd_tls(&self, _: &NbdTls) -> Result<(), Error> {
+        Err(Error::usage("the server does not serve NBD, expected one that does"))
+    }
 }
 
 /// What a protocol has started: its server, where it listens, and how it is opened as a device; and the
@@ -93,7 +98,7 @@ impl Server {
             ExportKind::NvmeTcp(subsystem) => {
                 nvme_tcp::start_nvme_tcp_server(&services, &export, subsystem)
             }
-            ExportKind::Nbd(devices) => nbd::start_nbd_server(&services, &export, devices),
+            ExportKind::Nbd(exported) => nbd::start_nbd_server(&services, &export, exported),
         };
         let StartedServer { protocol, addresses, uris, mut handle_events } =
             started.map_err(refuse)?;
@@ -145,6 +150,26 @@ impl Server {
     /// ```
     pub fn uris(&self) -> &[String] {
         &self.uris
+    }
+
+    /// Replaces the certificate and the keys of an NBD server with TLS, for clients that connect from now
+    /// on. Connected clients stay, and so does whether clients must use TLS.
+    ///
+    /// # Errors
+    ///
+    /// If a part cannot be used, or the server was started without TLS. Nothing has changed then.
+    ///
+    /// ```no_run
+    /// # fn renew(server: &tenmil::Server) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (chain, key) = (std::fs::read("server.pem")?, std::fs::read("server-key.pem")?);
+    /// server.replace_nbd_tls(&tenmil::NbdTls::new().certificate(&chain, &key))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn replace_nbd_tls(&self, tls: &NbdTls) -> Result<(), Error> {
+        let protocol = self.running.as_ref().map(|running| &running.protocol);
+        let replaced = protocol.map_or(Ok(()), |protocol| protocol.replace_nbd_tls(tls));
+        replaced.map_err(|why| why.with_context("replace TLS"))
     }
 
     /// Stops the server. The future completes when its address is free, its connections are closed and

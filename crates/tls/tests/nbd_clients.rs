@@ -250,6 +250,48 @@ fn clients_with_pre_shared_keys_are_served() {
     assert_succeeds("qemu-img", &["info", &format!("nbd://127.0.0.1:{allowed}")]);
 }
 
+/// For clients that connect from then on; a replacement that cannot be used changes nothing.
+#[test]
+fn keys_and_certificates_are_replaced_while_the_server_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys.psk");
+    let text = format!("alice:{}\nbob:{}\n", "5a".repeat(32), "a5".repeat(32));
+    std::fs::write(&keys, text).unwrap();
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    let psk = |name: &str, byte| NbdPsk {
+        identity: name.into(),
+        secret: SecretBytes::new(vec![byte; 32]),
+    };
+    let server = TlsServer::start(None, vec![psk("alice", 0x5a)]);
+    let uri = |name: &str| {
+        format!("nbds://{name}@127.0.0.1:{}/?tls-psk-file={}", server.required, keys.display())
+    };
+    assert_succeeds("nbdinfo", &["--size", &uri("alice")]);
+    assert_fails("nbdinfo", &["--size", &uri("bob")]);
+    let running = server.server.as_ref().unwrap();
+    let replacement =
+        NbdTls { required: Vec::new(), certificate: None, psks: vec![psk("bob", 0xa5)] };
+    running.replace_tls(&replacement).unwrap();
+    assert_succeeds("nbdinfo", &["--size", &uri("bob")]);
+    assert_fails("nbdinfo", &["--size", &uri("alice")]);
+    assert_fails("nbdinfo", &["--size", &format!("nbd://127.0.0.1:{}", server.required)]);
+    write_certificates(directory.path());
+    let broken = NbdCertificate {
+        key_pem: SecretBytes::new(b"no key".to_vec()),
+        ..certificate(directory.path(), false)
+    };
+    let broken = NbdTls { certificate: Some(broken), ..replacement.clone() };
+    assert!(running.replace_tls(&broken).is_err());
+    assert_succeeds("nbdinfo", &["--size", &uri("bob")]);
+    let certificate = Some(certificate(directory.path(), false));
+    running.replace_tls(&NbdTls { certificate, psks: Vec::new(), ..replacement }).unwrap();
+    let certificates = directory.path().display();
+    let of_certificate =
+        format!("nbds://localhost:{}/?tls-certificates={certificates}", server.required);
+    assert_succeeds("nbdinfo", &["--size", &of_certificate]);
+    assert_fails("nbdinfo", &["--size", &uri("bob")]);
+}
+
 #[test]
 fn clients_verify_the_certificate_of_the_server() {
     let directory = tempfile::tempdir().unwrap();

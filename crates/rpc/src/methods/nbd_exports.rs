@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tenmil_base::{CoarseHistogram, Operation};
+use tenmil_base::{CoarseHistogram, Error, Operation};
 use tenmil_block::{QosLimits, RateLimit};
 use tenmil_linux::Clock;
 use tenmil_serve::nbd::{ConnectionSample, ExportedDevice, NbdEvent, NbdStats};
@@ -188,7 +188,13 @@ const REMOVED: EventKind =
 const ERROR: EventKind =
     export_event_kind("export-error", "an error occurred in an export or its listeners");
 
-pub(super) const EVENTS: &[EventKind] = &[CONNECTED, DISCONNECTED, RESIZED, REMOVED, ERROR];
+const TLS_RELOADED: EventKind = export_event_kind(
+    "tls-reloaded",
+    "the certificate and the keys of NBD over TLS were read again on SIGHUP",
+);
+
+pub(super) const EVENTS: &[EventKind] =
+    &[CONNECTED, DISCONNECTED, RESIZED, REMOVED, TLS_RELOADED, ERROR];
 
 const fn export_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -228,6 +234,18 @@ impl EventSender {
             NbdEvent::Error(_) => (ERROR, json!({ "export": export })),
         };
         self.emit(Event { kind, text: format!("{export}: {new_events}"), about });
+    }
+}
+
+impl EventSender {
+    /// Emits the result of reading the certificate and the keys again: what was wrong, if anything was.
+    pub fn emit_tls_reload(&self, export: &str, refused: Option<&Error>) {
+        let (kind, what) = match refused {
+            None => (TLS_RELOADED, "the certificate and the keys were read again".to_owned()),
+            Some(refused) => (ERROR, format!("TLS: nothing is changed: {}", refused.text)),
+        };
+        let about = json!({ "export": export });
+        self.emit(Event { kind, text: format!("{export}: {what}"), about });
     }
 }
 

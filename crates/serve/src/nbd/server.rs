@@ -57,10 +57,12 @@ pub struct ServerConfig {
 
 /// Running server. Dropping it stops accepting; sessions continue until their clients disconnect or
 /// the reactors stop.
-#[derive(Debug)]
 pub struct Server {
     acceptor: Acceptor,
     events: Receiver<NbdEvent>,
+    /// Certificate and keys, if it has TLS.
+    #[cfg(feature = "tls")]
+    credentials: Option<tls_handshakes::TlsCredentials>,
 }
 
 /// State of the accept thread.
@@ -142,11 +144,23 @@ impl Server {
         if tls.is_some() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, WITHOUT_TLS));
         }
+        #[cfg(feature = "tls")]
+        let (credentials, handshakes) = match tls {
+            None => (None, None),
+            Some(tls) => {
+                let credentials = tls_handshakes::TlsCredentials::new(&tls)
+                    .map_err(|error| io::Error::other(error.to_string()))?;
+                let handshakes = tls_handshakes::TlsHandshakes::start(
+                    &starter,
+                    tls.required,
+                    credentials.clone(),
+                )?;
+                (Some(credentials), Some(handshakes))
+            }
+        };
         let handler = AcceptState {
             #[cfg(feature = "tls")]
-            handshakes: tls
-                .map(|tls| tls_handshakes::TlsHandshakes::start(&starter, &tls))
-                .transpose()?,
+            handshakes,
             starter,
         };
         let acceptor = Acceptor::start(
@@ -155,7 +169,28 @@ impl Server {
             exported_device.descriptor().event_fd(),
             handler,
         )?;
-        Ok(Self { acceptor, events })
+        Ok(Self {
+            acceptor,
+            events,
+            #[cfg(feature = "tls")]
+            credentials,
+        })
+    }
+
+    /// Replaces the certificate and the keys, for clients that connect from now on. Connected clients
+    /// stay, and so does which listeners require TLS.
+    ///
+    /// # Errors
+    ///
+    /// If the certificate or a key cannot be used, or the server was started without TLS. Nothing has
+    /// changed then.
+    pub fn replace_tls(&self, tls: &NbdTls) -> Result<(), Error> {
+        #[cfg(feature = "tls")]
+        if let Some(credentials) = &self.credentials {
+            return credentials.replace(tls).map_err(|error| Error::usage(error.to_string()));
+        }
+        let _ = tls;
+        Err(Error::usage("the server was started without TLS, expected one with it"))
     }
 
     /// Listen addresses, with ports chosen by the kernel filled in.
@@ -342,6 +377,12 @@ impl ServerConfig {
 
 /// Largest number of connections that a common client opens for itself.
 const PER_ADDRESS_MIN: usize = 16;
+
+impl fmt::Debug for Server {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Server").field("acceptor", &self.acceptor).finish_non_exhaustive()
+    }
+}
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,8 +6,7 @@ use tenmil_base::Error;
 use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
 
 use super::{ListenAddress, ProtocolServer, StartedServer, claim_of_device, open_listener};
-use crate::device::Device;
-use crate::export::Export;
+use crate::export::{Export, NbdExport, NbdTls};
 use crate::open_devices::DeviceClaim;
 use crate::runtime::RuntimeServices;
 
@@ -27,9 +26,10 @@ const CONNECTIONS_MAX: usize = 64;
 pub(super) fn start_nbd_server(
     services: &RuntimeServices,
     export: &Export,
-    devices: &[(String, Device)],
+    exported: &NbdExport,
 ) -> Result<StartedServer, Error> {
-    let [(name, device)] = devices else {
+    let NbdExport { devices, tls } = exported;
+    let [(name, device)] = devices.as_slice() else {
         let text = format!("there are {} devices, expected one", devices.len());
         return Err(Error::usage(text).with_hint("Add one device: `Export::device`."));
     };
@@ -49,10 +49,12 @@ pub(super) fn start_nbd_server(
         }
     };
     let is_remote = matches!(&address, ListenAddress::Tcp(at) if !at.ip().is_loopback());
-    if is_remote && !is_read_only && !export.allows_any {
+    let is_authenticated = tls.as_ref().is_some_and(NbdTls::authenticates_clients);
+    if is_remote && !is_read_only && !is_authenticated && !export.allows_any {
         let text = "every client that reaches the address could write without authentication, expected \
                     an address of loopback or a device that is open read-only";
-        let hint = "Open the device with Access::ReadOnly, or call `Export::allow_any_host`.";
+        let hint = "Open the device with Access::ReadOnly, set TLS that authenticates clients, or call \
+                    `Export::allow_any_host`.";
         return Err(Error::usage(text).with_hint(hint));
     }
     let config = ExportConfig {
@@ -78,11 +80,12 @@ pub(super) fn start_nbd_server(
         connections_max: CONNECTIONS_MAX,
         per_address_max: ServerConfig::default_per_address_max(CONNECTIONS_MAX),
         idle_max: None,
-        tls: None,
+        tls: tls.as_ref().map(NbdTls::of_listener).transpose()?,
     });
     let server = server.map_err(|error| Error::environment(error.to_string()))?;
     let addresses = server.addresses().to_vec();
-    let uris = addresses.iter().map(|address| nbd_uri(address, name)).collect();
+    let requires_tls = tls.as_ref().is_some_and(NbdTls::is_required);
+    let uris = addresses.iter().map(|address| nbd_uri(address, name, requires_tls)).collect();
     let server = Arc::new(Mutex::new(Some(server)));
     let events = Arc::clone(&server);
     let handle_events = Box::new(move || {
@@ -105,11 +108,12 @@ fn log_events(server: &Server) {
 }
 
 /// URI of the NBD specification.
-fn nbd_uri(address: &ListenAddress, name: &str) -> String {
+fn nbd_uri(address: &ListenAddress, name: &str, requires_tls: bool) -> String {
+    let scheme = if requires_tls { "nbds" } else { "nbd" };
     let name: String = name.bytes().map(percent_encoded).collect();
     match address {
-        ListenAddress::Tcp(address) => format!("nbd://{address}/{name}"),
-        ListenAddress::Path(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
+        ListenAddress::Tcp(address) => format!("{scheme}://{address}/{name}"),
+        ListenAddress::Path(path) => format!("{scheme}+unix:///{name}?socket={}", path.display()),
     }
 }
 
@@ -135,5 +139,11 @@ impl ProtocolServer for NbdServer {
 
     fn is_closed(&self) -> bool {
         self.served.connections().is_empty()
+    }
+
+    fn replace_nbd_tls(&self, tls: &NbdTls) -> Result<(), Error> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let tls = tls.of_listener()?;
+        server.as_ref().map_or(Ok(()), |server| server.replace_tls(&tls))
     }
 }

@@ -10,7 +10,7 @@ use tenmil_base::{Error, ErrorCategory};
 
 use crate::access::Access;
 use crate::device::Device;
-use crate::export::Export;
+use crate::export::{Export, NbdTls};
 use crate::runtime::Runtime;
 
 const LOCAL: &str = "127.0.0.1:0";
@@ -210,6 +210,49 @@ fn server_ends_with_its_runtime() {
     drop(rt);
     let read = block_on(host_device.read(0, host_device.buffer(512).unwrap()));
     assert!(read.is_err(), "the runtime of the server is gone");
+    block_on(server.stop());
+}
+
+/// With `nbdinfo` of libnbd as the client.
+#[test]
+fn nbd_clients_prove_by_tls_that_they_may_connect() {
+    let rt = test_runtime();
+    let export = |tls| {
+        let device = open_ram_device(&rt, "ram:1m", Access::ReadWrite).unwrap();
+        Export::nbd("0.0.0.0:0").device("disk", device).nbd_tls(tls)
+    };
+    let text = |tls| serve_error(&rt, export(tls)).text;
+    assert!(text(NbdTls::new()).contains("neither a certificate nor a pre-shared key"));
+    assert!(text(NbdTls::new().psk("a", &[1; 32]).client_ca(b"")).contains("and no certificate"));
+    let open = NbdTls::new().psk("a", &[1; 32]).allow_plaintext();
+    assert!(text(open).contains("could write without authentication"));
+    let any = NbdTls::new().certificate(b"chain", b"key");
+    assert!(text(any).contains("could write without authentication"));
+    let tls = NbdTls::new().psk("alice", &[0x5a; 32]);
+    if !cfg!(feature = "tls") {
+        assert!(text(tls).contains("without the feature `tls`"));
+        return;
+    }
+    let server = block_on(rt.serve(export(tls))).unwrap();
+    let port = server.addresses()[0].rsplit(':').next().unwrap().to_owned();
+    assert!(server.uris()[0].starts_with("nbds://"), "{:?}", server.uris());
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys.psk");
+    let lines = format!("alice:{}\nbob:{}\n", "5a".repeat(32), "a5".repeat(32));
+    std::fs::write(&keys, lines).unwrap();
+    let is_served = |name: &str| {
+        let uri = format!("nbds://{name}@127.0.0.1:{port}/disk?tls-psk-file={}", keys.display());
+        let output = std::process::Command::new("nbdinfo").args(["--size", &uri]).output();
+        output.map(|output| output.status.success())
+    };
+    let Ok(is_alice_served) = is_served("alice") else {
+        println!("skipped: there is no nbdinfo");
+        return;
+    };
+    assert!(is_alice_served && !is_served("bob").unwrap());
+    assert!(server.replace_nbd_tls(&NbdTls::new().certificate(b"chain", b"key")).is_err());
+    server.replace_nbd_tls(&NbdTls::new().psk("bob", &[0xa5; 32])).unwrap();
+    assert!(is_served("bob").unwrap() && !is_served("alice").unwrap());
     block_on(server.stop());
 }
 

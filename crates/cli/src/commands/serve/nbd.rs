@@ -35,7 +35,8 @@ pub(super) fn serve_nbd(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     check_writable_export_is_local(arguments, listen)?;
-    let tls = arguments.nbd_tls.load(listen.iter().map(|(_, required)| *required).collect())?;
+    let required: Vec<bool> = listen.iter().map(|(_, required)| *required).collect();
+    let tls = arguments.nbd_tls.load(required.clone())?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
@@ -69,14 +70,14 @@ pub(super) fn serve_nbd(
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     tenmil_linux::storage_file::commit_created()?;
-    let parts = ServedParts::at_addresses(ServeTransport::Nbd, vec![&uri], server.addresses());
+    let mut parts = ServedParts::at_addresses(ServeTransport::Nbd, vec![&uri], server.addresses());
+    parts.read_again = arguments.nbd_tls.files();
     sandbox::run_as_user(arguments, &parts)?;
     let state = rpc_endpoint::rpc_state_of_reactors(&balanced);
     let state =
         state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
     let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
-    let required: Vec<bool> = listen.iter().map(|(_, required)| *required).collect();
     write_stdout(out, &ready_message(arguments, &served, &server, &required))?;
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = server.next_event() {
@@ -85,6 +86,12 @@ pub(super) fn serve_nbd(
             }
             if let Some((_, relay)) = &requested {
                 relay.event_sender().emit_export_event(served.export().name(), &new_events);
+            }
+        }
+        if tenmil_linux::signal::take_reload_request() {
+            let applied = reload_tls(arguments, &server, &required);
+            if let Some(announcer) = event_sender(&requested) {
+                announcer.emit_tls_reload(served.export().name(), applied.err().as_ref());
             }
         }
         sandbox::log_denied_calls(event_sender(&requested));
@@ -98,6 +105,21 @@ pub(super) fn serve_nbd(
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the certificate and the keys again, for clients that connect from now on. After an error the
+/// former ones stay.
+fn reload_tls(arguments: &ServeArguments, server: &Server, required: &[bool]) -> Result<(), Error> {
+    let tls = arguments.nbd_tls.load(required.to_vec());
+    let applied = tls.and_then(|tls| match tls {
+        Some(tls) => server.replace_tls(&tls),
+        None => Ok(()),
+    });
+    match &applied {
+        Ok(()) => tracing::info!("TLS: the certificate and the keys were read again"),
+        Err(refused) => tracing::warn!("TLS: nothing is changed: {}", refused.text),
+    }
+    applied
 }
 
 /// Rejects writable exports on non-loopback addresses, unless all clients there authenticate by TLS or

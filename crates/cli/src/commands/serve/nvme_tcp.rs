@@ -175,6 +175,7 @@ fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
         keyring: standing.keyring_directory(),
         // The configuration, or one that replaces it, may have keys there.
         may_read_kernel_keys: tenmil_keyring::KernelPsks::open().is_ok(),
+        read_again: Vec::new(),
     }
 }
 

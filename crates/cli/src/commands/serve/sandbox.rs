@@ -8,7 +8,7 @@
 //!
 //! | right | kept |
 //! |---|---|
-//! | paths | open files and devices, state directory, keyring, runtime directory; `/proc`, `/sys` for reading |
+//! | paths | open files and devices, state directory, keyring, directories of certificates, runtime directory; `/proc`, `/sys` for reading |
 //! | | all but the system's directories, where devices can be added while it serves |
 //! | TCP ports | new ones for NVMe/TCP with a configuration file; connections if there are remote devices |
 //! | capabilities | CAP_SYS_ADMIN for ublk; others if an option needs them |
@@ -57,6 +57,8 @@ pub(super) struct ServedParts<'a> {
     pub(super) keyring: Option<PathBuf>,
     /// Whether the configuration may have keys of the kernel's keyring.
     pub(super) may_read_kernel_keys: bool,
+    /// Files that are read again on SIGHUP. They may be replaced by then, also by links to other ones.
+    pub(super) read_again: Vec<&'a Path>,
 }
 
 impl<'a> ServedParts<'a> {
@@ -70,8 +72,16 @@ impl<'a> ServedParts<'a> {
         let names_keys = uris.iter().any(|uri| !key_names(uri).is_empty());
         let keyring =
             tenmil_keyring::default_path().ok().filter(|path| names_keys && path.is_dir());
-        let (ports, may_read_kernel_keys) = (Vec::new(), false);
-        Self { transport, uris, socket_files, ports, state: None, keyring, may_read_kernel_keys }
+        Self {
+            transport,
+            uris,
+            socket_files,
+            ports: Vec::new(),
+            state: None,
+            keyring,
+            may_read_kernel_keys: false,
+            read_again: Vec::new(),
+        }
     }
 
     /// Of a server that listens at these addresses.
@@ -362,6 +372,13 @@ fn path_rules(
     }
     parts.state.iter().for_each(|path| add(path, PathAccess::ReadWrite));
     parts.keyring.iter().for_each(|path| add(path, PathAccess::Read));
+    for path in &parts.read_again {
+        // A renewed certificate is a new file beside the former one, or beside what its link leads to.
+        let directories = [Some((*path).to_owned()), path.canonicalize().ok()];
+        let directories =
+            directories.into_iter().flatten().filter_map(|file| parent_directory(&file));
+        directories.for_each(|directory| add(&directory, PathAccess::Read));
+    }
     let removed = parts.socket_files.iter().filter_map(|path| parent_directory(path));
     removed.for_each(|directory| add(&directory, PathAccess::Remove));
     for file in files {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::Error;
 use tenmil_linux::socket::{SocketOptions, SocketStreamFactory};
@@ -30,15 +30,22 @@ pub(super) struct TlsHandshakes {
 struct ConnectionOpener {
     starter: Arc<SessionStarter>,
     sockets: SocketStreamFactory,
-    config: ServerConfig,
+    credentials: TlsCredentials,
 }
+
+/// Certificate and keys of the handshakes that begin. A handle, cheap to clone.
+#[derive(Clone)]
+pub(super) struct TlsCredentials(Arc<Mutex<ServerConfig>>);
 
 /// Keys of clients.
 struct ClientKeys(Vec<NbdPsk>);
 
 impl TlsHandshakes {
-    pub(super) fn start(starter: &Arc<SessionStarter>, tls: &NbdTls) -> io::Result<Self> {
-        let config = server_config(tls).map_err(|error| io::Error::other(error.to_string()))?;
+    pub(super) fn start(
+        starter: &Arc<SessionStarter>,
+        required: Vec<bool>,
+        credentials: TlsCredentials,
+    ) -> io::Result<Self> {
         let super::ServerConfig { regions, clock, connections_max, per_address_max, .. } =
             &starter.config;
         let limits = HandshakeLimits {
@@ -47,9 +54,9 @@ impl TlsHandshakes {
             ..HandshakeLimits::default()
         };
         let sockets = SocketStreamFactory::new(regions.clone(), SocketOptions::default());
-        let opener = ConnectionOpener { starter: Arc::clone(starter), sockets, config };
+        let opener = ConnectionOpener { starter: Arc::clone(starter), sockets, credentials };
         let thread = HandshakeThread::start("nbd-tls", opener, limits, *clock)?;
-        Ok(Self { thread, required: tls.required.clone() })
+        Ok(Self { thread, required })
     }
 
     /// Starts the handshake of a socket that was accepted at a listener.
@@ -60,6 +67,23 @@ impl TlsHandshakes {
     pub(super) fn add(&self, socket: OwnedFd, listener: usize) -> Result<(), Error> {
         let required = self.required.get(listener).copied().unwrap_or(true);
         self.thread.add(socket, Box::new(NbdPrelude::new(required)), ())
+    }
+}
+
+impl TlsCredentials {
+    pub(super) fn new(tls: &NbdTls) -> Result<Self, TlsError> {
+        Ok(Self(Arc::new(Mutex::new(server_config(tls)?))))
+    }
+
+    /// Replaces them for handshakes that begin from now on. After an error nothing has changed.
+    pub(super) fn replace(&self, tls: &NbdTls) -> Result<(), TlsError> {
+        let config = server_config(tls)?;
+        *self.lock() = config;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ServerConfig> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -82,7 +106,7 @@ impl HandshakeOwner for ConnectionOpener {
     type Origin = ();
 
     fn tls_config(&self, (): ()) -> Result<ServerConfig, Error> {
-        Ok(self.config.clone())
+        Ok(self.credentials.lock().clone())
     }
 
     fn open(&mut self, finished: FinishedHandshake<()>) -> Result<(), Error> {
