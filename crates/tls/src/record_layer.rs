@@ -139,10 +139,10 @@ impl RecordLayer {
         self.reader.release_buffers();
     }
 
-    /// Limits the number of records with one key.
+    /// Limits the number of blocks that one key encrypts.
     #[cfg(test)]
-    pub(crate) const fn set_records_per_key_max(&mut self, records_max: u64) {
-        self.writer.set_records_per_key_max(records_max);
+    pub(crate) const fn set_blocks_per_key_max(&mut self, blocks_max: u64) {
+        self.writer.set_blocks_per_key_max(blocks_max);
     }
 
     /// Encrypts a record of any content and type: what a peer may send, for tests and fuzzing.

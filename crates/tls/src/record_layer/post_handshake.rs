@@ -37,8 +37,11 @@ const MESSAGE_KEY_UPDATE: u8 = 24;
 /// Largest NewSessionTicket (RFC 8446 §4.6.1): lifetime and age, nonce, ticket, extensions.
 const TICKET_BYTES_MAX: usize = 8 + (1 + 0xff) + (2 + 0xffff) + (2 + 0xffff);
 
+/// Length of a KeyUpdate.
+pub(super) const KEY_UPDATE_BYTES: usize = MESSAGE_HEADER_BYTES + 1;
+
 /// KeyUpdate that requests one of the peer, if `request` is 1, or none, if it is 0.
-pub(super) const fn key_update(request: u8) -> [u8; 5] {
+pub(super) const fn key_update(request: u8) -> [u8; KEY_UPDATE_BYTES] {
     [MESSAGE_KEY_UPDATE, 0, 0, 1, request]
 }
 

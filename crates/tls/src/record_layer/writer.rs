@@ -3,12 +3,14 @@
 use zeroize::Zeroizing;
 
 use super::handover::Direction;
-use super::post_handshake::key_update;
+use super::post_handshake::{KEY_UPDATE_BYTES, key_update};
 use crate::alert::Alert;
 use crate::cipher::{CipherFailure, GatherList, SealingKey};
 use crate::error::TlsError;
 use crate::key_schedule::{IV_BYTES, TrafficSecret};
-use crate::record::{ContentType, OVERHEAD_BYTES, RecordViolation, header_of, nonce};
+use crate::record::{
+    CONTENT_BYTES_MAX, ContentType, OVERHEAD_BYTES, RecordViolation, header_of, nonce,
+};
 
 /// Sending direction of a session.
 pub(super) struct Writer {
@@ -17,15 +19,24 @@ pub(super) struct Writer {
     iv: Zeroizing<[u8; IV_BYTES]>,
     /// Number of records with this key, and of the next one.
     sequence: u64,
-    records_per_key_max: u64,
+    /// Blocks that this key has encrypted, and the number that a key may encrypt.
+    blocks: u64,
+    blocks_per_key_max: u64,
     content_bytes_max: usize,
     /// Whether a KeyUpdate precedes the next data.
     updates_keys: bool,
     is_closed: bool,
 }
 
-/// Records that one key encrypts. RFC 8446 §5.5 permits 2^24.5 full ones for AES-GCM.
-const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
+/// Blocks of AES that one key encrypts: those of 2^24 full records. RFC 8446 §5.5 permits 2^24.5 such
+/// records for AES-GCM. The limit is one of blocks, and most records are small. It is worth not to be
+/// reached early: Linux does not know KeyUpdate on a connection of NVMe/TCP, and resets it.
+const BLOCKS_PER_KEY_MAX: u64 = (1 << 24) * blocks_of_record(CONTENT_BYTES_MAX);
+
+/// Blocks of a record: those of its content and type, and one for its tag.
+const fn blocks_of_record(content_bytes: usize) -> u64 {
+    (content_bytes as u64 + 1).div_ceil(16) + 1
+}
 
 impl Writer {
     pub(super) fn new(
@@ -38,7 +49,8 @@ impl Writer {
             secret: direction.secret.clone(),
             iv: keys.iv,
             sequence: direction.sequence,
-            records_per_key_max: RECORDS_PER_KEY_MAX,
+            blocks: 0,
+            blocks_per_key_max: BLOCKS_PER_KEY_MAX,
             content_bytes_max,
             updates_keys: false,
             is_closed: false,
@@ -59,10 +71,11 @@ impl Writer {
         out.reserve(list.left_bytes() + records * OVERHEAD_BYTES);
         while list.left_bytes() > 0 {
             // The KeyUpdate is a record with the old key as well.
-            if self.updates_keys || self.sequence >= self.records_per_key_max - 1 {
+            let count = list.left_bytes().min(self.content_bytes_max);
+            let blocks = blocks_of_record(count) + blocks_of_record(KEY_UPDATE_BYTES);
+            if self.updates_keys || self.blocks + blocks > self.blocks_per_key_max {
                 self.send_key_update(out)?;
             }
-            let count = list.left_bytes().min(self.content_bytes_max);
             self.seal(ContentType::ApplicationData as u8, list, count, out)?;
         }
         Ok(())
@@ -104,7 +117,7 @@ impl Writer {
         self.key = SealingKey::new(secret.suite(), keys.key.expose())?;
         self.iv = keys.iv;
         self.secret = secret;
-        self.sequence = 0;
+        (self.sequence, self.blocks) = (0, 0);
         Ok(())
     }
 
@@ -132,13 +145,14 @@ impl Writer {
         // A nonce that was used is never used again, also not after a failure.
         let sequence = self.sequence;
         self.sequence = sequence.checked_add(1).ok_or(RecordViolation::SequenceEnd)?;
+        self.blocks += blocks_of_record(count);
         let nonce = nonce(&self.iv, sequence);
         self.key.seal(&nonce, &header_of(count), (list, count), content_type, out)?;
         Ok(())
     }
 
     #[cfg(test)]
-    pub(super) const fn set_records_per_key_max(&mut self, records_max: u64) {
-        self.records_per_key_max = records_max;
+    pub(super) const fn set_blocks_per_key_max(&mut self, blocks_max: u64) {
+        self.blocks_per_key_max = blocks_max;
     }
 }

@@ -274,7 +274,8 @@ fn tickets_are_ignored_by_the_client() {
 fn keys_are_updated_before_their_last_record() {
     for suite in [CipherSuite::Aes128GcmSha256, CipherSuite::Aes256GcmSha384] {
         let [mut client, mut server] = both_ends(suite, 0);
-        client.set_records_per_key_max(4);
+        // A record of a few bytes has two blocks.
+        client.set_blocks_per_key_max(8);
         let mut wire = Wire::default();
         for round in 0..20_u8 {
             let sent = send(&mut client, &[round]);
@@ -284,7 +285,8 @@ fn keys_are_updated_before_their_last_record() {
             wire.inward.extend(sent);
             assert_eq!(receive(&mut server, &mut wire, 9).unwrap().0, [round]);
         }
-        // In the middle of one send.
+        // In the middle of one send. Two small records have the same key as the first full ones.
+        client.set_blocks_per_key_max(3 * ((1 << 10) + 2) + 2);
         let message: Vec<u8> = (0..250).cycle().take(10 << 14).collect();
         let sent = send(&mut client, &message);
         assert_eq!(sent.len(), message.len() + 10 * 22 + 3 * (5 + 22));
@@ -297,13 +299,13 @@ fn keys_are_updated_before_their_last_record() {
 fn sequence_numbers_do_not_wrap() {
     let suite = CipherSuite::Aes128GcmSha256;
     let [mut client, mut server] = both_ends(suite, u64::MAX - 2);
-    client.set_records_per_key_max(u64::MAX);
+    client.set_blocks_per_key_max(u64::MAX);
     let mut wire = Wire::default();
     client.send_record(DATA, b"one", &mut wire.inward).unwrap();
     client.send_record(DATA, b"two", &mut wire.inward).unwrap();
     assert_eq!(receive(&mut server, &mut wire, 9).unwrap().0, b"onetwo");
     let [mut client, _] = both_ends(suite, u64::MAX);
-    client.set_records_per_key_max(u64::MAX);
+    client.set_blocks_per_key_max(u64::MAX);
     let mut list = GatherList::new();
     list.add_bytes(b"three");
     let result = client.send(&mut wire, &mut list);
