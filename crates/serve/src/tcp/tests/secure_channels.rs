@@ -233,7 +233,7 @@ fn keys_that_are_derived_already_are_found_by_their_identity_and_end_as_the_othe
     let data = connect_data(CNTLID_DYNAMIC);
     let (configured, completion) = rig.connect_over_tls(&identities(1)[0], 0, &data);
     assert_eq!(completion.status(), Status::SUCCESS);
-    rig.service.update_export(NQN, update(with_derived(&[])));
+    rig.set_security(with_derived(&[]));
     rig.run_until_idle();
     assert_eq!(rig.service.association_count(), 1, "that of the removed key has ended");
     for (line, is_served) in [(line, false), (configured, true)] {
